@@ -128,7 +128,7 @@ def test_a_vera_adapter_without_r_has_the_rank_that_peft_takes(
     (adapter / "adapter_config.json").write_text(json.dumps(config))
     check(adapter, base)
     (adapter / "adapter_config.json").write_text(json.dumps(config | {"save_projection": False}))
-    with pytest.raises(UserError, match="save_projection is False; save the adapter again with its projections"):
+    with pytest.raises(UserError, match="save_projection is False; expected true, with the projections in the file"):
         check(adapter, base)
 
 
@@ -243,7 +243,7 @@ MUTATED: dict[str, tuple[Callable[[Files], Any], str]] = {
     "r 0": (config(r=0), "adapter_config.json: r is 0; expected a whole number, 1 or more"),
     "r true": (config(r=True), "r is True; expected a whole number"),
     "r a text": (config(r="8"), "r is '8'; expected a whole number"),
-    "alpha none": (config(lora_alpha=None), "lora_alpha is None; write a number"),
+    "alpha none": (config(lora_alpha=None), "lora_alpha is None; expected a finite number"),
     "alpha infinite": (
         config(lora_alpha=float("inf")),
         "'Infinity' is not valid; expected a finite number",
@@ -254,11 +254,11 @@ MUTATED: dict[str, tuple[Callable[[Files], Any], str]] = {
     ),
     "a broken pattern": (
         config(alpha_pattern={"(": 1}),
-        r"alpha_pattern is {'\(': 1}; write numbers by names or regular",
+        r"alpha_pattern is {'\(': 1}; expected an object whose keys are regular",
     ),
     "a saved module that is not an expression": (
         config(modules_to_save=["norm("]),
-        r"modules_to_save is \['norm\('\]; write a list of names, which peft reads as regular expressions",
+        r"modules_to_save.0 is 'norm\('; expected a name, which peft reads as a regular expression",
     ),
     "another pattern": (
         config(rank_pattern={"q_proj": 1}),
@@ -269,7 +269,10 @@ MUTATED: dict[str, tuple[Callable[[Files], Any], str]] = {
         config(use_dora=True),
         r"q_proj\.lora_magnitude_vector is missing \(and 1 more\), which",
     ),
-    "targets of another type": (config(target_modules=3), "target_modules is 3; expected a text or a list"),
+    "targets of another type": (
+        config(target_modules=3),
+        "target_modules is 3; expected a regular expression or a list",
+    ),
     "more targets": (config(target_modules=["q_proj", "k_proj"]), r"k_proj\.lora_A\.weight is missing \(and 3 more\)"),
     "fewer targets": (config(target_modules=["k_proj"]), r"k_proj\.lora_A\.weight is missing"),
     "only some layers": (

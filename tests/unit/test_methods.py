@@ -26,7 +26,7 @@ from zerolora.model.read_spec import read_model_spec
 ROOT = Path(__file__).resolve().parents[2]
 NO_METHODS = {
     *("__init__", "adapter_check", "adapter_config", "experts", "lora_init", "method", "peft_format"),
-    *("quantized_base", "registry", "tied_weights", "token_rows"),
+    *("quantized_base", "registry", "token_rows"),
 }
 FILES = {path.stem for path in (ROOT / "src/zerolora/methods").glob("*.py")} - NO_METHODS
 

@@ -25,14 +25,12 @@ from zerolora.methods.adapter_config import (
     rank_and_alpha,
 )
 from zerolora.methods.method import SHARED
-from zerolora.methods.peft_format import ADAPTER, CONFIG, FACTORS, PREFIX
-from zerolora.model.spec import ModelSpec
+from zerolora.methods.peft_format import ADAPTER, CONFIG, FACTORS, PREFIX, table_paths
+from zerolora.model.spec import ModelSpec, Module
 from zerolora.tensor_file import StoredTensor
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from zerolora.model.spec import Module
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -66,9 +64,9 @@ class ImpliedTensors:
 class ImpliedShapes:
     """Which tensors the adapters of a method have, by the modules that a spec lists."""
 
-    of_module: Callable[[Mapping[str, Any], ModelSpec, "Module", str], Iterator[tuple[str, tuple[int, ...]]]]
+    of_module: Callable[[Mapping[str, Any], ModelSpec, Module, str], Iterator[tuple[str, tuple[int, ...]]]]
     """Yields the name, behind the module's path, and the shape of each tensor beside an adapted module."""
-    of_all: Callable[[Mapping[str, Any], "Sequence[Module]"], Shapes] = lambda config, adapted: {}
+    of_all: Callable[[Mapping[str, Any], Sequence[Module]], Shapes] = lambda config, adapted: {}
     """Returns the tensors that all adapted modules share."""
 
 
@@ -323,9 +321,8 @@ def _built(config: Mapping[str, Any], model: Any, path: Path) -> ImpliedTensors:
     state = get_peft_model_state_dict(wrapped, save_embedding_layers=False)
     needed = {name: tuple(tensor.shape) for name, tensor in state.items()}
     base = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    tables = (model.get_input_embeddings(), model.get_output_embeddings())
     allowed: Shapes = {}
-    for table in (name for name, module in model.named_modules() if any(module is each for each in tables)):
+    for table in table_paths(model):
         whole = f"{PREFIX}{table}."
         adapted = any(name.startswith(f"{whole}lora_") for name in needed)
         own = {name.removeprefix(f"{table}."): shape for name, shape in base.items() if name.startswith(f"{table}.")}

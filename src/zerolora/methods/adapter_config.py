@@ -3,9 +3,8 @@
 Source: config.py in peft/tuners/lora, ia3 and vera of peft 0.21.2.
 """
 
-import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -91,9 +90,6 @@ OTHER_PRODUCTS = frozenset(
 def check_config(config: Mapping[str, Any], path: Path) -> None:
     """Raise UserError, which names the file `path`, if a key of an adapter's config has a value that no config can
     have, if its factors do not belong to the base as it is, or if a key is set whose meaning is unknown."""
-    for key, (valid, expected) in _VALUES.items():
-        if key in config and not valid(config[key]):
-            raise UserError(f"{path}: {key} is {shown(config[key])}; {expected}")
     start = config.get("init_lora_weights")
     if start not in KEEPING_INITS:
         raise UserError(
@@ -174,78 +170,3 @@ def _named(names: Any, module: str) -> bool:
 
 def _matching(pattern: Mapping[str, Any] | None, module: str) -> Any:
     return (value for key, value in (pattern or {}).items() if re.match(rf"(.*\.)?({key})$", module))
-
-
-def _is_rank(value: Any) -> bool:
-    return type(value) is int and value > 0
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
-
-
-def _is_flag(value: Any) -> bool:
-    return value is None or isinstance(value, bool)
-
-
-def _is_expression(value: Any) -> bool:
-    try:
-        return isinstance(value, str) and bool(re.compile(value))
-    except (re.error, OverflowError, RecursionError):
-        return False
-
-
-def _are_names(value: Any) -> bool:
-    return value is None or (isinstance(value, list) and all(isinstance(each, str) and each for each in value))
-
-
-def _are_saved(value: Any) -> bool:
-    return _are_names(value) and all(_is_expression(each) for each in value or ())
-
-
-def _are_modules(value: Any) -> bool:
-    return _is_expression(value) or _are_names(value)
-
-
-def _is_pattern(of: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: (
-        value is None
-        or (isinstance(value, dict) and all(_is_expression(key) and of(each) for key, each in value.items()))
-    )
-
-
-def _are_numbers(value: Any) -> bool:
-    return isinstance(value, list) and all(type(each) is int and each >= 0 for each in value)
-
-
-def _are_layers(value: Any) -> bool:
-    return value is None or (type(value) is int and value >= 0) or _are_numbers(value)
-
-
-def _are_rows(value: Any) -> bool:
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and _are_numbers(each) and each for key, each in value.items())
-    return value is None or _are_numbers(value)
-
-
-_FLAG = (_is_flag, "write true or false")
-_MODULES = (_are_modules, "write a list of names, or a regular expression")
-_NAMES = (_are_names, "write a list of names")
-_VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "r": (_is_rank, "the rank of factors is an integer of at least 1"),
-    "lora_alpha": (_is_number, "write a number"),
-    "rank_pattern": (_is_pattern(_is_rank), "write ranks, of at least 1, by names or regular expressions"),
-    "alpha_pattern": (_is_pattern(_is_number), "write numbers by names or regular expressions"),
-    "target_modules": _MODULES,
-    "exclude_modules": _MODULES,
-    "feedforward_modules": _MODULES,
-    "modules_to_save": (_are_saved, "write a list of names, which peft reads as regular expressions"),
-    "target_parameters": _NAMES,
-    "layers_to_transform": (_are_layers, "write a layer's number, or a list of them"),
-    "layers_pattern": (lambda value: isinstance(value, str) or _are_names(value), "write a name, or a list of names"),
-    "trainable_token_indices": (_are_rows, "write a list of rows, or one for each module"),
-    "bias": (lambda value: value in ("none", "all", "lora_only"), "write none, all or lora_only"),
-    "save_projection": (lambda value: value is True, "save the adapter again with its projections, which it lacks"),
-    **dict.fromkeys(("use_dora", "use_rslora", "ensure_weight_tying", "lora_bias"), _FLAG),
-}
-"""What the value of a key must be, by key: the test, and what to write instead."""

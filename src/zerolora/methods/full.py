@@ -15,8 +15,8 @@ from zerolora.methods.method import (
     Update,
     rows_and_columns,
     sizes,
+    without_copies,
 )
-from zerolora.methods.tied_weights import without_copies
 from zerolora.model.architecture import other_parts
 from zerolora.tensor_file import read_header
 

@@ -5,16 +5,14 @@ Sources: peft/tuners/ia3/model.py and layer.py.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from zerolora.errors import UserError, wording
-from zerolora.methods.adapter_check import ImpliedShapes, check_adapter
+from zerolora.methods.adapter_check import ImpliedShapes
 from zerolora.methods.adapter_config import is_feedforward
-from zerolora.methods.lora import Replacement
+from zerolora.methods.lora import PeftMethod, Replacement
 from zerolora.methods.method import (
     ADAPTABLE,
-    TrainableMethod,
     TrainedParameters,
     Update,
     check_shape,
@@ -28,8 +26,6 @@ from zerolora.methods.peft_format import (
     conv1d_paths,
     outside,
     peft_model,
-    peft_state,
-    read_adapter,
     saved_name,
 )
 from zerolora.tensor_file import whole
@@ -53,14 +49,22 @@ NO_DEFAULT = wording(
 FEEDFORWARD = ("down_proj", "dense_4h_to_h", "mlp.c_proj", "fc2", "wo")
 
 
+def _shapes(
+    config: Mapping[str, Any], model: "ModelSpec", module: "Module", path: str
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield name and shape of the tensor beside a module."""
+    yield "ia3_l", (1, module.inputs) if is_feedforward(config, path) else (module.outputs, 1)
+
+
 @dataclass(frozen=True)
-class Ia3Method(TrainableMethod):
+class Ia3Method(PeftMethod):
     """(IA)³."""
 
     name: ClassVar[str] = "ia3"
     sections: ClassVar[tuple[str, ...]] = ("ia3",)
     peft_type: ClassVar[str | None] = "IA3"
     trains_rows: ClassVar[bool] = False
+    shapes: ClassVar[ImpliedShapes] = ImpliedShapes(_shapes)
 
     targets: str | tuple[str, ...] = "all-linear"
     """Names or ends of paths of modules; all-linear for those that the paper adapts: keys, values, the MLP's last."""
@@ -130,18 +134,8 @@ class Ia3Method(TrainableMethod):
         return wrapped
 
     @staticmethod
-    def published(model: Any, trained: "dict[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
-        return peft_state(model, trained)
-
-    @staticmethod
     def is_untrained(name: str, tensor: "torch.Tensor") -> bool:
         return name.endswith(SUFFIX) and bool((tensor == 1).all())
-
-    @staticmethod
-    def updates(directory: Path, model: Any) -> dict[str, Update]:
-        tensors, config = read_adapter(directory)
-        check_adapter(directory, tensors, config, model, ImpliedShapes(_shapes))
-        return Ia3Method.updates_of(tensors, config, model)
 
     @staticmethod
     def updates_of(tensors: "Mapping[str, Factor]", config: dict[str, Any], model: Any) -> dict[str, Update]:
@@ -179,13 +173,6 @@ class Scaled(Update):
         """Multiply."""
         one_for_all = self.vector.shape[0] == 1
         rows.mul_((self.vector if one_for_all else self.vector[first : first + len(rows)]).float())
-
-
-def _shapes(
-    config: Mapping[str, Any], model: "ModelSpec", module: "Module", path: str
-) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield name and shape of the tensor beside a module."""
-    yield "ia3_l", (1, module.inputs) if is_feedforward(config, path) else (module.outputs, 1)
 
 
 def default_targets(model: Any) -> list[str]:

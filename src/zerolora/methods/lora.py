@@ -30,6 +30,7 @@ from zerolora.methods.method import (
     is_named,
     saved_factors,
     saved_tensors,
+    tied_weights,
 )
 from zerolora.methods.peft_format import (
     ADAPTER,
@@ -45,7 +46,6 @@ from zerolora.methods.peft_format import (
     read_adapter,
     saved_name,
 )
-from zerolora.methods.tied_weights import tied_weights
 from zerolora.methods.token_rows import SUFFIX, check_targets, row_options, row_tensors, row_update
 from zerolora.tensor_file import StoredTensor, rows_of, whole
 
@@ -276,12 +276,46 @@ class LowRank(Method):
         return layer.dropped(value) if self.drops else value
 
 
+class PeftMethod(TrainableMethod):
+    """A method whose adapters peft builds and saves."""
+
+    shapes: ClassVar[ImpliedShapes]
+
+    @staticmethod
+    def published(model: Any, trained: "dict[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
+        return peft_state(model, trained)
+
+    @classmethod
+    def updates(cls, directory: Path, model: Any) -> dict[str, Update]:
+        tensors, config = read_adapter(directory)
+        check_adapter(directory, tensors, config, model, cls.shapes)
+        return cls.updates_of(tensors, config, model)
+
+
+def _shapes(
+    config: Mapping[str, Any], model: "ModelSpec", module: "Module", path: str
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield name and shape of the tensors beside a module."""
+    r, _ = rank_and_alpha(config, path)
+    if module.kind == "embedding":
+        rows, outputs = dict(module.weights)["weight"]
+        yield "lora_embedding_A", (r, rows)
+        yield "lora_embedding_B", (outputs, r)
+    else:
+        outputs = module.outputs
+        yield "lora_A.weight", (r, module.inputs)
+        yield "lora_B.weight", (outputs, r)
+    if config.get("use_dora"):
+        yield MAGNITUDE.removeprefix("."), (outputs,)
+
+
 @dataclass(frozen=True)
-class TrainedLowRank(LowRank, TrainableMethod):
+class TrainedLowRank(LowRank, PeftMethod):
     """How LoRA, DoRA and QLoRA are built by peft and merged."""
 
     sections: ClassVar[tuple[str, ...]] = ("lora",)
     peft_type: ClassVar[str | None] = "LORA"
+    shapes: ClassVar[ImpliedShapes] = ImpliedShapes(_shapes)
     options: ClassVar[dict[str, Any]] = {}
     """Further arguments of peft's LoraConfig."""
 
@@ -331,22 +365,44 @@ class TrainedLowRank(LowRank, TrainableMethod):
         return wrapped
 
     @staticmethod
-    def published(model: Any, trained: "dict[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
-        return peft_state(model, trained)
-
-    @staticmethod
     def is_untrained(name: str, tensor: "torch.Tensor") -> bool:
         return "lora_B" in name and (not bool(tensor.any()) or is_start(tensor))
 
     @staticmethod
-    def updates(directory: Path, model: Any) -> dict[str, Update]:
-        tensors, config = read_adapter(directory)
-        check_adapter(directory, tensors, config, model, ImpliedShapes(_shapes))
-        return low_rank_updates(tensors, config, model)
-
-    @staticmethod
     def updates_of(tensors: "Mapping[str, Factor]", config: dict[str, Any], model: Any) -> dict[str, Update]:
-        return low_rank_updates(tensors, config, model)
+        """Return the update of each weight of an adapter in peft's format: LoRA, rsLoRA, DoRA.
+
+        `model` is the base on the meta device, or its spec. Raises UserError if a tensor is none of theirs, or has no
+        weight of the base that it could be added to.
+        """
+        result: dict[str, Update] = {}
+        modules: dict[str, dict[str, Factor]] = {}
+        copies: dict[str, Factor] = {}
+        for name, tensor in tensors.items():
+            module, _, rest = name.removeprefix(PREFIX).partition(".lora_")
+            part = rest.removesuffix(".weight")
+            if part in PARTS:
+                modules.setdefault(module, {})[part] = tensor
+            elif name.endswith(SUFFIX):
+                result |= row_update(name, tensor, config, model, tensors)
+            elif not rest and (saved_name(name) == name.removeprefix(PREFIX) and is_saved(config, saved_name(name))):
+                result[saved_name(name)] = Replacement(saved_name(name), tensor)
+            elif not rest:
+                copies[saved_name(name)] = tensor
+            elif rest == "B.bias":
+                result[f"{module}.bias"] = Shift(f"{module}.bias", tensor, _scale(config, module))
+            else:
+                raise UserError(f"{ADAPTER}: {name} is not a LoRA factor; merge it with peft's merge_and_unload")
+        experts = _expert_parameters_of(model, config) if config.get("target_parameters") else {}
+        transposed_paths = conv1d_paths(model)
+        for module, parts in modules.items():
+            if module in experts:
+                weight, shape, transposed, scale = experts[module]
+                result[weight] = ExpertProducts(weight, parts["A"], parts["B"], scale, shape, transposed)
+                continue
+            update = Product(f"{module}.weight", parts, _scale(config, module), module in transposed_paths)
+            result[update.weight] = update
+        return _upon_copies(result, copies, tied_weights(model))
 
 
 @dataclass(frozen=True)
@@ -354,59 +410,6 @@ class LoraMethod(TrainedLowRank):
     """LoRA."""
 
     name: ClassVar[str] = "lora"
-
-
-def low_rank_updates(tensors: "Mapping[str, Factor]", config: dict[str, Any], model: Any) -> dict[str, Update]:
-    """Return the update of each weight of an adapter in peft's format: LoRA, rsLoRA, DoRA.
-
-    `model` is the base on the meta device, or its spec. Raises UserError if a tensor is none of theirs, or has no
-    weight of the base that it could be added to.
-    """
-    result: dict[str, Update] = {}
-    modules: dict[str, dict[str, Factor]] = {}
-    copies: dict[str, Factor] = {}
-    for name, tensor in tensors.items():
-        module, _, rest = name.removeprefix(PREFIX).partition(".lora_")
-        part = rest.removesuffix(".weight")
-        if part in PARTS:
-            modules.setdefault(module, {})[part] = tensor
-        elif name.endswith(SUFFIX):
-            result |= row_update(name, tensor, config, model, tensors)
-        elif not rest and (saved_name(name) == name.removeprefix(PREFIX) and is_saved(config, saved_name(name))):
-            result[saved_name(name)] = Replacement(saved_name(name), tensor)
-        elif not rest:
-            copies[saved_name(name)] = tensor
-        elif rest == "B.bias":
-            result[f"{module}.bias"] = Shift(f"{module}.bias", tensor, _scale(config, module))
-        else:
-            raise UserError(f"{ADAPTER}: {name} is not a LoRA factor; merge it with peft's merge_and_unload")
-    experts = _expert_parameters_of(model, config) if config.get("target_parameters") else {}
-    transposed_paths = conv1d_paths(model)
-    for module, parts in modules.items():
-        if module in experts:
-            weight, shape, transposed, scale = experts[module]
-            result[weight] = ExpertProducts(weight, parts["A"], parts["B"], scale, shape, transposed)
-            continue
-        update = Product(f"{module}.weight", parts, _scale(config, module), module in transposed_paths)
-        result[update.weight] = update
-    return _upon_copies(result, copies, tied_weights(model))
-
-
-def _shapes(
-    config: Mapping[str, Any], model: "ModelSpec", module: "Module", path: str
-) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield name and shape of the tensors beside a module."""
-    r, _ = rank_and_alpha(config, path)
-    if module.kind == "embedding":
-        rows, outputs = dict(module.weights)["weight"]
-        yield "lora_embedding_A", (r, rows)
-        yield "lora_embedding_B", (outputs, r)
-    else:
-        outputs = module.outputs
-        yield "lora_A.weight", (r, module.inputs)
-        yield "lora_B.weight", (outputs, r)
-    if config.get("use_dora"):
-        yield MAGNITUDE.removeprefix("."), (outputs,)
 
 
 def _scale(config: dict[str, Any], module: str) -> float:

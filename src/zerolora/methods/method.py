@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from zerolora.errors import UserError, shown, wording
+from zerolora.model.spec import ModelSpec, Module
+from zerolora.tensor_file import Factor, StoredTensor, equal
 
 if TYPE_CHECKING:
     import torch
 
     from zerolora.config.method_sections import MethodSections
     from zerolora.model.projections import Projections
-    from zerolora.model.spec import ModelSpec, Module
     from zerolora.model.tracer import Value
-    from zerolora.tensor_file import Factor
 
 WHOLE_WEIGHTS = "model.safetensors"
 """The file that a method without an adapter writes."""
@@ -272,3 +272,30 @@ def rows_and_columns(shape: tuple[int, ...]) -> int:
 def sizes(module: "Module") -> list[int]:
     """Return the elements of each parameter of one copy of a module."""
     return [math.prod(shape) for _, shape in module.weights]
+
+
+def tied_weights(model: Any) -> dict[str, str]:
+    """Return the name of the weight that each shared copy is, by the copy's name: that of the head, mostly.
+
+    `model` is on the meta device, or a spec.
+    """
+    if not isinstance(model, ModelSpec):
+        return dict(model.all_tied_weights_keys)
+    if not model.tied:
+        return {}
+    head = next(each for each in model.modules if each.kind == "head")
+    tables = (each for each in model.modules if each.kind == "embedding")
+    result = [each for each in tables if dict(each.weights)["weight"] == (model.vocabulary, head.inputs)]
+    return {f"{head.path}.weight": f"{result[0].path}.weight"} if result else {}
+
+
+def without_copies(path: Path, tensors: Mapping[str, StoredTensor], tied: Mapping[str, str]) -> dict[str, StoredTensor]:
+    """Return the tensors of the file `path` without second ones of a weight that the model shares, which other tools
+    store; `tied` has the weight's name by the copy's. Raises UserError if the two differ."""
+    for copy, name in tied.items():
+        if copy in tensors and name in tensors and not equal(tensors[copy], tensors[name]):
+            raise UserError(
+                f"{path}: {copy} and {name} differ, and the base shares one weight between them; save the weights with "
+                "one of them, or write a base with tie_word_embeddings: false"
+            )
+    return {name: each for name, each in tensors.items() if tied.get(name) not in tensors}

@@ -64,12 +64,7 @@ def read_adapter(directory: Path) -> tuple[dict[str, StoredTensor], dict[str, An
             f"{directory / ADAPTER}: there is no such file; save the adapter with save_pretrained "
             "(pickled weights such as adapter_model.bin are not read)"
         )
-    return read_header(directory / ADAPTER).tensors, read_config(directory)
-
-
-def read_config(directory: Path) -> dict[str, Any]:
-    """Return the adapter_config.json of an adapter directory. Raises UserError if it is none."""
-    return foreign.adapter_config(directory)
+    return read_header(directory / ADAPTER).tensors, foreign.adapter_config(directory)
 
 
 def portable(config: Any, base: dict[str, Any]) -> dict[str, Any]:
@@ -124,13 +119,14 @@ def linear_paths(model: Any) -> list[str]:
 
 def _leaf_names(model: Any) -> list[str]:
     """Return the names of the linear modules but the output head."""
-    import torch
-
     head = model.get_output_embeddings()
-    result = (
-        name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear) and module is not head
-    )
-    return sorted({name.rpartition(".")[2] for name in result})
+    return sorted({path.rpartition(".")[2] for path in linear_paths(model) if model.get_submodule(path) is not head})
+
+
+def table_paths(model: Any) -> list[str]:
+    """Return the paths of a transformers model's embedding and head."""
+    tables = (model.get_input_embeddings(), model.get_output_embeddings())
+    return [name for name, module in model.named_modules() if any(module is each for each in tables)]
 
 
 def saved_name(name: str) -> str:
@@ -172,8 +168,7 @@ def check_names(model: Any, section: str, targets: str | list[str], modules_to_s
         raise UserError(f"{section}.{unfit[0]} is not in the model; write some of {_linear_names(model)}")
     base, adapted, ends = model.get_base_model(), adapted_paths(model), tuple(modules_to_save)
     tied = bool(base.config.tie_word_embeddings)
-    shared = (base.get_input_embeddings(), base.get_output_embeddings())
-    for path in (name for name, module in base.named_modules() if any(module is each for each in shared)):
+    for path in table_paths(base):
         if path in adapted:
             check_untied(tied, f"{section}.targets", [path])
         if ends and path.endswith(ends):
@@ -209,9 +204,6 @@ def check_pattern(adapted: list[str], key: str, pattern: Iterable[str]) -> None:
 
 
 def _linear_names(model: Any) -> str:
-    """Return the names of a model's linear modules, with commas between."""
-    import torch
-
-    linear = (name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear))
-    names = {name.removesuffix(".base_layer").rpartition(".")[2] for name in linear}
-    return ", ".join(sorted(name for name in names if name != "default"))
+    """Return the names of a model's linear modules, separated by commas."""
+    names = {path.removesuffix(".base_layer").rpartition(".")[2] for path in linear_paths(model)}
+    return ", ".join(sorted(names - {"default"}))

@@ -38,13 +38,12 @@ class BaseQuantization:
 
 def was_quantized(adapter: Path) -> bool:
     """Tell whether the manifest of an adapter says that its base was quantized."""
-    return _written(adapter / MANIFEST) is not None
+    return foreign.adapter_manifest(adapter).get("quantization") is not None
 
 
 def quantization_of(adapter: Path) -> BaseQuantization:
     """Return how the base of an adapter was quantized. Raises UserError if its manifest does not say."""
-    path = adapter / MANIFEST
-    result = _written(path)
+    path, result = adapter / MANIFEST, foreign.adapter_manifest(adapter).get("quantization")
     if result is None:
         raise UserError(
             f"{path}: has no quantization, so it is unknown how the base was quantized; merge into the original base, "
@@ -54,10 +53,6 @@ def quantization_of(adapter: Path) -> BaseQuantization:
     if not isinstance(result, dict) or any(result.get(key) not in values for key, values in known.items()):
         raise UserError(f"{path}: quantization is {shown(result)}; run `zerolora train` again, which writes it")
     return BaseQuantization(**{key: result[key] for key in known})
-
-
-def _written(manifest: Path) -> Any:
-    return foreign.adapter_manifest(manifest.parent).get("quantization")
 
 
 def load_library() -> None:
@@ -87,20 +82,15 @@ def round_weights(model: Any, quantization: BaseQuantization) -> None:
 
 def unpacked(weight: "torch.Tensor", quantization: BaseQuantization, transposed: bool = False) -> "torch.Tensor":
     """Return a weight after it was quantized; with `transposed`, it is [inputs, outputs] and its transpose was."""
-    if transposed:
-        return _unpacked(weight.T.contiguous(), quantization).T
-    return _unpacked(weight, quantization)
-
-
-def _unpacked(weight: "torch.Tensor", quantization: BaseQuantization) -> "torch.Tensor":
     import torch
     from bitsandbytes import functional
 
+    if transposed:
+        return unpacked(weight.T.contiguous(), quantization).T
     if quantization.type == "int8":
         codes, scales, _ = functional.int8_vectorwise_quant(weight.to(torch.float16))
         # As bitsandbytes/autograd/_functions.py, MatMul8bitFp, which trains on CPUs; on a GPU the products are int8.
-        unpacked: torch.Tensor = codes.float() * scales.unsqueeze(1).mul(1.0 / 127.0)
-        return unpacked
+        return torch.as_tensor(codes.float() * scales.unsqueeze(1).mul(1.0 / 127.0))
     read = weight.to(getattr(torch, TYPES[quantization.precision]))
     codes, state = functional.quantize_4bit(
         read, compress_statistics=quantization.double, quant_type=quantization.type, blocksize=64

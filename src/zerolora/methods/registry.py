@@ -9,7 +9,8 @@ from typing import Any
 from zerolora import methods
 from zerolora.errors import UserError, shown
 from zerolora.methods.method import WHOLE_WEIGHTS, Method, TrainableMethod
-from zerolora.methods.peft_format import ADAPTER, CONFIG, read_config
+from zerolora.methods.peft_format import ADAPTER, CONFIG
+from zerolora.model import foreign
 from zerolora.model.added_tokens import FILE as TOKENS
 from zerolora.model.added_tokens import add_rows
 from zerolora.model.added_tokens import of_directory as of_tokens
@@ -43,7 +44,7 @@ def of_directory(directory: Path) -> type[TrainableMethod]:
     """
     if not (directory / CONFIG).exists() and (directory / WHOLE_WEIGHTS).exists():
         return TRAINABLE["full"]
-    kind = read_config(directory).get("peft_type")
+    kind = foreign.adapter_config(directory).get("peft_type")
     for method in TRAINABLE.values():
         if method.peft_type is not None and method.peft_type == kind:
             return method

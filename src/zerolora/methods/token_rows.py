@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerolora.errors import UserError
 from zerolora.methods.method import SHARED, Update, check_apart, is_named
-from zerolora.methods.peft_format import PREFIX
+from zerolora.methods.peft_format import PREFIX, table_paths
 from zerolora.tensor_file import rows_of
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def row_options(model: Any, numbers: Iterable[int], modules_to_save: Iterable[st
     if not rows:
         return {}
     check_head(model.get_output_embeddings().bias is not None)
-    paths, whole = _paths(model), tuple(modules_to_save)
+    paths, whole = table_paths(model), tuple(modules_to_save)
     check_apart("train.lora.modules_to_save", [path for path in paths if path.endswith(whole)])
     gather_rows_anywhere()
     return {INDICES: {path: rows for path in paths if path != _tied(model)}}
@@ -46,7 +46,7 @@ def check_targets(model: Any, config: Any) -> None:
     from peft.tuners.tuners_utils import check_target_module_exists
 
     if config.trainable_token_indices and config.target_modules != "all-linear":
-        adapted = [path for path in _paths(model) if check_target_module_exists(config, path)]
+        adapted = [path for path in table_paths(model) if check_target_module_exists(config, path)]
         check_apart("train.lora.targets", adapted)
 
 
@@ -120,12 +120,6 @@ class Rows(Update):
         for index, number in enumerate(self.numbers):
             if first <= number < first + len(rows):
                 rows[number - first] = rows_of(self.trained, index, index + 1)[0]
-
-
-def _paths(model: Any) -> list[str]:
-    """Return the paths of a transformers model's embedding and head."""
-    shared = (model.get_input_embeddings(), model.get_output_embeddings())
-    return [name for name, module in model.named_modules() if any(module is each for each in shared)]
 
 
 def _tied(model: Any) -> str | None:

@@ -6,14 +6,12 @@ module, whose upper left part each module uses. Source: peft/tuners/vera/model.p
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from zerolora.errors import UserError
-from zerolora.methods.adapter_check import ImpliedShapes, Shapes, check_adapter
-from zerolora.methods.lora import Replacement
+from zerolora.methods.adapter_check import ImpliedShapes, Shapes
+from zerolora.methods.lora import PeftMethod, Replacement
 from zerolora.methods.method import (
-    TrainableMethod,
     TrainedParameters,
     Update,
     check_shape,
@@ -28,7 +26,6 @@ from zerolora.methods.peft_format import (
     outside,
     peft_model,
     peft_state,
-    read_adapter,
     saved_name,
 )
 from zerolora.tensor_file import rows_of, whole
@@ -49,14 +46,30 @@ DEFAULT_RANK = 256
 """Of a config that does not say: peft's own."""
 
 
+def _shapes(
+    config: Mapping[str, Any], model: "ModelSpec", module: "Module", path: str
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield name and shape of the tensors beside a module."""
+    yield "vera_lambda_b", (module.outputs,)
+    yield "vera_lambda_d", (config.get("r", DEFAULT_RANK),)
+
+
+def _shared(config: Mapping[str, Any], adapted: "Sequence[Module]") -> Shapes:
+    """Return name and shape of the tensors that all adapted modules share."""
+    r = config.get("r", DEFAULT_RANK)
+    inputs, outputs = max(each.inputs for each in adapted), max(each.outputs for each in adapted)
+    return {FIRST: (r, inputs), SECOND: (outputs, r)}
+
+
 @dataclass(frozen=True)
-class VeraMethod(TrainableMethod):
+class VeraMethod(PeftMethod):
     """VeRA."""
 
     name: ClassVar[str] = "vera"
     sections: ClassVar[tuple[str, ...]] = ("vera",)
     peft_type: ClassVar[str | None] = "VERA"
     trains_rows: ClassVar[bool] = False
+    shapes: ClassVar[ImpliedShapes] = ImpliedShapes(_shapes, _shared)
 
     r: int = 256
     """Rank of the shared matrices."""
@@ -155,12 +168,6 @@ class VeraMethod(TrainableMethod):
         return name.endswith(f"{MARK}b") and not bool(tensor.any())
 
     @staticmethod
-    def updates(directory: Path, model: Any) -> dict[str, Update]:
-        tensors, config = read_adapter(directory)
-        check_adapter(directory, tensors, config, model, ImpliedShapes(_shapes, _shared))
-        return VeraMethod.updates_of(tensors, config, model)
-
-    @staticmethod
     def updates_of(tensors: "Mapping[str, Factor]", config: dict[str, Any], model: Any) -> dict[str, Update]:
         """Return the update of each weight that an adapter in peft's format adapts."""
         transposed = conv1d_paths(model)
@@ -221,18 +228,3 @@ def _drawn(model: Any) -> "tuple[torch.Tensor, torch.Tensor]":
     with torch.device("cpu"):
         first = _kaiming_init(tuple(shared.vera_A["default"].shape), generator)
         return first, _kaiming_init(tuple(shared.vera_B["default"].shape), generator)
-
-
-def _shapes(
-    config: Mapping[str, Any], model: "ModelSpec", module: "Module", path: str
-) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield name and shape of the tensors beside a module."""
-    yield "vera_lambda_b", (module.outputs,)
-    yield "vera_lambda_d", (config.get("r", DEFAULT_RANK),)
-
-
-def _shared(config: Mapping[str, Any], adapted: "Sequence[Module]") -> Shapes:
-    """Return name and shape of the tensors that all adapted modules share."""
-    r = config.get("r", DEFAULT_RANK)
-    inputs, outputs = max(each.inputs for each in adapted), max(each.outputs for each in adapted)
-    return {FIRST: (r, inputs), SECOND: (outputs, r)}

@@ -4,6 +4,7 @@ Callers rely on the checked form; unused keys pass unchecked. Each reader raises
 value seen, expected kind.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +30,7 @@ from zerolora.json_kinds import (
     list_of,
     map_of,
     nullable,
+    plain,
     record,
 )
 
@@ -100,33 +102,45 @@ GENERATION_SETTINGS = record(
     }
 )
 WEIGHT_INDEX = record({"metadata": OBJECT | NULL}, {"weight_map": map_of(FILE_NAME)})
-_NAMES = TEXT | list_of(TEXT) | NULL
+
+
+def _is_expression(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and bool(re.compile(value))
+    except (re.error, OverflowError, RecursionError):
+        return False
+
+
+_EXPRESSION = plain("a regular expression", _is_expression)
+_PATTERN = plain("an object whose keys are regular expressions", lambda value: all(map(_is_expression, value or ())))
+_NAMES = list_of(plain("a name", lambda value: isinstance(value, str) and value != "")) | NULL
+_MODULES = _EXPRESSION | _NAMES
+_ROWS = list_of(COUNT) & plain("a list of rows", bool)
 ADAPTER_SETTINGS = record(
     {
         "peft_type": TEXT,
-        "target_modules": _NAMES,
-        "exclude_modules": _NAMES,
-        "feedforward_modules": _NAMES,
-        "layers_pattern": _NAMES,
-        "trainable_token_indices": list_of(COUNT) | map_of(list_of(COUNT)) | NULL,
+        "r": POSITIVE,
+        "lora_alpha": NUMBER,
+        "rank_pattern": (map_of(POSITIVE) | NULL) & _PATTERN,
+        "alpha_pattern": (map_of(NUMBER) | NULL) & _PATTERN,
+        **dict.fromkeys(("target_modules", "exclude_modules", "feedforward_modules", "layers_pattern"), _MODULES),
+        "target_parameters": _NAMES,
+        "trainable_token_indices": list_of(COUNT) | map_of(_ROWS) | NULL,
         "init_lora_weights": FLAG | TEXT | NULL,
-        "layers_to_transform": WHOLE | list_of(WHOLE) | NULL,
-        "bias": TEXT | NULL,
+        "layers_to_transform": COUNT | list_of(COUNT) | NULL,
+        "bias": plain("none, all or lora_only", lambda value: value in ("none", "all", "lora_only")),
+        "save_projection": plain("true, with the projections in the file", lambda value: value is True),
         **nullable(
             {
-                "r": POSITIVE,
-                "lora_alpha": NUMBER,
                 "lora_dropout": NUMBER,
-                "rank_pattern": map_of(POSITIVE),
-                "alpha_pattern": map_of(NUMBER),
-                "modules_to_save": list_of(TEXT),
-                "target_parameters": list_of(TEXT),
-                "use_dora": FLAG,
-                "use_rslora": FLAG,
-                "fan_in_fan_out": FLAG,
-                "base_model_name_or_path": TEXT,
-                "revision": TEXT,
-                "task_type": TEXT,
+                "modules_to_save": list_of(
+                    plain(
+                        "a name, which peft reads as a regular expression",
+                        lambda value: value and _is_expression(value),
+                    )
+                ),
+                **dict.fromkeys(("use_dora", "use_rslora", "fan_in_fan_out", "ensure_weight_tying", "lora_bias"), FLAG),
+                **dict.fromkeys(("base_model_name_or_path", "revision", "task_type"), TEXT),
             }
         ),
     }
