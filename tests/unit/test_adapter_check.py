@@ -495,7 +495,7 @@ def test_an_adapter_that_adds_nothing_is_said(
 
     changes = {"B is zero": nothing, "alpha is zero": config(lora_alpha=0), "trained": config()}
     check(changed(plain, tmp_path / "adapter", changes[case]), bases[True][0])
-    said = "what it adds is zero everywhere, so the model with it is the base: it was not trained"
+    said = "adds zero everywhere, so it was not trained: the model with it equals the base"
     assert (said in caplog.text) is (case != "trained")
 
 

@@ -615,7 +615,7 @@ OPTIONS: list[tuple[list[str], str]] = [
     (["--model", SMALL_LLAMA, "--lora-targets", "q_proj,nothing"], "'nothing' is not in the model"),
     (["--model", SMALL_LLAMA, "--lora-targets", ""], "--lora-targets '': a name is empty; write names with one comma"),
     (["--model", SMALL_LLAMA, "--modules-to-save", "norm,"], "--modules-to-save 'norm,': a name is empty; write names"),
-    (["--model", SMALL_LLAMA, "--lora-dropout", "1"], "--lora-dropout 1: nothing would be left to train; write less"),
+    (["--model", SMALL_LLAMA, "--lora-dropout", "1"], "--lora-dropout 1: leaves nothing to train; write less"),
     (["--model", SMALL_LLAMA, "--activation-offload", "--no-activation-checkpointing"], "remove --no-activation"),
     (["--model", SMALL_LLAMA, *RANKS, "q_proj=8"], "--rank-pattern q_proj=8: q_proj has rank 4 already; write it once"),
     (

@@ -52,7 +52,7 @@ FEEDFORWARD = ("down_proj", "dense_4h_to_h", "mlp.c_proj", "fc2", "wo")
 def _shapes(
     config: Mapping[str, Any], model: "ModelSpec", module: "Module", path: str
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield name and shape of the tensor beside a module."""
+    """Yield name and shape of the tensor of a module."""
     yield "ia3_l", (1, module.inputs) if is_feedforward(config, path) else (module.outputs, 1)
 
 
@@ -67,14 +67,14 @@ class Ia3Method(PeftMethod):
     shapes: ClassVar[ImpliedShapes] = ImpliedShapes(_shapes)
 
     targets: str | tuple[str, ...] = "all-linear"
-    """Names or ends of paths of modules; all-linear for those that the paper adapts: keys, values, the MLP's last."""
+    """Names or ends of paths of modules; all-linear means the paper's: keys, values, the MLP's last."""
     modules_to_save: tuple[str, ...] = ()
-    """Modules of which a whole copy is trained and saved."""
+    """Modules trained and saved in full."""
 
     def parameters(self, model: "ModelSpec", width: int) -> TrainedParameters:
         """Return the vectors as trained, the base model as frozen."""
         adapted = self._targets(model)
-        # A feed-forward module's input is rescaled, another module's output.
+        # The input of a feed-forward module is scaled, and the output of others.
         tensors = [
             module.inputs if module.path.endswith(FEEDFORWARD) else module.outputs
             for module in adapted
@@ -97,7 +97,7 @@ class Ia3Method(PeftMethod):
         return named_modules(model, names, "train.ia3.targets", adaptable)
 
     def project(self, layer: "Projections", module: "Module", role: str, value: "Value") -> "Value":
-        """Trace the input of the MLP's last module, or another module's result, times a vector."""
+        """Trace a vector times the input of the MLP's last module, or times the result of others."""
         if module.path not in layer.ranks:
             return layer.frozen(value, module)
         width, before = layer.trained.width, value.width
@@ -139,7 +139,7 @@ class Ia3Method(PeftMethod):
 
     @staticmethod
     def updates_of(tensors: "Mapping[str, Factor]", config: dict[str, Any], model: Any) -> dict[str, Update]:
-        """Return the update of each weight and bias that an adapter in peft's format scales."""
+        """Return the update of each weight and bias that an adapter scales."""
         transposed = conv1d_paths(model)
         result: dict[str, Update] = {}
         for name, tensor in tensors.items():
@@ -170,13 +170,12 @@ class Scaled(Update):
         check_shape(self.name, shape, expected)
 
     def apply(self, rows: "torch.Tensor", first: int) -> None:
-        """Multiply."""
         one_for_all = self.vector.shape[0] == 1
         rows.mul_((self.vector if one_for_all else self.vector[first : first + len(rows)]).float())
 
 
 def default_targets(model: Any) -> list[str]:
-    """Return the names of the modules that the paper adapts. Raises UserError if the model has none of these names."""
+    """Return the names of the paper's modules in a model. Raises UserError if there are none."""
     import torch
     from transformers.pytorch_utils import Conv1D
 

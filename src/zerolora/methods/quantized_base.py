@@ -1,7 +1,7 @@
-"""How training quantized the base of a QLoRA adapter, and the weights that it computed with.
+"""The quantization of a QLoRA adapter's base in training, and the rounded weights in computation.
 
-An adapter of a quantized base has learned on weights that were rounded to 4 or 8 bits, and on what that rounding lost.
-Source of what a pass computes with: bitsandbytes/nn/modules.py, Params4bit and Int8Params;
+An adapter of a quantized base was trained on weights rounded to 4 or 8 bits, and partly corrects the rounding. Source
+of the rounded weights: bitsandbytes/nn/modules.py, Params4bit and Int8Params;
 transformers/integrations/bitsandbytes.py, Bnb4bitQuantize.
 """
 
@@ -21,28 +21,28 @@ if TYPE_CHECKING:
     import torch
 
 TYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-"""torch's name of the precision that weights were read in."""
+"""torch's names of precisions."""
 
 
 @dataclass(frozen=True)
 class BaseQuantization:
-    """How training quantized its base, as the adapter's manifest has it."""
+    """The quantization of training's base, from the adapter's manifest."""
 
     type: str
     """nf4, fp4 or int8."""
     double: bool
-    """The constants of 4 bits are quantized too."""
+    """Whether the constants of 4 bits are quantized too."""
     precision: str
-    """In which weights were read before: fp32, bf16 or fp16."""
+    """Type of the weights before quantization: fp32, bf16 or fp16."""
 
 
 def was_quantized(adapter: Path) -> bool:
-    """Tell whether the manifest of an adapter says that its base was quantized."""
+    """Return whether an adapter's manifest records a quantized base."""
     return foreign.adapter_manifest(adapter).get("quantization") is not None
 
 
 def quantization_of(adapter: Path) -> BaseQuantization:
-    """Return how the base of an adapter was quantized. Raises UserError if its manifest does not say."""
+    """Return the quantization of an adapter's base. Raises UserError if its manifest has none."""
     path, result = adapter / MANIFEST, foreign.adapter_manifest(adapter).get("quantization")
     if result is None:
         raise UserError(
@@ -63,14 +63,14 @@ def load_library() -> None:
 
 
 def quantized_weights(model: Any) -> dict[str, bool]:
-    """Return the names of the weights of a model that training quantizes, and whether the transpose was quantized."""
+    """Return the names of the weights that training quantizes, and whether it quantizes the transpose."""
     turned = conv1d_paths(model)
     return {f"{path}.weight": path in turned for path in quantizable_paths(model)}
 
 
 def round_weights(model: Any, quantization: BaseQuantization) -> None:
-    """Give a loaded model the weights that training computed with: quantized, and unpacked again. Raises UserError if
-    bitsandbytes is not installed."""
+    """Quantize and unpack the weights of a loaded model, in place. Raises UserError if bitsandbytes is not
+    installed."""
     import torch
 
     load_library()
@@ -81,7 +81,8 @@ def round_weights(model: Any, quantization: BaseQuantization) -> None:
 
 
 def unpacked(weight: "torch.Tensor", quantization: BaseQuantization, transposed: bool = False) -> "torch.Tensor":
-    """Return a weight after it was quantized; with `transposed`, it is [inputs, outputs] and its transpose was."""
+    """Return a weight quantized and unpacked; with `transposed`, the weight is [inputs, outputs], and its transpose is
+    quantized."""
     import torch
     from bitsandbytes import functional
 

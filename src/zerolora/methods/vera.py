@@ -1,7 +1,7 @@
 """VeRA (arXiv 2310.11454): two random matrices that all modules share, and two trained vectors for each module.
 
-An adapted module adds b ∘ (B(d ∘ (A x))), where A and B are drawn once and stay as they are, of the largest size of any
-module, whose upper left part each module uses. Source: peft/tuners/vera/model.py and layer.py.
+An adapted module adds b ∘ (B(d ∘ (A x))). A and B are frozen, as large as the largest module, and each module uses
+their upper left part. Source: peft/tuners/vera/model.py and layer.py.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,13 +43,13 @@ FIRST, SECOND = "base_model.vera_A", "base_model.vera_B"
 """Names of the shared matrices in an adapter file: [r, most inputs] and [most outputs, r]."""
 MARK = ".vera_lambda_"
 DEFAULT_RANK = 256
-"""Of a config that does not say: peft's own."""
+"""peft's default."""
 
 
 def _shapes(
     config: Mapping[str, Any], model: "ModelSpec", module: "Module", path: str
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield name and shape of the tensors beside a module."""
+    """Yield name and shape of the tensors of a module."""
     yield "vera_lambda_b", (module.outputs,)
     yield "vera_lambda_d", (config.get("r", DEFAULT_RANK),)
 
@@ -74,11 +74,11 @@ class VeraMethod(PeftMethod):
     r: int = 256
     """Rank of the shared matrices."""
     targets: str | tuple[str, ...] = "all-linear"
-    """all-linear, or names or ends of paths of linear modules."""
+    """all-linear, or names or ends of linear modules' paths."""
     dropout: float = 0.0
     """Dropout before the first matrix."""
     modules_to_save: tuple[str, ...] = ()
-    """Modules of which a whole copy is trained and saved."""
+    """Modules trained and saved in full."""
 
     @property
     def drops(self) -> bool:
@@ -147,19 +147,19 @@ class VeraMethod(PeftMethod):
             d_initial=vera.d_initial,
             modules_to_save=list(vera.modules_to_save) or None,
         )
-        with torch.device("cpu"):  # peft draws with a generator of the CPU, also for a model of shapes alone
+        with torch.device("cpu"):  # peft draws with a CPU generator, also for a model on the meta device
             wrapped = peft_model(model, config, "train.vera", vera.targets)
         check_names(wrapped, "train.vera", vera.targets, vera.modules_to_save)
         shared = wrapped.base_model
         if any(each["default"].is_meta for each in (shared.vera_A, shared.vera_B)):
-            # A rank whose weights are shapes has moved the matrices there.
+            # A rank with its weights on the meta device has moved the matrices there.
             for buffers, drawn in zip((shared.vera_A, shared.vera_B), _drawn(wrapped), strict=True):
                 buffers["default"] = drawn.to(buffers["default"].dtype)
         return wrapped
 
     @staticmethod
     def published(model: Any, trained: "dict[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
-        """Return the vectors, and the matrices as they were drawn, so that no reader has to draw the same."""
+        """Return the vectors and the drawn matrices, so that readers need not draw them."""
         first, second = _drawn(model)
         return peft_state(model, trained | {f"{FIRST}.default": first, f"{SECOND}.default": second})
 
@@ -169,7 +169,7 @@ class VeraMethod(PeftMethod):
 
     @staticmethod
     def updates_of(tensors: "Mapping[str, Factor]", config: dict[str, Any], model: Any) -> dict[str, Update]:
-        """Return the update of each weight that an adapter in peft's format adapts."""
+        """Return the update of each weight that an adapter changes."""
         transposed = conv1d_paths(model)
         result: dict[str, Update] = {}
         for name, tensor in tensors.items():
@@ -187,7 +187,7 @@ class VeraMethod(PeftMethod):
 
 @dataclass(frozen=True)
 class SharedProduct(Update):
-    """(b ∘ B)(d ∘ A) is added to a weight, of the parts of A and B that its sizes name."""
+    """Adds (b ∘ B)(d ∘ A) to a weight, with the parts of A and B of its size."""
 
     weight: str
     first: "Factor"
@@ -219,7 +219,7 @@ class SharedProduct(Update):
 
 
 def _drawn(model: Any) -> "tuple[torch.Tensor, torch.Tensor]":
-    """Return the shared matrices of peft's model, in fp32 on the host, as peft draws them from the config's key."""
+    """Return the shared fp32 matrices of peft's model on the host, as peft draws them from the config's key."""
     import torch
     from peft.tuners.vera.model import _kaiming_init
 
