@@ -21,7 +21,7 @@ from loopback_hub import REPOSITORY, REVISION, Hub, serving
 from zerolora.errors import UserError
 from zerolora.memory.decoder import evaluation
 from zerolora.memory.estimate import Capacity, fault_of
-from zerolora.memory.inference import cache_bytes, evaluated, generated
+from zerolora.memory.inference import cache_bytes, evaluation_json, generation_json
 from zerolora.memory.reserve import UNUSED
 from zerolora.memory.search import largest, max_micro_batch, max_sequence_length, remedy
 from zerolora.memory.training_spec import TrainingSpec
@@ -452,13 +452,18 @@ def test_evaluation_and_generation_are_lines_of_their_own() -> None:
 def test_generation_holds_the_cache_and_the_larger_of_both_passes(rows: int, prompt: int, answer: int) -> None:
     model = read_model_spec(Path(SMALL_LLAMA))
     spec = TrainingSpec("ddp", LoraMethod(), 1, 1, 1, 1, prompt, False, "sdpa", "bf16")
-    actual = generated(model, spec, rows, prompt, answer)
-    assert actual.total >= actual.weights + actual.cache
+    unlimited = Capacity(None, 0)
+
+    def total(rows: int, answer: int) -> int:
+        return int(generation_json(model, spec, unlimited, rows, (prompt, answer), 0)["total"])
+
+    actual = generation_json(model, spec, unlimited, rows, (prompt, answer), 0)
+    assert actual["total"] >= actual["weights"] + actual["cache"]
     first = ForwardSpec(rows, prompt, 2, "sdpa", True, False, "supervised", 1)
-    assert actual.total >= actual.weights + actual.cache + evaluation(model, first, NOTHING)
-    assert generated(model, spec, rows + 1, prompt, answer).total > actual.total
-    assert generated(model, spec, rows, prompt, answer + 1).total >= actual.total
-    assert evaluated(model, spec, rows).cache == 0
+    assert actual["total"] >= actual["weights"] + actual["cache"] + evaluation(model, first, NOTHING)
+    assert total(rows + 1, answer) > actual["total"]
+    assert total(rows, answer + 1) >= actual["total"]
+    assert evaluation_json(model, spec, unlimited, rows, 0)["cache"] == 0
 
 
 # --- a DeepSpeed JSON of one's own ---

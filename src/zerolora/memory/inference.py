@@ -1,6 +1,6 @@
 """GPU memory of evaluation and generation with a merged model, which is whole on one GPU."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from zerolora.memory.decoder import evaluation
@@ -15,53 +15,39 @@ AUTO_ROWS = 64
 """Maximum prompts of a batch of evaluation with batch: auto; an assumption, not measured."""
 
 
-@dataclass(frozen=True)
-class Inference:
-    """Bytes on a GPU."""
-
-    weights: int
-    """Of the merged model, in the precision of training."""
-    cache: int
-    """Keys and values at the end of generation; 0 for a forward pass."""
-    working: int
-    """The peak of operations beyond weights and cache."""
-    total: int
-
-
 def evaluation_json(
     model: ModelSpec, spec: TrainingSpec, capacity: Capacity, rows: int, reserve: int
 ) -> dict[str, Any]:
-    """Return the memory of an evaluation as JSON values: of the merged model alone, and of a rank in training."""
+    """Return the bytes of a forward pass with its loss over `rows` rows of the spec's length, without gradients: of the
+    merged model alone, and of a rank in training."""
     in_training = predict(model, replace(spec, micro_batch=rows)).phases["evaluation"]
-    alone = evaluated(model, spec, rows)
-    sizes = {"batch": rows, "length": spec.length, "reserve": reserve}
-    result = {**sizes, **_with_reserve(alone, reserve, capacity), "in_training": in_training}
+    working = _forward(model, spec.width, spec.attention, rows, spec.length, spec.logits)
     fits = impossible(spec, model) is None and (capacity.gpu is None or in_training <= capacity.gpu)
-    return {**result, "fits_in_training": fits}
+    return {
+        "batch": rows,
+        "length": spec.length,
+        **_alone(model, spec, capacity, reserve, 0, working),
+        "in_training": in_training,
+        "fits_in_training": fits,
+    }
 
 
 def generation_json(
     model: ModelSpec, spec: TrainingSpec, capacity: Capacity, rows: int, lengths: tuple[int, int], reserve: int
 ) -> dict[str, Any]:
-    """Return the memory of generation with the merged model as JSON values; `lengths` are of prompt and answer."""
-    sizes = {"batch": rows, "prompt": lengths[0], "answer": lengths[1], "reserve": reserve}
-    return {**sizes, **_with_reserve(generated(model, spec, rows, *lengths), reserve, capacity)}
+    """Return the bytes of generation with the merged model; `lengths` are of prompt and answer."""
+    cache, working = answering(model, spec.width, spec.attention, rows, *lengths)
+    sizes = {"batch": rows, "prompt": lengths[0], "answer": lengths[1]}
+    return {**sizes, **_alone(model, spec, capacity, reserve, cache, working)}
 
 
-def _with_reserve(inference: Inference, reserve: int, capacity: Capacity) -> dict[str, Any]:
-    total = inference.total + reserve
-    return {**asdict(inference), "total": total, "fits": capacity.gpu is None or total <= capacity.gpu}
-
-
-def evaluated(model: ModelSpec, spec: TrainingSpec, rows: int) -> Inference:
-    """Return the memory of a forward pass over `rows` rows of the spec's length, with its loss, without gradients."""
-    working = _forward(model, spec.width, spec.attention, rows, spec.length, spec.logits)
-    return _sum(model, spec, 0, working)
-
-
-def generated(model: ModelSpec, spec: TrainingSpec, rows: int, prompt: int, answer: int) -> Inference:
-    """Return the memory of generating `answer` tokens after each of `rows` prompts of `prompt` tokens."""
-    return _sum(model, spec, *answering(model, spec.width, spec.attention, rows, prompt, answer))
+def _alone(
+    model: ModelSpec, spec: TrainingSpec, capacity: Capacity, reserve: int, cache: int, working: int
+) -> dict[str, Any]:
+    """Return the terms of the merged model, in the precision of training; `working` is the peak of operations."""
+    terms = {"reserve": reserve, "weights": model.parameters * spec.width, "cache": cache, "working": working}
+    total = sum(terms.values())
+    return {**terms, "total": total, "fits": capacity.gpu is None or total <= capacity.gpu}
 
 
 def answering(
@@ -114,8 +100,3 @@ def _forward(model: ModelSpec, width: int, attention: Attention, rows: int, leng
         logits=logits,
     )
     return evaluation(model, step, NOTHING)
-
-
-def _sum(model: ModelSpec, spec: TrainingSpec, cache: int, working: int) -> Inference:
-    weights = model.parameters * spec.width
-    return Inference(weights, cache, working, weights + cache + working)

@@ -26,6 +26,7 @@ from zerolora.methods.adapter_config import (
 )
 from zerolora.methods.method import SHARED
 from zerolora.methods.peft_format import ADAPTER, CONFIG, FACTORS, PREFIX, table_paths
+from zerolora.model import foreign
 from zerolora.model.spec import ModelSpec, Module
 from zerolora.tensor_file import StoredTensor
 
@@ -310,10 +311,9 @@ def _built(config: Mapping[str, Any], model: Any, path: Path) -> ImpliedTensors:
             warnings.simplefilter("ignore", FutureWarning)  # peft uses deprecated names of transformers
             wrapped = get_peft_model(copy.deepcopy(model), kind(**known), autocast_adapter_dtype=False)
     except Exception as error:  # peft and torch raise errors of many types
-        why = " ".join(str(error).split())
         raise UserError(
-            f"{path}: peft cannot put this adapter on the base ({type(error).__name__}: {why:.160}); write the base "
-            "that it was trained on"
+            f"{path}: peft cannot put this adapter on the base ({type(error).__name__}: {foreign.reason(error)}); "
+            "write the base that it was trained on"
         ) from None
     state = get_peft_model_state_dict(wrapped, save_embedding_layers=False)
     needed = {name: tuple(tensor.shape) for name, tensor in state.items()}

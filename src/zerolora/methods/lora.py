@@ -148,17 +148,14 @@ class LowRank(Method):
 
     def _check_init(self, module: "Module", path: str, r: int) -> None:
         """Raise UserError if a module's factors cannot be initialized from its weight."""
-        if self.init == DEFAULT_INIT:
-            return
         smaller = min(module.inputs, module.outputs)
+        if self.init == DEFAULT_INIT or r <= smaller:
+            return
+        problem = wording(f"has {smaller} singular values, fewer than r {r}")
+        remedy = wording(f"write an r of at most {smaller}")
         if not smaller:
             problem = wording("is an embedding, whose factors have no other start")
             remedy = wording("leave it out of train.lora.targets")
-        elif r > smaller:
-            problem = wording(f"has {smaller} singular values, fewer than r {r}")
-            remedy = wording(f"write an r of at most {smaller}")
-        else:
-            return
         raise UserError(f"train.lora.init is {self.init}, and {path} {problem}; {remedy}, or init: {DEFAULT_INIT}")
 
     def tensors(self, module: "Module", r: int) -> list[int]:

@@ -12,6 +12,7 @@ from zerolora.errors import UserError, shown
 from zerolora.log import LOGGER
 from zerolora.model.architecture import auto_class, other_parts, takes_own_attention
 from zerolora.model.families.keys import LAYERS, most_of
+from zerolora.model.foreign import reason
 from zerolora.model.spec import ModelSpec, Module, supported_attentions
 
 NARROW_SOFTMAX = ("falcon", "gpt2", "gpt_oss", "mt5", "t5")
@@ -110,9 +111,8 @@ def build_on_meta(config: dict[str, Any], where: Path) -> Any:
     except UserError:
         raise
     except Exception as error:  # config and model classes raise errors of many types, some of several lines
-        why = " ".join(str(error).split())
         raise UserError(
-            f"{where}: a {family} cannot be built from it ({why:.240}); correct the value or fetch it again"
+            f"{where}: a {family} cannot be built from it ({reason(error)}); correct the value or fetch it again"
         ) from None
 
 
