@@ -93,7 +93,9 @@ def check_adapter(
         implied = _listed(config, model, shapes)
     else:
         implied = _built(config, model, directory / CONFIG)
-    _compare(path, {_canonical(name): each for name, each in tensors.items()}, implied, config)
+    # peft's reader also accepts another name of magnitudes than its save_pretrained writes.
+    names = {name: name.removesuffix(".weight") if name.endswith(f"{MAGNITUDE}.weight") else name for name in tensors}
+    _compare(path, {names[name]: each for name, each in tensors.items()}, implied, config)
     check_finite(path, tensors)
     if _is_untrained(tensors, config):
         LOGGER.warning("%s: adds zero everywhere, so it was not trained: the model with it equals the base", path)
@@ -108,12 +110,11 @@ def _is_untrained(tensors: Mapping[str, StoredTensor], config: Mapping[str, Any]
             return False
         products.setdefault(module, []).append(each)
     alpha = any(rank_and_alpha(config, module.removeprefix(PREFIX))[1] for module in products)
-    return not alpha or all(any(not _any(each) for each in reversed(pair)) for pair in products.values())
-
-
-def _any(tensor: StoredTensor) -> bool:
-    """Return whether a tensor has a number other than zero."""
-    return any(bool((part << 1).any()) for part in _parts(tensor))  # without its sign
+    zero = (
+        any(not any((part << 1).any() for part in _parts(each)) for each in reversed(pair))  # without the signs
+        for pair in products.values()
+    )
+    return not alpha or all(zero)
 
 
 def _paths(model: Any) -> list[str]:
@@ -163,11 +164,6 @@ def _is_finite(numbers: "NDArray[Any]", kind: str) -> bool:
 
     mask = numbers.dtype.type(EXPONENTS[kind][1])
     return not bool(np.any((numbers & mask) == mask))
-
-
-def _canonical(name: str) -> str:
-    """Return the name of a tensor in peft's save_pretrained; its reader also accepts another name of magnitudes."""
-    return name.removesuffix(".weight") if name.endswith(f"{MAGNITUDE}.weight") else name
 
 
 def _compare(

@@ -89,7 +89,8 @@ class Ia3Method(PeftMethod):
 
     def _targets(self, model: "ModelSpec") -> "list[Module]":
         if self.targets == "all-linear":
-            if result := [each for each in model.linears if _by_default(each.path)]:
+            ends = tuple(f".{end}" for end in (*TARGETS, *FEEDFORWARD))
+            if result := [each for each in model.linears if each.path.endswith(ends)]:
                 return result
             raise UserError(NO_DEFAULT)
         names = (self.targets,) if isinstance(self.targets, str) else self.targets
@@ -184,7 +185,3 @@ def default_targets(model: Any) -> list[str]:
     if ends:
         return ends
     raise UserError(NO_DEFAULT)
-
-
-def _by_default(path: str) -> bool:
-    return path.endswith(tuple(f".{end}" for end in (*TARGETS, *FEEDFORWARD)))

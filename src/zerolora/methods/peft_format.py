@@ -91,7 +91,9 @@ def peft_targets(model: Any, targets: str | list[str]) -> tuple[str | list[str],
         return (sorted({*_leaf_names(model), *experts}) if experts else targets), []
     if isinstance(targets, str):
         return targets, []
-    parameters = [name for name, parameter in model.named_parameters() if len(_shape(parameter)) == 3]
+    # Stage 3 may have sharded a parameter, whose shape is then ds_shape.
+    shapes = {name: getattr(parameter, "ds_shape", parameter.shape) for name, parameter in model.named_parameters()}
+    parameters = [name for name, shape in shapes.items() if len(shape) == 3]
     stacked = [name for name in targets if any(f".{path}".endswith(f".{name}") for path in parameters)]
     weights = paths_named(family, targets, linear_paths(model))
     modules = [name for name in targets if name not in (*stacked, *weights)]
@@ -103,11 +105,6 @@ def outside(model: Any) -> str | None:
     are none."""
     parts = other_parts(model)
     return "|".join(rf"{re.escape(part)}(\..*)?" for part in parts) or None
-
-
-def _shape(parameter: Any) -> tuple[int, ...]:
-    """Return the shape of a parameter, which stage 3 may have sharded."""
-    return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
 
 def linear_paths(model: Any) -> list[str]:

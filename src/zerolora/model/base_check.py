@@ -43,7 +43,9 @@ def check_settings(directory: Path) -> None:
     foreign.check_model(directory)
     check_needs_no_code(directory)
     _build(directory)
-    _check_tokenizer(directory)
+    if not any(directory.glob("tokenizer*")):
+        raise UserError(f"{directory}: has no tokenizer files; save the model's tokenizer there")
+    tokenizer_of(directory)
 
 
 def check_weights(directory: Path) -> list[TensorFile]:
@@ -118,12 +120,6 @@ def _build(directory: Path) -> Any:
     model = build_on_meta(config, path)
     auto_class(model.config, path)
     return model
-
-
-def _check_tokenizer(directory: Path) -> None:
-    if not any(directory.glob("tokenizer*")):
-        raise UserError(f"{directory}: has no tokenizer files; save the model's tokenizer there")
-    tokenizer_of(directory)
 
 
 def _check_index(directory: Path, files: list[TensorFile]) -> None:

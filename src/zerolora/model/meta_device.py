@@ -47,6 +47,7 @@ def count_on_meta_device(config: dict[str, Any], where: Path) -> ModelSpec:
     names = {module.name for module in modules} | {name for module in modules for name, _ in module.weights}
     heads_own = [name for module in modules if module.kind == "head" for name, _ in module.weights]
     rotary = any("rotary" in name for name, _ in model.named_modules()) or hasattr(text, "rope_parameters")
+    scaled, share = getattr(text, "rope_parameters", None) or {}, "partial_rotary_factor"
     norms = _layer_norms(modules, hidden)
     both, capped = model.config.is_encoder_decoder, bool(of("attn_logit_softcapping"))
     return ModelSpec(
@@ -66,7 +67,7 @@ def count_on_meta_device(config: dict[str, Any], where: Path) -> ModelSpec:
         qk_norm=bool(names & {"q_norm", "k_norm", "q_layernorm", "query_layernorm"}),
         gated=bool(names & {"gate_proj", "gate_up_proj", "w3", "wi_1"}),
         parallel=bool(of("use_parallel_residual", "parallel_attn", default=norms == 1)),
-        rotary=float(_partial_rotary(text)) if rotary else 0.0,
+        rotary=float(scaled.get(share) or of(share, default=1.0)) if rotary else 0.0,
         softcap_attention=capped,
         softcap_logits=bool(of("final_logit_softcapping")),
         attention_dropout=of("attention_dropout", "attn_pdrop"),
@@ -211,11 +212,6 @@ def _latent(text: Any, names: set[str], where: Path) -> tuple[int, int, int] | N
             "cannot be traced; estimate a model of another architecture"
         )
     return plain, rotary, value
-
-
-def _partial_rotary(text: Any) -> float:
-    parameters = getattr(text, "rope_parameters", None) or {}
-    return parameters.get("partial_rotary_factor") or attribute(text, "partial_rotary_factor") or 1.0
 
 
 MOST_MODULES = 40_000

@@ -162,6 +162,9 @@ def predicted(planning: Planning, spec: TrainingSpec) -> Candidate:
     model, settings = planning.model, planning.settings
     prediction = predict(model, spec)
     capacity = Capacity(settings.gpu_memory, settings.host_memory)
+    # A user's JSON names its disk, which planner/user_config.py checks.
+    conflict = None if spec.own else spec.layout.conflict(target_of(settings))
+    fault = impossible(spec, model) or (conflict and conflict.problem) or too_large(prediction, capacity)
     return Candidate(
         choice=Choice(
             spec.strategy,
@@ -175,14 +178,8 @@ def predicted(planning: Planning, spec: TrainingSpec) -> Candidate:
         gpu=prediction.gpu["total"],
         host=prediction.host["total"],
         cost=step_seconds(step_work(model, spec, planning.rows), spec.layout, planning.hardware),
-        fault=impossible(spec, planning.model) or _unwanted(planning, spec) or too_large(prediction, capacity),
+        fault=fault,
     )
-
-
-def _unwanted(planning: Planning, spec: TrainingSpec) -> str | None:
-    # A user's JSON names its disk, which planner/user_config.py checks.
-    conflict = None if spec.own else spec.layout.conflict(target_of(planning.settings))
-    return conflict.problem if conflict else None
 
 
 def step_work(model: ModelSpec, spec: TrainingSpec, rows: RowStatistics) -> StepWork:

@@ -164,12 +164,11 @@ def known(kind: str, name: str, table: Mapping[str, Entry]) -> Entry:
 
 def offered(table: Mapping[str, Any]) -> list[str]:
     """Return the names of a table; of GPUs, those for which the lock's torch has kernels."""
-    return [name for name, entry in table.items() if not isinstance(entry, Gpu) or _has_kernels(entry)]
-
-
-def _has_kernels(gpu: Gpu) -> bool:
-    major, minor = divmod(round(10 * gpu.capability), 10)
-    return runs_on((major, minor), ARCHITECTURES)
+    return [
+        name
+        for name, entry in table.items()
+        if not isinstance(entry, Gpu) or runs_on(divmod(round(10 * entry.capability), 10), ARCHITECTURES)
+    ]
 
 
 def _by_name(entries: list[Entry]) -> dict[str, Entry]:

@@ -140,15 +140,11 @@ def filled(user: dict[str, Any], hidden: int) -> dict[str, Any]:
     """Return a valid JSON as DeepSpeed gets it: corrected, with stage 0 by default, and with its stage-3 sizes of
     "auto" computed for a model of width `hidden`."""
     values = corrected(user)[0]
-    known = auto_values(hidden)
+    # transformers/integrations/deepspeed.py, config_finalize
+    sizes = zip(AUTO, (hidden * hidden, int(0.9 * hidden * hidden), 10 * hidden), strict=True)
+    known = {name: size for key, size in sizes for name in aliases(key)}
     zero = {"stage": 0, **values.get(ZERO, {})}
     return {**values, ZERO: {key: known[key] if value == "auto" else value for key, value in zero.items()}}
-
-
-def auto_values(hidden: int) -> dict[str, int]:
-    """Return the values of "auto" for stage 3's sizes (transformers/integrations/deepspeed.py, config_finalize)."""
-    values = (hidden * hidden, int(0.9 * hidden * hidden), 10 * hidden)
-    return {name: value for key, value in zip(AUTO, values, strict=True) for name in aliases(key)}
 
 
 def layout_of(user: dict[str, Any]) -> UserLayout:
