@@ -21,8 +21,7 @@ from zerolora.config.resolve import resolve
 from zerolora.errors import UserError
 from zerolora.imports.formats import FORMATS
 from zerolora.imports.formats.import_format import CHANGES, FILL_IN, NO_EFFECT, Group
-from zerolora.imports.recognise import recognised
-from zerolora.imports.translate import Translation, import_config, leaves, translate
+from zerolora.imports.translate import Translation, import_config, leaves, recognised, translate
 
 EXAMPLES = sorted(
     path
@@ -338,7 +337,7 @@ FACTORY = "model_name_or_path: some/model\nstage: sft\nfinetuning_type: lora\ncu
         ),
         ("compute_environment: LOCAL_MACHINE\ndeepspeed_config: {zero_stage: 3}\n", "a config of `accelerate launch`"),
         ("distributed_type: FSDP\nfsdp_config: {}\nmixed_precision: bf16\n", "a config of `accelerate launch`"),
-        ("_description: x\nfsdp: full_shard auto_wrap\nfsdp_config: {fsdp_version: 2}\n", "is settings of FSDP alone"),
+        ("_description: x\nfsdp: full_shard auto_wrap\nfsdp_config: {fsdp_version: 2}\n", "is settings of FSDP only"),
         ("debug: true\n", "is not a training config that is read"),
         ("model: m\nmodel_class: llm\ntrain_dataset: d.yaml\n", "is a config of LLaMA-Factory's v1"),
         ("peft_type: LORA\nr: 8\nlora_alpha: 16\n", "is peft's adapter_config.json"),
@@ -464,10 +463,10 @@ def test_data_sets_of_equal_names_stay_two(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "form", "template", "system", "said"),
     [
-        ("alpaca", "alpaca", "alpaca", None, "a line break stands behind ### Response: there"),
+        ("alpaca", "alpaca", "alpaca", None, "### Response: is followed by a line break there"),
         ("alpaca:chatml", "alpaca", "chatml", "Below is an instruction", "longer system prompt"),
         ("alpaca:chat", "alpaca", "vicuna", "Below is an instruction", "SYSTEM:, USER: and ASSISTANT:"),
-        ("alpaca:phi", "alpaca", "phi-3", "Below is an instruction", "behind the end of a turn"),
+        ("alpaca:phi", "alpaca", "phi-3", "Below is an instruction", "an input follows the end of a turn"),
         ("alpaca_w_system.load_open_orca_chatml", "alpaca", "chatml", None, ""),
         ("chat_template", "messages", "chat", None, ""),
     ],
@@ -487,14 +486,14 @@ def test_a_chat_template_beside_alpaca_rows_is_not_their_prompt(tmp_path: Path) 
     assert rows["template"] == "alpaca"
     assert lines["chat_template"] == (
         NO_EFFECT,
-        "not used by the data sets' types, which write the prompt alpaca",
+        "not used by the data sets' types, whose prompt is alpaca",
     )
     lines, rows = data(
         "[{path: a/b, type: alpaca}, {path: c/d, type: chat_template}]", tmp_path, "chat_template: llama3\n"
     )
     assert (
         lines["prepare.rows.template"][0] == CHANGES
-        and "(alpaca, llama-3), one here" in lines["prepare.rows.template"][1]
+        and "(alpaca, llama-3), but one here" in lines["prepare.rows.template"][1]
     )
 
 
@@ -603,7 +602,7 @@ def test_files_splits_and_commits_of_a_data_set(tmp_path: Path) -> None:
     lines, rows = data("[{path: a/b, type: alpaca, split: 'train[:1000]'}]", tmp_path)
     assert rows["sources"] == {"b": {"at_most": 1000}} and "datasets[0]" not in lines
     lines, _ = data("[{path: a/b, type: alpaca, split: 'train[:20%]'}]", tmp_path)
-    assert lines["datasets[0]"] == (FILL_IN, "train[:20%] is a part of a split; bring those rows alone")
+    assert lines["datasets[0]"] == (FILL_IN, "train[:20%] is a slice of a split; bring only those rows")
     commit = "0123456789" * 4
     _, written = of(
         f"{AXOLOTL}datasets: [{{path: a/b, type: alpaca, revision: '{commit}', data_files: [x.jsonl]}}]\n", tmp_path
@@ -719,7 +718,7 @@ def test_parameter_offload_alone_is_no_ddp(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "packing", "said"),
     [
-        ("packing: true\n", True, "rows of one packed row see each other there"),
+        ("packing: true\n", True, "rows in a packed row attend to each other there"),
         ("neat_packing: true\n", True, ""),
         ("packing: true\nneat_packing: true\n", True, ""),
         ("packing: false\n", None, ""),
@@ -806,7 +805,7 @@ def described(names: str, tmp_path: Path, more: str = "") -> tuple[Translation, 
         ("named", "sharegpt", None, "rename the turns call of named, which call tools, to function_call"),
         ("hub", "alpaca", None, ""),
         ("modelscope", "alpaca", None, "modelscope is on ModelScope"),
-        ("script", "alpaca", None, "is made by a script, which is never run"),
+        ("script", "alpaca", None, "is created by a script, which is never run"),
         ("no section", "auto", None, "'no section' is not a data set of dataset_info.json"),
         ("unknown", "auto", None, "'unknown' is not a data set of dataset_info.json"),
         ("broken", "alpaca", None, "the entry of broken in dataset_info.json names no file"),
@@ -874,7 +873,7 @@ def test_validation_rows_of_their_own_and_shares(tmp_path: Path) -> None:
             "interleave_probs: [0.7, 0.3]\nmix_strategy: interleave_under\n",
             "interleave_probs",
             {"plain.json": {"weight": 0.7}, "sampled.json": {"weight": 0.3, "at_most": 500}},
-            "shares of the training rows here",
+            "fractions of the training rows here",
         ),
         (
             "mix_strategy: interleave_under\n",
@@ -902,7 +901,7 @@ def test_shares_and_samples_of_llamafactory_keep_every_source(
 def test_shares_of_other_data_sets_than_those_named_are_a_line(tmp_path: Path) -> None:
     translation, rows = described("plain, renamed", tmp_path, "interleave_probs: 1, 2, 3\n")
     assert rows["sources"].keys() == {"plain.json", "renamed.jsonl"} and "weight" not in str(rows["sources"])
-    assert any("3 shares for 2 data sets" in line.text for line in translation.of(FILL_IN))
+    assert any("3 probabilities for 2 data sets" in line.text for line in translation.of(FILL_IN))
 
 
 @pytest.mark.parametrize(
@@ -921,27 +920,27 @@ def test_a_warm_up_of_llamafactory_is_the_one_that_wins_there(
 ) -> None:
     translation, written = of(FACTORY + more, tmp_path)
     assert (written["train"].get("warmup_steps"), written["train"].get("warmup_ratio")) == expected
-    told = [line.text for line in translation.of(NO_EFFECT) if "wins" in line.text]
-    assert told == ["0 left out, since warmup_ratio wins over it there"] * (
+    told = [line.text for line in translation.of(NO_EFFECT) if "left out, since" in line.text]
+    assert told == ["0 left out, since warmup_ratio overrides it there"] * (
         "steps: 0\n" in more and "ratio" in more
-    ) + ["left out, since warmup_steps wins there"] * (expected[0] is not None)
+    ) + ["left out, since warmup_steps overrides it there"] * (expected[0] is not None)
 
 
 @pytest.mark.parametrize(
     ("name", "ours", "said"),
     [
-        ("alpaca", "alpaca", "no line break behind ### Response:"),
+        ("alpaca", "alpaca", "no line break after ### Response:"),
         ("chatml", "chatml", ""),
-        ("deepseek", "deepseek", "a blank stands before an answer here"),
+        ("deepseek", "deepseek", "answers start with a space here"),
         ("deepseek3", "deepseek-3", ""),
-        ("empty", "plain", "an end-of-sequence token behind an answer is supervised here"),
-        ("gemma", "gemma", "around a text are left out here"),
-        ("llama2", "llama-2", "a blank stands before and behind an answer here"),
-        ("llama3", "llama-3", "around a text are left out here"),
+        ("empty", "plain", "the end-of-sequence token after an answer is supervised here"),
+        ("gemma", "gemma", "surrounding whitespace is stripped here"),
+        ("llama2", "llama-2", "answers have a space before and after them here"),
+        ("llama3", "llama-3", "surrounding whitespace is stripped here"),
         ("mistral", "mistral", ""),
         ("phi", "phi-3", ""),
-        ("vicuna", "vicuna", "a blank stands behind the system prompt"),
-        ("zephyr", "zephyr", "a line break stands behind each turn here"),
+        ("vicuna", "vicuna", "a space follows the system prompt"),
+        ("zephyr", "zephyr", "each turn ends with a line break here"),
     ],
 )
 def test_a_template_of_llamafactory_that_writes_otherwise_is_a_line(
@@ -965,7 +964,7 @@ def test_rows_of_images_or_preferences_stop_the_import(tmp_path: Path, name: str
     ("folder", "said"),
     [
         ("REMOTE:o/described", "described by dataset_info.json of the repository o/described"),
-        ("elsewhere", "elsewhere/dataset_info.json is not here"),
+        ("elsewhere", "elsewhere/dataset_info.json, which describes paths and columns of the rows, is not here"),
     ],
 )
 def test_a_description_that_is_not_here_is_a_line(tmp_path: Path, folder: str, said: str) -> None:

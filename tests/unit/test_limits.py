@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from zerolora.config.limits import hardware_limits
+from zerolora.config.resolve import hardware_limits
 from zerolora.config.schema import Hardware, RunSections, Train
 
 GPUS = {"device": "cuda", "gpus_per_node": 4, "gpu_memory": "80GiB", "compute_capability": 8.0}

@@ -16,7 +16,7 @@ from tokenizers_of import FAMILIES, Family, tokenizer_like, tokenizer_of
 
 from zerolora import bounded
 from zerolora.config.settings import PrepareSettings
-from zerolora.config.user_template import user_template
+from zerolora.config.user_files import user_template
 from zerolora.data import prompt_formats
 from zerolora.data.encode import CONTEXT, Encoder
 from zerolora.data.example import BadRow, Example

@@ -1,4 +1,4 @@
-"""The values that a search chooses, its bars, and what it refuses."""
+"""The values that a search chooses, its bounds, and what it refuses."""
 
 import json
 import math
@@ -16,16 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zerolora.config.file import load
-from zerolora.config.ranges import Range
-from zerolora.config.schema import Search
+from zerolora.config.schema import Range, Search
 from zerolora.config.settings import TrainSettings
 from zerolora.config.studies import StopAbove, Study, Trial, path_of, read_study, write_study
 from zerolora.errors import UserError
 from zerolora.files import write_json, write_text
-from zerolora.search.outcomes import Outcome, outcomes
-from zerolora.search.pruning import FEWEST, bars
-from zerolora.search.trial_table import shown
-from zerolora.search.trial_values import choose
+from zerolora.search.outcomes import Outcome, outcomes, table
+from zerolora.search.trial_values import FEWEST, bounds, choose
 from zerolora.train.validation import Validations
 
 OVER: dict[str, Any] = {
@@ -101,7 +98,7 @@ LOSSES = st.lists(st.floats(0, 10, allow_nan=False), min_size=3, max_size=3)
 def test_training_stops_where_optunas_median_pruner_does(complete: list[list[float]], ours: list[float]) -> None:
     steps = (5, 10, 15)
     trials = [Outcome("complete", losses[-1], list(zip(steps, losses, strict=True))) for losses in complete]
-    settings = {"device": "cpu", "validation_steps": 5, "stop_above": [each.model_dump() for each in bars(trials)]}
+    settings = {"device": "cpu", "validation_steps": 5, "stop_above": [each.model_dump() for each in bounds(trials)]}
     validations = Validations(TrainSettings.model_validate(settings))
     study = optuna.create_study(pruner=optuna.pruners.MedianPruner(n_startup_trials=FEWEST))
     for trial in trials:
@@ -161,7 +158,7 @@ def write(config: Path, **values: Any) -> None:
     config.write_text(yaml.safe_dump({**CONFIG, **values}, sort_keys=False), encoding="utf-8")
 
 
-def test_trials_are_runs_with_their_values_and_bars(config: Path) -> None:
+def test_trials_are_runs_with_their_values_and_bounds(config: Path) -> None:
     write(config, searches={"tune": {"dataset": "rows", "over": OVER, "train": {"lora": {"alpha": 4.0}}}})
     bar = {"step": 5, "loss": 1.5}
     values = {"train.learning_rate": 2e-4, "train.lora.r": 16}
@@ -256,7 +253,7 @@ def test_the_table_has_the_lowest_loss_first_and_says_why_trials_failed(
     study = Study(trials=[*trials, trials[2].model_copy(update={"failed": "train: [it] is out of memory"})])
     result_of("tune-0", {2: 2.0}, 2, 2)
     result_of("tune-1", {2: 1.0}, 2, 2)
-    text = shown("tune", study)
+    text = table("tune", study)
     lines = text.splitlines()
     assert [line.split()[0] for line in lines[1:] if line.startswith("tune-")][:4] == [
         "tune-1",

@@ -37,7 +37,7 @@ ALTERED = {
 }
 # These hand on what they are given, and cannot be altered without that; their reasons are in LEFT_OUT.
 HAND_ON = {"", "cli", "commands", "config", "files", "types"}
-HAND_ON |= {"machine.devices", "model.foreign", "json_file", "json_kinds"}
+HAND_ON |= {"machine.devices", "model.foreign", "json_file"}
 # No stage calls these.
 BY_HAND = {"imports"}
 # Files that hold times, memory or sizes as text, and what is made of them.

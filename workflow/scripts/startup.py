@@ -78,8 +78,7 @@ def limit_jobs(workflow: Any, jobs: "Jobs") -> None:
 
     A dry run, which is local whatever the profile says, would show requests for Slurm cut to these limits.
     """
-    from zerolora.config.limits import hardware_limits
-    from zerolora.config.resolve import run_sections
+    from zerolora.config.resolve import hardware_limits, run_sections
 
     limits = hardware_limits([run_sections(jobs.config, name) for name in jobs.config.all_runs], os.environ)
     if workflow.local_exec and not workflow.dryrun:

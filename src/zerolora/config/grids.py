@@ -1,7 +1,7 @@
 """Expands a grid of values to named runs.
 
-A run is named by its grid and its values, as in `sweep-zero1-r8`: by those alone, so that it keeps its name, and with
-it its results, when values are added or their order changes.
+A run is named by its grid and values only, e.g. `sweep-zero1-r8`, so that it keeps its name, and its results, when
+values are added or reordered.
 """
 
 import itertools
@@ -15,9 +15,9 @@ from typing import Any
 from zerolora.errors import shown
 
 MOST_RUNS = 10_000
-"""Of one grid: far more than anyone waits for, and expanded in a second."""
+"""Limit for one grid, expanded within a second."""
 Values = Sequence[Any] | Mapping[str, Any]
-"""The values of a key: a list, or a mapping where the user has named them."""
+"""The values of a key: a list, or a mapping of names to values."""
 Mistake = tuple[tuple[str, ...], str]
 
 
@@ -26,20 +26,16 @@ class Combination:
     """One run of a grid."""
 
     name: str
-    """The run's name."""
+    """Name of the run."""
     values: dict[str, Any]
-    """The values of the grid's keys, by their dotted path."""
+    """Values by dotted key."""
     parts: dict[str, str]
-    """What the name has of each value, by key."""
+    """Part of the name for each value, by dotted key."""
 
 
 def combinations(grid: str, over: Mapping[str, Values]) -> list[Combination]:
-    """Return each combination of the values once, in the order of the keys' names, whatever their order in `over`.
-
-    `over` must be free of mistakes(grid, over).
-    """
-    keys = sorted(over)
-    named = [[(part, key, value) for part, value in _named(key, over)] for key in keys]
+    """Return each combination of the values, with keys in alphabetical order. `over` must have no `mistakes`."""
+    named = [[(part, key, value) for part, value in _named(key, over)] for key in sorted(over)]
     return [
         Combination(
             "-".join([grid, *(part for part, _, _ in chosen)]),
@@ -51,7 +47,7 @@ def combinations(grid: str, over: Mapping[str, Values]) -> list[Combination]:
 
 
 def mistakes(over: Mapping[str, Values]) -> list[Mistake]:
-    """Return (location in `over`, message) for values without a name, or with one name, and for too many runs."""
+    """Return (location in `over`, message) for values without a name, for equal names, and for too many runs."""
     result: list[Mistake] = []
     for key, values in over.items():
         for other in over:
@@ -77,7 +73,7 @@ def mistakes(over: Mapping[str, Values]) -> list[Mistake]:
 
 
 def repeated(names: Sequence[str]) -> list[str]:
-    """Return the names that are there more than once."""
+    """Return the names that occur more than once."""
     return [name for name, count in Counter(names).items() if count > 1]
 
 
@@ -101,7 +97,7 @@ def _named(key: str, over: Mapping[str, Values]) -> list[tuple[str, Any]]:
 
 
 def part_of(key: str, value: Any) -> str | None:
-    """Return what a name has of a key's value, whatever other values and keys there are; None for what has no name."""
+    """Return the part of a name for a value, independent of other keys and values; None if the value has no name."""
     return _part(key.replace(".", "_"), value) if _names_itself(value) else None
 
 
@@ -112,22 +108,22 @@ def _names_itself(value: Any) -> bool:
 
 
 def _label(key: str, over: Mapping[str, Values]) -> str:
-    """Return the last part of a dotted key; the whole key, if another one ends in the same part."""
+    """Return the last part of a dotted key, or the whole key if another one ends in the same part."""
     last = key.rpartition(".")[2]
     alone = sum(other.rpartition(".")[2] == last for other in over) == 1
     return last if alone else key.replace(".", "_")
 
 
 def _part(label: str, value: Any) -> str:
-    """Return the part of a run's name for a value: letters, digits and _ alone, so that two different combinations of
-    parts, which - joins, are different names."""
+    """Return the part of a run's name for a value: letters, digits and _ only, so that different parts, joined by -,
+    give different names."""
     if isinstance(value, str):
         return "".join(letter if letter.isalnum() and letter.isascii() else "_" for letter in value.lower())
     if value is None:
         return f"{label}_none"
     if isinstance(value, bool):
         return f"{label}_{str(value).lower()}"
-    # Without an exponent, as in learning_rate0_0002, since 2e-4 has a - in it; 8 and 8.0 are one value.
+    # Without an exponent, as in learning_rate0_0002, since 2e-4 contains a -; 8 and 8.0 are equal.
     digits = format(Decimal(repr(value)), "f")
     digits = digits.rstrip("0").rstrip(".") if "." in digits else digits
     return label + digits.replace("-", "minus").replace(".", "_")

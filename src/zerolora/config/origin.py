@@ -1,4 +1,4 @@
-"""Checks that a run which continues from the adapter of another run of the config can load it."""
+"""Checks that a run can continue from the adapter of another run of the config."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -17,16 +17,16 @@ LORA = {
     "rank_pattern": "rank_pattern",
     "alpha_pattern": "alpha_pattern",
 }
-"""Keys of train.lora that decide what an adapter's tensors mean, by their name in peft's config."""
+"""Keys of train.lora that decide the meaning of an adapter's tensors, and their names in peft's config."""
 NAMES = ("targets", "modules_to_save")
-"""Keys of a method's section that decide which tensors there are."""
+"""Keys of a method's section that decide which tensors exist."""
 
 
 def unlike_origin(config: Config, run: str, origin: str) -> Iterable[tuple[tuple[str, ...], str]]:
-    """Yield (key, message) for each setting of `run` with which it cannot continue from what `origin` publishes.
+    """Yield (key, message) for each setting of `run` that prevents it from loading the adapter of `origin`.
 
-    `key` is relative to the run's sections, or its data set's. Raises ValidationError if the sections of one of both
-    are wrong.
+    `key` is relative to the run's sections or to the config. Raises ValidationError if a section of either run is
+    invalid.
     """
     train, theirs = (run_sections(config, each).train for each in (run, origin))
     adapter = f"results/{origin}/adapter"
@@ -46,13 +46,13 @@ def unlike_origin(config: Config, run: str, origin: str) -> Iterable[tuple[tuple
 
 
 def _kind(train: Train) -> tuple[str | None, bool]:
-    """Return what a method publishes: peft's type, None for all weights, and whether it is DoRA's."""
+    """Return the kind of adapter: peft's type, None for all weights, and whether it is DoRA."""
     method = TRAINABLE[train.method]
     return method.peft_type, getattr(method, "options", {}).get("use_dora", False)
 
 
 def _meaning(train: Train, section: str, publishes: bool) -> dict[str, Any]:
-    """Return what decides the meaning of an adapter that a run builds, or `publishes`, by key of a method's section."""
+    """Return the keys of a method's section that decide the meaning of the adapter that a run builds or `publishes`."""
     settings = getattr(train, section).model_dump()
     result = {
         key: sorted(set(value)) if isinstance(value := settings[key], list) else value

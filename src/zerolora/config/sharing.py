@@ -1,7 +1,7 @@
-"""What the runs of a grid or search share: pack, estimate and render run once for all that are equal in what they read.
+"""Sharing between the runs of a grid or search: pack, estimate and render run once for runs with equal settings.
 
-Which runs those are is told by the keys of `over` alone, whatever their values: so nothing moves, and nothing runs
-again, when a value is added or the config changes elsewhere.
+Only the keys of `over` decide which runs share, not their values, so that no output moves and nothing reruns when a
+value is added or the config changes elsewhere.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from zerolora.config.method_sections import MethodSections
 
 PACK = ("dataset", "pack")
-"""Keys, or sections, that `pack` reads."""
+"""Keys, or whole sections, that `pack` reads."""
 ESTIMATE = (
     *PACK,
     "hardware",
@@ -25,34 +25,33 @@ ESTIMATE = (
         )
     ),
 )
-"""Those that `estimate` reads, or what it depends on."""
+"""Those that `estimate` or its inputs depend on."""
 RENDER = (
     *ESTIMATE,
     *("render", "export"),
     *(f"train.{key}" for key in ("gradient_clipping", "canary", "epochs", "max_steps", "from_adapter")),
 )
-"""Those that `render` reads, or what it depends on."""
+"""Those that `render` or its inputs depend on."""
 
 
 class Shared(NamedTuple):
-    """The names, in results/, under which what a run shares with others is kept: a run's own if it shares nothing."""
+    """Names in results/ of the outputs that a run shares; its own name if it shares none."""
 
     packed: str
     estimated: str
     rendered: str
 
 
-LONGEST = 100
-"""Characters of a name, which a folder has."""
+LONGEST = 100  # characters of a directory name
 STAGES = Shared("pack", "estimate", "render")
-"""The stage of each."""
+"""The stage that writes each output."""
 READ = (PACK, ESTIMATE, RENDER)
 
 
 def names(owner: str, run: str, parts: Mapping[str, str | None]) -> Shared:
     """Return the names for a run of the grid or search `owner`.
 
-    parts: by the key of each of the run's own values, what a name has of it; None if it has none.
+    parts: the part of a name for each value of `over` by key; None for a value without a name.
     """
     result = []
     for read in READ:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from zerolora.files import write_json
-from zerolora.json_kinds import NUMBER, check, record
+from zerolora.json_file import NUMBER, check, record
 from zerolora.model import foreign
 from zerolora.model.weight_files import WEIGHT_INDEX
 

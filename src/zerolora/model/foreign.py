@@ -12,8 +12,8 @@ from typing import Any
 
 from zerolora import json_file
 from zerolora.errors import UserError
-from zerolora.files import MANIFEST
-from zerolora.json_kinds import (
+from zerolora.files import MANIFEST, read_json
+from zerolora.json_file import (
     COUNT,
     FILE_NAME,
     FLAG,
@@ -210,7 +210,7 @@ def adapter_config(directory: Path) -> dict[str, Any]:
 def manifest(path: Path, written_by: str, *required: str) -> dict[str, Any]:
     """Return the manifest of a directory, or a stamp, that the command `written_by` writes, with the keys `required`,
     by default `files`."""
-    value: dict[str, Any] = json_file.read_own(path, written_by)
+    value: dict[str, Any] = read_json(path, written_by)
     needed = {name: MANIFEST_KEYS[name] for name in required or ("files",)}
     check(value, record(MANIFEST_KEYS, needed), path, f"delete it and run `{written_by}` again")
     return value

@@ -7,7 +7,8 @@ from typing import Any, Self
 from pydantic import ConfigDict, Field, ValidationError
 
 from zerolora.config.compared import compared
-from zerolora.config.settings import Settings, TrainingChoice
+from zerolora.config.section import Section
+from zerolora.config.settings import TrainingChoice
 from zerolora.errors import UserError, shown
 from zerolora.files import read_object, write_json
 from zerolora.types import Precision
@@ -16,7 +17,7 @@ CHOICE = "zerolora"
 """Key of the file with the choice; all others are the engine's."""
 
 
-class ZeroOptimization(Settings):
+class ZeroOptimization(Section):
     """The part of DeepSpeed's zero_optimization that training reads, with values converted as DeepSpeed does."""
 
     model_config = ConfigDict(extra="allow", strict=False, frozen=True)
@@ -25,7 +26,7 @@ class ZeroOptimization(Settings):
     zero_quantized_nontrainable_weights: bool = False
 
 
-class FsdpOptions(Settings):
+class FsdpOptions(Section):
     """The options of torch's fully_shard (strategies/fully_shard.py)."""
 
     mesh: list[int]
@@ -35,7 +36,7 @@ class FsdpOptions(Settings):
     offload: bool
 
 
-class EngineOptions(Settings):
+class EngineOptions(Section):
     """The options that training reads; the engine reads all."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -47,7 +48,7 @@ class EngineOptions(Settings):
     fsdp: FsdpOptions | None = None
 
 
-class ZeroJson(Settings):
+class ZeroJson(Section):
     """results/<run>/zero.json."""
 
     options: dict[str, Any]
