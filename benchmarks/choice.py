@@ -47,7 +47,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
-from zerolora.config.settings import RenderSettings, TrainSettings, UsefulFlops
+from zerolora.config.settings import RenderSettings, TrainingPlan, TrainSettings, UsefulFlops
 from zerolora.data.prepared_rows import IGNORED
 from zerolora.files import read_json, write_json
 from zerolora.memory.training_spec import RowStatistics
@@ -66,7 +66,6 @@ from zerolora.train.launch.launcher import CPU_MALLOC
 from zerolora.train.launch.topology import topology
 from zerolora.train.loss import token_losses
 from zerolora.train.rank import claim_device
-from zerolora.train.training_plan import TrainingPlan
 
 RESULT = Path("benchmarks/results/choice.json")
 MODEL = Path("config/recipes/models/smollm2-135m.json")

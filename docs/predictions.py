@@ -28,7 +28,7 @@ from zerolora.planner import hardware as datasheets
 from zerolora.planner.candidates import step_work
 from zerolora.planner.cost import Cost, step_seconds
 from zerolora.strategies import STRATEGIES
-from zerolora.strategies.traffic import StepWork
+from zerolora.strategies.strategy import StepWork
 from zerolora.units import GIB
 
 DOCS = ROOT / "docs"

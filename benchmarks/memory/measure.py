@@ -494,8 +494,7 @@ def run_rank(request: dict[str, Any]) -> None:
 def training_plan(group: Group, batch: Batch) -> Any:
     """Return the plan that training would have for a batch of a group."""
     from zerolora.config.method_sections import Lora
-    from zerolora.config.settings import UsefulFlops
-    from zerolora.train.training_plan import TrainingPlan
+    from zerolora.config.settings import TrainingPlan, UsefulFlops
 
     return TrainingPlan(
         method=group.get("method", "lora"), device=group["device"], engine=STRATEGIES[group["strategy"]].engine,

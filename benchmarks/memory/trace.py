@@ -192,7 +192,7 @@ def on_meta(options: argparse.Namespace) -> Any:
     from zerolora.train import activation_offload
     from zerolora.train.attention import IMPLEMENTATIONS
     from zerolora.train.loss import make_chunked
-    from zerolora.train.token_row_forward import train_rows
+    from zerolora.train.module_forwards import train_rows
 
     values = json.loads(Path(options.model).read_text(encoding="utf-8"))
     config = AutoConfig.for_model(**values)

@@ -35,6 +35,7 @@ from zerolora.config.settings import (
     PackSettings,
     PrepareSettings,
     RenderSettings,
+    TrainingPlan,
     TrainSettings,
 )
 from zerolora.data.pack import pack_rows
@@ -50,7 +51,6 @@ from zerolora.train.engines.engine import DTYPES
 from zerolora.train.feed import Batches
 from zerolora.train.launch.topology import topology
 from zerolora.train.telemetry.stopwatch import PARTS
-from zerolora.train.training_plan import TrainingPlan
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "resources/weights/smollm2-135m-instruct"

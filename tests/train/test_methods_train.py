@@ -23,8 +23,8 @@ from zerolora.merge.merge import merge
 from zerolora.methods.registry import TRAINABLE
 from zerolora.strategies import STRATEGIES
 from zerolora.strategies.strategy import Target
+from zerolora.train.base_model import quantization_config
 from zerolora.train.feed import Batches
-from zerolora.train.quantized import config_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -399,5 +399,5 @@ def test_added_tokens_are_in_the_merged_model_as_in_plain_pefts(bench: Bench, ti
 def test_qlora_without_bitsandbytes_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match="which needs the package bitsandbytes; install it, or write lora"):
-        config_of(training_plan(method="qlora"), False)
-    assert config_of(training_plan(), False) is None
+        quantization_config(training_plan(method="qlora"), False)
+    assert quantization_config(training_plan(), False) is None

@@ -23,7 +23,7 @@ from zerolora.model.added_tokens import AddedToken, add_rows, extend, extend_aga
 from zerolora.model.read_spec import read_model_spec
 from zerolora.model.spec import with_rows
 from zerolora.train.loss import make_chunked, token_losses
-from zerolora.train.token_row_forward import train_rows
+from zerolora.train.module_forwards import train_rows
 
 SIZES: dict[str, Any] = {
     "vocab_size": 60,

@@ -35,7 +35,7 @@ from zerolora.train.checkpoint.format import (
 )
 from zerolora.train.checkpoint.resume_key import FREE
 from zerolora.train.checkpoint.store import Checkpoints, differences
-from zerolora.train.starting_factors import take_out
+from zerolora.train.starting_factors import extract
 
 RESUME_KEY = {"train.seed": 1, "train.learning_rate": 0.1, "data": "abc"}
 FINGERPRINT: dict[str, Any] = {"steps": 9, "settings": {}, "code": "x"}
@@ -301,7 +301,7 @@ def test_a_second_start_does_not_touch_the_factors_of_a_run_that_is_trained(
     first.claim()
     plan = training_plan(lora={"init": "pissa"})
     with pytest.raises(UserError, match=f"this run is being trained by process {os.getpid()}"):
-        take_out(None, plan, second, sharded=False, device=torch.device("cpu"))
+        extract(None, plan, second, sharded=False, device=torch.device("cpu"))
     assert not (second.folder / "start").exists()
 
 

@@ -16,7 +16,7 @@ from zerolora.planner.candidates import step_work
 from zerolora.planner.cost import step_seconds, useful_flops
 from zerolora.planner.hardware import GPUS, Disk, HardwareRates, Link, named
 from zerolora.strategies import STRATEGIES
-from zerolora.strategies.traffic import StepWork
+from zerolora.strategies.strategy import StepWork
 
 # Llama-3-8B, LoRA r 16 on all linear modules: 32 layers, 4096 wide, 8 key-value heads of 32, MLP 14336.
 PSI, PHI = 8_030_261_248, 41_943_040

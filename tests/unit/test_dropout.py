@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from zerolora.train.dropout import SparseDropout, make_sparse, places
+from zerolora.train.module_forwards import SparseDropout, dropped_positions, make_sparse
 
 
 @pytest.mark.parametrize("probability", [0.003, 0.01, 0.3, 0.97])
@@ -11,7 +11,7 @@ def test_each_value_is_dropped_as_often_and_whatever_its_neighbours_are(probabil
     torch.manual_seed(0)
     count = 400_000
     dropped = torch.zeros(count)
-    actual = places(count, probability)
+    actual = dropped_positions(count, probability)
     dropped[actual] = 1
     assert torch.equal(actual, actual.unique())
     spread = (probability * (1 - probability) / count) ** 0.5
@@ -25,7 +25,7 @@ def test_each_value_is_dropped_as_often_and_whatever_its_neighbours_are(probabil
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_few_values(count: int) -> None:
     torch.manual_seed(0)
-    actual = [places(count, 0.5).tolist() for _ in range(200)]
+    actual = [dropped_positions(count, 0.5).tolist() for _ in range(200)]
     assert all(place in range(count) for each in actual for place in each)
     assert {tuple(each) for each in actual} == {
         tuple(place for place in range(count) if chosen >> place & 1) for chosen in range(2**count)

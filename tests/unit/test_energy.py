@@ -4,8 +4,8 @@ import pynvml
 import pytest
 import torch
 
-from zerolora.train.telemetry import energy
-from zerolora.train.telemetry.energy import EnergyMeter
+from zerolora.train.telemetry import system_monitor
+from zerolora.train.telemetry.system_monitor import EnergyMeter
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def counter(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return told.pop(0)
 
-    monkeypatch.setattr(energy, "_handle_of", lambda device: object())
+    monkeypatch.setattr(system_monitor, "_handle_of", lambda device: object())
     monkeypatch.setattr(pynvml, "nvmlDeviceGetTotalEnergyConsumption", total)
     return told
 
@@ -45,4 +45,4 @@ def test_a_machine_without_the_drivers_library_has_none(monkeypatch: pytest.Monk
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
     monkeypatch.setattr(pynvml, "nvmlInit", absent)
-    assert energy._handle_of(torch.device("cuda", 0)) is None
+    assert system_monitor._handle_of(torch.device("cuda", 0)) is None

@@ -104,7 +104,7 @@ PLACE = '"""The learning rate of each step."""\n'
         ("src/zerolora/train/checkpoint/store.py", "the {key} is another", "another {key}"),
         ("src/zerolora/train/adapter.py", "is as training starts with it", "is as it was"),
         ("src/zerolora/train/isolation.py", ' attention"', ' attention layers"'),
-        ("src/zerolora/train/launch/processes.py", "exit code {code}", "code {code}"),
+        ("src/zerolora/train/launch/launcher.py", "exit code {code}", "code {code}"),
         ("src/zerolora/data/formats/refused.py", "judges or compares answers", "compares answers"),
         ("src/zerolora/data/formats/refused.py", "holds {kind}, which", "has {kind}, which"),
         ("src/zerolora/planner/deepspeed_keys.py", "it trains on other rows", "it trains other rows"),
@@ -322,7 +322,7 @@ def test_only_the_chosen_entries_of_a_registry_count() -> None:
     """Those that settings do not name are not part of a stage, but for what another module imports itself."""
     modules = fingerprint.modules_of("train", {"methods": {"qdora"}, "optimizers": {"lion"}, "strategies": ()})
     assert {"methods.qdora", "methods.qlora", "methods.dora", "train.engines.fsdp"} <= {*modules}
-    assert not {"methods.ia3", "methods.full", "optimizers.adafactor", "strategies.fully_shard"} & {*modules}
+    assert not {"methods.ia3", "methods.full", "optimizers.adafactor", "strategies.torch_native"} & {*modules}
     assert "optimizers.bnb" in modules and "strategies.deepspeed_zero" not in modules
 
 

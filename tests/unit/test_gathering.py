@@ -12,7 +12,7 @@ from benchmarks.memory import compare
 from zerolora.memory.gathering import Gathered, gathered
 from zerolora.model.read_spec import from_config
 from zerolora.model.spec import ModelSpec
-from zerolora.strategies.buckets import Buckets
+from zerolora.strategies.strategy import Buckets
 
 HIDDEN, INNER, VOCABULARY, LAYERS = 64, 256, 1000, 4
 ATTENTION, MLP, EMBEDDING = HIDDEN * HIDDEN, HIDDEN * INNER, VOCABULARY * HIDDEN

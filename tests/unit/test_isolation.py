@@ -16,9 +16,9 @@ from zerolora.train.adapter import adapt
 from zerolora.train.attention import IMPLEMENTATIONS
 from zerolora.train.feed import collate
 from zerolora.train.isolation import LENGTHS, check_isolation, check_loss
+from zerolora.train.loop import Totals
 from zerolora.train.loss import logits_of, make_chunked, make_whole, token_losses
 from zerolora.train.objectives import OBJECTIVES
-from zerolora.train.totals import Totals
 
 CPU = torch.device("cpu")
 SIZES = {

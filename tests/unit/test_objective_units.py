@@ -26,9 +26,9 @@ from zerolora.model.read_spec import read_model_spec
 from zerolora.planner.cost import step_seconds, useful_flops
 from zerolora.strategies import STRATEGIES
 from zerolora.train.feed import Batches, collate
+from zerolora.train.loop import Totals
 from zerolora.train.objectives import OBJECTIVES
 from zerolora.train.objectives.objective import AddedMemory, Objective, Values, by_sequence
-from zerolora.train.totals import Totals
 
 PAIRS, TOKENS = 8, 30
 SIDES = ("chosen", "rejected")

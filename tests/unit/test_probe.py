@@ -14,7 +14,7 @@ from zerolora.planner.cost import step_seconds
 from zerolora.planner.run_hardware import measured
 from zerolora.probe.probe import _nodes, probe
 from zerolora.strategies import STRATEGIES
-from zerolora.strategies.traffic import StepWork
+from zerolora.strategies.strategy import StepWork
 
 
 def test_two_ranks_measure_this_machine(tmp_path: Path) -> None:

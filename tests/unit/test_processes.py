@@ -14,8 +14,7 @@ import pytest
 from conftest import ROOT, project_environment
 
 from zerolora.errors import UserError
-from zerolora.train.launch.launcher import environment_of
-from zerolora.train.launch.processes import Codes, Ranks, check, wait_for
+from zerolora.train.launch.launcher import Codes, Ranks, check, environment_of, wait_for
 from zerolora.train.launch.topology import topology
 
 # A program whose ranks write down what they are, and then do what they were told.
@@ -159,7 +158,7 @@ def test_a_killed_rank_is_named_before_a_peer_that_failed_because_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its connections close first, so a peer may have ended before the kernel reports it."""
-    monkeypatch.setattr("zerolora.train.launch.processes.CAUSE_SECONDS", 60)
+    monkeypatch.setattr("zerolora.train.launch.launcher.CAUSE_SECONDS", 60)
     then = f"""
 while len(list(folder.glob("*.json"))) < {RANKS}:
     time.sleep(0.05)

@@ -34,8 +34,7 @@ from zerolora.planner.user_config import DEFAULTS, corrected, filled, layout_of
 from zerolora.planner.user_faults import faults
 from zerolora.planner.zero_json import FsdpOptions
 from zerolora.strategies import STRATEGIES
-from zerolora.strategies.buckets import Buckets, ModelSizes, deepspeed_buckets
-from zerolora.strategies.strategy import Strategy
+from zerolora.strategies.strategy import Buckets, ModelSizes, Strategy
 
 HARDWARE = {
     "probe": None,
@@ -950,6 +949,7 @@ def test_training_asks_for_the_time_of_every_validation(predicted: Path) -> None
 @pytest.mark.parametrize("trained", [1, 2, 4_999_999, 300_000_001])
 def test_an_odd_number_of_trained_parameters_gathers_an_even_one(trained: int) -> None:
     """DeepSpeed ends at its start otherwise (stage_1_and_2.py, nccl_start_alignment_factor)."""
-    sizes = deepspeed_buckets(2, ModelSizes(hidden=64, trained=trained, layer=1, largest=1, total=trained), True)
+    model = ModelSizes(hidden=64, trained=trained, layer=1, largest=1, total=trained)
+    sizes = STRATEGIES["zero2"].buckets(model, True)
     assert sizes.allgather % 2 == 0
     assert min(trained, 200_000_000) <= sizes.allgather <= trained + 1

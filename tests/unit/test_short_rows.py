@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from zerolora.train import short_rows
+from zerolora.train import attention
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16, torch.float64])
@@ -19,7 +19,7 @@ def test_it_has_values_and_gradients_of_the_fused_kernel(
     # As a model hands them over: seen from a tensor whose tokens come first.
     inputs = [torch.randn(2, tokens, each, 16).to(precision).transpose(1, 2) for each in (heads, key_heads, key_heads)]
     gradient = torch.randn(2, heads, tokens, 16).to(precision)
-    assert short_rows.takes(inputs[0], inputs[1], 0.0, None)
+    assert attention.is_short(inputs[0], inputs[1], 0.0, None)
 
     def done(attend: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
         leaves = [each.detach().clone().requires_grad_() for each in inputs]
@@ -32,7 +32,7 @@ def test_it_has_values_and_gradients_of_the_fused_kernel(
             query, key, value, is_causal=True, scale=scaling, enable_gqa=True
         )
 
-    actual = done(functools.partial(short_rows.attend, scaling=scaling))
+    actual = done(functools.partial(attention.attend_short, scaling=scaling))
     expected = done(fused)
     assert len(actual) == len(expected) == 4
     tolerance = 2e-2 if precision == torch.bfloat16 else 2e-5
@@ -42,10 +42,10 @@ def test_it_has_values_and_gradients_of_the_fused_kernel(
 
 
 def test_others_are_left_to_the_kernel() -> None:
-    long = torch.zeros(1, 2, short_rows.LONGEST + 1, 4)
+    long = torch.zeros(1, 2, attention.LONGEST_SHORT + 1, 4)
     short = long[:, :, :10]
-    assert short_rows.takes(short, short, 0.0, 10)
-    assert not short_rows.takes(long, long, 0.0, None)
-    assert not short_rows.takes(short, short, 0.1, None)
-    assert not short_rows.takes(short, short, 0.0, 9)
-    assert not short_rows.takes(short, long, 0.0, None)
+    assert attention.is_short(short, short, 0.0, 10)
+    assert not attention.is_short(long, long, 0.0, None)
+    assert not attention.is_short(short, short, 0.1, None)
+    assert not attention.is_short(short, short, 0.0, 9)
+    assert not attention.is_short(short, long, 0.0, None)

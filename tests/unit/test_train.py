@@ -26,10 +26,10 @@ from zerolora.train.engines import engine_class, names
 from zerolora.train.feed import Batches, collate
 from zerolora.train.launch import rendezvous
 from zerolora.train.launch.topology import first_host, topology
+from zerolora.train.loop import Totals
 from zerolora.train.loss import make_chunked, token_losses
 from zerolora.train.objectives import OBJECTIVES
 from zerolora.train.schedule import learning_rate
-from zerolora.train.totals import Totals
 from zerolora.types import EngineName
 
 BATCH: dict[str, Any] = {"global_batch": 4, "epochs": 2, "seed": 0}

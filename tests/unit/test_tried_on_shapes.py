@@ -195,7 +195,11 @@ def test_it_is_refused_before_a_queue(case: str, model_of: Callable[[str], Path]
 @pytest.mark.parametrize(
     ("family", "refused", "said"),
     [
-        ("vaultgemma", "a vaultgemma has no flash attention; write eager", "flash, which does not know the softcap of"),
+        (
+            "vaultgemma",
+            "a vaultgemma has no flash attention; write eager",
+            "flash, which does not support the softcap",
+        ),
         (
             "stablelm",
             "a stablelm has no flash attention; write sdpa or eager",

@@ -8,7 +8,7 @@ from training_plan import training_plan
 
 from zerolora.train.attention import lengths
 from zerolora.train.engines.engine import build_optimizer
-from zerolora.train.neftune import add_noise
+from zerolora.train.module_forwards import add_noise
 from zerolora.train.validation import Validations
 
 ALPHA = 5.0

@@ -182,6 +182,15 @@ class TrainSettings(schema.TrainSection):
     device: Device
 
 
+class TrainingPlan(TrainSettings, TrainingChoice):
+    """All settings of one training. The two halves share no field."""
+
+    @classmethod
+    def of(cls, settings: TrainSettings, choice: TrainingChoice) -> "TrainingPlan":
+        """Return the plan of a run's settings and of the entry `zerolora` of its zero.json."""
+        return cls(**dict(settings), **dict(choice))
+
+
 MergeSettings = schema.Merge
 """Settings of `merge`."""
 ExportSettings = schema.Export

@@ -142,7 +142,7 @@ class Decoder(Layer):
         return self.dropped(hidden) if model.hidden_dropout else hidden
 
     def with_rows(self, hidden: Value) -> Value:
-        """The embedded tokens with trained rows (train/token_row_forward.py); torch.where saves its condition."""
+        """The embedded tokens with trained rows (train/module_forwards.py); torch.where saves its condition."""
         new, count, width = self.tracer.new, hidden.count, hidden.width
         own, condition = new(count, width), new(self.tokens, 1)
         result = new(count, width)

@@ -21,7 +21,7 @@ TOWER_LAYERS = ("layers", "layer", "blocks")
 of other names, as of mergers, are not."""
 
 REDUCED = 4
-"""Bytes of a reduced or accumulated gradient (strategies/fully_shard.py, fsdp.reduce_dtype)."""
+"""Bytes of a reduced or accumulated gradient (strategies/torch_native.py, fsdp.reduce_dtype)."""
 
 
 @dataclass(frozen=True)

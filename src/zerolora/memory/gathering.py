@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from zerolora.methods.method import SHARED
 from zerolora.model.spec import ModelSpec, Module
-from zerolora.strategies.buckets import Buckets
+from zerolora.strategies.strategy import Buckets
 
 Ranks = tuple[tuple[str, int], ...]
 """Path and r of each adapted module or parameter, as in TrainedParameters."""

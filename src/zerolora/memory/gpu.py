@@ -16,7 +16,7 @@ from zerolora.memory.training_spec import TrainingSpec
 from zerolora.methods.method import TrainedParameters
 from zerolora.model.projections import ForwardSpec, Trained
 from zerolora.model.spec import ModelSpec
-from zerolora.strategies.buckets import Buckets
+from zerolora.strategies.strategy import Buckets
 from zerolora.train.objectives.objective import AddedMemory
 
 PHASES = ("forward", "loss", "backward", "backward_end")  # of a traced step

@@ -13,7 +13,7 @@ from zerolora.memory.states import model_states
 from zerolora.memory.training_spec import TrainingSpec
 from zerolora.model.spec import ModelSpec
 from zerolora.model.tracer import NothingTrained
-from zerolora.strategies.buckets import Buckets, ModelSizes
+from zerolora.strategies.strategy import Buckets, ModelSizes
 
 
 @dataclass(frozen=True)

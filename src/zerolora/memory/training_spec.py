@@ -10,8 +10,7 @@ from zerolora.model.spec import ModelSpec
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.optimizers.optimizer import Optimizer
 from zerolora.strategies import STRATEGIES
-from zerolora.strategies.buckets import Buckets
-from zerolora.strategies.strategy import Strategy
+from zerolora.strategies.strategy import Buckets, Strategy
 from zerolora.train.objectives import OBJECTIVES
 from zerolora.train.objectives.objective import AddedMemory, Objective
 from zerolora.types import Attention, Loss, Precision

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerolora.errors import UserError, shown
 from zerolora.files import MANIFEST, read_json, write_json
-from zerolora.json_kinds import check, list_of
+from zerolora.json_file import check, list_of
 from zerolora.model import foreign
 
 if TYPE_CHECKING:

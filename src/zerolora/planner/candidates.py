@@ -21,9 +21,7 @@ from zerolora.planner.hardware import HardwareRates
 from zerolora.planner.run_hardware import target_of
 from zerolora.planner.user_config import UserLayout
 from zerolora.strategies import STRATEGIES
-from zerolora.strategies.buckets import Buckets
-from zerolora.strategies.strategy import Strategy
-from zerolora.strategies.traffic import StepWork
+from zerolora.strategies.strategy import Buckets, StepWork, Strategy
 from zerolora.types import Attention
 
 ATTENTIONS = ("flash", "sdpa", "eager")  # the fastest first, as in a ModelSpec

@@ -9,8 +9,7 @@ from dataclasses import dataclass, fields
 
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.planner.hardware import HardwareRates
-from zerolora.strategies.strategy import Strategy
-from zerolora.strategies.traffic import EXCHANGE, REDUCE, Collective, StepWork, exchanges
+from zerolora.strategies.strategy import EXCHANGE, REDUCE, Collective, StepWork, Strategy, exchanges
 
 MASTER = 4  # bytes of an fp32 master weight
 

@@ -24,8 +24,7 @@ from zerolora.planner.user_config import UserLayout, check_user_config, correcte
 from zerolora.planner.zero_json import ZeroJson
 from zerolora.strategies import STRATEGIES
 from zerolora.strategies.deepspeed_zero import ZERO, torch_optimizer_options
-from zerolora.strategies.reasons import Reason, nested
-from zerolora.strategies.strategy import Target
+from zerolora.strategies.strategy import Reason, Target, nested
 from zerolora.types import Precision
 from zerolora.units import gib
 

@@ -25,9 +25,8 @@ from zerolora.planner.deepspeed_keys import (
     ZERO_RENAMED,
 )
 from zerolora.planner.user_faults import AUTO, Fault, faults, hpz_ranks, is_off, placement
-from zerolora.strategies.buckets import Buckets
 from zerolora.strategies.deepspeed_zero import DeepSpeed
-from zerolora.strategies.strategy import Strategy, Target
+from zerolora.strategies.strategy import Buckets, Strategy, Target
 from zerolora.yaml_file import composed
 
 # DeepSpeed's defaults, in elements.

@@ -27,7 +27,7 @@ class ZeroOptimization(Section):
 
 
 class FsdpOptions(Section):
-    """The options of torch's fully_shard (strategies/fully_shard.py)."""
+    """The options of torch's fully_shard (strategies/torch_native.py)."""
 
     mesh: list[int]
     reshard_after_forward: bool

@@ -24,7 +24,7 @@ NUMBER = re.compile(r"([0-9]+)")
 TAIL_BYTES = 65536
 """Of a log, in which its last messages are."""
 ITS_LAST_LINES = "; its last lines:"
-"""Ends the first line of the message about a rank that failed (train/launch/processes.py)."""
+"""Ends the first line of the message about a rank that failed (train/launch/launcher.py)."""
 RANK_FAILED = re.compile(r"\w+ \d+ failed with (exit code|signal) \w+")
 """The same of the first rank, whose own lines are in this log before it."""
 NO_MESSAGE = "runs, or ended without a message"
