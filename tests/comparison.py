@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from zerolora.config.sharing import Shared
+from zerolora.config.grids import Shared
 from zerolora.files import write_json
 
 GIB = 2**30

@@ -134,9 +134,7 @@ class TensorFile:
                 each = kinds[name]
                 shape = list(shapes.get(name, each.shape))
                 entries[name] = {"dtype": each.kind, "shape": shape, "data_offsets": list(offsets[name])}
-            text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
-            text += b" " * (-len(text) % ALIGNMENT)
-            header = len(text).to_bytes(8, "little") + text
+            header = _header(entries)
         tensors = {
             name: StoredTensor(
                 path, name, each.kind, shapes.get(name, each.shape), *(len(header) + at for at in offsets[name])
@@ -204,11 +202,17 @@ def write_shapes(shapes: Mapping[str, tuple[int, ...]], path: Path) -> None:
         size = 4 * math.prod(shape)
         entries[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [end, end + size]}
         end += size
-    text = json.dumps(entries, ensure_ascii=False).encode()
-    text += b" " * (-len(text) % ALIGNMENT)
+    header = _header(entries)
     with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        file.truncate(8 + len(text) + end)
+        file.write(header)
+        file.truncate(len(header) + end)
+
+
+def _header(entries: dict[str, Any]) -> bytes:
+    """Return the length field and the padded header of a file."""
+    text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
 
 
 def rows_of(tensor: "Factor", first: int = 0, last: int | None = None) -> "torch.Tensor":

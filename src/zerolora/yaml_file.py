@@ -52,7 +52,7 @@ def _size(node: yaml.Node | None, known: dict[int, tuple[int, int]], above: set[
     if id(node) not in known:
         problem = ""
         if id(node) in above:
-            raise yaml.constructor.ConstructorError(None, None, "an alias stands inside itself", node.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, "an alias contains itself", node.start_mark)
         pairs = isinstance(node, yaml.MappingNode)
         inner = [part for entry in node.value for part in entry] if pairs else node.value
         sizes = [_size(each, known, above | {id(node)}) for each in inner]

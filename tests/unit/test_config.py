@@ -90,10 +90,10 @@ CONTINUED: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
             "train.lora.alpha",
         ],
     ),
-    ({}, {"method": "ia3"}, ["{run}.method: ia3, but results/default/adapter is of lora; write lora"]),
-    ({}, {"method": "full"}, ["{run}.method: full, but results/default/adapter is of lora; write lora"]),
-    ({}, {"method": "qdora"}, ["{run}.method: qdora, but results/default/adapter is of lora; write lora"]),
-    ({"method": "dora"}, {}, ["train.method: lora, but results/default/adapter is of dora; write dora"]),
+    ({}, {"method": "ia3"}, ["{run}.method: ia3, but results/default/adapter was trained with lora; write lora"]),
+    ({}, {"method": "full"}, ["{run}.method: full, but results/default/adapter was trained with lora; write lora"]),
+    ({}, {"method": "qdora"}, ["{run}.method: qdora, but results/default/adapter was trained with lora; write lora"]),
+    ({"method": "dora"}, {}, ["train.method: lora, but results/default/adapter was trained with dora; write dora"]),
     (
         {"method": "ia3"},
         {"method": "ia3", "ia3": {"targets": ["k_proj"]}},
@@ -219,7 +219,7 @@ MISTAKES = [
     ("prepare.rows.stop_tokens", "</s>", ["prepare.rows.stop_tokens", "'</s>'", "a list"]),
     ("prepare.rows.pad_token", "", ["prepare.rows.pad_token", "not empty"]),
     ("prepare.rows.add_tokens", [""], ["prepare.rows.add_tokens", "not empty"]),
-    ("prepare.rows.add_special_tokens", ["<a>", "<a>"], ["prepare.rows.add_special_tokens", "'<a>' is there twice"]),
+    ("prepare.rows.add_special_tokens", ["<a>", "<a>"], ["prepare.rows.add_special_tokens", "'<a>' occurs twice"]),
     ("prepare.rows.loss", "all", ["prepare.rows.loss", "'all'", "'assistant', 'last' or 'everything'"]),
     ("prepare.rows.loss", ["robot"], ["prepare.rows.loss", "'robot'", "'assistant'"]),
     ("prepare.rows.too_long", "cut", ["prepare.rows.too_long", "'cut'", "truncate_left"]),
@@ -229,7 +229,7 @@ MISTAKES = [
     ("prepare.rows.sources", {"a": {"weight": 1.0}, "b": {}}, ["prepare.rows.sources.b", "give it a weight or rows"]),
     ("prepare.rows.sources", {"a": {"weight": 0.0}}, ["prepare.rows.sources.a.weight", "more than 0"]),
     ("prepare.rows.sources", {"../a": {}}, ["prepare.rows.sources.../a", "leads out of"]),
-    ("prepare.rows.sources", {"a": {"split": "test", "rows": 2}}, ["prepare.rows.sources.a", "taken whole"]),
+    ("prepare.rows.sources", {"a": {"split": "test", "rows": 2}}, ["prepare.rows.sources.a", "used in full"]),
     ("pack.packing", "yes please", ["pack.packing", "true or false"]),
     ("pack.capacity", 0, ["pack.capacity", "0", "1 or more"]),
     ("runs.default.pack", {"packing": 3}, ["runs.default.pack.packing", "true or false"]),
@@ -634,7 +634,7 @@ MERGE_BOMB = "a0: &a0 {x: 1, y: 2}\n" + "".join(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("a: &a [*a]", "an alias stands inside itself"),
+        ("a: &a [*a]", "an alias contains itself"),
         ("a: " + "[" * 60 + "]" * 60, "more than 50 levels"),
         ("a: " + "[" * 3000 + "]" * 3000, "is nested too deep"),
         ("".join(f"a{n}: &a{n} [{f'*a{n - 1}' if n else ''}]\n" for n in range(60)), "more than 50 levels"),
@@ -765,7 +765,9 @@ def test_a_target_of_the_merged_model_needs_one(tmp_path: Path) -> None:
     """One run's override is named as the run's."""
     config = edited("merge.enabled", False) | {"export": {"targets": ["vllm_adapter", "gguf_adapter"]}}
     load(write(tmp_path, config))
-    said = "gguf is made of the merged model, with merge.enabled: false; write merge.enabled: true, or of the targets "
+    said = (
+        "gguf is made from the merged model, but merge.enabled is false; write merge.enabled: true, or of the targets "
+    )
     config["runs"]["default"]["export"] = {"targets": ["vllm_adapter", "gguf"]}
     with pytest.raises(UserError, match=f"runs.default.export.targets: {said}gguf_adapter and vllm_adapter"):
         load(write(tmp_path, config))

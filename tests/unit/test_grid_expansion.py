@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 from test_rerun_matrix import KEYS as RERUN_KEYS
 
 from zerolora.config.file import load
-from zerolora.config.grids import combinations, mistakes
+from zerolora.config.grids import SHARED_STAGES, Shared, combinations, mistakes, shared_names
 from zerolora.config.resolve import resolve, shared_settings
 from zerolora.config.runs_file import RUNS, text_of
 from zerolora.config.schema import Config, RunSections
 from zerolora.config.section import Section
-from zerolora.config.sharing import STAGES, Shared, names
 from zerolora.config.studies import Study, Trial
 from zerolora.errors import UserError
 
@@ -125,22 +124,22 @@ def test_names_are_unique_and_stay(over: dict[str, list[Any]], random: Any, valu
         ({"over": {"train.epochs.most": [8]}}, "train.epochs.most: there is no such key; write train.epochs,"),
         ({"over": {"evaluate.rows": [8]}}, "evaluate.rows: evaluate is shared by all runs and cannot be overridden"),
         ({"over": {"train": {"short": {"epochs": 1}}}}, "over.train: is a whole section; write a key of it"),
-        ({"over": {"train.lora.r": [8, 8.0]}}, "over.train.lora.r: 8.0 is there twice; write it once"),
+        ({"over": {"train.lora.r": [8, 8.0]}}, "over.train.lora.r: 8.0 occurs twice; write it once"),
         ({"over": {"train.lora.r": ["A", "a"]}}, "over.train.lora.r: 'A' and 'a' are both called a"),
-        ({"over": {"train.lora.targets": [["q_proj"]]}}, "['q_proj'] gives no short name to a run; write a mapping"),
-        ({"over": {"train.epochs": [1, 2]}}, "over.train.epochs: the grid says train.epochs: 2 for all its runs too"),
+        ({"over": {"train.lora.targets": [["q_proj"]]}}, "['q_proj'] has no short name for a run; write a mapping"),
+        ({"over": {"train.epochs": [1, 2]}}, "over.train.epochs: the grid also sets train.epochs: 2 for all its runs"),
         (
             {
                 "over": {"train.optimizer": ["lion"], "train.lora": {"small": {"r": 2}}, "train.lora.r": [8]},
                 "train": {},
             },
-            "over.train.lora.r: is part of train.lora, which has values of its own; write one of the two",
+            "over.train.lora.r: is part of train.lora, which also has values; write one of the two",
         ),
         ({"over": {"train.seed": [*range(101)], "train.lora.r": [*range(1, 101)]}}, "over: 10,100 runs; write values"),
         ({"over": {"train.learning_rate": [1e-200]}}, "write at most 100 characters"),
         ({"over": {"train.lora.r": [0, 1, 2]}}, "over.train.lora.r: 0 is not valid; write 1 or more"),
-        ({"dataset": None}, "grids.sweep: names no data set; write dataset: NAME, or over: {dataset: [NAME, ...]}"),
-        ({"over": {"dataset": ["rows"]}}, "over.dataset: the grid says dataset: 'rows' for all its runs too;"),
+        ({"dataset": None}, "grids.sweep: has no data set; write dataset: NAME, or over: {dataset: [NAME, ...]}"),
+        ({"over": {"dataset": ["rows"]}}, "over.dataset: the grid also sets dataset: 'rows' for all its runs;"),
         ({"over": {"dataset": ["none"]}, "dataset": None}, "over.dataset: 'none' is not a data set of prepare;"),
         ({"dataset": "none"}, "grids.sweep.dataset: 'none' is not a data set of prepare; write one of rows"),
         ({"train": {"epochs": 0}}, "grids.sweep.train.epochs: 0 is not valid; write 1 or more"),
@@ -169,14 +168,14 @@ def test_a_mistake_is_one_line(tmp_path: Path, edits: dict[str, Any], said: str)
 )
 def test_a_name_is_of_one_run(tmp_path: Path, others: dict[str, Any]) -> None:
     with pytest.raises(
-        UserError, match=r"has a run sweep-zero0-r2, and so has another section, grid or search; choose"
+        UserError, match=r"has a run sweep-zero0-r2, but so has another section, grid or search; choose"
     ):
         load(config_with(tmp_path, **{"grids": {"sweep": SWEEP}, **others}))
 
 
 def test_a_grid_alone_is_enough_and_no_run_is_not(tmp_path: Path) -> None:
     assert len(load(config_with(tmp_path, {"sweep": SWEEP}, runs={})).all_runs) == 4
-    with pytest.raises(UserError, match=r"runs: there is no run; write one here"):
+    with pytest.raises(UserError, match=r"runs: defines no run; write one here"):
         load(config_with(tmp_path, {}, runs={}))
 
 
@@ -224,7 +223,7 @@ def test_no_run_shares_a_stage_that_reads_its_value(tmp_path: Path, key: str) ->
     over = {key: {"before": before, "after": value}}
     fixed = {"pack": {"packing": True}} if key == "pack.capacity" else {}
     one, other = shared_in(tmp_path, over, **fixed)
-    for stage, mine, theirs in zip(STAGES, one, other, strict=True):
+    for stage, mine, theirs in zip(SHARED_STAGES, one, other, strict=True):
         assert mine != theirs or f"{stage}@default" not in stages
 
 
@@ -247,7 +246,8 @@ def test_trials_share_what_their_values_do_not_touch(values: dict[str, Any], sha
 @pytest.mark.parametrize(("name", "owner"), [("default", "the run default"), ("data", "another stage")])
 def test_what_is_shared_has_a_folder_of_its_own(tmp_path: Path, name: str, owner: str) -> None:
     path = config_with(tmp_path, {name: {"dataset": "rows", "over": {"train.seed": [1, 2]}}})
-    with pytest.raises(UserError, match=rf"grids\.{name}: results/{name}/ is for what its runs share, .* to {owner};"):
+    said = rf"grids\.{name}: results/{name}/ is for outputs that its runs share, .* to {owner};"
+    with pytest.raises(UserError, match=said):
         load(path)
 
 
@@ -260,8 +260,8 @@ def test_the_table_of_the_docs_is_right() -> None:
     assert sum(len(named) for named, _ in keys) > 8
     for named, once in keys:
         for key in named:
-            shared = names("sweep", "sweep-1", {key: "1"})
-            assert [stage for stage, name in zip(STAGES, shared, strict=True) if name == "sweep"] == once, key
+            shared = shared_names("sweep", "sweep-1", {key: "1"})
+            assert [stage for stage, name in zip(SHARED_STAGES, shared, strict=True) if name == "sweep"] == once, key
 
 
 def test_data_sets_are_values_too(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ LAYERS: list[set[str]] = [
     {"cli"},
     {"commands"},
     {"memory.command", "publish", "imports", "search"},
-    {"config.file", "config.rules", "config.origin", "config.resolve"},
+    {"config.file", "config.rules", "config.resolve"},
     {"probe", "judge"},
     {"report"},
     {"export"},

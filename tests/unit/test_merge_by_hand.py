@@ -160,7 +160,7 @@ def test_stopped_it_leaves_nothing(
         write(*arguments)
 
     monkeypatch.setattr(stream, "_write", stopping)
-    with pytest.raises(Stopped, match=rf"stopped by {number.name}; .*merged is as it was before"):
+    with pytest.raises(Stopped, match=rf"stopped by {number.name}; .*merged is unchanged"):
         merge("--base", shard(tiny_model, tmp_path / "base"), "--adapter", adapter, "--output", tmp_path / "merged")
     assert left_in(tmp_path) == set()
     assert [signal.getsignal(number)] == handlers
@@ -376,8 +376,8 @@ REFUSED: dict[str, tuple[Callable[[Path, Path], None], tuple[str, ...], str]] = 
     ),
     "weights and no adapters": (_nothing, ("--weight", "1", "--weight", "2"), "--weight appears 2 times, and --adapt"),
     "no word of quantization": (_nothing, ("--dequantized",), "manifest.json: has no quantization, so it is unknown"),
-    "a pipeline's option": (_nothing, ("--data", "x"), "--place, --data and --left-out belong to a pipeline"),
-    "two bases": (_nothing, ("--weights", "x"), "--base, by hand, or --weights, in a pipeline; write one of the two"),
+    "a pipeline's option": (_nothing, ("--data", "x"), "--place, --data and --left-out are only for a pipeline"),
+    "two bases": (_nothing, ("--weights", "x"), "needs either --base, for a manual merge, or --weights, in a pipeline"),
 }
 
 

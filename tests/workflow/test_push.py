@@ -145,7 +145,7 @@ def test_a_push_that_is_stopped_commits_nothing(finished: Project, tmp_path: Pat
         process.terminate()
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (STOPPED, "")
-    assert err == "zerolora: stopped by SIGTERM; me/sums has either all of the push or nothing of it\n"
+    assert err == "zerolora: stopped by SIGTERM; me/sums has either all of the push or none of it\n"
     assert hub.repositories[TO].messages == ["initial commit"]
 
 

@@ -48,10 +48,10 @@ from zerolora.compat.snakemake_patches import (
     without_metadata,
 )
 from zerolora.config.file import read_values
+from zerolora.config.grids import Shared
 from zerolora.config.resolve import PLANNED, digest
 from zerolora.config.runs_file import is_current, write_runs
 from zerolora.config.schema import Config
-from zerolora.config.sharing import Shared
 from zerolora.errors import UserError
 from zerolora.files import sha256
 

@@ -20,10 +20,10 @@ from zerolora.config import file
 from zerolora.config.code import chosen_by_run, codes
 from zerolora.config.compared import compared
 from zerolora.config.fingerprint import Fingerprints
+from zerolora.config.grids import SHARED_STAGES
 from zerolora.config.resolve import check_planned, check_resolved, digest, resolve, run_sections, shared_settings, texts
 from zerolora.config.runs_file import check_runs
 from zerolora.config.schema import data_folders
-from zerolora.config.sharing import STAGES as SHARED_STAGES
 from zerolora.config.stages import ON_REQUEST, STAGES
 from zerolora.config.values import HUB_ADAPTERS, HUB_DATA
 from zerolora.errors import UserError

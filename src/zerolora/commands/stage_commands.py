@@ -60,7 +60,7 @@ def resolve(
     output: Output,
     runs: Annotated[
         Path | None,
-        typer.Option(help="Output directory of the settings of each run.", show_default="settings, beside --output"),
+        typer.Option(help="Output directory of the settings of each run.", show_default="settings, next to --output"),
     ] = None,
 ) -> None:
     """Check the config and write the settings and the code fingerprint of every stage."""
@@ -276,11 +276,11 @@ def merge(
     from zerolora.model.manifest import check_intact, located
 
     if (base is None) == (weights is None):
-        raise UserError("merge takes --base, by hand, or --weights, in a pipeline; write one of the two")
+        raise UserError("merge needs either --base, for a manual merge, or --weights, in a pipeline")
     if base is not None and (place or data or left_out):
-        raise UserError("--place, --data and --left-out belong to a pipeline's --weights; leave them out with --base")
+        raise UserError("--place, --data and --left-out are only for a pipeline's --weights; remove them")
     if base is None and (len(adapter) > 1 or weight):
-        raise UserError("several adapters, or a --weight, are merged by hand; write --base in place of --weights")
+        raise UserError("several adapters, or --weight, need --base instead of --weights")
     if left_out:
         check_intact(adapter[0], "zerolora train")
         leave_out(output)
@@ -290,7 +290,7 @@ def merge(
     from zerolora.merge.user_merge import merge_by_hand
     from zerolora.model.manifest import check_same_base
 
-    with stoppable(f"{place or output} is as it was before"):
+    with stoppable(f"{place or output} is unchanged"):
         if base is not None:
             merge_by_hand(base, adapter, weight or [], output, dequantized)
             return
@@ -315,7 +315,7 @@ def merged_weights(
         return
     from zerolora.merge.merge import restore
 
-    with stoppable("the merged weights are as they were before"):
+    with stoppable("the merged weights are unchanged"):
         restore(located(weights), adapter, manifest, data)
 
 

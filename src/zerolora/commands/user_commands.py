@@ -153,5 +153,5 @@ def push(
     """Publish a run's adapter or merged model, with a model card, to a Hub repository or a directory."""
     from zerolora.publish.push import push as publish
 
-    with stoppable(f"{to} has either all of the push or nothing of it"):
+    with stoppable(f"{to} has either all of the push or none of it"):
         typer.echo(publish(run, what, to, revision, private, message))

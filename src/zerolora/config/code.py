@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from zerolora.config.fingerprint import Chosen, Fingerprints
+from zerolora.config.grids import SHARED_STAGES
 from zerolora.config.registry_names import OPTIMIZERS, PROMPT_FORMATS, STRATEGIES, TASKS
 from zerolora.config.settings import (
     AskedTaskSettings,
@@ -14,7 +15,6 @@ from zerolora.config.settings import (
     RunSettings,
     TaskSettings,
 )
-from zerolora.config.sharing import STAGES as SHARED
 from zerolora.config.stages import STAGES
 from zerolora.files import canonical
 
@@ -45,16 +45,16 @@ def codes(resolved: Resolved, known: Fingerprints | None = None) -> Codes:
     }
     shared: dict[str, dict[str, str]] = {}
     for run in resolved.runs.values():
-        for kind, stage in SHARED._asdict().items():
+        for kind, stage in SHARED_STAGES._asdict().items():
             shared.setdefault(getattr(run, kind), {})[stage] = known.of(stage, chosen_by_run(run, stage))
     formats = {name: settings.format for name, settings in resolved.task_rows.items()}
-    asked = {name: chosen_by_task(settings) for name, settings in resolved.tasks.items()}
+    tasks = {name: chosen_by_task(settings) for name, settings in resolved.tasks.items()}
     chosen: dict[str, Mapping[str, Chosen]] = {
         "prepare": {name: chosen_by_data(settings) for name, settings in resolved.prepare.items()},
         "evaluate_base": {name: chosen_by_check(settings) for name, settings in resolved.evaluate.items()},
         "task_rows": {name: {} if each == "auto" else {"data.formats": {each}} for name, each in formats.items()},
-        "task_base": asked,
-        "task": asked,
+        "task_base": tasks,
+        "task": tasks,
         **{stage: {name: {} for name in getattr(resolved, stage)} for stage in STAGES if stage.startswith("fetch")},
     }
     named: dict[str, Any] = {

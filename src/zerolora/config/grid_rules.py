@@ -26,13 +26,13 @@ def impossible_grids(config: Config) -> Iterable[Mistake]:
         if search.prune and not steps and "train.validation_steps" not in search.over:
             yield (
                 ("searches", owner, "prune"),
-                "needs validation losses on the way; write train: {validation_steps: N} in the search, or prune: false",
+                "needs validation during training; write train: {validation_steps: N} in the search, or prune: false",
             )
     taken = [*config.runs, *config.continued, *itertools.chain.from_iterable(config.names_by_owner.values())]
     for run in repeated(taken):
         holders = [owner for owner, names in config.names_by_owner.items() if run in names]
         if holders:  # otherwise reported for runs and continued
-            yield holders[-1], f"has a run {run}, and so has another section, grid or search; choose another name"
+            yield holders[-1], f"has a run {run}, but so has another section, grid or search; choose another name"
     yield from _taken_folders(config)
     for (section, owner), names in config.names_by_owner.items():
         for run in names:
@@ -48,7 +48,7 @@ def impossible_grids(config: Config) -> Iterable[Mistake]:
 def _wrong_keys(config: Config, section: str, owner: str, each: Grid | Search) -> Iterable[Mistake]:
     here = (section, owner, "over")
     if each.dataset is None and "dataset" not in each.over:
-        yield (section, owner), "names no data set; write dataset: NAME, or over: {dataset: [NAME, ...]}"
+        yield (section, owner), "has no data set; write dataset: NAME, or over: {dataset: [NAME, ...]}"
     for name in datasets_of(each) if "dataset" in each.over else ():
         if not isinstance(name, str) or name not in config.prepare:
             text = f"{shown(name)} is not a data set of prepare; write some of {', '.join(config.prepare)}"
@@ -78,7 +78,9 @@ def _taken_folders(config: Config) -> Iterable[Mistake]:
         for name in set(each.shared) - {run}:
             mine = f"the runs of {each.section}.{each.owner}"
             if (other := folders.setdefault(name, mine)) != mine:
-                text = f"results/{name}/ is for what its runs share, and belongs to {other}; choose another name"
+                text = (
+                    f"results/{name}/ is for outputs that its runs share, but belongs to {other}; choose another name"
+                )
                 yield (each.section, each.owner), text
                 return
 
@@ -116,7 +118,7 @@ def _unknown(path: str) -> str | None:
             rest = parts[number + 1 :]
             if not rest or (get_origin(section) is dict and len(rest) == 1):
                 return None
-            return f"there is no such key; write {'.'.join(parts[: number + 1])}, which has no keys itself"
+            return f"there is no such key; write {'.'.join(parts[: number + 1])}, which has no keys"
     first = next(iter(section.model_fields))
     return None if len(parts) > 1 else f"is a whole section; write a key of it, as in {path}.{first}"
 
@@ -130,6 +132,6 @@ def _is_fixed(owner: Grid | Search, path: str, section: str) -> str | None:
         return None
     for part in parts:
         if not isinstance(value, dict) or part not in value:
-            return None if isinstance(value, dict) else f"stands beside {first}, which the {word} says too"
+            return None if isinstance(value, dict) else f"conflicts with {first}, which the {word} also sets"
         value = value[part]
-    return f"the {word} says {path}: {shown(value)} for all its runs too; write one of the two"
+    return f"the {word} also sets {path}: {shown(value)} for all its runs; write one of the two"

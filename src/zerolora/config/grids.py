@@ -1,17 +1,20 @@
-"""Expands a grid of values to named runs.
+"""Expands a grid of values to named runs, and names the outputs that runs share.
 
 A run is named by its grid and values only, e.g. `sweep-zero1-r8`, so that it keeps its name, and its results, when
-values are added or reordered.
+values are added or reordered. pack, estimate and render run once for all runs of a grid or search with equal settings.
+Only the keys of `over` decide which runs share, not their values, so that no output moves and nothing reruns when a
+value is added or the config changes elsewhere.
 """
 
 import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
+from zerolora.config.method_sections import MethodSections
 from zerolora.errors import shown
 
 MOST_RUNS = 10_000
@@ -52,16 +55,16 @@ def mistakes(over: Mapping[str, Values]) -> list[Mistake]:
     for key, values in over.items():
         for other in over:
             if other.startswith(f"{key}."):
-                result.append(((other,), f"is part of {key}, which has values of its own; write one of the two"))
+                result.append(((other,), f"is part of {key}, which also has values; write one of the two"))
         nameless = [] if isinstance(values, Mapping) else [each for each in values if not _names_itself(each)]
         if nameless:
-            text = "gives no short name to a run; write a mapping of names to values, as in {first: ..., second: ...}"
+            text = "has no short name for a run; write a mapping of names to values, e.g. {first: ..., second: ...}"
             result.append(((key,), f"{shown(nameless[0])} {text}"))
             continue
         parts: dict[str, Any] = {}
         for part, value in _named(key, over):
             if part in parts and value == parts[part]:
-                result.append(((key,), f"{shown(value)} is there twice; write it once"))
+                result.append(((key,), f"{shown(value)} occurs twice; write it once"))
             elif part in parts:
                 text = f"are both called {part} in a run's name; write a mapping of names to values"
                 result.append(((key,), f"{shown(parts[part])} and {shown(value)} {text}"))
@@ -127,3 +130,59 @@ def _part(label: str, value: Any) -> str:
     digits = format(Decimal(repr(value)), "f")
     digits = digits.rstrip("0").rstrip(".") if "." in digits else digits
     return label + digits.replace("-", "minus").replace(".", "_")
+
+
+PACK = ("dataset", "pack")
+"""Keys, or whole sections, that `pack` reads."""
+ESTIMATE = (
+    *PACK,
+    "hardware",
+    "estimate",
+    *(
+        f"train.{key}"
+        for key in (
+            *("nodes", "ranks_per_node", "global_batch", "micro_batch", "sequence_parallel", "precision", "attention"),
+            *("activation_checkpointing", "activation_offload", "validation_steps", "keep", "keep_checkpoints"),
+            *("method", "objective", "optimizer"),
+            *MethodSections.model_fields,
+        )
+    ),
+)
+"""Those that `estimate` or its inputs depend on."""
+RENDER = (
+    *ESTIMATE,
+    *("render", "export"),
+    *(f"train.{key}" for key in ("gradient_clipping", "canary", "epochs", "max_steps", "from_adapter")),
+)
+"""Those that `render` or its inputs depend on."""
+
+
+class Shared(NamedTuple):
+    """Names in results/ of the outputs that a run shares; its own name if it shares none."""
+
+    packed: str
+    estimated: str
+    rendered: str
+
+
+LONGEST = 100  # characters of a directory name
+SHARED_STAGES = Shared("pack", "estimate", "render")
+"""The stage that writes each output."""
+READ = (PACK, ESTIMATE, RENDER)
+
+
+def shared_names(owner: str, run: str, parts: Mapping[str, str | None]) -> Shared:
+    """Return the names for a run of the grid or search `owner`.
+
+    parts: the part of a name for each value of `over` by key; None for a value without a name.
+    """
+    result = []
+    for read in READ:
+        touched = [parts[key] for key in sorted(parts) if _touches(key, read)]
+        name = "-".join([owner, *filter(None, touched)])
+        result.append(name if None not in touched and len(name) <= LONGEST else run)
+    return Shared(*result)
+
+
+def _touches(key: str, read: Iterable[str]) -> bool:
+    return any(f"{key}.".startswith(f"{each}.") or each.startswith(f"{key}.") for each in read)

@@ -18,11 +18,11 @@ from zerolora.config import schema
 from zerolora.config import settings as stages
 from zerolora.config.code import Codes
 from zerolora.config.compared import compared
+from zerolora.config.grids import SHARED_STAGES
 from zerolora.config.method_sections import MethodSections
 from zerolora.config.schema import Config, Fetch, Hardware, RunSections
 from zerolora.config.section import Section
 from zerolora.config.settings import EstimateSettings, RenderSettings, Resolved, RunSettings
-from zerolora.config.sharing import STAGES
 from zerolora.config.user_files import harness_files, settings_with_files, user_task, user_template
 from zerolora.config.values import USER_CONFIG
 from zerolora.errors import UserError
@@ -161,15 +161,15 @@ def check_resolved(common: str, named: Mapping[str, str], output: Path, runs: Pa
     if not same:
         raise UserError(
             "config/config.yaml, a file that it names, or the code was edited since resolve ran; run `dvc repro` "
-            "again, and if that says the same, `dvc repro --force --single-item resolve` before"
+            "again; if this error repeats, run `dvc repro --force --single-item resolve` first"
         )
 
 
 def shared_settings(runs: Mapping[str, RunSettings]) -> dict[str, dict[str, Any]]:
-    """Return {name: {stage: its settings}} of the stages that runs may share (sharing.py)."""
+    """Return {name: {stage: its settings}} of the stages that runs may share (grids.py)."""
     result: dict[str, dict[str, Any]] = {}
     for run in runs.values():
-        for kind, stage in STAGES._asdict().items():
+        for kind, stage in SHARED_STAGES._asdict().items():
             settings = compared(getattr(run, stage))
             known = result.setdefault(getattr(run, kind), {}).setdefault(stage, settings)
             assert known == settings, f"runs that share {stage} have different settings for it"

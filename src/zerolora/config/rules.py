@@ -4,12 +4,12 @@ import itertools
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 from zerolora.config.grid_rules import datasets_of, impossible_grids, location_of
 from zerolora.config.method_sections import DEFAULT_INIT, Quantization
-from zerolora.config.origin import unlike_origin
 from zerolora.config.resolve import device_precision, models_by_source, run_sections, stages_of, user_config
 from zerolora.config.schema import AskedTask, Config, Prepare, RunSections, Train, data_folders
 from zerolora.config.user_files import settings_with_files, user_task, user_template
@@ -18,6 +18,7 @@ from zerolora.errors import UserError, shown
 from zerolora.evaluate.tasks import TASKS
 from zerolora.export.targets import TARGETS
 from zerolora.fail_if import OF_MERGED, parse
+from zerolora.methods import lora_init
 from zerolora.methods.registry import TRAINABLE
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.planner.hardware import GPUS, NETWORKS, NODE_LINKS, offered
@@ -29,6 +30,16 @@ from zerolora.train.objectives import OBJECTIVES
 
 PLAIN_LORA = ("lora", "qlora")
 """Methods whose adapter consists only of LoRA factors."""
+LORA_KEYS = {
+    "r": "r",
+    "alpha": "lora_alpha",
+    "rank_stabilized": "use_rslora",
+    "rank_pattern": "rank_pattern",
+    "alpha_pattern": "alpha_pattern",
+}
+"""Keys of train.lora that decide the meaning of an adapter's tensors, and their names in peft's config."""
+TENSOR_KEYS = ("targets", "modules_to_save")
+"""Keys of a method's section that decide which tensors exist."""
 MOST_LISTED = 10  # names in a message
 RUN_ADAPTER = re.compile(r"results/([^/]+)/adapter/?")
 Mistake = tuple[tuple[str, ...], str]
@@ -59,13 +70,13 @@ def impossible(config: Config, before_first_trial: bool = False) -> Iterable[Mis
     yield from _impossible_gate(config)
     yield from _impossible_engine(config)
     if config.train.from_adapter is not None:
-        yield ("train", "from_adapter"), "applies to all runs; write it in each run of continued that continues from it"
+        yield ("train", "from_adapter"), "would apply to all runs; write it in each run of `continued` instead"
     if not config.all_runs:
         yield from () if before_first_trial else _no_run(config)
         return
     for name, run in config.all_runs.items():
         if name in RESERVED_RUNS:
-            yield location_of(config, name), f"results/{name}/ is taken by another stage; choose another name"
+            yield location_of(config, name), f"results/{name}/ is used by another stage; choose another name"
         if run.dataset not in config.prepare:
             dangling = True
             text = f"{shown(run.dataset)} is not a data set of prepare; write one of {', '.join(config.prepare)}"
@@ -80,9 +91,9 @@ def impossible(config: Config, before_first_trial: bool = False) -> Iterable[Mis
 def _no_run(config: Config) -> Iterable[Mistake]:
     for name in config.searches:
         remedy = f"run `zerolora search {name} -- COMMAND` (docs/search.md)"
-        yield ("searches", name), f"has no run: no values were chosen yet, or all trials failed; {remedy}"
+        yield ("searches", name), f"has no run, since no values were chosen yet or all trials failed; {remedy}"
     if not config.searches:
-        yield ("runs",), "there is no run; write one here, as in default: {dataset: NAME}, or a grid in grids"
+        yield ("runs",), "defines no run; write one here, e.g. default: {dataset: NAME}, or a grid in grids"
 
 
 def _impossible_tasks(config: Config) -> Iterable[Mistake]:
@@ -99,12 +110,12 @@ def _impossible_tasks(config: Config) -> Iterable[Mistake]:
             yield (*here, "choices"), f"{task.check} has no choices; remove them, or write check: multiple_choice"
         if task.prompt is not None and task.answer is None and ask not in ("loss", None):
             yield (*here, "prompt"), "needs an answer; write the template of the right answer too"
-    asked = [*tasks.rows, *tasks.harness]
+    names = [*tasks.rows, *tasks.harness]
     # DVC joins the names of a run, or a data set, and of a task with a hyphen.
     for owners in (config.all_runs, config.prepare):
         joined: dict[str, tuple[str, str]] = {}
         for owner in owners:
-            for name in asked:
+            for name in names:
                 other = joined.setdefault(f"{owner}-{name}", (owner, name))
                 if other != (owner, name):
                     group = "rows" if name in tasks.rows else "harness"
@@ -128,28 +139,28 @@ def _impossible_check(here: tuple[str, ...], section: Prepare | AskedTask) -> It
 
 def _impossible_engine(config: Config) -> Iterable[Mistake]:
     """Yield settings that vLLM does not support; evaluate/vllm_engine.py checks what the config does not show."""
-    asked = config.evaluate
-    if asked.engine != "vllm":
-        if asked.vllm_python is not None:
-            yield ("evaluate", "vllm_python"), "is read with engine: vllm alone; write engine: vllm, or leave it out"
+    evaluate = config.evaluate
+    if evaluate.engine != "vllm":
+        if evaluate.vllm_python is not None:
+            yield ("evaluate", "vllm_python"), "is used only with engine: vllm; write engine: vllm, or remove it"
         return
-    if asked.ranks > 1:
-        yield ("evaluate", "ranks"), f"{asked.ranks} with engine: vllm, which answers all rows at once; write 1"
-    for name, data in config.prepare.items() if asked.enabled else ():
+    if evaluate.ranks > 1:
+        yield ("evaluate", "ranks"), f"{evaluate.ranks} with engine: vllm, which processes all rows at once; write 1"
+    for name, data in config.prepare.items() if evaluate.enabled else ():
         if data.add_tokens or data.add_special_tokens:
             key = "add_tokens" if data.add_tokens else "add_special_tokens"
-            text = "adds tokens to the base model, which evaluate.engine: vllm reads as it is"
-            yield ("prepare", name, key), f"{text}; write evaluate.engine: transformers, or leave them out"
-    for name, run in config.all_runs.items() if asked.enabled else ():
+            text = "adds tokens to the base model, which evaluate.engine: vllm reads unchanged"
+            yield ("prepare", name, key), f"{text}; write evaluate.engine: transformers, or remove them"
+    for name, run in config.all_runs.items() if evaluate.enabled else ():
         try:
             settings = run_sections(config, name)
         except ValidationError:
             continue  # reported by _impossible_in
         key = "evaluate.unmerged" if settings.merge.enabled else "merge.enabled"
-        if (asked.unmerged or not settings.merge.enabled) and (more := _more_than_lora(settings.train)):
+        if (evaluate.unmerged or not settings.merge.enabled) and (more := _more_than_lora(settings.train)):
             at = ("train", *more.split("."))
             on, off = ("true", "false") if settings.merge.enabled else ("false", "true")
-            text = f"with {key}: {on}, and evaluate.engine: vllm has no form for such an adapter"
+            text = f"with {key}: {on}, and evaluate.engine: vllm does not support this adapter"
             text = f"{text}; write evaluate.engine: transformers, or {key}: {off}"
             yield location_of(config, name, *at) if at[1] in run.train else at, text
 
@@ -168,7 +179,7 @@ def _impossible_gate(config: Config) -> Iterable[Mistake]:
     if condition is None:
         return
     if not config.evaluate.enabled:
-        yield here, f"{shown(condition)} needs an evaluation; set evaluate.enabled: true, or leave the gate out"
+        yield here, f"{shown(condition)} needs an evaluation; set evaluate.enabled: true, or remove the condition"
     gate = parse(condition)
     metric, merged = gate.metric, OF_MERGED if config.merge.enabled and not gate.relative else ()
     for name, data in config.prepare.items():
@@ -190,11 +201,11 @@ def _impossible_start(config: Config, run: str) -> Iterable[Mistake]:
         if run in config.continued:
             yield here[:2], f"{run} is in runs too; give one another name"
         elif start is not None:
-            yield here, "is for runs that both engines know to depend on it; move the run from runs to continued"
+            yield here, "is only allowed in `continued`, whose runs both engines order after it; move the run there"
         return
     if not isinstance(start, str) or not start:
         example = f"results/{next((name for name in config.all_runs if name != run), 'NAME')}/adapter"
-        yield here[:2], f"continues from no adapter; write train: {{from_adapter: {example}}}, or move the run to runs"
+        yield here[:2], f"needs an adapter; write train: {{from_adapter: {example}}}, or move the run to runs"
         return
     seen = [run]
     while (match := RUN_ADAPTER.fullmatch(start)) and match[1] in config.all_runs:
@@ -220,12 +231,72 @@ def _impossible_from(config: Config, run: str) -> Iterable[Mistake]:
     if not result or result[1] not in config.all_runs or result[1] == run:
         return
     try:
-        mistakes = list(unlike_origin(config, run, result[1]))
+        mistakes = list(_unlike_origin(config, run, result[1]))
     except ValidationError:  # reported by _impossible_in
         return
     for key, message in mistakes:
         own = key[0] != "prepare" and key[1] in getattr(config.all_runs[run], key[0])
         yield location_of(config, run, *key) if own else key, message
+
+
+def _unlike_origin(config: Config, run: str, origin: str) -> Iterable[Mistake]:
+    """Yield (location, message) for each setting of `run` that prevents it from loading the adapter of `origin`.
+
+    Locations are relative to the run's sections or the config. Raises ValidationError if a section of either run is
+    invalid.
+    """
+    train, theirs = (run_sections(config, each).train for each in (run, origin))
+    adapter = f"results/{origin}/adapter"
+    if _kind(train) != _kind(theirs):
+        text = f"{train.method}, but {adapter} was trained with {theirs.method}; write {theirs.method}"
+        yield ("train", "method"), text
+    else:
+        for section in TRAINABLE[train.method].sections:
+            ours, expected = (_meaning(each, section, publishes=each is theirs) for each in (train, theirs))
+            for key, value in expected.items():
+                if ours[key] != value:
+                    text = f"{shown(ours[key])}, but that of {adapter} is {shown(value)}"
+                    if key in LORA_KEYS and theirs.lora.init != DEFAULT_INIT:
+                        text += f" (with init {theirs.lora.init}, it has twice the rank)"
+                    yield ("train", section, key), f"{text}; write {key}: {shown(value)}"
+    yield from _unlike_data(config, run, origin)
+
+
+def _kind(train: Train) -> tuple[str | None, bool]:
+    """Return the kind of adapter: peft's type, None for all weights, and whether it is DoRA."""
+    method = TRAINABLE[train.method]
+    return method.peft_type, getattr(method, "options", {}).get("use_dora", False)
+
+
+def _meaning(train: Train, section: str, publishes: bool) -> dict[str, Any]:
+    """Return the keys of a method's section that decide the meaning of the adapter that a run builds or `publishes`."""
+    settings = getattr(train, section).model_dump()
+    result = {
+        key: sorted(set(value)) if isinstance(value := settings[key], list) else value
+        for key in TENSOR_KEYS & settings.keys()
+    }
+    if section == "lora":
+        lora = {name: settings[key] for key, name in LORA_KEYS.items()}
+        lora = lora_init.doubled(lora) if publishes and settings["init"] != DEFAULT_INIT else lora
+        result |= {key: lora[name] for key, name in LORA_KEYS.items()}
+    return result
+
+
+def _unlike_data(config: Config, run: str, origin: str) -> Iterable[Mistake]:
+    names = [config.all_runs[each].dataset for each in (run, origin)]
+    if any(name not in config.prepare for name in names):  # reported elsewhere
+        return
+    data, theirs = (config.prepare[name] for name in names)
+    adapter = f"{run} continues from results/{origin}/adapter"
+    models = {name: model for _, models in models_by_source(config) for name, model in models.items()}
+    if data.model != theirs.model and models.get(data.model) != models.get(theirs.model):
+        text = f"{data.model}, but {adapter}, whose base is {theirs.model}"
+        yield ("prepare", names[0], "model"), f"{text}; write {theirs.model}, or another data set in {run}"
+    for key in ("add_special_tokens", "add_tokens"):
+        actual, expected = getattr(data, key), shown(getattr(theirs, key))
+        if actual != getattr(theirs, key):
+            text = f"{shown(actual)}, but {adapter}, which was trained with {expected}"
+            yield ("prepare", names[0], key), f"{text}; write {key}: {expected}"
 
 
 def _impossible_data(config: Config, name: str) -> Iterable[Mistake]:
@@ -242,7 +313,7 @@ def _impossible_data(config: Config, name: str) -> Iterable[Mistake]:
     added = [*data.add_special_tokens, *data.add_tokens]
     for key in ("add_special_tokens", "add_tokens"):
         if twice := next((token for token in getattr(data, key) if added.count(token) > 1), None):
-            yield (*here, key), f"{shown(twice)} is there twice; write it once"
+            yield (*here, key), f"{shown(twice)} occurs twice; write it once"
     weighed = any(source.weight for source in data.sources.values())
     for key, source in data.sources.items():
         at = (*here, "sources", key)
@@ -251,9 +322,9 @@ def _impossible_data(config: Config, name: str) -> Iterable[Mistake]:
         if source.weight and source.rows:
             yield (*at, "weight"), "conflicts with rows; write one of the two"
         if source.at_most and source.rows:
-            yield (*at, "at_most"), "conflicts with rows, which repeats rows; write one of the two"
+            yield (*at, "at_most"), "conflicts with rows, which may repeat rows; write one of the two"
         if source.split in ("validation", "test") and (source.weight or source.rows):
-            yield at, f"is the {source.split} split, which is taken whole; remove weight and rows"
+            yield at, f"is the {source.split} split, which is used in full; remove weight and rows"
         elif weighed and not source.weight and not source.rows and source.split in (None, "train"):
             yield at, "has no weight, but other sources have; give it a weight or rows"
 
@@ -273,7 +344,7 @@ def _unused(config: Config) -> Iterable[Mistake]:
         paths = [Path(data.path) for data in config.prepare.values()]
         paths += [Path(task.path) for task in config.tasks.rows.values()]
         if not any(folder.is_relative_to(path) or path.is_relative_to(folder) for path in paths):
-            text = f"no data set's path is {folder} or a folder of it; write that in prepare, or remove it"
+            text = f"no data set's path is {folder} or inside it; write that in prepare, or remove it"
             yield ("fetch", group, name), text
     for name in config.fetch.adapter:
         if (path := f"{HUB_ADAPTERS}/{name}") not in starts:
@@ -338,7 +409,7 @@ def _impossible_batch(settings: RunSections) -> Iterable[RunMistake]:
         yield "train.activation_checkpointing", f"{text}; write true or auto, or activation_offload: false"
     for key in ("patience", "stop_above") if train.validation_steps is None else ():
         if getattr(train, key):
-            yield f"train.{key}", "has nothing to judge without validation_steps; write both, or neither"
+            yield f"train.{key}", "needs validation_steps; write both, or neither"
 
 
 def _impossible_method(train: Train, data: Prepare | None) -> Iterable[RunMistake]:
@@ -354,10 +425,10 @@ def _impossible_method(train: Train, data: Prepare | None) -> Iterable[RunMistak
         )
         yield f"train.quantization.{key}", text
     if train.quantization.type == "int8" and train.method == "qdora":
-        text = "int8 with method qdora, whose norms peft cannot compute before an int8 module's first pass"
+        text = "int8 with method qdora, whose norms peft cannot compute before the first forward pass of an int8 module"
         yield "train.quantization.type", f"{text}; write nf4, or method: qlora"
     if train.lora.init != DEFAULT_INIT and quantizes:
-        text = f"{train.lora.init} with method {train.method}, which takes nothing out of quantized weights"
+        text = f"{train.lora.init} with method {train.method}, which cannot change quantized weights"
         yield "train.lora.init", f"{text}; write {DEFAULT_INIT}"
     if data and (data.add_special_tokens or data.add_tokens) and not method.trains_rows:
         text = f"{train.method}, which trains no rows of an embedding, but the data set adds tokens"
@@ -371,7 +442,7 @@ def _impossible_merge(settings: RunSections) -> Iterable[RunMistake]:
     of_merged = [name for name in settings.export.targets if TARGETS[name].of_merged]
     if of_merged and not settings.merge.enabled:
         others = " and ".join(name for name, target in TARGETS.items() if not target.of_merged)
-        text = f"{of_merged[0]} is made of the merged model, with merge.enabled: false; write merge.enabled: true"
+        text = f"{of_merged[0]} is made from the merged model, but merge.enabled is false; write merge.enabled: true"
         yield "export.targets", f"{text}, or of the targets {others}"
 
 

@@ -18,11 +18,9 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from zerolora.config.grids import combinations, mistakes, nested, part_of
+from zerolora.config.grids import Shared, combinations, mistakes, nested, part_of, shared_names
 from zerolora.config.method_sections import MethodSections
 from zerolora.config.section import Positive, Section, Text
-from zerolora.config.sharing import Shared
-from zerolora.config.sharing import names as shared_names
 from zerolora.config.studies import StopAbove, Study, run_of
 from zerolora.config.target_sections import ExportSections
 from zerolora.config.values import (
@@ -648,7 +646,7 @@ class Range(Section):
         if self.log and self.step is not None:
             raise ValueError("step and log exclude each other; write one of them")
         if self.step is not None and not 0 < self.step <= self.high - self.low:
-            raise ValueError(f"step {self.step} is not between 0 and high - low; write one that is")
+            raise ValueError(f"step {self.step} is not between 0 and high - low; correct it")
         return self
 
 

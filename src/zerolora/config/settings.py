@@ -281,7 +281,7 @@ class RunSettings(Section):
 
     dataset: str
     packed: str
-    """Name in results/ of its packing (config/sharing.py): the run's own, or one that runs share."""
+    """Name in results/ of its packing (config/grids.py): the run's own, or one that runs share."""
     estimated: str
     """Name in results/ of its estimate.json."""
     rendered: str

@@ -2,7 +2,7 @@
 
 The workflow, the code fingerprints (fingerprint.py) and the tests read these tables. `{model}`, `{source}`,
 `{packaged}`, `{adapter}`, `{dataset}`, `{task}`, `{target}` and `{run}` stand for a name in the config, `{packed}`,
-`{estimated}` and `{rendered}` for the name of a run or of an output that runs share (sharing.py).
+`{estimated}` and `{rendered}` for the name of a run or of an output that runs share (grids.py).
 """
 
 from dataclasses import dataclass

@@ -201,11 +201,11 @@ def remedy(mistake: Any) -> str:
             named = parts[2] in ("fetch", "prepare")
             where = "prepare and name it in the run’s dataset" if named else f"the {parts[2]} section"
             return f"{parts[2]} is shared by all runs and cannot be overridden; add another entry to {where}"
-        return f"there is no such key (value {seen}); see config/README.md for those that are"
+        return f"there is no such key (value {seen}); config/README.md lists the valid ones"
     if kind == "missing":
-        return "is missing; add it (config/README.md says what it means)"
+        return "is missing; add it (explained in config/README.md)"
     if kind == "literal_error":
-        return f"{seen} is not known; write {context['expected']}"
+        return f"{seen} is not valid; write {context['expected']}"
     if kind == "value_error":
         return f"{seen}: {context['error']}" if not isinstance(mistake["input"], dict) else str(context["error"])
     expected = {

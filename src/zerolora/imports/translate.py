@@ -205,7 +205,7 @@ def _without_model(values: dict[str, Any], foreign: dict[str, int]) -> str:
     counts = {format.title: _count(values, format.keys) for format in FORMATS.values()} | foreign
     best = max(counts, key=lambda title: counts[title])
     if not counts[best]:
-        return f"none of its keys is known; {needed} is needed"
+        return f"none of its keys is known; {needed} is required"
     if best in foreign and "model" in values and counts[best] > 1:
         return f"looks like a config of {best}, {NOT_READ}"
     return f"is not a training config that is read: {needed} is needed; if it is one, write --from {'|'.join(FORMATS)}"
@@ -287,7 +287,7 @@ def _translated(key: str, value: Any, source: Format, draft: Draft) -> Line:
     rule = source.rules.get(pattern) or _of_section(pattern, source)
     if rule is None:
         known = re.split(r"\.|\[", pattern)[0] in source.keys
-        text = f"this key of {source.title} has no equal" if known else f"no key of {source.title}"
+        text = f"this key of {source.title} has no equivalent" if known else f"no key of {source.title}"
         return Line(key, "no equal", text, CHANGES)
     try:
         remark = rule.translate(value, draft)

@@ -9,11 +9,10 @@ from typing import Any
 from zerolora.config.code import codes
 from zerolora.config.compared import compared
 from zerolora.config.file import load, read_values
+from zerolora.config.grids import SHARED_STAGES, Shared
 from zerolora.config.resolve import resolve, shared_settings
 from zerolora.config.schema import Config
 from zerolora.config.settings import PrepareSettings, Resolved, RunSettings
-from zerolora.config.sharing import STAGES as SHARED
-from zerolora.config.sharing import Shared
 from zerolora.errors import UserError, shown
 from zerolora.fail_if import parse
 from zerolora.files import read_object
@@ -102,7 +101,7 @@ def _code(run: FinishedRun) -> dict[str, Any]:
     """Return the code fingerprints that the run's stages have now."""
     now = codes(run.resolved)
     of_run = run.resolved.runs[run.name]
-    of_shared = {stage: now.shared[getattr(of_run, kind)][stage] for kind, stage in SHARED._asdict().items()}
+    of_shared = {stage: now.shared[getattr(of_run, kind)][stage] for kind, stage in SHARED_STAGES._asdict().items()}
     return {**now.named, **now.runs[run.name], **of_shared}
 
 

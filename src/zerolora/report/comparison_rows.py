@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from zerolora.config.sharing import Shared
+from zerolora.config.grids import Shared
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, read_object
 from zerolora.log import PREFIX, read_status

@@ -35,7 +35,7 @@ def search(name: str, config: Path, command: Sequence[str]) -> Study:
     """
     with _locked(name):
         while True:
-            asked, study = _searched(config, name), read_study(name)
+            settings, study = _settings(config, name), read_study(name)
             # Also if all trials are finished: the config may have been edited since, which changes their losses.
             runnable = any(not trial.failed for trial in study.trials)
             if command and runnable and _after(command, name, study, config) != study:
@@ -43,15 +43,15 @@ def search(name: str, config: Path, command: Sequence[str]) -> Study:
             if any(outcome.state == "waiting" for outcome in outcomes(name, study)):
                 if not command:
                     return study
-            elif len(study.trials) >= asked.trials:
+            elif len(study.trials) >= settings.trials:
                 return study
             else:
-                study = _choose(name, study, asked, config)
+                study = _choose(name, study, settings, config)
                 if not command:
                     return study
 
 
-def _searched(config: Path, name: str) -> Search:
+def _settings(config: Path, name: str) -> Search:
     searches = load(config, before_first_trial=True).searches
     if name not in searches:
         known = f"write one of {', '.join(searches)}" if searches else "add one to searches (docs/search.md)"
@@ -59,11 +59,11 @@ def _searched(config: Path, name: str) -> Search:
     return searches[name]
 
 
-def _choose(name: str, study: Study, asked: Search, config: Path) -> Study:
+def _choose(name: str, study: Study, settings: Search, config: Path) -> Study:
     """Add the trials of a round to the file. Raises UserError and restores the file if a run is invalid."""
     first = len(study.trials)
-    count = min(asked.at_once, asked.trials - first)
-    further = Study(trials=[*study.trials, *choose(asked, study.trials, outcomes(name, study), count)])
+    count = min(settings.at_once, settings.trials - first)
+    further = Study(trials=[*study.trials, *choose(settings, study.trials, outcomes(name, study), count)])
     write_study(name, further)
     try:
         checked = load(config)

@@ -387,7 +387,7 @@ FORMAT = Format(
         ),
         "chat_template_kwargs": lost("templates take no options"),
         "default_system_message": unless_off(
-            fact("system", "prepare.rows.system", text, "with chat_template chatml alone")
+            fact("system", "prepare.rows.system", text, "only with chat_template chatml")
         ),
         "eot_tokens": unless_off(Rule("prepare.rows.stop_tokens", _stop)),
         "special_tokens.pad_token": same("prepare.rows.pad_token", text),

@@ -205,7 +205,9 @@ def validation(value: Any, draft: Draft) -> str | None:
     draft.facts["validation"] = ROWS
     if not size:
         return Remark(f"no rows there, but some are needed here: {ROWS} is written and not trained on", CHANGES)
-    return Remark(f"{size:g} of the rows there, a number here: {ROWS} is written, whatever the rows are; correct it")
+    return Remark(
+        f"{size:g} of the rows there, a number here: {ROWS} is written, regardless of the number of rows; correct it"
+    )
 
 
 def _precision(name: str) -> Rule:

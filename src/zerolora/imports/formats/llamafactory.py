@@ -198,7 +198,7 @@ def _finish(draft: Draft) -> list[str]:
     if tuned == "lora" and "alpha" not in lora:
         draft.key = ""
         draft.set("train.lora.alpha", 2.0 * lora.get("r", 8))
-        lines.append(Remark("train.lora.alpha: twice the rank, as LLaMA-Factory takes it", NO_EFFECT))
+        lines.append(Remark("train.lora.alpha: twice the rank, LLaMA-Factory's default", NO_EFFECT))
     lines += [*_packed(draft), *_warmed_up(draft)]
     if "system" in facts and facts.get("stage") != "pt":
         draft.key = "template"
