@@ -18,7 +18,7 @@ from zerolora.planner.candidates import Candidate, Choice, Planning, candidates,
 from zerolora.strategies import STRATEGIES
 from zerolora.strategies.deepspeed_zero import RISKY, ZERO
 from zerolora.strategies.strategy import Placement, Strategy
-from zerolora.units import GIB
+from zerolora.units import GIB, counted
 
 TIE = 0.01
 """Predicted times that differ by less are equal, within the precision of the cost model."""
@@ -238,7 +238,7 @@ def table(summarized: Summary) -> str:
     fitting = [each for each in ranked if not each["rejected"]]
     rejected = [each for each in ranked if each["rejected"]]
     lines = [
-        f"{len(fitting)} of {len(ranked)} configurations fit; predicted for {summarized['steps']} steps:",
+        f"{len(fitting)} of {len(ranked)} configurations fit; predicted for {counted(summarized['steps'], 'step')}:",
         f"{'strategy':<24}{'micro-batch':>12}{'checkpointing':>14}{'attention':>10}{'GPU GiB':>9}{'host GiB':>9}"
         f"{'s/step':>9}{'tokens/s':>10}{'rank-hours':>11}",
     ]
