@@ -19,7 +19,7 @@ from zerolora.evaluate.asked_task import _cut, ask
 from zerolora.evaluate.evaluated_models import EvaluatedModel
 from zerolora.evaluate.harness import ask_harness, flat
 from zerolora.evaluate.intervals import bootstrap, wilson
-from zerolora.export.modelfile import prompt_format
+from zerolora.export.targets.ollama import prompt_format
 from zerolora.model.architecture import tokenizer_of
 
 CAPITALS = {"prompt": "The capital of {{country}} is", "choices": "cities", "answer": "{{right}}"}

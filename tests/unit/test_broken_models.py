@@ -10,7 +10,7 @@ from conftest import refusal
 from zerolora.config.settings import PrepareSettings
 from zerolora.data.prepare import prepare
 from zerolora.errors import UserError
-from zerolora.merge.index import write_size
+from zerolora.merge.merge import update_index
 from zerolora.model.architecture import config_of, tokenizer_of
 from zerolora.model.manifest import check_needs_no_code, check_not_quantized
 
@@ -86,7 +86,7 @@ def test_total_size_must_be_a_number(model: Path) -> None:
     index = {"metadata": {"total_size": "x"}, "weight_map": {"a": "b"}}
     (model / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(UserError, match="total_size is 'x'; expected a finite number"):
-        write_size(model, 1, 1)
+        update_index(model, 1, 1, {})
 
 
 def test_prepare_refuses_a_directory_as_model(model: Path, tmp_path: Path) -> None:

@@ -19,10 +19,10 @@ from zerolora.config.file import load
 from zerolora.config.resolve import resolve
 from zerolora.config.settings import CompareSettings
 from zerolora.errors import UserError
-from zerolora.report.comparison import compare, compare_what_is_there
+from zerolora.report.comparison import compare, compare_all
 from zerolora.report.comparison_charts import front
-from zerolora.report.comparison_rows import reason_in, what_is_there
-from zerolora.report.comparison_show import show
+from zerolora.report.comparison_rows import all_runs, reason_in
+from zerolora.report.comparison_terminal import show
 
 ONLY_ON_GPUS = {"mfu", "gpu_percent", "predicted_gpu_bytes", "measured_gpu_bytes", "gpu_hours", "energy_joules"}
 
@@ -152,13 +152,13 @@ def test_refused_run_shows_renders_message(tmp_path: Path) -> None:
         *("--output", str(tmp_path / "zero.json"), "--reasons", str(tmp_path / "render.json")),
     )
     assert refused.returncode == 2
-    rows, _ = what_is_there(results)
+    rows, _ = all_runs(results)
     assert {each["run"]: each["status"] for each in rows} == {"good": "done", "large": "refused", "later": "not run"}
     said = log.read_text().strip().removeprefix("zerolora: ")
     assert rows[1]["reason"] == f"render: {said}"
     assert "run `zerolora estimate` again" in said
     assert rows[1]["strategy"] == "zero3"  # from the config
-    summary = compare_what_is_there(results, tmp_path / "work")
+    summary = compare_all(results, tmp_path / "work")
     assert summary == f"{tmp_path}/work/index.html: 3 runs: 1 done, 1 refused, 1 not run"
     assert said.split(":")[0] in (tmp_path / "work/table.md").read_text()
     shown = " ".join(show(results, colour=False).split())  # unwrapped
@@ -166,12 +166,12 @@ def test_refused_run_shows_renders_message(tmp_path: Path) -> None:
     # The old message no longer counts once a later run has written the output.
     (results / "large").mkdir()
     (results / "large/zero.json").write_text("{}")
-    assert what_is_there(results)[0][1]["status"] == "not run"
+    assert all_runs(results)[0][1]["status"] == "not run"
 
 
 def test_outdated_run_shows_no_results(tmp_path: Path) -> None:
     results = results_of(tmp_path, {"good": row(), "other": row()})
-    rows, _ = what_is_there(results, {"other": "train"})
+    rows, _ = all_runs(results, {"other": "train"})
     assert [each["status"] for each in rows] == ["done", "not run"]
     assert "train has to run again" in rows[1]["reason"]
     assert "loss" not in rows[1]
@@ -238,7 +238,7 @@ def test_unfinished_run_has_status_and_reason_from_its_logs(
     log.parent.mkdir(parents=True)
     log.write_text(text)
     log.with_suffix(".status.json").write_text(json.dumps({"started": 1} | progress))
-    (only,), _ = what_is_there(results)
+    (only,), _ = all_runs(results)
     assert (only["status"], only["reason"]) == (status, reason.replace("LOG", str(log)))
 
 
@@ -279,11 +279,11 @@ def test_texts_are_escaped_in_markdown_and_html(tmp_path: Path) -> None:
 
 def test_page_without_finished_runs_has_no_chart(tmp_path: Path) -> None:
     results = results_of(tmp_path, {}, ["one", "two"])
-    compare_what_is_there(results, tmp_path / "work")
+    compare_all(results, tmp_path / "work")
     page = (tmp_path / "work/index.html").read_text()
     assert "<figure" not in page and "not run" in page
     with pytest.raises(UserError, match="config.json: there is no such file"):
-        what_is_there(tmp_path / "none")
+        all_runs(tmp_path / "none")
 
 
 def test_results_of_another_version_are_one_line(tmp_path: Path) -> None:

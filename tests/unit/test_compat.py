@@ -87,7 +87,7 @@ def test_patch_supports_the_installed_version_and_is_documented(patch: Patch) ->
     )
     assert len(inspect.getdoc(getattr(module, patch.name)) or "") > 80
     locked = (ROOT / "envs/requirements.lock").read_text()
-    assert f"{patch.library}=={patch.versions[0]}" in locked
+    assert f"{patch.library}=={patch.version}" in locked
 
 
 @pytest.mark.parametrize("patch", PATCHES.values(), ids=PATCHES)
@@ -95,7 +95,7 @@ def test_patch_refuses_another_version_in_one_line(patch: Patch, monkeypatch: py
     monkeypatch.setattr(versions, "installed", lambda library: "0.0.1")
     line = refusal(patch.check)
     assert line.startswith(f"{patch.library} 0.0.1 is installed, but zerolora.compat ({patch.name}) is written for ")
-    assert patch.versions[0] in line and line.endswith("run `make`, which installs envs/requirements.lock")
+    assert patch.version in line and line.endswith("run `make`, which installs envs/requirements.lock")
 
 
 def test_patch_checks_the_version_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,13 +110,12 @@ def test_patch_checks_the_version_first(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_untested_series_is_allowed_if_its_features_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(versions, "installed", lambda library: "2.11.3")
-    present = Patch("some", "torch", ("2.13.0",), "none known", ("2.11",), ("torch.distributed:Work.wait",))
-    present.check()
-    lacking = Patch("some", "torch", ("2.13.0",), "none known", ("2.11",), ("torch.distributed:Work.nap",))
+    Patch("some", "torch", "2.13.0", ("2.11",), "none known", ("torch.distributed:Work.wait",)).check()
+    lacking = Patch("some", "torch", "2.13.0", ("2.11",), "none known", ("torch.distributed:Work.nap",))
     with pytest.raises(UserError, match=r"torch 2\.11\.3 is installed.*has no torch\.distributed\.Work\.nap"):
         lacking.check()
     with pytest.raises(UserError, match="written for 2"):
-        Patch("some", "torch", ("2.13.0",), "none known", ("2.1",), ()).check()
+        Patch("some", "torch", "2.13.0", ("2.1",), "none known", ()).check()
 
 
 @pytest.mark.parametrize("name", ["snakemake_patches", "slurm_executor_patches", "transformers_patches", "versions"])

@@ -23,9 +23,9 @@ from zerolora.errors import UserError
 from zerolora.export import llama_cpp
 from zerolora.export.export import export, loaded_check
 from zerolora.export.linear_layers import linear_layers
-from zerolora.export.modelfile import GO_TEMPLATES, TRIED, modelfile, prompt_format
 from zerolora.export.opened import answering, model_of
 from zerolora.export.targets import TARGETS
+from zerolora.export.targets.ollama import GO_TEMPLATES, TRIED, modelfile, prompt_format
 from zerolora.export.targets.target import RunResult
 from zerolora.merge.merge import write_model
 from zerolora.tensor_file import read_header
@@ -143,7 +143,7 @@ def test_crash_of_llama_cpp_is_one_line(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(llama_cpp, "WORKER", worker)
     answers = llama_cpp.opened(tmp_path / "model.gguf").answers
     assert answers is not None
-    with pytest.raises(UserError, match="cannot open it: it was ended by SIGSEGV$"):
+    with pytest.raises(UserError, match="cannot open it: killed by SIGSEGV$"):
         answers([[5]], 2, [])
 
 
@@ -321,7 +321,7 @@ def test_head_that_the_converter_omits_is_one_line(untied: Callable[[str], RunRe
     sentencepiece_file(result.merged_model / "tokenizer.model")
     line = refused("gguf", result, tmp_path)
     assert line.startswith(f"{result.merged}: the output head has other weights than the embedding, and llama.cpp's")
-    assert "leaves it out for gemma2" in line
+    assert "omits it for gemma2" in line
 
 
 # Above 5 s: a converter.
@@ -343,12 +343,12 @@ def test_torchao_exports_an_untied_head(untied: Callable[[str], RunResult], tmp_
 
 
 def test_adapter_of_an_omitted_head_is_one_line(untied: Callable[[str], RunResult], tmp_path: Path) -> None:
-    assert "takes 0 of its 2 factors" in refused("gguf_adapter", untied("gemma2"), tmp_path)
+    assert "converts 0 of its 2 factors" in refused("gguf_adapter", untied("gemma2"), tmp_path)
 
 
 def test_model_without_a_quantizable_layer_is_one_line(source: RunResult, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="k: .* has no linear layer that takes a multiple of 1024 values and gives"):
-        linear_layers(source.merged_model, "k", takes=1024)
+    with pytest.raises(UserError, match="k: .* has no linear layer whose inputs are a multiple of 1024 and out"):
+        linear_layers(source.merged_model, "k", inputs=1024)
 
 
 def test_layers_stored_under_old_names_are_one_line(tmp_path: Path) -> None:
@@ -413,14 +413,14 @@ def test_ollama_gets_template_stops_and_system_prompt(source: RunResult, tmp_pat
     ("key", "value", "said"),
     [
         ("r", 32, "export.vllm_adapter.max_lora_rank: 16, but"),
-        ("use_dora", True, "use_dora is True, for which vLLM has no form; write train.method: lora, or export"),
-        ("modules_to_save", ["lm_head"], "modules_to_save is ['lm_head'], for which vLLM has no form"),
-        ("rank_pattern", {"q_proj": 2}, "rank_pattern is {'q_proj': 2}, for which vLLM has no form"),
-        ("alpha_pattern", {"q_proj": 2}, "alpha_pattern is {'q_proj': 2}, for which vLLM has no form"),
+        ("use_dora", True, "use_dora is True, which vLLM does not support; write train.method: lora, or export"),
+        ("modules_to_save", ["lm_head"], "modules_to_save is ['lm_head'], which vLLM does not support"),
+        ("rank_pattern", {"q_proj": 2}, "rank_pattern is {'q_proj': 2}, which vLLM does not support"),
+        ("alpha_pattern", {"q_proj": 2}, "alpha_pattern is {'q_proj': 2}, which vLLM does not support"),
         ("trainable_token_indices", {"embed_tokens": [5]}, "leave out add_special_tokens and add_tokens"),
         ("target_parameters", ["experts.gate_up_proj"], "name no experts in train.lora.targets"),
         ("bias", "all", "has a trained bias"),
-        ("peft_type", "IA3", "peft_type is 'IA3', and vLLM reads LoRA alone"),
+        ("peft_type", "IA3", "peft_type is 'IA3', and vLLM supports LoRA only"),
     ],
 )
 def test_unsupported_vllm_adapter_is_one_line(
@@ -440,10 +440,10 @@ def test_other_refusals_are_one_line(source: RunResult, tmp_path: Path, monkeypa
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "llama-quantize, which is not on the PATH" in refused("gguf", source, tmp_path, type="q4_k_m")
     line = refused("ollama", source, tmp_path, system='end """ SYSTEM')
-    assert 'export.ollama.system: \'end """ SYSTEM\' holds' in line
+    assert 'export.ollama.system: \'end """ SYSTEM\' contains' in line
     assert "use_rslora is True" in refused("gguf_adapter", changed(source, tmp_path, "use_rslora", True), tmp_path)
     line = refused("vllm_adapter", replace(source, adapter=tmp_path / "none"), tmp_path)
-    assert "holds no adapter but all weights; export the merged model, as gguf does" in line
+    assert "has full weights, not an adapter; export the merged model, as gguf does" in line
 
 
 @pytest.mark.usefixtures("converted")
@@ -486,5 +486,5 @@ def test_prompt_format_is_recognized_by_its_output() -> None:
 def test_stop_token_cannot_inject_into_the_modelfile() -> None:
     tokenizer = tokenizer_like(FAMILIES["zephyr"], None)
     tokenizer.add_tokens(['x"\nSYSTEM evil'])
-    with pytest.raises(UserError, match="which a Modelfile cannot write"):
+    with pytest.raises(UserError, match="which a Modelfile cannot express"):
         modelfile(tokenizer, [len(tokenizer) - 1], None, "model.gguf")

@@ -66,8 +66,8 @@ def test_possible_targets_pass(folder: Path) -> None:
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
-    "DoRA": ("gguf_adapter", {}, {"method": "dora"}, "use_dora is True, for which llama.cpp has no form"),
-    "all weights": ("vllm_adapter", {}, {"method": "full"}, "the adapter of this run holds no adapter but all weights"),
+    "DoRA": ("gguf_adapter", {}, {"method": "dora"}, "use_dora is True, which llama.cpp does not support"),
+    "all weights": ("vllm_adapter", {}, {"method": "full"}, "the adapter of this run has full weights, not an adapter"),
     "a rank above the server's": (
         *("vllm_adapter", {}, {"lora": {"r": 32}}),
         "export.vllm_adapter.max_lora_rank: 16, but the adapter of this run/adapter_config.json has r: 32; write 32",
@@ -78,10 +78,10 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     ),
     "layers of another shape": (
         *("torchao", {"type": "nvfp4"}, {}),
-        "has no linear layer that takes a multiple of 16 values and gives a multiple of 16",
+        "has no linear layer whose inputs are a multiple of 16 and outputs a multiple of 16",
     ),
     "a quantizer": ("gguf", {"type": "q4_k_m"}, {}, "export.gguf.type: q4_k_m is made by llama.cpp's llama-quantize"),
-    "a system prompt": ("ollama", {"system": 'a """ b'}, {}, 'export.ollama.system: \'a """ b\' holds'),
+    "a system prompt": ("ollama", {"system": 'a """ b'}, {}, 'export.ollama.system: \'a """ b\' contains'),
 }
 
 
@@ -146,7 +146,7 @@ def test_missing_quantizer_is_a_warning_on_a_cluster(
     monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/sbatch" if name == "sbatch" else None)
     monkeypatch.setattr(llama_cpp, "try_conversion", lambda _: None)
     tried(folder, {"gguf": {"type": "q4_k_m"}})
-    assert "export checks the one that it runs on" in caplog.text
+    assert "export checks its own machine" in caplog.text
 
 
 def test_without_weights_only_adapter_targets_are_tried(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +161,7 @@ def test_partially_converted_adapter_is_refused(monkeypatch: pytest.MonkeyPatch)
     done = SimpleNamespace(returncode=0, stderr="INFO:gguf.gguf_writer:none.gguf: n_tensors = 28, total_size = 9.4K\n")
     monkeypatch.setattr(llama_cpp, "subprocess", SimpleNamespace(run=lambda *_, **__: done))
     llama_cpp.try_adapter(Path("a"), Path("b"), 28)
-    with pytest.raises(UserError, match=r"^a: llama.cpp's convert_lora_to_gguf.py takes 28 of its 30 factors; "):
+    with pytest.raises(UserError, match=r"^a: llama.cpp's convert_lora_to_gguf.py converts 28 of its 30 factors; "):
         llama_cpp.try_adapter(Path("a"), Path("b"), 30)
 
 

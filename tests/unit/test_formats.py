@@ -453,7 +453,7 @@ BAD: dict[str, list[tuple[dict[str, Any], str]]] = {
     ],
     "tokens": [
         ({"labels": [1]}, "input_ids is missing (the row has labels);"),
-        ({"input_ids": [1]}, "input_ids has 1 tokens; a row needs 2"),
+        ({"input_ids": [1]}, "input_ids has 1 token; a row needs 2"),
         ({"input_ids": "1 2"}, "input_ids is '1 2'; write a list"),
         ({"input_ids": [1, -2, -1]}, "input_ids[1] is -2; token numbers begin at 0"),
         ({"input_ids": [1, 2.0]}, "input_ids[1] is 2.0; write a token number"),
