@@ -48,7 +48,7 @@ from zerolora.config.resolve import resolve
 from zerolora.config.settings import RenderSettings, TrainingPlan, TrainSettings, UsefulFlops
 from zerolora.data.prepared_rows import IGNORED
 from zerolora.files import read_json, write_json
-from zerolora.memory.row_statistics import RowStatistics
+from zerolora.memory.training_spec import RowStatistics
 from zerolora.model.read_spec import read_model_spec
 from zerolora.planner.candidates import Candidate, Choice, Planning
 from zerolora.planner.choice import choose

@@ -13,8 +13,8 @@ from pathlib import Path
 from measuring import RESULTS, ROOT, machine, timed
 
 from zerolora.files import write_json
-from zerolora.memory.glibc_heap import PROCESS as PROCESS_BYTES
-from zerolora.memory.headroom import CUDA_BYTES, JOB_BYTES
+from zerolora.memory.host import PROCESS as PROCESS_BYTES
+from zerolora.memory.reserve import CUDA_BYTES, JOB_BYTES
 
 # A job is a Snakemake that starts a Snakemake that starts the launcher.
 SNAKEMAKE = [str(Path(sys.executable).with_name("snakemake")), "--profile", "profiles/local", "--dry-run", "all"]

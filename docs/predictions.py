@@ -21,11 +21,10 @@ from module_table import ROOT
 from zerolora.files import read_json
 from zerolora.memory.method_options import method_of_options
 from zerolora.memory.predict import Prediction, predict
-from zerolora.memory.row_statistics import RowStatistics
-from zerolora.memory.training_spec import TrainingSpec
+from zerolora.memory.training_spec import RowStatistics, TrainingSpec
 from zerolora.model.read_spec import read_model_spec
 from zerolora.model.spec import ModelSpec
-from zerolora.planner import datasheets
+from zerolora.planner import hardware as datasheets
 from zerolora.planner.candidates import step_work
 from zerolora.planner.cost import Cost, step_seconds
 from zerolora.strategies import STRATEGIES

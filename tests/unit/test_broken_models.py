@@ -60,11 +60,11 @@ def test_a_broken_tokenizer_is_one_line(model: Path, name: str, content: bytes, 
     [
         ("config.json", '"x"', "holds 'x'"),
         ("config.json", '{"model_type": "llama", "hidden_size": {"a": 1}}', "hidden_size is {'a': 1}; expected"),
-        ("config.json", '{"model_type": "none such"}', "is none that transformers reads"),
+        ("config.json", '{"model_type": "none such"}', "transformers cannot read it"),
         ("config.json", '{"model_type": "llama", "num_hidden_layers": "x"}', "num_hidden_layers is 'x'; expected"),
         ("generation_config.json", "[1]", r"holds \[1\]"),
         ("generation_config.json", '{"temperature": "hot", "do_sample": true}', "temperature is 'hot'; expected"),
-        ("generation_config.json", '{"cache_implementation": 5}', "is none that transformers reads"),
+        ("generation_config.json", '{"cache_implementation": 5}', "transformers cannot read it"),
     ],
 )
 def test_a_broken_config_is_one_line(model: Path, name: str, content: str, wrong: str) -> None:

@@ -14,15 +14,13 @@ import yaml
 from benchmarks.memory import compare
 from zerolora.config.settings import RenderSettings
 from zerolora.errors import UserError
-from zerolora.memory.headroom import asked
-from zerolora.memory.row_statistics import RowStatistics
+from zerolora.memory.reserve import with_headroom
+from zerolora.memory.training_spec import RowStatistics
 from zerolora.model.read_spec import read_model_spec
 from zerolora.model.spec import ModelSpec
-from zerolora.planner.candidate_table import summary, table
 from zerolora.planner.candidates import Candidate, Planning, candidates, divisors
-from zerolora.planner.choice import TIE, choose, distance
-from zerolora.planner.datasheets import GPUS, named
-from zerolora.planner.hardware import HardwareRates
+from zerolora.planner.choice import TIE, choose, distance, summary, table
+from zerolora.planner.hardware import GPUS, HardwareRates, named
 from zerolora.planner.run_hardware import hardware_of, link_of, typical
 from zerolora.strategies import STRATEGIES
 from zerolora.units import GIB
@@ -328,7 +326,7 @@ def test_refusal_suggests_the_nearest_config(model: str, changed: dict[str, Any]
     for values in written.values():
         settings = settings.model_copy(update=values)
     actual = choosing(model, settings, rows_of(4096))[0]
-    assert asked(actual.host) <= settings.host_memory and actual.gpu <= (settings.gpu_memory or 0)
+    assert with_headroom(actual.host) <= settings.host_memory and actual.gpu <= (settings.gpu_memory or 0)
 
 
 def test_nearer_stage_is_suggested_before_a_faster_one() -> None:
@@ -343,7 +341,7 @@ def test_nearer_stage_is_suggested_before_a_faster_one() -> None:
 
 def test_host_memory_must_fit_with_headroom() -> None:
     settings = settings_of(strategy="zero2", micro_batch=1)
-    needed = asked(choosing("llama-3-8b", settings, rows_of(4096))[0].host)
+    needed = with_headroom(choosing("llama-3-8b", settings, rows_of(4096))[0].host)
     choosing("llama-3-8b", settings.model_copy(update={"host_memory": needed}), rows_of(4096))
     with pytest.raises(UserError, match="of a host's .* headroom included"):
         choosing(

@@ -8,15 +8,13 @@ from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerolora.memory.row_statistics import RowStatistics
-from zerolora.memory.training_spec import TrainingSpec
+from zerolora.memory.training_spec import RowStatistics, TrainingSpec
 from zerolora.methods.registry import create
 from zerolora.model.read_spec import read_model_spec
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.planner.candidates import step_work
 from zerolora.planner.cost import step_seconds, useful_flops
-from zerolora.planner.datasheets import GPUS, named
-from zerolora.planner.hardware import Disk, HardwareRates, Link
+from zerolora.planner.hardware import GPUS, Disk, HardwareRates, Link, named
 from zerolora.strategies import STRATEGIES
 from zerolora.strategies.strategy import StepWork
 

@@ -10,7 +10,7 @@ from pretended_driver import PretendedDriver
 from zerolora.config.settings import HardwareSettings
 from zerolora.errors import UserError
 from zerolora.machine import devices
-from zerolora.planner.datasheets import GPUS, offered
+from zerolora.planner.hardware import GPUS, offered
 from zerolora.probe.meta_trial import check_gpu
 
 

@@ -24,8 +24,8 @@ from benchmarks.train import tables
 from zerolora import strategies
 from zerolora.config.file import load
 from zerolora.config.schema import Config
-from zerolora.memory.headroom import CUDA_BYTES, JOB_BYTES
-from zerolora.planner.datasheets import GPUS, NETWORKS, NODE_LINKS, offered
+from zerolora.memory.reserve import CUDA_BYTES, JOB_BYTES
+from zerolora.planner.hardware import GPUS, NETWORKS, NODE_LINKS, offered
 from zerolora.strategies import STRATEGIES
 
 HASHED = re.compile(r"^([\w.-]+)==([\w.]+)(?: \\\n    --hash=sha256:[0-9a-f]{64})+$", re.MULTILINE)

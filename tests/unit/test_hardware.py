@@ -7,7 +7,7 @@ import pytest
 from conftest import refusal
 
 from zerolora.errors import UserError
-from zerolora.planner.datasheets import (
+from zerolora.planner.hardware import (
     DISKS,
     GPUS,
     HOST_LINKS,
@@ -18,7 +18,7 @@ from zerolora.planner.datasheets import (
     PEER_SHARE,
     named,
 )
-from zerolora.planner.probe_file import checked, measured
+from zerolora.planner.run_hardware import checked, measured
 
 MEASURED: dict[str, float | None] = {"kernel_seconds": 9e-6, "cpu_adam_parameters_per_second": 1.6e8}
 MEASURED |= {

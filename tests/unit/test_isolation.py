@@ -261,7 +261,7 @@ def test_the_loss_by_chunks_is_that_of_the_models_own_logits(
     kind: str, full: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gemma's bounded logits too; several chunks; with a frozen head, and with all weights trained."""
-    monkeypatch.setattr("zerolora.model.logit_chunks.LEAST_CHUNK", 4)
+    monkeypatch.setattr("zerolora.model.spec.LEAST_CHUNK", 4)
     base = build_loud(kind, "eager").requires_grad_(full)
     assert check_loss(base, base, CPU, "fp32")
     model = base.train() if full else with_adapter(base).train()

@@ -11,7 +11,7 @@ from pretended_driver import PretendedDriver
 from zerolora.errors import UserError
 from zerolora.machine import devices
 from zerolora.planner.cost import step_seconds
-from zerolora.planner.probe_file import measured
+from zerolora.planner.run_hardware import measured
 from zerolora.probe.probe import _nodes, probe
 from zerolora.strategies import STRATEGIES
 from zerolora.strategies.strategy import StepWork

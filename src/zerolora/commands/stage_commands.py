@@ -289,7 +289,7 @@ def merge(
     obey("cpu")
     from zerolora.merge.merge import merge as stage
     from zerolora.merge.user_merge import merge_by_hand
-    from zerolora.model.base_identity import check_same_base
+    from zerolora.model.manifest import check_same_base
 
     with stoppable(f"{place or output} is unchanged"):
         if base is not None:
@@ -357,8 +357,7 @@ def _let_threads_sleep() -> None:
 def _evaluated(weights: Path, base: Path | None, adapter: Path | None, device: Device) -> Any:
     """Return the model described by --weights, --base and --adapter, on a device."""
     from zerolora.evaluate.evaluated_models import EvaluatedModel
-    from zerolora.model.base_identity import check_same_base
-    from zerolora.model.manifest import check_intact, is_merged, located
+    from zerolora.model.manifest import check_intact, check_same_base, is_merged, located
 
     if (base is None) != (adapter is None):
         raise UserError("--base and --adapter belong together; write both, or none for the base model itself")
@@ -456,8 +455,7 @@ def export(
     from zerolora.export.export import export as stage
     from zerolora.export.targets import TARGETS
     from zerolora.export.targets.target import RunResult
-    from zerolora.model.base_identity import check_same_base
-    from zerolora.model.manifest import check_intact, is_merged, located
+    from zerolora.model.manifest import check_intact, check_same_base, is_merged, located
 
     if target not in TARGETS:
         raise UserError(f"--target: {target} is not a target; write one of {', '.join(TARGETS)}")

@@ -21,7 +21,7 @@ from zerolora.fail_if import OF_MERGED, parse
 from zerolora.methods import lora_init
 from zerolora.methods.registry import TRAINABLE
 from zerolora.optimizers import OPTIMIZERS
-from zerolora.planner.datasheets import GPUS, NETWORKS, NODE_LINKS, offered
+from zerolora.planner.hardware import GPUS, NETWORKS, NODE_LINKS, offered
 from zerolora.planner.run_hardware import hardware_of, target_of
 from zerolora.planner.user_config import check_user_config, layout_of
 from zerolora.schedules import SCHEDULES, too_short

@@ -32,7 +32,7 @@ from zerolora.log import result
 from zerolora.machine import cpu_matmul
 from zerolora.machine.peak_memory import PeakMemory
 from zerolora.model import foreign
-from zerolora.model.logit_chunks import EVALUATION_TOKENS
+from zerolora.model.spec import EVALUATION_TOKENS
 from zerolora.units import counted
 
 __all__ = ["EvaluatedModel", "evaluate"]

@@ -21,8 +21,7 @@ from zerolora.judge.metrics import metrics, read
 from zerolora.judge.prompts import BASE, MODELS, TUNED, Answers, JudgeQuestion, read_questions, requests
 from zerolora.judge.work_file import WorkFile
 from zerolora.log import LOGGER, result
-from zerolora.model.base_identity import check_same_base
-from zerolora.model.manifest import is_merged, located
+from zerolora.model.manifest import check_same_base, is_merged, located
 from zerolora.types import Device
 from zerolora.units import counted
 

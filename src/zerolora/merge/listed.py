@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from zerolora.methods.adapter_config import OTHER_PRODUCTS
-from zerolora.methods.peft_format import CONFIG, read_config
+from zerolora.methods.peft_format import CONFIG
 from zerolora.methods.token_rows import INDICES
-from zerolora.model import added_tokens
+from zerolora.model import added_tokens, foreign
 from zerolora.model.base_check import listed_spec
 from zerolora.model.spec import ModelSpec
 from zerolora.tensor_file import TensorFile
@@ -50,7 +50,7 @@ def listed_model(base: Path, files: Iterable[TensorFile], adapters: Sequence[Pat
     for adapter in adapters:
         if not (adapter / CONFIG).is_file() or (adapter / added_tokens.FILE).is_file():
             return None
-        config = read_config(adapter)
+        config = foreign.adapter_config(adapter)
         rare = any(config.get(key) for key in NEEDS_CLASS) or config.get("bias", "none") != "none"
         if rare or config.get("target_modules") in (None, "all-linear"):
             return None

@@ -21,7 +21,7 @@ from zerolora.merge.listed import ListedNames, listed_model
 from zerolora.merge.merge_plan import BaseNames, plan_merge
 from zerolora.merge.merge_updates import requantized, untied_copies, updates_of, write_untied
 from zerolora.merge.stream import write_weights
-from zerolora.methods.tied_weights import tied_weights
+from zerolora.methods.method import tied_weights
 from zerolora.model import added_tokens, foreign
 from zerolora.model.architecture import built_on_meta, config_of
 from zerolora.model.base_check import listed_shapes

@@ -13,9 +13,8 @@ from zerolora.methods.registry import OWN_FILES
 from zerolora.model import added_tokens, foreign
 from zerolora.model.architecture import tokenizer_of
 from zerolora.model.base_check import check_weights
-from zerolora.model.base_identity import check_base_directory
 from zerolora.model.foreign import GENERATION, TOKENIZER, TOKENIZER_CONFIG
-from zerolora.model.manifest import check_adapter_files
+from zerolora.model.manifest import check_adapter_files, check_base_directory
 from zerolora.model.prompt_format import vocabulary
 from zerolora.units import byte_size, counted
 

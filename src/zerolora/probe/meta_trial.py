@@ -30,7 +30,7 @@ from zerolora.model.architecture import built_on_meta, config_of
 from zerolora.model.base_check import check_shared
 from zerolora.model.manifest import check_not_quantized
 from zerolora.model.weight_files import WEIGHTS, weight_files
-from zerolora.planner.datasheets import GPUS
+from zerolora.planner.hardware import GPUS
 from zerolora.planner.run_hardware import typical
 from zerolora.tensor_file import TensorFile, read_header
 from zerolora.train.attention import IMPLEMENTATIONS, check_attention, no_attention

@@ -20,8 +20,7 @@ from zerolora.files import MANIFEST, read_object, sha256
 from zerolora.json_file import LARGEST
 from zerolora.methods.peft_format import CONFIG as ADAPTER_CONFIG
 from zerolora.methods.registry import TRAINABLE, check_published
-from zerolora.model.base_identity import KEY as BASE
-from zerolora.model.manifest import is_weight
+from zerolora.model.manifest import BASE, is_weight
 
 CONFIG = Path("config/config.yaml")
 RESULTS = Path("results")

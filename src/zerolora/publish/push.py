@@ -12,7 +12,7 @@ from typing import Any
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, read_object, sha256, staged_directory, write_text
 from zerolora.log import result
-from zerolora.model.base_identity import KEY as BASE
+from zerolora.model.manifest import BASE
 from zerolora.publish.card import model_card
 from zerolora.publish.finished import CARD, PUSH, RESULTS, PushedModel, finished_run, product_of
 from zerolora.publish.hub import HubTarget, check_repository, push_to_hub

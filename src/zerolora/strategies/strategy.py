@@ -220,7 +220,7 @@ class Strategy(ABC):
     """Its cost, for the same table."""
 
     risk: str | None = field(default=None, compare=False)
-    """Why the canary compares its first losses with a safe strategy's (planner/canary_setting.py), if it does."""
+    """Why the canary compares its first losses with a safe strategy's (planner/choice.py), if it does."""
 
     stage: int
     """ZeRO stage: 0 shards nothing, 1 optimizer states, 2 gradients too, 3 weights too (FSDP counts as 3)."""

@@ -17,7 +17,7 @@ from zerolora.methods.peft_format import ADAPTER, CONFIG, portable
 from zerolora.methods.registry import TRAINABLE
 from zerolora.model.added_tokens import AddedToken, add_rows, write
 from zerolora.model.architecture import built_on_meta, config_of
-from zerolora.model.base_identity import KEY as BASE
+from zerolora.model.manifest import BASE
 from zerolora.planner.zero_json import ZeroJson
 from zerolora.tensor_file import save_tensors
 from zerolora.train import base_model, earlier_adapter
@@ -96,7 +96,7 @@ def save(
     fine-tuning all weights in fp32; and the added tokens.
 
     `best` replaces the engine's state where rank 0 has one; `start` are the factors taken out of the base weights;
-    `base` identifies the base model (model/base_identity.py); `origin` is the provenance of train.from_adapter; `carry`
+    `base` identifies the base model (model/manifest.py); `origin` is the provenance of train.from_adapter; `carry`
     writes further files into the directory, such as the prompt format.
     Collective: every rank takes part in the gathering, rank 0 writes. The file is read back and compared with
     `expected` before it appears; raises UserError if it is incomplete, not finite or untrained.

@@ -12,8 +12,7 @@ from zerolora.errors import UserError
 from zerolora.methods.method import TrainableMethod
 from zerolora.methods.peft_format import ADAPTER, is_copy, read_adapter, saved_name
 from zerolora.methods.registry import OWN_FILES
-from zerolora.model.base_identity import check_same_base
-from zerolora.model.manifest import check_adapter_files, located
+from zerolora.model.manifest import check_adapter_files, check_same_base, located
 from zerolora.model.weight_files import weight_files
 from zerolora.tensor_file import read_header
 

@@ -11,9 +11,8 @@ from safetensors import SafetensorError, safe_open
 from zerolora.errors import UserError, shown, wording
 from zerolora.files import sha256
 from zerolora.methods.adapter_config import SELECTING, WITHOUT_MEANING
-from zerolora.methods.method import WHOLE_WEIGHTS, TrainableMethod
-from zerolora.methods.peft_format import ADAPTER, CONFIG, PREFIX, is_copy, read_config
-from zerolora.methods.tied_weights import without_copies
+from zerolora.methods.method import WHOLE_WEIGHTS, TrainableMethod, without_copies
+from zerolora.methods.peft_format import ADAPTER, CONFIG, PREFIX, is_copy
 from zerolora.model import foreign
 from zerolora.model.added_tokens import AddedToken, of_directory
 from zerolora.tensor_file import read_header
@@ -102,7 +101,7 @@ def _copies(model: Any, directory: Path, method: type[TrainableMethod]) -> set[s
     base = model.get_base_model() if method.peft_type else model
     if not method.peft_type:
         return set(base.all_tied_weights_keys)
-    tables, config = (base.get_input_embeddings(), base.get_output_embeddings()), read_config(directory)
+    tables, config = (base.get_input_embeddings(), base.get_output_embeddings()), foreign.adapter_config(directory)
     paths = [name for name, module in base.named_modules() if any(module is each for each in tables)]
     infixes = (".base_layer.", ".")
     names = {f"{PREFIX}{path}{infix}{part}" for path in paths for infix in infixes for part in ("weight", "bias")}
@@ -138,7 +137,7 @@ def is_unchanged(tensors: dict[str, torch.Tensor], directory: Path, method: type
 
 def check_meaning(directory: Path, config: Any) -> None:
     """Raise UserError if an adapter's config gives its tensors another meaning than peft's `config`."""
-    ours, theirs, plain = config.to_dict(), read_config(directory), type(config)().to_dict()
+    ours, theirs, plain = config.to_dict(), foreign.adapter_config(directory), type(config)().to_dict()
     section = "vera" if "projection_prng_key" in ours else "lora"
     for key, setting in MEANING.items():
         here = getattr(ours.get(key), "value", ours.get(key))

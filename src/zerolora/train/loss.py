@@ -13,7 +13,7 @@ import torch
 
 from zerolora.compat.peft_patches import without_rows
 from zerolora.compat.transformers_patches import replace_forward
-from zerolora.model.logit_chunks import chunk_size
+from zerolora.model.spec import chunk_size
 from zerolora.train.attention import lengths
 from zerolora.train.sequence_parallel import sequence
 

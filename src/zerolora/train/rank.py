@@ -30,8 +30,7 @@ from zerolora.machine import cpu_matmul, devices
 from zerolora.machine.peak_memory import PeakMemory
 from zerolora.methods.registry import TRAINABLE
 from zerolora.model import added_tokens, foreign
-from zerolora.model.base_identity import base_identity
-from zerolora.model.manifest import located
+from zerolora.model.manifest import base_identity, located
 from zerolora.model.prompt_format import write_adapter_format
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.planner.zero_json import ZeroJson
