@@ -190,7 +190,7 @@ class PushedModel:
     files: dict[str, dict[str, Any]]
     """sha256 and bytes of each file in the directory, by name."""
     base: dict[str, Any]
-    """Name, revision and weights of the base model (model/base_identity.py)."""
+    """Name, revision and weights of the base model (model/manifest.py)."""
     rewritten: dict[str, str]
     """Changed texts of files, by name."""
 
