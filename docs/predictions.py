@@ -1,7 +1,7 @@
-"""Draw the figures and write the tables of docs/zero.md and docs/scale.md from the project's own models of memory and
+"""Draw the figures and write the tables of docs/zero.md and docs/scale.md from the project's models of memory and
 time: python docs/predictions.py.
 
-All of it is predicted, nothing measured. With --check it writes nothing, and exits with 1 if something is out of date.
+All figures are predicted. With --check it writes nothing, and exits with 1 if a file is out of date.
 """
 
 import io
@@ -21,15 +21,14 @@ from module_table import ROOT
 from zerolora.files import read_json
 from zerolora.memory.method_options import method_of_options
 from zerolora.memory.predict import Prediction, predict
-from zerolora.memory.row_statistics import RowStatistics
-from zerolora.memory.training_spec import TrainingSpec
+from zerolora.memory.training_spec import RowStatistics, TrainingSpec
 from zerolora.model.read_spec import read_model_spec
 from zerolora.model.spec import ModelSpec
-from zerolora.planner import datasheets
+from zerolora.planner import hardware as datasheets
 from zerolora.planner.candidates import step_work
 from zerolora.planner.cost import Cost, step_seconds
 from zerolora.strategies import STRATEGIES
-from zerolora.strategies.traffic import StepWork
+from zerolora.strategies.strategy import StepWork
 from zerolora.units import GIB
 
 DOCS = ROOT / "docs"
@@ -41,7 +40,7 @@ LENGTH, RANK = 4096, 16
 NODES = (1, 8, 64, 512)
 SHARDING = ("ddp", "zero1", "zero2", "zero3", "zero3_hpz", "zero3_offload", "fsdp", "fsdp_hybrid")
 
-# Failures of 16,384 H100 in 54 days of Llama 3's pre-training (arXiv 2407.21783, 3.3.4): 419 that were not planned.
+# Failures of 16,384 H100 in 54 days of Llama 3's pre-training (arXiv 2407.21783, 3.3.4): 419 unplanned ones.
 PUBLISHED_FAILURES, PUBLISHED_GPUS, PUBLISHED_HOURS = 419, 16_384, 54 * 24
 
 
@@ -111,7 +110,7 @@ def table(head: Sequence[str], rows: Iterator[Sequence[str]] | list[Sequence[str
 
 
 def communication_table() -> str:
-    """Return what a rank sends in a step under each strategy, and each collective's share."""
+    """Return the bytes that a rank sends in a step under each strategy, and the collectives."""
 
     def row(strategy: str) -> list[str]:
         sent = [planned("llama-3-8b", strategy, 2, method).cost.moved for method in ("lora", "full")]
@@ -142,7 +141,7 @@ def scale_table(name: str, strategies: Sequence[str]) -> str:
 
 
 def around_table() -> str:
-    """Return what grows beside the step: batch, files, reads, checkpoints, failures."""
+    """Return the quantities around a step by nodes: batch, files, reads, checkpoints, failures."""
     forked: Any = read_json(ROOT / "benchmarks/results/train_forked_ranks.json", "this script")
     node = forked["ranks"][str(GPUS)]["forked"]
     prediction = planned("llama-3-70b", "zero3_hpz", 1).prediction
@@ -235,7 +234,7 @@ def states_figure() -> Figure:
 
 
 def communication_figure() -> Figure:
-    """Draw what a GPU sends in a step, LoRA beside all weights."""
+    """Draw the bytes that a GPU sends in a step, for LoRA and all weights."""
     figure = Figure(figsize=(8, 3.4), layout="constrained")
     axes = figure.subplots()
     for shift, method, colour in ((-0.2, "lora", COLOURS[0]), (0.2, "full", COLOURS[6])):
@@ -291,7 +290,7 @@ FIGURES: dict[str, Callable[[], Figure]] = {
 
 
 def drawn(make: Callable[[], Figure]) -> str:
-    """Return a figure as SVG, the same bytes each time."""
+    """Return a figure as SVG with reproducible bytes."""
     with mpl.rc_context({"svg.hashsalt": "zerolora", "svg.fonttype": "none"}):
         file = io.StringIO()
         make().savefig(file, format="svg", metadata={"Date": None})

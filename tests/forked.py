@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from fork_server import WITHOUT
 
-from zerolora.train.launch import processes, topology
+from zerolora.train.launch import launcher, topology
 
 RANKS = {"zerolora.train": "zerolora.train.__main__", "zerolora.probe.probe_rank": "zerolora.probe.probe_rank"}
 """What is started as ranks, and the module of its `main`."""
@@ -39,7 +39,7 @@ def run(request: dict[str, Any], files: list[int], stand_ins: Path) -> NoReturn:
     name, *arguments = sys.argv = request["command"]
     if name in ("zerolora", "python"):
         started = SimpleNamespace(Popen=LoadedRanks)
-        processes.subprocess = topology.subprocess = started  # type: ignore[attr-defined, assignment]
+        launcher.subprocess = topology.subprocess = started  # type: ignore[attr-defined, assignment]
     if name != "python":
         _end(_called(importlib.import_module(f"{name}.cli").main))
     if arguments[0] != "-c":
@@ -49,7 +49,7 @@ def run(request: dict[str, Any], files: list[int], stand_ins: Path) -> NoReturn:
     _end(_called(lambda: exec(text, {"__name__": "__main__"})))  # noqa: S102 (a test's own text)
 
 
-class LoadedRanks(processes.Fork):
+class LoadedRanks(launcher.Fork):
     """What Popen of `python -m MODULE ARGUMENTS`, or of a benchmark, is for ranks: a fork of a process that has
     imported the module."""
 

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from zerolora.config.settings import UsefulFlops
+from zerolora.config.settings import TrainingPlan, UsefulFlops
 from zerolora.planner.zero_json import ZeroJson
-from zerolora.train.training_plan import TrainingPlan
 
 CHOICE: dict[str, Any] = {
     "device": "cpu",

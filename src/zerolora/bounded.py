@@ -1,9 +1,8 @@
-"""Bounds of CPU time, memory and output for templates, and the line of a template that an error comes from; bounds of
-the time of a regular expression.
+"""Limits CPU time, memory and output of templates and CPU time of regular expressions, and locates template errors.
 
-transformers' sandbox keeps a template from files and from Python's internals, but not from a loop without end. A
-template comes with a model or from the user; both are bounded in the same way. A regular expression comes with an
-adapter or from the user, and may take longer than anyone waits for a text of 50 characters.
+transformers' sandbox protects files and Python's internals from a template, but not from an endless loop. Templates
+come with a model or from the user. Regular expressions come with an adapter or from the user and may need exponential
+time.
 """
 
 import contextlib
@@ -17,9 +16,9 @@ from typing import Any, TypeVar
 
 from zerolora.errors import UserError, wording
 
-SECONDS = 5  # of CPU time for one conversation, which takes well under a millisecond
-MEMORY = 1 << 30  # bytes for one conversation, beyond what the process has
-LONGEST = 1 << 25  # characters that a template may make of a conversation
+SECONDS = 5  # CPU time per conversation; typical is well under a millisecond
+MEMORY = 1 << 30  # additional bytes per conversation
+LONGEST = 1 << 25  # characters of a rendered conversation
 RENDERING = wording("for one conversation; shorten its loops")
 PAGE = resource.getpagesize()
 MAIN = threading.main_thread()
@@ -27,25 +26,25 @@ Result = TypeVar("Result")
 
 
 class _TooLong(BaseException):
-    """The time is up. No Exception, so that no handler of a library takes it."""
+    """The time is up. Not an Exception, so that no library catches it."""
 
 
 class _Measured:
-    """The address space of this process when it was last looked at: that takes longer than a conversation."""
+    """Cached address-space limits, since measuring takes longer than rendering a conversation."""
 
     done = False
-    """Whether in this process."""
+    """Whether they were measured in this process."""
     limits = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-    """Those of the process, to which it returns."""
+    """Limits of the process, restored afterwards."""
     bounds = limits
-    """Those of a conversation."""
+    """Limits while rendering."""
 
 
 @contextlib.contextmanager
 def bounded(name: str, task: str = RENDERING) -> Iterator[None]:
-    """Raise UserError, naming the template, if what compiles or renders it inside takes more than SECONDS or MEMORY.
+    """Raise UserError, naming the template, if the block needs more than SECONDS or MEMORY.
 
-    In other threads than the main one, which gets the signals, only memory is bounded.
+    Outside the main thread, which receives the signals, only memory is limited.
     """
     _measure()
     try:
@@ -58,21 +57,21 @@ def bounded(name: str, task: str = RENDERING) -> Iterator[None]:
 
 
 def bounded_matching(name: str) -> contextlib.AbstractContextManager[None]:
-    """Raise UserError, naming them, if regular expressions take more than SECONDS for all names of a model."""
+    """Raise UserError if the block needs more than SECONDS to match regular expressions with a model's names."""
     return bounded(
         name, wording("to match the model's modules; write expressions without a repeat inside a repeat, as in (a+)+")
     )
 
 
 def within_bounds(name: str, render: Callable[[], Result]) -> Result:
-    """Return what a function without side effects returns, in the bounds of `bounded`; a text, of at most LONGEST
-    characters."""
+    """Return the result of a function without side effects within the limits of `bounded`, and, for a text, of
+    LONGEST."""
     if not _Measured.done:
         _measure()
     timed = threading.get_ident() == MAIN.ident
     try:
         try:
-            # As _limits, whose two calls would take a third of the time of a short conversation.
+            # Inlined _limits, whose two calls would take a third of the time of a short conversation.
             resource.setrlimit(resource.RLIMIT_AS, _Measured.bounds)
             try:
                 if timed:
@@ -83,7 +82,7 @@ def within_bounds(name: str, render: Callable[[], Result]) -> Result:
                     signal.setitimer(signal.ITIMER_VIRTUAL, 0)
                 resource.setrlimit(resource.RLIMIT_AS, _Measured.limits)
         except MemoryError:
-            # The process may have grown by itself since it was measured.
+            # The process may have grown since it was measured.
             _measure()
             with _limits():
                 result = render()
@@ -107,7 +106,7 @@ def too_large(name: str) -> UserError:
 
 
 def line_of(error: Exception, program: Any) -> int | None:
-    """Return the line of a compiled template (jinja2.Template) from which an error was raised, None if from none."""
+    """Return the line of a compiled template (jinja2.Template) that raised an error, None if none did."""
     frames = traceback.walk_tb(error.__traceback__)
     lines = [line for frame, line in frames if frame.f_code.co_filename == program.filename]
     return program.get_corresponding_lineno(lines[-1]) if lines else None
@@ -127,7 +126,7 @@ class _limits:
 
 
 def _measure() -> None:
-    """Note this process's limits, and set those of a conversation by the bytes of its address space."""
+    """Store the limits of this process, and derive those for rendering from its address space."""
     file = os.open("/proc/self/statm", os.O_RDONLY)
     try:
         size = int(os.read(file, 64).split()[0]) * PAGE

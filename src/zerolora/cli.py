@@ -1,6 +1,6 @@
-"""The `zerolora` command: sets up what all of its commands need, and reports mistakes in one line.
+"""The `zerolora` command: common setup, and errors reported in one line.
 
-It imports all modules in commands/, and these import nothing heavy.
+It imports all modules in commands/, which import nothing heavy.
 """
 
 import os
@@ -21,13 +21,12 @@ from zerolora.log import LOGGER
 from zerolora.machine import parents
 from zerolora.train.launch.stop_signals import STOPPED, Stopped
 
-INTERRUPTED = 130  # as shells have it: 128 + SIGINT
-SENTENCE = 200
-"""Characters of a command's first sentence at most."""
+INTERRUPTED = 130  # as in shells: 128 + SIGINT
+SENTENCE = 200  # maximum characters of a command's summary
 
 
 class TwoGroups(TyperGroup):
-    """Lists the commands for users before those of the pipeline's stages, each with its whole first sentence."""
+    """Lists the commands for users before those of stages, each with its whole first sentence."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the two lists."""
@@ -44,7 +43,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # loading rich takes as long as all else that --help needs
+    rich_markup_mode=None,  # loading rich would double the time of --help
 )
 app.add_typer(stage_commands.app)
 app.add_typer(user_commands.app)
@@ -55,7 +54,7 @@ def start(
     context: typer.Context,
     log: Annotated[Path | None, typer.Option(help="Write all output to this file instead of the terminal.")] = None,
 ) -> None:
-    """Set up messages, and keep all commands off the network but fetch and push; memory needs --hub for it."""
+    """Set up messages, and disable the network for commands that do not download or upload."""
     if log:
         messages.redirect(log)
     if context.invoked_subcommand not in (
@@ -78,10 +77,10 @@ def start(
 
 
 def _usage(error: TyperException) -> int:
-    """Print a mistake in the options as one line, and return the exit code."""
+    """Print a usage error as one line and return the exit code."""
     context = getattr(error, "ctx", None)
     text = error.format_message()
-    if context and text == context.get_help():  # of a command without arguments
+    if context and text == context.get_help():  # a command without arguments
         typer.echo(text, err=True)
     else:
         remedy = f"; `{context.command_path} --help` lists the options" if context else ""
@@ -90,7 +89,7 @@ def _usage(error: TyperException) -> int:
 
 
 def _interrupt(*_: object) -> NoReturn:
-    """Raise KeyboardInterrupt once: what it ends must not be interrupted by a second Ctrl-C."""
+    """Raise KeyboardInterrupt once, so that a second Ctrl-C cannot interrupt the cleanup."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     raise KeyboardInterrupt
 
@@ -98,9 +97,9 @@ def _interrupt(*_: object) -> NoReturn:
 def main() -> None:
     """Run the command.
 
-    Exits with 2 after a line for each mistake of the user or refusal of the operating system, with STOPPED after a
-    request to stop, and with INTERRUPTED after Ctrl-C in a command that has nothing to save. Standard input is closed,
-    so that nothing a stage calls can wait for an answer.
+    Exits with 2 after printing user errors and OS errors in one line each, with STOPPED after a request to stop, and
+    with INTERRUPTED after Ctrl-C in a command without state to save. Standard input is closed, so that no library can
+    wait for an answer.
     """
     with Path(os.devnull).open() as nothing:
         os.dup2(nothing.fileno(), 0)

@@ -1,6 +1,6 @@
-"""Registries that are one table: a dictionary of entries by name, each written as one call.
+"""Registries that are a table in one module: a dictionary of entries by name, each written as one call.
 
-The code fingerprint counts only those entries of such a table that a run's settings choose (fingerprint.py).
+The code fingerprint counts only the entries that a run's settings choose (config/fingerprint.py).
 """
 
 from typing import Protocol, TypeVar

@@ -1,11 +1,11 @@
-"""Errors whose message is meant for a user."""
+"""Error messages for users."""
 
 import errno
 import os
 from pathlib import Path
 from typing import Any
 
-LONGEST = 60  # characters of a value that a message shows
+LONGEST = 60  # characters of a value in a message
 
 REMEDIES = {
     errno.ENOSPC: "free some space there, or write to another disk",
@@ -27,9 +27,9 @@ REMEDIES = {
 
 
 class UserError(Exception):
-    """A mistake that the user can correct: the message names the file, the key or line, the value and the remedy.
+    """An error that the user can fix: the message has the file, the key or line, the value and the remedy.
 
-    Commands print it without a traceback and exit with code 2. It may hold several lines, one for each mistake.
+    Commands print it without a traceback and exit with code 2. It may have several lines, one for each mistake.
     """
 
     def __init__(self, message: str) -> None:
@@ -37,8 +37,8 @@ class UserError(Exception):
 
 
 def wording(text: str) -> str:
-    """Return a text that is only ever shown to the user. What is written out in a call of this function is not part of
-    a code fingerprint (config/fingerprint.py), so nothing may compute with it."""
+    """Return a text that is only displayed. Literals in a call of this function are not part of a code fingerprint
+    (config/fingerprint.py), so nothing may compute with them."""
     return text
 
 
@@ -48,21 +48,21 @@ def wordings(**texts: str) -> dict[str, str]:
 
 
 def printable(text: str) -> str:
-    """Return a line with control characters, which a terminal would obey, escaped."""
+    """Return a line with control characters escaped, so that a terminal does not interpret them."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def shown(value: Any) -> str:
-    """Return a value as a user wrote it, cut so that one line stays one line."""
+    """Return a value for a message, shortened to fit in one line."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # integers of more than 4,300 digits, values nested too deep
+    except (ValueError, RecursionError):  # integers of more than 4,300 digits, deeply nested values
         text = f"a {type(value).__name__} that is too long to show"
     return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
 
 
 def explained(error: OSError) -> str:
-    """Return one line for what the operating system refused: the file, the reason, the remedy."""
+    """Return one line for an error of the operating system: the file, the reason, the remedy."""
     number = error.errno or 0
     reason = error.strerror or " ".join(str(error).split()) or type(error).__name__
     if error.filename is None:

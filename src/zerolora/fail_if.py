@@ -1,10 +1,10 @@
-"""The gate of a run, as in evaluate.fail_if: a condition on its metrics that must not hold.
+"""The gate of a run, evaluate.fail_if: a condition on its metrics under which the run fails.
 
     METRIC COMPARISON NUMBER          accuracy < 0.9
     METRIC COMPARISON base ± NUMBER   accuracy < base - 0.01
 
-METRIC is one of evaluate.json; `base` is the same metric of the base model, which has none of OF_MERGED. Comparisons:
-<, <=, >, >=.
+METRIC is a key of evaluate.json; `base` is the same metric of the base model, which lacks those of OF_MERGED.
+Comparisons: <, <=, >, >=.
 """
 
 import operator
@@ -19,26 +19,26 @@ GRAMMAR = re.compile(
 )
 COMPARISONS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 OF_MERGED = ("merged_kl", "merged_kl_share", "merged_argmax", "merged_logits")
-"""Metrics of a merged model against base and adapter (evaluate/merged_logits.py)."""
+"""Metrics of a merged model compared with base and adapter (evaluate/merged_logits.py)."""
 OF_TRAINED = ("trained_kl", "trained_logits")
-"""Metrics of a merged model against the quantized base that its adapter was trained on, and the adapter."""
+"""Metrics of a merged model compared with the adapter on the quantized base that it was trained on."""
 EXAMPLES = "accuracy < base - 0.01 or loss > 1.5"
 
 
 @dataclass(frozen=True)
 class Gate:
-    """A condition that must not hold."""
+    """A condition under which a run fails."""
 
     metric: str
     comparison: str
     relative: bool
-    """The bound is the base model's metric and `number`, else `number`."""
+    """Whether `number` is added to the base model's metric."""
     number: float
 
     def failure(self, figures: Mapping[str, Any]) -> str | None:
-        """Return the condition with its numbers if it holds, else None; `figures` are those of difference.json.
+        """Return the condition with its numbers if it holds, None otherwise; `figures` are those of difference.json.
 
-        Raises KeyError if the metric is not among them.
+        Raises KeyError if the metric is missing.
         """
         value = figures[self.metric]
         base = figures[f"base_{self.metric}"] if self.relative else 0.0
@@ -54,7 +54,7 @@ class Gate:
 
 
 def parse(text: str) -> Gate:
-    """Return the gate that `text` describes. Raises ValueError if it describes none."""
+    """Return the gate described by `text`. Raises ValueError if it is not a condition."""
     match = GRAMMAR.fullmatch(text)
     if not match:
         raise ValueError(f"is not a condition; write METRIC < NUMBER or METRIC < base - NUMBER, as in {EXAMPLES}")

@@ -1,7 +1,7 @@
-"""Atomic writing of files and directories, and their sha256.
+"""Atomic writing of files and directories, and their SHA-256.
 
-Everything is written beside its target, flushed to disk and renamed, so a reader or a restarted stage never sees an
-incomplete file. Unfinished files and directories are called `.NAME.HOST.PID.tmp`, which .gitignore and .dvcignore list.
+Outputs are written next to their target, flushed to disk and renamed, so that no reader or restarted stage sees an
+incomplete one. Unfinished ones are named `.NAME.HOST.PID.tmp`, which .gitignore and .dvcignore list.
 """
 
 import errno
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from zerolora.errors import UserError, shown
-from zerolora.json_file import read_own
+from zerolora.json_file import read_text, unique
 
 MANIFEST = "manifest.json"
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
@@ -24,7 +24,7 @@ UMASK = re.compile(r"^Umask:\s*([0-7]+)$", re.MULTILINE)
 
 
 def sha256(path: Path) -> str:
-    """Return the hex sha256 of a file."""
+    """Return the hex SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -42,7 +42,7 @@ def write_text(path: Path, text: str) -> None:
         unfinished.replace(path)
         sync_directory(path.parent)
     except OSError as error:
-        # What is written through a buffer names no file in its errors.
+        # Errors of buffered writes name no file.
         error.filename = str(error.filename or path).replace(str(unfinished), str(path))
         raise
     finally:
@@ -50,12 +50,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def canonical(value: Any) -> str:
-    """Return `value` as JSON with sorted keys: equal values give equal text."""
+    """Return `value` as compact JSON with sorted keys; equal values give equal text."""
     return json.dumps(value, ensure_ascii=False, sort_keys=True)
 
 
 def as_json(value: Any) -> str:
-    """Return `value` as the text of a JSON file: indented, with sorted keys."""
+    """Return `value` as indented JSON with sorted keys."""
     return json.dumps(value, ensure_ascii=False, indent=2, sort_keys=True) + "\n"
 
 
@@ -65,15 +65,22 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path, written_by: str) -> Any:
-    """Return the JSON value in `path`; `written_by` names the command that makes the file.
+    """Return the JSON value in a file of the project, written by the command `written_by`.
 
-    Raises UserError if the file is missing or broken. For files of this project; model/foreign.py reads others.
+    Raises UserError if it is missing, invalid, or has repeated keys. For files of other programs see model/foreign.py.
     """
-    return read_own(path, written_by)
+    try:
+        text = read_text(path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"{path}: there is no such file; `{written_by}` writes it") from None
+    try:
+        return json.loads(text, object_pairs_hook=unique)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not valid JSON ({error}); delete it and run `{written_by}` again") from None
 
 
 def read_object(path: Path, written_by: str) -> dict[str, Any]:
-    """Return the JSON object in `path`, as `read_json` does. Raises UserError if it holds anything else."""
+    """Return the JSON object in `path`, as `read_json` does. Raises UserError for any other value."""
     value = read_json(path, written_by)
     if not isinstance(value, dict):
         raise UserError(f"{path}: holds {shown(value)}, no JSON object; delete it and run `{written_by}` again")
@@ -81,7 +88,7 @@ def read_object(path: Path, written_by: str) -> dict[str, Any]:
 
 
 def readable(path: Path) -> None:
-    """Give a file the permissions of any other new one; safetensors writes for its owner alone."""
+    """Give a file the default permissions; safetensors writes files that only their owner can read."""
     path.chmod(0o666 & ~_umask())
 
 
@@ -100,10 +107,10 @@ def sync_directory(directory: Path) -> None:
 
 @contextmanager
 def staged_directory(target: Path) -> Iterator[Path]:
-    """Yield an empty directory beside `target` that takes its place when the block ends without an error.
+    """Yield an empty directory that becomes `target` when the block ends without an error.
 
-    An older `target` is replaced in one step, so that there is always one of the two (on file systems without
-    renameat2's RENAME_EXCHANGE in two steps); on an error it stays as it was and the new directory is removed.
+    An existing `target` is replaced in one step, so that it always exists (in two steps on file systems without
+    renameat2's RENAME_EXCHANGE). On an error it is left unchanged and the new directory is removed.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     _sweep(target)
@@ -121,7 +128,7 @@ def staged_directory(target: Path) -> Iterator[Path]:
         _replace(target, unfinished)
         sync_directory(target.parent)
     except OSError as error:
-        # Arrow names no file in its errors; others name it by the name that it has meanwhile.
+        # Arrow's errors name no file, others the unfinished one.
         error.filename = str(error.filename or target).replace(str(unfinished), str(target))
         raise
     finally:
@@ -129,10 +136,9 @@ def staged_directory(target: Path) -> Iterator[Path]:
 
 
 def describe(directory: Path, hashes: Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:
-    """Return `{relative name: {"sha256", "bytes"}}` for every file below `directory` but its manifest.
+    """Return `{relative name: {"sha256", "bytes"}}` for each file below `directory` except its manifest.
 
-    `hashes` has the sha256 of files that need not be read again, by relative name. Raises UserError for a name that is
-    not UTF-8, which JSON cannot hold.
+    `hashes` has known SHA-256 values by relative name. Raises UserError for a name that is not UTF-8.
     """
     known, result = hashes or {}, {}
     for path in sorted(directory.rglob("*")):
@@ -143,7 +149,7 @@ def describe(directory: Path, hashes: Mapping[str, str] | None = None) -> dict[s
 
 
 def checked_name(path: Path) -> Path:
-    """Return `path` if its name is UTF-8. Raises UserError if not, since no JSON or log could name it."""
+    """Return `path`. Raises UserError if its name is not UTF-8, since JSON and logs could not contain it."""
     try:
         str(path).encode()
     except UnicodeEncodeError:
@@ -152,12 +158,12 @@ def checked_name(path: Path) -> Path:
 
 
 def _unfinished(target: Path) -> Path:
-    """Return the name that `target` has while this process writes it."""
+    """Return the name of `target` while this process writes it."""
     return target.with_name(f".{target.name}.{os.uname().nodename}.{os.getpid()}.tmp")
 
 
 def _sweep(target: Path) -> None:
-    """Remove what processes of this machine that have died left of `target`."""
+    """Remove unfinished versions of `target` left by dead processes of this machine."""
     pattern = re.compile(rf"\.{re.escape(target.name)}\.{re.escape(os.uname().nodename)}\.(\d+)(\.old)?\.tmp")
     for path in target.parent.iterdir():
         match = pattern.fullmatch(path.name)
@@ -176,7 +182,7 @@ def _lives(pid: int) -> bool:
 
 
 def _replace(target: Path, new: Path) -> None:
-    """Put `new` in the place of `target`; an older `target` then lies under the name of `new`."""
+    """Rename `new` to `target`, and an existing `target` to `new`."""
     if not os.path.lexists(target):
         new.rename(target)
     elif not _exchange(new, target):
@@ -187,7 +193,7 @@ def _replace(target: Path, new: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Exchange two names in one step. Return whether the system and the file system can."""
+    """Exchange two names in one step. Return whether the system and file system support it."""
     import ctypes
 
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
@@ -209,7 +215,7 @@ def _remove(path: Path) -> None:
 
 
 def _umask() -> int:
-    """Return the process's umask: as Linux tells it, elsewhere by setting it for a moment."""
+    """Return the process's umask, from /proc or else by briefly changing it."""
     try:
         match = UMASK.search(Path("/proc/self/status").read_text(encoding="ascii", errors="replace"))
     except OSError:

@@ -1,32 +1,32 @@
-"""Reads a JSON file of any origin: bounded, whole, and only if it can mean one thing.
+"""Reads JSON files from untrusted sources, bounded and unambiguous, and checks the types of their values.
 
-What a key holds is checked by the kinds of json_kinds.py; which keys a file has, by model/foreign.py.
+model/foreign.py defines the keys of each file.
 """
 
-import errno
 import json
 import math
 import os
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from zerolora.errors import UserError, shown
 
 LARGEST = 1 << 30
-"""Bytes of a JSON file that a stage wrote: those of answers.json grow with the rows."""
+"""Bytes of a file that a stage wrote; answers.json grows with the rows."""
 DEEPEST = 50
-"""Levels of lists and objects in a file."""
+"""Nested lists and objects."""
 LONGEST_NUMBER = 400
-"""Digits of a number; a double has 309 before its point."""
+"""Digits of an integer; the largest double has 309."""
 
 
 def read_bytes(path: Path, largest: int = LARGEST) -> bytes:
-    """Return the bytes of a regular file. A pipe, which could hang, or a device is refused.
+    """Return the bytes of a regular file.
 
-    Raises UserError, which names the file, for these, a directory, and a file of more than `largest` bytes, OSError for
-    one that is missing or unreadable.
+    Raises UserError, naming the file, for a pipe (which could hang), device or directory, and for more than `largest`
+    bytes; OSError if it is missing or unreadable.
     """
     # Opening a pipe waits for its writer unless O_NONBLOCK is set.
     file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -38,7 +38,7 @@ def read_bytes(path: Path, largest: int = LARGEST) -> bytes:
         if result.st_size > largest:
             raise UserError(f"{path}: has {result.st_size:,} bytes, too many for such a file; at most {largest:,}")
         parts = []
-        # A file may grow, and those of /proc have no size.
+        # A file may grow, and files in /proc have size 0.
         while part := os.read(file, largest + 1):
             parts.append(part)
             largest -= len(part)
@@ -53,14 +53,13 @@ def read_bytes(path: Path, largest: int = LARGEST) -> bytes:
 
 
 def read_text(path: Path, largest: int = LARGEST) -> str:
-    """Return the text of a regular UTF-8 file, with its own line ends. Raises as `read_bytes`, UserError for another
+    """Return the text of a regular UTF-8 file, with its line endings. Raises as `read_bytes`, and UserError for another
     encoding."""
     return decoded(path, read_bytes(path, largest))
 
 
 def decoded(path: Path, content: bytes) -> str:
-    """Return the UTF-8 text of bytes of file `path`. Raises UserError if they are none, or begin with a byte order
-    mark."""
+    """Return bytes of file `path` as text. Raises UserError if they are not UTF-8 or begin with a byte order mark."""
     if content[:3] == b"\xef\xbb\xbf":
         raise UserError(f"{path}: begins with a byte order mark; save the file as UTF-8 without one")
     if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
@@ -71,27 +70,12 @@ def decoded(path: Path, content: bytes) -> str:
         raise UserError(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8") from None
 
 
-def read_own(path: Path, written_by: str) -> Any:
-    """Return the JSON value in a file that the command `written_by` writes.
-
-    Raises UserError if the file is missing or broken, or two keys of an object are equal.
-    """
-    try:
-        text = read_text(path)
-    except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"{path}: there is no such file; `{written_by}` writes it") from None
-    try:
-        return json.loads(text, object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not valid JSON ({error}); delete it and run `{written_by}` again") from None
-
-
 def read_foreign(path: Path, remedy: str, largest: int, *, infinite: bool = False) -> dict[str, Any]:
-    """Return the JSON object in a file that another program wrote.
+    """Return the JSON object in a file of another program.
 
-    Numbers are finite and have at most LONGEST_NUMBER digits; Infinity is read if `infinite`, as Python writes it.
-    Raises UserError, which ends with `remedy`, if the file is missing, is of more than `largest` bytes or DEEPEST
-    levels, holds anything but an object, or could be read in two ways: with equal keys, or half a character.
+    Numbers are finite, except Infinity if `infinite`, and have at most LONGEST_NUMBER digits. Raises UserError, ending
+    with `remedy`, if the file is missing, exceeds `largest` bytes or DEEPEST levels, is not an object, or is ambiguous:
+    with repeated keys, or unpaired surrogates.
     """
     try:
         text = read_text(path, largest)
@@ -101,11 +85,11 @@ def read_foreign(path: Path, remedy: str, largest: int, *, infinite: bool = Fals
 
 
 def parsed(path: Path, text: str, remedy: str, *, infinite: bool = False) -> dict[str, Any]:
-    """Return the JSON object that the text of file `path` is, as `read_foreign` does."""
+    """Return the JSON object in the text of file `path`, as `read_foreign` does."""
     number = _number(infinite)
     try:
-        value = json.loads(text, parse_constant=number, parse_float=number, parse_int=_short, object_pairs_hook=_unique)
-        check_depth(value)
+        value = json.loads(text, parse_constant=number, parse_float=number, parse_int=_short, object_pairs_hook=unique)
+        _check_depth(value)
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
@@ -122,10 +106,10 @@ def parsed(path: Path, text: str, remedy: str, *, infinite: bool = False) -> dic
     return value
 
 
-def check_depth(value: Any, deepest: int = DEEPEST) -> None:
-    """Raise RecursionError if a value has more levels of lists and objects."""
+def _check_depth(value: Any) -> None:
+    """Raise RecursionError if a value has more than DEEPEST levels of lists and objects."""
     level = [value]
-    for _ in range(deepest + 1):
+    for _ in range(DEEPEST + 1):
         level = [
             part
             for each in level
@@ -137,12 +121,8 @@ def check_depth(value: Any, deepest: int = DEEPEST) -> None:
     raise RecursionError
 
 
-def is_unreadable(error: OSError) -> bool:
-    """Tell whether a file is there, but cannot be read."""
-    return error.errno not in (errno.ENOENT, errno.ENOTDIR)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object. Raises ValueError for a repeated key."""
     value = dict(pairs)
     if len(value) < len(pairs):
         raise ValueError(f"the key {shown(repeated(key for key, _ in pairs))} is there twice")
@@ -150,7 +130,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def repeated(keys: Iterable[str]) -> str:
-    """Return the first key that was there before; one of them must have been."""
+    """Return the first repeated key; there must be one."""
     seen: set[str] = set()
     for key in keys:
         if key in seen:
@@ -173,3 +153,142 @@ def _short(text: str) -> int:
     if len(text) > LONGEST_NUMBER:
         raise ValueError(f"{shown(text)} is not valid; expected a number of at most {LONGEST_NUMBER} digits")
     return int(text)
+
+
+Fault: TypeAlias = tuple[tuple[str, ...], str, str]
+"""Path of a value, what is wrong with it, and what is expected."""
+
+
+@dataclass(frozen=True)
+class JsonKind:
+    """A type of JSON values."""
+
+    words: str
+    """Its description in messages."""
+    fault: Callable[[Any], Fault | None]
+    """Returns the first fault in a value, None if it is valid."""
+
+    def __or__(self, other: "JsonKind") -> "JsonKind":
+        """Return the union of two kinds. Its message is that of the kind that matched deeper."""
+
+        def fault(value: Any) -> Fault | None:
+            one = self.fault(value)
+            two = one and other.fault(value)
+            if one is None or two is None:
+                return None
+            return next((each for each in (one, two) if each[0]), ((), f"is {shown(value)}", words))
+
+        words = f"{self.words} or {other.words}"
+        return JsonKind(words, fault)
+
+    def __and__(self, other: "JsonKind") -> "JsonKind":
+        """Return the intersection of two kinds."""
+        return JsonKind(self.words, lambda value: self.fault(value) or other.fault(value))
+
+
+def check(value: Any, kind: JsonKind, path: Path, remedy: str) -> None:
+    """Raise UserError with file, key, value and `remedy` unless a value is of a kind."""
+    if (fault := kind.fault(value)) is not None:
+        where, wrong, words = fault
+        key = ".".join(shown(each)[1:-1] for each in where)
+        raise UserError(f"{path}: {key}{' ' if key else ''}{wrong}; expected {words}; {remedy}")
+
+
+def plain(words: str, fits: Callable[[Any], bool]) -> JsonKind:
+    """Return the kind of values that a function accepts."""
+    return JsonKind(words, lambda value: None if fits(value) else ((), f"is {shown(value)}", words))
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+TEXT = plain("a text", lambda value: isinstance(value, str))
+FLAG = plain("true or false", lambda value: isinstance(value, bool))
+NULL = plain("null", lambda value: value is None)
+OBJECT = plain("an object", lambda value: isinstance(value, dict))
+LIST = plain("a list", lambda value: isinstance(value, list))
+WHOLE = plain("a whole number", lambda value: _whole(value) and abs(value) < 2**63)
+COUNT = plain("a whole number, 0 or more", lambda value: _whole(value) and 0 <= value < 2**63)
+POSITIVE = plain("a whole number, 1 or more", lambda value: _whole(value) and 1 <= value < 2**31)
+NUMBER = plain("a finite number", lambda value: _whole(value) or (isinstance(value, float) and math.isfinite(value)))
+FILE_NAME = plain(
+    "the name of a file beside it",
+    lambda value: isinstance(value, str) and value not in ("", ".", "..") and not set(value) & {"/", "\\", "\0"},
+)
+
+
+def _below(value: Any) -> bool:
+    return (
+        isinstance(value, str)
+        and not value.startswith("/")
+        and "\0" not in value
+        and not {"", ".", ".."} & set(value.split("/"))
+    )
+
+
+PATH_BELOW = plain("the relative path of a file below it", _below)
+
+
+def list_of(kind: JsonKind) -> JsonKind:
+    """Return the kind of lists whose entries are of a kind."""
+
+    def fault(value: Any) -> Fault | None:
+        if not isinstance(value, list):
+            return (), f"is {shown(value)}", words
+        for number, each in enumerate(value):
+            if result := kind.fault(each):
+                return _inside(str(number), result)
+        return None
+
+    words = f"a list, of {kind.words} each"
+    return JsonKind(words, fault)
+
+
+def map_of(kind: JsonKind, key: JsonKind = TEXT, but: Mapping[str, JsonKind] | None = None) -> JsonKind:
+    """Return the kind of objects with arbitrary keys of kind `key` and values of `kind`, except for the keys in
+    `but`."""
+    others = but or {}
+
+    def fault(value: Any) -> Fault | None:
+        if not isinstance(value, dict):
+            return (), f"is {shown(value)}", words
+        for name, each in value.items():
+            if result := key.fault(name):
+                return (), f"has a key that {result[1]}", result[2]
+            if result := others.get(name, kind).fault(each):
+                return _inside(name, result)
+        return None
+
+    words = f"an object, with {kind.words} for each key"
+    return JsonKind(words, fault)
+
+
+def record(optional: Mapping[str, JsonKind], required: Mapping[str, JsonKind] | None = None) -> JsonKind:
+    """Return the kind of objects with these keys; other keys are not checked."""
+    needed = required or {}
+    known = {**optional, **needed}
+
+    def fault(value: Any) -> Fault | None:
+        if not isinstance(value, dict):
+            return (), f"is {shown(value)}", words
+        for name, kind in needed.items():
+            if name not in value:
+                return (name,), "is missing", kind.words
+        for name, each in value.items():
+            if name in known and (result := known[name].fault(each)):
+                return _inside(name, result)
+        return None
+
+    words = f"an object with {', '.join(needed)}" if needed else "an object"
+    return JsonKind(words, fault)
+
+
+def _inside(name: str, fault: Fault) -> Fault:
+    where, wrong, words = fault
+    return (name, *where), wrong, words
+
+
+def nullable(kinds: Mapping[str, JsonKind]) -> dict[str, JsonKind]:
+    """Return kinds that also allow null."""
+    return {name: kind | NULL for name, kind in kinds.items()}

@@ -1,12 +1,12 @@
-"""The messages of a stage: one logger, and a status file beside the log for whoever shows the stage's progress.
+"""The messages of a stage: one logger, and a status file next to the log for progress displays.
 
     LOGGER.info(...)     goes to the log
-    LOGGER.warning(...)  also goes to the user's screen, as does LOGGER.error: the line begins with "zerolora: "
-    result("...")        one line about what the stage produced
+    LOGGER.warning(...)  and LOGGER.error also go to the user's screen: their lines begin with "zerolora: "
+    result("...")        one line about the stage's output
 
-A stage that is started with `--log FILE` writes everything there, with what its libraries and child processes print.
-Its state goes to FILE's status file: one JSON object with `started` (ns since the epoch), `name`, `done`, `total` and
-`text` (progress), and `result`. Snakemake's logger plugin (snakemake_logger_plugin_zerolora) reads both files.
+With `--log FILE`, all output of a stage, its libraries and child processes goes to FILE. Its state goes to the status
+file of FILE: a JSON object with `started` (ns since the epoch), `name`, `done`, `total` and `text` (progress), and
+`result`. Snakemake's logger plugin (snakemake_logger_plugin_zerolora) reads both files.
 """
 
 import contextlib
@@ -22,9 +22,9 @@ from zerolora.errors import printable
 
 LOGGER = logging.getLogger("zerolora")
 PREFIX = "zerolora: "
-"""Begins each line that the user is to see."""
+"""Marks lines for the user's screen."""
 VARIABLE = "ZEROLORA_STATUS"
-"""Environment variable: path of the status file. Ranks of training inherit it."""
+"""Environment variable: path of the status file, inherited by training ranks."""
 
 
 class _Formatter(logging.Formatter):
@@ -38,14 +38,14 @@ class _Formatter(logging.Formatter):
 class _Handler(logging.StreamHandler[Any]):
     def emit(self, record: logging.LogRecord) -> None:
         tqdm = sys.modules.get("tqdm")
-        if tqdm and sys.stderr.isatty():  # a bar there is moved out of the way
+        if tqdm and sys.stderr.isatty():  # keeps a progress bar intact
             tqdm.tqdm.write(self.format(record), file=sys.stderr)
-        else:  # without tqdm's lock, which forked ranks share: one that stands still must not silence the others
+        else:  # without tqdm's lock, which forked ranks share: a stuck rank must not block the others
             super().emit(record)
 
 
 def set_up() -> None:
-    """Send messages of this process to stderr, from INFO on; those of other libraries from WARNING on."""
+    """Log to stderr: own messages from INFO on, those of other libraries from WARNING on."""
     handler = _Handler(sys.stderr)
     handler.setFormatter(_Formatter())
     LOGGER.handlers = [handler]
@@ -54,10 +54,11 @@ def set_up() -> None:
 
 
 def redirect(log: Path) -> None:
-    """Send everything that this process and its children print to `log`, and begin its status file.
+    """Redirect the output of this process and its children to `log`, and start its status file.
 
-    The tasks of an srun share both files: the first begins them, the others append to the log. Snakemake removes it
-    before the next attempt, so each has a second name, as in default.attempt1.log, until one ends well (`result`).
+    The tasks of an srun share both files: the first creates them, the others append to the log. Snakemake removes the
+    log before the next attempt, so each attempt has a second name, e.g. default.attempt1.log, until one succeeds
+    (`result`).
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     first = os.environ.get("SLURM_PROCID", "0") == "0"
@@ -72,24 +73,24 @@ def redirect(log: Path) -> None:
     for stream in (1, 2):
         os.dup2(file, stream)
     os.close(file)
-    # A file gets stdout when its buffer is full, otherwise: what was printed first would follow what was logged later.
-    if reconfigure := getattr(sys.stdout, "reconfigure", None):  # a library may have put another object there
+    # Without line buffering, printed lines would appear after later log lines.
+    if reconfigure := getattr(sys.stdout, "reconfigure", None):  # a library may have replaced stdout
         reconfigure(line_buffering=True)
 
 
 def status_file(log: Path) -> Path:
-    """Return the path of the status file that belongs to a log."""
+    """Return the path of a log's status file."""
     return log.with_suffix(".status.json")
 
 
 def attempts(log: Path) -> list[Path]:
-    """Return the logs of all attempts since a stage last ended well, the first one first."""
+    """Return the logs of all attempts since a stage last succeeded, in order."""
     result = log.parent.glob(f"{log.stem}.attempt*.log")
     return sorted(result, key=lambda path: (len(path.name), path.name))
 
 
 def read_status(log: Path) -> dict[str, Any]:
-    """Return the status beside a log; empty if there is none."""
+    """Return the status of a log; empty if there is none."""
     try:
         return dict(json.loads(status_file(log).read_text(encoding="utf-8")))
     except (OSError, ValueError):
@@ -103,7 +104,7 @@ def update_status(**values: Any) -> None:
 
 
 def result(text: str) -> None:
-    """Say in one line what the stage produced."""
+    """Report the stage's output in one line."""
     LOGGER.info(text)
     update_status(result=text)
     if VARIABLE in os.environ:

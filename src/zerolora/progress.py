@@ -1,4 +1,4 @@
-"""Progress of a stage: a bar in a terminal, a line now and then in a log, and the status file (log.py)."""
+"""Progress of a stage: a bar in a terminal, periodic lines in a log, and the status file (log.py)."""
 
 import sys
 import time
@@ -6,20 +6,20 @@ import time
 from zerolora.log import update_status
 
 LOG_SECONDS = 15
-"""Between two lines where there is no terminal for a bar."""
+"""Interval of log lines without a terminal."""
 STATUS_SECONDS = 0.5
-"""Between two updates of the status file."""
+"""Interval of status file updates."""
 
 
 class Progress:
     """Counts units of work towards `total`.
 
-    `name` is the unit, as in "step"; with `binary` the units are bytes and `name` says what is done with them. `silent`
-    counts without showing anything, as ranks above 0 do.
+    `name` is the unit, e.g. "step"; with `binary` the units are bytes and `name` is the action. `silent` counts without
+    output, for ranks above 0.
     """
 
     def __init__(self, name: str, total: int, done: int = 0, *, binary: bool = False, silent: bool = False) -> None:
-        """`done` units were made by an earlier process."""
+        """`done` units were completed by an earlier process."""
         from tqdm import tqdm
 
         terminal = sys.stderr.isatty()
@@ -45,7 +45,7 @@ class Progress:
         return self
 
     def update(self, amount: int = 1, text: str = "") -> None:
-        """Count `amount` more units; `text` is shown beside the bar."""
+        """Count `amount` more units; `text` is shown next to the bar."""
         self.done += amount
         if self.silent:
             return
@@ -62,11 +62,11 @@ class Progress:
             print(f"{self.name} {self._amount(self.done)}/{self._amount(self.total)}  {shown}", file=sys.stderr)
 
     def rate(self, more: int = 0) -> float:
-        """Return the units/s of this process so far, with `more` that are about to be counted."""
+        """Return the units/s of this process so far, including `more` that are not counted yet."""
         return (self.done + more - self._first) / max(time.monotonic() - self._started, 1e-9)
 
     def _amount(self, value: int) -> str:
-        return f"{self._bar.format_sizeof(value, 'B', 1024)}" if self.binary else str(value)
+        return str(self._bar.format_sizeof(value, "B", 1024) if self.binary else value)
 
     def __exit__(self, *_: object) -> None:
         self._bar.close()

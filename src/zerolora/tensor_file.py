@@ -1,7 +1,7 @@
-"""Safetensors files: their header, and rows of their tensors, read without a mapping.
+"""Safetensors files: their headers, and rows of their tensors, read without memory mapping.
 
-The pages of a mapped file count as memory of the process that has touched them; what is read here is held only as long
-as it is used. Source of the format: https://github.com/huggingface/safetensors#format.
+Pages of a mapped file count as memory of the process that touched them; data read here is freed after use. Source of
+the format: https://github.com/huggingface/safetensors#format.
 """
 
 import json
@@ -13,23 +13,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from zerolora.errors import UserError
-from zerolora.json_file import decoded, parsed
-from zerolora.json_kinds import COUNT, NULL, TEXT, check, list_of, map_of, plain, record
+from zerolora.json_file import COUNT, NULL, TEXT, check, decoded, list_of, map_of, parsed, plain, record
 
 if TYPE_CHECKING:
     import torch
 
 ALIGNMENT = 8
-"""Of the first tensor's offset: the header ends in blanks."""
+"""Alignment of the first tensor; the header is padded with spaces."""
 COMPARED = 4096
-"""Rows of two tensors that are compared at a time."""
+"""Rows of two tensors to compare at a time."""
 LONGEST_HEADER = 100_000_000
-"""Bytes, as safetensors has it (safetensors/src/tensor.rs, MAX_HEADER_SIZE)."""
+"""Bytes, as in safetensors (safetensors/src/tensor.rs, MAX_HEADER_SIZE)."""
 AGAIN = "bring the file here again"
 _OFFSETS = plain("two whole numbers", lambda value: isinstance(value, list) and len(value) == 2)
 _TENSOR = record({}, {"dtype": TEXT, "shape": list_of(COUNT), "data_offsets": _OFFSETS & list_of(COUNT)})
 HEADER = map_of(_TENSOR, but={"__metadata__": map_of(TEXT) | NULL})
-"""What a header holds."""
+"""The JSON type of a header."""
 TYPES = {
     "BOOL": ("bool", 1),
     "U8": ("uint8", 1),
@@ -47,17 +46,17 @@ TYPES = {
     "I64": ("int64", 8),
     "U64": ("uint64", 8),
 }
-"""torch's name and the bytes of a number, by the name in a header. Others are copied, but not read."""
+"""torch's name and the bytes per element, by the name in a header. Tensors of other types can only be copied."""
 
 
 @dataclass(frozen=True, eq=False)
 class StoredTensor:
-    """A tensor in a safetensors file, as one reading of the header says: those of two are not equal."""
+    """A tensor in a safetensors file, compared by identity."""
 
     path: Path
     name: str
     kind: str
-    """Type of a number, as the header has it."""
+    """Element type, as in the header."""
     shape: tuple[int, ...]
     start: int
     """First byte in the file."""
@@ -65,13 +64,13 @@ class StoredTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its numbers."""
+        """Bytes of its data."""
         return self.stop - self.start
 
     def read(self, first: int = 0, last: int | None = None) -> "torch.Tensor":
-        """Return the rows `first` to `last` along the first dimension, a scalar as it is.
+        """Return the rows `first` to `last` along the first dimension, or a scalar.
 
-        Raises UserError if the file ends before.
+        Raises UserError if the file is too short.
         """
         import torch
 
@@ -89,7 +88,7 @@ class StoredTensor:
 
 
 Factor: TypeAlias = "torch.Tensor | StoredTensor"
-"""A tensor in memory, or in its file."""
+"""A tensor in memory or in its file."""
 
 
 @dataclass(frozen=True)
@@ -99,11 +98,11 @@ class TensorFile:
     path: Path
     metadata: dict[str, str] | None
     tensors: dict[str, StoredTensor]
-    """By name, in the order of their bytes."""
+    """By name, in the order of their data."""
     header: bytes
-    """With its length before it: all bytes before the first tensor."""
+    """All bytes before the first tensor, including the length field."""
     names: tuple[str, ...]
-    """Of the tensors, in the order of the header."""
+    """Tensor names in the order of the header."""
 
     @property
     def nbytes(self) -> int:
@@ -113,10 +112,10 @@ class TensorFile:
     def resized(
         self, path: Path, shapes: Mapping[str, tuple[int, ...]], added: "Mapping[str, StoredTensor] | None" = None
     ) -> "TensorFile":
-        """Return the header of a file `path` with the same tensors in the same order, some of them of other `shapes`,
-        and `added` ones behind them: by their name, the tensor whose type and shape they have.
+        """Return the header of a file `path` with the same tensors in the same order, some with new `shapes`, followed
+        by `added` ones: by name, the tensor whose type and shape they have.
 
-        Without either it is the same, byte for byte.
+        Without either, it is identical byte for byte.
         """
         more = dict(added or {})
         kinds = self.tensors | more
@@ -135,9 +134,7 @@ class TensorFile:
                 each = kinds[name]
                 shape = list(shapes.get(name, each.shape))
                 entries[name] = {"dtype": each.kind, "shape": shape, "data_offsets": list(offsets[name])}
-            text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
-            text += b" " * (-len(text) % ALIGNMENT)
-            header = len(text).to_bytes(8, "little") + text
+            header = _header(entries)
         tensors = {
             name: StoredTensor(
                 path, name, each.kind, shapes.get(name, each.shape), *(len(header) + at for at in offsets[name])
@@ -179,14 +176,14 @@ def read_header(path: Path) -> TensorFile:
 
 
 def save_tensors(tensors: "Mapping[str, torch.Tensor]", path: Path) -> None:
-    """Write a safetensors file. Raises OSError, with the file's name, if the disk has no room for it."""
+    """Write a safetensors file. Raises OSError, with the file's name, if the disk is full."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     try:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, {"format": "pt"})
     except SafetensorError:
-        # Its error has what the operating system refused as text only; the same room is refused by number.
+        # Its error has no errno: allocate the same space to get it.
         try:
             with path.open("ab") as file:
                 os.posix_fallocate(file.fileno(), 0, sum(tensor.nbytes for tensor in tensors.values()))
@@ -197,19 +194,25 @@ def save_tensors(tensors: "Mapping[str, torch.Tensor]", path: Path) -> None:
 
 
 def write_shapes(shapes: Mapping[str, tuple[int, ...]], path: Path) -> None:
-    """Write a safetensors file of fp32 zeros with these names and shapes. It has holes in place of its numbers, which
-    take no room on most disks."""
+    """Write a safetensors file of fp32 zeros with these names and shapes. Its data is a hole, which takes no space on
+    most file systems."""
     entries: dict[str, Any] = {}
     end = 0
     for name, shape in shapes.items():
         size = 4 * math.prod(shape)
         entries[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [end, end + size]}
         end += size
-    text = json.dumps(entries, ensure_ascii=False).encode()
-    text += b" " * (-len(text) % ALIGNMENT)
+    header = _header(entries)
     with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        file.truncate(8 + len(text) + end)
+        file.write(header)
+        file.truncate(len(header) + end)
+
+
+def _header(entries: dict[str, Any]) -> bytes:
+    """Return the length field and the padded header of a file."""
+    text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
 
 
 def rows_of(tensor: "Factor", first: int = 0, last: int | None = None) -> "torch.Tensor":
@@ -223,7 +226,7 @@ def whole(tensor: "Factor") -> "torch.Tensor":
 
 
 def equal(one: "Factor", other: "Factor") -> bool:
-    """Return whether two tensors have the same shape and numbers, read a part at a time."""
+    """Return whether two tensors have the same shape and values, read in parts."""
     if one is other:
         return True
     if tuple(one.shape) != tuple(other.shape):
@@ -233,7 +236,7 @@ def equal(one: "Factor", other: "Factor") -> bool:
 
 
 def read_into(file: int, buffer: memoryview, offset: int, path: Path) -> None:
-    """Fill a buffer from an open file. Raises UserError, which names `path`, if the file ends before."""
+    """Fill a buffer from an open file. Raises UserError, naming `path`, if the file is too short."""
     while buffer:
         count = os.preadv(file, [buffer], offset)
         if not count:

@@ -1,4 +1,4 @@
-"""Types that commands, config and estimate share."""
+"""Types shared by the whole package."""
 
 from typing import Literal
 

@@ -12,9 +12,9 @@ GIB = 1024**3
 
 
 def parse_bytes(text: str, zero: bool = False) -> int:
-    """Return the bytes that `text` says, as in "80GiB" or "1.5 GB"; `zero`: "0GiB" is one of them.
+    """Return the bytes of a size such as "80GiB" or "1.5 GB"; zero is allowed only with `zero`.
 
-    Raises ValueError if it says none.
+    Raises ValueError if `text` is not a size.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B|B)", text)
     if not match or (float(match[1]) == 0 and not zero):
@@ -23,7 +23,7 @@ def parse_bytes(text: str, zero: bool = False) -> int:
 
 
 def byte_size(count: float) -> str:
-    """Return bytes in the largest binary unit that they fill, as in 9.8 MiB."""
+    """Return bytes in the largest suitable binary unit, e.g. 9.8 MiB."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.3g} {unit}"
@@ -34,3 +34,8 @@ def byte_size(count: float) -> str:
 def gib(count: float) -> str:
     """Return bytes as GiB with two decimals."""
     return f"{count / GIB:.2f} GiB"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun, as in `1 run` and `1,000 runs`."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"

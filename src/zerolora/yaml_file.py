@@ -1,4 +1,4 @@
-"""YAML from outside: bounded, without a key given twice, and with numbers as YAML 1.2 reads them."""
+"""Reads untrusted YAML: bounded, without repeated keys, and with numbers as in YAML 1.2."""
 
 import contextlib
 import re
@@ -8,17 +8,15 @@ import yaml
 
 from zerolora.errors import UserError, shown
 
-MOST, DEEPEST = 1_000_000, 50  # values and levels of a file: far more than one needs, and read in seconds
-SLOW = (
-    20_000  # characters from which on libyaml reads, in C; its errors have less to say, so the slow reader repeats them
-)
+MOST, DEEPEST = 1_000_000, 50  # values and levels of a file, parsed within seconds
+SLOW = 20_000  # characters above which libyaml (C) is used; the slow parser repeats failures, for better messages
 AMBIGUOUS = re.compile(r"[-+]?(0[0-9_]*[0-9]|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")
 
 
 def value_of(text: str, key: str) -> Any:
-    """Return the value of a key at the top of YAML, of bounded size; None if it is not there. Other keys are not read.
+    """Return the value of a top-level key, None if it is missing. Other values are not constructed.
 
-    Raises UserError if the text is not YAML, or the value none that can be read.
+    Raises UserError if the text is not YAML, or the value is invalid or too large.
     """
     try:
         loader, node = composed(text)
@@ -32,7 +30,7 @@ def value_of(text: str, key: str) -> Any:
 
 
 def composed(text: str) -> tuple[Any, yaml.Node | None]:
-    """Return a loader of the text of a file, and its one node."""
+    """Return a loader of a text and its root node."""
     if len(text) > SLOW:
         loader = _FastLoader(text)  # type: ignore[call-arg]
         with contextlib.suppress(yaml.YAMLError):
@@ -42,19 +40,19 @@ def composed(text: str) -> tuple[Any, yaml.Node | None]:
 
 
 def check_size(node: yaml.Node | None) -> None:
-    """Raise ConstructorError for an alias inside what it stands for, and if there are more than MOST values or DEEPEST
-    levels with all aliases written out: a few lines of them could fill the memory."""
+    """Raise ConstructorError for a recursive alias, and for more than MOST values or DEEPEST levels with all aliases
+    expanded: a few lines could fill the memory."""
     _size(node, {}, set())
 
 
 def _size(node: yaml.Node | None, known: dict[int, tuple[int, int]], above: set[int]) -> tuple[int, int]:
-    """Return values and levels of a node with its aliases written out; `known` are those of nodes seen, by id."""
+    """Return values and levels of a node with aliases expanded; `known` has those of visited nodes by id."""
     if not isinstance(node, yaml.CollectionNode):
         return 1, 0
     if id(node) not in known:
         problem = ""
         if id(node) in above:
-            raise yaml.constructor.ConstructorError(None, None, "an alias stands inside itself", node.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, "an alias contains itself", node.start_mark)
         pairs = isinstance(node, yaml.MappingNode)
         inner = [part for entry in node.value for part in entry] if pairs else node.value
         sizes = [_size(each, known, above | {id(node)}) for each in inner]
@@ -70,10 +68,10 @@ def _size(node: yaml.Node | None, known: dict[int, tuple[int, int]], above: set[
 
 
 class _Constructor(yaml.constructor.SafeConstructor):
-    """SafeConstructor that also reads 2e-4 as a number, as YAML 1.2 (and DVC) does, and refuses a key given twice.
+    """SafeConstructor that also reads 2e-4 as a number, like YAML 1.2 (and DVC), and rejects repeated keys.
 
-    What YAML calls a number or date and Python cannot hold is an error with its line, and so is a number that YAML 1.1
-    and 1.2 read differently: 12:30 is 750 in the older one, and 010 is 8.
+    Numbers and dates that Python cannot represent are errors with their line, and so are numbers that YAML 1.1 and 1.2
+    read differently: 12:30 is 750 and 010 is 8 in YAML 1.1.
     """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -102,23 +100,19 @@ class _Constructor(yaml.constructor.SafeConstructor):
         try:
             value = super().construct_object(node, deep)
             if isinstance(value, str):
-                value.encode()  # half a character, as in "\ud800", is in no file
+                value.encode()  # unpaired surrogates such as "\ud800" cannot be written
             return value
-        except (ValueError, TypeError, OverflowError, LookupError, AttributeError):  # whatever a tag makes PyYAML read
-            problem = (
-                f"{shown(node.value)} is not of type {kind}"
-                if isinstance(node, yaml.ScalarNode)
-                else f"this is not of type {kind}"
-            )
+        except (ValueError, TypeError, OverflowError, LookupError, AttributeError):  # from PyYAML's handling of tags
+            problem = f"{shown(node.value) if isinstance(node, yaml.ScalarNode) else 'this'} is not of type {kind}"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
 
 
 class _Loader(_Constructor, yaml.SafeLoader):
-    """The reader that says best what is wrong."""
+    """The parser with the best messages."""
 
 
 class _FastLoader(_Constructor, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """The same in C, where libyaml is there."""
+    """The same in C, if libyaml is available."""
 
 
 for _each in (_Loader, _FastLoader):

@@ -23,8 +23,8 @@ from zerolora.merge.merge import merge
 from zerolora.methods.registry import TRAINABLE
 from zerolora.strategies import STRATEGIES
 from zerolora.strategies.strategy import Conflict, Target
+from zerolora.train.base_model import quantization_config
 from zerolora.train.feed import Batches
-from zerolora.train.quantized import config_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -366,7 +366,7 @@ def test_a_run_goes_on_with_the_factors_that_it_started_with_or_not_at_all(bench
     result = bench.start(lost, "zero0", **RUNS["pissa"])
     assert result.returncode == 2
     assert f"{start}: not a whole" in result.stderr
-    assert "put it back, or write train.resume: never to start over" in result.stderr
+    assert "restore the file, or write train.resume: never to start over" in result.stderr
     assert "Traceback" not in result.stderr
     bench.run(lost, "zero0", **RUNS["pissa"], resume="never")
     assert metrics(bench.folder / lost)["losses"] == metrics(bench.folder / begun)["losses"]
@@ -413,5 +413,5 @@ def test_added_tokens_are_in_the_merged_model_as_in_plain_pefts(bench: Bench, ti
 def test_qlora_without_bitsandbytes_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match="which needs the package bitsandbytes; install it, or write lora"):
-        config_of(training_plan(method="qlora"), False)
-    assert config_of(training_plan(), False) is None
+        quantization_config(training_plan(method="qlora"), False)
+    assert quantization_config(training_plan(), False) is None

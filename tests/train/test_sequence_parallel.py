@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from zerolora.config.settings import FetchDirectory
 from zerolora.fetch.models import fetch, restore
-from zerolora.strategies.traffic import StepWork, exchanges
+from zerolora.strategies.strategy import StepWork, exchanges
 from zerolora.train.checkpoint.store import FINISHED
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # real ranks, seconds each

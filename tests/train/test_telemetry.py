@@ -193,7 +193,7 @@ def test_a_tracker_that_fails_is_told_once_and_training_goes_on(bench: Bench) ->
     (bench.folder / "tracking/blocked-tracker").write_text("a file where a folder should be")
     result = bench.start("blocked-tracker", tracker="tensorboard")
     assert result.returncode == 0, result.stderr
-    assert result.stderr.count("train.tracker: tensorboard fails and is left out from here on") == 1
+    assert result.stderr.count("train.tracker: tensorboard failed and is skipped from now on") == 1
     assert len(lines(bench.folder / "blocked-tracker")) == 3
 
 

@@ -12,7 +12,7 @@ import torch
 from bench import Bench, metrics
 from safetensors.torch import load_file
 
-from zerolora.config.settings import TrainSettings
+from zerolora.config.settings import TrainingPlan, TrainSettings
 from zerolora.data.packing_plan import open_plan
 from zerolora.data.prepared_rows import open_split
 from zerolora.machine import cpu_matmul
@@ -28,7 +28,6 @@ from zerolora.train.feed import Batches, collate
 from zerolora.train.loss import token_losses
 from zerolora.train.rank import read_plan
 from zerolora.train.schedule import learning_rate
-from zerolora.train.training_plan import TrainingPlan
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -21,11 +21,10 @@ from zerolora.data.prepare import prepare
 from zerolora.evaluate import batches as batches_module
 from zerolora.evaluate import evaluate as evaluate_module
 from zerolora.evaluate import ranks
-from zerolora.evaluate.batch_cache import SharedPrefix, cache_of, shared_prefix
 from zerolora.evaluate.batches import PromptBatches
 from zerolora.evaluate.difference import with_unmerged
 from zerolora.evaluate.evaluate import EvaluatedModel, evaluate
-from zerolora.evaluate.generation import answer_batch, generate
+from zerolora.evaluate.generation import SharedPrefix, answer_batch, cache_of, generate, shared_prefix
 from zerolora.evaluate.kept import kept_in
 from zerolora.files import read_json, write_json
 from zerolora.memory.inference import AUTO_ROWS

@@ -16,9 +16,9 @@ from zerolora.train.adapter import adapt
 from zerolora.train.attention import IMPLEMENTATIONS
 from zerolora.train.feed import collate
 from zerolora.train.isolation import LENGTHS, check_isolation, check_loss
+from zerolora.train.loop import Totals
 from zerolora.train.loss import logits_of, make_chunked, make_whole, token_losses
 from zerolora.train.objectives import OBJECTIVES
-from zerolora.train.totals import Totals
 
 CPU = torch.device("cpu")
 SIZES = {
@@ -261,7 +261,7 @@ def test_the_loss_by_chunks_is_that_of_the_models_own_logits(
     kind: str, full: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gemma's bounded logits too; several chunks; with a frozen head, and with all weights trained."""
-    monkeypatch.setattr("zerolora.model.logit_chunks.LEAST_CHUNK", 4)
+    monkeypatch.setattr("zerolora.model.spec.LEAST_CHUNK", 4)
     base = build_loud(kind, "eager").requires_grad_(full)
     assert check_loss(base, base, CPU, "fp32")
     model = base.train() if full else with_adapter(base).train()

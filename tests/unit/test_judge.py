@@ -18,14 +18,11 @@ from loopback_judge import Judge, Messages, fair, judging
 
 from zerolora.config.settings import JudgeSettings
 from zerolora.errors import UserError
-from zerolora.judge.asking import ask_all
+from zerolora.judge.asking import ask_all, price, tokens_of
 from zerolora.judge.endpoint import ATTEMPTS, Endpoint
 from zerolora.judge.judge import publish
-from zerolora.judge.metrics import interval, metrics
-from zerolora.judge.price import price, tokens_of
-from zerolora.judge.prompts import BASE, TUNED, JudgeRequest, requests
-from zerolora.judge.questions import JudgeQuestion, read_questions
-from zerolora.judge.verdicts import TIE, outcome, rating, winner
+from zerolora.judge.metrics import TIE, interval, metrics, outcome, rating, winner
+from zerolora.judge.prompts import BASE, TUNED, JudgeQuestion, JudgeRequest, read_questions, requests
 from zerolora.judge.work_file import WorkFile
 
 QUESTIONS = [
@@ -395,7 +392,7 @@ def test_nothing_is_asked_if_all_of_it_could_exceed_the_price(tmp_path: Path) ->
 def test_it_stops_where_more_is_spent_than_was_estimated(tmp_path: Path) -> None:
     with judging() as judge:
         # 10 completion tokens each, where 1 was the most: 16 are allowed, and the second request could exceed them.
-        with pytest.raises(UserError, match="the next request, with .*verdicts.jsonl to continue from"):
+        with pytest.raises(UserError, match=r"the next request \(rerun to resume from .*verdicts.jsonl\)"):
             asked(judge, tmp_path, max_price=16.0, prompt_price=0.0, completion_price=1e6, judge_tokens=1)
         assert len(judge.asked) == 2
         asked(judge, tmp_path, max_price=160.0, prompt_price=0.0, completion_price=1e6, judge_tokens=1)

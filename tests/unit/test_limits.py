@@ -1,10 +1,10 @@
-"""What the jobs of one machine may use together follows from the hardware of the config, and what is visible."""
+"""Resource limits of one machine follow from the configured hardware and visible GPUs."""
 
 from typing import Any
 
 import pytest
 
-from zerolora.config.limits import hardware_limits
+from zerolora.config.resolve import hardware_limits
 from zerolora.config.schema import Hardware, RunSections, Train
 
 GPUS = {"device": "cuda", "gpus_per_node": 4, "gpu_memory": "80GiB", "compute_capability": 8.0}

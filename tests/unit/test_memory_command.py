@@ -21,18 +21,17 @@ from loopback_hub import REPOSITORY, REVISION, Hub, serving
 from zerolora.errors import UserError
 from zerolora.memory.decoder import evaluation
 from zerolora.memory.estimate import Capacity, fault_of
-from zerolora.memory.inference import cache_bytes, evaluated, generated
-from zerolora.memory.remedy import remedy
+from zerolora.memory.inference import cache_bytes, evaluation_json, generation_json
 from zerolora.memory.reserve import UNUSED
-from zerolora.memory.search import largest, max_micro_batch, max_sequence_length
+from zerolora.memory.search import largest, max_micro_batch, max_sequence_length, remedy
 from zerolora.memory.training_spec import TrainingSpec
 from zerolora.methods.lora import LoraMethod
-from zerolora.model import meta_guards
+from zerolora.model import meta_device
 from zerolora.model.families.keys import ACTIVATIONS
 from zerolora.model.projections import NOTHING, ForwardSpec
 from zerolora.model.read_spec import from_config, read_model_spec
 from zerolora.model.spec import ModelSpec
-from zerolora.planner.datasheets import GPUS, offered
+from zerolora.planner.hardware import GPUS, offered
 from zerolora.strategies import STRATEGIES
 from zerolora.units import GIB
 
@@ -453,13 +452,18 @@ def test_evaluation_and_generation_are_lines_of_their_own() -> None:
 def test_generation_holds_the_cache_and_the_larger_of_both_passes(rows: int, prompt: int, answer: int) -> None:
     model = read_model_spec(Path(SMALL_LLAMA))
     spec = TrainingSpec("ddp", LoraMethod(), 1, 1, 1, 1, prompt, False, "sdpa", "bf16")
-    actual = generated(model, spec, rows, prompt, answer)
-    assert actual.total >= actual.weights + actual.cache
+    unlimited = Capacity(None, 0)
+
+    def total(rows: int, answer: int) -> int:
+        return int(generation_json(model, spec, unlimited, rows, (prompt, answer), 0)["total"])
+
+    actual = generation_json(model, spec, unlimited, rows, (prompt, answer), 0)
+    assert actual["total"] >= actual["weights"] + actual["cache"]
     first = ForwardSpec(rows, prompt, 2, "sdpa", True, False, "supervised", 1)
-    assert actual.total >= actual.weights + actual.cache + evaluation(model, first, NOTHING)
-    assert generated(model, spec, rows + 1, prompt, answer).total > actual.total
-    assert generated(model, spec, rows, prompt, answer + 1).total >= actual.total
-    assert evaluated(model, spec, rows).cache == 0
+    assert actual["total"] >= actual["weights"] + actual["cache"] + evaluation(model, first, NOTHING)
+    assert total(rows + 1, answer) > actual["total"]
+    assert total(rows, answer + 1) >= actual["total"]
+    assert evaluation_json(model, spec, unlimited, rows, 0)["cache"] == 0
 
 
 # --- a DeepSpeed JSON of one's own ---
@@ -616,7 +620,7 @@ OPTIONS: list[tuple[list[str], str]] = [
     (["--model", SMALL_LLAMA, "--lora-targets", "q_proj,nothing"], "'nothing' is not in the model"),
     (["--model", SMALL_LLAMA, "--lora-targets", ""], "--lora-targets '': a name is empty; write names with one comma"),
     (["--model", SMALL_LLAMA, "--modules-to-save", "norm,"], "--modules-to-save 'norm,': a name is empty; write names"),
-    (["--model", SMALL_LLAMA, "--lora-dropout", "1"], "--lora-dropout 1: nothing would be left to train; write less"),
+    (["--model", SMALL_LLAMA, "--lora-dropout", "1"], "--lora-dropout 1: leaves nothing to train; write less"),
     (["--model", SMALL_LLAMA, "--activation-offload", "--no-activation-checkpointing"], "remove --no-activation"),
     (["--model", SMALL_LLAMA, *RANKS, "q_proj=8"], "--rank-pattern q_proj=8: q_proj has rank 4 already; write it once"),
     (
@@ -714,7 +718,7 @@ def test_a_part_of_a_composite_model_may_lack_defaults_which_is_said(tmp_path: P
 def test_a_model_of_more_modules_than_any_has_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
     config = json.loads(changed(**OLMO, num_hidden_layers=4))
     built = len(from_config(config, Path("config.json")).modules)
-    monkeypatch.setattr(meta_guards, "MOST_MODULES", built)
+    monkeypatch.setattr(meta_device, "MOST_MODULES", built)
     with pytest.raises(
         UserError, match=f"^config.json: describes a model of more than {built} modules; correct its sizes$"
     ):

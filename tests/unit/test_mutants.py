@@ -1,4 +1,4 @@
-"""Mutated files of every kind are refused in one line, or read as another reader reads them. A fork a case: 10 s."""
+"""Mutated files of every kind are refused in one line or read as another reader reads them; each case is a fork."""
 
 import pytest
 
@@ -9,6 +9,6 @@ KINDS = {kind.name: kind for kind in kinds()}
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_no_mutant_ends_badly(name: str) -> None:
+def test_mutated_files_are_refused_or_read_right(name: str) -> None:
     (ends,) = campaign(CASES, 20261125, [KINDS[name]]).values()
     assert sum(ends.values()) == CASES and not ends.keys() & set(BAD)

@@ -1,4 +1,4 @@
-"""What Snakemake prints through its logger plugin, in a file and in a terminal, run for real on a few small rules."""
+"""Snakemake's output through the logger plugin, to a file and to a terminal, of a few small rules."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from comparison import write_settings
-from conftest import BIN, ROOT, project_environment, served
+from conftest import BIN, ROOT, served
 
 from snakemake_logger_plugin_zerolora import Job
 from zerolora.files import write_json
@@ -34,7 +34,7 @@ rule two:
     shell: "{python} stage.py {{log}} {{output}} {how}"
 """
 
-# A stage as cli.py starts one: everything it prints goes to the log.
+# A stage started as in cli.py: its output goes to the log.
 STAGE = """
 import sys
 import time
@@ -72,37 +72,25 @@ def write(folder: Path, how: str, pause: float) -> None:
     (folder / "stage.py").write_text(STAGE.replace("PAUSE", str(pause)))
 
 
-def run(folder: Path, how: str, *arguments: str, forked: bool = True) -> str:
-    """Run Snakemake with the plugin and return what it writes, to no terminal; it must fail if a stage does."""
+def run(folder: Path, how: str, *arguments: str) -> str:
+    """Run Snakemake with the plugin, not in a terminal, and return its output; it must fail if a stage does."""
     write(folder, how, 0.1)
-    command = [*SNAKEMAKE, *arguments]
-    if forked:
-        result = served(*command, directory=folder, before="import os; os.dup2(1, 2)")
-    else:
-        result = subprocess.run(
-            command,
-            cwd=folder,
-            env=project_environment(ROOT),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
+    result = served(*SNAKEMAKE, *arguments, directory=folder, before="import os; os.dup2(1, 2)")
     assert (result.returncode != 0) == (how in {"refused", "crashed"}), result.stdout
     return result.stdout
 
 
 def lines_of(text: str) -> list[str]:
-    """Return lines without times of day and seconds, which differ, and without padding."""
+    """Return lines without padding, with T for each time."""
     return [re.sub(r" +", " ", re.sub(r"\d+\.\d s|\d\d:\d\d:\d\d", "T", line)) for line in text.splitlines()]
 
 
-def test_a_stage_has_one_line_at_its_start_and_one_at_its_end(tmp_path: Path) -> None:
+def test_stages_have_one_line_at_start_and_one_at_end(tmp_path: Path) -> None:
     results = tmp_path / "results"
     write_settings(results, {name: {"dataset": "rows"} for name in ("default", "other")})
     write_json(results / "base/rows/evaluate.json", {"accuracy": 0})
     write_json(results / "default/metrics/evaluate.json", {"accuracy": 0.995})
-    assert lines_of(run(tmp_path, "good", "all", forked=False)) == [
+    assert lines_of(run(tmp_path, "good", "all")) == [
         "T one started",
         "T one done in T one.txt 4 steps",
         "T two started",
@@ -120,13 +108,13 @@ def test_a_stage_has_one_line_at_its_start_and_one_at_its_end(tmp_path: Path) ->
     assert "Finished jobid" in "".join(path.read_text() for path in (tmp_path / ".snakemake/log").iterdir())
 
 
-def test_messages_for_the_user_reach_the_screen_without_control_characters(tmp_path: Path) -> None:
+def test_messages_are_shown_without_control_characters(tmp_path: Path) -> None:
     text = run(tmp_path, "warned")
     assert text.count("zerolora: rank 1 is slow\\x1b[31m\n") == 1
     assert "\x1b" not in text
 
 
-def test_a_refusal_is_shown_with_the_path_of_the_log_every_time(tmp_path: Path) -> None:
+def test_refusal_is_shown_with_its_log_every_time(tmp_path: Path) -> None:
     for _ in range(2):  # the second log is the same as the first, byte for byte
         assert lines_of(run(tmp_path, "refused"))[-3:] == [
             "zerolora: config.yaml: a mistake",
@@ -135,7 +123,7 @@ def test_a_refusal_is_shown_with_the_path_of_the_log_every_time(tmp_path: Path) 
         ]
 
 
-def test_a_crash_shows_the_end_of_the_log(tmp_path: Path) -> None:
+def test_crash_shows_the_end_of_the_log(tmp_path: Path) -> None:
     lines = lines_of(run(tmp_path, "crashed"))
     assert lines[-2:] == [" ValueError: a fault of ours", "T two failed after T; log: two.log"]
 
@@ -146,12 +134,12 @@ def test_nothing_to_do_is_one_line(tmp_path: Path) -> None:
     assert line == "Nothing to be done (all requested files are present and up to date)."
 
 
-def test_a_dry_run_and_verbose_keep_snakemakes_format(tmp_path: Path) -> None:
+def test_dry_run_and_verbose_use_snakemakes_format(tmp_path: Path) -> None:
     assert "rule one:\n    output: one.txt\n" in run(tmp_path, "good", "--dry-run")
     assert "rule one:\n    output: one.txt\n" in run(tmp_path, "good", "--verbose")
 
 
-def test_a_terminal_shows_a_bar_that_becomes_the_line_of_the_end(tmp_path: Path) -> None:
+def test_terminal_shows_a_bar_until_the_stage_ends(tmp_path: Path) -> None:
     write(tmp_path, "good", 0.4)
     text = in_terminal([*SNAKEMAKE, "two.txt"], tmp_path)
     assert "started" not in text
@@ -161,7 +149,7 @@ def test_a_terminal_shows_a_bar_that_becomes_the_line_of_the_end(tmp_path: Path)
 
 
 def in_terminal(command: list[str], folder: Path) -> str:
-    """Return everything that a command writes to a terminal, without escape sequences."""
+    """Return a command's output to a terminal, without escape sequences."""
     process, terminal = pty.fork()
     if not process:
         os.chdir(folder)
@@ -181,7 +169,7 @@ def in_terminal(command: list[str], folder: Path) -> str:
     return re.sub(r"\x1b\[[?0-9;]*[a-zA-Z]", "", b"".join(parts).decode())
 
 
-def test_logs_of_failed_attempts_stay_until_the_stage_ends_well(tmp_path: Path) -> None:
+def test_logs_of_failed_attempts_stay_until_success(tmp_path: Path) -> None:
     log = tmp_path / "two.log"
     for how in ("refused", "crashed"):
         run(tmp_path, how)
@@ -194,7 +182,7 @@ def test_logs_of_failed_attempts_stay_until_the_stage_ends_well(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("task", ["0", "1"])
-def test_only_the_first_task_of_a_step_begins_the_status(tmp_path: Path, task: str) -> None:
+def test_only_the_first_slurm_task_resets_the_status(tmp_path: Path, task: str) -> None:
     log = tmp_path / "train.log"
     log.with_suffix(".status.json").write_text(json.dumps({"started": 1, "result": "of an earlier run"}))
     code = f"from pathlib import Path; from zerolora import log; log.redirect(Path({str(log)!r}))"
@@ -203,13 +191,13 @@ def test_only_the_first_task_of_a_step_begins_the_status(tmp_path: Path, task: s
     assert (read_status(log)["started"] == 1) == (task == "1")
 
 
-def test_a_stage_that_began_before_its_start_was_read_is_not_taken_for_an_earlier_run(tmp_path: Path) -> None:
-    """On a busy machine it may have written its status by then."""
+def test_early_status_belongs_to_this_run(tmp_path: Path) -> None:
+    """On a busy machine, the status may be older than the job's start."""
     log = tmp_path / "one.log"
     log.write_text("")
-    told = time.time()
+    before = time.time()
     status_file(log).write_text(json.dumps({"started": time.time_ns(), "result": "4 steps"}))
-    job, later = Job("one", log, "one.txt", told), Job("one", log, "one.txt", time.time() + 1)
+    job, later = Job("one", log, "one.txt", before), Job("one", log, "one.txt", time.time() + 1)
     job.poll()
     later.poll()
     assert (job.status.get("result"), later.status.get("result")) == ("4 steps", None)

@@ -1,4 +1,4 @@
-"""The packer: laws that hold for any rows, how near the proven least it comes, what it refuses."""
+"""The packer: laws for any rows, its distance from the lower bound, and refusals."""
 
 import os
 import random
@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from packing import SETS
 from packing import lengths as drawn
 
-from zerolora.data import packing_repair
 from zerolora.data.packing import pack
 from zerolora.data.packing_bound import lower_bound
 from zerolora.errors import UserError
@@ -24,7 +23,7 @@ PROMISED = list(SETS)[:6]
 
 @st.composite
 def problems(draw: st.DrawFn, capacities: int = 5000, rows: int = 60) -> tuple[list[int], int]:
-    """Rows that fit a capacity: of few or many lengths, from one end of the range or from all of it."""
+    """Draw rows that fit a capacity, from a part of the range of lengths or all of it."""
     capacity = draw(st.integers(1, capacities))
     low = draw(st.integers(1, capacity))
     high = draw(st.integers(low, capacity))
@@ -32,7 +31,7 @@ def problems(draw: st.DrawFn, capacities: int = 5000, rows: int = 60) -> tuple[l
 
 
 def check(packed: list[list[int]], lengths: list[int], capacity: int) -> None:
-    """Every row once, none over capacity, all in order."""
+    """Check: every row once, none over capacity, all in order."""
     assert sorted(row for rows in packed for row in rows) == list(range(len(lengths)))
     assert max((sum(lengths[row] for row in rows) for rows in packed), default=0) <= capacity
     assert all(rows == sorted(rows) for rows in packed)
@@ -40,18 +39,18 @@ def check(packed: list[list[int]], lengths: list[int], capacity: int) -> None:
 
 
 def optimum(lengths: list[int], capacity: int) -> int:
-    """Return the fewest packed rows: for each subset of the rows, the fewest, and then the least in the last one."""
+    """Return the fewest packed rows, by dynamic programming over subsets: (fewest, least tokens in the last one)."""
     best = [(1, 0)] + [(len(lengths) + 1, 0)] * ((1 << len(lengths)) - 1)
-    for subset, (count, held) in enumerate(best):
+    for subset, (count, used) in enumerate(best):
         for row, length in enumerate(lengths):
             if not subset >> row & 1:
-                one_more = (count, held + length) if held + length <= capacity else (count + 1, length)
+                one_more = (count, used + length) if used + length <= capacity else (count + 1, length)
                 best[subset | 1 << row] = min(best[subset | 1 << row], one_more)
     return best[-1][0] if lengths else 0
 
 
 @given(problems())
-def test_every_row_is_packed_once_within_the_capacity(problem: tuple[list[int], int]) -> None:
+def test_rows_are_packed_once_within_capacity(problem: tuple[list[int], int]) -> None:
     lengths, capacity = problem
     packed = pack(lengths, capacity)
     check(packed, lengths, capacity)
@@ -62,9 +61,7 @@ def test_every_row_is_packed_once_within_the_capacity(problem: tuple[list[int], 
 
 
 @given(problems(), st.randoms())
-def test_the_order_of_the_rows_does_not_change_how_many_are_packed(
-    problem: tuple[list[int], int], order: random.Random
-) -> None:
+def test_order_of_rows_does_not_change_the_count(problem: tuple[list[int], int], order: random.Random) -> None:
     lengths, capacity = problem
     shuffled = order.sample(lengths, len(lengths))
     assert len(pack(shuffled, capacity)) == len(pack(lengths, capacity))
@@ -72,12 +69,12 @@ def test_the_order_of_the_rows_does_not_change_how_many_are_packed(
 
 
 @given(problems(capacities=40, rows=8))
-def test_the_bound_is_never_above_what_is_possible(problem: tuple[list[int], int]) -> None:
+def test_bound_is_at_most_the_optimum(problem: tuple[list[int], int]) -> None:
     lengths, capacity = problem
     assert lower_bound(lengths, capacity) <= optimum(lengths, capacity) <= len(pack(lengths, capacity))
 
 
-def test_a_few_rows_are_packed_as_well_as_is_possible() -> None:
+def test_few_rows_are_packed_optimally() -> None:
     draw = random.Random(0)  # noqa: S311 - data, not secrets
     for _ in range(200):
         capacity = draw.randint(5, 60)
@@ -86,7 +83,7 @@ def test_a_few_rows_are_packed_as_well_as_is_possible() -> None:
 
 
 @given(st.integers(2, 300), st.integers(1, 8), st.integers(0, 2**32))
-def test_the_bound_is_exact_where_full_packed_rows_were_cut_up(packed_rows: int, cuts: int, seed: int) -> None:
+def test_bound_is_exact_for_cut_full_rows(packed_rows: int, cuts: int, seed: int) -> None:
     draw = np.random.default_rng(seed)
     edges = np.sort(draw.integers(0, 513, (packed_rows, cuts)), axis=1)
     parts = np.diff(edges, axis=1, prepend=0, append=512).ravel()
@@ -105,13 +102,13 @@ def test_the_bound_is_exact_where_full_packed_rows_were_cut_up(packed_rows: int,
         ([4, 4, 4], 7, 3),
     ],
 )
-def test_what_cannot_be_filled_counts_in_the_bound(lengths: list[int], capacity: int, fewest: int) -> None:
+def test_bound_counts_unfillable_space(lengths: list[int], capacity: int, fewest: int) -> None:
     assert -(-sum(lengths) // capacity) < fewest
     assert lower_bound(lengths, capacity) == fewest == len(pack(lengths, capacity))
 
 
 @pytest.mark.parametrize("name", PROMISED)
-def test_the_tokens_fill_the_packed_rows(name: str) -> None:
+def test_packed_rows_are_full(name: str) -> None:
     lengths, capacity = drawn(name)
     packed = pack(lengths, capacity)
     check(packed, lengths.tolist(), capacity)
@@ -120,20 +117,20 @@ def test_the_tokens_fill_the_packed_rows(name: str) -> None:
 
 @pytest.mark.parametrize("rows", [100, 1000, 20_000])
 @pytest.mark.parametrize("name", SETS)
-def test_next_to_nothing_is_wasted(name: str, rows: int) -> None:
+def test_packing_is_near_the_bound(name: str, rows: int) -> None:
     lengths, capacity = drawn(name, rows)
     bound = lower_bound(lengths, capacity)
     # Of few packed rows, one too many is more than a quarter of a percent.
     assert len(pack(lengths, capacity)) <= max(bound + 2, bound / NEEDED)
 
 
-def test_rows_of_one_length_are_taken_in_their_order() -> None:
+def test_rows_of_one_length_stay_in_order() -> None:
     assert pack([5] * 6, 10) == [[0, 1], [2, 3], [4, 5]]
     assert pack([3, 7, 3, 7], 10) == [[0, 1], [2, 3]]
     assert pack([10, 1, 9], 10) == [[0], [1, 2]]
 
 
-def test_another_process_packs_the_same() -> None:
+def test_packing_does_not_depend_on_hash_seed() -> None:
     lengths, capacity = drawn("uniform 0.2-0.7", 1000)
     code = f"import zerolora.data.packing as p; print(p.pack({lengths.tolist()}, {capacity}))"
     for seed in ("1", "2"):
@@ -142,7 +139,7 @@ def test_another_process_packs_the_same() -> None:
         assert printed.stdout.decode().strip() == str(pack(lengths, capacity))
 
 
-def test_nothing_is_packed_into_nothing() -> None:
+def test_no_rows_make_no_packed_rows() -> None:
     assert pack([], 100) == pack(np.array([], dtype=np.int32), 100) == []
     assert lower_bound([], 100) == 0
 
@@ -157,25 +154,7 @@ def test_nothing_is_packed_into_nothing() -> None:
         (np.array([-3], dtype=np.int64), ["row 0 has -3 tokens", "capacity is 100", "leave it out"]),
     ],
 )
-def test_a_row_that_cannot_be_packed_is_named(function: Any, lengths: Any, said: list[str]) -> None:
+def test_unpackable_row_is_named(function: Any, lengths: Any, said: list[str]) -> None:
     with pytest.raises(UserError) as error:
         function(lengths, 100)
     assert all(words in str(error.value) for words in said)
-
-
-def test_no_other_effort_of_the_repair_wastes_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the constants of packing_repair.py were chosen by."""
-
-    def above(patience: int, one_in: tuple[int, ...]) -> int:
-        monkeypatch.setattr(packing_repair, "PATIENCE", patience)
-        monkeypatch.setattr(packing_repair, "ONE_IN", one_in)
-        return sum(len(pack(tokens, capacity)) - bound for tokens, capacity, bound in data)
-
-    data = []
-    for name in ("long of like length", "uniform 0.26-0.5"):
-        tokens, capacity = drawn(name, 20_000)
-        data.append((tokens, capacity, lower_bound(tokens, capacity)))
-    patience, one_in = packing_repair.PATIENCE, packing_repair.ONE_IN
-    least = above(patience, one_in)
-    assert above(patience // 4, one_in) > least == above(2 * patience, one_in)
-    assert all(above(patience, (alone,)) > least for alone in (3, 10, 40))

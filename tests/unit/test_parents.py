@@ -1,4 +1,4 @@
-"""A command ends with the engine and the shell that started it. Real processes, killed."""
+"""Commands end with the engine and the shell that started them; real processes are killed."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ from conftest import ROOT, project_environment
 
 from zerolora.machine.parents import ENGINE, SHELL
 
-# An engine that names itself and starts the shell of a job, and what a job does: it watches, says so, and works on.
+# An engine that names itself and starts the shell of a job; and a job that watches both.
 ENGINE_TEXT = """
 import subprocess, sys
 from zerolora.machine import parents
@@ -27,7 +27,7 @@ import os, signal, subprocess, sys, time
 from zerolora.machine import parents
 if "saves" in sys.argv:
     def stop(*_):
-        os.write(1, b"saved\\n")  # print may be under way
+        os.write(1, b"saved\\n")  # print may be running
         os._exit(75)
     signal.signal(signal.SIGTERM, stop)
 parents.end_with_engine()
@@ -40,7 +40,7 @@ time.sleep(600)
 
 @contextmanager
 def started(*arguments: str, **variables: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, psutil.Process]]]:
-    """Start an engine with one job, and yield it with its shell, the job and the job's child once that works."""
+    """Yield an engine, and its shell, job and the job's child once they run."""
     job = f"{sys.executable} -c '{JOB_TEXT}' {' '.join(arguments)}"
     engine = subprocess.Popen(
         [sys.executable, "-c", ENGINE_TEXT, job],
@@ -64,7 +64,7 @@ def started(*arguments: str, **variables: str) -> Iterator[tuple[subprocess.Pope
 
 
 @pytest.mark.parametrize("killed", ["engine", "shell"])
-def test_a_job_and_what_it_started_end_with_engine_and_shell(killed: str) -> None:
+def test_job_and_child_end_with_engine_or_shell(killed: str) -> None:
     with started() as (engine, actual):
         (engine if killed == "engine" else actual["shell"]).kill()
         _, alive = psutil.wait_procs([actual["job"], actual["child"]], timeout=20)
@@ -72,7 +72,7 @@ def test_a_job_and_what_it_started_end_with_engine_and_shell(killed: str) -> Non
 
 
 @pytest.mark.parametrize("killed", ["engine", "shell"])
-def test_a_job_that_saves_its_state_may_do_so(killed: str) -> None:
+def test_job_may_save_its_state_first(killed: str) -> None:
     with started("saves") as (engine, actual):
         (engine if killed == "engine" else actual["shell"]).kill()
         psutil.wait_procs([actual["job"]], timeout=20)
@@ -88,7 +88,7 @@ def job(**variables: str) -> subprocess.Popen[str]:
     )
 
 
-def test_a_job_whose_engine_has_ended_before_does_nothing() -> None:
+def test_job_of_an_ended_engine_does_nothing() -> None:
     text = f"from zerolora.machine import parents; import os; parents.name_engine(); print(os.environ[{ENGINE!r}])"
     named = subprocess.run(
         [sys.executable, "-c", text], env=project_environment(ROOT), capture_output=True, text=True, check=True
@@ -103,8 +103,8 @@ def test_a_job_whose_engine_has_ended_before_does_nothing() -> None:
     [{}, {ENGINE: "another-machine/1/pid:[2] 1 5"}, {SHELL: "999999"}, {ENGINE: "", SHELL: "999999"}],
     ids=["by hand", "elsewhere", "no engine", "empty"],
 )
-def test_a_command_of_nobody_here_watches_nobody(variables: dict[str, str]) -> None:
-    """By hand, with nohup and in tmux, and where another machine's environment came along, as with srun."""
+def test_command_without_engine_watches_nothing(variables: dict[str, str]) -> None:
+    """By hand, with nohup or in tmux, or with another machine's environment, as under srun."""
     process = job(**variables)
     assert process.stdout
     lines = [process.stdout.readline().split() for _ in range(2)]
@@ -116,12 +116,12 @@ def test_a_command_of_nobody_here_watches_nobody(variables: dict[str, str]) -> N
 
 
 @pytest.mark.parametrize("killed_before", [True, False], ids=["before Snakemake is loaded", "later"])
-def test_an_engine_ends_with_the_dvc_above_it(tmp_path: Path, killed_before: bool) -> None:
-    """Past a shell of any name, and whoever has adopted its chain since."""
+def test_engine_ends_with_its_dvc(tmp_path: Path, killed_before: bool) -> None:
+    """Also through a shell of any name, and after reparenting."""
     scripts = tmp_path / "workflow/scripts"
     scripts.mkdir(parents=True)
     shutil.copy(ROOT / "workflow/scripts/rule", scripts)
-    # It takes the time that Snakemake does to be loaded, until the file `loaded` is there.
+    # Loading takes until the file `loaded` exists.
     text = (
         "import os, time\n"
         "print(os.getpid(), flush=True)\n"
@@ -158,7 +158,7 @@ def test_an_engine_ends_with_the_dvc_above_it(tmp_path: Path, killed_before: boo
     assert dvc.communicate()[0] == ""
 
 
-def test_workers_of_a_command_end_with_it() -> None:
+def test_workers_end_with_their_command() -> None:
     text = (
         "import concurrent.futures, multiprocessing, os, time\n"
         "from zerolora.machine.parents import end_at_parents_death\n"

@@ -1,4 +1,4 @@
-"""The probe, on this machine: two gloo ranks, measured for real."""
+"""The probe, measuring this machine with two gloo ranks."""
 
 import json
 import time
@@ -11,13 +11,13 @@ from pretended_driver import PretendedDriver
 from zerolora.errors import UserError
 from zerolora.machine import devices
 from zerolora.planner.cost import step_seconds
-from zerolora.planner.probe_file import measured
+from zerolora.planner.run_hardware import measured
 from zerolora.probe.probe import _nodes, probe
 from zerolora.strategies import STRATEGIES
-from zerolora.strategies.traffic import StepWork
+from zerolora.strategies.strategy import StepWork
 
 
-def test_two_ranks_measure_this_machine(tmp_path: Path) -> None:
+def test_probe_of_two_ranks(tmp_path: Path) -> None:
     environment = project_environment(ROOT)
     server = SERVERS.of(ROOT, environment)
     started = time.monotonic()
@@ -30,7 +30,7 @@ def test_two_ranks_measure_this_machine(tmp_path: Path) -> None:
     assert actual["hardware"]["memory_bytes"] > 2**30
     assert {"torch", "deepspeed", "python"} <= set(actual["versions"])
     values = actual["measured"]
-    # Any CPU of this century, however busy: a unit that slipped by 1000 falls out.
+    # Wide bounds for any busy CPU; they catch a unit wrong by 1000.
     assert 1e9 < values["matmul_fp32_flops_per_second"] < 1e13
     assert 1e8 < values["matmul_16bit_flops_per_second"] < 1e14
     assert 5e8 < values["memory_bytes_per_second"] < 1e12
@@ -53,7 +53,7 @@ def test_two_ranks_measure_this_machine(tmp_path: Path) -> None:
     assert 0.1 < step_seconds(work, STRATEGIES["zero2"], measured(actual, "fp32")).total < 1000
 
 
-def test_one_rank_has_nobody_to_send_to(tmp_path: Path) -> None:
+def test_probe_of_one_rank_has_no_links(tmp_path: Path) -> None:
     probe(tmp_path / "probe.json", "cpu", 1)
     result = json.loads((tmp_path / "probe.json").read_text())
     assert result["measured"]["node_all_reduce_bytes_per_second"] is None
@@ -68,7 +68,7 @@ def test_one_rank_has_nobody_to_send_to(tmp_path: Path) -> None:
         ("cuda", 9, "--device is cuda, but 9 GPUs are needed and 1 visible; ask for more"),
     ],
 )
-def test_what_the_machine_has_not_is_refused(
+def test_missing_devices_are_refused(
     device: str, ranks: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(devices, "torch_build", lambda: ("2.13.0+cu130", "13.0"))
@@ -79,12 +79,12 @@ def test_what_the_machine_has_not_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_directory_is_not_an_output(tmp_path: Path) -> None:
+def test_directory_as_output_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is a directory; write a file"):
         probe(tmp_path, "cpu", 1)
 
 
-def test_a_rank_that_fails_says_why_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_rank_says_why_and_leaves_no_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken" / "psutil.py").parent.mkdir()
     (tmp_path / "broken" / "psutil.py").write_text("raise ImportError('no psutil on this machine')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "broken"))
@@ -95,6 +95,6 @@ def test_a_rank_that_fails_says_why_and_leaves_nothing(tmp_path: Path, monkeypat
     assert not (tmp_path / "probe.json").exists()
 
 
-def test_nodes_are_those_of_the_step_that_srun_started() -> None:
-    assert _nodes({"SLURM_NNODES": "4"}) == 1  # a plain command in a job's script
+def test_nodes_are_counted_in_a_job_step() -> None:
+    assert _nodes({"SLURM_NNODES": "4"}) == 1  # not in a job step
     assert _nodes({"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NNODES": "4", "SLURM_STEP_NUM_NODES": "2"}) == 2

@@ -1,4 +1,4 @@
-"""Ranks as forks of one loaded process: each behaves as a process of its own, and none outlives its launcher."""
+"""Ranks as forks of one loaded process: each is like a separate process, and none outlives its launcher."""
 
 import json
 import os
@@ -14,11 +14,10 @@ import pytest
 from conftest import ROOT, project_environment
 
 from zerolora.errors import UserError
-from zerolora.train.launch.launcher import environment_of
-from zerolora.train.launch.processes import Codes, Ranks, check, wait_for
+from zerolora.train.launch.launcher import Codes, Ranks, check, environment_of, wait_for
 from zerolora.train.launch.topology import topology
 
-# A program whose ranks write down what they are, and then do what they were told.
+# A program whose ranks record their state and then run the code in `then`.
 PROGRAM = """
 import json, os, random, sys, threading, time
 import numpy
@@ -32,13 +31,13 @@ become_rank()
 rank = int(os.environ["RANK"])
 print(f"rank {rank} prints", flush=True)
 listener = os.environ["ZEROLORA_LISTENER"]
-found = {
+state = {
     "pid": os.getpid(), "parent": os.getppid(), "local": os.environ["LOCAL_RANK"], "drawn": random.random(),
     "numpy": float(numpy.random.rand()), "listener": os.path.exists(f"/proc/self/fd/{listener}"),
     "asks": "ZEROLORA_FORK" in os.environ, "malloc": os.environ.get("GLIBC_TUNABLES"),
     "name": Path("/proc/self/comm").read_text().strip(), "group": os.getpgid(0),
 }
-(folder / f"{rank}.part").write_text(json.dumps(found))
+(folder / f"{rank}.part").write_text(json.dumps(state))
 (folder / f"{rank}.part").rename(folder / f"{rank}.json")
 exec(then)
 """
@@ -58,15 +57,15 @@ def ended(ranks: Ranks, seconds: float = 60) -> Codes:
     return wait_for(ranks, lambda _: time.monotonic() > deadline)
 
 
-def found(folder: Path, ranks: int = RANKS) -> list[dict[str, Any]]:
+def states_of(folder: Path, ranks: int = RANKS) -> list[dict[str, Any]]:
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
 
 
 @pytest.mark.parametrize("before", ["pass", "threading.Thread(target=threading.Event().wait, daemon=True).start()"])
-def test_each_rank_is_as_a_process_of_its_own(tmp_path: Path, before: str) -> None:
-    """Also where a library has started a thread, which a fork would lack: its forks start the program again."""
+def test_forked_ranks_are_like_processes(tmp_path: Path, before: str) -> None:
+    """If a library has started a thread, which a fork would lack, ranks start the program again."""
     assert ended(started(tmp_path, before=before)) == dict.fromkeys(range(RANKS), 0)
-    ranks = found(tmp_path)
+    ranks = states_of(tmp_path)
     assert len((tmp_path / "loaded").read_text().split()) == (1 if before == "pass" else 1 + RANKS)
     assert len({rank["pid"] for rank in ranks}) == RANKS
     assert {rank["parent"] for rank in ranks} == {os.getpid()}
@@ -79,12 +78,12 @@ def test_each_rank_is_as_a_process_of_its_own(tmp_path: Path, before: str) -> No
     assert len({rank["drawn"] for rank in ranks}) == len({rank["numpy"] for rank in ranks}) == RANKS
     logs = [(tmp_path / f"{rank}.log").read_text() for rank in range(RANKS)]
     lacking = f"zerolora: {SLOWER} a fork would lack threads that a library has started (python)\n"
-    said = "" if before == "pass" else lacking
-    assert logs == [f"{'' if rank else said}rank {rank} prints\n" for rank in range(RANKS)]
+    reason = "" if before == "pass" else lacking
+    assert logs == [f"{'' if rank else reason}rank {rank} prints\n" for rank in range(RANKS)]
 
 
-def test_snakemakes_threads_of_a_job_start_none_in_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """OpenBLAS starts its threads when numpy loads; after that no rank can be forked."""
+def test_openblas_starts_no_threads_in_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenBLAS starts threads when numpy loads; then ranks cannot be forked."""
     for name in ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS"):
         monkeypatch.setenv(name, "2")
     code = "import numpy, os; print(len(os.listdir('/proc/self/task')))"
@@ -94,8 +93,8 @@ def test_snakemakes_threads_of_a_job_start_none_in_ranks(monkeypatch: pytest.Mon
         assert done.stdout == "1\n"
 
 
-def test_libraries_of_cpu_ranks_call_no_cuda() -> None:
-    """With a torch built for CUDA, bitsandbytes' question for a GPU would keep ranks from being forks."""
+def test_cpu_ranks_call_no_cuda() -> None:
+    """With a CUDA build of torch, bitsandbytes' query for a GPU would prevent forks."""
     code = """
 import os, torch
 from zerolora.compat.bitsandbytes_patches import load
@@ -111,8 +110,8 @@ print(os.waitstatus_to_exitcode(os.wait()[1]), torch.cuda.is_available())
     assert done.stdout == "0 False\n"
 
 
-def test_a_call_of_cuda_before_the_fork_is_reported(tmp_path: Path) -> None:
-    """As a library could make one; a torch for CPUs knows no such call."""
+def test_cuda_call_before_the_fork_is_reported(tmp_path: Path) -> None:
+    """Simulated: a CPU build of torch has no such call."""
     before = "import types; sys.modules['torch'] = types.SimpleNamespace(cuda=types.SimpleNamespace(" + (
         "is_initialized=lambda: False, _is_in_bad_fork=lambda: True))"
     )
@@ -125,10 +124,10 @@ def test_a_call_of_cuda_before_the_fork_is_reported(tmp_path: Path) -> None:
 
 def test_one_rank_is_not_forked(tmp_path: Path) -> None:
     assert ended(started(tmp_path, ranks=1)) == {0: 0}
-    assert (tmp_path / "loaded").read_text().split() == [str(found(tmp_path, 1)[0]["pid"])]
+    assert (tmp_path / "loaded").read_text().split() == [str(states_of(tmp_path, 1)[0]["pid"])]
 
 
-def test_exit_codes_and_signals_are_those_of_the_ranks(tmp_path: Path) -> None:
+def test_exit_code_of_a_failed_rank_is_reported(tmp_path: Path) -> None:
     then = f"""
 while rank != 1 or len(list(folder.glob("*.json"))) < {RANKS}:
     time.sleep(0.05)
@@ -138,28 +137,26 @@ os._exit(7)
     assert codes == {0: None, 1: 7, 2: None}
     with pytest.raises(UserError, match="(?s)^rank 1 failed with exit code 7; its last lines:.*rank 1 prints"):
         check(codes, lambda rank: tmp_path / f"{rank}.log")
-    assert not any(psutil.pid_exists(rank["pid"]) for rank in found(tmp_path))
+    assert not any(psutil.pid_exists(rank["pid"]) for rank in states_of(tmp_path))
 
 
-def test_a_mistake_that_a_rank_names_is_told_as_any_other(tmp_path: Path) -> None:
+def test_users_mistake_in_a_rank_is_reported(tmp_path: Path) -> None:
     (tmp_path / "1.log").write_text("zerolora: careful\nLoading: 100%\nzerolora: r is 0\nzerolora: alpha is 0\n")
     with pytest.raises(UserError) as error:
         check({0: None, 1: 2}, lambda rank: tmp_path / f"{rank}.log")
     assert str(error.value) == "r is 0\nalpha is 0"
 
 
-def test_a_rank_that_a_signal_ends_says_so(tmp_path: Path) -> None:
+def test_signal_that_ended_a_rank_is_reported(tmp_path: Path) -> None:
     codes = ended(started(tmp_path, "time.sleep(1000) if rank else os.kill(os.getpid(), 11)"))
     assert codes[0] == -signal.SIGSEGV
     with pytest.raises(UserError, match="rank 0 failed with signal SIGSEGV"):
         check(codes, lambda rank: tmp_path / f"{rank}.log")
 
 
-def test_a_killed_rank_is_named_before_a_peer_that_failed_because_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its connections close first, so a peer may have ended before the kernel reports it."""
-    monkeypatch.setattr("zerolora.train.launch.processes.CAUSE_SECONDS", 60)
+def test_killed_rank_is_named_before_its_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connections close first, so a peer may fail before the kernel reports the kill."""
+    monkeypatch.setattr("zerolora.train.launch.launcher.CAUSE_SECONDS", 60)
     then = f"""
 while len(list(folder.glob("*.json"))) < {RANKS}:
     time.sleep(0.05)
@@ -178,14 +175,14 @@ time.sleep(1000)
         check(codes, lambda rank: tmp_path / f"{rank}.log")
 
 
-def test_what_fails_to_load_is_the_first_ranks_failure(tmp_path: Path) -> None:
+def test_failure_to_load_belongs_to_rank_0(tmp_path: Path) -> None:
     codes = ended(started(tmp_path, before="raise SystemExit('no such library')"))
     assert codes == {0: 1, 1: None, 2: None}
     with pytest.raises(UserError, match="(?s)rank 0 failed with exit code 1; its last lines:.*no such library"):
         check(codes, lambda rank: tmp_path / f"{rank}.log")
 
 
-def test_ranks_that_are_ended_while_they_load_are_gone(tmp_path: Path) -> None:
+def test_ranks_can_be_ended_while_loading(tmp_path: Path) -> None:
     ranks = started(tmp_path, before="import time; time.sleep(1000)")
     while not (tmp_path / "loaded").is_file():
         time.sleep(0.05)
@@ -194,8 +191,8 @@ def test_ranks_that_are_ended_while_they_load_are_gone(tmp_path: Path) -> None:
     assert not psutil.pid_exists(int((tmp_path / "loaded").read_text()))
 
 
-def test_no_rank_begins_without_its_launcher(tmp_path: Path) -> None:
-    """Killed before it lets the ranks begin, it leaves no process."""
+def test_no_rank_outlives_its_launcher(tmp_path: Path) -> None:
+    """A launcher killed before its ranks begin leaves no process."""
     code = f"""
 import sys, time
 sys.path[:0] = {[str(ROOT / "tests/unit"), str(ROOT / "tests"), str(ROOT / "tests/slurm")]}

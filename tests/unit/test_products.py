@@ -1,4 +1,4 @@
-"""fp32 products on a CPU: by the faster kernels only where these are as exact."""
+"""fp32 matmul on a CPU uses oneDNN's kernels only if they are as exact."""
 
 import os
 import subprocess
@@ -37,7 +37,7 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_float32_matmul_precision(before)
 
 
-def test_what_is_chosen_is_as_exact_as_fp32() -> None:
+def test_chosen_kernels_are_as_exact_as_fp32() -> None:
     chosen = cpu_matmul.choose()
     assert torch.get_float32_matmul_precision() == ("medium" if chosen else "highest")
     one, other = torch.randn(300, 700), torch.randn(700, 200)
@@ -45,8 +45,8 @@ def test_what_is_chosen_is_as_exact_as_fp32() -> None:
     assert ((one @ other - exact).norm() / exact.norm()).item() < 5e-6
 
 
-def test_where_factors_are_shortened_torchs_own_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a processor with AMX: "medium" multiplies in bf16."""
+def test_inexact_kernels_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a processor with AMX, "medium" multiplies in bf16."""
     multiply = torch.Tensor.__matmul__
 
     def shortened(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -59,7 +59,7 @@ def test_where_factors_are_shortened_torchs_own_stay(monkeypatch: pytest.MonkeyP
     assert torch.get_float32_matmul_precision() == "highest"
 
 
-def test_no_random_number_is_drawn() -> None:
+def test_choosing_draws_no_random_number() -> None:
     torch.manual_seed(1)
     cpu_matmul.choose()
     drawn = torch.rand(1)
@@ -76,10 +76,10 @@ def grown(**environment: str) -> tuple[bool, int]:
     return output[0] == "True", int(output[1])
 
 
-def test_rows_of_ever_new_lengths_do_not_fill_memory_with_kernels() -> None:
+def test_kernel_cache_is_bounded() -> None:
     chosen, bounded = grown()
     if chosen:
-        # A user's own number holds, and shows that what is bounded is there at all: a seventh to a ninth of it is seen.
+        # The user's own limit is respected; growth with the default is a seventh to a ninth of it.
         _, unbounded = grown(**dict.fromkeys(cpu_matmul.KEPT, "1024"))
-        # On processors with few kernels of their own neither grows: 9 MiB either way on an EPYC without AVX-512.
+        # Without AVX-512 neither grows: 9 MiB on an EPYC.
         assert bounded < max(unbounded / 4, 16 << 20)

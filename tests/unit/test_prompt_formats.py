@@ -1,4 +1,4 @@
-"""Named prompt formats and templates of one's own: their text, their mask, and the tokens they rely on."""
+"""Named prompt formats and user templates: text, mask and tokens."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from tokenizers_of import FAMILIES, Family, tokenizer_like, tokenizer_of
 
 from zerolora import bounded
 from zerolora.config.settings import PrepareSettings
-from zerolora.config.user_template import user_template
+from zerolora.config.user_files import user_template
 from zerolora.data import prompt_formats
 from zerolora.data.encode import CONTEXT, Encoder
 from zerolora.data.example import BadRow, Example
@@ -28,7 +28,7 @@ from zerolora.model import architecture
 MINE = "config/templates/mine.jinja"
 SHIPPED = ROOT / "config/templates/question-answer.jinja"
 PLAIN_TEXT = [name for name, each in PROMPT_FORMATS.items() if not each.tokens]
-# The published template of a format, with the tokenizer that goes with it: tests/templates/SOURCES.md.
+# Published templates with their tokenizers: tests/templates/SOURCES.md.
 PUBLISHED = {
     "chatml": "chatml",
     "deepseek": "deepseek-v2",
@@ -40,7 +40,7 @@ PUBLISHED = {
     "zephyr": "zephyr",
 }
 TALK = [{"role": "system", "content": "Be brief."}, *CONVERSATIONS["multi"]]
-# By hand from the sources of the others, as the examples of the table: LLaMA-Factory, FastChat, DeepSeek-V3.
+# Written by hand from the other sources: LLaMA-Factory, FastChat, DeepSeek-V3.
 TALKS = {
     "alpaca": "<s>Be brief.\n\n### Instruction:\nWho are you?\n\n### Response:«I am Bo.</s>»\n\n"
     "### Instruction:\nAnd now?\n\n### Response:«Now I rest.</s>»",
@@ -57,7 +57,7 @@ CONTENT = st.lists(
 
 
 def family_of(each: PromptFormat) -> Family:
-    """Return a family whose tokenizer has the tokens of a format, and <s> and </s> around a text."""
+    """Return a family whose tokenizer has a format's tokens, <s> and </s>."""
     return Family("llama3", "<s>", "</s>", ("<s>", "</s>", *each.tokens), opens=True)
 
 
@@ -70,15 +70,15 @@ def own(text: str, **changed: Any) -> PrepareSettings:
 
 
 def plain_model(**changed: Any) -> Any:
-    """Return the tokenizer of a base model: BOS, an end of sequence, no chat template."""
+    """Return the tokenizer of a base model: BOS and EOS, no chat template."""
     return tokenizer_like(Family("legacy", "<s>", "</s>", ("<s>", "</s>"), opens=True)._replace(**changed), None)
 
 
-# What the formats write
+# Text
 
 
 @pytest.mark.parametrize("name", PROMPT_FORMATS)
-def test_a_format_writes_its_example(name: str) -> None:
+def test_format_writes_its_example(name: str) -> None:
     pieces = template_like(name).pieces(Example(CONVERSATIONS["single"]))
     assert marked(pieces) == PROMPT_FORMATS[name].example
 
@@ -88,14 +88,14 @@ def test_every_format_is_compared_with_its_source() -> None:
 
 
 @pytest.mark.parametrize("name", TALKS)
-def test_a_talk_of_several_turns_with_a_system_prompt(name: str) -> None:
+def test_format_writes_conversation_with_system_prompt(name: str) -> None:
     assert marked(template_like(name).pieces(Example(TALK))) == TALKS[name]
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 @given(data=st.data())
-@hypothesis_settings(max_examples=15, deadline=None)
-def test_a_format_is_what_its_model_publishes(name: str, data: st.DataObject) -> None:
+@hypothesis_settings(max_examples=10)
+def test_format_matches_published_template(name: str, data: st.DataObject) -> None:
     tokenizer = tokenizer_of(PUBLISHED[name])
     here = Template(tokenizer, prepare_settings(template=name))
     there = Template(tokenizer, prepare_settings())
@@ -106,12 +106,12 @@ def test_a_format_is_what_its_model_publishes(name: str, data: st.DataObject) ->
     assert here.stops == there.stops
 
 
-def test_the_table_of_the_docs_is_that_of_the_registry() -> None:
+def test_table_of_the_docs_is_the_registrys() -> None:
     assert prompt_formats.table() in (ROOT / "docs/data.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", PROMPT_FORMATS)
-def test_tool_calls_have_no_form_in_a_format(name: str) -> None:
+def test_tool_calls_are_refused(name: str) -> None:
     without = "tool calls have no form in it; choose a model that has a chat template"
     with pytest.raises(BadRow, match=f"template {name} refuses it: {without}"):
         template_like(name).pieces(Example(CONVERSATIONS["calls"]))
@@ -120,17 +120,17 @@ def test_tool_calls_have_no_form_in_a_format(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, each in PROMPT_FORMATS.items() if each.alternates])
-def test_turns_that_a_format_cannot_write(name: str) -> None:
+def test_turns_must_alternate(name: str) -> None:
     for conversation in ("insisting", "greeting"):
         with pytest.raises(BadRow, match=f"template {name} refuses it: user and assistant must take turns"):
             template_like(name).pieces(Example(CONVERSATIONS[conversation]))
 
 
-# The mask, over the tokenizers of real families
+# Mask, over tokenizers of real families
 
 
 def spelt(tokenizer: Any, template: Template, messages: list[dict[str, Any]]) -> tuple[list[str], list[int], Any]:
-    """Return the texts of the supervised turns as the tokens say them, all tokens, and which of them are supervised."""
+    """Return the decoded supervised turns, all tokens, and which tokens are supervised."""
     pieces = template.pieces(Example(messages))
     tokens = Encoder(tokenizer).encode([pieces])
     assert not tokens.wrong, tokens.wrong
@@ -141,8 +141,8 @@ def spelt(tokenizer: Any, template: Template, messages: list[dict[str, Any]]) ->
 
 
 @pytest.mark.parametrize("name", [*PROMPT_FORMATS, MINE])
-def test_the_mask_of_a_format_on_every_tokenizer(name: str) -> None:
-    """Supervised are the answers with their stop token, token by token; or the model lacks a token of the format."""
+def test_mask_of_a_format_on_every_tokenizer(name: str) -> None:
+    """Answers and stop tokens are supervised, or the model lacks a token of the format."""
     text = SHIPPED.read_text(encoding="utf-8") if name == MINE else None
     needed = PROMPT_FORMATS[name].tokens if text is None else ()
     used = 0
@@ -164,7 +164,7 @@ def test_the_mask_of_a_format_on_every_tokenizer(name: str) -> None:
             for spoken, expected in zip(said, answers, strict=True):
                 (stop,) = (stop for stop in template.stops if spoken.endswith(stop))
                 assert spoken.removesuffix(stop).strip() == expected, family
-            # What comes before the last answer is what generation is asked with.
+            # The tokens before the last answer are the prompt of generation.
             asked = template.write(messages[:-1], prompt=True)
             last = np.flatnonzero(~supervised)[-1] + 1
             assert "".join(tokenizer.decode(ids[:last]).split()) == "".join(asked.split()), family
@@ -173,7 +173,7 @@ def test_the_mask_of_a_format_on_every_tokenizer(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*PROMPT_FORMATS, "plain", MINE])
 @pytest.mark.parametrize("stops", [None, "given"])
-def test_what_is_published_writes_the_same_with_plain_transformers(name: str, stops: str | None) -> None:
+def test_published_template_writes_the_same_in_transformers(name: str, stops: str | None) -> None:
     text = "\n  {% if true %}\n  {% endif %}" + SHIPPED.read_text(encoding="utf-8") if name == MINE else None
     for family in ("smollm2", "llama-2", "llama-3", "phi-4", "gemma-2", "qwen2.5", "deepseek-v3.1", "phi-3"):
         tokenizer = tokenizer_of(family)
@@ -188,11 +188,11 @@ def test_what_is_published_writes_the_same_with_plain_transformers(name: str, st
                 published: Any = tokenizer.apply_chat_template(
                     messages, chat_template=template.published(), tokenize=False, add_generation_prompt=prompt
                 )
-                bos = template.bos if name == "plain" else ""  # prepare writes it as a piece of its own
+                bos = template.bos if name == "plain" else ""  # a separate piece in prepare
                 assert published == bos + template.write(messages, prompt=prompt), family
 
 
-def test_nothing_is_published_where_the_tokenizer_has_it() -> None:
+def test_models_own_template_is_not_published() -> None:
     assert Template(tokenizer_of("llama-3"), prepare_settings()).published() is None
 
 
@@ -201,9 +201,9 @@ MARKERS = {name: [*re.findall(r"\[?[^«»\s]+\s*", each.example), "\n", "x "] fo
 
 @pytest.mark.parametrize("name", PROMPT_FORMATS)
 @given(data=st.data())
-@hypothesis_settings(max_examples=40, deadline=None)
+@hypothesis_settings(max_examples=20)
 def test_markers_in_the_data_are_text(name: str, data: st.DataObject) -> None:
-    """A row that holds the format's own markers is masked as one with other words, or refused for a special token."""
+    """A row with the format's markers is masked as with other words, or refused for a special token."""
     evil = st.lists(st.sampled_from(MARKERS[name]), min_size=1, max_size=6).map("".join)
     contents = [data.draw(evil) for _ in range(4)]
     assume(all(content.strip() for content in contents))
@@ -228,7 +228,7 @@ def test_markers_in_the_data_are_text(name: str, data: st.DataObject) -> None:
 
     pieces = template.pieces(Example(messages))
     assert pieces == [piece._replace(text=with_contents(piece.text)) for piece in expected]
-    # No token of a turn comes from a content.
+    # No special token comes from a content.
     seen, meant = (spelt(tokenizer, template, each)[1] for each in (messages, innocent))
     assert [each for each in seen if each in special] == [each for each in meant if each in special]
 
@@ -236,20 +236,20 @@ def test_markers_in_the_data_are_text(name: str, data: st.DataObject) -> None:
 # Tokens
 
 
-def test_a_model_without_a_chat_template_is_told_what_it_can_use() -> None:
-    with pytest.raises(UserError) as told:
+def test_missing_chat_template_lists_usable_formats() -> None:
+    with pytest.raises(UserError) as refused:
         Template(plain_model(), prepare_settings())
-    assert str(told.value) == (
+    assert str(refused.value) == (
         f"the model's tokenizer has no chat template; write template: plain, {', '.join(PLAIN_TEXT)}, "
         "or a file as in config/templates/mine.jinja"
     )
     assert PLAIN_TEXT == ["alpaca", "deepseek", "llama-2", "mistral", "vicuna", "zephyr"]
 
 
-def test_a_format_whose_tokens_the_model_lacks() -> None:
-    with pytest.raises(UserError) as told:
+def test_missing_tokens_of_a_format_are_named() -> None:
+    with pytest.raises(UserError) as refused:
         Template(plain_model(), prepare_settings(template="chatml"))
-    assert str(told.value) == (
+    assert str(refused.value) == (
         "template: chatml writes <|im_start|>, which the model does not have as one token; "
         f"write a format whose tokens it has: plain, {', '.join(PLAIN_TEXT)}; "
         'or add_special_tokens: ["<|im_start|>", "<|im_end|>"]'
@@ -257,7 +257,7 @@ def test_a_format_whose_tokens_the_model_lacks() -> None:
 
 
 def rows_of(folder: Path, rows: int, **text: int) -> Path:
-    """Write a model's config.json whose embeddings have this many rows."""
+    """Write a config.json with this many embedding rows."""
     (folder / "config.json").write_text(
         json.dumps({"text_config": {"vocab_size": rows}} if text else {"vocab_size": rows})
     )
@@ -265,8 +265,8 @@ def rows_of(folder: Path, rows: int, **text: int) -> Path:
 
 
 @pytest.mark.parametrize("nested", [{}, {"of": 1}])
-def test_a_token_without_a_row_in_the_embeddings_is_none(tmp_path: Path, nested: dict[str, int]) -> None:
-    """A tokenizer to which tokens were added, beside embeddings that were not resized."""
+def test_token_beyond_embeddings_is_missing(tmp_path: Path, nested: dict[str, int]) -> None:
+    """Tokens were added to the tokenizer, but the embeddings were not resized."""
     tokenizer = tokenizer_of("chatml")
     first = tokenizer.convert_tokens_to_ids("<|im_start|>")
     rows_of(tmp_path, first, **nested)
@@ -275,7 +275,7 @@ def test_a_token_without_a_row_in_the_embeddings_is_none(tmp_path: Path, nested:
     Template(tokenizer, prepare_settings(template="chatml"), rows_of(tmp_path, len(tokenizer), **nested))
 
 
-def test_stop_tokens_of_a_model_without_end_of_sequence() -> None:
+def test_stop_tokens_replace_missing_eos() -> None:
     tokenizer = plain_model()
     tokenizer.eos_token = None
     with pytest.raises(UserError, match=r"no eos_token, so nothing would end an answer; write stop_tokens: \[TOKEN\]"):
@@ -285,7 +285,7 @@ def test_stop_tokens_of_a_model_without_end_of_sequence() -> None:
     assert template.stops == {"</s>"}
 
 
-def test_the_first_stop_token_stands_for_the_end_of_sequence() -> None:
+def test_first_stop_token_replaces_eos() -> None:
     tokenizer = tokenizer_of("llama-3")
     template = Template(tokenizer, prepare_settings(template="alpaca", stop_tokens=["<|eot_id|>", "<|end_of_text|>"]))
     assert marked(template.pieces(Example(CONVERSATIONS["single"]))).endswith("### Response:«Hello<|eot_id|>»")
@@ -293,7 +293,7 @@ def test_the_first_stop_token_stands_for_the_end_of_sequence() -> None:
     assert template.stops == {"<|eot_id|>", "<|end_of_text|>"}
 
 
-def test_a_stop_token_that_is_not_special_is_refused_in_a_content_too() -> None:
+def test_plain_stop_token_is_refused_in_a_content() -> None:
     template = Template(tokenizer_of("qwen2.5"), prepare_settings(template="vicuna", stop_tokens=["</tool_call>"]))
     assert marked(template.pieces(Example(TALK))).endswith("« Now I rest.</tool_call>»")
     with pytest.raises(
@@ -303,27 +303,27 @@ def test_a_stop_token_that_is_not_special_is_refused_in_a_content_too() -> None:
 
 
 @pytest.mark.parametrize("key", ["stop_tokens", "pad_token"])
-def test_a_token_that_the_model_does_not_have(key: str) -> None:
+def test_unknown_stop_or_pad_token_is_refused(key: str) -> None:
     value = "<pad>" if key == "pad_token" else ["<pad>"]
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as refused:
         Template(tokenizer_of("llama-3"), prepare_settings(**{key: value}))
-    assert str(told.value).startswith(f"{key}: '<pad>' is not a token that the model has as one; write one of <|begin_")
+    assert str(refused.value).startswith(f"{key}: '<pad>' is not a single token of the model; write one of <|begin_")
 
 
-def test_stop_tokens_without_the_one_that_the_template_writes() -> None:
+def test_stop_tokens_must_include_the_templates() -> None:
     with pytest.raises(UserError, match=r"stop_tokens: the chat template ends an answer with <\|eot_id\|>.*; add it"):
         Template(tokenizer_of("llama-3"), prepare_settings(stop_tokens=["<|end_of_text|>"]))
 
 
-def test_the_end_of_a_turn_is_found_where_it_is_not_the_end_of_sequence() -> None:
-    """As with a base model whose end of sequence ends documents."""
+def test_end_of_turn_may_differ_from_eos() -> None:
+    """As in a base model whose EOS ends documents."""
     tokenizer = tokenizer_of("llama-3")
     template = Template(tokenizer, prepare_settings(template="llama-3"))
     assert template.end == "<|end_of_text|>"
     assert template.stops == {"<|end_of_text|>", "<|eot_id|>"}
 
 
-def test_a_pad_token_that_ends_answers() -> None:
+def test_pad_token_must_not_end_answers() -> None:
     with pytest.raises(
         UserError, match=r"pad_token: <\|eot_id\|> ends an answer; .* so write another, one of <\|begin"
     ):
@@ -343,10 +343,10 @@ def test_padding_by_default_and_by_name(tmp_path: Path) -> None:
         Template(tokenizer, prepare_settings(template="plain"), rows_of(tmp_path, len(tokenizer) - 1))
 
 
-# Templates of one's own
+# User templates
 
 
-def test_the_shipped_template_is_the_example_of_the_docs() -> None:
+def test_shipped_template_is_in_the_docs() -> None:
     text = SHIPPED.read_text(encoding="utf-8")
     assert f"```jinja\n{text}```" in (ROOT / "docs/data.md").read_text(encoding="utf-8")
     template = Template(plain_model(), own(text))
@@ -358,7 +358,7 @@ def test_the_shipped_template_is_the_example_of_the_docs() -> None:
 TURNS = "{% for message in messages %}{{ message.role }}: {{ message.content }}%s\n{% endfor %}"
 
 
-def test_a_template_that_ends_an_answer_with_no_token() -> None:
+def test_unknown_end_of_answer_is_refused() -> None:
     text = TURNS.replace("%s", "<|im_end|>")
     with pytest.raises(
         UserError, match=r"mine.jinja: ends an answer with <\|im_end\|>, which .*eos_token.*, here </s>"
@@ -368,7 +368,7 @@ def test_a_template_that_ends_an_answer_with_no_token() -> None:
     assert Template(plain_model(), own(TURNS.replace("%s", "<|im_end|>{{ eos_token }}"))).stops == {"</s>"}
 
 
-def test_a_template_that_ends_earlier_answers_with_nothing() -> None:
+def test_earlier_answers_without_stop_token_are_refused() -> None:
     template = Template(plain_model(), own(TURNS.replace("%s", "")))
     assert marked(template.pieces(Example(CONVERSATIONS["single"]))).endswith("assistant:« Hello</s>»")
     with pytest.raises(BadRow, match=r"mine.jinja writes no stop token .* write \{\{ eos_token \}\} there"):
@@ -395,7 +395,7 @@ def test_a_template_that_ends_earlier_answers_with_nothing() -> None:
         ),
     ],
 )
-def test_a_row_that_a_template_fails_at_names_the_line(text: str, said: str) -> None:
+def test_template_error_names_its_line(text: str, said: str) -> None:
     with pytest.raises(BadRow, match=said) as refused:
         Template(plain_model(), own(text)).pieces(Example(CONVERSATIONS["single"]))
     assert MINE in str(refused.value)
@@ -415,7 +415,7 @@ LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% end
         ("{{ messages[0].content * 2000 }}", "writes 2,000 characters for one conversation; write less"),
     ],
 )
-def test_a_template_is_bounded_in_time_and_size(monkeypatch: pytest.MonkeyPatch, text: str, said: str) -> None:
+def test_template_is_bounded_in_time_and_size(monkeypatch: pytest.MonkeyPatch, text: str, said: str) -> None:
     monkeypatch.setattr(bounded, "SECONDS", 0.2)
     monkeypatch.setattr(bounded, "LONGEST", 1000)
     with pytest.raises(UserError) as refused:
@@ -448,7 +448,7 @@ def test_a_template_is_bounded_in_time_and_size(monkeypatch: pytest.MonkeyPatch,
         ),
     ],
 )
-def test_a_loaded_tokenizers_template_is_bounded_and_refuses_in_a_line(
+def test_models_template_is_bounded_and_fails_in_one_line(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str
 ) -> None:
     monkeypatch.setattr(bounded, "SECONDS", 0.2)
@@ -472,7 +472,7 @@ def test_a_loaded_tokenizers_template_is_bounded_and_refuses_in_a_line(
         (b"{{ " + b"(" * 9000 + b"1" + b")" * 9000 + b" }}", ": is nested too deep; write fewer blocks inside each"),
     ],
 )
-def test_a_template_that_cannot_be_read(
+def test_broken_template_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None, said: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -485,8 +485,10 @@ def test_a_template_that_cannot_be_read(
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "tests/templates").glob("*.jinja")))
-def test_every_real_template_can_be_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """The syntax that the config is checked for is transformers', with its tags and filters."""
+def test_real_templates_are_accepted_as_user_templates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The config accepts transformers' template syntax, with its tags and filters."""
     monkeypatch.chdir(tmp_path)
     Path(MINE).parent.mkdir(parents=True)
     text = (ROOT / "tests/templates" / name).read_bytes()

@@ -1,6 +1,5 @@
-"""Parquet and Arrow files come back row by row, and what is broken in them is named."""
+"""Parquet and Arrow files are read row by row; damage is named."""
 
-import io
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,14 +15,8 @@ from zerolora.data.example import BadRow
 from zerolora.data.readers import chunks
 from zerolora.errors import UserError
 
-# Tables
 
-
-def _table(rows: list[dict[str, Any]]) -> Any:
-    return pyarrow.Table.from_pylist(rows)
-
-
-def _write_table(path: Path, table: Any, form: str, batch: int) -> None:
+def write(path: Path, table: Any, form: str, batch: int) -> None:
     if form == "parquet":
         parquet.write_table(table, path, row_group_size=batch)
         return
@@ -37,9 +30,9 @@ FORMS = [("parquet", "rows.parquet"), ("stream", "rows.arrow"), ("file", "rows.a
 
 @pytest.mark.parametrize(("form", "name"), FORMS)
 @pytest.mark.parametrize("batch", [7, 300])
-def test_tables(tmp_path: Path, form: str, name: str, batch: int) -> None:
+def test_tables_read_back(tmp_path: Path, form: str, name: str, batch: int) -> None:
     path = tmp_path / name
-    _write_table(path, _table(NESTED), form, batch)
+    write(path, pyarrow.Table.from_pylist(NESTED), form, batch)
     expected = [(f" row {number}", row) for number, row in enumerate(NESTED, 1)]
     for rows, size in ((1000, 1 << 20), (10, 1 << 20), (1000, 500), (1, 1)):
         assert [(f" {place.lstrip()}", value) for place, value in read_all(path, rows, size)] == expected
@@ -48,30 +41,23 @@ def test_tables(tmp_path: Path, form: str, name: str, batch: int) -> None:
 
 
 @pytest.mark.parametrize(("form", "name"), FORMS)
-def test_a_chunk_of_a_table_holds_its_own_rows_only(tmp_path: Path, form: str, name: str) -> None:
-    _write_table(tmp_path / name, _table([{"text": "x" * 1000}] * 2000), form, 2000)
+def test_chunk_of_a_table_contains_only_its_rows(tmp_path: Path, form: str, name: str) -> None:
+    write(tmp_path / name, pyarrow.Table.from_pylist([{"text": "x" * 1000}] * 2000), form, 2000)
     sizes = [len(chunk.data) for chunk in chunks(tmp_path / name, 10)]
     assert len(sizes) == 200
     assert max(sizes) < 15_000
 
 
 @pytest.mark.parametrize(("form", "name"), FORMS)
-def test_a_table_without_rows(tmp_path: Path, form: str, name: str) -> None:
-    _write_table(tmp_path / name, _table(NESTED).slice(0, 0), form, 10)
+def test_table_may_have_no_rows(tmp_path: Path, form: str, name: str) -> None:
+    write(tmp_path / name, pyarrow.Table.from_pylist(NESTED).slice(0, 0), form, 10)
     assert read_all(tmp_path / name) == []
 
 
 @pytest.mark.parametrize(("form", "name"), FORMS)
-def test_dictionaries_are_read_as_their_values(tmp_path: Path, form: str, name: str) -> None:
-    table = pyarrow.table({"text": pyarrow.array(["a", "b", "a"]).dictionary_encode()})
-    _write_table(tmp_path / name, table, form, 2)
-    assert values_of(tmp_path / name, 1) == [{"text": "a"}, {"text": "b"}, {"text": "a"}]
-
-
-@pytest.mark.parametrize(("form", "name"), FORMS)
-def test_a_truncated_table_is_named(tmp_path: Path, form: str, name: str) -> None:
+def test_truncated_table_is_named(tmp_path: Path, form: str, name: str) -> None:
     path = tmp_path / name
-    _write_table(path, _table(NESTED), form, 100)
+    write(path, pyarrow.Table.from_pylist(NESTED), form, 100)
     data = path.read_bytes()
     kind = "Parquet" if form == "parquet" else "Arrow"
     for length in [0, 1, 3, 8, *range(10, len(data), len(data) // 40), len(data) - 8, len(data) - 1]:
@@ -80,9 +66,9 @@ def test_a_truncated_table_is_named(tmp_path: Path, form: str, name: str) -> Non
             read_all(path)
 
 
-def test_an_arrow_stream_cut_between_two_batches_is_named(tmp_path: Path) -> None:
+def test_arrow_stream_cut_between_batches_is_named(tmp_path: Path) -> None:
     path = tmp_path / "rows.arrow"
-    _write_table(path, _table(NESTED), "stream", 100)
+    write(path, pyarrow.Table.from_pylist(NESTED), "stream", 100)
     reader = pyarrow.ipc.open_stream(source := pyarrow.OSFile(str(path)))
     reader.read_next_batch()
     path.write_bytes(path.read_bytes()[: source.tell()])
@@ -91,10 +77,10 @@ def test_an_arrow_stream_cut_between_two_batches_is_named(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("form", ["stream", "file"])
-def test_offsets_that_point_outside_are_named(tmp_path: Path, form: str) -> None:
-    """Arrow follows them into memory that is not its own."""
+def test_offsets_out_of_bounds_are_named(tmp_path: Path, form: str) -> None:
+    """Arrow would follow them into other memory."""
     path = tmp_path / "rows.arrow"
-    _write_table(path, pyarrow.table({"text": ["abcd", "efgh", "ijkl"]}), form, 3)
+    write(path, pyarrow.table({"text": ["abcd", "efgh", "ijkl"]}), form, 3)
     data = path.read_bytes()
     offsets = b"".join(number.to_bytes(4, "little") for number in (0, 4, 8, 12))
     assert data.count(offsets) == 1
@@ -105,7 +91,7 @@ def test_offsets_that_point_outside_are_named(tmp_path: Path, form: str) -> None
 
 def test_flipped_bytes_in_parquet_pages_are_named(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
-    parquet.write_table(_table(NESTED), path, compression="zstd")
+    parquet.write_table(pyarrow.Table.from_pylist(NESTED), path, compression="zstd")
     data = bytearray(path.read_bytes())
     data[4:200] = bytes(byte ^ 0xFF for byte in data[4:200])
     path.write_bytes(data)
@@ -113,21 +99,9 @@ def test_flipped_bytes_in_parquet_pages_are_named(tmp_path: Path) -> None:
         read_all(path)
 
 
-@pytest.mark.parametrize(("form", "name"), FORMS)
-def test_broken_utf_8_in_a_table_spoils_only_its_row(tmp_path: Path, form: str, name: str) -> None:
-    texts = pyarrow.array([b"good", b"b\xff\xfed", b"fine"])
-    broken = pyarrow.Array.from_buffers(pyarrow.string(), 3, texts.buffers())
-    _write_table(tmp_path / name, pyarrow.table({"text": broken}), form, 3)
-    actual = read_all(tmp_path / name)
-    assert actual[0][1] == {"text": "good"}
-    assert actual[2][1] == {"text": "fine"}
-    assert "can't decode byte 0xff" in str(actual[1][1])
-
-
 FUZZ = """
 import random, sys
 from pathlib import Path
-from zerolora.data import tables
 from zerolora.data.readers import chunks
 from zerolora.errors import UserError
 good, path = Path(sys.argv[1]).read_bytes(), Path(sys.argv[2])
@@ -146,7 +120,7 @@ for seed in range(400):
 """
 
 
-def test_a_malformed_arrow_file_ends_no_process(tmp_path: Path) -> None:
+def test_malformed_arrow_file_crashes_no_process(tmp_path: Path) -> None:
     rows = [
         {
             "instruction": f"q{number}" * (number % 5),
@@ -157,25 +131,22 @@ def test_a_malformed_arrow_file_ends_no_process(tmp_path: Path) -> None:
     ]
     table = pyarrow.Table.from_pylist(rows)
     table = table.append_column("kind", pyarrow.array(["x", "y"] * 20).dictionary_encode())
-    with pyarrow.OSFile(str(tmp_path / "good.arrow"), "wb") as file, pyarrow.ipc.new_file(file, table.schema) as writer:
-        writer.write_table(table, max_chunksize=15)
+    write(tmp_path / "good.arrow", table, "file", 15)
     arguments = [sys.executable, "-c", FUZZ, str(tmp_path / "good.arrow"), str(tmp_path / "rows.arrow")]
     result = subprocess.run(arguments, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr) == (0, "")
 
 
-def test_a_column_whose_name_is_not_utf_8_is_one_line(tmp_path: Path) -> None:
-    table = pyarrow.table({"instruction": ["a"], "größe": ["b"]})
-    sink = io.BytesIO()
-    with pyarrow.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table)
-    (tmp_path / "rows.arrow").write_bytes(sink.getvalue().replace("ö".encode(), b"\xff\xfe"))
+def test_column_name_that_is_not_utf_8_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "rows.arrow"
+    write(path, pyarrow.table({"instruction": ["a"], "größe": ["b"]}), "file", 1)
+    path.write_bytes(path.read_bytes().replace("ö".encode(), b"\xff\xfe"))
     with pytest.raises(UserError, match=r"rows.arrow: is not a whole Arrow file \(.*can't decode byte 0xff"):
-        read_all(tmp_path / "rows.arrow")
+        read_all(path)
 
 
-def test_a_value_is_decoded_at_any_depth_of_the_stack(tmp_path: Path) -> None:
-    """Workers decode what the process that cuts files has decoded already, on a stack of another depth."""
+def test_rows_decode_at_any_stack_depth(tmp_path: Path) -> None:
+    """Workers decode rows on a deeper or shallower stack than the process that cuts the file."""
     (tmp_path / "rows.json").write_text(f'[{{"a": {"[" * 600}{"]" * 600}}}, {{"b": 1}}]')
     result = list(chunks(tmp_path / "rows.json"))
 
@@ -186,9 +157,9 @@ def test_a_value_is_decoded_at_any_depth_of_the_stack(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("form", "name"), FORMS)
-def test_two_columns_of_one_name(tmp_path: Path, form: str, name: str) -> None:
+def test_duplicate_columns_are_named(tmp_path: Path, form: str, name: str) -> None:
     table = pyarrow.Table.from_arrays([pyarrow.array([1]), pyarrow.array([2])], names=["a", "a"])
-    _write_table(tmp_path / name, table, form, 1)
+    write(tmp_path / name, table, form, 1)
     with pytest.raises(UserError, match=f"{name}: two columns are called 'a'; rename one"):
         read_all(tmp_path / name)
 
@@ -208,7 +179,7 @@ TEXT_TYPES = [
 
 
 @pytest.mark.parametrize("kind", TEXT_TYPES, ids=map(str, TEXT_TYPES))
-def test_arrow_columns_of_any_kind_of_text_are_read(tmp_path: Path, kind: Any) -> None:
+def test_columns_of_any_text_type_are_read(tmp_path: Path, kind: Any) -> None:
     values: Any = "one"
     if pyarrow.types.is_null(kind):
         values = None
@@ -219,15 +190,14 @@ def test_arrow_columns_of_any_kind_of_text_are_read(tmp_path: Path, kind: Any) -
     elif pyarrow.types.is_nested(kind):
         values = ["one"]
     table = pyarrow.table({"text": pyarrow.array([values, values, None], kind)})
-    with pyarrow.OSFile(str(tmp_path / "x.arrow"), "wb") as file, pyarrow.ipc.new_stream(file, table.schema) as writer:
-        writer.write_table(table)
-    rows = [row for chunk in chunks(tmp_path / "x.arrow") for _, row in chunk.records()]
-    assert rows == [{"text": values}, {"text": values}, {"text": None}]
+    for form, name in FORMS:
+        write(tmp_path / name, table, form, 2)
+        assert values_of(tmp_path / name) == [{"text": values}, {"text": values}, {"text": None}]
 
 
 @pytest.mark.parametrize("wrap", [lambda text: text, lambda text: [text], lambda text: {"a": [text]}])
-def test_a_text_in_arrow_that_is_not_utf8_spoils_its_row_only(tmp_path: Path, wrap: Callable[[Any], Any]) -> None:
-    binary = pyarrow.array([wrap(b"caf\xe9"), wrap(b"good")])
+def test_text_that_is_not_utf_8_spoils_only_its_row(tmp_path: Path, wrap: Callable[[Any], Any]) -> None:
+    binary = pyarrow.array([wrap(b"fine"), wrap(b"caf\xe9"), wrap(b"good")])
     texts = {pyarrow.binary(): pyarrow.string()}
 
     def as_text(type_: Any) -> Any:
@@ -238,13 +208,14 @@ def test_a_text_in_arrow_that_is_not_utf8_spoils_its_row_only(tmp_path: Path, wr
         return texts[type_]
 
     table = pyarrow.table({"text": binary.view(as_text(binary.type))})
-    with pyarrow.OSFile(str(tmp_path / "x.arrow"), "wb") as file, pyarrow.ipc.new_stream(file, table.schema) as writer:
-        writer.write_table(table)
-    bad, good = (row for chunk in chunks(tmp_path / "x.arrow") for _, row in chunk.records())
-    assert isinstance(bad, BadRow) and good == {"text": wrap("good")}
+    for form, name in FORMS:
+        write(tmp_path / name, table, form, 3)
+        first, bad, good = values_of(tmp_path / name)
+        assert (first, good) == ({"text": wrap("fine")}, {"text": wrap("good")})
+        assert isinstance(bad, BadRow) and "can't decode byte 0xe9" in str(bad)
 
 
-def test_a_column_that_is_nan_is_absent(tmp_path: Path) -> None:
+def test_nan_column_is_absent(tmp_path: Path) -> None:
     table = pyarrow.table({"a": pyarrow.array([float("nan"), 1.5]), "b": ["x", "y"]})
     parquet.write_table(table, tmp_path / "rows.parquet")
     assert values_of(tmp_path / "rows.parquet") == [{"a": None, "b": "x"}, {"a": 1.5, "b": "y"}]
@@ -254,37 +225,32 @@ JSON = pyarrow.json_()
 
 
 def _nested(texts: list[bytes | None]) -> dict[str, Any]:
-    """Return JSON as a column, in a struct, in a list of structs and in a map."""
+    """Return arrays with JSON as a column, in a struct, in a list of structs, and in a map."""
     raw = pyarrow.Array.from_buffers(pyarrow.string(), len(texts), pyarrow.array(texts, pyarrow.binary()).buffers())
-    given = pyarrow.ExtensionArray.from_storage(JSON, raw)
-    struct = pyarrow.StructArray.from_arrays([given, pyarrow.array(["x"] * len(texts))], ["a", "b"])
+    column = pyarrow.ExtensionArray.from_storage(JSON, raw)
+    struct = pyarrow.StructArray.from_arrays([column, pyarrow.array(["x"] * len(texts))], ["a", "b"])
     offsets = list(range(len(texts) + 1))
     keys = pyarrow.array(["k"] * len(texts))
     return {
-        "column": given,
+        "column": column,
         "struct": struct,
         "list": pyarrow.ListArray.from_arrays(offsets, struct),
-        "map": pyarrow.MapArray.from_arrays(offsets, keys, given),
+        "map": pyarrow.MapArray.from_arrays(offsets, keys, column),
     }
 
 
 @pytest.mark.parametrize(("form", "name"), FORMS)
-def test_json_in_a_table_is_what_was_written(tmp_path: Path, form: str, name: str) -> None:
-    """As `datasets` writes objects whose keys differ between rows."""
-    for text, value in (
+def test_json_in_a_table_reads_back(tmp_path: Path, form: str, name: str) -> None:
+    """As `datasets` writes objects whose keys differ by row."""
+    for text, decoded in (
         (b'{"a": {"b": null}, "c": [1]}', {"a": {"b": None}, "c": [1]}),
         (b'"x"', "x"),
         (b"null", None),
     ):
-        _write_table(tmp_path / name, pyarrow.table(_nested([text, None])), form, 2)
+        write(tmp_path / name, pyarrow.table(_nested([text, None])), form, 2)
         both = [
-            {
-                "column": held,
-                "struct": {"a": held, "b": "x"},
-                "list": [{"a": held, "b": "x"}],
-                "map": [("k", held)],
-            }
-            for held in (value, None)
+            {"column": value, "struct": {"a": value, "b": "x"}, "list": [{"a": value, "b": "x"}], "map": [("k", value)]}
+            for value in (decoded, None)
         ]
         assert values_of(tmp_path / name) == both
 
@@ -300,11 +266,11 @@ def test_json_in_a_table_is_what_was_written(tmp_path: Path, form: str, name: st
     ],
     ids=["no JSON", "twice", "deep", "UTF-8"],
 )
-def test_json_in_a_table_that_is_broken_spoils_its_row_only(
+def test_broken_json_in_a_table_spoils_only_its_row(
     tmp_path: Path, form: str, name: str, text: bytes, said: str
 ) -> None:
     for column, array in _nested([text, b"1"]).items():
-        _write_table(tmp_path / name, pyarrow.table({column: array}), form, 2)
+        write(tmp_path / name, pyarrow.table({column: array}), form, 2)
         bad, good = values_of(tmp_path / name)
         assert isinstance(bad, BadRow) and said in str(bad) and "\n" not in str(bad)
         assert isinstance(good, dict)

@@ -1,4 +1,4 @@
-"""Lines, lists and tables of text come back as they are, cut anywhere, and break where they are broken."""
+"""Lines, lists and tables of text read back, however they are chunked; broken ones are named."""
 
 import csv
 import io
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from reading import JSON, OBJECTS, ROW_COUNTS, SIZES, file_of, read_all, reasons_of, values_of
 
@@ -19,6 +19,7 @@ from zerolora.errors import UserError
 
 
 @given(OBJECTS, st.data(), SIZES, ROW_COUNTS)
+@settings(max_examples=50)
 def test_any_lines_read_back(objects: list[dict[str, Any]], data: st.DataObject, size: int, rows: int) -> None:
     text, expected = "", []
     for value in objects:
@@ -64,7 +65,7 @@ LINES: list[tuple[str, str]] = [
 
 
 @pytest.mark.parametrize(("line", "said"), LINES)
-def test_a_broken_line_says_what_to_write(tmp_path: Path, line: str, said: str) -> None:
+def test_broken_line_says_what_to_write(tmp_path: Path, line: str, said: str) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(f'{line}\n{{"a": 3}}\n')
     assert values_of(path)[1] == {"a": 3}
@@ -72,7 +73,7 @@ def test_a_broken_line_says_what_to_write(tmp_path: Path, line: str, said: str) 
 
 
 @pytest.mark.parametrize("text", ['[{"a": 1, "a": 2},\n{"a": 3}]', '{\n"a": 1, "a": 2}\n{"a": 3}'])
-def test_a_key_that_is_there_twice_in_a_json_file(tmp_path: Path, text: str) -> None:
+def test_duplicate_key_is_a_bad_row(tmp_path: Path, text: str) -> None:
     path = tmp_path / "rows.json"
     path.write_text(text)
     for size in (1, 1 << 20):
@@ -85,7 +86,7 @@ def test_a_key_that_is_there_twice_in_a_json_file(tmp_path: Path, text: str) -> 
     "text", ['[\n {"a": 1},\n {"a": 2}\n]\n', '\n[{"a": 1},\n{"a": 2}]', '[{"a": 1}\n,{"a": 2}]', "[", "[\n]"]
 )
 @pytest.mark.parametrize("kind", ["jsonl", "ndjson"])
-def test_a_list_in_a_file_of_lines_is_one_error(tmp_path: Path, text: str, kind: str) -> None:
+def test_list_in_a_file_of_lines_is_one_error(tmp_path: Path, text: str, kind: str) -> None:
     path = tmp_path / f"rows.{kind}"
     path.write_text(text)
     line = 2 if text.startswith("\n") else 1
@@ -94,8 +95,8 @@ def test_a_list_in_a_file_of_lines_is_one_error(tmp_path: Path, text: str, kind:
             read_all(path, size=size)
 
 
-def test_a_column_that_is_nan_is_absent(tmp_path: Path) -> None:
-    """As pandas' to_dict and json.dumps write a missing text. Deeper ones are not columns, and stay."""
+def test_nan_column_is_absent(tmp_path: Path) -> None:
+    """As pandas' to_dict and json.dumps write a missing text. Only columns are affected."""
     rows = [{"a": float("nan"), "b": "NaN", "c": 1.5}, {"a": "x", "b": {"d": float("nan")}, "c": float("inf")}]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "rows.json").write_text(json.dumps(rows))
@@ -105,7 +106,7 @@ def test_a_column_that_is_nan_is_absent(tmp_path: Path) -> None:
         assert second["b"]["d"] != second["b"]["d"] and second["c"] == float("inf")
 
 
-def test_the_index_that_pandas_writes_is_a_column(tmp_path: Path) -> None:
+def test_index_of_pandas_is_a_column(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     for header, name in ((",a,b", "Unnamed: 0"), (",a,Unnamed: 0", "Unnamed: 0.1"), (",a", "Unnamed: 0")):
         path.write_text(f"{header}\n" + "7,x,y\n"[: 2 * (header.count(",") + 1) - 1] + "\n")
@@ -114,7 +115,7 @@ def test_the_index_that_pandas_writes_is_a_column(tmp_path: Path) -> None:
 
 
 @given(st.binary(max_size=40), SIZES)
-def test_any_bytes_spoil_only_their_own_line(noise: bytes, size: int) -> None:
+def test_any_bytes_spoil_only_their_line(noise: bytes, size: int) -> None:
     noise = noise.replace(b"\n", b"")
     with file_of("rows.jsonl", b'{"a": 1}\n' + noise + b'\n{"a": 2}\n') as path:
         actual = read_all(path, size=size)
@@ -122,7 +123,7 @@ def test_any_bytes_spoil_only_their_own_line(noise: bytes, size: int) -> None:
     assert all(place == "2" for place, _ in actual[1:-1])
 
 
-def test_strange_line_separators_are_text(tmp_path: Path) -> None:
+def test_other_line_separators_are_text(tmp_path: Path) -> None:
     rows = [{"text": "a\u2028b\x85c\x0bd"}, {"text": "next"}]
     (tmp_path / "rows.jsonl").write_text(
         "\n".join(json.dumps(row, ensure_ascii=False) for row in rows), encoding="utf-8"
@@ -144,7 +145,7 @@ def test_lines_of_plain_text(tmp_path: Path) -> None:
 
 
 def _listed(objects: list[Any], data: st.DataObject) -> tuple[str, list[tuple[str, Any]]]:
-    """Return objects as a JSON list with white space anywhere, and each with the line it begins on."""
+    """Return objects as a JSON list with white space anywhere, and each with its first line."""
     white = st.sampled_from(["", " ", "\n", "\r\n\t", "\n\n"])
     text, expected = data.draw(white) + "[" + data.draw(white), []
     for number, value in enumerate(objects):
@@ -158,6 +159,7 @@ def _listed(objects: list[Any], data: st.DataObject) -> tuple[str, list[tuple[st
 
 
 @given(OBJECTS, st.data(), SIZES, ROW_COUNTS)
+@settings(max_examples=50)
 def test_any_list_reads_back(objects: list[dict[str, Any]], data: st.DataObject, size: int, rows: int) -> None:
     text, expected = _listed(objects, data)
     whole = json.loads(text)
@@ -168,9 +170,8 @@ def test_any_list_reads_back(objects: list[dict[str, Any]], data: st.DataObject,
 
 
 @given(OBJECTS, st.data(), SIZES)
-def test_a_list_that_was_cut_off_is_never_taken_for_a_whole_one(
-    objects: list[dict[str, Any]], data: st.DataObject, size: int
-) -> None:
+@settings(max_examples=50)
+def test_truncated_list_is_refused(objects: list[dict[str, Any]], data: st.DataObject, size: int) -> None:
     text = _listed(objects, data)[0].strip().encode()
     cut = text[: data.draw(st.integers(1, len(text) - 1))]
     with file_of("rows.json", cut) as path, pytest.raises(UserError, match=r"rows.json:\d+: not JSON"):
@@ -178,8 +179,11 @@ def test_a_list_that_was_cut_off_is_never_taken_for_a_whole_one(
 
 
 @given(st.lists(st.dictionaries(st.text(), JSON, min_size=1, max_size=3), min_size=1), st.data(), SIZES, ROW_COUNTS)
-def test_objects_one_behind_the_other(objects: list[dict[str, Any]], data: st.DataObject, size: int, rows: int) -> None:
-    """Pretty-printed objects, or one on each line, in a file that is called .json."""
+@settings(max_examples=50)
+def test_objects_without_a_list_read_back(
+    objects: list[dict[str, Any]], data: st.DataObject, size: int, rows: int
+) -> None:
+    """Pretty-printed or one a line, in a .json file."""
     indent = data.draw(st.sampled_from([None, 0, 2]))
     texts = [json.dumps(value, indent=indent) for value in objects]
     lines = [1]
@@ -189,7 +193,7 @@ def test_objects_one_behind_the_other(objects: list[dict[str, Any]], data: st.Da
         assert read_all(path, rows, size) == [(str(line), value) for line, value in zip(lines, objects, strict=False)]
 
 
-def test_a_json_file_of_lines_bears_broken_lines(tmp_path: Path) -> None:
+def test_json_file_of_lines_may_have_broken_lines(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     path.write_text('{"a": 1}\n{"a": \n{"a": 3}\n')
     assert values_of(path)[::2] == [{"a": 1}, {"a": 3}]
@@ -233,14 +237,14 @@ def test_broken_json_names_file_and_line(tmp_path: Path, text: str, message: str
         assert str(caught.value).startswith(f"{path}{message}")
 
 
-def test_a_break_far_from_the_end_is_seen_without_reading_on(tmp_path: Path) -> None:
+def test_early_error_is_reported_without_reading_on(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     path.write_text('[{"a": 1},\n{"a" 2},' + '{"a": 3},' * 100_000)
     with pytest.raises(UserError, match=r"rows.json:2: not JSON: Expecting ':' delimiter before '2\},"):
         read_all(path, size=100)
 
 
-def test_elements_that_are_no_objects(tmp_path: Path) -> None:
+def test_elements_that_are_not_objects_are_bad_rows(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     path.write_bytes(b'[{"a": 1},\n5, "x", [1], null, true, -1.5e3,\n{"a": "\xff",\n "b": "\xfe"}, {"a": 2},\n12]')
     for size in (1, 2, 1 << 20):
@@ -252,7 +256,7 @@ def test_elements_that_are_no_objects(tmp_path: Path) -> None:
         assert str(actual[7][1]) == "byte 8 of line 3 (0xff) is not UTF-8; save the file as UTF-8"
 
 
-def test_broken_utf_8_behind_a_line_break_names_its_own_line(tmp_path: Path) -> None:
+def test_broken_utf_8_names_its_line(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     path.write_bytes(b'[\n{"a": 1,\n "b": "\xc3\xa4\xff"}]')
     assert reasons_of(path) == {"2": "byte 10 of line 3 (0xff) is not UTF-8; save the file as UTF-8"}
@@ -286,8 +290,8 @@ def test_any_table_reads_back(data: st.DataObject, width: int, size: int, rows: 
 @example('a"b",c\n"d",e\n', 1, 1)
 @example('"a" b,c\n"d\ne",f\n', 1, 1)
 @example('a,"b\r\n"\r\n\r\nc\rd\ne', 1, 1)
-def test_any_text_is_read_as_the_csv_module_reads_it(text: str, size: int, rows: int) -> None:
-    """Wherever it is cut, and whether or not it is well formed."""
+def test_any_text_is_read_as_by_the_csv_module(text: str, size: int, rows: int) -> None:
+    """However it is chunked, well formed or not."""
     expected: list[tuple[str, Any]] = []
     reader = csv.reader(io.StringIO(text, newline="\n"), strict=True)
     line, unclosed = 2, False
@@ -332,7 +336,7 @@ def test_broken_records_spoil_only_themselves(tmp_path: Path) -> None:
     assert good == [{"a": "1", "b": "2"}, {"a": '5" disk', "b": "6"}, {"a": "[1]", "b": '["x"]'}]
     reasons = reasons_of(path)
     assert list(reasons) == ["3", "4", "5", "7", "8", "10", "12", "13"]
-    assert reasons["3"].startswith("has 1 columns where the header has 2; quote cells")
+    assert reasons["3"].startswith("has 1 column where the header has 2; quote cells")
     assert reasons["4"].startswith("has 3 columns where the header has 2")
     assert reasons["5"].startswith("is not CSV (lines 5 to 5: ',' expected after '\"'); put such a cell in quotes")
     assert reasons["7"] == "byte 4 of line 7 (0xff) is not UTF-8; save the file as UTF-8"
@@ -359,7 +363,7 @@ def test_cells_may_be_huge(tmp_path: Path) -> None:
         ('"a', ":1: a quote is opened and never closed"),
     ],
 )
-def test_a_header_names_each_column_once(tmp_path: Path, header: str, message: str) -> None:
+def test_header_must_name_each_column_once(tmp_path: Path, header: str, message: str) -> None:
     path = tmp_path / "rows.csv"
     path.write_text(header + "\n1,2,3\n")
     with pytest.raises(UserError) as caught:
@@ -367,7 +371,7 @@ def test_a_header_names_each_column_once(tmp_path: Path, header: str, message: s
     assert str(caught.value).startswith(f"{path}{message}")
 
 
-def test_a_header_of_many_columns_is_checked_in_no_time(tmp_path: Path) -> None:
+def test_wide_header_is_checked_quickly(tmp_path: Path) -> None:
     wide = 50_000
     (tmp_path / "rows.csv").write_text(",".join(f"c{number}" for number in range(wide)) + "\n" + "1," * wide + "\n")
     began = time.process_time()
@@ -376,13 +380,13 @@ def test_a_header_of_many_columns_is_checked_in_no_time(tmp_path: Path) -> None:
     assert time.process_time() - began < 5
 
 
-def test_a_header_that_is_not_utf_8(tmp_path: Path) -> None:
+def test_header_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_bytes(b"a,\xff\n1,2\n")
     with pytest.raises(UserError, match=r"rows.csv:1: the header byte 3 of line 1 \(0xff\) is not UTF-8"):
         read_all(tmp_path / "rows.csv")
 
 
-def test_a_header_alone_has_no_rows(tmp_path: Path) -> None:
+def test_header_alone_has_no_rows(tmp_path: Path) -> None:
     for text in ("a,b", "a,b\n", "\n\na,b\n\n"):
         (tmp_path / "rows.csv").write_text(text)
         assert read_all(tmp_path / "rows.csv") == []

@@ -1,4 +1,4 @@
-"""Data files come back row by row, whatever their kind, and what is broken in them is named."""
+"""Data files of every kind and compression are read row by row; broken ones are named."""
 
 import csv
 import gzip
@@ -15,7 +15,8 @@ import pytest
 from pyarrow import parquet
 from reading import NESTED, PACKERS, ROWS, TEXTS, read_all, values_of
 
-from zerolora.data import chunking, kinds
+from zerolora import data as kinds
+from zerolora.data import chunking
 from zerolora.data.readers import chunks, files_of
 from zerolora.data.records import RECORDS, Chunk
 from zerolora.errors import UserError
@@ -25,7 +26,7 @@ from zerolora.errors import UserError
 
 @pytest.mark.parametrize("packing", PACKERS)
 @pytest.mark.parametrize("kind", TEXTS)
-def test_text_kinds(tmp_path: Path, kind: str, packing: str) -> None:
+def test_text_kinds_read_back(tmp_path: Path, kind: str, packing: str) -> None:
     text, lines = TEXTS[kind]
     path = tmp_path / f"rows{kind}{packing}"
     path.write_bytes(PACKERS[packing](text.encode()))
@@ -64,7 +65,7 @@ def test_progress_sums_to_the_size_on_disk(tmp_path: Path, kind: str, packing: s
 
 @pytest.mark.parametrize("kind", TEXTS)
 @pytest.mark.parametrize("packing", PACKERS)
-def test_an_empty_file_has_no_rows(tmp_path: Path, kind: str, packing: str) -> None:
+def test_empty_file_has_no_rows(tmp_path: Path, kind: str, packing: str) -> None:
     blank = b"\n\r\n" if kind in (".csv", ".tsv") else b"\n \r\n\t\n"
     for number, data in enumerate((b"", blank, b"\xef\xbb\xbf")):
         path = tmp_path / f"{number}{kind}{packing}"
@@ -72,7 +73,7 @@ def test_an_empty_file_has_no_rows(tmp_path: Path, kind: str, packing: str) -> N
         assert read_all(path) == []
     nothing = tmp_path / f"nothing{kind}{packing}"
     nothing.write_bytes(b"")
-    if packing:  # nothing, compressed, has some bytes: this file was cut
+    if packing:  # compressed data is never empty: the file is truncated
         with pytest.raises(UserError, match="cannot be read to its end .it is empty.; fetch or write it again"):
             read_all(nothing)
     else:
@@ -80,7 +81,7 @@ def test_an_empty_file_has_no_rows(tmp_path: Path, kind: str, packing: str) -> N
 
 
 @pytest.mark.parametrize("kind", TEXTS)
-def test_a_byte_order_mark_is_no_text(tmp_path: Path, kind: str) -> None:
+def test_byte_order_mark_is_skipped(tmp_path: Path, kind: str) -> None:
     path = tmp_path / f"rows{kind}"
     path.write_bytes(b"\xef\xbb\xbf" + TEXTS[kind][0].encode())
     for size in (1, 1 << 20):
@@ -98,7 +99,7 @@ def test_utf_16_and_32_are_named(tmp_path: Path, kind: str, encoding: str, mark:
 
 
 @pytest.mark.parametrize("kind", TEXTS)
-def test_windows_line_ends(tmp_path: Path, kind: str) -> None:
+def test_windows_line_ends_read_back(tmp_path: Path, kind: str) -> None:
     text, lines = TEXTS[kind]
     path = tmp_path / f"rows{kind}"
     path.write_bytes(text.replace("\r\n", "\n").replace("\n", "\r\n").encode())
@@ -108,43 +109,26 @@ def test_windows_line_ends(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", TEXTS)
 @pytest.mark.parametrize("packing", [".gz", ".bz2", ".xz", ".zst"])
-def test_a_truncated_compressed_file_is_named(tmp_path: Path, kind: str, packing: str) -> None:
+def test_damaged_compressed_file_is_named(tmp_path: Path, kind: str, packing: str) -> None:
     data = PACKERS[packing](TEXTS[kind][0].encode() * (1 if kind == ".json" else 50))
     path = tmp_path / f"rows{kind}{packing}"
-    for length in (len(data) // 2, len(data) - 1, 5):
-        path.write_bytes(data[:length])
-        with pytest.raises(
-            UserError, match=rf"rows{kind}{packing}: cannot be read to its end .*fetch or write it again"
-        ):
+    flipped = bytearray(data)
+    flipped[len(data) // 2] ^= 4
+    broken = [data[: len(data) // 2], data[:-1], data[:5], TEXTS[kind][0].encode(), *[flipped] * (packing != ".zst")]
+    for content in broken:
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=rf"rows{kind}{packing}: cannot be read.*fetch or write it again"):
             read_all(path)
 
 
-@pytest.mark.parametrize("packing", [".gz", ".bz2", ".xz", ".zst"])
-def test_a_file_that_is_not_compressed_after_all_is_named(tmp_path: Path, packing: str) -> None:
-    path = tmp_path / f"rows.jsonl{packing}"
-    path.write_bytes(TEXTS[".jsonl"][0].encode())
-    with pytest.raises(UserError, match=rf"rows.jsonl{packing}: cannot be read"):
-        read_all(path)
-
-
-@pytest.mark.parametrize("packing", [".gz", ".bz2", ".xz"])
-def test_a_flipped_bit_is_noticed(tmp_path: Path, packing: str) -> None:
-    data = bytearray(PACKERS[packing](TEXTS[".jsonl"][0].encode()))
-    data[len(data) // 2] ^= 4
-    path = tmp_path / f"rows.jsonl{packing}"
-    path.write_bytes(data)
-    with pytest.raises(UserError, match=rf"rows.jsonl{packing}: cannot be read"):
-        read_all(path)
-
-
-def test_a_file_that_has_gone_is_named(tmp_path: Path) -> None:
+def test_missing_file_is_named(tmp_path: Path) -> None:
     for name in ("rows.jsonl", "rows.csv.gz", "rows.parquet", "rows.arrow"):
         with pytest.raises(UserError, match=name):
             read_all(tmp_path / name)
 
 
 @pytest.mark.parametrize("kind", [".jsonl", ".json", ".csv", ".txt"])
-def test_a_row_much_longer_than_a_chunk(tmp_path: Path, kind: str) -> None:
+def test_row_may_be_longer_than_a_chunk(tmp_path: Path, kind: str) -> None:
     rows = [{"text": "a"}, {"text": 'x"\\ 大' * 800_000}, {"text": "b"}]
     path = tmp_path / f"rows{kind}"
     if kind == ".csv":
@@ -168,7 +152,7 @@ def test_a_row_much_longer_than_a_chunk(tmp_path: Path, kind: str) -> None:
         ("rows.csv", 'a\nb\n"c' + "x\n" * 5000, 3),
     ],
 )
-def test_a_row_without_end_does_not_fill_the_memory(
+def test_endless_row_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, line: int
 ) -> None:
     monkeypatch.setattr(chunking, "LONGEST_ROW", 1000)
@@ -185,7 +169,7 @@ def test_a_row_without_end_does_not_fill_the_memory(
         ("rows.json", '{\n"a": 1}', '{"a": 1}'),
     ],
 )
-def test_blank_lines_do_not_fill_the_memory(tmp_path: Path, name: str, begin: str, end: str) -> None:
+def test_blank_lines_do_not_fill_memory(tmp_path: Path, name: str, begin: str, end: str) -> None:
     (tmp_path / name).write_text(begin + "\n" * 1_000_000 + end)
     tracemalloc.start()
     actual = [record for chunk in chunks(tmp_path / name, size=1000) for record in chunk.records()]
@@ -208,21 +192,21 @@ MEMORY = """
 import sys, psutil, numpy, pyarrow.parquet
 from pathlib import Path
 from zerolora.data.readers import chunks
-held = lambda: psutil.Process().memory_info().rss
-before, most, rows = held(), 0, 0
+resident = lambda: psutil.Process().memory_info().rss
+before, most, rows = resident(), 0, 0
 for chunk in chunks(Path(sys.argv[1])):
     rows += sum(1 for _ in chunk.records())
-    most = max(most, held())
+    most = max(most, resident())
 print(rows, most - before)
 """
 
 
-def _gz_of_200_mb(path: Path) -> int:
-    """Write the same compressed block again and again: quick, and as long as any other gzip file."""
+def _gz_of_100_mb(path: Path) -> int:
+    """Write one compressed block repeatedly, which is quick."""
     listed = path.name.startswith("rows.json.")
     lines = [json.dumps({"text": f"{number} " + "word 大 " * 60}) for number in range(2000)]
     block = gzip.compress("".join(f",{line}\n" if listed else f"{line}\n" for line in lines).encode())
-    count = 200 * 2**20 // sum(len(line) + 1 for line in lines)
+    count = 100 * 2**20 // sum(len(line) + 1 for line in lines)
     with path.open("wb") as file:
         file.write(gzip.compress(b"[{}") if listed else b"")
         for _ in range(count):
@@ -231,9 +215,9 @@ def _gz_of_200_mb(path: Path) -> int:
     return 2000 * count + listed
 
 
-def _parquet_of_150_mb(path: Path) -> int:
-    """Write one row group, which a reader might take into memory as a whole."""
-    table = pyarrow.table({"text": [os.urandom(1000).hex() for _ in range(75_000)]})
+def _parquet_of_120_mb(path: Path) -> int:
+    """Write one row group, which a reader might load whole."""
+    table = pyarrow.table({"text": [os.urandom(1000).hex() for _ in range(60_000)]})
     parquet.write_table(table, path, row_group_size=10**6, use_dictionary=False)
     assert parquet.ParquetFile(path).num_row_groups == 1
     return table.num_rows
@@ -242,9 +226,9 @@ def _parquet_of_150_mb(path: Path) -> int:
 @pytest.mark.parametrize(
     ("name", "write", "limit"),
     [
-        ("rows.jsonl.gz", _gz_of_200_mb, 60e6),
-        ("rows.json.gz", _gz_of_200_mb, 60e6),
-        ("rows.parquet", _parquet_of_150_mb, 80e6),  # of which 30 MB are Arrow's own from the first row on
+        ("rows.jsonl.gz", _gz_of_100_mb, 60e6),
+        ("rows.json.gz", _gz_of_100_mb, 60e6),
+        ("rows.parquet", _parquet_of_120_mb, 80e6),  # 30 MB are Arrow's own from the first row on
     ],
 )
 def test_memory_does_not_grow_with_the_file(
@@ -267,13 +251,7 @@ def _names(path: Path) -> list[str]:
     return [str(file.relative_to(path)) for file in files_of(path)]
 
 
-def test_a_file_is_its_own_source(tmp_path: Path) -> None:
-    path = tmp_path / "Rows.V2.JSONL.GZ"
-    path.touch()
-    assert files_of(path) == [path]
-
-
-def test_a_directory_holds_all_data_below_it_in_order(tmp_path: Path) -> None:
+def test_directory_is_read_in_order(tmp_path: Path) -> None:
     for name in (
         "b.jsonl", "a/2.csv.zst", "a/1.parquet", "c.txt", "a.json",
         "README.md", "README", "LICENSE.txt", "readme.txt", "notes.md", "manifest.json", "dataset_infos.json",
@@ -282,12 +260,9 @@ def test_a_directory_holds_all_data_below_it_in_order(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     assert _names(tmp_path) == ["a/1.parquet", "a/2.csv.zst", "a.json", "b.jsonl", "c.txt"]
-
-
-def test_a_hidden_directory_that_is_named_is_read(tmp_path: Path) -> None:
-    (tmp_path / "_data").mkdir()
-    (tmp_path / "_data/x.json").touch()
-    assert _names(tmp_path / "_data") == ["x.json"]
+    assert _names(tmp_path / "_old") == ["x.json"]
+    (tmp_path / "Rows.V2.JSONL.GZ").touch()
+    assert files_of(tmp_path / "Rows.V2.JSONL.GZ") == [tmp_path / "Rows.V2.JSONL.GZ"]
 
 
 @pytest.mark.parametrize("name", ["rows.xlsx", "rows", "rows.parquet.gz", "rows.gz", "rows.jsonl.zip", "jsonl"])
@@ -295,12 +270,12 @@ def test_unknown_kinds_are_named(tmp_path: Path, name: str) -> None:
     (tmp_path / name).touch()
     for source in (tmp_path / name, tmp_path):
         with pytest.raises(
-            UserError, match=rf"{name}: is of no kind that can be read; those are .json, .jsonl, .*.zst"
+            UserError, match=rf"{name}: is not a supported data file; supported types: .json, .jsonl, .*.zst"
         ):
             files_of(source)
 
 
-def test_nothing_there(tmp_path: Path) -> None:
+def test_missing_and_empty_sources_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="x.json: there is no such file or directory"):
         files_of(tmp_path / "x.json")
     (tmp_path / "README.md").touch()
@@ -308,7 +283,7 @@ def test_nothing_there(tmp_path: Path) -> None:
         files_of(tmp_path)
 
 
-def test_a_saved_data_set_is_read_in_its_own_order(tmp_path: Path) -> None:
+def test_saved_data_set_is_read_in_its_order(tmp_path: Path) -> None:
     from datasets import Dataset, DatasetDict
 
     whole = Dataset.from_list(NESTED)
@@ -322,7 +297,7 @@ def test_a_saved_data_set_is_read_in_its_own_order(tmp_path: Path) -> None:
     assert len(files_of(tmp_path)) == 3
 
     (tmp_path / "set/data-00001-of-00003.arrow").unlink()
-    with pytest.raises(UserError, match="state.json names data-00001-of-00003.arrow, which is not there"):
+    with pytest.raises(UserError, match="state.json names data-00001-of-00003.arrow, which is missing"):
         files_of(tmp_path / "set")
 
     DatasetDict(train=whole, test=whole).save_to_disk(tmp_path / "sets")
@@ -331,7 +306,7 @@ def test_a_saved_data_set_is_read_in_its_own_order(tmp_path: Path) -> None:
     assert len(files_of(tmp_path / "sets/train")) == 1
 
 
-def test_a_chunk_says_where_it_is_from(tmp_path: Path) -> None:
+def test_chunks_know_their_file_and_line(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"a": 1}\n' * 5)
     actual = list(chunks(path, rows=2))
@@ -345,8 +320,8 @@ def test_a_chunk_says_where_it_is_from(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["elsewhere", "."])
-def test_a_linked_folder_is_refused_as_dvc_does_not_look_into_it(tmp_path: Path, target: str) -> None:
-    """One that leads to a folder above itself could not be read to an end either."""
+def test_linked_folder_is_refused(tmp_path: Path, target: str) -> None:
+    """A link to a parent folder could also never be read to its end."""
     data, elsewhere = tmp_path / "data", tmp_path / "elsewhere"
     for folder in (data, elsewhere):
         folder.mkdir()
@@ -356,7 +331,7 @@ def test_a_linked_folder_is_refused_as_dvc_does_not_look_into_it(tmp_path: Path,
         files_of(data)
 
 
-def test_a_linked_file_and_a_path_that_is_a_link_are_read(tmp_path: Path) -> None:
+def test_linked_file_and_linked_path_are_read(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n')
     (tmp_path / "data/rows.jsonl").symlink_to("../rows.jsonl")
@@ -365,7 +340,7 @@ def test_a_linked_file_and_a_path_that_is_a_link_are_read(tmp_path: Path) -> Non
     assert len(list(chunks(tmp_path / "link/rows.jsonl"))) == 1
 
 
-def test_a_data_file_whose_name_is_not_utf8_is_refused(tmp_path: Path) -> None:
+def test_file_name_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
     (tmp_path / os.fsdecode(b"caf\xe9.jsonl")).write_text("{}")
     with pytest.raises(UserError, match="not UTF-8; rename it"):
         files_of(tmp_path)
@@ -373,5 +348,5 @@ def test_a_data_file_whose_name_is_not_utf8_is_refused(tmp_path: Path) -> None:
 
 def test_every_kind_of_file_is_cut_and_read() -> None:
     assert set(chunking.CUTS) == set(kinds.TEXTS)
-    # A JSON list is cut into chunks of another kind, `values`, and a file of objects into jsonl.
+    # A JSON list is cut into chunks of kind `values`, a file of objects into jsonl.
     assert set(RECORDS) == {*kinds.TEXTS, *kinds.TABLES, "values"} - {"json"}

@@ -1,4 +1,4 @@
-"""Rendered files: DeepSpeed takes them, every value says why, the impossible is refused, training's values win."""
+"""Rendered files: DeepSpeed accepts them, every value has a reason, training wins, contradictions are refused."""
 
 import copy
 import json
@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from zerolora import strategies
 from zerolora.config.settings import RenderSettings, UsefulFlops
 from zerolora.errors import UserError
 from zerolora.memory.estimate import estimate
@@ -34,8 +35,7 @@ from zerolora.planner.user_config import DEFAULTS, corrected, filled, layout_of
 from zerolora.planner.user_faults import faults
 from zerolora.planner.zero_json import FsdpOptions
 from zerolora.strategies import STRATEGIES
-from zerolora.strategies.buckets import Buckets, ModelSizes, deepspeed_buckets
-from zerolora.strategies.strategy import Strategy
+from zerolora.strategies.strategy import Buckets, ModelSizes, Strategy
 
 HARDWARE = {
     "probe": None,
@@ -73,13 +73,13 @@ SETTINGS = {
 
 
 def render(settings: RenderSettings, estimate: Path) -> tuple[dict[str, Any], Rendered]:
-    """Return what the stage writes: zero.json and render.json."""
+    """Return the contents of zero.json and render.json."""
     zero, explained = run_render(settings, estimate)
     return zero.as_json(), explained
 
 
 def settings_of(**changed: Any) -> RenderSettings:
-    """Return render's settings for one A100, some of them changed."""
+    """Return render's settings for one A100, with changes."""
     return RenderSettings.model_validate(SETTINGS | changed)
 
 
@@ -136,7 +136,7 @@ def predicted(tmp_path: Path) -> Path:
         ({"global_batch": 20, "ranks_per_node": 5}, False, r"write train.global_batch: 10 or less"),
     ],
 )
-def test_fewer_rows_than_a_global_batch_are_refused_before_a_job(
+def test_fewer_rows_than_a_global_batch_are_refused(
     tmp_path: Path, predicted: Path, changed: dict[str, Any], packing: bool, said: str
 ) -> None:
     (tmp_path / "stats.json").write_text(json.dumps(STATS | {"packing": packing}))
@@ -146,13 +146,13 @@ def test_fewer_rows_than_a_global_batch_are_refused_before_a_job(
 
 
 def test_epochs_together_fill_a_global_batch(predicted: Path) -> None:
-    """Rows left over from an epoch join the next one, as order.global_batches makes them."""
+    """Remaining rows of an epoch join the next one, as in order.global_batches."""
     _, explained = render(settings_of(global_batch=14, epochs=2), predicted)
     assert explained["choice"]["steps"] == 1
 
 
 def impossible(name: str, device: str, precision: str, nvme: str | None) -> bool:
-    """Whether a strategy must be refused, written once more by name."""
+    """Return whether a strategy must be refused, independently of its code."""
     return (
         (name == "zero3_quantized" and device == "cpu")
         or (name == "zero3_nvme" and nvme is None)
@@ -168,35 +168,29 @@ def leaves(config: dict[str, Any], prefix: str) -> set[str]:
     return result
 
 
+SIZES = st.tuples(st.integers(1, 20000), *[st.integers(1, 10**10)] * 3)
+
+
 @pytest.mark.parametrize("name", STRATEGIES)
 @given(
     device=st.sampled_from(["cpu", "cuda"]),
     precision=st.sampled_from(["fp32", "fp16", "bf16"]),
-    nodes=st.integers(1, 64),
-    local=st.integers(1, 8),
+    ranks=st.tuples(st.integers(1, 64), st.integers(1, 8)),
     nvme=st.sampled_from([None, "/nvme"]),
     counts=st.tuples(st.integers(1, 64), st.integers(1, 64)),
-    hidden=st.integers(1, 20000),
-    trained=st.integers(1, 10**10),
-    layer=st.integers(1, 10**10),
-    largest=st.integers(1, 10**10),
+    sizes_of_model=SIZES,
 )
-def test_every_rendered_file_is_accepted_and_says_why(
+def test_rendered_file_is_accepted_with_reasons(
     name: str,
     device: str,
     precision: str,
-    nodes: int,
-    local: int,
+    ranks: tuple[int, int],
     nvme: str | None,
     counts: tuple[int, int],
-    hidden: int,
-    trained: int,
-    layer: int,
-    largest: int,
+    sizes_of_model: tuple[int, int, int, int],
 ) -> None:
-    strategy = STRATEGIES[name]
-    model = ModelSizes(hidden, trained, layer, largest, layer + largest + trained)
-    sizes = strategy.buckets(model, device == "cuda")
+    strategy, (nodes, local) = STRATEGIES[name], ranks
+    sizes = strategy.buckets(ModelSizes(*sizes_of_model, sum(sizes_of_model[1:])), device == "cuda")
     choice = Choice(name, *counts, True, "sdpa", sizes)
     settings = settings_of(device=device, precision=precision, nodes=nodes, ranks_per_node=local, nvme=nvme)
     if impossible(name, device, precision, nvme):
@@ -216,7 +210,7 @@ def test_every_rendered_file_is_accepted_and_says_why(
 
 
 def layout(strategy: Strategy) -> tuple[object, ...]:
-    """Return what of a strategy a DeepSpeed JSON says."""
+    """Return the parts of a strategy that a DeepSpeed JSON defines."""
     return (strategy.stage, strategy.optimizer, strategy.parameters, strategy.within_node, strategy.quantized)
 
 
@@ -225,7 +219,7 @@ def assert_deepspeed_accepts(
 ) -> None:
     from deepspeed.runtime.config import DeepSpeedConfig
 
-    # This process is one rank, which DeepSpeed holds the batch against.
+    # DeepSpeed checks the batch against this process, one rank.
     accepted = DeepSpeedConfig({key: value for key, value in config.items() if key != "train_batch_size"})
     assert accepted.train_batch_size * ranks == config["train_batch_size"]
     zero = accepted.zero_config
@@ -249,14 +243,14 @@ def assert_deepspeed_accepts(
     if strategy.parameters == "nvme":
         assert zero.offload_param.buffer_size * local >= sizes.live
         assert accepted.aio_config["queue_depth"] >= 1
-    # A user's own JSON of the same content has the same layout and sizes.
+    # A user JSON with this content has the same layout and sizes.
     described, same = layout_of(config)
     assert layout(described) == layout(replace(strategy, within_node=strategy.within_node and local > 1))
     assert same == sizes
     assert list(faults({key: value for key, value in config.items() if key != "zerolora"})) == []
 
 
-def test_frozen_weights_are_kept_quantized_where_deepspeed_can() -> None:
+def test_frozen_weights_stay_quantized_in_fp16() -> None:
     sizes = Buckets(reduce=1, prefetch=1, persistence=1, live=1)
     for precision, kept in (("fp16", True), ("bf16", False)):
         choice = Choice("zero3_quantized", 2, 3, False, "sdpa", sizes)
@@ -280,9 +274,7 @@ LONG = {"epochs": 1000}  # of 12 packed rows
         ),
     ],
 )
-def test_a_long_risky_run_is_compared_with_the_nearest_safe_setting(
-    predicted: Path, changed: dict[str, Any], safe: tuple[str, str], why: str
-) -> None:
+def test_long_risky_run_has_a_canary(predicted: Path, changed: dict[str, Any], safe: tuple[str, str], why: str) -> None:
     config, explained = render(settings_of(**LONG, **changed), predicted)
     canary = config["zerolora"]["canary"]
     assert canary["steps"] == 5
@@ -304,12 +296,12 @@ def test_a_long_risky_run_is_compared_with_the_nearest_safe_setting(
         ({"epochs": 10, "strategy": "zero3", "canary": 3}, 3),
     ],
 )
-def test_a_safe_or_a_short_run_has_no_canary(predicted: Path, changed: dict[str, Any], steps: int) -> None:
+def test_safe_or_short_run_has_no_canary(predicted: Path, changed: dict[str, Any], steps: int) -> None:
     canary = render(settings_of(**changed), predicted)[0]["zerolora"].get("canary")
     assert (canary["steps"] if canary else 0) == steps
 
 
-def test_a_hybrid_mesh_is_nodes_by_ranks_of_a_node() -> None:
+def test_hybrid_mesh_is_nodes_by_ranks_of_a_node() -> None:
     settings = settings_of(nodes=2, ranks_per_node=8)
     meshes = {
         name: rendered(Choice(name, 1, 1, False, "sdpa", Buckets()), target_of(settings), 0.5)[0]["fsdp"]["mesh"]
@@ -318,15 +310,24 @@ def test_a_hybrid_mesh_is_nodes_by_ranks_of_a_node() -> None:
     assert meshes == {"fsdp": [16], "fsdp_hybrid": [2, 8]}
 
 
+def test_strategies_are_ordered_by_stage_and_described() -> None:
+    listed = list(STRATEGIES.values())
+    assert [each.name for each in listed] == list(STRATEGIES)
+    assert [each.stage for each in listed] == sorted(each.stage for each in listed)
+    for strategy in listed:
+        assert strategy.about and strategy.sharded and strategy.costs
+        assert f"| `{strategy.name}` | {strategy.sharded} | {strategy.costs} |" in strategies.table()
+
+
 @pytest.mark.parametrize("name", ["fsdp", "fsdp_hybrid", "fsdp_offload", "fsdp_hybrid_offload"])
-def test_every_option_of_fully_shard_is_read_by_its_engine(name: str) -> None:
+def test_fsdp_engine_reads_every_option(name: str) -> None:
     target = target_of(settings_of(nodes=2, ranks_per_node=8))
     options = {reason.key.removeprefix("fsdp.") for reason in STRATEGIES[name].options(Buckets(), target)}
     source = (ROOT / "src/zerolora/train/engines/fsdp.py").read_text(encoding="utf-8")
     assert options == FsdpOptions.model_fields.keys() == set(re.findall(r"options(?:\(config\))?\.(\w+)", source))
 
 
-def test_sizes_are_the_models_own(predicted: Path) -> None:
+def test_bucket_sizes_follow_the_model(predicted: Path) -> None:
     config, reasons = render(settings_of(), predicted)
     trained = json.loads(predicted.read_text())["model"]["trainable_parameters"]
     assert config["zero_optimization"]["reduce_bucket_size"] == trained
@@ -343,8 +344,8 @@ def test_sizes_are_the_models_own(predicted: Path) -> None:
     assert f"reduce_bucket_size = {trained}: elements of gradients reduced together" in lines(reasons)
 
 
-def test_useful_flops_are_those_that_torch_counts(predicted: Path) -> None:
-    """A forward and a backward pass of one row, as every layer but the first does it: with a gradient of its input."""
+def test_useful_flops_match_torch(predicted: Path) -> None:
+    """One row forward and backward, with gradients of the inputs, as in every layer but the first."""
     import torch
     from peft import LoraConfig, get_peft_model
     from torch.utils.flop_counter import FlopCounterMode
@@ -362,7 +363,7 @@ def test_useful_flops_are_those_that_torch_counts(predicted: Path) -> None:
     assert counter.get_total_flops() == pytest.approx(expected, rel=1e-3)
 
 
-def test_the_peak_is_that_of_a_gpu_with_a_name(predicted: Path) -> None:
+def test_peak_flops_need_a_named_gpu(predicted: Path) -> None:
     peaks = {}
     for name in (None, "A100-80GB-SXM"):
         settings = settings_of(hardware=HARDWARE | {"gpu": name})
@@ -370,7 +371,7 @@ def test_the_peak_is_that_of_a_gpu_with_a_name(predicted: Path) -> None:
     assert peaks == {None: None, "A100-80GB-SXM": 312e12}
 
 
-def test_training_wins_over_the_users_json_and_says_so(predicted: Path) -> None:
+def test_training_overrides_the_user_json_and_reports_it(predicted: Path) -> None:
     user = {
         "train_micro_batch_size_per_gpu": 7,
         "gradient_accumulation_steps": "auto",
@@ -384,8 +385,8 @@ def test_training_wins_over_the_users_json_and_says_so(predicted: Path) -> None:
     before = json.dumps(user)
     config, reasons = render(settings_of(strategy=USER_JSON, user_config=user), predicted)
     assert json.dumps(user) == before
-    told = {entry["key"]: (entry["json"], entry["training"]) for entry in reasons["overrides"]}
-    assert told == {
+    overrides = {entry["key"]: (entry["json"], entry["training"]) for entry in reasons["overrides"]}
+    assert overrides == {
         "train_micro_batch_size_per_gpu": (7, 2),
         "gradient_clipping": (1.0, 0.5),
         "bf16.enabled": (False, True),
@@ -404,12 +405,6 @@ def test_training_wins_over_the_users_json_and_says_so(predicted: Path) -> None:
     assert "gradient_clipping: your JSON sets 1.0, training says 0.5" in lines(reasons)
 
 
-def test_an_auto_that_nobody_knows_is_refused(predicted: Path) -> None:
-    user = {"zero_optimization": {"stage": 3, "sub_group_size": "auto"}}
-    with pytest.raises(UserError, match="sub_group_size is 'auto'"):
-        render(settings_of(strategy="x.json", user_config=user), predicted)
-
-
 ZERO_MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"stage": 4}, "stage is 4; write 0, 1, 2 or 3"),
     (
@@ -419,7 +414,6 @@ ZERO_MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"stage": 3, "aio": {}}, "aio belongs to the top level"),
     ({"stage": 2, "cpu_offload": True}, "cpu_offload is deprecated; write offload_optimizer: {device: cpu}"),
     ({"stage": 2, "reduce_bucket_size": "5e8"}, "reduce_bucket_size is '5e8'; write a whole number"),
-    ({"stage": 2, "reduce_bucket_size": 0.5}, "reduce_bucket_size is 0.5; write a whole number"),
     ({"stage": 2, "reduce_bucket_size": 0}, "reduce_bucket_size is 0; write 1 or more"),
     ({"stage": True}, "stage is True; write a whole number"),
     ({"stage": 2, "overlap_comm": 1}, "overlap_comm is 1; write true or false"),
@@ -442,10 +436,8 @@ ZERO_MISTAKES: list[tuple[dict[str, Any], str]] = [
         {"stage": 2, "offload_optimizer": {"device": "cpu", "super_offload": True}},
         "super_offload is true, and DeepSpeed's CPU Adam would replace train.optimizer; remove it",
     ),
-    ({"stage": 3, "offload_optimizer": {"device": "cpu", "super_offload": True}}, "super_offload is true"),
     ({"stage": 2, "cpu_offload_use_pin_memory": True}, "cpu_offload_use_pin_memory is deprecated"),
     ({"stage": 2, "allgather_bucket_size": None}, "allgather_bucket_size is null; write a whole number"),
-    ({"stage": None}, "stage is null; write a whole number"),
     ({"stage": 2, "contiguous_gradients": None}, "contiguous_gradients is null; write true or false, or remove it"),
     ({"stage": 3, "leaf_module": {"classes": "Block"}}, "leaf_module.classes is 'Block'; write a list of texts"),
     ({"stage": 3, "leaf_module": None}, "leaf_module is None; write an object"),
@@ -457,11 +449,8 @@ ZERO_MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 1.5}}, "ratio is 1.5; write a number from 0 to 1"),
     ({"stage": 1, "legacy_stage1": True}, "legacy_stage1 is true"),
     ({"stage": 2, "reduce_bucket_size": math.inf}, "reduce_bucket_size is inf; write a whole number"),
-    ({"stage": 2, "reduce_bucket_size": 1e300}, "reduce_bucket_size is 1e+300; write a whole number"),
     ({"stage": math.nan}, "stage is nan; write a whole number"),
     ({"stage": 3, "offload_param": {"device": "cpu", "pin_memory": 3}}, "pin_memory is 3; write true or false"),
-    ({"stage": 3, "offload_param": {"device": "cpu", "buffer_size": "x"}}, "buffer_size is 'x'; write a whole number"),
-    ({"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": "x"}}, "ratio is 'x'; write a number from 0 to 1"),
     ({"stage": 3, "offload_param": {"device": "nvme", "nvme_path": 5}}, "nvme_path is 5; write the folder"),
     (
         {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/n"}, "prefetch_bucket_size": 5},
@@ -470,17 +459,18 @@ ZERO_MISTAKES: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("zero", "told"), ZERO_MISTAKES)
-def test_a_contradiction_in_zero_optimization_is_named(zero: dict[str, Any], told: str) -> None:
+@pytest.mark.parametrize(("zero", "message"), ZERO_MISTAKES)
+def test_contradiction_in_zero_optimization_is_named(zero: dict[str, Any], message: str) -> None:
     actual = list(faults({"zero_optimization": zero}))
     assert len(actual) == 1
-    assert told in actual[0].text and actual[0].at[0] == "zero_optimization"
+    assert message in actual[0].text and actual[0].at[0] == "zero_optimization"
 
 
 @pytest.mark.parametrize(
-    ("user", "run", "told"),
+    ("user", "run", "message"),
     [
         ({"zero_optimization": 3}, {}, "is not a DeepSpeed config"),
+        ({"zero_optimization": {"stage": 3, "sub_group_size": "auto"}}, {}, "sub_group_size is 'auto'"),
         ({"gradient_clipping": "x"}, {}, "gradient_clipping is 'x'; write a number"),
         ({"train_batch_size": []}, {}, "train_batch_size is []; write a number"),
         ({"bf16": [1]}, {}, "bf16 is [1]; write an object"),
@@ -549,40 +539,40 @@ def test_a_contradiction_in_zero_optimization_is_named(zero: dict[str, Any], tol
         ),
     ],
 )
-def test_a_json_that_the_run_cannot_use_is_one_line(predicted: Path, user: Any, run: dict[str, Any], told: str) -> None:
+def test_unusable_user_json_is_one_line(predicted: Path, user: Any, run: dict[str, Any], message: str) -> None:
     settings = settings_of(**run, strategy=USER_JSON, user_config=user)
     with pytest.raises(UserError) as error:
         render(settings, predicted)
     assert str(error.value).startswith(f"render.strategy: {USER_JSON}: ")
-    assert told in str(error.value)
+    assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
 class Watched(dict[str, Any]):
-    """A config that notes which of its keys are looked for."""
+    """A config that records which keys are looked up."""
 
     def __init__(self, *values: Any) -> None:
         super().__init__(*values)
         self.sought: set[str] = set()
 
-    def get(self, key: str, default: Any = None) -> Any:
-        self.sought.add(key)
-        return super().get(key, default)
-
-    def __getitem__(self, key: str) -> Any:
-        self.sought.add(key)
-        return super().__getitem__(key)
-
     def __contains__(self, key: object) -> bool:
         self.sought.add(str(key))
         return super().__contains__(key)
+
+    def __getitem__(self, key: str) -> Any:
+        assert key in self
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.sought.add(key)
+        return super().get(key, default)
 
     def keys(self) -> Any:
         return self
 
 
-def test_the_known_keys_are_deepspeeds_own() -> None:
-    """All that DeepSpeed's config parser looks for at the top level, and all fields of its sections' models."""
+def test_known_keys_match_deepspeed() -> None:
+    """All keys that DeepSpeed's parser looks up at the top level, and all fields of its section models."""
     import deepspeed.runtime.config as parser
     from deepspeed.comm.config import CommsLoggerConfig
     from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
@@ -593,8 +583,8 @@ def test_the_known_keys_are_deepspeeds_own() -> None:
     config.world_size, config.mesh_device = 1, None
     parser._reject_removed_config_keys(values)
     config._initialize_params(values)
-    nobodys = {"monitor_config", "comms_config"}  # in stock files, and ignored
-    assert values.sought | {"vocabulary_size"} == TOP_LEVEL - nobodys
+    ignored = {"monitor_config", "comms_config"}  # in stock files
+    assert values.sought | {"vocabulary_size"} == TOP_LEVEL - ignored
     assert set(SECTIONS["bf16"]) == fields_of(DeepSpeedBF16Config)
     assert set(SECTIONS["fp16"]) == fields_of(DeepSpeedFP16Config)
     assert set(SECTIONS["comms_logger"]) == fields_of(CommsLoggerConfig)
@@ -628,15 +618,9 @@ def fields_of(model: Any) -> set[str]:
 
 
 def model_of(annotation: Any) -> Any:
-    """Return the pydantic model of an annotation, also of an optional one; None if there is none."""
-    return next(
-        (
-            each
-            for each in (annotation, *get_args(annotation))
-            if isinstance(each, type) and issubclass(each, BaseModel)
-        ),
-        None,
-    )
+    """Return the pydantic model of an annotation, optional or not, or None."""
+    kinds = [each for each in (annotation, *get_args(annotation)) if isinstance(each, type)]
+    return next((each for each in kinds if issubclass(each, BaseModel)), None)
 
 
 @pytest.mark.parametrize(
@@ -651,7 +635,7 @@ def model_of(annotation: Any) -> Any:
         ({"stage": 2, "round_robin_gradients": True}, {("zero_optimization", "round_robin_gradients"): True}),
     ],
 )
-def test_advice_that_runs_badly_is_left_out_with_a_line(user: dict[str, Any], expected: dict[Any, Any]) -> None:
+def test_bad_advice_is_removed_and_reported(user: dict[str, Any], expected: dict[Any, Any]) -> None:
     written = {"zero_optimization": {"stage": 3, **user}}
     before = json.dumps(written)
     assert list(faults(written)) == []
@@ -661,7 +645,7 @@ def test_advice_that_runs_badly_is_left_out_with_a_line(user: dict[str, Any], ex
     assert json.dumps(written) == before
 
 
-def test_what_changes_no_result_is_left_out_and_what_is_off_says_nothing(predicted: Path) -> None:
+def test_keys_without_effect_are_removed(predicted: Path) -> None:
     user = {
         "_comment": "of nobody",
         "zero_optimization": {
@@ -711,8 +695,7 @@ COPIED_3 = {**SIZES_3, "sub_group_size": 0, "max_live_parameters": 0, "max_reuse
 CPU = {"device": "cpu", "pin_memory": True}
 NONE = {"device": "none", "pin_memory": True}
 STOCK: dict[str, tuple[dict[str, Any], str | None, set[str]]] = {
-    # what a stock file of a tool says, the strategy it describes (None: none by name), and what is left out of it
-    "axolotl zero1": ({"zero_optimization": {"stage": 1}, "wall_clock_breakdown": False}, "zero1", set()),
+    # a tool's stock file, the strategy it describes (None: unnamed), and its removed keys
     "axolotl zero1_torch_compile": (
         {"zero_optimization": {"stage": 1}, "compile": {"disable": False, "backend": "inductor"}},
         "zero1",
@@ -722,14 +705,6 @@ STOCK: dict[str, tuple[dict[str, Any], str | None, set[str]]] = {
         {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}, "contiguous_gradients": True}},
         "zero2_offload",
         set(),
-    ),
-    "axolotl zero2_torch_compile": (
-        {
-            "compile": {"disable": False, "backend": "inductor"},
-            "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
-        },
-        "zero2_offload",
-        {"compile"},
     ),
     "axolotl zero3, zero3_bf16": (
         {"zero_optimization": {"stage": 3, **COPIED_3, "gather_16bit_weights_on_model_save": True}},
@@ -755,11 +730,6 @@ STOCK: dict[str, tuple[dict[str, Any], str | None, set[str]]] = {
         "zero0",
         set(),
     ),
-    "llamafactory ds_z2": (
-        {"zero_optimization": {"stage": 2, "reduce_bucket_size": 5e8, "round_robin_gradients": True}},
-        "zero2",
-        {"zero_optimization.round_robin_gradients"},
-    ),
     "llamafactory ds_z2_autotp": (
         {
             "_comment": "x",
@@ -773,11 +743,6 @@ STOCK: dict[str, tuple[dict[str, Any], str | None, set[str]]] = {
         {"zero_optimization": {"stage": 2, "offload_optimizer": CPU, "round_robin_gradients": True}},
         "zero2_offload",
         {"zero_optimization.round_robin_gradients"},
-    ),
-    "llamafactory ds_z3_offload": (
-        {"zero_optimization": {"stage": 3, "offload_optimizer": CPU, "offload_param": CPU, **SIZES_3}},
-        "zero3_offload",
-        set(),
     ),
     "llamafactory ds_z3_fp8": (
         {
@@ -820,7 +785,7 @@ STOCK: dict[str, tuple[dict[str, Any], str | None, set[str]]] = {
 
 
 @pytest.mark.parametrize("name", STOCK)
-def test_a_stock_json_of_another_tool_loads(name: str, predicted: Path) -> None:
+def test_stock_json_of_another_tool_loads(name: str, predicted: Path) -> None:
     from deepspeed.runtime.config import DeepSpeedConfig
 
     values, strategy, left_out = STOCK[name]
@@ -836,7 +801,7 @@ def test_a_stock_json_of_another_tool_loads(name: str, predicted: Path) -> None:
     assert accepted.zero_config.stage == user["zero_optimization"]["stage"]
 
 
-def test_a_mistake_has_the_line_of_the_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, predicted: Path) -> None:
+def test_mistake_has_the_line_of_the_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, predicted: Path) -> None:
     monkeypatch.chdir(tmp_path)
     file = Path("ds.json")
     file.write_text(
@@ -864,8 +829,8 @@ JSON_VALUES = st.recursive(
 
 @given(st.data())
 @hypothesis.settings(max_examples=150, deadline=None)
-def test_a_mutated_json_is_faulty_or_loads(data: st.DataObject) -> None:
-    """Whatever a known key holds, a mistake is one line, or DeepSpeed's own models take what is left."""
+def test_mutated_json_is_refused_or_loads(data: st.DataObject) -> None:
+    """Any value of a known key is refused in one line, or accepted by DeepSpeed's models."""
     from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
@@ -897,7 +862,7 @@ def test_a_mutated_json_is_faulty_or_loads(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "config/deepspeed").glob("*.json")), ids=lambda path: path.stem)
-def test_the_shipped_jsons_have_no_fault_and_are_layout_of(path: Path) -> None:
+def test_shipped_jsons_are_valid(path: Path) -> None:
     user = json.loads(path.read_text(encoding="utf-8"))
     assert list(faults(user)) == []
     strategy, sizes = layout_of(filled(user, 64))
@@ -908,7 +873,7 @@ def test_the_shipped_jsons_have_no_fault_and_are_layout_of(path: Path) -> None:
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_a_json_that_names_a_stage_only_is_described_by_deepspeeds_defaults(stage: int) -> None:
+def test_json_with_only_a_stage_has_deepspeeds_defaults(stage: int) -> None:
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
     strategy, sizes = layout_of({"zero_optimization": {"stage": stage}})
@@ -920,16 +885,10 @@ def test_a_json_that_names_a_stage_only_is_described_by_deepspeeds_defaults(stag
     assert sizes.live == (defaults.max_live_parameters if stage == 3 else 0)
 
 
-def test_render_writes_reasons_as_plain_json(predicted: Path) -> None:
-    _, why = render(settings_of(), predicted)
-    entry = json.loads(json.dumps(why))["reasons"][0]
-    assert entry.keys() == {"key", "value", "reason", "source"}
-
-
 @pytest.mark.parametrize(
     "text", ["{}", "[]", "null", '{"shape": 3, "data": {}}', '{"shape": {"modules": [1]}, "data": {}}']
 )
-def test_an_estimate_of_another_version_is_one_line(tmp_path: Path, text: str) -> None:
+def test_estimate_of_another_version_is_one_line(tmp_path: Path, text: str) -> None:
     old = tmp_path / "estimate.json"
     old.write_text(text)
     with pytest.raises(
@@ -938,8 +897,8 @@ def test_an_estimate_of_another_version_is_one_line(tmp_path: Path, text: str) -
         render(settings_of(), old)
 
 
-def test_training_asks_for_the_time_of_every_validation(predicted: Path) -> None:
-    """2 steps of 6 rows; 3 rows are validated at the end, and after each step if that is asked for."""
+def test_requested_time_covers_every_validation(predicted: Path) -> None:
+    """2 steps of 6 rows; 3 validation rows at the end, or after each step too."""
     once, thrice = (
         render(settings_of(validation_steps=every), predicted)[1]["slurm_resources"]["seconds"] for every in (None, 1)
     )
@@ -948,8 +907,9 @@ def test_training_asks_for_the_time_of_every_validation(predicted: Path) -> None
 
 
 @pytest.mark.parametrize("trained", [1, 2, 4_999_999, 300_000_001])
-def test_an_odd_number_of_trained_parameters_gathers_an_even_one(trained: int) -> None:
-    """DeepSpeed ends at its start otherwise (stage_1_and_2.py, nccl_start_alignment_factor)."""
-    sizes = deepspeed_buckets(2, ModelSizes(hidden=64, trained=trained, layer=1, largest=1, total=trained), True)
+def test_allgather_size_is_even(trained: int) -> None:
+    """DeepSpeed fails at start otherwise (stage_1_and_2.py, nccl_start_alignment_factor)."""
+    model = ModelSizes(hidden=64, trained=trained, layer=1, largest=1, total=trained)
+    sizes = STRATEGIES["zero2"].buckets(model, True)
     assert sizes.allgather % 2 == 0
     assert min(trained, 200_000_000) <= sizes.allgather <= trained + 1

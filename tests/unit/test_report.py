@@ -1,4 +1,4 @@
-"""The page of a finished run, as text: what is on it, and what is not. tests/browser looks at it in a browser."""
+"""The page of a finished run, as text; tests/browser opens it in a browser. And the headline metrics."""
 
 import json
 import os
@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+import vl_convert
+import yaml
+from conftest import ROOT, served
 from finished_run import FinishedRun
 
 from zerolora.errors import UserError
@@ -16,10 +18,9 @@ from zerolora.evaluate.intervals import bootstrap_mean, wilson
 from zerolora.files import read_json, write_json
 from zerolora.report import charts
 from zerolora.report.charts import POINTS, Chart, javascript, thinned
-from zerolora.report.html import render
 from zerolora.report.provenance import UNCOMMITTED, commands
-from zerolora.report.run_cost import duration
-from zerolora.report.usage import table
+from zerolora.report.row import headline
+from zerolora.report.usage import duration, table
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def run(tmp_path: Path) -> FinishedRun:
 
 
 def text_of(page: Path) -> str:
-    """Return the page's text: without scripts, styles, pictures and tags, and with single spaces."""
+    """Return the page's text without scripts, styles, images and tags, with single spaces."""
     text = re.sub(r"<(script|style|svg)\b.*?</\1>", " ", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", text))
 
@@ -55,12 +56,12 @@ def test_further_tasks_are_on_the_page_and_in_the_row(
     assert "Further tasks" not in text_of(run.page())
 
 
-def test_a_missing_result_of_a_task_is_one_line(run: FinishedRun) -> None:
+def test_missing_result_of_a_task_is_one_line(run: FinishedRun) -> None:
     with pytest.raises(UserError, match=r"tasks/capitals\.json"):
         run.page(tasks=["capitals"])
 
 
-def test_the_harness_has_intervals_of_its_standard_errors(run: FinishedRun) -> None:
+def test_harness_intervals_come_from_standard_errors(run: FinishedRun) -> None:
     for folder, value in (("base", 0.5), ("default", 0.75)):
         write_json(run.folder / folder / "tasks/arc.json", {"arc_acc": value, "arc_acc_stderr": 0.1, "arc_rows": 4})
         write_json(run.folder / folder / "tasks/arc.answers.json", {"arc": []})
@@ -68,7 +69,7 @@ def test_the_harness_has_intervals_of_its_standard_errors(run: FinishedRun) -> N
     assert "arc arc acc 0.5 (0.304 to 0.696) 0.75 (0.554 to 0.946) +0.25 " in text
 
 
-def test_the_result_comes_first_then_the_cost_then_evidence_then_provenance(run: FinishedRun) -> None:
+def test_result_comes_before_cost_evidence_and_provenance(run: FinishedRun) -> None:
     text = text_of(run.page(fail_if="accuracy < base - 0.01"))
     marks = [
         "0.0% → 99.5%",
@@ -95,7 +96,7 @@ def test_the_result_comes_first_then_the_cost_then_evidence_then_provenance(run:
     assert places == sorted(places)
 
 
-def test_what_does_not_apply_is_not_shown(run: FinishedRun) -> None:
+def test_inapplicable_parts_are_hidden(run: FinishedRun) -> None:
     text = text_of(run.page())
     for absent in (
         "GPU memory",
@@ -124,14 +125,14 @@ def test_what_does_not_apply_is_not_shown(run: FinishedRun) -> None:
     assert "Peak memory of one GPU" in text and "GPU: mean 87 %" in text
 
 
-def test_a_json_of_the_users_own_is_no_strategy_of_the_estimate(run: FinishedRun) -> None:
+def test_user_json_is_no_strategy_of_the_estimate(run: FinishedRun) -> None:
     run.edit("default/zero.json", lambda each: each["zerolora"].update(strategy="config/deepspeed/own.json"))
     text = text_of(run.page())
     assert "Chosen: config/deepspeed/own.json, 2.92 GiB ◇ predicted as rendered, 2.98 GiB ◆ measured" in text
     assert "yes, chosen" not in text
 
 
-def test_a_run_that_was_not_evaluated_shows_its_loss(run: FinishedRun) -> None:
+def test_run_without_evaluation_shows_its_loss(run: FinishedRun) -> None:
     for name in ("base", "default/metrics"):
         for file in ("evaluate", "evaluate_resources"):
             run.edit(f"{name}/{file}.json", lambda _: {"enabled": False})
@@ -161,7 +162,7 @@ def test_lost_answers_are_among_the_first_three(run: FinishedRun) -> None:
     assert text.index("is wrong now") < text.index("Cost")
 
 
-def test_the_three_models_are_compared_in_pairs_where_all_were_asked(run: FinishedRun) -> None:
+def test_three_evaluated_models_are_compared_in_pairs(run: FinishedRun) -> None:
     assert "base and adapter" not in text_of(run.page())
     ends = {
         "difference": 0.9,
@@ -178,7 +179,7 @@ def test_the_three_models_are_compared_in_pairs_where_all_were_asked(run: Finish
     assert "merged base and adapter +0.900 +0.800 to +1.000 7 3 0.25 5" in text_of(run.page())
 
 
-def test_equal_files_give_the_same_bytes_anywhere(run: FinishedRun, tmp_path: Path) -> None:
+def test_same_files_give_the_same_page_anywhere(run: FinishedRun, tmp_path: Path) -> None:
     once = run.page().read_bytes()
     other = FinishedRun(tmp_path / "elsewhere/deeper")
     code = f"import pathlib, finished_run; finished_run.FinishedRun(pathlib.Path({str(other.folder)!r})).page()"
@@ -224,7 +225,7 @@ def test_durations_are_in_two_units(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
-def test_resources_that_nobody_used_have_no_row() -> None:
+def test_unused_resources_have_no_row() -> None:
     actual = {"predicted_gpu_bytes": 0, "measured_gpu_bytes": 0, "predicted_seconds": 10.0, "measured_seconds": 20.0}
     assert table(actual) == (["predicted", "measured"], {"wall time": ["10 s", "20 s"]})
     columns, rows = table(actual | {"accounted_seconds": 30, "asked_host_bytes": 2**30})
@@ -232,7 +233,7 @@ def test_resources_that_nobody_used_have_no_row() -> None:
     assert rows["host memory of a node"] == ["", "1.00 GiB", "", ""]
 
 
-def test_the_commands_go_to_the_commit_if_there_is_one() -> None:
+def test_commands_check_out_the_commit() -> None:
     digest = "0123456789abcdef" * 2 + "01234567"
     actual = commands(digest + UNCOMMITTED, "results/a/report.html")
     assert actual["compute it again"].splitlines()[0] == f"git checkout {digest}"
@@ -241,7 +242,7 @@ def test_the_commands_go_to_the_commit_if_there_is_one() -> None:
     assert only == ".venv/bin/snakemake --profile profiles/local results/a/report.html"
 
 
-def test_a_charts_data_cannot_end_its_script() -> None:
+def test_chart_data_cannot_end_its_script() -> None:
     spec = {
         "data": {"values": [{"a": "</script><script>alert(1)</script>", "b": 1}]},
         "mark": "bar",
@@ -253,9 +254,8 @@ def test_a_charts_data_cannot_end_its_script() -> None:
     assert "<script" not in chart.svg()
 
 
-def test_the_policy_names_both_scripts_and_no_other(tmp_path: Path) -> None:
-    (tmp_path / "bare.html").write_text('{% extends "shell.html" %}')
-    page = render("bare.html", tmp_path)
+def test_content_policy_allows_only_both_scripts(tmp_path: Path) -> None:
+    page = FinishedRun(tmp_path).page().read_text()
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)
     assert policy
     assert policy[1].count("sha256-") == page.count("<script>") == 2
@@ -263,17 +263,71 @@ def test_the_policy_names_both_scripts_and_no_other(tmp_path: Path) -> None:
     assert "unsafe-eval" not in policy[1]
 
 
-@pytest.mark.parametrize("kept", [b"", b"0\nalert(1)", b"\xff"], ids=["empty", "another_text", "no_text"])
-def test_a_kept_script_is_used_only_if_it_is_whole(
-    kept: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script = javascript()
+@pytest.mark.parametrize("cached", [b"", b"0\nalert(1)", b"\xff"], ids=["empty", "another_text", "no_text"])
+def test_cached_script_is_used_only_if_complete(cached: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(charts, "BUNDLES", tmp_path)
-    javascript.cache_clear()
-    javascript()
+    monkeypatch.setattr(vl_convert, "javascript_bundle", lambda *_: "script")
+    assert javascript.__wrapped__() == "script"
     (path,) = tmp_path.iterdir()
-    whole = path.read_bytes()
-    path.write_bytes(kept)
-    javascript.cache_clear()
-    assert javascript() == script
-    assert path.read_bytes() == whole
+    complete = path.read_bytes()
+    path.write_bytes(cached)
+    assert javascript.__wrapped__() == "script"
+    assert path.read_bytes() == complete
+    monkeypatch.setattr(vl_convert, "javascript_bundle", lambda *_: pytest.fail("bundled again"))
+    assert javascript.__wrapped__() == "script"
+
+
+USED = {
+    "measured_host_bytes": 2.9 * 2**30,
+    "predicted_host_bytes": 3.1 * 2**30,
+    "measured_gpu_bytes": 61.53 * 2**30,
+    "predicted_gpu_bytes": 63.21 * 2**30,
+}
+RESOURCES = {"tokens_per_second": 123456.789, "training_seconds": 12345.678, "total_seconds": 123456.78}
+
+
+def headline_metrics() -> dict[str, float]:
+    """Return the metrics of a long training on GPUs, as wide as they become."""
+    before = {"accuracy": 0.123456, "loss": 2.3}
+    after = {"accuracy": 0.98765, "accuracy_low": 0.98321, "accuracy_high": 0.99123, "loss": 0.00061234}
+    return headline(before, after, {"steps": 1000}, RESOURCES, USED)
+
+
+def test_headline_metrics() -> None:
+    assert headline_metrics() == {
+        "before": 0.1235,
+        "accuracy": 0.9877,
+        "acc_err": 0.00401,
+        "loss": 0.0006123,
+        "tok/s": 123457,
+        "step_s": 12.35,
+        "wall_s": 123457,
+        "host_use": 0.9355,
+        "gpu_use": 0.9734,
+    }
+
+
+def test_headline_metrics_without_questions_or_gpu() -> None:
+    used = USED | {"measured_gpu_bytes": 0, "predicted_gpu_bytes": 0}
+    actual = headline({"loss": 2.0}, {"loss": 1.0}, {"steps": 10}, RESOURCES, used)
+    assert set(actual) == {"loss", "tok/s", "step_s", "wall_s", "host_use"}
+
+
+def test_dvc_shows_headline_metrics_in_120_columns(tmp_path: Path) -> None:
+    """From the `metrics:` of this project's dvc.yaml."""
+    stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"].values()
+    paths = [path for entry in stages for path in entry.get("do", entry).get("metrics", [])]
+    paths = [path for path in paths if "/tasks/" not in path]  # metrics of tasks are separate lines
+    assert set(paths) == {"results/${key}/summary.json"}
+    files = [paths[0].replace("${key}", run) for run in ("default", "packing")]
+    for file in files:
+        write_json(tmp_path / file, headline_metrics())
+    (tmp_path / "dvc.yaml").write_text(yaml.safe_dump({"metrics": files}))
+    subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
+    served("dvc", "init", "--quiet", directory=tmp_path, DVC_NO_ANALYTICS="1").check_returncode()
+    result = served("dvc", "metrics", "show", directory=tmp_path, DVC_NO_ANALYTICS="1")
+    result.check_returncode()
+    shown = result.stdout.splitlines()
+    assert len(shown) == 3
+    assert max(map(len, shown)) <= 120, "\n".join(shown)
+    assert len(re.split(r"\s+", shown[0].strip())) - 1 <= 12

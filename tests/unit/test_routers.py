@@ -1,4 +1,4 @@
-"""What telemetry tells of routers is what transformers' own auxiliary loss is made of."""
+"""Router telemetry is what transformers' auxiliary loss is computed from."""
 
 from typing import Any
 
@@ -15,7 +15,6 @@ SIZES |= {"num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_
 SIZES |= {"topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 8, "kv_lora_rank": 8}
 LENGTHS = (7, 12, 3, 9)
 LONGEST = max(LENGTHS)
-
 
 LATENT = {"qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8, "head_dim": 4}
 
@@ -35,7 +34,7 @@ def batch_of(lengths: tuple[int, ...]) -> dict[str, torch.Tensor]:
 
 
 def watch(routers: Routers, model: Any, lengths: tuple[int, ...]) -> torch.Tensor:
-    """Make a forward pass as training does, and return its logits."""
+    """Run a forward pass as in training and return its logits."""
     packed = [[{"input_ids": [1] * length}] for length in lengths]
     batch = batch_of(lengths)
     with routers.watched(packed, batch):
@@ -44,8 +43,8 @@ def watch(routers: Routers, model: Any, lengths: tuple[int, ...]) -> torch.Tenso
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "gpt_oss"])
-def test_the_auxiliary_loss_is_that_of_transformers(family: str) -> None:
-    """Of all tokens at once, however they are divided among ranks; padding left out."""
+def test_auxiliary_loss_matches_transformers(family: str) -> None:
+    """Over all tokens, however divided among ranks, without padding."""
     model = model_of(family)
     before = model(**batch_of(LENGTHS), use_cache=False).logits
     expected = model(**batch_of(LENGTHS), output_router_logits=True, use_cache=False).aux_loss.item()
@@ -62,8 +61,8 @@ def test_the_auxiliary_loss_is_that_of_transformers(family: str) -> None:
     assert ranks.figures() == pytest.approx(whole.figures(), rel=1e-6)
 
 
-def test_the_load_is_that_of_the_experts_chosen() -> None:
-    """By scores with a bias that no logits show, in DeepSeek-V3: there all tokens have the same experts."""
+def test_load_counts_chosen_experts() -> None:
+    """DeepSeek-V3 adds a bias to the scores, not to the logits; here all tokens choose the same experts."""
     model = model_of("deepseek_v3")
     gate = model.model.layers[1].mlp.gate
     gate.e_score_correction_bias.copy_(torch.tensor([9.0, 9.0, 0.0, 0.0]))
@@ -73,7 +72,7 @@ def test_the_load_is_that_of_the_experts_chosen() -> None:
     assert routers.figures() == {"router_imbalance": 2.0, "router_idle_share": 0.5}
 
 
-def test_what_is_computed_again_is_not_counted_again() -> None:
+def test_recomputation_is_not_counted() -> None:
     model = model_of("mixtral")
     plain, again = Routers(model), Routers(model)
     watch(plain, model, LENGTHS)
@@ -84,7 +83,7 @@ def test_what_is_computed_again_is_not_counted_again() -> None:
     assert torch.equal(again.sums(), plain.sums())
 
 
-def test_a_model_without_experts_has_no_columns() -> None:
+def test_model_without_experts_has_no_columns() -> None:
     routers = Routers(model_of("llama"))
     assert routers.columns == ()
     assert len(routers.sums()) == 0

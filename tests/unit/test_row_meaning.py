@@ -1,4 +1,4 @@
-"""A row keeps its meaning: what it says of its own loss is honoured, and what no form reads is counted or refused."""
+"""A row keeps its meaning: its own loss settings apply, and unread keys are counted or refused."""
 
 import json
 from pathlib import Path
@@ -21,12 +21,12 @@ HI = {"role": "user", "content": "Hi"}
 AGAIN = {"role": "user", "content": "Again"}
 
 
-def said(content: str, **more: Any) -> dict[str, Any]:
+def reply(content: str, **more: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": content, **more}
 
 
 def supervised(row: dict[str, Any], template: str = "smollm2", reading: Reading | None = None, **settings: Any) -> str:
-    """Return the text of a row, supervised parts in « »."""
+    """Return the text of a row, with supervised parts in « »."""
     reading = reading or Reading()
     example = parse(row, detect(row, reading), reading)
     return marked(Template(tokenizer_of(template), prepare_settings(**settings)).pieces(example))
@@ -39,17 +39,17 @@ def refused(row: dict[str, Any], **how: Any) -> str:
     return str(caught.value)
 
 
-def taught(row: dict[str, Any], **how: Any) -> list[str]:
-    """Return the supervised parts of a row without their stop tokens."""
+def turns(row: dict[str, Any], **how: Any) -> list[str]:
+    """Return the supervised turns of a row without stop tokens."""
     return [part.partition("»")[0].removesuffix("<|im_end|>") for part in supervised(row, **how).split("«")[1:]]
 
 
 # Weights of turns
 
 FORMS: dict[str, Any] = {
-    "messages": lambda first, second: {"messages": [HI, said("Bad.", **first), AGAIN, said("Good.", **second)]},
+    "messages": lambda first, second: {"messages": [HI, reply("Bad.", **first), AGAIN, reply("Good.", **second)]},
     "conversations": lambda first, second: {
-        "conversations": [HI, said("Bad.", **first), AGAIN, said("Good.", **second)]
+        "conversations": [HI, reply("Bad.", **first), AGAIN, reply("Good.", **second)]
     },
     "sharegpt": lambda first, second: {
         "conversations": [
@@ -61,7 +61,7 @@ FORMS: dict[str, Any] = {
     },
     "prompt": lambda first, second: {
         "prompt": [HI],
-        "completion": [said("Bad.", **first), AGAIN, said("Good.", **second)],
+        "completion": [reply("Bad.", **first), AGAIN, reply("Good.", **second)],
     },
 }
 OFF: list[dict[str, Any]] = [
@@ -76,18 +76,18 @@ OFF: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("off", OFF, ids=str)
-def test_a_turn_of_weight_0_is_not_learnt(form: str, off: dict[str, Any]) -> None:
-    assert taught(FORMS[form](off, {})) == ["Good."]
-    assert taught(FORMS[form]({}, off)) == ["Bad."]
-    assert taught(FORMS[form]({}, {})) == taught(FORMS[form]({"weight": 1}, {"train": True})) == ["Bad.", "Good."]
+def test_turns_of_weight_0_are_not_supervised(form: str, off: dict[str, Any]) -> None:
+    assert turns(FORMS[form](off, {})) == ["Good."]
+    assert turns(FORMS[form]({}, off)) == ["Bad."]
+    assert turns(FORMS[form]({}, {})) == turns(FORMS[form]({"weight": 1}, {"train": True})) == ["Bad.", "Good."]
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_another_weight_is_refused_with_a_way_through(form: str) -> None:
+def test_other_weights_are_refused_with_a_remedy(form: str) -> None:
     row = FORMS[form]({"weight": 0.5}, {})
     assert "weight is 0.5; write 1 = supervised or 0 = not supervised" in refused(row)
     assert "ignore: [weight]" in refused(row)
-    assert taught(row, reading=Reading(ignored=frozenset({"weight"}))) == ["Bad.", "Good."]
+    assert turns(row, reading=Reading(ignored=frozenset({"weight"}))) == ["Bad.", "Good."]
     assert ".loss is 'no'; write 1" in refused(FORMS[form]({"loss": "no"}, {}))
     assert "weight and " in refused(FORMS[form]({"weight": 0, "train": True}, {}))
 
@@ -101,8 +101,8 @@ def test_another_weight_is_refused_with_a_way_through(form: str) -> None:
         ("everything", []),
     ],
 )
-def test_weight_0_holds_with_every_loss(loss: Any, expected: list[str]) -> None:
-    parts = taught(FORMS["messages"]({"weight": 0}, {}), loss=loss)
+def test_weight_0_applies_with_every_loss(loss: Any, expected: list[str]) -> None:
+    parts = turns(FORMS["messages"]({"weight": 0}, {}), loss=loss)
     assert not any("Bad." in part for part in parts)
     if loss != "everything":
         assert parts == expected
@@ -110,37 +110,37 @@ def test_weight_0_holds_with_every_loss(loss: Any, expected: list[str]) -> None:
         assert "Hi" in parts[0] and "Again" in parts[1] and "Good." in parts[1]
 
 
-def test_a_turn_that_says_so_is_learnt_whatever_its_role() -> None:
-    row = {"messages": [{**HI, "train": True}, said("Hello"), {**AGAIN, "weight": 1}, said("Bye")]}
-    assert taught(row) == ["Hi", "Hello", "Bye"]
-    assert taught(row, loss="last") == ["Bye"]
+def test_turns_marked_for_training_are_supervised_in_any_role() -> None:
+    row = {"messages": [{**HI, "train": True}, reply("Hello"), {**AGAIN, "weight": 1}, reply("Bye")]}
+    assert turns(row) == ["Hi", "Hello", "Bye"]
+    assert turns(row, loss="last") == ["Bye"]
 
 
-def test_a_row_that_takes_all_its_answers_out_is_bad() -> None:
-    text = refused({"messages": [HI, said("Bad.", weight=0)]})
-    assert text.startswith("nothing of it is supervised with loss 'assistant'; the row's own weights leave none;")
-    assert "weight 0" not in supervised({"messages": [HI, said("Good.")]})
-    assert "nothing of it is supervised" in refused(FORMS["messages"]({}, {"weight": 0}), loss="last")
+def test_row_without_supervised_answers_is_bad() -> None:
+    text = refused({"messages": [HI, reply("Bad.", weight=0)]})
+    assert text.startswith("no part of it is supervised with loss 'assistant'; the row's own weights leave none;")
+    assert "weight 0" not in supervised({"messages": [HI, reply("Good.")]})
+    assert "no part of it is supervised" in refused(FORMS["messages"]({}, {"weight": 0}), loss="last")
 
 
 @pytest.mark.parametrize("loss", ["assistant", "everything", ["assistant", "user"]])
-def test_evaluation_asks_for_the_last_answer_that_is_learnt(loss: Any) -> None:
-    """Never for one of weight 0, which is not a right answer."""
+def test_evaluation_uses_the_last_supervised_answer(loss: Any) -> None:
+    """Weight 0 marks answers that are not right."""
     template = Template(tokenizer_of("smollm2"), prepare_settings(loss=loss))
     example = parse(FORMS["messages"]({}, {"weight": 0}), "messages", Reading())
-    assert template.asked(example) == 1
+    assert template.answer_index(example) == 1
     pieces = template.pieces(example)
     assert [piece.text for piece in pieces if piece.role == "assistant"] == ["Bad.<|im_end|>"]
     template = Template(tokenizer_of("smollm2"), prepare_settings(loss=loss, system="Be kind."))
-    assert template.asked(example) == 1
+    assert template.answer_index(example) == 1
 
 
-def test_keys_that_are_null_change_nothing() -> None:
-    """`datasets` and pandas write a key that another message has."""
+def test_null_keys_change_nothing() -> None:
+    """`datasets` and pandas add the keys of other messages as null."""
     answer: dict[str, Any] = {"role": "assistant", "content": "x", "tool_calls": None, "name": None, "weight": None}
-    assert taught({"messages": [HI, answer], "tools": None}) == ["x"]
+    assert turns({"messages": [HI, answer], "tools": None}) == ["x"]
     mapped = [{"from": "user", "content": "Hi"}, {**answer, "role": None, "from": "assistant"}]
-    assert taught({"messages": mapped}, reading=Reading({"role": "from"})) == ["x"]
+    assert turns({"messages": mapped}, reading=Reading({"role": "from"})) == ["x"]
     assert "role is missing" in refused({"messages": [HI, {"role": None, "from": "gpt", "content": "x"}]})
     assert "content is missing" in refused({"messages": [HI, {"role": "assistant", "content": None, "value": "x"}]})
     assert "has no message of the assistant" in refused({"messages": []})
@@ -151,8 +151,8 @@ def test_keys_that_are_null_change_nothing() -> None:
 
 
 TALK = {
-    "prompt": [HI, said("Old"), {"role": "user", "content": "x"}],
-    "completion": [said("New1"), {"role": "user", "content": "y"}, said("New2")],
+    "prompt": [HI, reply("Old"), {"role": "user", "content": "x"}],
+    "completion": [reply("New1"), {"role": "user", "content": "y"}, reply("New2")],
 }
 
 
@@ -166,12 +166,12 @@ TALK = {
     ],
 )
 @pytest.mark.parametrize("system", ["", "Be kind."])
-def test_of_a_prompt_nothing_is_learnt_unless_roles_are_listed(loss: Any, expected: list[str], system: str) -> None:
-    assert taught(TALK, loss=loss, system=system) == expected
-    assert taught({**TALK, "system": "Be brief."}, loss=loss) == expected
+def test_prompts_are_supervised_only_by_listed_roles(loss: Any, expected: list[str], system: str) -> None:
+    assert turns(TALK, loss=loss, system=system) == expected
+    assert turns({**TALK, "system": "Be brief."}, loss=loss) == expected
 
 
-def test_a_completion_needs_an_answer() -> None:
+def test_completion_needs_an_answer() -> None:
     assert "completion has no message of the assistant" in refused({**TALK, "completion": [HI]})
 
 
@@ -182,11 +182,11 @@ def test_a_completion_needs_an_answer() -> None:
 @pytest.mark.parametrize(
     "row",
     [
-        lambda key: {"messages": [HI, said("4", **{key: "Two and two."})]},
+        lambda key: {"messages": [HI, reply("4", **{key: "Two and two."})]},
         lambda key: {
             "conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "4", key: "Two and two."}]
         },
-        lambda key: {"prompt": [HI], "completion": [said("4", **{key: "Two and two."})]},
+        lambda key: {"prompt": [HI], "completion": [reply("4", **{key: "Two and two."})]},
         lambda key: {"prompt": "Hi", "completion": "4", key: "Two and two."},
         lambda key: {"instruction": "Hi", "output": "4", key: "Two and two."},
     ],
@@ -198,28 +198,28 @@ def test_thoughts_reach_the_template_or_are_refused(key: str, row: Any) -> None:
     for template in ("smollm2", "gemma-4", "command-r7b"):
         text = refused(row(key), template=template)
         assert f"leaves out {key} of the assistant message" in text and f"ignore: [{key}]" in text
-    assert taught(row(key), reading=Reading(ignored=frozenset({key}))) == ["4"]
+    assert turns(row(key), reading=Reading(ignored=frozenset({key}))) == ["4"]
 
 
 @pytest.mark.parametrize("template", ["gemma-4", "command-r7b"])
-def test_thoughts_of_the_last_answer_are_not_lost_behind_an_empty_thought(template: str) -> None:
-    """Such templates ask for an answer with a thought that is closed already."""
-    row = {"messages": [HI, said("1"), AGAIN, said("2", reasoning_content="Two.")]}
+def test_thoughts_after_an_empty_thought_are_refused(template: str) -> None:
+    """The prompts of these templates end with a closed, empty thought."""
+    row = {"messages": [HI, reply("1"), AGAIN, reply("2", reasoning_content="Two.")]}
     assert "leaves out reasoning_content of the assistant message 4" in refused(row, template=template, loss="last")
     del row["messages"][-1]["reasoning_content"]
-    assert taught(row, template=template, loss="last")[0].startswith("2")
+    assert turns(row, template=template, loss="last")[0].startswith("2")
 
 
-def test_thoughts_of_an_earlier_turn_that_the_template_drops() -> None:
-    row = {"messages": [HI, said("1", reasoning_content="One."), AGAIN, said("2", reasoning_content="Two.")]}
+def test_dropped_thoughts_of_earlier_turns_are_refused() -> None:
+    row = {"messages": [HI, reply("1", reasoning_content="One."), AGAIN, reply("2", reasoning_content="Two.")]}
     assert "leaves out reasoning_content of the assistant message 2" in refused(row, template="qwen3")
-    assert taught(row, template="qwen3", loss="last") == ["<think>\nTwo.\n</think>\n\n2"]
+    assert turns(row, template="qwen3", loss="last") == ["<think>\nTwo.\n</think>\n\n2"]
     row["messages"][1]["weight"] = 0
-    assert taught(row, template="qwen3") == ["<think>\nTwo.\n</think>\n\n2"]
+    assert turns(row, template="qwen3") == ["<think>\nTwo.\n</think>\n\n2"]
 
 
-def test_thoughts_have_the_name_that_the_template_reads() -> None:
-    text = supervised({"messages": [HI, said("4", reasoning="Two and two.")]}, template="gpt-oss")
+def test_thoughts_get_the_templates_key() -> None:
+    text = supervised({"messages": [HI, reply("4", reasoning="Two and two.")]}, template="gpt-oss")
     assert "Two and two." in text.partition("«")[2]
 
 
@@ -233,10 +233,10 @@ SYSTEM = "<|im_start|>system\nBe brief.<|im_end|>\n"
 @pytest.mark.parametrize(
     "row",
     [
-        {"messages": [HI, said("Hello")]},
-        {"conversations": [HI, said("Hello")]},
+        {"messages": [HI, reply("Hello")]},
+        {"conversations": [HI, reply("Hello")]},
         {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]},
-        {"prompt": [HI], "completion": [said("Hello")]},
+        {"prompt": [HI], "completion": [reply("Hello")]},
         {"prompt": "Hi", "completion": "Hello"},
         {"instruction": "Hi", "output": "Hello"},
     ],
@@ -248,9 +248,9 @@ def test_every_form_reads_a_system_prompt(key: str, row: dict[str, Any]) -> None
     assert "system and system_prompt are two texts for the same; keep one" in refused(both)
 
 
-def test_two_system_prompts_of_a_conversation() -> None:
+def test_two_system_prompts_are_refused() -> None:
     row: dict[str, Any] = {
-        "messages": [{"role": "system", "content": "Be long."}, HI, said("Hello")],
+        "messages": [{"role": "system", "content": "Be long."}, HI, reply("Hello")],
         "system": "Be brief.",
     }
     assert refused(row).startswith("system and messages[0] are both system prompts; keep one")
@@ -259,7 +259,7 @@ def test_two_system_prompts_of_a_conversation() -> None:
 
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
-CALLING = said("", function_call={"name": "add", "arguments": "{}"})
+CALLING = reply("", function_call={"name": "add", "arguments": "{}"})
 
 
 @pytest.mark.parametrize(
@@ -285,17 +285,17 @@ def test_every_form_reads_its_tools(row: dict[str, Any]) -> None:
     assert '"name": "add"' in supervised(row, template="qwen3").partition("«")[0]
 
 
-def test_tools_that_no_one_reads_or_that_contradict() -> None:
+def test_unread_or_contradictory_tools_are_refused() -> None:
     with pytest.raises(BadRow, match=r"messages\[0\].tools is a list of tools, which only a row or its system message"):
-        parse({"messages": [{**HI, "tools": [TOOL]}, said("x")]}, "messages", Reading())
+        parse({"messages": [{**HI, "tools": [TOOL]}, reply("x")]}, "messages", Reading())
     with pytest.raises(BadRow, match="tools and functions are two lists of tools; keep one"):
-        parse({"messages": [HI, said("x")], "tools": [TOOL], "functions": [{"name": "f"}]}, "messages", Reading())
+        parse({"messages": [HI, reply("x")], "tools": [TOOL], "functions": [{"name": "f"}]}, "messages", Reading())
 
 
-def test_context_is_the_input_of_an_instruction_and_nothing_else() -> None:
-    assert taught({"instruction": "Add.", "context": "1 + 4", "output": "5"}) == ["5"]
+def test_context_is_the_input_of_an_instruction_only() -> None:
+    assert turns({"instruction": "Add.", "context": "1 + 4", "output": "5"}) == ["5"]
     assert f"{U}Add.\n1 + 4<|im_end|>" in supervised({"instruction": "Add.", "context": "1 + 4", "output": "5"})
-    for row in ({"prompt": "Add.", "completion": "5"}, {"messages": [HI, said("x")]}, FORMS["sharegpt"]({}, {})):
+    for row in ({"prompt": "Add.", "completion": "5"}, {"messages": [HI, reply("x")]}, FORMS["sharegpt"]({}, {})):
         for key in ("context", "history"):
             text = refused({**row, key: "1 + 4"})
             assert text.startswith(
@@ -308,7 +308,7 @@ def test_context_is_the_input_of_an_instruction_and_nothing_else() -> None:
     assert parse({"text": "x", "context": "y"}, "text", Reading()).text == "x"
 
 
-def test_what_a_question_is_about_is_read_or_refused() -> None:
+def test_context_of_a_question_is_read_or_refused() -> None:
     row, how = {"q": "Add.", "a": "5"}, {"prompt": "q", "completion": "a"}
     for name, held in {"passage": "A text.", "options": ["a", "b"], "choices": "a or b"}.items():
         assert refused({**row, name: held}, reading=Reading(how)).startswith(f"{name} changes what is asked")
@@ -316,10 +316,10 @@ def test_what_a_question_is_about_is_read_or_refused() -> None:
     text = refused({**row, "history": history}, reading=Reading(how))
     assert "or write format: alpaca, with columns for instruction and output and history: history" in text
     how = {"instruction": "q", "output": "a"}
-    assert taught({**row, "history": history}, reading=Reading(how)) == ["Hello", "5"]
+    assert turns({**row, "history": history}, reading=Reading(how)) == ["Hello", "5"]
     text = refused({**row, "chat_history": history, "passage": ""}, reading=Reading(how))
     assert "; write columns: {history: chat_history}, or put it into the question" in text
-    assert taught({**row, "talk": history}, reading=Reading({**how, "history": "talk"})) == ["Hello", "5"]
+    assert turns({**row, "talk": history}, reading=Reading({**how, "history": "talk"})) == ["Hello", "5"]
     text = refused({**row, "passage": "A text."}, reading=Reading(how))
     assert "; write columns: {input: passage}, or put it into the question" in text
     assert "A text." in supervised({**row, "passage": "A text."}, reading=Reading({**how, "input": "passage"}))
@@ -327,12 +327,12 @@ def test_what_a_question_is_about_is_read_or_refused() -> None:
     assert text.startswith("input changes what is asked")
 
 
-# Judged rows, media, and other keys that change what is supervised
+# Judged rows, media, and other keys that change the loss
 
 
 JUDGED = {
-    "label": False, "chosen": "x", "rejected": [said("x")], "rejected_response": "x", "kto_tag": True, "margin": 0.5,
-    "labels": [0], "rejected_messages": [HI],
+    "label": False, "chosen": "x", "rejected": [reply("x")], "rejected_response": "x", "kto_tag": True,
+    "margin": 0.5, "labels": [0], "rejected_messages": [HI],
 }  # fmt: skip
 
 
@@ -340,7 +340,7 @@ JUDGED = {
 @pytest.mark.parametrize(
     "row",
     [
-        {"messages": [HI, said("x")]},
+        {"messages": [HI, reply("x")]},
         {"prompt": "a", "completion": "b"},
         {"instruction": "a", "output": "b"},
         {"text": "a"},
@@ -351,42 +351,42 @@ def test_judged_rows_are_refused(key: str, row: dict[str, Any]) -> None:
     row = {**row, key: JUDGED[key]}
     text = refused(row)
     assert text.startswith(f"{key} judges or compares answers") and f"ignore: [{key}]" in text
-    assert taught(row, reading=Reading(ignored=frozenset({key})))
-    assert taught({**row, key: None}) == taught({**row, key: ""})
+    assert turns(row, reading=Reading(ignored=frozenset({key})))
+    assert turns({**row, key: None}) == turns({**row, key: ""})
 
 
-def test_judged_rows_may_be_learnt_from_on_purpose() -> None:
+def test_judged_rows_can_be_ignored_explicitly() -> None:
     row = {"prompt": "Hi", "chosen": "Good.", "rejected": "Bad."}
     reading = Reading({"completion": "chosen"})
     assert "rejected judges or compares answers" in refused(row, reading=reading)
-    assert taught(row, reading=Reading({"completion": "chosen"}, ignored=frozenset({"rejected"}))) == ["Good."]
+    assert turns(row, reading=Reading({"completion": "chosen"}, ignored=frozenset({"rejected"}))) == ["Good."]
 
 
 @pytest.mark.parametrize("key", ["images", "image", "videos", "audio"])
-def test_media_are_refused_wherever_they_stand(key: str) -> None:
-    for row in ({"messages": [HI, said("x")], key: ["a.jpg"]}, {"messages": [{**HI, key: ["a.jpg"]}, said("x")]}):
+def test_media_are_refused(key: str) -> None:
+    for row in ({"messages": [HI, reply("x")], key: ["a.jpg"]}, {"messages": [{**HI, key: ["a.jpg"]}, reply("x")]}):
         assert f"{key} holds " in refused(row)
-        assert "bad_row" not in refused(row)  # prepare adds it where it is not set
-        assert taught(row, reading=Reading(ignored=frozenset({key}))) == ["x"]
+        assert "bad_row" not in refused(row)  # prepare adds it if it is not set
+        assert turns(row, reading=Reading(ignored=frozenset({key}))) == ["x"]
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "message"),
     [
-        ({"messages": [HI, {**said("x"), "train_detail": [{"begin_offset": 0}]}]}, "messages[1].train_detail selects"),
-        ({"messages": [HI, {**said("x"), "rejected": True}]}, "messages[1].rejected judges or compares answers"),
+        ({"messages": [HI, reply("x", train_detail=[{"begin_offset": 0}])]}, "messages[1].train_detail selects"),
+        ({"messages": [HI, reply("x", rejected=True)]}, "messages[1].rejected judges or compares answers"),
         ({"text": "a", "weight": 0}, "weight weighs a whole row, and rows have no weight"),
         ({"text": "a", "weight": "0.5"}, "weight weighs a whole row"),
-        ({"messages": [HI, {**said("x")}], "train": False}, "train weighs a whole row"),
+        ({"messages": [HI, reply("x")], "train": False}, "train weighs a whole row"),
         ({"input_ids": [1, 2], "completion_mask": [0, 1]}, "completion_mask selects which tokens are in the loss;"),
         ({"input_ids": [1, 2], "attention_mask": [1, 0]}, "attention_mask is [1, 0], but only [1, 1] is supported"),
         ({"input_ids": [1, 2], "position_ids": [0, 0]}, "position_ids is [0, 0], but only [0, 1] is supported"),
     ],
 )  # fmt: skip
-def test_other_keys_that_change_what_is_learnt(row: dict[str, Any], said: str) -> None:
+def test_keys_that_change_the_loss_are_refused(row: dict[str, Any], message: str) -> None:
     with pytest.raises(BadRow) as caught:
         parse(row, detect(row, Reading()), Reading())
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(message)
 
 
 SWITCHED = "seems to select turns for the loss, and is not a key that is read; write columns: {train: KEY} if true"
@@ -408,17 +408,17 @@ OF_TURNS = {
 
 @pytest.mark.parametrize("key", OF_TURNS)
 @pytest.mark.parametrize("form", FORMS)
-def test_other_names_of_what_changes_what_is_learnt(form: str, key: str) -> None:
-    """Tools invent names for the same; each is refused, and each remedy works."""
-    said = OF_TURNS[key]
-    held: Any = {SWITCHED: False, COMPARES: 0}.get(said, "Two and two." if said == THOUGHT else "analysis")
-    row = FORMS[form]({key: held}, {})
+def test_synonyms_in_turns_are_refused(form: str, key: str) -> None:
+    """Names of other tools are refused, and each remedy works."""
+    message = OF_TURNS[key]
+    value: Any = {SWITCHED: False, COMPARES: 0}.get(message, "Two and two." if message == THOUGHT else "analysis")
+    row = FORMS[form]({key: value}, {})
     assert f"1].{key} " in (text := refused(row)) or f"0].{key} " in text
-    assert said.replace("KEY", key) in text and f"ignore: [{key}]" in text
-    assert taught(row, reading=Reading(ignored=frozenset({key}))) == ["Bad.", "Good."]
-    if said == SWITCHED:
-        assert taught(row, reading=Reading({"train": key})) == ["Good."]
-    if said == THOUGHT:
+    assert message.replace("KEY", key) in text and f"ignore: [{key}]" in text
+    assert turns(row, reading=Reading(ignored=frozenset({key}))) == ["Bad.", "Good."]
+    if message == SWITCHED:
+        assert turns(row, reading=Reading({"train": key})) == ["Good."]
+    if message == THOUGHT:
         assert f"leaves out {key}" in refused(row, reading=Reading({"thinking": key}))
 
 
@@ -433,7 +433,7 @@ SWITCHED_OFF = [
 
 
 @pytest.mark.parametrize(
-    ("column", "held", "said"),
+    ("column", "value", "message"),
     [
         ("loss_mask", [0, 1], PARTS),
         ("weights", [0, 1], PARTS),
@@ -476,13 +476,13 @@ SWITCHED_OFF = [
         ("labels", "[0, 1]", COMPARES),
     ],
 )
-def test_other_names_of_columns_that_change_what_is_learnt(column: str, held: Any, said: str) -> None:
-    row = {"messages": [HI, {"role": "assistant", "content": "x"}], column: held}
-    assert (text := refused(row)).startswith(f"{column} {said}") and f"ignore: [{column}]" in text
-    assert taught(row, reading=Reading(ignored=frozenset({column}))) == ["x"]
+def test_synonyms_in_columns_are_refused(column: str, value: Any, message: str) -> None:
+    row = {"messages": [HI, {"role": "assistant", "content": "x"}], column: value}
+    assert (text := refused(row)).startswith(f"{column} {message}") and f"ignore: [{column}]" in text
+    assert turns(row, reading=Reading(ignored=frozenset({column}))) == ["x"]
 
 
-def test_columns_that_only_sound_like_it_are_counted() -> None:
+def test_similar_names_are_only_counted() -> None:
     names = {
         **{"train_id": 5, "weight_kg": 70, "training": "v2", "mask_token": "<mask>", "loss": "low", "is_train": True},
         **{
@@ -512,23 +512,23 @@ def test_columns_that_only_sound_like_it_are_counted() -> None:
         **{"label": {"ability": ["math"]}, "labels": ["math", "art"], "kto_tag": "a tag", "dataset.label": "math"},
     }
     seen = Seen()
-    parse({"messages": [HI, said("x")], **names}, "messages", Reading(), seen)
+    parse({"messages": [HI, reply("x")], **names}, "messages", Reading(), seen)
     unread = {name for status, where, name in seen if (status, where) == ("unread", "column")}
     assert unread == names.keys() - {"audio", "images"}
 
 
 @pytest.mark.parametrize("column", ["split", "Split", "data_split"])
-def test_a_row_of_a_published_split_is_not_trained_on(column: str) -> None:
-    row = {"messages": [HI, said("x")]}
+def test_row_of_a_held_out_split_is_refused(column: str) -> None:
+    row = {"messages": [HI, reply("x")]}
     for split in ("test", "Validation", "dev", "test_sft", "validation_matched", "held_out", "devtest"):
         assert refused({**row, column: split}).startswith(f"{column} says that a row is held out of training; put rows")
     for other in ("train", "all", 3, "", "train_sft", "contest"):
-        assert taught({**row, column: other}) == ["x"]
-    assert taught({**row, column: "test"}, reading=Reading(ignored=frozenset({column}))) == ["x"]
+        assert turns({**row, column: other}) == ["x"]
+    assert turns({**row, column: "test"}, reading=Reading(ignored=frozenset({column}))) == ["x"]
 
 
 @pytest.mark.parametrize(
-    ("part", "said"),
+    ("part", "message"),
     [
         ({"weight": 0}, "messages[1].content[0].weight is of a part, and a turn is supervised as a whole"),
         ({"train": False}, "content[0].train is of a part"),
@@ -541,23 +541,23 @@ def test_a_row_of_a_published_split_is_not_trained_on(column: str) -> None:
         ({"cache_control": {"type": "ephemeral"}, "weight": None}, ""),
     ],
 )
-def test_parts_of_a_content(part: dict[str, Any], said: str) -> None:
+def test_keys_of_content_parts_are_refused(part: dict[str, Any], message: str) -> None:
     row = {"messages": [HI, {"role": "assistant", "content": [{"type": "text", "text": "x", **part}]}]}
-    assert said in refused(row) if said else taught(row) == ["x"]
-    if "of a part" in said:
+    assert message in refused(row) if message else turns(row) == ["x"]
+    if "of a part" in message:
         (key,) = part
         assert refused(row).endswith(f"write it beside content, or ignore: [{key}]")
-        assert taught(row, reading=Reading(ignored=frozenset({key}))) == ["x"]
+        assert turns(row, reading=Reading(ignored=frozenset({key}))) == ["x"]
 
 
 @pytest.mark.parametrize(("one", "other"), [("human", "gpt"), ("human", "model"), ("user", "chatgpt")])
 def test_speakers_of_sharegpt_in_messages(one: str, other: str) -> None:
     row = {"messages": [{"role": one, "content": "Hi"}, {"role": other, "content": "x"}]}
-    assert taught(row) == ["x"]
-    assert taught({"messages": [*row["messages"], {"role": "observation", "content": "3"}, said("y")]}) == ["x", "y"]
+    assert turns(row) == ["x"]
+    assert turns({"messages": [*row["messages"], {"role": "observation", "content": "3"}, reply("y")]}) == ["x", "y"]
 
 
-def test_tokens_that_say_more_than_labels_are_refused() -> None:
+def test_token_rows_allow_only_labels() -> None:
     for name, held in {"loss_mask": [0, 1], "weights": [0, 1], "mask": [0, 1], "prompt_length": 1}.items():
         with pytest.raises(BadRow, match=f"{name} selects which tokens are in the loss; write labels, with -100"):
             parse({"input_ids": [1, 2], name: held}, "tokens", Reading())
@@ -568,7 +568,7 @@ def test_tokens_that_say_more_than_labels_are_refused() -> None:
     assert parse({"input_ids": [1, 2], "length": 2, "weight": 1}, "tokens", Reading()).tokens == [1, 2]
 
 
-def test_what_is_inside_a_column_is_judged_by_its_own_name() -> None:
+def test_nested_keys_are_judged_by_their_name() -> None:
     reading = Reading({"prompt": "data.q", "completion": "data.a"})
     for name, held in (
         *{
@@ -584,68 +584,68 @@ def test_what_is_inside_a_column_is_judged_by_its_own_name() -> None:
         row = {"data": {"q": "Hi", "a": "x", name: held}}
         text = refused(row, reading=reading)
         assert text.startswith(f"data.{name} ") and f"ignore: [data.{name}]" in text
-        assert taught(row, reading=Reading(dict(reading.columns), ignored=frozenset({f"data.{name}"}))) == ["x"]
+        assert turns(row, reading=Reading(dict(reading.columns), ignored=frozenset({f"data.{name}"}))) == ["x"]
 
 
 def test_thoughts_belong_to_answers() -> None:
     for key in ("reasoning", "thinking"):
-        row = {"messages": [{**HI, key: "Why?"}, said("x")]}
+        row = {"messages": [{**HI, key: "Why?"}, reply("x")]}
         text = refused(row)
         assert text == (
             f"messages[0].{key} is in a message of user, and thoughts belong to an answer; move it there, or write "
             f"ignore: [{key}]"
         )
         assert refused(row, reading=Reading({"reasoning_content": key})) == text
-        assert taught(row, reading=Reading(ignored=frozenset({key}))) == ["x"]
-        assert taught({"messages": [{**HI, key: "off"}, said("x")]}) == ["x"]
+        assert turns(row, reading=Reading(ignored=frozenset({key}))) == ["x"]
+        assert turns({"messages": [{**HI, key: "off"}, reply("x")]}) == ["x"]
     text = refused({"conversations": [{"from": "human", "value": "Hi", "reasoning": "Why?"}]})
     assert text.startswith("conversations[0].reasoning is in a message of user")
 
 
 @pytest.mark.parametrize("begin", ["<think>", "\n<thinking>", "<thought>"])
-def test_thoughts_beside_thoughts_are_not_learnt_twice(begin: str) -> None:
+def test_duplicate_thoughts_are_refused(begin: str) -> None:
     rows: list[dict[str, Any]] = [
-        {"messages": [HI, said(f"{begin}T</think>4", reasoning_content="T")]},
+        {"messages": [HI, reply(f"{begin}T</think>4", reasoning_content="T")]},
         {"prompt": "Hi", "completion": f"{begin}T</think>4", "reasoning_content": "T"},
     ]
     for row, path in zip(rows, ("messages[1].", ""), strict=True):
-        said_of = f"{path}reasoning_content stands beside a content that begins with {begin.strip()}"
-        assert refused(row, template="qwen3") == f"{said_of}; keep one of the thoughts"
+        expected = f"{path}reasoning_content conflicts with a content that begins with {begin.strip()}"
+        assert refused(row, template="qwen3") == f"{expected}; keep one of the thoughts"
 
 
-def test_a_mode_of_thinking_is_no_thought() -> None:
-    """As in NVIDIA's Nemotron rows: it would be supervised as the thought of each answer."""
-    assert taught({"messages": [HI, said("x")], "reasoning": "on"}) == ["x"]
+def test_mode_of_thinking_is_not_a_thought() -> None:
+    """In NVIDIA's Nemotron rows; it would be supervised as a thought."""
+    assert turns({"messages": [HI, reply("x")], "reasoning": "on"}) == ["x"]
     row = {"prompt": "Hi", "completion": "x", "reasoning": "Off"}
     assert refused(row, template="qwen3") == "reasoning is 'Off', which is not a thought; write ignore: [reasoning]"
-    assert taught(row, reading=Reading(ignored=frozenset({"reasoning"}))) == ["x"]
-    assert taught({"messages": [HI, said("x")], "reward_model": "some/model", "instruct_reward": 1.5}) == ["x"]
+    assert turns(row, reading=Reading(ignored=frozenset({"reasoning"}))) == ["x"]
+    assert turns({"messages": [HI, reply("x")], "reward_model": "some/model", "instruct_reward": 1.5}) == ["x"]
 
 
 def test_thoughts_beside_lists_of_messages_are_refused() -> None:
     for name in ("reasoning", "thinking", "reasoning_content"):
-        text = refused({"prompt": [HI], "completion": [said("4")], name: "Two."})
-        assert text.startswith(f"{name} stands beside lists of messages; move it into the answer it belongs to")
-    row = {"messages": [HI, said("4")], "rationale": "Two."}
+        text = refused({"prompt": [HI], "completion": [reply("4")], name: "Two."})
+        assert text.startswith(f"{name} conflicts with lists of messages; move it into the answer it belongs to")
+    row = {"messages": [HI, reply("4")], "rationale": "Two."}
     assert "rationale contains thoughts" in refused(row, reading=Reading({"reasoning_content": "rationale"}))
     row = {"prompt": "Hi", "completion": "4", "rationale": "Two."}
     assert "write columns: {reasoning_content: rationale}" in refused(row)
-    assert "Two." in taught(row, reading=Reading({"reasoning_content": "rationale"}), template="qwen3")[0]
+    assert "Two." in turns(row, reading=Reading({"reasoning_content": "rationale"}), template="qwen3")[0]
 
 
-def test_a_row_of_weight_1_or_of_a_weight_in_kilograms_is_a_row() -> None:
+def test_harmless_weights_are_accepted() -> None:
     for weight in (1, 1.0, True, "1", "70 kg"):
         assert parse({"text": "a", "weight": weight}, "text", Reading()).text == "a"
 
 
-# What no form reads
+# Unread keys
 
 
-def test_what_is_not_read_is_counted_by_name() -> None:
+def test_unread_keys_are_counted_by_name() -> None:
     seen = Seen()
     for number in range(3):
         row = {
-            "messages": [{**HI, "id": number}, said("x", weight=1, refusal=None)],
+            "messages": [{**HI, "id": number}, reply("x", weight=1, refusal=None)],
             "source": "web",
             "score": None,
             "note": [],
@@ -663,7 +663,7 @@ def test_what_is_not_read_is_counted_by_name() -> None:
     }
 
 
-def test_what_is_not_read_inside_a_column() -> None:
+def test_unread_nested_keys_are_counted() -> None:
     seen = Seen()
     row = {"data": {"q": "Hi", "a": {"text": "Hello", "score": 1}, "id": 5}}
     parse(row, "prompt", Reading({"prompt": "data.q", "completion": "data.a.text"}), seen)
@@ -674,28 +674,28 @@ def test_what_is_not_read_inside_a_column() -> None:
 # Names of keys and roles
 
 
-def test_keys_and_roles_of_messages_have_other_names() -> None:
+def test_keys_and_roles_of_messages_can_be_mapped() -> None:
     row = {"chat": [{"speaker": "customer", "text": "Hi"}, {"speaker": "Bot", "text": "Hello", "importance": 0}]}
     row["chat"] += [{"speaker": "customer", "text": "Again"}, {"speaker": "bot", "text": "Bye"}]
     columns = {"messages": "chat", "role": "speaker", "content": "text", "weight": "importance"}
     reading = Reading(columns, {"bot": "assistant", "customer": "user"})
-    assert taught(row, reading=reading) == ["Bye"]
+    assert turns(row, reading=reading) == ["Bye"]
     assert "chat[0].speaker is 'customer'" in refused(row, reading=Reading(columns))
     assert "or roles: {customer: ...} with one of system, user, assistant, tool" in refused(
         row, reading=Reading(columns)
     )
 
 
-def test_keys_of_sharegpt_have_other_names() -> None:
+def test_keys_of_sharegpt_can_be_mapped() -> None:
     row = {"dialog": [{"speaker": "human", "says": "Hi"}, {"speaker": "gpt", "says": "Hello"}]}
-    assert taught(row, reading=Reading({"conversations": "dialog", "from": "speaker", "value": "says"})) == ["Hello"]
+    assert turns(row, reading=Reading({"conversations": "dialog", "from": "speaker", "value": "says"})) == ["Hello"]
 
 
 @pytest.mark.parametrize(("one", "other"), [("Human", "GPT"), ("USER", "Assistant"), (" human ", "ChatGPT")])
-def test_names_of_roles_in_any_case(one: str, other: str) -> None:
-    assert taught({"conversations": [{"from": one, "value": "Hi"}, {"from": other, "value": "Hello"}]}) == ["Hello"]
+def test_role_names_ignore_case(one: str, other: str) -> None:
+    assert turns({"conversations": [{"from": one, "value": "Hi"}, {"from": other, "value": "Hello"}]}) == ["Hello"]
     if one.strip().lower() == "user":
-        assert taught({"messages": [{"role": one, "content": "Hi"}, {"role": other, "content": "Hello"}]}) == ["Hello"]
+        assert turns({"messages": [{"role": one, "content": "Hi"}, {"role": other, "content": "Hello"}]}) == ["Hello"]
 
 
 # Calls of tools
@@ -720,8 +720,8 @@ def test_sharegpt_calls_several_tools_behind_a_thought(name: str) -> None:
 
 
 @pytest.mark.parametrize("role", ["tool_call", "function_call", "Tool_Call"])
-def test_calls_that_are_turns_of_their_own_in_messages(role: str) -> None:
-    """As ms-swift writes them."""
+def test_calls_may_be_separate_turns(role: str) -> None:
+    """As in ms-swift."""
     row: dict[str, Any] = {
         "messages": [
             HI,
@@ -729,7 +729,7 @@ def test_calls_that_are_turns_of_their_own_in_messages(role: str) -> None:
             {"role": "tool_response", "content": "3"},
             {"role": role, "content": f"<think>T</think>{json.dumps([FIRST, SECOND])}", "loss": False},
             {"role": "tool", "content": "4"},
-            said("y"),
+            reply("y"),
         ],
         "tools": [TOOL],
     }
@@ -738,12 +738,12 @@ def test_calls_that_are_turns_of_their_own_in_messages(role: str) -> None:
     assert first == {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": FIRST}]}
     assert [call["function"] for call in second["tool_calls"]] == [FIRST, SECOND]
     assert example.supervised == [None, None, None, False, None, None]
-    assert "<tool_call>" in taught(row, template="qwen3")[0]
+    assert "<tool_call>" in turns(row, template="qwen3")[0]
     row["messages"][1]["content"] = "add(1)"
     assert refused(row).startswith("messages[1].content is 'add(1)', which is not JSON")
 
 
-def test_a_thought_before_a_call_is_learnt() -> None:
+def test_thought_before_a_call_is_supervised() -> None:
     row = {
         "conversations": [
             {"from": "human", "value": "Hi"},
@@ -751,7 +751,7 @@ def test_a_thought_before_a_call_is_learnt() -> None:
         ],
         "tools": json.dumps([TOOL]),
     }
-    (text,) = taught(row, template="qwen3")
+    (text,) = turns(row, template="qwen3")
     assert text.startswith("<think>\nAdd.\n</think>\n\n<tool_call>\n") and text.count("<tool_call>") == 2
 
 
@@ -779,13 +779,13 @@ def _arguments(example: Example) -> Any:
     return example.messages[1]["tool_calls"][0]["function"]["arguments"]
 
 
-def test_null_of_json_is_kept_and_what_a_table_fills_in_is_not(tmp_path: Path) -> None:
+def test_nulls_of_json_stay_and_nulls_of_tables_go(tmp_path: Path) -> None:
     rows = [_calling(NULLS), _calling(json.dumps(NULLS))]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     for example in _read(tmp_path / "rows.jsonl"):
         assert _arguments(example) == NULLS
         assert example.tools == [SCHEMA]
-    # Texts of JSON in a table are JSON; its own fields are filled with null where another row has a value.
+    # JSON texts in a table stay JSON; the table's own fields are null where only other rows have a value.
     as_text = [{"messages": json.dumps(row["messages"]), "tools": json.dumps(row["tools"])} for row in rows]
     parquet.write_table(pyarrow.Table.from_pylist(as_text), tmp_path / "rows.parquet")
     for example in _read(tmp_path / "rows.parquet"):
@@ -798,8 +798,8 @@ def test_null_of_json_is_kept_and_what_a_table_fills_in_is_not(tmp_path: Path) -
     assert [_arguments(example) for example in _read(tmp_path / "rows.parquet")] == [{"a": 1}, {"b": 2}]
 
 
-def test_objects_that_a_table_holds_as_json_keep_their_nulls(tmp_path: Path) -> None:
-    """As `datasets` writes those whose keys differ between rows: turns, arguments, and properties of tools."""
+def test_json_objects_in_a_table_keep_nulls(tmp_path: Path) -> None:
+    """As `datasets` writes turns, arguments and tool properties whose keys differ by row."""
     row = _calling(NULLS)
     text = pyarrow.array([json.dumps(turn) for turn in row["messages"]], pyarrow.json_())
     schema = pyarrow.StructArray.from_arrays(
@@ -836,16 +836,16 @@ def _marked(template: Template, row: dict[str, Any], form: str = "alpaca") -> st
     return marked(template.pieces(parse(row, form, Reading())))
 
 
-def test_alpaca_is_as_stanford_published_it(alpaca: Template) -> None:
+def test_alpaca_matches_stanfords_prompt(alpaca: Template) -> None:
     assert _marked(alpaca, {"instruction": "Add.", "input": "1 + 4", "output": "5"}) == WITH_INPUT
     assert _marked(alpaca, {"instruction": "Add.", "context": "1 + 4", "output": "5"}) == WITH_INPUT
     assert _marked(alpaca, {"instruction": "Add.", "input": "", "output": "5"}) == WITHOUT
     asked = {"prompt": "Add.\n\n### Input:\n1 + 4", "completion": "5"}
-    assert _marked(alpaca, asked, "prompt") == WITH_INPUT  # a user of the model asks so
+    assert _marked(alpaca, asked, "prompt") == WITH_INPUT  # as users of the model write it
 
 
-def test_alpacas_frame_writes_what_the_template_writes(alpaca: Template) -> None:
-    """The fast path, by a frame with two places for instruction and input, and the slow one."""
+def test_alpacas_frame_matches_its_template(alpaca: Template) -> None:
+    """With a frame for instruction and input (the fast path), and without."""
     row = {"instruction": " Add. ", "input": " 1 + 4\n", "output": " 5", "history": [["Hi", "Hello"]]}
     for each in (row, row | {"system": "Be brief."}, row | {"input": "### Input:\n\n### Input:\n"}):
         fast = alpaca.pieces(parse(each, "alpaca", Reading()))
@@ -855,6 +855,6 @@ def test_alpacas_frame_writes_what_the_template_writes(alpaca: Template) -> None
         alpaca.frames.clear()
 
 
-def test_other_prompt_formats_join_an_input_by_a_line_break() -> None:
+def test_other_formats_join_input_by_a_line_break() -> None:
     row = {"instruction": "Add.", "input": "1 + 4", "output": "5"}
     assert supervised(row).endswith(f"{U}Add.\n1 + 4<|im_end|>\n{A}«5<|im_end|>»")

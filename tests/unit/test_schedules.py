@@ -1,4 +1,4 @@
-"""Every schedule is transformers' own; curves are what they have been."""
+"""Every schedule is transformers'; curves stay the same across versions."""
 
 import itertools
 import json
@@ -20,27 +20,23 @@ PEAK = 3e-4
 DECAY = {"schedule": "warmup_stable_decay"}
 STEPS = (0, 5, 6, 7, 45, 85, 99)
 RATES = json.loads((Path(__file__).parent / "learning_rates.json").read_text())
-"""Learning rates at STEPS of 100, of which 7 are the warm-up: transformers' of 5.23, but in a linear warm-up or one of
-warmup_stable_decay those of one step later, so that step 0 has one."""
+"""Learning rates at STEPS of 100 with 7 warm-up steps, from transformers 5.23; linear warm-ups and those of
+warmup_stable_decay are one step ahead, so that step 0 has a rate."""
 
 
 @pytest.mark.parametrize("case", RATES, ids=str)
-def test_rates_of_every_schedule_are_what_they_have_been(case: dict[str, Any]) -> None:
+def test_rates_of_every_schedule_are_unchanged(case: dict[str, Any]) -> None:
     plan = training_plan(
         learning_rate=PEAK, schedule=case["schedule"], schedule_options=case["schedule_options"], warmup_steps=7
     )
     assert [learning_rate(plan, step, 100) for step in STEPS] == pytest.approx(case["rates"], rel=1e-12, abs=0)
 
 
-def test_the_rates_are_of_all_schedules() -> None:
-    assert {case["schedule"] for case in RATES} == SCHEDULES.keys()
-
-
 @given(
     st.sampled_from(["cosine", "linear", "constant"]), st.integers(1, 500), st.floats(0, 0.99), st.floats(1e-6, 1e-1)
 )
-def test_curves_of_before_are_bit_for_bit(name: str, steps: int, ratio: float, peak: float) -> None:
-    """The formulas of version 1, as they stood; of a line, transformers rounds another quotient."""
+def test_curves_of_version_1_are_unchanged(name: str, steps: int, ratio: float, peak: float) -> None:
+    """The formulas of version 1; transformers rounds a linear decay differently."""
     plan = training_plan(learning_rate=peak, schedule=name, warmup_ratio=ratio)
     warmup = math.ceil(ratio * steps)
     for step in range(steps):
@@ -54,21 +50,22 @@ def test_curves_of_before_are_bit_for_bit(name: str, steps: int, ratio: float, p
         assert learning_rate(plan, step, steps) == pytest.approx(expected, rel=near, abs=0.0)
 
 
-def test_the_default_warm_up_is_three_hundredths() -> None:
+def test_default_warm_up_is_3_percent() -> None:
     default, named = training_plan(learning_rate=1.0), training_plan(learning_rate=1.0, warmup_ratio=0.03)
     steps = training_plan(learning_rate=1.0, warmup_steps=3)
     for step in range(100):
         assert learning_rate(default, step, 100) == learning_rate(named, step, 100) == learning_rate(steps, step, 100)
 
 
-def test_all_of_transformers_are_there_but_those_that_follow_the_loss() -> None:
+def test_schedules_are_transformers_except_loss_driven_ones() -> None:
     assert {each.value for each in SchedulerType} - SCHEDULES.keys() == {"reduce_lr_on_plateau", "greedy"}
     assert SCHEDULES.keys() <= {each.value for each in SchedulerType}
+    assert {case["schedule"] for case in RATES} == SCHEDULES.keys()
 
 
 @pytest.mark.parametrize("warmup", [10, 15])
 @pytest.mark.parametrize("case", RATES, ids=str)
-def test_a_warm_up_of_all_steps_or_more_only_rises(case: dict[str, Any], warmup: int) -> None:
+def test_warm_up_of_all_steps_only_rises(case: dict[str, Any], warmup: int) -> None:
     plan = training_plan(
         learning_rate=PEAK, schedule=case["schedule"], schedule_options=case["schedule_options"], warmup_steps=warmup
     )
@@ -91,15 +88,13 @@ def test_a_warm_up_of_all_steps_or_more_only_rises(case: dict[str, Any], warmup:
         ({**DECAY, "schedule_options": {"num_decay_steps": 98, "num_stable_steps": 9}}, 100, None),
     ],
 )
-def test_a_schedule_that_a_run_is_too_short_for_is_one_line(
-    train: dict[str, Any], steps: int, said: str | None
-) -> None:
+def test_schedule_longer_than_the_run_is_one_line(train: dict[str, Any], steps: int, said: str | None) -> None:
     plan = training_plan(learning_rate=PEAK, **train)
     if said is None:
         check(plan, steps)
         rates = [learning_rate(plan, step, steps) for step in range(steps)]
         assert max(rates) == pytest.approx(PEAK)
-        # No jump: the decay begins at the peak.
+        # No jump: the decay starts at the peak.
         assert max(abs(a - b) for a, b in itertools.pairwise(rates)) < PEAK / 2
         return
     with pytest.raises(UserError, match=said):

@@ -1,8 +1,8 @@
-"""The values that a search chooses, its bars, and what it refuses."""
+"""Searches: chosen values, bounds, outcomes, and refusals."""
 
-import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,16 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zerolora.config.file import load
-from zerolora.config.ranges import Range
-from zerolora.config.schema import Search
+from zerolora.config.schema import Range, Search
 from zerolora.config.settings import TrainSettings
 from zerolora.config.studies import StopAbove, Study, Trial, path_of, read_study, write_study
 from zerolora.errors import UserError
 from zerolora.files import write_json, write_text
-from zerolora.search.outcomes import Outcome, outcomes
-from zerolora.search.pruning import FEWEST, bars
-from zerolora.search.trial_table import shown
-from zerolora.search.trial_values import choose
+from zerolora.search.outcomes import Outcome, outcomes, table
+from zerolora.search.trial_values import FEWEST, bounds, choose
 from zerolora.train.validation import Validations
 
 OVER: dict[str, Any] = {
@@ -49,7 +46,7 @@ WAITING = Outcome("waiting")
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
-def test_values_are_those_of_the_search(sampler: str) -> None:
+def test_values_are_within_the_search(sampler: str) -> None:
     trials = choose(search(sampler=sampler), [], [], 20)
     for trial in trials:
         rate = trial.values["train.learning_rate"]
@@ -63,27 +60,27 @@ def test_values_are_those_of_the_search(sampler: str) -> None:
     assert {trial.values["train.lora.r"] for trial in trials} == {8, 16}
 
 
-def test_equal_trials_lead_to_equal_values_and_further_ones_to_others() -> None:
+def test_same_trials_lead_to_the_same_values() -> None:
     first = choose(search(), [], [], 3)
     assert choose(search(), [], [], 3) == first != choose(search(seed=1), [], [], 3)
     assert choose(search(), first, [WAITING] * 3, 3) != first
 
 
-def test_tpe_goes_where_losses_are_low() -> None:
-    """The loss is the distance of the rate from 1e-4: of 30 trials, the last ten are nearer than the first ten."""
-    asked = search(over={"train.learning_rate": OVER["train.learning_rate"]}, trials=30)
+def test_tpe_approaches_low_losses() -> None:
+    """The loss is the distance of the rate from 1e-4: the last 10 of 30 trials are closer than the first 10."""
+    wanted = search(over={"train.learning_rate": OVER["train.learning_rate"]}, trials=30)
 
     def loss(trial: Trial) -> float:
         return abs(math.log10(trial.values["train.learning_rate"]) + 4)
 
     trials: list[Trial] = []
     while len(trials) < 30:
-        trials += choose(asked, trials, [with_loss(loss(each)) for each in trials], 2)
+        trials += choose(wanted, trials, [with_loss(loss(each)) for each in trials], 2)
     distances = [loss(trial) for trial in trials]
     assert sum(distances[-10:]) < 0.5 * sum(distances[:10])
 
 
-def test_failed_and_waiting_trials_and_those_of_other_values_are_no_obstacle() -> None:
+def test_failed_waiting_and_other_trials_are_accepted() -> None:
     failed, waiting, pruned = choose(search(), [], [], 3)
     without_keys = Trial(values={"train.lora.r": 8})
     of_another_value = Trial(values={**waiting.values, "train.lora.r": 64})
@@ -98,10 +95,10 @@ LOSSES = st.lists(st.floats(0, 10, allow_nan=False), min_size=3, max_size=3)
 
 
 @given(complete=st.lists(LOSSES, min_size=0, max_size=8), ours=LOSSES)
-def test_training_stops_where_optunas_median_pruner_does(complete: list[list[float]], ours: list[float]) -> None:
+def test_pruning_matches_optunas_median_pruner(complete: list[list[float]], ours: list[float]) -> None:
     steps = (5, 10, 15)
     trials = [Outcome("complete", losses[-1], list(zip(steps, losses, strict=True))) for losses in complete]
-    settings = {"device": "cpu", "validation_steps": 5, "stop_above": [each.model_dump() for each in bars(trials)]}
+    settings = {"device": "cpu", "validation_steps": 5, "stop_above": [each.model_dump() for each in bounds(trials)]}
     validations = Validations(TrainSettings.model_validate(settings))
     study = optuna.create_study(pruner=optuna.pruners.MedianPruner(n_startup_trials=FEWEST))
     for trial in trials:
@@ -114,13 +111,14 @@ def test_training_stops_where_optunas_median_pruner_does(complete: list[list[flo
         assert validations.above_bar == theirs.should_prune()
 
 
-def test_the_file_of_trials_reads_as_it_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_study_file_reads_back_and_has_a_key_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     earlier = choose(search(), [], [], FEWEST)
     study = Study(trials=choose(search(prune=True), earlier, [with_loss(1.5)] * FEWEST, 2))
     assert [(bar.step, bar.loss) for bar in study.trials[0].stop_above] == [(5, 2.5), (10, 1.5)]
     write_study("tune", study)
     assert read_study("tune") == study
+    assert re.search(r'^ +"train.lora.r": (8|16),?$', path_of("tune").read_text(encoding="utf-8"), re.MULTILINE)
     assert read_study("other") == Study()
 
 
@@ -132,7 +130,7 @@ def test_the_file_of_trials_reads_as_it_was_written(tmp_path: Path, monkeypatch:
         ('{"trials": [{"values": {}, "failed": 1}]}', "trials.0.failed: Input should be a valid string"),
     ],
 )
-def test_a_broken_file_of_trials_is_one_line(
+def test_broken_study_file_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, expected: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -161,7 +159,7 @@ def write(config: Path, **values: Any) -> None:
     config.write_text(yaml.safe_dump({**CONFIG, **values}, sort_keys=False), encoding="utf-8")
 
 
-def test_trials_are_runs_with_their_values_and_bars(config: Path) -> None:
+def test_trials_are_runs_with_their_values_and_bounds(config: Path) -> None:
     write(config, searches={"tune": {"dataset": "rows", "over": OVER, "train": {"lora": {"alpha": 4.0}}}})
     bar = {"step": 5, "loss": 1.5}
     values = {"train.learning_rate": 2e-4, "train.lora.r": 16}
@@ -182,17 +180,17 @@ def test_trials_are_runs_with_their_values_and_bars(config: Path) -> None:
         ({"over": {"train.lora.r": {"low": 8, "high": 16, "step": 9}}}, "step 9 is not between 0 and high - low"),
         ({"over": {"train.lora.r": {"low": 8, "high": 16, "step": 2, "log": True}}}, "exclude each other"),
         ({"over": {"train.lora.r": []}}, "write at least one entry"),
-        ({"over": {"train.lora.r": [8, 8]}}, "8 is there twice"),
-        ({"over": {"train.lora.r": [8]}, "train": {"lora": {"r": 8}}}, "the search says train.lora.r: 8"),
+        ({"over": {"train.lora.r": [8, 8]}}, "8 occurs twice"),
+        ({"over": {"train.lora.r": [8]}, "train": {"lora": {"r": 8}}}, "the search also sets train.lora.r: 8"),
         ({"over": {"train.lora.r": [8]}, "prune": True, "train": {"validation_steps": None}}, "searches.tune.prune"),
-        ({"over": {"train.lora.r": [8]}, "sampler": "best"}, "'best' is not known; write 'tpe' or 'random'"),
+        ({"over": {"train.lora.r": [8]}, "sampler": "best"}, "'best' is not valid; write 'tpe' or 'random'"),
         (
             {"over": {"train.lora.r": [8]}},
             "or all trials failed; run `zerolora search tune -- COMMAND`",
         ),
     ],
 )
-def test_a_mistake_is_one_line_with_its_place(config: Path, asked: dict[str, Any], expected: str) -> None:
+def test_mistake_in_a_search_is_one_line(config: Path, asked: dict[str, Any], expected: str) -> None:
     write(config, searches={"tune": {"dataset": "rows", **asked}})
     with pytest.raises(UserError) as error:
         load(config)
@@ -200,7 +198,7 @@ def test_a_mistake_is_one_line_with_its_place(config: Path, asked: dict[str, Any
     assert line.startswith(f"{config}:") and expected in line
 
 
-def test_a_value_of_a_trial_that_cannot_run_is_reported_at_its_key(config: Path) -> None:
+def test_trial_value_that_cannot_run_names_its_key(config: Path) -> None:
     over = {"train.global_batch": [8, 7]}
     write(config, searches={"tune": {"dataset": "rows", "over": over, "train": {"ranks_per_node": 2}}})
     write_study("tune", Study(trials=[Trial(values={"train.global_batch": 7})]))
@@ -208,20 +206,20 @@ def test_a_value_of_a_trial_that_cannot_run_is_reported_at_its_key(config: Path)
         load(config)
 
 
-def test_a_run_of_a_trials_name_is_refused(config: Path) -> None:
+def test_run_with_a_trials_name_is_refused(config: Path) -> None:
     write(config, runs={"tune-0": {"dataset": "rows"}}, searches={"tune": {"dataset": "rows", "over": OVER}})
     write_study("tune", Study(trials=[Trial(values={"train.lora.r": 8})]))
-    with pytest.raises(UserError, match="searches.tune: has a run tune-0, and so has another section"):
+    with pytest.raises(UserError, match="searches.tune: has a run tune-0, but so has another section"):
         load(config)
 
 
-def test_ranges_are_whole_only_if_all_of_them_is() -> None:
+def test_ranges_are_whole_if_all_values_are() -> None:
     assert Range(low=1, high=8).is_whole and Range(low=1, high=9, step=2).is_whole
     assert not Range(low=1, high=8.0).is_whole and not Range(low=1, high=8, step=0.5).is_whole
 
 
 def result_of(run: str, losses: dict[int, float], steps: int, planned: int) -> None:
-    """Write what training writes of a run."""
+    """Write the metrics of a training."""
     metrics = Path("results") / run / "metrics"
     rows = [f"{step},1.0,0.001,{losses.get(step, '')}" for step in range(1, steps + 1)]
     write_text(metrics / "loss.csv", "\n".join(["step,loss,learning_rate,loss_validation", *rows, ""]))
@@ -229,7 +227,7 @@ def result_of(run: str, losses: dict[int, float], steps: int, planned: int) -> N
     write_json(metrics / "train.json", trained)
 
 
-def test_outcomes_are_those_of_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outcomes_match_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     bar = [StopAbove(step=2, loss=1.0)]
     study = Study(trials=[Trial(values={}, stop_above=bar) for _ in range(4)])
@@ -248,7 +246,7 @@ def test_outcomes_are_those_of_the_results(tmp_path: Path, monkeypatch: pytest.M
         outcomes("tune", study)
 
 
-def test_the_table_has_the_lowest_loss_first_and_says_why_trials_failed(
+def test_table_starts_with_the_lowest_loss_and_explains_failures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -256,7 +254,7 @@ def test_the_table_has_the_lowest_loss_first_and_says_why_trials_failed(
     study = Study(trials=[*trials, trials[2].model_copy(update={"failed": "train: [it] is out of memory"})])
     result_of("tune-0", {2: 2.0}, 2, 2)
     result_of("tune-1", {2: 1.0}, 2, 2)
-    text = shown("tune", study)
+    text = table("tune", study)
     lines = text.splitlines()
     assert [line.split()[0] for line in lines[1:] if line.startswith("tune-")][:4] == [
         "tune-1",
@@ -269,16 +267,8 @@ def test_the_table_has_the_lowest_loss_first_and_says_why_trials_failed(
     assert max(map(len, lines)) <= 120
 
 
-def test_json_of_trials_is_for_people(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As readable in a diff as a lock file: a key a line, and values as they are written in the config."""
-    monkeypatch.chdir(tmp_path)
-    write_study("tune", Study(trials=[Trial(values={"train.lora.r": 8})]))
-    text = path_of("tune").read_text(encoding="utf-8")
-    assert '"train.lora.r": 8\n' in text and json.loads(text)["trials"][0]["failed"] == ""
-
-
-def test_a_signal_while_the_command_starts_is_passed_on_too() -> None:
-    """Otherwise the search would end, and the engine would run on without it."""
+def test_signal_while_the_command_starts_is_forwarded() -> None:
+    """Otherwise the engine would outlive the search."""
     script = """
 import os, subprocess
 from zerolora.search.rounds import _run
@@ -294,8 +284,8 @@ print(_run(["sleep", "20"]))
 
 
 @pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_command_as_the_command_ends_itself(asked: signal.Signals) -> None:
-    """An engine saves a checkpoint then. Ctrl-C reaches the whole group, SIGTERM the search, which passes it on."""
+def test_signal_lets_the_command_end_itself(asked: signal.Signals) -> None:
+    """So an engine can save a checkpoint. Ctrl-C reaches the whole group; the search forwards SIGTERM."""
     engine = "trap 'sleep 0.5; exit 7' INT TERM; echo runs; sleep 20 & wait"
     script = f"from zerolora.search.rounds import _run; print(_run(['sh', '-c', {engine!r}]))"
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Attention of short rows by plain products: that of torch's kernel."""
+"""Attention of short rows by matmul equals torch's fused kernel."""
 
 import functools
 from collections.abc import Callable
@@ -6,20 +6,20 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from zerolora.train import short_rows
+from zerolora.train import attention
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("scaling", [None, 0.3])
 @pytest.mark.parametrize(("heads", "key_heads", "tokens"), [(4, 4, 7), (6, 2, 33), (3, 1, 1), (9, 3, 192)])
-def test_it_has_values_and_gradients_of_the_fused_kernel(
+def test_values_and_gradients_match_the_fused_kernel(
     heads: int, key_heads: int, tokens: int, scaling: float | None, precision: torch.dtype
 ) -> None:
     torch.manual_seed(0)
-    # As a model hands them over: seen from a tensor whose tokens come first.
+    # Strided as in a model: views of tensors with tokens first.
     inputs = [torch.randn(2, tokens, each, 16).to(precision).transpose(1, 2) for each in (heads, key_heads, key_heads)]
     gradient = torch.randn(2, heads, tokens, 16).to(precision)
-    assert short_rows.takes(inputs[0], inputs[1], 0.0, None)
+    assert attention.is_short(inputs[0], inputs[1], 0.0, None)
 
     def done(attend: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
         leaves = [each.detach().clone().requires_grad_() for each in inputs]
@@ -32,7 +32,7 @@ def test_it_has_values_and_gradients_of_the_fused_kernel(
             query, key, value, is_causal=True, scale=scaling, enable_gqa=True
         )
 
-    actual = done(functools.partial(short_rows.attend, scaling=scaling))
+    actual = done(functools.partial(attention.attend_short, scaling=scaling))
     expected = done(fused)
     assert len(actual) == len(expected) == 4
     tolerance = 2e-2 if precision == torch.bfloat16 else 2e-5
@@ -41,11 +41,11 @@ def test_it_has_values_and_gradients_of_the_fused_kernel(
         assert torch.allclose(one, other, rtol=tolerance, atol=tolerance)
 
 
-def test_others_are_left_to_the_kernel() -> None:
-    long = torch.zeros(1, 2, short_rows.LONGEST + 1, 4)
+def test_other_inputs_use_the_kernel() -> None:
+    long = torch.zeros(1, 2, attention.LONGEST_SHORT + 1, 4)
     short = long[:, :, :10]
-    assert short_rows.takes(short, short, 0.0, 10)
-    assert not short_rows.takes(long, long, 0.0, None)
-    assert not short_rows.takes(short, short, 0.1, None)
-    assert not short_rows.takes(short, short, 0.0, 9)
-    assert not short_rows.takes(short, long, 0.0, None)
+    assert attention.is_short(short, short, 0.0, 10)
+    assert not attention.is_short(long, long, 0.0, None)
+    assert not attention.is_short(short, short, 0.1, None)
+    assert not attention.is_short(short, short, 0.0, 9)
+    assert not attention.is_short(short, long, 0.0, None)

@@ -1,7 +1,9 @@
-"""The resources that jobs ask for: enough for what was measured."""
+"""The resources that jobs request cover what was measured; and how sbatch is asked for GPUs of each node."""
 
+import importlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +14,10 @@ from process_memory import peak_bytes
 from safetensors.torch import save_file
 from test_render import settings_of
 
+from zerolora.compat.slurm_executor_patches import gpus_of_each_node
 from zerolora.config.settings import EvaluateSettings
 from zerolora.files import MANIFEST, canonical, describe, write_json
-from zerolora.memory.headroom import SHARE, asked
+from zerolora.memory.reserve import SHARE, with_headroom
 from zerolora.merge import stream
 from zerolora.model.base_check import listed_shapes
 from zerolora.model.read_spec import read_model_spec
@@ -43,7 +46,7 @@ def result(name: str) -> Any:
 
 
 def fetched(folder: Path, name: str, width: int, files: int) -> Path:
-    """Write what fetch writes of a model whose weights have `width` bytes each, in so many files."""
+    """Write config and manifest of a fetched model: `width` bytes a weight, in `files` files."""
     model = json.loads((MODELS / f"{name}.json").read_text())
     write_json(folder / "config.json", model)
     size = read_model_spec(folder).parameters * width // files
@@ -57,19 +60,20 @@ def prepared(folder: Path, rows: int, longest: int) -> Path:
     return folder
 
 
-def test_no_configuration_that_was_measured_took_longer_than_asked_for() -> None:
+def test_measured_times_are_within_the_request() -> None:
     rows = [row for row in result("choice.json")["rows"] if row["seconds"]]
     worst = max(row["seconds"] / row["predicted_seconds"] for row in rows)
     assert len(rows) > 100
     assert 0.75 * SLACK < worst < SLACK
+    assert reporting()["minutes"] == MINIMUM_MINUTES
 
 
-def test_no_host_that_was_measured_held_more_than_asked_for() -> None:
+def test_measured_host_memory_is_within_the_request() -> None:
     actual = result("memory_cpu.json")
     assert 1 / (1 + actual["lowest_error"]) < SHARE
 
 
-def test_prepare_asks_for_what_its_benchmark_took(tmp_path: Path) -> None:
+def test_prepare_requests_cover_its_benchmark(tmp_path: Path) -> None:
     for run in result("prepare_memory.json")["runs"]:
         processes = run["processes"] - 1
         assert run["peak_bytes"] <= PREPARE_PROCESS * run["processes"] + PREPARE_GROWTH * run["input_bytes"]
@@ -83,19 +87,18 @@ def test_prepare_asks_for_what_its_benchmark_took(tmp_path: Path) -> None:
     assert preparing(tmp_path, 4)["host_bytes"] > both["host_bytes"] > alone["host_bytes"]
 
 
-def test_evaluation_is_predicted_above_what_was_measured(tmp_path: Path) -> None:
-    """The prompts of the reference task begin alike, so that what they share is computed once; the prediction is for
-    prompts that share nothing."""
+def test_evaluation_requests_cover_its_measurement(tmp_path: Path) -> None:
+    """The prompts of the reference task share a prefix, computed once; the prediction assumes none."""
     measured = result("make_run.json")["evaluate_resources"]["peak_host_bytes_generating"]
     run = settings_of(device="cpu", gpu_memory=None, precision="fp32")
     model, data = fetched(tmp_path / "model", "smollm2-135m", 4, 1), prepared(tmp_path / "data", 200, 60)
     actual = evaluating(EVALUATE, model, data, run)
     assert actual["gpus"] == 0
     assert measured < actual["host_bytes"] < 1.5 * measured
-    assert actual["mem_mib"] * 1024**2 >= asked(actual["host_bytes"]) > measured
+    assert actual["mem_mib"] * 1024**2 >= with_headroom(actual["host_bytes"]) > measured
 
 
-def test_evaluation_takes_a_gpu_if_there_is_one_that_holds_the_model(tmp_path: Path) -> None:
+def test_evaluation_requests_a_gpu_that_holds_the_model(tmp_path: Path) -> None:
     model, data = fetched(tmp_path / "model", "qwen2.5-7b", 2, 4), prepared(tmp_path / "data", 200, 60)
     cpu = {"device": "cpu", "gpu_memory": None}
     on_gpu = evaluating(EVALUATE, model, data, settings_of(gpu_memory=80 * GIB))
@@ -110,13 +113,13 @@ def test_evaluation_takes_a_gpu_if_there_is_one_that_holds_the_model(tmp_path: P
     assert few["seconds"] < on_cpu["seconds"] / 2
 
 
-def test_merging_asks_for_the_blocks_and_the_process_that_were_measured() -> None:
+def test_merging_requests_cover_blocks_and_process() -> None:
     assert stream.THREADS * (stream.SPAN + 3 * 4 * stream.BLOCK) == MERGE_BLOCKS
     for model in result("merge.json")["models"].values():
         assert MERGE_PROCESS / 2 < model["ways"]["start"]["rss_bytes"] < MERGE_PROCESS
 
 
-def test_merging_asks_for_a_matrix_and_not_for_the_model(tmp_path: Path) -> None:
+def test_merging_requests_a_matrix_not_the_model(tmp_path: Path) -> None:
     write_json(
         tmp_path / "adapter" / MANIFEST, {"files": {"adapter_model.safetensors": {"sha256": "", "bytes": 10**7}}}
     )
@@ -127,8 +130,8 @@ def test_merging_asks_for_a_matrix_and_not_for_the_model(tmp_path: Path) -> None
     assert one["host_bytes"] == four["host_bytes"] == MERGE_PROCESS + MERGE_BLOCKS + 16 * 3584 * 18944 + 10**7
 
 
-def test_merging_asks_for_an_embedding_that_is_scaled_whole(tmp_path: Path) -> None:
-    """DoRA's norms of an embedding go across its rows; plain factors of it are added by rows."""
+def test_merging_requests_a_whole_dora_embedding(tmp_path: Path) -> None:
+    """DoRA needs an embedding's norms across all rows; plain factors are added row by row."""
     model, adapter = fetched(tmp_path / "model", "qwen2.5-7b", 2, 1), tmp_path / "adapter"
     write_json(adapter / MANIFEST, {"files": {"adapter_model.safetensors": {"sha256": "", "bytes": 10**7}}})
     prefix = "base_model.model.model.embed_tokens"
@@ -140,18 +143,18 @@ def test_merging_asks_for_an_embedding_that_is_scaled_whole(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_preparing_holds_no_more_than_it_asks_for(tmp_path: Path, bench: Bench) -> None:
+def test_prepare_stays_within_its_request(tmp_path: Path, bench: Bench) -> None:
     rows = bench.folder / "rows.json"
     settings = canonical(bench.settings["prepare"]["rows"] | {"path": str(rows)})
     places = ["--model", str(bench.folder / "m/tiny/manifest.json"), "--output", str(tmp_path / "data")]
-    held = peak_bytes([str(BIN / "zerolora"), "prepare", "--settings", settings, *places, "--workers", "1"])
+    peak = peak_bytes([str(BIN / "zerolora"), "prepare", "--settings", settings, *places, "--workers", "1"])
     wanted = preparing(rows, 1)
-    assert 0.4 * wanted["host_bytes"] < held < wanted["host_bytes"]
+    assert 0.4 * wanted["host_bytes"] < peak < wanted["host_bytes"]
 
 
 @pytest.mark.slow
-def test_merging_holds_no_more_than_it_asks_for(tmp_path: Path) -> None:
-    """A real merge of two weight files of 256 MB, each with a matrix that an adapter changes."""
+def test_merge_stays_within_its_request(tmp_path: Path) -> None:
+    """Two weight files of 256 MB, each with an adapted matrix."""
     config = json.loads((MODELS / "smollm2-135m.json").read_text())
     config |= {"num_hidden_layers": 2, "vocab_size": 110_000, "tie_word_embeddings": False}
     base = tmp_path / "base"
@@ -177,17 +180,13 @@ def test_merging_holds_no_more_than_it_asks_for(tmp_path: Path) -> None:
     write_json(tmp_path / "base.json", {"path": str(base), "files": {}})
     places = ["--place", str(tmp_path / "merged"), "--output", str(tmp_path / "merged")]
     weights = ["--weights", str(tmp_path / "base.json")]
-    held = peak_bytes([str(BIN / "zerolora"), "merge", *weights, "--adapter", str(adapter), *places])
+    peak = peak_bytes([str(BIN / "zerolora"), "merge", *weights, "--adapter", str(adapter), *places])
     wanted = merging(base, adapter)
-    assert 0.4 * wanted["host_bytes"] < held < wanted["mem_mib"] * 1024**2
+    assert 0.4 * wanted["host_bytes"] < peak < wanted["mem_mib"] * 1024**2
 
 
-def test_the_report_asks_for_the_least() -> None:
-    assert reporting()["minutes"] == MINIMUM_MINUTES
-
-
-def test_evaluation_takes_as_many_gpus_as_hold_the_model(tmp_path: Path) -> None:
-    """70 billion parameters in bf16, of 141 GB: by hand, two GPUs of 80 GiB have 172 GB, and four of 40 GiB too."""
+def test_evaluation_requests_enough_gpus_for_the_model(tmp_path: Path) -> None:
+    """70B parameters in bf16 are 141 GB; two GPUs of 80 GiB have 172 GB, as have four of 40 GiB."""
     model, data = fetched(tmp_path / "model", "llama-3-70b", 2, 4), prepared(tmp_path / "data", 200, 60)
     few = EVALUATE.model_copy(update={"batch": "auto"})
 
@@ -201,5 +200,28 @@ def test_evaluation_takes_as_many_gpus_as_hold_the_model(tmp_path: Path) -> None
     assert gpus(80, 8, ranks=4) == 8 and gpus(80, 6, ranks=4) == 6
     assert gpus(80, 8, batch=20, max_new_tokens=8000) == 3  # with 53 GB of keys and values
     offloaded, whole = (evaluating(few, model, data, settings_of(gpu_memory=80 * GIB), node) for node in (1, 2))
-    assert offloaded["host_bytes"] == whole["host_bytes"]  # the weights lie there, or are loaded there first
-    assert offloaded["seconds"] > 1.3 * whole["seconds"]  # and are copied for each token
+    assert offloaded["host_bytes"] == whole["host_bytes"]  # offloaded there, or loaded through it
+    assert offloaded["seconds"] > 1.3 * whole["seconds"]  # offloaded weights are copied for each token
+
+
+class Resources(dict[str, Any]):
+    __getattr__ = dict.__getitem__
+
+
+@pytest.mark.parametrize(
+    ("resources", "line", "parsed"),
+    [
+        ({"gres": "gpu:4", "gpu": 8, "nodes": 2}, " --gres=gpu:4", (4, None)),
+        ({"gres": "gpu:1", "gpu": 1}, " --gres=gpu:1", (1, None)),
+        ({"gres": "gpu:a100:2", "gpu": 2}, " --gres=gpu:a100:2", (2, "a100")),
+        ({"gres": "", "gpu": 0}, "", (0, None)),
+        ({"gpu": 2}, " --gpus=2", (2, None)),
+    ],
+)
+def test_gpus_are_requested_once(resources: dict[str, Any], line: str, parsed: tuple[int, str | None]) -> None:
+    executor = importlib.import_module("snakemake_executor_plugin_slurm")
+    gpus_of_each_node(executor)
+    gpus_of_each_node(executor)  # again: no change
+    job: Any = SimpleNamespace(resources=Resources(resources), name="train", threads=4)
+    assert executor.set_gres_string(job) == line
+    assert executor.partitions.parse_gpu_requirements(job) == parsed

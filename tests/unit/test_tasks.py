@@ -1,4 +1,4 @@
-"""The evaluation tasks: every one on its own examples, and those of the project on edge cases."""
+"""Every evaluation task on its own examples, and the project's tasks on edge cases."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from zerolora.evaluate.tasks.task import Judgement
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_a_task_tells_right_from_wrong_and_the_config_knows_it(name: str) -> None:
+def test_task_judges_its_example_and_is_in_the_config(name: str) -> None:
     task = TASKS[name].configured(TASKS[name].example.settings)
     row = {"question": task.example.question, "expected": task.example.expected, "prompt": 3}
     assert task.asks(row)
@@ -30,14 +30,9 @@ def test_a_task_tells_right_from_wrong_and_the_config_knows_it(name: str) -> Non
     assert (Path(tasks.__file__).parent / f"{name}.py").is_file()
 
 
-def test_the_docs_list_every_task() -> None:
+def test_docs_list_every_task() -> None:
     text = (ROOT / "docs/tasks.md").read_text()
     assert [f"| `{task.name}` | {task.rule} |" in text for task in TASKS.values()] == [True] * len(TASKS)
-
-
-def test_rows_without_a_prompt_are_not_asked_and_yield_no_metrics() -> None:
-    assert not TASKS["exact"].asks({"prompt": 0})
-    assert TASKS["exact"].metrics([]) == {}
 
 
 @pytest.mark.parametrize(
@@ -51,10 +46,12 @@ def test_rows_without_a_prompt_are_not_asked_and_yield_no_metrics() -> None:
         ("", Judgement(False, False)),
     ],
 )
-def test_the_reference_task(answer: str, verdict: Judgement) -> None:
+def test_reference_task(answer: str, verdict: Judgement) -> None:
     assert TASKS["sum"].judge({"question": "5=", "expected": ""}, answer) == verdict
 
 
-def test_an_empty_answer_has_no_format() -> None:
+def test_exact_match_of_empty_answers_and_rows_without_prompt() -> None:
     assert TASKS["exact"].judge({"question": "", "expected": "Paris "}, "Paris") == Judgement(True, True)
     assert TASKS["exact"].judge({"question": "", "expected": "Paris"}, "") == Judgement(False, False)
+    assert not TASKS["exact"].asks({"prompt": 0})
+    assert TASKS["exact"].metrics([]) == {}

@@ -1,4 +1,4 @@
-"""The mask against golden texts written by hand, and against other ways to find it, over real chat templates."""
+"""The loss mask against hand-written golden texts and other ways to compute it, over real chat templates."""
 
 import json
 import re
@@ -16,10 +16,9 @@ from zerolora.config.settings import PrepareSettings
 from zerolora.data.encode import Piece
 from zerolora.data.example import BadRow, Example
 from zerolora.data.template import Template
-from zerolora.errors import UserError
 
 GOLDENS = goldens()
-# What ends every answer, by template; the others end the last answer with the end-of-sequence token only.
+# The token that ends every answer, by template; the others end only the last answer, with EOS.
 STOPS = {
     "alphamonarch": "</s>",
     "chatml": "<|im_end|>",
@@ -114,7 +113,7 @@ def options(loss: str = "assistant", template: str = "chat", system: str = "") -
 
 
 def spans(pieces: list[Piece]) -> list[tuple[int, int]]:
-    """Return where the learned pieces begin and end in the text."""
+    """Return start and end of the supervised pieces in the text."""
     result, place = [], 0
     for piece in pieces:
         if piece.supervised:
@@ -125,7 +124,7 @@ def spans(pieces: list[Piece]) -> list[tuple[int, int]]:
 
 @st.composite
 def conversations(draw: st.DrawFn, name: str) -> list[dict[str, Any]]:
-    """Draw a conversation that the template takes, without special tokens in its contents."""
+    """Draw a conversation that the template accepts, without special tokens in its contents."""
     turns = draw(st.integers(1, 3))
     messages = [{"role": "system", "content": draw(CONTENT)}] if name not in NO_SYSTEM and draw(st.booleans()) else []
     for _ in range(turns):
@@ -139,7 +138,7 @@ def conversations(draw: st.DrawFn, name: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("golden", GOLDENS, ids=str)
-def test_pieces_are_the_golden_ones(golden: Golden, tmp_path: Path) -> None:
+def test_pieces_match_golden_texts(golden: Golden, tmp_path: Path) -> None:
     template = template_for(golden, tmp_path)
     if golden.refusal:
         with pytest.raises(BadRow) as refused:
@@ -150,12 +149,12 @@ def test_pieces_are_the_golden_ones(golden: Golden, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("golden", [golden for golden in GOLDENS if not golden.refusal], ids=str)
-def test_joined_pieces_are_what_the_template_writes(golden: Golden, tmp_path: Path) -> None:
+def test_joined_pieces_match_the_template(golden: Golden, tmp_path: Path) -> None:
     template = template_for(golden, tmp_path)
     text = template.write(golden.example.messages or [], golden.example.tools)
     joined = "".join(piece.text for piece in template.pieces(golden.example))
     if not text.startswith(joined) and golden.template in ("deepseek-r1-distill", "gemma-4"):
-        # The prompt has a thought, which the template leaves out once it is answered.
+        # The prompt has a thought, which the template drops after the answer.
         text = template.write((golden.example.messages or [])[:-1], prompt=True)
         joined = joined[: len(text)]
     if golden.template in STOPLESS and not text.startswith(joined):
@@ -165,8 +164,8 @@ def test_joined_pieces_are_what_the_template_writes(golden: Golden, tmp_path: Pa
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_template_has_the_common_goldens(name: str) -> None:
-    held = {golden.conversation for golden in GOLDENS if golden.template == name}
-    assert held >= {"single", "multi", "system", "blanks", "unicode", "tools"}
+    covered = {golden.conversation for golden in GOLDENS if golden.template == name}
+    assert covered >= {"single", "multi", "system", "blanks", "unicode", "tools"}
 
 
 def test_every_template_names_its_source() -> None:
@@ -177,7 +176,7 @@ def test_every_template_names_its_source() -> None:
 
 
 @pytest.mark.parametrize("golden", [golden for golden in GOLDENS if golden.template not in DATED], ids=str)
-def test_text_is_that_of_apply_chat_template(golden: Golden, tmp_path: Path) -> None:
+def test_text_matches_apply_chat_template(golden: Golden, tmp_path: Path) -> None:
     template, messages, tools = template_for(golden, tmp_path), golden.example.messages or [], golden.example.tools
     for prompt in (False, True):
         try:
@@ -191,21 +190,21 @@ def test_text_is_that_of_apply_chat_template(golden: Golden, tmp_path: Path) -> 
             assert template.write(messages, tools, prompt) == expected
 
 
-def test_date_is_always_the_same() -> None:
+def test_date_is_fixed() -> None:
     template = Template(like("{{ strftime_now('%A %d %B %Y, %b %a %y %m %H:%M:%S') }}"), options())
     assert template.write([user("Hi")]) == "Friday 26 July 2024, Jul Fri 24 07 00:00:00"
     macro = Template(like("{% macro day() %}{{ strftime_now('%Y-%m-%d') }}{% endmacro %}\n\n  {{ day() }}"), options())
     assert macro.write([user("Hi")]) == "\n  2024-07-26"
 
 
-# Other ways to find the mask
+# Other ways to compute the mask
 
 
 @pytest.mark.parametrize("name", STOPS)
 @given(data=st.data())
-@settings(max_examples=25, deadline=None)
-def test_mask_is_that_of_prefix_differencing(name: str, data: st.DataObject) -> None:
-    """Where the text of every prompt begins the whole text, an answer reaches from its end to the next stop token."""
+@settings(max_examples=10)
+def test_mask_matches_prefix_differencing(name: str, data: st.DataObject) -> None:
+    """If every prompt is a prefix of the text, an answer reaches from its end to the next stop token."""
     messages = data.draw(conversations(name))
     for loss in ("assistant", "last"):
         template = template_of(name, loss)
@@ -223,8 +222,8 @@ def test_mask_is_that_of_prefix_differencing(name: str, data: st.DataObject) -> 
 
 @pytest.mark.parametrize("name", STOPLESS)
 @given(data=st.data())
-@settings(max_examples=25, deadline=None)
-def test_last_answer_of_a_template_without_stop_token_ends_with_eos(name: str, data: st.DataObject) -> None:
+@settings(max_examples=10)
+def test_last_answer_without_stop_token_ends_with_eos(name: str, data: st.DataObject) -> None:
     messages = data.draw(conversations(name))
     template = template_of(name, "last")
     text, eos = template.write(messages), template.tokenizer.eos_token
@@ -239,9 +238,9 @@ def test_last_answer_of_a_template_without_stop_token_ends_with_eos(name: str, d
 
 @pytest.mark.parametrize("name", TRAINING)
 @given(data=st.data())
-@settings(max_examples=25, deadline=None)
-def test_mask_is_that_of_generation_markers(name: str, data: st.DataObject) -> None:
-    """Others put the markers there; theirs also hold what is written behind the stop token."""
+@settings(max_examples=10)
+def test_mask_matches_generation_markers(name: str, data: st.DataObject) -> None:
+    """Third-party markers, which also include text after the stop token."""
     messages = data.draw(conversations(name))
     tokenizer = tokenizer_of(f"{name}.training")
     template = Template(tokenizer, options())
@@ -252,7 +251,7 @@ def test_mask_is_that_of_generation_markers(name: str, data: st.DataObject) -> N
         **tokenizer.special_tokens_map,
     )
     (text,), (expected,) = written
-    if name == "phi-3":  # its markers hold the end-of-sequence token behind the last answer apart
+    if name == "phi-3":  # its markers have a separate span for EOS after the last answer
         expected = expected[:-1]
     pieces = template.pieces(Example(messages))
     assert [start for start, _ in spans(pieces)] == [start for start, _ in expected]
@@ -262,8 +261,8 @@ def test_mask_is_that_of_generation_markers(name: str, data: st.DataObject) -> N
 
 @pytest.mark.parametrize("name", [*STOPS, *STOPLESS])
 @given(data=st.data())
-@settings(max_examples=8, deadline=None)
-def test_everything_is_learned(name: str, data: st.DataObject) -> None:
+@settings(max_examples=4)
+def test_everything_is_supervised(name: str, data: st.DataObject) -> None:
     messages = data.draw(conversations(name))
     if name in STOPLESS:
         messages = messages[-2:]
@@ -276,13 +275,13 @@ def test_everything_is_learned(name: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("name", ["kimi-k3", "llama-3.2", "mistral-nemo", "mistral-v0.3", "qwen2.5", "qwen3"])
-@given(city=CONTENT, said=CONTENT, told=CONTENT)
-@settings(max_examples=25, deadline=None)
-def test_mask_of_tool_calls_is_that_of_prefix_differencing(name: str, city: str, said: str, told: str) -> None:
+@given(city=CONTENT, result=CONTENT, final=CONTENT)
+@settings(max_examples=10)
+def test_mask_of_tool_calls_matches_prefix_differencing(name: str, city: str, result: str, final: str) -> None:
     special = template_of(name).special
-    assume(not any(special.search(text) for text in (json.dumps(city, ensure_ascii=False), city, said, told)))
-    messages = [user("Weather?"), answer("", city), {"role": "tool", "content": said, "tool_call_id": "call00001"}]
-    messages.append(answer(told))
+    assume(not any(special.search(text) for text in (json.dumps(city, ensure_ascii=False), city, result, final)))
+    messages = [user("Weather?"), answer("", city), {"role": "tool", "content": result, "tool_call_id": "call00001"}]
+    messages.append(answer(final))
     template = template_of(name)
     text, expected = template.write(messages, TOOLS), []
     for number in (1, 3):
@@ -292,8 +291,8 @@ def test_mask_of_tool_calls_is_that_of_prefix_differencing(name: str, city: str,
     assert spans(template.pieces(Example(messages, TOOLS))) == expected
 
 
-def test_answer_that_is_asked_for_without_thoughts() -> None:
-    """As GLM-4.7's template: it asks for thoughts unless told not to, and writes where there are none."""
+def test_prompt_without_thoughts_is_used() -> None:
+    """As in GLM-4.7's template: its prompt requests thoughts by default, and it marks answers without any."""
     tokenizer = like(
         "{% for message in messages %}<|im_start|>{{ message.role }}\n"
         "{{ '</think>' if message.role == 'assistant' else '' }}{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -331,7 +330,7 @@ def test_special_token_elsewhere_is_refused(messages: list[dict[str, Any]], tool
         template_of("qwen2.5").pieces(Example(messages, tools))
 
 
-def test_token_that_is_added_but_not_special_is_text() -> None:
+def test_added_plain_token_is_text() -> None:
     messages = [user("<tool_call>?"), answer("</tool_call>")]
     assert marked(template_of("qwen2.5").pieces(Example(messages))).endswith("«</tool_call><|im_end|>»")
 
@@ -342,7 +341,7 @@ THINKING = (
 )
 
 
-def test_answer_that_begins_with_what_its_prompt_ends_with() -> None:
+def test_answer_may_start_with_the_end_of_its_prompt() -> None:
     template = Template(like(THINKING), options())
     assert marked(template.pieces(Example(CONVERSATIONS["thinking"]))) == (
         "<|im_start|>user\nWho are you?<|im_end|>\n"
@@ -350,19 +349,17 @@ def test_answer_that_begins_with_what_its_prompt_ends_with() -> None:
         "<|im_start|>user\nAnd now?<|im_end|>\n"
         "<|im_start|>assistant\n<think>\n«Late.\n</think>\n\nNow I rest.<|im_end|>»"
     )
-    with pytest.raises(
-        BadRow, match=r"asks for the assistant message 2 with '<think>\\n', which does not stand before it"
-    ):
+    with pytest.raises(BadRow, match=r"asks for the assistant message 2 with '<think>\\n', which is missing before it"):
         template.pieces(Example(CONVERSATIONS["single"]))
 
 
-def test_thought_that_the_template_drops_is_kept_only_if_nothing_else_is_left_out() -> None:
+def test_dropped_tools_are_refused_besides_a_thought() -> None:
     with pytest.raises(BadRow, match="leaves out the tools"):
         template_of("deepseek-r1-distill").pieces(Example(CONVERSATIONS["pondering"], TOOLS))
 
 
-def test_thought_in_an_answer_that_is_asked_for_without() -> None:
-    """As DeepSeek-V3.2's template: its prompt has an empty thought, which it leaves out later, and others with it."""
+def test_thought_after_an_empty_thought_is_refused() -> None:
+    """As in DeepSeek-V3.2's template: its prompt has an empty thought; earlier thoughts are dropped."""
     source = (
         "{% for message in messages %}<|im_start|>{{ message.role }}: {{ message.content.split('</think>')[-1] }}"
         "{% for call in message.tool_calls %}{{ call.function.name }}{% endfor %}<|im_end|>{% endfor %}"
@@ -379,15 +376,15 @@ def test_thought_in_an_answer_that_is_asked_for_without() -> None:
         template.pieces(Example([user("Hi"), answer("<think></think>Hello", "Oslo")]))
 
 
-def test_question_that_the_template_leaves_out_because_it_is_empty() -> None:
+def test_empty_question_may_be_dropped() -> None:
     messages = [user(""), user("Hi"), answer("Hello")]
     assert marked(template_of("glm-4").pieces(Example(messages))).endswith("Hi<|assistant|>\n«Hello<|endoftext|>»")
     with pytest.raises(BadRow, match="writes around the user message 1 depends on its content; write loss: last"):
         template_of("glm-4", ["user"]).pieces(Example(messages))
 
 
-def test_tool_call_without_stop_token() -> None:
-    """Only the last message can be one, and the end-of-sequence token stands right behind it."""
+def test_tool_call_without_stop_token_must_be_last() -> None:
+    """It must be the last message; EOS follows."""
     source = (
         "{% for message in messages %}{{ message.role }}: {{ message.content }}"
         "{% for call in message.tool_calls %}{{ call.function.name }}({{ call.function.arguments.city }}){% endfor %}"
@@ -396,12 +393,12 @@ def test_tool_call_without_stop_token() -> None:
     template = Template(like(source), options())
     pieces = template.pieces(Example(CONVERSATIONS["tools"][:2]))
     assert marked(pieces) == "user: Weather in Oslo?\nassistant:« weather(Oslo)<|im_end|>»"
-    with pytest.raises(BadRow, match="no stop token behind an earlier answer"):
+    with pytest.raises(BadRow, match="no stop token after an earlier answer"):
         template.pieces(Example(CONVERSATIONS["tools"]))
 
 
-def test_tool_call_before_a_message_that_is_written_twice() -> None:
-    """Where the next message begins is not known, so neither is where the call ends."""
+def test_tool_call_before_a_repeated_message_is_refused() -> None:
+    """The start of the next message, and so the end of the call, is unknown."""
     source = (
         "{% for message in messages %}<|im_start|>{{ message.content * (2 if message.role == 'tool' else 1) }}"
         "{% for call in message.tool_calls %}{{ call.function.name }}{% endfor %}<|im_end|>{% endfor %}"
@@ -410,12 +407,12 @@ def test_tool_call_before_a_message_that_is_written_twice() -> None:
         Template(like(source), options()).pieces(Example(CONVERSATIONS["tools"]))
 
 
-def test_template_knows_all_that_others_give_it() -> None:
+def test_template_gets_the_usual_variables() -> None:
     source = "{{ documents is none }} {{ tools is none }} {{ add_generation_prompt }} {{ eos_token }}"
     assert Template(like(source), options()).write([user("Hi")]) == "True True False <|im_end|>"
 
 
-def test_template_that_writes_a_message_twice() -> None:
+def test_repeated_message_is_refused() -> None:
     chatml = tokenizer_of("chatml").chat_template
     tokenizer = like("{{ messages[1].content }}\n" + chatml)
     with pytest.raises(BadRow, match="writes around the assistant message 2 depends on its content; write template"):
@@ -426,23 +423,14 @@ def test_template_that_writes_a_message_twice() -> None:
     assert marked(pieces).endswith("«Now I rest.<|im_end|>»")
 
 
-def test_template_that_leaves_out_the_tools_in_an_error() -> None:
-    """Where the template fails without tools, it does read them."""
+def test_template_that_needs_tools_reads_them() -> None:
+    """A template that fails without tools does read them."""
     chatml = tokenizer_of("chatml").chat_template
     tokenizer = like(
         "{% if not tools %}{{ raise_exception('no tools') }}{% endif %}{{ tools[0].function.name }}\n" + chatml
     )
     pieces = Template(tokenizer, options()).pieces(Example(CONVERSATIONS["single"], TOOLS))
     assert marked(pieces).endswith("«Hello<|im_end|>»")
-
-
-def test_tokenizer_without_template_or_end() -> None:
-    with pytest.raises(UserError, match="no chat template; write template: plain"):
-        Template(like(None), options())
-    tokenizer = like("x")
-    tokenizer.eos_token = None
-    with pytest.raises(UserError, match=r"no eos_token, so nothing .* stop_tokens: \[TOKEN\], one of <\|endof"):
-        Template(tokenizer, options())
 
 
 # Settings
@@ -460,7 +448,7 @@ def test_stop_tokens() -> None:
 
 
 @pytest.mark.parametrize("listed", [True, False])
-def test_generation_config(tmp_path: Path, listed: bool) -> None:
+def test_generation_config_adds_stop_tokens(tmp_path: Path, listed: bool) -> None:
     tokenizer = tokenizer_of("glm-4")
     number = tokenizer.convert_tokens_to_ids("<|user|>")
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [number] if listed else number}))
@@ -469,7 +457,7 @@ def test_generation_config(tmp_path: Path, listed: bool) -> None:
     assert Template(tokenizer, options(), tmp_path).stops == {"<|endoftext|>"}
 
 
-def test_system_prompt_of_conversations_without_one() -> None:
+def test_default_system_prompt() -> None:
     template = template_of("llama-2", system="Be kind.")
     assert marked(template.pieces(Example(CONVERSATIONS["single"]))) == (
         "<s>[INST] <<SYS>>\nBe kind.\n<</SYS>>\n\nHi [/INST]« Hello </s>»"
@@ -477,7 +465,7 @@ def test_system_prompt_of_conversations_without_one() -> None:
     assert "Be brief." in marked(template.pieces(Example(CONVERSATIONS["system"])))
 
 
-def test_template_by_name_where_there_are_tools() -> None:
+def test_tool_use_template_is_chosen_with_tools() -> None:
     chatml, tools = tokenizer_of("chatml").chat_template, tokenizer_of("qwen2.5").chat_template
     template = Template(like({"default": chatml, "tool_use": tools}), options())  # type: ignore[arg-type]
     assert "You are Qwen" not in marked(template.pieces(Example(CONVERSATIONS["single"])))
@@ -522,24 +510,22 @@ def test_plain_rows_by_role() -> None:
         ("falcon-180b", "Once upon", "«Once upon<|endoftext|>»"),
     ],
 )
-def test_texts(name: str, text: str, expected: str) -> None:
+def test_plain_texts(name: str, text: str, expected: str) -> None:
     assert marked(template_of(name).pieces(Example(text=text))) == expected
 
 
 R1_PLAIN = [user("Hi"), answer("Hello")]
-# A model's template, a conversation that it cannot keep, and the format that keeps it.
-KEPT: list[tuple[str, list[dict[str, Any]], str]] = [
+# A model's template, a conversation that it cannot write in full, and a format that can.
+COMPLETE: list[tuple[str, list[dict[str, Any]], str]] = [
     ("deepseek-r1-distill", [*R1_PLAIN, user("And now?"), answer("Now I rest.")], "deepseek-3"),
     ("mistral-v0.3", [{"role": "system", "content": "Be brief."}, *R1_PLAIN], "mistral"),
     ("gemma-2", [{"role": "system", "content": "Be brief."}, *R1_PLAIN], "gemma"),
 ]
 
 
-@pytest.mark.parametrize(("name", "messages", "other"), KEPT, ids=[name for name, *_ in KEPT])
-def test_a_format_that_keeps_the_row_is_named_and_keeps_it(
-    name: str, messages: list[dict[str, Any]], other: str
-) -> None:
-    """Neither "remove it" nor "loss: last", which lose a part of the row."""
+@pytest.mark.parametrize(("name", "messages", "other"), COMPLETE, ids=[name for name, *_ in COMPLETE])
+def test_complete_format_is_suggested(name: str, messages: list[dict[str, Any]], other: str) -> None:
+    """Not "remove it" or "loss: last", which lose a part of the row."""
     with pytest.raises(BadRow) as caught:
         template_of(name).pieces(Example(messages))
     assert str(caught.value).endswith(
@@ -552,14 +538,14 @@ def test_a_format_that_keeps_the_row_is_named_and_keeps_it(
     assert template.write(R1_PLAIN) == template_of(name).write(R1_PLAIN)
 
 
-def test_no_format_is_named_that_would_lose_a_part() -> None:
+def test_incomplete_formats_are_not_suggested() -> None:
     with pytest.raises(BadRow, match="leaves out the tools; choose a model whose template has them"):
         template_of("deepseek-r1-distill").pieces(Example(CONVERSATIONS["pondering"], TOOLS))
     with pytest.raises(BadRow, match="refuses it: After the optional system message"):
         template_of("mistral-v0.3").pieces(Example(CONVERSATIONS["greeting"]))
 
 
-def test_the_models_own_template_is_named_where_it_has_a_form_for_tools() -> None:
+def test_models_template_is_suggested_for_tools() -> None:
     tools = Example(CONVERSATIONS["tools"], TOOLS)
     with pytest.raises(BadRow, match="tool calls have no plain form; write template: chat, which has a form for it"):
         Template(tokenizer_of("qwen2.5"), prepare_settings(template="plain")).pieces(tools)

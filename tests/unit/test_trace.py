@@ -1,4 +1,4 @@
-"""Traces that the estimate is compared with are reproduced, byte for byte, from real models and engines."""
+"""Traces that the estimate is compared with are reproduced byte for byte from real models and engines."""
 
 import json
 from typing import Any
@@ -10,12 +10,12 @@ from benchmarks.memory import compare
 
 pytestmark = pytest.mark.slow
 
-KEPT = compare.read_traces()
+TRACES = compare.read_traces()
 
 
 def quick(strategy: str) -> dict[str, Any]:
-    """Return the smallest kept trace of a strategy; weights of 4 bits would ask for bitsandbytes."""
-    of_strategy = [trace for trace in KEPT if trace["case"]["strategy"] == strategy]
+    """Return a strategy's smallest recorded trace without 4-bit weights, which need bitsandbytes."""
+    of_strategy = [trace for trace in TRACES if trace["case"]["strategy"] == strategy]
     actual = [trace for trace in of_strategy if trace["case"]["method"] not in ("qlora", "qdora")]
     small = [trace for trace in actual if trace["case"]["model"] in ("smollm2-135m", "gpt2", "qwen2.5-0.5b")]
     return min(small, key=lambda trace: trace["bytes"]["peak"])
@@ -28,8 +28,8 @@ def traced(case: dict[str, Any]) -> Any:
     return json.loads(result.stdout.splitlines()[-1])
 
 
-def test_the_estimate_of_shared_rows_is_that_of_a_trace() -> None:
-    """Three ranks share each row of a real model; the estimate is within a thousandth of what is traced."""
+def test_sequence_parallel_estimate_matches_a_trace() -> None:
+    """Three ranks share each row of a real model; the estimate is within 0.1 %."""
     case = {
         "model": "smollm2-135m", "layers": 4, "method": "lora", "strategy": "zero2", "ranks": 6, "micro_batch": 1,
         "length": 6000,
@@ -41,8 +41,8 @@ def test_the_estimate_of_shared_rows_is_that_of_a_trace() -> None:
     assert shared["predicted"] < 0.5 * compare.compared(case | {"sequence_parallel": 1}, {"peak": 1})["predicted"]
 
 
-def test_the_estimate_of_trained_rows_is_that_of_a_trace() -> None:
-    """Those of 64 added tokens of a real model; the estimate is within a thousandth of what is traced."""
+def test_added_tokens_estimate_matches_a_trace() -> None:
+    """64 added tokens of a real model; the estimate is within 0.1 %."""
     case = {
         "model": "smollm2-135m", "layers": 4, "method": "lora", "strategy": "zero2", "ranks": 2, "micro_batch": 2,
         "length": 1024,
@@ -53,6 +53,6 @@ def test_the_estimate_of_trained_rows_is_that_of_a_trace() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero2_offload", "zero3"])
-def test_a_trace_can_be_had_again(strategy: str) -> None:
+def test_trace_is_reproducible(strategy: str) -> None:
     trace = quick(strategy)
     assert traced(trace["case"]) == trace["bytes"]

@@ -1,4 +1,4 @@
-"""The trackers: every one that is installed takes a run of two steps."""
+"""Every installed tracker records a run of two steps."""
 
 import importlib.util
 from pathlib import Path
@@ -13,7 +13,7 @@ from zerolora.train.telemetry.trackers import TRACKERS, TrackedRun, check
 
 
 @pytest.mark.parametrize("name", TRACKERS)
-def test_a_tracker_is_known_to_config_and_docs_and_takes_a_run(
+def test_tracker_is_in_config_and_docs_and_records_a_run(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert name in Train.model_json_schema()["properties"]["tracker"]["enum"]

@@ -1,6 +1,7 @@
-"""What cannot be trained or merged is said by render, on shapes: what would fail hours later, or after training."""
+"""render refuses, on shapes alone, what could not be trained or merged hours later."""
 
 import json
+import math
 import re
 import subprocess
 from collections.abc import Callable
@@ -36,7 +37,7 @@ STATS |= {"train_supervised_tokens": 300, "train_mean_row_of_a_token": 80, "vali
 
 @pytest.fixture(scope="module")
 def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return what writes a tiny model of a family, as fetch leaves it: settings in models/, weights in weights/."""
+    """Return a function that writes a tiny model as fetch does: settings in models/, weights in weights/."""
 
     def make(family: str) -> Path:
         folder = tmp_path_factory.mktemp(family)
@@ -56,7 +57,7 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 def run_of(folder: Path, **train: Any) -> dict[str, Any]:
-    """Return the settings of a run's stages."""
+    """Return the resolved settings of a run."""
     config = json.loads(json.dumps(TINY_CONFIG))
     config["train"] |= train
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
@@ -80,14 +81,18 @@ def gate(folder: Path) -> list[str]:
     return ["--model", str(folder / "models"), "--weights", str(folder / "weights")]
 
 
-def with_one_layer_more(folder: Path) -> None:
-    """As if a file of weights had been left out."""
+def configured(folder: Path, **changed: Any) -> None:
     config = folder / "models/config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"num_hidden_layers": 3, "layer_types": None}))
+    config.write_text(json.dumps(json.loads(config.read_text()) | changed))
+
+
+def with_one_layer_more(folder: Path) -> None:
+    """As if a file of weights were missing."""
+    configured(folder, num_hidden_layers=3, layer_types=None)
 
 
 def in_four_bits(folder: Path) -> None:
-    """As gpt-oss is published: experts as mxfp4, blocks of numbers and their scales."""
+    """As in gpt-oss: experts as mxfp4 blocks and scales."""
     path = folder / "weights/model.safetensors"
     tensors = load_file(path)
     for name in [name for name in tensors if name.endswith("experts.gate_up_proj")]:
@@ -98,10 +103,9 @@ def in_four_bits(folder: Path) -> None:
 
 
 def quantized(folder: Path) -> None:
-    """As bitsandbytes stores a weight in nf4: two numbers a byte, and their scales beside it."""
-    config = folder / "models/config.json"
-    said = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"quantization_config": said}))
+    """As bitsandbytes stores nf4: two numbers a byte, and scales."""
+    quantization = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    configured(folder, quantization_config=quantization)
     path = folder / "weights/model.safetensors"
     tensors = load_file(path)
     for name in [name for name in tensors if name.endswith("q_proj.weight")]:
@@ -111,7 +115,7 @@ def quantized(folder: Path) -> None:
 
 
 def in_eight_bits(folder: Path) -> None:
-    """As fp8 is stored, in files whose config does not say so."""
+    """As fp8 is stored, without a word in the config."""
     path = folder / "weights/model.safetensors"
     tensors = load_file(path)
     for name in [name for name in tensors if name.endswith("q_proj.weight")]:
@@ -121,9 +125,8 @@ def in_eight_bits(folder: Path) -> None:
 
 
 def with_another_head(folder: Path) -> None:
-    """As if the head had been trained by itself, and the config left as it was."""
-    config = folder / "models/config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"tie_word_embeddings": True}))
+    """As if the head had been trained separately."""
+    configured(folder, tie_word_embeddings=True)
 
 
 def untouched(folder: Path) -> None:
@@ -177,8 +180,8 @@ REFUSED: dict[str, tuple[str, Callable[[Path], None], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_it_is_refused_before_a_queue(case: str, model_of: Callable[[str], Path]) -> None:
-    """Without the gate the very same run is rendered."""
+def test_unmergeable_model_is_refused(case: str, model_of: Callable[[str], Path]) -> None:
+    """Without weights, the same run is rendered."""
     family, change, train, said = REFUSED[case]
     folder = model_of(family)
     change(folder)
@@ -193,9 +196,13 @@ def test_it_is_refused_before_a_queue(case: str, model_of: Callable[[str], Path]
 
 
 @pytest.mark.parametrize(
-    ("family", "refused", "said"),
+    ("family", "refused", "message"),
     [
-        ("vaultgemma", "a vaultgemma has no flash attention; write eager", "flash, which does not know the softcap of"),
+        (
+            "vaultgemma",
+            "a vaultgemma has no flash attention; write eager",
+            "flash, which does not support the softcap",
+        ),
         (
             "stablelm",
             "a stablelm has no flash attention; write sdpa or eager",
@@ -213,23 +220,22 @@ def test_it_is_refused_before_a_queue(case: str, model_of: Callable[[str], Path]
         ),
     ],
 )
-def test_an_attention_that_training_lacks_is_refused(
-    family: str, refused: str, said: str, model_of: Callable[[str], Path]
+def test_unsupported_attention_is_refused(
+    family: str, refused: str, message: str, model_of: Callable[[str], Path]
 ) -> None:
-    """By render, without the gate as well; by the gate, which a config.json of another kind would get to; and by
-    training, before it reads a weight."""
+    """By render without weights, by its trial on shapes, and by training before it reads a weight."""
     folder = model_of(family)
     rejected = rendered(folder, attention="flash")
     assert rejected.returncode == 2
     assert refused in rejected.stderr
     settings = RenderSettings.model_validate(run_of(folder, attention="flash")["render"])
-    with pytest.raises(UserError, match=re.escape(said)):
+    with pytest.raises(UserError, match=re.escape(message)):
         check(settings, "flash", folder / "models", folder / "weights")
-    if family == "vaultgemma":  # which training finds when it tests rows
+    if family == "vaultgemma":  # which training refuses only when it tests rows
         return
     for path in (folder / "weights").glob("*.safetensors"):
         path.unlink()
-    with pytest.raises(UserError, match=re.escape(said)):
+    with pytest.raises(UserError, match=re.escape(message)):
         plan = training_plan(attention="flash")
         load_base(folder / "weights", plan, zero_json(plan, stage=0), DDP, torch.device("cpu"))
 
@@ -242,14 +248,14 @@ PASSED = [
 
 
 @pytest.mark.parametrize(("family", "method"), PASSED)
-def test_what_can_be_trained_and_merged_is_rendered(family: str, method: str, model_of: Callable[[str], Path]) -> None:
+def test_trainable_model_is_rendered(family: str, method: str, model_of: Callable[[str], Path]) -> None:
     folder = model_of(family)
     passed = rendered(folder, *gate(folder), method=method)
     assert passed.returncode == 0, passed.stderr
     assert "Traceback" not in passed.stderr
 
 
-def test_a_shared_weight_that_is_stored_twice_alike_is_rendered(model_of: Callable[[str], Path]) -> None:
+def test_tied_weight_stored_twice_is_rendered(model_of: Callable[[str], Path]) -> None:
     folder = model_of("llama")
     with_another_head(folder)
     path = folder / "weights/model.safetensors"
@@ -259,8 +265,8 @@ def test_a_shared_weight_that_is_stored_twice_alike_is_rendered(model_of: Callab
     assert passed.returncode == 0, passed.stderr
 
 
-def test_without_weights_their_names_are_not_checked(model_of: Callable[[str], Path]) -> None:
-    """As on a machine that has only what DVC tracks."""
+def test_missing_weights_skip_the_check_of_names(model_of: Callable[[str], Path]) -> None:
+    """As on a machine with only the files that DVC tracks."""
     folder = model_of("llama")
     (folder / "weights/model.safetensors").unlink()
     passed = rendered(folder, *gate(folder))
@@ -269,64 +275,25 @@ def test_without_weights_their_names_are_not_checked(model_of: Callable[[str], P
 
 
 def starting_adapter(folder: Path, **changed: Any) -> Path:
-    """Write an adapter that a run of `run_of` can begin with, but for what is `changed` in its LoraConfig."""
+    """Write an adapter that a run of `run_of` can start from, except for `changed` in its LoraConfig."""
     from peft import LoraConfig, get_peft_model
 
+    source = {"source": "directory", "path": str(folder / "weights"), "license": "MIT"}
+    write_json(folder / "models/manifest.json", {"source": source, "files": {}})
+    write_json(folder / "data/manifest.json", {"added_tokens": [], "files": {}})
     base = auto_class(AutoConfig.from_pretrained(folder / "weights")).from_pretrained(folder / "weights")
-    options: dict[str, Any] = {
-        "r": 4,
-        "lora_alpha": 16,
-        "target_modules": "all-linear",
-        "init_lora_weights": False,
-    } | changed
+    options: dict[str, Any] = {"r": 4, "lora_alpha": 16, "target_modules": "all-linear", "init_lora_weights": False}
+    options |= changed
     get_peft_model(base, LoraConfig(**options)).save_pretrained(str(folder / "start"))
     return folder / "start"
 
 
 STARTS: dict[str, tuple[dict[str, Any], Callable[[Path], Any], str]] = {
-    "another rank": (
-        {"r": 2},
-        untouched,
-        "adapter_config.json: r is 2, and this run's is 4; write train.lora.r as",
-    ),
+    "another rank": ({"r": 2}, untouched, "adapter_config.json: r is 2, and this run's is 4; write train.lora.r as"),
     "other targets": (
         {"target_modules": ["q_proj"]},
         untouched,
         "k_proj.lora_A.weight is missing (and 23 more such); write the method, r and targets of that adapter",
-    ),
-    "dora": ({"use_dora": True}, untouched, "use_dora is True, and this run's is False; write train.method as that"),
-    "no tensors": (
-        {},
-        lambda start: save_file({}, start / "adapter_model.safetensors"),
-        "adapter_model.safetensors: contains no tensors; they were saved before they were gathered",
-    ),
-    "names with the adapter's": (
-        {},
-        lambda start: save_file(
-            {
-                name.replace("lora_A.", "lora_A.default."): tensor
-                for name, tensor in load_file(start / "adapter_model.safetensors").items()
-            },
-            start / "adapter_model.safetensors",
-        ),
-        "lora_A.weight is missing (and 13 more), which adapter_config.json implies for this base; save the adapter aga",
-    ),
-    "a larger vocabulary": (
-        {},
-        lambda start: save_file(
-            load_file(start / "adapter_model.safetensors")
-            | {"base_model.model.lm_head.weight": torch.zeros(72, TEXT["hidden_size"])},
-            start / "adapter_model.safetensors",
-        ),
-        "the vocabulary has 72 rows in the adapter and 64 in the base, so tokens were added before it was trained",
-    ),
-    "no r": (
-        {"r": 8},
-        lambda start: write_json(
-            start / "adapter_config.json",
-            {k: v for k, v in json.loads((start / "adapter_config.json").read_text()).items() if k != "r"},
-        ),
-        "adapter_config.json: r is 8, and this run's is 4; write train.lora.r as",
     ),
     "saved over by peft": (
         {},
@@ -339,7 +306,7 @@ STARTS: dict[str, tuple[dict[str, Any], Callable[[Path], Any], str]] = {
         {},
         lambda start: save_file(
             {
-                name: tensor * (float("nan") if "layers.1.mlp.up_proj.lora_B" in name else 1)
+                name: tensor * (math.nan if "layers.1.mlp.up_proj.lora_B" in name else 1)
                 for name, tensor in load_file(start / "adapter_model.safetensors").items()
             },
             start / "adapter_model.safetensors",
@@ -363,14 +330,9 @@ STARTS: dict[str, tuple[dict[str, Any], Callable[[Path], Any], str]] = {
 
 
 @pytest.mark.parametrize("case", [None, *STARTS])
-def test_an_adapter_that_training_cannot_begin_with_is_refused_before_a_queue(
-    case: str | None, model_of: Callable[[str], Path]
-) -> None:
+def test_unsuitable_starting_adapter_is_refused(case: str | None, model_of: Callable[[str], Path]) -> None:
     changed, change, said = STARTS[case] if case else ({}, untouched, "")
     folder = model_of("llama")
-    source = {"source": "directory", "path": str(folder / "weights"), "license": "MIT"}
-    write_json(folder / "models/manifest.json", {"source": source, "files": {}})
-    write_json(folder / "data/manifest.json", {"added_tokens": [], "files": {}})
     start = starting_adapter(folder, **changed)
     change(start)
     if case is None:
@@ -383,18 +345,15 @@ def test_an_adapter_that_training_cannot_begin_with_is_refused_before_a_queue(
 
 
 def begin(folder: Path, **train: Any) -> None:
-    """Check a run that begins with the adapter of `starting_adapter`."""
+    """Check a run that starts from the adapter of `starting_adapter`."""
     settings = run_of(folder, **train)["render"] | {"from_adapter": str(folder / "start")}
     check(RenderSettings.model_validate(settings), "flash", folder / "models", folder / "weights", folder / "data")
 
 
 @pytest.mark.parametrize("name", ["embed_tokens", "lm_head"])
-def test_a_copy_of_the_base_in_an_adapter_is_the_bases_or_refused(name: str, model_of: Callable[[str], Path]) -> None:
-    """peft saves embedding and head beside an adapter of them."""
+def test_base_copy_in_starting_adapter_must_match(name: str, model_of: Callable[[str], Path]) -> None:
+    """peft saves copies of adapted embeddings and heads."""
     folder = model_of("llama")
-    source = {"source": "directory", "path": str(folder / "weights"), "license": "MIT"}
-    write_json(folder / "models/manifest.json", {"source": source, "files": {}})
-    write_json(folder / "data/manifest.json", {"added_tokens": [], "files": {}})
     path = starting_adapter(folder, target_modules=["q_proj", name]) / "adapter_model.safetensors"
     tensors = load_file(path)
     (copy,) = (each for each in tensors if each.endswith(f"{name}.base_layer.weight"))

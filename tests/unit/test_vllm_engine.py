@@ -1,4 +1,4 @@
-"""evaluate.engine vllm: what is refused, and the answers of the vLLM that $ZEROLORA_VLLM_PYTHON has."""
+"""evaluate.engine: vllm answers as transformers does (with $ZEROLORA_VLLM_PYTHON); models spread over devices."""
 
 import ast
 import os
@@ -21,9 +21,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from zerolora.config.settings import EvaluateRunSettings, PrepareSettings
 from zerolora.data.prepare import prepare
 from zerolora.errors import UserError
+from zerolora.evaluate import evaluated_models as models_module
 from zerolora.evaluate import vllm_engine
 from zerolora.evaluate.evaluate import evaluate
-from zerolora.evaluate.evaluated_models import EvaluatedModel
+from zerolora.evaluate.evaluated_models import EvaluatedModel, load, placement
 from zerolora.evaluate.kept import Answerer, KeptAnswers, kept_in, wait_for
 from zerolora.evaluate.ranks import gpus_of
 from zerolora.files import read_json, write_json
@@ -38,7 +39,7 @@ def settings(**values: Any) -> EvaluateRunSettings:
 
 @pytest.fixture(scope="module")
 def models(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """Return a model with heads as wide as vLLM wants them, an adapter for it, both merged, and prepared data."""
+    """Return a model with vLLM's head size, an adapter, both merged, and prepared data."""
     folder = tmp_path_factory.mktemp("vllm")
     base = make_tiny_model(folder / "base")
     config = LlamaConfig.from_pretrained(base)
@@ -61,21 +62,21 @@ def models(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> SimpleName
     return SimpleNamespace(base=base, adapter=folder / "adapter", merged=folder / "merged", data=folder / "data")
 
 
-def answers_of(given: EvaluateRunSettings, models: SimpleNamespace, model: EvaluatedModel, folder: Path) -> list[str]:
-    evaluate(given, models.data, model, folder, folder / "answers.json", folder / "work")
+def answers_of(wanted: EvaluateRunSettings, models: SimpleNamespace, model: EvaluatedModel, folder: Path) -> list[str]:
+    evaluate(wanted, models.data, model, folder, folder / "answers.json", folder / "work")
     return [each["answer"] for each in read_json(folder / "answers.json", "")]
 
 
 @pytest.mark.skipif(not PYTHON, reason="no ZEROLORA_VLLM_PYTHON, an interpreter with vLLM")
 @pytest.mark.parametrize("which", ["base", "adapter", "merged"])
 def test_vllm_answers_as_transformers(models: SimpleNamespace, tmp_path: Path, which: str) -> None:
-    """Starting vLLM takes 15 s."""
+    """vLLM starts in 15 s."""
     model = {
         "base": EvaluatedModel(models.base),
         "adapter": EvaluatedModel(models.base, models.adapter),
         "merged": EvaluatedModel(models.base, models.adapter, models.merged),
     }[which]
-    both = which == "merged"  # ask base and adapter as well
+    both = which == "merged"  # evaluate base and adapter too
     own = answers_of(settings(engine="transformers", unmerged=both), models, model, tmp_path / "own")
     assert answers_of(settings(vllm_python=PYTHON, unmerged=both), models, model, tmp_path / "vllm") == own
     assert len(set(own)) > 5
@@ -86,9 +87,8 @@ def test_vllm_answers_as_transformers(models: SimpleNamespace, tmp_path: Path, w
 
 
 @pytest.mark.skipif(not PYTHON, reason="no ZEROLORA_VLLM_PYTHON, an interpreter with vLLM")
-def test_vllm_goes_on_and_stops_where_the_model_says(models: SimpleNamespace, tmp_path: Path) -> None:
-    """Two starts of vLLM: rows that have an answer are not asked again, and answers end at the merged model's stop
-    token."""
+def test_vllm_resumes_and_stops_at_the_models_stop_token(models: SimpleNamespace, tmp_path: Path) -> None:
+    """Two starts of vLLM: answered rows are skipped, and answers end at the merged model's stop token."""
     model = EvaluatedModel(models.base, models.adapter, models.merged)
     own = answers_of(settings(engine="transformers"), models, model, tmp_path)
     letter = next(each for each in "".join(own) if each.isascii() and each.isprintable() and each != " ")
@@ -121,14 +121,14 @@ def _number_of(models: SimpleNamespace, token: str) -> int:
         ("false", "evaluate.vllm_python: 'false' ended with exit code 1"),
     ],
 )
-def test_an_interpreter_without_vllm(models: SimpleNamespace, tmp_path: Path, python: str, wanted: str) -> None:
+def test_missing_vllm_is_one_line(models: SimpleNamespace, tmp_path: Path, python: str, wanted: str) -> None:
     with pytest.raises(UserError) as refused:
         answers_of(settings(vllm_python=python), models, EvaluatedModel(models.base), tmp_path)
     assert wanted in str(refused.value) and "\n" not in str(refused.value)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_adapter_that_vllm_reads_otherwise_than_peft(models: SimpleNamespace, tmp_path: Path) -> None:
+def test_adapters_unsupported_by_vllm_are_refused(models: SimpleNamespace, tmp_path: Path) -> None:
     adapter = tmp_path / "adapter"
     shutil.copytree(models.adapter, adapter)
     config = read_json(adapter / "adapter_config.json", "")
@@ -142,10 +142,10 @@ def test_an_adapter_that_vllm_reads_otherwise_than_peft(models: SimpleNamespace,
     ("ranks", "limit"),
     [({"r": 4}, 8), ({}, 8), ({"r": 4, "rank_pattern": {"q_proj": 30}}, 32), ({"r": 64, "rank_pattern": None}, 64)],
 )
-def test_vllm_is_given_the_largest_rank_of_an_adapter(
+def test_max_lora_rank_covers_the_adapter(
     models: SimpleNamespace, tmp_path: Path, ranks: dict[str, Any], limit: int
 ) -> None:
-    """Without r it is peft's default."""
+    """Without r, it is peft's default."""
     write_json(tmp_path / "adapter_config.json", {"peft_type": "LORA", **ranks})
     config = SimpleNamespace(num_hidden_layers=2, num_attention_heads=4, hidden_size=32, dtype=torch.float32)
     model = EvaluatedModel(models.base, tmp_path)
@@ -153,15 +153,15 @@ def test_vllm_is_given_the_largest_rank_of_an_adapter(
 
 
 def stand_in(folder: Path) -> EvaluateRunSettings:
-    """Return settings with an interpreter that says to have vLLM."""
+    """Return settings with an interpreter that claims to have vLLM."""
     python = folder / "python"
     python.write_text("#!/bin/sh\necho vllm 0.33.0\n")
     python.chmod(python.stat().st_mode | stat.S_IXUSR)
     return settings(vllm_python=str(python))
 
 
-def test_a_process_that_fails_ends_the_others_at_once(tmp_path: Path) -> None:
-    """One bar counts what all have written, answers of before included."""
+def test_failing_rank_ends_the_others(tmp_path: Path) -> None:
+    """Earlier answers are kept."""
     kept = KeptAnswers(tmp_path, "key", 4)
     (kept.folder / "rank0.jsonl").write_text('[0, "before", 1]\n[1, "cut')
     failing = f"printf '\\n[2, \"now\", 1]\\n[3, ' >> {kept.folder}/rank1.jsonl; exit 3"
@@ -174,7 +174,7 @@ def test_a_process_that_fails_ends_the_others_at_once(tmp_path: Path) -> None:
     assert kept_in(kept.folder) == {0: ("before", 1), 2: ("now", 1)} and kept.left() == [1, 3]
 
 
-def test_one_bar_for_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_progress_bar_for_all_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = KeptAnswers(tmp_path, "key", 3)
     (kept.folder / "rank0.jsonl").write_text('[0, "before", 1]\n[1, "cut')
     wait_for(
@@ -195,9 +195,44 @@ def test_ranks_share_the_gpus_of_a_job() -> None:
     assert gpus_of(1, 2, []) == []
 
 
-def test_the_worker_needs_nothing_but_vllm() -> None:
-    """Its interpreter has none of this project's libraries."""
+def test_worker_needs_only_vllm() -> None:
+    """vLLM's interpreter has none of this project's libraries."""
     tree = ast.parse(vllm_engine.WORKER.read_text(encoding="utf-8"))
     names = [each.name for node in ast.walk(tree) if isinstance(node, ast.Import) for each in node.names]
     names += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     assert {name.split(".")[0] for name in names} - sys.stdlib_module_names == {"vllm", "torch"}
+
+
+WHOLE = dict.fromkeys(("model.embed_tokens", "model.rotary_emb", "model.norm", "lm_head", "model.layers.0"), "cpu")
+
+
+def test_spread_model_answers_the_same(
+    models: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over memory and disk, by the same calls as over several GPUs. peft supports no adapter of weights on disk."""
+    model, offload = EvaluatedModel(models.base), tmp_path / "offload"
+    whole = answers_of(settings(engine="transformers"), models, model, tmp_path / "whole")
+    placed = {"device_map": WHOLE | {"model.layers.1": "disk"}, "offload_folder": str(offload)}
+    monkeypatch.setattr(models_module, "placement", lambda *_: placed)
+    assert answers_of(settings(engine="transformers", batch=5), models, model, tmp_path / "spread") == whole
+    assert len(set(whole)) > 5
+    loaded, _ = load(models.base, torch.device("cpu"), [])
+    assert loaded.model.layers[1].mlp.up_proj.weight.is_meta and not loaded.lm_head.weight.is_meta
+    first, second = (read_json(tmp_path / name / "evaluate.json", "") for name in ("whole", "spread"))
+    assert second["loss"] == pytest.approx(first["loss"], rel=1e-6)
+
+
+def test_model_is_spread_if_it_and_its_cache_do_not_fit(
+    models: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With simulated GPUs; accelerate places the weights."""
+    size = sum(path.stat().st_size for path in models.base.glob("*.safetensors"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2 * size, 2 * size))
+    gpu = torch.device("cuda", 0)
+    assert placement(models.base, gpu) == {}
+    assert placement(models.base, gpu, beside=size) == {"device_map": "auto"}
+    assert placement(models.base, torch.device("cpu"), beside=size) == {}
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert placement(models.base, gpu) == {}
+    assert placement(models.base, gpu, beside=size) == {"device_map": "auto"}  # the rest in host memory

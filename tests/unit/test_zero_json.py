@@ -1,4 +1,4 @@
-"""zero.json: what is read is what was written, and a file that `render` does not write is refused in one line."""
+"""zero.json reads back, and a file that `render` does not write is refused in one line."""
 
 import json
 from collections.abc import Callable
@@ -36,8 +36,8 @@ def path(tmp_path: Path) -> Path:
     return file
 
 
-def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
-    """Values that only DeepSpeed reads, and the zero.json of a canary, included."""
+def test_zero_json_reads_back(tmp_path: Path) -> None:
+    """With values that only DeepSpeed reads, and a canary."""
     options = {"gradient_clipping": 1.0, "zero_optimization": {"stage": 2, "allgather_bucket_size": 5e8}, "aio": {}}
     safe = ZeroJson(options=OPTIONS, choice=choice()).as_json()
     written = ZeroJson(options=options, choice=choice(canary=Canary(steps=5, reasons=["new"], zero=safe)))
@@ -48,7 +48,7 @@ def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     assert actual == written and first.read_bytes() == second.read_bytes()
     assert actual.engine.zero_optimization.stage == 2 and actual.engine.fsdp is None
     assert actual.choice.canary and ZeroJson.of(actual.choice.canary.zero).as_json() == safe
-    assert "canary" not in safe["zerolora"]  # a key at its neutral value
+    assert "canary" not in safe["zerolora"]  # omitted at its neutral value
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
         (lambda file: file.update(zero_optimization={"stage": "x"}), "zero_optimization.stage is 'x', which"),
     ],
 )
-def test_another_file_is_refused_in_one_line(path: Path, change: Callable[[dict[str, Any]], object], said: str) -> None:
+def test_other_file_is_refused_in_one_line(path: Path, change: Callable[[dict[str, Any]], object], said: str) -> None:
     values = json.loads(path.read_text(encoding="utf-8"))
     change(values)
     path.write_text(json.dumps(values), encoding="utf-8")

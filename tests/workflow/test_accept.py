@@ -54,4 +54,4 @@ def test_a_gate_stops_both_engines_and_the_report_says_why(copy_finished: Callab
     assert (loaded["compared_with"], loaded["equal"]) == ("base and adapter", 3)
     edit_config(project, **{"export.targets": ["gguf"]})
     refused = project.snakemake("export", check=False)
-    assert "export.targets: gguf is made of the merged model, with merge.enabled: false" in refused.stderr
+    assert "export.targets: gguf is made from the merged model, but merge.enabled is false" in refused.stderr

@@ -93,12 +93,15 @@ def test_an_adapter_of_the_hub_is_fetched_by_itself(project: Project) -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"train.from_adapter": ORIGIN}, "train.from_adapter: applies to all runs; write it in each run of continued"),
+        (
+            {"train.from_adapter": ORIGIN},
+            "train.from_adapter: would apply to all runs; write it in each run of `continued`",
+        ),
         (
             {"runs.whole.train": {"from_adapter": ORIGIN}},
-            "runs.whole.train.from_adapter: is for runs that both engines",
+            "runs.whole.train.from_adapter: is only allowed in `continued`",
         ),
-        ({"continued.second.train": {}}, "continued.second: continues from no adapter; write train: {from_adapter"),
+        ({"continued.second.train": {}}, "continued.second: needs an adapter; write train: {from_adapter"),
         ({"continued.second.train": {"from_adapter": "results/none/adapter"}}, "'results/none/adapter' is not a run's"),
         ({"continued.second.train": {"from_adapter": "results/second/adapter"}}, "continues from second itself"),
         (

@@ -11,7 +11,7 @@ import yaml
 from conftest import Project
 from engines import edit_config
 
-from zerolora.memory.headroom import asked
+from zerolora.memory.reserve import with_headroom
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -49,7 +49,8 @@ def said(project: Project) -> str:
 def test_training_does_not_begin_where_it_will_not_fit(project: Project) -> None:
     """The host holds stage 0, which has no buffers of ZeRO, not stage 2; what it is told to write then fits."""
     needed = {
-        entry["strategy"]: asked(entry["host"]["total"]) for entry in read(project, "estimate.json")["strategies"]
+        entry["strategy"]: with_headroom(entry["host"]["total"])
+        for entry in read(project, "estimate.json")["strategies"]
     }
     assert needed["zero0"] < needed["zero2"]
     between = (needed["zero0"] + needed["zero2"]) // 2

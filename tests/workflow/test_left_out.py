@@ -24,20 +24,20 @@ ALTERED = {
     "PeakMemory.of_all_ranks = lambda self: dict.fromkeys(_own(self), 7)",
     "progress": "Progress.update = lambda self, amount=1, text='': None",
     "train.launch.heartbeat": "_Monitor.run = _Monitor.exchange = lambda self: None",
-    "train.telemetry.collectives": "Collectives.add = lambda self, *_: None",
-    "train.telemetry.energy": "EnergyMeter.since_last = EnergyMeter.of_all_ranks = lambda self: 7.0",
     "train.telemetry.health": "Health.judge = lambda self, row: ['all is lost']",
     "train.telemetry.stopwatch": "_own = Stopwatch.seconds\n"
-    "Stopwatch.seconds = lambda self: {part: 1.0 for part in _own(self)}",
+    "Stopwatch.seconds = lambda self: {part: 1.0 for part in _own(self)}\n"
+    "Collectives.add = lambda self, *_: None",
     "train.telemetry.stragglers": "ForwardTimer.taken = lambda self: 1.0",
     "train.telemetry.system_monitor": "_own = SystemMonitor.now\n"
-    "SystemMonitor.now = lambda self: dict.fromkeys(_own(self))",
+    "SystemMonitor.now = lambda self: dict.fromkeys(_own(self))\n"
+    "EnergyMeter.since_last = EnergyMeter.of_all_ranks = lambda self: 7.0",
     "train.telemetry.trackers": "TrackedRun.log = TrackedRun.close = lambda self, *_: None",
     "units": "byte_size = gib = lambda count: 'much'",
 }
 # These hand on what they are given, and cannot be altered without that; their reasons are in LEFT_OUT.
 HAND_ON = {"", "cli", "commands", "config", "files", "types"}
-HAND_ON |= {"machine.devices", "model.foreign", "json_file", "json_kinds"}
+HAND_ON |= {"machine.devices", "model.foreign", "json_file"}
 # No stage calls these.
 BY_HAND = {"imports"}
 # Files that hold times, memory or sizes as text, and what is made of them.

@@ -88,7 +88,7 @@ def test_a_trial_that_fails_is_left_out_and_the_search_goes_on(project: tuple[Pr
     done = tune.run("zerolora", "search", "tune", "--", *SNAKEMAKE)
     last = trials(tune)[4]
     assert "global_batch is 100000" in last["failed"]
-    assert "tune-4: failed, and is left out from here on" in done.stderr
+    assert "tune-4: failed and is skipped from now on" in done.stderr
     assert snakemake_would_run(tune) == dvc_changed(tune) == set()
 
 

@@ -41,8 +41,8 @@ NEW_KEYS = {
         ("class Merge(Section):", "    spare: bool = False\n    '''Spare.'''\n"),
     ),
     "config/settings.py": (
-        ("class EstimateSettings(Settings):", "    spare: bool = False\n"),
-        ("class TrainingChoice(Settings):", "    spare_choice: bool = False\n"),
+        ("class EstimateSettings(Section):", "    spare: bool = False\n"),
+        ("class TrainingChoice(Section):", "    spare_choice: bool = False\n"),
     ),
     "config/method_sections.py": (("class Lora(Section):", "    spare: int = 1\n    '''Spare.'''\n"),),
 }
@@ -52,7 +52,7 @@ TEXTS = (
     ("train/adapter.py", "is as training starts with it", "is as it was"),
     ("train/isolation.py", ' attention"', ' attention layers"'),
     ("train/loop.py", "which is above its bar", "above its bar"),
-    ("train/launch/processes.py", "exit code {code}", "code {code}"),
+    ("train/launch/launcher.py", "exit code {code}", "code {code}"),
     ("data/formats/refused.py", "judges or compares answers", "compares answers"),
     ("planner/deepspeed_keys.py", "it trains on other rows", "it trains other rows"),
     ("schedules.py", "is not an option of the schedule", "is not an option"),
@@ -189,7 +189,7 @@ def test_a_new_strategy_is_estimated_and_trains_nothing(finished: Project, upgra
             ],
             (),
         ),
-        ([("strategies/fully_shard.py", "\nfrom ", "\nSPARE = 1\nfrom ")], ("estimate", "render")),
+        ([("strategies/torch_native.py", "\nfrom ", "\nSPARE = 1\nfrom ")], ("estimate", "render")),
         ([("train/engines/deepspeed.py", "\nfrom ", "\nSPARE = 1\nfrom ")], ("train",)),
         (
             [("config/schema.py", "weight_decay: Annotated[float, Field(ge=0)] = 0.0", "weight_decay: float = 0.3")],

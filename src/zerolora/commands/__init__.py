@@ -1,1 +1,1 @@
-"""The commands of `zerolora`: those of the stages, and those that are called by hand."""
+"""The commands of `zerolora`: those of the stages and those for users."""

@@ -1,4 +1,4 @@
-"""A stage's settings as an argument of its command: by value, or as @FILE where they are longer than a shell takes."""
+"""A stage's settings as a command-line argument: JSON, or @FILE if that is too long for a shell."""
 
 import hashlib
 import json
@@ -10,13 +10,13 @@ from zerolora.errors import UserError
 from zerolora.files import canonical, write_text
 
 LONGEST = 100_000
-"""Bytes of settings in quotes. Linux takes 128 KiB for one argument (MAX_ARG_STRLEN, execve(2)), and Snakemake hands
-a command with all that it is given to bash as one."""
+"""Bytes of quoted settings in a command. Linux allows 128 KiB for one argument (MAX_ARG_STRLEN, execve(2)), and
+Snakemake passes a whole command to bash as one."""
 FOLDER = Path("work/settings")
 
 
 def argument_of(settings: Any) -> str:
-    """Return the argument that `settings_of` reads. A file is called by its content, so two are equal or differ."""
+    """Return the argument that `settings_of` reads. A file is named by the hash of its content."""
     text = canonical(settings)
     if len(shlex.quote(text).encode()) <= LONGEST:
         return text
@@ -27,7 +27,7 @@ def argument_of(settings: Any) -> str:
 
 
 def settings_of(argument: str) -> Any:
-    """Return the settings of an argument. Raises ValueError if it is not JSON, UserError for a missing file."""
+    """Return the settings in an argument. Raises ValueError if it is not JSON, UserError for a missing file."""
     if not argument.startswith("@"):
         return json.loads(argument)
     path = Path(argument[1:])

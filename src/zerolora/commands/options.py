@@ -1,27 +1,56 @@
-"""The options that several commands have."""
+"""What several commands share: options, and cleaning up when stopped."""
 
+import contextlib
+import signal
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 from zerolora.commands.long_argument import settings_of
+from zerolora.train.launch.stop_signals import Stopped
+from zerolora.types import Device
+
+
+@contextlib.contextmanager
+def stoppable(state: str) -> Iterator[None]:
+    """Raise Stopped on SIGTERM and Ctrl-C inside the block, so that it cleans up; `state` describes the outcome."""
+
+    def stop(number: int, frame: object) -> None:
+        raise Stopped(f"stopped by {signal.Signals(number).name}; {state}")
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
 
 Settings = Annotated[
     dict[str, Any],
-    typer.Option(parser=settings_of, metavar="JSON|@FILE", help="The stage's entry of results/config.json."),
+    typer.Option(parser=settings_of, metavar="JSON|@FILE", help="The stage's entry in results/config.json."),
 ]
 Output = Annotated[Path, typer.Option(help="Output file or directory.")]
-ModelDirectory = Annotated[Path, typer.Option("--model", help="resources/models/NAME, as fetch wrote it.")]
+Config = Annotated[Path, typer.Option(help="The config.")]
+ModelDirectory = Annotated[Path, typer.Option("--model", help="resources/models/NAME, written by fetch.")]
 Data = Annotated[Path, typer.Option(help="Directory of the prepared data set.")]
 TrainedOn = Annotated[
     Path | None,
-    typer.Option("--data", help="Directory of the prepared data set, whose prompt format the merged model gets."),
+    typer.Option("--data", help="Directory of the prepared data set whose prompt format the merged model gets."),
 ]
 Weights = Annotated[Path, typer.Option(help="Directory of downloaded weights, resources/weights/NAME.")]
 EstimateFile = Annotated[Path, typer.Option(help="The run's estimate.json.")]
-ZeroFile = Annotated[Path, typer.Option(help="The run's zero.json, as render wrote it.")]
+ZeroFile = Annotated[Path, typer.Option(help="The run's zero.json, written by render.")]
 Packing = Annotated[Path, typer.Option(help="Directory of the run's packing plan.")]
 Stamp = Annotated[Path, typer.Option("--weights", help="File with the directory of the weights.")]
-ModelDevice = Annotated[Literal["cpu", "cuda"], typer.Option("--device", help="Device that the model computes on.")]
+ModelDevice = Annotated[Device, typer.Option("--device", help="Device to run the model on.")]
+Answers = Annotated[Path, typer.Option(help="Output file of all answers.")]
 Adapter = Annotated[Path, typer.Option(help="Directory of the adapter.")]
+Base = Annotated[
+    Path | None, typer.Option("--base", help="File with the directory of the base weights of the merged --weights.")
+]
+AdapterOfBase = Annotated[
+    Path | None, typer.Option("--adapter", help="Directory of the adapter that was trained on --base.")
+]

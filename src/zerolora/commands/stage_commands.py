@@ -1,19 +1,22 @@
-"""The commands of the stages, which the rules of the workflow call: one for each stage, and those that restore weights.
+"""The commands of the stages, called by the rules of the workflow, and those that restore weights.
 
-A stage is imported inside its command, so that estimate, render and --help never load torch.
+Each command imports its stage when called, so that estimate, render and --help never load torch.
 """
 
 import json
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 from zerolora.commands.long_argument import settings_of
 from zerolora.commands.options import (
     Adapter,
+    AdapterOfBase,
+    Answers,
+    Base,
     Data,
     EstimateFile,
     ModelDevice,
@@ -25,22 +28,23 @@ from zerolora.commands.options import (
     TrainedOn,
     Weights,
     ZeroFile,
+    stoppable,
 )
-from zerolora.commands.stopping import stoppable
 from zerolora.errors import UserError
 from zerolora.log import LOGGER, result
 from zerolora.machine.devices import obey
 from zerolora.types import Device
+from zerolora.units import counted
 
 app = typer.Typer()
 
 WAITING = {"OMP_WAIT_POLICY": "passive"}
-"""Set before torch is loaded: its threads sleep while they wait for each other. Beside other work, threads that spin
-take the processor from the one that they wait for (docs/evaluation.md)."""
+"""Makes torch's threads sleep while they wait for each other; set before torch is loaded. Spinning threads would take
+the processor from the one that they wait for (docs/evaluation.md)."""
 
 
 def _typed(kind: Any, settings: dict[str, Any]) -> Any:
-    """Return a stage's settings as their class. Raises UserError if they are not its settings."""
+    """Return validated settings. Raises UserError if they are invalid."""
     from pydantic import TypeAdapter, ValidationError
 
     try:
@@ -53,11 +57,11 @@ def _typed(kind: Any, settings: dict[str, Any]) -> Any:
 
 @app.command()
 def resolve(
-    config: Annotated[Path, typer.Option(help="The config, as in config/config.yaml.")],
+    config: Annotated[Path, typer.Option(help="The config, e.g. config/config.yaml.")],
     output: Output,
     runs: Annotated[
         Path | None,
-        typer.Option(help="Output directory with a file of settings for each run.", show_default="settings, beside it"),
+        typer.Option(help="Output directory of the settings of each run.", show_default="settings, next to --output"),
     ] = None,
 ) -> None:
     """Check the config and write the settings and the code fingerprint of every stage."""
@@ -69,13 +73,12 @@ def resolve(
 
     resolved = stage(load(config))
     write(resolved, codes(resolved), output, runs or output.with_name(FOLDER))
-    count = len(resolved.runs)
-    result(f"{count} run{'s' * (count > 1)}")
+    result(counted(len(resolved.runs), "run"))
 
 
 @app.command()
 def fetch(settings: Settings, weights: Weights, output: Output) -> None:
-    """Download the pinned base model and record the hash of every file."""
+    """Download the pinned base model and record the hash of each file."""
     from zerolora.config.settings import FetchSettings
     from zerolora.fetch.models import fetch as stage
 
@@ -84,7 +87,7 @@ def fetch(settings: Settings, weights: Weights, output: Output) -> None:
 
 @app.command()
 def fetch_data(settings: Settings, output: Output) -> None:
-    """Download the pinned data files of a hub repository."""
+    """Download the pinned data files of a Hub repository."""
     from zerolora.config.settings import FetchDataSettings
     from zerolora.fetch.data_sets import fetch_data as stage
 
@@ -102,7 +105,7 @@ def fetch_package_data(settings: Settings, output: Output) -> None:
 
 @app.command()
 def fetch_adapter(settings: Settings, output: Output) -> None:
-    """Download a pinned adapter of the Hugging Face hub."""
+    """Download a pinned adapter from the Hugging Face Hub."""
     from zerolora.config.settings import FetchAdapterSettings
     from zerolora.fetch.data_sets import fetch_adapter as stage
 
@@ -113,11 +116,9 @@ def fetch_adapter(settings: Settings, output: Output) -> None:
 def weights(
     model: ModelDirectory,
     weights: Weights,
-    device: Annotated[
-        Literal["cpu", "cuda"], typer.Option(help="Device that will compute with them, which is checked first.")
-    ] = "cpu",
+    device: Annotated[Device, typer.Option(help="Device that will use the weights; checked first.")] = "cpu",
 ) -> None:
-    """Ensure that the base weights are on this machine and match the hashes that fetch recorded."""
+    """Ensure that the base weights are on this machine and match the recorded hashes."""
     obey(device)
     from zerolora.fetch.models import restore
 
@@ -127,9 +128,11 @@ def weights(
 @app.command()
 def prepare(
     settings: Settings,
-    model: Annotated[Path, typer.Option(help="manifest.json of the model whose tokenizer is used.")],
+    model: Annotated[Path, typer.Option(help="manifest.json of the model whose tokenizer to use.")],
     output: Output,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes that tokenize; all cores if left out.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Number of tokenizing processes. Default: all cores.")
+    ] = None,
 ) -> None:
     """Tokenize rows, mask their labels, and write three splits."""
     from zerolora.config.settings import PrepareSettings
@@ -140,7 +143,7 @@ def prepare(
 
 @app.command()
 def pack(settings: Settings, data: Data, output: Output) -> None:
-    """Join prepared rows to packed rows."""
+    """Combine prepared rows into packed rows."""
     from zerolora.config.settings import PackSettings
     from zerolora.data.pack import pack_rows
     from zerolora.model.manifest import check_intact
@@ -169,17 +172,17 @@ def render(
     settings: Settings,
     estimate: EstimateFile,
     output: Output,
-    reasons: Annotated[Path, typer.Option(help="Output file of the reasons and overrides.")],
+    reasons: Annotated[Path, typer.Option(help="Output file of reasons and overrides.")],
     model: Annotated[
         Path | None,
-        typer.Option(help="resources/models/NAME: try on shapes whether the model can be trained and merged."),
+        typer.Option(help="resources/models/NAME: test on shapes that the model can be trained and merged."),
     ] = None,
-    weights: Annotated[Path, typer.Option(help="Directory of downloaded weights, resources/weights/NAME.")] = Path(),
+    weights: Weights = Path(),
     data: Annotated[
-        Path | None, typer.Option(help="results/data/NAME: check the adapter that training begins with as well.")
+        Path | None, typer.Option(help="results/data/NAME: also check the adapter that training starts from.")
     ] = None,
 ) -> None:
-    """Choose a run's configuration, and write the choice and the options of its engine."""
+    """Choose a run's configuration and write it with the options of its engine."""
     from zerolora.config.settings import RenderSettings
     from zerolora.files import write_json
     from zerolora.planner.render import lines
@@ -209,9 +212,9 @@ def train(
     checkpoints: Annotated[Path, typer.Option(help="Directory of the run's checkpoints.")],
     output: Output,
     logs: Annotated[Path, typer.Option(help="Directory for the ranks' logs.")],
-    keep_checkpoints: Annotated[int, typer.Option(min=1, help="Checkpoints to keep: the last N, and the best.")] = 2,
+    keep_checkpoints: Annotated[int, typer.Option(min=1, help="Keep the last N checkpoints, and the best.")] = 2,
 ) -> None:
-    """Train the adapter with one rank, several, or as a task of a Slurm job. Resumes from the last checkpoint."""
+    """Train the adapter with one or more ranks, or as a task of a Slurm job. Resumes from the last checkpoint."""
     from zerolora.config.settings import TrainSettings
     from zerolora.files import canonical
     from zerolora.methods.registry import TRAINABLE
@@ -241,7 +244,7 @@ def train(
     arguments = [text for name, path in paths.items() for text in (f"--{name}", str(path))]
 
     def short_run(number: int, short: list[str], into: Path) -> None:
-        # With ports of their own: a node must not meet a rank of the training before.
+        # On different ports, so that a node cannot join a rank of the previous training.
         here = topology(os.environ, checked.nodes, checked.ranks_per_node)
         launch(here if here.listener else replace(here, port=here.port + 1 + number), short, checked.device, into)
 
@@ -252,42 +255,43 @@ def train(
 
 @app.command()
 def merge(
-    adapter: Annotated[list[Path], typer.Option(help="Directory of the adapter; of several, with --base.")],
+    adapter: Annotated[list[Path], typer.Option(help="Directory of the adapter; with --base, repeatable.")],
     output: Output,
-    base: Annotated[Path | None, typer.Option(help="By hand: directory of a base model.")] = None,
-    weight: Annotated[list[float] | None, typer.Option(help="By hand: factor of each adapter, in order.")] = None,
+    base: Annotated[Path | None, typer.Option(help="Manual merge: directory of a base model.")] = None,
+    weight: Annotated[list[float] | None, typer.Option(help="Manual merge: factor of each adapter, in order.")] = None,
     weights: Annotated[Path | None, typer.Option(help="In a pipeline: file with the directory of the weights.")] = None,
     place: Annotated[
-        Path | None, typer.Option(help="In a pipeline: output directory of the merged weights; --output if left out.")
+        Path | None, typer.Option(help="In a pipeline: output directory of the merged weights. Default: --output.")
     ] = None,
     data: TrainedOn = None,
     left_out: Annotated[
-        bool, typer.Option("--left-out", help="In a pipeline: merge nothing, and write a manifest that says so.")
+        bool, typer.Option("--left-out", help="In a pipeline: only write a manifest saying that nothing was merged.")
     ] = False,
     dequantized: Annotated[
-        bool, typer.Option("--dequantized", help="Merge into the weights as QLoRA quantized them, not the original.")
+        bool, typer.Option("--dequantized", help="Merge into dequantized QLoRA weights instead of the original ones.")
     ] = False,
 ) -> None:
-    """Add the adapter to the base weights."""
-    from zerolora.merge.skipped_merge import leave_out
+    """Merge the adapter into the base weights."""
     from zerolora.model.manifest import check_intact, located
 
     if (base is None) == (weights is None):
-        raise UserError("merge takes --base, by hand, or --weights, in a pipeline; write one of the two")
+        raise UserError("merge needs either --base, for a manual merge, or --weights, in a pipeline")
     if base is not None and (place or data or left_out):
-        raise UserError("--place, --data and --left-out belong to a pipeline's --weights; leave them out with --base")
+        raise UserError("--place, --data and --left-out are only for a pipeline's --weights; remove them")
     if base is None and (len(adapter) > 1 or weight):
-        raise UserError("several adapters, or a --weight, are merged by hand; write --base in place of --weights")
+        raise UserError("several adapters, or --weight, need --base instead of --weights")
     if left_out:
         check_intact(adapter[0], "zerolora train")
-        leave_out(output)
+        from zerolora.merge.merge import skip_merge
+
+        skip_merge(output)
         return
     obey("cpu")
     from zerolora.merge.merge import merge as stage
     from zerolora.merge.user_merge import merge_by_hand
-    from zerolora.model.base_identity import check_same_base
+    from zerolora.model.manifest import check_same_base
 
-    with stoppable(f"{place or output} is as it was before"):
+    with stoppable(f"{place or output} is unchanged"):
         if base is not None:
             merge_by_hand(base, adapter, weight or [], output, dequantized)
             return
@@ -304,7 +308,7 @@ def merged_weights(
     manifest: Annotated[Path, typer.Option(help="manifest.json of the merged model.")],
     data: TrainedOn = None,
 ) -> None:
-    """Ensure that the merged weights are on this machine; merge again if they are not."""
+    """Ensure that the merged weights are on this machine, merging again if needed."""
     from zerolora.model.manifest import is_merged, located
 
     obey("cpu")
@@ -312,7 +316,7 @@ def merged_weights(
         return
     from zerolora.merge.merge import restore
 
-    with stoppable("the merged weights are as they were before"):
+    with stoppable("the merged weights are unchanged"):
         restore(located(weights), adapter, manifest, data)
 
 
@@ -322,23 +326,19 @@ def evaluate(
     data: Data,
     weights: Stamp,
     output: Output,
-    answers: Annotated[Path, typer.Option(help="Output file of all answers.")],
-    base: Annotated[
-        Path | None, typer.Option(help="File with the directory of the base weights, of which --weights were made.")
-    ] = None,
-    adapter: Annotated[Path | None, typer.Option(help="Directory of the adapter that was trained on --base.")] = None,
-    work: Annotated[
-        Path | None, typer.Option(help="Directory in which answers are kept until the evaluation ends.")
-    ] = None,
+    answers: Answers,
+    base: Base = None,
+    adapter: AdapterOfBase = None,
+    work: Annotated[Path | None, typer.Option(help="Directory of answers to resume an evaluation from.")] = None,
 ) -> None:
     """Evaluate a model on the held-out rows."""
     from zerolora.config.settings import EvaluateRunSettings
-    from zerolora.evaluate.skipped_evaluation import leave_out
+    from zerolora.evaluate import write_skipped
     from zerolora.model.manifest import check_intact
 
     checked = EvaluateRunSettings.model_validate(settings)
     if not checked.enabled:
-        leave_out(output, answers)
+        write_skipped(output, answers)
         return
     obey(checked.device)
     _let_threads_sleep()
@@ -349,16 +349,15 @@ def evaluate(
 
 
 def _let_threads_sleep() -> None:
-    """Set WAITING, unless the user has; called before torch is loaded."""
+    """Set WAITING unless the user has; called before torch is loaded."""
     for name, value in WAITING.items():
         os.environ.setdefault(name, value)
 
 
 def _evaluated(weights: Path, base: Path | None, adapter: Path | None, device: Device) -> Any:
-    """Return the model that --weights, --base and --adapter name, on a device."""
+    """Return the model described by --weights, --base and --adapter, on a device."""
     from zerolora.evaluate.evaluated_models import EvaluatedModel
-    from zerolora.model.base_identity import check_same_base
-    from zerolora.model.manifest import check_intact, is_merged, located
+    from zerolora.model.manifest import check_intact, check_same_base, is_merged, located
 
     if (base is None) != (adapter is None):
         raise UserError("--base and --adapter belong together; write both, or none for the base model itself")
@@ -383,18 +382,16 @@ def task(
     settings: Settings,
     weights: Stamp,
     output: Annotated[Path, typer.Option(help="Output file of the metrics.")],
-    answers: Annotated[Path, typer.Option(help="Output file of all answers.")],
-    rows: Annotated[Path | None, typer.Option(help="File of the rows, as task-rows wrote it.")] = None,
+    answers: Answers,
+    rows: Annotated[Path | None, typer.Option(help="File of the rows, written by task-rows.")] = None,
     data: Annotated[
         Path | None, typer.Option(help="Directory of the prepared data set whose prompt format a base model gets.")
     ] = None,
-    base: Annotated[
-        Path | None, typer.Option(help="File with the directory of the base weights, of which --weights were made.")
-    ] = None,
-    adapter: Annotated[Path | None, typer.Option(help="Directory of the adapter that was trained on --base.")] = None,
+    base: Base = None,
+    adapter: AdapterOfBase = None,
     device: ModelDevice = "cpu",
 ) -> None:
-    """Ask a model a further evaluation task: rows of yours, or tasks of lm-evaluation-harness."""
+    """Run a further evaluation task: your own rows, or tasks of lm-evaluation-harness."""
     from zerolora.config.settings import HarnessTaskSettings, TaskSettings
 
     checked = _typed(TaskSettings, settings)
@@ -418,12 +415,12 @@ def judge(
     data: Data,
     base: Annotated[Path, typer.Option(help="File with the directory of the base weights.")],
     tuned: Annotated[Path, typer.Option(help="manifest.json of the merged model.")],
-    work: Annotated[Path, typer.Option(help="Directory of answers and verdicts that a killed command resumes from.")],
+    work: Annotated[Path, typer.Option(help="Directory of answers and verdicts to resume from.")],
     output: Output,
     adapter: Annotated[Path | None, typer.Option(help="Directory of the adapter, used if it was not merged.")] = None,
     device: ModelDevice = "cpu",
 ) -> None:
-    """Compare base and tuned model by MT-bench's protocol, with a judge behind an endpoint that may cost money."""
+    """Compare base and fine-tuned model on MT-bench, with an LLM judge that may cost money."""
     from zerolora.config.settings import JudgeSettings
     from zerolora.judge.judge import judge as stage
     from zerolora.model.manifest import check_intact
@@ -435,7 +432,7 @@ def judge(
 
 @app.command()
 def export(
-    target: Annotated[str, typer.Option(help="The target: a file of src/zerolora/export/targets/.")],
+    target: Annotated[str, typer.Option(help="The export target, e.g. gguf.")],
     settings: Annotated[
         dict[str, Any],
         typer.Option(
@@ -450,18 +447,15 @@ def export(
     output: Output,
     vllm_python: Annotated[
         str | None,
-        typer.Option(metavar="PYTHON", help="Interpreter with vLLM, which opens what is made for vLLM."),
+        typer.Option(metavar="PYTHON", help="Python interpreter with vLLM, to load exports for vLLM."),
     ] = None,
-    device: Annotated[
-        Literal["cpu", "cuda"], typer.Option(help="Device of vLLM; other libraries open models on the CPU.")
-    ] = "cpu",
+    device: Annotated[Device, typer.Option(help="Device of vLLM; other libraries open models on the CPU.")] = "cpu",
 ) -> None:
-    """Write a run's result in another form, open it again, and let it answer three held-out rows."""
+    """Export a run's result to another format, load it, and let it answer three held-out rows."""
     from zerolora.export.export import export as stage
     from zerolora.export.targets import TARGETS
     from zerolora.export.targets.target import RunResult
-    from zerolora.model.base_identity import check_same_base
-    from zerolora.model.manifest import check_intact, is_merged, located
+    from zerolora.model.manifest import check_intact, check_same_base, is_merged, located
 
     if target not in TARGETS:
         raise UserError(f"--target: {target} is not a target; write one of {', '.join(TARGETS)}")
@@ -490,12 +484,12 @@ def report(
     config: Annotated[Path, typer.Option(help="The config.")],
     usage: Annotated[Path, typer.Option(help="Output file of predicted and actual resource usage.")],
     summary: Annotated[Path, typer.Option(help="Output file of the headline metrics.")],
-    difference: Annotated[Path, typer.Option(help="Output file of what fine-tuning changed, row by row.")],
+    difference: Annotated[Path, typer.Option(help="Output file of the row-by-row differences to the base model.")],
     row: Annotated[Path, typer.Option(help="Output file of the run's row in the comparison.")],
     output: Output,
     accounting: Annotated[
         dict[str, Any] | None,
-        typer.Option(parser=json.loads, metavar="JSON", help="The scheduler's accounting of training; null for none."),
+        typer.Option(parser=json.loads, metavar="JSON", help="Scheduler accounting of training; null for none."),
     ] = None,
 ) -> None:
     """Write the run's report page: accuracy before and after, loss, memory, provenance."""
@@ -511,10 +505,10 @@ def report(
 @app.command()
 def accept(
     settings: Settings,
-    difference: Annotated[Path, typer.Option(help="metrics/difference.json of the run, as report wrote it.")],
+    difference: Annotated[Path, typer.Option(help="metrics/difference.json of the run, written by report.")],
     output: Output,
 ) -> None:
-    """End with exit code 1 and the numbers if a run does not pass its gate (evaluate.fail_if)."""
+    """Print the metrics and exit with code 1 if a run meets its failure condition (evaluate.fail_if)."""
     from zerolora.config.settings import AcceptSettings
     from zerolora.evaluate.accept import accept as stage
 
@@ -527,20 +521,20 @@ def accept(
 def compare(
     settings: Annotated[
         dict[str, Any] | None,
-        typer.Option(parser=settings_of, metavar="JSON|@FILE", help="The stage's entry; without it, of what is there."),
+        typer.Option(parser=settings_of, metavar="JSON|@FILE", help="The stage's entry. Default: use --results."),
     ] = None,
-    rows: Annotated[Path, typer.Option(help="Directory of the rows of finished runs, as report wrote them.")] = Path(
+    rows: Annotated[Path, typer.Option(help="Directory of the rows of finished runs, written by report.")] = Path(
         "results/compare/rows"
     ),
-    results: Annotated[Path, typer.Option(help="The results directory, if it is of what is there.")] = Path("results"),
+    results: Annotated[Path, typer.Option(help="The results directory, used without --settings.")] = Path("results"),
     output: Annotated[Path, typer.Option(help="Output directory.")] = Path("work/compare"),
 ) -> None:
-    """Put all runs into one table: finished ones, or, without --settings, all of the config as they stand."""
+    """Compare all finished runs in a table or, without --settings, all runs of the config in their current state."""
     from zerolora.config.settings import CompareSettings
     from zerolora.report.comparison import compare as stage
-    from zerolora.report.comparison import compare_what_is_there
+    from zerolora.report.comparison import compare_all
 
     if settings is None:
-        typer.echo(compare_what_is_there(results, output))
+        typer.echo(compare_all(results, output))
     else:
         stage(_typed(CompareSettings, settings), rows, output)

@@ -1,7 +1,6 @@
-"""The commands that no rule of the workflow calls: they write what a project starts from, say what a machine can hold
-and do, or show and publish what runs have made.
+"""The commands for users: start a project, plan and measure, show and publish results.
 
-What a command does is imported inside it, so that none of them, and not --help, loads more than it needs.
+Each command imports its implementation when called, so that no other command, nor --help, loads it.
 """
 
 import json
@@ -11,17 +10,18 @@ from typing import Annotated, Literal
 
 import typer
 
-from zerolora.commands.options import Output
-from zerolora.commands.stopping import stoppable
+from zerolora.commands.options import Config, Output, stoppable
 from zerolora.log import result
 from zerolora.memory.command import memory
+from zerolora.types import Device
+from zerolora.units import counted
 
 app = typer.Typer()
 
 
 @app.command()
 def init(
-    recipe: Annotated[str | None, typer.Option(help="Name of a recipe; left out, all are listed.")] = None,
+    recipe: Annotated[str | None, typer.Option(help="Name of a recipe. Default: list all recipes.")] = None,
     output: Annotated[Path, typer.Option(help="The config to write.")] = Path("config/config.yaml"),
     force: Annotated[bool, typer.Option("--force", help="Replace --output if it exists.")] = False,
 ) -> None:
@@ -47,10 +47,10 @@ def import_file(
     force: Annotated[bool, typer.Option("--force", help="Replace --output if it exists.")] = False,
     as_sft: Annotated[
         bool,
-        typer.Option("--as-sft", help="Import a file of another objective, method or modality as fine-tuning on text."),
+        typer.Option("--as-sft", help="Import a file with another objective, method or modality as SFT on text."),
     ] = False,
 ) -> None:
-    """Translate another tool's config key by key, with a line for each key that needs a look."""
+    """Translate another tool's config key by key, and report each key that needs attention."""
     from zerolora.imports.formats.import_format import GROUPS
     from zerolora.imports.translate import import_config
 
@@ -63,40 +63,38 @@ def import_file(
 
 
 @app.command()
-def expand(
-    config: Annotated[Path, typer.Option(help="The config.")] = Path("config/config.yaml"),
-) -> None:
-    """Write config/runs.yaml, which has the runs for DVC. Both engines do it by themselves."""
+def expand(config: Config = Path("config/config.yaml")) -> None:
+    """Write config/runs.yaml, the list of runs for DVC. Both engines also do so automatically."""
     from zerolora.config.file import load
     from zerolora.config.runs_file import RUNS, write_runs
 
     checked = load(config)
     changed = write_runs(checked)
-    typer.echo(f"{RUNS}: {len(checked.all_runs):,} runs, {'written' if changed else 'as before'}")
+    typer.echo(f"{RUNS}: {counted(len(checked.all_runs), 'run')}, {'written' if changed else 'as before'}")
 
 
 @app.command()
 def search(
-    name: Annotated[str, typer.Argument(help="Name of a search of the config.")],
+    name: Annotated[str, typer.Argument(help="Name of a search in the config.")],
     command: Annotated[
         list[str] | None,
-        typer.Argument(help="What runs all runs, after --, as in snakemake --profile profiles/local all."),
+        typer.Argument(help="Command that runs all runs, after --, e.g. snakemake --profile profiles/local all."),
     ] = None,
-    config: Annotated[Path, typer.Option(help="The config.")] = Path("config/config.yaml"),
+    config: Config = Path("config/config.yaml"),
 ) -> None:
-    """Run a search to its end: choose values, run the command, read the losses, repeat.
+    """Run a hyperparameter search: choose values, run the command, read the losses, repeat.
 
-    Without a command, choose the values of one round, which any of the engines can then run.
+    Without a command, choose the values of one round, for either engine to run.
     """
     from zerolora.search import rounds
-    from zerolora.search.trial_table import shown
+    from zerolora.search.outcomes import table
 
-    typer.echo(shown(name, rounds.search(name, config, command or [])))
+    typer.echo(table(name, rounds.search(name, config, command or [])))
 
 
 @app.command()
 def schema(output: Output) -> None:
-    """Write the JSON Schema of the config, for editors."""
+    """Write the JSON Schema of the config for editors."""
     from zerolora.config.schema import Config
     from zerolora.files import write_json
 
@@ -123,10 +121,10 @@ app.command()(memory)
 @app.command()
 def probe(
     output: Output,
-    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Device that ranks compute on.")] = "cpu",
-    ranks: Annotated[int, typer.Option(min=1, help="Ranks of each machine, which measure at the same time.")] = 1,
+    device: Annotated[Device, typer.Option(help="Device of the ranks.")] = "cpu",
+    ranks: Annotated[int, typer.Option(min=1, help="Ranks per machine, which measure in parallel.")] = 1,
 ) -> None:
-    """Measure this machine, or those of the Slurm job, for the choice of a strategy (hardware.probe)."""
+    """Measure this machine, or the nodes of the Slurm job, for hardware.probe."""
     from zerolora.probe.probe import probe as measure
 
     measure(output, device, ranks)
@@ -136,8 +134,8 @@ def probe(
 def show(
     results: Annotated[Path, typer.Option(help="The results directory.")] = Path("results"),
 ) -> None:
-    """Print a row for each run, finished or not, in at most 120 columns."""
-    from zerolora.report.comparison_show import show as table
+    """Print a table of all runs, finished or not, in at most 120 columns."""
+    from zerolora.report.comparison_terminal import show as table
 
     typer.echo(table(results, colour=sys.stdout.isatty()))
 
@@ -147,16 +145,14 @@ def push(
     run: Annotated[str, typer.Option(help="Name of a finished run.")],
     what: Annotated[str, typer.Option(help="adapter or merged.")],
     to: Annotated[
-        str, typer.Option(metavar="OWNER/NAME|DIRECTORY", help="A hub repository, or a directory, as in ./NAME.")
+        str, typer.Option(metavar="OWNER/NAME|DIRECTORY", help="A Hub repository, or a directory, e.g. ./NAME.")
     ],
-    revision: Annotated[str | None, typer.Option(help="Branch of the repository; main if left out.")] = None,
-    private: Annotated[
-        bool, typer.Option("--private", help="Make the repository, if it is new, a private one.")
-    ] = False,
-    message: Annotated[str | None, typer.Option(help="Message of the commit.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch of the repository. Default: main.")] = None,
+    private: Annotated[bool, typer.Option("--private", help="Create a new repository as private.")] = False,
+    message: Annotated[str | None, typer.Option(help="Commit message.")] = None,
 ) -> None:
-    """Publish a run's adapter or merged model, with a model card, in a hub repository or a directory."""
+    """Publish a run's adapter or merged model, with a model card, to a Hub repository or a directory."""
     from zerolora.publish.push import push as publish
 
-    with stoppable(f"{to} has either all of the push or nothing of it"):
+    with stoppable(f"{to} has either all of the push or none of it"):
         typer.echo(publish(run, what, to, revision, private, message))

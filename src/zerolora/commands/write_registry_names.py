@@ -1,6 +1,6 @@
-"""Write the names in the registries as config/registry_names.py: python -m zerolora.commands.write_registry_names.
+"""Write the names in the registries to config/registry_names.py: python -m zerolora.commands.write_registry_names.
 
-The config refuses a name that no registry has, and imports none of them: they stand on the config.
+The config rejects unknown names but cannot import the registries, which import it.
 """
 
 import json
@@ -22,8 +22,8 @@ HEAD = '"""The names in the registries, as `make schema` wrote them (commands/wr
 
 
 def text() -> str:
-    """Return config/registry_names.py with the names that the registries have now."""
-    values: dict[str, tuple[object, str]] = {
+    """Return the text of config/registry_names.py for the current registries."""
+    values: dict[str, tuple[list[str] | dict[str, str], str]] = {
         "FORMS": (list(FORMS), "Forms of rows."),
         "FIELDS": (list(FIELDS), "Fields of all forms."),
         "PROMPT_FORMATS": (list(PROMPT_FORMATS), "Prompt formats."),
@@ -35,18 +35,19 @@ def text() -> str:
         "STRATEGIES": ({name: str(each.engine) for name, each in STRATEGIES.items()}, "Strategies, and their engines."),
         "TRACKERS": (list(TRACKERS), "Trackers."),
     }
-    return HEAD + "".join(f'\n{name} = {_literal(value)}\n"""{says}"""\n' for name, (value, says) in values.items())
+    return HEAD + "".join(f'\n{_literal(name, value)}\n"""{says}"""\n' for name, (value, says) in values.items())
 
 
-def _literal(value: object) -> str:
-    """Return a list of names, or a map of names, as ruff formats it."""
-    if isinstance(value, dict):
-        items = [f"{json.dumps(key)}: {json.dumps(each)}" for key, each in value.items()]
-        return "{\n" + "".join(f"    {each},\n" for each in items) + "}"
-    assert isinstance(value, list)
-    if len(value) == 1:
-        return f"({json.dumps(value[0])},)"
-    return "(\n" + "".join(f"    {json.dumps(each)},\n" for each in value) + ")"
+def _literal(name: str, value: list[str] | dict[str, str]) -> str:
+    """Return the assignment of a list or mapping of names as ruff formats it."""
+    start, end = "{}" if isinstance(value, dict) else "()"
+    items = (
+        [f"{json.dumps(key)}: {json.dumps(each)}" for key, each in value.items()]
+        if isinstance(value, dict)
+        else [json.dumps(each) for each in value]
+    )
+    line = f"{name} = {start}{', '.join(items)}{',' * (start == '(' and len(items) == 1)}{end}"
+    return line if len(line) <= 120 else f"{name} = {start}\n" + "".join(f"    {each},\n" for each in items) + end
 
 
 if __name__ == "__main__":

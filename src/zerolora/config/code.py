@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from zerolora.config.fingerprint import Chosen, Fingerprints
+from zerolora.config.grids import SHARED_STAGES
 from zerolora.config.registry_names import OPTIMIZERS, PROMPT_FORMATS, STRATEGIES, TASKS
 from zerolora.config.settings import (
     AskedTaskSettings,
@@ -14,28 +15,25 @@ from zerolora.config.settings import (
     RunSettings,
     TaskSettings,
 )
-from zerolora.config.sharing import STAGES as SHARED
 from zerolora.config.stages import STAGES
 from zerolora.files import canonical
 
 OF_RUN = tuple(name for name, stage in STAGES.items() if stage.settings.startswith("runs."))
 OF_METHOD = ("estimate", "render", "train", "merge")
-"""Stages that compute with the method; others only check the adapter that it made."""
-NOTHING: Chosen = {}
-"""Of stages whose settings choose no entry."""
+"""Stages that compute with the method; others only check its adapter."""
 REFERENCE_OPTIMIZER = next(iter(OPTIMIZERS))
-"""The one that the planner compares others with: a probe measures its rate."""
+"""The optimizer whose rate a probe measures; the planner derives others from it."""
 
 
 class Codes(NamedTuple):
     """The fingerprints of every stage."""
 
     named: dict[str, Any]
-    """By stage, and by name where a stage runs once for each model, data set or task: results/config.json."""
+    """By stage and, if it runs once for each model, data set or task, by name (results/config.json)."""
     runs: dict[str, dict[str, str]]
-    """By run and stage: results/settings/runs/."""
+    """By run and stage (results/settings/runs/)."""
     shared: dict[str, dict[str, str]]
-    """By the name that runs share and stage: results/settings/shared/."""
+    """By shared name and stage (results/settings/shared/)."""
 
 
 def codes(resolved: Resolved, known: Fingerprints | None = None) -> Codes:
@@ -47,35 +45,31 @@ def codes(resolved: Resolved, known: Fingerprints | None = None) -> Codes:
     }
     shared: dict[str, dict[str, str]] = {}
     for run in resolved.runs.values():
-        for kind, stage in SHARED._asdict().items():
+        for kind, stage in SHARED_STAGES._asdict().items():
             shared.setdefault(getattr(run, kind), {})[stage] = known.of(stage, chosen_by_run(run, stage))
-    rows = {name: chosen_by_rows(settings.format) for name, settings in resolved.task_rows.items()}
-    asked = {name: chosen_by_task(settings) for name, settings in resolved.tasks.items()}
+    formats = {name: settings.format for name, settings in resolved.task_rows.items()}
+    tasks = {name: chosen_by_task(settings) for name, settings in resolved.tasks.items()}
     chosen: dict[str, Mapping[str, Chosen]] = {
         "prepare": {name: chosen_by_data(settings) for name, settings in resolved.prepare.items()},
         "evaluate_base": {name: chosen_by_check(settings) for name, settings in resolved.evaluate.items()},
-        "task_rows": rows,
-        "task_base": asked,
-        "task": asked,
-        **{stage: dict.fromkeys(getattr(resolved, stage), NOTHING) for stage in _fetching()},
+        "task_rows": {name: {} if each == "auto" else {"data.formats": {each}} for name, each in formats.items()},
+        "task_base": tasks,
+        "task": tasks,
+        **{stage: {name: {} for name in getattr(resolved, stage)} for stage in STAGES if stage.startswith("fetch")},
     }
     named: dict[str, Any] = {
         stage: {name: known.of(stage, entries) for name, entries in by_name.items()}
         for stage, by_name in chosen.items()
     }
     named |= {stage: known.of(stage) for stage in ("resolve", "compare")}
-    # For whoever asks whether anything has changed: one value for all runs.
+    # One value for all runs, to see whether anything has changed.
     named["runs"] = hashlib.sha256(canonical([runs, shared]).encode()).hexdigest()
     known.save()
     return Codes(named, runs, shared)
 
 
-def _fetching() -> list[str]:
-    return [name for name in STAGES if name.partition("_")[0] == "fetch"]
-
-
 def chosen_by_run(run: RunSettings, stage: str) -> Chosen:
-    """Return the entries that a run's settings choose in a stage. Estimates and choices are of every strategy."""
+    """Return the entries that a run's settings choose in a stage. Estimate and choice consider every strategy."""
     chosen: dict[str, set[str]] = {
         **chosen_by_check(run.evaluate),
         "methods": {run.train.method} if stage in OF_METHOD else set(),
@@ -84,24 +78,24 @@ def chosen_by_run(run: RunSettings, stage: str) -> Chosen:
         "export.targets": {*run.export.targets},
     }
     if stage == "train":
-        # A strategy's options are in zero.json; training calls none of its code.
+        # Training reads a strategy's options from zero.json and calls none of its code.
         of_train = {"train.engines": _engines(run.render.strategy), "strategies": set[str]()}
         chosen |= {"optimizers": {run.train.optimizer}, **of_train}
     if stage == "merge":
-        # They list a base without building its class, and only where the list is that of the files.
+        # Families list a base's tensors without building its class, and only if the list agrees with the files.
         chosen["model.families"] = set()
     return chosen
 
 
 def _engines(strategy: str) -> set[str]:
-    """Return the engines that may train under render.strategy; the user's own DeepSpeed JSON is DeepSpeed's."""
+    """Return the engines that may train with render.strategy; a path is the user's DeepSpeed JSON."""
     if strategy == "auto":
         return {*STRATEGIES.values()}
     return {STRATEGIES.get(strategy, "deepspeed")}
 
 
 def chosen_by_data(data: PrepareSettings) -> Chosen:
-    """Return the entries that a data set's settings choose: forms, of which `auto` tries all, and a prompt format."""
+    """Return the entries that a data set's settings choose: row formats (all for `auto`) and a prompt format."""
     forms = {data.format, *(source.format for source in data.sources.values() if source.format)}
     if data.sources and all(source.format for source in data.sources.values()):
         forms.discard(data.format)
@@ -109,18 +103,12 @@ def chosen_by_data(data: PrepareSettings) -> Chosen:
     return {"data.prompt_formats": formats, **({} if "auto" in forms else {"data.formats": forms})}
 
 
-def chosen_by_rows(form: str) -> Chosen:
-    """Return the entries that the form of a task's rows chooses."""
-    return {} if form == "auto" else {"data.formats": {form}}
-
-
 def chosen_by_task(task: TaskSettings) -> Chosen:
-    """Return the entries that a further task's settings choose."""
+    """Return the entries that the settings of a further evaluation task choose."""
     return chosen_by_check(task) if isinstance(task, AskedTaskSettings) else {"evaluate.tasks": set(), "methods": set()}
 
 
 def chosen_by_check(settings: EvaluateSettings | AskedTaskSettings) -> dict[str, set[str]]:
-    """Return the entries that a check chooses; a file of the user's is compared by its text.
-
-    It chooses no method: those only check the adapter that a model is asked with."""
+    """Return the entries that a check chooses: none for a user's file, whose text is a setting, and no method, since
+    methods only check the adapter here."""
     return {"evaluate.tasks": {settings.check} & TASKS.keys(), "methods": set()}

@@ -1,10 +1,10 @@
-"""The values of settings that are compared: those of a key at its neutral value are left out.
+"""The compared form of settings, without keys at their neutral value.
 
-    python -m zerolora.config.compared    # writes neutral.json after a new key
+    python -m zerolora.config.compared    # update neutral.json after adding a key
 
-Both engines compare a stage's settings by value, and a resumed run compares its own. So a new key must not appear in
-them while it has its default, and a default that changes must. A key's neutral value is the default that it was
-introduced with, in neutral.json: a key is left out only while its value, its default and its neutral value are one.
+Both engines compare a stage's settings by value, and a resumed run compares its own. A new key must therefore be absent
+while at its default, and a changed default must show. The neutral value of a key is its first default (neutral.json): a
+key is left out only while its value, its default and its neutral value are equal.
 """
 
 import functools
@@ -29,7 +29,7 @@ class Key(NamedTuple):
 
     name: str
     always: bool
-    """It has no default, is marked, or says which class a section is of."""
+    """Whether it is never left out: it is required, marked AlwaysCompared, or a discriminator."""
     default: Any
     """The default as JSON."""
     neutral: Any
@@ -37,23 +37,23 @@ class Key(NamedTuple):
 
 
 def compared(settings: BaseModel) -> dict[str, Any]:
-    """Return settings as JSON without the keys at their neutral value. The settings' class reads it as the whole."""
+    """Return settings as JSON without the keys at their neutral value; the settings' class fills them in again."""
     return _compared(settings, settings.model_dump(mode="json"))
 
 
 def filled(section: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:
-    """Return what `compared` made of a section, in this version or an earlier one, with the neutral values that it left
-    out. Keys that the section does not have stay."""
-    left_out = {key.name: key.neutral for key in _keys(section) if not key.always}
+    """Return the compared form of a section, of this or an earlier version, with its neutral values filled in. Unknown
+    keys are unchanged."""
+    omitted = {key.name: key.neutral for key in _keys(section) if not key.always}
     fields = section.model_fields
     return {
         name: _filled(fields[name].annotation, value) if name in fields else value
-        for name, value in (left_out | values).items()
+        for name, value in (omitted | values).items()
     }
 
 
 def _filled(annotation: Any, value: Any) -> Any:
-    """Return a value of a field with what `compared` left out of the sections in it."""
+    """Return the value of a field with the neutral values of its sections filled in."""
     inner = get_args(annotation)
     match get_origin(annotation), value:
         case None, dict() if _is_section(annotation):
@@ -76,15 +76,15 @@ def _compared(settings: BaseModel, values: dict[str, Any]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key in _keys(type(settings)):
         value = getattr(settings, key.name)
-        kept, nested = _nested(value, values[key.name])
-        left_out = kept == {} and key.default == {} if nested else kept == key.default == key.neutral
-        if key.always or not left_out:
-            result[key.name] = kept
+        dumped, is_section = _nested(value, values[key.name])
+        neutral = dumped == {} and key.default == {} if is_section else dumped == key.default == key.neutral
+        if key.always or not neutral:
+            result[key.name] = dumped
     return result
 
 
 def _nested(value: Any, dumped: Any) -> tuple[Any, bool]:
-    """Return a value as JSON, with the sections in it as `compared` returns them, and whether it is one itself."""
+    """Return a value as JSON, with its sections in compared form, and whether it is a section itself."""
     match value:
         case BaseModel():
             return _compared(value, dumped), True
@@ -115,7 +115,7 @@ def _names_class(annotation: Any) -> bool:
 
 
 def _owner(section: type[BaseModel], name: str) -> str:
-    """Return the name of the class that defines a field."""
+    """Return the name of the class that declares a field."""
     return next(each.__name__ for each in section.__mro__ if name in inspect.get_annotations(each))
 
 
@@ -125,7 +125,7 @@ def _neutral() -> dict[str, dict[str, Any]]:
 
 
 def neutral_values() -> dict[str, dict[str, Any]]:
-    """Return neutral.json with the default of each key that it does not have yet."""
+    """Return neutral.json with the default of each missing key."""
     from zerolora.config.settings import Resolved, TrainingChoice
 
     result = {name: dict(values) for name, values in _neutral().items()}

@@ -1,4 +1,4 @@
-"""Reads config/config.yaml and reports each mistake in one line, with file, line, key, value and remedy."""
+"""Reads and checks config/config.yaml. Each mistake is reported in one line: file, line, key, value, remedy."""
 
 import math
 import re
@@ -9,90 +9,86 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from zerolora.config.error_messages import remedy
-from zerolora.config.grid_rules import place
+from zerolora.config.grid_rules import location_of
 from zerolora.config.rules import impossible
 from zerolora.config.schema import VALUES, Config, data_folders
 from zerolora.config.studies import read_study
-from zerolora.config.values import HUB_ADAPTERS
+from zerolora.config.values import HUB_ADAPTERS, remedy
 from zerolora.errors import LONGEST as LONGEST_SHOWN
 from zerolora.errors import UserError, explained, shown
 from zerolora.json_file import read_bytes
 from zerolora.yaml_file import DEEPEST, check_size, composed
 
-LONGEST = 500_000  # characters of a config, which are read in a second
-SHOWN = 20  # mistakes that are printed
-WILDCARD = re.compile(r"\{\s*\w+\s*(,[^{}]*)?\}")  # as snakemake.io has it
+LONGEST = 500_000  # characters of a config; parsed within a second
+SHOWN = 20  # mistakes to print
+WILDCARD = re.compile(r"\{\s*\w+\s*(,[^{}]*)?\}")  # as in snakemake.io
 
 
 def load(path: Path, *, before_first_trial: bool = False) -> Config:
-    """Return the checked config in `path`, with the trials of its searches. `before_first_trial` lets it have no run.
+    """Return the checked config in `path`, with the trials of its searches. `before_first_trial` allows it no runs.
 
-    Raises UserError with one line a mistake: file and line, key, value seen, remedy.
+    Raises UserError with one line per mistake: file and line, key, value, remedy.
     """
     value, lines = _parse(path)
-    if unwritable := next(_unwritable(value), None):
-        location, text = unwritable
-        raise UserError(f"{_where(path, location, lines)}: {_dotted(location)}: {text}")
+
+    def line(location: tuple[str, ...], text: str) -> str:
+        return f"{_where(path, location, lines)}: {_dotted(location)}: {text}"
+
+    for location, each in _leaves(value):
+        if not isinstance(each, str | int | float | None):  # e.g. a date, which JSON lacks
+            text = f"{shown(str(each))} is read as a {type(each).__name__}; put it in quotes, or correct it"
+            raise UserError(line(location, text))
     try:
         config = Config.model_validate(value)
     except ValidationError as error:
         raise UserError(_some(list(_mistakes(path, error, lines)))) from None
-    if infinite := next(_infinite(value), None):
-        raise UserError(
-            f"{_where(path, infinite, lines)}: {_dotted(infinite)}: is not finite; write a finite number, as in 2e-4"
-        )
+    for location, each in _leaves(value):
+        if isinstance(each, float) and not math.isfinite(each):  # in mappings with free keys, e.g. check_settings
+            raise UserError(line(location, "is not finite; write a finite number, as in 2e-4"))
     config = config.with_studies({name: read_study(name) for name in config.searches})
-    # What all runs of a grid have in common is wrong once.
-    mistakes = dict.fromkeys(
-        f"{_where(path, location, lines)}: {_dotted(location)}: {text}"
-        for location, text in impossible(config, before_first_trial)
-    )
+    # All runs of a grid may have the same mistake.
+    mistakes = dict.fromkeys(line(*each) for each in impossible(config, before_first_trial))
     if mistakes:
         raise UserError(_some(list(mistakes)))
     return config
 
 
 def check_files(path: Path, config: Config) -> None:
-    """Check that both engines can watch the files that the config in `path` names.
+    """Check that both engines can track the files that the config in `path` names.
 
-    Raises UserError with one line a mistake: a data set that is neither on this machine nor fetched, or a file whose
-    name Snakemake would take for a pattern.
+    Raises UserError with one line per mistake: a data set that is neither local nor fetched, or a file name that
+    Snakemake would take for a pattern.
     """
     fetched = [Path(folder) for folder in data_folders(config.fetch).values()]
-    places: dict[tuple[str, ...], Path] = {}
+    roots: dict[tuple[str, ...], Path] = {}
     mistakes: dict[tuple[str, ...], str] = {}
-    named: dict[tuple[str, ...], str] = {("prepare", name): data.path for name, data in config.prepare.items()}
-    named |= {("tasks", "rows", name): task.path for name, task in config.tasks.rows.items()}
-    for section, named_path in named.items():
-        places[*section, "path"] = data = Path(named_path)
+    roots |= {("prepare", name, "path"): Path(data.path) for name, data in config.prepare.items()}
+    roots |= {("tasks", "rows", name, "path"): Path(task.path) for name, task in config.tasks.rows.items()}
+    for location, data in roots.items():
         is_fetched = any(folder.is_relative_to(data) or data.is_relative_to(folder) for folder in fetched)
         if not is_fetched and not data.exists():
-            mistakes[*section, "path"] = (
-                f"{shown(str(data))}: there is no such file or directory; correct the path, or bring the data "
-                "(`dvc pull`, fetch.data)"
-            )
+            text = "there is no such file or directory; correct the path, or bring the data (`dvc pull`, fetch.data)"
+            mistakes[location] = f"{shown(str(data))}: {text}"
     for name, run in config.all_runs.items():
         if not config.is_continued(name):
             continue
         start = Path(run.train["from_adapter"])
         if not start.is_relative_to("results") and not start.is_relative_to(HUB_ADAPTERS):
-            here = place(config, name, "train", "from_adapter")
-            places[here] = start
+            here = location_of(config, name, "train", "from_adapter")
+            roots[here] = start
             if not start.is_dir():
                 mistakes[here] = f"{shown(str(start))}: there is no such directory; write that of an adapter"
     for name, model in config.fetch.directory.items():
-        places["fetch", "directory", name, "path"] = Path(model.path)
-    for location, root in places.items():
+        roots["fetch", "directory", name, "path"] = Path(model.path)
+    for location, root in roots.items():
         for file in (root, *(root.rglob("*") if root.is_dir() else ())):
             if WILDCARD.search(str(file)):
-                mistakes[location] = (
-                    f"{shown(str(file))}: Snakemake takes {{...}} in a file's name for a wildcard; rename the file"
-                )
+                text = "Snakemake takes {...} in a file's name for a wildcard; rename the file"
+                mistakes[location] = f"{shown(str(file))}: {text}"
     if mistakes:
         lines = _parse(path)[1]
         raise UserError(
-            "\n".join(f"{_where(path, at, lines)}: {'.'.join(at)}: {text}" for at, text in sorted(mistakes.items()))
+            "\n".join(f"{_where(path, at, lines)}: {'.'.join(at)}: {mistakes[at]}" for at in sorted(mistakes))
         )
 
 
@@ -103,15 +99,15 @@ SECTIONS = (
 
 
 def read_values(path: Path, expected: str = SECTIONS, longest: int = LONGEST) -> dict[str, Any]:
-    """Return the values that a file of at most `longest` characters says, unchecked. Raises UserError if it is not
-    YAML, or no mapping."""
+    """Return the unchecked values in a file of at most `longest` characters. Raises UserError if it is not a YAML
+    mapping."""
     return _parse(path, expected, longest)[0]
 
 
 def _parse(
     path: Path, expected: str = SECTIONS, longest: int = LONGEST
 ) -> tuple[dict[str, Any], dict[tuple[str, ...], int]]:
-    """Return the file's values and the line of each key."""
+    """Return the values of the file and the line of each key."""
     text = _read(path, longest)
     try:
         loader, node = composed(text)
@@ -128,11 +124,11 @@ def _parse(
         where = f"{path}:{mark.line + 1}" if mark else str(path)
         problem = getattr(error, "problem", None) or "this is not YAML"
         raise UserError(f"{where}: {problem}; correct the YAML") from None
-    except (ValueError, TypeError, LookupError, AttributeError) as error:  # whatever a tag makes PyYAML read
+    except (ValueError, TypeError, LookupError, AttributeError) as error:  # from PyYAML's handling of tags
         raise UserError(f"{path}: cannot be read as YAML ({' '.join(str(error).split())}); correct it") from None
     if not isinstance(value, dict):
-        held = "is empty" if node is None else f"holds {shown(value)}"
-        raise UserError(f"{path}: {held} where {expected}")
+        actual = "is empty" if node is None else f"holds {shown(value)}"
+        raise UserError(f"{path}: {actual} where {expected}")
     return value, lines
 
 
@@ -150,32 +146,17 @@ def _read(path: Path, longest: int) -> str:
     return text
 
 
-def _unwritable(value: Any, location: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield where a value is what no JSON file has, such as a date, and what to write instead."""
-    if isinstance(value, dict):
-        for key, part in value.items():
-            yield from _unwritable(part, (*location, str(key)))
-    elif isinstance(value, list):
-        for number, part in enumerate(value):
-            yield from _unwritable(part, (*location, str(number)))
-    elif not isinstance(value, str | int | float | None):
-        yield location, f"{shown(str(value))} is read as a {type(value).__name__}; put it in quotes, or correct it"
-
-
-def _infinite(value: Any, location: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Yield where a number is infinite or none: keys that a check or a schedule names take any."""
-    if isinstance(value, dict):
-        for key, part in value.items():
-            yield from _infinite(part, (*location, str(key)))
-    elif isinstance(value, list):
-        for number, part in enumerate(value):
-            yield from _infinite(part, (*location, str(number)))
-    elif isinstance(value, float) and not math.isfinite(value):
-        yield location
+def _leaves(value: Any, location: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield (location, value) for each value that is neither a mapping nor a list."""
+    if isinstance(value, dict | list):
+        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _leaves(part, (*location, str(key)))
+    else:
+        yield location, value
 
 
 def _some(mistakes: list[str]) -> str:
-    """Return mistakes, one a line, of many the first."""
+    """Return the first mistakes, one per line, and the number of further ones."""
     more = len(mistakes) - SHOWN
     return "\n".join(mistakes if more <= 0 else [*mistakes[:SHOWN], f"and {more:,} more mistakes"])
 
@@ -202,21 +183,21 @@ def _where(path: Path, location: tuple[str, ...], lines: dict[tuple[str, ...], i
 
 
 def _mistakes(path: Path, error: ValidationError, lines: dict[tuple[str, ...], int]) -> Iterable[str]:
-    told: dict[tuple[str, ...], str] = {}
+    messages: dict[tuple[str, ...], str] = {}
     known = {part for location in lines for part in location}
     for mistake in error.errors():
         location = tuple(str(part) for part in mistake["loc"] if part != "[key]")
-        # A union reports each alternative that failed; the first one says enough, but for a word that would do as well.
+        # A union reports an error for each alternative: show the first, and further accepted words.
         located = tuple(part for part in location if (part in known) or location.index(part) == 0)
-        if located not in told:
-            told[located] = f"{_where(path, location, lines)}: {_dotted(_readable(location))}: {remedy(mistake)}"
+        if located not in messages:
+            messages[located] = f"{_where(path, location, lines)}: {_dotted(_readable(location))}: {remedy(mistake)}"
         elif mistake["type"] == "literal_error":
-            told[located] += f", or {mistake['ctx']['expected']}"
-    return told.values()
+            messages[located] += f", or {mistake['ctx']['expected']}"
+    return messages.values()
 
 
 def _readable(location: tuple[str, ...]) -> list[str]:
-    """Return a location without the alternatives of a union, which pydantic names in it."""
+    """Return a location without the union alternatives that pydantic inserts."""
     return [
         part
         for part in location

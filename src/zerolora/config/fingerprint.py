@@ -1,9 +1,9 @@
 """The code fingerprint of a stage: a hash of the code that can change its result under its settings.
 
-It covers the syntax trees of the modules that the stage imports, directly or through others, the data files beside
-them, and the stage's rule. Of a registry only the entries that the settings choose count (config/code.py). Comments,
-docstrings, formatting and the texts of messages are not part of it. Snakemake compares it as a parameter of the rule,
-DVC as a value beside the stage's settings, training as part of a run's fingerprint.
+It covers the syntax trees of all modules that the stage imports, directly or indirectly, their data files, and the
+stage's rule, but only those registry entries that the settings choose (code.py). Comments, docstrings, formatting and
+messages do not count. Snakemake compares it as a rule parameter, DVC as a value beside the stage's settings, training
+as part of a run's fingerprint.
 """
 
 import ast
@@ -28,62 +28,59 @@ ALL = STAGES | ON_REQUEST
 
 LEFT_OUT: Mapping[str, str] = {
     "": "the package's own docstring",
-    "model.base_check": "refuses a base that could not be loaded as its files say; no value passes through it",
-    "cli": "finds the command, and reports mistakes",
-    "commands": "hand files and settings to the stages",
+    "model.base_check": "rejects a base that cannot be loaded; no value passes through it",
+    "cli": "dispatches to a command and reports errors",
+    "commands": "pass files and settings to the stages",
     "config": "its values reach a stage as settings, which are compared by value; only resolve keeps it",
-    "machine.devices": "refuses GPUs that cannot be used, and hides those that must not be",
+    "machine.devices": "rejects unusable GPUs and hides unused ones",
     "errors": "messages",
     "evaluate.batches": "chooses which prompts share a batch; an answer does not depend on it",
-    "files": "writes values as they are given, whole or not at all",
-    "model.foreign": "refuses files of another form; what has the right one is returned as it is",
-    "probe.meta_trial": "refuses what could not be trained or merged; no value passes through it",
-    "imports": "translates configs of other tools by hand; no stage calls it",
-    "json_file": "refuses what is not JSON, or too large; returns what json returns",
-    "json_kinds": "refuses values of another kind",
-    "methods.adapter_check": "refuses an adapter that is not as its config says; no value passes through it",
-    "progress": "shows how far a stage is",
-    "log": "messages, and the status that a display reads",
-    "machine.parents": "ends a command with the engine that started it",
-    "machine.peak_memory": "reads how much memory a process held",
-    "train.launch.heartbeat": "ends ranks that hang; no value passes through it",
-    "train.telemetry.collectives": "counts what ranks send",
-    "train.telemetry.energy": "reads the energy that GPUs take",
-    "train.telemetry.health": "warns of a run that goes wrong",
-    "train.telemetry.stopwatch": "reads the clock",
-    "train.telemetry.stragglers": "names a rank that is slower than the others",
-    "train.telemetry.system_monitor": "reads the load of processors, memory and GPUs",
-    "train.telemetry.trackers": "hands telemetry on to a tracker",
+    "files": "writes values unchanged",
+    "model.foreign": "rejects invalid files; returns others unchanged",
+    "probe.meta_trial": "rejects what cannot be trained or merged; no value passes through it",
+    "imports": "no stage calls it",
+    "json_file": "rejects invalid files; otherwise returns the result of json",
+    "methods.adapter_check": "rejects an adapter that contradicts its config; no value passes through it",
+    "progress": "displays progress",
+    "log": "messages, and a status for display",
+    "machine.parents": "ends a command together with its workflow engine",
+    "machine.peak_memory": "reads the peak memory of a process",
+    "train.launch.heartbeat": "kills hung ranks; no value passes through it",
+    "train.telemetry.health": "warns of unhealthy runs",
+    "train.telemetry.stopwatch": "reads the clock, and counts collectives",
+    "train.telemetry.stragglers": "reports slow ranks",
+    "train.telemetry.system_monitor": "reads the load of CPUs, memory and GPUs, and their energy",
+    "train.telemetry.trackers": "passes telemetry to a tracker",
     "types": "names of types",
     "units": "bytes as text",
 }
-"""Modules and packages that cannot change a result, each with the reason. (Not the telemetry writer: a column that it
-adds must be in the file before the report can read it.)"""
+"""Modules and packages that cannot change a result, each with the reason. (The telemetry writer can: the report needs
+the columns that it writes.)"""
 
 SCRIPTS_LEFT_OUT: Mapping[str, str] = {
-    "on_gpus": "says which GPUs a job runs on",
-    "record_slurm_step": "writes down where a job runs",
+    "on_gpus": "chooses the GPUs of a job",
+    "record_slurm_step": "records where a job runs",
 }
-"""Scripts of workflow/scripts that a rule's command runs through, and that cannot change what it computes."""
+"""Scripts of workflow/scripts that wrap a rule's command and cannot change its result, each with the reason."""
 
-# What a rule says about where and when it runs, not about what it computes.
+# Directives about where and when a rule runs, not about its result.
 DIRECTIVES_LEFT_OUT = frozenset(
     {"benchmark", "conda", "container", "group", "localrule", "log", "message", "priority", "resources", "retries"}
     | {"threads"}
 )
-# A registry finds the modules of a package by file, not by import: all of them belong to whoever imports the registry.
+# A registry lists the modules of a package by file: they count for every importer of the registry.
 REGISTRY_MARK = "iter_modules"
-# Or it is a table in one module: a call whose arguments are the entries, each with its name (entries.py).
+# Or it is a table in a module: a call whose arguments are the entries, each with its name (entries.py).
 TABLE_MARK = "entries_by_name"
 
 
 Chosen = Mapping[str, Iterable[str]]
-"""By the package or module of a registry, the names of the entries that the settings choose. Of a registry that it does
-not name, all entries count."""
+"""Names of the entries that the settings choose, by the registry's package or module. All entries of other registries
+count."""
 
 
 def of_stage(stage: str, chosen: Chosen | None = None) -> str:
-    """Return the hex fingerprint of a stage's modules, without its rule."""
+    """Return the hex fingerprint of a stage without its rule."""
     known = Fingerprints(rules=None)
     result = known.of(stage, chosen)
     known.save()
@@ -91,7 +88,7 @@ def of_stage(stage: str, chosen: Chosen | None = None) -> str:
 
 
 def fingerprints(stages: Iterable[str] | None = None) -> dict[str, str]:
-    """Return the hex fingerprint of each stage, by default of all, whatever their settings."""
+    """Return the hex fingerprint of each stage, by default of all, independent of settings."""
     known = Fingerprints()
     result = {stage: known.of(stage) for stage in stages or STAGES}
     known.save()
@@ -99,10 +96,10 @@ def fingerprints(stages: Iterable[str] | None = None) -> dict[str, str]:
 
 
 class Fingerprints:
-    """The fingerprints of stages under several settings. A module that did not change is not parsed again."""
+    """Computes fingerprints of stages under various settings. Unchanged modules are not parsed again."""
 
     def __init__(self, rules: Path | None = RULES) -> None:
-        """`rules` is the directory of the rule files, which count; None if they do not."""
+        """`rules` is the directory of the rule files; None to leave rules out."""
         self._rules = rules
         self._modules = _Modules()
         self._known: dict[Any, str] = {}
@@ -120,12 +117,13 @@ class Fingerprints:
         return self._known[key]
 
     def save(self) -> None:
-        """Keep what was parsed for the next start."""
+        """Cache the parsed modules for the next start."""
         self._modules.save()
 
     def _lines(self, module: str, counted: set[str], chosen: Chosen) -> Iterator[str]:
-        """Yield what counts of a module and of each chosen entry of a table in it: its code, and of each import of the
-        package the name and the code behind it. No module's own name is in it, so moving one changes no fingerprint."""
+        """Yield a line for a module and for each chosen entry of its table: the digest of its code, and of each import
+        the name and the digest of the imported module. Module names do not occur, so that moving a module changes no
+        fingerprint."""
         for part in (self._modules[module], *_rows(self._modules[module], chosen.get(module))):
             imports = [
                 [self._modules[source]["digest"] if source in counted else "", *names]
@@ -133,7 +131,7 @@ class Fingerprints:
             ]
             yield f"{part['digest']} {json.dumps(sorted(imports))}"
         if chosen.get(module) is None and (rows := self._modules[module]["rows"]):
-            yield " ".join(rows)  # whoever reads the whole table may depend on its order
+            yield " ".join(rows)  # readers of the whole table may depend on its order
 
     def _rule_of(self, stage: str) -> str:
         if self._rules is None:
@@ -144,8 +142,8 @@ class Fingerprints:
 
 
 def modules_of(stage: str, chosen: Chosen | None = None, modules: "_Modules | None" = None) -> list[str]:
-    """Return the modules of a stage, sorted: all that it imports, less those that cannot change its result, and the
-    chosen entries of the registries among them."""
+    """Return the modules that count for a stage, sorted: its imports without LEFT_OUT, and the chosen registry
+    entries."""
     modules = modules or _Modules()
     kept = ALL[stage].kept
     waiting, seen = list(ALL[stage].modules), set()
@@ -176,15 +174,15 @@ def _entries(package: str, names: Iterable[str] | None) -> list[str]:
 
 
 def left_out(module: str, kept: tuple[str, ...] = ()) -> bool:
-    """Tell whether a module, or a package it is in, is left out, and not kept by the stage."""
+    """Return whether LEFT_OUT has a module or a package around it that is not in `kept`."""
     parts = module.split(".")
     heads = [".".join(parts[:count]) for count in range(1, len(parts) + 1)] if module else [""]
     return any(head in LEFT_OUT and head not in kept for head in heads)
 
 
 class _Modules:
-    """The modules of the package: `{"digest", "imports", "names", "registered", "rows"}` of each, parsed only if the
-    file changed."""
+    """The modules of the package, parsed only if the file changed: `{"digest", "imports", "names", "registered",
+    "rows"}` of each."""
 
     def __init__(self) -> None:
         self.changed = False
@@ -205,14 +203,14 @@ class _Modules:
             content = _hash_of(path.read_bytes(), beside)
             if entry is None or entry["format"] != FORMAT or entry["content"] != content:
                 entry = _parsed(name, path, beside)
-            # A checkout or a copy has other times than the files that were parsed, and the same content.
+            # A checkout or a copy has other timestamps but the same content.
             self.entries[name] = entry | {"stamp": stamp, "content": content, "format": FORMAT}
             self.changed = True
         self._current.add(name)
         return dict(self.entries[name])
 
     def save(self) -> None:
-        """Keep what was parsed for the next start, where the directory can be written."""
+        """Write the cache, if its directory is writable."""
         if not self.changed:
             return
         beside = CACHE.with_name(f"{CACHE.name}.{os.getpid()}.tmp")
@@ -223,7 +221,7 @@ class _Modules:
 
 
 FORMAT = 9
-"""Of an entry of the cache."""
+"""Version of a cache entry."""
 
 
 def _hash_of(code: bytes, beside: list[Path]) -> str:
@@ -235,8 +233,8 @@ def _hash_of(code: bytes, beside: list[Path]) -> str:
 
 
 def _parsed(name: str, path: Path, beside: list[Path]) -> dict[str, Any]:
-    """Return what counts of a module: the digest of its code and data files without its imports of the package, the
-    modules and the names that these import, the registries in it, and the same of each entry of a table in it."""
+    """Return the cache entry of a module: the digest of its code and data files without its imports of the package, the
+    imported modules and names, its registries, and the same for each entry of its table."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     imports, registered = imports_of(tree, name, path), registered_packages(tree, name, path)
     names, calls = _taken_out(tree), _taken_rows(tree)
@@ -248,7 +246,7 @@ def _parsed(name: str, path: Path, beside: list[Path]) -> dict[str, Any]:
         digest = _hash_of(_text(call).encode(), [])
         rows[entry] = {"digest": digest, "imports": [each[0] for each in used], "names": used}
         own |= inside - outside
-    # What entries alone use counts with them.
+    # Imports that only entries use count with them.
     kept = [each for each in names if each[2] not in own]
     unused = {each[0] for each in names} - {each[0] for each in kept}
     return {
@@ -261,8 +259,8 @@ def _parsed(name: str, path: Path, beside: list[Path]) -> dict[str, Any]:
 
 
 def _taken_rows(tree: ast.Module) -> dict[str, ast.Call]:
-    """Return the entries of the table of a module by name, and take them out of the tree. What an entry says about
-    itself, for the docs alone, is left out."""
+    """Remove the entries of a module's table from the tree and return them by name, without `about`, which is for the
+    docs only."""
     rows: dict[str, ast.Call] = {}
     for table in ast.walk(tree):
         if not isinstance(table, ast.Call) or _called(table.func) != TABLE_MARK:
@@ -278,8 +276,8 @@ def _taken_rows(tree: ast.Module) -> dict[str, ast.Call]:
 
 
 def _taken_out(tree: ast.Module) -> list[list[str]]:
-    """Return the imports of the package, [module, name, name in the code], and take them out of the tree, since where
-    they stand depends on the module's name. The name of an imported module is left empty."""
+    """Remove the imports of the package from the tree, since their order depends on module names, and return them as
+    [module, name, name in the code]. For an imported module the name is empty."""
     result = set()
     for parent in ast.walk(tree):
         for field in ("body", "orelse", "finalbody"):
@@ -299,7 +297,7 @@ def _taken_out(tree: ast.Module) -> list[list[str]]:
 
 
 def file_of(module: str) -> Path | None:
-    """Return the file of a module of the package, None if there is none. The package itself is `""`."""
+    """Return the file of a module of the package, None if it does not exist. The package itself is `""`."""
     path = PACKAGE.joinpath(*module.split(".")) if module else PACKAGE
     for candidate in (path.with_suffix(".py"), path / "__init__.py"):
         if candidate.is_file():
@@ -308,7 +306,7 @@ def file_of(module: str) -> Path | None:
 
 
 def _data_files(module: Path) -> list[Path]:
-    """Return the data files of a package, which belong to its `__init__.py`."""
+    """Return the data files of a package if `module` is its `__init__.py`."""
     if module.name != "__init__.py":
         return []
     return sorted(
@@ -328,8 +326,8 @@ def _modules_in(package: str) -> list[str]:
 
 
 def registered_packages(tree: ast.Module, name: str, path: Path) -> list[str]:
-    """Return the packages whose modules a module finds by file: its own, as in `pkgutil.iter_modules(__path__)`, or one
-    that it imports, as in `pkgutil.iter_modules(methods.__path__)`."""
+    """Return the packages whose modules a module lists by file: its own, as in `pkgutil.iter_modules(__path__)`, or an
+    imported one, as in `pkgutil.iter_modules(methods.__path__)`."""
     aliases = {
         alias.asname or alias.name: f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name
         for node in _run_nodes(tree)
@@ -349,7 +347,7 @@ def registered_packages(tree: ast.Module, name: str, path: Path) -> list[str]:
 
 
 def imports_of(tree: ast.Module, name: str, path: Path) -> list[str]:
-    """Return the modules of the package that a module imports when it runs, at any depth, and their packages."""
+    """Return the modules of the package, and the packages around them, that a module imports anywhere at run time."""
     values = set()
     for node in _run_nodes(tree):
         if isinstance(node, ast.ImportFrom):
@@ -369,7 +367,7 @@ def imports_of(tree: ast.Module, name: str, path: Path) -> list[str]:
 
 
 def _run_nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of a syntax tree, less what is under `if TYPE_CHECKING`, which never runs."""
+    """Yield the nodes of a syntax tree, except those under `if TYPE_CHECKING`."""
     waiting = [tree]
     while waiting:
         node = waiting.pop()
@@ -378,9 +376,16 @@ def _run_nodes(tree: ast.AST) -> Iterator[ast.AST]:
         waiting += node.orelse if isinstance(node, ast.If) and checking else ast.iter_child_nodes(node)
 
 
+def _is_bare_string(node: ast.AST) -> bool:
+    match node:
+        case ast.Expr(value=ast.Constant(value=str())):
+            return True
+    return False
+
+
 def _dump(tree: ast.Module) -> str:
-    """Return a syntax tree as text, without docstrings (bare strings do nothing, wherever they stand) and without the
-    texts of errors, assertions, log lines and others for the user alone. The tree is changed."""
+    """Return a syntax tree as text, without docstrings, other bare strings, and the texts of errors, assertions, log
+    lines and other messages. Modifies the tree."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             if _writes_message(node.func):
@@ -399,12 +404,12 @@ def _dump(tree: ast.Module) -> str:
 
 LOG_METHODS = frozenset({"debug", "info", "warning", "error", "critical", "exception"})
 MESSAGES = frozenset({"BadRow", "CorruptCheckpoint", "Fault", "Refusal", "wording", "wordings"})
-"""Classes and functions whose texts are for the user alone: nothing computes with them, and of all results only
-dropped.jsonl, with its reasons, has some. (Classes of errors whose names end in Error need not be here.)"""
+"""Classes and functions whose texts are only displayed: nothing computes with them, and of all results only
+dropped.jsonl contains some. (Classes whose names end in Error need not be listed.)"""
 
 
 def _writes_message(function: ast.expr) -> bool:
-    """Return whether a call of this function makes an error, logs a line, or marks a text as one for the user alone."""
+    """Return whether a call of this function creates an error, logs a line, or marks a text as a message."""
     name = _called(function)
     logs = name.startswith(("LOGGER.", "log.LOGGER.")) and name.rpartition(".")[2] in LOG_METHODS
     last = name.rpartition(".")[2]
@@ -412,7 +417,7 @@ def _writes_message(function: ast.expr) -> bool:
 
 
 def _called(function: ast.expr) -> str:
-    """Return the dotted name of what is called; of an attribute of another expression, the attribute behind a dot."""
+    """Return the dotted name of the called function; for an attribute of another expression, `.attribute`."""
     names: list[str] = []
     while isinstance(function, ast.Attribute):
         names.append(function.attr)
@@ -422,14 +427,11 @@ def _called(function: ast.expr) -> str:
 
 
 def _blank_texts(call: ast.Call) -> None:
-    call.args = [_blank(each) for each in call.args]
+    """Replace the arguments of a call that are literal texts by empty strings."""
+    empty = ast.Constant("")
+    call.args = [empty if _is_written_text(each) else each for each in call.args]
     for keyword in call.keywords:
-        keyword.value = _blank(keyword.value)
-
-
-def _blank(node: ast.expr) -> ast.expr:
-    """Return an argument as it is; an empty text if it is text that the code has written out."""
-    return ast.Constant("") if _is_written_text(node) else node
+        keyword.value = empty if _is_written_text(keyword.value) else keyword.value
 
 
 def _is_written_text(node: ast.expr) -> bool:
@@ -447,37 +449,34 @@ def _is_written_text(node: ast.expr) -> bool:
 
 
 def _text(value: Any) -> str:
-    """Return a node as text that is the same for every version of Python that has the node: empty fields are left out,
-    since versions differ in which they know."""
+    """Return a node as text that does not depend on the version of Python: empty fields are left out, since versions
+    differ in the fields of a node."""
     if isinstance(value, ast.AST):
         known = []
         for name in value._fields:
-            held = getattr(value, name, None)
-            if held is not None and held != []:
-                known.append(f"{name}={_text(held)}")
+            inner = getattr(value, name, None)
+            if inner is not None and inner != []:
+                known.append(f"{name}={_text(inner)}")
         return f"{type(value).__name__}({', '.join(known)})"
     if isinstance(value, list):
         return f"[{', '.join(map(_text, value))}]"
     return repr(value)
 
 
-def _is_bare_string(node: ast.AST) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-
-
 def _rule(path: Path, stage: str) -> str:
-    """Return what a stage's rule does: its directives, less those about where and when, and the scripts it calls."""
+    """Return the tokens of a stage's rule without DIRECTIVES_LEFT_OUT, and the code of the scripts it calls."""
     tokens = _rule_tokens(path.read_text(encoding="utf-8"), stage)
     assert tokens, f"{path}: has no rule {stage}"
     for script in sorted(set(re.findall(r"workflow/scripts/([\w.]+)", " ".join(tokens))) - SCRIPTS_LEFT_OUT.keys()):
         file = path.parents[1] / "scripts" / script
         text = file.read_text(encoding="utf-8")
-        tokens.append(_dump(ast.parse(text)) if file.suffix == ".py" else _without_remarks(text))
+        lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+        tokens.append(_dump(ast.parse(text)) if file.suffix == ".py" else "\n".join(lines))
     return "\n".join(tokens)
 
 
 def _rule_tokens(text: str, stage: str) -> list[str]:
-    """Return the tokens of a stage's rule, without comments, line breaks and commas; adjacent strings as one."""
+    """Return the tokens of a stage's rule without comments, line breaks and commas; adjacent strings are joined."""
     kept: list[str] = []
     strings = False
     depth, inside, skipped = 0, False, False
@@ -512,7 +511,3 @@ def _rule_tokens(text: str, stage: str) -> list[str]:
             kept.append(token.string)
             strings = False
     return kept
-
-
-def _without_remarks(script: str) -> str:
-    return "\n".join(line for line in script.splitlines() if line.strip() and not line.lstrip().startswith("#"))

@@ -1,4 +1,4 @@
-"""What is wrong with a grid or a search itself, and where in the config a mistake of one of its runs is."""
+"""Checks of grids and searches, and the location in the config of a mistake in one of their runs."""
 
 import itertools
 from collections.abc import Iterable
@@ -7,8 +7,7 @@ from typing import Any, get_origin
 from pydantic import TypeAdapter, ValidationError
 
 from zerolora.config.grids import mistakes, repeated
-from zerolora.config.ranges import Range
-from zerolora.config.schema import Config, Grid, Overrides, RunSections, Search, with_values
+from zerolora.config.schema import Config, Grid, Overrides, Range, RunSections, Search, with_values
 from zerolora.config.section import Section
 from zerolora.config.values import RESERVED_RUNS, SHARED_SECTIONS, Name
 from zerolora.errors import shown
@@ -18,21 +17,22 @@ NAMES: TypeAdapter[str] = TypeAdapter(Name)
 
 
 def impossible_grids(config: Config) -> Iterable[Mistake]:
-    """Yield (location, message) for grids and searches that cannot be expanded, or whose runs have names of others."""
-    for section, owner, each in _owners(config):
-        yield from _wrong_keys(config, section, owner, each)
+    """Yield (location, message) for grids and searches that cannot be expanded, or whose run names are taken."""
+    for section, owners in (("grids", config.grids), ("searches", config.searches)):
+        for owner, each in owners.items():
+            yield from _wrong_keys(config, section, owner, each)
     for owner, search in config.searches.items():
         steps = with_values({"validation_steps": config.train.validation_steps}, search.train)["validation_steps"]
         if search.prune and not steps and "train.validation_steps" not in search.over:
             yield (
                 ("searches", owner, "prune"),
-                "needs validation losses on the way; write train: {validation_steps: N} in the search, or prune: false",
+                "needs validation during training; write train: {validation_steps: N} in the search, or prune: false",
             )
     taken = [*config.runs, *config.continued, *itertools.chain.from_iterable(config.names_by_owner.values())]
     for run in repeated(taken):
-        owners = [owner for owner, names in config.names_by_owner.items() if run in names]
-        if owners:  # else it is reported elsewhere
-            yield owners[-1], f"has a run {run}, and so has another section, grid or search; choose another name"
+        holders = [owner for owner, names in config.names_by_owner.items() if run in names]
+        if holders:  # otherwise reported for runs and continued
+            yield holders[-1], f"has a run {run}, but so has another section, grid or search; choose another name"
     yield from _taken_folders(config)
     for (section, owner), names in config.names_by_owner.items():
         for run in names:
@@ -48,22 +48,22 @@ def impossible_grids(config: Config) -> Iterable[Mistake]:
 def _wrong_keys(config: Config, section: str, owner: str, each: Grid | Search) -> Iterable[Mistake]:
     here = (section, owner, "over")
     if each.dataset is None and "dataset" not in each.over:
-        yield (section, owner), "names no data set; write dataset: NAME, or over: {dataset: [NAME, ...]}"
+        yield (section, owner), "has no data set; write dataset: NAME, or over: {dataset: [NAME, ...]}"
     for name in datasets_of(each) if "dataset" in each.over else ():
         if not isinstance(name, str) or name not in config.prepare:
             text = f"{shown(name)} is not a data set of prepare; write some of {', '.join(config.prepare)}"
             yield (*here, "dataset"), text
     for key in each.over:
-        if wrong := (None if key == "dataset" else _unknown(key)) or _given_twice(each, key, section):
+        if wrong := (None if key == "dataset" else _unknown(key)) or _is_fixed(each, key, section):
             yield (*here, key), wrong
-    # A range has no names that could be wrong.
+    # A range has no value names to check.
     over = {key: [values.low] if isinstance(values, Range) else values for key, values in each.over.items()}
     for location, text in mistakes(over):
         yield (*here, *location), text
 
 
 def datasets_of(owner: Grid | Search) -> list[Any]:
-    """Return the data sets of the runs of a grid or search."""
+    """Return the data sets that a grid or search trains on."""
     values = owner.over.get("dataset", [owner.dataset])
     if isinstance(values, Range):
         return [values.low]
@@ -71,20 +71,22 @@ def datasets_of(owner: Grid | Search) -> list[Any]:
 
 
 def _taken_folders(config: Config) -> Iterable[Mistake]:
-    """Yield grids and searches whose runs keep what they share in a folder that is another's."""
+    """Yield grids and searches whose shared outputs would go to a directory of others."""
     folders = {name: f"the run {name}" for name in config.all_runs}
     folders |= dict.fromkeys(RESERVED_RUNS, "another stage")
     for run, each in config.expanded_runs.items():
         for name in set(each.shared) - {run}:
             mine = f"the runs of {each.section}.{each.owner}"
             if (other := folders.setdefault(name, mine)) != mine:
-                text = f"results/{name}/ is for what its runs share, and belongs to {other}; choose another name"
+                text = (
+                    f"results/{name}/ is for outputs that its runs share, but belongs to {other}; choose another name"
+                )
                 yield (each.section, each.owner), text
                 return
 
 
-def place(config: Config, run: str, *key: str) -> tuple[str, ...]:
-    """Return where the config has a key of a run's own."""
+def location_of(config: Config, run: str, *key: str) -> tuple[str, ...]:
+    """Return the location in the config of a key that a run overrides."""
     if run not in config.expanded_runs:
         return ("continued" if run in config.continued else "runs", run, *key)
     each = config.expanded_runs[run]
@@ -97,15 +99,8 @@ def place(config: Config, run: str, *key: str) -> tuple[str, ...]:
     return (each.section, each.owner, *key)
 
 
-def _owners(config: Config) -> Iterable[tuple[str, str, Grid | Search]]:
-    for name, grid in config.grids.items():
-        yield "grids", name, grid
-    for name, search in config.searches.items():
-        yield "searches", name, search
-
-
 def _unknown(path: str) -> str | None:
-    """Return what is wrong with the path of a key that a run may override."""
+    """Return the mistake in the dotted key of an override, None if it is valid."""
     parts = path.split(".")
     known = Overrides.model_fields
     if parts[0] in SHARED_SECTIONS:
@@ -123,12 +118,13 @@ def _unknown(path: str) -> str | None:
             rest = parts[number + 1 :]
             if not rest or (get_origin(section) is dict and len(rest) == 1):
                 return None
-            return f"there is no such key; write {'.'.join(parts[: number + 1])}, which has no keys itself"
+            return f"there is no such key; write {'.'.join(parts[: number + 1])}, which has no keys"
     first = next(iter(section.model_fields))
     return None if len(parts) > 1 else f"is a whole section; write a key of it, as in {path}.{first}"
 
 
-def _given_twice(owner: Grid | Search, path: str, section: str) -> str | None:
+def _is_fixed(owner: Grid | Search, path: str, section: str) -> str | None:
+    """Return the mistake if a grid or search also overrides a key of `over` for all its runs."""
     word = "grid" if section == "grids" else "search"
     first, *parts = path.split(".")
     value: Any = getattr(owner, first)
@@ -136,6 +132,6 @@ def _given_twice(owner: Grid | Search, path: str, section: str) -> str | None:
         return None
     for part in parts:
         if not isinstance(value, dict) or part not in value:
-            return None if isinstance(value, dict) else f"stands beside {first}, which the {word} says too"
+            return None if isinstance(value, dict) else f"conflicts with {first}, which the {word} also sets"
         value = value[part]
-    return f"the {word} says {path}: {shown(value)} for all its runs too; write one of the two"
+    return f"the {word} also sets {path}: {shown(value)} for all its runs; write one of the two"

@@ -1,23 +1,26 @@
-"""Expands a grid of values to named runs.
+"""Expands a grid of values to named runs, and names the outputs that runs share.
 
-A run is named by its grid and its values, as in `sweep-zero1-r8`: by those alone, so that it keeps its name, and with
-it its results, when values are added or their order changes.
+A run is named by its grid and values only, e.g. `sweep-zero1-r8`, so that it keeps its name, and its results, when
+values are added or reordered. pack, estimate and render run once for all runs of a grid or search with equal settings.
+Only the keys of `over` decide which runs share, not their values, so that no output moves and nothing reruns when a
+value is added or the config changes elsewhere.
 """
 
 import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
+from zerolora.config.method_sections import MethodSections
 from zerolora.errors import shown
 
 MOST_RUNS = 10_000
-"""Of one grid: far more than anyone waits for, and expanded in a second."""
+"""Limit for one grid, expanded within a second."""
 Values = Sequence[Any] | Mapping[str, Any]
-"""The values of a key: a list, or a mapping where the user has named them."""
+"""The values of a key: a list, or a mapping of names to values."""
 Mistake = tuple[tuple[str, ...], str]
 
 
@@ -26,20 +29,16 @@ class Combination:
     """One run of a grid."""
 
     name: str
-    """The run's name."""
+    """Name of the run."""
     values: dict[str, Any]
-    """The values of the grid's keys, by their dotted path."""
+    """Values by dotted key."""
     parts: dict[str, str]
-    """What the name has of each value, by key."""
+    """Part of the name for each value, by dotted key."""
 
 
 def combinations(grid: str, over: Mapping[str, Values]) -> list[Combination]:
-    """Return each combination of the values once, in the order of the keys' names, whatever their order in `over`.
-
-    `over` must be free of mistakes(grid, over).
-    """
-    keys = sorted(over)
-    named = [[(part, key, value) for part, value in _named(key, over)] for key in keys]
+    """Return each combination of the values, with keys in alphabetical order. `over` must have no `mistakes`."""
+    named = [[(part, key, value) for part, value in _named(key, over)] for key in sorted(over)]
     return [
         Combination(
             "-".join([grid, *(part for part, _, _ in chosen)]),
@@ -51,21 +50,21 @@ def combinations(grid: str, over: Mapping[str, Values]) -> list[Combination]:
 
 
 def mistakes(over: Mapping[str, Values]) -> list[Mistake]:
-    """Return (location in `over`, message) for values without a name, or with one name, and for too many runs."""
+    """Return (location in `over`, message) for values without a name, for equal names, and for too many runs."""
     result: list[Mistake] = []
     for key, values in over.items():
         for other in over:
             if other.startswith(f"{key}."):
-                result.append(((other,), f"is part of {key}, which has values of its own; write one of the two"))
+                result.append(((other,), f"is part of {key}, which also has values; write one of the two"))
         nameless = [] if isinstance(values, Mapping) else [each for each in values if not _names_itself(each)]
         if nameless:
-            text = "gives no short name to a run; write a mapping of names to values, as in {first: ..., second: ...}"
+            text = "has no short name for a run; write a mapping of names to values, e.g. {first: ..., second: ...}"
             result.append(((key,), f"{shown(nameless[0])} {text}"))
             continue
         parts: dict[str, Any] = {}
         for part, value in _named(key, over):
             if part in parts and value == parts[part]:
-                result.append(((key,), f"{shown(value)} is there twice; write it once"))
+                result.append(((key,), f"{shown(value)} occurs twice; write it once"))
             elif part in parts:
                 text = f"are both called {part} in a run's name; write a mapping of names to values"
                 result.append(((key,), f"{shown(parts[part])} and {shown(value)} {text}"))
@@ -77,7 +76,7 @@ def mistakes(over: Mapping[str, Values]) -> list[Mistake]:
 
 
 def repeated(names: Sequence[str]) -> list[str]:
-    """Return the names that are there more than once."""
+    """Return the names that occur more than once."""
     return [name for name, count in Counter(names).items() if count > 1]
 
 
@@ -101,7 +100,7 @@ def _named(key: str, over: Mapping[str, Values]) -> list[tuple[str, Any]]:
 
 
 def part_of(key: str, value: Any) -> str | None:
-    """Return what a name has of a key's value, whatever other values and keys there are; None for what has no name."""
+    """Return the part of a name for a value, independent of other keys and values; None if the value has no name."""
     return _part(key.replace(".", "_"), value) if _names_itself(value) else None
 
 
@@ -112,22 +111,78 @@ def _names_itself(value: Any) -> bool:
 
 
 def _label(key: str, over: Mapping[str, Values]) -> str:
-    """Return the last part of a dotted key; the whole key, if another one ends in the same part."""
+    """Return the last part of a dotted key, or the whole key if another one ends in the same part."""
     last = key.rpartition(".")[2]
     alone = sum(other.rpartition(".")[2] == last for other in over) == 1
     return last if alone else key.replace(".", "_")
 
 
 def _part(label: str, value: Any) -> str:
-    """Return the part of a run's name for a value: letters, digits and _ alone, so that two different combinations of
-    parts, which - joins, are different names."""
+    """Return the part of a run's name for a value: letters, digits and _ only, so that different parts, joined by -,
+    give different names."""
     if isinstance(value, str):
         return "".join(letter if letter.isalnum() and letter.isascii() else "_" for letter in value.lower())
     if value is None:
         return f"{label}_none"
     if isinstance(value, bool):
         return f"{label}_{str(value).lower()}"
-    # Without an exponent, as in learning_rate0_0002, since 2e-4 has a - in it; 8 and 8.0 are one value.
+    # Without an exponent, as in learning_rate0_0002, since 2e-4 contains a -; 8 and 8.0 are equal.
     digits = format(Decimal(repr(value)), "f")
     digits = digits.rstrip("0").rstrip(".") if "." in digits else digits
     return label + digits.replace("-", "minus").replace(".", "_")
+
+
+PACK = ("dataset", "pack")
+"""Keys, or whole sections, that `pack` reads."""
+ESTIMATE = (
+    *PACK,
+    "hardware",
+    "estimate",
+    *(
+        f"train.{key}"
+        for key in (
+            *("nodes", "ranks_per_node", "global_batch", "micro_batch", "sequence_parallel", "precision", "attention"),
+            *("activation_checkpointing", "activation_offload", "validation_steps", "keep", "keep_checkpoints"),
+            *("method", "objective", "optimizer"),
+            *MethodSections.model_fields,
+        )
+    ),
+)
+"""Those that `estimate` or its inputs depend on."""
+RENDER = (
+    *ESTIMATE,
+    *("render", "export"),
+    *(f"train.{key}" for key in ("gradient_clipping", "canary", "epochs", "max_steps", "from_adapter")),
+)
+"""Those that `render` or its inputs depend on."""
+
+
+class Shared(NamedTuple):
+    """Names in results/ of the outputs that a run shares; its own name if it shares none."""
+
+    packed: str
+    estimated: str
+    rendered: str
+
+
+LONGEST = 100  # characters of a directory name
+SHARED_STAGES = Shared("pack", "estimate", "render")
+"""The stage that writes each output."""
+READ = (PACK, ESTIMATE, RENDER)
+
+
+def shared_names(owner: str, run: str, parts: Mapping[str, str | None]) -> Shared:
+    """Return the names for a run of the grid or search `owner`.
+
+    parts: the part of a name for each value of `over` by key; None for a value without a name.
+    """
+    result = []
+    for read in READ:
+        touched = [parts[key] for key in sorted(parts) if _touches(key, read)]
+        name = "-".join([owner, *filter(None, touched)])
+        result.append(name if None not in touched and len(name) <= LONGEST else run)
+    return Shared(*result)
+
+
+def _touches(key: str, read: Iterable[str]) -> bool:
+    return any(f"{key}.".startswith(f"{each}.") or each.startswith(f"{key}.") for each in read)

@@ -1,4 +1,4 @@
-"""Recipes: configs in config/recipes/ of the project, each with a README, of which `zerolora init` copies one."""
+"""Recipes: configs with a README in config/recipes/, for `zerolora init` to copy."""
 
 import os
 import re
@@ -13,9 +13,9 @@ SCHEMA_FILE = Path("workflow/schemas/config.schema.json")
 
 
 def find(start: Path) -> Path:
-    """Return config/recipes of the project that `start` is in, or of the project that zerolora is installed from.
+    """Return config/recipes of the project around `start`, or of the one zerolora is installed from.
 
-    Raises UserError if neither has one.
+    Raises UserError if neither exists.
     """
     installed_from = Path(__file__).resolve().parents[3]
     for project in (start, *start.parents, installed_from):
@@ -30,7 +30,7 @@ def summaries(folder: Path) -> dict[str, str]:
 
 
 def listed(folder: Path) -> str:
-    """Return the recipes, one a line."""
+    """Return name and summary of each recipe, one per line."""
     result = summaries(folder)
     width = max(map(len, result))
     return "\n".join(f"{name:<{width}}  {text}" for name, text in result.items())

@@ -1,13 +1,6 @@
 """The names in the registries, as `make schema` wrote them (commands/write_registry_names.py)."""
 
-FORMS = (
-    "alpaca",
-    "messages",
-    "prompt",
-    "sharegpt",
-    "text",
-    "tokens",
-)
+FORMS = ("alpaca", "messages", "prompt", "sharegpt", "text", "tokens")
 """Forms of rows."""
 
 FIELDS = (
@@ -82,38 +75,16 @@ TASKS = {
 }
 """Checks of answers, and what a model is to do."""
 
-TARGETS = (
-    "compressed_tensors",
-    "gguf",
-    "gguf_adapter",
-    "ollama",
-    "torchao",
-    "vllm_adapter",
-)
+TARGETS = ("compressed_tensors", "gguf", "gguf_adapter", "ollama", "torchao", "vllm_adapter")
 """Targets of export."""
 
-METHODS = (
-    "dora",
-    "full",
-    "ia3",
-    "lora",
-    "qdora",
-    "qlora",
-    "vera",
-)
+METHODS = ("dora", "full", "ia3", "lora", "qdora", "qlora", "vera")
 """Methods of training."""
 
 OBJECTIVES = ("sft",)
 """Objectives of training."""
 
-OPTIMIZERS = (
-    "adamw",
-    "adamw_8bit",
-    "paged_adamw",
-    "paged_adamw_8bit",
-    "adafactor",
-    "lion",
-)
+OPTIMIZERS = ("adamw", "adamw_8bit", "paged_adamw", "paged_adamw_8bit", "adafactor", "lion")
 """Optimizers."""
 
 STRATEGIES = {
@@ -136,11 +107,5 @@ STRATEGIES = {
 }
 """Strategies, and their engines."""
 
-TRACKERS = (
-    "dvclive",
-    "mlflow",
-    "swanlab",
-    "tensorboard",
-    "wandb",
-)
+TRACKERS = ("dvclive", "mlflow", "swanlab", "tensorboard", "wandb")
 """Trackers."""

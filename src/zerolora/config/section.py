@@ -1,4 +1,4 @@
-"""The class of every section of the config, whose fields are described by their docstrings, and types of fields."""
+"""The base class of the config's sections, whose fields are documented by docstrings, and common field types."""
 
 import ast
 import inspect
@@ -12,7 +12,7 @@ from pydantic_core import CoreSchema
 
 
 class AlwaysCompared:
-    """Marks a field that is compared at its default too (compared.py), since dvc.yaml names it by itself."""
+    """Marks a field to be compared even at its default (compared.py), since dvc.yaml names it."""
 
 
 Positive = Annotated[int, Field(ge=1, lt=2**31)]
@@ -20,7 +20,7 @@ Text = Annotated[str, Field(min_length=1)]
 
 
 def _field_docstrings(section: "type[Section]") -> dict[str, str]:
-    """Return the docstring of each field of a section, inherited fields included."""
+    """Return the docstring of each field of a section, including inherited fields."""
     texts: dict[str, str] = {}
     for base in reversed(section.__mro__):
         if not issubclass(base, Section) or base is Section:
@@ -35,16 +35,16 @@ def _field_docstrings(section: "type[Section]") -> dict[str, str]:
 
 
 class Section(BaseModel):
-    """A part of the config. Unknown keys are refused, and values are not converted between types."""
+    """A part of the config, or of a stage's settings: immutable, without unknown keys or type conversion."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         """Describe each field by its docstring.
 
-        Pydantic's `use_attribute_docstrings` does the same when the class is defined, which would parse this file at
-        every start.
+        Pydantic's `use_attribute_docstrings` does this at class definition, and so would parse this file at every
+        start.
         """
         schema = handler(core)
         properties = handler.resolve_ref_schema(schema).get("properties", {})

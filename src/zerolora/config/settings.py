@@ -1,24 +1,17 @@
-"""The settings of each stage: what `resolve` writes and a stage reads, one class a stage.
+"""The settings of each stage: what `resolve` writes and a stage reads, one class per stage.
 
-A class holds exactly what its stage reads, so a key that a stage does not read cannot make it run again. All are
-frozen: a stage may copy its settings (`model_copy`), never change them.
+A class contains exactly what its stage reads, so that no other key can rerun the stage.
 """
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from zerolora.config import schema
 from zerolora.config.method_sections import MethodSections
 from zerolora.config.section import AlwaysCompared, Section
 from zerolora.config.values import AnyCheck, Check, ObjectiveName, OptimizerName
 from zerolora.types import Attention, Device, EngineName, Precision
-
-
-class Settings(Section):
-    """Settings of a stage: checked when they are read, immutable after."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class FetchPackage(schema.PackageModel):
@@ -28,21 +21,19 @@ class FetchPackage(schema.PackageModel):
 
 
 class FetchHub(schema.HubModel):
-    """A base model from the Hugging Face hub."""
+    """A base model from the Hugging Face Hub."""
 
     source: Literal["hub"] = "hub"
 
 
 class FetchDirectory(schema.DirectoryModel):
-    """A base model in a directory of this machine."""
+    """A base model in a local directory."""
 
     source: Literal["directory"] = "directory"
 
 
 FetchSettings = Annotated[FetchPackage | FetchHub | FetchDirectory, Field(discriminator="source")]
-"""Settings of `fetch`, one class a source."""
-
-
+"""Settings of `fetch`."""
 FetchDataSettings = schema.HubData
 """Settings of `fetch_data`."""
 FetchPackageDataSettings = schema.PackageData
@@ -52,66 +43,63 @@ FetchAdapterSettings = schema.HubAdapter
 
 
 class PrepareSettings(schema.PrepareSection):
-    """Settings of `prepare`: the section without what evaluation alone reads."""
-
-    model_config = ConfigDict(frozen=True)
+    """Settings of `prepare`, without those that only evaluation reads."""
 
     template_text: str | None = None
-    """Content of the user's own template; None for any other."""
+    """Content of the user's template file; None for a built-in template."""
 
 
-class PackSettings(Settings):
+class PackSettings(Section):
     """Settings of `pack`."""
 
     packing: bool
-    """Rows are joined to packed rows."""
     capacity: int | None
     """Tokens of a packed row; None without packing."""
 
 
-class MethodSettings(Settings):
-    """A training method, and those of its settings that cost memory."""
+class MethodSettings(Section):
+    """A training method, with those of its settings that affect memory."""
 
     name: str
     settings: dict[str, Any]
     """By field of the method's class in methods/."""
 
 
-class EstimateSettings(Settings):
-    """Settings of `estimate`. None = left to the choice."""
+class EstimateSettings(Section):
+    """Settings of `estimate`. None = to be chosen by `render`."""
 
-    device: Literal["cpu", "cuda"]
+    device: Device
     gpu_memory: int | None
     """Bytes of one GPU."""
     host_memory: int
     """Bytes of one machine."""
     reserve: int | None
-    """Bytes of each GPU that are kept free; None for those that the estimate computes."""
+    """Bytes of each GPU to set aside; None = computed."""
     nodes: int
     ranks_per_node: int
     global_batch: int
-    """Packed rows of one optimizer step, over all ranks."""
+    """Packed rows per optimizer step, over all ranks."""
     sequence_parallel: int = 1
     """Ranks that share each row."""
     activation_offload: bool = False
-    """Inputs of checkpointed layers are kept on the host."""
+    """Whether inputs of checkpointed layers are offloaded to the host."""
     micro_batch: int | None
     precision: Precision
     activation_checkpointing: bool | None
     attention: Attention | None
     keeps_best: bool
-    """The best adapter so far is kept beside the one in training."""
+    """Whether the best adapter so far is stored in addition to the one in training."""
     keep_checkpoints: int = 2
-    """Checkpoints that are kept, beside that of the best step."""
+    """Number of recent checkpoints to keep, in addition to the best."""
     method: MethodSettings
     objective: ObjectiveName = "sft"
     optimizer: OptimizerName = "adamw"
     added_tokens: int = 0
-    """Tokens that the data set adds to the model's."""
+    """Tokens that the data set adds to the tokenizer."""
 
 
-class HardwareSettings(Settings):
-    """What the cost model knows of the machines: the content of a probe file, or names."""
+class HardwareSettings(Section):
+    """Hardware for the cost model: measurements of a probe, or names."""
 
     probe: dict[str, Any] | None
     disk: str
@@ -127,9 +115,9 @@ class RenderSettings(EstimateSettings):
     """Settings of `render`."""
 
     strategy: str
-    """A strategy's name, `auto`, or the path of the user's own DeepSpeed JSON."""
+    """A strategy's name, `auto`, or the path of the user's DeepSpeed JSON."""
     user_config: dict[str, Any] | None
-    """Content of the user's own DeepSpeed JSON; None for a named strategy."""
+    """Content of the user's DeepSpeed JSON; None for a named strategy."""
     gradient_clipping: float
     epochs: int
     max_steps: int | None
@@ -137,17 +125,17 @@ class RenderSettings(EstimateSettings):
     nvme: str | None
     hardware: HardwareSettings
     sections: MethodSections = MethodSections()
-    """The settings of the run's method, which is tried on shapes."""
+    """Settings of the run's method, for the trial on shapes."""
     canary: Literal["auto", "off"] | int = "auto"
-    """When first losses are compared with those of a safe setting, or for how many steps."""
+    """Whether, or for how many steps, first losses are compared with those under safe settings."""
     from_adapter: str | None = None
-    """The directory that training begins with, but for that of a run, which is compared by its settings."""
+    """Adapter directory that training starts from; None for a run's adapter, whose settings are compared instead."""
     targets: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """The run's export targets, which are tried as well: their settings, by name."""
+    """Settings of the run's export targets by name, for the trial on shapes."""
 
 
-class UsefulFlops(Settings):
-    """FLOPs of training that nothing can save (docs/telemetry.md, MFU), and the rate that they are compared with."""
+class UsefulFlops(Section):
+    """FLOPs that training cannot avoid, and the peak rate to compare them with (MFU, docs/telemetry.md)."""
 
     token: float
     """FLOPs per token."""
@@ -159,65 +147,64 @@ class UsefulFlops(Settings):
     """Matrix FLOP/s of one rank; None if the hardware is neither named nor measured."""
 
 
-class Canary(Settings):
-    """Two short trainings that must agree before a run begins: its own, and one under safe settings."""
+class Canary(Section):
+    """Two short trainings whose losses must agree before a run: with its own settings and with safe ones."""
 
     steps: int
     """Optimizer steps of each."""
     reasons: list[str]
     """Why the run's own settings are not safe."""
     zero: dict[str, Any]
-    """The safe one's zero.json."""
+    """zero.json with safe settings."""
 
 
-class TrainingChoice(Settings):
+class TrainingChoice(Section):
     """What `render` decides and `train` reads: the entry `zerolora` of zero.json."""
 
     engine: EngineName
     strategy: str
-    """A strategy's name, or the path of the user's own DeepSpeed JSON."""
+    """A strategy's name, or the path of the user's DeepSpeed JSON."""
     micro_batch: int
-    """Packed rows of one forward pass of one rank."""
+    """Packed rows per forward pass of one rank."""
     accumulation: int
-    """Forward passes of one optimizer step of one rank."""
+    """Forward passes per optimizer step of one rank."""
     activation_checkpointing: bool
     attention: Attention
     precision: Precision
     flops: UsefulFlops
     canary: Canary | None = None
-    """The canary before the run; None if it needs none."""
+    """The canary before the run, if it needs one."""
 
 
 class TrainSettings(schema.TrainSection):
-    """Settings of `train`, but for what `render` decides (`TrainingChoice`)."""
+    """Settings of `train`, without those that `render` decides (`TrainingChoice`)."""
 
-    model_config = ConfigDict(frozen=True)
-
-    device: Literal["cpu", "cuda"]
+    device: Device
 
 
-class MergeSettings(schema.Merge):
-    """Settings of `merge`."""
+class TrainingPlan(TrainSettings, TrainingChoice):
+    """All settings of one training. The two halves share no field."""
 
-    model_config = ConfigDict(frozen=True)
+    @classmethod
+    def of(cls, settings: TrainSettings, choice: TrainingChoice) -> "TrainingPlan":
+        """Return the plan of a run's settings and of the entry `zerolora` of its zero.json."""
+        return cls(**dict(settings), **dict(choice))
 
 
-class ExportSettings(schema.Export):
-    """Settings of `export`, by target."""
-
-    model_config = ConfigDict(frozen=True)
+MergeSettings = schema.Merge
+"""Settings of `merge`."""
+ExportSettings = schema.Export
+"""Settings of `export`."""
 
 
 class EvaluateSettings(schema.EvaluateSection):
     """Settings of `evaluate` and `evaluate_base`."""
 
-    model_config = ConfigDict(frozen=True)
-
     check: Check
     device: Annotated[Device, AlwaysCompared()] = "cpu"
-    """Where the model answers: of a base model, that of the first run of its data set."""
+    """Device of the model; for a base model, that of the first run of its data set."""
     check_settings: dict[str, Any] = Field(default_factory=dict)
-    """With the content of the files that they name."""
+    """Paths of JSON files are replaced by their content."""
     check_source: str | None = None
     """Text of the file that `check` names; None for a task of the registry."""
 
@@ -226,20 +213,18 @@ class EvaluateRunSettings(EvaluateSettings):
     """Settings of `evaluate`: those of its data set, as for the base model, and its run's own."""
 
     unmerged: bool = False
-    """Ask base and adapter as well; never where nothing is merged."""
+    """Also evaluate base + adapter; false if nothing is merged."""
 
 
 class TaskRowsSettings(schema.TaskRows):
     """Settings of `task_rows`."""
 
-    model_config = ConfigDict(frozen=True)
-
     whole: bool
-    """The whole row is the prompt, since nothing is answered."""
+    """Whether the whole row is the prompt, for tasks that compute a loss only."""
 
 
-class AskedTaskSettings(Settings):
-    """Settings of `task` and `task_base` for rows of the user's."""
+class AskedTaskSettings(Section):
+    """Settings of `task` and `task_base` for the user's own rows."""
 
     kind: Literal["rows"] = "rows"
     check: AnyCheck
@@ -255,60 +240,52 @@ class AskedTaskSettings(Settings):
 class HarnessTaskSettings(schema.HarnessTask):
     """Settings of `task` and `task_base` for lm-evaluation-harness."""
 
-    model_config = ConfigDict(frozen=True)
-
     kind: Literal["harness"] = "harness"
     files: dict[str, str]
-    """sha256 of each file in config/harness/, if a task may be one of them."""
+    """SHA-256 of each file in config/harness/."""
 
 
 TaskSettings = Annotated[AskedTaskSettings | HarnessTaskSettings, Field(discriminator="kind")]
 """Settings of `task` and `task_base`."""
-
-
-class JudgeSettings(schema.Judge):
-    """Settings of `judge`."""
-
-    model_config = ConfigDict(frozen=True)
+JudgeSettings = schema.Judge
+"""Settings of `judge`."""
 
 
 class ReportSettings(schema.Report):
     """Settings of `report`."""
 
-    model_config = ConfigDict(frozen=True)
-
     strategy: str
     objective: ObjectiveName = "sft"
     fail_if: str | None = None
-    """The gate, whose verdict the page shows."""
+    """Condition under which the run fails; the page shows the result."""
     tasks: list[str] = Field(default_factory=list)
-    """Names of the further tasks."""
+    """Names of the further evaluation tasks."""
 
 
-class AcceptSettings(Settings):
+class AcceptSettings(Section):
     """Settings of `accept`."""
 
     fail_if: str | None
-    """The gate; None for none."""
+    """Condition under which the run fails."""
 
 
-class CompareSettings(Settings):
+class CompareSettings(Section):
     """Settings of `compare`."""
 
     runs: dict[str, dict[str, Any]]
-    """By run, sorted by name: its overrides, by dotted key."""
+    """Overrides of each run by dotted key, sorted by run."""
 
 
-class RunSettings(Settings):
+class RunSettings(Section):
     """The settings of every stage of one run."""
 
     dataset: str
     packed: str
-    """The name in results/ under which it has its packing (config/sharing.py): its own, or one that runs share."""
+    """Name in results/ of its packing (config/grids.py): the run's own, or one that runs share."""
     estimated: str
-    """The same of estimate.json."""
+    """Name in results/ of its estimate.json."""
     rendered: str
-    """The same of zero.json and render.json."""
+    """Name in results/ of its zero.json and render.json."""
     pack: PackSettings
     estimate: EstimateSettings
     render: RenderSettings
@@ -320,16 +297,18 @@ class RunSettings(Settings):
     accept: AcceptSettings
 
 
-class Resolved(Settings):
-    """The settings of every stage: results/config.json, and files in results/settings/: for each run one in runs/, for
-    what runs may share one in shared/."""
+class Resolved(Section):
+    """The settings of every stage, written to results/config.json and, by run and shared output, to
+    results/settings/."""
 
     fetch: dict[str, FetchSettings]
     """By model."""
     fetch_data: dict[str, FetchDataSettings]
+    """By data set."""
     fetch_package_data: dict[str, FetchPackageDataSettings]
+    """By data set."""
     fetch_adapter: dict[str, FetchAdapterSettings]
-    """By data set of the hub."""
+    """By adapter."""
     prepare: dict[str, PrepareSettings]
     """By data set."""
     evaluate: dict[str, EvaluateSettings]

@@ -1,7 +1,7 @@
-"""The trials of searches: config/searches/<search>.json, which `zerolora search` writes and both engines read.
+"""The trials of searches: config/searches/<search>.json, written by `zerolora search` and read by both engines.
 
-The file is in git, as a lock file is. Each trial that has not failed is a run, named <search>-<number>. What came out
-of it is in its results alone, so that nothing that reads this file is out of date when a trial ends.
+The file belongs in git, like a lock file. Each trial that has not failed is a run named <search>-<number>. Its results
+are only in results/, so that a trial that ends changes no stage's input.
 """
 
 from pathlib import Path
@@ -17,43 +17,43 @@ FOLDER = Path("config/searches")
 
 
 class StopAbove(Section):
-    """A bar for the validation loss."""
+    """An upper bound of the validation loss."""
 
     step: Positive
-    """Optimizer steps made."""
+    """Optimizer steps after which the bound applies."""
     loss: float
-    """Loss that a validation up to that step has to reach."""
+    """The lowest validation loss by then must not be above this."""
 
 
 class Trial(Section):
     """One trial."""
 
     values: dict[str, Any]
-    """The values of the search's keys, by their dotted path."""
+    """Values by dotted key."""
     stop_above: list[StopAbove] = Field(default_factory=list)
-    """Bars of the earlier trials (train.stop_above)."""
+    """Bounds from earlier trials (train.stop_above)."""
     failed: str = ""
-    """Why it failed; empty if it did not. What failed is a run no longer."""
+    """Why it failed; empty if it did not. A failed trial is no longer a run."""
 
 
 class Study(Section):
-    """The trials of a search, in the order in which they were asked for; a trial's number is its place."""
+    """The trials of a search; a trial's number is its index."""
 
     trials: list[Trial] = Field(default_factory=list)
 
 
 def path_of(search: str) -> Path:
-    """Return the file of a search's trials."""
+    """Return the path of the file of a search."""
     return FOLDER / f"{search}.json"
 
 
 def run_of(search: str, number: int) -> str:
-    """Return the name of a trial's run."""
+    """Return the run name of a trial."""
     return f"{search}-{number}"
 
 
 def read_study(search: str) -> Study:
-    """Return the trials of a search, none if it has no file. Raises UserError if the file is broken."""
+    """Return the trials of a search, none if it has no file. Raises UserError if the file is invalid."""
     path = path_of(search)
     if not path.exists():
         return Study()

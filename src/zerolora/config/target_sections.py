@@ -1,4 +1,4 @@
-"""The settings of the targets: sections of `export` in the config, one for each target of the registry."""
+"""The settings of the export targets: sections of `export` in the config."""
 
 from typing import Literal
 
@@ -14,18 +14,18 @@ class CompressedTensors(Section):
     """The merged model quantized by llm-compressor."""
 
     type: Literal["fp8", "int8", "int4"] = "int4"
-    """Type of the weights of linear layers: fp8 (e4m3) or int8 with a scale for each row, or int4 with a scale for each
-    group_size values. With fp8 activations are rounded to fp8 too, token by token."""
+    """Weight type of linear layers: fp8 (e4m3) or int8 with a scale per row, or int4 with a scale per group_size
+    values. fp8 also rounds activations to fp8, with a scale per token."""
     group_size: Literal[32, 64, 128] = 128
-    """Number of values that share a scale, for int4; a layer that does not take a multiple of it stays as it is."""
+    """Values per scale for int4. Layers whose input size is not a multiple of it are not quantized."""
 
 
 class Gguf(Section):
     """The merged model as a GGUF file."""
 
     type: GgufType = "f16"
-    """Type of the weights: f32, f16, bf16, q8_0, tq1_0, tq2_0 or auto by llama.cpp's converter; q2_k to q6_k need its
-    llama-quantize on the PATH."""
+    """Weight type. f32, f16, bf16, q8_0, tq1_0, tq2_0 and auto are written by llama.cpp's converter; q2_k to q6_k need
+    its llama-quantize on the PATH."""
 
 
 class GgufAdapter(Section):
@@ -36,41 +36,41 @@ class GgufAdapter(Section):
 
 
 class Ollama(Section):
-    """A GGUF file and its Modelfile."""
+    """The merged model as a GGUF file with a Modelfile for Ollama."""
 
     type: GgufType = "q8_0"
-    """Type of the weights, as of gguf."""
+    """Weight type, as for gguf."""
     system: str | None = None
-    """System prompt of the Modelfile; none by default."""
+    """System prompt of the Modelfile. Default: none."""
 
 
 class TorchAo(Section):
     """The merged model quantized by torchao."""
 
     type: Literal["int8", "fp8", "nvfp4"] = "int8"
-    """Type of the weights of linear layers: int8 or fp8 (e4m3) with a scale for each row, or nvfp4, 4-bit floats with
-    a scale for each 16 values."""
+    """Weight type of linear layers: int8 or fp8 (e4m3) with a scale per row, or nvfp4 (4-bit floats) with a scale per
+    16 values."""
 
 
 class VllmAdapter(Section):
     """The adapter for vLLM."""
 
     max_lora_rank: Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] = 16
-    """The server's --max-lora-rank; these are the values that it takes (vllm/config/lora.py)."""
+    """The server's --max-lora-rank (values as in vllm/config/lora.py)."""
 
 
 class ExportSections(Section):
-    """The settings of all targets, by name."""
+    """The settings of all export targets."""
 
     compressed_tensors: CompressedTensors = CompressedTensors()
     """Settings of compressed_tensors: the merged model with weights in 8 or 4 bits, in vLLM's format."""
     gguf: Gguf = Gguf()
     """Settings of gguf: the merged model as a GGUF file."""
     gguf_adapter: GgufAdapter = GgufAdapter()
-    """Settings of gguf_adapter: the adapter alone as a GGUF file."""
+    """Settings of gguf_adapter: the adapter as a GGUF file."""
     ollama: Ollama = Ollama()
-    """Settings of ollama: a GGUF file with Ollama's Modelfile."""
+    """Settings of ollama: a GGUF file with a Modelfile for Ollama."""
     torchao: TorchAo = TorchAo()
     """Settings of torchao: the merged model with weights in 8 or 4 bits."""
     vllm_adapter: VllmAdapter = VllmAdapter()
-    """Settings of vllm_adapter: the adapter alone, within vLLM's limits."""
+    """Settings of vllm_adapter: the adapter within vLLM's limits."""

@@ -1,4 +1,4 @@
-"""The kinds of values in the config: names, sizes, files, choices of registries, each with what is wrong with one."""
+"""The types of values in the config: names, sizes, files, registry entries; and the remedy for an invalid one."""
 
 import ipaddress
 import re
@@ -6,11 +6,7 @@ from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-)
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from zerolora.bounded import bounded
 from zerolora.config.registry_names import (
@@ -25,13 +21,14 @@ from zerolora.config.registry_names import (
     TASKS,
     TRACKERS,
 )
+from zerolora.errors import shown
 from zerolora.fail_if import parse
 from zerolora.schedules import SCHEDULES
 from zerolora.units import parse_bytes
 
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
-LONGEST_NAME = 100  # characters; a folder's name has at most 255, with what unfinished ones are called by (files.py)
-REPETITIVE = re.compile(r"(.+)\1{19}$")  # as snakemake's PeriodicityDetector has it
+LONGEST_NAME = 100  # characters; a directory name has at most 255, with the suffix of unfinished ones (files.py)
+REPETITIVE = re.compile(r"(.+)\1{19}$")  # as in snakemake's PeriodicityDetector
 # Only in these directories, so that Snakemake and DVC both know which files can change a run.
 USER_CONFIG = re.compile(r"config/deepspeed/[A-Za-z0-9._-]+\.json")
 PROBE = re.compile(r"config/hardware/[A-Za-z0-9._-]+\.json")
@@ -41,13 +38,14 @@ USER_TASK_JSON = re.compile(r"config/tasks/[A-Za-z0-9._-]+\.json")
 GGUF_FILE = r"[^/].*\.gguf(\.part[0-9]+)?"
 HARNESS_FILES = "config/harness"  # task files of lm-evaluation-harness
 TEMPLATES = ("chat", "plain", *PROMPT_FORMATS)
-HUB_DATA = "data/hub"  # where fetched data sets are stored
-PACKAGE_DATA = "data/packages"  # where data sets of PyPI packages are stored
-HUB_ADAPTERS = "resources/adapters"  # where fetched adapters are stored
+HUB_DATA = "data/hub"  # downloaded data sets
+PACKAGE_DATA = "data/packages"  # downloaded data sets of PyPI packages
+HUB_ADAPTERS = "resources/adapters"  # downloaded adapters
 RESERVED_RUNS = ("base", "compare", "data", "logs", "settings", "tasks")
 MANY = Field(min_length=1)
-NO_TRACKER = "none"  # the value of train.tracker for no tracker
+NO_TRACKER = "none"
 SHARED_SECTIONS = ("fetch", "prepare", "evaluate", "tasks", "judge")
+GENERATED = [name for name, ask in TASKS.items() if ask == "generate"]
 
 
 def _name(value: str) -> str:
@@ -60,92 +58,59 @@ def _name(value: str) -> str:
     return value
 
 
-def _size(value: Any) -> Any:
-    if not isinstance(value, str):
-        raise ValueError("write a size with its unit, as in 80GiB")
-    parse_bytes(value)
-    return value
+def _size(example: str, zero: bool = False) -> BeforeValidator:
+    def check(value: Any) -> Any:
+        if not isinstance(value, str):
+            raise ValueError(f"write a size with its unit, as in {example}")
+        parse_bytes(value, zero)
+        return value
+
+    return BeforeValidator(check)
 
 
-def _size_or_zero(value: Any) -> Any:
-    if not isinstance(value, str):
-        raise ValueError("write a size with its unit, as in 2GiB or 0GiB")
-    parse_bytes(value, zero=True)
-    return value
+def _matches(pattern: str | re.Pattern[str], remedy: str) -> AfterValidator:
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value):
+            raise ValueError(remedy)
+        return value
+
+    return AfterValidator(check)
 
 
-def _sha256(value: str) -> str:
-    if not re.fullmatch(r"[0-9a-f]{64}", value):
-        raise ValueError("write the 64 hexadecimal digits that `sha256sum FILE` prints")
-    return value
-
-
-def _commit(value: str) -> str:
-    if not re.fullmatch(r"[0-9a-f]{40}", value):
-        raise ValueError("write the full 40-digit commit, since a branch or a tag can move")
-    return value
-
-
-def _one_of(names: Iterable[str]) -> AfterValidator:
-    """Return the check that a value is one of some names."""
+def _one_of(names: Iterable[str], file: re.Pattern[str] | None = None, example: str = "") -> AfterValidator:
+    """Return the check that a value is one of some names, or the path of a user's file."""
     known = tuple(names)
 
     def check(value: str) -> str:
-        if value not in known:
-            raise ValueError(f"write one of {', '.join(known)}")
+        if value not in known and not (file and file.fullmatch(value)):
+            raise ValueError(f"write one of {', '.join(known)}" + f", or a file as in {example}" * bool(file))
         return value
 
     return AfterValidator(check)
 
 
-def _probe(value: str) -> str:
-    if not PROBE.fullmatch(value):
-        raise ValueError("name a file as in config/hardware/mine.json, which `zerolora probe` writes")
-    return value
+def _enum(names: Iterable[str], file: re.Pattern[str] | None = None) -> Any:
+    """Return the JSON schema of `_one_of`, for editors."""
+    enum: Any = {"enum": list(names)}
+    return Field(json_schema_extra={"anyOf": [enum, {"pattern": f"^{file.pattern}$"}]} if file else enum)
 
 
-def _template(value: str) -> str:
-    if value not in TEMPLATES and not USER_TEMPLATE.fullmatch(value):
-        raise ValueError(f"write one of {', '.join(TEMPLATES)}, or a file as in config/templates/mine.jinja")
-    return value
-
-
-def _check(known: Iterable[str]) -> AfterValidator:
-    names = tuple(known)
+def _jinja(kind: str, example: str) -> AfterValidator:
+    """Return the check of a Jinja template or expression."""
 
     def check(value: str) -> str:
-        if value not in names and not USER_TASK.fullmatch(value):
-            raise ValueError(f"write one of {', '.join(names)}, or a file as in config/tasks/mine.py")
+        from jinja2 import TemplateSyntaxError
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        environment = ImmutableSandboxedEnvironment()
+        try:
+            with bounded("tasks.rows.NAME.choices"):  # jinja2 evaluates constants when it compiles
+                environment.parse(value) if kind == "template" else environment.compile_expression(value)
+        except TemplateSyntaxError as error:
+            raise ValueError(f"is not a valid Jinja {kind}: {error.message}; write one, as in {example}") from None
         return value
 
     return AfterValidator(check)
-
-
-def _expression(value: str) -> str:
-    from jinja2 import TemplateSyntaxError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    try:
-        with bounded("tasks.rows.NAME.choices"):  # jinja2 computes constants when it compiles
-            ImmutableSandboxedEnvironment().compile_expression(value)
-    except TemplateSyntaxError as error:
-        raise ValueError(
-            f"is not a valid Jinja expression: {error.message}; write one, as in [option_a, option_b]"
-        ) from None
-    return value
-
-
-def _jinja(value: str) -> str:
-    from jinja2 import TemplateSyntaxError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    try:
-        ImmutableSandboxedEnvironment().parse(value)
-    except TemplateSyntaxError as error:
-        raise ValueError(
-            f"is not a valid Jinja template: {error.message}; write one, as in {{{{ question }}}}"
-        ) from None
-    return value
 
 
 def _resume(value: str) -> str:
@@ -156,7 +121,7 @@ def _resume(value: str) -> str:
     return value
 
 
-def _gate(value: str) -> str:
+def _condition(value: str) -> str:
     parse(value)
     return value
 
@@ -171,7 +136,7 @@ def _strategy(value: str) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Tell whether the host of an address is this machine."""
+    """Return whether the host of a URL is this machine."""
     host = urlsplit(address).hostname or ""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
@@ -195,41 +160,69 @@ def _endpoint(value: str) -> str:
 
 
 Name = Annotated[str, AfterValidator(_name)]
-Sha256 = Annotated[str, AfterValidator(_sha256)]
-Commit = Annotated[str, AfterValidator(_commit)]
-Probe = Annotated[str, AfterValidator(_probe)]
+PackageName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+PackageVersion = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.+!_-]*$")]
+Repository = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")]
+Sha256 = Annotated[str, _matches(r"[0-9a-f]{64}", "write the 64 hexadecimal digits that `sha256sum FILE` prints")]
+Commit = Annotated[str, _matches(r"[0-9a-f]{40}", "write the full 40-digit commit, since a branch or a tag can move")]
+Probe = Annotated[str, _matches(PROBE, "name a file as in config/hardware/mine.json, which `zerolora probe` writes")]
 Resume = Annotated[str, AfterValidator(_resume)]
 Strategy = Annotated[str, AfterValidator(_strategy)]
 Endpoint = Annotated[str, AfterValidator(_endpoint)]
-Condition = Annotated[str, AfterValidator(_gate)]
-Size = Annotated[str, BeforeValidator(_size)]
-SizeOrZero = Annotated[str, BeforeValidator(_size_or_zero)]
+Condition = Annotated[str, AfterValidator(_condition)]
+Size = Annotated[str, _size("80GiB")]
+SizeOrZero = Annotated[str, _size("2GiB or 0GiB", zero=True)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
-Format = Annotated[str, _one_of(["auto", *FORMS]), Field(json_schema_extra={"enum": ["auto", *FORMS]})]
-COLUMNS = Field(json_schema_extra={"propertyNames": {"enum": list(FIELDS)}})
-TemplateName = Annotated[
-    str,
-    AfterValidator(_template),
-    Field(json_schema_extra={"anyOf": [{"enum": list(TEMPLATES)}, {"pattern": f"^{USER_TEMPLATE.pattern}$"}]}),
-]
-RowField = Annotated[str, _one_of(FIELDS)]
-MethodName = Annotated[str, _one_of(METHODS), Field(json_schema_extra={"enum": list(METHODS)})]
 Role = Literal["system", "user", "assistant", "tool"]
-TrackerName = Annotated[
-    str, _one_of([NO_TRACKER, *TRACKERS]), Field(json_schema_extra={"enum": [NO_TRACKER, *TRACKERS]})
+RowField = Annotated[str, _one_of(FIELDS)]
+COLUMNS = Field(json_schema_extra={"propertyNames": {"enum": list(FIELDS)}})
+Format = Annotated[str, _one_of(["auto", *FORMS]), _enum(["auto", *FORMS])]
+TemplateName = Annotated[
+    str, _one_of(TEMPLATES, USER_TEMPLATE, "config/templates/mine.jinja"), _enum(TEMPLATES, USER_TEMPLATE)
 ]
-ObjectiveName = Annotated[str, _one_of(OBJECTIVES), Field(json_schema_extra={"enum": list(OBJECTIVES)})]
-OptimizerName = Annotated[str, _one_of(OPTIMIZERS), Field(json_schema_extra={"enum": list(OPTIMIZERS)})]
-ScheduleName = Annotated[str, _one_of(SCHEDULES), Field(json_schema_extra={"enum": list(SCHEDULES)})]
-TargetName = Annotated[str, _one_of(TARGETS), Field(json_schema_extra={"enum": list(TARGETS)})]
-GENERATED = [name for name, ask in TASKS.items() if ask == "generate"]
+MethodName = Annotated[str, _one_of(METHODS), _enum(METHODS)]
+TrackerName = Annotated[str, _one_of([NO_TRACKER, *TRACKERS]), _enum([NO_TRACKER, *TRACKERS])]
+ObjectiveName = Annotated[str, _one_of(OBJECTIVES), _enum(OBJECTIVES)]
+OptimizerName = Annotated[str, _one_of(OPTIMIZERS), _enum(OPTIMIZERS)]
+ScheduleName = Annotated[str, _one_of(SCHEDULES), _enum(SCHEDULES)]
+TargetName = Annotated[str, _one_of(TARGETS), _enum(TARGETS)]
+Check = Annotated[str, _one_of(GENERATED, USER_TASK, "config/tasks/mine.py"), _enum(GENERATED, USER_TASK)]
+AnyCheck = Annotated[str, _one_of(TASKS, USER_TASK, "config/tasks/mine.py"), _enum(TASKS, USER_TASK)]
+Jinja = Annotated[str, Field(min_length=1), _jinja("template", "{{ question }}")]
+Expression = Annotated[str, Field(min_length=1), _jinja("expression", "[option_a, option_b]")]
 
 
-def _check_schema(names: list[Any]) -> Any:
-    return Field(json_schema_extra={"anyOf": [{"enum": names}, {"pattern": f"^{USER_TASK.pattern}$"}]})
-
-
-Check = Annotated[str, _check(GENERATED), _check_schema(GENERATED)]
-AnyCheck = Annotated[str, _check(TASKS), _check_schema(list(TASKS))]
-Jinja = Annotated[str, Field(min_length=1), AfterValidator(_jinja)]
-Expression = Annotated[str, Field(min_length=1), AfterValidator(_expression)]
+def remedy(mistake: Any) -> str:
+    """Return the value and the remedy for one of pydantic's errors."""
+    seen, kind, context = shown(mistake["input"]), mistake["type"], mistake.get("ctx", {})
+    if kind == "extra_forbidden":
+        parts = mistake["loc"]
+        if len(parts) == 3 and parts[0] in ("runs", "continued", "grids") and parts[2] in SHARED_SECTIONS:
+            named = parts[2] in ("fetch", "prepare")
+            where = "prepare and name it in the run’s dataset" if named else f"the {parts[2]} section"
+            return f"{parts[2]} is shared by all runs and cannot be overridden; add another entry to {where}"
+        return f"there is no such key (value {seen}); config/README.md lists the valid ones"
+    if kind == "missing":
+        return "is missing; add it (explained in config/README.md)"
+    if kind == "literal_error":
+        return f"{seen} is not valid; write {context['expected']}"
+    if kind == "value_error":
+        return f"{seen}: {context['error']}" if not isinstance(mistake["input"], dict) else str(context["error"])
+    expected = {
+        "int_type": "a whole number, as in 8",
+        "float_type": "a number, as in 2e-4",
+        "bool_type": "true or false",
+        "string_type": "text",
+        "dict_type": "a section of key: value lines",
+        "model_type": "a section of key: value lines",
+        "list_type": "a list, as in [q_proj, v_proj]",
+        "greater_than_equal": f"{context.get('ge')} or more",
+        "greater_than": f"more than {context.get('gt')}",
+        "less_than": f"less than {context.get('lt')}",
+        "less_than_equal": f"{context.get('le')} or less",
+        "string_pattern_mismatch": f"text that matches {context.get('pattern')}",
+        "too_short": "at least one entry",
+        "string_too_short": "text that is not empty",
+        "finite_number": "a finite number, as in 2e-4",
+    }
+    return f"{seen} is not valid; write {expected.get(kind, mistake['msg'])}"

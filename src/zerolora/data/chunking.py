@@ -11,10 +11,10 @@ from zerolora.data.example import BadRow
 from zerolora.data.records import BETWEEN, DECODE, DELIMITERS, Chunk, csv_reader, csv_records, end_of, reason_of
 from zerolora.errors import UserError, shown, wording
 
-# Without a limit, a list or quote that is never closed would read the rest of the file into memory.
+# Without a limit, an unclosed list or quote would read the rest of the file into memory.
 LONGEST_ROW = 1 << 28
-# An error this close to the end of what was read may disappear with more text (half a literal, an escape, a number).
-# Messages quote as much text.
+# An error this close to the end of the text may disappear with more of it (half a literal, an escape, a number).
+# Messages quote as many characters.
 UNSURE = 32
 WHITE = b" \t\r\n"
 BLANK = re.compile(r"[ \t\r\n]*")
@@ -23,21 +23,27 @@ OPENING = re.compile(r"[ \t\r\n]*\[[ \t\r\n]*")
 COMMA = re.compile(r"[ \t\r\n]*,[ \t\r\n]*")
 EMPTY_LINES = re.compile(r"(?:\r?\n)*")
 REMEDY = wording("correct it, since the rows after it cannot be read otherwise")
-# (text, position, whether it is the first record, whether the text is the whole rest of the file) -> the record's begin
-# and end; None if the text ends before the record does, or holds no more records.
+# (text, position, first record?, text reaches the end of the file?) -> the record's begin and end; None if the text
+# contains no further complete record.
 Find = Callable[[str, int, bool, bool], tuple[int, int] | None]
 
 
-def _cut_objects(chunk: Chunk, blocks: Iterator[bytes], rows: int, size: int) -> Iterator[Chunk]:
-    """Split after line breaks, in a file that holds an object a line. Raises UserError for a list over several lines,
-    none of which would be a row."""
-    head, wanted = next(blocks, b""), 1
-    while not (start := head.lstrip(WHITE)) or (start.startswith(b"[") and b"\n" not in start):
+def _head(chunk: Chunk, blocks: Iterator[bytes], bracket: bytes) -> tuple[bytes, bytes]:
+    """Read blocks until one is not blank, and until the line ends if it starts with `bracket`; return the text, and
+    the same without leading white space."""
+    head, wanted = b"", 1
+    while not (start := head.lstrip(WHITE)) or (start.startswith(bracket) and b"\n" not in start):
         more = b"".join(itertools.islice(blocks, wanted))
         if not more:
             break
         head, wanted = head + more, wanted * 2
         _check_length(chunk.file, 1, len(head))
+    return head, start
+
+
+def _cut_objects(chunk: Chunk, blocks: Iterator[bytes], rows: int, size: int) -> Iterator[Chunk]:
+    """Split a file with an object a line after line breaks. Raises UserError for a list over several lines."""
+    head, start = _head(chunk, blocks, b"[")
     line = start.split(b"\n", 1)[0]
     if line.startswith(b"[") and _goes_on(line.decode("latin-1")):
         number = 1 + head[: len(head) - len(start)].count(b"\n")
@@ -49,7 +55,7 @@ def _cut_objects(chunk: Chunk, blocks: Iterator[bytes], rows: int, size: int) ->
 
 
 def _cut_lines(chunk: Chunk, blocks: Iterator[bytes], rows: int, size: int) -> Iterator[Chunk]:
-    """Split after line breaks, which a JSON object on one line does not contain."""
+    """Split after line breaks."""
     line, held = 1, [b""]
     for block in blocks:
         end = block.rfind(b"\n") + 1
@@ -65,7 +71,7 @@ def _cut_lines(chunk: Chunk, blocks: Iterator[bytes], rows: int, size: int) -> I
 
 
 def _every(data: bytes, rows: int) -> Iterator[tuple[bytes, int]]:
-    """Split whole lines into parts of at most `rows` lines; yield each with its number of lines."""
+    """Split complete lines into parts of at most `rows` lines; yield each with its number of lines."""
     import numpy as np
 
     lines = data.count(b"\n")
@@ -82,13 +88,7 @@ def _every(data: bytes, rows: int) -> Iterator[tuple[bytes, int]]:
 
 def _cut_json(chunk: Chunk, blocks: Iterator[bytes], rows: int, size: int) -> Iterator[Chunk]:
     """Split a JSON list after elements, and a file of objects after lines or, if they span lines, after objects."""
-    head, wanted = b"", 1
-    while not (start := head.lstrip(WHITE)) or (start.startswith(b"{") and b"\n" not in start):
-        more = b"".join(itertools.islice(blocks, wanted))
-        if not more:
-            break
-        head, wanted = head + more, wanted * 2
-        _check_length(chunk.file, 1, len(head))
+    head, start = _head(chunk, blocks, b"{")
     if not start:
         return
     line = 1 + head[: -len(start)].count(b"\n")
@@ -132,7 +132,7 @@ def _header(chunk: Chunk) -> tuple[str, ...]:
         raise UserError(f"{where}: the header {cells}")
     seen: set[str] = set()
     if not cells[0] and len(cells) > 1:
-        # pandas' to_csv() writes its index so; the name is the one that its read_csv gives.
+        # The index of pandas' to_csv(), with the name that read_csv assigns.
         cells = ["Unnamed: 0", *cells[1:]]
         while cells[0] in cells[1:]:
             cells[0] += ".1"
@@ -148,12 +148,12 @@ def _header(chunk: Chunk) -> tuple[str, ...]:
 def _cut(
     chunk: Chunk, blocks: Iterator[bytes], find: Find, rows: int, size: int, header: bool = False
 ) -> Iterator[Chunk]:
-    """Split after records of any form; a header gets a chunk of its own.
+    """Split after records of any form; a header becomes a separate chunk.
 
-    Bytes are decoded as Latin-1: the syntax of JSON and CSV is ASCII, and positions are then those of bytes.
+    Bytes are decoded as Latin-1: the syntax of JSON and CSV is ASCII, and positions in the text are those in the file.
     """
     text, whole, wanted = "", False, 1
-    line, counted = 1, 0  # the number of the line that text[counted] is on
+    line, counted = 1, 0  # the line number of text[counted]
     start = position = count = 0
     first = True
     while True:
@@ -178,7 +178,7 @@ def _cut(
             continue
         if whole:
             return
-        # Blank lines belong to no row. Kept, a file of little else would fill the memory.
+        # Drop blank lines, which might fill the memory.
         blank = end_of(EMPTY_LINES, text, position)
         if count and blank - position >= size:
             yield chunk._replace(first=line, data=text[start:position].encode("latin-1"))
@@ -192,12 +192,12 @@ def _cut(
         more = b"".join(itertools.islice(blocks, wanted)).decode("latin-1")
         text, position = text[start:] + more, position - start
         start = counted = 0
-        # Read twice as much each time, so that a long record is not scanned again for every block.
+        # Double the number of blocks, so that a long record is not scanned again for each.
         whole, wanted = not more, wanted * 2
 
 
 class _BrokenError(Exception):
-    """A syntax error after which the next record cannot be found."""
+    """A syntax error that hides the begin of the next record."""
 
     def __init__(self, text: str, position: int, reason: str) -> None:
         rest = text[position : position + UNSURE].split("\n", 1)[0].encode("latin-1").decode("utf-8", "replace")
@@ -206,7 +206,7 @@ class _BrokenError(Exception):
 
 
 def _find_element(text: str, position: int, first: bool, whole: bool) -> tuple[int, int] | None:
-    """Find the next element of a JSON list."""
+    """Locate the next element of a JSON list."""
     matched = (OPENING if first else COMMA).match(text, position)
     begin = matched.end() if matched else end_of(BLANK, text, position)
     if matched and begin < len(text) and not (first and text[begin] == "]"):
@@ -223,13 +223,13 @@ def _find_element(text: str, position: int, first: bool, whole: bool) -> tuple[i
 
 
 def _find_object(text: str, position: int, first: bool, whole: bool) -> tuple[int, int] | None:
-    """Find the next of several concatenated JSON objects."""
+    """Locate the next of several concatenated JSON objects."""
     begin = end_of(BLANK, text, position)
     return _find_value(text, begin, whole) if begin < len(text) else None
 
 
 def _find_value(text: str, begin: int, whole: bool) -> tuple[int, int] | None:
-    """Return begin and end of the JSON value that begins here."""
+    """Return begin and end of the JSON value at `begin`."""
     try:
         end = DECODE(text, begin)[1]
     except json.JSONDecodeError as error:
@@ -238,19 +238,19 @@ def _find_value(text: str, begin: int, whole: bool) -> tuple[int, int] | None:
         raise _BrokenError(text, error.pos, f"not JSON: {reason_of(error)}") from None
     except (ValueError, RecursionError) as error:
         raise _BrokenError(text, begin, f"not JSON: {error}") from None
-    # The decoder ends 1.5e+ after the 5; unless the text is complete, more of it may follow and extend the number.
+    # The decoder ends 1.5e+ after the 5; further text may extend the number.
     return (begin, end) if whole or end + len("e+") < len(text) else None
 
 
 @functools.cache
 def _well_formed(delimiter: str) -> re.Pattern[str]:
-    """Return a pattern for RFC 4180 records, which is much faster than the csv module and never backtracks."""
+    """Return a pattern of RFC 4180 records, much faster than the csv module and without backtracking."""
     cell = rf'(?:"[^"]*+(?:""[^"]*+)*+"|[^"\r\n{delimiter}]*+)'
     return re.compile(rf"{cell}(?:{delimiter}{cell})*+\r?\n")
 
 
 def _find_record(delimiter: str, text: str, position: int, first: bool, whole: bool) -> tuple[int, int] | None:
-    """Find the next CSV record. A malformed record ends where the csv module ends it, which reads it later."""
+    """Locate the next CSV record. The csv module decides the end of a malformed record, since it reads it later."""
     begin = end_of(EMPTY_LINES, text, position)
     matched = _well_formed(delimiter).match(text, begin)
     if matched:
@@ -272,7 +272,7 @@ def _find_record(delimiter: str, text: str, position: int, first: bool, whole: b
     except StopIteration:
         return None
     except csv.Error:
-        # The reader asks for another line only while a quote is open.
+        # The reader requests another line only while a quote is open.
         if not exhausted:
             return begin, end
         if whole:

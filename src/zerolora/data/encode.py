@@ -14,8 +14,8 @@ from zerolora.data.ragged import Ragged, bounds
 from zerolora.errors import UserError, shown
 
 CONTEXT = -1  # supervised_role of tokens that do not count in the loss
-NOTHING = BadRow("it has no token that the loss would see; remove it")
-# Prefixes for a piece that does not begin its text, if the tokenizer would add a blank to it; removed again.
+NOTHING = BadRow("no token of it is in the loss; remove it")
+# Prefixes of a piece that does not begin its text, against a blank that the tokenizer would add; removed again.
 ANCHORS = ("\n", ")", "a", "0")
 
 
@@ -31,8 +31,8 @@ class Tokens(NamedTuple):
     """Tokenized rows.
 
     ids: the tokens of each row. supervised_role: for each token the index in `roles` of its supervised turn, CONTEXT if
-    it does not count in the loss; a row's first token never does, since nothing predicts it. prompt: the number of
-    tokens before each row's last answer, 0 without one. wrong: errors by row; the tokens of such a row are invalid.
+    it is not in the loss; a row's first token is never predicted. prompt: the number of tokens before each row's last
+    answer, 0 without one. wrong: errors by row; the tokens of such a row are invalid.
     """
 
     ids: Ragged
@@ -43,15 +43,14 @@ class Tokens(NamedTuple):
 
     @property
     def supervised(self) -> np.ndarray:
-        """Return the number of supervised tokens of each row."""
+        """The number of supervised tokens of each row."""
         return self.ids.totals(self.supervised_role != CONTEXT)
 
 
 class Encoder:
-    """Tokenizes pieces one by one: no token spans two pieces.
+    """Tokenizes pieces one by one: no token spans two, so a prompt has the same tokens in training and generation.
 
-    A prompt therefore has the same tokens in training and in generation. Raises UserError for a tokenizer without the
-    `tokenizers` backend, which could only be used by running the model's own code.
+    Raises UserError for a tokenizer without the `tokenizers` backend, which would need the model's own code.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -64,19 +63,19 @@ class Encoder:
         self.added = tokenizer.added_tokens_decoder
         alone, behind, break_ = self._ids(["xx", "\nxx", "\n"])
         added = self.added.values()
-        # A text may have other tokens at the start than after other text, or after a token that absorbs blanks.
+        # The tokens of a text may depend on what precedes it: nothing, text, or a token that absorbs blanks.
         self.depends = behind != break_ + alone or any(token.rstrip for token in added)
         self.cut: Callable[[str], list[str]] | None = None
         normalizes = self.backend.normalizer is not None
         if not self.depends and not any(
             token.lstrip or token.single_word or (token.normalized and normalizes) for token in added
         ):
-            # Added tokens then split a text into parts that are tokenized independently, at any position.
+            # Added tokens split a text into parts that are tokenized independently, at any position.
             self.cut = re.compile(f"({any_of(token.content for token in added)})").split
         self.spelling = _Spelling(self.backend) if isinstance(self.backend.decoder, ByteLevel) else None
 
     def encode(self, rows: list[list[Piece]]) -> Tokens:
-        """Tokenize rows and check that their supervised tokens decode to the text that was written."""
+        """Tokenize rows and check that their supervised tokens decode to the same text."""
         pieces = [piece for row in rows for piece in row]
         tokens = self._tokens(rows, pieces)
         roles: dict[str, int] = {}
@@ -100,7 +99,7 @@ class Encoder:
         return result
 
     def _misread(self, pieces: list[Piece], tokens: Ragged) -> dict[int, str]:
-        """Return {index: decoded text} of the supervised pieces that decode to another text."""
+        """Return {index: decoded text} of the supervised pieces that decode to a different text."""
         supervised = [number for number, piece in enumerate(pieces) if piece.supervised]
         if self.spelling:
             spelt = self.spelling.of(tokens.take(np.array(supervised, np.int64)))
@@ -118,7 +117,7 @@ class Encoder:
         if self.cut is None:
             alone = self._ids(texts)
             return Ragged.of(self._behind_others(rows, alone) if self.depends else alone)
-        # What a template writes around contents occurs in every row, and is tokenized once.
+        # A template's own text occurs in every row, and is tokenized once.
         numbers: dict[str, int] = {}
         order: list[int] = []
         counts: list[int] = []
@@ -132,27 +131,27 @@ class Encoder:
         return [result.ids for result in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
 
     def _behind_others(self, rows: list[list[Piece]], alone: list[list[int]]) -> list[list[int]]:
-        """Return the tokens of pieces in the context of their rows, given the tokens that each has alone."""
+        """Return the tokens of pieces in the context of their rows. alone: the tokens of each by itself."""
         tokens = list(alone)
-        places, texts, anchors = [], [], []
+        numbers, texts, anchors = [], [], []
         number = 0
         for row in rows:
             for index, piece in enumerate(row):
-                # BOS as a piece of its own is what the tokenizer would add, so the text begins after it.
+                # A first piece of BOS is what the tokenizer would add, so the text begins after it.
                 if index > 1 or (index == 1 and row[0].text != self.bos):
-                    places.append(number)
+                    numbers.append(number)
                     texts.append(piece.text)
                     anchors.append(self._anchor(piece, alone[number - 1]))
                 number += 1
         both = self._ids([anchor + text for anchor, text in zip(anchors, texts, strict=True)])
         known = dict(zip(ANCHORS, self._ids(list(ANCHORS)), strict=True))
-        for number, text, anchor, result in zip(places, texts, anchors, both, strict=True):
+        for number, text, anchor, result in zip(numbers, texts, anchors, both, strict=True):
             before = known.get(anchor) or self._ids([anchor])[0]
             tokens[number] = result[len(before) :] if result[: len(before)] == before else self._behind_any(text, known)
         return tokens
 
     def _anchor(self, piece: Piece, before: list[int]) -> str:
-        """Return a prefix that gives a piece the tokens that it has after `before`."""
+        """Return a prefix after which a piece has the same tokens as after `before`."""
         token = self.added.get(before[-1]) if before else None
         if token is None or (token.rstrip and piece.role and piece.text[0].isspace()):
             return ANCHORS[0]
@@ -163,13 +162,11 @@ class Encoder:
             result = self._ids([anchor + text])[0]
             if result[: len(before)] == before:
                 return result[len(before) :]
-        raise UserError(
-            f"the model's tokenizer does not keep {shown(text)} apart from what stands before it; write template: plain"
-        )
+        raise UserError(f"the model's tokenizer joins {shown(text)} to the text before it; write template: plain")
 
 
 class _Spelling:
-    """The bytes of each token, for decoders that only concatenate them."""
+    """The bytes of each token, for a decoder that only concatenates them."""
 
     def __init__(self, backend: Any) -> None:
         from transformers.convert_slow_tokenizer import bytes_to_unicode
@@ -177,7 +174,7 @@ class _Spelling:
         self.backend = backend
         alphabet: dict[int, str] = bytes_to_unicode()  # type: ignore[no-untyped-call,unused-ignore]  # typed in newer ones
         self.alphabet = {character: byte for byte, character in alphabet.items()}
-        # Begin and end of each token's bytes in the joined bytes of all tokens seen so far; -1 if not seen yet.
+        # Begin and end of each token's bytes in `self.bytes`; -1 for a token that is not in it yet.
         self.starts = np.full(max(backend.get_vocab().values()) + 1, -1)
         self.ends = self.starts.copy()
         self.bytes = np.zeros(0, np.uint8)
@@ -199,25 +196,19 @@ class _Spelling:
     def _learn(self, token: int) -> bytes:
         text = self.backend.id_to_token(token)
         spelt = bytes(map(self.alphabet.__getitem__, text)) if self.alphabet.keys() >= set(text) else text.encode()
-        # If the decoder gives another text, store a byte that no text has, so that the decoder is used instead.
+        # For a token that decodes to another text, store a byte that no text contains: the decoder is used then.
         decoded = self.backend.decode([token], skip_special_tokens=False)
         return spelt if spelt.decode(errors="replace") == decoded else b"\xff"
 
 
 def last_answer(row: list[Piece]) -> int:
     """Return the index of the last answer's piece, 0 if there is none."""
-    for position in range(len(row) - 1, 0, -1):
-        if row[position].role == "assistant":
-            return position
-    return 0
+    return next((index for index in range(len(row) - 1, 0, -1) if row[index].role == "assistant"), 0)
 
 
 def _same(text: str, piece: Piece) -> bool:
-    """Return whether decoded text equals what was written, apart from known effects of tokenizers.
-
-    Some decoders drop one blank at the start. Some add or remove blanks around special tokens, which occur only at the
-    end of a turn. Some tokenizers normalize Unicode.
-    """
+    """Return whether the decoded text equals the piece, apart from known effects of tokenizers: a dropped blank at the
+    start, blanks added or removed around special tokens (only at the end of a turn), and normalized Unicode."""
     if piece.text in (text, f" {text}"):
         return True
     written = unicodedata.normalize("NFC", piece.text)

@@ -1,10 +1,10 @@
-"""The common form to which rows of all formats are converted."""
+"""The common form of rows of all formats."""
 
 from typing import Any, NamedTuple
 
 
 class BadRow(Exception):
-    """The mistake in one row, and what to write instead. Whether the row is dropped depends on prepare's policy."""
+    """The mistake in a row, and the remedy. prepare's policy decides whether the row is dropped."""
 
 
 class Example(NamedTuple):
@@ -13,10 +13,10 @@ class Example(NamedTuple):
     A message is {"role", "content"} and may have "reasoning_content", "tool_calls", "tool_call_id" and "name"; roles
     are system, user, assistant and tool. `labels` goes with `tokens`.
 
-    supervised: for each message whether the row itself takes it out of the loss (False) or puts it in (True), None if
-    the config's `loss` decides; None for all. prompt: the number of messages that only ask, whose answers `loss:
-    assistant` leaves out. input: the part behind the line break in the last question of an alpaca row, "" without one.
-    thoughts: the row's own name of "reasoning_content", "" if no message has it.
+    supervised: for each message whether the row itself excludes it from the loss (False) or includes it (True), None if
+    the config's `loss` decides; None for all. prompt: the number of messages in the prompt, whose answers `loss:
+    assistant` excludes. input: the part after the line break in the last question of an alpaca row, "" without one.
+    thoughts: the row's name of "reasoning_content", "" without thoughts.
     """
 
     messages: list[dict[str, Any]] | None = None

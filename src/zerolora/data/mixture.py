@@ -11,12 +11,13 @@ from zerolora.config.schema import Source
 from zerolora.config.settings import PrepareSettings
 from zerolora.data.prepared_rows import SPLITS
 from zerolora.errors import UserError, wording
+from zerolora.units import counted
 
 BLOCK = 1 << 18  # rows
 
 
 class Index(NamedTuple):
-    """The properties of every row except its tokens: arrays [rows] of source indices, row hashes and prompt hashes."""
+    """Every row's source index, row hash and prompt hash: arrays [rows]."""
 
     source: np.ndarray
     row: np.ndarray
@@ -24,8 +25,8 @@ class Index(NamedTuple):
 
 
 class Mixture(NamedTuple):
-    """times: how often each row is used for training [rows]. validation, test: row indices, in the order drawn.
-    counts: numbers of duplicates, leaked and dropped rows."""
+    """times: number of uses of each row in training [rows]. validation, test: row indices, in the order drawn. counts:
+    duplicates, leaked and dropped rows."""
 
     times: np.ndarray
     validation: np.ndarray
@@ -37,8 +38,8 @@ def mix(index: Index, settings: PrepareSettings, sources: Sequence[Source], drop
     """Assign each row to a split, as the seed determines.
 
     Held-out rows are drawn before sources are weighted, so a repeated row cannot be both held out and trained on.
-    Raises UserError if a split would be empty, or a source that has a share of the training rows gives none; `dropped`
-    says for its message which rows are not in the index, and why.
+    Raises UserError if a split would be empty, or a source with a share of the training rows yields none. dropped: the
+    dropped rows, for this message.
     """
     rows = len(index.source)
     first = _first(index.row)
@@ -58,28 +59,21 @@ def mix(index: Index, settings: PrepareSettings, sources: Sequence[Source], drop
         if not times.any():
             raise _TooFewError("no row is left to train on", "lower split, or add rows")
     except _TooFewError as error:
-        raise UserError(f"{settings.path}: {error.line(dropped, settings, counts)}") from None
+        missing, remedy = error.args
+        parts = [f"{settings.path}: {missing}"] + [dropped] * bool(dropped)
+        if settings.duplicates == "drop" and (duplicates := counts["duplicate_rows"]):
+            parts.append(wording(f"{duplicates:,} duplicates are dropped by duplicates: drop"))
+        leaked = counts.get("leaked_prompts", 0) + counts.get("leaked_validation_prompts", 0)
+        if settings.leakage == "drop" and leaked:
+            text = wording(f"{leaked:,} rows with a prompt of a later split are dropped by leakage: drop")
+            parts.append(text)
+        parts.append(wording("correct the dropped rows, or ") * bool(dropped) + remedy)
+        raise UserError("; ".join(parts)) from None
     return Mixture(times, split[1], split[2], counts)
 
 
 class _TooFewError(Exception):
-    """A split has too few rows. What is missing, and what to write if no row was dropped."""
-
-    def __init__(self, missing: str, remedy: str) -> None:
-        super().__init__(missing)
-        self.missing, self.remedy = missing, remedy
-
-    def line(self, dropped: str, settings: PrepareSettings, counts: dict[str, int]) -> str:
-        """Return what is missing, where the rows went, and the remedy: first of all to have fewer of them dropped."""
-        gone = [dropped] * bool(dropped)
-        duplicates, leaked = counts["duplicate_rows"], counts.get("leaked_prompts", 0)
-        if settings.duplicates == "drop" and duplicates:
-            gone.append(wording(f"{duplicates:,} duplicates are dropped, as duplicates: drop says"))
-        if settings.leakage == "drop" and (leaked := leaked + counts.get("leaked_validation_prompts", 0)):
-            text = wording(f"{leaked:,} rows are dropped whose prompt is in a later split too, as leakage: drop says")
-            gone.append(text)
-        first = [wording("correct the dropped rows, or ") * bool(dropped) + self.remedy]
-        return "; ".join([self.missing, *gone, *first])
+    """A split has too few rows. Arguments: the problem, and the remedy."""
 
 
 def _split(index: Index, settings: PrepareSettings, sources: Sequence[Source], kept: np.ndarray) -> list[np.ndarray]:
@@ -89,8 +83,7 @@ def _split(index: Index, settings: PrepareSettings, sources: Sequence[Source], k
     random.Random(settings.seed).shuffle(drawn)  # noqa: S311 - data, not secrets
     validation, test = settings.split.validation, settings.split.test
     if len(drawn) < validation + test or (len(drawn) == validation + test and not (kept & (own == 0)).any()):
-        rows = f"{len(drawn):,} row{'s' * (len(drawn) != 1)}"
-        raise _TooFewError(f"has {rows}, and split takes {validation + test:,}", "lower split")
+        raise _TooFewError(f"has {counted(len(drawn), 'row')}, and split takes {validation + test:,}", "lower split")
     order = np.frombuffer(drawn, dtype=np.uint32) if len(drawn) else np.zeros(0, np.uint32)
     train = len(order) - validation - test
     parts = np.split(order, [train, train + validation])
@@ -114,7 +107,7 @@ def _leaks(index: Index, split: list[np.ndarray], drop: bool) -> dict[str, int]:
 
 
 def _first(hashes: np.ndarray) -> np.ndarray:
-    """Return for each hash whether it is its first occurrence; a 16th of them at a time, to keep memory low."""
+    """Return whether each hash is its first occurrence; a 16th of them at a time, to save memory."""
     first = np.zeros(len(hashes), dtype=bool)
     share = (hashes >> np.uint64(60)).astype(np.uint8)
     for number in range(16):
@@ -124,20 +117,20 @@ def _first(hashes: np.ndarray) -> np.ndarray:
 
 
 def _among(hashes: np.ndarray, rows: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Return for each row whether its hash is in `wanted`; in blocks, to keep memory low."""
+    """Return whether each row's hash is in `wanted`; in blocks, to save memory."""
     wanted = np.sort(wanted)
     result = np.zeros(len(rows), dtype=bool)
     if len(wanted):
         for start in range(0, len(rows), BLOCK):
             some = hashes[rows[start : start + BLOCK]]
-            places = np.searchsorted(wanted, some).clip(max=len(wanted) - 1)
-            result[start : start + BLOCK] = wanted[places] == some
+            nearest = np.searchsorted(wanted, some).clip(max=len(wanted) - 1)
+            result[start : start + BLOCK] = wanted[nearest] == some
     return result
 
 
 def _weigh(times: np.ndarray, source: np.ndarray, sources: Sequence[Source], settings: PrepareSettings) -> None:
-    """Set in place how often each training row is used, by its source's `rows` or `weight`. Raises _TooFewError if such
-    a source has none."""
+    """Set the uses of each training row in place, by its source's `rows` or `weight`. Raises _TooFewError if such a
+    source has none."""
     members = {number: np.flatnonzero((source == number) & (times > 0)) for number in range(len(sources))}
     for (name, entry), result in zip(settings.sources.items(), members.values(), strict=False):
         if (entry.weight or entry.rows) and not len(result):
@@ -153,7 +146,7 @@ def _weigh(times: np.ndarray, source: np.ndarray, sources: Sequence[Source], set
         result = members[number]
         wanted = entry.rows or len(result)
         if number in weights:
-            # The small addend prevents that a share such as 0.1 x 10 rows rounds to just below a whole row.
+            # The small addend keeps a share such as 0.1 x 10 rows from rounding to just below a whole row.
             wanted = min(len(result), int(whole * weights[number] / total + 1e-6))
         if len(result) == 0 or wanted == len(result):
             continue

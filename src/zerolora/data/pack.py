@@ -2,9 +2,8 @@
 
     zerolora pack --settings JSON --data results/data/NAME --output results/RUN/packing
 
-The result is a plan that lists the rows of each packed row. Tokens stay in the output of prepare, so another capacity
-does not tokenize again. train.arrow and validation.arrow are the plans (packing_plan.py), stats.json has the packing
-efficiency.
+Writes a plan of each split, train.arrow and validation.arrow (packing_plan.py), and stats.json with the packing
+efficiency. Tokens stay in the output of prepare, so a new capacity does not tokenize again.
 """
 
 from pathlib import Path
@@ -21,10 +20,11 @@ from zerolora.data.prepared_rows import open_split
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, describe, sha256, staged_directory, write_json
 from zerolora.log import result
+from zerolora.units import counted
 
 
 def pack_rows(settings: PackSettings, data: Path, output: Path) -> None:
-    """Write the plan of a prepared data set: packed rows of up to `capacity` tokens, or single rows with packing off.
+    """Write the plans of a prepared data set: packed rows of up to `capacity` tokens, or single rows with packing off.
 
     Raises UserError if a row is longer than the capacity.
     """
@@ -53,11 +53,12 @@ def pack_rows(settings: PackSettings, data: Path, output: Path) -> None:
         write_json(staged / MANIFEST, {"data_manifest_sha256": sha256(data / MANIFEST), "files": describe(staged)})
     if capacity:
         result(
-            f"{stats['train_rows']:,} rows in {stats['train_packed_rows']:,} packed rows of {capacity:,} tokens, "
+            f"{counted(stats['train_rows'], 'row')} in {counted(stats['train_packed_rows'], 'packed row')} of "
+            f"{capacity:,} tokens, "
             f"{stats['train_efficiency']:.2%} full"
         )
     else:
-        result(f"{stats['train_rows']:,} rows to train on, none packed")
+        result(f"{counted(stats['train_rows'], 'row')} to train on, none packed")
 
 
 def _count(plan: PackingPlan, rows: Any, lengths: np.ndarray, capacity: int | None) -> dict[str, Any]:
@@ -70,7 +71,7 @@ def _count(plan: PackingPlan, rows: Any, lengths: np.ndarray, capacity: int | No
         "longest_packed_row": int(tokens.max()),
         "most_supervised": int(np.add.reduceat(supervised[plan.members], plan.starts[:-1]).max()),
         "supervised_tokens": int(supervised.sum()),
-        # The number of tokens that a token can attend to, if only within its own row.
+        # The mean number of tokens in the row of a token, to which its attention is limited.
         "mean_row_of_a_token": round(float((lengths.astype(np.float64) ** 2).sum() / lengths.sum()), 1),
     }
     if capacity:

@@ -9,9 +9,9 @@ from zerolora.errors import UserError, wording
 
 
 class Dual(NamedTuple):
-    """A lower bound with its proof: no packed row can hold rows whose worth exceeds `whole`.
+    """A lower bound with its proof: the rows of a packed row are worth at most `whole`.
 
-    worth: the worth of a row by its length. `bound` is the worth of all rows divided by `whole`, rounded up.
+    worth: the worth of a row by its length. bound: the worth of all rows divided by `whole`, rounded up.
     """
 
     bound: int
@@ -53,7 +53,7 @@ def checked(lengths: Sequence[int] | np.ndarray, capacity: int) -> np.ndarray:
 
 
 def reachable(values: np.ndarray, counts: np.ndarray, capacity: int) -> int:
-    """Return the largest number of tokens that a packed row can hold, at most `capacity`."""
+    """Return the maximum number of tokens in a packed row of these lengths, at most `capacity`."""
     capacity -= capacity % int(np.gcd.reduce(values))
     sums, within = 1, (2 << capacity) - 1
     # The longest rows may not fit together even with the shortest.
@@ -70,7 +70,7 @@ def reachable(values: np.ndarray, counts: np.ndarray, capacity: int) -> int:
     return max(sums.bit_length() - 1, int(values[-1]))
 
 
-# For a parameter, a family of dual feasible functions gives the worth of each length and of a whole packed row.
+# A family of dual feasible functions: (lengths, capacity, parameter) -> worth of each length and of a whole packed row.
 Family = Callable[[np.ndarray, int, int], tuple[np.ndarray, int]]
 
 
@@ -78,11 +78,11 @@ def dual_of(values: np.ndarray, counts: np.ndarray, capacity: int) -> Dual:
     """Return the best dual for `counts` rows of each length in `values`; both [distinct lengths]."""
     # A function changes only where its parameter divides the capacity or equals an existing length.
     breaks = [*(capacity // np.arange(1, 41)), *(capacity // np.arange(1, 41) + 1)]
-    places = np.unique(np.concatenate([values, capacity - values, breaks]))
-    places = places[(places > 0) & (places <= capacity)]
-    half = places[2 * places <= capacity]
+    units = np.unique(np.concatenate([values, capacity - values, breaks]))
+    units = units[(units > 0) & (units <= capacity)]
+    half = units[2 * units <= capacity]
     total, whole, worth = int(values @ counts), capacity, values
-    families: list[tuple[Family, np.ndarray]] = [(_l2, half), (_u, np.arange(1, 41)), (_ccm1, half), (_bj1, places)]
+    families: list[tuple[Family, np.ndarray]] = [(_l2, half), (_u, np.arange(1, 41)), (_ccm1, half), (_bj1, units)]
     for family, parameters in families:
         for parameter in _promising(family, parameters, values, counts, capacity):
             its_worth, its_whole = family(values, capacity, int(parameter))
@@ -95,7 +95,7 @@ def dual_of(values: np.ndarray, counts: np.ndarray, capacity: int) -> Dual:
 def _promising(
     family: Family, parameters: np.ndarray, values: np.ndarray, counts: np.ndarray, capacity: int
 ) -> np.ndarray:
-    """Return the parameters around the best of a few hundred, judged on a sample of a thousand lengths."""
+    """Return the parameters around the best of about 400, for a sample of about 1,000 lengths."""
     step = -(-len(values) // 1024)
     few, many = values[::step], np.add.reduceat(counts, np.arange(0, len(values), step))
     stride = 1 + len(parameters) // 400
@@ -110,7 +110,7 @@ def _promising(
 
 
 def _l2(values: np.ndarray, capacity: int, shortest: int) -> tuple[np.ndarray, int]:
-    """Rows below `shortest` are worth nothing; rows that leave room only for such rows, a whole packed row."""
+    """Rows below `shortest` are worth nothing; rows that leave space only for these, a whole packed row."""
     worth = np.where(values > capacity - shortest, capacity, values)
     return np.where(values < shortest, 0, worth), capacity
 
@@ -122,7 +122,7 @@ def _u(values: np.ndarray, capacity: int, k: int) -> tuple[np.ndarray, int]:
 
 
 def _ccm1(values: np.ndarray, capacity: int, unit: int) -> tuple[np.ndarray, int]:
-    """Rows up to half the capacity are worth whole units, longer ones the units that they leave no room for."""
+    """Rows up to half the capacity are worth whole units, longer rows the units that they leave no space for."""
     units = capacity // unit
     worth = np.where(2 * values < capacity, 2 * (values // unit), 2 * (units - (capacity - values) // unit))
     return np.where(2 * values == capacity, units, worth), 2 * units

@@ -1,4 +1,4 @@
-"""The packing plan on disk: the prepared rows of each packed row."""
+"""The packing plan on disk: the rows of each packed row."""
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -9,12 +9,12 @@ import numpy as np
 
 from zerolora.errors import UserError
 
-CHUNK = 2**20  # packed rows written at a time, which are in memory twice
+CHUNK = 2**20  # packed rows written at a time
 END = b"\xff\xff\xff\xff\0\0\0\0"  # the end mark of a complete Arrow stream
 
 
 class PackingPlan(NamedTuple):
-    """Packed row i consists of the prepared rows `members[starts[i] : starts[i + 1]]`, in that order.
+    """Packed row i consists of the prepared rows members[starts[i] : starts[i + 1]], in order.
 
     starts: int64 [packed rows + 1]; members: int32 [rows].
     """
@@ -35,10 +35,8 @@ def write_plan(path: Path, packed: Iterable[list[int]] | PackingPlan) -> None:
 
 
 def open_plan(path: Path) -> PackingPlan:
-    """Open the plan in `path`. Up to CHUNK packed rows, `members` is a view of the memory-mapped file.
-
-    Raises UserError if the file is missing or incomplete.
-    """
+    """Open a plan. `members` is a view of the memory-mapped file for up to CHUNK packed rows. Raises UserError if the
+    file is missing or incomplete."""
     import pyarrow
 
     if not path.is_file():

@@ -2,9 +2,9 @@
 
     zerolora prepare --settings JSON --model resources/models/MODEL/manifest.json --output results/data/NAME
 
-Writes train.arrow, validation.arrow and test.arrow (columns: rows.schema), stats.json and lengths.csv (numbers and
-lengths of rows), mask.json and mask.html (the loss mask, verified and shown), dropped.jsonl (rows that are not used)
-and manifest.json (hashes of inputs and outputs). Memory grows by about 25 bytes for each row.
+Writes train.arrow, validation.arrow and test.arrow (columns: prepared_rows.schema), stats.json and lengths.csv (counts
+and lengths of rows), mask.json and mask.html (the loss mask, verified and shown), dropped.jsonl and manifest.json
+(hashes of inputs and outputs). Memory grows by about 25 bytes for each row.
 """
 
 import collections
@@ -22,18 +22,14 @@ import numpy as np
 
 from zerolora import log
 from zerolora.config.settings import PrepareSettings
-from zerolora.data.detection import Detected, form_of
-from zerolora.data.drops import Drops
 from zerolora.data.formats import FORMS
 from zerolora.data.formats.reading import reading_of
-from zerolora.data.mask import Proof
-from zerolora.data.mask_page import write_page
+from zerolora.data.mask import Proof, ReadSource, write_page
 from zerolora.data.mixture import Index, Mixture, mix
-from zerolora.data.names_page import ReadSource
-from zerolora.data.prepared_rows import SPLITS, schema
+from zerolora.data.prepared_rows import schema
 from zerolora.data.readers import chunks
 from zerolora.data.records import Chunk
-from zerolora.data.source_files import SourceFiles, sources_of
+from zerolora.data.source_files import SourceFiles, form_of, sources_of
 from zerolora.data.statistics import Statistics, write_lengths
 from zerolora.data.tokenize import ChunkTokenizer, Dropped, Job, Result, tokenize
 from zerolora.errors import UserError, wording
@@ -45,19 +41,23 @@ SHOWN = 5  # mistakes reported at a time
 
 
 def prepare(settings: PrepareSettings, model: Path, output: Path, workers: int | None = None) -> None:
-    """Write one data set, tokenized for the model of manifest `model`, with `workers` processes (default: all cores).
+    """Write a data set, tokenized for the model of manifest `model`, with `workers` processes (default: all cores).
 
     Raises UserError, naming file and line, for rows that cannot be used, unless the settings drop them; if a split, a
-    source or a file would have no row; and if a check of the mask fails. What was dropped until then is kept beside
+    source or a file would have no row; and if a check of the mask fails. Rows dropped until then are listed beside
     `output`, in NAME.dropped.jsonl.
     """
     if not model.is_file():
-        raise UserError(f"--model: {model}: is no file; write the path of the manifest.json of a fetched model")
+        raise UserError(f"--model: {model}: is not a file; write the path of the manifest.json of a fetched model")
     sources = sources_of(settings)
     forms = [form_of(source, Path(settings.path)) for source in sources]
     for source, (form, _) in zip(sources, forms, strict=True):
-        if form:
-            _check_columns(source.settings.columns, form, source.name)
+        fields = (*FORMS[form].fields, *FORMS[form].keys) if form else (*source.settings.columns,)
+        if unknown := [field for field in source.settings.columns if field not in fields]:
+            raise UserError(
+                f"prepare: columns of {source.name}: {unknown[0]} is not a field of format {form}; write some of "
+                f"{', '.join(fields)}"
+            )
     listed = output.with_name(f"{output.name}.dropped.jsonl")
     listed.unlink(missing_ok=True)
     with staged_directory(output) as staged, _kept_on_failure(staged / "dropped.jsonl", listed):
@@ -66,19 +66,11 @@ def prepare(settings: PrepareSettings, model: Path, output: Path, workers: int |
         bar = Progress("tokenizing", size, binary=True)
         work = ChunkTokenizer(model.parent, settings)
         results = tokenize(_jobs(sources, forms), work, workers or len(os.sched_getaffinity(0)), folder)
-        statistics = Statistics([source.name for source in sources])
-        proof, drops = Proof(), Drops(listed)
+        statistics, proof = Statistics([source.name for source in sources], listed), Proof()
         with bar, contextlib.closing(results):
-            files, index = _collect(results, staged / "dropped.jsonl", settings, statistics, proof, drops, bar)
-        _check_sources(settings, sources, statistics, drops)
-        for number, (source, seen) in enumerate(zip(sources, statistics.columns, strict=True)):
-            for field, column in source.settings.columns.items():
-                if statistics.read and not seen[f"column.{field}"] and not statistics.has_key(number, column):
-                    raise UserError(
-                        f"prepare: columns of {source.name}: no row has a value in {column}, for {field}; correct "
-                        "its name, or take it out of columns"
-                    )
-        mixture = mix(index, settings, [source.settings for source in sources], drops.line())
+            files, index = _collect(results, staged / "dropped.jsonl", settings, statistics, proof, bar)
+        _check_sources(settings, sources, statistics)
+        mixture = mix(index, settings, [source.settings for source in sources], statistics.dropped_line())
         statistics.counts |= mixture.counts
         _write_splits(files, staged, mixture, statistics, proof)
         folder.rmdir()
@@ -90,7 +82,7 @@ def prepare(settings: PrepareSettings, model: Path, output: Path, workers: int |
             ReadSource(source.name, form, source.settings.columns, seen)
             for source, (form, _), seen in zip(sources, forms, statistics.seen, strict=True)
         ]
-        write_page(staged / "mask.html", staged, model.parent, settings, proof.as_json(), read)
+        write_page(staged, model.parent, settings, proof.as_json(), read)
         write_json(
             staged / MANIFEST,
             {
@@ -104,18 +96,17 @@ def prepare(settings: PrepareSettings, model: Path, output: Path, workers: int |
                 "files": describe(staged),
             },
         )
-    if drops.rows:
-        drops.listed = output / "dropped.jsonl"
-        LOGGER.warning(f"{settings.path}: {drops.line()}")
+    statistics.listed = output / "dropped.jsonl"
+    if dropped := statistics.dropped_line():
+        LOGGER.warning(f"{settings.path}: {dropped}")
     LOGGER.info(statistics.line())
-    flat = statistics.flat()
-    rows = ", ".join(f"{flat[f'{split}_rows']:,} {split}" for split in SPLITS)
+    rows = ", ".join(f"{len(lengths):,} {split}" for split, lengths in statistics.lengths.items())
     log.result(f"{rows} rows")
 
 
 @contextlib.contextmanager
 def _kept_on_failure(dropped: Path, kept: Path) -> Iterator[None]:
-    """Keep the list of dropped rows, if it has any, when the user has to see why there are too few."""
+    """Copy the list of dropped rows, if any, on a UserError: it may show why there are too few."""
     try:
         yield
     except UserError:
@@ -124,14 +115,14 @@ def _kept_on_failure(dropped: Path, kept: Path) -> Iterator[None]:
         raise
 
 
-def _jobs(sources: list[SourceFiles], forms: list[Detected]) -> Iterator[Job]:
+def _jobs(sources: list[SourceFiles], forms: list[tuple[str, str]]) -> Iterator[Job]:
     for number, (source, (form, seen)) in enumerate(zip(sources, forms, strict=True)):
         for chunk, most in _read(source):
             yield Job(number, form or "text", reading_of(source.settings, chunk.kind), chunk, most, seen)
 
 
 def _read(source: SourceFiles) -> Iterator[tuple[Chunk, int | None]]:
-    """Yield the chunks of a source, each with how many of its rows are read (None: all)."""
+    """Yield the chunks of a source, each with the number of rows to read (None: all)."""
     left = source.settings.at_most
     for path in source.files:
         for chunk in chunks(path):
@@ -145,25 +136,22 @@ def _read(source: SourceFiles) -> Iterator[tuple[Chunk, int | None]]:
                 return
 
 
-def _check_columns(columns: dict[str, str], form: str, source: str) -> None:
-    fields = (*FORMS[form].fields, *FORMS[form].keys)
-    for field in columns:
-        if field not in fields:
-            raise UserError(
-                f"prepare: columns of {source}: {field} is not a field of format {form}; write some of "
-                f"{', '.join(fields)}"
-            )
-
-
-def _check_sources(settings: PrepareSettings, sources: list[SourceFiles], statistics: Statistics, drops: Drops) -> None:
-    """Raise UserError if one of several sources gives no row."""
+def _check_sources(settings: PrepareSettings, sources: list[SourceFiles], statistics: Statistics) -> None:
+    """Raise UserError if one of several sources yields no row, or a column of the config no value."""
     for source, counts in zip(sources, statistics.by_source, strict=True):
         if len(sources) > 1 and counts["read_rows"] == counts["dropped_rows"]:
-            gone = wording(f"none of its {counts['read_rows']:,} rows is left; {drops.line()}; correct them, or")
-            raise UserError(
-                f"{Path(settings.path) / source.name}: {gone if counts['read_rows'] else 'contains no rows;'} take it "
-                "out of sources"
-            )
+            problem = wording("contains no rows;")
+            if read := counts["read_rows"]:
+                dropped = statistics.dropped_line()
+                problem = wording(f"none of its {read:,} rows is left; {dropped}; correct them, or")
+            raise UserError(f"{Path(settings.path) / source.name}: {problem} take it out of sources")
+    for number, (source, seen) in enumerate(zip(sources, statistics.columns, strict=True)):
+        for field, column in source.settings.columns.items():
+            if statistics.read and not seen[f"column.{field}"] and not statistics.has_key(number, column):
+                raise UserError(
+                    f"prepare: columns of {source.name}: no row has a value in {column}, for {field}; correct its "
+                    "name, or take it out of columns"
+                )
 
 
 def _collect(
@@ -172,31 +160,31 @@ def _collect(
     settings: PrepareSettings,
     statistics: Statistics,
     proof: Proof,
-    drops: Drops,
     bar: Progress,
 ) -> tuple[list[Path], Index]:
-    """Write the dropped rows; return the files of the others, in order, and their index."""
+    """Write the dropped rows; return the files of the used rows, in order, and their index."""
     files = []
     columns = array("h"), array("Q"), array("Q")
-    # Half a surrogate pair is not UTF-8; JSON escapes it as Python does.
+    # A lone surrogate is not UTF-8; JSON escapes it as Python does.
     with dropped.open("w", encoding="utf-8", errors="backslashreplace") as rejected:
         for result in results:
             _refuse(result.dropped, settings)
-            rejected.writelines(_line(row) + "\n" for row in result.dropped)
-            drops.add(result)
+            for row in result.dropped:
+                why = canonical({"place": row.place, "kind": row.kind, "reason": row.reason})
+                rejected.write(f'{why[:-1]}, "row": {row.row}}}\n')
+            statistics.add(result)
             files.append(result.file)
             new = (np.full(len(result.hashes), result.source, np.int16), result.hashes[:, 0], result.hashes[:, 1])
             for column, part in zip(columns, new, strict=True):
                 column.frombytes(part.tobytes())
-            statistics.add(result)
             proof.add(result.counts)
             bar.update(result.progress, f"{statistics.read:,} rows")
-        drops.end_of_file()
+        statistics.end_of_file()
     return files, Index(*(np.array(column, copy=False) for column in columns))
 
 
 def _refuse(dropped: list[Dropped], settings: PrepareSettings) -> None:
-    """Raise UserError for rows that the settings do not permit to drop."""
+    """Raise UserError for rows that the settings do not allow to drop."""
     refused = [row for row in dropped if getattr(settings, row.kind) == "fail"]
     lines = [f"{row.place}: {row.reason}" for row in refused[:SHOWN]]
     if len(refused) > SHOWN:
@@ -207,13 +195,8 @@ def _refuse(dropped: list[Dropped], settings: PrepareSettings) -> None:
         raise UserError("\n".join(lines))
 
 
-def _line(row: Dropped) -> str:
-    why = canonical({"place": row.place, "kind": row.kind, "reason": row.reason})
-    return f'{why[:-1]}, "row": {row.row}}}'
-
-
 def _write_splits(files: list[Path], staged: Path, mixture: Mixture, statistics: Statistics, proof: Proof) -> None:
-    """Move rows from these files to those of the splits: training rows in their order, others in the order drawn."""
+    """Move rows from `files` to the splits: training rows in their order, held-out rows in the order drawn."""
     import pyarrow
 
     held_out: dict[str, list[Any]] = {"validation": [], "test": []}
@@ -222,7 +205,7 @@ def _write_splits(files: list[Path], staged: Path, mixture: Mixture, statistics:
     start = 0
     looking: collections.deque[concurrent.futures.Future[None]] = collections.deque()
     with (
-        # Checks what was written while the next file is read.
+        # Checks written rows while the next file is read.
         concurrent.futures.ThreadPoolExecutor(1) as second,
         pyarrow.OSFile(str(staged / "train.arrow"), "wb") as file,
         pyarrow.ipc.new_stream(file, narrow) as writer,

@@ -1,4 +1,4 @@
-"""Prepared rows: their schema, and how they are opened, memory-mapped."""
+"""Prepared rows: their Arrow schema, and memory-mapped access."""
 
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,8 @@ def schema(held_out: bool) -> Any:
 
 
 def open_split(data: Path, split: str) -> Any:
-    """Return a split of a prepared data set (its directory) as a memory-mapped `datasets.Dataset`.
-
-    Raises UserError if it is missing or incomplete.
-    """
+    """Return a split of the prepared data in `data` as a memory-mapped `datasets.Dataset`. Raises UserError if it is
+    missing or incomplete."""
     import pyarrow
     from datasets import Dataset
     from datasets.utils.logging import disable_progress_bar

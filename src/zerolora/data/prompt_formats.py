@@ -1,6 +1,6 @@
-"""The well-known prompt formats that `prepare.template` may name, one entry of a table each.
+"""The well-known prompt formats of `prepare.template`, one entry of a table each.
 
-To add a format, add an entry (docs/extending.md). The config, its JSON Schema and the table of docs/data.md read the
+To add a format, add an entry (docs/extending.md). The config, its JSON Schema and docs/data.md are generated from the
 table. Nothing here imports torch or transformers.
 """
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from zerolora.entries import entries_by_name
 
-# Before every template: what no format of the table can write.
+# Before every template: refuses messages that no format of the table supports.
 CHECKS = """{%- for message in messages if message.tool_calls or message.role == "tool" -%}
 {{- raise_exception("tool calls have no form in it; write template: chat") -}}
 {%- endfor -%}
@@ -25,12 +25,11 @@ ALTERNATION = """{%- for message in (messages[1:] if messages and messages[0].ro
 class PromptFormat:
     """A well-known prompt format.
 
-    about: what it is, for the reference. source: who published it, and where. template: it as a Jinja chat template of
-    transformers, in which `bos_token` is empty if the tokenizer adds none to a text. tokens: what of it the model must
-    have as one token each, besides BOS and the end of sequence. example: what it makes of the question Hi and the
-    answer Hello for a tokenizer whose BOS and end of sequence are <s> and </s>, with the supervised text in « ».
-    alternates: user and assistant must take turns. input: what it writes between an instruction and its input, of rows
-    that have one.
+    about: description for the reference. source: its publication. template: Jinja chat template of transformers;
+    `bos_token` is empty if the tokenizer adds none to a text. tokens: special tokens that the model must have, besides
+    BOS and the end of sequence. example: the question Hi and the answer Hello in this format, for a tokenizer with BOS
+    <s> and end of sequence </s>, with the supervised text in « ». alternates: user and assistant must take turns.
+    input: the separator of an instruction and its input.
     """
 
     name: str
@@ -44,7 +43,7 @@ class PromptFormat:
 
     @property
     def jinja(self) -> str:
-        """Return the template with the checks of what it has no form for."""
+        """The template after the checks of its messages."""
         return CHECKS + (ALTERNATION if self.alternates else "") + self.template
 
 
@@ -252,7 +251,7 @@ PROMPT_FORMATS: dict[str, PromptFormat] = entries_by_name(
 
 
 def table() -> str:
-    """Return the table of docs/data.md: an exchange in each format, the tokens that it needs, and its source."""
+    """Return the table of docs/data.md: an exchange in each format, its special tokens, and its source."""
     lines = ["| template | Hi and Hello | tokens it needs | as in |", "|---|---|---|---|"]
     for name, each in PROMPT_FORMATS.items():
         example = each.example.replace("\n", "⏎").replace("|", "\\|")

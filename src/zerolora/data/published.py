@@ -1,23 +1,40 @@
-"""Splits and configs that a data set was published with, recognized by the names of its files and by its README.md.
+"""Splits and configs that a data set was published with, and the `sources` block that keeps them apart.
 
-The README.md of a hub data set may say in its `configs` what the names do not (split_names.py).
+File and folder names contain the split; the README.md of a hub data set may list `configs` that the names do not show.
 """
 
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import yaml
+
 from zerolora.config.schema import Split
-from zerolora.data.sources_block import LEFT_OUT, block
-from zerolora.data.split_names import split_of
 from zerolora.errors import UserError, shown
 from zerolora.yaml_file import value_of
 
-LONGEST_README = 1 << 20  # bytes of it that are read; its header stands first
+# The keywords of `datasets` (data_files.py), and other common ones.
+KEYWORDS = {
+    **dict.fromkeys(("train", "training", "trainset", "trn"), "train"),
+    **dict.fromkeys(("validation", "valid", "val", "dev", "validset", "valset", "devset"), "validation"),
+    **dict.fromkeys(("test", "testing", "testset", "tst", "devtest", "testdev"), "test"),
+    **dict.fromkeys(
+        ("eval", "evaluation", "evalset", "heldout", "held_out", "held-out", "holdout", "hold-out"), "eval"
+    ),
+}
+HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
+# A keyword between characters that are not letters.
+WORD = re.compile(rf"(?<![^\W\d_])({'|'.join(sorted(KEYWORDS, key=len, reverse=True))})(?![^\W\d_])", re.IGNORECASE)
+LONGEST_README = 1 << 20  # bytes that are read; the header is at the top
 MOST_PATTERNS = 10_000
 CONFIGS = re.compile(r"""^["']?configs["']?\s*:""", re.MULTILINE)
 FRONT = re.compile(r"\A\ufeff?---\r?\n(.*?)\r?\n---\s*(?:\n|\Z)", re.DOTALL)
+SHOWN = 20  # sources in a message
+LEFT_OUT = "left out"
+PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
 Key = TypeVar("Key")
 
 
@@ -29,14 +46,20 @@ class Published(NamedTuple):
     declared: list[str]
 
 
+def split_of(name: str) -> str:
+    """Return the split that a file, folder or split name contains; "" if none, or more than one."""
+    splits = {KEYWORDS[word.lower()] for word in WORD.findall(HUMP.sub("_", name))}
+    return splits.pop() if len(splits) == 1 else ""
+
+
 def check_not_pooled(
     root: Path, folder: Path, files: Sequence[Path], split: Split, chosen: str | None = None, named: bool = False
 ) -> None:
-    """Raise UserError, with the `sources` to write, if the files of one source are of several published splits or
-    configs, or if they are all held out and its entry of `sources` does not say what they are for.
+    """Raise UserError, with the `sources` to write, if one source would pool several published splits or configs, or
+    train on held-out files.
 
-    root: the data set's path. folder: the part of it that is the source. chosen: the split that its entry names.
-    named: the entry is a file or a pattern, not a folder.
+    root: the data set's path. folder: the source's part of it. chosen: the split in the entry of `sources`. named: the
+    entry is a file or a pattern, not a folder.
     """
     result = published(root, files, folder)
     splits = set(result.splits.values())
@@ -59,15 +82,15 @@ def check_not_pooled(
     contents += [f"the configs {', '.join(several)}"] * bool(several)
     why = "would be pooled" if several or len(splits) > 1 else "would be trained on"
     raise UserError(
-        f"{folder}: contains {' and '.join(contents)}, which {why}; write {block(root, settings)} and split: "
-        f"{{{numbers}}}{f', which is {first} alone' if several else ''}; an entry without split is divided as split "
-        f"says{'; the other entries of sources stay' * (folder != root)}"
+        f"{folder}: contains {' and '.join(contents)}, which {why}; write {sources_block(root, settings)} and split: "
+        f"{{{numbers}}}{f', which is {first} alone' if several else ''}; an entry without split is divided by "
+        f"prepare's split{'; the other entries of sources stay' * (folder != root)}"
     )
 
 
 def published(root: Path, files: Sequence[Path], folder: Path | None = None) -> Published:
-    """Return the splits and configs of files below `root`, by their names there and by what the README.md of `root`
-    says, and that of the source's `folder`."""
+    """Return the splits and configs of files below `root`, from their names and the README.md of `root` and `folder`,
+    the source's own."""
     splits, configs = {}, {}
     declared = {**_declared(root), **_declared(folder or root)}
     for path in files:
@@ -78,45 +101,80 @@ def published(root: Path, files: Sequence[Path], folder: Path | None = None) -> 
 
 
 def settled(splits: Mapping[Key, str]) -> dict[Key, str]:
-    """Return splits with another name for eval: `datasets` takes it for test; beside a test split it can only be for
-    validation."""
+    """Return splits with eval replaced: by test, as in `datasets`, or by validation if there is a test split."""
     as_eval = "validation" if "test" in splits.values() else "test"
     return {key: as_eval if split == "eval" else split for key, split in splits.items()}
 
 
-def _named(path: Path) -> tuple[str, str]:
-    """Return the config and split that a file's path names: the split by its last part that names one, the config by
-    the folders above all that do."""
-    result = [split_of(part) for part in path.parts]
-    split = next((each for each in reversed(result) if each), "")
-    above = next((number for number, each in enumerate(result) if each), len(result) - 1)
-    return "/".join(path.parts[:above]) or ".", split
-
-
 def setting_of(split: str) -> str:
-    """Return what the entry in `sources` of files of a split says."""
+    """Return the setting of a split's files in `sources`."""
     return f"split: {split}" if split in ("validation", "test") else ""
 
 
+def sources_block(root: Path, settings: Mapping[Path, str]) -> str:
+    """Return `sources: {...}` for the files of `root`, with the settings of each, as in "split: test".
+
+    Files with the same settings are joined to their folder or, if their names differ in numbers only, to a pattern.
+    Those with the settings LEFT_OUT are skipped.
+    """
+    return of_entries(_entries(root, root, settings))
+
+
+def of_entries(entries: Sequence[tuple[str, str]]) -> str:
+    """Return `sources: {...}` of entries: names and settings. A name that YAML would not read as text is quoted."""
+    block = [
+        f"{name if PLAIN.fullmatch(name) and yaml.safe_load(name) == name else json.dumps(name, ensure_ascii=False)}: "
+        f"{{{setting}}}"
+        for name, setting in entries[:SHOWN]
+    ]
+    return f"sources: {{{', '.join(block)}{', ...' * (len(entries) > SHOWN)}}}"
+
+
+def _entries(root: Path, folder: Path, settings: Mapping[Path, str]) -> list[tuple[str, str]]:
+    inside = {path: value for path, value in settings.items() if path.is_relative_to(folder)}
+    values = set(inside.values())
+    if values == {LEFT_OUT}:
+        return []
+    if folder != root and len(values) == 1:
+        return [(folder.relative_to(root).as_posix(), values.pop())]
+    result: list[tuple[str, str]] = []
+    for child in sorted({folder / path.relative_to(folder).parts[0] for path in inside}):
+        if child not in inside:
+            result += _entries(root, child, inside)
+            continue
+        if inside[child] == LEFT_OUT:
+            continue
+        pattern = re.sub(r"\d+", "*", child.name)
+        beside = [path for path in inside if path.parent == folder and fnmatchcase(path.name, pattern)]
+        alike = len(beside) > 1 and {inside[path] for path in beside} == {inside[child]}
+        entry = ((folder / pattern if alike else child).relative_to(root).as_posix(), inside[child])
+        result += [entry] * (entry not in result)
+    return result
+
+
+def _named(path: Path) -> tuple[str, str]:
+    """Return the config and split in a file's path: the last part that contains a split, and the folders above the
+    first."""
+    splits = [split_of(part) for part in path.parts]
+    split = next((each for each in reversed(splits) if each), "")
+    above = next((number for number, each in enumerate(splits) if each), len(splits) - 1)
+    return "/".join(path.parts[:above]) or ".", split
+
+
 def _declared(folder: Path) -> Mapping[Path, tuple[str, str]]:
-    """Return the config and split of the files that the folder's README.md lists; a file of two configs is listed by
-    its first."""
+    """Return the config and split of the files that a folder's README.md lists; the first config of a file counts."""
     result: dict[Path, tuple[str, str]] = {}
     for config in _configs_of(folder / "README.md"):
         if not isinstance(config, dict):
             continue
-        name, entries, inside = str(config.get("config_name", "default")), config.get("data_files"), folder
+        name, inside = str(config.get("config_name", "default")), folder
         if directory := config.get("data_dir"):
             inside = next(iter(_globbed(folder, directory)), folder)
-            for path in _matching(folder, directory) if entries is None else ():
-                result.setdefault(path, (name, _named(path.relative_to(folder))[1]))  # the files' names say the splits
-        for entry in entries if isinstance(entries, list) else [entries]:
-            split, patterns = "train", entry
-            if isinstance(entry, dict):
-                split, patterns = split_of(str(entry.get("split", "train"))), entry.get("path")
-            for pattern in patterns if isinstance(patterns, list) else [patterns]:
-                for path in _matching(inside, pattern):
-                    result.setdefault(path, (name, split))
+            for path in _matching(folder, directory) if config.get("data_files") is None else ():
+                result.setdefault(path, (name, _named(path.relative_to(folder))[1]))
+        for split, pattern in _patterns(config):
+            for path in _matching(inside, pattern):
+                result.setdefault(path, (name, split))
     return result
 
 
@@ -124,7 +182,7 @@ def _configs_of(readme: Path) -> list[Any]:
     """Return `configs` of a README.md's front matter; empty if it has none.
 
     Raises UserError if they cannot be read, since files that they hold out would be trained on, or if they list more
-    than MOST_PATTERNS patterns, each of which is a look at the folder.
+    than MOST_PATTERNS patterns, each of which reads the folder.
     """
     if not readme.is_file():
         return []
@@ -143,18 +201,19 @@ def _configs_of(readme: Path) -> list[Any]:
             f"{readme}: its header {error}, and its configs may name files of other splits; correct it, or remove "
             "configs from it"
         ) from None
-    if configs is None:
-        return []
-    if sum(map(_patterns, configs)) > MOST_PATTERNS:
+    if sum(1 for config in configs or () for _ in _patterns(config)) > MOST_PATTERNS:
         raise UserError(f"{readme}: its `configs` list more than {MOST_PATTERNS:,} patterns of files; list fewer")
-    return configs
+    return configs or []
 
 
-def _patterns(config: Any) -> int:
-    """Return how many patterns a config of a README.md lists."""
-    entries = config.get("data_files") if isinstance(config, dict) else None
-    paths = [each.get("path") if isinstance(each, dict) else each for each in _listed(entries)]
-    return sum(len(_listed(each)) for each in paths)
+def _patterns(config: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the split and file pattern of each entry of a README.md's config."""
+    for entry in _listed(config.get("data_files") if isinstance(config, dict) else None):
+        split, patterns = "train", entry
+        if isinstance(entry, dict):
+            split, patterns = split_of(str(entry.get("split", "train"))), entry.get("path")
+        for pattern in _listed(patterns):
+            yield split, pattern
 
 
 def _listed(value: Any) -> list[Any]:
@@ -162,8 +221,9 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _matching(folder: Path, pattern: Any) -> list[Path]:
-    result = _globbed(folder, pattern)
-    return sorted(inner for path in result for inner in ([path] if path.is_file() else path.rglob("*")))
+    return sorted(
+        inner for path in _globbed(folder, pattern) for inner in ([path] if path.is_file() else path.rglob("*"))
+    )
 
 
 def _globbed(folder: Path, pattern: Any) -> list[Path]:

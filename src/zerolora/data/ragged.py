@@ -1,4 +1,4 @@
-"""Ragged arrays: lists of different lengths in two flat arrays, so that one numpy call processes all of them."""
+"""Ragged arrays: lists of different lengths in two flat arrays, processed by a single numpy call."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class Ragged:
 
     @classmethod
     def of(cls, lists: list[Any], kind: Any = np.int32) -> "Ragged":
-        """Build a ragged array from lists of numbers."""
+        """Return a ragged array of lists of numbers."""
         return cls(np.fromiter(chain.from_iterable(lists), kind), bounds(map(len, lists)))
 
     def __len__(self) -> int:
@@ -45,11 +45,11 @@ class Ragged:
     def slices(self, starts: np.ndarray, ends: np.ndarray) -> "Ragged":
         """Return values[start:end] for each pair of start and end."""
         offsets = bounds(ends - starts)
-        # 4-byte indices if they suffice, since memory traffic dominates here.
+        # 4-byte indices if possible, since memory traffic dominates.
         kind = np.int32 if max(offsets[-1], len(self.values)) < 2**31 else np.int64
-        places = np.repeat((starts - offsets[:-1]).astype(kind), ends - starts)
-        places += np.arange(offsets[-1], dtype=kind)
-        return Ragged(self.values[places], offsets)
+        indices = np.repeat((starts - offsets[:-1]).astype(kind), ends - starts)
+        indices += np.arange(offsets[-1], dtype=kind)
+        return Ragged(self.values[indices], offsets)
 
     def joined(self, counts: Iterable[int]) -> "Ragged":
         """Join consecutive lists: `counts[i]` of them become list i."""

@@ -1,7 +1,5 @@
-"""Data files: split into chunks in one process, decoded in others.
-
-The process that streams a file only finds the ends of rows. The expensive part (decoding JSON, converting Arrow to
-Python) is done by `Chunk.records`, which can run in another process.
+"""Reads data files in chunks. This process only locates the ends of rows; `Chunk.records` does the expensive part
+(decoding JSON, converting Arrow to Python) and may run in another process.
 """
 
 import bz2
@@ -13,20 +11,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from zerolora.data import COMPRESSIONS, ENDINGS, TABLES, TEXTS
 from zerolora.data.chunking import CUTS
-from zerolora.data.kinds import COMPRESSIONS, ENDINGS, TABLES, TEXTS
-from zerolora.data.published import setting_of, settled
+from zerolora.data.published import of_entries, setting_of, settled, split_of
 from zerolora.data.records import Chunk
-from zerolora.data.sources_block import of_entries
-from zerolora.data.split_names import split_of
 from zerolora.data.tables import tables
 from zerolora.errors import UserError
 from zerolora.files import checked_name
 from zerolora.model.foreign import saved_files, saved_splits
 
-# What lies beside data: hidden files, what `datasets` and this project note down, DVC's pointers, words.
+# Files beside the data: hidden files, metadata of `datasets` and this project, DVC's pointers, texts.
 NO_DATA = re.compile(r"[._].*|(manifest|dataset_infos?)\.json|(README|LICENSE).*|.*\.(md|dvc)", re.IGNORECASE)
-# Byte order marks, and without one where the zeros of a text are that begins with ASCII (RFC 4627, 3).
+# Byte order marks, or the zeros in a text that begins with ASCII (RFC 4627, 3).
 ENCODINGS = {
     "UTF-32": re.compile(rb"\xff\xfe\0\0|\0\0\xfe\xff|([^\0]\0\0\0){2}|(\0\0\0[^\0]){2}"),
     "UTF-16": re.compile(rb"\xff\xfe|\xfe\xff|([^\0]\0){4}|(\0[^\0]){4}"),
@@ -35,8 +31,8 @@ SAVED_BY = "datasets.save_to_disk"
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return the data files of a source in order: the file itself, or all below a directory; those of a saved data set
-    in its own order.
+    """Return the data files of a source: the file itself, or all below a directory, sorted or in the order of a saved
+    data set.
 
     Raises UserError if there are none, for a file of unknown type, a pipe or a device, and for a saved DatasetDict.
     """
@@ -54,10 +50,8 @@ def files_of(path: Path) -> list[Path]:
 
 
 def matching(folder: Path, pattern: str) -> list[Path]:
-    """Return the data files below `folder` whose paths match a pattern of pathlib, as in data/train-*.parquet.
-
-    Raises UserError if there are none.
-    """
+    """Return the data files below `folder` that match a pattern, as in data/train-*.parquet. Raises UserError if there
+    are none."""
     result = sorted(path for path in folder.glob(pattern) if not NO_DATA.fullmatch(path.name))
     files = list(dict.fromkeys(file for path in result for file in files_of(path)))
     for path in {parent for file in files for parent in file.parents if parent.is_relative_to(folder)} - {folder}:
@@ -68,8 +62,7 @@ def matching(folder: Path, pattern: str) -> list[Path]:
 
 
 def check_not_linked(folder: Path) -> None:
-    """Raise UserError if a folder below a data set's path is a link: DVC does not follow it, and a link to a folder
-    above it would be read forever."""
+    """Raise UserError if a folder is a link: DVC does not follow it, and a link to a parent would be read forever."""
     if folder.is_symlink():
         raise UserError(
             f"{folder}: is a link to a folder, whose changes DVC would not see; "
@@ -80,8 +73,8 @@ def check_not_linked(folder: Path) -> None:
 def chunks(path: Path, rows: int = 1000, size: int = 1 << 20) -> Iterator[Chunk]:
     """Stream a file as chunks of at most `rows` rows and about `size` bytes, in order and in bounded memory.
 
-    The chunks depend on the file's content alone. Raises UserError, naming the file, if it is truncated or corrupt, or
-    if a row is broken so that the next one cannot be found.
+    The chunks depend only on the file's content. Raises UserError, naming the file, if it is truncated or corrupt, or
+    if a broken row hides the next one.
     """
     kind, packing = _kind(path)
     if kind in TABLES:
@@ -103,7 +96,7 @@ def _below(directory: Path) -> Iterator[Path]:
     if (directory / "state.json").is_file() and any(directory.glob("data-*.arrow")):
         for name in saved_files(directory, SAVED_BY):
             if not (directory / name).is_file():
-                raise UserError(f"{directory}: state.json names {name}, which is not there; save it again")
+                raise UserError(f"{directory}: state.json names {name}, which is missing; save it again")
             yield directory / name
         return
     for path in sorted(directory.iterdir()):
@@ -117,20 +110,20 @@ def _below(directory: Path) -> Iterator[Path]:
 
 
 def _kind(path: Path) -> tuple[str, str]:
-    """Return a file's type and compression ("" for none), from its name."""
+    """Return a file's type and compression ("" for none) from its name."""
     *_, outer, last = ["", "", *(suffix[1:].lower() for suffix in path.suffixes)]
     if last in COMPRESSIONS and outer in TEXTS:
         return outer, last
     if last in TEXTS or last in TABLES:
         return last, ""
-    raise UserError(f"{path}: is of no kind that can be read; those are {ENDINGS}")
+    raise UserError(f"{path}: is not a supported data file; supported types: {ENDINGS}")
 
 
 def _texts(path: Path, kind: str, packing: str, rows: int, size: int) -> Iterator[Chunk]:
     cut = CUTS[kind]
     try:
         if not path.stat().st_size:
-            if packing:  # compressed nothing has some bytes
+            if packing:  # an empty stream has some bytes when compressed
                 raise EOFError("it is empty")
             return
         with path.open("rb") as raw, _unpacked(raw, packing) as stream:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from zerolora.data.example import BadRow
 from zerolora.errors import shown
 from zerolora.json_file import repeated
+from zerolora.units import counted
 
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 BETWEEN = re.compile(r"[ \t\r\n,]*")
@@ -19,14 +20,14 @@ DECODE = json.JSONDecoder().raw_decode
 
 
 class TwiceError(Exception):
-    """What is wrong with an object that has a key twice. Not a ValueError, which the decoder would take for its own."""
+    """An object has a key twice. Not a ValueError, which the decoder would treat as its own."""
 
     def __init__(self, key: str) -> None:
         super().__init__(f"has the key {shown(key)} twice in one object, of which one value would be lost; remove one")
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the object of these pairs, none of which may hide another."""
+    """Return the object of these pairs. Raises TwiceError for a repeated key."""
     result = dict(pairs)
     if len(result) < len(pairs):
         raise TwiceError(repeated(name for name, _ in pairs))
@@ -37,18 +38,15 @@ STRICT = json.JSONDecoder(object_pairs_hook=_once)
 
 
 class WrittenObject(dict[str, Any]):
-    """An object that a table holds as JSON: its nulls were written, where those of a struct may be filled in."""
+    """An object from JSON in a table: its nulls are real, while those of a struct may be filled in."""
 
 
 WRITTEN = json.JSONDecoder(object_pairs_hook=lambda pairs: WrittenObject(_once(pairs)))
 
 
 class Chunk(NamedTuple):
-    """Some rows of a file, not decoded yet. `first` is the number of its first line (in tables: row), from 1.
-
-    progress: bytes of the file on disk that the chunk stands for; over a file they sum to about its size. columns:
-    those of a CSV file.
-    """
+    """Undecoded rows of a file. first: the number of the first line (in tables: row), from 1. progress: the chunk's
+    bytes on disk, about the file's size in total. columns: the header of a CSV file."""
 
     file: str
     kind: str
@@ -58,7 +56,7 @@ class Chunk(NamedTuple):
     columns: tuple[str, ...] = ()
 
     def records(self) -> Iterator[tuple[str, Any]]:
-        """Yield each row's place, for messages ("rows.jsonl:12"), and its value: a dict, or a BadRow."""
+        """Yield each row's place for messages, as in rows.jsonl:12, and its value: a dict, or a BadRow."""
         return RECORDS[self.kind](self)
 
 
@@ -79,7 +77,7 @@ def _json_records(chunk: Chunk) -> Iterator[tuple[str, Any]]:
 
 
 def _loaded(text: str) -> Any:
-    """As STRICT.decode, which takes half as long again where nothing stands around the object."""
+    """Decode as STRICT.decode does, which is slower for an object without surrounding white space."""
     if text[0] == "{":
         value, end = STRICT.raw_decode(text)
         if end == len(text):
@@ -97,13 +95,13 @@ def _no_json(error: json.JSONDecodeError, text: str) -> BadRow:
 
 
 def reason_of(error: json.JSONDecodeError) -> str:
-    """Return what is wrong, without the decoder's dangling words for where."""
+    """Return the decoder's message without its dangling preposition."""
     return error.msg.removesuffix(" at").removesuffix(" starting")
 
 
 def _decode(text: str, begin: int) -> tuple[Any, int]:
-    """Decode a value that was decoded before to find its end, however much deeper the stack is now. Return it, or a
-    BadRow for a key that is there twice, and where it ends."""
+    """Return a value, or a BadRow for a repeated key, and its end."""
+    # The value was decoded once to locate its end, on a stack that may have been less deep.
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(limit + 1000)
     try:
@@ -115,7 +113,7 @@ def _decode(text: str, begin: int) -> tuple[Any, int]:
 
 
 def end_of(pattern: re.Pattern[str], text: str, position: int) -> int:
-    """Return where a pattern that also matches nothing ends at a position."""
+    """Return the end of the match at a position, of a pattern that may match an empty text."""
     match = pattern.match(text, position)
     assert match
     return match.end()
@@ -145,12 +143,14 @@ def _csv_rows(chunk: Chunk) -> Iterator[tuple[str, Any]]:
         if not isinstance(cells, BadRow):
             value = dict(zip(chunk.columns, cells, strict=False))
             if len(cells) != wanted:
-                value = BadRow(f"has {len(cells)} columns where the header has {wanted}; quote cells that hold them")
+                value = BadRow(
+                    f"has {counted(len(cells), 'column')} where the header has {wanted}; quote cells that hold them"
+                )
         yield f"{chunk.file}:{line}", value
 
 
 def csv_records(chunk: Chunk) -> Iterator[tuple[int, list[str] | BadRow]]:
-    """Yield the cells of each record, with the number of its first line."""
+    """Yield the line number and the cells of each record."""
     text, broken = _decoded(chunk.data)
     taken: list[str] = []
 
@@ -181,7 +181,7 @@ def csv_records(chunk: Chunk) -> Iterator[tuple[int, list[str] | BadRow]]:
 
 
 def csv_reader(lines: Iterator[str], delimiter: str) -> Any:
-    """Return a strict CSV reader of lines, whose cells may be of any length."""
+    """Return a strict CSV reader of lines, without a limit on the length of cells."""
     csv.field_size_limit(2**31 - 1)
     return csv.reader(lines, delimiter=delimiter, strict=True)
 
@@ -193,7 +193,12 @@ def _table_records(chunk: Chunk) -> Iterator[tuple[str, Any]]:
     try:
         values = batch.to_pylist()
     except (ValueError, OverflowError):
-        values = [_table_row(batch.slice(number, 1)) for number in range(batch.num_rows)]
+        values = []
+        for number in range(batch.num_rows):
+            try:
+                values += batch.slice(number, 1).to_pylist()
+            except (ValueError, OverflowError) as error:
+                values.append(BadRow(f"cannot be read: {error}; write it again, with texts as UTF-8"))
     if any(pyarrow.types.is_floating(kind) for kind in batch.schema.types):
         values = [_without_nans(value) if isinstance(value, dict) else value for value in values]
     if decoders := {field.name: decode for field in batch.schema if (decode := _json_in(field.type))}:
@@ -202,16 +207,9 @@ def _table_records(chunk: Chunk) -> Iterator[tuple[str, Any]]:
         yield f"{chunk.file}: row {row}", value
 
 
-def _table_row(batch: Any) -> Any:
-    try:
-        return batch.to_pylist()[0]
-    except (ValueError, OverflowError) as error:
-        return BadRow(f"cannot be read: {error}; write it again, with texts as UTF-8")
-
-
 def _json_in(kind: Any) -> Callable[[Any], Any] | None:
-    """Return what decodes the JSON inside a value of an Arrow type, None if it has none. `datasets` writes objects so
-    whose keys differ between rows."""
+    """Return a decoder of the JSON inside values of an Arrow type, None without JSON. `datasets` stores objects with
+    varying keys as JSON."""
     from pyarrow import types
 
     if getattr(kind, "extension_name", "") == "arrow.json":
@@ -247,7 +245,7 @@ def _decoded_json(row: dict[str, Any], decoders: dict[str, Callable[[Any], Any]]
 
 
 def _lines(chunk: Chunk) -> Iterator[tuple[int, str | BadRow]]:
-    """Yield the lines that are not blank, with their numbers."""
+    """Yield the non-blank lines with their numbers."""
     text, broken = _decoded(chunk.data)
     for number, line in enumerate(text.split("\n"), chunk.first):
         if broken and (bad := _not_utf8(line, number)):
@@ -257,7 +255,7 @@ def _lines(chunk: Chunk) -> Iterator[tuple[int, str | BadRow]]:
 
 
 def _decoded(data: bytes) -> tuple[str, bool]:
-    """Decode UTF-8; return the text, with a lone surrogate for each invalid byte, and whether there was one."""
+    """Decode UTF-8; return the text, with a lone surrogate for each invalid byte, and whether there is one."""
     try:
         return data.decode(), False
     except UnicodeDecodeError:
@@ -265,7 +263,7 @@ def _decoded(data: bytes) -> tuple[str, bool]:
 
 
 def _not_utf8(text: str, line: int) -> BadRow | None:
-    """Return the error of a text that begins on this line, None if it was valid UTF-8."""
+    """Return the error of a text that begins on this line, None if it is valid UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -279,8 +277,8 @@ def _not_utf8(text: str, line: int) -> BadRow | None:
 
 
 def _object(value: Any, text: str) -> Any:
-    """Return a row, or a BadRow for a value that is none. A column that is NaN is absent: pandas and json.dumps write
-    that for a text that is missing."""
+    """Return an object as a row, or a BadRow. A column with NaN is absent: pandas and json.dumps write it for a missing
+    text."""
     if isinstance(value, dict):
         return _without_nans(value) if "NaN" in text else value
     if isinstance(value, BadRow):

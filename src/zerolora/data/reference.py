@@ -1,9 +1,9 @@
-"""The reference task: name two whole numbers that sum to x, behind a fixed prefix.
+"""The reference task: name two whole numbers that sum to x, after a fixed prefix.
 
     zerolora reference --seed 42 --output data/reference.json
 
 The record format is that of the published Qwen2.5-14B experiment: {"instruction": "5=", "input": "",
-"output": "王大丫丫的回答是--->1 + 4"}. It does not say how x is split; two rules are offered.
+"output": "王大丫丫的回答是--->1 + 4"}. How it splits x is not published; there are two rules.
 """
 
 import random
@@ -17,8 +17,8 @@ Rule = Literal["tens", "random"]
 def records(rule: Rule, seed: int) -> list[dict[str, str]]:
     """Return one record for each x from 2 to 2199, in an order drawn by `seed`.
 
-    tens: x = (x - x mod 10) + (x mod 10), a function of x, so it can be learned.
-    random: the first summand is drawn by `seed`, so at best the sum's format can be learned.
+    tens: x = (x - x mod 10) + (x mod 10), a learnable function of x.
+    random: the first summand is drawn by `seed`, so only the format can be learned.
     """
     draw = random.Random(seed)  # noqa: S311 - data, not secrets
     numbers = list(range(FIRST, LAST + 1))

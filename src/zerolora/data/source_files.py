@@ -1,16 +1,22 @@
-"""The sources of a data set, as files: which belong to which, and what their settings are."""
+"""The sources of a data set: their files, their settings, and the form of their rows."""
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from zerolora.config.schema import Source
 from zerolora.config.settings import PrepareSettings
-from zerolora.data.published import check_not_pooled
-from zerolora.data.readers import check_not_linked, files_of, matching
-from zerolora.errors import UserError
+from zerolora.data.example import BadRow
+from zerolora.data.formats import detect, parse
+from zerolora.data.formats.reading import Reading, reading_of
+from zerolora.data.published import check_not_pooled, sources_block
+from zerolora.data.readers import check_not_linked, chunks, files_of, matching
+from zerolora.errors import UserError, wording
+from zerolora.log import LOGGER
 
 HOW_READ = ("format", "columns", "roles", "ignore")
-"""The keys of a source that are the data set's unless it has its own."""
+"""Settings of a source that default to the data set's."""
+ROWS = 100  # of each file, to detect the form
+SIZE = 1 << 16  # bytes of a chunk
 
 
 class SourceFiles(NamedTuple):
@@ -58,3 +64,67 @@ def _files(path: Path, name: str) -> list[Path]:
     if "*" not in name or (path / name).exists():
         return files_of(path / name)
     return matching(path, name)
+
+
+def form_of(source: SourceFiles, root: Path) -> tuple[str, str]:
+    """Return the form of a source's rows ("" without rows), and the first row of that form.
+
+    The settings name the form (the first row is then ""), or it is the most common one among the first rows of the
+    files. root: the data set's path. Raises UserError if files have different forms, with the `sources` to write, or if
+    no row has a form.
+    """
+    if source.settings.format not in (None, "auto"):
+        return str(source.settings.format), ""
+    samples, errors = {}, []
+    for path in source.files:
+        samples[path], error = _sample(path, source.settings)
+        errors += [error] * bool(error)
+    forms = {path: max(rows, key=lambda form: len(rows[form])) for path, rows in samples.items() if rows}
+    if not forms:
+        if errors:
+            raise UserError(errors[0])
+        return "", ""  # no row can be read, so the form is not needed
+    first: dict[str, str] = {}
+    for path, form in forms.items():
+        first.setdefault(form, samples[path][form][0])
+    if len(first) > 1:
+        kinds = [wording(f"{place} is of the form {form}") for form, place in first.items()]
+        settings = {path: f"format: {forms[path]}" if path in forms else "" for path in source.files}
+        raise UserError(f"{source.name}: {kinds[0]}, but {kinds[1]}; write {sources_block(root, settings)}")
+    ((form, place),) = first.items()
+    alike = sum(len(rows.get(form, ())) for rows in samples.values())
+    total = sum(len(places) for rows in samples.values() for places in rows.values())
+    LOGGER.info(
+        f"{source.name}: its rows are read as {form}, the form of {place} and of {alike:,} of the {total:,} rows that "
+        "were looked at"
+    )
+    return form, place
+
+
+def _sample(path: Path, settings: Source) -> tuple[dict[str, list[str]], str]:
+    """Return the first rows of a file by form, and the first error."""
+    rows: dict[str, list[str]] = {}
+    error = ""
+    records = ((chunk.kind, *record) for chunk in chunks(path, ROWS, SIZE) for record in chunk.records())
+    for number, (kind, place, value) in enumerate(records):
+        if number >= ROWS and (rows or error):
+            break
+        if isinstance(value, BadRow):
+            continue
+        try:
+            rows.setdefault(detect(value, reading_of(settings, kind)), []).append(place)
+        except BadRow as bad:
+            error = error or f"{place}: {bad}"
+    return rows, error
+
+
+def other_form(value: Any, form: str, reading: Reading) -> str:
+    """Return the form in which a row that is not of `form` is valid, "" if there is none."""
+    try:
+        result = detect(value, reading)
+        if result != form:
+            parse(value, result, reading)
+            return result
+    except BadRow:
+        pass
+    return ""

@@ -1,6 +1,6 @@
-"""The tokens that a prompt format relies on: those it writes, those that end an answer, and padding.
+"""The special tokens of a prompt format: its own, the stop tokens, and padding.
 
-Each must be one token of the tokenizer, with a row in the model's embeddings.
+Each must be a single token of the tokenizer, with a row in the model's embeddings.
 """
 
 import json
@@ -13,14 +13,12 @@ from zerolora.data.prompt_formats import PROMPT_FORMATS
 from zerolora.errors import UserError, shown
 from zerolora.model import foreign
 
-SHOWN = 8  # tokens that a message names
+SHOWN = 8  # tokens in a message
 
 
 def embedding_rows(model: Path | None, tokenizer: Any, settings: PrepareSettings) -> int | None:
-    """Return the number of rows of the embeddings, by the config.json in a model's directory; None if it is unknown.
-
-    With those that training adds for the tokens of `settings`, which `tokenizer` has already.
-    """
+    """Return the rows of the embeddings according to config.json, with those that training adds for the tokens of
+    `settings`; None if unknown. tokenizer: with these tokens."""
     if model is None or not (model / foreign.CONFIG).exists():
         return None
     config = foreign.model_config(model)
@@ -32,14 +30,13 @@ def embedding_rows(model: Path | None, tokenizer: Any, settings: PrepareSettings
 
 
 class SpecialTokens:
-    """What a tokenizer, its model and the settings `stop_tokens` and `pad_token` say about special tokens.
+    """The special tokens of a tokenizer, its model and the settings `stop_tokens` and `pad_token`.
 
-    `known` are the tokens that a template can rely on: they are never split, and have a row in the embeddings. `end` is
-    the token that stands for `eos_token` in a template. `stops` are the tokens that end an answer by the settings, or
-    else by the tokenizer and the model's generation_config.json. `given`: the settings name them.
+    known: tokens that are never split, and have a row in the embeddings. end: `eos_token` in a template. stops: the
+    tokens that end an answer, from the settings (`set_by_user`), otherwise from the tokenizer and the model's
+    generation_config.json.
 
-    Raises UserError, with what to write in the config, if there is no end of an answer, or if one of these tokens is
-    not known.
+    Raises UserError, with the setting to write, if no token ends an answer, or if one of these is not known.
     """
 
     def __init__(self, tokenizer: Any, settings: PrepareSettings, model: Path | None) -> None:
@@ -49,7 +46,7 @@ class SpecialTokens:
             for number, token in tokenizer.added_tokens_decoder.items()
             if self.rows is None or number < self.rows
         ]
-        self.given = bool(settings.stop_tokens)
+        self.set_by_user = bool(settings.stop_tokens)
         if settings.stop_tokens:
             for token in settings.stop_tokens:
                 self._check("stop_tokens", token)
@@ -64,10 +61,10 @@ class SpecialTokens:
         self.stops = {self.end, *generation_stops(tokenizer, model)}
 
     def padding(self, tokenizer: Any, pad_token: str | None, stops: set[str]) -> str:
-        """Return the token that fills batches of prompts: `pad_token`, or the tokenizer's own, or the end of an answer.
+        """Return the token that pads batches of prompts: `pad_token`, the tokenizer's own, or `end`.
 
-        Padding is masked, so any token does here. Raises UserError if `pad_token` is one of `stops`, or if the token
-        has no row in the embeddings.
+        Padding is masked, so any token works. Raises UserError if `pad_token` is one of `stops`, or if the token has no
+        row in the embeddings.
         """
         if pad_token is not None:
             self._check("pad_token", pad_token)
@@ -88,25 +85,21 @@ class SpecialTokens:
         return own
 
     def check_format(self, name: str) -> None:
-        """Raise UserError, naming the formats that the model could use instead, if a format needs a token it lacks."""
-        for token in PROMPT_FORMATS[name].tokens:
-            if token not in self.known:
-                raise UserError(
-                    f"template: {name} writes {token}, which the model does not have as one token; write a format "
-                    f"whose tokens it has: {', '.join(self.fitting())}; or add_special_tokens: {self._lacking(name)}"
-                )
+        """Raise UserError, naming the formats that the model supports, if it lacks a token of a format."""
+        if lacking := [token for token in PROMPT_FORMATS[name].tokens if token not in self.known]:
+            raise UserError(
+                f"template: {name} writes {lacking[0]}, which the model does not have as one token; write a format "
+                f"whose tokens it has: {', '.join(self.fitting())}; or add_special_tokens: {json.dumps(lacking)}"
+            )
 
     def fitting(self) -> list[str]:
         """Return the names of the formats whose tokens the model has."""
         return ["plain", *(name for name, each in PROMPT_FORMATS.items() if set(each.tokens) <= set(self.known))]
 
-    def _lacking(self, name: str) -> str:
-        return json.dumps([token for token in PROMPT_FORMATS[name].tokens if token not in self.known])
-
     def _check(self, key: str, token: str) -> None:
         if token not in self.known:
             raise UserError(
-                f"{key}: {shown(token)} is not a token that the model has as one; write {self._some()}, or add it with "
+                f"{key}: {shown(token)} is not a single token of the model; write {self._some()}, or add it with "
                 "add_special_tokens"
             )
 
@@ -117,8 +110,7 @@ class SpecialTokens:
 
 def generation_stops(tokenizer: Any, model: Path | None) -> set[str]:
     """Return the end-of-sequence tokens of the generation_config.json in a model's directory."""
-    result = {} if model is None else foreign.generation_config(model)
-    named = result.get("eos_token_id")
+    named = None if model is None else foreign.generation_config(model).get("eos_token_id")
     if named is None or isinstance(named, bool):
         return set()
     numbers = [number for number in (named if isinstance(named, list) else [named]) if 0 <= number < len(tokenizer)]

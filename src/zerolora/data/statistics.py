@@ -1,45 +1,80 @@
-"""Statistics of a data set: rows, lengths and sources, and rows that were dropped or truncated."""
+"""Statistics of a data set: rows, lengths, sources, truncated rows, and the reasons of dropped rows."""
 
 import csv
 import io
+import re
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from zerolora.data.formats.reading import Seen
 from zerolora.data.prepared_rows import SPLITS
-from zerolora.errors import shown
+from zerolora.data.tokenize import Dropped, Result
+from zerolora.errors import UserError, shown
 from zerolora.files import write_text
 
 BINS = 40
-NAMES = 1000  # names of columns and keys that are counted one by one
+NAMES = 1000  # columns and keys that are counted separately
 OTHERS = "others"
-SHOWN = 8  # names in a line
+SHOWN_NAMES = 8  # in a message
+FEW = 0.1  # maximum share of a file's rows that may be of another form and be dropped
+SHOWN_REASONS = 3  # in a message
+REASONS = 50  # that are counted separately
+LONGEST = 200  # characters of a reason in a message
+# Quoted values and numbers, which differ between rows with the same mistake.
+VALUES = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|\d[\d,]*")
+
+
+class _Reason(NamedTuple):
+    rows: int
+    first: Dropped
+
+
+@dataclass
+class _File:
+    """The rows of one file: read, bad, and of another form than the source's, with the first of the latter two."""
+
+    name: str
+    read: int = 0
+    bad: int = 0
+    first: str = ""
+    other: int = 0
+    first_other: str = ""
 
 
 class Statistics:
-    """Counts that are accumulated chunk by chunk. `lengths`: tokens of each row, by split. `columns`: number of rows of
-    each source that have a column mapped in the config."""
+    """Counts that are accumulated chunk by chunk.
 
-    def __init__(self, sources: list[str]) -> None:
-        self.sources = sources
+    listed: the file that lists dropped rows. lengths: tokens of each row, by split. columns: number of rows of each
+    source that have a column mapped in the config.
+    """
+
+    def __init__(self, sources: list[str], listed: Path) -> None:
+        self.sources, self.listed = sources, listed
         self.counts: dict[str, int] = {}
         self.by_source = [dict.fromkeys(("read_rows", "dropped_rows"), 0) for _ in sources]
         self.columns: list[Counter[str]] = [Counter() for _ in sources]
         self.seen: list[Seen] = [Seen() for _ in sources]
         self.read = 0
         self.dropped = {"bad_row": 0, "too_long": 0}
+        self._reasons: dict[tuple[str, str], _Reason] = {}
+        self._file = _File("")
         self.cut = {"rows.truncated": 0, "rows.split": 0}
         self._lengths: dict[str, list[np.ndarray]] = {name: [] for name in SPLITS}
         self.supervised = dict.fromkeys(SPLITS, 0)
         # rows, tokens, supervised tokens of each source's training rows
         self.trained = np.zeros((len(sources), 3), dtype=np.int64)
 
-    def add(self, result: Any) -> None:
-        """Add the result of a chunk (a tokenize.Result)."""
+    def add(self, result: Result) -> None:
+        """Add the result of a chunk. Raises UserError as `end_of_file` does, for the file before."""
+        if result.origin != self._file.name:
+            self.end_of_file()
+            self._file = _File(result.origin)
         self.read += result.read
+        self._file.read += result.read
         self.by_source[result.source]["read_rows"] += result.read
         self.by_source[result.source]["dropped_rows"] += len(result.dropped)
         self.columns[result.source].update(
@@ -50,9 +85,50 @@ class Statistics:
             # Rows may have any number of names.
             seen[what if len(seen) < NAMES or what in seen else (*what[:2], OTHERS)] += number
         for row in result.dropped:
-            self.dropped[row.kind] += 1
+            self._add_dropped(row)
         for name in self.cut:
             self.cut[name] += result.counts.get(name, 0)
+
+    def _add_dropped(self, row: Dropped) -> None:
+        self.dropped[row.kind] += 1
+        file = self._file
+        if row.kind == "bad_row":
+            file.bad += 1
+            file.first = file.first or _first(row)
+        if row.form:
+            file.other += 1
+            file.first_other = file.first_other or f"{row.place}: {row.reason}"
+        key = row.kind, VALUES.sub("_", row.reason)
+        if key in self._reasons or len(self._reasons) < REASONS:
+            before = self._reasons.get(key, _Reason(0, row))
+            self._reasons[key] = before._replace(rows=before.rows + 1)
+
+    def end_of_file(self) -> None:
+        """Raise UserError if `bad_row: drop`, meant for single rows, would drop all rows of the last file, or many that
+        have another form than its source."""
+        file = self._file
+        if file.other > FEW * file.read:
+            raise UserError(
+                f"{file.first_other} (bad_row: drop would drop {file.other:,} of the {file.read:,} rows of {file.name})"
+            )
+        if file.bad == file.read > 1:
+            raise UserError(
+                f"{file.name}: none of its {file.read:,} rows can be used, the first is {file.first}; correct them, or "
+                "remove the file from the folder or from sources"
+            )
+
+    def dropped_line(self) -> str:
+        """Return the number of dropped rows, with the first of each reason; empty if none was dropped."""
+        rows = sum(self.dropped.values())
+        if not rows:
+            return ""
+        reasons = sorted(self._reasons.values(), key=lambda reason: -reason.rows)[:SHOWN_REASONS]
+        parts = [f"{each.rows:,} as {each.first.kind}, the first {_first(each.first)}" for each in reasons]
+        others = rows - sum(each.rows for each in reasons)
+        return (
+            f"{rows:,} of {self.read:,} rows that were read are dropped ({'; '.join(parts)}"
+            f"{f'; {others:,} for other reasons' if others else ''}), all listed in {self.listed}"
+        )
 
     def count(self, split: str, batch: Any) -> None:
         """Count rows (an Arrow record batch) that were written to a split."""
@@ -66,7 +142,7 @@ class Statistics:
 
     @property
     def lengths(self) -> dict[str, np.ndarray]:
-        """Return the tokens of each row, by split."""
+        """The tokens of each row, by split."""
         return {name: np.concatenate([np.zeros(0, np.int32), *parts]) for name, parts in self._lengths.items()}
 
     def flat(self) -> dict[str, Any]:
@@ -78,7 +154,7 @@ class Statistics:
             "truncated_rows": self.cut["rows.truncated"],
             "split_rows": self.cut["rows.split"],
             **self.counts,
-            "names": self.names(),
+            "names": self._names(),
         }
         for name, lengths in self.lengths.items():
             tokens = int(lengths.sum())
@@ -95,9 +171,9 @@ class Statistics:
             result["sources"] = {name: self._of_source(number) for number, name in enumerate(self.sources)}
         return result
 
-    def names(self) -> dict[str, dict[str, int]]:
-        """Return in how many rows a column, and in how many messages a key, holds something: those that were read, were
-        left out by the config's `ignore`, and were not read."""
+    def _names(self) -> dict[str, dict[str, int]]:
+        """Return the number of rows with a value in a column, and of messages with a value in a key, by use: read,
+        ignored (the config's `ignore`) or unread."""
         result: dict[str, dict[str, int]] = {}
         for (status, where, name), number in sorted(sum(self.seen, Seen()).items()):
             part = result.setdefault(f"{status}_{where}s", {})
@@ -123,22 +199,18 @@ class Statistics:
         flat = self.flat()
         rows = ", ".join(f"{flat[f'{name}_rows']:,} {name}" for name in SPLITS)
         dropped = flat["dropped_bad_rows"] + flat["dropped_too_long_rows"]
+        unread = []
+        for name, what in (("unread_columns", "columns"), ("unread_keys", "keys of messages")):
+            if numbers := flat["names"].get(name):
+                most = sorted(numbers, key=lambda each: (-numbers[each], each))
+                more = f" and {len(most) - SHOWN_NAMES} more" * (len(most) > SHOWN_NAMES)
+                unread.append(f"{what} {', '.join(most[:SHOWN_NAMES])}{more}")
         return (
             f"{rows} rows; {flat['train_tokens']:,} training tokens, {flat['train_supervised_share']:.1%} supervised; "
             f"{dropped:,} rows dropped, {flat['truncated_rows'] + flat['split_rows']:,} cut, "
             f"{flat['duplicate_rows']:,} duplicates, {flat['leaked_prompts']:,} training prompts also held out"
-            f"{self._not_read()}"
+            f"{'; not read: ' * bool(unread)}{' and '.join(unread)}"
         )
-
-    def _not_read(self) -> str:
-        parts = []
-        for name, what in (("unread_columns", "columns"), ("unread_keys", "keys of messages")):
-            if result := self.names().get(name):
-                most = sorted(result, key=lambda each: (-result[each], each))
-                parts.append(
-                    f"{what} {', '.join(most[:SHOWN])}{f' and {len(most) - SHOWN} more' * (len(most) > SHOWN)}"
-                )
-        return f"; not read: {' and '.join(parts)}" if parts else ""
 
 
 def write_lengths(path: Path, lengths: dict[str, np.ndarray]) -> None:
@@ -158,3 +230,8 @@ def write_lengths(path: Path, lengths: dict[str, np.ndarray]) -> None:
 def printed(name: str) -> str:
     """Return the name of a column or key as one short line."""
     return name if name.isprintable() and len(name) <= 60 else shown(name)
+
+
+def _first(row: Dropped) -> str:
+    reason = row.reason if len(row.reason) <= LONGEST else row.reason[: LONGEST - 3] + "..."
+    return f"{row.place}: {reason}"

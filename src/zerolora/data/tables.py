@@ -19,8 +19,9 @@ def tables(path: Path, kind: str, rows: int, size: int) -> Iterator[Chunk]:
     batches = _parquet_batches(path, rows, size) if kind == "parquet" else _arrow_batches(path)
     try:
         for batch, taken in batches:
-            count = batch.num_rows
-            _check_columns(path, batch.schema.names)
+            count, names = batch.num_rows, batch.schema.names
+            if len(set(names)) < len(names):
+                raise UserError(f"{path}: two columns are called {shown(repeated(names))}; rename one")
             step = max(1, min(rows, size * count // max(1, batch.nbytes)))
             for start in range(0, count, step):
                 part = batch.slice(start, step)
@@ -35,18 +36,12 @@ def tables(path: Path, kind: str, rows: int, size: int) -> Iterator[Chunk]:
         ) from None
 
 
-def _check_columns(path: Path, names: list[str]) -> None:
-    if len(set(names)) < len(names):
-        twice = repeated(names)
-        raise UserError(f"{path}: two columns are called {shown(twice)}; rename one")
-
-
 def _parquet_batches(path: Path, rows: int, size: int) -> Iterator[tuple[Any, int]]:
     """Yield record batches, each with its share of the file in bytes."""
     from pyarrow.parquet import ParquetFile
 
-    # Without these options all pages of a row group would be in memory at once, and Arrow's threads would have heaps of
-    # their own and compete with the workers for cores.
+    # By default, all pages of a row group would be in memory at once, and Arrow's threads would have separate heaps and
+    # compete with the workers for cores.
     with ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
         metadata = file.metadata
         total = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
@@ -74,16 +69,16 @@ def _arrow_batches(path: Path) -> Iterator[tuple[Any, int]]:
         for batch in pyarrow.ipc.open_stream(source):
             yield _sound(batch), source.tell() - before
             before = source.tell()
-        # A stream truncated between two batches reads like a complete one.
+        # Arrow reads a stream truncated between two batches like a complete one.
         if source.read_at(len(STREAM_END), length - len(STREAM_END)) != STREAM_END:
             raise pyarrow.ArrowInvalid("its end mark is missing")
 
 
 def _sound(batch: Any) -> Any:
-    """Return the batch if its offsets stay inside its buffers. Arrow itself follows them unchecked."""
+    """Return the batch if its offsets are within its buffers, which Arrow itself does not check."""
     import pyarrow
 
-    # Texts are checked as bytes, so that invalid UTF-8 makes one row bad and not the whole file.
+    # Texts are checked as bytes: invalid UTF-8 makes one row bad, not the whole file.
     for column in batch.columns:
         column.validate()
         if pyarrow.types.is_dictionary(column.type):
@@ -104,7 +99,7 @@ def _as_binary(array: Any) -> Any:
 
 
 def _binary(kind: Any) -> Any:
-    """Return an Arrow type with strings replaced by binary, which has the same layout, also where they are JSON."""
+    """Return an Arrow type with strings and JSON replaced by binary, which has the same layout."""
     import pyarrow
     from pyarrow import types
 

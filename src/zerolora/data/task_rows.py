@@ -1,19 +1,20 @@
-"""Stage task_rows: the rows of an evaluation task as prompts, with the solved rows before them. Text, for any model.
+"""Stage task_rows: the rows of an evaluation task as prompts with few-shot examples. Text, for any model.
 
     zerolora task-rows --settings JSON --output results/tasks/NAME.jsonl
 
-One line of JSON for each row: place, question (without solved rows), prompt, messages, choices, expected.
+One line of JSON for each row: place, question (without examples), prompt, messages, choices, expected.
 """
 
 import json
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from zerolora.bounded import bounded, within_bounds
 from zerolora.config.settings import TaskRowsSettings
-from zerolora.data.example import BadRow, Example
+from zerolora.data.example import BadRow
 from zerolora.data.formats import detect, parse
 from zerolora.data.formats.reading import reading_of
 from zerolora.data.published import published
@@ -21,13 +22,14 @@ from zerolora.data.readers import chunks, files_of
 from zerolora.errors import UserError, shown
 from zerolora.files import write_text
 from zerolora.log import result
+from zerolora.units import counted
 
 BETWEEN = "\n\n"
-"""Between solved rows in plain text, as in lm-evaluation-harness."""
+"""The separator of examples in plain text, as in lm-evaluation-harness."""
 
 
 class Question(NamedTuple):
-    """A row before solved rows are put before it."""
+    """A row without few-shot examples."""
 
     place: str
     messages: list[dict[str, str]]
@@ -36,16 +38,16 @@ class Question(NamedTuple):
     """The same as plain text, or the plain text itself."""
     choices: list[str]
     expected: Any
-    """The right answer, or the number of the right choice."""
+    """The right answer, or the index of the right choice."""
 
     @property
     def solution(self) -> str:
-        """Return the right answer as text."""
+        """The right answer as text."""
         return self.choices[self.expected] if self.choices else str(self.expected)
 
 
 def task_rows(settings: TaskRowsSettings, output: Path) -> None:
-    """Write the rows of a task. Raises UserError, naming file and line, for a row that cannot be asked."""
+    """Write the rows of a task. Raises UserError, naming file and line, for an unsuitable row."""
     path = Path(settings.path)
     questions = _questions(settings, path / settings.file if settings.file else path)
     if not questions:
@@ -53,35 +55,34 @@ def task_rows(settings: TaskRowsSettings, output: Path) -> None:
     pool = _questions(settings, path / settings.few_shot_file) if settings.few_shot_file else questions
     others = len(pool) - (not settings.few_shot_file)
     if settings.few_shot > others:
-        raise UserError(f"{path}: has {others} rows to solve before each; write few_shot: {others} or less")
-    asked = questions[: settings.limit or len(questions)]
+        raise UserError(f"{path}: has {others} rows for few-shot examples; write few_shot: {others} or less")
     lines = [
-        _line(question, _solved(settings, number, pool, own=not settings.few_shot_file))
-        for number, question in enumerate(asked)
+        _line(question, _examples(settings, number, pool, own=not settings.few_shot_file))
+        for number, question in enumerate(questions[: settings.limit or len(questions)])
     ]
     write_text(output, "".join(lines))
-    result(f"{len(lines):,} rows")
+    result(counted(len(lines), "row"))
 
 
-def _solved(settings: TaskRowsSettings, number: int, pool: list[Question], own: bool) -> list[Question]:
-    """Draw the solved rows of a row: those of one row do not depend on how many others are asked."""
+def _examples(settings: TaskRowsSettings, number: int, pool: list[Question], own: bool) -> list[Question]:
+    """Draw the few-shot examples of a row, independently of other rows. own: the pool contains the row itself."""
     drawn = random.Random(f"{settings.seed} {number}").sample(  # noqa: S311 - no secret
         range(len(pool) - own), settings.few_shot
     )
-    return [pool[place + (own and place >= number)] for place in drawn]
+    return [pool[index + (own and index >= number)] for index in drawn]
 
 
-def _line(question: Question, solved: list[Question]) -> str:
+def _line(question: Question, examples: list[Question]) -> str:
     turns = [
         turn
-        for each in solved
+        for each in examples
         for turn in (each.messages[-1], {"role": "assistant", "content": each.solution})
         if each.messages
     ]
     row = {
         "place": question.place,
         "question": question.text,
-        "prompt": BETWEEN.join([*(f"{each.text} {each.solution}" for each in solved), question.text]),
+        "prompt": BETWEEN.join([*(f"{each.text} {each.solution}" for each in examples), question.text]),
         "messages": question.messages[:-1] + turns + question.messages[-1:],
         "choices": question.choices,
         "expected": question.expected,
@@ -90,7 +91,7 @@ def _line(question: Question, solved: list[Question]) -> str:
 
 
 def _questions(settings: TaskRowsSettings, path: Path) -> list[Question]:
-    read = _by_template(settings) if settings.prompt is not None else _by_form(settings)
+    read = _by_template(settings) if settings.prompt is not None else partial(_by_form, settings)
     questions = []
     for kind, place, value in _rows(path):
         try:
@@ -118,27 +119,23 @@ def _rows(path: Path) -> Iterator[tuple[str, str, Any]]:
 
 
 Read = Callable[[str, str, dict[str, Any]], Question]
-"""Makes a question of a row, from the kind of its file, its place and its value."""
+"""Converts a row to a question, from the kind of its file, its place and its value."""
 
 
-def _by_form(settings: TaskRowsSettings) -> Read:
-    def read(kind: str, place: str, value: dict[str, Any]) -> Question:
-        reading = reading_of(settings, kind)
-        form = detect(value, reading) if settings.format == "auto" else settings.format
-        example = parse(value, form, reading)
-        return _of_example(place, example, whole=settings.whole)
-
-    return read
-
-
-def _of_example(place: str, example: Example, whole: bool) -> Question:
+def _by_form(settings: TaskRowsSettings, kind: str, place: str, value: dict[str, Any]) -> Question:
+    reading = reading_of(settings, kind)
+    example = parse(value, detect(value, reading) if settings.format == "auto" else settings.format, reading)
     if example.text is not None:
         return Question(place, [], example.text, [], "")
     if example.messages is None or any(not isinstance(turn.get("content"), str) for turn in example.messages):
         raise BadRow("is neither a text nor a conversation of texts, which can be evaluated; write prompt and answer")
-    _check_texts_alone(example)
+    if any("tool_calls" in turn for turn in example.messages):
+        raise BadRow("calls tools, which a task cannot evaluate; write prompt and answer, or remove it")
+    if example.tools or example.thoughts:
+        name = "tools" if example.tools else example.thoughts
+        raise BadRow(f"has {name}, which a task does not pass on; name their column in ignore to ask without them")
     turns = [{"role": str(turn["role"]), "content": str(turn["content"])} for turn in example.messages]
-    if whole:
+    if settings.whole:
         return Question(place, [], BETWEEN.join(turn["content"] for turn in turns), [], "")
     if turns[-1]["role"] != "assistant":
         raise BadRow("ends with no answer of the assistant; add it, or write prompt and answer")
@@ -146,17 +143,8 @@ def _of_example(place: str, example: Example, whole: bool) -> Question:
         raise BadRow(
             "its last answer has weight 0, so it is not the right one; remove the row, or write ignore: [weight]"
         )
-    *asked, answer = turns
-    return Question(place, asked, BETWEEN.join(turn["content"] for turn in asked), [], answer["content"])
-
-
-def _check_texts_alone(example: Example) -> None:
-    """Raise BadRow if a conversation has more than texts, which would be left out of the question or the answer."""
-    if any("tool_calls" in turn for turn in example.messages or ()):
-        raise BadRow("calls tools, which a task cannot evaluate; write prompt and answer, or remove it")
-    if example.tools or example.thoughts:
-        name = "tools" if example.tools else example.thoughts
-        raise BadRow(f"has {name}, which a task does not pass on; name their column in ignore to ask without them")
+    *prompt, answer = turns
+    return Question(place, prompt, BETWEEN.join(turn["content"] for turn in prompt), [], answer["content"])
 
 
 def _by_template(settings: TaskRowsSettings) -> Read:
@@ -165,7 +153,7 @@ def _by_template(settings: TaskRowsSettings) -> Read:
 
     environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
     fixed = settings.choices
-    with bounded("tasks.rows.NAME.prompt"):  # jinja2 computes constants when it compiles
+    with bounded("tasks.rows.NAME.prompt"):  # jinja2 evaluates constants when it compiles
         prompt = environment.from_string(settings.prompt or "")
         answer = environment.from_string(settings.answer or "")
         choices = (
@@ -197,7 +185,7 @@ def _rendered(key: str, render: Callable[[], Any]) -> Any:
         return within_bounds(f"tasks.rows.NAME.{key}", render)
     except UserError:
         raise
-    except Exception as error:  # whatever the user's expression raises on a row
+    except Exception as error:  # the user's expression may raise any
         raise BadRow(f"{key}: {' '.join(str(error).split())}; correct tasks.rows.NAME.{key}") from None
 
 

@@ -1,8 +1,8 @@
 """Renders conversations to text, divided into supervised and unsupervised pieces.
 
-A chat template renders the text: the tokenizer's own, a well-known one, or one of the user's. To find where a turn
-begins and ends, the conversation is rendered again with a marker in place of the turn. This works for any template,
-also for those without `{% generation %}`.
+A chat template renders the text: the tokenizer's own, a well-known one, or one of the user's. To locate a turn, the
+conversation is rendered again with a marker in its place. This works for any template, also for those without
+`{% generation %}`.
 """
 
 import datetime
@@ -20,17 +20,19 @@ from zerolora.data.example import BadRow, Example
 from zerolora.data.formats.reading import REASONING
 from zerolora.data.prompt_formats import PROMPT_FORMATS
 from zerolora.data.special_tokens import SpecialTokens
-from zerolora.data.template_remedy import keeping
-from zerolora.errors import UserError, shown
+from zerolora.errors import UserError, shown, wording
 
 Messages = list[dict[str, Any]]
-# Markers are private-use characters, which do not occur in real text: one for any message, and one for each message.
+# Markers are private-use characters, which real text does not contain: one for any message, and one for each message.
 MARK, MARKS = "\U00100000", 0xF0000
 DATE = datetime.datetime(2024, 7, 26)  # today's date for templates, fixed so that data does not change from day to day
-# Arguments with which templates render the generation prompt: by default, without thoughts, with thoughts.
+# Template arguments for a generation prompt: default, without thoughts, with thoughts.
 THOUGHTS: tuple[dict[str, bool], ...] = ({}, {"enable_thinking": False}, {"enable_thinking": True})
-# Something that is meant to be a special token, as <|im_end|>, </s> or [/s].
+# Text that looks like a special token: <|im_end|>, </s> or [/s].
 MARKER = re.compile(r"\s*(<[^<>\s]+>|\[[^\[\]\s]+\])")
+USER, ASSISTANT = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}
+EXCHANGES = ([USER, ASSISTANT], [{"role": "system", "content": "Be brief."}, USER, ASSISTANT])
+"""Conversations by which two templates are compared."""
 # The chat template of `template: plain`.
 PLAIN = """{%- for message in messages if message.content or message.tool_calls -%}
 {%- if message.tool_calls %}{{ raise_exception("tool calls have no plain form; write template: chat") }}{% endif -%}
@@ -42,10 +44,10 @@ PLAIN = """{%- for message in messages if message.content or message.tool_calls 
 class Template:
     """Renders conversations with the chat template that the settings name.
 
-    Reads `template`, `system`, `loss`, `stop_tokens` and `pad_token` of `settings`. `stops` are the tokens that end an
-    answer: those of the settings, or else the end-of-sequence token, those of the model's generation_config.json, and
-    the one that the template writes. `padding` is the token that fills batches. Raises UserError if the model lacks a
-    token that the template needs, or the tokenizer a chat template that the settings require.
+    Uses `template`, `system`, `loss`, `stop_tokens` and `pad_token` of `settings`. `stops`: the tokens that end an
+    answer, from the settings, otherwise the end-of-sequence token, those of the model's generation_config.json, and the
+    template's own. `padding`: the token that fills batches. Raises UserError if the model lacks a token that the
+    template needs, or a chat template that the settings require.
     """
 
     def __init__(self, tokenizer: Any, settings: PrepareSettings, model: Path | None = None) -> None:
@@ -77,20 +79,20 @@ class Template:
             self.tokens["bos_token"] = self.bos
         self.programs: dict[str, tuple[Any, dict[str, Any]]] = {}  # by template source: compiled, and its variables
         self.end, self.stops = special.end, special.stops
-        self.tail = self._tail(special.given)
+        self.tail = self._tail(special.set_by_user)
         self.padding = special.padding(tokenizer, settings.pad_token, self.stops)
-        # What a content must not hold.
+        # Tokens that a message must not contain.
         self.special = re.compile(any_of({token.content for token in added if token.special} | self.stops))
         self.stop = re.compile(any_of(self.stops))
         self.ending = re.compile(rf"{any_of([self.tail])}|(\s*({self.added}))*?\s*({self.stop.pattern})")
         self.frames: dict[tuple[Supervision, bool], _Frame | None] = {}
-        self.remedies: dict[tuple[Any, ...], str | None] = {}  # by roles and what else a template may drop
-        self.thoughts: str | None = None  # the name of thoughts that the template reads, None if not known yet
-        # What stands between an instruction and its input.
+        self.remedies: dict[tuple[Any, ...], str | None] = {}  # by roles and other parts that a template may drop
+        self.thoughts: str | None = None  # the template's key of thoughts, None if not known yet
+        # The separator of an instruction and its input.
         self.input = PROMPT_FORMATS[self.name].input if self.name in PROMPT_FORMATS else "\n"
 
     def named(self, name: str) -> "Template | None":
-        """Return the template of this name for the same tokenizer; None if it lacks a token for it."""
+        """Return the template of this name for the same tokenizer; None if the tokenizer lacks one of its tokens."""
         try:
             changed = self.settings.model_copy(update={"template": name, "template_text": None})
             return Template(self.tokenizer, changed, self.model)
@@ -98,10 +100,10 @@ class Template:
             return None
 
     def pieces(self, example: Example, remedy: bool = True) -> list[Piece]:
-        """Return the pieces of a conversation or text. Joined, they are its text up to the last supervised piece.
+        """Return the pieces of a conversation or text, up to the last supervised one.
 
         Every supervised turn of the assistant ends with its stop token. Raises BadRow if the template rejects the
-        conversation, leaves out a part of it, or writes no stop token where one is needed; with `remedy` it names
+        conversation, drops a part of it, or writes no stop token where one is needed; with `remedy`, the error names
         another template that keeps the row, if there is one.
         """
         if example.text is not None:
@@ -135,16 +137,41 @@ class Template:
         return pieces
 
     def _keeping(self, example: Example) -> str | None:
-        """Return the remedy for rows like this one that loses nothing of them."""
+        """Return the setting that keeps all of a rejected row, if any: the model's own template, or a format that
+        writes a plain exchange exactly as this template does."""
         messages = example.messages or []
         calls = tuple("tool_calls" in message for message in messages)
         key = self.supervision(example), calls, example.tools is not None, bool(example.thoughts)
         if key not in self.remedies:
-            self.remedies[key] = keeping(self, example)
+            self.remedies[key] = self._remedy(example)
         return self.remedies[key]
 
+    def _remedy(self, example: Example) -> str | None:
+        from_model = self.name != "chat" and self.own is None and bool(self.tokenizer.chat_template)
+        if from_model and (chat := self.named("chat")) and chat._keeps(example):
+            return wording("template: chat, which has a form for it")
+        for name in PROMPT_FORMATS:
+            other = self.named(name) if name != self.name else None
+            if other and any(self._agrees(other, exchange) for exchange in EXCHANGES) and other._keeps(example):
+                return wording(f"template: {name}, which writes the same text, but keeps all of the row")
+        return None
+
+    def _agrees(self, other: "Template", exchange: Messages) -> bool:
+        texts = [each._writes(exchange) for each in (self, other)]
+        return None not in texts and len({str(text).strip() for text in texts}) == 1
+
+    def _keeps(self, example: Example) -> bool:
+        """Return whether the template writes every message of a conversation."""
+        try:
+            text = "".join(piece.text for piece in self.pieces(example, remedy=False))
+        except (BadRow, UserError):
+            return False
+        messages = example.messages or []
+        last = max(number for number, message in enumerate(messages) if message["role"] == "assistant")
+        return all(_has(text, message["content"]) for message in messages[: last + 1])
+
     def supervision(self, example: Example) -> "Supervision":
-        """Return what decides which turns of a conversation are supervised."""
+        """Return the roles and marks that decide which turns of a conversation are supervised."""
         roles = tuple([message["role"] for message in example.messages or ()])
         supervised, prompt = example.supervised, example.prompt
         if self.system and roles and roles[0] != "system":
@@ -152,24 +179,24 @@ class Template:
             supervised, prompt = supervised and [None, *supervised], prompt and prompt + 1
         return Supervision(roles, tuple(supervised) if supervised else (), prompt)
 
-    def asked(self, example: Example) -> int | None:
-        """Return the index in `example.messages` of the answer that evaluation asks for, the last in its pieces; None
-        if there is none."""
+    def answer_index(self, example: Example) -> int | None:
+        """Return the index in `example.messages` of the answer that evaluation prompts for, the last in its pieces;
+        None if there is none."""
         messages = example.messages or []
-        if not example.supervised and isinstance(self.loss, str):  # by far the most rows: it is the last answer
+        if not example.supervised and isinstance(self.loss, str):  # the last answer, in nearly all rows
             for number in range(len(messages) - 1, -1, -1):
                 if messages[number]["role"] == "assistant":
                     return number
             return None
         how = self.supervision(example)
-        answer = self._asked(how, self._supervised(how)[0])
+        answer = self._last_answer(how, self._supervised(how)[0])
         return None if answer is None else answer - len(how.roles) + len(messages)
 
     def write(self, messages: Messages, tools: list[Any] | None = None, prompt: bool = False, **others: Any) -> str:
-        """Return the text that the template renders, with `prompt` including the generation prompt.
+        """Render a conversation, with `prompt` including the generation prompt.
 
-        Raises BadRow if the template rejects the conversation, and UserError if it takes too long for it, too much
-        memory, or writes too much.
+        Raises BadRow if the template rejects the conversation, and UserError if it exceeds the bounds on time, memory
+        or output.
         """
         source = self._source(tools)
         try:
@@ -180,7 +207,7 @@ class Template:
                 self.programs[source] = program, known
             program, known = self.programs[source]
             values = {**known, "messages": messages, "tools": tools, "add_generation_prompt": prompt, **others}
-            # The same as Template.render, which copies the globals for each conversation and takes twice as long.
+            # Template.render copies the globals for each conversation and takes twice as long.
             context, environment = program.environment.context_class, program.environment
             return within_bounds(
                 self.called,
@@ -189,7 +216,7 @@ class Template:
         except UserError:
             raise
         except Exception as error:
-            # A template may raise any exception; each of them means that it rejects these messages.
+            # Any exception of a template means that it rejects these messages.
             reason = " ".join(str(error).split())[:200]
             if not self.tokenizer.chat_template:
                 reason = reason.replace("write template: chat", "choose a model that has a chat template")
@@ -197,7 +224,7 @@ class Template:
             raise BadRow(f"{self.name}:{line}: {reason}" if line else f"{self.called} refuses it: {reason}") from None
 
     def published(self) -> str | None:
-        """Return the chat template with which transformers writes the same text, None for the tokenizer's own."""
+        """Return the chat template that writes the same text in transformers, None for the tokenizer's own."""
         if self.name == "chat" and self.end == self.tokenizer.eos_token:
             return None
         source, texts = self._source(None), {"eos_token": self.end}
@@ -206,14 +233,14 @@ class Template:
         if self.plain or self.name in PROMPT_FORMATS:
             texts["bos_token"] = self.bos
         known = self.tokenizer.special_tokens_map
-        # The sandbox leaves out the line break behind a block.
+        # The sandbox drops the line break after a block.
         changed = [
             f"{{% set {name} = {json.dumps(text)} %}}\n" for name, text in texts.items() if text != known.get(name)
         ]
         return "".join(changed) + source
 
     def _source(self, tools: list[Any] | None) -> str:
-        """Return the source of the template: a tokenizer may have one for conversations with tools."""
+        """Return the source of the template. A tokenizer may have another one for conversations with tools."""
         if self.own is not None:
             return self.own
         if self.name in PROMPT_FORMATS:
@@ -234,13 +261,13 @@ class Template:
                 raise BadRow(f"{name} contains the special token {held[0]}, which would end or begin a turn; remove it")
 
     def _with_input(self, messages: Messages, further: str) -> Messages:
-        """Return messages whose last question has its input as the prompt format writes it."""
+        """Return messages with the input of the last question in the prompt format's form."""
         number = _last_question([message["role"] for message in messages])
         content = messages[number]["content"].removesuffix(f"\n{further}") + self.input + further
         return [*messages[:number], {**messages[number], "content": content}, *messages[number + 1 :]]
 
     def _with_thoughts(self, messages: Messages) -> Messages:
-        """Return messages whose thoughts have the name that the template reads."""
+        """Return messages with their thoughts under the template's key."""
         if self.thoughts is None:
             question, answer = _marked("user", "assistant")
             texts = {name: self._writes([question, {**answer, name: MARK}]) or "" for name in REASONING}
@@ -267,16 +294,15 @@ class Template:
             else:
                 supervised.update(number for number, role in enumerate(how.roles) if role in self.loss)
         supervised -= left_out
-        # Evaluation prompts the model up to an answer, so this must be located even if it is not supervised.
-        asked = self._asked(how, supervised)
-        return supervised, supervised if asked is None else supervised | {asked}
+        # Evaluation prompts the model up to this answer, so it must be located even if it is not supervised.
+        answer = self._last_answer(how, supervised)
+        return supervised, supervised if answer is None else supervised | {answer}
 
-    def _asked(self, how: "Supervision", supervised: set[int]) -> int | None:
-        """Return the index of the last answer that the row does not take out of the loss, and that is in its pieces."""
-        last = max(supervised, default=-1)
+    def _last_answer(self, how: "Supervision", supervised: set[int]) -> int | None:
+        """Return the index of the last answer in the row's pieces that the row does not exclude from the loss."""
         marks = how.supervised or [None] * len(how.roles)
-        answers = (n for n in range(last, -1, -1) if how.roles[n] == "assistant" and marks[n] is not False)
-        return next(answers, None)
+        answers = (n for n in range(max(supervised, default=-1), -1, -1) if how.roles[n] == "assistant")
+        return next((number for number in answers if marks[number] is not False), None)
 
     def _cut(self, row: "_Row", turns: "dict[int, _Turn]", supervised: set[int]) -> list[Piece]:
         """Divide a row into pieces at its turns. Raises BadRow as `pieces` does."""
@@ -290,12 +316,12 @@ class Template:
                 raise BadRow(f"{turn.wrong}; write {turn.remedy or (self.remedy if last else 'loss: last')}")
             pieces.append(Piece(row.text[position : turn.start], None, everything))
             content, position = row.text[turn.start : turn.end], turn.end
-            # An answer that the row takes out of the loss is context: evaluation does not ask for it.
+            # An answer that the row excludes from the loss is context: evaluation does not prompt for it.
             role = row.messages[number]["role"] if number in supervised or not everything else None
             if role == "assistant" and number in supervised and not turn.stopped:
                 if not last:
                     other = "loss: last" if self.own is None else "{{ eos_token }} there"
-                    raise BadRow(f"{self.called} writes no stop token behind an earlier answer; write {other}")
+                    raise BadRow(f"{self.called} writes no stop token after an earlier answer; write {other}")
                 content, position = content + self.end, len(row.text)
             pieces.append(Piece(content, role, number in supervised))
         pieces.append(Piece(row.text[position:], None, everything))
@@ -304,12 +330,12 @@ class Template:
         if not pieces:
             why = "the row's own weights leave none; " if row.weighed else ""
             raise BadRow(
-                f"nothing of it is supervised with loss {shown(self.loss)}; {why}remove it, or add a role to loss"
+                f"no part of it is supervised with loss {shown(self.loss)}; {why}remove it, or add a role to loss"
             )
         return pieces
 
     def _by_frame(self, row: "_Row", how: "Supervision") -> list[Piece] | None:
-        """Return the pieces by filling the contents into the frame of these roles, None if that gives another text."""
+        """Return the pieces by filling the contents into the frame of these roles, None if the text differs."""
         if row.tools is not None or any(len(message) > 2 for message in row.messages):
             return None
         section = bool(row.input) and self.input != "\n"
@@ -334,9 +360,9 @@ class Template:
         ]
 
     def _frame(self, how: "Supervision", section: bool) -> "_Frame | None":
-        """Return what the template writes around messages of these roles, None if it depends on their contents.
+        """Return the template's text around messages of these roles, None if it depends on their contents.
 
-        section: the last question has an input, whose marker is the last.
+        section: the last question has an input, which gets the last marker.
         """
         messages = _marked(*how.roles)
         if section:
@@ -357,7 +383,7 @@ class Template:
         return _Frame(text, [(holes if len(holes) > 1 else None, piece) for holes, piece in opened])
 
     def _by_marks(self, row: "_Row", wanted: Iterable[int]) -> "dict[int, _Turn]":
-        """Locate turns by what changes in the text when a marker replaces a message."""
+        """Locate turns by the change in the text when a marker replaces a message."""
         if row.tools is not None and self._writes(row.messages) == row.text:
             raise BadRow(f"{self.called} leaves out the tools; choose a model whose template has them")
         places = [self._place(row, number) for number in range(len(row.messages))]
@@ -394,9 +420,9 @@ class Template:
         if answers and not _has(row.text[:following], thoughts):
             return _without_thoughts(self.called, row, name)
         if begin is not None and start is None and not calls:
-            asked = self._writes(row.messages[:number], row.tools, True) or ""
-            words = shown(asked[len(_common(asked, row.text)) :])
-            return _Turn(wrong=f"{self.called} asks for {name} with {words}, which does not stand before it")
+            prompt = self._writes(row.messages[:number], row.tools, True) or ""
+            words = shown(prompt[len(_common(prompt, row.text)) :])
+            return _Turn(wrong=f"{self.called} asks for {name} with {words}, which is missing before it")
         if start is None or end is None or following is None:
             return _Turn(wrong=f"what {self.called} writes around {name} depends on its content")
         # The name of a call is somewhere in its turn, which ends with the next stop token.
@@ -410,33 +436,33 @@ class Template:
         return _Turn(start, end, result is not None)
 
     def _start(self, row: "_Row", number: int, begin: int | None, since: int | None) -> int | None:
-        """Return where the turn begins whose content begins at `begin`: an answer begins after the generation prompt.
+        """Return the position of the turn with content at `begin`: an answer begins after the generation prompt.
 
         Without a generation prompt, the turn begins after its header, but before a blank that follows the header, since
         tokenizers join it to the next word. None if the generation prompt, with or without thoughts, is not in the
         text.
         """
-        asked, calls = row.messages[:number], row.messages[number].get("tool_calls")
-        unasked = None if begin is None or calls else len(row.text[:begin].rstrip(" "))
-        without = self._writes(asked, row.tools)
+        before, calls = row.messages[:number], row.messages[number].get("tool_calls")
+        after_header = None if begin is None or calls else len(row.text[:begin].rstrip(" "))
+        without = self._writes(before, row.tools)
         if without is None or row.messages[number]["role"] != "assistant":
-            return unasked
+            return after_header
         for how in THOUGHTS:
-            prompt = self._writes(asked, row.tools, True, **how) or without
+            prompt = self._writes(before, row.tools, True, **how) or without
             header = prompt[len(_common(without, prompt)) :]
             if row.text.startswith(prompt):
-                return len(prompt) if header or calls or not row.text[len(prompt) : begin].strip() else unasked
+                return len(prompt) if header or calls or not row.text[len(prompt) : begin].strip() else after_header
             if not header:
-                return unasked
+                return after_header
             # The template may render earlier messages differently once there is an answer.
-            place = row.text.rfind(header, since, begin)
-            if begin is not None and place >= 0:
-                return place + len(header)
+            position = row.text.rfind(header, since, begin)
+            if begin is not None and position >= 0:
+                return position + len(header)
         return None
 
     def _by_prompt(self, row: "_Row", turns: "dict[int, _Turn]") -> "tuple[_Row, dict[int, _Turn]] | None":
-        """Return the row as continued from its last generation prompt, if that opens a thought that the template drops
-        from finished conversations. An answer with thoughts or calls of its own would lose them."""
+        """Return the row as its last generation prompt and answer, if that prompt opens a thought that the template
+        drops from finished conversations. Not for an answer with thoughts or calls of its own, which would be lost."""
         number, content = len(row.messages) - 1, row.messages[-1]["content"]
         if turns.keys() != {number} or not turns[number].wrong:
             return None
@@ -448,34 +474,35 @@ class Template:
         empty = prompt == off != on and row.text[begin:end].strip() == content.strip()
         if not opened or not (empty or content.startswith(opened)):
             return None
-        said = row.text[begin:end] if empty else content[len(opened) :]
-        row = row._replace(text=prompt + said + (self.tail or self.end))
+        answer = row.text[begin:end] if empty else content[len(opened) :]
+        row = row._replace(text=prompt + answer + (self.tail or self.end))
         return row, {number: _Turn(len(prompt), len(row.text), True)}
 
-    def _tail(self, given: bool) -> str:
-        """Return what the template writes after every answer, up to the stop token, which is added to `stops`.
+    def _tail(self, set_by_user: bool) -> str:
+        """Return the template's text after every answer, up to the stop token, and add that to `stops`.
 
-        Raises UserError if that is none of the stop tokens that are `given`, or is not a token of the model.
+        set_by_user: the settings list the stop tokens. Raises UserError if they lack this one, or if the model has no
+        such token.
         """
         last, between = (self._writes(_marked("user", "assistant", "user")[:end]) for end in (2, 3))
         behind = [text.partition(chr(MARKS + 1))[2] for text in (last, between or last) if text]
         shared = _common(*behind) if behind else ""
         result = re.search(any_of(self.stops), shared) or re.match(rf"\s*(?:{self.added})", shared)
         stop = result[0].strip() if result else ""
-        if stop and given and stop not in self.stops:
+        if stop and set_by_user and stop not in self.stops:
             raise UserError(f"stop_tokens: {self.called} ends an answer with {stop}, which is not listed; add it")
         if self.own is not None and not result and (unknown := MARKER.match(shared)):
             raise UserError(
                 f"{self.name}: ends an answer with {unknown[1]}, which the model does not have as one token, so no "
-                f"answer would end there; write {{{{ eos_token }}}} behind it or in its place, here {self.end}"
+                f"answer would end there; write {{{{ eos_token }}}} after it or in its place, here {self.end}"
             )
         self.stops |= {stop} - {""}
         return shared[: result.end()] if result else ""
 
 
 class Supervision(NamedTuple):
-    """What decides which turns are supervised, beside the config's `loss`: the roles, and of Example `supervised`,
-    empty for None, and `prompt`."""
+    """Decides, with the config's `loss`, which turns are supervised: the roles, and `supervised` (empty for None) and
+    `prompt` of an Example."""
 
     roles: tuple[str, ...]
     supervised: tuple[bool | None, ...] = ()
@@ -492,15 +519,15 @@ class _Row(NamedTuple):
 
 
 class _Frame(NamedTuple):
-    """A conversation's text and pieces, with message indices in place of contents. None: the piece has none in it."""
+    """A conversation's text and pieces, with message indices for contents; None for a piece without contents."""
 
     text: list[Any]
     pieces: list[tuple[list[Any] | None, Piece]]
 
 
 class _Turn(NamedTuple):
-    """Where a turn begins and ends, including its stop token if `stopped`. `wrong`: why it cannot be supervised, and
-    `remedy` what to write then, if it is not the common one."""
+    """The range of a turn in the text, including its stop token if `stopped`. wrong: why it cannot be supervised.
+    remedy: the setting to write then, if not the common one."""
 
     start: int = 0
     end: int = 0
@@ -510,7 +537,7 @@ class _Turn(NamedTuple):
 
 
 def _has(text: str, part: str) -> bool:
-    """Return whether a text has a part, apart from blanks."""
+    """Return whether a text contains a part, ignoring white space."""
     return not part or "".join(part.split()) in "".join(text.split())
 
 

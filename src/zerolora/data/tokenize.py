@@ -1,8 +1,4 @@
-"""Tokenizes rows on all cores, in the order of the files.
-
-Chunks of a file go to worker processes, and results are collected in their order, so the output does not depend on the
-number of workers.
-"""
+"""Tokenizes rows on all cores. Results are collected in the order of the files, whatever the number of workers."""
 
 import collections
 import concurrent.futures
@@ -20,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zerolora.config.settings import PrepareSettings
-from zerolora.data.detection import other_form
 from zerolora.data.encode import CONTEXT, NOTHING, Encoder, Piece, Tokens, last_answer
 from zerolora.data.example import BadRow, Example
 from zerolora.data.formats import parse
@@ -28,6 +23,7 @@ from zerolora.data.formats.reading import Reading, Seen
 from zerolora.data.prepared_rows import FIELDS, IGNORED, schema
 from zerolora.data.ragged import Ragged
 from zerolora.data.records import Chunk
+from zerolora.data.source_files import other_form
 from zerolora.data.special_tokens import embedding_rows
 from zerolora.data.template import Template
 from zerolora.data.truncation import Parts, fitted
@@ -37,15 +33,15 @@ from zerolora.machine.parents import end_at_parents_death
 from zerolora.model.added_tokens import extend
 from zerolora.model.architecture import tokenizer_of
 
-# Characters of a row: some 65 bytes of memory each while it is tokenized, measured on one of 200 MB.
+# Characters of a row. Tokenizing takes about 65 bytes of memory for each, measured on a row of 200 MB.
 LONGEST_TEXT = 1 << 24
 
 
 class Job(NamedTuple):
-    """A chunk of rows, with the index of its source, the form of its rows, and how they are read.
+    """A chunk of rows, with the index of its source and the form of its rows.
 
-    most: how many of its rows are read, the first ones; None for all. seen: the place of a row of that form, "" if the
-    config names the form.
+    most: only the first `most` rows are read; None for all. seen: a row of that form, as in rows.jsonl:12; "" if the
+    config sets the form.
     """
 
     source: int
@@ -57,13 +53,9 @@ class Job(NamedTuple):
 
 
 class Dropped(NamedTuple):
-    """A row that is not used: its place in the file, the policy (bad_row or too_long), the reason, and the row as JSON;
-    form: the form of which it would be a good row, if it is not its source's.
+    """A dropped row: its place in the file, the policy (bad_row or too_long), the reason, and the row as JSON, since a
+    deeply nested value cannot be pickled. form: another form in which it would be valid."""
 
-    Workers send text, since a deeply nested value cannot be pickled.
-    """
-
-    source: int
     place: str
     kind: str
     reason: str
@@ -74,9 +66,9 @@ class Dropped(NamedTuple):
 class Result(NamedTuple):
     """The result of a chunk.
 
-    file: its rows, an Arrow record batch of `rows.schema(held_out=True)`. hashes: of each row and of its prompt, uint64
-    [rows, 2]. origin: the data file. counts: truncated rows, turns and supervised tokens by role, stop tokens. seen:
-    what became of the rows' columns and of their messages' keys. progress: bytes of the file that the chunk stands for.
+    file: its rows, an Arrow record batch of `prepared_rows.schema(held_out=True)`. hashes: of each row and of its
+    prompt, uint64 [rows, 2]. origin: the data file. counts: truncated rows, turns and supervised tokens by role, stop
+    tokens. seen: use of the rows' columns and their messages' keys. progress: bytes of the file.
     """
 
     file: Path
@@ -91,7 +83,7 @@ class Result(NamedTuple):
 
 
 def tokenize(jobs: Iterable[Job], work: "ChunkTokenizer", workers: int, folder: Path) -> Generator[Result, None, None]:
-    """Yield the result of every job, in the order of the jobs, from `workers` processes, which write to `folder`.
+    """Yield the result of every job, in order, from `workers` processes that write to `folder`.
 
     Close the generator before removing `folder`; closing waits for the processes. Raises UserError if a worker dies.
     """
@@ -102,7 +94,7 @@ def tokenize(jobs: Iterable[Job], work: "ChunkTokenizer", workers: int, folder: 
     if workers == 1 or len(first) < 2:
         yield from itertools.starmap(work, tasks)
         return
-    # Workers are forked, so that none has to load the tokenizer again.
+    # Forked workers share the loaded tokenizer.
     _WORK[:] = [work]
     context = multiprocessing.get_context("fork")
     with concurrent.futures.ProcessPoolExecutor(workers, context, _start) as pool:
@@ -129,8 +121,8 @@ _WORK: list["ChunkTokenizer"] = []
 
 def _start() -> None:
     end_at_parents_death()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the process that waits for these acts
-    # Garbage collection would traverse all loaded objects again and again; ten chunks leave little garbage.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes; the parent handles it
+    # Each garbage collection would traverse all loaded objects; ten chunks leave little garbage.
     gc.freeze()
     gc.disable()
 
@@ -169,26 +161,33 @@ class ChunkTokenizer:
         columns = job.reading.columns
         read: list[tuple[str, Any]] = []
         rows: list[_Row] = []
-        bad: dict[int, tuple[str, str]] = {}  # by index of the record: the policy, and the reason
-        others: dict[int, str] = {}  # by index of the record: the other form that it has
-        for number, (position, value) in enumerate(itertools.islice(job.chunk.records(), job.most)):
-            read.append((position, value))
+        bad: dict[int, tuple[str, str]] = {}  # policy and reason, by index of the record
+        others: dict[int, str] = {}  # other form, by index of the record
+        for number, (place, value) in enumerate(itertools.islice(job.chunk.records(), job.most)):
+            read.append((place, value))
             try:
                 if isinstance(value, BadRow):
                     raise value
                 if columns:
                     counts.update(f"column.{field}" for field, column in columns.items() if _holds(value, column))
-                example = _parsed(value, job, seen)
+                try:
+                    example = parse(value, job.format, job.reading, seen)
+                except BadRow:
+                    if form := other_form(value, job.format, job.reading):
+                        others[number] = form
+                        raise _of_other_form(job, form) from None
+                    raise
                 if (length := _characters(example)) > LONGEST_TEXT:
-                    bad[number] = self._huge(length)
+                    kind = "too_long" if self.too_long in ("fail", "drop") else "bad_row"
+                    most = wording(f"more than the {LONGEST_TEXT:,} that are read at once")
+                    bad[number] = kind, wording(f"has {length:,} characters, {most}; split it up")
                     continue
                 rows.append(_Row(number, example, [] if example.tokens else self.template.pieces(example)))
             except BadRow as error:
                 bad[number] = "bad_row", str(error)
-                others[number] = error.form if isinstance(error, _OtherFormError) else ""
             except RecursionError:
                 bad[number] = "bad_row", "is nested too deep to be read; flatten or remove it"
-        tokens = self._given(rows) if job.format == "tokens" else self.encoder.encode([row.pieces for row in rows])
+        tokens = self._checked(rows) if job.format == "tokens" else self.encoder.encode([row.pieces for row in rows])
         largest = int(tokens.ids.values.max(initial=0))
         if self.rows is not None and largest >= self.rows:
             raise UserError(
@@ -210,7 +209,8 @@ class ChunkTokenizer:
         cut = "rows.split" if self.too_long == "split" else "rows.truncated"
         counts[cut] += int((tokens.ids.lengths[list(used)] > self.max_length).sum())
         texts = [
-            _texts(rows[number].example, self.template.asked(rows[number].example)) for number in parts.row.tolist()
+            _texts(rows[number].example, self.template.answer_index(rows[number].example))
+            for number in parts.row.tolist()
         ]
         file.write_bytes(_batch(parts, texts, job.source))
         return Result(
@@ -220,7 +220,7 @@ class ChunkTokenizer:
             job.chunk.file,
             len(read),
             [
-                Dropped(job.source, read[number][0], *bad[number], _as_text(read[number][1]), others.get(number, ""))
+                Dropped(read[number][0], *bad[number], _as_text(read[number][1]), others.get(number, ""))
                 for number in sorted(bad)
             ],
             dict(+counts),
@@ -229,21 +229,17 @@ class ChunkTokenizer:
         )
 
     def _too_long(self, tokens: Tokens, number: int) -> str:
-        """Return why nothing of a row is left, and a remedy that is not set already."""
+        """Return why all of a row is dropped, and a remedy that is not set already."""
         length, policy = tokens.ids.lengths[number], self.too_long
         has = wording(f"has {length} tokens, max_length is {self.max_length}")
-        if policy == "fail":
-            return wording(
-                f"{has}; shorten it, raise max_length, or write too_long: drop, truncate_left, truncate_right or split"
-            )
-        if policy == "drop":
-            return wording(
-                f"{has}; shorten it, raise max_length, or write too_long: truncate_left, truncate_right or split"
-            )
+        if policy in ("fail", "drop"):
+            others = wording("truncate_left, truncate_right or split")
+            drop = wording("drop, ") if policy == "fail" else ""
+            return wording(f"{has}; shorten it, raise max_length, or write too_long: {drop}{others}")
         roles = tokens.supervised_role[tokens.ids.offsets[number] : tokens.ids.offsets[number + 1]]
-        taught = np.flatnonzero(roles != CONTEXT) + 1
-        first, last = int(taught[0]), int(taught[-1])
-        # The first token of what is left is never supervised.
+        supervised = np.flatnonzero(roles != CONTEXT) + 1
+        first, last = int(supervised[0]), int(supervised[-1])
+        # The first token of the remaining part is never supervised.
         needed = length - last + 2 if policy == "truncate_left" else max(first, self.max_length + 1)
         remedy = wording(f"raise max_length to {needed} or more")
         if policy != "split":
@@ -252,16 +248,10 @@ class ChunkTokenizer:
         stand = wording(f"end at token {last}" if policy == "truncate_left" else f"begin at token {first}")
         return wording(f"{has}, and {policy} leaves none of its supervised tokens, which {stand}; {remedy}")
 
-    def _huge(self, length: int) -> tuple[str, str]:
-        kind = "too_long" if self.too_long in ("fail", "drop") else "bad_row"
-        return kind, wording(
-            f"has {length:,} characters, more than the {LONGEST_TEXT:,} that are read at once; split it up"
-        )
-
-    def _given(self, rows: list["_Row"]) -> Tokens:
-        """Return rows that were given as tokens."""
+    def _checked(self, rows: list["_Row"]) -> Tokens:
+        """Return rows of the form tokens, checked against the vocabulary."""
         wrong = {}
-        given, said = [], []
+        tokens, targets = [], []
         for number, row in enumerate(rows):
             assert row.example.tokens is not None and row.example.labels is not None
             largest = max(row.example.tokens)
@@ -270,9 +260,9 @@ class ChunkTokenizer:
                     f"input_ids holds {largest}, but the model knows {self.vocabulary} tokens only; "
                     "tokenize it with this model's tokenizer"
                 )
-            given.append([0] if number in wrong else row.example.tokens)
-            said.append([0] if number in wrong else row.example.labels)
-        ids, labels = Ragged.of(given), Ragged.of(said).values
+            tokens.append([0] if number in wrong else row.example.tokens)
+            targets.append([0] if number in wrong else row.example.labels)
+        ids, labels = Ragged.of(tokens), Ragged.of(targets).values
         supervised = np.where(labels == IGNORED, CONTEXT, 0).astype(np.int8)
         supervised[ids.heads] = CONTEXT
         # The last answer is the last contiguous range of supervised tokens.
@@ -309,37 +299,23 @@ class ChunkTokenizer:
 
 
 class _Row(NamedTuple):
-    """A readable row: its index in the chunk, and its pieces (none if it was given as tokens)."""
+    """A readable row: its index in the chunk, and its pieces (none for the form tokens)."""
 
     number: int
     example: Example
     pieces: list[Piece]
 
 
-class _OtherFormError(BadRow):
-    """A row of another form than its source's."""
-
-    def __init__(self, job: Job, form: str) -> None:
-        like = f"like {job.seen}" if job.seen else "as its format says"
-        super().__init__(
-            f"is of the form {form}, but its source is read as {job.format}, {like}; put rows of one form into files "
-            "of their own, and name these in sources, each with its format"
-        )
-        self.form = form
-
-
-def _parsed(value: Any, job: Job, seen: Seen) -> Example:
-    """Return a row as an Example, and count in `seen` what was read. Raises BadRow if it has not its source's form."""
-    try:
-        return parse(value, job.format, job.reading, seen)
-    except BadRow:
-        if form := other_form(value, job.format, job.reading):
-            raise _OtherFormError(job, form) from None
-        raise
+def _of_other_form(job: Job, form: str) -> BadRow:
+    like = wording(f"like {job.seen}" if job.seen else "as its format says")
+    return BadRow(
+        f"is of the form {form}, but its source is read as {job.format}, {like}; put rows of one form into files "
+        "of their own, and name these in sources, each with its format"
+    )
 
 
 def _characters(example: Example) -> int:
-    """Return about how many characters a row has, without looking into tool calls."""
+    """Return the approximate number of characters of a row, without its tool calls."""
     result = len(example.text or "")
     for message in example.messages or ():
         result += len(message["content"])
@@ -349,7 +325,7 @@ def _characters(example: Example) -> int:
 
 
 def _as_text(value: Any) -> str:
-    """Return a row as JSON; null for one that could not be read, its beginning for one that JSON cannot hold."""
+    """Return a row as JSON: null if it could not be read, its beginning as text if JSON has no form for it."""
     if isinstance(value, BadRow):
         return "null"
     try:
@@ -367,48 +343,46 @@ def _holds(value: Any, column: str) -> bool:
     return True
 
 
-def _texts(example: Example, asked: int | None) -> tuple[str, str]:
-    """Return the answer of this index that evaluation asks for, behind the question before it."""
+def _texts(example: Example, index: int | None) -> tuple[str, str]:
+    """Return the answer at `index`, and the question before it; the question first."""
     messages = example.messages
-    if messages is None or asked is None:
+    if messages is None or index is None:
         return "", ""
-    question = next((messages[at]["content"] for at in range(asked - 1, -1, -1) if messages[at]["role"] == "user"), "")
-    answer = messages[asked]
+    question = next((each["content"] for each in reversed(messages[:index]) if each["role"] == "user"), "")
+    answer = messages[index]
     return question, answer["content"] or json.dumps(answer.get("tool_calls"), ensure_ascii=False)
 
 
 def _hashes(parts: Parts, rows: list[_Row], tokens: Tokens) -> np.ndarray:
-    """Return 64-bit hashes of each part's row and of its prompt (of the row again if it has no prompt)."""
+    """Return 64-bit hashes of each part's row and of its prompt (the row's again if it has no prompt)."""
     values = [(0, 0)] * len(rows)
     for number in set(parts.row.tolist()):
         pieces = rows[number].pieces
         if pieces:
             last = last_answer(pieces)
             before = "".join([piece.text for piece in pieces[:last]]).encode()
-            behind = "".join([piece.text for piece in pieces[last:]]).encode()
-            if (
-                rows[number].example.supervised or rows[number].example.prompt
-            ):  # the text alone does not say what is supervised
-                behind += repr(_taught(pieces)).encode()
+            after = "".join([piece.text for piece in pieces[last:]]).encode()
+            if rows[number].example.supervised or rows[number].example.prompt:  # rows of the same text may differ
+                after += repr(_supervised_ranges(pieces)).encode()
         else:
             ids, prompt = tokens.ids[number], tokens.prompt[number]
             supervised = tokens.supervised_role[tokens.ids.offsets[number] : tokens.ids.offsets[number + 1]]
             before = ids[:prompt].tobytes() if prompt > 1 else b""
-            behind = ids[prompt:].tobytes() + supervised.tobytes()
+            after = ids[prompt:].tobytes() + supervised.tobytes()
         whole = hashlib.blake2b(before, digest_size=8)
         first = whole.copy() if before else None
-        whole.update(b"\0" + behind)
+        whole.update(b"\0" + after)
         row = int.from_bytes(whole.digest())
         values[number] = row, int.from_bytes(first.digest()) if first else row
     result: np.ndarray = np.array(values, np.uint64).reshape(-1, 2)[parts.row]
     # Parts of the same row are not duplicates of each other.
-    place = np.arange(len(parts.row)) - np.searchsorted(parts.row, parts.row)
-    result += place.astype(np.uint64)[:, None]
+    part = np.arange(len(parts.row)) - np.searchsorted(parts.row, parts.row)
+    result += part.astype(np.uint64)[:, None]
     return result
 
 
-def _taught(pieces: list[Piece]) -> list[tuple[int, int]]:
-    """Return where the supervised parts of a row's text begin and end."""
+def _supervised_ranges(pieces: list[Piece]) -> list[tuple[int, int]]:
+    """Return begin and end of the supervised parts of a row's text."""
     result: list[tuple[int, int]] = []
     position = 0
     for piece in pieces:
@@ -421,7 +395,7 @@ def _taught(pieces: list[Piece]) -> list[tuple[int, int]]:
 
 
 def _batch(parts: Parts, texts: list[tuple[str, str]], source: int) -> Any:
-    """Serialize rows, with question and expected answer of each, as an Arrow record batch (see Result)."""
+    """Serialize rows, each with its question and expected answer, as an Arrow record batch (see Result)."""
     import pyarrow
 
     tokens = parts.tokens

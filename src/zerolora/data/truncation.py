@@ -1,4 +1,4 @@
-"""Truncates, splits or drops rows longer than max_length, by the policy too_long."""
+"""Truncates, splits or drops rows longer than max_length."""
 
 import itertools
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from zerolora.data.ragged import Ragged
 
 
 class Parts(NamedTuple):
-    """The parts of rows that are used: for each part the index of its row, and its tokens."""
+    """The used parts of rows: the index of each part's row, and its tokens."""
 
     row: np.ndarray
     tokens: Tokens
@@ -19,8 +19,8 @@ class Parts(NamedTuple):
 def fitted(tokens: Tokens, longest: int, policy: str, bos: int | None) -> Parts:
     """Return rows as parts of at most `longest` tokens, by the policy too_long.
 
-    Parts without supervised tokens are left out. truncate_left keeps BOS. A row whose prompt was truncated is not asked
-    in evaluation.
+    Parts without supervised tokens are dropped. truncate_left keeps BOS. A row with a truncated prompt loses its
+    `prompt`, so evaluation skips it.
     """
     ids = tokens.ids
     if not tokens.wrong and not (ids.lengths > longest).any():
@@ -35,20 +35,17 @@ def fitted(tokens: Tokens, longest: int, policy: str, bos: int | None) -> Parts:
     starts, ends = np.array([pair for part in slices for pair in part], np.int64).reshape(-1, 2).T
     taken = ids.slices(starts, ends).joined(map(len, slices))
     supervised = Ragged(tokens.supervised_role, ids.offsets).slices(starts, ends).values
-    # A row's first token cannot be predicted, since nothing precedes it.
+    # The first token of a part is never predicted.
     supervised[taken.heads] = CONTEXT
     which = np.array(rows, np.int64)
     prompt = tokens.prompt[which]
     prompt[(ids.lengths[which] > longest) & ((prompt >= longest) | (policy != "truncate_right"))] = 0
     parts = Parts(which, Tokens(taken, supervised, prompt, tokens.roles, {}))
-    teaching = np.flatnonzero(parts.tokens.supervised)
-    if len(teaching) == len(which):
+    kept = np.flatnonzero(parts.tokens.supervised)
+    if len(kept) == len(which):
         return parts
-    kept = taken.take(teaching)
-    return Parts(
-        which[teaching],
-        Tokens(kept, Ragged(supervised, taken.offsets).take(teaching).values, prompt[teaching], tokens.roles, {}),
-    )
+    roles = Ragged(supervised, taken.offsets).take(kept).values
+    return Parts(which[kept], Tokens(taken.take(kept), roles, prompt[kept], tokens.roles, {}))
 
 
 def _cuts(start: int, end: int, longest: int, policy: str, keep_first: bool) -> list[list[tuple[int, int]]]:

@@ -1,4 +1,4 @@
-"""The last stage of a run: accept it, or end with the numbers that the gate in evaluate.fail_if does not let pass.
+"""The last stage of a run: accept it, or fail with the numbers that violate the gate in evaluate.fail_if.
 
 zerolora accept --settings JSON --difference results/NAME/metrics/difference.json --output results/NAME/accepted.json
 """
@@ -13,9 +13,9 @@ from zerolora.log import result
 
 
 def accept(settings: AcceptSettings, difference: Path, output: Path) -> str | None:
-    """Write `output` if a run passes its gate; otherwise return why not, in one line.
+    """Write `output` if a run passes its gate; otherwise return the reason, in one line.
 
-    Raises UserError if the gate names a metric that the run does not have.
+    Raises UserError if the run lacks a metric of the gate.
     """
     if settings.fail_if is None:
         write_json(output, {"accepted": True, "fail_if": None})

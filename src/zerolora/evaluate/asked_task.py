@@ -1,4 +1,4 @@
-"""Stages task and task_base: ask a model the rows of a task, and write its metrics with 95 % intervals.
+"""Stages task and task_base: evaluate a model on the rows of a task, and write metrics with 95 % intervals.
 
 zerolora task --settings JSON --rows results/tasks/NAME.jsonl --weights resources/weights/MODEL.json
               --output results/base/DATASET/tasks/NAME.json --answers results/base/DATASET/tasks/NAME.answers.json
@@ -10,59 +10,63 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from zerolora.config.settings import AskedTaskSettings, EvaluateSettings
 from zerolora.errors import UserError
 from zerolora.evaluate.evaluated_models import EvaluatedModel, load, load_tokenizer, stops_of
 from zerolora.evaluate.generation import generate
 from zerolora.evaluate.intervals import bootstrap, bootstrap_mean, wilson
-from zerolora.evaluate.likelihood import longest_input, of_continuations, of_texts
 from zerolora.evaluate.tasks import task_of
 from zerolora.evaluate.tasks.task import Judgement, Likelihood, Task
 from zerolora.files import MANIFEST, write_json
 from zerolora.log import result
 from zerolora.machine import cpu_matmul
 from zerolora.model import added_tokens, foreign
+from zerolora.progress import Progress
+from zerolora.units import counted
 
+DEFAULT_LENGTH = 2048  # tokens, for a model without max_position_embeddings
 DATE = "26 Jul 2024"  # today's date for chat templates, so that prompts do not change from day to day
 
 
 def ask(
     settings: AskedTaskSettings, file: Path, weights: EvaluatedModel, data: Path | None, output: Path, answers: Path
 ) -> None:
-    """Ask a model the rows of `file`; write metrics to `output` and each answer to `answers`.
+    """Evaluate a model on the rows of `file`; write metrics to `output` and each answer to `answers`.
 
-    A base model gets what the prepared `data` adds to it: tokens, chat template, stop tokens. Raises UserError if a
-    file is missing or broken, or a row does not fit into the model.
+    A base model gets the tokens, chat template and stop tokens of the prepared `data`. Raises UserError if a file is
+    missing or broken, or a row does not fit into the model.
     """
     task = task_of(settings.check, settings.check_settings, settings.check_source)
-    with file.open(encoding="utf-8") as lines:  # not splitlines(), which divides at U+2028 and others too
+    with file.open(encoding="utf-8") as lines:  # splitlines() also splits at U+2028 and others
         rows = [json.loads(line) for line in lines]
     if task.ask == "choices" and any(not row["choices"] for row in rows):
         raise UserError(f"{settings.check}: its rows have no choices; write prompt, choices and answer")
     if task.ask == "generate":
         rows = [row for row in rows if task.asks(row)]
     if not rows:
-        raise UserError(f"{file}: {settings.check} uses none of its rows; write another check")
-    # A template may refuse a row: before the model is loaded.
+        raise UserError(f"{file}: has no row for {settings.check}; write another check")
+    # Before the model is loaded, since a template may refuse a row.
     prompts = [row["prompt"] for row in rows] if task.ask == "loss" else _prompts(settings, rows, weights, data)
     model, tokenizer, stops = loaded(weights, data)
     if task.ask == "generate":
-        given: list[Any] = _generated(settings, rows, prompts, model, tokenizer, stops)
+        replies: list[Any] = _generated(settings, rows, prompts, model, tokenizer, stops)
     elif task.ask == "choices":
-        given = _choices(settings, rows, prompts, model, tokenizer)
+        replies = _choices(settings, rows, prompts, model, tokenizer)
     else:
-        given = of_texts(model, tokenizer, prompts, settings.batch)
-    judged = [task.judge(row, answer) for row, answer in zip(rows, given, strict=True)]
+        replies = of_texts(model, tokenizer, prompts, settings.batch)
+    judged = [task.judge(row, reply) for row, reply in zip(rows, replies, strict=True)]
     metrics = {"rows": len(rows), **with_intervals(task, judged, settings.seed)}
-    write_json(answers, [_told(*each) for each in zip(rows, given, judged, strict=True)])
+    write_json(answers, [_entry(*each) for each in zip(rows, replies, judged, strict=True)])
     write_json(output, metrics)
-    told = [f"{name} {value:.3g}" for name, value in metrics.items() if not name.endswith(("_low", "_high", "rows"))]
-    result(f"{', '.join(told)} on {len(rows):,} rows")
+    shown = [f"{name} {value:.3g}" for name, value in metrics.items() if not name.endswith(("_low", "_high", "rows"))]
+    result(f"{', '.join(shown)} on {counted(len(rows), 'row')}")
 
 
 def loaded(model: EvaluatedModel, data: Path | None) -> tuple[Any, Any, set[int]]:
-    """Return a model, its tokenizer and its stop tokens. A base model gets what prepared `data` adds to it: tokens,
-    chat template, stop tokens; a tuned one has its own."""
+    """Return a model, its tokenizer and its stop tokens. A base model gets the tokens, chat template and stop tokens of
+    the prepared `data`; a tuned model has its own."""
     if model.device == "cpu":
         cpu_matmul.choose()
     tokens = added_tokens.of_data(data) if data else []
@@ -79,12 +83,9 @@ def _set_template(model: EvaluatedModel, data: Path | None, tokenizer: Any) -> N
     template = model.directory / "chat_template.jinja"
     if model.adapter is not None and template.is_file():
         tokenizer.chat_template = template.read_text(encoding="utf-8")
-    elif (
-        model.adapter is None
-        and data
-        and (own := foreign.manifest(data / MANIFEST, "zerolora prepare", "chat_template")["chat_template"])
-    ):
-        tokenizer.chat_template = own
+    elif model.adapter is None and data:
+        prepared = foreign.manifest(data / MANIFEST, "zerolora prepare", "chat_template")
+        tokenizer.chat_template = prepared["chat_template"] or tokenizer.chat_template
 
 
 def with_intervals(task: Task, judged: Sequence[Judgement], seed: int) -> dict[str, float]:
@@ -100,7 +101,7 @@ def with_intervals(task: Task, judged: Sequence[Judgement], seed: int) -> dict[s
         elif task.ask == "loss" and task.corpus:
             low, high = bootstrap([each.material for each in judged], partial(_of_corpus, task.corpus, name), seed)
         else:
-            continue  # the metric of all answers together has its own
+            continue  # a corpus metric has its own interval
         metrics |= {f"{name}_low": low, f"{name}_high": high}
     return metrics
 
@@ -112,27 +113,23 @@ def _of_corpus(corpus: Callable[[Sequence[Any]], Mapping[str, float]], name: str
 def _prompts(
     settings: AskedTaskSettings, rows: list[dict[str, Any]], model: EvaluatedModel, data: Path | None
 ) -> list[str]:
-    """Return the prompt of each row. Raises UserError, naming the row, if the chat template refuses it."""
+    """Return the prompt of each row. Raises UserError, naming the row, if the chat template rejects it."""
     if not settings.chat_template:
         return [str(row["prompt"]) for row in rows]
     tokens = added_tokens.of_data(data) if data else []
     tokenizer, _ = load_tokenizer(model.merged or model.base, tokens, model.loaded_adapter)
     _set_template(model, data, tokenizer)
-    return [_prompt(row, tokenizer) for row in rows]
-
-
-def _prompt(row: dict[str, Any], tokenizer: Any) -> str:
-    if not row["messages"]:
-        return str(row["prompt"])
-    if not tokenizer.chat_template:
+    if not tokenizer.chat_template and any(row["messages"] for row in rows):
         raise UserError("the model's tokenizer has no chat template; write chat_template: false")
-    try:
-        text: str = tokenizer.apply_chat_template(
-            row["messages"], tokenize=False, add_generation_prompt=True, date_string=DATE
-        )
-    except UserError as error:
-        raise UserError(f"{row['place']}: {error}; correct the row, or write chat_template: false") from None
-    return text
+    how = {"tokenize": False, "add_generation_prompt": True, "date_string": DATE}
+    prompts = []
+    for row in rows:
+        try:
+            text = tokenizer.apply_chat_template(row["messages"], **how) if row["messages"] else row["prompt"]
+        except UserError as error:
+            raise UserError(f"{row['place']}: {error}; correct the row, or write chat_template: false") from None
+        prompts.append(str(text))
+    return prompts
 
 
 def _generated(
@@ -166,20 +163,120 @@ def _choices(
     settings: AskedTaskSettings, rows: list[dict[str, Any]], prompts: list[str], model: Any, tokenizer: Any
 ) -> list[Any]:
     space = "" if settings.chat_template else " "
-    asked = [
+    continuations = [
         (prompt, f"{space}{choice}", choice)
         for row, prompt in zip(rows, prompts, strict=True)
         for choice in row["choices"]
     ]
-    result = iter(of_continuations(model, tokenizer, asked, settings.batch))
+    result = iter(of_continuations(model, tokenizer, continuations, settings.batch))
     return [[next(result) for _ in row["choices"]] for row in rows]
 
 
-def _told(row: dict[str, Any], answer: Any, verdict: Judgement) -> dict[str, Any]:
-    given: Any = answer
+def _entry(row: dict[str, Any], answer: Any, verdict: Judgement) -> dict[str, Any]:
+    """Return an entry of the file of answers."""
     if isinstance(answer, Likelihood):
-        given = {"logarithm": answer.logarithm, "tokens": answer.tokens}
+        answer = {"logarithm": answer.logarithm, "tokens": answer.tokens}
     elif not isinstance(answer, str):
-        given = [each.logarithm for each in answer]
-    told = {key: row[key] for key in ("place", "question", "choices", "expected") if row[key] != []}
-    return {**told, "answer": given, "format": verdict.format, "right": verdict.right, **verdict.scores}
+        answer = [each.logarithm for each in answer]
+    own = {key: row[key] for key in ("place", "question", "choices", "expected") if row[key] != []}
+    return {**own, "answer": answer, "format": verdict.format, "right": verdict.right, **verdict.scores}
+
+
+# Likelihoods, as in lm-evaluation-harness 0.4.13
+
+
+def of_continuations(model: Any, tokenizer: Any, asked: Sequence[tuple[str, str, str]], batch: int) -> list[Likelihood]:
+    """Return the likelihood of each continuation after its prompt.
+
+    asked: (prompt, continuation, text), where `text` is the continuation without leading white space. Prompts that
+    begin with the BOS token get no other (HFLM.tok_encode).
+    """
+    pairs = [_encoded(tokenizer, prompt, continuation) for prompt, continuation, _ in asked]
+    sums = _sums(model, pairs, batch)
+    return [
+        Likelihood(text, total, len(tokens))
+        for (_, _, text), (_, tokens), total in zip(asked, pairs, sums, strict=True)
+    ]
+
+
+def of_texts(model: Any, tokenizer: Any, texts: Sequence[str], batch: int) -> list[Likelihood]:
+    """Return the likelihood of each whole text, in windows of the model's length without overlap
+    (HFLM.loglikelihood_rolling)."""
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+    first, longest = _prefix(tokenizer), longest_input(model)
+    encoded = [_tokens(tokenizer, text) for text in texts]
+    windows = [
+        (number, *make_disjoint_window(pair))
+        for number, tokens in enumerate(encoded)
+        for pair in get_rolling_token_windows(tokens, first, longest, 1)
+    ]
+    totals = [0.0] * len(texts)
+    for (number, _, _), value in zip(windows, _sums(model, [(a, b) for _, a, b in windows], batch), strict=True):
+        totals[number] += value
+    return [Likelihood(*each) for each in zip(texts, totals, map(len, encoded), strict=True)]
+
+
+def longest_input(model: Any) -> int:
+    """Return the maximum number of tokens of a model's input."""
+    config = model.config.get_text_config()
+    return int(getattr(config, "max_position_embeddings", None) or DEFAULT_LENGTH)
+
+
+def _prefix(tokenizer: Any) -> int:
+    number = tokenizer.bos_token_id
+    return int(tokenizer.eos_token_id if number is None else number)
+
+
+def _tokens(tokenizer: Any, text: str) -> list[int]:
+    # A chat template already writes the BOS token.
+    own = text.startswith(tokenizer.decode(_prefix(tokenizer)))
+    tokens: list[int] = tokenizer.encode(text, add_special_tokens=False) if own else tokenizer.encode(text)
+    return tokens
+
+
+def _encoded(tokenizer: Any, prompt: str, continuation: str) -> tuple[list[int], list[int]]:
+    """Return the tokens of prompt and continuation. Trailing white space of the prompt belongs to the continuation."""
+    kept = prompt.rstrip()
+    if not prompt:
+        tokens = tokenizer.encode(continuation, add_special_tokens=False)
+        first = _prefix(tokenizer)
+        return ([first], tokens) if tokens[0] != first else (tokens[:1], tokens[1:])
+    whole, before = _tokens(tokenizer, prompt + continuation), _tokens(tokenizer, kept)
+    return before, whole[len(before) :]
+
+
+def _sums(model: Any, pairs: Sequence[tuple[list[int], list[int]]], batch: int) -> list[float]:
+    """Return the summed log-probability of the second tokens of each pair, after the first.
+
+    Pairs that differ only in their last token, such as the letters of a choice, share a forward pass.
+    """
+    longest = longest_input(model)
+    places: dict[tuple[tuple[int, ...], int], list[int]] = {}
+    for number, (before, tokens) in enumerate(pairs):
+        taken = tuple((before + tokens)[-(longest + 1) :][:-1])
+        places.setdefault((taken, len(tokens)), []).append(number)
+    order = sorted(places, key=lambda key: (-len(key[0]), key))
+    sums = [0.0] * len(pairs)
+    with Progress("rate", len(order)) as bar:
+        while order:
+            width = len(order[0][0])
+            # Rows less than half as long as the longest go to a batch with less padding.
+            members = [key for key in order[:batch] if 2 * len(key[0]) >= width]
+            order = order[len(members) :]
+            ids = torch.zeros(len(members), width, dtype=torch.long)
+            for row, (taken, _) in enumerate(members):
+                ids[row, : len(taken)] = torch.tensor(taken)
+            kept = max(width - len(taken) + count for taken, count in members)
+            # No mask: padding comes after the tokens, and attention is faster without one.
+            with torch.inference_mode():
+                logits = model(input_ids=ids.to(model.device), use_cache=False, logits_to_keep=kept).logits
+            for row, key in enumerate(members):
+                taken, count = key
+                end = len(taken) - (width - kept)
+                chances = torch.log_softmax(logits[row, max(0, end - count) : end].float(), -1)
+                for number in places[key]:
+                    wanted = torch.tensor(pairs[number][1][-len(chances) :], device=chances.device)
+                    sums[number] = float(chances.gather(1, wanted[:, None]).sum())
+            bar.update(len(members))
+    return sums

@@ -1,4 +1,4 @@
-"""How many prompts share a batch of generation: as the estimate predicts and the device has memory left."""
+"""The number of prompts in a batch of generation, from the memory estimate and the device's free memory."""
 
 import json
 from bisect import bisect_right
@@ -14,12 +14,11 @@ from zerolora.memory.inference import AUTO_ROWS, answering
 from zerolora.model.read_spec import from_config, read_model_spec
 
 SHARE = 0.5
-"""Share of the free memory that the batches of all ranks may take; other processes, and what no estimate knows, have
-the rest."""
+"""Share of the free memory for the batches of all ranks; the rest is for other processes and unestimated memory."""
 BLOCK = 128
 """Positions of a block of vLLM's cache on a CPU (vllm/platforms/cpu.py)."""
 UNKNOWN = 8
-"""Prompts in a batch of a model that the estimate does not know."""
+"""Prompts in a batch of a model without an estimate."""
 CGROUPS = Path("/sys/fs/cgroup")
 
 
@@ -33,7 +32,7 @@ class PromptBatches:
             self.width = model.dtype.itemsize
             devices = {each for each in getattr(model, "hf_device_map", {}).values() if isinstance(each, int)}
             free = min((free_memory(torch.device("cuda", each)) for each in devices), default=free_memory(model.device))
-            self.parts = max(1, len(devices))  # of the cache, which lies where the layers do
+            self.parts = max(1, len(devices))  # the cache is on the devices of the layers
             self.free = int(SHARE * free) // (ranks if model.device.type == "cpu" else 1)
             try:
                 self.spec = from_config(json.loads(model.config.to_json_string(use_diff=False)), Path("config.json"))
@@ -41,32 +40,25 @@ class PromptBatches:
                 self.spec = None
 
     def rows(self, prompt: int, left: int) -> int:
-        """Return how many of the `left` prompts, of up to `prompt` tokens, share a batch, at least one.
+        """Return the number of prompts in a batch, at least 1, with `left` prompts remaining of up to `prompt` tokens.
 
-        Left open, all batches are of about the same size: a last one of a few rows would take nearly as long.
+        With `batch: auto`, all batches have about the same size: a last one of a few rows would take nearly as long.
         """
         if self.settings.batch != "auto":
             return self.settings.batch
-        most = self._most(prompt)
+        most = UNKNOWN
+        if spec := self.spec:
+
+            def needed(rows: int) -> int:
+                cache, working = answering(spec, self.width, "sdpa", rows, prompt, self.settings.max_new_tokens)
+                return cache // self.parts + working
+
+            most = max(1, bisect_right(range(1, AUTO_ROWS + 1), self.free, key=needed))
         return -(-left // -(-left // most))
-
-    def _most(self, prompt: int) -> int:
-        if self.spec is None:
-            return UNKNOWN
-        spec = self.spec
-
-        def needed(rows: int) -> int:
-            cache, working = answering(spec, self.width, "sdpa", rows, prompt, self.settings.max_new_tokens)
-            return cache // self.parts + working
-
-        return max(1, bisect_right(range(1, AUTO_ROWS + 1), self.free, key=needed))
 
 
 def least_bytes(weights: Path, settings: EvaluateSettings, prompt: int) -> int:
-    """Return the bytes beside the weights, in half precision, that a batch of prompts needs at least.
-
-    0 for a model that the estimate does not know.
-    """
+    """Return the minimum bytes of a batch of prompts beside the weights, in half precision; 0 without an estimate."""
     try:
         spec = read_model_spec(weights)
     except UserError:
@@ -76,8 +68,8 @@ def least_bytes(weights: Path, settings: EvaluateSettings, prompt: int) -> int:
 
 
 def paged_cache(settings: EvaluateSettings, config: Any, length: int) -> tuple[int, int]:
-    """Return how many rows of `length` tokens vLLM answers at once on a CPU, and the bytes of their cache in fp32, at
-    most SHARE of the free memory."""
+    """Return the number of rows of `length` tokens in vLLM's batch on a CPU, and the bytes of their fp32 cache, at most
+    SHARE of the free memory."""
     rows = AUTO_ROWS if settings.batch == "auto" else settings.batch
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -87,7 +79,7 @@ def paged_cache(settings: EvaluateSettings, config: Any, length: int) -> tuple[i
 
 
 def free_memory(device: torch.device) -> int:
-    """Return the bytes that a device has left: of a CPU, what the machine and the job's cgroups still give."""
+    """Return the free bytes of a device: for a CPU, the minimum over the machine and the job's cgroups."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     free = psutil.virtual_memory().available
@@ -102,7 +94,7 @@ def free_memory(device: torch.device) -> int:
 
 
 def _cgroups() -> list[Path]:
-    """Return the cgroup (version 2) of this process and those around it."""
+    """Return the cgroup (version 2) of this process and its parents."""
     try:
         line = Path("/proc/self/cgroup").read_text().split("::", 1)[1].splitlines()[0]
     except (OSError, IndexError):

@@ -4,7 +4,7 @@
                       --output results/base/NAME --answers results/base/NAME/answers.json
 
 Writes evaluate.json (rates, loss, the logits of a merged model against base and adapter), evaluate_resources.json
-(speed, memory) and every answer. Rows without a prompt, such as plain texts, only have a loss.
+(speed, memory) and every answer. Rows without a prompt, such as plain texts, get only a loss.
 """
 
 import contextlib
@@ -22,21 +22,20 @@ from zerolora.data.prepared_rows import FIELDS, IGNORED
 from zerolora.evaluate import vllm_engine
 from zerolora.evaluate.batches import PromptBatches
 from zerolora.evaluate.difference import UNMERGED
-from zerolora.evaluate.evaluated_models import EvaluatedModel, load, stops_of
-from zerolora.evaluate.generation import generate
+from zerolora.evaluate.evaluated_models import EvaluatedModel, stops_of
 from zerolora.evaluate.kept import KeptAnswers, key_of
 from zerolora.evaluate.merged_logits import next_tokens, of_merged
 from zerolora.evaluate.ranks import answer, answer_on_ranks, held_out, load_for
 from zerolora.evaluate.tasks import task_of
-from zerolora.evaluate.tasks.task import Judgement
 from zerolora.files import MANIFEST, write_json
 from zerolora.log import result
 from zerolora.machine import cpu_matmul
 from zerolora.machine.peak_memory import PeakMemory
 from zerolora.model import foreign
-from zerolora.model.logit_chunks import EVALUATION_TOKENS
+from zerolora.model.spec import EVALUATION_TOKENS
+from zerolora.units import counted
 
-__all__ = ["EvaluatedModel", "evaluate", "generate", "load", "loss"]
+__all__ = ["EvaluatedModel", "evaluate"]
 
 
 def evaluate(
@@ -47,12 +46,10 @@ def evaluate(
     answers_file: Path,
     work: Path | None = None,
 ) -> None:
-    """Evaluate a model on a split of `data`.
+    """Evaluate a model on a split of `data`; write metrics to directory `output` and answers to `answers_file`.
 
-    Writes metrics to directory `output` and answers to `answers_file`; with settings.unmerged, those of base and
-    adapter beside those of the merged model. With `work`, a directory, answers are kept there, and in WORK.unmerged,
-    while others are generated, and an evaluation that was killed continues from them. Raises UserError if an earlier
-    stage's file is missing.
+    With settings.unmerged, base and adapter answer as well as the merged model. A killed evaluation resumes from the
+    answers in directory `work`, and in WORK.unmerged. Raises UserError if an earlier stage's file is missing.
     """
     models = [model]
     if settings.unmerged and model.merged and model.adapter:
@@ -68,10 +65,11 @@ def evaluate(
     asked = [row for row in rows if task.asks(row)]
     with contextlib.ExitStack() as stack:
         folder = work or Path(stack.enter_context(tempfile.TemporaryDirectory()), "kept")
-        # Each in a folder of its own, from which it removes what others left; none before all have answered.
+        # One folder for each model, cleared of other evaluations; kept until all have answered.
+        folders = (folder, folder.with_name(f"{folder.name}.unmerged"))
         kept = [
-            KeptAnswers(place, key_of(settings, data, each, engine), len(asked))
-            for each, place in zip(models, (folder, folder.with_name(f"{folder.name}.unmerged")), strict=False)
+            KeptAnswers(each, key_of(settings, data, answering, engine), len(asked))
+            for answering, each in zip(models, folders, strict=False)
         ]
         texts, loaded = _answers(settings, data, model, asked, kept[0])
         answered = [texts]
@@ -79,8 +77,10 @@ def evaluate(
         figures = {"loss": loss(loaded, rows)}
         if model.merged and model.adapter:
             merged = next_tokens(loaded, rows)
-            del loaded  # before base and adapter are loaded
-            _free()
+            # Free the memory before base and adapter are loaded.
+            del loaded
+            gc.collect()
+            torch.cuda.empty_cache()
             figures |= of_merged(merged, model, data, rows)
         for each, answers in zip(models[1:], kept[1:], strict=True):
             texts, loaded = _answers(settings, data, each, asked, answers)
@@ -96,8 +96,11 @@ def evaluate(
     write_json(output / "evaluate.json", figures)
     write_json(output / "evaluate_resources.json", resources)
     sources = foreign.manifest(data / MANIFEST, "zerolora prepare").get("sources", [])
-    given = [
-        [_told(*each) for each in zip(texts, verdicts, strict=True)]
+    entries = [
+        [
+            {"answer": text, "format": verdict.format, "right": verdict.right, **verdict.scores}
+            for text, verdict in zip(texts, verdicts, strict=True)
+        ]
         for texts, verdicts in zip(answered, judged, strict=True)
     ]
     write_json(
@@ -110,18 +113,18 @@ def evaluate(
                 **first,
                 **({UNMERGED: others[0]} if others else {}),
             }
-            for row, first, *others in zip(asked, *given, strict=True)
+            for row, first, *others in zip(asked, *entries, strict=True)
         ],
     )
     shown = [f"{name.removesuffix('_rate')} {rate:.3f}" for name, rate in rates.items()]
-    result(", ".join([*shown, f"loss {figures['loss']:.3g}"]) + f" on {len(rows):,} rows")
+    result(", ".join([*shown, f"loss {figures['loss']:.3g}"]) + f" on {counted(len(rows), 'row')}")
 
 
 def _answers(
     settings: EvaluateSettings, data: Path, model: EvaluatedModel, asked: list[Any], kept: KeptAnswers
 ) -> tuple[list[str], Any]:
-    """Return a model's answers to the rows in `asked`, those that are kept among them, and the model as loaded."""
-    # Before this process holds a model, which it needs for the loss in any case.
+    """Return a model's answers to the rows in `asked`, including those in `kept`, and the loaded model."""
+    # Other processes answer before this one loads the model for the loss.
     if kept.left() and settings.engine == "vllm":
         vllm_engine.answer_with_vllm(settings, data, model, asked, kept)
     elif kept.left() and settings.ranks > 1:
@@ -132,24 +135,14 @@ def _answers(
         stops = stops_of(model, loaded, tokenizer, data)
         ready = (loaded, tokenizer, stops)
         answer(kept.folder, 0, settings, ready, asked, left, memory, PromptBatches(loaded, settings))
-    given = (each for each, _ in kept.all())
-    return [
-        each if isinstance(each, str) else tokenizer.decode(each, skip_special_tokens=True) for each in given
-    ], loaded
-
-
-def _free() -> None:
-    """Give back the memory of a model that no name holds any more."""
-    gc.collect()
-    torch.cuda.empty_cache()
-
-
-def _told(text: str, verdict: Judgement) -> dict[str, Any]:
-    return {"answer": text, "format": verdict.format, "right": verdict.right, **verdict.scores}
+    texts = [
+        each if isinstance(each, str) else tokenizer.decode(each, skip_special_tokens=True) for each, _ in kept.all()
+    ]
+    return texts, loaded
 
 
 def _resources(kept: KeptAnswers) -> dict[str, float]:
-    """Return speed and memory of the processes that answered: the highest peaks of any of them."""
+    """Return the speed of the processes that answered, and their highest memory peaks."""
     tokens = sum(number for _, number in kept.all())
     figures = kept.figures()
     seconds = max((each["seconds"] for each in figures), default=0.0)
@@ -168,15 +161,15 @@ def loss(model: Any, rows: Any) -> float:
     order = sorted(range(len(rows)), key=lambda index: (lengths[index], index))
     total, tokens = 0.0, 0
     while order:
-        # Rows of similar length, up to EVALUATION_TOKENS tokens with their padding, but at least one row.
+        # Rows of similar length, up to EVALUATION_TOKENS tokens with padding, but at least one row.
         longest = lengths[order[-1]]
         members = [rows[order.pop()] for _ in range(max(1, min(len(order), EVALUATION_TOKENS // longest)))]
         ids, labels, mask = torch.zeros(3, len(members), longest, dtype=torch.long)
         labels[:] = IGNORED
-        for place, row in enumerate(members):
-            ids[place, : row["length"]] = torch.tensor(row["input_ids"])
-            labels[place, : row["length"]] = torch.tensor(row["labels"])
-            mask[place, : row["length"]] = 1
+        for index, row in enumerate(members):
+            ids[index, : row["length"]] = torch.tensor(row["input_ids"])
+            labels[index, : row["length"]] = torch.tensor(row["labels"])
+            mask[index, : row["length"]] = 1
         # Logits start at the position before the first supervised token, so none are computed for prompts.
         kept = longest - 1 - int((labels[:, 1:] != IGNORED).any(0).float().argmax())
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The models that are evaluated: a base model, a base model with an adapter, a merged model."""
+"""Loads the model to evaluate: a base model, a base model with an adapter, or a merged model."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,58 +17,51 @@ from zerolora.model.weight_files import weight_files
 from zerolora.types import Device
 
 SHARE = 0.8
-"""Share of a GPU's free memory that a model may take; a larger one is spread over all GPUs of the process, and the
-host."""
+"""Share of a GPU's free memory for a model; a larger model is spread over all GPUs of the process, and the host."""
 
 
 @dataclass(frozen=True)
 class EvaluatedModel:
-    """A model to be evaluated."""
+    """A model to evaluate."""
 
     base: Path
     """Directory of the base weights."""
     adapter: Path | None = None
-    """Directory of the adapter that was trained on them; None for the base model itself."""
+    """Directory of the adapter trained on them; None for the base model itself."""
     merged: Path | None = None
-    """Directory of what both were merged to; None if nothing was merged."""
+    """Directory of the merged weights, if any."""
     device: Device = "cpu"
-    """Where it answers."""
 
     @property
     def directory(self) -> Path:
-        """Return the directory that says how the model is asked: its stop tokens and its padding token."""
+        """The directory with the model's stop tokens and padding token."""
         return self.merged or self.adapter or self.base
 
     @property
     def torch_device(self) -> torch.device:
-        """Return where it answers: on the first GPU that this process sees, or on the CPU."""
-        return torch_device(self.device)
+        """The first GPU of this process, or the CPU."""
+        return torch.device("cuda", 0) if self.device == "cuda" else torch.device("cpu")
 
     @property
     def loaded_adapter(self) -> Path | None:
-        """Return the adapter that is loaded beside the weights: none where it was merged into them."""
+        """The adapter to load beside the weights, unless it was merged."""
         return None if self.merged else self.adapter
-
-
-def torch_device(device: Device) -> torch.device:
-    """Return the device of a process that answers: the first GPU that it sees, or the CPU."""
-    return torch.device("cuda", 0) if device == "cuda" else torch.device("cpu")
 
 
 def load(
     weights: Path, device: torch.device, tokens: list[AddedToken], adapter: Path | None = None, beside: float = 0
 ) -> tuple[Any, Any]:
-    """Load model and tokenizer of a model directory, ready to generate, and an adapter that was trained on it.
+    """Load model and tokenizer of a model directory, and an adapter trained on it.
 
-    A base model gets the `tokens` that its data adds, with the rows that training starts with. A model whose
-    weights and the bytes `beside` them do not fit on one GPU is spread over all that this process sees. Raises
-    UserError if the adapter is not whole, or of another model.
+    A base model gets the `tokens` that its data adds, with the embeddings that training starts with. A model that does
+    not fit on one GPU, with `beside` bytes next to its weights, is spread over all GPUs of this process. Raises
+    UserError if the adapter is incomplete, or of another model.
     """
     if adapter is not None:
         check_published(adapter, weights)
     tokenizer, lacking = load_tokenizer(weights, tokens, adapter)
     placed = placement(weights, device, beside)
-    # On CPU fp32 is both faster and exact; on a GPU the weights keep their dtype.
+    # On a CPU, fp32 is both faster and exact; on a GPU, the weights keep their dtype.
     model = auto_class(config_of(weights)).from_pretrained(
         weights,
         dtype="auto" if device.type == "cuda" else torch.float32,
@@ -84,8 +77,8 @@ def load(
 
 
 def load_tokenizer(weights: Path, tokens: list[AddedToken], adapter: Path | None) -> tuple[Any, list[AddedToken]]:
-    """Return the tokenizer of a model directory, or of an adapter that has its own, with `tokens` added; and those of
-    `tokens` that it lacked."""
+    """Return the tokenizer of a model directory, or of an adapter that has its own, with `tokens` added, and those of
+    `tokens` that were missing."""
     own = adapter is not None and (adapter / foreign.TOKENIZER).is_file()
     directory = adapter if adapter is not None and own else weights
     tokenizer = tokenizer_of(directory)
@@ -98,8 +91,8 @@ def load_tokenizer(weights: Path, tokens: list[AddedToken], adapter: Path | None
 def stops_of(model: EvaluatedModel, loaded: Any, tokenizer: Any, data: Path) -> set[int]:
     """Return the stop tokens of a model and set the tokenizer's padding token.
 
-    A fine-tuned model's are those of its own directory, as anybody who loads it gets them. The base model, which does
-    not know the data's, stops at them too, so that the comparison is fair.
+    A fine-tuned model's are in its own directory, as for any user of it. The base model stops at the data's stop tokens
+    too, so that the comparison is fair.
     """
     if model.adapter is not None:
         stops = prompt_format.stop_tokens(model.directory, loaded)
@@ -111,7 +104,7 @@ def stops_of(model: EvaluatedModel, loaded: Any, tokenizer: Any, data: Path) -> 
 
 
 def with_adapter(model: Any, adapter: Path) -> Any:
-    """Return a base model with what training published: peft's adapter beside it, or all weights in their place."""
+    """Return a base model with the trained adapter in peft's form, or with all its weights replaced."""
     if not (adapter / CONFIG).is_file() and (adapter / WHOLE_WEIGHTS).is_file():
         from safetensors.torch import load_file
 
@@ -119,14 +112,14 @@ def with_adapter(model: Any, adapter: Path) -> Any:
         return model
     from peft import PeftModel
 
-    # The transformers model itself, with peft's layers in the place of its own.
-    # Left to itself, peft reads an adapter to a GPU if there is one.
+    # The transformers model itself, with peft's layers in it. By default, peft loads an adapter to a GPU if there is
+    # one.
     return PeftModel.from_pretrained(model, str(adapter), torch_device="cpu").get_base_model()
 
 
 def placement(weights: Path, device: torch.device, beside: float = 0) -> dict[str, Any]:
-    """Return the arguments by which transformers has accelerate spread a model over all GPUs, and what they cannot hold
-    over host memory, if it does not fit on one; otherwise none."""
+    """Return the arguments for transformers and accelerate to spread a model that does not fit on one GPU over all
+    GPUs, and host memory for the rest; empty if it fits."""
     if device.type != "cuda":
         return {}
     size = sum(path.stat().st_size for path in weight_files(weights))

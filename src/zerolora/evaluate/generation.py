@@ -1,22 +1,39 @@
 """Greedy generation in batches of prompts of similar length.
 
-Prompts are padded on the left, and the model computes positions from the mask, so that an answer does not depend on its
-batch. What all prompts begin with is computed once (batch_cache.py). Rows that have ended leave the batch: when half of
-it has, the others continue alone, with their keys and values.
+Prompts are padded on the left, and the model computes positions from the mask, so an answer does not depend on its
+batch. When half of the rows of a batch have ended, the others continue without them, with their keys and values.
+
+The KV cache is preallocated, and the common prefix of all prompts is computed once. transformers' cache copies all keys
+and values of a layer for each new token, and would compute the tokens that all prompts begin with, such as a system
+message or examples, for every row of a batch. Computing them once is vLLM's prefix caching (arXiv 2309.06180, section
+4.4).
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
 from zerolora.config.settings import EvaluateSettings
-from zerolora.evaluate.batch_cache import SharedPrefix, cache_of, shared_prefix
 from zerolora.evaluate.batches import PromptBatches
 from zerolora.progress import Progress
 
 SMALLEST = 4
-"""Rows of a batch that are not worth leaving."""
+"""A batch of at most this many rows is not reduced."""
+FEWEST = 8
+"""Minimum number of shared tokens."""
+
+
+@dataclass(frozen=True)
+class SharedPrefix:
+    """The tokens that all prompts begin with."""
+
+    length: int = 0
+    states: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    """Keys and values in each layer: shape (1, heads, length, width)."""
 
 
 def generate(
@@ -32,11 +49,11 @@ def generate(
     silent: bool = False,
     until: Sequence[str] = (),
 ) -> tuple[list[str], int]:
-    """Return the greedy answers to the rows' prompts, in their order, and the number of generated tokens.
+    """Return the greedy answers to the rows' prompts, in order, and the number of generated tokens.
 
-    Generation stops at any token of `stops`, and soon after any text of `until`. `keep` is given the answers of each
-    finished batch, with their tokens, by the row's place in `rows`; rows whose place is in `done` are left out, and
-    their answers are empty. `silent` shows no bar.
+    Generation stops at any token of `stops`, and soon after any text of `until`. `keep` is called with the answers of
+    each finished batch and their token counts, by index in `rows`; rows with an index in `done` are skipped, and their
+    answers are empty. `silent` shows no bar.
     """
     done = set(done)
     batches = batches or PromptBatches(model, settings)
@@ -48,11 +65,11 @@ def generate(
         text = tokenizer.decode(tokens, skip_special_tokens=True)
         return any(end in text for end in until)
 
-    # The longest first, which fills memory most; prompts of similar length share a batch, which keeps padding low.
-    places = (place for place in range(len(prompts)) if place not in done)
-    order = sorted(places, key=lambda place: (-len(prompts[place]), place))
+    # The longest first, which takes the most memory; similar lengths share a batch, to reduce padding.
+    left = (index for index in range(len(prompts)) if index not in done)
+    order = sorted(left, key=lambda index: (-len(prompts[index]), index))
     with Progress("answer", len(prompts), len(done), silent=silent) as bar:
-        prefix = shared_prefix(model, [prompts[place] for place in order])
+        prefix = shared_prefix(model, [prompts[index] for index in order])
         while order:
             size = batches.rows(len(prompts[order[0]]), len(order))
             members, order = order[:size], order[size:]
@@ -60,15 +77,15 @@ def generate(
             continued = answer_batch(
                 model,
                 tokenizer.pad_token_id,
-                [prompts[place] for place in members],
+                [prompts[index] for index in members],
                 stops,
                 settings.max_new_tokens,
                 prefix,
                 ended if until else None,
             )
-            for place, tokens in zip(members, continued, strict=True):
-                answers[place] = tokenizer.decode(tokens, skip_special_tokens=True)
-                finished[place] = answers[place], len(tokens)
+            for index, tokens in zip(members, continued, strict=True):
+                answers[index] = tokenizer.decode(tokens, skip_special_tokens=True)
+                finished[index] = answers[index], len(tokens)
                 generated += len(tokens)
             if keep:
                 keep(finished)
@@ -85,10 +102,10 @@ def answer_batch(
     prefix: SharedPrefix | None = None,
     ended: Callable[[list[int]], bool] | None = None,
 ) -> list[list[int]]:
-    """Return the tokens that follow each prompt, up to and with the first stop token, at most `limit`.
+    """Return the tokens after each prompt, up to and including the first stop token, at most `limit`.
 
-    An answer for which `ended` is true may stop there, without a stop token. All prompts begin with `prefix`; padding
-    is behind it.
+    An answer for which `ended` is true may stop there, without a stop token. All prompts begin with `prefix`, followed
+    by the padding.
     """
     prefix = prefix or SharedPrefix()
     longest, shared = max(map(len, prompts)), prefix.length
@@ -121,17 +138,17 @@ def answer_batch(
         ends = _ends(tokens[:, longest:], stops, ended)
         over = tokens.shape[1] - longest >= limit
         rest = []
-        for place, row in enumerate(alive):
-            if over or ends[place] is not None:
-                answers[row] = tokens[place, longest:][: ends[place]].tolist()
+        for index, row in enumerate(alive):
+            if over or ends[index] is not None:
+                answers[row] = tokens[index, longest:][: ends[index]].tolist()
             else:
-                rest.append(place)
+                rest.append(index)
         if not hasattr(cache, "batch_select_indices") and rest:
-            # A state that cannot be divided, as of a recurrent layer, is computed again.
+            # A state that cannot be indexed by row, such as a recurrent layer's, is computed again.
             cache = None
         elif rest:
             cache.batch_select_indices(torch.tensor(rest, device=model.device))
-        alive = [alive[place] for place in rest]
+        alive = [alive[index] for index in rest]
         tokens = tokens[rest]
         ones = mask.new_ones(len(rest), tokens.shape[1] - mask.shape[1])
         mask = torch.cat([mask[rest], ones], dim=1)
@@ -150,10 +167,87 @@ class _Ended:
 
 
 def _ends(answers: torch.Tensor, stops: set[int], ended: Callable[[list[int]], bool] | None) -> list[int | None]:
-    """Return how many tokens each answer has up to its first stop token, or until it has `ended`; None if neither."""
+    """Return the length of each answer up to its first stop token, or until it has `ended`; None if neither."""
     result = torch.isin(answers, torch.tensor(sorted(stops), dtype=torch.long, device=answers.device)).tolist()
     tokens = answers.tolist() if ended else result
     return [
         row.index(True) + 1 if True in row else len(row) if ended and ended(own) else None
         for row, own in zip(result, tokens, strict=True)
     ]
+
+
+def shared_prefix(model: Any, prompts: Sequence[list[int]]) -> SharedPrefix:
+    """Return the common prefix of all prompts, at least one token shorter than each. Empty for a single prompt, for
+    fewer than FEWEST tokens, and for a model whose layers cache anything but keys and values of all tokens.
+
+    A batch has its padding after the prefix, not before it. Answers do not change where positions come from the mask,
+    but they would with a sliding window.
+    """
+    if len(prompts) < 2 or not _keeps_all_tokens(model):
+        return SharedPrefix()
+    first, last = min(prompts), max(prompts)  # in lexicographic order: their common prefix is that of all
+    most = min(map(len, prompts)) - 1
+    length = next((at for at in range(most) if first[at] != last[at]), most)
+    if length < FEWEST:
+        return SharedPrefix()
+    cache: Any = DynamicCache(config=model.config)
+    with torch.no_grad():
+        tokens = torch.tensor([first[:length]], device=model.device)
+        model(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    return SharedPrefix(length, [(layer.keys, layer.values) for layer in cache.layers])
+
+
+def cache_of(model: Any, prefix: SharedPrefix, rows: int, positions: int) -> Any:
+    """Return a cache with room for `positions` tokens of each row, filled with `prefix`; None if transformers has to
+    make the model's cache."""
+    if not _keeps_all_tokens(model):
+        return None
+    cache: Any = DynamicCache(config=model.config)
+    cache.layers = [PreallocatedLayer(positions) for _ in cache.layers]
+    for layer, (keys, values) in zip(cache.layers, prefix.states, strict=False):
+        layer.update(keys.expand(rows, -1, -1, -1), values.expand(rows, -1, -1, -1))
+    return cache
+
+
+class PreallocatedLayer(DynamicLayer):
+    """The keys and values of one layer, each the filled part of a buffer."""
+
+    def __init__(self, positions: int) -> None:
+        """The buffer of `positions` tokens is allocated by the first update, when the shapes are known."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.positions = positions
+        self.buffers: list[torch.Tensor] = []
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append the states of new tokens; return those of all."""
+        if not self.buffers:
+            self.lazy_initialization(key_states, value_states)
+            shapes = [(*new.shape[:2], self.positions, new.shape[3]) for new in (key_states, value_states)]
+            self.buffers = [key_states.new_empty(shape) for shape in shapes]
+        start = self.get_seq_length()
+        end = start + key_states.shape[-2]
+        for buffer, new in zip(self.buffers, (key_states, value_states), strict=True):
+            buffer[:, :, start:end] = new
+        return self._show(end)
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keep only these rows."""
+        self.buffers = [buffer[indices] for buffer in self.buffers]
+        self._show(self.get_seq_length())
+
+    def _show(self, filled: int) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = (buffer[:, :, :filled] for buffer in self.buffers)
+        self.keys, self.values = keys, values
+        return keys, values
+
+
+def _keeps_all_tokens(model: Any) -> bool:
+    """Return whether a model is a text decoder whose layers all cache keys and values of every token."""
+    config = model.config
+    if config.is_encoder_decoder or config.get_text_config() is not config:
+        return False
+    if model._is_stateful or not model._supports_default_dynamic_cache():
+        return False
+    return all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)

@@ -1,7 +1,7 @@
 """Stages task and task_base for tasks of lm-evaluation-harness, through its Python API.
 
-Its result has dates, paths and versions in it; what is compared is a flat file, {task}_{metric} and its _stderr. The
-original is kept as harness/NAME.json beside their folder.
+Metrics are a flat file of {task}_{metric} and its _stderr. The harness' own result, with dates, paths and versions, is
+saved as harness/NAME.json beside their folder.
 """
 
 import difflib
@@ -20,18 +20,17 @@ if TYPE_CHECKING:
     from zerolora.evaluate.evaluated_models import EvaluatedModel
 
 CACHE = Path("work/harness")
-"""Where the harness' data sets are converted to Arrow; without it, below HOME."""
+"""The harness' data sets converted to Arrow; its default is below HOME."""
 RESAMPLES = 1000
-"""Of the bootstrap by which the harness finds the standard error of metrics that are not means."""
+"""Bootstrap resamples for the standard error of metrics that are not means."""
 
 
 def ask_harness(
     settings: HarnessTaskSettings, weights: "EvaluatedModel", data: Path | None, output: Path, answers: Path
 ) -> None:
-    """Ask a model the tasks that `settings` name; write metrics, and each answer to `answers`.
+    """Evaluate a model on tasks of the harness; write metrics to `output` and each answer to `answers`.
 
-    `data` as for asked_task.ask. Raises UserError for a task that the harness does not know, or cannot read without a
-    network.
+    data: as for asked_task.ask. Raises UserError for a task that the harness lacks, or cannot read without a network.
     """
     set_environment(settings.network)
     from lm_eval import simple_evaluate
@@ -41,7 +40,7 @@ def ask_harness(
 
     manager = _manager(settings.tasks)
     model, tokenizer, _ = loaded(weights, data)
-    model.tie_weights = lambda: None  # HFLM calls it, and a head that was trained beside tied embeddings would be lost
+    model.tie_weights = lambda: None  # called by HFLM; would overwrite a head that was trained beside tied embeddings
     try:
         values: Any = simple_evaluate(
             HFLM(pretrained=model, tokenizer=tokenizer, batch_size=settings.batch, trust_remote_code=False),
@@ -60,18 +59,25 @@ def ask_harness(
         raise _explained(error, settings) from error
     samples = values.pop("samples")
     metrics = flat(values)
-    write_json(answers, {name: [_told(each) for each in rows] for name, rows in sorted(samples.items())})
-    # Not in the folder of the metrics, all of which DVC compares.
+    fields = ("doc_id", "doc", "target", "filter", "filtered_resps")
+    entries = {
+        name: [
+            {key: _plain(row[key]) for key in (*fields, *row.get("metrics", ())) if key in row} for row in samples[name]
+        ]
+        for name in sorted(samples)
+    }
+    write_json(answers, entries)
+    # Not in the folder of the metrics: DVC compares all files there.
     write_json(output.parents[1] / "harness" / output.name, _plain(values))
     write_json(output, metrics)
-    told = [f"{name} {value:.3g}" for name, value in metrics.items() if not name.endswith(("_stderr", "_rows"))]
-    result(", ".join(told[:4]) + (", …" if len(told) > 4 else ""))
+    figures = [f"{name} {value:.3g}" for name, value in metrics.items() if not name.endswith(("_stderr", "_rows"))]
+    result(", ".join(figures[:4]) + (", …" if len(figures) > 4 else ""))
 
 
 def set_environment(network: bool) -> None:
-    """Keep the harness' caches in CACHE, its data sets' code unrun, and the network unused unless it may be used.
+    """Set the caches to CACHE, and forbid code of data sets and, unless allowed, the network.
 
-    Before anything imports datasets or huggingface_hub, which read the environment once.
+    Must run before datasets or huggingface_hub are imported, since they read the environment once.
     """
     os.environ.setdefault("HF_DATASETS_CACHE", str((CACHE / "datasets").absolute()))
     os.environ.setdefault("HF_MODULES_CACHE", str((CACHE / "modules").absolute()))
@@ -83,24 +89,24 @@ def set_environment(network: bool) -> None:
             os.environ[name] = "1"
 
 
-def flat(found: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics of the harness' result: {task}_{metric}, {task}_{metric}_{filter} where a filter has a name,
-    their _stderr, and {task}_rows, sorted by name."""
+def flat(evaluated: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics of the harness' result: {task}_{metric}, {task}_{metric}_{filter} for a named filter, their
+    _stderr, and {task}_rows, sorted by name."""
     metrics: dict[str, float] = {}
-    for task, values in {**found["results"], **found.get("groups", {})}.items():
+    for task, values in {**evaluated["results"], **evaluated.get("groups", {})}.items():
         for key, value in values.items():
-            name, _, kept = key.partition(",")
-            if isinstance(value, int | float) and not isinstance(value, bool) and kept:
+            name, _, filter_ = key.partition(",")
+            if isinstance(value, int | float) and not isinstance(value, bool) and filter_:
                 stderr = "_stderr" * name.endswith("_stderr")
                 plain = name.removesuffix("_stderr")
-                metrics[f"{task}_{plain}{'' if kept == 'none' else f'_{kept}'}{stderr}"] = float(value)
-    for task, counts in found.get("n-samples", {}).items():
+                metrics[f"{task}_{plain}{'' if filter_ == 'none' else f'_{filter_}'}{stderr}"] = float(value)
+    for task, counts in evaluated.get("n-samples", {}).items():
         metrics[f"{task}_rows"] = counts["effective"]
     return dict(sorted(metrics.items()))
 
 
 def _manager(names: list[str]) -> Any:
-    """Return a task manager that knows the names. The harness' own 13,000 tasks are indexed only if one is named."""
+    """Return a task manager with these tasks. The harness' own 13,000 tasks are indexed only if needed."""
     from lm_eval.tasks import TaskManager
 
     folder = HARNESS_FILES if Path(HARNESS_FILES).is_dir() else None
@@ -118,7 +124,7 @@ def _manager(names: list[str]) -> Any:
 
 
 def _explained(error: Exception, settings: HarnessTaskSettings) -> Exception:
-    """Return what is wrong in one line, if it is the network; any other error as it is."""
+    """Return a UserError for a network error, otherwise the error itself."""
     seen: BaseException | None = error
     while seen is not None:
         named = type(seen).__name__
@@ -135,13 +141,8 @@ def _explained(error: Exception, settings: HarnessTaskSettings) -> Exception:
     return error
 
 
-def _told(sample: Mapping[str, Any]) -> dict[str, Any]:
-    kept = ("doc_id", "doc", "target", "filter", "filtered_resps", *sample.get("metrics", ()))
-    return {key: _plain(sample[key]) for key in kept if key in sample}
-
-
 def _plain(value: Any) -> Any:
-    """Return a value as JSON has it: what is none of its types as text."""
+    """Return a value in types of JSON, others as text."""
     if isinstance(value, Mapping):
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

@@ -9,9 +9,9 @@ import numpy as np
 Z = 1.959963984540054  # the 97.5th percentile of the normal distribution
 PERCENTILES = (2.5, 97.5)
 MEAN_RESAMPLES = 9999
-"""Resamples of a mean, as scipy.stats.bootstrap takes by default."""
+"""The default of scipy.stats.bootstrap."""
 RESAMPLES = 1000
-"""Resamples of a metric that is computed again from the rows of each."""
+"""For metrics that are not means, which are computed from the rows of each resample."""
 T = TypeVar("T")
 
 
@@ -20,16 +20,16 @@ def wilson(right: int, rows: int) -> tuple[float, float]:
     share, scale = right / rows, 1 + Z**2 / rows
     middle = share + Z**2 / (2 * rows)
     half = Z * math.sqrt(share * (1 - share) / rows + Z**2 / (4 * rows**2))
-    # The ends of no and of all rows are 0 and 1, which rounding would miss.
+    # Exactly 0 for no rows, and 1 for all; rounding would miss both.
     return (middle - half) / scale if right else 0.0, (middle + half) / scale if right < rows else 1.0
 
 
 def bootstrap_mean(values: "np.ndarray[Any, Any] | Sequence[float]", seed: int = 0) -> tuple[float, float]:
     """Return the percentile bootstrap interval of the mean of the rows' values (B. Efron, R. Tibshirani, An
-    Introduction to the Bootstrap, 1993, section 13.3), the same for the same numbers.
+    Introduction to the Bootstrap, 1993, section 13.3).
 
-    Rows are alike if their values are, so that a resample is a draw of how many it has of each. That takes the memory
-    of the distinct values, which are three for differences of right and wrong, and not of all rows.
+    A resample is a multinomial draw of the counts of the distinct values, so memory depends on their number, which is 3
+    for differences of right and wrong, and not on the number of rows.
     """
     distinct, counts = np.unique(np.asarray(values), return_counts=True)
     rows = int(counts.sum())
@@ -41,6 +41,6 @@ def bootstrap_mean(values: "np.ndarray[Any, Any] | Sequence[float]", seed: int =
 def bootstrap(rows: Sequence[T], metric: Callable[[list[T]], float], seed: int) -> tuple[float, float]:
     """Return the percentile bootstrap interval of a metric over RESAMPLES resamples of the rows, drawn by `seed`."""
     drawn = np.random.default_rng(seed).integers(len(rows), size=(RESAMPLES, len(rows)))
-    values = [metric([rows[place] for place in places]) for places in drawn.tolist()]
+    values = [metric([rows[index] for index in indices]) for indices in drawn.tolist()]
     low, high = np.percentile(values, PERCENTILES)
     return float(low), float(high)

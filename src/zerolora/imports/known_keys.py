@@ -1,6 +1,7 @@
-"""The keys that tools' training configs may have at their top level, by which a file is recognised.
+"""The top-level keys of tools' training configs, by which a file's tool is detected.
 
-Names of the fields of their argument classes. A test compares those of transformers with the installed package.
+They are the field names of the tools' argument classes. A test compares those of transformers with the installed
+package.
 """
 
 
@@ -34,7 +35,7 @@ TRAINING = _words(
     train_sampling_strategy use_cache use_cpu use_liger_kernel warmup_ratio warmup_steps weight_decay
     """
 )
-"""transformers: TrainingArguments and Seq2SeqTrainingArguments, with names of earlier versions, for all tools."""
+"""transformers: TrainingArguments and Seq2SeqTrainingArguments, including names of earlier versions."""
 AXOLOTL = _words(
     """
     accelerator_config activation_offloading adam_beta1 adam_beta2 adam_beta3 adam_eps adam_epsilon adam_epsilon2
@@ -230,7 +231,7 @@ TRL = _words(
     wandb_log_unique_prompts wandb_project wandb_run_group weight_sync_steps whiten_rewards world_size
     """
 )
-"""TRL: its configs and scripts, and those of alignment-handbook and open-r1."""
+"""TRL, alignment-handbook and open-r1: configs and scripts."""
 SWIFT = _words(
     """
     acc_strategy adalora_beta1 adalora_beta2 adalora_deltaT adalora_init_r adalora_orth_reg_weight adalora_target_r
@@ -293,7 +294,7 @@ SWIFT = _words(
     zero_hpz_partition_size
     """
 )
-"""ms-swift: swift/arguments/ (3602360a), and the first of its Megatron arguments."""
+"""ms-swift: swift/arguments/ (3602360a), and its most common Megatron arguments."""
 MULTIMODAL_TEMPLATES = _words(
     """
     dots_ocr ernie_vl gemma3n gemma4 gemma4n glm4_5v glm4v glm_ocr granite3_vision intern_s1 intern_vl keye_vl
@@ -303,4 +304,4 @@ MULTIMODAL_TEMPLATES = _words(
     qwen3_5_nothink qwen3_6 qwen3_omni qwen3_omni_nothink qwen3_vl qwen3_vl_nothink video_llava yi_vl youtu_vl
     """
 )
-"""LLaMA-Factory's templates with a plugin for images, video or audio (data/template.py), but for gemma3."""
+"""LLaMA-Factory's templates with a plugin for images, video or audio (data/template.py), except gemma3."""

@@ -1,10 +1,13 @@
-"""`zerolora import`: reads another tool's config, translates it key by key, and writes a valid config of ours.
+"""`zerolora import`: translates another tool's config key by key into a valid config.
 
-zerolora import FILE [--from FORMAT] [--output config/config.yaml] [--as-sft]
+    zerolora import FILE [--from FORMAT] [--output config/config.yaml] [--as-sft]
+
+Tools share many keys, since most build on transformers' TrainingArguments. A file is attributed to the tool that knows
+most of its keys, if it names its model as that tool does; a file of an unsupported tool is refused by name.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,11 +15,11 @@ from typing import Any, Literal
 import yaml
 from pydantic import ValidationError
 
-from zerolora.config.error_messages import remedy
 from zerolora.config.file import read_values
 from zerolora.config.rules import impossible
 from zerolora.config.schema import Config, Prepare, Train
-from zerolora.errors import UserError, printable
+from zerolora.config.values import remedy
+from zerolora.errors import UserError, printable, shown
 from zerolora.files import write_text
 from zerolora.imports.formats import FORMATS
 from zerolora.imports.formats.common import LARGEST_FILE
@@ -33,32 +36,63 @@ from zerolora.imports.formats.import_format import (
     Rule,
     Unlike,
 )
-from zerolora.imports.recognise import recognised
+from zerolora.imports.known_keys import SWIFT, TRAINING, TRL
 from zerolora.json_file import read_foreign
 
 Kind = Literal["translated", "empty", "differs", "no equal", "assumed"]
 TRIES = 50
-"""Times that refused values are taken out; each takes out one at least, of a few dozen."""
+"""Maximum number of invalid values to remove; a config has a few dozen."""
 CODE = {
     ".py": "a Python file, as configs of XTuner are",
     ".ipynb": "a notebook",
     ".sh": "a shell script",
     ".toml": "TOML, as configs of torchtitan are",
 }
-"""Kinds of files in which trainings are written that are not run or read, by their suffix."""
+"""Kinds of training files that are neither executed nor read, by suffix."""
 SFT = "zerolora does supervised fine-tuning on text"
+OTHERS = {
+    "TRL, alignment-handbook or open-r1": TRL | TRAINING,
+    "ms-swift": SWIFT | TRAINING,
+}
+"""Keys of unsupported tools, by tool."""
+NOT_READ = "which is not read; write the config by hand (config/README.md)"
+MOST_SHOWN = 3  # unknown keys in a message
+MARKS = {
+    "fetch prepare": "a config of zerolora itself, which needs no import",
+    "peft_type": "peft's adapter_config.json; name its directory in train.from_adapter",
+    "architectures model_type": "a model's config.json; name its directory in fetch.directory",
+    **dict.fromkeys(
+        ("compute_environment", "distributed_type", "num_machines"),
+        "a config of `accelerate launch`, which names neither model nor rows",
+    ),
+    **dict.fromkeys(("model model_class", "model train_dataset"), "a config of LLaMA-Factory's v1"),
+    "actor_rollout_ref": "a config of verl, which is for reinforcement learning",
+    "data model optim trainer": "a config of verl",
+    **dict.fromkeys(("exp_manager", "trainer model name", "step_scheduler"), "a config of NeMo"),
+    **dict.fromkeys(("pretrain zero_stage", "pretrain input_key"), "a config of OpenRLHF"),
+    "input_features output_features": "a config of Ludwig",
+    **dict.fromkeys(("merge_method models", "merge_method slices"), "a config of mergekit, which trains nothing"),
+    "task project_name": "a config of AutoTrain",
+    "model data training": "a config of Oumi",
+    "training lora": "a config of Unsloth Studio",
+    "model iters": "a config of mlx-lm",
+    "model training_file": "a fine-tuning job of OpenAI's API",
+    "checkpoint_dir devices": "a config of LitGPT",
+    "services": "a file of Docker Compose",
+}
+"""Files that are not supported training configs, by the top-level keys that they all contain."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """What became of a key."""
+    """How a key was translated."""
 
     key: str
-    """As the file has it, with the number of each list entry; ours if the file says nothing of it."""
+    """The key in the file, with the index of each list entry; our key if the file lacks it."""
     kind: Kind
     text: str = ""
     group: Group | None = None
-    """What it means to the reader; None if the key was simply translated."""
+    """Its meaning for the user; None for a plain translation."""
 
     def __str__(self) -> str:
         return printable(f"{self.key}: {self.kind}: {self.text}")
@@ -66,12 +100,12 @@ class Line:
 
 @dataclass(frozen=True)
 class Translation:
-    """A valid config, and a line for every key of the imported file."""
+    """A valid config, and a line for each key of the imported file."""
 
     config: dict[str, Any]
     lines: list[Line]
     unlike: list[tuple[str, str]]
-    """(key, reason) of what chooses another objective, method or modality."""
+    """(key, reason) of each value that chooses another objective, method or modality."""
 
     def of(self, group: Group) -> list[Line]:
         """Return the lines of a group."""
@@ -79,7 +113,7 @@ class Translation:
 
     @property
     def text(self) -> list[str]:
-        """The lines of keys that were not simply translated, below the name of their group."""
+        """The lines with a group, below the group's name."""
         text: list[str] = []
         for group in GROUPS:
             if lines := self.of(group):
@@ -88,9 +122,9 @@ class Translation:
 
 
 def import_config(file: Path, source: str | None, output: Path, force: bool, as_sft: bool = False) -> Translation:
-    """Translate `file` and write the config to `output`; `source` is a format's name, None to recognise it.
+    """Translate `file` and write the config to `output`; `source` is a format's name, None to detect it.
 
-    Raises UserError if the file cannot be read or is of no known format, if it has another objective, method or
+    Raises UserError if the file is unreadable or of no supported format, if it has another objective, method or
     modality and `as_sft` is not set, or if `output` exists and `force` is not set.
     """
     if output.exists() and not force:
@@ -116,8 +150,103 @@ def import_config(file: Path, source: str | None, output: Path, force: bool, as_
     return translated
 
 
+def recognised(file: Path, values: dict[str, Any], source: str | None) -> Format:
+    """Return the format of a file; `source` is its name, None to detect it.
+
+    Raises UserError if the format is not supported, or if more than a third of the file's keys are not in it.
+    """
+    names = ", ".join(FORMATS)
+    if source is not None:
+        if source not in FORMATS:
+            raise UserError(f"--from: {shown(source)} is not a format; write one of {names}")
+        _mostly_known(file, values, FORMATS[source])
+        return FORMATS[source]
+    if other := _other_kind(values):
+        raise UserError(f"{file}: is {other}")
+    counts = {name: _count(values, format.keys) for name, format in FORMATS.items() if format.needed in values}
+    foreign = {title: _count(values, keys) for title, keys in OTHERS.items()}
+    if not counts:
+        raise UserError(f"{file}: {_without_model(values, foreign)}")
+    most = max(counts.values())
+    best = [name for name, count in counts.items() if count == most]
+    nearest = max(foreign, key=lambda title: foreign[title])
+    if foreign[nearest] > most:
+        unknown = [key for key in values if key not in FORMATS[best[0]].keys]
+        raise UserError(
+            f"{file}: looks like a config of {nearest}, which is not read ({_shown(unknown)} is not a key of "
+            f"{FORMATS[best[0]].title}); write the config by hand (config/README.md)"
+        )
+    if len(best) > 1 or foreign[nearest] == most:
+        like = [FORMATS[name].title for name in best] + [title for title in foreign if foreign[title] == most]
+        raise UserError(
+            f"{file}: its keys are as much those of {' and '.join(like)}; write --from with one of {names}, if it is"
+        )
+    _mostly_known(file, values, FORMATS[best[0]])
+    return FORMATS[best[0]]
+
+
+def _count(values: dict[str, Any], keys: Iterable[str]) -> int:
+    known = frozenset(keys)
+    return sum(key in known for key in values)
+
+
+def _mostly_known(file: Path, values: dict[str, Any], source: Format) -> None:
+    unknown = [key for key in values if key not in source.keys]
+    if len(unknown) * 3 > len(values):
+        raise UserError(
+            f"{file}: is not a config of {source.title}, which has no key {_shown(unknown)} ({len(unknown)} of "
+            f"{len(values)} keys are unknown)"
+        )
+
+
+def _without_model(values: dict[str, Any], foreign: dict[str, int]) -> str:
+    """Return what a file without a model looks like."""
+    needed = ", ".join(f"{format.needed} of {format.title}" for format in FORMATS.values())
+    counts = {format.title: _count(values, format.keys) for format in FORMATS.values()} | foreign
+    best = max(counts, key=lambda title: counts[title])
+    if not counts[best]:
+        return f"none of its keys is known; {needed} is required"
+    if best in foreign and "model" in values and counts[best] > 1:
+        return f"looks like a config of {best}, {NOT_READ}"
+    return f"is not a training config that is read: {needed} is needed; if it is one, write --from {'|'.join(FORMATS)}"
+
+
+def _other_kind(values: dict[str, Any]) -> str | None:
+    """Return the kind of a file that is not a supported training config, None if not recognised."""
+    for keys, kind in MARKS.items():
+        if {*keys.split()} <= values.keys():
+            return kind if re.search("; |which ", kind) else f"{kind}, {NOT_READ}"
+    for key, tool in (("_component_", "torchtune"), ("_target_", "NeMo or another tool that is built on Hydra")):
+        if any(key == each for each in _all_keys(values)):
+            return f"a config of {tool}, {NOT_READ}"
+    if values and all(re.match(r"_|fsdp|xla", key) for key in values):
+        return "settings of FSDP only, which name neither model nor rows; write render.strategy: fsdp"
+    entries = list(values.values())
+    if entries and all(
+        isinstance(entry, dict) and {"file_name", "hf_hub_url", "ms_hub_url", "script_url"} & entry.keys()
+        for entry in entries
+    ):
+        return "LLaMA-Factory's dataset_info.json, which is read with the training's own YAML"
+    return None
+
+
+def _all_keys(value: Any) -> Iterable[str]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield key
+            yield from _all_keys(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _all_keys(inner)
+
+
+def _shown(keys: list[str]) -> str:
+    more = ", ..." if len(keys) > MOST_SHOWN else ""
+    return ", ".join(shown(key) for key in keys[:MOST_SHOWN]) + more
+
+
 def translate(values: dict[str, Any], source: Format, folder: Path) -> Translation:
-    """Translate the values of a file in `folder`, which names other files relative to itself."""
+    """Translate the values of a file in `folder`, to which its paths are relative."""
     draft, lines = Draft(facts={"folder": folder}), []
     for key, value in leaves(values, whole=source.whole):
         lines.append(_translated(key, value, source, draft))
@@ -134,15 +263,12 @@ def translate(values: dict[str, Any], source: Format, folder: Path) -> Translati
         group = text.group if isinstance(text, Remark) else FILL_IN
         lines.append(Line(key, "differs" if group == CHANGES else "assumed", rest, group))
     lines += [Line(key, "no equal", reason, CHANGES) for key, reason in draft.unlike[by_key:]]
-    lines += _taken_out(draft)
+    lines += _remove_invalid(draft)
     return Translation(_ordered(draft.config), lines, draft.unlike)
 
 
 def leaves(value: Any, key: str = "", whole: frozenset[str] = frozenset()) -> Iterator[tuple[str, Any]]:
-    """Yield every key with its value: sections joined by dots, entries of lists of sections by their number.
-
-    Sections of the keys in `whole` are not opened.
-    """
+    """Yield each dotted key with its value, entering sections, except those in `whole`, and lists of sections."""
     if isinstance(value, dict) and value and key not in whole:
         for name, inner in value.items():
             yield from leaves(inner, f"{key}.{name}" if key else str(name), whole)
@@ -161,7 +287,7 @@ def _translated(key: str, value: Any, source: Format, draft: Draft) -> Line:
     rule = source.rules.get(pattern) or _of_section(pattern, source)
     if rule is None:
         known = re.split(r"\.|\[", pattern)[0] in source.keys
-        text = f"this key of {source.title} has no equal" if known else f"no key of {source.title}"
+        text = f"this key of {source.title} has no equivalent" if known else f"no key of {source.title}"
         return Line(key, "no equal", text, CHANGES)
     try:
         remark = rule.translate(value, draft)
@@ -176,7 +302,7 @@ def _translated(key: str, value: Any, source: Format, draft: Draft) -> Line:
 
 
 def _of_section(pattern: str, source: Format) -> Rule | None:
-    """Return the rule of the innermost section around a key, if it has no equal as a whole."""
+    """Return the rule of the innermost section around a key, if that section as a whole has no equal."""
     for end in reversed([match.start() for match in re.finditer(r"\.|\[", pattern)]):
         above = source.rules.get(pattern[:end])
         if above is not None:
@@ -184,8 +310,8 @@ def _of_section(pattern: str, source: Format) -> Rule | None:
     return None
 
 
-def _taken_out(draft: Draft) -> list[Line]:
-    """Take out values that the config's own check refuses, and return a line for each."""
+def _remove_invalid(draft: Draft) -> list[Line]:
+    """Remove values that are invalid in our config, and return a line for each."""
     lines: list[Line] = []
     for _ in range(TRIES):
         mistakes = list(_mistakes(draft.config))
@@ -207,7 +333,7 @@ def _taken_out(draft: Draft) -> list[Line]:
 
 
 def _needs(path: tuple[str, ...], location: tuple[str, ...]) -> bool:
-    """Return whether the key at a location, which is not there, is of the options of another, as schedule_options."""
+    """Return whether a missing key is for the options of another key, e.g. schedule_options."""
     return path[:-1] == location[:-1] and location[-1].startswith(f"{path[-1]}_")
 
 
@@ -222,7 +348,7 @@ def _mistakes(config: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def _ordered(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the config with its sections, and the keys of a data set, in the order of their classes."""
+    """Return the config with sections and keys in the order of the schema."""
     rows = config["prepare"]["rows"]
     config = config | {"prepare": {"rows": {key: rows[key] for key in Prepare.model_fields if key in rows}}}
     config["train"] = {key: config["train"][key] for key in Train.model_fields if key in config["train"]}

@@ -1,4 +1,4 @@
-"""The answers of base and tuned model to both turns of each question, greedy, through one chat template."""
+"""The greedy answers of base and tuned model to both turns of each question, through one chat template."""
 
 import hashlib
 from collections.abc import Callable
@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from zerolora.errors import UserError
-from zerolora.files import MANIFEST, canonical, read_json
-from zerolora.judge.prompts import Answers
-from zerolora.judge.questions import TURNS, JudgeQuestion
+from zerolora.files import canonical
+from zerolora.judge.prompts import TURNS, Answers, JudgeQuestion
 from zerolora.judge.work_file import WorkFile
 from zerolora.log import LOGGER
 from zerolora.model.architecture import tokenizer_of
@@ -24,11 +23,10 @@ class Contender:
     weights: Path
     """Directory of its weights and tokenizer."""
     adapter: Path | None
-    """Directory of an adapter that is loaded onto them; None for the weights alone."""
+    """Directory of the adapter to load onto them, if any."""
     identity: str
-    """What tells its weights from others: answers of another identity are generated again."""
+    """Unique to its weights: answers of another identity are generated again."""
     device: Device = "cpu"
-    """Where it answers."""
 
 
 def answer_all(
@@ -36,22 +34,26 @@ def answer_all(
 ) -> Answers:
     """Return the answers of each contender to all questions, the second turn after its own first answer.
 
-    All are asked through the chat template of the last contender, the tuned model, and stop at the stop tokens of
-    `data`. Answers in `kept` are not generated again. Raises UserError if there is no chat template, or if it refuses a
-    question.
+    All use the chat template of the last contender, the tuned model, and the stop tokens of `data`. Answers in `kept`
+    are not generated again. Raises UserError if there is no chat template, or if it refuses a question.
     """
-    template = _template(contenders[-1])
+    weights = contenders[-1].weights
+    template = tokenizer_of(weights).chat_template
+    if not isinstance(template, str):
+        raise UserError(f"{weights}: the tokenizer has no chat template; write prepare.NAME.template")
     return {each.name: _answers(questions, each, template, data, max_new_tokens, kept) for each in contenders}
 
 
 def _answers(
     questions: list[JudgeQuestion], contender: Contender, template: str, data: Path, max_new_tokens: int, kept: WorkFile
 ) -> dict[str, tuple[str, str]]:
-    result: dict[str, list[str]] = {question.id: [] for question in questions}
+    chats: dict[str, list[dict[str, str]]] = {question.id: [] for question in questions}
     generate: Callable[[list[list[dict[str, str]]]], list[str]] | None = None
     for turn in range(TURNS):
-        chats = {question.id: _messages(question, result[question.id]) for question in questions}
-        keys = {name: _key(contender, template, max_new_tokens, chat) for name, chat in chats.items()}
+        for question in questions:
+            chats[question.id].append({"role": "user", "content": question.turns[turn]})
+        decides = [contender.name, contender.identity, contender.device, template, max_new_tokens]
+        keys = {name: hashlib.sha256(canonical([*decides, chat]).encode()).hexdigest() for name, chat in chats.items()}
         missing = [name for name, key in keys.items() if key not in kept.pieces]
         if missing:
             generate = generate or _generator(contender, template, data, max_new_tokens)
@@ -59,49 +61,26 @@ def _answers(
             for name, answer in zip(missing, generate([chats[name] for name in missing]), strict=True):
                 kept.add({"key": keys[name], "answer": answer})
         for name, key in keys.items():
-            result[name].append(kept.pieces[key]["answer"])
-    return {name: (first, second) for name, (first, second) in result.items()}
-
-
-def _messages(question: JudgeQuestion, answers: list[str]) -> list[dict[str, str]]:
-    """Return the conversation up to the turn that comes after `answers`."""
-    messages = []
-    for turn, answer in zip(question.turns, [*answers, None], strict=False):
-        messages.append({"role": "user", "content": turn})
-        if answer is not None:
-            messages.append({"role": "assistant", "content": answer})
-    return messages
-
-
-def _key(contender: Contender, template: str, max_new_tokens: int, messages: list[dict[str, str]]) -> str:
-    what = [contender.name, contender.identity, contender.device, template, max_new_tokens, messages]
-    return hashlib.sha256(canonical(what).encode()).hexdigest()
-
-
-def _template(contender: Contender) -> str:
-    tokenizer = tokenizer_of(contender.weights)
-    if not isinstance(tokenizer.chat_template, str):
-        raise UserError(f"{contender.weights}: the tokenizer has no chat template; write prepare.NAME.template")
-    return tokenizer.chat_template
+            chats[name].append({"role": "assistant", "content": kept.pieces[key]["answer"]})
+    return {name: (chat[1]["content"], chat[3]["content"]) for name, chat in chats.items()}
 
 
 def _generator(
     contender: Contender, template: str, data: Path, max_new_tokens: int
 ) -> Callable[[list[list[dict[str, str]]]], list[str]]:
-    """Load a contender, and return a function from conversations to its answers."""
+    """Load a contender and return a function from conversations to answers."""
     from zerolora.config.settings import EvaluateSettings
-    from zerolora.evaluate.evaluated_models import load, torch_device
+    from zerolora.evaluate.evaluated_models import EvaluatedModel, load, stops_of
     from zerolora.evaluate.generation import generate
     from zerolora.machine import cpu_matmul
     from zerolora.model import added_tokens
 
     if contender.device == "cpu":
         cpu_matmul.choose()
-    device = torch_device(contender.device)
-    model, tokenizer = load(contender.weights, device, added_tokens.of_data(data), contender.adapter)
-    prepared = read_json(data / MANIFEST, "zerolora prepare")
-    tokenizer.pad_token = prepared["pad_token"]
-    stops = {*tokenizer.convert_tokens_to_ids(prepared["stop_tokens"]), tokenizer.eos_token_id} - {None}
+    answering = EvaluatedModel(contender.weights, device=contender.device)
+    tokens = added_tokens.of_data(data)
+    model, tokenizer = load(contender.weights, answering.torch_device, tokens, contender.adapter)
+    stops = stops_of(answering, model, tokenizer, data)
     settings = EvaluateSettings(check="exact", max_new_tokens=max_new_tokens)
 
     def answer(chats: list[list[dict[str, str]]]) -> list[str]:

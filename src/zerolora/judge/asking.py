@@ -1,77 +1,84 @@
-"""Asks the judge all requests that have no verdict yet, within the price that the settings allow."""
+"""Requests the missing verdicts from the judge, within the price that the settings allow.
 
+Before a request its tokens are estimated; afterwards the endpoint's own counts replace the estimate.
+"""
+
+import math
+from collections.abc import Iterable
 from typing import Any
 
 from zerolora.config.settings import JudgeSettings
 from zerolora.errors import UserError
 from zerolora.judge.endpoint import Endpoint, Reply
-from zerolora.judge.price import most, price, tokens_of
 from zerolora.judge.prompts import JudgeRequest
 from zerolora.judge.work_file import WorkFile
 from zerolora.log import LOGGER
 from zerolora.progress import Progress
 
+BYTES_PER_TOKEN = 3
+"""Common tokenizers have about 4 for English, so the estimate is rather too high."""
+MESSAGE_TOKENS = 8
+"""Tokens that a chat template adds to a message."""
+MILLION = 1_000_000
+
 
 def ask_all(
     requests: list[JudgeRequest], endpoint: Endpoint, settings: JudgeSettings, kept: WorkFile
 ) -> list[dict[str, Any]]:
-    """Return the record of each request, in their order: what was asked, what the judge said, and its tokens.
+    """Return the record of each request, in order: the request, the judge's answer, and its tokens.
 
-    Records in `kept` are not asked again; new ones are added to it, one by one. The most that the rest may cost is told
-    before. Raises UserError if that, or with what was spent the next request, would exceed `max_price`.
+    Requests with a record in `kept` are not sent again; new records are added to it one by one. The maximum cost is
+    logged first. Raises UserError if it, or the next request on top of the tokens spent, would exceed `max_price`.
     """
-    keys = [_key(request, settings) for request in requests]
+    asked = {"endpoint": settings.endpoint, "model": settings.model, "judge_tokens": settings.judge_tokens}
+    keys = [request.key(**asked) for request in requests]
     rest = [(key, request) for key, request in zip(keys, requests, strict=True) if key not in kept.pieces]
-    spent = sum_of([kept.pieces[key] for key in keys if key in kept.pieces])
+    done = [kept.pieces[key] for key in keys if key in kept.pieces]
+    spent = sum(each["prompt_tokens"] for each in done), sum(each["completion_tokens"] for each in done)
     left = most_of([request for _, request in rest], settings)
-    tell(len(rest), len(requests) - len(rest), left, settings)
-    check(spent, left, settings, "the requests that are left")
-    with Progress("verdict", len(requests), len(requests) - len(rest)) as bar:
+    cost = price(*left, settings)
+    LOGGER.warning(
+        "judge: %d requests to %s, %d verdicts already present; about %s prompt tokens and up to %s completion "
+        "tokens, %s",
+        len(rest),
+        settings.model,
+        len(done),
+        f"{left[0]:,}",
+        f"{left[1]:,}",
+        "price unknown (judge.prompt_price, judge.completion_price)" if cost is None else f"at most {cost:,.4f}",
+    )
+    check(spent, left, settings, "the remaining requests")
+    with Progress("verdict", len(requests), len(done)) as bar:
         for key, request in rest:
-            check(
-                spent,
-                most(request.messages, settings),
-                settings,
-                f"the next request, with {kept.path} to continue from,",
-            )
+            what = f"the next request (rerun to resume from {kept.path})"
+            check(spent, most_of([request], settings), settings, what)
             record = {"key": key, **_record(request, endpoint.ask(request.messages), settings)}
             kept.add(record)
-            spent = sum_of([record], spent)
+            spent = spent[0] + record["prompt_tokens"], spent[1] + record["completion_tokens"]
             bar.update()
     return [kept.pieces[key] for key in keys]
 
 
 def most_of(requests: list[JudgeRequest], settings: JudgeSettings) -> tuple[int, int]:
-    """Return the estimated prompt tokens of requests and the most completion tokens."""
-    result = [most(request.messages, settings) for request in requests]
-    return sum(prompt for prompt, _ in result), sum(completion for _, completion in result)
+    """Return the estimated prompt tokens of requests and the maximum completion tokens."""
+    texts = (message["content"] for request in requests for message in request.messages)
+    return tokens_of(texts), len(requests) * settings.judge_tokens
 
 
-def sum_of(records: list[dict[str, Any]], start: tuple[int, int] = (0, 0)) -> tuple[int, int]:
-    """Return the prompt and completion tokens of records, added to `start`."""
-    return (
-        start[0] + sum(record["prompt_tokens"] for record in records),
-        start[1] + sum(record["completion_tokens"] for record in records),
-    )
+def tokens_of(texts: Iterable[str]) -> int:
+    """Return the estimated tokens of messages; the judge's tokenizer is not available here."""
+    return sum(math.ceil(len(text.encode()) / BYTES_PER_TOKEN) + MESSAGE_TOKENS for text in texts)
 
 
-def tell(rest: int, done: int, tokens: tuple[int, int], settings: JudgeSettings) -> None:
-    """Tell the user what the rest of the requests costs at most."""
-    cost = price(*tokens, settings)
-    LOGGER.warning(
-        "judge: %d requests to %s, %d verdicts are there already; about %s prompt tokens and up to %s completion "
-        "tokens, %s",
-        rest,
-        settings.model,
-        done,
-        f"{tokens[0]:,}",
-        f"{tokens[1]:,}",
-        "price unknown (judge.prompt_price, judge.completion_price)" if cost is None else f"at most {cost:,.4f}",
-    )
+def price(prompt_tokens: int, completion_tokens: int, settings: JudgeSettings) -> float | None:
+    """Return the price of tokens in the settings' currency; None without prices."""
+    if settings.prompt_price is None or settings.completion_price is None:
+        return None
+    return (prompt_tokens * settings.prompt_price + completion_tokens * settings.completion_price) / MILLION
 
 
 def check(spent: tuple[int, int], more: tuple[int, int], settings: JudgeSettings, what: str) -> None:
-    """Raise UserError if what was spent and `more`, which `what` may need, exceeds max_price."""
+    """Raise UserError if the tokens spent and `more`, the maximum for `what`, exceed max_price."""
     if settings.max_price is None:
         return
     before, total = price(*spent, settings), price(spent[0] + more[0], spent[1] + more[1], settings)
@@ -79,18 +86,13 @@ def check(spent: tuple[int, int], more: tuple[int, int], settings: JudgeSettings
         raise UserError("judge.max_price: needs prices to compare with; write judge.prompt_price and completion_price")
     if total > settings.max_price and more != (0, 0):
         raise UserError(
-            f"judge.max_price: {settings.max_price:g} is less than {total:,.4f}, which is what {what} may cost with "
+            f"judge.max_price: {settings.max_price:g} is less than {total:,.4f}, the maximum price of {what} including "
             f"the {before:,.4f} spent; raise it, lower judge.judge_tokens, or ask fewer questions"
         )
 
 
-def _key(request: JudgeRequest, settings: JudgeSettings) -> str:
-    return request.key(endpoint=settings.endpoint, model=settings.model, judge_tokens=settings.judge_tokens)
-
-
 def _record(request: JudgeRequest, reply: Reply, settings: JudgeSettings) -> dict[str, Any]:
     counted = reply.prompt_tokens is not None and reply.completion_tokens is not None
-    estimated = most(request.messages, settings)[0], tokens_of([reply.text])
     return {
         "question_id": request.question.id,
         "category": request.question.category,
@@ -103,7 +105,7 @@ def _record(request: JudgeRequest, reply: Reply, settings: JudgeSettings) -> dic
         "judge_reported": reply.model,
         "answer": reply.text,
         "finish_reason": reply.finish_reason,
-        "prompt_tokens": reply.prompt_tokens if counted else estimated[0],
-        "completion_tokens": reply.completion_tokens if counted else estimated[1],
+        "prompt_tokens": reply.prompt_tokens if counted else most_of([request], settings)[0],
+        "completion_tokens": reply.completion_tokens if counted else tokens_of([reply.text]),
         "tokens_counted_by_endpoint": counted,
     }

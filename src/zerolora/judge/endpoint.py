@@ -1,7 +1,7 @@
-"""The judge behind an OpenAI-compatible endpoint: one chat completion at a time, asked again while it is busy.
+"""The judge behind an OpenAI-compatible endpoint: one chat completion at a time, with retries.
 
-The key goes into the header of each request and nowhere else: redirects are not followed, what the endpoint answers is
-cleared of it, and no error of the HTTP library is shown whose text could hold it.
+The key goes into the header of each request and nowhere else: redirects are not followed, answers are cleared of it,
+and errors of the HTTP library whose text could contain it are not shown.
 """
 
 import contextlib
@@ -19,11 +19,11 @@ from zerolora.errors import UserError, shown
 from zerolora.log import LOGGER
 
 ATTEMPTS = 8
-"""Of one request. The waits between them sum to two minutes, unless the endpoint names others."""
+"""Of one request. The waits between them sum to two minutes, unless the endpoint sets others."""
 LONGEST_WAIT = 600.0
-"""Seconds that the endpoint may ask to wait before the command stops instead."""
+"""Seconds; if the endpoint asks for a longer wait, the command stops."""
 TIMEOUT = 300.0
-"""Seconds without a byte of an answer, which is not streamed."""
+"""Seconds without a byte of an answer. Answers are not streamed."""
 BUSY = 429
 
 
@@ -32,15 +32,15 @@ class Reply(NamedTuple):
 
     text: str
     model: str
-    """The judge's name as the endpoint reports it; empty if it does not."""
+    """The judge's name according to the endpoint; may be empty."""
     prompt_tokens: int | None
     completion_tokens: int | None
-    """None if the endpoint does not report its usage."""
+    """None if the endpoint does not report usage."""
     finish_reason: str
 
 
 class Endpoint:
-    """Asks the judge that the settings name. Use as a context manager, which closes the connection."""
+    """The connection to the judge. Use as a context manager."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Endpoint:
         environment: Mapping[str, str],
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Raises UserError if endpoint or model are not set, or the variable of the key is unset or holds no key."""
+        """Raises UserError if endpoint or model are not set, or the key's variable contains no key."""
         for name in ("endpoint", "model"):
             if getattr(settings, name) is None:
                 raise UserError(f"config/config.yaml: judge.{name} is not set; write it, as docs/judge.md shows")
@@ -57,7 +57,7 @@ class Endpoint:
         self._key = _key(settings.key_variable, environment)
         self._sleep = sleep
         self._reached = False
-        # Proxies of the environment are for other machines: one between here and a loopback address would read the key.
+        # A proxy of the environment would read the key on its way to a loopback address.
         self._client = httpx2.Client(timeout=TIMEOUT, follow_redirects=False, trust_env=not is_loopback(self.address))
 
     def __enter__(self) -> "Endpoint":
@@ -69,13 +69,15 @@ class Endpoint:
     def ask(self, messages: list[dict[str, str]]) -> Reply:
         """Return the judge's answer to a conversation.
 
-        429, 5xx, timeouts and broken connections are tried again, after 1, 2, 4 … seconds or as long as Retry-After
-        says. Raises UserError for anything else, and after ATTEMPTS.
+        Retries after 429, 5xx, timeouts and broken connections, in 1, 2, 4 … seconds or after Retry-After. Raises
+        UserError for any other error, and after ATTEMPTS.
         """
         for attempt in range(1, ATTEMPTS + 1):
             wait: float | None = None
             try:
-                response = self._post(messages)
+                headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+                body = {**self._body, "messages": messages}
+                response = self._client.post(f"{self.address}/chat/completions", json=body, headers=headers)
             except httpx2.RequestError as error:
                 if isinstance(error, httpx2.ConnectError) and not self._reached:
                     raise UserError(
@@ -92,17 +94,11 @@ class Endpoint:
             if attempt == ATTEMPTS or wait > LONGEST_WAIT:
                 raise UserError(
                     f"judge.endpoint: {self.address}: {problem} at attempt {attempt} of {ATTEMPTS}, and asks to wait "
-                    f"{wait:,.0f} s; run it again later: it continues from the verdicts that it has"
+                    f"{wait:,.0f} s; run it again later to resume"
                 )
             LOGGER.info("judge: %s at attempt %d of %d; again in %.0f s", problem, attempt, ATTEMPTS, wait)
             self._sleep(wait)
         raise AssertionError
-
-    def _post(self, messages: list[dict[str, str]]) -> httpx2.Response:
-        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        return self._client.post(
-            f"{self.address}/chat/completions", json={**self._body, "messages": messages}, headers=headers
-        )
 
     def _reply(self, response: httpx2.Response) -> Reply:
         status = response.status_code
@@ -132,12 +128,13 @@ class Endpoint:
         prompt_tokens, completion_tokens = (
             each if isinstance(each, int) and not isinstance(each, bool) and each >= 0 else None for each in tokens
         )
-        names = (self._clear(str(each or "")) for each in (value.get("model"), choice.get("finish_reason")))
-        model, finish_reason = names
+        model, finish_reason = (
+            self._clear(str(each or "")) for each in (value.get("model"), choice.get("finish_reason"))
+        )
         return Reply(self._clear(text), model, prompt_tokens, completion_tokens, finish_reason)
 
     def _refusal(self, status: int, value: Any) -> str:
-        """Return what an answer with another status than 200 says, and what to do."""
+        """Return the error of an answer with a status other than 200, and the remedy."""
         if 300 <= status < 400:
             return "redirects to another address, which the key is not sent to; write that address"
         error = value.get("error", value) if isinstance(value, dict) else None
@@ -148,13 +145,13 @@ class Endpoint:
         return f"refuses the request ({reason}); correct the section judge of config/config.yaml"
 
     def _clear(self, text: str) -> str:
-        """Return a text without the key, and without halves of characters, which no file can hold."""
+        """Return a text without the key and without lone surrogates, which cannot be written to a file."""
         text = text.encode("utf-8", "replace").decode()
         return text.replace(self._key, "[key]") if self._key else text
 
 
 def _key(variable: str | None, environment: Mapping[str, str]) -> str | None:
-    """Return the key in an environment variable. Its value is in no message."""
+    """Return the key in an environment variable; no message contains it."""
     if variable is None:
         return None
     key = environment.get(variable, "").strip()
@@ -170,7 +167,7 @@ def _key(variable: str | None, environment: Mapping[str, str]) -> str | None:
 
 
 def _retry_after(response: httpx2.Response) -> float | None:
-    """Return the seconds that the header Retry-After asks to wait, as a number or a date (RFC 9110, 10.2.3)."""
+    """Return the seconds of the header Retry-After, a number or a date (RFC 9110, 10.2.3)."""
     value = response.headers.get("retry-after", "")
     with contextlib.suppress(ValueError):
         if value.isascii() and value.isdigit():

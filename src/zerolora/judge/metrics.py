@@ -1,5 +1,6 @@
 """The metrics of a judgement: scores, wins and ties, with bootstrap intervals over the questions."""
 
+import re
 from collections import defaultdict
 from typing import Any
 
@@ -7,15 +8,39 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerolora.judge.prompts import BASE, MODELS, PAIR, SINGLE, TUNED
-from zerolora.judge.verdicts import TIE, outcome, rating, winner
 
+RATING = re.compile(r"\[\[([0-9]+(?:\.[0-9]+)?)\]\]")
+WINNER = re.compile(r"\[\[([ABC])\]\]")
+LOWEST, HIGHEST = 1.0, 10.0
+TIE = "tie"
 RESAMPLES = 10_000
 INTERVAL = (2.5, 97.5)
-"""Percentiles: an interval of 95 %."""
+"""Percentiles of a 95 % interval."""
 OUTCOMES = {"win_rate": TUNED, "loss_rate": BASE, "tie_rate": TIE}
 
 Values = dict[str, list[float]]
-"""By question: one value for each turn that could be read."""
+"""By question: one value for each turn with a readable verdict."""
+
+
+def rating(text: str) -> float | None:
+    """Return the rating in a text, as in [[5]]; None without one, with two different ones, or out of range."""
+    result = {float(each) for each in RATING.findall(text)}
+    value = result.pop() if len(result) == 1 else None
+    return value if value is not None and LOWEST <= value <= HIGHEST else None
+
+
+def winner(text: str, models: tuple[str, ...]) -> str | None:
+    """Return the better of two models for [[A]] or [[B]], TIE for [[C]]; None without exactly one of these."""
+    result = set(WINNER.findall(text))
+    return {"A": models[0], "B": models[1], "C": TIE}[result.pop()] if len(result) == 1 else None
+
+
+def outcome(one: str | None, other: str | None) -> str | None:
+    """Return the winner of a comparison: the model that wins in both orders, otherwise TIE (arXiv 2306.05685, section
+    3.4). None if one of the verdicts could not be read."""
+    if one is None or other is None:
+        return None
+    return one if one == other else TIE
 
 
 def read(record: dict[str, Any]) -> float | str | None:
@@ -27,11 +52,11 @@ def read(record: dict[str, Any]) -> float | str | None:
 
 
 def metrics(records: list[dict[str, Any]], seed: int) -> dict[str, float | int | None]:
-    """Return flat metrics of all records: null where no verdict could be read.
+    """Return flat metrics of all records; null without a verdict that could be read.
 
     `score_MODEL` is the mean rating, `score_difference` tuned less base where both were rated. `win_rate`, `loss_rate`
-    and `tie_rate` are shares of the comparisons, one for each question and turn, in which both orders were read; a
-    difference between the orders is a tie. `_low` and `_high` bound 95 % of bootstrap resamples of the questions
+    and `tie_rate` are shares of the comparisons, one for each question and turn, with readable verdicts in both orders;
+    a difference between the orders is a tie. `_low` and `_high` bound 95 % of bootstrap resamples of the questions
     (percentile method; Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13).
     """
     result: dict[str, float | int | None] = {}
@@ -58,9 +83,9 @@ def metrics(records: list[dict[str, Any]], seed: int) -> dict[str, float | int |
 
 
 def interval(values: Values, seed: int) -> tuple[float | None, float | None]:
-    """Return the bounds of the mean of all values over bootstrap resamples of the questions, None without a value.
+    """Return the bounds of the mean over bootstrap resamples of the questions, None without values.
 
-    Both turns of a question stay together, since they are not independent.
+    Both turns of a question are drawn together, since they are not independent.
     """
     if not any(values.values()):
         return None, None

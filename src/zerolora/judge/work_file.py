@@ -1,4 +1,4 @@
-"""A file of finished pieces of work, one JSON object a line, from which a killed command resumes."""
+"""A file of finished work, one JSON object a line, from which a killed command resumes."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from zerolora.files import canonical
 
 
 class WorkFile:
-    """The pieces in a file, by their `key`. A line that a kill cut short is removed when the file is opened."""
+    """The objects in a file, by `key`. Opening it removes an incomplete last line."""
 
     def __init__(self, path: Path) -> None:
         """Raises UserError if a line before the last is damaged."""
@@ -26,10 +26,10 @@ class WorkFile:
                 piece = json.loads(line)
                 self.pieces[piece["key"]] = piece
             except (ValueError, TypeError, KeyError):
-                raise UserError(f"{path}:{number}: is damaged; delete that line, and its work is done again") from None
+                raise UserError(f"{path}:{number}: is damaged; delete that line to repeat its work") from None
 
     def add(self, piece: dict[str, Any]) -> None:
-        """Append a piece; it is on disk when this returns."""
+        """Append an object and flush it to disk."""
         with self.path.open("ab") as file:
             file.write(f"{canonical(piece)}\n".encode())
             file.flush()

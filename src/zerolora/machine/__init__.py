@@ -1,1 +1,1 @@
-"""What a process runs on: devices, GPUs assigned to it, memory that it held, the process that started it."""
+"""The machine of a process: devices, assigned GPUs, peak memory, parent processes."""

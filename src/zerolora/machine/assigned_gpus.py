@@ -1,11 +1,11 @@
-"""Gives a command GPUs that no other command of this machine was given:
+"""Run a command on GPUs that no other command of this machine uses:
 
     python -m zerolora.machine.assigned_gpus EACH_NODE NODES GRANTED COMMAND …
 
-EACH_NODE is the number of GPUs that the command needs on each of NODES nodes, GRANTED the number that Snakemake gave
-its job in all. Snakemake counts GPUs (the resource `gpu`); this decides which ones a job gets, by a lock file for each,
-which the command inherits, and CUDA_VISIBLE_DEVICES. It never takes GPUs that the user or a scheduler made invisible.
-Locks are shared by all projects of a user on a machine.
+EACH_NODE is the number of GPUs that the command needs on each of NODES nodes, GRANTED the total that Snakemake granted
+its job. Snakemake only counts GPUs (the resource `gpu`); this chooses them, by a lock file for each that the command
+inherits, and CUDA_VISIBLE_DEVICES. GPUs that the user or a scheduler made invisible are never chosen. All projects of a
+user on a machine share the locks.
 """
 
 import contextlib
@@ -20,15 +20,16 @@ from pathlib import Path
 
 from zerolora.errors import UserError, explained
 from zerolora.machine import devices
+from zerolora.units import counted
 
-PREFIX = "zerolora: "  # of log.py, which takes longer to load than all of this
+PREFIX = "zerolora: "  # as in log.py, which takes longer to load than all of this
 POLL_SECONDS = 0.2
 TURN = "turn.lock"
-"""Held while a command looks for free GPUs, so that two that need several never wait for each other."""
+"""Locked while a command looks for free GPUs, so that two that need several never wait for each other."""
 
 
 def main(arguments: list[str]) -> int:
-    """Take the GPUs and become the command; return 2 if it cannot have them."""
+    """Lock the GPUs and become the command; return 2 on an error."""
     each_node, nodes, granted = (int(text) for text in arguments[:3])
     command = arguments[3:]
     try:
@@ -45,36 +46,36 @@ def main(arguments: list[str]) -> int:
     return 2
 
 
-def check_visible(needed: int, found: int) -> None:
+def check_visible(needed: int, visible: int) -> None:
     """Raise UserError if this machine shows too few GPUs."""
-    if found < needed:
+    if visible < needed:
         names = os.environ.get(devices.VISIBLE)
         limited = "" if names is None else f" ({devices.VISIBLE}={names})"
         raise UserError(
-            f"{_gpus(needed)} needed, and this machine shows {found}{limited}; run where there are more, or correct "
-            "hardware and train.ranks_per_node"
+            f"{counted(needed, 'GPU')} needed, and this machine shows {visible}{limited}; run where there are more, or "
+            "correct hardware and train.ranks_per_node"
         )
 
 
 def check_granted(needed: int, granted: int) -> None:
-    """Raise UserError if Snakemake gave a job fewer GPUs than it needs: it caps requests without a word."""
+    """Raise UserError if Snakemake granted a job fewer GPUs than it needs: it caps requests silently."""
     if granted < needed:
         raise UserError(
-            f"this job needs {_gpus(needed)}, and Snakemake may give it {granted} (--resources gpu={granted}, in the "
-            f"command or the profile); write gpu={needed} or more, or fewer train.ranks_per_node"
+            f"this job needs {counted(needed, 'GPU')}, and Snakemake may give it {granted} (--resources gpu={granted}, "
+            f"in the command or the profile); write gpu={needed} or more, or fewer train.ranks_per_node"
         )
 
 
 def placed_by_srun(environment: Mapping[str, str]) -> bool:
-    """Return whether srun started several tasks on each node, among which it has divided the GPUs itself."""
+    """Return whether srun started several tasks on each node, and so divided the GPUs among them itself."""
     tasks, nodes = (int(environment.get(name, "1")) for name in ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES"))
     return tasks > nodes
 
 
 def take(count: int, gpus: Mapping[str, str], folder: Path) -> list[str]:
-    """Return the names of `count` of the `gpus`, locked for this process and the command that it becomes.
+    """Lock `count` of the `gpus` for this process and the command that it becomes, and return their names.
 
-    Waits while others have them. Raises UserError if the folder is not this user's alone.
+    Waits until enough are free. Raises UserError if the folder is not this user's alone.
     """
     check_own(folder)
     waited = False
@@ -88,7 +89,7 @@ def take(count: int, gpus: Mapping[str, str], folder: Path) -> list[str]:
             os.close(turn)
         if not waited:
             print(
-                f"{PREFIX}waiting for {count} of {_gpus(len(gpus))}, which other jobs use now",
+                f"{PREFIX}waiting for {count} of {counted(len(gpus), 'GPU')}, which other jobs use now",
                 file=sys.stderr,
                 flush=True,
             )
@@ -97,9 +98,9 @@ def take(count: int, gpus: Mapping[str, str], folder: Path) -> list[str]:
 
 
 def lockable() -> dict[str, str]:
-    """Return the name of each visible GPU, as CUDA_VISIBLE_DEVICES has it, and what it is known by on this machine.
+    """Return the lock name of each visible GPU by its name in CUDA_VISIBLE_DEVICES.
 
-    Where the driver cannot be asked, GPUs are known by their names, if CUDA_VISIBLE_DEVICES has any.
+    Without a working driver the lock names are made of those in CUDA_VISIBLE_DEVICES.
     """
     names = devices.visible_names()
     library = devices.driver_library()
@@ -112,12 +113,11 @@ def lockable() -> dict[str, str]:
 
 
 def lock_folder() -> Path:
-    """Return the folder of this user's lock files on this machine."""
     return Path(tempfile.gettempdir(), f"zerolora-gpus-{os.getuid()}")
 
 
 def check_own(folder: Path) -> None:
-    """Make the folder of lock files. Raises UserError if it is there and anybody else could put files into it."""
+    """Create the folder of lock files. Raises UserError if it exists and other users could write to it."""
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700, parents=True)
     seen = folder.lstat()
@@ -133,10 +133,7 @@ def check_own(folder: Path) -> None:
 
 
 def _opened(file: Path) -> int:
-    """Return the descriptor of a lock file, which is made if it is not there, and never emptied.
-
-    A link is refused: it could name a file that is not ours to open.
-    """
+    # Never truncated. A link is refused: it could name a file that is not ours to open.
     return os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
@@ -157,10 +154,6 @@ def _free(count: int, gpus: Mapping[str, str], folder: Path) -> list[str]:
     for descriptor in taken.values():
         os.close(descriptor)
     return []
-
-
-def _gpus(count: int) -> str:
-    return f"{count} GPU{'s' * (count != 1)}"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Chooses between MKL and oneDNN for fp32 matrix products on a CPU, and limits the number of cached kernels."""
+"""The choice between MKL and oneDNN for fp32 matrix products on a CPU, and a limit on cached kernels."""
 
 import os
 
@@ -7,21 +7,20 @@ import torch
 SIZE = 256
 TOLERATED = 10.0
 """Maximum ratio of the error to that of torch's default kernels: another order of summation, but still full fp32."""
-
 KEPT = {"LRU_CACHE_CAPACITY": "64", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
-"""Kernels that torch and oneDNN each keep, unless the user says otherwise. A step on rows of another length needs other
-ones, some 40 for all layers, of about half a MB; kept are a thousand otherwise, and memory grows with every new length
-(pytorch#27971, #98688). To make one again takes a quarter of a millisecond."""
+"""Kernels that torch and oneDNN each cache, unless the user sets another number. Each row length needs its own, some 40
+for all layers, of about half a MB each; by default a thousand are cached, so memory grows with every new length
+(pytorch#27971, #98688). Creating one takes a quarter of a millisecond."""
 
 
 def choose() -> bool:
-    """Have oneDNN multiply fp32 matrices on this CPU, if that costs no accuracy; return whether it does. Called before
-    the first product, when torch reads how many kernels to keep.
+    """Use oneDNN for fp32 matrix products on this CPU if that costs no accuracy; return whether it is used. Call it
+    before the first product, when torch reads the limit on cached kernels.
 
-    torch multiplies by MKL, which on some processors reaches less than half of what they can. "medium" hands products
-    to oneDNN, which may shorten their factors to bf16 where the processor multiplies those faster (AMX); so a product
-    is held against fp64 first. Nothing is timed: the same processor always gets the same kernels, and a resumed run the
-    same bytes. Source: torch.set_float32_matmul_precision; use_mkldnn_matmul in aten/src/ATen/native/mkldnn/Matmul.cpp.
+    torch uses MKL, which reaches less than half of the speed of some processors. "medium" selects oneDNN, which may
+    round factors to bf16 where the processor multiplies those faster (AMX); so a product is compared with fp64 first.
+    Nothing is timed: the same processor always gets the same kernels, and a resumed run the same bytes. Source:
+    torch.set_float32_matmul_precision; use_mkldnn_matmul in aten/src/ATen/native/mkldnn/Matmul.cpp.
     """
     for name, number in KEPT.items():
         os.environ.setdefault(name, number)
@@ -37,6 +36,6 @@ def choose() -> bool:
     return False
 
 
-def _error(found: torch.Tensor, exact: torch.Tensor) -> float:
+def _error(product: torch.Tensor, exact: torch.Tensor) -> float:
     """Return the relative error of a product (Frobenius norm)."""
-    return float((found - exact).norm() / exact.norm())
+    return float((product - exact).norm() / exact.norm())

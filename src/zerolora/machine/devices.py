@@ -1,7 +1,7 @@
-"""The device that a config names: hides GPUs where it is cpu, and says in one line why a GPU cannot be used.
+"""The device of a config: hides GPUs if it is cpu, and explains in one line why a GPU cannot be used.
 
-NVIDIA's driver is asked through its own library, in a fraction of a second and without torch. A process that has
-counted GPUs this way must not fork children that use them.
+GPUs are listed by the library of NVIDIA's driver, in a fraction of a second and without torch. A process that has done
+so must not fork children that use GPUs.
 """
 
 import ctypes
@@ -18,14 +18,14 @@ from zerolora.errors import UserError
 from zerolora.types import Device
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-"""The GPUs that CUDA shows a process, by number or identifier, separated by commas; all of them if it is not set."""
+"""The GPUs that CUDA shows a process, by number or identifier, separated by commas; unset, all of them."""
 LIBRARY = "libcuda.so.1"
 DRIVER_VERSION = Path("/sys/module/nvidia/version")
 DRIVERS = {11: "450.80", 12: "525.60", 13: "580.65"}
-"""The first driver, on Linux, that runs programs built for any release of a major version of CUDA. Source: NVIDIA, CUDA
-Compatibility, "Minor Version Compatibility"."""
+"""The first Linux driver for each major version of CUDA. Source: NVIDIA, CUDA Compatibility, "Minor Version
+Compatibility"."""
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_110", "sm_120", "compute_120")
-"""What PyPI's wheels of torch 2.13.0 for Linux, built for CUDA 13.0, carry kernels for. Source: pytorch/pytorch,
+"""Architectures of PyPI's wheels of torch 2.13.0 for Linux, built for CUDA 13.0. Source: pytorch/pytorch,
 .ci/manywheel/build_cuda.sh, TORCH_CUDA_ARCH_LIST; aarch64 has some more than x86_64."""
 MAJOR, MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
 NAME_BYTES = 256
@@ -42,9 +42,9 @@ class VisibleGpu:
 
 
 def obey(device: Device, gpus: int = 1) -> None:
-    """Make this process, and those that it starts, compute on `device` alone. Call it before CUDA is used.
+    """Restrict this process, and those that it starts, to `device`. Call it before CUDA is used.
 
-    For cpu, no GPU is visible any more. Raises UserError for cuda if fewer than `gpus` GPUs can be used, and why.
+    For cpu, all GPUs are hidden. For cuda, raises UserError if fewer than `gpus` GPUs can be used.
     """
     if device == "cpu":
         os.environ[VISIBLE] = ""
@@ -55,11 +55,12 @@ def obey(device: Device, gpus: int = 1) -> None:
 def fault(gpus: int = 1, otherwise: str = "hardware.device: cpu") -> str | None:
     """Return why torch cannot use `gpus` GPUs here, with a remedy; None if it can.
 
-    `otherwise` is what the user writes to compute on the CPU.
+    `otherwise` is the setting to compute on the CPU.
     """
     release, built = torch_build()
     if built is None:
-        other = "AMD's GPUs (ROCm), which zerolora does not use" if rocm_build() else "CPUs alone"
+        rocm = _torch_version().get("hip")
+        other = "AMD's GPUs (ROCm), which zerolora does not use" if rocm else "CPUs alone"
         return (
             f"torch {release} is built for {other}; install a torch built for CUDA (envs/requirements.lock on Linux "
             f"with PyPI's wheels), or write {otherwise}"
@@ -69,24 +70,18 @@ def fault(gpus: int = 1, otherwise: str = "hardware.device: cpu") -> str | None:
         return f"this machine has no NVIDIA driver ({LIBRARY}); run where the GPUs are, or write {otherwise}"
     if reason := old_driver(release, built, library):
         return reason
-    return _too_few(visible(library), gpus)
-
-
-def _too_few(found: list[VisibleGpu] | int, needed: int) -> str | None:
-    """Return why torch cannot use `needed` of these GPUs; None if it can."""
-    names = os.environ.get(VISIBLE)
+    shown, names = visible(library), os.environ.get(VISIBLE)
     limited = "" if names is None else f" ({VISIBLE}={names})"
-    if isinstance(found, int):
-        return f"its NVIDIA driver cannot start (cuInit returned {found}){limited}; does nvidia-smi list the GPUs?"
-    if len(found) < needed:
-        wanted = "a GPU is needed" if needed == 1 else f"{needed} GPUs are needed"
-        return f"{wanted} and {len(found) or 'none'} visible{limited}; ask for more, or correct hardware"
-    return next((reason for gpu in found if (reason := unsupported(gpu.capability, gpu.name))), None)
+    if isinstance(shown, int):
+        return f"its NVIDIA driver cannot start (cuInit returned {shown}){limited}; does nvidia-smi list the GPUs?"
+    if len(shown) < gpus:
+        wanted = "a GPU is needed" if gpus == 1 else f"{gpus} GPUs are needed"
+        return f"{wanted} and {len(shown) or 'none'} visible{limited}; ask for more, or correct hardware"
+    return next((reason for gpu in shown if (reason := unsupported(gpu.capability, gpu.name))), None)
 
 
 def old_driver(release: str, built: str, library: Any = None) -> str | None:
-    """Return that the driver is too old for torch `release`, `built` for this CUDA; None if it is not, or if this
-    machine has none."""
+    """Return a message if this machine's driver, if any, is too old for torch `release`, `built` for this CUDA."""
     library = library or driver_library()
     if library is None:
         return None
@@ -116,7 +111,7 @@ def visible(library: Any) -> list[VisibleGpu] | int:
 
 
 def unsupported(capability: tuple[int, int], name: str) -> str | None:
-    """Return that torch has no kernels for a GPU of this compute capability; None if it has."""
+    """Return a message if torch has no kernels for a GPU of this compute capability."""
     release, built = torch_build()
     carried = _carried(built)
     if carried is None or runs_on(capability, carried):
@@ -130,10 +125,10 @@ def unsupported(capability: tuple[int, int], name: str) -> str | None:
 
 
 def runs_on(capability: tuple[int, int], architectures: Iterable[str]) -> bool:
-    """Return whether a GPU can run kernels of one of these architectures, named as torch.cuda.get_arch_list() does.
+    """Return whether a GPU can run kernels of one of these architectures, named as by torch.cuda.get_arch_list().
 
-    Compiled ones (sm_) run on GPUs of the same major version and no lower minor one; others (compute_) are compiled for
-    any later GPU. Source: NVIDIA, CUDA C++ Programming Guide, "Binary Compatibility" and "PTX Compatibility".
+    Binaries (sm_) run on GPUs of the same major version and no lower minor one; PTX (compute_) is compiled for any
+    later GPU. Source: NVIDIA, CUDA C++ Programming Guide, "Binary Compatibility" and "PTX Compatibility".
     """
     for each in architectures:
         major, minor = _numbers(each)
@@ -145,19 +140,13 @@ def runs_on(capability: tuple[int, int], architectures: Iterable[str]) -> bool:
 
 
 def torch_build() -> tuple[str, str | None]:
-    """Return torch's version and the CUDA that it is built for, None if for none. Does not load torch."""
+    """Return torch's version and the CUDA version that it is built for, if any. Does not load torch."""
     version = _torch_version()
     return str(version["__version__"]), version["cuda"]
 
 
-def rocm_build() -> str | None:
-    """Return the ROCm that torch is built for, None if for none. Does not load torch."""
-    rocm: str | None = _torch_version().get("hip")
-    return rocm
-
-
 def _torch_version() -> Mapping[str, Any]:
-    """Return the values of torch's module `version`."""
+    """Return the variables of torch's module `version`."""
     if "torch" in sys.modules:
         loaded: Mapping[str, Any] = vars(sys.modules["torch"].version)
         return loaded
@@ -168,7 +157,7 @@ def _torch_version() -> Mapping[str, Any]:
 
 
 def visible_names(environment: Mapping[str, str] = os.environ) -> list[str] | None:
-    """Return the entries of CUDA_VISIBLE_DEVICES; None if it is not set. CUDA ignores what follows an entry of -1."""
+    """Return the entries of CUDA_VISIBLE_DEVICES; None if it is unset. CUDA ignores entries from a -1 on."""
     text = environment.get(VISIBLE)
     if text is None:
         return None
@@ -177,8 +166,7 @@ def visible_names(environment: Mapping[str, str] = os.environ) -> list[str] | No
 
 
 def _carried(built: str | None) -> tuple[str, ...] | None:
-    """Return the architectures of the installed torch; those of the lock's wheels if it is built for CPUs, None if they
-    are not known before it is loaded."""
+    """Return the architectures of torch; of a CPU build, those of the lock's wheels; None if unknown until loaded."""
     torch = sys.modules.get("torch")
     flags = getattr(getattr(torch, "_C", None), "_cuda_getArchFlags", None)
     if built is not None and flags is not None:

@@ -1,11 +1,12 @@
-"""A command that a workflow engine started ends when the engine, or the shell of its job, has ended.
+"""End a command when the workflow engine that started it, or the shell of its job, has ended.
 
-The kernel tells nobody but a child, and only if it wants (PR_SET_PDEATHSIG), that a process was killed: the shell of a
-job, and what it started, would continue without an engine that records what they write. So each engine names itself and
-each job's shell in the environment, and a command watches both. One that is started by hand, or that reaches another
-machine or container by its environment, watches nobody.
+A killed engine leaves the shells of its jobs and their commands running, with no engine to record their outputs: the
+kernel notifies only children, and only on request (PR_SET_PDEATHSIG). So each engine puts itself and each job's shell
+into the environment, and a command watches both. A command that a user started, or whose environment comes from another
+machine or container, watches nothing.
 """
 
+import contextlib
 import ctypes
 import multiprocessing
 import os
@@ -19,26 +20,25 @@ from pathlib import Path
 from typing import Any
 
 ENGINE = "ZEROLORA_ENGINE"
-"""The engine of a job: machine and process namespace, process id, time of its start."""
+"""The engine of a job: machine and process namespace, process id, start time."""
 SHELL = "ZEROLORA_JOB_SHELL"
-"""The process id of the shell of a job, which the shell itself sets."""
+"""The process id of a job's shell, set by the shell itself."""
 DVC = "ZEROLORA_DVC"
-"""The processes from the parent of an engine up to the DVC that it runs inside, each with the time of its start, as
-workflow/scripts/rule has them; with 0 if that DVC had ended."""
+"""The processes from an engine's parent up to the DVC around it, each with its start time, from workflow/scripts/rule;
+with 0 if that DVC had ended."""
 PDEATHSIG = 1  # PR_SET_PDEATHSIG (man 2 prctl)
 GRACE_SECONDS = 30
-"""From SIGTERM to SIGKILL, for what saves its state first (train/launch/launcher.py)."""
+"""From SIGTERM to SIGKILL, for commands that save their state first (train/launch/launcher.py)."""
 
 
 def name_engine() -> None:
-    """Let the jobs of this process, a workflow engine, know it."""
+    """Put this process, a workflow engine, into the environment of its jobs."""
     os.environ[ENGINE] = f"{_here()} {os.getpid()} {_started(os.getpid())}"
     os.environ.pop(SHELL, None)
 
 
 def end_with_engine() -> None:
-    """End this process once the engine that started it, or the shell of its job, has ended: by SIGTERM, and by SIGKILL
-    with all that it has started if it takes longer than GRACE_SECONDS."""
+    """End this process once its engine or its job's shell has ended: by SIGTERM, then SIGKILL with all descendants."""
     here, _, engine = os.environ.get(ENGINE, "").partition(" ")
     if not engine or here != _here():
         return
@@ -50,7 +50,7 @@ def end_with_engine() -> None:
 
 
 def end_with_parent() -> None:
-    """The same of the DVC that started this process, and of the shells between, by SIGKILL: for an engine inside it."""
+    """Kill this process, an engine inside DVC, once that DVC or a shell between has ended."""
     watched = [each.partition(":") for each in os.environ.get(DVC, "").split()]
     if any(pid == "0" for pid, _, _ in watched):
         _end(at_once=True)
@@ -58,9 +58,9 @@ def end_with_parent() -> None:
 
 
 def end_at_parents_death(parent: int | None = None) -> None:
-    """Let the kernel kill this process when its parent has died: for a part of a command, which has no use alone.
+    """Let the kernel kill this process when its parent has died: for a part of a command, useless alone.
 
-    `parent` is the parent's process id, which a fork by multiprocessing knows itself.
+    `parent` is the parent's process id; not needed in a fork by multiprocessing.
     """
     if sys.platform != "linux":
         return
@@ -72,10 +72,7 @@ def end_at_parents_death(parent: int | None = None) -> None:
 
 
 def end_with(watched: list[tuple[int, str]], at_once: bool = False) -> None:
-    """End this process once one of these has ended, each a process id and the time of its start, if that is known.
-
-    `at_once`: by SIGKILL, instead of SIGTERM.
-    """
+    """End this process once one of `watched` has ended, (process id, start time or "") each; `at_once`: by SIGKILL."""
     if sys.platform != "linux":
         return
     files = []
@@ -96,7 +93,7 @@ def end_with(watched: list[tuple[int, str]], at_once: bool = False) -> None:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the processes that a process has started, and what those have started, the nearest first."""
+    """Return the descendants of a process, the nearest first."""
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and (fields := _fields(int(folder.name))):
@@ -130,17 +127,15 @@ def _end(at_once: bool) -> None:
 
 
 def _kill_all() -> None:
-    """End this process and all that it has started, at once."""
+    """Kill this process and all its descendants."""
     for pid in descendants(os.getpid()):
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _here() -> str:
-    """Return what a process id means something in: this machine, since its start, and this container."""
+    """Return the scope of process ids: this machine, its boot and this container."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         namespace = str(Path("/proc/self/ns/pid").readlink())
@@ -150,13 +145,13 @@ def _here() -> str:
 
 
 def _started(pid: int) -> str:
-    """Return when a process started, in ticks since the machine's start; empty if it is not there any more."""
+    """Return when a process started, in ticks since boot; empty if it has ended."""
     fields = _fields(pid)
     return fields[19] if fields else ""
 
 
 def _fields(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat behind the name, which may hold blanks (man 5 proc)."""
+    """Return the fields of /proc/PID/stat after the name, which may contain blanks (man 5 proc)."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

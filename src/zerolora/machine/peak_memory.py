@@ -9,10 +9,9 @@ import torch.distributed
 
 
 class PeakMemory:
-    """Tracks the peak memory of this process, in bytes, since this object was created.
+    """The peak memory of this process since this object was created, in bytes.
 
-    Host: peak resident set (VmHWM on Linux), reset at creation if /proc allows it.
-    GPU: peak of torch's allocator.
+    Host: peak resident set (VmHWM on Linux). GPU: peak of torch's allocator.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -21,10 +20,10 @@ class PeakMemory:
 
     def restart(self) -> None:
         """Reset the peaks."""
-        # "5" resets the high-water mark (man 5 proc). If that is not allowed, the peak is that of the process's life.
+        # "5" resets the high-water mark (man 5 proc). Where that is not allowed, the peak is since the process's start.
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
-        # Before CUDA is initialised there is nothing to reset, and torch refuses to.
+        # torch refuses to before CUDA is initialised.
         if self.device.type == "cuda" and torch.cuda.is_initialized():
             torch.cuda.reset_peak_memory_stats(self.device)
 

@@ -2,8 +2,8 @@
 
     zerolora memory --model config/recipes/models/llama-3-70b.json --nodes 2 --gpus-per-node 8
 
-It is above the planner, whose datasheets and reader of DeepSpeed JSONs it uses; the estimate itself knows neither.
-commands/user_commands.py imports this module for every command, so the functions here import the estimate themselves.
+Every command imports this module (commands/user_commands.py), so its functions import the estimate, the planner's
+datasheets and its reader of DeepSpeed JSONs lazily.
 """
 
 import json
@@ -25,16 +25,14 @@ if TYPE_CHECKING:
 NOTHING_FITS = 3
 """Exit code if no strategy fits."""
 MOST = 10**9
-"""Of rows, tokens and ranks; beyond, floating-point numbers of bytes lose their meaning."""
+"""Maximum rows, tokens and ranks; beyond, bytes as floating-point numbers are inexact."""
 
 
 def _option(text: str, default: str | bool = True) -> Any:
-    """Return an option with its help, and what it says of its default."""
     return typer.Option(help=text, show_default=default)
 
 
 def _count(text: str, default: str | bool = True) -> Any:
-    """Return an option whose value is a number from 1 to MOST."""
     return typer.Option(min=1, max=MOST, help=text, show_default=default)
 
 
@@ -112,20 +110,17 @@ def memory(
     from zerolora.optimizers import OPTIMIZERS
     from zerolora.train.objectives import OBJECTIVES
 
-    if optimizer not in OPTIMIZERS:
-        raise UserError(f"--optimizer {optimizer}: write one of {', '.join(OPTIMIZERS)}")
-
-    if objective not in OBJECTIVES:
-        raise UserError(f"--objective {objective}: write one of {', '.join(OBJECTIVES)}")
+    for option, name, registry in (("optimizer", optimizer, OPTIMIZERS), ("objective", objective, OBJECTIVES)):
+        if name not in registry:
+            raise UserError(f"--{option} {name}: write one of {', '.join(registry)}")
     if activation_offload and activation_checkpointing is False:
         raise UserError(
-            "--activation-offload: it moves what checkpointing keeps, the layers' inputs; remove "
-            "--no-activation-checkpointing"
+            "--activation-offload: moves the inputs of checkpointed layers; remove --no-activation-checkpointing"
         )
     _check_lengths(loss, supervised_span, sequence_length, prompt_length, answer_length)
     capacity = _capacity(gpu, gpu_memory, host_memory, precision)
     strategies = _strategies(strategy, deepspeed)
-    name, model_spec = _model(model, hub)
+    title, model_spec = _model(model, hub)
     model_spec = with_rows(model_spec, added_tokens or 0)
     spec = TrainingSpec(
         strategy="zero0",
@@ -142,7 +137,7 @@ def memory(
             quantization_block=quantization_block,
             double_quantization=double_quantization,
             prepared_by=prepared_by,
-            added_tokens=None if method == "full" else added_tokens,  # which trains them with all the others
+            added_tokens=None if method == "full" else added_tokens,  # full trains every row
         ),
         nodes=nodes,
         ranks_per_node=gpus_per_node,
@@ -165,20 +160,20 @@ def memory(
     if as_json:
         typer.echo("\n".join(json.dumps(entry) for entry in entries))
     else:
-        typer.echo(_text(name, model_spec, specs, capacity, entries, gpu))
+        typer.echo(_text(title, model_spec, specs, capacity, entries, gpu))
     if not any(entry["fits"] for entry in entries):
         raise typer.Exit(NOTHING_FITS)
 
 
 def _attention(model: "ModelSpec", sequence_parallel: int) -> Attention:
-    """Return the implementation that is assumed where none is named."""
+    """Return the default implementation of attention."""
     if sequence_parallel > 1:
         return "flash"
     return "sdpa" if "sdpa" in model.attentions else model.attentions[0]
 
 
 def _check_sharing(model: "ModelSpec", spec: "TrainingSpec") -> None:
-    """Raise UserError if ranks cannot share rows so."""
+    """Raise UserError if ranks cannot share rows under these options."""
     from zerolora.memory.estimate import check_sharing
 
     shared = spec.sequence_parallel
@@ -197,7 +192,6 @@ def _text(
     entries: list[dict[str, Any]],
     gpu: str | None,
 ) -> str:
-    """Return what is printed for people."""
     from zerolora.memory import summary
     from zerolora.memory.estimate import impossible
     from zerolora.memory.table import rows
@@ -223,10 +217,10 @@ def _entries(
     evaluation_batch: int | None,
     generation: tuple[int, int] | None,
 ) -> list[dict[str, Any]]:
-    """Return the estimate of each spec with what else was asked; all have the same keys, null for what was not."""
+    """Return the estimate of each spec with the requested searches and inferences, null where not requested."""
     from zerolora.memory import inference, search
-    from zerolora.memory.checks import uncounted
     from zerolora.memory.estimate import estimated
+    from zerolora.memory.notes import uncounted
 
     result = []
     for spec in specs:
@@ -253,16 +247,16 @@ def _model(path: Path | None, hub: str | None) -> "tuple[str, ModelSpec]":
     if (path is None) == (hub is None):
         raise UserError("write either --model with a path, or --hub with NAME@REVISION")
     if hub is not None:
-        from zerolora.fetch.hub_config import download_config
+        from zerolora.fetch.hub_client import download_config
 
         return hub, read_model_spec(download_config(hub))
     assert path is not None
-    os.environ["HF_HUB_OFFLINE"] = "1"  # read when the hub's client is imported, which the meta device may do
+    os.environ["HF_HUB_OFFLINE"] = "1"  # before the meta device imports the hub's client
     return path.stem if path.suffix == ".json" else path.resolve().name, read_model_spec(path)
 
 
 def _strategies(name: str | None, deepspeed: Path | None) -> list[str]:
-    """Return the strategies to estimate; none if a DeepSpeed JSON takes their place."""
+    """Return the strategies to estimate; none with a DeepSpeed JSON."""
     from zerolora.strategies import STRATEGIES
 
     if deepspeed is not None:
@@ -277,7 +271,7 @@ def _strategies(name: str | None, deepspeed: Path | None) -> list[str]:
 def _specs(
     model: "ModelSpec", spec: "TrainingSpec", strategies: list[str], deepspeed: Path | None
 ) -> "list[TrainingSpec]":
-    """Return a spec for each strategy, or the one that a DeepSpeed JSON describes."""
+    """Return a spec for each strategy, or the one of a DeepSpeed JSON."""
     if deepspeed is None:
         return [replace(spec, strategy=name) for name in strategies]
     from zerolora.config.resolve import json_object
@@ -292,7 +286,7 @@ def _specs(
 
 def _capacity(gpu: str | None, gpu_memory: str | None, host_memory: str, precision: Precision) -> "Capacity":
     from zerolora.memory.estimate import Capacity
-    from zerolora.planner.datasheets import GPUS, offered
+    from zerolora.planner.hardware import GPUS, offered
 
     host = _bytes("--host-memory", host_memory)
     if gpu is None:

@@ -1,7 +1,7 @@
 """One training step of a decoder on the memory tracer: embedding, layers, loss, backward.
 
-Variables have the same lifetime as in the model code, since lifetimes decide the peak. Layers are in layer.py, their
-linear modules in projections.py. Sources: transformers/models/*/modeling_*.py, loss/loss_utils.py;
+Variables have the same lifetime as in the model code, since lifetimes decide the peak. layer.py has the layers,
+projections.py their linear modules. Sources: transformers/models/*/modeling_*.py, loss/loss_utils.py;
 torch/utils/checkpoint.py.
 """
 
@@ -10,9 +10,8 @@ import math
 from collections.abc import Callable
 
 from zerolora.memory.layer import Layer
-from zerolora.model.logit_chunks import chunk_size
 from zerolora.model.projections import ForwardSpec, Trained, layer_kinds
-from zerolora.model.spec import ModelSpec
+from zerolora.model.spec import ModelSpec, chunk_size
 from zerolora.model.tracer import MemoryTracer, Node, Parameter, Value
 
 Phases = dict[str, dict[str, int]]
@@ -22,15 +21,14 @@ Phases = dict[str, dict[str, int]]
 def phases(model: ModelSpec, step: ForwardSpec, trained: Trained) -> Phases:
     """Return the peak bytes of forward, loss and backward, by kind and in total.
 
-    Every layer of a kind adds the same bytes, so a model of at most three layers, or of two of each kind, is traced,
-    and models of one layer less; the others are extrapolated linearly.
-    Backward has two phases: its beginning, with all activations saved, and its end, with all gradients. Four entries
-    are no phases: "small_blocks", the peak of the blocks that a heap serves (tracer.py, SMALL); "modules", the peak of
-    the last layer's forward pass from each of its modules on until the next one, by the module's path; "kept", what
-    all layers keep for the backward pass; and "offloaded", what they keep on the host.
+    Layers of a kind add equal bytes, so models of up to three layers, or of two of each kind, are traced, and models of
+    one layer less; others are extrapolated linearly. Backward has two phases: its beginning, with all activations
+    saved, and its end, with all gradients. Further entries: "small_blocks", the peak of blocks in a heap (tracer.py,
+    SMALL); "modules", the peak of the last layer's forward pass from each module to the next, by path; "kept", the
+    bytes that all layers keep for the backward pass; "offloaded", the bytes that they keep on the host.
     """
     counts = [kind.count for kind in layer_kinds(model)]
-    # In an encoder-decoder, an encoder layer counts as one layer, and the cross-attention of a decoder layer as half.
+    # In an encoder-decoder, an encoder layer counts as one layer and a decoder layer's cross-attention as half.
     counts[0] += model.encoder_layers + (model.layers // 2 if model.encoder_layers else 0)
     most = 3 if len(counts) == 1 else 2
     traced = tuple(min(count, most) for count in counts)
@@ -52,19 +50,19 @@ def phases(model: ModelSpec, step: ForwardSpec, trained: Trained) -> Phases:
 
 @functools.lru_cache(maxsize=16384)
 def evaluation(model: ModelSpec, step: ForwardSpec, trained: Trained) -> int:
-    """Return the peak bytes of a forward pass that saves nothing for a backward pass."""
+    """Return the peak bytes of a forward pass without gradients."""
     counts = tuple(min(kind.count, 2) for kind in layer_kinds(model))
     return Decoder(model, counts, step, trained).evaluate()
 
 
 def pinned(size: float) -> int:
-    """Return the bytes that torch's allocator of pinned memory takes for so many: a power of two
+    """Return the bytes that torch allocates for `size` bytes of pinned memory: a power of two
     (ATen/core/CachingHostAllocator.h, allocate)."""
     return 1 << max(0, math.ceil(size) - 1).bit_length()
 
 
 class Decoder(Layer):
-    """A decoder with so many layers of each kind, and what is trained."""
+    """A decoder with `counts` layers of each kind."""
 
     def __init__(self, model: ModelSpec, counts: tuple[int, ...], step: ForwardSpec, trained: Trained) -> None:
         super().__init__(model, step, trained)
@@ -80,7 +78,7 @@ class Decoder(Layer):
         tracer, step = self.tracer, self.step
         result: Phases = {}
 
-        def noted(phase: str) -> None:
+        def end(phase: str) -> None:
             result[phase] = {**tracer.at_peak, "total": tracer.peak}
             tracer.restart()
 
@@ -95,19 +93,19 @@ class Decoder(Layer):
         result["modules"] = dict(self.reached_modules)
         result["kept"] = {"total": tracer.live - before}
         result["offloaded"] = {"total": self.offloaded}
-        noted("forward")
+        end("forward")
         tracer.kind = "logits"
         loss, held = self.head(hidden.pop())
-        noted("loss")
-        self.reached = noted
+        end("loss")
+        self.reached = end
         tracer.backward(loss, tracer.new(1, 4))
-        noted("backward_end" if "backward" in result else "backward")
+        end("backward_end" if "backward" in result else "backward")
         result["small_blocks"] = {"total": tracer.small_peak}
         del ids, tables, mask, held
         return result
 
     def evaluate(self) -> int:
-        """Run a forward pass without gradients and return its peak bytes."""
+        """Run a forward pass without gradients; return its peak bytes."""
         self.tracer.recording = False
         step = self.step
         mask = self.tracer.new(step.rows * step.length**2, 1) if step.masked and step.attention != "flash" else None
@@ -116,7 +114,7 @@ class Decoder(Layer):
         return self.tracer.peak
 
     def body(self, mask: Value | None) -> Value:
-        """Embedding, layers and the last norm."""
+        """Embedding, layers, last norm."""
         hidden = self.embedding()
         for number, kind in enumerate(self.order):
             hidden = self.marked(hidden, number)
@@ -127,7 +125,7 @@ class Decoder(Layer):
         return self.norm(hidden)
 
     def embedding(self) -> Value:
-        """The embedded tokens. They need a gradient if the embedding is trained, or for checkpointing."""
+        """The embedded tokens; they need a gradient for a trained embedding, or for checkpointing."""
         new, model = self.tracer.new, self.model
         hidden = new(self.tokens * model.hidden, self.step.width)
         if self.trained.trains_base:
@@ -136,7 +134,7 @@ class Decoder(Layer):
             )
         elif self.step.checkpointing and not self.trained.rows:
             hidden.source = Parameter(self.tracer, hidden.count, hidden.width, 0)
-            self.leaf = hidden  # the graph holds the tensor that gets the gradient
+            self.leaf = hidden  # the graph refers to the tensor that gets the gradient
         if model.scaled_embedding:
             hidden = self.unary(hidden)
         if self.trained.rows:
@@ -144,8 +142,7 @@ class Decoder(Layer):
         return self.dropped(hidden) if model.hidden_dropout else hidden
 
     def with_rows(self, hidden: Value) -> Value:
-        """The embedded tokens, some of them from trained rows (train/token_row_forward.py); torch.where saves its
-        condition."""
+        """The embedded tokens with trained rows (train/module_forwards.py); torch.where saves its condition."""
         new, count, width = self.tracer.new, hidden.count, hidden.width
         own, condition = new(count, width), new(self.tokens, 1)
         result = new(count, width)
@@ -163,10 +160,8 @@ class Decoder(Layer):
         return result
 
     def marked(self, hidden: Value, number: int) -> Value:
-        """Return a view of a layer's input whose backward pass ends a phase.
-
-        Most activations are live when the backward pass reaches the last layer, most gradients at the first.
-        """
+        """A view of a layer's input whose backward pass ends a phase: most activations are live when the backward pass
+        reaches the last layer, most gradients at the first."""
         result = self.view(hidden)
         node = result.source
         if isinstance(node, Node):
@@ -187,7 +182,7 @@ class Decoder(Layer):
         tracer.recording = False
         result = self.layer(hidden, mask, kind)
         tracer.recording = True
-        # The node saves its input, and nothing else.
+        # The node saves its input only.
         count, width = hidden.count, hidden.width
         offloads = self.step.offloads and not (self.leaf and hidden.storage is self.leaf.storage)
         if offloads:
@@ -209,7 +204,7 @@ class Decoder(Layer):
         return result
 
     def head(self, hidden: Value) -> tuple[Value, Value | None]:
-        """Return the loss, and the logits if the loop holds them."""
+        """Return the loss, and the logits if the loop keeps them."""
         model, step = self.model, self.step
         positions = step.rows * (step.logits or step.length)
         if step.loss == "fused":
@@ -226,14 +221,14 @@ class Decoder(Layer):
         return self.cross_entropy(logits), logits if step.loss == "full" else None
 
     def chosen(self, hidden: Value, positions: float) -> Value:
-        """The hidden states of some positions (index_select); its gradient is as large as the whole."""
+        """The hidden states of some positions (index_select); the gradient is as large as the whole."""
         new, count, width = self.tracer.new, hidden.count, hidden.width
         result = new(positions * self.model.hidden, width)
         result.source = self.tracer.node([hidden], [], lambda gradient: [new(count, width)])
         return result
 
     def fused_loss(self, hidden: Value) -> Value:
-        """Loss and gradient, one chunk of tokens at a time, both in the forward pass (train/loss.py)."""
+        """Loss and gradient, a chunk of tokens at a time, both in the forward pass (train/loss.py)."""
         model, width, new = self.model, self.step.width, self.tracer.new
         tokens = hidden.count / model.hidden
         gradient = new(hidden.count, width) if hidden.needs_gradient else None
@@ -262,18 +257,14 @@ class Decoder(Layer):
         in_fp32 = self.cast(logits, 4)
         del logits
         log_softmax = new(count, 4)
-
-        def through_softmax(gradient: Value) -> list[Value]:
-            return [new(count, 4)]
-
-        log_softmax.source = self.tracer.node([in_fp32], [log_softmax], through_softmax)
+        log_softmax.source = self.tracer.node([in_fp32], [log_softmax], lambda gradient: [new(count, 4)])
         loss = new(1, 4)
         loss.source = self.tracer.node([log_softmax], [], lambda gradient: [new(count, 4)])
         return loss
 
 
 class Input(Parameter):
-    """The input of a recomputed layer; its gradient is passed to the layer before."""
+    """The input of a recomputed layer, whose gradient goes to the layer before."""
 
     __slots__ = ("gradient",)
 
@@ -282,5 +273,5 @@ class Input(Parameter):
         self.gradient: Value | None = None
 
     def accumulate(self, gradient: Value) -> None:
-        """Take a gradient."""
+        """Record the gradient."""
         self.gradient = gradient

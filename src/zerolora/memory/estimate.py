@@ -3,7 +3,7 @@
     zerolora estimate --settings JSON --model resources/models/MODEL --packing results/NAME/packing
                       --output results/NAME/estimate.json
 
-It needs config.json, the longest packed row and the settings, but neither weights nor a GPU nor torch.
+It reads config.json, the statistics of the packing plan and the settings, and needs neither weights, a GPU nor torch.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -13,12 +13,10 @@ from typing import Any
 from zerolora.config.settings import EstimateSettings
 from zerolora.errors import UserError
 from zerolora.files import read_json
-from zerolora.memory.headroom import asked
 from zerolora.memory.notes import notes
 from zerolora.memory.predict import Prediction, predict
-from zerolora.memory.row_statistics import RowStatistics, row_statistics
-from zerolora.memory.sources import SOURCES
-from zerolora.memory.training_spec import TrainingSpec
+from zerolora.memory.reserve import with_headroom
+from zerolora.memory.training_spec import RowStatistics, TrainingSpec, row_statistics
 from zerolora.methods.registry import create
 from zerolora.model.read_spec import read_model_spec
 from zerolora.model.spec import ModelSpec, to_json, with_rows
@@ -29,7 +27,7 @@ from zerolora.train.objectives import OBJECTIVES
 from zerolora.types import Attention
 from zerolora.units import gib
 
-SUMS = ("model_states", "reserve", "total", "peak_phase")  # entries of a term table that are not terms
+SUMS = ("model_states", "reserve", "total", "peak_phase")  # entries beside the terms
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class Capacity:
 def estimate(settings: EstimateSettings, model: Path, packing: Path) -> dict[str, Any]:
     """Return the estimate of every strategy for a run's settings, model directory and packing plan, in bytes.
 
-    Reads only config.json and stats.json. Raises UserError if they are missing or incomplete.
+    Raises UserError if config.json or stats.json is missing or incomplete.
     """
     model_spec = with_rows(read_model_spec(model), settings.added_tokens)
     try:
@@ -72,10 +70,9 @@ def estimate(settings: EstimateSettings, model: Path, packing: Path) -> dict[str
 
 
 def training_spec(model: ModelSpec, settings: EstimateSettings, rows: RowStatistics) -> TrainingSpec:
-    """Return the spec of a run, from its settings and its packing plan.
+    """Return the spec of a run; open settings get the value that takes the least memory.
 
-    Settings left open get the value that takes the least memory. Raises UserError if ranks cannot share rows of the
-    model.
+    Raises UserError if ranks cannot share rows of the model.
     """
     check_sharing(model, settings.sequence_parallel, world_size(settings), "train.sequence_parallel")
     micro_batch = settings.micro_batch or 1
@@ -93,7 +90,7 @@ def training_spec(model: ModelSpec, settings: EstimateSettings, rows: RowStatist
         attention=open_attentions(model, settings)[0],
         precision=settings.precision,
         masked=masked(rows, micro_batch),
-        # For an unknown family, training may have to compute all logits at once (train/isolation.py).
+        # Training may have to compute all logits of an unknown family at once (train/isolation.py).
         loss="fused" if model.counted == "config.json" else "full",
         logits=rows.most_supervised,
         on_cpu=on_cpu,
@@ -112,13 +109,13 @@ def world_size(settings: EstimateSettings) -> int:
 
 
 def data_ranks(settings: EstimateSettings) -> int:
-    """Return the number of ranks, or groups of ranks that share rows, among which a global batch is divided."""
+    """Return the number of ranks, or of groups that share rows, that divide a global batch."""
     return world_size(settings) // settings.sequence_parallel
 
 
 def check_sharing(model: ModelSpec, shared: int, ranks: int, key: str) -> None:
-    """Raise UserError if `shared` of all ranks cannot share rows of the model: each computes the attention of some
-    heads. `key` is the setting in the message."""
+    """Raise UserError unless the model's heads can be divided among `shared` ranks, in flash attention. `key` is the
+    setting in the message."""
     if shared == 1:
         return
     if "flash" not in model.attentions:
@@ -138,24 +135,24 @@ def check_sharing(model: ModelSpec, shared: int, ranks: int, key: str) -> None:
 
 
 def open_attentions(model: ModelSpec, settings: EstimateSettings) -> tuple[Attention, ...]:
-    """Return the attention implementations that the settings leave open, the fastest first."""
+    """Return the implementations of attention that the settings allow, the fastest first."""
     if settings.sequence_parallel > 1:
         return ("flash",)
     return attentions(model) if settings.attention is None else (settings.attention,)
 
 
 def attentions(model: ModelSpec) -> tuple[Attention, ...]:
-    """Return the model's attention implementations that are chosen where none is named, the fastest first.
+    """Return the model's implementations of attention to choose from, the fastest first.
 
-    Not flash for a family that this project does not know: its class may support it, but what it adds to scores or
-    carries from row to row shows only when training tests its rows.
+    Without flash for an unknown family: its class may support it, but only training's self-test shows what it adds to
+    scores or carries from row to row.
     """
     certain = model.counted == "config.json"
     return tuple(name for name in model.attentions if name != "flash" or certain)
 
 
 def masked(rows: RowStatistics, micro_batch: int) -> bool:
-    """Return whether attention gets a mask, which separates packed rows and marks padding; a single row needs none."""
+    """Return whether attention needs a mask, for packed rows or for padding."""
     return rows.packing or micro_batch > 1
 
 
@@ -185,15 +182,15 @@ def estimated(model: ModelSpec, spec: TrainingSpec, capacity: Capacity) -> dict[
 
 
 def fault_of(model: ModelSpec, spec: TrainingSpec, capacity: Capacity) -> str | None:
-    """Return why a spec cannot run on this hardware or does not fit, None if it can and does."""
+    """Return why a spec cannot run on this hardware or does not fit; None if it fits."""
     return impossible(spec, model) or too_large(predict(model, spec), capacity)
 
 
 def impossible(spec: TrainingSpec, model: ModelSpec) -> str | None:
-    """Return why a strategy cannot run on this hardware, or the model cannot be computed so; None if it can."""
+    """Return why a spec cannot run on this hardware, whatever its memory; None if it can."""
     if spec.attention not in model.attentions:
         return f"a {model.family} has no {spec.attention} attention; write {' or '.join(model.attentions)}"
-    target = target_of(spec, nvme="assumed")  # which directory a run has is checked by the planner
+    target = target_of(spec, nvme="assumed")  # the planner checks the run's directory
     if conflict := spec.layout.conflict(target) or spec.optimizer.conflict(spec.layout, target):
         return conflict.problem
     if spec.layout.within_node and spec.ranks_per_node == 1:
@@ -215,8 +212,8 @@ def target_of(spec: TrainingSpec, nvme: str | None) -> Target:
 
 
 def too_large(prediction: Prediction, capacity: Capacity) -> str | None:
-    """Return which memory is too small, None if everything fits."""
-    gpu, host = prediction.gpu["total"], asked(prediction.host["total"])
+    """Return which memory is too small; None if everything fits."""
+    gpu, host = prediction.gpu["total"], with_headroom(prediction.host["total"])
     if capacity.gpu is not None and gpu > capacity.gpu:
         return f"needs {gib(gpu)} of a GPU's {gib(capacity.gpu)}"
     if host > capacity.host:
@@ -225,7 +222,7 @@ def too_large(prediction: Prediction, capacity: Capacity) -> str | None:
 
 
 def remedies(model: ModelSpec, spec: TrainingSpec, total: int) -> list[dict[str, Any]]:
-    """Return changes that lower a GPU's total, each applied on its own, most effective first: `{"change", "total"}`."""
+    """Return each change that by itself lowers a GPU's total, the most effective first: `{"change", "total"}`."""
     lower = [
         {"change": name, "total": predict(model, other).gpu["total"]}
         for name, other in (*settings_changes(model, spec), *strategy_changes(spec))
@@ -235,7 +232,7 @@ def remedies(model: ModelSpec, spec: TrainingSpec, total: int) -> list[dict[str,
 
 
 def settings_changes(model: ModelSpec, spec: TrainingSpec) -> list[tuple[str, TrainingSpec]]:
-    """Return the changes of training's settings that may lower a GPU's total, by name."""
+    """Return changes of training's settings that may lower a GPU's total, by name."""
     tried: list[tuple[str, TrainingSpec]] = []
     if not spec.activation_checkpointing:
         tried.append(("activation checkpointing", replace(spec, activation_checkpointing=True)))
@@ -250,10 +247,43 @@ def settings_changes(model: ModelSpec, spec: TrainingSpec) -> list[tuple[str, Tr
 
 
 def strategy_changes(spec: TrainingSpec) -> list[tuple[str, TrainingSpec]]:
-    """Return the strategies that may lower a GPU's total, by name."""
+    """Return strategies that may lower a GPU's total, by name."""
     tried: list[tuple[str, TrainingSpec]] = []
     if spec.layout.stage < 3 and spec.ranks > 1:
         tried.append(("zero3", replace(spec, strategy="zero3", own=None, buckets=None)))
     if spec.layout.parameters == "gpu" and not spec.on_cpu:
         tried.append(("zero3_offload", replace(spec, strategy="zero3_offload", own=None, buckets=None)))
     return tried
+
+
+SOURCES = {
+    "frozen_weights": "2 or 4 bytes a parameter, 4 bits with constants for QLoRA; sharded at stage 3 "
+    "(arXiv 1910.02054 section 3; 2305.14314 section 3)",
+    "adapter_weights": "φ parameters: arXiv 2106.09685 section 4.1, 2402.09353, 2205.05638",
+    "gradients": "2 bytes of each trained parameter, 4 without DeepSpeed; sharded from stage 2 (arXiv 1910.02054)",
+    "master": "4 bytes of each trained parameter; sharded from stage 1 (arXiv 1910.02054)",
+    "moments": "8 bytes of each trained parameter; sharded from stage 1 (arXiv 1910.02054)",
+    "activations": "what the step's operations save and allocate (zerolora/memory/decoder.py), at the peak; less the "
+    "gradients that are not computed yet",
+    "logits": "logits, their fp32 copy, log-softmax and gradients (transformers/loss/loss_utils.py), at the peak",
+    "buffers": "buckets, gathered weights, norms: deepspeed/runtime/zero/stage_1_and_2.py, stage3.py, "
+    "partitioned_param_coordinator.py",
+    "reserve": "memory beside torch's tensors: estimate.reserve, or the three shares below "
+    "(zerolora/memory/reserve.py)",
+    "reserve_context": "CUDA's context, 426 MiB: unslothai/unsloth-zoo#1053; not measured here",
+    "reserve_nccl": "12 MiB for each of 32 channels of a group of ranks, none for one rank: NVIDIA/nccl#1685, "
+    "NVIDIA/nccl#986; not measured here",
+    "reserve_allocator": "2.4 % of the tensors, which torch's allocator holds besides: "
+    "vllm-project/compressed-tensors#587; not measured here",
+    "processes": "a rank that has loaded nothing: benchmarks/process_memory.py",
+    "loading": "the largest weight, in transfer to the GPU, and shards that stay on the host; on CPU ranks the "
+    "weights: train/base_model.py",
+    "page_cache": "pages of the weights' files, mapped (safetensors) and shared by a node's ranks: docs/speed.md",
+    "offload": "states and buffers: stage_1_and_2.py, stage3.py",
+    "layer_inputs": "with activation_offload: each layer's input, in pinned blocks of a power of two: "
+    "train/activation_offload.py, ATen/core/CachingHostAllocator.h",
+    "pinned": "buffers between NVMe and GPU: partitioned_param_swapper.py",
+    "ranks": "on CPU ranks: what would be in GPU memory",
+    "heap": "free blocks of a CPU rank's heap: measured, benchmarks/memory/measure.py",
+    "saving": "the copies that a checkpoint is written from: train/engines/engine.py, train/checkpoint/store.py",
+}

@@ -1,11 +1,11 @@
-"""The weights that DeepSpeed's stage 3 keeps gathered, computed by running its coordinator on sizes alone.
+"""The weights that DeepSpeed's stage 3 keeps gathered, by a simulation of its coordinator on sizes.
 
-It gathers the weights of a module when the module is reached, and those of the modules that follow until a bucket is
-full or the limit of live weights is reached. The last weight of a bucket is taken whole, however large it is, and so
-are all weights of one module, such as the experts of a layer. Weights that are gathered together arrive in one buffer,
-from which each is copied; the buffer is freed when the last of them is used, so most are held twice for a while.
-Experts' weights are multiplied as transposed views, which are saved for the backward pass: what the forward pass
-gathered stays until then, beside what is gathered again (transformers/integrations/moe.py, _grouped_linear).
+It gathers the weights of a module when the module is reached, and prefetches those of the next modules until a bucket
+is full or the limit of live weights is reached. The last weight of a bucket is gathered whole, and so are all weights
+of one module, such as a layer's experts. Weights that are gathered together arrive in one buffer, from which each is
+copied; the buffer is freed when the last of them is used, so most are live twice for a while. Experts' weights are
+multiplied as transposed views that are saved for the backward pass: the weights that the forward pass gathered stay
+live until then, beside those gathered again (transformers/integrations/moe.py, _grouped_linear).
 Sources: deepspeed/runtime/zero/partitioned_param_coordinator.py, fetch_sub_module and release_sub_module;
 partition_parameters.py, all_gather_coalesced and AllGatherCoalescedHandle.
 """
@@ -18,48 +18,45 @@ from dataclasses import dataclass
 
 from zerolora.methods.method import SHARED
 from zerolora.model.spec import ModelSpec, Module
-from zerolora.strategies.buckets import Buckets
+from zerolora.strategies.strategy import Buckets
 
 Ranks = tuple[tuple[str, int], ...]
 """Path and r of each adapted module or parameter, as in TrainedParameters."""
-
-
 TRANSPOSED = ("aria", "aria_text", "gpt_oss")
-"""Families whose experts' weights are multiplied as they are."""
+"""Families whose experts' weights are multiplied without a transposed view."""
 
 
 @dataclass(frozen=True)
 class Gathered:
-    """The most elements of gathered weights that a rank holds in each part of a step."""
+    """The most elements of gathered weights on a rank in each part of a step."""
 
     forward: tuple[tuple[str, int, int], ...]
-    """From each module of a layer on until the next one: the module's path, how many layers follow, and elements. Left
-    out if a later layer holds as much there."""
+    """From each module of a layer to the next: the module's path, the number of later layers, and elements; only where
+    no later layer has as many."""
     loss: int
     backward: int
-    """Until the last layer's backward pass is over."""
+    """Until the end of the last layer's backward pass."""
     before_last: int
     """In the backward pass of the layer before."""
     backward_end: int
-    """From there on."""
+    """In the backward passes of all other layers."""
 
 
 @functools.lru_cache(maxsize=8192)
 def gathered(
     model: ModelSpec, ranks: Ranks, buckets: Buckets, checkpointing: bool, keeps_head: bool, together: bool
 ) -> Gathered:
-    """Return what a rank holds gathered. `ranks` is empty in full fine-tuning.
+    """Return the gathered weights of a rank. `ranks` is empty in full fine-tuning.
 
-    `keeps_head`: the head's weight counts as one of the model's own, which uses it from beginning to end; this is so
-    with a fused loss (train/loss.py). `together`: weights that are gathered at once arrive in one buffer, as among
-    several ranks.
+    `keeps_head`: the head's weight is live in the whole step, as with a fused loss (train/loss.py). `together`: weights
+    gathered at once arrive in one buffer, as among several ranks.
     """
     before, layers, after = _modules(model, dict(ranks))
     every = [*before, *(owner for layer in layers for owner in layer), *after]
     backward: list[list[_Owner]] = [after[::-1], [], []]
     for number, layer in enumerate(reversed(layers)):
         backward[min(number, 2)] += [*(layer if checkpointing else ()), *reversed(layer)]
-    if checkpointing or not ranks:  # checkpointing makes the embedding's result need a gradient
+    if checkpointing or not ranks:  # with checkpointing the embedding's result needs a gradient
         backward[2] += before[::-1]
     # Small weights stay gathered after their first use.
     limit = buckets.persistence
@@ -78,7 +75,7 @@ def gathered(
         forward[at] = loss = small
     for owner in parts[0]:
         arriving, most = coordinator.use(not checkpointing)
-        # What is copied for a module arrives before anything is computed with it.
+        # A module's weights are copied before it computes.
         if owner.layer is None:
             forward[at] = max(forward[at], small + arriving)
             loss = small + most
@@ -90,7 +87,7 @@ def gathered(
 
 
 def _growing(forward: dict[tuple[str, int], int]) -> Iterator[tuple[str, int, int]]:
-    """Yield what is held from each module on, the last layer first, where it is more than in all later layers."""
+    """Yield the elements from each module on, the last layer first, where they exceed those of all later layers."""
     most: dict[str, int] = defaultdict(int)
     for (path, later), size in reversed(forward.items()):
         if size > most[path]:
@@ -104,17 +101,17 @@ class _Weight:
 
     size: int
     available: bool = False
-    """Whether it is gathered, or on its way."""
+    """Whether it is gathered or being gathered."""
     buffer: "_Buffer | None" = None
-    """The buffer with which it arrives, until it is used."""
+    """The buffer in which it arrives, until it is used."""
     kept_until: int = -1
-    """The last use, by the number of its module, that was looked ahead to."""
+    """Number of the last module in the look-ahead that uses it."""
     kept: bool = False
-    """Whether it is used until the end."""
+    """Whether it is used until the end of the step."""
     viewed: bool = False
-    """Whether a view of it is kept for the backward pass."""
+    """Whether a view of it is saved for the backward pass."""
     saved: int = 0
-    """Elements of it that such a view keeps after its release."""
+    """Elements that the view keeps after its release."""
 
 
 @dataclass(eq=False)
@@ -123,13 +120,13 @@ class _Buffer:
 
     size: int
     unused: int
-    """Weights of it that are still to be used."""
+    """Weights that no module has used yet."""
     copied: bool = False
 
 
 @dataclass(frozen=True)
 class _Owner:
-    """A module and its own weights."""
+    """A module with its weights."""
 
     path: str
     layer: int | None
@@ -137,13 +134,13 @@ class _Owner:
     weights: list[_Weight]
 
     def without(self, limit: int) -> "_Owner | None":
-        """Return it without weights that are not larger, None if none is left."""
+        """Return the module with its weights above a size; None if there are none."""
         large = [weight for weight in self.weights if weight.size > limit]
         return _Owner(self.path, self.layer, large) if large else None
 
 
 class _Coordinator:
-    """One step of a recorded order of modules, each a list of weights."""
+    """One step over a recorded order of modules, each a list of weights."""
 
     def __init__(self, modules: list[list[_Weight]], buckets: Buckets, together: bool) -> None:
         self.modules, self.buckets, self.together = modules, buckets, together
@@ -153,9 +150,9 @@ class _Coordinator:
         self.held = self.peak = 0
 
     def use(self, saves: bool) -> tuple[int, int]:
-        """Use the next module; return the most elements held until its weights are there, and from then on.
+        """Use the next module; return the most elements until its weights are copied, and from then on.
 
-        `saves`: its backward pass is still to come.
+        `saves`: its backward pass comes later.
         """
         number, module = self.number, self.modules[self.number]
         self.peak = self.held
@@ -175,7 +172,7 @@ class _Coordinator:
         return arriving, self.peak
 
     def gather(self, weights: Iterable[_Weight]) -> None:
-        """Begin to gather weights."""
+        """Start gathering weights."""
         wanted = list(weights)
         size = sum(weight.size for weight in wanted)
         buffer = _Buffer(size, len(wanted)) if len(wanted) > 1 and self.together else None
@@ -185,7 +182,7 @@ class _Coordinator:
         self.hold(size)
 
     def wait(self, weight: _Weight) -> None:
-        """Copy everything from the buffer that a weight arrives with; free the buffer with the last of its weights."""
+        """Copy all weights from a weight's buffer; free the buffer with the last of them."""
         buffer, weight.buffer = weight.buffer, None
         if buffer is None:
             return
@@ -197,7 +194,7 @@ class _Coordinator:
             self.hold(-buffer.size)
 
     def look_ahead(self, number: int, module: list[_Weight]) -> None:
-        """Take what a module uses off the queue."""
+        """Remove a module's weights from the queue."""
         waiting = {weight for weight in module if weight.kept_until < number}
         while self.queue and waiting:
             weight, step = self.queue.popleft()
@@ -205,7 +202,7 @@ class _Coordinator:
             waiting.discard(weight)
 
     def prefetch(self) -> None:
-        """Gather what comes next, as far as a bucket and the limit of live weights allow."""
+        """Gather the next weights, within a bucket and the limit of live weights."""
         room, size = min(self.buckets.live - self.live, self.buckets.prefetch), 0
         result: dict[_Weight, None] = {}
         while self.queue and size < room:
@@ -218,7 +215,7 @@ class _Coordinator:
             self.gather(result)
 
     def release(self, weight: _Weight, saved: bool) -> None:
-        """Drop a weight, of which a view may be saved."""
+        """Release a weight; `saved`: a view keeps its elements."""
         weight.available = False
         self.live -= weight.size
         if saved:
@@ -227,14 +224,14 @@ class _Coordinator:
             self.hold(-weight.size)
 
     def hold(self, size: int) -> None:
-        """Hold so many elements more."""
+        """Add elements to those on the rank."""
         self.held += size
         self.peak = max(self.peak, self.held)
 
 
 def _modules(model: ModelSpec, ranks: dict[str, int]) -> tuple[list[_Owner], list[list[_Owner]], list[_Owner]]:
-    """Return what owns weights before the layers, in each layer, and after the layers."""
-    shared = _Weight(model.vocabulary * model.hidden)  # by embedding and head, if they are tied
+    """Return the modules with weights before the layers, in each layer, and after the layers."""
+    shared = _Weight(model.vocabulary * model.hidden)  # of embedding and head, if they are tied
     in_layers = set(model.in_layers)
     layers: list[list[_Owner]] = [[] for _ in range(1 + max(max(module.numbers) for module in in_layers))]
     before: list[_Owner] = []
@@ -251,7 +248,7 @@ def _modules(model: ModelSpec, ranks: dict[str, int]) -> tuple[list[_Owner], lis
 
 
 def _owners(module: Module, ranks: dict[str, int], layer: int | None, viewed: bool = False) -> Iterator[_Owner]:
-    """Yield a module and what adapts it, each with its weights."""
+    """Yield a module and its adapter's modules, each with its weights."""
     yield _Owner(
         module.path,
         layer,

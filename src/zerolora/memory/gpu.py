@@ -1,6 +1,6 @@
 """GPU memory of one rank, phase by phase: model states, activations, logits, and the engine's buffers.
 
-With CPU ranks the same bytes are in host memory. File names without a path are in deepspeed/runtime/zero.
+On CPU ranks the same bytes are in host memory. File names without a path are in deepspeed/runtime/zero.
 """
 
 import operator
@@ -16,7 +16,7 @@ from zerolora.memory.training_spec import TrainingSpec
 from zerolora.methods.method import TrainedParameters
 from zerolora.model.projections import ForwardSpec, Trained
 from zerolora.model.spec import ModelSpec
-from zerolora.strategies.buckets import Buckets
+from zerolora.strategies.strategy import Buckets
 from zerolora.train.objectives.objective import AddedMemory
 
 PHASES = ("forward", "loss", "backward", "backward_end")  # of a traced step
@@ -25,7 +25,7 @@ GATHER_LIMIT = 500_000_000  # elements that DeepSpeed's stage 0 reduces at a tim
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A model, how it is trained, and values derived from both."""
+    """A model, its training spec, and values derived from both."""
 
     model: ModelSpec
     spec: TrainingSpec
@@ -35,7 +35,7 @@ class PlannedRun:
 
     @property
     def reads_whole(self) -> bool:
-        """Whether each rank reads the whole base model before it keeps its shard: a quantized one
+        """Whether each rank reads the whole base model before it keeps its shard, as of a quantized one
         (train/base_model.py)."""
         return self.spec.method.frozen_type is not None and self.spec.layout.stage == 3
 
@@ -59,13 +59,13 @@ class TracedStep:
     evaluation: int
     """The peak of a forward pass without gradients."""
     small_blocks: int
-    """The peak of blocks that a CPU rank's heap serves (tracer.py, SMALL)."""
+    """The peak of the blocks in a CPU rank's heap (tracer.py, SMALL)."""
     modules: dict[str, int]
-    """The peak of the last layer's forward pass from each of its modules on until the next one, by path."""
+    """The peak of the last layer's forward pass from each module to the next, by path."""
     kept: int
-    """What all layers keep for the backward pass."""
+    """Bytes that all layers keep for the backward pass."""
     offloaded: int
-    """What all layers keep for it on the host."""
+    """Bytes that all layers keep for it on the host."""
 
 
 def traced(run: PlannedRun) -> TracedStep:
@@ -80,7 +80,7 @@ def traced(run: PlannedRun) -> TracedStep:
         spec.masked,
         spec.activation_checkpointing,
         spec.loss,
-        min(spec.logits, spec.own_length),  # all supervised tokens of a row may be in one part of it
+        min(spec.logits, spec.own_length),  # all supervised tokens of a row may be on one rank
         run.deepspeed_stage == 3,
         spec.sequence_parallel > 1,
         spec.on_cpu,
@@ -88,13 +88,13 @@ def traced(run: PlannedRun) -> TracedStep:
         spec.precision == "fp16" and method.activation_width(spec.width) == spec.width,
         spec.offloads_inputs,
     )
-    # DDP keeps trained weights in fp32 and computes with copies (train/engines/ddp.py, _compute_in). What peft has
-    # prepared is computed in fp32, without copies.
+    # DDP keeps trained weights in fp32 and computes with copies (train/engines/ddp.py, _compute_in), unless peft has
+    # lifted activations to fp32.
     width, kept = spec.width, 0
     if layout.engine == "ddp":
         width, kept = step.width, BYTES["fp32"]
-    # From stage 2 on a rank keeps its shard of each gradient. Offloaded gradients leave the GPU; stage 3 has allocated
-    # them with the states.
+    # From stage 2 on a rank keeps its shard of each gradient. Offloaded gradients leave the GPU; stage 3 allocates
+    # gradients with the states.
     share = 1 / spec.ranks if layout.stage >= 2 else 1.0
     if layout.optimizer != "gpu" or run.deepspeed_stage == 3:
         share = 0.0
@@ -117,7 +117,7 @@ def by_phase(run: PlannedRun, step: TracedStep) -> dict[str, dict[str, float]]:
     """
     spec, states, parameters = run.spec, run.states, run.parameters
     static = states.frozen_weights + states.trained_weights + states.master + states.moments
-    # From the second micro-step on, gradients are always held; stage 3 allocates them at the start (stage3.py,
+    # Gradients are live from the second micro-step on; stage 3 allocates them at the start (stage3.py,
     # grad_partitions_flat_buffer).
     allocated = states.gradients if run.deepspeed_stage == 3 else 0.0
     kept = states.gradients if spec.accumulation > 1 else allocated
@@ -136,14 +136,14 @@ def by_phase(run: PlannedRun, step: TracedStep) -> dict[str, dict[str, float]]:
             "buffers": held + gathers[name] + extra + kinds.get("buffers", 0),
         }
     if run.deepspeed_stage == 1 and spec.layout.optimizer == "gpu":
-        # All gradients, a bucket of them, and a copy of those of this rank's partition (stage_1_and_2.py,
+        # All gradients, a bucket of them, and a copy of this rank's partition (stage_1_and_2.py,
         # copy_grads_in_partition).
         copied = spec.width * (parameters.trained / spec.ranks + run.buckets.reduce)
         result["reducing"] = _phase(gradients=states.gradients, buffers=held + copied)
-    # transformers' own loss returns the logits, which the loop holds until the end of the step.
+    # transformers' loss returns the logits, which live until the end of the step.
     width = spec.prepared_method.activation_width(spec.width)
     logits = spec.micro_batch * spec.own_length * run.model.vocabulary * width if spec.loss == "full" else 0.0
-    # At stage 1 a rank has dropped the gradients of other ranks' partitions by then.
+    # At stage 1 a rank has freed the gradients of other ranks' partitions by then.
     own = states.gradients / (spec.ranks if spec.layout.stage == 1 else 1)
     result["optimizer"] = _phase(logits=logits, gradients=own, buffers=held + _stepping(run))
     buffers = held + gathers["evaluation"]
@@ -162,8 +162,8 @@ def by_phase(run: PlannedRun, step: TracedStep) -> dict[str, dict[str, float]]:
 def terms(run: PlannedRun, at_peak: dict[str, float], peak: str) -> dict[str, Any]:
     """Return the GPU's terms, which add up to the total of the phase `peak`; none is negative.
 
-    If the peak comes before all gradients exist, their memory is in use for something else at that time: `activations`,
-    then `logits`, then `buffers` are what these take beyond the gradients' memory.
+    At a peak before all gradients exist, their memory is in other use: first `activations`, then `logits`, then
+    `buffers` are reduced by it.
     """
     states = run.states
     shares = reserve.shares(run.spec, int(at_peak["total"]))
@@ -188,11 +188,6 @@ def terms(run: PlannedRun, at_peak: dict[str, float], peak: str) -> dict[str, An
     return gpu
 
 
-def layer_parameters(model: ModelSpec) -> int:
-    """Return the parameters of the largest layer."""
-    return model.layer_parameters
-
-
 def largest_module(model: ModelSpec) -> int:
     """Return the parameters of the largest module."""
     return max(module.parameters for module in model.modules)
@@ -205,12 +200,12 @@ def _phase(
 
 
 def _resident(run: PlannedRun) -> float:
-    """Return the bytes that the engine always holds in addition to the model states."""
+    """Return the bytes that the engine always keeps beside the model states."""
     spec, layout, parameters = run.spec, run.spec.layout, run.parameters
     if layout.engine == "ddp" and spec.ranks > 1:
         return parameters.trained * 4.0  # the reducer's buckets beside .grad (reducer.hpp)
     if run.deepspeed_stage == 3:
-        # __ipg_bucket_flat_buffer (stage3.py), into which its all-to-all writes.
+        # __ipg_bucket_flat_buffer (stage3.py), the output of its all-to-all.
         bucket = float(run.buckets.reduce * spec.width)
         if not layout.within_node:
             return bucket
@@ -229,7 +224,7 @@ def _gathered(run: PlannedRun, step: TracedStep) -> dict[str, float]:
     elif spec.layout.engine == "fsdp":
         return _gathered_by_fsdp(run, step)
     elif spec.on_cpu:
-        # What was fitted to CPU ranks (glibc_heap.py) includes what is gathered beyond the limit.
+        # The constants fitted to CPU ranks (host.py) include weights gathered beyond the limit.
         everything = run.parameters.frozen + run.parameters.trained
         most = float(min(everything, run.buckets.live) * spec.width)
     else:
@@ -238,11 +233,11 @@ def _gathered(run: PlannedRun, step: TracedStep) -> dict[str, float]:
 
 
 def _gathered_by_fsdp(run: PlannedRun, step: TracedStep) -> dict[str, float]:
-    """Return the same for torch's fully_shard, with gradients that are not sharded yet."""
+    """Return the same for torch's fully_shard, with gradients before they are sharded."""
     spec, parameters, width = run.spec, run.parameters, run.spec.width
     base = fsdp_units(run.model)
     if parameters.ranks:
-        # Where a part of the adapter is outside of the layers, all of it counts as gathered with the root.
+        # An adapter that is partly outside of the layers counts as gathered with the root.
         inside = all("{}" in path for path, _ in parameters.ranks) and not spec.prepared_method.rows
         units = base.with_adapter(*((parameters.trained, 0) if inside else (0, parameters.trained)))
         trained = Units(units.root - base.root, tuple(map(operator.sub, units.layers, base.layers)))
@@ -251,7 +246,7 @@ def _gathered_by_fsdp(run: PlannedRun, step: TracedStep) -> dict[str, float]:
     alone = spec.layout.owners(spec.ranks, spec.ranks_per_node) == 1
     accumulates = spec.accumulation > 1
     whole = REDUCED * trained.total if accumulates else 0.0
-    # Before a layer computes, the activations are those that the layers before it keep.
+    # Before a layer computes, the live activations are those that earlier layers keep.
     kept, peak = step.kept / max(1, len(units.layers)), step.phases["forward"]["total"]
     before = max(number * kept + most * width for number, most in enumerate(units.reaching(alone)))
     computing = units.computing(alone) * width
@@ -271,11 +266,11 @@ def _gathered_by_fsdp(run: PlannedRun, step: TracedStep) -> dict[str, float]:
 def _gathered_by_deepspeed(run: PlannedRun, step: TracedStep) -> dict[str, float]:
     """Return the same for DeepSpeed's stage 3 on GPUs."""
     spec = run.spec
-    if spec.ranks == 1 and spec.layout.parameters == "gpu":  # its shard is the weight (NoGatherHandle)
+    if spec.ranks == 1 and spec.layout.parameters == "gpu":  # the shard is the weight (NoGatherHandle)
         return dict.fromkeys((*step.phases, "evaluation"), 0.0)
     ranks = run.parameters.ranks if run.parameters.frozen else ()
     held = gathered(run.model, ranks, run.buckets, spec.activation_checkpointing, spec.loss == "fused", spec.ranks > 1)
-    # While most weights are gathered, fewer activations may be live than at their peak in the same layer.
+    # The peaks of gathered weights and of activations may be at different modules of a layer.
     peak, layer = step.phases["forward"]["total"], step.kept / run.model.layers
     both = max(step.modules.get(path, peak) - later * layer + most * spec.width for path, later, most in held.forward)
     # Without logits, the layer before the last takes as much as the last.
@@ -290,22 +285,21 @@ def _gathered_by_deepspeed(run: PlannedRun, step: TracedStep) -> dict[str, float
 
 
 def _gradient_buckets(run: PlannedRun) -> float:
-    """Return the bytes of the gradient buckets, which are allocated with the first gradient (stage_1_and_2.py,
-    setup_buckets)."""
+    """Return the bytes of the gradient buckets, allocated with the first gradient (stage_1_and_2.py, setup_buckets)."""
     if run.deepspeed_stage not in (1, 2):
         return 0.0
     return float(run.buckets.reduce * (2 if run.buckets.overlap else 1) * run.spec.width)
 
 
 def _reducing(run: PlannedRun) -> float:
-    """Return the bytes that reducing gradients takes at the end of the backward pass."""
+    """Return the bytes for reducing gradients at the end of the backward pass."""
     spec, parameters = run.spec, run.parameters
     if run.deepspeed_stage == 0 and spec.ranks > 1:
-        # Gradients are joined until they are more than the limit (engine.py, allreduce_no_retain).
+        # Gradients are concatenated until they exceed the limit (engine.py, allreduce_no_retain).
         return float(min(parameters.trained, GATHER_LIMIT + parameters.largest_trained) * spec.width)
     if run.deepspeed_stage in (1, 2) and parameters.largest_trained > run.buckets.reduce:
-        # A gradient that is larger than the bucket gets one of its own (stage_1_and_2.py). For a tied embedding that is
-        # trained the tracer has counted more: its two gradients and their sum, just before.
+        # A gradient larger than the bucket gets its own (stage_1_and_2.py). For a trained tied embedding the tracer has
+        # just counted more: two gradients and their sum.
         return float(parameters.largest_trained * spec.width) if parameters.frozen or not run.model.tied else 0.0
     return 0.0
 
@@ -327,5 +321,5 @@ def _stepping(run: PlannedRun) -> float:
     norm = 8.0 * min(share, parameters.largest_trained)  # of a gradient in fp64 (get_grad_norm_direct)
     if layout.stage == 3:
         return max(4.0 * share + beside, norm)  # gradients in fp32
-    # Joined gradients, then in fp32 (stage_1_and_2.py, step).
+    # Concatenated gradients, then in fp32 (stage_1_and_2.py, step).
     return spec.width * share + max(4.0 * share, beside, norm)

@@ -1,6 +1,6 @@
 """A transformer layer on the memory tracer: norms, attention, MLP, experts.
 
-Variables have the same lifetime as in the model code, which decides when a tensor is freed.
+Variables have the same lifetime as in the model code, since it decides when a tensor is freed.
 Sources: transformers/models/*/modeling_*.py, integrations/sdpa_attention.py.
 """
 
@@ -10,13 +10,13 @@ from zerolora.model.projections import ExpertLayer, ForwardSpec, Projections, Tr
 from zerolora.model.spec import ModelSpec, Module
 from zerolora.model.tracer import Parameter, Value
 
-# What routers compute in, by model_type: modeling_<model_type>.py, the class whose name ends in Router.
+# Types in routers, by model_type: modeling_<model_type>.py, the class whose name ends in Router.
 FP32_ROUTERS = ("deepseek_v2", "deepseek_v3")
-"""Their input and their weight are converted first."""
+"""The router's input and weight are converted to fp32."""
 FP32_WEIGHTS = ("mixtral", *FP32_ROUTERS)
 """The weights of a token's experts stay in fp32."""
 NARROW_ROUTERS = ("gpt_oss", *FP32_ROUTERS)
-"""Scores have the width of the router's input."""
+"""Scores have the type of the router's input."""
 
 
 class Layer(Projections):
@@ -24,11 +24,11 @@ class Layer(Projections):
 
     def __init__(self, model: ModelSpec, step: ForwardSpec, trained: Trained) -> None:
         super().__init__(model, step, trained)
-        # transformers' phi3 and gpt_neox rotate a part of each head, or all of it, and concatenate it with the rest.
+        # phi3 and gpt_neox concatenate the rotated part of each head with the rest, even if that is empty.
         self.joined = model.family == "phi3" or 0 < model.rotary < 1
 
     def layer(self, hidden: Value, mask: Value | None, kind: int = 0) -> Value:
-        """Attention and MLP with their norms and residuals, in a layer of one kind."""
+        """Attention and MLP with norms and residuals, in a layer of one kind."""
         self.become(kind)
         if self.model.parallel:
             normed = self.norm(hidden)
@@ -52,7 +52,7 @@ class Layer(Projections):
         return self.add(residual, hidden)
 
     def norm(self, value: Value) -> Value:
-        """Layer norm is one kernel; RMS norm several operations in fp32, with a copy for the weight."""
+        """One kernel for layer norm; several operations in fp32 for RMS norm."""
         full = self.trained.trains_base
         new, count, width = self.tracer.new, value.count, value.width
         if self.model.norm == "layer":
@@ -72,7 +72,7 @@ class Layer(Projections):
         return self.by_weight(self.cast(in_fp32, width))
 
     def scaled_by_root(self, value: Value) -> Value:
-        """x · rsqrt(mean(x²)): saves x once, and a number a token."""
+        """x · rsqrt(mean(x²)): saves x once, and a number per token."""
         new, count = self.tracer.new, value.count
         square = new(count, 4)  # freed as soon as its mean is computed
         del square
@@ -93,7 +93,7 @@ class Layer(Projections):
         return result
 
     def by_weight(self, value: Value) -> Value:
-        """Times the norm's weight."""
+        """A product with the norm's weight."""
         if not self.trained.trains_base:
             return self.unary(value)
         new, count, width = self.tracer.new, value.count, value.width
@@ -128,7 +128,7 @@ class Layer(Projections):
                 output = attend(query, key, value, mask)
         del query, key, value
         if self.joined and step.attention != "eager":
-            output = self.unary(output)  # laid out by heads like its query, so that it is copied before it is projected
+            output = self.unary(output)  # laid out by heads, as the query is, so it is copied before the projection
         output = self.projection("o", output)
         return self.dropped(output) if model.hidden_dropout else output
 
@@ -151,7 +151,7 @@ class Layer(Projections):
         result = self.add(product, self.unary(turned))
         if self.joined:
             del product, turned, halves
-            result = self.unary(result)  # joined with the part that is not rotated
+            result = self.unary(result)  # concatenated with the unrotated part
         return result
 
     def eager(self, query: Value, key: Value, value: Value, mask: Value | None) -> Value:
@@ -163,7 +163,7 @@ class Layer(Projections):
         if mask:
             weights = self.unary(weights)
         if self.model.sinks:
-            # One more key, whose probability is left out; the maximum is subtracted before the softmax.
+            # Concatenated with the sinks; then the maximum is subtracted.
             weights = self.unary(self.unary(weights))
         weights = self.softmax(weights) if self.model.softmax_in_fp32 else self.narrow_softmax(weights)
         if self.model.sinks:
@@ -174,37 +174,26 @@ class Layer(Projections):
         return self.unary(output)  # transposed into one piece
 
     def softmax(self, value: Value) -> Value:
-        """softmax(x, dtype=fp32).to(x.dtype): saves its fp32 result.
-
-        Sources: aten/src/ATen/native/SoftMax.cpp, softmax (CUDA's kernel reads fp16 itself, other inputs are converted
-        first); aten/src/ATen/native/cuda/SoftMax.cu, softmax_backward_cuda_out (which multiplies gradient and result
-        into a tensor of its own; the CPU's kernel does not).
-        """
-        new, count, width = self.tracer.new, value.count, value.width
-        cuda = not self.step.on_cpu
-        converted = value if cuda and self.step.half else self.cast(value, 4)
-        result = new(count, 4)
-        before = converted.width
-
-        def backward(gradient: Value) -> list[Value]:
-            temporary = new(count, 4) if cuda else None
-            values = [new(count, before)]
-            del temporary
-            return values
-
-        result.source = self.tracer.node([converted], [result], backward)
+        """softmax(x, dtype=fp32).to(x.dtype): saves its fp32 result. CUDA's kernel reads fp16, other inputs are
+        converted first (aten/src/ATen/native/SoftMax.cpp, softmax)."""
+        width = value.width
+        converted = value if self.step.half and not self.step.on_cpu else self.cast(value, 4)
+        result = self.narrow_softmax(converted, 4)
         del value, converted
         return self.cast(result, width)
 
-    def narrow_softmax(self, value: Value) -> Value:
-        """softmax(x) in the width of x: saves its result."""
-        new, count, width = self.tracer.new, value.count, value.width
+    def narrow_softmax(self, value: Value, width: float = 0) -> Value:
+        """softmax(x) in `width`, by default that of x: saves its result. In the backward pass CUDA's kernel multiplies
+        gradient and result into a tensor of its own, the CPU's does not (aten/src/ATen/native/cuda/SoftMax.cu,
+        softmax_backward_cuda_out)."""
+        new, count, before = self.tracer.new, value.count, value.width
+        width = width or before
         cuda = not self.step.on_cpu
         result = new(count, width)
 
         def backward(gradient: Value) -> list[Value]:
             temporary = new(count, width) if cuda else None
-            values = [new(count, width)]
+            values = [new(count, before)]
             del temporary
             return values
 
@@ -212,7 +201,7 @@ class Layer(Projections):
         return result
 
     def attended(self, query: Value) -> float:
-        """Elements of what attention returns."""
+        """Elements of attention's result."""
         model = self.model
         return self.tokens * model.heads * model.latent[2] if model.latent else query.count
 
@@ -236,10 +225,8 @@ class Layer(Projections):
         return query, self.shared_key(key_passed, key_turned), value
 
     def shared_key(self, passed: Value, turned: Value) -> Value:
-        """Keys of all heads, into which a part of their own and one that they share are copied.
-
-        The gradient is copied whole for each of both (torch/csrc/autograd/functions/tensor.cpp, CopySlices).
-        """
+        """Keys of all heads, assembled from a part per head and a shared part, each of which copies the whole gradient
+        (torch/csrc/autograd/functions/tensor.cpp, CopySlices)."""
         new, width, heads = self.tracer.new, passed.width, self.model.heads
         own, shared = passed.count, turned.count
         count = own + shared * heads
@@ -259,7 +246,7 @@ class Layer(Projections):
         return result
 
     def fused(self, query: Value, key: Value, value: Value, mask: Value | None) -> Value:
-        """One kernel: saves its inputs, its result and a number a head and token, and a mask in the model's width."""
+        """One kernel: saves its inputs, its result, a number per head and token, and a mask in the model's width."""
         new, step = self.tracer.new, self.step
         saved = [query, key, value]
         if mask:
@@ -273,8 +260,8 @@ class Layer(Projections):
         return result
 
     def shared(self, query: Value, key: Value, value: Value) -> Value:
-        """Attention of rows that ranks share, between two exchanges (train/sequence_parallel.py). A rank has all tokens
-        of its share of the heads there, which are as many numbers as its tokens of all heads."""
+        """Attention of rows that ranks share, between two exchanges (train/sequence_parallel.py): of all tokens for a
+        rank's share of the heads, as many elements as its share of the tokens for all heads."""
         query, key, value = self.exchanged(query, key, value)
         output = self.fused(query, key, value, None)
         del query, key, value
@@ -282,7 +269,7 @@ class Layer(Projections):
         return output
 
     def exchanged(self, *values: Value) -> list[Value]:
-        """What the group sends for `values`: a buffer to send or to receive, and the result; nothing is saved."""
+        """Values after an all-to-all in the group: allocates a buffer and the result, saves nothing."""
         new = self.tracer.new
         buffer = [new(each.count, each.width) for each in values]
         results = [self.unary(each) for each in values]
@@ -290,10 +277,8 @@ class Layer(Projections):
         return results
 
     def unfused(self, query: Value, key: Value, value: Value, mask: Value | None) -> Value:
-        """What sdpa falls back to: scores, softmax and weighted sum in fp32.
-
-        Source: aten/src/ATen/native/transformers/attention.cpp, _scaled_dot_product_attention_math.
-        """
+        """sdpa's fallback: scores, softmax and weighted sum in fp32 (aten/src/ATen/native/transformers/attention.cpp,
+        _scaled_dot_product_attention_math)."""
         width = query.width
         count, returned = self.step.rows * self.model.heads * self.step.length**2, self.attended(query)
         query, key, value = self.cast(query, 4), self.cast(key, 4), self.cast(value, 4)
@@ -305,7 +290,7 @@ class Layer(Projections):
         return self.cast(self.matmul(weights, value, returned), width)
 
     def mlp(self, hidden: Value) -> Value:
-        """Up, activation, down, and the gate where there is one."""
+        """Up, activation, down, and the gate if there is one."""
         if "gate_up" in self.roles:
             joined = self.projection("gate_up", hidden)
             gate, up = self.slice(joined, 0.5), self.slice(joined, 0.5)
@@ -318,7 +303,7 @@ class Layer(Projections):
         return self.projection("down", self.activation(self.projection("up", hidden)))
 
     def activation(self, value: Value) -> Value:
-        """One kernel, or the several that gelu_new is written in."""
+        """One kernel, or gelu_new's several."""
         if self.model.activation == "relu":
             return self.unary(value, "output")
         if self.model.activation != "gelu_new":
@@ -329,10 +314,10 @@ class Layer(Projections):
         return self.mul(self.unary(value), self.unary(self.unary(inner, "output")))
 
     def experts(self, hidden: Value, mixture: ExpertLayer) -> Value:
-        """The experts of each token, computed in groups, and the MLP that sees every token.
+        """The experts of each token, and the MLP that computes every token.
 
-        The tokens are sorted by expert, so that each product is one kernel over all experts; how many tokens an expert
-        gets does not matter (transformers/integrations/moe.py, grouped_mm_experts_forward, the default on CUDA).
+        Tokens are sorted by expert, so each product is one kernel over all experts, whatever the routing
+        (transformers/integrations/moe.py, grouped_mm_experts_forward, the default on CUDA).
         """
         early = mixture.shared and "shared_gate" in self.roles
         beside = self.mlp(hidden) if early else None
@@ -347,7 +332,7 @@ class Layer(Projections):
         return self.add(result, beside) if beside else result
 
     def routed(self, hidden: Value, mixture: ExpertLayer) -> tuple[Value, Value]:
-        """Weights and numbers of each token's experts."""
+        """Weights and indices of each token's experts."""
         model, new, tokens = self.model, self.tracer.new, self.tokens
         chosen = tokens * model.experts_per_token
         adapted = self.adapted(mixture.router, "weight") if mixture.router else None
@@ -371,7 +356,7 @@ class Layer(Projections):
         order, back = new(2 * rows, 8), new(rows, 8)
         chosen = self.picked(hidden, rows * model.hidden, order)
         wide = mixture.shape("gate_up_proj") or mixture.shape("up_proj")
-        inner = wide[1] if wide[2] == model.hidden else wide[2]  # gpt-oss keeps the transposed weights
+        inner = wide[1] if wide[2] == model.hidden else wide[2]  # gpt-oss stores transposed weights
         name = "gate_up_proj" if mixture.shape("gate_up_proj") else "up_proj"
         first, joined = self.expert_product(chosen, mixture, name, rows * inner)
         bias = new(joined.count, width) if mixture.shape(f"{name}_bias") else None
@@ -391,7 +376,7 @@ class Layer(Projections):
         return self.cast(total, width)
 
     def picked(self, value: Value, count: float, indices: Value) -> Value:
-        """Rows of a value by number; the gradient is added up row by row."""
+        """Rows of a value by index; their gradients are added row by row."""
         new, before, width = self.tracer.new, value.count, value.width
         result = new(count, width)
         result.source = self.tracer.node([value], [indices], lambda gradient: [new(before, width)])
@@ -408,10 +393,10 @@ class Layer(Projections):
         return self.mul(self.unary(up), glu)
 
     def expert_product(self, value: Value, mixture: ExpertLayer, name: str, count: float) -> tuple[Value | None, Value]:
-        """A product with all experts' weights, and the copy of the weights that an adapter makes.
+        """The adapter's copy of all experts' weights, and the product with them.
 
-        The adapter's product is added to the whole parameter, whose copy is kept for the backward pass; the gradient is
-        as large (peft/tuners/lora/layer.py, _LoraFactorsProxy).
+        The adapter adds its product to a copy of the whole parameter, which is saved for the backward pass; the
+        gradient is as large (peft/tuners/lora/layer.py, _LoraFactorsProxy).
         """
         new, before, width = self.tracer.new, value.count, value.width
         size = math.prod(mixture.shape(name))
@@ -435,7 +420,7 @@ class Layer(Projections):
         return stands, result
 
     def adapted(self, module: Module, name: str) -> Parameter | None:
-        """Both factors that the method adds to a parameter, None if it adds none."""
+        """Both factors of a parameter's adapter; None without one."""
         r = self.ranks.get(f"{module.path}.{name}", 0)
         shape = dict(module.weights).get(name, ())
         if not r or not shape:

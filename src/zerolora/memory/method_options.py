@@ -1,4 +1,4 @@
-"""A training method from the command's options."""
+"""A training method from the options of `zerolora memory`."""
 
 from dataclasses import fields
 from typing import Any
@@ -9,48 +9,45 @@ from zerolora.methods.registry import METHODS, create
 
 OF_4_BITS = ("quantization_block", "double_quantization")
 BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
-"""Weights of a block that can be quantized together (bitsandbytes/backends)."""
+"""Valid weights per quantization constant (bitsandbytes/backends)."""
 LARGEST_RANK = 10**9
 
 
-def method_of_options(name: str, **given: Any) -> Method:
-    """Return a method with the settings that were given. Raises UserError for one that it does not have, or whose value
-    none can have."""
-    given = {key: value for key, value in given.items() if value is not None and value != []}
-    known = {field.name for field in fields(METHODS[name])} if name in METHODS else set(given)
-    for key in given.keys() - known:
+def method_of_options(name: str, **options: Any) -> Method:
+    """Return a method with the settings of options that are not None. Raises UserError for an invalid value, or a
+    setting that the method lacks."""
+    settings = {key: value for key, value in options.items() if value is not None and value != []}
+    known = {field.name for field in fields(METHODS[name])} if name in METHODS else set(settings)
+    for key in settings.keys() - known:
         raise UserError(f"{_option(key)}: {name} has no such setting; remove it")
-    if given.get("quantization") == "int8":
-        _check_int8(name, given)
-    if given.get("quantization_block", BLOCKS[0]) not in BLOCKS:
-        raise UserError(
-            f"--quantization-block {given['quantization_block']}: write one of {', '.join(map(str, BLOCKS))}"
-        )
-    if given.get("dropout") == 1:
-        raise UserError("--lora-dropout 1: nothing would be left to train; write less than 1")
-    if given.get("targets", "all-linear") != "all-linear":
-        given["targets"] = _names("targets", given["targets"])
-    if "modules_to_save" in given:
-        given["modules_to_save"] = _names("modules_to_save", given["modules_to_save"])
-    if "rank_pattern" in given:
-        given["rank_pattern"] = _ranks(given["rank_pattern"])
-    return create(name, **given)
+    if settings.get("quantization") == "int8":
+        _check_int8(name, settings)
+    block = settings.get("quantization_block", BLOCKS[0])
+    if block not in BLOCKS:
+        raise UserError(f"--quantization-block {block}: write one of {', '.join(map(str, BLOCKS))}")
+    if settings.get("dropout") == 1:
+        raise UserError("--lora-dropout 1: leaves nothing to train; write less than 1")
+    for key in ("targets", "modules_to_save"):
+        if settings.get(key, "all-linear") != "all-linear":
+            settings[key] = _names(key, settings[key])
+    if "rank_pattern" in settings:
+        settings["rank_pattern"] = _ranks(settings["rank_pattern"])
+    return create(name, **settings)
 
 
 def _option(key: str) -> str:
-    """Return the option of a setting of a method."""
     return f"--{'lora-' if key in ('r', 'targets', 'dropout') else ''}{key.replace('_', '-')}"
 
 
-def _check_int8(name: str, given: dict[str, Any]) -> None:
-    """Raise UserError for what weights of 8 bits cannot have."""
+def _check_int8(name: str, settings: dict[str, Any]) -> None:
+    """Raise UserError for settings that int8 weights cannot have."""
     if METHODS[name](**{"quantization": "int8"}).unpacks:
         raise UserError(
             f"--quantization int8: {name} needs the norms of unpacked weights, which peft cannot compute of int8 ones; "
             "write nf4, or --method qlora"
         )
     for key in OF_4_BITS:
-        if key in given:
+        if key in settings:
             raise UserError(f"{_option(key)}: weights of int8 have one constant for each output; remove it")
 
 

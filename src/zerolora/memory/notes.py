@@ -1,90 +1,72 @@
-"""What is counted of a model and what is not, where it is more than a decoder of equal layers: one sentence each."""
+"""Notes on an estimate: assumptions about models beyond a decoder of equal layers, and parts that are not counted."""
 
 from collections import defaultdict
+from collections.abc import Iterator
 
 from zerolora.memory.training_spec import TrainingSpec
-from zerolora.model.spec import ModelSpec, Module
+from zerolora.model.spec import ModelSpec
 
-VISION, AUDIO = ("vision", "visual", "image"), ("audio", "speech")
+TOWERS = {"image encoder": ("vision", "visual", "image"), "audio encoder": ("audio", "speech")}
+"""Parts of module paths, by kind of tower."""
 STATE_SPACE = ("mamba", "ssm", "mixer.conv1d")
 
 
 def notes(model: ModelSpec, spec: TrainingSpec) -> list[str]:
-    """Return what was assumed of a model under a training spec, for people; empty if nothing was."""
-    return [
-        *_layers(model),
-        *_experts(model, spec),
-        *_towers(model),
-        *_encoder(model),
-        *_stored(model),
-        *_loading(spec),
-    ]
+    """Return a sentence for each assumption about a model under a training spec."""
+    return [*_layers(model), *_experts(model, spec), *_towers(model), *_weights(model, spec)]
 
 
-def _layers(model: ModelSpec) -> list[str]:
-    result = []
+def _layers(model: ModelSpec) -> Iterator[str]:
     if model.counted != "config.json" and not (model.experts or model.latent):
-        result.append(
-            "activations: traced as those of a decoder of these sizes; the architecture has no file of its own"
-        )
+        yield "activations: traced as those of a decoder of these sizes; the architecture has no file of its own"
     paths = [module.path for module in model.in_layers]
     if any("linear_attn" in path for path in paths):
-        result.append("linear attention: traced as attention over all tokens")
+        yield "linear attention: traced as attention over all tokens"
     if any(name in path for path in paths for name in STATE_SPACE):
-        result.append("state-space layers: traced as attention")
-    return result
+        yield "state-space layers: traced as attention"
 
 
-def _experts(model: ModelSpec, spec: TrainingSpec) -> list[str]:
+def _experts(model: ModelSpec, spec: TrainingSpec) -> Iterator[str]:
     if not model.experts:
-        return []
-    result = [
+        return
+    yield (
         "experts: computed by one grouped product, whose memory does not depend on the routing; "
         "the router's auxiliary loss is not counted"
-    ]
-    parameters = {
-        f"{module.path}.{name}": module.count for module in model.modules for name, _ in module.weights
-        if module.kind == "experts"
-    }  # fmt: skip
+    )
+    experts = [module for module in model.modules if module.kind == "experts"]
+    parameters = {f"{module.path}.{name}" for module in experts for name, _ in module.weights}
     if any(path in parameters for path, _ in spec.parameters(model).ranks):
-        result.append("experts: an adapter makes a copy of all experts' weights of a layer, kept for the backward pass")
+        yield "experts: an adapter makes a copy of all experts' weights of a layer, kept for the backward pass"
     if spec.method.frozen_type and parameters:
-        result.append("experts: not quantized, since they are not linear modules; nor is the router")
-    return result
+        yield "experts: not quantized, since they are not linear modules; nor is the router"
 
 
-def _towers(model: ModelSpec) -> list[str]:
-    stacks: dict[str, int] = defaultdict(int)
+def _towers(model: ModelSpec) -> Iterator[str]:
+    sizes: dict[str, int] = defaultdict(int)
     for module in model.modules:
-        if name := _tower(module):
-            stacks[name] += module.parameters * module.count
-    return [
-        f"{name}: {count:,} parameters counted, no {name.partition(' ')[0]} rows and no activations of it"
-        for name, count in stacks.items()
-    ]
+        path = module.path.lower()
+        tower = next((tower for tower, names in TOWERS.items() if any(name in path for name in names)), None)
+        if tower:
+            sizes[tower] += module.parameters * module.count
+    for tower, count in sizes.items():
+        yield f"{tower}: {count:,} parameters counted, no {tower.partition(' ')[0]} rows and no activations of it"
 
 
-def _tower(module: Module) -> str:
-    path = module.path.lower()
-    if any(name in path for name in VISION):
-        return "image encoder"
-    return "audio encoder" if any(name in path for name in AUDIO) else ""
+def _weights(model: ModelSpec, spec: TrainingSpec) -> Iterator[str]:
+    if model.encoder_layers:
+        yield (
+            "encoder: its rows are assumed as long as the decoder's, and each of its layers as large as a decoder "
+            "layer; cross-attention counts as half a layer"
+        )
+    if model.stored_as:
+        yield f"weights: stored as {model.stored_as}, counted in the run's precision"
+    if spec.method.frozen_type is not None and spec.layout.stage == 3:
+        yield "loading: each rank reads the quantized base model whole before it keeps its shard"
 
 
-def _encoder(model: ModelSpec) -> list[str]:
-    if not model.encoder_layers:
+def uncounted(model: ModelSpec, spec: TrainingSpec) -> list[str]:
+    """Return a sentence if activations of adapters outside of the layers are not counted."""
+    outside = [path for path, _ in spec.parameters(model).ranks if "." not in path or path.endswith("embed_tokens")]
+    if not outside:
         return []
-    return [
-        "encoder: its rows are assumed as long as the decoder's, and each of its layers as large as a decoder layer; "
-        "cross-attention counts as half a layer"
-    ]
-
-
-def _stored(model: ModelSpec) -> list[str]:
-    return [f"weights: stored as {model.stored_as}, counted in the run's precision"] if model.stored_as else []
-
-
-def _loading(spec: TrainingSpec) -> list[str]:
-    if spec.method.frozen_type is None or spec.layout.stage < 3:
-        return []
-    return ["loading: each rank reads the quantized base model whole before it keeps its shard"]
+    return [f"the adapters of {', '.join(outside)}: weights and optimizer states are counted, activations are not"]

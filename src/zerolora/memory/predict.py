@@ -1,24 +1,24 @@
-"""Predicts the bytes of one configuration, term by term: of each GPU, each host and the disk, in the phase of the peak.
+"""Predicts the bytes of one configuration, term by term, on each GPU, each host and the disk.
 
-The step is traced (decoder.py). Model states (states.py) and the allocations of the engines (gpu.py, host.py) are added
-to the trace, each with its source.
+Model states (states.py) and the engines' allocations (gpu.py, host.py) are added to the traced step (decoder.py), each
+with its source.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
 from zerolora.errors import UserError
-from zerolora.memory import disk, gpu, host, reserve
+from zerolora.memory import gpu, host, reserve
 from zerolora.memory.states import model_states
 from zerolora.memory.training_spec import TrainingSpec
 from zerolora.model.spec import ModelSpec
 from zerolora.model.tracer import NothingTrained
-from zerolora.strategies.buckets import Buckets, ModelSizes
+from zerolora.strategies.strategy import Buckets, ModelSizes
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Bytes by term. `gpu` and `host` have a total, which is that of the phase named by peak_phase."""
+    """Bytes by term. `gpu` and `host` have the terms and total of the phase `peak_phase`."""
 
     gpu: dict[str, Any]
     host: dict[str, Any]
@@ -35,7 +35,7 @@ class Prediction:
 def predict(model: ModelSpec, spec: TrainingSpec) -> Prediction:
     """Predict the bytes of training a model.
 
-    Raises UserError if a module to train is not in the model, or if nothing that is traced is trained.
+    Raises UserError if a module to train is not in the model, or if no traced module is trained.
     """
     parameters = spec.parameters(model)
     states = model_states(
@@ -62,7 +62,7 @@ def predict(model: ModelSpec, spec: TrainingSpec) -> Prediction:
     return Prediction(
         gpu.terms(run, phases[peak], peak),
         host.terms(run, step, totals),
-        disk.terms(run),
+        host.disk_terms(run),
         {name: value + reserve.shares(spec, value)["total"] for name, value in totals.items()},
         int(host.offloaded(run)),
         int(host.stepping(run)),
@@ -72,7 +72,6 @@ def predict(model: ModelSpec, spec: TrainingSpec) -> Prediction:
 
 def sized(model: ModelSpec, spec: TrainingSpec) -> Buckets:
     """Return the bucket sizes that render would write for a model."""
-    trained = spec.parameters(model).trained
-    layer, largest = gpu.layer_parameters(model), gpu.largest_module(model)
-    sizes = ModelSizes(model.hidden, trained, layer, largest, model.parameters)
+    trained, largest = spec.parameters(model).trained, gpu.largest_module(model)
+    sizes = ModelSizes(model.hidden, trained, model.layer_parameters, largest, model.parameters)
     return spec.layout.buckets(sizes, not spec.on_cpu)

@@ -1,7 +1,7 @@
 """Model states: weights, gradients, fp32 master weights and the optimizer's states, of frozen and trained parameters.
 
-Source of the sharding: ZeRO (arXiv 1910.02054, section 3 and figure 1). Unlike there, an adapter trains only φ of Ψ
-parameters; the frozen ones take their weights and nothing else.
+Source of the sharding: ZeRO (arXiv 1910.02054, section 3 and figure 1). An adapter trains only φ of Ψ parameters; the
+frozen ones have weights only.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ MASTER, MOMENTS = 4, 8  # bytes of an fp32 copy, and of AdamW's two fp32 moments
 
 @dataclass(frozen=True)
 class States:
-    """Bytes of one rank's model states on its GPU, and of those offloaded to the host or to disk."""
+    """Bytes of one rank's model states on its GPU, and offloaded to the host or to disk."""
 
     frozen_weights: float
     trained_weights: float
@@ -43,9 +43,8 @@ def model_states(
 ) -> States:
     """Return the bytes per rank of frozen weights and `trained` parameters under a strategy.
 
-    `moments`: bytes of the optimizer's states for each trained parameter.
-
-    Full fine-tuning has no frozen bytes; 16 bits then give ZeRO's 16x, 4x + 12x/N, 2x + 14x/N and 16x/N.
+    `moments`: bytes of the optimizer's states for each trained parameter. Full fine-tuning, without frozen bytes, in 16
+    bits has ZeRO's 16x, 4x + 12x/N, 2x + 14x/N and 16x/N.
     """
     size = BYTES[precision]
     stage = strategy.stage
@@ -55,7 +54,7 @@ def model_states(
     optimizer_share = shards if stage >= 1 else 1
     adapter, gradient, master = _widths(strategy, size)
     frozen = frozen_bytes / weights_share
-    if strategy.quantized and precision == "fp16":  # DeepSpeed can keep them so in fp16 only (docs/rendering.md)
+    if strategy.quantized and precision == "fp16":  # the only precision in which DeepSpeed does (docs/rendering.md)
         frozen *= (1 + SCALE) / size
     trained_weights = trained * adapter / weights_share
     gradients = trained * gradient / gradient_share
@@ -77,8 +76,8 @@ def model_states(
 def _widths(strategy: Strategy, size: int) -> tuple[int, int, int]:
     """Return the bytes of a trained weight, of its gradient and of its master copy.
 
-    Without DeepSpeed, trained weights are in fp32 and updated in place, which gives the same sum. DeepSpeed's stages
-    keep a flat fp32 copy in any precision (stage_1_and_2.py, stage3.py); stage 0 in fp32 updates the weights in place.
+    Without DeepSpeed, and at its stage 0 in fp32, fp32 weights are updated in place: the same sum. Otherwise DeepSpeed
+    keeps a flat fp32 copy in any precision (stage_1_and_2.py, stage3.py).
     """
     if strategy.engine != "deepspeed" or (strategy.stage == 0 and size == 4):
         return 4, 4, 0

@@ -1,4 +1,4 @@
-"""What `zerolora memory` says around its table: the model, what was assumed, and what fits."""
+"""The text around the table of `zerolora memory`: the model, the assumptions, and what fits."""
 
 import textwrap
 from dataclasses import fields
@@ -7,13 +7,13 @@ from typing import Any
 from zerolora.config.method_sections import DEFAULT_INIT
 from zerolora.errors import printable
 from zerolora.memory.estimate import Capacity
-from zerolora.memory.headroom import asked
-from zerolora.memory.remedy import nearest, remedy
+from zerolora.memory.reserve import with_headroom
+from zerolora.memory.search import nearest, remedy
 from zerolora.memory.table import WIDTH
 from zerolora.memory.training_spec import TrainingSpec
 from zerolora.methods.method import Method
 from zerolora.model.spec import ModelSpec
-from zerolora.units import gib
+from zerolora.units import counted, gib
 
 LABEL = 12  # columns of a line's label
 LOSSES = {
@@ -24,7 +24,7 @@ LOSSES = {
 
 
 def head(name: str, model: ModelSpec, spec: TrainingSpec, capacity: Capacity, gpu: str | None) -> str:
-    """Return the lines above the table: the model with its parameters, and what was assumed."""
+    """Return the lines above the table: the model, its parameters and the assumptions."""
     parameters, method = spec.parameters(model), spec.method
     share = parameters.trained / (parameters.trained + parameters.frozen)
     mixture = (
@@ -49,7 +49,7 @@ def head(name: str, model: ModelSpec, spec: TrainingSpec, capacity: Capacity, gp
             ),
             line(
                 "hardware",
-                f"{_counted(spec.nodes, 'node')} with {_counted(spec.ranks_per_node, 'GPU')}{model_of_gpu} of "
+                f"{counted(spec.nodes, 'node')} with {counted(spec.ranks_per_node, 'GPU')}{model_of_gpu} of "
                 f"{gib(capacity.gpu)} and {gib(capacity.host)} of host memory",
             ),
             line(
@@ -68,19 +68,11 @@ def head(name: str, model: ModelSpec, spec: TrainingSpec, capacity: Capacity, gp
     )
 
 
-def _counted(number: int, what: str) -> str:
-    return f"{number:,} {what}{'s' * (number > 1)}"
-
-
 def described(method: Method) -> str:
-    """Return a method's name and its settings, those that are empty left out."""
-    settings = {field.name: getattr(method, field.name) for field in fields(method)}
-    told = [
-        f"{name.replace('_', ' ')} {_shown(value)}"
-        for name, value in settings.items()
-        if value != DEFAULT_INIT and value
-    ]
-    return f"{method.name} ({', '.join(told)})" if told else method.name
+    """Return a method's name and its settings, without empty ones."""
+    values = {field.name.replace("_", " "): getattr(method, field.name) for field in fields(method)}
+    settings = [f"{name} {_shown(value)}" for name, value in values.items() if value and value != DEFAULT_INIT]
+    return f"{method.name} ({', '.join(settings)})" if settings else method.name
 
 
 def _shown(value: Any) -> str:
@@ -90,7 +82,7 @@ def _shown(value: Any) -> str:
 
 
 def notes(entries: list[dict[str, Any]]) -> list[str]:
-    """Return each note of the entries once, with its strategy if not all have it."""
+    """Return each note of the entries once, with its strategies unless all have it."""
     result: dict[str, list[str]] = {}
     for entry in entries:
         for note in entry["notes"]:
@@ -108,9 +100,9 @@ def verdict(
     specs: list[TrainingSpec],
     capacity: Capacity,
 ) -> str:
-    """Return which strategies fit, what the memory of the first one is, and what would make the nearest one fit.
+    """Return the strategies that fit and the largest term of the first one; or the nearest one, with a remedy.
 
-    `faults` are the reasons why strategies cannot run at all, None for those that can.
+    `faults` are the reasons why strategies cannot run on any capacity, None for those that can.
     """
     fitting = [entry for entry in entries if entry["fits"]]
     of = f"of {len(entries)} strateg{'ies' if len(entries) > 1 else 'y'}"
@@ -128,10 +120,10 @@ def verdict(
 
 
 def reasons(entries: list[dict[str, Any]], faults: list[str | None], capacity: Capacity) -> list[str]:
-    """Return a line for each reason, other than a GPU's memory, for which strategies do not fit."""
+    """Return a line for each reason, beside a GPU's memory, why strategies do not fit."""
     result: dict[str, list[str]] = {}
     for entry, fault in zip(entries, faults, strict=True):
-        gpu, host = entry["gpu"]["total"], asked(entry["host"]["total"])
+        gpu, host = entry["gpu"]["total"], with_headroom(entry["host"]["total"])
         if fault:
             result.setdefault(fault, []).append(entry["strategy"])
         elif host > capacity.host and (capacity.gpu is None or gpu <= capacity.gpu):
@@ -141,14 +133,14 @@ def reasons(entries: list[dict[str, Any]], faults: list[str | None], capacity: C
 
 
 def inference_lines(entries: list[dict[str, Any]]) -> list[str]:
-    """Return the lines about evaluation and generation, where they were asked."""
+    """Return the lines on evaluation and generation, if requested."""
     evaluation, generation = entries[0]["evaluation"], entries[0]["generation"]
     lines = []
     if evaluation:
         fitting = [entry["strategy"] for entry in entries if entry["evaluation"]["fits_in_training"]]
-        with_whom = "every strategy" if len(fitting) == len(entries) else ", ".join(fitting) or "no strategy"
+        names = "every strategy" if len(fitting) == len(entries) else ", ".join(fitting) or "no strategy"
         text = f"{evaluation['batch']:,} x {evaluation['length']:,} tokens: forward pass {gib(evaluation['working'])}"
-        lines.append(line("evaluation", f"{text}; {_alone(evaluation)}; while training it fits with {with_whom}"))
+        lines.append(line("evaluation", f"{text}; {_alone(evaluation)}; while training it fits with {names}"))
     if generation:
         text = (
             f"{generation['batch']:,} x ({generation['prompt']:,} + {generation['answer']:,}) tokens: key-value cache "
@@ -158,13 +150,13 @@ def inference_lines(entries: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def _alone(found: dict[str, Any]) -> str:
-    fits = "fits" if found["fits"] else "does not fit"
-    return f"the merged model alone, {gib(found['weights'])} of weights, {fits} with {gib(found['total'])}"
+def _alone(entry: dict[str, Any]) -> str:
+    fits = "fits" if entry["fits"] else "does not fit"
+    return f"the merged model alone, {gib(entry['weights'])} of weights, {fits} with {gib(entry['total'])}"
 
 
 def line(label: str, text: str) -> str:
-    """Return a text behind its label, in lines of at most WIDTH columns."""
+    """Return a text after its label, in lines of at most WIDTH columns."""
     return textwrap.fill(
         printable(text),
         WIDTH,
@@ -175,6 +167,6 @@ def line(label: str, text: str) -> str:
 
 
 def _largest(entry: dict[str, Any]) -> str:
-    """Return the largest term of an entry, as a sentence's beginning."""
+    """Return a sentence on the largest term of an entry."""
     gpu, name = entry["gpu"], entry["dominates"]
     return f"{name.replace('_', ' ').capitalize()} are the most, {gib(gpu[name])} of {gib(gpu['total'])}"

@@ -3,11 +3,11 @@
 from typing import Any
 
 from zerolora.memory.estimate import Capacity
-from zerolora.memory.headroom import asked
+from zerolora.memory.reserve import with_headroom
 from zerolora.units import GIB
 
-WIDTH = 120  # columns of a terminal that lines never exceed
-NAME, BAR, SMALLEST_BAR = 24, 20, 5  # most characters of a name and of a bar, and fewest of a bar
+WIDTH = 120  # maximum columns of a line
+NAME, BAR, SMALLEST_BAR = 24, 20, 5  # maximum characters of a name and of a bar, and minimum of a bar
 TERMS = {
     "model_states": "states",
     "activations": "activations",
@@ -17,11 +17,11 @@ TERMS = {
     "total": "GPU",
 }
 SEARCHED = {"max_micro_batch": "max batch", "max_sequence_length": "max length"}
-"""Columns of an entry that hold the largest number that fits, where it was searched."""
+"""Titles of the columns of searches."""
 
 
 def table(result: dict[str, Any]) -> str:
-    """Format the output of the stage estimate as a table, below a line about the model and the data."""
+    """Format the output of the stage estimate as a table under a line on the model and the data."""
     model = result["model"]
     head = (
         f"{model['frozen_parameters']:,} frozen and {model['trainable_parameters']:,} trainable parameters "
@@ -32,9 +32,9 @@ def table(result: dict[str, Any]) -> str:
 
 
 def rows(entries: list[dict[str, Any]], capacity: Capacity) -> str:
-    """Return one line for each strategy: GiB by term, what was searched, and a bar of the total against the capacity.
+    """Return one line for each strategy: GiB by term, results of searches, and a bar of the total against the capacity.
 
-    A bar is of the GPU, of the host where only that is too small; `-` marks a strategy that cannot run at all.
+    The bar is the GPU's, or the host's if only that is too small; `-` marks a strategy that cannot run on any capacity.
     """
     limit = capacity.gpu or capacity.host
     searched = [key for key in SEARCHED if any(entry.get(key) is not None for entry in entries)]
@@ -62,7 +62,7 @@ def rows(entries: list[dict[str, Any]], capacity: Capacity) -> str:
 
 
 def _bar(entry: dict[str, Any], capacity: Capacity, size: int) -> str:
-    gpu, host = entry["gpu"]["total"], asked(entry["host"]["total"])
+    gpu, host = entry["gpu"]["total"], with_headroom(entry["host"]["total"])
     on_host = capacity.gpu is None or (gpu <= capacity.gpu and host > capacity.host)
     share = host / capacity.host if on_host else gpu / (capacity.gpu or 1)
     if not entry["fits"] and share <= 1:
@@ -71,7 +71,7 @@ def _bar(entry: dict[str, Any], capacity: Capacity, size: int) -> str:
 
 
 def bar(share: float, size: int = BAR) -> str:
-    """Return a bar that is full at 1, and ends with > above 1; without a size the percentage alone."""
+    """Return a bar that is full at 1, and ends with > above 1; with size 0 only the percentage."""
     text = f"{share:4.0%}" if share < 100 else f"{100 * share:.1e}%"
     if not size:
         return text
@@ -80,10 +80,10 @@ def bar(share: float, size: int = BAR) -> str:
 
 
 def cell(number: float) -> str:
-    """Return a number with two decimals, in at most eight characters."""
+    """Return a number with two decimals, or in scientific notation if longer than eight characters."""
     return f"{number:.2f}" if abs(number) < 99_999 else f"{number:.1e}"
 
 
 def cut(text: str, most: int) -> str:
-    """Return a text, its beginning left out if it is too long."""
+    """Return a text without its beginning if it is too long."""
     return text if len(text) <= most else f"…{text[1 - most :]}"

@@ -1,7 +1,8 @@
-"""The spec of a training: everything that a prediction depends on beside the model itself."""
+"""The spec of a training, and the statistics of its rows: the input of a prediction beside the model."""
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 from zerolora.memory.states import BYTES
 from zerolora.methods.method import Method, TrainedParameters
@@ -9,8 +10,7 @@ from zerolora.model.spec import ModelSpec
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.optimizers.optimizer import Optimizer
 from zerolora.strategies import STRATEGIES
-from zerolora.strategies.buckets import Buckets
-from zerolora.strategies.strategy import Strategy
+from zerolora.strategies.strategy import Buckets, Strategy
 from zerolora.train.objectives import OBJECTIVES
 from zerolora.train.objectives.objective import AddedMemory, Objective
 from zerolora.types import Attention, Loss, Precision
@@ -21,7 +21,7 @@ class TrainingSpec:
     """Strategy, method, ranks, batch and precision of a run."""
 
     strategy: str
-    """A strategy's name, or the path of the user's own DeepSpeed JSON."""
+    """A strategy's name, or the path of the user's DeepSpeed JSON."""
     method: Method
     nodes: int
     ranks_per_node: int
@@ -35,26 +35,25 @@ class TrainingSpec:
     attention: Attention
     precision: Precision
     masked: bool = True
-    """Attention gets a mask, since rows are packed or padded."""
+    """Attention gets a mask, for packed or padded rows."""
     loss: Loss = "full"
     logits: int = 0
-    """Positions of a row that get logits; 0 = all."""
+    """Positions of a row with logits; 0 = all."""
     on_cpu: bool = False
-    """Ranks compute on the CPU; what would be in GPU memory is in host memory."""
+    """Ranks compute on the CPU, with the GPU's terms in host memory."""
     keeps_best: bool = False
-    """The adapter with the lowest validation loss is kept in addition to the one in training."""
+    """Also keep the adapter and the checkpoint with the lowest validation loss."""
     keep_checkpoints: int = 2
-    """The last checkpoints that are kept; that of the lowest validation loss is kept in addition."""
     reserve: int | None = None
-    """Bytes per GPU beside torch's tensors; None for those that reserve.py computes."""
+    """Bytes per GPU beside torch's tensors; None to compute them (reserve.py)."""
     buckets: Buckets | None = None
-    """Sizes of the user's own DeepSpeed JSON; None for those that render writes."""
+    """Sizes of the user's DeepSpeed JSON; None for render's."""
     own: Strategy | None = None
-    """The layout of the user's own DeepSpeed JSON; None for a named strategy."""
+    """The layout of the user's DeepSpeed JSON; None for a named strategy."""
     sequence_parallel: int = 1
     """Ranks that share each row."""
     activation_offload: bool = False
-    """The inputs of checkpointed layers are kept on the host; those of CPU ranks are there anyway."""
+    """Keep the inputs of checkpointed layers on the host, where CPU ranks have them anyway."""
     objective: Objective = OBJECTIVES["sft"]
     optimizer: Optimizer = OPTIMIZERS["adamw"]
 
@@ -65,7 +64,7 @@ class TrainingSpec:
 
     @property
     def own_length(self) -> int:
-        """Tokens of the longest packed row that one rank holds."""
+        """Tokens of the longest packed row on one rank."""
         return -(-self.length // self.sequence_parallel)
 
     @property
@@ -85,11 +84,11 @@ class TrainingSpec:
 
     @property
     def prepared_method(self) -> Method:
-        """The method as it is under the strategy's engine."""
+        """The method under the strategy's engine."""
         return self.method.under(self.layout.engine)
 
     def added_by_objective(self, trained: int) -> AddedMemory:
-        """Return the bytes of a rank that the objective adds, with so many trained parameters."""
+        """Return the bytes of a rank that the objective adds with `trained` parameters."""
         return self.objective.memory(self.micro_batch * (self.logits or self.own_length), trained)
 
     def parameters(self, model: ModelSpec) -> TrainedParameters:
@@ -100,3 +99,37 @@ class TrainingSpec:
 @functools.lru_cache(maxsize=64)
 def _parameters(method: Method, model: ModelSpec, width: int) -> TrainedParameters:
     return method.parameters(model, width)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowStatistics:
+    """Statistics of a packing plan that memory and time depend on; lengths in tokens."""
+
+    packing: bool
+    """Packed rows combine several rows."""
+    longest_packed_row: int
+    most_supervised: int
+    """Maximum number of supervised tokens in a packed row."""
+    packed_rows: int
+    """For training."""
+    tokens: int
+    """Of all rows for training."""
+    supervised_tokens: int
+    mean_row_of_a_token: float
+    """Mean over tokens of the length of a token's row."""
+    validation_rows: int
+    """Packed rows for validation."""
+
+
+def row_statistics(stats: dict[str, Any]) -> RowStatistics:
+    """Return the statistics in a packing plan's stats.json."""
+    return RowStatistics(
+        packing=stats["packing"],
+        longest_packed_row=stats["longest_packed_row"],
+        most_supervised=stats["most_supervised"],
+        packed_rows=stats["train_packed_rows"],
+        tokens=stats["train_tokens"],
+        supervised_tokens=stats["train_supervised_tokens"],
+        mean_row_of_a_token=stats["train_mean_row_of_a_token"],
+        validation_rows=stats["validation_packed_rows"],
+    )

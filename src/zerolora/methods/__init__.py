@@ -1,5 +1,5 @@
-"""The ways to train a model, one file each; registry.py finds them.
+"""Training methods, one file each, which registry.py imports.
 
-A method is added by a file here with a subclass of `Method` (method.py), or of `TrainableMethod` if `zerolora train`
-can run it. Nothing here imports torch or peft before it builds or merges an adapter.
+To add a method, write a file here with a subclass of `Method` (method.py), or of `TrainableMethod` if `zerolora train`
+can run it. torch and peft are imported only to build or merge an adapter.
 """

@@ -1,8 +1,8 @@
-"""The one check of an adapter against its own config and its base: every tensor that adapter_config.json implies for
-the base is there, once, of its shape, finite, under peft's name, and nothing else is.
+"""The check of an adapter against its config and its base: it has exactly the tensors that adapter_config.json implies
+for the base, each once, with peft's name, the right shape and finite numbers.
 
-It runs before an adapter is merged, evaluated, exported, pushed or trained further. Which tensors a config implies is
-computed for modules that config.json lists (ModelSpec); otherwise peft itself builds the adapter on the meta device.
+It runs before an adapter is merged, evaluated, exported, pushed or trained further. The implied tensors are computed
+from a ModelSpec of listed modules; otherwise peft builds the adapter on the meta device.
 """
 
 import copy
@@ -25,22 +25,21 @@ from zerolora.methods.adapter_config import (
     rank_and_alpha,
 )
 from zerolora.methods.method import SHARED
-from zerolora.methods.peft_format import ADAPTER, CONFIG, FACTORS, PREFIX
-from zerolora.model.spec import ModelSpec
+from zerolora.methods.peft_format import ADAPTER, CONFIG, FACTORS, PREFIX, table_paths
+from zerolora.model import foreign
+from zerolora.model.spec import ModelSpec, Module
 from zerolora.tensor_file import StoredTensor
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from zerolora.model.spec import Module
-
 Shapes = dict[str, tuple[int, ...]]
 
 EXPONENTS = {"F64": ("u8", 0x7FF0 << 48), "F32": ("u4", 0x7F80 << 16), "F16": ("u2", 0x7C00), "BF16": ("u2", 0x7F80)}
-"""Of each type of a trained tensor: numpy's unsigned integers of its width, and the bits of the exponent, all of which
-are set in what is not finite (IEEE 754; bfloat16 is the upper half of a float32)."""
+"""For each type of a trained tensor, numpy's unsigned integer of its width, and the bits of the exponent, all set in
+numbers that are not finite (IEEE 754; bfloat16 is the upper half of a float32)."""
 READ = 2**24
-"""Bytes that are looked at at a time."""
+"""Bytes that are read at a time."""
 MAGNITUDE = ".lora_magnitude_vector"
 BASE_LAYER = ".base_layer."
 
@@ -58,17 +57,17 @@ class ImpliedTensors:
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """What the names of all tensors of embedding and head begin with."""
+        """Prefixes of the names of all tensors of embedding and head."""
         return tuple({f"{name.rpartition('.')[0].removesuffix('.base_layer')}." for name in self.allowed})
 
 
 @dataclass(frozen=True)
 class ImpliedShapes:
-    """Which tensors the adapters of a method have, by the modules that a spec lists."""
+    """The tensors of a method's adapters, by the modules of a spec."""
 
-    of_module: Callable[[Mapping[str, Any], ModelSpec, "Module", str], Iterator[tuple[str, tuple[int, ...]]]]
-    """Yields the name, behind the module's path, and the shape of each tensor beside an adapted module."""
-    of_all: Callable[[Mapping[str, Any], "Sequence[Module]"], Shapes] = lambda config, adapted: {}
+    of_module: Callable[[Mapping[str, Any], ModelSpec, Module, str], Iterator[tuple[str, tuple[int, ...]]]]
+    """Yields name, after the module's path, and shape of each tensor of an adapted module."""
+    of_all: Callable[[Mapping[str, Any], Sequence[Module]], Shapes] = lambda config, adapted: {}
     """Returns the tensors that all adapted modules share."""
 
 
@@ -79,8 +78,8 @@ def check_adapter(
     model: Any,
     shapes: ImpliedShapes,
 ) -> None:
-    """Raise UserError if the tensors of an adapter directory are not those that its config implies for `model`, the
-    base on the meta device or its spec."""
+    """Raise UserError unless an adapter directory's tensors are those that its config implies for `model`, the base on
+    the meta device or its spec."""
     check_config(config, directory / CONFIG)
     check_expressions(config, _paths(model), directory / CONFIG)
     path = directory / ADAPTER
@@ -94,16 +93,16 @@ def check_adapter(
         implied = _listed(config, model, shapes)
     else:
         implied = _built(config, model, directory / CONFIG)
-    _compare(path, {_canonical(name): each for name, each in tensors.items()}, implied, config)
+    # peft's reader also accepts another name of magnitudes than its save_pretrained writes.
+    names = {name: name.removesuffix(".weight") if name.endswith(f"{MAGNITUDE}.weight") else name for name in tensors}
+    _compare(path, {names[name]: each for name, each in tensors.items()}, implied, config)
     check_finite(path, tensors)
     if _is_untrained(tensors, config):
-        LOGGER.warning(
-            "%s: what it adds is zero everywhere, so the model with it is the base: it was not trained", path
-        )
+        LOGGER.warning("%s: adds zero everywhere, so it was not trained: the model with it equals the base", path)
 
 
 def _is_untrained(tensors: Mapping[str, StoredTensor], config: Mapping[str, Any]) -> bool:
-    """Return whether an adapter has nothing but factors, and each product of two is zero."""
+    """Return whether an adapter has only factors, and all their products are zero."""
     products: dict[str, list[StoredTensor]] = {}
     for name, each in tensors.items():
         module, mark, part = name.partition(".lora_")
@@ -111,23 +110,22 @@ def _is_untrained(tensors: Mapping[str, StoredTensor], config: Mapping[str, Any]
             return False
         products.setdefault(module, []).append(each)
     alpha = any(rank_and_alpha(config, module.removeprefix(PREFIX))[1] for module in products)
-    return not alpha or all(any(not _any(each) for each in reversed(pair)) for pair in products.values())
-
-
-def _any(tensor: StoredTensor) -> bool:
-    """Return whether a number of a tensor is not zero."""
-    return any(bool((part << 1).any()) for part in _parts(tensor))  # without its sign
+    zero = (
+        any(not any((part << 1).any() for part in _parts(each)) for each in reversed(pair))  # without the signs
+        for pair in products.values()
+    )
+    return not alpha or all(zero)
 
 
 def _paths(model: Any) -> list[str]:
-    """Return the paths of all modules of a model on the meta device, or of those that a spec lists."""
+    """Return the paths of all modules of a model or of a spec."""
     if isinstance(model, ModelSpec):
         return [module.path.format(number) for module in model.modules for number in module.numbers]
     return [name for name, _ in model.named_modules()]
 
 
 def check_whole(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
-    """Raise UserError if a tensor of the file `path` is empty, or holds other numbers than a trained one."""
+    """Raise UserError if a tensor of the file `path` is empty, or not of a trained tensor's type."""
     for name, each in tensors.items():
         if not math.prod(each.shape):
             raise UserError(
@@ -142,7 +140,7 @@ def check_whole(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
 
 
 def check_finite(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
-    """Raise UserError, which names the file `path`, if a number of its tensors is infinite or none."""
+    """Raise UserError if the file `path` has numbers that are not finite."""
     for name, each in tensors.items():
         if not all(_is_finite(part, each.kind) for part in _parts(each)):
             raise UserError(
@@ -166,11 +164,6 @@ def _is_finite(numbers: "NDArray[Any]", kind: str) -> bool:
 
     mask = numbers.dtype.type(EXPONENTS[kind][1])
     return not bool(np.any((numbers & mask) == mask))
-
-
-def _canonical(name: str) -> str:
-    """Return the name that peft's save_pretrained gives a tensor; its reader takes a magnitude by another one too."""
-    return name.removesuffix(".weight") if name.endswith(f"{MAGNITUDE}.weight") else name
 
 
 def _compare(
@@ -202,7 +195,7 @@ def _more(names: list[str]) -> str:
 
 
 def _absent(name: str, base: frozenset[str]) -> str | None:
-    """Return the module of an adapter's tensor, if the base has no parameter in it."""
+    """Return the module of an adapter's tensor if the base has no parameter in it."""
     module = name.removeprefix(PREFIX)
     for mark in (*FACTORS, BASE_LAYER):
         module = f"{module}.".partition(mark)[0].rstrip(".")
@@ -213,7 +206,7 @@ def _absent(name: str, base: frozenset[str]) -> str | None:
 
 
 def _lacking(module: str, base: frozenset[str]) -> str:
-    """Return what is different about a base that lacks a module, and what to do about it."""
+    """Return the difference of a base that lacks a module, and the remedy."""
     parts = module.split(".")
     at = next((index for index, part in enumerate(parts) if part.isdigit()), len(parts))
     layers = {
@@ -236,8 +229,8 @@ def _lacking(module: str, base: frozenset[str]) -> str:
 
 
 def _is_renamed(before: list[str], after: list[str], base: frozenset[str]) -> bool:
-    """Return whether a base has the module `after` of a layer behind other names than `before`, or one parameter for
-    the experts of a layer, of which the adapter names each."""
+    """Return whether a base has a layer's module `after` under another path than `before`, or a layer's experts in one
+    parameter instead of a module each."""
     if not after:
         return False
     layer = ".".join([*before[-1:], *after])
@@ -247,12 +240,12 @@ def _is_renamed(before: list[str], after: list[str], base: frozenset[str]) -> bo
 
 
 def _shape_fault(name: str, shape: tuple[int, ...], implied: ImpliedTensors, config: Mapping[str, Any]) -> str:
-    """Return what is wrong with the shape of a tensor, and what to do about it."""
+    """Return the error about a tensor's shape, and the remedy."""
     expected = (implied.allowed | implied.needed)[name]
     said = f"{name} is {list(shape)}, and should be {list(expected)}"
     if len(shape) != len(expected):
         return f"{said}; save the adapter again with save_pretrained"
-    differing = [place for place, (one, other) in enumerate(zip(shape, expected, strict=True)) if one != other]
+    differing = [index for index, (one, other) in enumerate(zip(shape, expected, strict=True)) if one != other]
     rank = 0 if ".lora_A" in name or ".lora_embedding_A" in name else 1
     if ".lora_" in name and len(shape) == 2 and rank in differing:
         r, _ = rank_and_alpha(config, name.removeprefix(PREFIX).partition(".lora_")[0])
@@ -264,12 +257,12 @@ def _shape_fault(name: str, shape: tuple[int, ...], implied: ImpliedTensors, con
             "base, so tokens were added before it was trained; resize the base with resize_token_embeddings, save it "
             "with the adapter's tokenizer, and take that as the base"
         )
-    sizes = " and ".join(f"{shape[place]} instead of {expected[place]}" for place in differing)
+    sizes = " and ".join(f"{shape[index]} instead of {expected[index]}" for index in differing)
     return f"{said} in this base: its module has other sizes ({sizes}); write the base that the adapter was trained on"
 
 
 def _listed(config: Mapping[str, Any], model: ModelSpec, shapes: ImpliedShapes) -> ImpliedTensors:
-    """Return the tensors that peft would save for modules that a spec lists."""
+    """Return the tensors that peft would save for the modules of a spec."""
     needed: Shapes = {}
     allowed: Shapes = {}
     base: dict[str, tuple[int, ...]] = {}
@@ -294,9 +287,9 @@ def _listed(config: Mapping[str, Any], model: ModelSpec, shapes: ImpliedShapes) 
 
 
 def _built(config: Mapping[str, Any], model: Any, path: Path) -> ImpliedTensors:
-    """Return the tensors that peft has after it has put the adapter on a copy of a model on the meta device.
+    """Return the tensors of the adapter that peft adds to a copy of a model on the meta device.
 
-    Raises UserError, which names the file `path`, if it cannot.
+    Raises UserError, naming the file `path`, if it cannot.
     """
     import torch
 
@@ -306,26 +299,23 @@ def _built(config: Mapping[str, Any], model: Any, path: Path) -> ImpliedTensors:
     from peft import PEFT_TYPE_TO_CONFIG_MAPPING, get_peft_model, get_peft_model_state_dict
 
     kind = PEFT_TYPE_TO_CONFIG_MAPPING[config["peft_type"]]
-    # How factors start, and which class of peft's wraps the model, does not change their names and shapes.
+    # Names and shapes do not depend on the factors' initialization or peft's class of model.
     ignored = WITHOUT_MEANING | {"init_lora_weights"}
     known = {key: value for key, value in config.items() if key in kind.__dataclass_fields__ and key not in ignored}
     try:
         with torch.device("meta"), warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by names that go
+            warnings.simplefilter("ignore", FutureWarning)  # peft uses deprecated names of transformers
             wrapped = get_peft_model(copy.deepcopy(model), kind(**known), autocast_adapter_dtype=False)
-    # peft and torch raise errors of many types for targets that do not fit.
-    except Exception as error:
-        why = " ".join(str(error).split())
+    except Exception as error:  # peft and torch raise errors of many types
         raise UserError(
-            f"{path}: peft cannot put this adapter on the base ({type(error).__name__}: {why:.160}); write the base "
-            "that it was trained on"
+            f"{path}: peft cannot put this adapter on the base ({type(error).__name__}: {foreign.reason(error)}); "
+            "write the base that it was trained on"
         ) from None
     state = get_peft_model_state_dict(wrapped, save_embedding_layers=False)
     needed = {name: tuple(tensor.shape) for name, tensor in state.items()}
     base = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    tables = (model.get_input_embeddings(), model.get_output_embeddings())
     allowed: Shapes = {}
-    for table in (name for name, module in model.named_modules() if any(module is each for each in tables)):
+    for table in table_paths(model):
         whole = f"{PREFIX}{table}."
         adapted = any(name.startswith(f"{whole}lora_") for name in needed)
         own = {name.removeprefix(f"{table}."): shape for name, shape in base.items() if name.startswith(f"{table}.")}

@@ -31,14 +31,14 @@ class DoraMethod(TrainedLowRank):
         return 2 * r + first // r + second // r + magnitudes
 
     def parameter_tensors(self, parameter: AdaptedParameter, r: int) -> list[int]:
-        """Raise UserError: peft has no DoRA for a parameter (peft/tuners/lora/layer.py, ParamWrapper)."""
+        """Raise UserError: peft has no DoRA of a parameter (peft/tuners/lora/layer.py, ParamWrapper)."""
         raise UserError(
             f"train.lora.targets: {parameter.path} is a parameter, for which peft has no DoRA; write targets without "
             "the experts and their router, as in q_proj"
         )
 
     def project(self, layer: "Projections", module: "Module", role: str, value: "Value") -> "Value":
-        """Trace a module whose update is multiplied with a unit matrix for the norms (peft/tuners/lora/dora.py)."""
+        """Trace a module, whose norms need its update times a unit matrix (peft/tuners/lora/dora.py)."""
         result = self.base(layer, module, value)
         r = layer.ranks.get(module.path, 0)
         if not r:
@@ -46,14 +46,14 @@ class DoraMethod(TrainedLowRank):
         new, width, before, model_width = layer.tracer.new, layer.trained.width, result.width, layer.step.width
         value = self.dropped_input(layer, value)
         if self.drops:
-            # The input after dropout is multiplied again with the whole weight, in the adapter's width.
+            # The input after dropout is multiplied by the whole weight again, in the adapter's width.
             whole = new(module.inputs * module.outputs, width if width != model_width else 0)
             base = layer.matmul(value, whole, value.count / module.inputs * module.outputs)
         else:
             base = result
         unit = new(module.inputs**2, width)
         weight = factors(layer, unit, module, r)
-        # The frozen weight for the norms: that of a quantized module is unpacked, another one is cast.
+        # The frozen weight for the norms, unpacked from a quantized module, or cast.
         unpacked = new(weight.count, width) if width != model_width or self.frozen_type else None
         scaled = new(weight.count, width)
         total = new(weight.count, width)

@@ -1,10 +1,10 @@
-"""What peft's LoRA adapts in a mixture of experts: parameters of experts and routers, which are not linear modules.
+"""LoRA targets in a mixture of experts: parameters of experts and routers, which are not linear modules.
 
-transformers 5 keeps the experts of a layer in two three-dimensional parameters and gives routers a class of their own.
-In the families below peft reads targets as the names of transformers 4, where both were linear modules, and adapts the
-parameters in their place; in other families it adapts neither. It does so whatever stands before the name: there
-shared_experts.up_proj means the routed experts too. So a linear module that is named by more than its last word is
-adapted as a parameter, its weight, which peft's own readers of the adapter understand as well.
+transformers 5 stores a layer's experts in two three-dimensional parameters, and routers have a class of their own. In
+the families below peft reads targets as transformers 4's names of linear modules, and adapts the parameters instead; in
+other families it adapts neither. It ignores the path before the name, so shared_experts.up_proj means the routed
+experts too. A linear module with a longer path is therefore adapted as a parameter, its weight, which peft's readers of
+the adapter support.
 Sources: peft/utils/transformers_weight_conversion.py, _convert_peft_config_moe; peft/tuners/lora/layer.py,
 ParamWrapper; transformers/conversion_mapping.py, _MODEL_TO_CONVERSION_PATTERN.
 """
@@ -22,7 +22,7 @@ ROUTER = "gate.weight"
 MIXTRAL = {"gate": ROUTER, "w1": "gate_up_proj", "w3": "gate_up_proj", "w2": "down_proj"}
 QWEN = {"gate": ROUTER, "gate_proj": "gate_up_proj", "up_proj": "gate_up_proj", "down_proj": "down_proj"}
 FUSED = {"gate_up_proj": 2}
-"""How many former modules a parameter holds; its adapter has as many times the rank."""
+"""Number of former modules in a parameter, and factor of its adapter's rank."""
 FAMILIES = {
     **dict.fromkeys(("mixtral", "minimax", "minimax_m2"), MIXTRAL),
     **dict.fromkeys(
@@ -35,12 +35,12 @@ FAMILIES = {
         QWEN,
     ),
 }
-"""Former names of modules and their parameters of today, by model_type."""
+"""Former names of modules and their present parameters, by model_type."""
 
 
 @dataclass(frozen=True)
 class AdaptedParameter:
-    """A parameter that gets two factors for each expert."""
+    """A parameter with two factors for each expert."""
 
     module: "Module"
     name: str
@@ -51,11 +51,11 @@ class AdaptedParameter:
 
     @property
     def path(self) -> str:
-        """Of the parameter, with {} for the layer's number."""
+        """Path of the parameter, with {} for the layer's number."""
         return f"{self.module.path}.{self.name}"
 
     def tensors(self, r: int) -> list[int]:
-        """Return the elements of both factors, which peft keeps for all experts in two tensors."""
+        """Return the elements of both factors, each one tensor for all experts."""
         return [self.inputs * r * self.experts, r * self.experts * self.outputs]
 
     def factored(self, r: int) -> int:
@@ -64,10 +64,10 @@ class AdaptedParameter:
 
 
 def split_targets(model: "ModelSpec", names: tuple[str, ...]) -> tuple[tuple[str, ...], list[AdaptedParameter]]:
-    """Return those of `names` that are modules, and the parameters that the others stand for: by the former name of a
-    module, or by their own, as in experts.gate_up_proj.
+    """Return the names that are modules, and the parameters of the others: former names of modules, or parameters' own
+    names, as in experts.gate_up_proj.
 
-    Raises UserError if only a part of what a parameter holds is named.
+    Raises UserError if only some of a parameter's former modules are named.
     """
     table = FAMILIES.get(model.family, {})
     weights = [
@@ -93,16 +93,16 @@ def split_targets(model: "ModelSpec", names: tuple[str, ...]) -> tuple[tuple[str
 
 
 def paths_named(family: str, names: Iterable[str], paths: Iterable[str]) -> list[str]:
-    """Return those of `names` that end the path of a linear module, by more than a last word that has a former meaning
-    in the family. Their weights are adapted as parameters."""
+    """Return the names of several words that end the path of a linear module, and whose last word is a former name in
+    the family. Their weights are adapted as parameters."""
     table, ends = FAMILIES.get(family, {}), [f".{path}" for path in paths]
     named = (name for name in names if "." in name and name.rpartition(".")[2] in table)
     return [name for name in named if any(end.endswith(f".{name}") for end in ends)]
 
 
 def check_expression(family: str, targets: str | tuple[str, ...] | list[str]) -> None:
-    """Raise UserError if targets are a regular expression in a family in the table: peft then takes the names that it
-    matches, in every layer (transformers_weight_conversion.py, _resolve_string_target_modules)."""
+    """Raise UserError if targets are a regular expression in a family of the table: peft adapts the names that it
+    matches in every layer (transformers_weight_conversion.py, _resolve_string_target_modules)."""
     if isinstance(targets, str) and targets != "all-linear" and family in FAMILIES:
         raise UserError(
             f"train.lora.targets: {shown(targets)} is a regular expression, which cannot select layers of a {family}; "
@@ -111,8 +111,7 @@ def check_expression(family: str, targets: str | tuple[str, ...] | list[str]) ->
 
 
 def all_linear(model: "ModelSpec") -> tuple[list["Module"], list[AdaptedParameter]]:
-    """Return what all-linear adapts: modules, and parameters in place of those with a former name, but no router, which
-    peft's all-linear adapts too."""
+    """Return the modules and parameters that all-linear adapts, without routers, unlike peft's all-linear."""
     table = FAMILIES.get(model.family, {})
     modules = [module for module in model.linears if module.name not in table]
     return modules, _parameters(model, set(table.values()) - {ROUTER})

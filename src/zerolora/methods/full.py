@@ -15,8 +15,8 @@ from zerolora.methods.method import (
     Update,
     rows_and_columns,
     sizes,
+    without_copies,
 )
-from zerolora.methods.tied_weights import without_copies
 from zerolora.model.architecture import other_parts
 from zerolora.tensor_file import read_header
 
@@ -52,7 +52,7 @@ class FullMethod(TrainableMethod):
 
     @staticmethod
     def build(model: Any, settings: "MethodSections", rows: Sequence[int] = ()) -> Any:
-        """Return the model itself, with all weights of the language model trained, `rows` among them."""
+        """Return the model with all weights of the language model trainable, including `rows`."""
         parts = tuple(f"{part}." for part in other_parts(model))
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(not name.startswith(parts))
@@ -60,18 +60,18 @@ class FullMethod(TrainableMethod):
 
     @staticmethod
     def published(model: Any, trained: "dict[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
-        """Return the weights, each once: a tied head has none of its own."""
+        """Return the weights, each once: a tied head has none."""
         return trained
 
     @staticmethod
     def is_untrained(name: str, tensor: "torch.Tensor") -> bool:
-        """Return False: a weight starts as the base model's, whatever that is."""
+        """Return False: a weight starts as the base model's."""
         return False
 
     @staticmethod
     def updates(directory: Path, model: Any) -> dict[str, Update]:
-        """Return the trained weights in the place of the base model's. Raises UserError if they are not those of
-        `model`, each once, or a number is not finite."""
+        """Return the trained weights as replacements of the base model's. Raises UserError unless they are those of
+        `model`, each once, with finite numbers."""
         path = directory / WHOLE_WEIGHTS
         tensors = read_header(path).tensors
         check_whole(path, tensors)
@@ -82,25 +82,25 @@ class FullMethod(TrainableMethod):
 
     @staticmethod
     def updates_of(tensors: "Mapping[str, Factor]", config: dict[str, Any], model: Any) -> dict[str, Update]:
-        """Return a replacement of each weight, and of each copy of one that the model shares."""
+        """Return a replacement of each weight, and of each copy of a shared weight."""
         result: dict[str, Update] = {name: Replacement(name, tensor) for name, tensor in tensors.items()}
         for copy, name in model.all_tied_weights_keys.items():
-            # A checkpoint may hold the shared weight twice; transformers ties the two only if they are alike.
+            # A checkpoint may contain the shared weight twice; transformers ties the two only if they are equal.
             if copy not in tensors and name in tensors:
                 result[copy] = Replacement(copy, tensors[name], optional=True)
         return result
 
 
-def _check(path: Path, found: Mapping[str, tuple[int, ...]], model: Any) -> None:
-    """Raise UserError, which names the file `path`, unless these shapes are those of the trained weights of `model`."""
+def _check(path: Path, shapes: Mapping[str, tuple[int, ...]], model: Any) -> None:
+    """Raise UserError, naming the file `path`, unless these shapes are those of the trainable weights of `model`."""
     parts = tuple(f"{part}." for part in other_parts(model))
     needed = {name: tuple(each.shape) for name, each in model.named_parameters() if not name.startswith(parts)}
-    faults = [wording(f"{name} is missing") for name in needed if name not in found]
-    faults += [wording(f"{name} is not a trained weight of the base") for name in found if name not in needed]
+    faults = [wording(f"{name} is missing") for name in needed if name not in shapes]
+    faults += [wording(f"{name} is not a trained weight of the base") for name in shapes if name not in needed]
     faults += [
-        wording(f"{name} is {list(found[name])}, and {list(shape)} in the base")
+        wording(f"{name} is {list(shapes[name])}, and {list(shape)} in the base")
         for name, shape in needed.items()
-        if name in found and found[name] != shape
+        if name in shapes and shapes[name] != shape
     ]
     if faults:
         more = wording(f" (and {len(faults) - 1} more such)" if len(faults) > 1 else "")

@@ -5,16 +5,14 @@ Sources: peft/tuners/ia3/model.py and layer.py.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from zerolora.errors import UserError, wording
-from zerolora.methods.adapter_check import ImpliedShapes, check_adapter
+from zerolora.methods.adapter_check import ImpliedShapes
 from zerolora.methods.adapter_config import is_feedforward
-from zerolora.methods.lora import Replacement
+from zerolora.methods.lora import PeftMethod, Replacement
 from zerolora.methods.method import (
     ADAPTABLE,
-    TrainableMethod,
     TrainedParameters,
     Update,
     check_shape,
@@ -28,8 +26,6 @@ from zerolora.methods.peft_format import (
     conv1d_paths,
     outside,
     peft_model,
-    peft_state,
-    read_adapter,
     saved_name,
 )
 from zerolora.tensor_file import whole
@@ -53,24 +49,32 @@ NO_DEFAULT = wording(
 FEEDFORWARD = ("down_proj", "dense_4h_to_h", "mlp.c_proj", "fc2", "wo")
 
 
+def _shapes(
+    config: Mapping[str, Any], model: "ModelSpec", module: "Module", path: str
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield name and shape of the tensor of a module."""
+    yield "ia3_l", (1, module.inputs) if is_feedforward(config, path) else (module.outputs, 1)
+
+
 @dataclass(frozen=True)
-class Ia3Method(TrainableMethod):
+class Ia3Method(PeftMethod):
     """(IA)³."""
 
     name: ClassVar[str] = "ia3"
     sections: ClassVar[tuple[str, ...]] = ("ia3",)
     peft_type: ClassVar[str | None] = "IA3"
     trains_rows: ClassVar[bool] = False
+    shapes: ClassVar[ImpliedShapes] = ImpliedShapes(_shapes)
 
     targets: str | tuple[str, ...] = "all-linear"
-    """Names or ends of paths of modules; all-linear for those that the paper adapts: keys, values, the MLP's last."""
+    """Names or ends of paths of modules; all-linear means the paper's: keys, values, the MLP's last."""
     modules_to_save: tuple[str, ...] = ()
-    """Modules of which a whole copy is trained and saved."""
+    """Modules trained and saved in full."""
 
     def parameters(self, model: "ModelSpec", width: int) -> TrainedParameters:
         """Return the vectors as trained, the base model as frozen."""
         adapted = self._targets(model)
-        # A feed-forward module's input is rescaled, another module's output.
+        # The input of a feed-forward module is scaled, and the output of others.
         tensors = [
             module.inputs if module.path.endswith(FEEDFORWARD) else module.outputs
             for module in adapted
@@ -85,7 +89,8 @@ class Ia3Method(TrainableMethod):
 
     def _targets(self, model: "ModelSpec") -> "list[Module]":
         if self.targets == "all-linear":
-            if result := [each for each in model.linears if _by_default(each.path)]:
+            ends = tuple(f".{end}" for end in (*TARGETS, *FEEDFORWARD))
+            if result := [each for each in model.linears if each.path.endswith(ends)]:
                 return result
             raise UserError(NO_DEFAULT)
         names = (self.targets,) if isinstance(self.targets, str) else self.targets
@@ -93,7 +98,7 @@ class Ia3Method(TrainableMethod):
         return named_modules(model, names, "train.ia3.targets", adaptable)
 
     def project(self, layer: "Projections", module: "Module", role: str, value: "Value") -> "Value":
-        """Trace the input of the MLP's last module, or another module's result, times a vector."""
+        """Trace a vector times the input of the MLP's last module, or times the result of others."""
         if module.path not in layer.ranks:
             return layer.frozen(value, module)
         width, before = layer.trained.width, value.width
@@ -130,22 +135,12 @@ class Ia3Method(TrainableMethod):
         return wrapped
 
     @staticmethod
-    def published(model: Any, trained: "dict[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
-        return peft_state(model, trained)
-
-    @staticmethod
     def is_untrained(name: str, tensor: "torch.Tensor") -> bool:
         return name.endswith(SUFFIX) and bool((tensor == 1).all())
 
     @staticmethod
-    def updates(directory: Path, model: Any) -> dict[str, Update]:
-        tensors, config = read_adapter(directory)
-        check_adapter(directory, tensors, config, model, ImpliedShapes(_shapes))
-        return Ia3Method.updates_of(tensors, config, model)
-
-    @staticmethod
     def updates_of(tensors: "Mapping[str, Factor]", config: dict[str, Any], model: Any) -> dict[str, Update]:
-        """Return the update of each weight and bias that an adapter in peft's format scales."""
+        """Return the update of each weight and bias that an adapter scales."""
         transposed = conv1d_paths(model)
         result: dict[str, Update] = {}
         for name, tensor in tensors.items():
@@ -176,20 +171,12 @@ class Scaled(Update):
         check_shape(self.name, shape, expected)
 
     def apply(self, rows: "torch.Tensor", first: int) -> None:
-        """Multiply."""
         one_for_all = self.vector.shape[0] == 1
         rows.mul_((self.vector if one_for_all else self.vector[first : first + len(rows)]).float())
 
 
-def _shapes(
-    config: Mapping[str, Any], model: "ModelSpec", module: "Module", path: str
-) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield name and shape of the tensor beside a module."""
-    yield "ia3_l", (1, module.inputs) if is_feedforward(config, path) else (module.outputs, 1)
-
-
 def default_targets(model: Any) -> list[str]:
-    """Return the names of the modules that the paper adapts. Raises UserError if the model has none of these names."""
+    """Return the names of the paper's modules in a model. Raises UserError if there are none."""
     import torch
     from transformers.pytorch_utils import Conv1D
 
@@ -198,7 +185,3 @@ def default_targets(model: Any) -> list[str]:
     if ends:
         return ends
     raise UserError(NO_DEFAULT)
-
-
-def _by_default(path: str) -> bool:
-    return path.endswith(tuple(f".{end}" for end in (*TARGETS, *FEEDFORWARD)))

@@ -1,7 +1,6 @@
-"""LoRA (arXiv 2106.09685): two factors of rank r beside a frozen linear module. Trained, estimated and merged.
+"""LoRA (arXiv 2106.09685): two factors of rank r beside a frozen linear module.
 
-Sources: section 4.1 of the paper; which modules a name means and what of them is trained: peft/tuners/lora/model.py and
-layer.py.
+Sources: section 4.1 of the paper; peft/tuners/lora/model.py and layer.py for targets and trained tensors.
 """
 
 import functools
@@ -30,6 +29,7 @@ from zerolora.methods.method import (
     is_named,
     saved_factors,
     saved_tensors,
+    tied_weights,
 )
 from zerolora.methods.peft_format import (
     ADAPTER,
@@ -45,7 +45,6 @@ from zerolora.methods.peft_format import (
     read_adapter,
     saved_name,
 )
-from zerolora.methods.tied_weights import tied_weights
 from zerolora.methods.token_rows import SUFFIX, check_targets, row_options, row_tensors, row_update
 from zerolora.tensor_file import StoredTensor, rows_of, whole
 
@@ -59,30 +58,30 @@ if TYPE_CHECKING:
     from zerolora.tensor_file import Factor
 
 KEPT = 32
-"""Factors that are kept from one block of rows to the next, as many as threads work on and some."""
+"""Factors in memory from one block of rows to the next: more than threads use."""
 SMALL = 2**23
-"""Bytes of a factor that is kept though a block needs but some of its rows, which else are read again for each."""
+"""Maximum bytes of a factor that is read whole, although a block needs only some of its rows."""
 PARTS = ("A", "B", "embedding_A", "embedding_B", "magnitude_vector")
 
 
 @dataclass(frozen=True)
 class LowRank(Method):
-    """What LoRA, DoRA and QLoRA share: two factors of rank r for each adapted module."""
+    """The memory of LoRA, DoRA and QLoRA: two factors of rank r for each adapted module."""
 
     r: int = 8
     """Rank of the two factors."""
     targets: str | tuple[str, ...] = "all-linear"
-    """all-linear, a regular expression of whole paths, or names or ends of paths of modules."""
+    """all-linear, a regular expression of whole paths, or names or ends of modules' paths."""
     dropout: float = 0.0
     """Dropout before the first factor."""
     rank_pattern: tuple[tuple[str, int], ...] = ()
-    """Other ranks for modules by name, path or regular expression, as in peft's rank_pattern."""
+    """Ranks of modules by name, path or regular expression, as in peft's rank_pattern."""
     alpha_pattern: tuple[str, ...] = ()
-    """Modules with another alpha, likewise; only that they exist matters here."""
+    """Modules with another alpha, whose existence is checked."""
     modules_to_save: tuple[str, ...] = ()
-    """Modules of which a whole copy is trained and saved."""
+    """Modules trained and saved in full."""
     init: str = DEFAULT_INIT
-    """What the factors start with (lora_init.py)."""
+    """Initialization of the factors (lora_init.py)."""
     added_tokens: int = 0
     """Tokens whose rows of embedding and head are trained."""
 
@@ -93,7 +92,7 @@ class LowRank(Method):
 
     @property
     def rows(self) -> int:
-        """Rows of the embedding, and of a head of its own, that are trained: one for each added token."""
+        """Trained rows of the embedding, and of an untied head: one for each added token."""
         return self.added_tokens
 
     def parameters(self, model: "ModelSpec", width: int) -> TrainedParameters:
@@ -110,7 +109,7 @@ class LowRank(Method):
 
     def adapted(self, model: "ModelSpec") -> tuple[list[int], int, dict[str, int]]:
         """Return the elements of each trained tensor, their rows and columns, and r by the path of each adapted module
-        or parameter. Raises UserError if an expression takes too long for their paths."""
+        or parameter. Raises UserError if an expression takes too long to match their paths."""
         with bounded_matching("train.lora: targets, rank_pattern or alpha_pattern"):
             return self._adapted(model)
 
@@ -121,7 +120,7 @@ class LowRank(Method):
         modules, parameters = self._targets(model)
         for module in modules:
             for path, copies in self._copies(module, module.path):
-                if not self._is_target(path):  # a layer that the targets leave out
+                if not self._is_target(path):  # a layer that is no target
                     continue
                 r = self._rank(path, self.r)
                 self._check_init(module, path, r)
@@ -141,25 +140,22 @@ class LowRank(Method):
         return tensors + saved_tensors(model, self.modules_to_save) + rows, factored, ranks
 
     def _copies(self, module: "Module", path: str) -> Iterator[tuple[str, int]]:
-        """Yield the path of each copy of a module, or of a parameter of it, and 1; or all copies, if they are alike."""
+        """Yield (path, 1) for each copy of a module, or of its parameter; (path, copies) if all copies are equal."""
         if not self.rank_pattern and self.targets == "all-linear":
             yield path, module.count
             return
         yield from ((each, 1) for each in _paths(module, path))
 
     def _check_init(self, module: "Module", path: str, r: int) -> None:
-        """Raise UserError if the factors of a module cannot start with a part of its weight."""
-        if self.init == DEFAULT_INIT:
-            return
+        """Raise UserError if a module's factors cannot be initialized from its weight."""
         smaller = min(module.inputs, module.outputs)
+        if self.init == DEFAULT_INIT or r <= smaller:
+            return
+        problem = wording(f"has {smaller} singular values, fewer than r {r}")
+        remedy = wording(f"write an r of at most {smaller}")
         if not smaller:
             problem = wording("is an embedding, whose factors have no other start")
             remedy = wording("leave it out of train.lora.targets")
-        elif r > smaller:
-            problem = wording(f"has {smaller} singular values, fewer than r {r}")
-            remedy = wording(f"write an r of at most {smaller}")
-        else:
-            return
         raise UserError(f"train.lora.init is {self.init}, and {path} {problem}; {remedy}, or init: {DEFAULT_INIT}")
 
     def tensors(self, module: "Module", r: int) -> list[int]:
@@ -168,7 +164,7 @@ class LowRank(Method):
         return [inputs * r, outputs * r]
 
     def factored(self, module: "Module", r: int) -> int:
-        """Return the rows and columns of the matrices added to one copy of a module; each has r of one of them."""
+        """Return the rows and columns of the matrices added to one copy of a module."""
         return sum(r + size // r for size in self.tensors(module, r))
 
     def parameter_tensors(self, parameter: AdaptedParameter, r: int) -> list[int]:
@@ -194,14 +190,14 @@ class LowRank(Method):
         return float(model.parameters * width)
 
     def replaced(self, model: "ModelSpec") -> int:
-        """Return the parameters of the modules whose factors start with a part of their weight, which is taken out."""
+        """Return the parameters of the modules from whose weights the initial factors are subtracted."""
         if self.init == DEFAULT_INIT:
             return 0
         adapted = self.adapted(model)[2]
         return sum(each.inputs * each.outputs * each.count for each in model.modules if each.path in adapted)
 
     def _targets(self, model: "ModelSpec") -> "tuple[list[Module], list[AdaptedParameter]]":
-        """Return the adapted modules and parameters. Raises UserError if a name or a pattern fits none."""
+        """Return the adapted modules and parameters. Raises UserError if a name or a pattern matches none."""
         if self.targets == "all-linear":
             modules, parameters = all_linear(model)
             if not (modules or parameters):
@@ -242,7 +238,7 @@ class LowRank(Method):
         return is_named(path, self.targets)
 
     def _parameter_rank(self, parameter: AdaptedParameter) -> int:
-        """Return r of a parameter of experts: as much more as it holds former modules, if it was named by theirs."""
+        """Return r of a parameter of experts: multiplied by the number of former modules if named by those."""
         named = not isinstance(self.targets, str) and is_named(parameter.path, self.targets)
         return self.r if named else self.r * FUSED.get(parameter.name, 1)
 
@@ -276,12 +272,46 @@ class LowRank(Method):
         return layer.dropped(value) if self.drops else value
 
 
+class PeftMethod(TrainableMethod):
+    """A method whose adapters peft builds and saves."""
+
+    shapes: ClassVar[ImpliedShapes]
+
+    @staticmethod
+    def published(model: Any, trained: "dict[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
+        return peft_state(model, trained)
+
+    @classmethod
+    def updates(cls, directory: Path, model: Any) -> dict[str, Update]:
+        tensors, config = read_adapter(directory)
+        check_adapter(directory, tensors, config, model, cls.shapes)
+        return cls.updates_of(tensors, config, model)
+
+
+def _shapes(
+    config: Mapping[str, Any], model: "ModelSpec", module: "Module", path: str
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield name and shape of the tensors of a module."""
+    r, _ = rank_and_alpha(config, path)
+    if module.kind == "embedding":
+        rows, outputs = dict(module.weights)["weight"]
+        yield "lora_embedding_A", (r, rows)
+        yield "lora_embedding_B", (outputs, r)
+    else:
+        outputs = module.outputs
+        yield "lora_A.weight", (r, module.inputs)
+        yield "lora_B.weight", (outputs, r)
+    if config.get("use_dora"):
+        yield MAGNITUDE.removeprefix("."), (outputs,)
+
+
 @dataclass(frozen=True)
-class TrainedLowRank(LowRank, TrainableMethod):
-    """How LoRA, DoRA and QLoRA are built by peft and merged."""
+class TrainedLowRank(LowRank, PeftMethod):
+    """LoRA, DoRA and QLoRA: built by peft, and merged."""
 
     sections: ClassVar[tuple[str, ...]] = ("lora",)
     peft_type: ClassVar[str | None] = "LORA"
+    shapes: ClassVar[ImpliedShapes] = ImpliedShapes(_shapes)
     options: ClassVar[dict[str, Any]] = {}
     """Further arguments of peft's LoraConfig."""
 
@@ -331,22 +361,44 @@ class TrainedLowRank(LowRank, TrainableMethod):
         return wrapped
 
     @staticmethod
-    def published(model: Any, trained: "dict[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
-        return peft_state(model, trained)
-
-    @staticmethod
     def is_untrained(name: str, tensor: "torch.Tensor") -> bool:
         return "lora_B" in name and (not bool(tensor.any()) or is_start(tensor))
 
     @staticmethod
-    def updates(directory: Path, model: Any) -> dict[str, Update]:
-        tensors, config = read_adapter(directory)
-        check_adapter(directory, tensors, config, model, ImpliedShapes(_shapes))
-        return low_rank_updates(tensors, config, model)
-
-    @staticmethod
     def updates_of(tensors: "Mapping[str, Factor]", config: dict[str, Any], model: Any) -> dict[str, Update]:
-        return low_rank_updates(tensors, config, model)
+        """Return the update of each weight of an adapter in peft's format: LoRA, rsLoRA, DoRA.
+
+        `model` is the base on the meta device, or its spec. Raises UserError if a tensor is none of theirs, or has no
+        weight of the base that it could be added to.
+        """
+        result: dict[str, Update] = {}
+        modules: dict[str, dict[str, Factor]] = {}
+        copies: dict[str, Factor] = {}
+        for name, tensor in tensors.items():
+            module, _, rest = name.removeprefix(PREFIX).partition(".lora_")
+            part = rest.removesuffix(".weight")
+            if part in PARTS:
+                modules.setdefault(module, {})[part] = tensor
+            elif name.endswith(SUFFIX):
+                result |= row_update(name, tensor, config, model, tensors)
+            elif not rest and (saved_name(name) == name.removeprefix(PREFIX) and is_saved(config, saved_name(name))):
+                result[saved_name(name)] = Replacement(saved_name(name), tensor)
+            elif not rest:
+                copies[saved_name(name)] = tensor
+            elif rest == "B.bias":
+                result[f"{module}.bias"] = Shift(f"{module}.bias", tensor, _scale(config, module))
+            else:
+                raise UserError(f"{ADAPTER}: {name} is not a LoRA factor; merge it with peft's merge_and_unload")
+        experts = _expert_parameters_of(model, config) if config.get("target_parameters") else {}
+        transposed_paths = conv1d_paths(model)
+        for module, parts in modules.items():
+            if module in experts:
+                weight, shape, transposed, scale = experts[module]
+                result[weight] = ExpertProducts(weight, parts["A"], parts["B"], scale, shape, transposed)
+                continue
+            update = Product(f"{module}.weight", parts, _scale(config, module), module in transposed_paths)
+            result[update.weight] = update
+        return _upon_copies(result, copies, tied_weights(model))
 
 
 @dataclass(frozen=True)
@@ -356,61 +408,8 @@ class LoraMethod(TrainedLowRank):
     name: ClassVar[str] = "lora"
 
 
-def low_rank_updates(tensors: "Mapping[str, Factor]", config: dict[str, Any], model: Any) -> dict[str, Update]:
-    """Return the update of each weight of an adapter in peft's format: LoRA, rsLoRA, DoRA.
-
-    `model` is the base on the meta device, or its spec. Raises UserError if a tensor is none of theirs, or has no
-    weight of the base that it could be added to.
-    """
-    result: dict[str, Update] = {}
-    modules: dict[str, dict[str, Factor]] = {}
-    copies: dict[str, Factor] = {}
-    for name, tensor in tensors.items():
-        module, _, rest = name.removeprefix(PREFIX).partition(".lora_")
-        part = rest.removesuffix(".weight")
-        if part in PARTS:
-            modules.setdefault(module, {})[part] = tensor
-        elif name.endswith(SUFFIX):
-            result |= row_update(name, tensor, config, model, tensors)
-        elif not rest and (saved_name(name) == name.removeprefix(PREFIX) and is_saved(config, saved_name(name))):
-            result[saved_name(name)] = Replacement(saved_name(name), tensor)
-        elif not rest:
-            copies[saved_name(name)] = tensor
-        elif rest == "B.bias":
-            result[f"{module}.bias"] = Shift(f"{module}.bias", tensor, _scale(config, module))
-        else:
-            raise UserError(f"{ADAPTER}: {name} is not a LoRA factor; merge it with peft's merge_and_unload")
-    experts = _expert_parameters_of(model, config) if config.get("target_parameters") else {}
-    transposed_paths = conv1d_paths(model)
-    for module, parts in modules.items():
-        if module in experts:
-            weight, shape, transposed, scale = experts[module]
-            result[weight] = ExpertProducts(weight, parts["A"], parts["B"], scale, shape, transposed)
-            continue
-        update = Product(f"{module}.weight", parts, _scale(config, module), module in transposed_paths)
-        result[update.weight] = update
-    return _upon_copies(result, copies, tied_weights(model))
-
-
-def _shapes(
-    config: Mapping[str, Any], model: "ModelSpec", module: "Module", path: str
-) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield name and shape of the tensors beside a module."""
-    r, _ = rank_and_alpha(config, path)
-    if module.kind == "embedding":
-        rows, outputs = dict(module.weights)["weight"]
-        yield "lora_embedding_A", (r, rows)
-        yield "lora_embedding_B", (outputs, r)
-    else:
-        outputs = module.outputs
-        yield "lora_A.weight", (r, module.inputs)
-        yield "lora_B.weight", (outputs, r)
-    if config.get("use_dora"):
-        yield MAGNITUDE.removeprefix("."), (outputs,)
-
-
 def _scale(config: dict[str, Any], module: str) -> float:
-    """Return what the product of a module's factors is multiplied by."""
+    """Return the factor of a module's product."""
     r, alpha = rank_and_alpha(config, module)
     # rsLoRA scales by alpha / sqrt(r) (arXiv 2312.03732), LoRA by alpha / r.
     return alpha / (r**0.5 if config.get("use_rslora") else r)
@@ -419,18 +418,18 @@ def _scale(config: dict[str, Any], module: str) -> float:
 def _upon_copies(
     updates: dict[str, Update], copies: "Mapping[str, Factor]", tied: Mapping[str, str]
 ) -> dict[str, Update]:
-    """Return updates that start from `copies` of the base's weights where the adapter's file has them.
+    """Return updates that start from `copies` of the base's weights in the adapter's file.
 
-    peft reads such a copy into the base before it computes with it: of a weight that two modules share, into both.
+    peft loads such a copy into the base; the copy of a shared weight into both modules.
     """
     result, starts = dict(updates), dict(copies)
     for copy, name in tied.items():
-        shared = starts.get(copy, starts.get(name))  # peft reads the head last
+        shared = starts.get(copy, starts.get(name))  # peft loads the head last
         if shared is not None:
             starts |= {copy: shared, name: shared}
     for weight, tensor in starts.items():
         update = result.get(weight)
-        # A shared weight that nothing else changes is a second name of the first, which few checkpoints have.
+        # An otherwise unchanged shared weight is a second name of the first, which few checkpoints have.
         start = Replacement(weight, tensor, optional=weight in tied and not {weight, tied[weight]} & updates.keys())
         if update is None:
             result[weight] = start
@@ -440,10 +439,8 @@ def _upon_copies(
 
 
 def _expert_parameters_of(model: Any, config: dict[str, Any]) -> dict[str, tuple[str, tuple[int, ...], bool, float]]:
-    """Return (parameter, its shape, whether an expert's weight is [inputs, outputs], scale) by the path of the adapter.
-
-    Several parameters of one module are adapted by nested wrappers, whose order is peft's.
-    """
+    """Return (parameter, its shape, whether an expert's weight is [inputs, outputs], scale) by the path of the adapter,
+    from peft, which nests the wrappers of a module's parameters."""
     import copy
 
     from zerolora.compat import bitsandbytes_patches
@@ -468,7 +465,7 @@ def _expert_parameters_of(model: Any, config: dict[str, Any]) -> dict[str, tuple
 
 @dataclass(frozen=True)
 class ExpertProducts(Update):
-    """B·A·scale of each expert is added to its part of a parameter that holds the weights of all experts."""
+    """Adds B·A·scale of each expert to its part of the parameter of all experts."""
 
     weight: str
     first: "Factor"
@@ -502,7 +499,7 @@ class ExpertProducts(Update):
 
 @dataclass(frozen=True)
 class Product(Update):
-    """B·A·scale is added to a weight; with DoRA the rows of the sum are then scaled to trained norms."""
+    """Adds B·A·scale to a weight; with DoRA the rows of the sum are then scaled to trained norms."""
 
     weight: str
     """Name of the base weight."""
@@ -560,7 +557,7 @@ class Product(Update):
 
 @dataclass(frozen=True)
 class Shift(Update):
-    """A trained bias of the factors, times their scale, is added to the module's own (peft's lora_bias)."""
+    """Adds the factors' trained bias, times their scale, to the module's bias (peft's lora_bias)."""
 
     name: str
     trained: "Factor"
@@ -570,13 +567,12 @@ class Shift(Update):
         check_shape(self.name, shape, tuple(self.trained.shape))
 
     def apply(self, rows: "torch.Tensor", first: int) -> None:
-        """Add it."""
         rows.add_(rows_of(self.trained, first, first + len(rows)).float(), alpha=self.scale)
 
 
 @dataclass(frozen=True)
 class Then(Update):
-    """Several updates of one weight, one after the other."""
+    """Several updates of one weight, in order."""
 
     updates: tuple[Update, ...]
 
@@ -589,14 +585,13 @@ class Then(Update):
             update.check(shape)
 
     def apply(self, rows: "torch.Tensor", first: int) -> None:
-        """Apply each."""
         for update in self.updates:
             update.apply(rows, first)
 
 
 @dataclass(frozen=True)
 class Replacement(Update):
-    """A weight of which a whole copy was trained."""
+    """Replaces a weight by a trained one."""
 
     weight: str
     trained: "Factor"
@@ -607,12 +602,11 @@ class Replacement(Update):
         check_shape(self.weight, shape, tuple(self.trained.shape))
 
     def apply(self, rows: "torch.Tensor", first: int) -> None:
-        """Put the trained copy there."""
         rows.copy_(rows_of(self.trained, first, first + len(rows)) if rows.ndim else whole(self.trained))
 
 
 def _in_fp32(factor: "Factor") -> "torch.Tensor":
-    """Return a whole factor, which many blocks of rows need one after the other."""
+    """Return a whole factor, cached for many blocks of rows."""
     return _kept(factor) if isinstance(factor, StoredTensor) else factor.float()
 
 
@@ -628,13 +622,13 @@ def _kept(factor: StoredTensor) -> "torch.Tensor":
 
 
 def _paths(module: "Module", path: str) -> list[str]:
-    """Return the path of each copy of a module, or of a parameter of it."""
+    """Return the path of each copy of a module, or of its parameter."""
     return [path.format(layer) for layer in module.numbers]
 
 
 def adapted_weight(layer: "Projections", module: "Module", value: "Value", r: int) -> "Value":
-    """Trace a linear module whose weight is adapted as a parameter: B·A, and its sum with the weight, which is kept for
-    the backward pass (peft/tuners/lora/layer.py, ParamWrapper and _LoraParameterProxy)."""
+    """Trace a linear module whose weight is adapted as a parameter: B·A, and its sum with the weight, which is saved
+    for the backward pass (peft/tuners/lora/layer.py, ParamWrapper and _LoraParameterProxy)."""
     new, count, width = layer.tracer.new, value.count, value.width
     size = module.inputs * module.outputs
     pair = layer.cast(layer.of(layer.adapter_weight(r * (module.inputs + module.outputs))), width)

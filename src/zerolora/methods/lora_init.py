@@ -1,8 +1,8 @@
-"""Factors of LoRA that start with a part of the base weight: PiSSA (arXiv 2404.02948) and OLoRA (arXiv 2406.01775).
+"""LoRA's factors initialized from the base weight: PiSSA (arXiv 2404.02948) and OLoRA (arXiv 2406.01775).
 
-Both take B0·A0·scale out of a weight W, which leaves the residual weight W - B0·A0·scale frozen, and train A and B from
-there. What is published is an adapter of the original W: W - B0·A0·scale + B·A·scale = W + [B, -B0]·[A; A0]·scale, of
-twice the rank (PiSSA, appendix C; peft/tuners/lora/model.py, subtract_mutated_init).
+Both subtract B0·A0·scale from a weight W, freeze the residual W - B0·A0·scale, and train A and B from A0 and B0. The
+saved adapter is of the original W and has twice the rank: W - B0·A0·scale + B·A·scale = W + [B, -B0]·[A; A0]·scale
+(PiSSA, appendix C; peft/tuners/lora/model.py, subtract_mutated_init).
 """
 
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def first_factors(weight: "torch.Tensor", r: int, scale: float, init: str) -> "tuple[torch.Tensor, torch.Tensor]":
     """Return A0 [r, inputs] and B0 [outputs, r] of a weight [outputs, inputs], in fp32.
 
-    Of PiSSA B0·A0·scale is the part of the weight with the largest singular values; of OLoRA B0 and A0 are the first r
+    PiSSA: B0·A0·scale is the part of the weight with the largest singular values. OLoRA: B0 and A0 are the first r
     columns and rows of its QR decomposition (peft/tuners/lora/layer.py, pissa_init and olora_init).
     """
     import torch
@@ -35,7 +35,7 @@ def first_factors(weight: "torch.Tensor", r: int, scale: float, init: str) -> "t
 def residual(
     weight: "torch.Tensor", first: "torch.Tensor", second: "torch.Tensor", scale: float, transposed: bool
 ) -> "torch.Tensor":
-    """Return a weight without B0·A0·scale, in its own type. A `transposed` one is [inputs, outputs]."""
+    """Return a weight minus B0·A0·scale, in its type. A `transposed` one is [inputs, outputs]."""
     product = second.float() @ first.float() * scale
     return (weight.detach().float() - (product.T if transposed else product)).to(weight.dtype)
 
@@ -64,6 +64,6 @@ def doubled(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_start(tensor: "torch.Tensor") -> bool:
-    """Tell whether a published B adds nothing yet: B = B0, so that its halves cancel."""
+    """Return whether a published B is the initial one: B = B0, so that its halves cancel."""
     half = tensor.shape[1] // 2
     return tensor.shape[1] % 2 == 0 and bool((tensor[:, :half] == -tensor[:, half:]).all())

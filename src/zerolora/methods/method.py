@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from zerolora.errors import UserError, shown, wording
+from zerolora.model.spec import ModelSpec, Module
+from zerolora.tensor_file import Factor, StoredTensor, equal
 
 if TYPE_CHECKING:
     import torch
 
     from zerolora.config.method_sections import MethodSections
     from zerolora.model.projections import Projections
-    from zerolora.model.spec import ModelSpec, Module
     from zerolora.model.tracer import Value
-    from zerolora.tensor_file import Factor
 
 WHOLE_WEIGHTS = "model.safetensors"
-"""The file that a method without an adapter writes."""
+"""The output file of a method without an adapter."""
 ADAPTABLE = ("linear", "conv1d", "embedding", "head")
 SHARED = ("embedding", "head")
 """Modules that share one weight in a tied model."""
@@ -30,17 +30,16 @@ class TrainedParameters:
     """The frozen and trained parameters of a model."""
 
     frozen: int
-    """Parameters of the base model that stay as they are."""
     trained: int
-    """Parameters that are trained: φ."""
+    """φ."""
     frozen_bytes: float
-    """Bytes of the frozen ones, quantized or not, unsharded."""
+    """Bytes of the frozen parameters, quantized or not, unsharded."""
     ranks: tuple[tuple[str, int], ...]
-    """Path and r of each adapted linear module, of the first layer where layers differ; 1 for (IA)³."""
+    """Path and r of each adapted linear module, in the first layer if layers differ; 1 for (IA)³."""
     largest_trained: int
     """Parameters of the largest trained tensor."""
     factored: int
-    """Rows and columns of the trained matrices, and elements of trained vectors: what Adafactor keeps a value for."""
+    """Rows and columns of the trained matrices, and elements of trained vectors, each with a value in Adafactor."""
 
 
 @dataclass(frozen=True)
@@ -51,16 +50,16 @@ class Method(ABC):
     trains: ClassVar[bool] = False
     """Whether `zerolora train` can run it; otherwise only its memory is estimated."""
     trains_base: ClassVar[bool] = False
-    """The base model's own weights are trained."""
+    """Whether the base model's weights are trained."""
 
     @property
     def frozen_type(self) -> str | None:
-        """The type that the frozen linear modules are quantized to; None if they are not."""
+        """The quantized type of the frozen linear modules; None if they are not quantized."""
         return None
 
     @property
     def unpacks(self) -> bool:
-        """Whether the unpacked weights of quantized modules are computed with, outside of their forward pass."""
+        """Whether it needs the unpacked weights of quantized modules outside of their forward pass."""
         return False
 
     @property
@@ -70,36 +69,36 @@ class Method(ABC):
 
     @property
     def rows(self) -> int:
-        """Rows of the embedding, and of a head of its own, that are trained though the whole is not."""
+        """Trained rows of an otherwise frozen embedding, and of an untied head."""
         return 0
 
     @classmethod
     def of(cls, settings: "MethodSections") -> Self:
-        """Return the method with those settings of `train` that cost memory."""
+        """Return the method with the settings of `train` that memory depends on."""
         return cls()
 
     def under(self, engine: str) -> "Method":
-        """Return the method as it is under an engine, which may change what was prepared."""
+        """Return the method under an engine, which may convert weights."""
         return self
 
     def activation_width(self, width: int) -> int:
-        """Return the bytes of an activation; `width` is that of a weight in the run's precision."""
+        """Return the bytes of an activation; `width` is a weight's in the run's precision."""
         return width
 
     @abstractmethod
     def parameters(self, model: "ModelSpec", width: int) -> TrainedParameters:
-        """Return what is trained and frozen; `width` is the bytes of a weight that is not quantized.
+        """Return the trained and frozen parameters; `width` is the bytes of an unquantized weight.
 
-        Raises UserError if a setting names a module that the model does not have.
+        Raises UserError if a setting names a module that the model lacks.
         """
 
     def replaced(self, model: "ModelSpec") -> int:
-        """Return the parameters of the base model that a rank holds in another form than they are stored in."""
+        """Return the parameters of the base model that a rank replaces by another form than stored."""
         return 0
 
     @abstractmethod
     def project(self, layer: "Projections", module: "Module", role: str, value: "Value") -> "Value":
-        """Trace a linear module with what the method adds to it; `role` is q, k, v, o, gate, up or down."""
+        """Trace a linear module with the method's adapter; `role` is a key of projections.ROLES."""
 
 
 @dataclass(frozen=True)
@@ -108,42 +107,41 @@ class TrainableMethod(Method):
 
     trains: ClassVar[bool] = True
     sections: ClassVar[tuple[str, ...]] = ()
-    """The sections of `train` that hold its settings."""
+    """The sections of `train` with its settings."""
     trains_rows: ClassVar[bool] = True
-    """It can train the rows of added tokens."""
+    """Whether it can train the rows of added tokens."""
     peft_type: ClassVar[str | None] = None
-    """peft_type of its adapter_config.json; None if what it writes is not an adapter."""
+    """peft_type of its adapter_config.json; None if its output is not an adapter."""
 
     @classmethod
     def quantizes(cls) -> bool:
-        """Tell whether the base model is quantized."""
+        """Return whether the base model is quantized."""
         return "quantization" in cls.sections
 
     @staticmethod
     @abstractmethod
     def build(model: Any, settings: "MethodSections", rows: Sequence[int] = ()) -> Any:
-        """Return a transformers model with what is trained added to it, and everything else frozen.
+        """Return a transformers model with the trained parameters added, and all others frozen.
 
-        `rows`: numbers of the rows of embedding and head that are trained, for added tokens.
-
-        Raises UserError if a setting names a module that the model does not have.
+        `rows`: indices of the trained rows of embedding and head, for added tokens. Raises UserError if a setting names
+        a module that the model lacks.
         """
 
     @staticmethod
     @abstractmethod
     def published(model: Any, trained: "dict[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
-        """Return the tensors to be written, of the trained parameters of a built model by their name in it."""
+        """Return the tensors to save, from the trained parameters by their names in a built model."""
 
     @staticmethod
     @abstractmethod
     def is_untrained(name: str, tensor: "torch.Tensor") -> bool:
-        """Tell whether a published tensor is still what every training starts with."""
+        """Return whether a published tensor has its initial value."""
 
     @staticmethod
     @abstractmethod
     def updates(directory: Path, model: Any) -> "dict[str, Update]":
-        """Return what a directory that training published makes of the base model's weights, by the weight's name in
-        `model`, the base on the meta device, or its spec for an adapter of plain modules (merge/listed.py).
+        """Return the updates of a directory of trained weights by the name of each weight in `model`, the base on the
+        meta device, or its spec for an adapter of plain modules (merge/listed.py).
 
         Raises UserError if a tensor is not of this method.
         """
@@ -151,11 +149,11 @@ class TrainableMethod(Method):
     @staticmethod
     @abstractmethod
     def updates_of(tensors: "Mapping[str, Factor]", config: dict[str, Any], model: Any) -> "dict[str, Update]":
-        """Return the same of published tensors and the content of their adapter_config.json, empty without one."""
+        """Return the updates of published tensors and the content of their adapter_config.json, {} without one."""
 
 
 class Update(ABC):
-    """What training makes of one weight. Its tensors are in memory or in a file, from which they are read in part."""
+    """The change of one weight in training. Its tensors are in memory, or in a file that is read in part."""
 
     optional: bool = False
     """Whether the base model may lack the weight."""
@@ -167,15 +165,14 @@ class Update(ABC):
 
     @abstractmethod
     def check(self, shape: tuple[int, ...]) -> None:
-        """Raise UserError if a weight of this shape is not the one that was trained."""
+        """Raise UserError unless the trained weight has this shape."""
 
     @abstractmethod
     def apply(self, rows: "torch.Tensor", first: int) -> None:
-        """Make of `rows`, in fp32, what they are after training, in place; `first` is the number of the first of them.
-        Without `by_rows` they are the whole weight."""
+        """Update fp32 `rows` in place, of which `first` is the first's index; the whole weight unless `by_rows`."""
 
     def applied(self, weight: "torch.Tensor") -> "torch.Tensor":
-        """Return the weight after training, in fp32, from the one before. Raises UserError if the shapes differ."""
+        """Return the trained fp32 weight from the base's. Raises UserError if the shapes differ."""
         import torch
 
         self.check(tuple(weight.shape))
@@ -201,7 +198,7 @@ def check_shape(name: str, shape: tuple[int, ...], expected: "Iterable[int]") ->
 
 
 def named_modules(model: "ModelSpec", names: tuple[str, ...], key: str, among: "Iterable[Module]") -> "list[Module]":
-    """Return the modules whose path is, or ends in, one of `names`; `key` is the setting in the error's message."""
+    """Return the modules whose path is, or ends in, one of `names`; `key` is the setting in messages."""
     among = list(among)
     for name in names:
         if not any(is_named(module.path, (name,)) for module in among):
@@ -216,24 +213,23 @@ def is_named(path: str, names: tuple[str, ...]) -> bool:
 
 
 def saved_tensors(model: "ModelSpec", names: tuple[str, ...]) -> list[int]:
-    """Return the elements of each parameter of the modules of which a whole copy is trained and saved."""
+    """Return the elements of each parameter of modules_to_save."""
     tensors: list[int] = []
     for name in names:
         if not any(module.path.endswith(name) for module in model.modules):
             known = ", ".join(sorted({module.name for module in model.modules}))
             raise UserError(f"modules_to_save: {shown(name)} is not in the model; write some of {known}")
-    saved = [module.path for module in model.modules if module.kind in SHARED and names and module.path.endswith(names)]
-    check_untied(model.tied, "modules_to_save", saved)
-    for module in model.modules:
-        # As peft has it, also in the middle of a name: norm means input_layernorm too (utils/other.py, _set_trainable).
-        if module.path.endswith(names):
-            # A tied head is saved as a tensor of its own.
-            tensors += (sizes(module) or [model.vocabulary * model.hidden]) * module.count
+    # As in peft, also in the middle of a name: norm means input_layernorm too (utils/other.py, _set_trainable).
+    saved = [module for module in model.modules if module.path.endswith(names)]
+    check_untied(model.tied, "modules_to_save", [module.path for module in saved if module.kind in SHARED])
+    for module in saved:
+        # A tied head is saved as a tensor of its own.
+        tensors += (sizes(module) or [model.vocabulary * model.hidden]) * module.count
     return tensors
 
 
 def check_apart(key: str, paths: Iterable[str]) -> None:
-    """Raise UserError if an embedding or a head, `paths`, is trained by `key`, and rows of it for added tokens."""
+    """Raise UserError for an embedding or a head, `paths`, that `key` trains beside its rows for added tokens."""
     for path in paths:
         raise UserError(
             f"{key}: {path} would be trained twice, since rows of it are trained for the tokens that prepare adds; "
@@ -242,10 +238,8 @@ def check_apart(key: str, paths: Iterable[str]) -> None:
 
 
 def check_untied(tied: bool, key: str, paths: list[str]) -> None:
-    """Raise UserError if a tied model's embedding or head, `paths`, is to be trained by itself.
-
-    What is trained is then one of two uses of the same weight; merged, the two would no longer be the same.
-    """
+    """Raise UserError for a tied model's embedding or head, `paths`, that would be trained by itself: merged, the two
+    would no longer be equal."""
     if tied and paths:
         raise UserError(
             f"{key}: {paths[0]} shares its weight with another module of this model, and `zerolora train` does not "
@@ -254,21 +248,45 @@ def check_untied(tied: bool, key: str, paths: list[str]) -> None:
 
 
 def saved_factors(model: "ModelSpec", names: tuple[str, ...]) -> int:
-    """Return the rows and columns of the modules of which a whole copy is trained and saved."""
+    """Return the rows and columns of modules_to_save."""
     total = 0
     for module in model.modules:
-        if not names or not module.path.endswith(names):
-            continue
-        shapes = [shape for _, shape in module.weights] or [(model.vocabulary, model.hidden)]
-        total += sum(rows_and_columns(shape) for shape in shapes) * module.count
+        if module.path.endswith(names):
+            shapes = [shape for _, shape in module.weights] or [(model.vocabulary, model.hidden)]
+            total += sum(rows_and_columns(shape) for shape in shapes) * module.count
     return total
 
 
 def rows_and_columns(shape: tuple[int, ...]) -> int:
-    """Return the rows and columns of a matrix, or of each of several, and the elements of a vector."""
+    """Return the rows and columns of a matrix, or of each of a stack, or the elements of a vector."""
     return math.prod(shape) if len(shape) < 2 else math.prod(shape[:-2]) * (shape[-2] + shape[-1])
 
 
 def sizes(module: "Module") -> list[int]:
     """Return the elements of each parameter of one copy of a module."""
     return [math.prod(shape) for _, shape in module.weights]
+
+
+def tied_weights(model: Any) -> dict[str, str]:
+    """Return the name of each shared weight by its copy's name, mostly the head's. `model` is on the meta device, or a
+    spec."""
+    if not isinstance(model, ModelSpec):
+        return dict(model.all_tied_weights_keys)
+    if not model.tied:
+        return {}
+    head = next(each for each in model.modules if each.kind == "head")
+    tables = (each for each in model.modules if each.kind == "embedding")
+    result = [each for each in tables if dict(each.weights)["weight"] == (model.vocabulary, head.inputs)]
+    return {f"{head.path}.weight": f"{result[0].path}.weight"} if result else {}
+
+
+def without_copies(path: Path, tensors: Mapping[str, StoredTensor], tied: Mapping[str, str]) -> dict[str, StoredTensor]:
+    """Return the tensors of the file `path` without copies of shared weights, which other tools store; `tied` maps each
+    copy's name to the weight's. Raises UserError if the two differ."""
+    for copy, name in tied.items():
+        if copy in tensors and name in tensors and not equal(tensors[copy], tensors[name]):
+            raise UserError(
+                f"{path}: {copy} and {name} differ, and the base shares one weight between them; save the weights with "
+                "one of them, or write a base with tie_word_embeddings: false"
+            )
+    return {name: each for name, each in tensors.items() if tied.get(name) not in tensors}

@@ -1,4 +1,4 @@
-"""What the methods that peft builds share: its model, its adapter files, and settings that fit no module."""
+"""peft's models and adapter files, and settings that match no module."""
 
 import logging
 import re
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 ADAPTER = "adapter_model.safetensors"
 CONFIG = foreign.ADAPTER_CONFIG
 PREFIX = "base_model.model."
-"""Of the name of every tensor of an adapter."""
+"""Prefix of the name of every tensor of an adapter."""
 FACTORS = (".lora_", ".ia3_l", ".vera_", ".token_adapter.")
-"""In the name of every tensor that stands beside a weight of the base."""
+"""Parts of the name of every tensor that is not a copy of a base weight."""
 
 
 def peft_model(model: Any, config: Any, section: str, targets: str | list[str]) -> Any:
-    """Return peft's model around a transformers model, with a fresh adapter in the model's own type.
+    """Return peft's model around a transformers model, with an initial adapter in the model's type.
 
-    Raises UserError, which names `section`.targets, if peft finds no target.
+    Raises UserError, naming `section`.targets, if peft matches no target.
     """
     from peft import get_peft_model
 
-    # peft warns of a missing cast on the meta device, where there is nothing to cast.
+    # peft warns of a missing cast on the meta device.
     logging.getLogger("peft").setLevel(logging.ERROR)
     try:
-        # In the base's type: stage 3 leaves it as it is, and has a loss scale only if it is fp16; stages 0 to 2
-        # would cast it; DDP and FSDP hold it in fp32, and cast it themselves.
+        # Stage 3 does not cast the adapter, and scales the loss only if it is fp16; stages 0 to 2 would cast it; DDP
+        # and FSDP keep it in fp32, and cast it.
         return get_peft_model(model, config, autocast_adapter_dtype=False)
     except ValueError as error:
         raise UserError(
@@ -50,30 +50,25 @@ def peft_state(model: Any, trained: "dict[str, torch.Tensor]") -> "dict[str, tor
     """Return trained parameters by their names in an adapter file."""
     from peft import get_peft_model_state_dict
 
-    # By default peft adds embeddings that were resized, which is what it finds of them among the trained parameters.
+    # By default peft adds resized embeddings.
     return dict(get_peft_model_state_dict(model, state_dict=trained, save_embedding_layers=False))
 
 
 def read_adapter(directory: Path) -> tuple[dict[str, StoredTensor], dict[str, Any]]:
-    """Return the tensors of an adapter directory by name, none of them read yet, and its adapter_config.json.
+    """Return the headers of an adapter directory's tensors by name, and its adapter_config.json.
 
-    Raises UserError if the directory has no whole file of tensors.
+    Raises UserError if the file of tensors is missing or incomplete.
     """
     if not (directory / ADAPTER).is_file():
         raise UserError(
             f"{directory / ADAPTER}: there is no such file; save the adapter with save_pretrained "
             "(pickled weights such as adapter_model.bin are not read)"
         )
-    return read_header(directory / ADAPTER).tensors, read_config(directory)
-
-
-def read_config(directory: Path) -> dict[str, Any]:
-    """Return the adapter_config.json of an adapter directory. Raises UserError if it is none."""
-    return foreign.adapter_config(directory)
+    return read_header(directory / ADAPTER).tensors, foreign.adapter_config(directory)
 
 
 def portable(config: Any, base: dict[str, Any]) -> dict[str, Any]:
-    """Return an adapter's config that is the same on every machine: sets sorted, the base as the config names it, no
+    """Return an adapter's config that is the same on every machine: with sorted sets, the base's recorded name, and no
     version."""
     value = {key: sorted(item) if isinstance(item, set) else item for key, item in config.to_dict().items()}
     value.update(base_model_name_or_path=base["name"], inference_mode=True, revision=base["revision"])
@@ -84,9 +79,9 @@ def portable(config: Any, base: dict[str, Any]) -> dict[str, Any]:
 def peft_targets(model: Any, targets: str | list[str]) -> tuple[str | list[str], list[str]]:
     """Return the modules and the parameters to adapt.
 
-    A name in a list may be that of a parameter which holds all experts of a layer, as experts.gate_up_proj. all-linear
-    means them too where peft knows them, but not the router. A module whose name peft would take for that of experts,
-    as shared_experts.up_proj, is adapted as a parameter, its weight.
+    A list may name a parameter of a layer's experts, as in experts.gate_up_proj; all-linear includes those that peft
+    supports, without the router. A module whose name peft would read as experts', such as shared_experts.up_proj, is
+    adapted as a parameter, its weight.
     """
     family = model.config.get_text_config().model_type
     check_expression(family, targets)
@@ -96,7 +91,9 @@ def peft_targets(model: Any, targets: str | list[str]) -> tuple[str | list[str],
         return (sorted({*_leaf_names(model), *experts}) if experts else targets), []
     if isinstance(targets, str):
         return targets, []
-    parameters = [name for name, parameter in model.named_parameters() if len(_shape(parameter)) == 3]
+    # Stage 3 may have sharded a parameter, whose shape is then ds_shape.
+    shapes = {name: getattr(parameter, "ds_shape", parameter.shape) for name, parameter in model.named_parameters()}
+    parameters = [name for name, shape in shapes.items() if len(shape) == 3]
     stacked = [name for name in targets if any(f".{path}".endswith(f".{name}") for path in parameters)]
     weights = paths_named(family, targets, linear_paths(model))
     modules = [name for name in targets if name not in (*stacked, *weights)]
@@ -104,15 +101,10 @@ def peft_targets(model: Any, targets: str | list[str]) -> tuple[str | list[str],
 
 
 def outside(model: Any) -> str | None:
-    """Return a regular expression of all modules beside the language model, as peft's exclude_modules takes it; None if
-    there are none."""
+    """Return a regular expression of all modules beside the language model, for peft's exclude_modules; None if there
+    are none."""
     parts = other_parts(model)
     return "|".join(rf"{re.escape(part)}(\..*)?" for part in parts) or None
-
-
-def _shape(parameter: Any) -> tuple[int, ...]:
-    """Return the shape of a parameter, which stage 3 may have sharded."""
-    return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
 
 def linear_paths(model: Any) -> list[str]:
@@ -124,34 +116,34 @@ def linear_paths(model: Any) -> list[str]:
 
 def _leaf_names(model: Any) -> list[str]:
     """Return the names of the linear modules but the output head."""
-    import torch
-
     head = model.get_output_embeddings()
-    result = (
-        name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear) and module is not head
-    )
-    return sorted({name.rpartition(".")[2] for name in result})
+    return sorted({path.rpartition(".")[2] for path in linear_paths(model) if model.get_submodule(path) is not head})
+
+
+def table_paths(model: Any) -> list[str]:
+    """Return the paths of a transformers model's embedding and head."""
+    tables = (model.get_input_embeddings(), model.get_output_embeddings())
+    return [name for name, module in model.named_modules() if any(module is each for each in tables)]
 
 
 def saved_name(name: str) -> str:
-    """Return the base model's name of a tensor of which an adapter holds a whole copy."""
+    """Return the base model's name of a whole weight in an adapter."""
     return name.removeprefix(PREFIX).replace(".base_layer.", ".")
 
 
 def is_copy(name: str, config: Mapping[str, Any]) -> bool:
-    """Return whether a tensor of an adapter is a copy of a weight of the base, which was not trained: peft saves
-    embedding and head beside an adapter of them (peft/utils/save_and_load.py, save_embedding_layers)."""
+    """Return whether a tensor of an adapter is an untrained copy of a base weight: peft saves embedding and head beside
+    their adapters (peft/utils/save_and_load.py, save_embedding_layers)."""
     if any(mark in name for mark in FACTORS):
         return False
     return ".base_layer." in name or not is_saved(config, saved_name(name))
 
 
 def conv1d_paths(model: Any) -> set[str]:
-    """Return the paths of the modules of a model, or of its spec, that keep their weight as [inputs, outputs]: GPT-2's
-    Conv1D.
+    """Return the paths of the modules of a model, or of its spec, with a weight of [inputs, outputs]: GPT-2's Conv1D.
 
-    fan_in_fan_out of an adapter's config says no more than what the last module was that peft built
-    (peft/tuners/lora/layer.py, dispatch_default; peft/tuners/ia3/model.py).
+    fan_in_fan_out of an adapter's config is only about the last module that peft built (peft/tuners/lora/layer.py,
+    dispatch_default; peft/tuners/ia3/model.py).
     """
     if isinstance(model, ModelSpec):
         turned = (each for each in model.modules if each.kind == "conv1d")
@@ -166,14 +158,13 @@ def check_names(model: Any, section: str, targets: str | list[str], modules_to_s
     paths = [name for name, _ in model.get_base_model().named_modules()]
     named = [] if isinstance(targets, str) else list(targets)
     unfit = [f"targets: {shown(name)}" for name in named if not any(f".{path}".endswith(f".{name}") for path in paths)]
-    # peft takes the end of a name as well: norm means input_layernorm too.
+    # In peft, the end of a name matches too: norm means input_layernorm too.
     unfit += [f"modules_to_save: {shown(name)}" for name in modules_to_save if not any(p.endswith(name) for p in paths)]
     if unfit:
         raise UserError(f"{section}.{unfit[0]} is not in the model; write some of {_linear_names(model)}")
     base, adapted, ends = model.get_base_model(), adapted_paths(model), tuple(modules_to_save)
     tied = bool(base.config.tie_word_embeddings)
-    shared = (base.get_input_embeddings(), base.get_output_embeddings())
-    for path in (name for name, module in base.named_modules() if any(module is each for each in shared)):
+    for path in table_paths(base):
         if path in adapted:
             check_untied(tied, f"{section}.targets", [path])
         if ends and path.endswith(ends):
@@ -181,19 +172,19 @@ def check_names(model: Any, section: str, targets: str | list[str], modules_to_s
 
 
 def adapted_paths(model: Any) -> list[str]:
-    """Return the paths of the modules and parameters that peft has adapted, in the base model."""
+    """Return the base model's paths of the modules and parameters that peft has adapted."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     layers = ((name, each) for name, each in model.get_base_model().named_modules() if isinstance(each, BaseTunerLayer))
     return [
         f"{name.replace('.base_layer', '')}.{each.parameter_name}" if hasattr(each, "parameter_name") else name
         for name, each in layers
-        if not name.endswith(".token_adapter")  # of which rows are trained
+        if not name.endswith(".token_adapter")  # for trained rows
     ]
 
 
 def check_pattern(adapted: list[str], key: str, pattern: Iterable[str]) -> None:
-    """Raise UserError if a key is not a valid regular expression or fits no adapted module: peft would ignore it."""
+    """Raise UserError if a key is an invalid regular expression, or matches no adapted module: peft would ignore it."""
     for expression in pattern:
         try:
             re.compile(expression)
@@ -209,9 +200,6 @@ def check_pattern(adapted: list[str], key: str, pattern: Iterable[str]) -> None:
 
 
 def _linear_names(model: Any) -> str:
-    """Return the names of a model's linear modules, with commas between."""
-    import torch
-
-    linear = (name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear))
-    names = {name.removesuffix(".base_layer").rpartition(".")[2] for name in linear}
-    return ", ".join(sorted(name for name in names if name != "default"))
+    """Return the names of a model's linear modules, separated by commas."""
+    names = {path.removesuffix(".base_layer").rpartition(".")[2] for path in linear_paths(model)}
+    return ", ".join(sorted(names - {"default"}))

@@ -1,6 +1,6 @@
 """QDoRA: DoRA (arXiv 2402.09353) on a base model whose linear modules are quantized (QLoRA, arXiv 2305.14314).
 
-The magnitudes are the norms of the quantized weights, which peft unpacks in every pass (peft/tuners/lora/dora.py).
+The norms are of the quantized weights, which peft unpacks in every pass (peft/tuners/lora/dora.py).
 """
 
 from dataclasses import dataclass
@@ -18,5 +18,5 @@ class QdoraMethod(DoraMethod, QloraMethod):
 
     @property
     def unpacks(self) -> bool:
-        """Return True: for the norms."""
+        """True, for the norms."""
         return True

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from zerolora.model.spec import ModelSpec, Module
     from zerolora.model.tracer import Value
 
-# bitsandbytes: one absmax a block in fp32; double quantization keeps those as int8 with an fp32 a second block, a
-# mean, and their table of 256 numbers (QLoRA section 3, bitsandbytes/functional.py quantize_4bit).
+# bitsandbytes: an fp32 absmax per block; double quantization stores those as int8 with an fp32 per second block, a
+# mean, and a table of 256 numbers (QLoRA section 3, bitsandbytes/functional.py quantize_4bit).
 BLOCK, SECOND_BLOCK = 64, 256
 LIFTED = 4  # bytes of a weight that peft lifts to fp32
 NOT_QUANTIZED = ("falcon",)
-"""Families with a subclass of nn.Linear, which transformers leaves as it is (integrations/bitsandbytes.py,
+"""Families with a subclass of nn.Linear, which transformers does not quantize (integrations/bitsandbytes.py,
 replace_with_bnb_linear)."""
 
 
@@ -34,26 +34,26 @@ class QloraMethod(TrainedLowRank):
     quantization: Literal["nf4", "fp4", "int8"] = "nf4"
     """Type of a weight; both 4-bit types take the same memory."""
     double_quantization: bool = True
-    """The constants of the first quantization are quantized too."""
+    """Whether the constants of the first quantization are quantized too."""
     quantization_block: int = BLOCK
     """Weights of one quantization constant."""
     prepared_by: Literal["zerolora", "peft"] = "zerolora"
-    """Weights that are not quantized (embeddings, head, norms) stay in the run's precision, as `zerolora train` leaves
-    them, or are lifted to fp32 by peft's prepare_model_for_kbit_training (peft/utils/other.py); activations follow."""
+    """zerolora: unquantized weights (embeddings, head, norms) stay in the run's precision. peft: they are lifted to
+    fp32, and so are activations (peft/utils/other.py, prepare_model_for_kbit_training)."""
 
     def under(self, engine: str) -> "QloraMethod":
-        """Return the method as it is under an engine: DeepSpeed brings every weight to its own precision
+        """Return the method under an engine: DeepSpeed casts every weight to its precision
         (deepspeed/runtime/engine.py, _configure_distributed_model), lifted or not."""
         return replace(self, prepared_by="zerolora") if engine == "deepspeed" else self
 
     def activation_width(self, width: int) -> int:
-        """Return the bytes of an activation: the embedding's and the norms' results have their weights' width, and a
-        4-bit module returns its input's."""
+        """Return the bytes of an activation: results of embedding and norms have their weights' width, and those of
+        4-bit modules their input's."""
         return LIFTED if self.prepared_by == "peft" else width
 
     @property
     def frozen_type(self) -> str | None:
-        """The type of a weight."""
+        """The type of a quantized weight."""
         return self.quantization
 
     @classmethod
@@ -64,7 +64,7 @@ class QloraMethod(TrainedLowRank):
     @classmethod
     def build(cls, model: Any, settings: "MethodSections", rows: Sequence[int] = ()) -> Any:
         if ends := tuple(settings.lora.modules_to_save):
-            # A part of a saved module is saved with it.
+            # Submodules of a saved module are saved too.
             parts = quantizable_paths(model)
             inside = [path for name, _ in model.named_modules() if name.endswith(ends) for path in _within(name, parts)]
             cls._check_not_saved(inside)
@@ -78,7 +78,7 @@ class QloraMethod(TrainedLowRank):
 
     @classmethod
     def _check_not_saved(cls, paths: list[str]) -> None:
-        """Raise UserError if quantized modules, `paths`, are to be trained as a whole: codes have no gradient."""
+        """Raise UserError for quantized modules, `paths`, in modules_to_save: quantized weights have no gradient."""
         if paths:
             raise UserError(
                 f"train.lora.modules_to_save: {paths[0]} is quantized with method: {cls.name}, and cannot be trained "
@@ -86,7 +86,7 @@ class QloraMethod(TrainedLowRank):
             )
 
     def parameter_tensors(self, parameter: AdaptedParameter, r: int) -> list[int]:
-        """Raise UserError for the weight of a linear module, which is quantized (peft/tuners/lora/layer.py)."""
+        """Raise UserError for the weight of a quantized linear module (peft/tuners/lora/layer.py)."""
         if parameter.module.kind == "linear" and parameter.module.quantizable:
             raise UserError(
                 f"train.lora.targets: {parameter.path} would be adapted as a parameter, which peft cannot where it is "
@@ -95,7 +95,7 @@ class QloraMethod(TrainedLowRank):
         return super().parameter_tensors(parameter, r)
 
     def frozen_bytes(self, model: "ModelSpec", width: int) -> float:
-        """Return the bytes of the base model: linear modules in 4 bits, the rest in `width` bytes a weight or fp32.
+        """Return the bytes of the base model: quantized linear modules, and others in `width` bytes a weight or fp32.
 
         Raises UserError if transformers quantizes none of the model's modules.
         """
@@ -114,7 +114,8 @@ class QloraMethod(TrainedLowRank):
         return sum(module.inputs * module.outputs * module.count for module in _quantized(model))
 
     def _bytes_of_a_weight(self) -> float:
-        """Return the bytes of one quantized weight with its share of the constants; int8 has one for each output."""
+        """Return the bytes of one quantized weight with its share of a block's constants; int8 has constants per
+        output."""
         if self.quantization == "int8":
             return 1.0
         if not self.double_quantization:
@@ -130,11 +131,11 @@ class QloraMethod(TrainedLowRank):
         before = result.width
         value = self.dropped_input(layer, value)
         update = layer.unary(factors(layer, value, module, r))
-        # Unlike LoRA's, the sum is in the result's width.
+        # Unlike LoRA's, the sum has the result's width.
         return layer.cast(layer.add(result, layer.cast(update, before)), before)
 
     def base(self, layer: "Projections", module: "Module", value: "Value") -> "Value":
-        """Trace the quantized module. The result of an adapted one of 4 bits is cloned (peft/tuners/lora/bnb.py)."""
+        """Trace the quantized module; an adapted 4-bit one clones its result (peft/tuners/lora/bnb.py)."""
         if self.quantization == "int8":
             return _in_8_bits(layer, module, value)
         result = _unpacked(layer, module, value)
@@ -142,20 +143,20 @@ class QloraMethod(TrainedLowRank):
 
 
 def _quantized(model: "ModelSpec") -> "list[Module]":
-    """Return the modules that transformers quantizes: linear ones but the output head, a vision tower's too."""
+    """Return the modules that transformers quantizes: linear ones but the output head, also in a vision tower."""
     outside = (module for module in model.modules if module.kind == "outside" and module.inputs)
     return [module for module in (*model.linears, *outside) if module.quantizable]
 
 
 def _within(name: str, paths: list[str]) -> list[str]:
-    """Return those of `paths` that are a module or lie in it."""
+    """Return the paths of a module and of its submodules."""
     return [path for path in paths if path == name or path.startswith(f"{name}.")]
 
 
 def _unpacked(layer: "Projections", module: "Module", value: "Value") -> "Value":
-    """Trace a 4-bit module: its weight is unpacked for as long as it is multiplied, forward and backward.
+    """Trace a 4-bit module: its weight is unpacked during each product, forward and backward.
 
-    It computes in the run's precision and returns the width of its input (bitsandbytes/nn/modules.py, Linear4bit).
+    It computes in the run's precision, and its result has the input's width (bitsandbytes/nn/modules.py, Linear4bit).
     """
     before = value.width
     value = layer.cast(value, layer.step.weight_width or before)
@@ -176,10 +177,10 @@ def _unpacked(layer: "Projections", module: "Module", value: "Value") -> "Value"
 
 
 def _in_8_bits(layer: "Projections", module: "Module", value: "Value") -> "Value":
-    """Trace an int8 module: CUDA multiplies its input in int8, a CPU unpacks the weight; both unpack it in the backward
-    pass. Columns of outliers are few, and are not counted.
+    """Trace an int8 module: CUDA multiplies in int8, a CPU unpacks the weight; both unpack it in the backward pass.
+    Columns of outliers are few and not counted.
 
-    The input is kept as an attribute of the node, not as a saved tensor, so it is freed with the whole graph
+    The input is an attribute of the node, not a saved tensor, so it is freed with the whole graph
     (bitsandbytes/autograd/_functions.py, MatMul8bitLt and MatMul8bitFp; backends/default/ops.py, int8_scaled_mm).
     """
     new, count, width = layer.tracer.new, value.count, value.width

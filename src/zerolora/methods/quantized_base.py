@@ -1,7 +1,7 @@
-"""How training quantized the base of a QLoRA adapter, and the weights that it computed with.
+"""The quantization of a QLoRA adapter's base in training, and the rounded weights in computation.
 
-An adapter of a quantized base has learned on weights that were rounded to 4 or 8 bits, and on what that rounding lost.
-Source of what a pass computes with: bitsandbytes/nn/modules.py, Params4bit and Int8Params;
+An adapter of a quantized base was trained on weights rounded to 4 or 8 bits, and partly corrects the rounding. Source
+of the rounded weights: bitsandbytes/nn/modules.py, Params4bit and Int8Params;
 transformers/integrations/bitsandbytes.py, Bnb4bitQuantize.
 """
 
@@ -21,30 +21,29 @@ if TYPE_CHECKING:
     import torch
 
 TYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-"""torch's name of the precision that weights were read in."""
+"""torch's names of precisions."""
 
 
 @dataclass(frozen=True)
 class BaseQuantization:
-    """How training quantized its base, as the adapter's manifest has it."""
+    """The quantization of training's base, from the adapter's manifest."""
 
     type: str
     """nf4, fp4 or int8."""
     double: bool
-    """The constants of 4 bits are quantized too."""
+    """Whether the constants of 4 bits are quantized too."""
     precision: str
-    """In which weights were read before: fp32, bf16 or fp16."""
+    """Type of the weights before quantization: fp32, bf16 or fp16."""
 
 
 def was_quantized(adapter: Path) -> bool:
-    """Tell whether the manifest of an adapter says that its base was quantized."""
-    return _written(adapter / MANIFEST) is not None
+    """Return whether an adapter's manifest records a quantized base."""
+    return foreign.adapter_manifest(adapter).get("quantization") is not None
 
 
 def quantization_of(adapter: Path) -> BaseQuantization:
-    """Return how the base of an adapter was quantized. Raises UserError if its manifest does not say."""
-    path = adapter / MANIFEST
-    result = _written(path)
+    """Return the quantization of an adapter's base. Raises UserError if its manifest has none."""
+    path, result = adapter / MANIFEST, foreign.adapter_manifest(adapter).get("quantization")
     if result is None:
         raise UserError(
             f"{path}: has no quantization, so it is unknown how the base was quantized; merge into the original base, "
@@ -56,10 +55,6 @@ def quantization_of(adapter: Path) -> BaseQuantization:
     return BaseQuantization(**{key: result[key] for key in known})
 
 
-def _written(manifest: Path) -> Any:
-    return foreign.adapter_manifest(manifest.parent).get("quantization")
-
-
 def load_library() -> None:
     """Load bitsandbytes. Raises UserError if it is not installed."""
     if importlib.util.find_spec("bitsandbytes") is None:
@@ -68,14 +63,14 @@ def load_library() -> None:
 
 
 def quantized_weights(model: Any) -> dict[str, bool]:
-    """Return the names of the weights of a model that training quantizes, and whether the transpose was quantized."""
+    """Return the names of the weights that training quantizes, and whether it quantizes the transpose."""
     turned = conv1d_paths(model)
     return {f"{path}.weight": path in turned for path in quantizable_paths(model)}
 
 
 def round_weights(model: Any, quantization: BaseQuantization) -> None:
-    """Give a loaded model the weights that training computed with: quantized, and unpacked again. Raises UserError if
-    bitsandbytes is not installed."""
+    """Quantize and unpack the weights of a loaded model, in place. Raises UserError if bitsandbytes is not
+    installed."""
     import torch
 
     load_library()
@@ -86,21 +81,17 @@ def round_weights(model: Any, quantization: BaseQuantization) -> None:
 
 
 def unpacked(weight: "torch.Tensor", quantization: BaseQuantization, transposed: bool = False) -> "torch.Tensor":
-    """Return a weight after it was quantized; with `transposed`, it is [inputs, outputs] and its transpose was."""
-    if transposed:
-        return _unpacked(weight.T.contiguous(), quantization).T
-    return _unpacked(weight, quantization)
-
-
-def _unpacked(weight: "torch.Tensor", quantization: BaseQuantization) -> "torch.Tensor":
+    """Return a weight quantized and unpacked; with `transposed`, the weight is [inputs, outputs], and its transpose is
+    quantized."""
     import torch
     from bitsandbytes import functional
 
+    if transposed:
+        return unpacked(weight.T.contiguous(), quantization).T
     if quantization.type == "int8":
         codes, scales, _ = functional.int8_vectorwise_quant(weight.to(torch.float16))
         # As bitsandbytes/autograd/_functions.py, MatMul8bitFp, which trains on CPUs; on a GPU the products are int8.
-        unpacked: torch.Tensor = codes.float() * scales.unsqueeze(1).mul(1.0 / 127.0)
-        return unpacked
+        return torch.as_tensor(codes.float() * scales.unsqueeze(1).mul(1.0 / 127.0))
     read = weight.to(getattr(torch, TYPES[quantization.precision]))
     codes, state = functional.quantize_4bit(
         read, compress_statistics=quantization.double, quant_type=quantization.type, blocksize=64

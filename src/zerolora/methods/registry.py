@@ -9,7 +9,8 @@ from typing import Any
 from zerolora import methods
 from zerolora.errors import UserError, shown
 from zerolora.methods.method import WHOLE_WEIGHTS, Method, TrainableMethod
-from zerolora.methods.peft_format import ADAPTER, CONFIG, read_config
+from zerolora.methods.peft_format import ADAPTER, CONFIG
+from zerolora.model import foreign
 from zerolora.model.added_tokens import FILE as TOKENS
 from zerolora.model.added_tokens import add_rows
 from zerolora.model.added_tokens import of_directory as of_tokens
@@ -25,25 +26,20 @@ def _registered() -> dict[str, type[Method]]:
 
 
 METHODS = _registered()
-"""Every method by name."""
-
-
 TRAINABLE = {name: method for name, method in METHODS.items() if issubclass(method, TrainableMethod)}
-"""Those that `train.method` may name."""
-
-
+"""Values of `train.method`."""
 OWN_FILES = (CONFIG, ADAPTER, WHOLE_WEIGHTS, TOKENS)
-"""Of a directory that training published: those that decide what its tensors mean."""
+"""Files of trained weights that decide their meaning."""
 
 
 def of_directory(directory: Path) -> type[TrainableMethod]:
-    """Return a method that can merge what a directory holds: an adapter in peft's format, or whole weights.
+    """Return a method that can merge a directory's adapter in peft's format, or whole weights.
 
     Raises UserError if no method can.
     """
     if not (directory / CONFIG).exists() and (directory / WHOLE_WEIGHTS).exists():
         return TRAINABLE["full"]
-    kind = read_config(directory).get("peft_type")
+    kind = foreign.adapter_config(directory).get("peft_type")
     for method in TRAINABLE.values():
         if method.peft_type is not None and method.peft_type == kind:
             return method
@@ -55,8 +51,8 @@ def of_directory(directory: Path) -> type[TrainableMethod]:
 
 
 def check_published(directory: Path, base: Path) -> None:
-    """Raise UserError unless the adapter, or the whole weights, in a directory are complete and belong to the model
-    whose config.json is in directory `base` (adapter_check.py)."""
+    """Raise UserError unless a directory's adapter, or whole weights, are complete and belong to the model of directory
+    `base` (adapter_check.py)."""
     from zerolora.model.architecture import built_on_meta, config_of
 
     model = built_on_meta(config_of(base))
@@ -65,10 +61,7 @@ def check_published(directory: Path, base: Path) -> None:
 
 
 def create(name: str, **settings: Any) -> Method:
-    """Return a method with those of `settings` that it has; JSON's lists become tuples.
-
-    Raises UserError if there is no such method.
-    """
+    """Return a method with the settings that it has, lists as tuples. Raises UserError for an unknown method."""
     if name not in METHODS:
         raise UserError(f"--method {name}: write one of {', '.join(sorted(METHODS))}")
     known = {field.name for field in fields(METHODS[name])}

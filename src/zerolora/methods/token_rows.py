@@ -1,7 +1,7 @@
-"""Rows of embedding and head that are trained for added tokens, in peft's format (LoraConfig.trainable_token_indices).
+"""Trained rows of embedding and head for added tokens, in peft's format (LoraConfig.trainable_token_indices).
 
-Source: peft/tuners/trainable_tokens/layer.py. The trained rows replace the base model's, and are shared where embedding
-and head share their weight.
+Source: peft/tuners/trainable_tokens/layer.py. The trained rows replace the base model's; tied embedding and head share
+them.
 """
 
 from collections.abc import Container, Iterable
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerolora.errors import UserError
 from zerolora.methods.method import SHARED, Update, check_apart, is_named
-from zerolora.methods.peft_format import PREFIX
+from zerolora.methods.peft_format import PREFIX, table_paths
 from zerolora.tensor_file import rows_of
 
 if TYPE_CHECKING:
@@ -24,10 +24,10 @@ INDICES = "trainable_token_indices"
 
 
 def row_options(model: Any, numbers: Iterable[int], modules_to_save: Iterable[str]) -> dict[str, Any]:
-    """Return the arguments of LoraConfig with which these rows of a model's embedding and head are trained.
+    """Return the arguments of LoraConfig for training rows of a model's embedding and head.
 
-    Raises UserError if one of the two is trained as a whole too, or the head has a bias, which peft leaves out of what
-    it computes with trained rows.
+    Raises UserError if modules_to_save has one of the two, or if the head has a bias, which peft ignores with trained
+    rows.
     """
     from zerolora.compat.peft_patches import gather_rows_anywhere
 
@@ -35,28 +35,28 @@ def row_options(model: Any, numbers: Iterable[int], modules_to_save: Iterable[st
     if not rows:
         return {}
     check_head(model.get_output_embeddings().bias is not None)
-    paths, whole = _paths(model), tuple(modules_to_save)
+    paths, whole = table_paths(model), tuple(modules_to_save)
     check_apart("train.lora.modules_to_save", [path for path in paths if path.endswith(whole)])
     gather_rows_anywhere()
     return {INDICES: {path: rows for path in paths if path != _tied(model)}}
 
 
 def check_targets(model: Any, config: Any) -> None:
-    """Raise UserError if a LoraConfig adapts an embedding or a head of which it trains rows as well."""
+    """Raise UserError if a LoraConfig adapts an embedding or a head whose rows it trains."""
     from peft.tuners.tuners_utils import check_target_module_exists
 
     if config.trainable_token_indices and config.target_modules != "all-linear":
-        adapted = [path for path in _paths(model) if check_target_module_exists(config, path)]
+        adapted = [path for path in table_paths(model) if check_target_module_exists(config, path)]
         check_apart("train.lora.targets", adapted)
 
 
 def row_tensors(
     model: "ModelSpec", tokens: int, adapted: "Iterable[Module]", modules_to_save: tuple[str, ...]
 ) -> list[int]:
-    """Return the elements of the rows that are trained for so many tokens, of the embedding and of a head of its own.
+    """Return the elements of the trained rows for `tokens` tokens, of the embedding and of an untied head.
 
-    `adapted`: modules with an adapter. Raises UserError if one of these two is trained in another way too, or the head
-    has a bias.
+    `adapted`: modules with an adapter. Raises UserError if embedding or head is trained in another way too, or if the
+    head has a bias.
     """
     if not tokens:
         return []
@@ -69,7 +69,7 @@ def row_tensors(
 
 
 def check_head(biased: bool) -> None:
-    """Raise UserError if rows cannot be trained of a model's head."""
+    """Raise UserError if the head has a bias."""
     if biased:
         raise UserError(
             "prepare: add_tokens and add_special_tokens: this model's head has a bias, with which peft cannot train "
@@ -80,33 +80,31 @@ def check_head(biased: bool) -> None:
 def row_update(
     name: str, tensor: "Factor", config: dict[str, Any], model: Any, names: Container[str]
 ) -> dict[str, Update]:
-    """Return what an adapter's tensor of trained rows makes of the weights that have them; `names` are those of all
-    tensors. Rows of the embedding are those of a head that shares its weight, unless the head has rows of its own
-    (peft/utils/other.py, set_additional_trainable_modules)."""
+    """Return the updates of an adapter's tensor of trained rows; `names` are those of all tensors. A tied head has the
+    embedding's rows unless it has its own (peft/utils/other.py, set_additional_trainable_modules)."""
     path, listed = name.removeprefix(PREFIX).removesuffix(SUFFIX), config[INDICES]
     if isinstance(listed, dict):  # by the end of a path; a list is of the embedding
         listed = next(rows for end, rows in listed.items() if is_named(path, (end,)))
     result: dict[str, Update] = {f"{path}.weight": Rows(f"{path}.weight", tuple(listed), tensor)}
     head = _tied(model)
     if head and head != path and f"{PREFIX}{head}{SUFFIX}" not in names:
-        # A checkpoint may hold the shared weight twice.
+        # A checkpoint may contain the shared weight twice.
         result[f"{head}.weight"] = Rows(f"{head}.weight", tuple(listed), tensor, optional=True)
     return result
 
 
 @dataclass(frozen=True)
 class Rows(Update):
-    """A weight some rows of which were trained."""
+    """Replaces some rows of a weight by trained ones."""
 
     weight: str
     numbers: tuple[int, ...]
     trained: "Factor"
     """[rows, width]"""
     optional: bool = False
-    """A tied head, of which few checkpoints have a copy."""
+    """Whether it is a tied head, of which few checkpoints have a copy."""
 
     def check(self, shape: tuple[int, ...]) -> None:
-        """Raise UserError if the weight is too small, or has another width."""
         if shape[1] != self.trained.shape[1] or shape[0] <= max(self.numbers):
             raise UserError(
                 f"{self.weight} is {list(shape)} in the base, and the adapter has rows up to "
@@ -116,20 +114,13 @@ class Rows(Update):
             )
 
     def apply(self, rows: "torch.Tensor", first: int) -> None:
-        """Put the trained rows there."""
         for index, number in enumerate(self.numbers):
             if first <= number < first + len(rows):
                 rows[number - first] = rows_of(self.trained, index, index + 1)[0]
 
 
-def _paths(model: Any) -> list[str]:
-    """Return the paths of a transformers model's embedding and head."""
-    shared = (model.get_input_embeddings(), model.get_output_embeddings())
-    return [name for name, module in model.named_modules() if any(module is each for each in shared)]
-
-
 def _tied(model: Any) -> str | None:
-    """Return the path of a head that shares the embedding's weight; None if it has its own."""
+    """Return the path of a tied head; None for an untied one."""
     head = model.get_output_embeddings()
     if head.weight is not model.get_input_embeddings().weight:
         return None

@@ -1,19 +1,17 @@
 """VeRA (arXiv 2310.11454): two random matrices that all modules share, and two trained vectors for each module.
 
-An adapted module adds b ∘ (B(d ∘ (A x))), where A and B are drawn once and stay as they are, of the largest size of any
-module, whose upper left part each module uses. Source: peft/tuners/vera/model.py and layer.py.
+An adapted module adds b ∘ (B(d ∘ (A x))). A and B are frozen, as large as the largest module, and each module uses
+their upper left part. Source: peft/tuners/vera/model.py and layer.py.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from zerolora.errors import UserError
-from zerolora.methods.adapter_check import ImpliedShapes, Shapes, check_adapter
-from zerolora.methods.lora import Replacement
+from zerolora.methods.adapter_check import ImpliedShapes, Shapes
+from zerolora.methods.lora import PeftMethod, Replacement
 from zerolora.methods.method import (
-    TrainableMethod,
     TrainedParameters,
     Update,
     check_shape,
@@ -28,7 +26,6 @@ from zerolora.methods.peft_format import (
     outside,
     peft_model,
     peft_state,
-    read_adapter,
     saved_name,
 )
 from zerolora.tensor_file import rows_of, whole
@@ -46,26 +43,42 @@ FIRST, SECOND = "base_model.vera_A", "base_model.vera_B"
 """Names of the shared matrices in an adapter file: [r, most inputs] and [most outputs, r]."""
 MARK = ".vera_lambda_"
 DEFAULT_RANK = 256
-"""Of a config that does not say: peft's own."""
+"""peft's default."""
+
+
+def _shapes(
+    config: Mapping[str, Any], model: "ModelSpec", module: "Module", path: str
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield name and shape of the tensors of a module."""
+    yield "vera_lambda_b", (module.outputs,)
+    yield "vera_lambda_d", (config.get("r", DEFAULT_RANK),)
+
+
+def _shared(config: Mapping[str, Any], adapted: "Sequence[Module]") -> Shapes:
+    """Return name and shape of the tensors that all adapted modules share."""
+    r = config.get("r", DEFAULT_RANK)
+    inputs, outputs = max(each.inputs for each in adapted), max(each.outputs for each in adapted)
+    return {FIRST: (r, inputs), SECOND: (outputs, r)}
 
 
 @dataclass(frozen=True)
-class VeraMethod(TrainableMethod):
+class VeraMethod(PeftMethod):
     """VeRA."""
 
     name: ClassVar[str] = "vera"
     sections: ClassVar[tuple[str, ...]] = ("vera",)
     peft_type: ClassVar[str | None] = "VERA"
     trains_rows: ClassVar[bool] = False
+    shapes: ClassVar[ImpliedShapes] = ImpliedShapes(_shapes, _shared)
 
     r: int = 256
     """Rank of the shared matrices."""
     targets: str | tuple[str, ...] = "all-linear"
-    """all-linear, or names or ends of paths of linear modules."""
+    """all-linear, or names or ends of linear modules' paths."""
     dropout: float = 0.0
     """Dropout before the first matrix."""
     modules_to_save: tuple[str, ...] = ()
-    """Modules of which a whole copy is trained and saved."""
+    """Modules trained and saved in full."""
 
     @property
     def drops(self) -> bool:
@@ -134,19 +147,19 @@ class VeraMethod(TrainableMethod):
             d_initial=vera.d_initial,
             modules_to_save=list(vera.modules_to_save) or None,
         )
-        with torch.device("cpu"):  # peft draws with a generator of the CPU, also for a model of shapes alone
+        with torch.device("cpu"):  # peft draws with a CPU generator, also for a model on the meta device
             wrapped = peft_model(model, config, "train.vera", vera.targets)
         check_names(wrapped, "train.vera", vera.targets, vera.modules_to_save)
         shared = wrapped.base_model
         if any(each["default"].is_meta for each in (shared.vera_A, shared.vera_B)):
-            # A rank whose weights are shapes has moved the matrices there.
+            # A rank with its weights on the meta device has moved the matrices there.
             for buffers, drawn in zip((shared.vera_A, shared.vera_B), _drawn(wrapped), strict=True):
                 buffers["default"] = drawn.to(buffers["default"].dtype)
         return wrapped
 
     @staticmethod
     def published(model: Any, trained: "dict[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
-        """Return the vectors, and the matrices as they were drawn, so that no reader has to draw the same."""
+        """Return the vectors and the drawn matrices, so that readers need not draw them."""
         first, second = _drawn(model)
         return peft_state(model, trained | {f"{FIRST}.default": first, f"{SECOND}.default": second})
 
@@ -155,14 +168,8 @@ class VeraMethod(TrainableMethod):
         return name.endswith(f"{MARK}b") and not bool(tensor.any())
 
     @staticmethod
-    def updates(directory: Path, model: Any) -> dict[str, Update]:
-        tensors, config = read_adapter(directory)
-        check_adapter(directory, tensors, config, model, ImpliedShapes(_shapes, _shared))
-        return VeraMethod.updates_of(tensors, config, model)
-
-    @staticmethod
     def updates_of(tensors: "Mapping[str, Factor]", config: dict[str, Any], model: Any) -> dict[str, Update]:
-        """Return the update of each weight that an adapter in peft's format adapts."""
+        """Return the update of each weight that an adapter changes."""
         transposed = conv1d_paths(model)
         result: dict[str, Update] = {}
         for name, tensor in tensors.items():
@@ -180,7 +187,7 @@ class VeraMethod(TrainableMethod):
 
 @dataclass(frozen=True)
 class SharedProduct(Update):
-    """(b ∘ B)(d ∘ A) is added to a weight, of the parts of A and B that its sizes name."""
+    """Adds (b ∘ B)(d ∘ A) to a weight, with the parts of A and B of its size."""
 
     weight: str
     first: "Factor"
@@ -212,7 +219,7 @@ class SharedProduct(Update):
 
 
 def _drawn(model: Any) -> "tuple[torch.Tensor, torch.Tensor]":
-    """Return the shared matrices of peft's model, in fp32 on the host, as peft draws them from the config's key."""
+    """Return the shared fp32 matrices of peft's model on the host, as peft draws them from the config's key."""
     import torch
     from peft.tuners.vera.model import _kaiming_init
 
@@ -221,18 +228,3 @@ def _drawn(model: Any) -> "tuple[torch.Tensor, torch.Tensor]":
     with torch.device("cpu"):
         first = _kaiming_init(tuple(shared.vera_A["default"].shape), generator)
         return first, _kaiming_init(tuple(shared.vera_B["default"].shape), generator)
-
-
-def _shapes(
-    config: Mapping[str, Any], model: "ModelSpec", module: "Module", path: str
-) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield name and shape of the tensors beside a module."""
-    yield "vera_lambda_b", (module.outputs,)
-    yield "vera_lambda_d", (config.get("r", DEFAULT_RANK),)
-
-
-def _shared(config: Mapping[str, Any], adapted: "Sequence[Module]") -> Shapes:
-    """Return name and shape of the tensors that all adapted modules share."""
-    r = config.get("r", DEFAULT_RANK)
-    inputs, outputs = max(each.inputs for each in adapted), max(each.outputs for each in adapted)
-    return {FIRST: (r, inputs), SECOND: (outputs, r)}

@@ -1,6 +1,6 @@
 """Tokens that a data set adds to its model's tokenizer, and their rows in the model's embedding and head.
 
-`prepare` adds them and lists them in its manifest; training writes the list beside what it trained, for merge.
+`prepare` adds them and lists them in its manifest; training writes the list beside its output, for merge.
 """
 
 import contextlib
@@ -11,33 +11,34 @@ from typing import TYPE_CHECKING, Any
 
 from zerolora.errors import UserError, shown
 from zerolora.files import MANIFEST, read_json, write_json
+from zerolora.json_file import check, list_of
 from zerolora.model import foreign
 
 if TYPE_CHECKING:
     import torch
 
 FILE = "tokens.json"
-"""In the directory of what was trained."""
+"""Name of the list in a directory of trained weights."""
 SUMMED = 4096
-"""Rows whose fp64 copies are summed at a time."""
+"""Rows that are summed in fp64 at a time."""
 
 
 @dataclass(frozen=True)
 class AddedToken:
-    """A token that the model's own tokenizer does not have."""
+    """A token that the model's own tokenizer lacks."""
 
     token: str
     id: int
     special: bool
-    """It is part of the prompt format: no message may hold it, and answers are shown without it."""
+    """Part of the prompt format: messages may not contain it, and answers are shown without it."""
 
 
 def extend(tokenizer: Any, special: Iterable[str], others: Iterable[str]) -> list[AddedToken]:
-    """Add tokens to a tokenizer, in place, and return them: the special ones first.
+    """Add tokens to a tokenizer, in place, and return them, the special ones first.
 
-    Raises UserError if it has one of them already.
+    Raises UserError for a token that it has already.
     """
-    names = [*((token, True) for token in special), *((token, False) for token in others)]
+    names = [(token, True) for token in special] + [(token, False) for token in others]
     known = tokenizer.get_vocab()
     for token, is_special in names:
         if token in known:
@@ -51,9 +52,8 @@ def extend(tokenizer: Any, special: Iterable[str], others: Iterable[str]) -> lis
 
 
 def extend_again(tokenizer: Any, tokens: Iterable[AddedToken]) -> None:
-    """Add tokens that `extend` returned to a tokenizer, in place; a merged model's has them already."""
-    known = tokenizer.get_vocab()
-    tokens = list(tokens)
+    """Add tokens that `extend` returned to a tokenizer, in place; a merged model's tokenizer has them already."""
+    known, tokens = tokenizer.get_vocab(), list(tokens)
     _add(tokenizer, [(each.token, each.special) for each in tokens if each.token not in known])
     numbers = tokenizer.convert_tokens_to_ids([each.token for each in tokens])
     for each, number in zip(tokens, numbers, strict=True):
@@ -68,53 +68,49 @@ def _add(tokenizer: Any, tokens: Iterable[tuple[str, bool]]) -> None:
     from tokenizers import AddedToken as Token
 
     for token, special in tokens:
-        # As written: a normalizer must not change a marker before it is looked for.
+        # A normalizer must not change the text before the token is matched.
         tokenizer.add_tokens([Token(token, special=special, normalized=False)], special_tokens=special)
 
 
 def of_data(data: Path) -> list[AddedToken]:
     """Return the tokens that a prepared data set adds."""
-    return [
-        AddedToken(**each) for each in foreign.manifest(data / MANIFEST, "zerolora prepare").get("added_tokens", [])
-    ]
+    return _tokens(foreign.manifest(data / MANIFEST, "zerolora prepare").get("added_tokens", []))
 
 
 def of_directory(directory: Path) -> list[AddedToken]:
-    """Return the tokens that were added for what a directory holds, an adapter or whole weights.
+    """Return the added tokens of a directory of an adapter or of whole weights.
 
-    Raises UserError if its list is none of tokens.
+    Raises UserError if tokens.json is not a list of tokens.
     """
     path = directory / FILE
     if not path.is_file():
         return []
     listed = read_json(path, "zerolora train")
-    for each in listed if isinstance(listed, list) else [listed]:
-        types = {key: type(value) for key, value in each.items()} if isinstance(each, dict) else None
-        if types != {"token": str, "id": int, "special": bool}:
-            raise UserError(
-                f"{path}: holds {shown(each)} in the place of an added token; delete it and run `zerolora train` again"
-            )
-    return [AddedToken(**each) for each in listed]
+    check(listed, list_of(foreign.ADDED_TOKEN), path, "delete it and run `zerolora train` again")
+    return _tokens(listed)
+
+
+def _tokens(listed: list[dict[str, Any]]) -> list[AddedToken]:
+    return [AddedToken(each["token"], each["id"], each["special"]) for each in listed]
 
 
 def write(directory: Path, tokens: Iterable[AddedToken]) -> None:
-    """Write tokens beside what was trained; nothing if there are none."""
+    """Write tokens beside trained weights; nothing if there are none."""
     if listed := [asdict(each) for each in tokens]:
         write_json(directory / FILE, listed)
 
 
 def rows_needed(rows: int, tokens: Iterable[AddedToken]) -> int:
-    """Return the rows of an embedding that had `rows` before tokens were added: some models have rows to spare."""
+    """Return the rows that an embedding of `rows` rows needs for added tokens: some models have spare rows."""
     return max([rows, *(each.id + 1 for each in tokens)])
 
 
 def add_rows(model: Any, tokens: Iterable[AddedToken]) -> list[int]:
-    """Give a transformers model, on the meta device or not, a row of embedding and head for each token, in place.
+    """Give a transformers model a row of embedding and head for each token, in place; also on the meta device.
 
-    Both get more rows if they have too few. The rows start as the mean of the rows before them, computed in fp64, so
-    that they are the same on every rank and device. Collective where weights are sharded (stage 3). Returns the
-    numbers of the rows, in order: those of the tokens, and those that the tokenizer had tokens for but the model had
-    not.
+    Both are resized if they have too few rows. New rows start as the fp64 mean of the rows before them, so they are
+    the same on every rank and device. Collective where weights are sharded (stage 3). Returns the sorted indices of the
+    rows: those of the tokens, and those for tokens that the tokenizer already had but the model lacked.
     """
     tokens = list(tokens)
     if not tokens:
@@ -124,7 +120,8 @@ def add_rows(model: Any, tokens: Iterable[AddedToken]) -> list[int]:
     if rows > before:
         model.resize_token_embeddings(rows, mean_resizing=False)
     numbers = sorted({each.id for each in tokens} | set(range(before, rows)))
-    for part in _unique(each.weight for each in (model.get_input_embeddings(), model.get_output_embeddings())):
+    weights = [each.weight for each in (model.get_input_embeddings(), model.get_output_embeddings())]
+    for part in {id(weight): weight for weight in weights}.values():
         with _gathered(part):
             if part.device.type != "meta":
                 part.data[numbers] = mean_row(part.data[: numbers[0]].split(SUMMED)).to(part.dtype)
@@ -132,7 +129,7 @@ def add_rows(model: Any, tokens: Iterable[AddedToken]) -> list[int]:
 
 
 def mean_row(parts: "Iterable[torch.Tensor]") -> "torch.Tensor":
-    """Return the mean of rows, fp64, from parts of SUMMED rows: with it the rows of added tokens start."""
+    """Return the fp64 mean of rows that come in parts, the first value of added tokens' rows."""
     import torch
 
     total, count = None, 0
@@ -144,13 +141,9 @@ def mean_row(parts: "Iterable[torch.Tensor]") -> "torch.Tensor":
     return torch.as_tensor(total / count)
 
 
-def _unique(weights: Iterable[Any]) -> list[Any]:
-    return list({id(weight): weight for weight in weights}.values())
-
-
 @contextlib.contextmanager
 def _gathered(weight: Any) -> Iterator[None]:
-    """Hold a weight whole that DeepSpeed may have sharded, and keep what rank 0 writes to it."""
+    """Gather a weight that DeepSpeed may have sharded, and broadcast what rank 0 writes to it."""
     if not hasattr(weight, "ds_id"):
         yield
         return

@@ -1,4 +1,4 @@
-"""The class of a base model, and its part that reads and writes text. transformers is imported when it is needed."""
+"""The class of a base model, and its language model. transformers is imported lazily."""
 
 from collections.abc import Callable
 from functools import cache, partial
@@ -11,9 +11,9 @@ from zerolora.model import foreign
 
 
 def config_of(directory: Path) -> Any:
-    """Return the config of the model in a directory; no code from there is run.
+    """Return the config of the model in a directory, without running code from there.
 
-    Raises UserError if the config, or that of its generation, is none that transformers reads.
+    Raises UserError if transformers cannot read config.json or generation_config.json.
     """
     from transformers import AutoConfig, GenerationConfig
 
@@ -24,16 +24,16 @@ def config_of(directory: Path) -> Any:
         path = directory / foreign.GENERATION
         GenerationConfig.from_dict(generation)
         return config
-    except Exception as error:  # config classes raise errors of many types for what they cannot read
+    except Exception as error:  # config classes raise errors of many types
         raise UserError(
-            f"{path}: is none that transformers reads ({foreign.reason(error)}); {foreign.FETCH_AGAIN}"
+            f"{path}: transformers cannot read it ({foreign.reason(error)}); {foreign.FETCH_AGAIN}"
         ) from None
 
 
 def tokenizer_of(directory: Path) -> Any:
-    """Return the tokenizer of a model's or an adapter's directory; no code from there is run.
+    """Return the tokenizer of a model's or an adapter's directory, without running code from there.
 
-    Raises UserError if its files are none that transformers reads.
+    Raises UserError if transformers cannot read its files.
     """
     from transformers import AutoTokenizer
 
@@ -42,7 +42,7 @@ def tokenizer_of(directory: Path) -> Any:
         foreign.model_config(directory)
     with foreign.tokenizer_errors(directory):
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    # Also where other libraries render the template.
+    # Other libraries call this method as well.
     tokenizer.apply_chat_template = partial(  # type: ignore[method-assign]
         _rendered, type(tokenizer).apply_chat_template, tokenizer
     )
@@ -50,7 +50,7 @@ def tokenizer_of(directory: Path) -> Any:
 
 
 def _rendered(render: Callable[..., Any], tokenizer: Any, *arguments: Any, **options: Any) -> Any:
-    """Render a conversation in the bounds of every template. Raises UserError for whatever the template raises."""
+    """Render a conversation within the bounds for templates. Raises UserError for any error of the template."""
     try:
         return within_bounds("the chat template", lambda: render(tokenizer, *arguments, **options))
     except UserError:
@@ -62,8 +62,8 @@ def _rendered(render: Callable[..., Any], tokenizer: Any, *arguments: Any, **opt
 
 @cache
 def _refused() -> type[UserError]:
-    """Return the class of a template's refusal: jinja2's as well, at which lm-evaluation-harness tries a conversation
-    without its system prompt."""
+    """Return the error class for a refused conversation: also a jinja2.TemplateError, on which lm-evaluation-harness
+    retries without the system prompt."""
     from jinja2 import TemplateError
 
     class RefusedError(UserError, TemplateError):
@@ -73,9 +73,9 @@ def _refused() -> type[UserError]:
 
 
 def auto_class(config: Any, where: Path = Path("config.json")) -> Any:
-    """Return the auto class that builds a model which generates text: of a language model, or of a vision-language one.
+    """Return transformers' auto class for a language model or a vision-language model.
 
-    Raises UserError, which names the file `where`, if transformers has neither for the architecture.
+    Raises UserError, naming the file `where`, if the architecture has neither.
     """
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
@@ -89,21 +89,21 @@ def auto_class(config: Any, where: Path = Path("config.json")) -> Any:
 
 
 def model_class(config: Any) -> Any:
-    """Return transformers' class of the model that auto_class builds."""
+    """Return the model class that auto_class builds."""
     result = auto_class(config)._model_mapping[type(config)]
     return result[0] if isinstance(result, tuple) else result
 
 
 def takes_own_attention(model: Any) -> bool:
-    """Return whether a model, or its class, computes with this project's attention, which gets no mask
-    (train/attention.py). One without _supports_flash_attn needs a mask, as Llama 4 for its chunks."""
+    """Return whether a model, or its class, can compute with this project's attention, without a mask
+    (train/attention.py). A class without _supports_flash_attn needs a mask, as Llama 4 does for its chunks."""
     return bool(model._supports_attention_backend and model._supports_flash_attn)
 
 
 def built_on_meta(config: Any, attention: str | None = None) -> Any:
-    """Return a model of this config on the meta device: its modules, and the names and shapes of its weights.
+    """Return a model of this config on the meta device.
 
-    Raises ValueError, transformers' own, if the architecture has not the named implementation of attention.
+    Raises transformers' ValueError if the architecture lacks the named implementation of attention.
     """
     import torch
 
@@ -113,12 +113,9 @@ def built_on_meta(config: Any, attention: str | None = None) -> Any:
 
 
 def other_parts(model: Any) -> list[str]:
-    """Return the paths of the parts of a vision-language model that are not the language model: towers, projectors.
-
-    Empty for a language model.
-    """
+    """Return the paths of a vision-language model's parts beside the language model: towers, projectors."""
     decoder, head = model.get_decoder(), model.get_output_embeddings()
-    if decoder is head:  # ModernBERT's head is named decoder, which transformers takes for one
+    if decoder is head:  # ModernBERT names its head "decoder", which get_decoder returns
         decoder = model.base_model
     inside = {id(parameter) for part in (decoder, head) if part is not None for parameter in part.parameters()}
     outside = [name for name, parameter in model.named_parameters() if id(parameter) not in inside]

@@ -1,7 +1,7 @@
-"""Checks a base model before anything is made of it: its files against its class, on the meta device.
+"""Checks a base model's files against its class, built on the meta device.
 
-transformers draws at random what a checkpoint lacks and drops what the class does not have; here both are one line.
-Only headers are read, and the two tensors of an embedding and its head where a model shares them.
+transformers initializes missing weights at random and drops unknown ones; here both are errors. Only headers are read,
+and both tensors of a shared weight.
 """
 
 import re
@@ -16,31 +16,25 @@ from zerolora.model.architecture import auto_class, tokenizer_of
 from zerolora.model.families import FAMILIES
 from zerolora.model.families.keys import Keys
 from zerolora.model.manifest import check_loadable, check_needs_no_code, check_not_quantized
-from zerolora.model.meta_device import build_on_meta
-from zerolora.model.meta_guards import check_sizes
+from zerolora.model.meta_device import build_on_meta, check_sizes
 from zerolora.model.spec import ModelSpec
 from zerolora.model.weight_files import WEIGHT_INDEX, check_read_as_it_is, few, weight_files, weight_map
-from zerolora.tensor_file import TYPES, StoredTensor, TensorFile, read_header
+from zerolora.tensor_file import TYPES, StoredTensor, TensorFile, equal, read_header
 
 FLOATS = ("F32", "F16", "BF16")
-"""Types of a weight that is not quantized, as safetensors writes them."""
-ROWS = 4096
-"""Rows of two tensors that are compared at a time."""
+"""safetensors' types of an unquantized weight."""
 OLD_MASK = re.compile(r"(^|\.)(attn|attention)\.(masked_)?bias$")
-"""The causal mask, and the value of what it hides, that GPT's classes once had as buffers and now compute."""
+"""Causal masks, and their fill values, which GPT's classes once stored as buffers and now compute."""
 
 
 def check_base(directory: Path) -> None:
-    """Raise UserError unless the model in `directory` can be trained, evaluated and merged as its files say."""
+    """Raise UserError unless the model in `directory` can be trained, evaluated and merged."""
     check_settings(directory)
     check_weights(directory)
 
 
 def check_settings(directory: Path) -> None:
-    """Raise UserError if config.json or the tokenizer of a model is missing, or transformers cannot load it.
-
-    Weights are not needed.
-    """
+    """Raise UserError if config.json or the tokenizer of a model is missing, or transformers cannot load it."""
     config = directory / "config.json"
     if not config.is_file():
         raise UserError(f"{directory}: has no config.json, so it is not a transformers model; write another path")
@@ -49,13 +43,15 @@ def check_settings(directory: Path) -> None:
     foreign.check_model(directory)
     check_needs_no_code(directory)
     _build(directory)
-    _check_tokenizer(directory)
+    if not any(directory.glob("tokenizer*")):
+        raise UserError(f"{directory}: has no tokenizer files; save the model's tokenizer there")
+    tokenizer_of(directory)
 
 
 def check_weights(directory: Path) -> list[TensorFile]:
-    """Return the headers of a model's weights.
+    """Return the headers of a model's weight files.
 
-    Raises UserError unless they contain every weight that config.json describes, once, in its shape, and no other.
+    Raises UserError unless they contain exactly the weights that config.json describes, each once and in its shape.
     """
     check_loadable(directory)
     check_not_quantized(directory)
@@ -70,9 +66,9 @@ def check_weights(directory: Path) -> list[TensorFile]:
 
 
 def listed_spec(directory: Path, files: Iterable[TensorFile]) -> ModelSpec | None:
-    """Return the spec of a model whose files contain exactly the weights that its family lists, in these shapes.
+    """Return the spec of a model whose files contain exactly the weights, in the shapes, that its family lists.
 
-    None if they contain others, or the architecture has no file in model/families/: only its class can tell.
+    None if they contain others, or if the family is not in model/families/: the class must be built to check those.
     """
     path = directory / "config.json"
     config = foreign.model_config(directory)
@@ -89,7 +85,7 @@ def listed_spec(directory: Path, files: Iterable[TensorFile]) -> ModelSpec | Non
 
 
 def listed_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each weight by its name."""
+    """Return the shape of each weight by name."""
     return {
         f"{module.path.format(number)}.{name}": shape
         for module in spec.modules
@@ -99,14 +95,14 @@ def listed_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 
 def check_shared(files: list[TensorFile], names: StoredNames, shared: Mapping[str, str], where: Path) -> None:
-    """Raise UserError if the files hold two different tensors of a weight that the model shares.
+    """Raise UserError if the files contain two different tensors of a weight that the model shares.
 
-    transformers then reads two, but not where weights are sharded while they are read: engines would train different
-    models. `shared` has the name of the weight by that of its copy; `where` is the model's config.json.
+    transformers loads both, except where weights are sharded while loading, so engines would train different models.
+    `shared` maps each copy's name to the weight's; `where` is the model's config.json.
     """
     for copy, name in shared.items():
         one, other = stored_weight(copy, files, names), stored_weight(name, files, names)
-        if one is not None and other is not None and not _equal(one, other):
+        if one is not None and other is not None and not equal(one, other):
             raise UserError(
                 f"{where}: tie_word_embeddings is true, but {copy} and {name} differ in the files; "
                 "write false, or save the model with one of them"
@@ -126,14 +122,8 @@ def _build(directory: Path) -> Any:
     return model
 
 
-def _check_tokenizer(directory: Path) -> None:
-    if not any(directory.glob("tokenizer*")):
-        raise UserError(f"{directory}: has no tokenizer files; save the model's tokenizer there")
-    tokenizer_of(directory)
-
-
 def _check_index(directory: Path, files: list[TensorFile]) -> None:
-    """Raise UserError if a tensor is in two files, or in another than the index names."""
+    """Raise UserError if a tensor is in two files, or in another file than the index names."""
     where: dict[str, str] = {}
     for file in files:
         for name in file.tensors:
@@ -151,11 +141,11 @@ def _check_index(directory: Path, files: list[TensorFile]) -> None:
 
 
 def _compare(directory: Path, files: list[TensorFile]) -> None:
-    """Raise UserError if the files lack a weight of the model, or have one that it has not, or in another shape."""
+    """Raise UserError if a weight of the model is missing, unknown, or of another shape."""
     import torch
 
     model = _build(directory)
-    # Buffers may be whole numbers.
+    # Buffers may be integers.
     floats = {name for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
     shared, names = dict(model.all_tied_weights_keys), stored_names(model)
     family = type(model).__name__
@@ -199,13 +189,13 @@ def _compare(directory: Path, files: list[TensorFile]) -> None:
 
 
 def _is_old_mask(tensor: StoredTensor) -> bool:
-    """Return whether a tensor is a mask by its name, and a number, or a square for all heads, by its shape."""
+    """Return whether a tensor has a mask's name, and is a number or one square for all heads."""
     *others, rows, columns = (1, 1, *tensor.shape)
     return bool(OLD_MASK.search(tensor.name)) and rows == columns and set(others) <= {1}
 
 
 def _check_once(directory: Path, weights: Mapping[str, tuple[str, bool]]) -> None:
-    """Raise UserError if two stored tensors are the same weight, under names of which one is an older one."""
+    """Raise UserError if two stored tensors are the same weight, one of them under an older name."""
     seen: dict[str, str] = {}
     for name, (weight, converted) in weights.items():
         if not converted and (first := seen.setdefault(weight, name)) != name:
@@ -224,14 +214,7 @@ def _check_types(stored: Iterable[StoredTensor]) -> None:
 
 
 def stored_weight(weight: str, files: list[TensorFile], names: StoredNames) -> StoredTensor | None:
-    """Return a weight of the model as it is stored; None if it is not, by itself."""
+    """Return the stored tensor of a weight; None if the weight is not stored as a tensor of its own."""
     shape = names.shapes[weight]
     alike = (each for file in files for each in file.tensors.values() if each.shape == shape)
     return next((each for each in alike if names.of_model(each.name) == (weight, False)), None)
-
-
-def _equal(one: StoredTensor, other: StoredTensor) -> bool:
-    import torch
-
-    blocks = range(0, one.shape[0], ROWS)
-    return all(torch.equal(one.read(at, at + ROWS), other.read(at, at + ROWS)) for at in blocks)

@@ -1,9 +1,10 @@
-"""The files of other programs: one reader a kind, which checks every key that is used before anything uses it.
+"""Readers of other programs' files: each checks every key that this project uses.
 
-What a reader returns has the form that its kind says, so no caller tests it again; keys that are used nowhere are left
-as they are. Each reader raises UserError with one line: file, key, value seen, what is expected.
+Callers rely on the checked form; unused keys pass unchecked. Each reader raises UserError with one line: file, key,
+value seen, expected kind.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,8 +12,8 @@ from typing import Any
 
 from zerolora import json_file
 from zerolora.errors import UserError
-from zerolora.files import MANIFEST
-from zerolora.json_kinds import (
+from zerolora.files import MANIFEST, read_json
+from zerolora.json_file import (
     COUNT,
     FILE_NAME,
     FLAG,
@@ -29,6 +30,7 @@ from zerolora.json_kinds import (
     list_of,
     map_of,
     nullable,
+    plain,
     record,
 )
 
@@ -36,9 +38,9 @@ CONFIG, GENERATION = "config.json", "generation_config.json"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 ADAPTER_CONFIG = "adapter_config.json"
 SMALL = 16 << 20
-"""Bytes of a config; real ones have kilobytes. A file of weights under such a name is not read at all."""
+"""Maximum bytes of a config; real ones have kilobytes. A larger file, such as weights under this name, is not read."""
 LARGE = 128 << 20
-"""Bytes of a list of files, of tensors, or of a vocabulary."""
+"""Maximum bytes of a list of files or tensors, or of a vocabulary."""
 FETCH_AGAIN = "fetch or save the model again"
 
 _IDS = WHOLE | list_of(WHOLE) | NULL
@@ -46,7 +48,7 @@ _SIZES = (
     *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
     *("max_position_embeddings", "num_experts_per_tok"),
 )
-# A text model's keys, also those of the text part of a vision-language model.
+# Keys of a text model, or of the text part of a vision-language model.
 _MODEL_KEYS = nullable(
     {
         "architectures": list_of(TEXT),
@@ -56,7 +58,7 @@ _MODEL_KEYS = nullable(
         "rope_scaling": OBJECT,
         "rope_parameters": OBJECT,
         "torch_dtype": TEXT,
-        "dtype": TEXT | OBJECT,  # of each part, in a model of several
+        "dtype": TEXT | OBJECT,  # an object by part, in a composite model
         "add_cross_attention": FLAG,
         "is_encoder_decoder": FLAG,
         "bos_token_id": _IDS,
@@ -100,33 +102,45 @@ GENERATION_SETTINGS = record(
     }
 )
 WEIGHT_INDEX = record({"metadata": OBJECT | NULL}, {"weight_map": map_of(FILE_NAME)})
-_NAMES = TEXT | list_of(TEXT) | NULL
+
+
+def _is_expression(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and bool(re.compile(value))
+    except (re.error, OverflowError, RecursionError):
+        return False
+
+
+_EXPRESSION = plain("a regular expression", _is_expression)
+_PATTERN = plain("an object whose keys are regular expressions", lambda value: all(map(_is_expression, value or ())))
+_NAMES = list_of(plain("a name", lambda value: isinstance(value, str) and value != "")) | NULL
+_MODULES = _EXPRESSION | _NAMES
+_ROWS = list_of(COUNT) & plain("a list of rows", bool)
 ADAPTER_SETTINGS = record(
     {
         "peft_type": TEXT,
-        "target_modules": _NAMES,
-        "exclude_modules": _NAMES,
-        "feedforward_modules": _NAMES,
-        "layers_pattern": _NAMES,
-        "trainable_token_indices": list_of(COUNT) | map_of(list_of(COUNT)) | NULL,
+        "r": POSITIVE,
+        "lora_alpha": NUMBER,
+        "rank_pattern": (map_of(POSITIVE) | NULL) & _PATTERN,
+        "alpha_pattern": (map_of(NUMBER) | NULL) & _PATTERN,
+        **dict.fromkeys(("target_modules", "exclude_modules", "feedforward_modules", "layers_pattern"), _MODULES),
+        "target_parameters": _NAMES,
+        "trainable_token_indices": list_of(COUNT) | map_of(_ROWS) | NULL,
         "init_lora_weights": FLAG | TEXT | NULL,
-        "layers_to_transform": WHOLE | list_of(WHOLE) | NULL,
-        "bias": TEXT | NULL,
+        "layers_to_transform": COUNT | list_of(COUNT) | NULL,
+        "bias": plain("none, all or lora_only", lambda value: value in ("none", "all", "lora_only")),
+        "save_projection": plain("true, with the projections in the file", lambda value: value is True),
         **nullable(
             {
-                "r": POSITIVE,
-                "lora_alpha": NUMBER,
                 "lora_dropout": NUMBER,
-                "rank_pattern": map_of(POSITIVE),
-                "alpha_pattern": map_of(NUMBER),
-                "modules_to_save": list_of(TEXT),
-                "target_parameters": list_of(TEXT),
-                "use_dora": FLAG,
-                "use_rslora": FLAG,
-                "fan_in_fan_out": FLAG,
-                "base_model_name_or_path": TEXT,
-                "revision": TEXT,
-                "task_type": TEXT,
+                "modules_to_save": list_of(
+                    plain(
+                        "a name, which peft reads as a regular expression",
+                        lambda value: value and _is_expression(value),
+                    )
+                ),
+                **dict.fromkeys(("use_dora", "use_rslora", "fan_in_fan_out", "ensure_weight_tying", "lora_bias"), FLAG),
+                **dict.fromkeys(("base_model_name_or_path", "revision", "task_type"), TEXT),
             }
         ),
     }
@@ -134,7 +148,7 @@ ADAPTER_SETTINGS = record(
 _FILE = record({}, {"sha256": TEXT, "bytes": COUNT})
 _FILES = map_of(_FILE, PATH_BELOW)
 _BASE = record({"revision": TEXT | NULL}, {"name": TEXT, "weights": TEXT})
-_ADDED_TOKEN = record({}, {"token": TEXT, "id": COUNT, "special": FLAG})
+ADDED_TOKEN = record({}, {"token": TEXT, "id": COUNT, "special": FLAG})
 _SOURCE = record(
     {
         **dict.fromkeys(("source", "path", "package", "version", "file", "repository", "license"), TEXT),
@@ -155,7 +169,7 @@ MANIFEST_KEYS: dict[str, JsonKind] = {
     "read": map_of(TEXT),
     "stop_tokens": list_of(TEXT),
     "pad_token": TEXT | NULL,
-    "added_tokens": list_of(_ADDED_TOKEN),
+    "added_tokens": list_of(ADDED_TOKEN),
     "chat_template": TEXT | NULL,
 }
 
@@ -166,7 +180,7 @@ def model_config(directory: Path) -> dict[str, Any]:
 
 
 def config_file(path: Path, remedy: str = FETCH_AGAIN) -> dict[str, Any]:
-    """Return the content of a model's config.json, under any name. Infinite numbers are read, as Python writes them."""
+    """Return the content of a model's config.json, under any name; infinite numbers are read."""
     return _read(path, MODEL_CONFIG, remedy, infinite=True)
 
 
@@ -181,7 +195,7 @@ def generation_config(directory: Path) -> dict[str, Any]:
 
 
 def weight_index(path: Path) -> dict[str, Any]:
-    """Return the index of a model's weight files: `weight_map` has the name of the file of each tensor."""
+    """Return the index of a model's weight files: `weight_map` maps each tensor to its file."""
     index = _read(path, WEIGHT_INDEX, FETCH_AGAIN, LARGE)
     if not index["weight_map"]:
         raise UserError(f"{path}: weight_map is {{}}; expected the file of each tensor; {FETCH_AGAIN}")
@@ -194,19 +208,17 @@ def adapter_config(directory: Path) -> dict[str, Any]:
 
 
 def manifest(path: Path, written_by: str, *required: str) -> dict[str, Any]:
-    """Return the manifest of a directory, or a stamp, which the command `written_by` writes; the keys `required`, and
-    by default `files`, are there."""
-    value = json_file.read_own(path, written_by)
-    remedy = f"delete it and run `{written_by}` again"
+    """Return the manifest of a directory, or a stamp, that the command `written_by` writes, with the keys `required`,
+    by default `files`."""
+    value: dict[str, Any] = read_json(path, written_by)
     needed = {name: MANIFEST_KEYS[name] for name in required or ("files",)}
-    check(value, record(MANIFEST_KEYS, needed), path, remedy)
-    result: dict[str, Any] = value
-    return result
+    check(value, record(MANIFEST_KEYS, needed), path, f"delete it and run `{written_by}` again")
+    return value
 
 
 def adapter_manifest(directory: Path) -> dict[str, Any]:
-    """Return the manifest that `zerolora train` wrote into an adapter's directory; {} if there is none, or another
-    tool's of the same name."""
+    """Return the manifest that `zerolora train` wrote into an adapter's directory; {} if there is none, or if another
+    tool wrote the file."""
     path = directory / MANIFEST
     if not path.is_file():
         return {}
@@ -219,16 +231,14 @@ def adapter_manifest(directory: Path) -> dict[str, Any]:
 
 
 def saved_files(directory: Path, written_by: str) -> list[str]:
-    """Return the names of the files of a data set that `written_by` saved into a directory, in order, as its state.json
-    lists them."""
-    path = directory / "state.json"
-    remedy = f"save the data again, with {written_by}"
+    """Return the files of a data set that `written_by` saved, in the order of the directory's state.json."""
     kind = record({}, {"_data_files": list_of(record({}, {"filename": FILE_NAME}))})
-    return [each["filename"] for each in _read(path, kind, remedy)["_data_files"]]
+    files = _read(directory / "state.json", kind, f"save the data again, with {written_by}")["_data_files"]
+    return [each["filename"] for each in files]
 
 
 def saved_splits(directory: Path, written_by: str) -> list[str]:
-    """Return the names of the splits that `written_by` saved into a directory, as its dataset_dict.json lists them."""
+    """Return the splits that `written_by` saved, in the order of the directory's dataset_dict.json."""
     path = directory / "dataset_dict.json"
     kind = record({}, {"splits": list_of(FILE_NAME)})
     splits: list[str] = _read(path, kind, f"save the data again, with {written_by}")["splits"]
@@ -238,17 +248,15 @@ def saved_splits(directory: Path, written_by: str) -> list[str]:
 
 
 def check_model(directory: Path) -> None:
-    """Raise UserError unless every small file of a model's directory that is read here or by transformers has the form
-    that its name promises."""
+    """Raise UserError unless every small file of a model's directory has the expected form."""
     model_config(directory)
     check_tokenizer(directory)
     generation_config(directory)
 
 
 def check_tokenizer(directory: Path) -> None:
-    """Raise UserError unless the files of a tokenizer have the form that their names promise."""
+    """Raise UserError unless the files of a tokenizer have the expected form; the vocabulary is not read."""
     tokenizer_config(directory)
-    # The vocabulary itself is read by the library tokenizers.
     for name in ("special_tokens_map.json", "added_tokens.json"):
         if (directory / name).exists():
             json_file.read_foreign(directory / name, FETCH_AGAIN, LARGE)
@@ -258,22 +266,19 @@ def check_tokenizer(directory: Path) -> None:
 
 @contextmanager
 def tokenizer_errors(directory: Path) -> Iterator[None]:
-    """Raise UserError, which names the file, for what the tokenizer libraries raise for the files of a directory."""
+    """Raise UserError, naming the file, for any error of the tokenizer libraries."""
     try:
         yield
     except UserError:
         raise
-    except Exception as error:
-        raise _why_no_tokenizer(directory, error) from None
     except BaseException as error:
-        # The library is written in Rust, whose failed assertions are not Exception.
-        if type(error).__name__ != "PanicException":
+        # A failed assertion of the library's Rust code is a BaseException.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise _why_no_tokenizer(directory, error) from None
+        raise _tokenizer_error(directory, error) from None
 
 
-def _why_no_tokenizer(directory: Path, error: BaseException) -> UserError:
-    """Return what is wrong with the tokenizer of a directory."""
+def _tokenizer_error(directory: Path, error: BaseException) -> UserError:
     path = directory / TOKENIZER
     if path.exists():
         try:
@@ -286,7 +291,7 @@ def _why_no_tokenizer(directory: Path, error: BaseException) -> UserError:
 
 
 def reason(error: BaseException) -> str:
-    """Return the first words of an error in one line."""
+    """Return the beginning of an error's message in one line."""
     return f"{' '.join(str(error).split()) or type(error).__name__:.160}"
 
 

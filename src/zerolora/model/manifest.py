@@ -1,17 +1,20 @@
-"""Manifest of a model directory: sizes, hashes and parameter count, without loading a tensor."""
+"""Manifests of model directories, and the identity of a base model, without loading a tensor."""
 
+import hashlib
 import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from zerolora.errors import UserError, shown
-from zerolora.files import MANIFEST, checked_name, sha256
+from zerolora.files import MANIFEST, canonical, checked_name, sha256
+from zerolora.log import LOGGER
 from zerolora.model import foreign
 from zerolora.model.weight_files import weight_files
 from zerolora.tensor_file import read_header
 
-# What save_pretrained of models, tokenizers and processors writes, the vocabularies of older tokenizers, and licences.
+# Output of save_pretrained of models, tokenizers and processors, vocabularies of older tokenizers, and licences.
 SMALL_FILES = re.compile(
     r"(config|generation_config|model\.safetensors\.index|tokenizer|tokenizer_config|special_tokens_map|added_tokens"
     r"|vocab|preprocessor_config|processor_config|video_preprocessor_config|chat_template)\.json"
@@ -21,14 +24,14 @@ SMALL_FILES = re.compile(
 )
 
 
-HASHED_BYTES = 256 * 2**20  # a second or less; adapters are smaller, larger data sets are compared by size
+HASHED_BYTES = 256 * 2**20
+"""Largest file that is hashed, in a second or less: adapters. Larger files are compared by size."""
 
 
 def check_intact(directory: Path, written_by: str) -> None:
-    """Raise UserError unless the files of a stage's output directory are those of its manifest.
+    """Raise UserError unless the files in the output directory of the command `written_by` match its manifest.
 
-    Sizes are compared for all of them, and the sha256 of files of up to 256 MiB. `written_by` names the command that
-    makes the directory.
+    All are compared by size, those of up to HASHED_BYTES also by sha256.
     """
     for name, entry in foreign.manifest(directory / MANIFEST, written_by)["files"].items():
         path = directory / name
@@ -43,8 +46,8 @@ def check_intact(directory: Path, written_by: str) -> None:
 
 
 def check_adapter_files(directory: Path, names: Iterable[str]) -> None:
-    """Raise UserError unless the files of `names` in an adapter's directory are those that its manifest lists, if it
-    has one of `zerolora train`; what else lies there may be edited."""
+    """Raise UserError unless the named files in an adapter's directory match the manifest of `zerolora train`, if there
+    is one; other files may be edited."""
     listed = foreign.adapter_manifest(directory).get("files", {})
     for name in names:
         path = directory / name
@@ -56,7 +59,7 @@ def check_adapter_files(directory: Path, names: Iterable[str]) -> None:
 
 
 def check_loadable(directory: Path) -> None:
-    """Raise UserError unless `directory` has config.json and safetensors weights that all readers agree about."""
+    """Raise UserError unless `directory` has config.json, and weights that all libraries read alike."""
     if not directory.is_dir():
         raise UserError(f"{directory}: there is no such directory; write the path of a model directory")
     if not (directory / "config.json").is_file():
@@ -65,10 +68,9 @@ def check_loadable(directory: Path) -> None:
 
 
 def check_needs_no_code(directory: Path) -> None:
-    """Raise UserError if transformers loads the model of `directory` only with Python code that lies beside it.
+    """Raise UserError if transformers needs Python code from `directory`, which `auto_map` names, to load the model.
 
-    Models and tokenizers name such code in `auto_map`. Where transformers has the same architecture built in, that is
-    used and the code is ignored.
+    The code is ignored if the architecture is built into transformers.
     """
     contents = {
         foreign.CONFIG: foreign.model_config(directory) if (directory / foreign.CONFIG).exists() else {},
@@ -85,7 +87,7 @@ def check_needs_no_code(directory: Path) -> None:
         built_in = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
     except ValueError:
         built_in = False
-    except Exception as error:  # of any type, for a file of another form than the classes expect
+    except Exception as error:  # classes raise errors of many types
         raise UserError(
             f"{directory}: transformers cannot read its config or tokenizer ({foreign.reason(error)}); "
             f"{foreign.FETCH_AGAIN}"
@@ -98,10 +100,7 @@ def check_needs_no_code(directory: Path) -> None:
 
 
 def check_not_quantized(directory: Path) -> None:
-    """Raise UserError if the weights of the model in `directory` are stored quantized, as its config.json says.
-
-    What is trained beside such weights could not be added to them.
-    """
+    """Raise UserError if config.json says that the weights are quantized: no adapter could be merged into them."""
     path = directory / "config.json"
     config = foreign.config_file(path)
     for part in (config, *config.values()):
@@ -115,24 +114,21 @@ def check_not_quantized(directory: Path) -> None:
 
 
 def count_parameters(directory: Path) -> int:
-    """Return the number of parameters stored in the directory's safetensors files, from their headers.
-
-    A tied tensor is stored once and counted once. Raises UserError for a broken file.
-    """
-    return sum(_stored(path) for path in weight_files(directory))
+    """Return the number of parameters in a directory's weight files, from their headers; a tied tensor counts once."""
+    headers = (read_header(path) for path in weight_files(directory))
+    return sum(math.prod(tensor.shape) for header in headers for tensor in header.tensors.values())
 
 
 def is_weight(name: str) -> bool:
-    """Tell whether a file of a model directory holds weights (gigabytes) rather than settings."""
+    """Return whether a file of a model directory is a file of weights."""
     return name.endswith(".safetensors")
 
 
 def model_files(directory: Path) -> list[Path]:
-    """Return the files of a model directory that belong to the model, by name: `weight_files` and `SMALL_FILES`.
+    """Return the files in a directory that belong to the model, by name: `weight_files` and `SMALL_FILES`.
 
-    Small files are copied to results that are versioned and shared, so UserError is raised for one that is a link to a
-    file outside `directory`. Links into the `blobs` of a Hugging Face cache, of which `directory` is a snapshot, are
-    followed.
+    Raises UserError for a small file that links outside `directory`, since small files are copied to results that are
+    shared. Links of a Hugging Face snapshot into its cache's `blobs` are followed.
     """
     result = []
     weights = set(weight_files(directory))
@@ -145,17 +141,16 @@ def model_files(directory: Path) -> list[Path]:
         if path in weights:
             result.append(checked_name(path))
         elif SMALL_FILES.fullmatch(path.name):
-            if not any(path.resolve().is_relative_to(place) for place in inside):
+            if not any(path.resolve().is_relative_to(each) for each in inside):
                 raise UserError(f"{path}: is a link to {path.resolve()}, outside the model; put the file itself there")
             result.append(checked_name(path))
     return result
 
 
 def located(stamp: Path) -> Path:
-    """Return the directory that a stamp `{"path", "files"}` names, after a look at the sizes of its files.
+    """Return the directory that a stamp `{"path", "files"}` names.
 
-    Raises UserError if a file is missing or has another size than when it was checked, or if the weights that are read
-    from the directory are no longer those of the stamp.
+    Raises UserError if a file is missing or its size has changed, or if the directory has further weights.
     """
     record = foreign.manifest(stamp, "zerolora weights")
     if "path" not in record:
@@ -172,9 +167,74 @@ def located(stamp: Path) -> Path:
 
 
 def is_merged(stamp: Path) -> bool:
-    """Tell whether the manifest of a run's merged model names weights; without the stage merge there are none."""
+    """Return whether the manifest of a run's merged model names weights; with merge.enabled: false there are none."""
     return bool(foreign.manifest(stamp, "zerolora merge").get("enabled", True))
 
 
-def _stored(path: Path) -> int:
-    return sum(math.prod(tensor.shape) for tensor in read_header(path).tensors.values())
+BASE = "base_model"
+"""Key of an adapter's manifest."""
+
+
+def base_identity(stamp: Path) -> dict[str, Any]:
+    """Return `name`, `revision` and `weights` of the base model that the file `stamp` locates.
+
+    `weights` is a hash over the sha256 of its weight files, so copies, also with another tokenizer, are the same base.
+    """
+    record = foreign.manifest(stamp, "zerolora weights", "files", "source")
+    name, revision = hub_name(record["source"])
+    hashes = {name: file["sha256"] for name, file in record["files"].items() if is_weight(name)}
+    return {"name": name, "revision": revision, "weights": _hash(hashes)}
+
+
+def _hash(weights: dict[str, str]) -> str:
+    """Return one hash for the sha256 of weight files by name."""
+    return hashlib.sha256(canonical(weights).encode()).hexdigest()
+
+
+def hub_name(source: dict[str, Any]) -> tuple[str, str | None]:
+    """Return base_model_name_or_path and revision of peft's config for a source that `fetch` recorded.
+
+    A hub model has its repository and commit. Other names are invalid on the hub, so no reader loads another model of
+    that name: `PACKAGE==VERSION:FILE` for a package's file, and a path that begins with / or a dot for a directory
+    (huggingface_hub/utils/_validators.py, validate_repo_id).
+    """
+    if source["source"] == "hub":
+        return source["repository"], source["revision"]
+    if source["source"] == "package":
+        return f"{source['package']}=={source['version']}:{source['file']}", None
+    path: str = source["path"]
+    return (path if path.startswith(("/", ".")) else f"./{path}"), None
+
+
+def check_same_base(directory: Path, stamp: Path) -> None:
+    """Raise UserError if the adapter's manifest in `directory` names another base model than the file `stamp`.
+
+    Adapters without a manifest, as on the hub, pass.
+    """
+    theirs = foreign.adapter_manifest(directory).get(BASE)
+    if theirs and theirs["weights"] != (ours := base_identity(stamp))["weights"]:
+        raise UserError(
+            f"{directory / MANIFEST}: {BASE} is {_described(theirs)}, and this base is {_described(ours)}; write an "
+            "adapter of this base model, or that adapter's"
+        )
+
+
+def check_base_directory(directory: Path, base: Path) -> None:
+    """Raise UserError if the adapter's manifest in `directory` names other weights than those in directory `base`,
+    which are hashed; without a manifest, log the base that the adapter's config names."""
+    if theirs := foreign.adapter_manifest(directory).get(BASE):
+        weights = _hash({path.name: sha256(path) for path in weight_files(base)})
+        if theirs["weights"] != weights:
+            raise UserError(
+                f"{directory / MANIFEST}: {BASE} is {_described(theirs)}, and the weights in {base} are "
+                f"{weights[:12]}; write that base, or remove {BASE} from the manifest if these are the same numbers in "
+                "other files"
+            )
+    elif (directory / foreign.ADAPTER_CONFIG).is_file():
+        name = foreign.adapter_config(directory).get("base_model_name_or_path")
+        LOGGER.info("%s: names %s as its base", directory, shown(name) if name else "nothing")
+
+
+def _described(base: dict[str, Any]) -> str:
+    revision = f" at {base['revision'][:12]}" if base.get("revision") else ""
+    return f"{base['name']}{revision} (weights {base['weights'][:12]})"

@@ -1,29 +1,32 @@
-"""Builds a model on torch's meta device to count its parameters, for architectures without a file in families/."""
+"""Counts a model's parameters on torch's meta device, for architectures that families/ lacks, within bounds."""
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from zerolora.compat.transformers_patches import quantizable_paths
 from zerolora.errors import UserError, shown
+from zerolora.log import LOGGER
 from zerolora.model.architecture import auto_class, other_parts, takes_own_attention
-from zerolora.model.meta_guards import IGNORED, attribute, check_complete, check_countable, check_sizes, limited_modules
+from zerolora.model.families.keys import LAYERS, most_of
+from zerolora.model.foreign import reason
 from zerolora.model.spec import ModelSpec, Module, supported_attentions
 
 NARROW_SOFTMAX = ("falcon", "gpt2", "gpt_oss", "mt5", "t5")
-"""Families whose eager attention computes its softmax in the width of the scores: modeling_<family>.py."""
+"""Families whose eager attention computes its softmax in the scores' type: modeling_<family>.py."""
 
 
 def count_on_meta_device(config: dict[str, Any], where: Path) -> ModelSpec:
-    """Return the spec of the architecture that a config.json describes; `where` names its file in messages.
+    """Return the spec of the architecture in a config.json, the file `where` in messages.
 
     Raises UserError if transformers cannot build it.
     """
     check_sizes(config, where)
     model = build_on_meta(config, where)
-    # In a hybrid, a layer may have one name whatever it holds, such as mixer.
+    # Hybrids may give layers of every kind one name, such as mixer.
     if not any(
         "attn" in f"{name} {type(each).__name__}".replace("ttention", "attn") for name, each in model.named_modules()
     ):
@@ -36,14 +39,15 @@ def count_on_meta_device(config: dict[str, Any], where: Path) -> ModelSpec:
     check_countable(text, where)
 
     def of(*names: str, default: Any = 0) -> Any:
-        """Return the first of these attributes of the text config that is set."""
+        """Return the first attribute of the text config that is set."""
         return next((value for name in names if (value := attribute(text, name)) is not None), default)
 
     heads, hidden = of("num_attention_heads", "n_head", default=1), of("hidden_size", "d_model", "n_embd")
-    # Experts in one three-dimensional parameter are named after the parameter instead of a module.
+    # Experts stacked in one parameter have its name instead of a module's.
     names = {module.name for module in modules} | {name for module in modules for name, _ in module.weights}
     heads_own = [name for module in modules if module.kind == "head" for name, _ in module.weights]
     rotary = any("rotary" in name for name, _ in model.named_modules()) or hasattr(text, "rope_parameters")
+    scaled, share = getattr(text, "rope_parameters", None) or {}, "partial_rotary_factor"
     norms = _layer_norms(modules, hidden)
     both, capped = model.config.is_encoder_decoder, bool(of("attn_logit_softcapping"))
     return ModelSpec(
@@ -63,7 +67,7 @@ def count_on_meta_device(config: dict[str, Any], where: Path) -> ModelSpec:
         qk_norm=bool(names & {"q_norm", "k_norm", "q_layernorm", "query_layernorm"}),
         gated=bool(names & {"gate_proj", "gate_up_proj", "w3", "wi_1"}),
         parallel=bool(of("use_parallel_residual", "parallel_attn", default=norms == 1)),
-        rotary=float(_partial_rotary(text)) if rotary else 0.0,
+        rotary=float(scaled.get(share) or of(share, default=1.0)) if rotary else 0.0,
         softcap_attention=capped,
         softcap_logits=bool(of("final_logit_softcapping")),
         attention_dropout=of("attention_dropout", "attn_pdrop"),
@@ -83,9 +87,9 @@ def count_on_meta_device(config: dict[str, Any], where: Path) -> ModelSpec:
 
 
 def build_on_meta(config: dict[str, Any], where: Path) -> Any:
-    """Return the model that a config.json describes on the meta device, without what a classifier adds.
+    """Return the model of a config.json on the meta device, without a classifier's keys.
 
-    Raises UserError, which names the file `where`, if transformers cannot build it.
+    Raises UserError, naming the file `where`, if transformers cannot build it.
     """
     import torch
     from transformers import AutoModelForSeq2SeqLM
@@ -99,7 +103,7 @@ def build_on_meta(config: dict[str, Any], where: Path) -> Any:
         )
     try:
         factory = CONFIG_MAPPING[family]
-        # As from_pretrained reads a file, in which an infinite number is {"__float__": "Infinity"}.
+        # As from_pretrained: in a file, infinity is {"__float__": "Infinity"}.
         settings = factory.from_dict(factory._decode_special_floats(config))
         check_complete(settings, config, where)
         auto: Any = AutoModelForSeq2SeqLM if settings.is_encoder_decoder else auto_class(settings, where)
@@ -107,22 +111,21 @@ def build_on_meta(config: dict[str, Any], where: Path) -> Any:
             return auto.from_config(settings, trust_remote_code=False)
     except UserError:
         raise
-    # Config and model classes raise different errors for what they cannot build: KeyError, TypeError, RuntimeError, ...
-    except Exception as error:
-        # huggingface_hub's StrictDataclassFieldValidationError has a message of several lines.
-        why = " ".join(str(error).split())
+    except Exception as error:  # config and model classes raise errors of many types, some of several lines
         raise UserError(
-            f"{where}: a {family} cannot be built from it ({why:.240}); correct the value or fetch it again"
+            f"{where}: a {family} cannot be built from it ({reason(error)}); correct the value or fetch it again"
         ) from None
 
 
 @dataclass(frozen=True)
 class _Owner:
-    """A module of the built model: the layer number in its path, -1 without, and the module with {} in its place."""
+    """A module of the built model."""
 
     stack: str
     index: int
+    """Number of its layer; -1 outside the layers."""
     module: Module
+    """Its path has {} for the layer's number."""
 
 
 def _owners(model: Any) -> Iterator[_Owner]:
@@ -148,7 +151,7 @@ def _owners(model: Any) -> Iterator[_Owner]:
 
 
 def _kind(module: Any, head: Any) -> tuple[str, int, int]:
-    """Return the kind of a module and, for a linear module, its inputs and outputs."""
+    """Return the kind of a module, and a linear module's inputs and outputs."""
     from torch import nn
     from transformers.pytorch_utils import Conv1D
 
@@ -163,7 +166,7 @@ def _kind(module: Any, head: Any) -> tuple[str, int, int]:
 
 
 def _merge_layers(owners: list[_Owner]) -> tuple[Module, ...]:
-    """Return the modules, each once, with the numbers of the layers that have it if not all have it."""
+    """Return each module once, with the numbers of its layers unless all have it."""
     sizes: dict[str, set[int]] = defaultdict(set)
     result: dict[Module, list[int]] = defaultdict(list)
     for owner in owners:
@@ -180,7 +183,7 @@ def _merge_layers(owners: list[_Owner]) -> tuple[Module, ...]:
 
 
 def _layer_norms(modules: tuple[Module, ...], hidden: int) -> int:
-    """Return the number of norms over the hidden width in a decoder layer, without those of queries and keys."""
+    """Return how many norms over the hidden width a decoder layer has, without those of queries and keys."""
     stacks: dict[str, int] = defaultdict(int)
     for module in modules:
         if module.kind == "norm" and "{}" in module.path and module.weights[0][1] == (hidden,):
@@ -197,8 +200,8 @@ def _norm_of(model: Any) -> str:
 
 
 def _latent(text: Any, names: set[str], where: Path) -> tuple[int, int, int] | None:
-    """Return the widths of a head in multi-head latent attention, None if a model of modules with these names has
-    another. Raises UserError if it is none that can be traced (layer.py)."""
+    """Return the widths of a head in multi-head latent attention, None for other attention. `names` are those of all
+    modules. Raises UserError if the attention cannot be traced (memory/layer.py)."""
     plain, rotary, value = (attribute(text, name) for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
     if not (plain and rotary and value):
         return None
@@ -211,6 +214,109 @@ def _latent(text: Any, names: set[str], where: Path) -> tuple[int, int, int] | N
     return plain, rotary, value
 
 
-def _partial_rotary(text: Any) -> float:
-    parameters = getattr(text, "rope_parameters", None) or {}
-    return parameters.get("partial_rotary_factor") or attribute(text, "partial_rotary_factor") or 1.0
+MOST_MODULES = 40_000
+"""Most modules that are built. The largest published models have some thousands; more take over ten seconds."""
+SIZES = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"),
+    *("ffn_dim", "d_ff", "encoder_layers", "decoder_layers", "encoder_ffn_dim", "decoder_ffn_dim"),
+    *("moe_intermediate_size", "num_experts", "num_local_experts", "n_routed_experts"),
+)
+"""Keys that size a model, by transformers' names (attribute_map has each architecture's own). save_pretrained always
+writes them, except for parts of a composite model."""
+NEVER_ZERO = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
+IGNORED = ("num_labels", "id2label", "label2id")
+"""A classifier's keys, which may create a table of any length."""
+
+
+def check_sizes(config: dict[str, Any], where: Path) -> None:
+    """Raise UserError for a size of 0, or, at any depth of the file, one with which building would take minutes."""
+    for key in NEVER_ZERO:
+        if isinstance(config.get(key, 1), int) and config.get(key, 1) < 1:
+            raise UserError(f"{where}: {key} is {shown(config[key])}; write a whole number of at least 1")
+    waiting: list[Any] = [config]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, list):
+            waiting += value
+        elif isinstance(value, dict):
+            waiting += value.values()
+            for key, size in value.items():
+                if key in (*SIZES, *LAYERS) and isinstance(size, int) and size > (most := most_of(key)):
+                    raise UserError(f"{where}: {key} is {shown(size)}; write a whole number of at most {most:,}")
+
+
+def check_complete(settings: Any, config: dict[str, Any], where: Path) -> None:
+    """Raise UserError if the file lacks a size, for which the architecture's class would use a default.
+
+    A part of a composite model may lack sizes, since save_pretrained writes only differences from the defaults; those
+    are logged.
+    """
+    text = settings.get_text_config(decoder=True)
+    part = next((name for name in settings.sub_configs if getattr(settings, name, None) is text), None)
+    own = config.get(part) if part else None
+    missing = _default_sizes(text, own if isinstance(own, dict) else config)
+    if missing and isinstance(own, dict):
+        taken = ", ".join(f"{name} {value}" for name, value in missing.items())
+        LOGGER.info("%s: %s lacks sizes, for which transformers' defaults are taken: %s", where, part, taken)
+    elif missing:
+        raise UserError(
+            f"{where}: has no {next(iter(missing))}, which the architecture {config['model_type']} needs; "
+            "fetch the model again"
+        )
+
+
+def attribute(text: Any, name: str) -> Any:
+    """Return an attribute of a config, the largest value if layers differ, None if there is none."""
+    try:
+        return getattr(text, name, None)
+    except RuntimeError:  # transformers/integrations/heterogeneity: AmbiguousGlobalPerLayerAttributeError
+        values = (getattr(layer, name, None) for layer in text.per_layer_config)
+        return max((value for value in values if value is not None), default=None)
+
+
+def _aliases(text: Any, name: str) -> set[str]:
+    """Return the names that a config class accepts for one of its fields."""
+    pairs = text.attribute_map.items()
+    return {name} | {usual for usual, own in pairs if own == name} | {own for usual, own in pairs if usual == name}
+
+
+def _default_sizes(text: Any, own: dict[str, Any]) -> dict[str, int]:
+    """Return the sizes that a file lacks, each with the default of its config class."""
+    return {
+        field.name: field.default
+        for field in (fields(text) if is_dataclass(text) else ())
+        if isinstance(field.default, int)
+        and not isinstance(field.default, bool)
+        and (names := _aliases(text, field.name)) & set(SIZES)
+        and not names & own.keys()
+        # Some classes read older names of a key.
+        and attribute(text, field.name) == field.default
+    }
+
+
+@contextmanager
+def limited_modules(where: Path) -> Iterator[None]:
+    """Raise UserError if more than MOST_MODULES are built."""
+    from torch.nn.modules.module import register_module_module_registration_hook
+
+    built = 0
+
+    def count(*_: Any) -> None:
+        nonlocal built
+        built += 1
+        if built > MOST_MODULES:
+            raise UserError(f"{where}: describes a model of more than {MOST_MODULES:,} modules; correct its sizes")
+
+    handle = register_module_module_registration_hook(count)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def check_countable(text: Any, where: Path) -> None:
+    """Raise UserError for a size that is not a positive integer."""
+    for name in NEVER_ZERO:
+        value = attribute(text, name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise UserError(f"{where}: {name} is {shown(value)}; write a whole number of at least 1")

@@ -1,6 +1,6 @@
-"""The operations of a transformer on the memory tracer: what each allocates, and saves for the backward pass.
+"""A transformer's operations on the memory tracer: what each allocates and saves for the backward pass.
 
-Source: torch's tools/autograd/derivatives.yaml. Widths are bytes of an element, counts are elements.
+Source: torch's tools/autograd/derivatives.yaml. Widths are bytes per element, counts are elements.
 """
 
 from collections.abc import Callable
@@ -23,12 +23,12 @@ class Operations:
         return result
 
     def of(self, weight: Parameter) -> Value:
-        """A value that stands for a trained weight, without bytes of its own; or the copy that is computed with, made
-        at each use, whose gradient is cast to the weight's width (train/engines/ddp.py, _Cast)."""
+        """A trained weight, without bytes of its own, or a copy in the compute width, made at each use, whose gradient
+        is cast back (train/engines/ddp.py, _Cast)."""
         return self.cast(Value(self.tracer.nothing, weight.count, weight.width, weight), weight.computed)
 
     def view(self, value: Value, count: float | None = None) -> Value:
-        """Another shape, or a part, of the same storage."""
+        """A view with another shape, or of a part."""
         result = Value(value.storage, value.count if count is None else count, value.width, None)
         result.source = self.tracer.node([value], [], lambda gradient: [gradient])
         return result
@@ -36,7 +36,7 @@ class Operations:
     def linear(
         self, value: Value, inputs: float, outputs: float, weight: Parameter | None = None, saves: bool = False
     ) -> Value:
-        """Return x·Wᵀ; the input is saved if the weight is trained, or if `saves`, and the weight for the input's
+        """x·Wᵀ: saves the input if the weight is trained or `saves` is set, and a trained weight for the input's
         gradient."""
         new, count, width = self.tracer.new, value.count, value.width
         needed = value.needs_gradient
@@ -70,30 +70,21 @@ class Operations:
         return result
 
     def cast(self, value: Value, width: float) -> Value:
-        """The same value in another width; itself if it has that width."""
+        """A copy in another width; the value itself if it has that width."""
         if value.width == width:
             return value
         new, count, before = self.tracer.new, value.count, value.width
         return self._result(count, width, [value], [], lambda gradient: [new(count, before)])
 
     def add(self, first: Value, second: Value) -> Value:
-        """A sum; both inputs get the gradient of the result itself."""
+        """A sum; its gradient is passed on to both inputs."""
         return self._result(
             first.count, max(first.width, second.width), [first, second], [], lambda gradient: [gradient, gradient]
         )
 
     def mul(self, first: Value, second: Value) -> Value:
-        """A product; saves each factor whose counterpart needs a gradient."""
-        new = self.tracer.new
-        saved = [other for one, other in ((first, second), (second, first)) if one.needs_gradient]
-        shapes = [(one.count, one.width, one.needs_gradient) for one in (first, second)]
-        return self._result(
-            max(first.count, second.count),
-            max(first.width, second.width),
-            [first, second],
-            saved,
-            lambda gradient: [new(count, width) if needed else None for count, width, needed in shapes],
-        )
+        """An elementwise product; saves each factor whose counterpart needs a gradient."""
+        return self._product(first, second, max(first.count, second.count), max(first.width, second.width))
 
     def cat(self, first: Value, second: Value) -> Value:
         """Two values side by side; their gradients are views."""
@@ -105,18 +96,18 @@ class Operations:
         return self._result(sum(counts), first.width, [first, second], [], backward)
 
     def slice(self, value: Value, share: float) -> Value:
-        """A part of a value; its gradient is as large as the whole."""
+        """A view of a part; its gradient is as large as the whole."""
         new, count, width = self.tracer.new, value.count, value.width
         result = Value(value.storage, count * share, width, None)
         result.source = self.tracer.node([value], [], lambda gradient: [new(count, width)])
         return result
 
     def split(self, value: Value, share: float) -> tuple[Value, Value]:
-        """Two parts of a value, `share` of it and the rest; their gradients are joined."""
+        """Views of two parts, `share` of a value and the rest; their gradients are concatenated."""
         whole, total, width = self.view(value), value.count, value.width
 
         def backward(gradient: Value) -> list[Value]:
-            # The tracer adds two values into a new one: of this size, it is what joining them allocates.
+            # The tracer adds both parts' gradients into a new value, of the size that concatenation allocates.
             return [Value(gradient.storage, total, width, None)]
 
         parts = Value(value.storage, total * share, width, None), Value(value.storage, total * (1 - share), width, None)
@@ -125,20 +116,23 @@ class Operations:
         return parts
 
     def matmul(self, first: Value, second: Value, count: float) -> Value:
-        """A product of two values, both saved, with `count` elements."""
+        """A matrix product of `count` elements; saves each factor whose counterpart needs a gradient."""
+        return self._product(first, second, count, first.width)
+
+    def _product(self, first: Value, second: Value, count: float, width: float) -> Value:
         new = self.tracer.new
         saved = [other for one, other in ((first, second), (second, first)) if one.needs_gradient]
         shapes = [(one.count, one.width, one.needs_gradient) for one in (first, second)]
         return self._result(
             count,
-            first.width,
+            width,
             [first, second],
             saved,
             lambda gradient: [new(size, width) if needed else None for size, width, needed in shapes],
         )
 
     def repeat(self, value: Value, times: float) -> Value:
-        """Each head `times` over; the gradient is summed."""
+        """Each head repeated `times`; the gradients are summed."""
         if times == 1:
             return value
         new, count, width = self.tracer.new, value.count, value.width

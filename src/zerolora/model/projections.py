@@ -1,4 +1,4 @@
-"""The linear modules of a layer on the memory tracer. What a method adds to them is in methods/."""
+"""A layer's linear modules on the memory tracer. Methods add their adapters (methods/)."""
 
 import functools
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from zerolora.model.spec import ModelSpec, Module
 from zerolora.model.tracer import MemoryTracer, Parameter, Value
 from zerolora.types import Attention, Loss
 
-# The role of a linear module in a layer, by the end of its path.
+# The roles of linear modules in a layer, by the ends of their paths.
 ROLES = {
     "q": (".q_proj", "SelfAttention.q"),
     "k": (".k_proj", "SelfAttention.k"),
@@ -34,46 +34,46 @@ class ForwardSpec:
 
     rows: int
     length: int
-    """Tokens of each row that the rank holds, padding counted."""
+    """Tokens of each row on the rank, padding included."""
     width: int
-    """Bytes of an activation, and of a weight that is not quantized."""
+    """Bytes of an activation, and of an unquantized weight."""
     attention: Attention
     masked: bool
-    """Whether attention gets a mask, as it does for packed and for padded rows; flash never needs one."""
+    """Whether attention gets a mask, for packed or padded rows; flash never needs one."""
     checkpointing: bool
     loss: Loss
-    """full: transformers' own, whose outputs are held until the end of the step. supervised: logits of the last
-    `logits` positions only. fused: a chunk of tokens at a time (Liger, arXiv 2410.10989)."""
+    """full: transformers' loss, whose outputs live until the end of the step. supervised: logits of the last `logits`
+    positions only. fused: a chunk of tokens at a time (Liger, arXiv 2410.10989)."""
     logits: int
-    """Positions of a row that get logits."""
+    """Positions of a row with logits."""
     saves_inputs: bool = False
     """Whether frozen linear modules save their input, as DeepSpeed's do under stage 3
     (deepspeed/runtime/zero/linear.py)."""
     exchanges: bool = False
     """Whether ranks that share rows exchange heads and tokens around attention (train/sequence_parallel.py)."""
     on_cpu: bool = False
-    """Whether the CPU's kernels compute it, not CUDA's."""
+    """Whether the kernels are the CPU's instead of CUDA's."""
     weight_width: int = 0
-    """Bytes of an element that quantized modules compute with; 0 = `width`."""
+    """Bytes of an element in which quantized modules compute; 0 = `width`."""
     half: bool = False
-    """Whether activations are in fp16, for which CUDA's softmax has a kernel of its own."""
+    """Whether activations are fp16, which CUDA's softmax reads without a copy."""
     offloads: bool = False
-    """Whether the inputs of checkpointed layers are moved to the host (train/activation_offload.py)."""
+    """Whether the inputs of checkpointed layers move to the host (train/activation_offload.py)."""
 
 
 class TracedMethod(Protocol):
-    """What the trace of a layer needs of a training method."""
+    """The part of methods.method.Method that traces a layer."""
 
     @property
     def trains_base(self) -> bool:
-        """Whether the base model's own weights are trained."""
+        """Whether the base model's weights are trained."""
 
     @property
     def rows(self) -> int:
-        """Rows of the embedding, and of a head of its own, that are trained though the whole is not."""
+        """Trained rows of an otherwise frozen embedding, and of an untied head."""
 
     def project(self, layer: "Projections", module: Module, role: str, value: Value) -> Value:
-        """Trace a linear module with what the method adds to it; `role` is q, k, v, o, gate, up or down."""
+        """Trace a linear module with the method's adapter; `role` is a key of ROLES."""
 
 
 @dataclass(frozen=True)
@@ -85,22 +85,22 @@ class Trained:
     ranks: tuple[tuple[str, int], ...]
     """Path and r of each adapted linear module."""
     width: int
-    """Bytes of a weight that the method adds, as it is computed with."""
+    """Bytes of an added weight in computation."""
     share: float
-    """The share of each gradient that a rank keeps until the optimizer step."""
+    """Share of each gradient that a rank keeps until the optimizer step."""
     bucket: float = 0.0
-    """Bytes of the buckets that the engine allocates with the first gradient."""
+    """Bytes of the engine's gradient buckets, allocated with the first gradient."""
     kept: int = 0
-    """Bytes of a trained weight and of its gradient, if copies in another width are computed with; 0 if none are."""
+    """Bytes of a trained weight and of its gradient where computation uses copies in another width; otherwise 0."""
 
     @property
     def trains_base(self) -> bool:
-        """Whether the base model's own weights are trained."""
+        """Whether the base model's weights are trained."""
         return self.method is not None and self.method.trains_base
 
     @property
     def rows(self) -> int:
-        """Rows of the embedding that are trained."""
+        """Trained rows of the embedding."""
         return 0 if self.method is None else self.method.rows
 
 
@@ -111,10 +111,10 @@ class ExpertLayer:
     experts: Module
     router: Module | None
     shared: bool
-    """An MLP beside the experts sees every token; its modules have the roles gate, up and down."""
+    """Whether an MLP beside the experts computes every token; its modules have the roles gate, up and down."""
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a parameter of the experts; empty if there is none of this name."""
+        """The shape of a parameter of the experts; empty if it does not exist."""
         return dict(self.experts.weights).get(name, ())
 
 
@@ -130,11 +130,11 @@ class LayerKind:
 
 
 NOTHING = Trained(None, (), 0, 0.0)
-"""Nothing is trained, as in evaluation of the base model."""
+"""For evaluation of the base model."""
 
 
 class Projections(Operations):
-    """The linear modules of a layer, for one model, micro-batch and method."""
+    """A layer's linear modules, for one model, micro-batch and method."""
 
     def __init__(self, model: ModelSpec, step: ForwardSpec, trained: Trained) -> None:
         super().__init__(MemoryTracer(trained.bucket))
@@ -147,36 +147,36 @@ class Projections(Operations):
         self.at = ""
 
     def reach(self, path: str) -> None:
-        """Note the most bytes live since the module before was reached, under its path."""
+        """Begin a module, and record the peak bytes since the module before, under that one's path."""
         self.reached_modules[self.at] = self.tracer.most_since()
         self.at = path
 
     def become(self, kind: int) -> None:
-        """Trace a layer of this kind from now on."""
+        """Trace layers of this kind from now on."""
         self.roles, self.mixture = self.kinds[kind].roles, self.kinds[kind].mixture
 
     def projection(self, role: str, value: Value) -> Value:
-        """A linear module of the layer, with what the method adds to it."""
+        """A linear module of the layer with the method's adapter."""
         module, method = self.roles[role], self.trained.method
         self.reach(module.path)
         return method.project(self, module, role, value) if method else self.frozen(value, module)
 
     def frozen(self, value: Value, module: Module) -> Value:
         """A frozen linear module."""
-        # GPT-2's Conv1D is not a torch.nn.functional.linear, which is what DeepSpeed replaces.
+        # DeepSpeed replaces torch.nn.functional.linear, which GPT-2's Conv1D does not call.
         saves = self.step.saves_inputs and module.kind == "linear"
         return self.linear(value, module.inputs, module.outputs, saves=saves)
 
     def broadcast(self, vector: Value, like: Value) -> Value:
-        """A trained vector that is broadcast: it takes no bytes, but its product has the wider of both dtypes."""
+        """A broadcast trained vector: without bytes, but its product has the wider of both dtypes."""
         return Value(vector.storage, 1, max(self.trained.width, like.width), vector.source)
 
     def adapter_weight(self, count: float) -> Parameter:
-        """A trained weight that the method adds."""
+        """A trained weight of the adapter."""
         return self._trained(count, self.trained.width)
 
     def trained_weight(self, count: float) -> Parameter:
-        """A weight of the base model, all of which is trained."""
+        """A trained weight of the base model."""
         return self._trained(count, self.step.width)
 
     def _trained(self, count: float, width: int) -> Parameter:
@@ -185,7 +185,7 @@ class Projections(Operations):
 
 @functools.lru_cache(maxsize=64)
 def layer_kinds(model: ModelSpec) -> tuple[LayerKind, ...]:
-    """Return the kinds of layers of a model, in the order of their first layers."""
+    """Return a model's kinds of layers, ordered by their first layer."""
     beside = {module for modules, _ in model.layer_kinds for module in modules}
     attention = [module for module in model.in_layers if module not in beside]
     kinds = []
@@ -197,7 +197,7 @@ def layer_kinds(model: ModelSpec) -> tuple[LayerKind, ...]:
 
 
 def _mixture(model: ModelSpec, modules: tuple[Module, ...], shared: bool) -> ExpertLayer | None:
-    """Return the experts of a layer with these modules, None if it has none."""
+    """Return the experts of a layer with these modules; None for a layer with an MLP."""
     experts = next((module for module in modules if module.kind == "experts"), None)
     if not model.experts or (experts is None and any(module.kind == "experts" for module in model.modules)):
         return None
@@ -210,7 +210,7 @@ def _mixture(model: ModelSpec, modules: tuple[Module, ...], shared: bool) -> Exp
 
 
 def typical(model: ModelSpec) -> dict[str, Module]:
-    """Return the projections of a layer from the model's sizes alone, for models with other module names."""
+    """Return a layer's projections from the model's sizes alone, for models with other module names."""
     queries, keys = model.heads * model.head_dim, model.key_heads * model.head_dim
     sizes = {
         "q": (model.hidden, queries),

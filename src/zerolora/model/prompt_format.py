@@ -1,7 +1,5 @@
-"""Lets what was trained be asked, and stop, as in training: chat template, stop tokens, padding token, added tokens.
-
-A merged model and an adapter directory carry them (`write_prompt_format`), and whoever generates with them needs
-nothing else (`stop_tokens`, `padding`). The prepared data is not read for it.
+"""The prompt format of training in the files of a merged model or an adapter: chat template, stop tokens, padding
+token, added tokens. Generation needs no other file.
 """
 
 import shutil
@@ -21,11 +19,10 @@ from zerolora.model.foreign import GENERATION, TOKENIZER, TOKENIZER_CONFIG
 
 
 def write_prompt_format(data: Path, model: Path, base: Path | None = None) -> None:
-    """Write the chat template of prepared `data` into the directory `model`, its stop tokens and its padding token into
-    generation_config.json, and the padding token into the tokenizer's config there if that names none.
+    """Write the chat template of prepared `data` into the directory `model`, the stop tokens and the padding token into
+    its generation_config.json, and the padding token into its tokenizer_config.json if that has none.
 
-    `base` is the base model, for an adapter directory; by default `model` itself has its files. No file is written
-    again that says the same already.
+    `base` is the base model of an adapter directory; by default `model` has its files. Unchanged files are not written.
     """
     prepared = foreign.manifest(data / MANIFEST, "zerolora prepare", "files", "chat_template", "stop_tokens")
     source = model if base is None else base
@@ -34,36 +31,33 @@ def write_prompt_format(data: Path, model: Path, base: Path | None = None) -> No
     generation, config = foreign.generation_config(source), foreign.model_config(source)
     ends = _listed(generation.get("eos_token_id", config.get("eos_token_id")))
     pad = prepared.get("pad_token")
-    named = [*prepared["stop_tokens"], pad]
-    # They are tokens of the tokenizer (data/special_tokens.py), or added to it.
-    numbers = _numbers(model if (model / TOKENIZER).is_file() else source, named)
-    taught = sorted(numbers[token] for token in prepared["stop_tokens"])
+    # Tokens of the tokenizer (data/special_tokens.py), or added to it.
+    numbers = _numbers(model if (model / TOKENIZER).is_file() else source, [*prepared["stop_tokens"], pad])
+    stops = sorted(numbers[token] for token in prepared["stop_tokens"])
     wanted = dict(generation)
-    if not set(taught) <= set(ends):
-        wanted["eos_token_id"] = [*ends, *(number for number in taught if number not in ends)]
+    if not set(stops) <= set(ends):
+        wanted["eos_token_id"] = [*ends, *(number for number in stops if number not in ends)]
     elif base is not None and ends:
         wanted["eos_token_id"] = ends
     if pad is not None and generation.get("pad_token_id") != numbers[pad]:
         wanted["pad_token_id"] = numbers[pad]
     if wanted != generation or base is not None:
         write_json(model / GENERATION, wanted)
-    settings_file = model / TOKENIZER_CONFIG
-    if pad is not None and settings_file.is_file():
+    if pad is not None and (model / TOKENIZER_CONFIG).is_file():
         settings = foreign.tokenizer_config(model)
         if settings.get("pad_token") is None:
-            write_json(settings_file, settings | {"pad_token": pad})
+            write_json(model / TOKENIZER_CONFIG, settings | {"pad_token": pad})
 
 
 def write_adapter_format(data: Path, base: Path, adapter: Path, tokens: Iterable[AddedToken]) -> None:
-    """Write into an adapter directory what its model is asked with: the tokenizer if tokens were added to it, chat
-    template, stop tokens and padding token.
+    """Write the prompt format into an adapter directory, and the tokenizer if tokens were added to it.
 
-    Raises UserError if a token would get another number than it was trained with.
+    Raises UserError if a token would get another id than in training.
     """
     if tokens := list(tokens):
-        for path in sorted(base.iterdir()):
-            if path.name in (TOKENIZER, TOKENIZER_CONFIG, "special_tokens_map.json"):
-                shutil.copyfile(path, adapter / path.name)
+        for name in (TOKENIZER, TOKENIZER_CONFIG, "special_tokens_map.json"):
+            if (base / name).exists():
+                shutil.copyfile(base / name, adapter / name)
         add_to_tokenizer(adapter, tokens)
     write_prompt_format(data, adapter, base)
 
@@ -71,12 +65,10 @@ def write_adapter_format(data: Path, base: Path, adapter: Path, tokens: Iterable
 def add_to_tokenizer(model: Path, tokens: Iterable[AddedToken]) -> None:
     """Add tokens to the tokenizer of directory `model`.
 
-    The files are edited, not rewritten by transformers, whose save_pretrained leaves out keys such as add_bos_token.
-    Raises UserError if a token would get another number than it was trained with.
+    The files are edited, since transformers' save_pretrained omits keys such as add_bos_token. Raises UserError if a
+    token would get another id than in training.
     """
-    path = model / TOKENIZER
-    tokenizer = vocabulary(model)
-    settings = foreign.tokenizer_config(model)
+    path, tokenizer, settings = model / TOKENIZER, vocabulary(model), foreign.tokenizer_config(model)
     known = tokenizer.get_vocab()
     for each in tokens:
         token = Token(each.token, special=each.special, normalized=False)
@@ -98,9 +90,9 @@ def add_to_tokenizer(model: Path, tokens: Iterable[AddedToken]) -> None:
 
 
 def write_tokens(model: Path, tokens: Iterable[AddedToken], rows: int) -> None:
-    """Add tokens to the tokenizer of directory `model`, and write that its embedding has so many rows.
+    """Add tokens to the tokenizer of directory `model`, and set its config's vocab_size to `rows`.
 
-    Raises UserError if a token would get another number than it was trained with.
+    Raises UserError if a token would get another id than in training.
     """
     add_to_tokenizer(model, tokens)
     config = foreign.model_config(model)
@@ -111,8 +103,8 @@ def write_tokens(model: Path, tokens: Iterable[AddedToken], rows: int) -> None:
 
 
 def stop_tokens(directory: Path, model: Any) -> set[int]:
-    """Return the numbers of the tokens that end an answer, by the generation_config.json of a model's or an adapter's
-    directory; without one, those that transformers takes for `model`."""
+    """Return the ids of the tokens that end an answer, from generation_config.json; without one, transformers' ids for
+    `model`."""
     path = directory / GENERATION
     if not path.is_file():
         return set(_listed(model.generation_config.eos_token_id))
@@ -120,8 +112,8 @@ def stop_tokens(directory: Path, model: Any) -> set[int]:
 
 
 def padding(directory: Path, tokenizer: Any, stops: set[int]) -> int:
-    """Return the number of the token that fills batches: that of generation_config.json in the directory of a model or
-    an adapter, else the tokenizer's, else a stop token; padding is masked, so that any token does."""
+    """Return the id of the padding token: that of generation_config.json, else the tokenizer's, else a stop token.
+    Padding is masked, so any token serves."""
     named = foreign.generation_config(directory).get("pad_token_id")
     return int(next(number for number in (named, tokenizer.pad_token_id, *sorted(stops), 0) if number is not None))
 
@@ -134,12 +126,12 @@ def _numbers(directory: Path, tokens: Iterable[str | None]) -> dict[str, int]:
     wanted = [token for token in tokens if token is not None]
     if not wanted:
         return {}
-    # transformers reads the vocabularies of older tokenizers.
+    # Older tokenizers have no tokenizer.json; transformers reads them.
     known = vocabulary(directory).get_vocab() if (directory / TOKENIZER).is_file() else tokenizer_of(directory).vocab
     return {token: known[token] for token in wanted}
 
 
 def vocabulary(directory: Path) -> Tokenizer:
-    """Return the tokenizer of a directory's tokenizer.json. Raises UserError if it is none."""
+    """Return the tokenizer of a directory's tokenizer.json. Raises UserError if it cannot be read."""
     with foreign.tokenizer_errors(directory):
         return Tokenizer.from_file(str(directory / TOKENIZER))

@@ -1,7 +1,7 @@
 """Reads a model's spec from its config.json.
 
-The families in model/families/ are counted from the file, without torch. Any other architecture is built by
-transformers on the meta device, which takes no memory but some seconds, and counted there.
+The families in model/families/ are counted without torch. Any other architecture is built by transformers on the meta
+device, which takes some seconds and no memory.
 """
 
 from dataclasses import replace
@@ -24,21 +24,21 @@ TRAITS = {
     "inner": "width of the MLP",
     "vocabulary": "vocabulary size",
 }
-"""Sizes that the trace of a layer needs, which the meta device does not show for every architecture."""
+"""Sizes for the trace of a layer, which the meta device does not have for every architecture."""
 
 
 def read_model_spec(path: Path) -> ModelSpec:
     """Return the spec of the model in directory `path`, or of a config.json under any name that ends in .json.
 
-    Raises UserError if the file is missing, broken or incomplete, or of a model that cannot be computed.
+    Raises UserError if the file is missing, broken or incomplete, or if the model's memory cannot be traced.
     """
     where = _config_file(path)
-    spec = from_config(_read(where), where)
-    for name in ("layers", "hidden", "heads", "key_heads", "head_dim", "inner", "vocabulary"):
+    spec = from_config(config_file(where, "fetch the model again, or write the path of its config.json"), where)
+    for name, trait in TRAITS.items():
         value = getattr(spec, name)
         if not isinstance(value, int) or value < 1:
             raise UserError(
-                f"{where}: {shown(value)} is not a {TRAITS[name]} that the memory of a {spec.family} can be traced "
+                f"{where}: {shown(value)} is not a {trait} that the memory of a {spec.family} can be traced "
                 "with; estimate a model of another architecture"
             )
     if spec.experts and not spec.experts_per_token:
@@ -55,7 +55,7 @@ def read_model_spec(path: Path) -> ModelSpec:
 
 
 def _config_file(path: Path) -> Path:
-    """Return the path of the config.json that a user means. Raises UserError if it is not a file that can be one."""
+    """Return the path of the config.json of a directory or file. Raises UserError if it is missing or no .json file."""
     where = path / "config.json" if path.is_dir() else path
     remedy = "write the path of a model's directory or of its config.json"
     if where.is_dir():
@@ -65,25 +65,19 @@ def _config_file(path: Path) -> Path:
             raise UserError(f"{where}: is not a config.json; {remedy}")
         where /= "config.json"
     if not where.is_file():
-        # A path through a file is not an error of the system's that a user should see.
         raise UserError(f"{where}: there is no such file; `zerolora fetch` writes it, or {remedy}")
     return where
 
 
-def _read(where: Path) -> Any:
-    """Return the JSON value of a config.json."""
-    return config_file(where, "fetch the model again, or write the path of its config.json")
-
-
 def from_config(config: Any, where: Path) -> ModelSpec:
-    """Return the spec of a config.json's content; `where` names the file in messages."""
+    """Return the spec of the content of the config.json `where`."""
     if not isinstance(config, dict):
         raise UserError(f"{where}: holds {shown(config)}; write a JSON object, as a model's config.json is")
     family = config.get("model_type")
     if not isinstance(family, str):
         seen = f"model_type is {shown(family)}" if "model_type" in config else "has no model_type"
         raise UserError(f"{where}: {seen}; write the architecture's name, such as llama, or fetch the model again")
-    # No family's function counts the cross-attention that some classes add on request.
+    # families/ does not count the optional cross-attention of some classes.
     if family not in FAMILIES or config.get("add_cross_attention"):
         spec = count_on_meta_device(config, where)
     else:

@@ -10,30 +10,30 @@ from typing import Any
 from zerolora.types import Attention
 
 ParameterShapes = tuple[tuple[str, tuple[int, ...]], ...]
-"""Name and shape of each parameter that a module owns itself, not through a submodule."""
+"""Name and shape of each parameter of a module, without those of submodules."""
 
 
 @dataclass(frozen=True)
 class Module:
-    """A module that owns parameters, either once in the model or once in each layer."""
+    """A module with parameters, once in the model or once in each layer."""
 
     path: str
     """As in named_modules(), with {} for the layer's number: model.layers.{}.self_attn.q_proj."""
     kind: str
-    """linear, conv1d, embedding, head, norm, experts, router, other, or outside: of a part beside the language model,
-    such as a vision tower, which is never trained."""
+    """linear, conv1d, embedding, head, norm, experts, router, other, or outside: in a part beside the language model,
+    such as a vision tower, that is never trained."""
     weights: ParameterShapes
     """Empty for a head that shares the embedding's weight."""
     count: int = 1
-    """1, or the number of layers that have it."""
+    """1, or the number of its layers."""
     inputs: int = 0
-    """Of a linear, conv1d or head, also of one outside."""
+    """Of a linear, conv1d or head, also outside."""
     outputs: int = 0
     layers: tuple[int, ...] = ()
-    """Numbers of these layers, if they are not the first ones."""
+    """Numbers of its layers, if they are not the first ones."""
     quantizable: bool = True
-    """Of a linear or conv1d: whether transformers quantizes it with bitsandbytes. It leaves subclasses of nn.Linear, as
-    some routers are, and modules that a class keeps in fp32 (compat/transformers_patches.py, quantizable_paths)."""
+    """Whether transformers quantizes a linear or conv1d with bitsandbytes. It skips subclasses of nn.Linear, such as
+    some routers, and modules that a class keeps in fp32 (compat/transformers_patches.py, quantizable_paths)."""
 
     @property
     def name(self) -> str:
@@ -42,12 +42,12 @@ class Module:
 
     @property
     def numbers(self) -> Sequence[int]:
-        """Numbers of the layers that have it."""
+        """Numbers of its layers."""
         return self.layers or range(self.count)
 
     @property
     def stack(self) -> str:
-        """The path of the list of layers it is in, empty if it is in none: model.layers."""
+        """The path of its list of layers, as in model.layers; empty outside of layers."""
         return self.path.partition(".{}")[0] if "{}" in self.path else ""
 
     @cached_property
@@ -63,7 +63,7 @@ class ModelSpec:
     family: str
     """model_type."""
     modules: tuple[Module, ...]
-    """In the order of named_modules(). Modules without a weight of their own are left out, except for a tied head."""
+    """In the order of named_modules(), without modules that have no weight, except for a tied head."""
     layers: int
     """Of the decoder, in an encoder-decoder."""
     hidden: int
@@ -95,23 +95,23 @@ class ModelSpec:
     scaled_embedding: bool = False
     """Embeddings are multiplied by a constant."""
     softmax_in_fp32: bool = True
-    """Of eager attention."""
+    """In eager attention."""
     experts: int = 0
     experts_per_token: int = 0
     latent: tuple[int, int, int] | None = None
     """Widths of a head in multi-head latent attention: without rotary embedding, with it, and of a value."""
     fused_attention: bool = True
-    """torch's fused kernels can compute it. They take as many heads of keys as of queries, or repeat those of keys if
-    asked to; of fewer they have no kernel (aten/src/ATen/native/transformers/sdp_utils_cpp.h)."""
+    """torch's fused kernels can compute it: they need as many heads of keys as of queries, or enable_gqa
+    (aten/src/ATen/native/transformers/sdp_utils_cpp.h)."""
     sinks: bool = False
-    """Attention has a trained logit for each head besides those of the keys."""
+    """Attention has a trained logit for each head beside those of the keys."""
     attentions: tuple[Attention, ...] = ("flash", "sdpa", "eager")
-    """Implementations of attention that training has for it, the fastest first: `supported_attentions` of its class."""
+    """Implementations of attention for training, the fastest first (`supported_attentions`)."""
     encoder_layers: int = 0
     stored_as: str = ""
-    """How the published weights are quantized, as quantization_config's quant_method says; empty if they are not."""
+    """quant_method of the published weights' quantization_config; empty if they are not quantized."""
     counted: str = "config.json"
-    """"config.json" or "meta device": where the numbers come from."""
+    """Source of the numbers: "config.json" or "meta device"."""
 
     @cached_property
     def parameters(self) -> int:
@@ -120,7 +120,7 @@ class ModelSpec:
 
     @cached_property
     def active_parameters(self) -> int:
-        """Parameters that compute a token: all but the experts that it is not routed to."""
+        """Parameters that compute a token: all but the experts to which it is not routed."""
         experts = sum(
             module.parameters * module.count
             for module in self.modules
@@ -129,20 +129,20 @@ class ModelSpec:
         return self.parameters - (experts - experts * self.experts_per_token // self.experts if self.experts else 0)
 
     def __hash__(self) -> int:
-        # Caches are asked for one model tens of thousands of times, and all its modules take long to hash.
+        # A model is looked up in caches tens of thousands of times, and hashing all its modules takes long.
         return hash((self.family, self.layers, self.parameters))
 
     @cached_property
     def linears(self) -> tuple[Module, ...]:
         """The targets of peft's all-linear: every nn.Linear and Conv1D but the output head.
 
-        In some mixtures of experts, peft adapts the experts as well, and no other MLP: methods/experts.py.
+        In some mixtures of experts peft adapts the experts too, and no other MLP (methods/experts.py).
         """
         return tuple(module for module in self.modules if module.kind in ("linear", "conv1d"))
 
     @cached_property
     def in_layers(self) -> tuple[Module, ...]:
-        """The modules of the language model's layers, of the largest stack if there are several, as with an encoder."""
+        """The modules of the language model's layers; of the largest stack if there are several, as with an encoder."""
         sizes: dict[str, int] = defaultdict(int)
         for module in self.modules:
             if module.stack and module.kind != "outside":
@@ -152,7 +152,7 @@ class ModelSpec:
 
     @cached_property
     def layer_kinds(self) -> tuple[tuple[tuple[Module, ...], int], ...]:
-        """Modules beside attention, and how many layers have exactly these: one entry for each kind of layer."""
+        """Each kind of layer: its modules beside attention, and the number of layers with exactly these."""
         kinds: dict[tuple[Module, ...], int] = defaultdict(int)
         beside = [
             module
@@ -178,10 +178,10 @@ class ModelSpec:
 
 
 def supported_attentions(flash: bool, sdpa: bool, softcap: bool, sinks: bool) -> tuple[Attention, ...]:
-    """Return the implementations of attention that training has for a model, the fastest first.
+    """Return the implementations of attention for training a model, the fastest first.
 
-    `flash`: its class computes with the project's own (architecture.takes_own_attention). `sdpa`: with transformers',
-    as its _supports_sdpa says. No fused kernel caps scores or adds sinks to them.
+    `flash`: its class can compute with this project's (architecture.takes_own_attention); `sdpa`: with transformers'
+    (_supports_sdpa). No fused kernel caps scores or adds sinks to them.
     """
     if softcap or sinks:
         return ("eager",)
@@ -190,10 +190,8 @@ def supported_attentions(flash: bool, sdpa: bool, softcap: bool, sinks: bool) ->
 
 
 def with_rows(model: ModelSpec, rows: int) -> ModelSpec:
-    """Return a model with so many more rows of embedding and head, for added tokens.
-
-    As many as there are tokens, at most: some models have rows to spare.
-    """
+    """Return a model with `rows` more rows of embedding and head, for added tokens: an upper bound, since some models
+    have spare rows."""
     if not rows:
         return model
     many = model.vocabulary + rows
@@ -227,3 +225,16 @@ def from_json(value: dict[str, Any]) -> ModelSpec:
     )
     latent = tuple(value["latent"]) if value["latent"] else None
     return ModelSpec(**{**value, "modules": modules, "latent": latent, "attentions": tuple(value["attentions"])})
+
+
+LEAST_CHUNK = 256
+"""Minimum tokens of a chunk of logits: with fewer, reading the head's weight takes longer than the products."""
+EVALUATION_TOKENS = 2048
+"""Tokens of one forward pass of evaluation without generation, padding included."""
+
+
+def chunk_size(tokens: float, hidden: int, vocabulary: int) -> int:
+    """Return the tokens of a micro-batch whose logits are computed at once, at least LEAST_CHUNK: their logits are
+    about as large as the hidden states of all tokens (liger_kernel/ops/fused_linear_cross_entropy.py)."""
+    fair = max(1, math.ceil(tokens / math.ceil(vocabulary / hidden)))
+    return max(LEAST_CHUNK, int(2 ** math.ceil(math.log2(fair))))

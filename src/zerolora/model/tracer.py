@@ -1,7 +1,7 @@
-"""The memory tracer: autograd on tensors that have a size and a lifetime but no content.
+"""The memory tracer: autograd on tensors with a size and a lifetime but no content.
 
-Traced code is written like the model code, so that tensors have the same lifetime: until the last Python variable,
-saved tensor or gradient buffer that refers to them is gone. benchmarks/memory compares the result with real models.
+Traced code mirrors the model code, so that tensors have the same lifetime: until the last Python variable, saved tensor
+or gradient buffer that refers to them is gone. benchmarks/memory compares the result with real models.
 Sources: torch/csrc/autograd/engine.cpp (order, gradient buffers), tools/autograd/derivatives.yaml (saved tensors).
 """
 
@@ -10,12 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-SMALL = 32 * 2**20  # glibc maps larger blocks individually (mallopt(3), M_MMAP_THRESHOLD's maximum)
+SMALL = 32 * 2**20  # bytes from which glibc maps each block separately (mallopt(3), M_MMAP_THRESHOLD's maximum)
 BLOCK = 512  # bytes that CUDA's caching allocator rounds up to (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)
 
 
 class NothingTrained(Exception):
-    """A backward pass was asked for from a value that no trained parameter is part of."""
+    """The value of a backward pass depends on no trained parameter."""
 
 
 class MemoryTracer:
@@ -35,11 +35,11 @@ class MemoryTracer:
         self.nothing = _Storage(self, 0)
 
     def restart(self) -> None:
-        """Reset the peak to what is live now."""
+        """Reset the peak to the live bytes."""
         self.peak, self.at_peak = self.live, dict(self.kinds)
 
     def most_since(self) -> int:
-        """Return the most bytes that were live since the last call."""
+        """Return the peak of live bytes since the last call."""
         most, self.since = self.since, self.live
         return most
 
@@ -50,7 +50,7 @@ class MemoryTracer:
     def node(self, inputs: Sequence["Value"], saved: Sequence["Value"], backward: Callable[..., Any]) -> "Node | None":
         """Return a node of the graph, None if no input needs a gradient.
 
-        `backward(gradient, saved)` returns the gradients of the inputs, None where none is needed.
+        `backward(gradient)` returns the gradients of the inputs, None for an input without one.
         """
         if not self.recording or not any(value.needs_gradient for value in inputs):
             return None
@@ -58,7 +58,7 @@ class MemoryTracer:
         return Node(self._order, [value.source for value in inputs], [value.storage for value in saved], backward)
 
     def backward(self, value: "Value", gradient: "Value") -> None:
-        """Run the backward pass from `value`, the latest node first; a node's saved tensors are freed after it."""
+        """Run the backward pass from `value`, the latest node first; each node frees its saved tensors."""
         if not isinstance(value.source, Node):
             raise NothingTrained
         waiting = {value.source: gradient}
@@ -85,7 +85,7 @@ class MemoryTracer:
 
 
 class _Storage:
-    """Bytes that are live as long as this object is."""
+    """Bytes that are live as long as this object."""
 
     __slots__ = ("kind", "size", "tracer")
 
@@ -101,7 +101,7 @@ class _Storage:
             tracer.small_peak = max(tracer.small_peak, tracer.small)
 
     def become(self, kind: str) -> None:
-        """Count under another kind from now on."""
+        """Count as another kind from now on."""
         self.tracer.kinds[self.kind] -= self.size
         self.tracer.kinds[kind] += self.size
         self.kind = kind
@@ -142,35 +142,35 @@ class Value:
 
 
 class Parameter:
-    """A trained weight. Its own bytes are counted elsewhere."""
+    """A trained weight, whose bytes memory/states.py counts."""
 
     __slots__ = ("computed", "count", "done", "share", "tracer", "width")
 
     def __init__(
         self, tracer: MemoryTracer, count: float, width: float, share: float, computed: float | None = None
     ) -> None:
-        """`width`: bytes of an element, and of its gradient's; `computed`: of the copy that is computed with, None if
-        the weight itself is."""
+        """`width`: bytes of an element, and of its gradient's; `computed`: of an element in computation, by default the
+        same."""
         self.tracer, self.count, self.width, self.share = tracer, count, width, share
         self.computed = width if computed is None else computed
         self.done = False
 
     def accumulate(self, gradient: Value) -> None:
-        """Keep this rank's share of a gradient until the optimizer step, like AccumulateGrad or ZeRO's buckets."""
+        """Keep this rank's share of a gradient until the optimizer step, as AccumulateGrad or ZeRO's buckets do."""
         tracer = self.tracer
         if tracer.bucket:
             kind, tracer.kind = tracer.kind, "buffers"
             tracer.gradients.append(tracer.new(tracer.bucket, 1))
             tracer.kind, tracer.bucket = kind, 0.0
         if self.done:
-            # The second gradient of a tied weight and the first are added into a new tensor.
+            # A tied weight's two gradients are added into a new tensor.
             tracer.new(self.count * bool(self.share), self.width)
         if self.done or not self.share:
             return
         self.done = True
         kind, tracer.kind = tracer.kind, "gradients"
         if self.share == 1:
-            # The tensor itself is kept, and counts as a gradient from now on.
+            # The tensor itself is kept as the gradient.
             gradient.storage.become("gradients")
             tracer.gradients.append(gradient)
         else:

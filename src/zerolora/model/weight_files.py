@@ -1,8 +1,8 @@
-"""Which files of a directory are a model's weights: one answer for counting, hashing, loading, merging and export.
+"""A model's weight files in a directory, the same for counting, hashing, loading, merging and export.
 
-transformers reads `model.safetensors`, else the files that `model.safetensors.index.json` names. Other libraries take
-the index first, or every file of weights. So a directory in which these differ is refused. Source of the order:
-transformers/modeling_utils.py, _get_resolved_checkpoint_files.
+transformers reads `model.safetensors`, else the files that `model.safetensors.index.json` names
+(transformers/modeling_utils.py, _get_resolved_checkpoint_files). Other libraries read the index first, or every file of
+weights, so a directory in which these differ is refused.
 """
 
 from pathlib import Path
@@ -14,15 +14,15 @@ WEIGHTS = "*.safetensors"
 SINGLE = "model.safetensors"
 WEIGHT_INDEX = "model.safetensors.index.json"
 EXPLICIT = "transformers_weights"
-"""Key of a config.json: the file that transformers reads instead of these."""
+"""Key of a config.json that names another file for transformers to read."""
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """Return the files of a model's weights, sorted by name.
+    """Return a model's weight files, sorted by name, without other files beside an index that no library reads, such as
+    consolidated.safetensors.
 
-    Files beside an index that it does not name, and that no library takes for the model's (such as
-    consolidated.safetensors), are left out. Raises UserError if the directory has no weights, if readers would choose
-    different ones, or if an adapter there would be applied to them.
+    Raises UserError if the directory has no weights, if libraries would read different files, or if transformers would
+    apply an adapter there.
     """
     check_read_as_it_is(directory)
     present = {path.name for path in directory.glob(WEIGHTS) if path.is_file()}
@@ -30,12 +30,12 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def chosen_names(directory: Path, present: set[str]) -> list[str]:
-    """Return those of the safetensors files `present` that are the weights of a model, sorted.
+    """Return the safetensors files among `present` that are a model's weights, sorted.
 
-    `directory` has its index, if there is one; the files need not be there yet. Raises UserError as `weight_files`.
+    `directory` has the index, if any, but need not have the files. Raises UserError as `weight_files` does.
     """
     if (directory / WEIGHT_INDEX).is_file():
-        names = _named_by_index(directory)
+        names = set(weight_map(directory).values())
         if SINGLE in present | names and names != {SINGLE}:
             raise UserError(
                 f"{directory}: has two sets of weights, {SINGLE} and the files that {WEIGHT_INDEX} names; "
@@ -66,15 +66,15 @@ def chosen_names(directory: Path, present: set[str]) -> list[str]:
 
 
 def few(names: list[str]) -> str:
-    """Return the first three of some names, and how many more there are."""
+    """Return the first three names, and the number of others."""
     more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
     return ", ".join(shown(name) for name in names[:3]) + more
 
 
 def weight_map(directory: Path) -> dict[str, str]:
-    """Return the file of each tensor as the index of a model's weights has it; empty without an index.
+    """Return the file of each tensor by the index of a model's weights; empty without an index.
 
-    Raises UserError unless it maps names to names of safetensors files in the directory.
+    Raises UserError unless they are safetensors files in the directory.
     """
     path = directory / WEIGHT_INDEX
     if not path.is_file():
@@ -86,21 +86,17 @@ def weight_map(directory: Path) -> dict[str, str]:
     return result
 
 
-def _named_by_index(directory: Path) -> set[str]:
-    return set(weight_map(directory).values())
-
-
 def check_read_as_it_is(directory: Path) -> None:
     """Raise UserError if transformers would apply an adapter to the weights of a directory, or read other files."""
-    if (directory / foreign.ADAPTER_CONFIG).is_file():
-        path = directory / foreign.ADAPTER_CONFIG
+    path = directory / foreign.ADAPTER_CONFIG
+    if path.is_file():
         raise UserError(
             f"{path}: is an adapter in the directory of its base, and transformers would apply "
             "it; move the adapter to a directory of its own"
         )
-    config = foreign.model_config(directory) if (directory / foreign.CONFIG).is_file() else {}
+    path = directory / foreign.CONFIG
+    config = foreign.config_file(path) if path.is_file() else {}
     if config.get(EXPLICIT) is not None:
-        path = directory / foreign.CONFIG
         raise UserError(
             f"{path}: {EXPLICIT} is {shown(config[EXPLICIT])}, which other libraries do not read; "
             f"remove the key, and name the file {SINGLE}"

@@ -1,7 +1,7 @@
 """The optimizers that `train.optimizer` may name, one entry of a table each.
 
-To add an optimizer, add an entry (docs/extending.md); one of another library needs a class as well, in a module of its
-own. Nothing here imports torch before it builds an optimizer.
+To add an optimizer, add an entry (docs/extending.md); one of another library also needs a class in its own module.
+Nothing here imports torch before it builds an optimizer.
 """
 
 from zerolora.entries import entries_by_name
@@ -15,9 +15,6 @@ OPTIMIZERS: dict[str, Optimizer] = entries_by_name(
         name="adamw",
         about="AdamW (arXiv 1711.05101), torch's own: the default",
         built="torch.optim.AdamW",
-        states=("exp_avg", "exp_avg_sq"),
-        betas=(0.9, 0.999),
-        epsilon=1e-8,
         cost="8",
         where="everywhere",
     ),
@@ -25,9 +22,6 @@ OPTIMIZERS: dict[str, Optimizer] = entries_by_name(
         name="adamw_8bit",
         about="AdamW with both moments in 8 bits, quantized block by block (arXiv 2110.02861)",
         built="bitsandbytes.optim.AdamW",
-        states=("exp_avg", "exp_avg_sq"),
-        betas=(0.9, 0.999),
-        epsilon=1e-8,
         bits=8,
         on_cpu=5,
         cpu_traffic=134.0,
@@ -38,9 +32,6 @@ OPTIMIZERS: dict[str, Optimizer] = entries_by_name(
         name="paged_adamw",
         about="AdamW with fp32 moments in CUDA's unified memory (arXiv 2305.14314, section 3)",
         built="bitsandbytes.optim.AdamW",
-        states=("exp_avg", "exp_avg_sq"),
-        betas=(0.9, 0.999),
-        epsilon=1e-8,
         paged=True,
         cost="8, which may move to the host",
         where="GPUs, without optimizer offload",
@@ -49,9 +40,6 @@ OPTIMIZERS: dict[str, Optimizer] = entries_by_name(
         name="paged_adamw_8bit",
         about="AdamW with 8-bit moments in CUDA's unified memory (arXiv 2305.14314, section 3)",
         built="bitsandbytes.optim.AdamW",
-        states=("exp_avg", "exp_avg_sq"),
-        betas=(0.9, 0.999),
-        epsilon=1e-8,
         bits=8,
         paged=True,
         cpu_traffic=134.0,

@@ -1,8 +1,8 @@
-"""Adafactor (arXiv 1804.04235), transformers' own, with the learning rate of train.schedule.
+"""Adafactor (arXiv 1804.04235) from transformers, with the learning rate of train.schedule.
 
-Of a matrix it keeps the mean squares of rows and of columns only. torch.optim.Adafactor is not used: it scales each
-step by the norm of the weight, which for LoRA's second factor is zero at the start, so that it would hardly be trained.
-transformers' Trainer switches that off as well (trainer_optimizer.py, _get_adafactor).
+Its states for a matrix are the mean squares of rows and of columns. torch.optim.Adafactor scales each step by the norm
+of the weight, so it would hardly train LoRA's second factor, which starts at zero; transformers' Trainer switches that
+off as well (trainer_optimizer.py, _get_adafactor).
 """
 
 from collections.abc import Sequence
@@ -24,10 +24,9 @@ class Adafactor(Optimizer):
     """transformers.Adafactor."""
 
     def conflict(self, strategy: Strategy, target: Target) -> Conflict | None:
-        """Return the conflict with flat partitions and shards, of which rows and columns are not known."""
         if strategy.stage == 0:
             return None
-        # One vector per rank: no factors, as many bytes as a moment of AdamW, and one clipping for all tensors.
+        # A vector per rank has no rows and columns: as many bytes as AdamW's moment, one clipping for all tensors.
         held = "shards" if strategy.engine == "fsdp" else "flat partitions"
         return Conflict(
             f"render.strategy is {strategy.name}, which holds trained weights as {held}, without the rows and columns "
@@ -36,40 +35,26 @@ class Adafactor(Optimizer):
         )
 
     def state_bytes(self, parameters: "TrainedParameters") -> float:
-        """Return the bytes of the mean squares."""
         return float(FP32_BYTES * parameters.factored)
 
     def saved_bytes(self, parameters: "TrainedParameters") -> float:
-        """Return the same bytes: they are fp32 in training as well."""
-        return self.state_bytes(parameters)
+        return self.state_bytes(parameters)  # fp32 in training as well
 
     def step_bytes(self, elements: float, largest: float, on_cpu: bool) -> float:
-        """Return the bytes of the squared gradient, then of the update, and of one copy of it."""
-        return 2 * FP32_BYTES * largest
+        return 2 * FP32_BYTES * largest  # the squared gradient, then the update, and one copy
 
     def traffic(self, on_cpu: bool) -> float:
-        """Return the bytes of its passes over a matrix, whose rows and columns are few beside it. Counted."""
-        return 92.0
+        return 92.0  # counted for a matrix, beside which rows and columns are few
 
     def parts(self, shape: Sequence[int]) -> tuple[str, ...]:
-        """Return the states of a matrix, or of a vector."""
         return MATRIX if len(shape) > 1 else (VECTOR,)
 
-    def build(
-        self,
-        groups: list[dict[str, Any]],
-        learning_rate: float,
-        weight_decay: float,
-        betas: tuple[float, float] | None,
-        epsilon: float | None,
-    ) -> "torch.optim.Optimizer":
-        """Return transformers' optimizer."""
+    def create(self, groups: list[dict[str, Any]], **options: Any) -> "torch.optim.Optimizer":
         from transformers.optimization import Adafactor as Factored
 
-        return Factored(groups, lr=learning_rate, weight_decay=weight_decay, scale_parameter=False, relative_step=False)
+        return Factored(groups, **options, scale_parameter=False, relative_step=False)
 
     def start(self, inner: "torch.optim.Optimizer", tensor: "torch.Tensor", updates: int) -> None:
-        """Create the states as the first step does, and set the number of updates."""
         import torch
 
         shape = tensor.shape

@@ -1,4 +1,4 @@
-"""What the optimizers of bitsandbytes share. Their kernels take plain tensors of one device, on CUDA and on CPU.
+"""The optimizers of bitsandbytes. Their kernels take plain tensors of one device, on CUDA and on CPU.
 
 Sources: bitsandbytes/optim/optimizer.py; backends/cpu/ops.py and backends/cuda/ops.py.
 """
@@ -16,28 +16,26 @@ if TYPE_CHECKING:
 
     from zerolora.methods.method import TrainedParameters
 
-BLOCK = 256  # elements with a scale of their own, which is fp32 (Optimizer2State.init_state)
+BLOCK = 256  # elements that share an fp32 scale (Optimizer2State.init_state)
 SMALLEST = 4096
-"""Elements of the smallest tensor with 8-bit states, min_8bit_size; smaller ones have fp32 states. Under DeepSpeed's
-stages 1 to 3 the tensor is a rank's whole partition."""
+"""Elements of the smallest tensor with 8-bit states, min_8bit_size; in ZeRO stages 1 to 3, a rank's partition."""
 LOWEST = 0.99296875  # of the signed map, whose highest code is 1 (functional.py, create_dynamic_map)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bitsandbytes(Optimizer):
-    """An optimizer of bitsandbytes. Its states are named state1 and state2 there."""
+    """An optimizer of bitsandbytes, which names its states state1 and state2."""
 
     bits: int = 32
     """Bits of a state."""
     paged: bool = False
-    """States are in CUDA's unified memory, which moves to the host when the GPU has none left."""
+    """States are in CUDA's unified memory, which moves to the host when the GPU is full."""
     on_cpu: int = field(default=3, compare=False)
     """fp32 copies of a tensor that a step on a CPU allocates (backends/cpu/ops.py); CUDA's kernels allocate none."""
     cpu_traffic: float = field(default=108.0, compare=False)
     """Bytes that a step on a CPU reads and writes for each trained parameter (backends/cpu/ops.py). Counted."""
 
     def conflict(self, strategy: Strategy, target: Target) -> Conflict | None:
-        """Return the conflict of paging with what is not on a GPU, and of all with NVMe."""
         if self.paged and target.device == "cpu":
             # get_state_buffer warns, and continues without paging.
             return Conflict(
@@ -56,54 +54,35 @@ class Bitsandbytes(Optimizer):
         return None
 
     def state_bytes(self, parameters: "TrainedParameters") -> float:
-        """Return the bytes of the states; with 8 bits, one scale for each block included."""
-        each = FP32_BYTES if self.bits == 32 else 1 + FP32_BYTES / BLOCK
-        return len(self.states) * each * parameters.trained
+        return self._bytes_per_parameter * parameters.trained
 
     def step_bytes(self, elements: float, largest: float, on_cpu: bool) -> float:
-        """Return the bytes of the copies of one tensor; tensors are updated one after the other."""
+        # Tensors are updated one after the other.
         return self.on_cpu * FP32_BYTES * largest if on_cpu else 0.0
 
     def traffic(self, on_cpu: bool) -> float:
-        """Return the bytes of the CPU's passes, or of CUDA's one kernel, which reads weight, gradient and states, and
-        writes weight and states (csrc/kernels.cu)."""
-        states = len(self.states) * (FP32_BYTES if self.bits == 32 else 1 + FP32_BYTES / BLOCK)
-        return self.cpu_traffic if on_cpu else 3 * FP32_BYTES + 2 * states
+        # CUDA's one kernel reads weight, gradient and states, and writes weight and states (csrc/kernels.cu).
+        return self.cpu_traffic if on_cpu else 3 * FP32_BYTES + 2 * self._bytes_per_parameter
+
+    @property
+    def _bytes_per_parameter(self) -> float:
+        """Bytes of all states of a parameter, the scales of 8-bit ones included."""
+        return len(self.states) * (FP32_BYTES if self.bits == 32 else 1 + FP32_BYTES / BLOCK)
 
     def unpacked_bytes(self, elements: float) -> float:
-        """Return the bytes of an fp32 copy of an 8-bit state."""
         return FP32_BYTES * elements if self.bits == 8 else 0.0
 
-    def build(
-        self,
-        groups: list[dict[str, Any]],
-        learning_rate: float,
-        weight_decay: float,
-        betas: tuple[float, float] | None,
-        epsilon: float | None,
-    ) -> "torch.optim.Optimizer":
-        """Return bitsandbytes' optimizer."""
+    def create(self, groups: list[dict[str, Any]], **options: Any) -> "torch.optim.Optimizer":
         import bitsandbytes
 
-        assert betas is not None
-        settings: dict[str, Any] = {} if epsilon is None else {"eps": epsilon}
         kind = getattr(bitsandbytes.optim, self.built.rpartition(".")[2])
-        optimizer: torch.optim.Optimizer = kind(
-            groups,
-            lr=learning_rate,
-            betas=betas,
-            weight_decay=weight_decay,
-            optim_bits=self.bits,
-            is_paged=self.paged,
-            **settings,
-        )
+        optimizer: torch.optim.Optimizer = kind(groups, **options, optim_bits=self.bits, is_paged=self.paged)
         return optimizer
 
     def start(self, inner: "torch.optim.Optimizer", tensor: "torch.Tensor", updates: int) -> None:
-        """Let bitsandbytes create the states, or set them to zero, and set the number of updates."""
         state = inner.state[tensor]
         if not state:
-            # It looks its settings up by the place of the tensor, and DeepSpeed's stage 3 empties the groups.
+            # It looks settings up by the tensor's position in its group, and DeepSpeed's stage 3 empties the groups.
             group: Any = inner.param_groups[0]
             kept, group["params"] = group["params"], [tensor]
             try:
@@ -117,7 +96,6 @@ class Bitsandbytes(Optimizer):
 
     @contextlib.contextmanager
     def unpacked(self, inner: "torch.optim.Optimizer", parts: Sequence[str], write: bool = False) -> Iterator[None]:
-        """Hold fp32 states under their names too, and 8-bit ones as fp32 copies."""
         numbers = {name: number for number, name in enumerate(self.states, 1) if name in parts}
         for state in inner.state.values():
             for name, number in numbers.items():
@@ -133,7 +111,7 @@ class Bitsandbytes(Optimizer):
 
 
 def decoded(state: dict[str, Any], number: int) -> "torch.Tensor":
-    """Return state1 or state2 in fp32: itself if it is, else a copy."""
+    """Return state1 or state2 in fp32; a copy of an 8-bit one."""
     import torch
     from bitsandbytes.functional import dequantize_blockwise
 
@@ -141,17 +119,17 @@ def decoded(state: dict[str, Any], number: int) -> "torch.Tensor":
     if codes.dtype == torch.float32:
         return codes
     scales, codebook = state[f"absmax{number}"], state[f"qmap{number}"]
-    # Paged codes count as the host's, where the kernel would write its result.
+    # torch takes paged codes for the host's, so the kernel would write its result there.
     on_device = codes.to(scales.device)
     value: torch.Tensor = dequantize_blockwise(on_device, absmax=scales, code=codebook, blocksize=BLOCK)
     return value.reshape(codes.shape)
 
 
 def encode(state: dict[str, Any], number: int, value: "torch.Tensor") -> None:
-    """Write fp32 values to an 8-bit state, so that those which `decoded` gave get the codes that they had.
+    """Write fp32 values to an 8-bit state, so that values from `decoded` get their old codes back.
 
-    bitsandbytes scales a block by its largest magnitude. The signed map has no code for -1, so that a block whose
-    largest is negative would get other codes each time that it is read and written.
+    bitsandbytes scales a block by its largest magnitude. As the signed map has no code for -1, a block whose largest
+    value is negative would get other codes each time.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""The interface of an optimizer: its states and their bytes, where it works, and how it is built."""
+"""The interface of an optimizer: its states and their bytes, its conflicts, and how it is built."""
 
 import contextlib
 from abc import ABC, abstractmethod
@@ -21,27 +21,27 @@ class Optimizer(ABC):
     """An optimizer of `train.optimizer`."""
 
     dtensors: ClassVar[bool] = False
-    """It updates the DTensors of FSDP; otherwise it gets each rank's shards as plain tensors."""
+    """It can update FSDP's DTensors; others get each rank's shards as plain tensors."""
 
     name: str
     """The name in train.optimizer."""
     about: str = field(compare=False)
-    """What it is, for the reference."""
+    """Description for the reference."""
     built: str
     """Its class, for the table in docs/optimizers.md."""
-    states: tuple[str, ...]
-    """Names of its states, in the library and in checkpoints: fp32 tensors there, whatever they are in training."""
-    betas: tuple[float, float] | None
-    """Default of train.betas; None if it has none."""
-    epsilon: float | None
-    """Default of train.epsilon; None if it has none."""
+    states: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
+    """Names of its states, in the library and in checkpoints, which hold them as fp32 tensors."""
+    betas: tuple[float, float] | None = (0.9, 0.999)
+    """Default of train.betas, if it has any."""
+    epsilon: float | None = 1e-8
+    """Default of train.epsilon, if it has one."""
     cost: str = field(compare=False)
     """Bytes of its states for each trained parameter, for the same table."""
     where: str = field(compare=False)
     """Where it works, for the same table."""
 
     def conflict(self, strategy: Strategy, target: Target) -> Conflict | None:
-        """Return why it cannot run under a strategy on a target, None if it can."""
+        """Return why it cannot run under a strategy on a target; None if it can."""
         return None
 
     @abstractmethod
@@ -49,24 +49,21 @@ class Optimizer(ABC):
         """Return the bytes of its states for all trained parameters, unsharded."""
 
     def saved_bytes(self, parameters: "TrainedParameters") -> float:
-        """Return the bytes of its states in a checkpoint, where they are fp32."""
+        """Return the bytes of its states in a checkpoint, in fp32."""
         return float(FP32_BYTES * len(self.states) * parameters.trained)
 
     @abstractmethod
     def step_bytes(self, elements: float, largest: float, on_cpu: bool) -> float:
-        """Return the bytes that a step allocates and frees beside fp32 gradients: of `elements` parameters on a rank,
-        in tensors of at most `largest`."""
+        """Return the bytes that a step allocates and frees for `elements` parameters, in tensors up to `largest`."""
 
     @abstractmethod
     def traffic(self, on_cpu: bool) -> float:
-        """Return the bytes that a step reads and writes for each trained parameter, of which weight and gradient are
-        fp32; `on_cpu` tells whether the CPU makes it."""
+        """Return the bytes that a step reads and writes for each trained parameter, with fp32 weight and gradient."""
 
     def unpacked_bytes(self, elements: float) -> float:
         """Return the bytes that `unpacked` allocates for one state of `elements` parameters."""
         return 0.0
 
-    @abstractmethod
     def build(
         self,
         groups: list[dict[str, Any]],
@@ -75,12 +72,18 @@ class Optimizer(ABC):
         betas: tuple[float, float] | None,
         epsilon: float | None,
     ) -> "torch.optim.Optimizer":
-        """Return the library's own optimizer of parameter groups; betas and epsilon are None where it has none."""
+        """Return the library's optimizer of parameter groups; betas and epsilon are None where it has none."""
+        options: dict[str, Any] = {"lr": learning_rate, "weight_decay": weight_decay}
+        options |= {name: value for name, value in (("betas", betas), ("eps", epsilon)) if value is not None}
+        return self.create(groups, **options)
+
+    @abstractmethod
+    def create(self, groups: list[dict[str, Any]], **options: Any) -> "torch.optim.Optimizer":
+        """Return the library's optimizer; the options are lr, weight_decay and, where it has them, betas and eps."""
 
     @abstractmethod
     def start(self, inner: "torch.optim.Optimizer", tensor: "torch.Tensor", updates: int) -> None:
-        """Make the state of a tensor what it is before the first step, but for the number of updates. A state that is
-        there stays where it is."""
+        """Reset a tensor's state, in place if it exists, to that before the first step, but with `updates` updates."""
 
     def parts(self, shape: Sequence[int]) -> tuple[str, ...]:
         """Return the states of a parameter of this shape."""
@@ -88,6 +91,5 @@ class Optimizer(ABC):
 
     @contextlib.contextmanager
     def unpacked(self, inner: "torch.optim.Optimizer", parts: Sequence[str], write: bool = False) -> Iterator[None]:
-        """Hold the states `parts` as fp32 tensors under their names in `inner.state`; with `write`, what was written to
-        them is taken over at the end."""
+        """Provide states as fp32 tensors by name in `inner.state`; with `write`, write changes back at the end."""
         yield

@@ -1,6 +1,6 @@
-"""The candidates of a choice: every configuration that the settings leave open, with its predicted bytes and seconds.
+"""The candidates of a choice: every configuration that the settings allow, with its predicted bytes and seconds.
 
-These can be left open: strategy, micro-batch (accumulation follows from the global batch), activation checkpointing,
+Settings may leave open: strategy, micro-batch (accumulation follows from the global batch), activation checkpointing,
 attention, and the sizes of DeepSpeed's buckets.
 """
 
@@ -14,37 +14,34 @@ from typing import Literal, cast
 from zerolora.config.settings import RenderSettings
 from zerolora.memory.estimate import Capacity, data_ranks, impossible, masked, open_attentions, too_large, training_spec
 from zerolora.memory.predict import predict, sized
-from zerolora.memory.row_statistics import RowStatistics
-from zerolora.memory.training_spec import TrainingSpec
+from zerolora.memory.training_spec import RowStatistics, TrainingSpec
 from zerolora.model.spec import ModelSpec
 from zerolora.planner.cost import Cost, step_seconds
 from zerolora.planner.hardware import HardwareRates
 from zerolora.planner.run_hardware import target_of
 from zerolora.planner.user_config import UserLayout
 from zerolora.strategies import STRATEGIES
-from zerolora.strategies.buckets import Buckets
-from zerolora.strategies.strategy import Strategy
-from zerolora.strategies.traffic import StepWork
+from zerolora.strategies.strategy import Buckets, StepWork, Strategy
 from zerolora.types import Attention
 
-ATTENTIONS = ("flash", "sdpa", "eager")  # the fastest first, as a ModelSpec has them
+ATTENTIONS = ("flash", "sdpa", "eager")  # the fastest first, as in a ModelSpec
 WORTH_MORE = 1.1
-"""Keeping more weights gathered is a candidate if their number is at least this many times the minimum."""
+"""Factor over the minimum from which keeping more weights gathered is a candidate."""
 IN_A_LAYER = re.compile(r"\.(\{\}|\d+)\.")  # of a module's path: model.layers.{}.mlp.up_proj
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A strategy and the values chosen with it."""
+    """A strategy and its values."""
 
     strategy: str
-    """A strategy's name, or the path of the user's own DeepSpeed JSON."""
+    """A strategy's name, or the path of the user's DeepSpeed JSON."""
     micro_batch: int
     """Packed rows of one forward pass of one rank."""
     accumulation: int
     """Forward passes of one optimizer step of one rank."""
     activation_checkpointing: bool
-    """Keep each layer's input only."""
+    """Keep only each layer's input."""
     attention: Attention
     buckets: Buckets
     """DeepSpeed's sizes, in elements; all 0 for the other engines."""
@@ -56,7 +53,6 @@ class Candidate:
 
     choice: Choice
     spec: TrainingSpec
-    """What it was predicted from."""
     gpu: int
     """Bytes on a GPU."""
     host: int
@@ -64,7 +60,7 @@ class Candidate:
     cost: Cost
     """Of one optimizer step."""
     fault: str | None
-    """Why it is rejected; None if it is not."""
+    """Reason for its rejection; None if it fits."""
 
     @property
     def layout(self) -> Strategy:
@@ -81,30 +77,30 @@ class Candidate:
         """The sort key among equal times, lowest first: the strategy's order, no checkpointing, the attention that
         computes least, the most free memory."""
         choice = self.choice
-        # A strategy of the user's own JSON has no other beside it.
+        # The strategy of a user's JSON is the only one.
         order = list(STRATEGIES).index(self.layout.name) if self.layout.name in STRATEGIES else 0
         return (order, choice.activation_checkpointing, ATTENTIONS.index(choice.attention), self.gpu)
 
 
 @dataclass(frozen=True)
 class Planning:
-    """What all candidates of a run share."""
+    """The input of a choice."""
 
     model: ModelSpec
     settings: RenderSettings
     rows: RowStatistics
     hardware: HardwareRates
     user: UserLayout | None = None
-    """The user's own DeepSpeed JSON, if the strategy is one."""
+    """The user's DeepSpeed JSON, if any."""
 
 
 def candidates(planning: Planning) -> list[Candidate]:
-    """Return every candidate, those that do not fit included."""
+    """Return every candidate, also those that do not fit."""
     return [predicted(planning, spec) for spec in open_specs(planning)]
 
 
 def open_specs(planning: Planning) -> Iterator[TrainingSpec]:
-    """Yield every training spec that the settings leave open."""
+    """Yield every training spec that the settings allow."""
     model, settings, user = planning.model, planning.settings, planning.user
     base = training_spec(model, settings, planning.rows)
     per_rank = settings.global_batch // data_ranks(settings)
@@ -132,20 +128,20 @@ def open_specs(planning: Planning) -> Iterator[TrainingSpec]:
 def _names(settings: RenderSettings) -> list[str]:
     if settings.strategy != "auto":
         return [settings.strategy]
-    # Quantization changes the weights, so it must be requested by name; NVMe needs a directory.
+    # Quantization changes the weights, so it must be named; NVMe needs a directory.
     return [
         name for name, layout in STRATEGIES.items() if not layout.quantized and (settings.nvme or not layout.on_disk)
     ]
 
 
 def open_buckets(model: ModelSpec, spec: TrainingSpec, hardware: HardwareRates) -> list[Buckets]:
-    """Return the bucket sizes to choose from: at stage 3, gathered weights of two layers at a time, or of all layers,
-    which are then gathered half as often."""
+    """Return the bucket sizes to choose from. At stage 3 they keep two layers gathered, or all, so that each is
+    gathered half as often."""
     least = sized(model, spec)
     if not least.prefetch:  # below stage 3, and with weights on NVMe
         return [least]
     everything = model.parameters + spec.parameters(model).trained
-    # Prefetch enough to make the link's latency a small part of the time; prefetched weights count as live too.
+    # Prefetch enough to make the link's latency a small part of the time; prefetched weights are live too.
     ahead = min(everything, max(least.prefetch, int(worthwhile(hardware) / spec.width)))
     live = min(everything, least.live + ahead - least.prefetch)
     least = replace(least, prefetch=ahead, live=live)
@@ -164,6 +160,9 @@ def predicted(planning: Planning, spec: TrainingSpec) -> Candidate:
     model, settings = planning.model, planning.settings
     prediction = predict(model, spec)
     capacity = Capacity(settings.gpu_memory, settings.host_memory)
+    # A user's JSON names its disk, which planner/user_config.py checks.
+    conflict = None if spec.own else spec.layout.conflict(target_of(settings))
+    fault = impossible(spec, model) or (conflict and conflict.problem) or too_large(prediction, capacity)
     return Candidate(
         choice=Choice(
             spec.strategy,
@@ -177,18 +176,12 @@ def predicted(planning: Planning, spec: TrainingSpec) -> Candidate:
         gpu=prediction.gpu["total"],
         host=prediction.host["total"],
         cost=step_seconds(step_work(model, spec, planning.rows), spec.layout, planning.hardware),
-        fault=impossible(spec, planning.model) or _unwanted(planning, spec) or too_large(prediction, capacity),
+        fault=fault,
     )
 
 
-def _unwanted(planning: Planning, spec: TrainingSpec) -> str | None:
-    # The user's own JSON names its disk itself; planner/user_config.py checks it.
-    conflict = None if spec.own else spec.layout.conflict(target_of(planning.settings))
-    return conflict.problem if conflict else None
-
-
 def step_work(model: ModelSpec, spec: TrainingSpec, rows: RowStatistics) -> StepWork:
-    """Return the work of an average step, with rows of mean length (memory depends on the longest instead)."""
+    """Return the work of an average step, with rows of mean length."""
     parameters = spec.parameters(model)
     linears = [module for module in model.modules if module.kind in ("linear", "conv1d", "head", "experts")]
     matmul = sum(module.parameters * module.count for module in linears)
@@ -230,8 +223,8 @@ def step_work(model: ModelSpec, spec: TrainingSpec, rows: RowStatistics) -> Step
 
 
 def merged_factors(model: ModelSpec, ranks: tuple[tuple[str, int], ...]) -> tuple[int, int]:
-    """Return the elements of the factors of experts' weights, and the multiplications of both factors of each, which
-    peft adds to the weights before they are used (peft/tuners/lora/layer.py, ParamWrapper)."""
+    """Return the elements of the factors of experts' weights, and the multiplications of their products, which peft
+    adds to the weights before use (peft/tuners/lora/layer.py, ParamWrapper)."""
     of, factors, multiplications = dict(ranks), 0, 0
     for module in model.modules:
         for name, shape in module.weights:

@@ -1,22 +1,21 @@
 """The cost model: seconds of an optimizer step under a strategy, term by term, and the bytes each collective moves.
 
-Every figure is of one rank. The model is a roofline: matrix products run at the device's rate or at the speed at which
-their weights are read, everything else at memory bandwidth, and nothing faster than the host can issue operations. The
-collectives are defined by each strategy (strategies/).
+Every figure is of one rank. The model is a roofline: matrix products run at the device's rate or at the speed of
+reading their weights, everything else at memory bandwidth, and nothing faster than the host issues operations.
+Strategies define the collectives (strategies/).
 """
 
 from dataclasses import dataclass, fields
 
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.planner.hardware import HardwareRates
-from zerolora.strategies.strategy import Strategy
-from zerolora.strategies.traffic import EXCHANGE, REDUCE, Collective, StepWork, exchanges
+from zerolora.strategies.strategy import EXCHANGE, REDUCE, Collective, StepWork, Strategy, exchanges
 
 MASTER = 4  # bytes of an fp32 master weight
 
-# The work of one layer of transformers 5.23 beside its matrix products, counted operation by operation in a two-layer
-# and a four-layer Llama (multi-head, MLP 2.75 x hidden), with and without peft 0.21's adapters on every linear module:
-# (forward, backward).
+# The work of one layer of transformers 5.23 beside its matrix products, (forward, backward), counted by operation in
+# two-layer and four-layer Llamas (multi-head, MLP 2.75 x hidden), with and without adapters of peft 0.21 on every
+# linear module.
 OPERATIONS = {"lora": (66, 102), "full": (38, 71)}
 """Operations issued, matrix products included."""
 TRAFFIC = {
@@ -25,20 +24,20 @@ TRAFFIC = {
     ("lora", 4): (111, 168),
     ("full", 4): (58, 128),
 }
-"""Bytes read and written, in tokens x hidden x width; by kind and width. Norms compute in fp32: 16 bits need more."""
+"""Bytes read and written, in tokens x hidden x width; by kind and width. Norms in fp32 make 16 bits need more."""
 SCORES = {2: (13.6, 12.5), 4: (5.6, 3.5)}
-"""Bytes that eager attention adds, in heads x length² x width; by width. Other kernels do not write a score matrix."""
+"""Further bytes of eager attention, in heads x length² x width; by width. Other kernels write no score matrix."""
 LOGITS = 2 * (4 + 4)
-"""Bytes of each logit in addition to `width`: an fp32 copy and its fp32 gradient, each written and read."""
+"""Bytes of each logit beside `width`: an fp32 copy and its fp32 gradient, each written and read."""
 ATTENTION_BACKWARD = {"eager": 2.0, "sdpa": 2.5, "flash": 2.5}
 """Ratio of attention's backward to forward products; fused kernels recompute the scores (arXiv 2205.14135, 3.1)."""
 
 TENSOR_OPERATIONS = 15
 """Host time of a step for each trained tensor (hooks, buckets, clipping, AdamW), in operations: 0.14 and 0.22 ms in the
-same two models at stage 0."""
+same models at stage 0."""
 CLIPPING_BYTES = 20
-"""Bytes that a step moves on a GPU for each trained parameter beside its optimizer: unscaling, clipping and the copy to
-the working weights."""
+"""Bytes that a step moves on a GPU for each trained parameter beside the optimizer's: unscaling, clipping, copy to the
+working weights."""
 ADAMW_TRAFFIC = OPTIMIZERS["adamw"].traffic(on_cpu=True)  # of the optimizer whose rate a probe measures
 BATCH_BYTES = 4 * 8
 """Bytes of a token in a batch: ids, labels, positions and mask as int64."""
@@ -46,7 +45,7 @@ BATCH_BYTES = 4 * 8
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of one optimizer step. The terms add up to the step; overlapped communication is in `hidden` instead."""
+    """Seconds of one optimizer step, by terms that add up to it."""
 
     forward: float
     backward: float
@@ -63,7 +62,7 @@ class Cost:
     overhead: float
     """Host time to issue operations that exceeds the computation."""
     hidden: float
-    """Communication that overlaps with computation; not part of the step."""
+    """Communication that overlaps with computation, beside the terms."""
     moved: dict[str, float]
     """Bytes that a rank sends in a step, by collective."""
 
@@ -106,12 +105,11 @@ def step_seconds(work: StepWork, strategy: Strategy, hardware: HardwareRates) ->
 
 
 def useful_flops(work: StepWork) -> dict[str, float]:
-    """Return the FLOPs that training needs at least, as coefficients for each token, each row's squared length and each
-    supervised token, for which logits are computed.
+    """Return the minimum FLOPs of training, as coefficients of tokens, squared row lengths and supervised tokens, whose
+    logits are computed.
 
-    They are counted as in model FLOPs utilisation (MFU; arXiv 2204.02311, appendix B): nothing is recomputed, and
-    attention has no mask. A trained weight costs 6 FLOPs for each token, a frozen one 4, since it needs no gradient of
-    its own (see `_passes`).
+    As in model FLOPs utilisation (MFU; arXiv 2204.02311, appendix B), without recomputation or masks. A trained weight
+    costs 6 FLOPs per token, a frozen one 4, since it has no gradient (see `_passes`).
     """
     head = work.vocabulary * work.hidden
     base, adapters = (4, work.trainable - work.merged) if work.frozen else (6, 0)
@@ -148,13 +146,13 @@ def _passes(work: StepWork, hardware: HardwareRates) -> tuple[float, float, floa
     unembedding = logits * work.vocabulary * (work.width + LOGITS)
     forward = _roofline(forward_flops, work.matmul * work.width, layer_forward + unembedding, hardware)
     backward = _roofline(backward_flops, work.matmul * work.width, layer_backward + unembedding, hardware)
-    # Of many tokens each expert gets some, so all weights are read.
+    # With many tokens every expert gets some, so all weights are read.
     recompute = _roofline(products + attention, (work.matmul - head) * work.width, layer_forward, hardware)
     return forward * (1 + work.forwards_before), backward, recompute if work.checkpointing else 0.0
 
 
 def _traffic(work: StepWork) -> tuple[float, float]:
-    """Return the bytes that all layers read and write beside their products, forward and backward."""
+    """Return the bytes that all layers move beside their products, forward and backward."""
     per_layer = work.tokens * work.hidden * work.width
     forward, backward = TRAFFIC[work.kind, work.width]
     per_score = work.heads * work.length * work.tokens * work.width if work.attention == "eager" else 0
@@ -170,7 +168,7 @@ def _roofline(flops: float, weights: float, traffic: float, hardware: HardwareRa
 
 
 def _operations(work: StepWork, strategy: Strategy) -> float:
-    """Return the operations that the host issues in one step."""
+    """Return the operations that the host issues in a step."""
     forward, backward = OPERATIONS[work.kind]
     layers = work.layers * (forward * (1 + work.forwards_before + work.checkpointing) + backward)
     passes = layers + strategy.host_operations(work)
@@ -179,15 +177,15 @@ def _operations(work: StepWork, strategy: Strategy) -> float:
 
 
 def _input(work: StepWork, hardware: HardwareRates) -> float:
-    """Return the seconds in which batches go to the device."""
+    """Return the seconds of moving batches to the device."""
     each = work.tokens * BATCH_BYTES / hardware.host.bandwidth + hardware.host.latency
     return work.accumulation * (1 + work.forwards_before) * each
 
 
 def _host_waits(strategy: Strategy, hardware: HardwareRates) -> bool:
-    """Return whether issuing operations adds to the computation: on CPU ranks, or if the host cannot run ahead."""
-    # partition_parameters.py, _all_gather_sequential and _all_gather_dtype: weights on the host are copied by a
-    # blocking .to(device) in each module's hook, so the host never runs ahead (an upper bound: gathers overlap).
+    """Return whether the host cannot run ahead, so that issuing operations adds to the computation."""
+    # partition_parameters.py, _all_gather_sequential and _all_gather_dtype: each module's hook copies weights from the
+    # host by a blocking .to(device) (an upper bound: gathers overlap).
     return hardware.cpu or strategy.parameters != "gpu"
 
 
@@ -202,7 +200,7 @@ def _optimizer(work: StepWork, strategy: Strategy, hardware: HardwareRates) -> f
 
 
 def members(collective: Collective, hardware: HardwareRates) -> int:
-    """Return the number of ranks that take part in a collective."""
+    """Return the number of ranks in a collective."""
     of_scope = {"all": hardware.ranks, "node": hardware.ranks_per_node, "across": hardware.nodes}[collective.scope]
     return collective.ranks or of_scope
 
@@ -215,9 +213,9 @@ def sent_bytes(collective: Collective, hardware: HardwareRates) -> float:
 
 
 def collective_seconds(collective: Collective, hardware: HardwareRates) -> tuple[float, float]:
-    """Return the seconds on the links inside a node and on the network. Only the slower of the two is not 0.
+    """Return the seconds on the links inside a node and on the network, 0 for the faster of the two.
 
-    A ring through several nodes enters and leaves each node once, so a node's adapters carry what one rank sends.
+    A ring through several nodes enters and leaves each node once, so a node's adapters carry one rank's bytes.
     """
     sent, scope = sent_bytes(collective, hardware), collective.scope
     lanes = hardware.ranks_per_node if scope == "across" else 1
@@ -244,7 +242,7 @@ def _communication(
         pairs = [collective_seconds(each, hardware) for each in of]
         return sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs)
 
-    # Attention waits for what ranks exchange.
+    # Attention waits for exchanges.
     node_waited, network_waited = seconds([each for each in collectives if each.kind == EXCHANGE])
     node, network = seconds([each for each in collectives if each.kind != EXCHANGE])
     # Gathers are prefetched on a separate stream (overlap_comm, rendered on GPUs; FSDP always).
@@ -278,8 +276,8 @@ def _optimizer_offload(work: StepWork, strategy: Strategy, hardware: HardwareRat
         return 0.0
     share = work.trainable / strategy.owners(hardware.ranks, hardware.ranks_per_node)
     # stage_1_and_2.py, copy_grads_in_partition, and stage3.py, partition_grads: with accumulation, gradients go to the
-    # host at every micro-step that reduces and come back at the next to be added to. At the step's end they go as
-    # fp32, and step() brings the weights back.
+    # host at every micro-step that reduces, and come back at the next one. At the end of the step they go as fp32, and
+    # step() returns the weights.
     reducing = work.accumulation if strategy.stage >= 2 else 1
     # FSDP reduces at the last micro-step only, and copies the weights at their next use (_parameter_offload).
     if strategy.engine == "fsdp":

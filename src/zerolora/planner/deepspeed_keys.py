@@ -1,8 +1,8 @@
-"""Every key of a DeepSpeed JSON, its type, and what becomes of it here.
+"""Every key of a DeepSpeed JSON, its type, and its treatment here.
 
-As in DeepSpeed 0.19: deepspeed/runtime/config.py and the models of its sections, which a test compares with the
-installed package. DeepSpeed ignores a top-level key that it does not know, and refuses one inside a section with a
-traceback after the model is loaded.
+Source: DeepSpeed 0.19, deepspeed/runtime/config.py and the models of its sections, which a test compares with the
+installed package. DeepSpeed ignores unknown top-level keys, and refuses those inside a section with a traceback after
+the model is loaded.
 """
 
 from typing import NamedTuple
@@ -11,16 +11,16 @@ from zerolora.errors import wordings
 
 
 class JsonKey(NamedTuple):
-    """A key that DeepSpeed gets as the JSON says it."""
+    """A key that DeepSpeed gets unchanged."""
 
     kind: str
-    """What its values are: flag, size, number, share, text or texts (user_faults.py, WANTED)."""
+    """Kind of its values: flag, size, number, share, text or texts (user_faults.py, WANTED)."""
     optional: bool = False
-    """Whether null is a value of it."""
+    """Whether it may be null."""
 
 
 def _keys(optional: str = "", **kinds: str) -> dict[str, JsonKey]:
-    """Return the keys of each kind; those in `optional` may be null as well."""
+    """Return the keys of each kind; those in `optional` may be null."""
     return {key: JsonKey(kind, key in optional.split()) for kind, keys in kinds.items() for key in keys.split()}
 
 
@@ -30,7 +30,7 @@ STAGE_3 = _keys(
     "stage3_max_live_parameters stage3_max_reuse_distance stage3_module_granularity_threshold",
     flag="stage3_gather_16bit_weights_on_model_save stage3_use_all_reduce_for_fetch_params stage3_allgather_sequential",
 )
-"""Keys that DeepSpeed also knows without their prefix."""
+"""Keys that DeepSpeed also accepts without their prefix."""
 ZERO_KEYS = {
     **_keys(
         size="stage reduce_bucket_size allgather_bucket_size sub_group_size zero_hpz_partition_size",
@@ -100,8 +100,8 @@ HONOURED = _keys(
     size="steps_per_print",
     optional="communication_data_type seq_parallel_communication_data_type steps_per_print",
 )
-"""Values that DeepSpeed gets; zero_allow_untested_optimizer and zero_force_ds_cpu_optimizer are set where an optimizer
-needs it."""
+"""Values that DeepSpeed gets; zero_allow_untested_optimizer and zero_force_ds_cpu_optimizer are set for optimizers that
+need them."""
 OF_TRAINING = _keys(
     number="train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps gradient_clipping",
 )
@@ -130,7 +130,7 @@ LEFT_OUT = {
     "comms_config": "telemetry.csv; DeepSpeed has no such key",
     "vocabulary_size": "the model's config.json",
 }
-"""Keys that are left out with a line, and what is used instead: none of them changes what is trained."""
+"""Keys that are omitted with a line in the log, and their replacement; none of them changes training's result."""
 REFUSED = wordings(
     pipeline="ranks share rows and weights, not stages",
     expert_parallel="ranks share rows and weights, not experts",
@@ -151,10 +151,10 @@ REFUSED = wordings(
     elasticity="DeepSpeed no longer has it",
     graph_harvesting="DeepSpeed no longer has it",
 )
-"""Keys that would train something else, or that DeepSpeed stops at: refused unless they are off."""
+"""Keys that would change training's result, or at which DeepSpeed stops: refused unless they are off."""
 OLD_NAMES = {"bfloat16": "bf16"}
 REDUCTIONS = {"gradient_allreduce_op": "mean"}
-"""Keys of which one value is what training needs."""
+"""Keys with one valid value."""
 TOP_LEVEL = frozenset(
     {ZERO, *SECTIONS, *HONOURED, *OF_TRAINING, *ALGORITHMS, *LEFT_OUT, *REFUSED, *OLD_NAMES, *REDUCTIONS}
 )
@@ -165,4 +165,4 @@ SET_UNLESS_OFF = {
     ("fp16", "fp16_master_weights_and_grads"): "the trained weights are fp32",
     ("fp16", "auto_cast"): "weights compute in the type of train.precision",
 }
-"""Flags that are left out with a line, where they are on."""
+"""Flags that are omitted, with a line in the log if they are on."""

@@ -1,4 +1,4 @@
-"""Renders a run's configuration: the options of its engine, the choice, and the reason for each value.
+"""Renders a run's configuration: its engine's options, the choice, and the reason for each value.
 
 zerolora render --settings JSON --estimate results/NAME/estimate.json
                 --output results/NAME/zero.json --reasons results/NAME/render.json
@@ -13,12 +13,10 @@ from zerolora.errors import UserError
 from zerolora.files import read_json
 from zerolora.memory.estimate import data_ranks, training_spec
 from zerolora.memory.predict import predict
-from zerolora.memory.row_statistics import RowStatistics
+from zerolora.memory.training_spec import RowStatistics
 from zerolora.model.spec import ModelSpec, from_json
-from zerolora.planner.canary_setting import due, risks, safe_choice
-from zerolora.planner.candidate_table import Summary, steps_of, summary, table
 from zerolora.planner.candidates import Candidate, Choice, Planning, step_work
-from zerolora.planner.choice import choose
+from zerolora.planner.choice import Summary, choose, due, risks, safe_choice, steps_of, summary, table
 from zerolora.planner.cost import useful_flops
 from zerolora.planner.run_hardware import hardware_of, peak_of, target_of
 from zerolora.planner.slurm_resources import TrainingResources, training
@@ -26,16 +24,15 @@ from zerolora.planner.user_config import UserLayout, check_user_config, correcte
 from zerolora.planner.zero_json import ZeroJson
 from zerolora.strategies import STRATEGIES
 from zerolora.strategies.deepspeed_zero import ZERO, torch_optimizer_options
-from zerolora.strategies.reasons import Reason, nested
-from zerolora.strategies.strategy import Target
+from zerolora.strategies.strategy import Reason, Target, nested
 from zerolora.types import Precision
-from zerolora.units import gib
+from zerolora.units import counted, gib
 
 JsonObject = dict[str, Any]
 
 
 class Override(TypedDict):
-    """A value of the user's own DeepSpeed JSON that training's settings replace."""
+    """A value of the user's DeepSpeed JSON that training's settings replace."""
 
     key: str
     json: Any
@@ -43,27 +40,26 @@ class Override(TypedDict):
 
 
 class Rendered(TypedDict):
-    """results/<run>/render.json: what was chosen, and why."""
+    """results/<run>/render.json: the choice and its reasons."""
 
     strategy: str
     hardware: str
     """Source of the hardware's figures."""
     canary: str
-    """Whether the first losses are compared with those of a safe setting, and why."""
+    """The comparison of the first losses with those of a safe setting, and its reasons."""
     overrides: list[Override]
     reasons: list[JsonObject]
-    """One entry for each value of the engine's options: key, value, reason, source."""
+    """One entry for each of the engine's options: key, value, reason, source."""
     choice: Summary
     slurm_resources: TrainingResources
-    """Resources that training requests from a scheduler."""
+    """Training's request to a scheduler."""
 
 
 def render(settings: RenderSettings, estimate: Path) -> tuple[ZeroJson, Rendered]:
     """Return (zero.json, render.json) for a run's settings.
 
-    The training section overrides the user's own JSON; "overrides" of render.json lists each such key with both values.
-    Raises UserError if GPU, host or disk are too small, if the strategy cannot run, or if the rows do not fill a global
-    batch.
+    Training's settings override the user's JSON; "overrides" in render.json has each such key with both values. Raises
+    UserError if GPU, host or disk are too small, if the strategy cannot run, or if the rows do not fill a global batch.
     """
     planning, source = planning_of(settings, estimate)
     _check_one_step(settings, planning.rows)
@@ -93,10 +89,9 @@ def render(settings: RenderSettings, estimate: Path) -> tuple[ZeroJson, Rendered
 
 
 def _check_one_step(settings: RenderSettings, rows: RowStatistics) -> None:
-    """Raise UserError if all epochs together have fewer packed rows than one global batch, so no step would be made.
+    """Raise UserError if all epochs together have fewer packed rows than a global batch, so that there is no step.
 
-    `render` is the first stage that reads both numbers of rows and epochs; `pack` is shared by runs that differ in
-    them.
+    `render` is the first stage that reads both numbers; runs that share `pack` may differ in them.
     """
     available, share = rows.packed_rows * settings.epochs, data_ranks(settings) * (settings.micro_batch or 1)
     if available >= settings.global_batch:
@@ -113,7 +108,7 @@ def _check_one_step(settings: RenderSettings, rows: RowStatistics) -> None:
 def _canary(
     choice: Choice, options: JsonObject, chosen: TrainingChoice, planning: Planning
 ) -> tuple[Canary | None, str]:
-    """Return the canary of a run, None if it needs none or nothing safe fits; and what is compared, and why."""
+    """Return the canary of a run, None if nothing is risky or nothing safe fits; and a sentence on it."""
     settings = planning.settings
     reasons, count = list(risks(choice, options, settings)), due(settings, steps_of(settings, planning.rows))
     if not reasons or not count:
@@ -124,7 +119,9 @@ def _canary(
     safe_options, _ = rendered(safe, target_of(settings), settings.gradient_clipping)
     safe_chosen = training_choice(safe, settings.precision, chosen.flops)
     zero = ZeroJson(options=safe_options, choice=safe_chosen).as_json()
-    comparison = f"{count} steps, compared with {safe.strategy} with {safe.attention} attention: {'; '.join(reasons)}"
+    comparison = (
+        f"{counted(count, 'step')}, compared with {safe.strategy} with {safe.attention} attention: {'; '.join(reasons)}"
+    )
     return Canary(steps=count, reasons=reasons, zero=zero), comparison
 
 
@@ -149,7 +146,7 @@ def planning_of(settings: RenderSettings, estimate: Path) -> tuple[Planning, str
 
 
 def check_disk(chosen: Candidate, model: ModelSpec, directory: Path) -> None:
-    """Raise UserError if the disk of the results has too little free space for the run."""
+    """Raise UserError if the results' disk has too little free space for the run."""
     disk, free = predict(model, chosen.spec).disk, shutil.disk_usage(directory).free
     written = {name: disk[name] for name in ("merged", "checkpoints", "adapter")}
     if sum(written.values()) > free:
@@ -180,7 +177,7 @@ def rendered(choice: Choice, target: Target, gradient_clipping: float) -> tuple[
 
 
 def rendered_user_config(choice: Choice, settings: RenderSettings, hidden: int) -> tuple[JsonObject, list[Override]]:
-    """Return (options of DeepSpeed, overrides) for the user's own JSON, which has been checked."""
+    """Return (options of DeepSpeed, overrides) for the user's checked JSON."""
     assert settings.user_config is not None
     options = filled(settings.user_config, hidden)
     overrides: list[Override] = [
@@ -196,7 +193,7 @@ def rendered_user_config(choice: Choice, settings: RenderSettings, hidden: int) 
 
 
 def training_choice(choice: Choice, precision: Precision, flops: UsefulFlops) -> TrainingChoice:
-    """Return what training reads beside the options of its engine."""
+    """Return training's settings beside the options of its engine."""
     return TrainingChoice(
         engine=STRATEGIES[choice.strategy].engine if choice.strategy in STRATEGIES else "deepspeed",
         strategy=choice.strategy,
@@ -221,7 +218,7 @@ def _from_training(choice: Choice, target: Target, gradient_clipping: float) -> 
 
 
 def _override(options: JsonObject, training: JsonObject, prefix: str = "") -> list[Override]:
-    """Merge `training` into `options` and return the user's values that it changed."""
+    """Merge `training` into `options`; return the user's values that change."""
     changed: list[Override] = []
     for key, value in training.items():
         name = f"{prefix}{key}"

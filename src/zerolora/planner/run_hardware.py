@@ -1,17 +1,20 @@
-"""The hardware that a run's settings describe: measured by a probe, named, or assumed by default."""
+"""The hardware of a run's settings: measured by `zerolora probe`, named, or assumed."""
 
+import math
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from zerolora.config.settings import RenderSettings
-from zerolora.errors import UserError
+from zerolora.errors import UserError, shown
 from zerolora.methods.registry import create
-from zerolora.planner.datasheets import DISKS, GPUS, named
-from zerolora.planner.hardware import KERNEL_SECONDS, HardwareRates, Link
-from zerolora.planner.probe_file import checked, measured
+from zerolora.planner.hardware import DISKS, GPUS, KERNEL_SECONDS, HardwareRates, Link, known, named
 from zerolora.strategies.strategy import Target
+from zerolora.types import Precision
 
-# By compute capability, for a GPU that is not named.
+# By compute capability, for unnamed GPUs.
 TYPICAL = {
     7.0: "V100-32GB",
     7.5: "T4",
@@ -24,8 +27,8 @@ TYPICAL = {
 }
 NVLINK = {7.0: "nvlink2", 8.0: "nvlink3", 9.0: "nvlink4", 10.0: "nvlink5"}
 
-# A core of a current server CPU: two 8-wide fp32 multiply-adds a cycle at 2.5 GHz, half of which a matrix product
-# reaches; a few bytes a cycle from memory. An assumption: `zerolora probe` measures it.
+# A core of a current server CPU: two 8-wide fp32 multiply-adds per cycle at 2.5 GHz, half of it in a matrix product; a
+# few bytes per cycle from memory. An assumption; `zerolora probe` measures it.
 CPU_RATE, CPU_MEMORY, CPU_ADAM = 4e10, 5e9, 1.5e8
 
 
@@ -34,35 +37,35 @@ def hardware_of(settings: RenderSettings) -> tuple[HardwareRates, str]:
 
     Raises UserError for an unknown name, or for a probe that does not match the run.
     """
-    given = settings.hardware
-    if given.probe:
-        _check_probe(given.probe, settings)
-        rates = measured(given.probe, settings.precision, given.disk)
+    hardware = settings.hardware
+    if hardware.probe:
+        _check_probe(hardware.probe, settings)
+        rates = measured(hardware.probe, settings.precision, hardware.disk)
         return (
             replace(rates, ranks_per_node=settings.ranks_per_node, nodes=settings.nodes),
             "measured by zerolora probe",
         )
     if settings.device == "cpu":
-        rates = unmeasured_cpu(settings.ranks_per_node, settings.nodes, given.disk)
+        rates = unmeasured_cpu(settings.ranks_per_node, settings.nodes, hardware.disk)
         return rates, "assumed: no hardware.probe is named"
-    gpu = given.gpu or typical(given.compute_capability)
+    gpu = hardware.gpu or typical(hardware.compute_capability)
     rates = named(
         gpu,
-        given.node_link or link_of(gpu),
-        given.network,
+        hardware.node_link or link_of(gpu),
+        hardware.network,
         settings.precision,
         settings.ranks_per_node,
         settings.nodes,
-        given.network_adapters,
-        given.host_link,
-        given.disk,
+        hardware.network_adapters,
+        hardware.host_link,
+        hardware.disk,
     )
-    guessed = "" if given.gpu else f", guessed from compute capability {given.compute_capability}"
+    guessed = "" if hardware.gpu else f", guessed from compute capability {hardware.compute_capability}"
     return rates, f"datasheet of {gpu}{guessed}, {rates.node.name} in a node, {rates.network.name} between nodes"
 
 
 def target_of(settings: RenderSettings) -> Target:
-    """Return the target that a run's strategy must support."""
+    """Return the hardware and types that a run's strategy must support."""
     method = create(settings.method.name, **settings.method.settings)
     return Target(
         device=settings.device,
@@ -76,19 +79,19 @@ def target_of(settings: RenderSettings) -> Target:
 
 
 def peak_of(settings: RenderSettings) -> float | None:
-    """Return a rank's peak matrix FLOP/s, the denominator of MFU: measured by a probe, or from the datasheet of a named
-    GPU; None for assumed hardware."""
-    given = settings.hardware
-    if given.probe:
-        return measured(given.probe, settings.precision, given.disk).rate
-    if settings.device == "cpu" or not given.gpu:
+    """Return a rank's peak matrix FLOP/s, the denominator of MFU: a probe's, or a named GPU's; None for assumed
+    hardware."""
+    hardware = settings.hardware
+    if hardware.probe:
+        return measured(hardware.probe, settings.precision, hardware.disk).rate
+    if settings.device == "cpu" or not hardware.gpu:
         return None
-    datasheet = GPUS[given.gpu]
+    datasheet = GPUS[hardware.gpu]
     return datasheet.single if settings.precision == "fp32" else datasheet.half
 
 
 def _check_probe(probe: dict[str, Any], settings: RenderSettings) -> None:
-    """Raise UserError if a probe was made on another device, or with too few ranks to measure every link."""
+    """Raise UserError if a probe is of another device, or of too few ranks to measure every link."""
     if not isinstance(probe, dict) or "measured" not in probe:
         raise UserError("hardware.probe is not a file of zerolora probe; run `zerolora probe` again")
     made = checked(probe)
@@ -107,7 +110,7 @@ def typical(capability: float | None) -> str:
 
 
 def link_of(gpu: str) -> str:
-    """Return the link between GPUs that a GPU's form factor implies: NVLink on SXM boards, otherwise PCIe."""
+    """Return the link between GPUs by form factor: NVLink on SXM boards, otherwise PCIe."""
     capability = GPUS[gpu].capability if gpu in GPUS else 0.0
     on_board = gpu.endswith("-SXM") or gpu.startswith(("V100", "H200", "B200"))
     return NVLINK[capability] if on_board and capability in NVLINK else "pcie4"
@@ -129,3 +132,104 @@ def unmeasured_cpu(ranks_per_node: int, nodes: int, disk: str) -> HardwareRates:
         nodes=nodes,
         cpu=True,
     )
+
+
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class _Checked(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True)
+
+
+class _Measured(_Checked):
+    """Null without a GPU, a second rank or a second node."""
+
+    matmul_fp32_flops_per_second: Rate
+    matmul_16bit_flops_per_second: Rate
+    memory_bytes_per_second: Rate
+    host_to_device_bytes_per_second: Rate | None
+    device_to_host_bytes_per_second: Rate | None
+    node_all_reduce_bytes_per_second: Rate | None
+    node_all_gather_bytes_per_second: Rate | None
+    node_latency_seconds: Rate | None
+    network_all_reduce_bytes_per_second: Rate | None
+    network_all_gather_bytes_per_second: Rate | None
+    network_latency_seconds: Rate | None
+    cpu_adam_parameters_per_second: Rate
+    kernel_seconds: Rate
+
+
+class _Machine(_Checked):
+    name: str
+
+
+class Probe(_Checked):
+    """The values of a probe's file that planning reads; probe/probe.py describes them."""
+
+    device: Literal["cpu", "cuda"]
+    nodes: Count
+    ranks_per_node: Count
+    precision_16bit: str
+    hardware: _Machine
+    measured: _Measured
+
+
+def checked(probe: Mapping[str, Any]) -> Probe:
+    """Return a probe file's content as its class. Raises UserError, naming the key, for an invalid value."""
+    try:
+        return Probe.model_validate(probe)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        value = "is missing" if first["type"] == "missing" else f"is {shown(first['input'])}, {first['msg']}"
+        raise UserError(f"the probe is incomplete ({key} {value}); run `zerolora probe` again") from None
+
+
+def measured(probe: Mapping[str, Any], precision: Precision, disk: str = "nvme") -> HardwareRates:
+    """Return the rates that `zerolora probe` measured; disks are not measured.
+
+    Raises UserError if the probe has no rate for `precision`, or lacks a value.
+    """
+    file = checked(probe)
+    values, cpu = file.measured, file.device == "cpu"
+    to_device, to_host = values.host_to_device_bytes_per_second, values.device_to_host_bytes_per_second
+    host = Link("memory", values.memory_bytes_per_second / 2, 0.0)  # a copy reads each byte and writes it
+    if not cpu:
+        if to_device is None or to_host is None:
+            raise UserError(
+                "the probe is incomplete (it has no rate between a GPU and its host); run `zerolora probe` again"
+            )
+        host = Link("host", min(to_device, to_host), 0.0)
+    if precision not in ("fp32", file.precision_16bit):
+        raise UserError(
+            f"precision is {precision}, but the probe measured {file.precision_16bit} and fp32 on this machine; "
+            "write one of them"
+        )
+    return HardwareRates(
+        name=file.hardware.name,
+        rate=values.matmul_fp32_flops_per_second if precision == "fp32" else values.matmul_16bit_flops_per_second,
+        memory_bandwidth=values.memory_bytes_per_second,
+        node=_link(values, "node"),
+        network=_link(values, "network"),
+        host=host,
+        disk=known("disk", disk, DISKS),
+        cpu_adam=values.cpu_adam_parameters_per_second,
+        kernel_seconds=values.kernel_seconds,
+        ranks_per_node=file.ranks_per_node,
+        nodes=file.nodes,
+        cpu=cpu,
+    )
+
+
+def _link(values: _Measured, name: str) -> Link:
+    """Return the slower of two measurements; with one rank or one node, where nothing is sent, an infinite rate."""
+    bandwidths = [getattr(values, f"{name}_{each}_bytes_per_second") for each in ("all_reduce", "all_gather")]
+    latency = getattr(values, f"{name}_latency_seconds")
+    if None in bandwidths:
+        return Link("none", math.inf, 0.0)
+    if latency is None:
+        raise UserError(
+            f"the probe is incomplete (measured.{name}_latency_seconds is null); run `zerolora probe` again"
+        )
+    return Link(name, min(bandwidths), latency)

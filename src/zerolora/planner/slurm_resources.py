@@ -1,7 +1,7 @@
-"""The resources that each job requests: minutes, memory of each node, GPUs. The Snakemake rules pass them on.
+"""The resources that each job requests through its Snakemake rule: minutes, memory of each node, GPUs.
 
-`seconds` and `host_bytes` are what is predicted; `minutes` and `mem_mib` are what is asked for, which is more.
-Training's are computed by render, with the choice; those of the stages around it from the files that they read.
+`seconds` and `host_bytes` are predictions; `minutes` and `mem_mib` are the request, with a margin. `render` computes
+training's with the choice; those of other stages are computed from their input files.
 """
 
 import math
@@ -14,22 +14,20 @@ from zerolora.errors import UserError
 from zerolora.files import MANIFEST, read_json
 from zerolora.memory.decoder import evaluation
 from zerolora.memory.estimate import training_spec, world_size
-from zerolora.memory.glibc_heap import PROCESS as PROCESS_BYTES
-from zerolora.memory.headroom import asked
+from zerolora.memory.host import PROCESS as PROCESS_BYTES
 from zerolora.memory.inference import AUTO_ROWS, answering
 from zerolora.memory.predict import predict
-from zerolora.memory.reserve import CONTEXT, UNUSED
-from zerolora.memory.row_statistics import RowStatistics
+from zerolora.memory.reserve import CONTEXT, UNUSED, with_headroom
 from zerolora.memory.states import BYTES
+from zerolora.memory.training_spec import RowStatistics
 from zerolora.methods.method import SHARED
 from zerolora.methods.peft_format import ADAPTER
 from zerolora.model import foreign
-from zerolora.model.logit_chunks import EVALUATION_TOKENS
 from zerolora.model.projections import NOTHING, ForwardSpec
 from zerolora.model.read_spec import read_model_spec
-from zerolora.model.spec import ModelSpec
-from zerolora.planner.candidate_table import steps_of
+from zerolora.model.spec import EVALUATION_TOKENS, ModelSpec
 from zerolora.planner.candidates import Candidate, Planning, step_work
+from zerolora.planner.choice import steps_of
 from zerolora.planner.cost import OPERATIONS, step_seconds
 from zerolora.planner.run_hardware import hardware_of
 from zerolora.strategies import STRATEGIES
@@ -37,28 +35,26 @@ from zerolora.tensor_file import read_header
 
 EMBEDDED = "lora_embedding_A"
 SLACK = 4
-"""Seconds asked for over seconds predicted. Of the configurations that benchmarks/choice.py measured, the worst took
-3.3 times as long as predicted; other machines are less well known."""
+"""Requested over predicted seconds. The worst configuration of benchmarks/choice.py took 3.3 times its prediction."""
 MINIMUM_MINUTES = 15
-"""Minutes that every job gets: Python and its libraries from a cold shared disk, and the warning before the limit."""
+"""Minutes for loading Python and its libraries from a cold shared disk, and for the warning before the limit."""
 SHARED_DISK = 2e8
 """Bytes/s of a file system that many nodes share: an assumption."""
-# Measured by benchmarks/prepare_memory.py: bytes of a process, bytes a byte of input, bytes/s that one process reads.
+# Measured by benchmarks/prepare_memory.py: bytes of a process, bytes per byte of input, bytes/s of a process.
 PREPARE_PROCESS, PREPARE_GROWTH, PREPARE_RATE = 170_000_000, 0.4, 2.0e5
 PREPARE_LIBRARIES = 780_000_000
-"""Resident bytes of libraries, as Slurm counts them: with what other processes of the node have mapped too.
-tests/unit/test_slurm_resources.py holds it against a real run."""
+"""Resident bytes of libraries, as Slurm counts them: including pages shared with other processes of the node.
+tests/unit/test_slurm_resources.py compares it with a real run."""
 LIBRARIES = 375 * 1024**2
-"""Resident bytes of a process that writes a page; a rank has more (memory/glibc_heap.py, PROCESS)."""
+"""Resident bytes of a process that writes a page; a rank has more (memory/host.py, PROCESS)."""
 MERGE_PROCESS = 400 * 1024**2
-"""Resident bytes of a process that is about to merge, transformers imported, as for fused experts. Without it they are
-fewer, measured by benchmarks/merge/compare.py ("start").
-tests/unit/test_slurm_resources.py holds merging against a real run."""
+"""Resident bytes of a process before it merges, with transformers, as fused experts need it; without it they are fewer
+(benchmarks/merge/compare.py, "start"). tests/unit/test_slurm_resources.py compares merging with a real run."""
 MERGE_BLOCKS = 8 * (4 * 2**20 + 3 * 4 * 2**17)
-"""Of the threads of a merge (merge/stream.py): rows as they are stored; a block in fp32, its update and their sum."""
+"""Bytes of a merge's threads (merge/stream.py): stored rows, and a block in fp32, its update and their sum."""
 MERGE_WHOLE = 4 * 4
-"""Bytes for each number of a weight that is merged whole: in fp32, as it is quantized, unpacked and updated; those of
-experts are fewer bytes in more copies."""
+"""Bytes for each number of a weight that is merged whole: four fp32 copies, quantized, unpacked and updated. Experts
+have more copies of fewer bytes."""
 
 
 class Resources(TypedDict):
@@ -82,11 +78,11 @@ class TrainingResources(Resources):
 
 
 def training(candidate: Candidate, planning: Planning, canary: int = 0) -> TrainingResources:
-    """Return the resources of training: every step, every validation, weights read and checkpoints written; and those
-    of a canary, `canary` steps made twice, by trainings that each read the weights."""
+    """Return the resources of training: steps, validations, weights read and checkpoints written; and of a canary, two
+    trainings of `canary` steps that each read the weights."""
     settings, rows = planning.settings, planning.rows
     steps = steps_of(settings, rows)
-    # Validating a row takes less time than training on it.
+    # An upper bound: validating a row takes less time than training on it.
     validations = 1 + (steps // settings.validation_steps if settings.validation_steps else 0)
     stepping = candidate.seconds * (steps + 2 * canary + validations * rows.validation_rows / settings.global_batch)
     prediction = predict(planning.model, candidate.spec)
@@ -113,9 +109,9 @@ def rendered(reasons: Path) -> TrainingResources:
 
 
 def merging(model: Path, adapter: Path) -> Resources:
-    """Return the resources of merging an adapter into the model in a directory, a block of rows at a time, and the
-    largest matrix whole: an embedding only with DoRA, whose norms go across its rows. A head that is untied is written
-    by rows.
+    """Return the resources of merging an adapter into the model in a directory: blocks of rows, and the largest matrix
+    that is merged whole. An untied head is merged by rows, and so is an embedding without DoRA, whose norms go across
+    its rows.
 
     Raises UserError if a manifest or config.json is missing.
     """
@@ -145,9 +141,9 @@ def evaluating(
     gpus_per_node: int | None = None,
     models: int = 1,
 ) -> Resources:
-    """Return the resources of evaluating a model: on a GPU, on as few of a node for each rank as hold it, or on all if
-    they do not, with the rest in host memory; on a CPU, in fp32. A node has `gpus_per_node`, by default as many as
-    training uses. So many `models` of its size are asked, one after the other.
+    """Return the resources of evaluating `models` models of one size in turn: on the fewest of a node's GPUs that hold
+    one for each rank, or on all, with the rest in host memory; or on a CPU in fp32. `gpus_per_node` is by default
+    training's number.
 
     Raises UserError if a stage's file is missing.
     """
@@ -155,7 +151,7 @@ def evaluating(
     stored = sum(_weight_files(model))
     rows, longest = statistics[f"{settings.split}_rows"], max(1, statistics[f"{settings.split}_longest_row"])
     rows = min(rows, settings.rows or rows)
-    # Where the batch is left open, one prompt has to fit on a GPU, and as many are asked for on a CPU as are used.
+    # With batch: auto one prompt must fit on a GPU; a CPU's request is for the rows in use.
     open_batch = settings.batch == "auto"
     half = _answering(spec, settings, longest, BYTES["bf16"], 1 if open_batch else None)
     on_gpu = run.device == "cuda"
@@ -165,10 +161,10 @@ def evaluating(
         spec, BYTES["bf16"], "sdpa", 1 if open_batch else _batch(settings), longest, settings.max_new_tokens
     )[0]
     gpus = _gpus(spec, stored, cache, half - cache, run, most) if on_gpu else 0
-    if settings.engine == "vllm":  # each GPU has as many heads as any other
+    if settings.engine == "vllm":  # which divides heads evenly among GPUs
         numbers = range(gpus, most + 1) if gpus else range(most, 0, -1)
         gpus = next((number for number in numbers if spec.key_heads % number == 0), gpus)
-    # A model for a GPU is loaded to host memory first; a model on a CPU is in fp32.
+    # A GPU's model is loaded into host memory first; a CPU's is in fp32.
     held = stored if on_gpu else spec.parameters * BYTES["fp32"] + _answering(spec, settings, longest, BYTES["fp32"])
     ranks = settings.ranks
     all_gpus = 0
@@ -181,10 +177,10 @@ def evaluating(
 
 
 def _gpus(spec: ModelSpec, stored: int, cache: int, working: float, run: RenderSettings, most: int) -> int:
-    """Return the least number of GPUs, up to `most`, that hold `stored` bytes of weights, the cache, which lies where
-    its layers do, and on each `working`; 0 if they are too many.
+    """Return the least number of GPUs, up to `most`, for `stored` bytes of weights and a cache, both divided by layers,
+    and `working` bytes on each; 0 if they do not fit.
 
-    accelerate (get_balanced_memory) places whole layers, so that one of several GPUs may have a layer, or an embedding,
+    accelerate (get_balanced_memory) assigns whole layers, so one of several GPUs may have a layer, or an embedding,
     more than its share.
     """
     width = stored / spec.parameters
@@ -199,7 +195,7 @@ def _gpus(spec: ModelSpec, stored: int, cache: int, working: float, run: RenderS
 
 
 def preparing(rows: Path, processes: int) -> Resources:
-    """Return the resources of tokenizing a file, or all files of a directory, in `processes` processes."""
+    """Return the resources of tokenizing a file, or a directory's files, in `processes` processes."""
     size = sum(path.stat().st_size for path in [rows, *rows.rglob("*")] if path.is_file())
     held = PREPARE_LIBRARIES + PREPARE_PROCESS * (processes + 1) + PREPARE_GROWTH * size
     return _resources(size / (PREPARE_RATE * processes), held)
@@ -215,7 +211,7 @@ def _resources(seconds: float, host: float, gpus: int = 0) -> Resources:
         "seconds": seconds,
         "host_bytes": int(host),
         "minutes": max(MINIMUM_MINUTES, math.ceil(SLACK * seconds / 60)),
-        "mem_mib": math.ceil(asked(host) / 1024**2),
+        "mem_mib": math.ceil(with_headroom(host) / 1024**2),
         "gpus": gpus,
     }
 
@@ -229,7 +225,7 @@ def _weight_files(model: Path) -> list[int]:
 def _answering(
     model: ModelSpec, settings: EvaluateSettings, longest: int, width: int, rows: int | None = None
 ) -> float:
-    """Return the peak bytes of generating answers, `rows` at a time, and of computing the loss, without the weights."""
+    """Return the peak bytes, without weights, of generating answers, `rows` at a time, and of computing the loss."""
     answers = sum(answering(model, width, "sdpa", rows or _batch(settings), longest, settings.max_new_tokens))
     together = max(1, EVALUATION_TOKENS // longest)
     measuring = evaluation(

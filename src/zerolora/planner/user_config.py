@@ -1,14 +1,17 @@
-"""The user's own DeepSpeed JSON: checked before anything runs, corrected, completed, and described as a strategy.
+"""The user's DeepSpeed JSON: checked before anything runs, corrected, completed, and described as a strategy.
 
-DeepSpeed reads its config after the model is loaded, and ignores many mistakes. Here each mistake is reported in one
-line that names file, line and key, before a job is submitted, and every value that training does not take over is
-reported with what is used instead.
+DeepSpeed reads its config after the model is loaded, and ignores many mistakes. Here each mistake is one line with
+file, line and key before a job is submitted, and each value that training does not use is reported with its
+replacement.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import yaml
 
 from zerolora.errors import UserError
 from zerolora.planner.deepspeed_keys import (
@@ -21,11 +24,10 @@ from zerolora.planner.deepspeed_keys import (
     ZERO,
     ZERO_RENAMED,
 )
-from zerolora.planner.json_lines import line_at, lines_of
 from zerolora.planner.user_faults import AUTO, Fault, faults, hpz_ranks, is_off, placement
-from zerolora.strategies.buckets import Buckets
 from zerolora.strategies.deepspeed_zero import DeepSpeed
-from zerolora.strategies.strategy import Strategy, Target
+from zerolora.strategies.strategy import Buckets, Strategy, Target
+from zerolora.yaml_file import composed
 
 # DeepSpeed's defaults, in elements.
 DEFAULTS = {
@@ -37,15 +39,19 @@ DEFAULTS = {
 }
 
 
+Location = tuple[str, ...]
+"""The keys that lead to a value."""
+
+
 class UserLayout(NamedTuple):
-    """A DeepSpeed JSON, described like a named strategy."""
+    """A DeepSpeed JSON as a strategy."""
 
     strategy: Strategy
     buckets: Buckets
 
 
 class Correction(NamedTuple):
-    """A value of a JSON that training does not take over."""
+    """A value of a JSON that training does not use."""
 
     at: tuple[str, ...]
     value: Any
@@ -53,10 +59,9 @@ class Correction(NamedTuple):
 
 
 def check_user_config(path: str, user: Any, target: Target, key: str = "render.strategy") -> None:
-    """Raise UserError, with one line for each mistake, if a JSON is invalid by itself or on a run's `target`.
+    """Raise UserError, with a line for each mistake, if a JSON is invalid, in itself or on a run's `target`.
 
-    Each line names the file and, where the file is on this machine, the line of its key. `key` is the setting or option
-    that names the file.
+    Each line names the setting or option `key`, the file and, if the file is on this machine, the line.
     """
     mistakes = list(faults(user))
     if not mistakes:
@@ -82,10 +87,10 @@ def check_user_config(path: str, user: Any, target: Target, key: str = "render.s
 
 
 def corrected(user: dict[str, Any]) -> tuple[dict[str, Any], list[Correction]]:
-    """Return a JSON without the values that training does not take over, and what is used instead of each.
+    """Return a JSON without the values that training does not use, and their replacements.
 
-    These change nothing of what is trained, are DeepSpeed's of an earlier version, or are advice that runs badly: stock
-    files of other tools have them.
+    These values, which other tools' stock files contain, do not change training's result, are of an earlier version of
+    DeepSpeed, or run badly.
     """
     corrections: list[Correction] = []
     result: dict[str, Any] = {}
@@ -106,13 +111,13 @@ def corrected(user: dict[str, Any]) -> tuple[dict[str, Any], list[Correction]]:
         zero = result[ZERO] = {
             key: value for key, value in zero.items() if key not in ZERO_RENAMED or not is_off(value)
         }
-        for key, instead in _mended_zero(zero):
+        for key, instead in _corrected_zero(zero):
             corrections.append(Correction((ZERO, key), zero.pop(key), instead))
     return result, corrections
 
 
-def _mended_zero(zero: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the keys of zero_optimization that are left out, and what is used instead."""
+def _corrected_zero(zero: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the keys of zero_optimization that are omitted, and their replacements."""
     result = []
     if zero.get("stage") == 3:
         for key in aliases("stage3_max_live_parameters"):
@@ -120,8 +125,7 @@ def _mended_zero(zero: dict[str, Any]) -> list[tuple[str, str]]:
                 # partitioned_param_coordinator.py: the bound on what is fetched ahead
                 result.append((key, f"{DEFAULTS['stage3_max_live_parameters']:,}, as with 0 nothing is fetched ahead"))
     if zero.get("stage") in (1, 2) and zero.get("round_robin_gradients") is True:
-        # stage_1_and_2.py, link_hp_params: slices of the optimizer states are looked up in another order than they are
-        # stored in.
+        # stage_1_and_2.py, link_hp_params: slices of the optimizer states are read in another order than stored.
         result.append(("round_robin_gradients", "false, as a resumed run would mix up the optimizer's states"))
     result += [
         (key, "an adapter is saved in training's own precision")
@@ -132,24 +136,20 @@ def _mended_zero(zero: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def filled(user: dict[str, Any], hidden: int) -> dict[str, Any]:
-    """Return a JSON that has no fault as DeepSpeed gets it: corrected, with stage 0 by default, and with "auto" in
-    its stage-3 sizes replaced for a model of width `hidden`."""
+    """Return a valid JSON as DeepSpeed gets it: corrected, with stage 0 by default, and with its stage-3 sizes of
+    "auto" computed for a model of width `hidden`."""
     values = corrected(user)[0]
-    known = auto_values(hidden)
+    # transformers/integrations/deepspeed.py, config_finalize
+    sizes = zip(AUTO, (hidden * hidden, int(0.9 * hidden * hidden), 10 * hidden), strict=True)
+    known = {name: size for key, size in sizes for name in aliases(key)}
     zero = {"stage": 0, **values.get(ZERO, {})}
     return {**values, ZERO: {key: known[key] if value == "auto" else value for key, value in zero.items()}}
 
 
-def auto_values(hidden: int) -> dict[str, int]:
-    """Return what "auto" means for stage 3's sizes (transformers/integrations/deepspeed.py, config_finalize)."""
-    values = (hidden * hidden, int(0.9 * hidden * hidden), 10 * hidden)
-    return {name: value for key, value in zip(AUTO, values, strict=True) for name in aliases(key)}
-
-
 def layout_of(user: dict[str, Any]) -> UserLayout:
-    """Return the strategy and sizes that a JSON describes, so that it is estimated like the named strategies.
+    """Return a JSON as a strategy and sizes, to be estimated like the named strategies.
 
-    `user` is the result of `filled`; a remaining "auto" counts as DeepSpeed's default, which DeepSpeed uses for it.
+    `user` is the result of `filled`; a remaining "auto" is DeepSpeed's default.
     """
     zero = user.get(ZERO, {})
     stage = zero.get("stage", 0)
@@ -184,7 +184,7 @@ def layout_of(user: dict[str, Any]) -> UserLayout:
 
 
 def aliases(key: str) -> tuple[str, ...]:
-    """Return the names that DeepSpeed accepts for a key: stage-3 keys also without their prefix."""
+    """Return the names of a key in DeepSpeed: stage-3 keys also without their prefix."""
     return (key, key.removeprefix("stage3_")) if key in STAGE_3 else (key,)
 
 
@@ -213,5 +213,30 @@ def _partition_faults(zero: dict[str, Any], strategy: Strategy, ranks: int) -> I
 
 
 def _size(zero: dict[str, Any], key: str) -> int:
-    given = [zero[name] for name in aliases(key) if zero.get(name, "auto") != "auto"]
-    return int(given[0]) if given else DEFAULTS[key]
+    return int(next((zero[name] for name in aliases(key) if zero.get(name, "auto") != "auto"), DEFAULTS[key]))
+
+
+def lines_of(path: Path) -> dict[Location, int]:
+    """Return the line of each key of a valid JSON file by its path, in which entries of lists have their number; empty
+    if the file is not on this machine."""
+    try:
+        # Blanks in JSON that YAML does not accept, or takes for line breaks.
+        text = re.sub("[\t\x85\u2028\u2029]", " ", path.read_text(encoding="utf-8"))
+        return dict(_key_lines(composed(text)[1], ()))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        return {}
+
+
+def _key_lines(node: yaml.Node | None, at: Location) -> Iterator[tuple[Location, int]]:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield (*at, key.value), key.start_mark.line + 1
+            yield from _key_lines(value, (*at, key.value))
+    elif isinstance(node, yaml.SequenceNode):
+        for number, value in enumerate(node.value):
+            yield from _key_lines(value, (*at, str(number)))
+
+
+def line_at(lines: dict[Location, int], location: Location) -> int | None:
+    """Return the line of a location, or of the innermost key around it."""
+    return next((lines[location[:end]] for end in range(len(location), 0, -1) if location[:end] in lines), None)

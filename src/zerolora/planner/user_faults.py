@@ -1,4 +1,4 @@
-"""The mistakes of a user's own DeepSpeed JSON that do not depend on the run."""
+"""The mistakes in a user's DeepSpeed JSON that do not depend on the run."""
 
 import difflib
 import math
@@ -26,11 +26,11 @@ from zerolora.planner.deepspeed_keys import (
 )
 from zerolora.strategies.strategy import Placement
 
-LARGEST = 2**63 - 1  # of a size, which is a 64-bit integer in torch
+LARGEST = 2**63 - 1  # a size is a 64-bit integer in torch
 AUTO = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
-"""Sizes for which "auto" has a meaning, that of transformers' Trainer."""
+"""Sizes with an "auto", as in transformers' Trainer."""
 LEFT_TO_TRAINING = ("stage3_gather_16bit_weights_on_model_save", "gather_16bit_weights_on_model_save")
-"""Keys of which "auto" is left out."""
+"""Keys that are omitted if "auto"."""
 OF_STAGE_3 = (
     "zero_hpz_partition_size",
     "zero_quantized_weights",
@@ -51,15 +51,15 @@ WANTED = wordings(
 
 
 class Fault(NamedTuple):
-    """A mistake of a JSON."""
+    """A mistake in a JSON."""
 
     at: tuple[str, ...]
-    """The keys that lead to it."""
+    """Path of its key."""
     text: str
 
 
 def faults(user: Any) -> Iterator[Fault]:
-    """Yield the mistakes of a JSON that do not depend on the run: keys at every level, types, contradictions."""
+    """Yield a JSON's mistakes that do not depend on the run: unknown keys at every level, types, contradictions."""
     for fault in _faults(user):
         yield Fault(fault.at, printable(fault.text))
 
@@ -88,7 +88,7 @@ def _faults(user: Any) -> Iterator[Fault]:
 
 
 def is_off(value: Any) -> bool:
-    """Return whether a value switches its key off, leaves that to training, or says nothing."""
+    """Return whether a value is empty, disables its key, or leaves it to training."""
     if isinstance(value, dict):
         enabled = value.get("enabled")
         return (
@@ -135,7 +135,7 @@ def _unknown_top(key: str) -> Fault:
 
 
 def _alike(key: str) -> str | None:
-    """Return the key of the top level that a misspelt one stands for; None if it is like none."""
+    """Return the top-level key that a misspelled one resembles; None if there is none."""
     return next(iter(difflib.get_close_matches(key, sorted(TOP_LEVEL), 1, ALIKE)), None)
 
 
@@ -160,7 +160,7 @@ def _in_zero(zero: dict[str, Any]) -> Iterator[Fault]:
 
 
 def _devices_and_names(zero: dict[str, Any]) -> Iterator[Fault]:
-    """Yield unknown offload devices, and keys that are given by both of their names."""
+    """Yield unknown offload devices, and keys under both of their names."""
     for key in OFFLOADS:
         section = zero.get(key)
         device = section.get("device", "none") if isinstance(section, dict) else "none"
@@ -207,7 +207,7 @@ def _section(at: tuple[str, ...], values: Any, known: Mapping[str, JsonKey]) -> 
 
 
 def _value(at: tuple[str, ...], value: Any, key: JsonKey) -> Iterator[Fault]:
-    """Yield a fault if a value is not of its key's type; null is a value of few."""
+    """Yield a fault if a value is not of its key's kind."""
     if value is None and key.optional:
         return
     right = {
@@ -308,12 +308,12 @@ def _impossible_offload(zero: dict[str, Any], stage: int) -> Iterator[Fault]:
 
 
 def placement(zero: dict[str, Any], key: str) -> Placement:
-    """Return where an offload section puts its tensors."""
+    """Return the device of an offload section."""
     device: Any = (zero.get(key) or {}).get("device", "none")
     placed: Placement = "gpu" if device == "none" else device
     return placed
 
 
 def hpz_ranks(zero: dict[str, Any]) -> int:
-    """Return the ranks of a node that hold weights together."""
+    """Return the ranks of hpZ's partition, which share weights."""
     return int(zero.get("zero_hpz_partition_size") or 1)

@@ -1,4 +1,4 @@
-"""zero.json: the options of a run's engine, and what `render` chose beside them. Read and written here alone."""
+"""zero.json: the options of a run's engine, and the choice of `render`. No other module reads or writes it."""
 
 from functools import cached_property
 from pathlib import Path
@@ -7,17 +7,18 @@ from typing import Any, Self
 from pydantic import ConfigDict, Field, ValidationError
 
 from zerolora.config.compared import compared
-from zerolora.config.settings import Settings, TrainingChoice
+from zerolora.config.section import Section
+from zerolora.config.settings import TrainingChoice
 from zerolora.errors import UserError, shown
 from zerolora.files import read_object, write_json
 from zerolora.types import Precision
 
 CHOICE = "zerolora"
-"""The entry of the file that is not the engine's."""
+"""Key of the file with the choice; all others are the engine's."""
 
 
-class ZeroOptimization(Settings):
-    """DeepSpeed's section zero_optimization, as far as training reads it; DeepSpeed converts values, so this does."""
+class ZeroOptimization(Section):
+    """The part of DeepSpeed's zero_optimization that training reads, with values converted as DeepSpeed does."""
 
     model_config = ConfigDict(extra="allow", strict=False, frozen=True)
 
@@ -25,8 +26,8 @@ class ZeroOptimization(Settings):
     zero_quantized_nontrainable_weights: bool = False
 
 
-class FsdpOptions(Settings):
-    """The options of torch's fully_shard (strategies/fully_shard.py)."""
+class FsdpOptions(Section):
+    """The options of torch's fully_shard (strategies/torch_native.py)."""
 
     mesh: list[int]
     reshard_after_forward: bool
@@ -35,8 +36,8 @@ class FsdpOptions(Settings):
     offload: bool
 
 
-class EngineOptions(Settings):
-    """The options of an engine, as far as training reads them itself; DeepSpeed reads all."""
+class EngineOptions(Section):
+    """The options that training reads; the engine reads all."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -47,23 +48,23 @@ class EngineOptions(Settings):
     fsdp: FsdpOptions | None = None
 
 
-class ZeroJson(Settings):
+class ZeroJson(Section):
     """results/<run>/zero.json."""
 
     options: dict[str, Any]
-    """All options of the engine as the file has them: a config of DeepSpeed, or torch's in a section of their own."""
+    """All options of the engine as in the file: a DeepSpeed config, or torch's options in a section."""
     choice: TrainingChoice
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Self:
-        """Return the content of a file. Raises ValidationError if it is not what `render` writes."""
+        """Return the content of a file. Raises ValidationError unless `render` can write it."""
         options = {name: value for name, value in values.items() if name != CHOICE}
         EngineOptions.model_validate(options)
         return cls(options=options, choice=TrainingChoice.model_validate(values.get(CHOICE)))
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Return the content of `path`. Raises UserError if the file is missing, or is not what `render` writes."""
+        """Return the content of `path`. Raises UserError if the file is missing, or `render` cannot have written it."""
         values = read_object(path, "zerolora render")
         try:
             return cls.of(values)
@@ -85,5 +86,5 @@ class ZeroJson(Settings):
 
     @cached_property
     def engine(self) -> EngineOptions:
-        """The options that training reads itself."""
+        """The options that training reads."""
         return EngineOptions.model_validate(self.options)

@@ -1,8 +1,7 @@
-"""What a run's model cannot do, said before a queue: training and merge, tried on shapes alone.
+"""Try a run's training and merge on shapes alone, so that a model's limits show before a job waits in a queue.
 
-The real class is built on the meta device with the attention that was chosen, the method is put on it as training does,
-and what it would publish is merged into tensors that have the names and shapes of the base model's files. That takes
-torch, some seconds and no weights.
+The real class is built on the meta device with the chosen attention, the method is applied as in training, and its
+tensors are merged into the names and shapes of the base model's files. That takes torch, some seconds and no weights.
 """
 
 import logging
@@ -31,7 +30,7 @@ from zerolora.model.architecture import built_on_meta, config_of
 from zerolora.model.base_check import check_shared
 from zerolora.model.manifest import check_not_quantized
 from zerolora.model.weight_files import WEIGHTS, weight_files
-from zerolora.planner.datasheets import GPUS
+from zerolora.planner.hardware import GPUS
 from zerolora.planner.run_hardware import typical
 from zerolora.tensor_file import TensorFile, read_header
 from zerolora.train.attention import IMPLEMENTATIONS, check_attention, no_attention
@@ -40,16 +39,15 @@ from zerolora.train.earlier_adapter import check_start, weights_of
 from zerolora.train.engines.engine import trained
 from zerolora.types import Attention
 
-TOKENS = 8
-"""Of the row that the attention is tried with."""
+TOKENS = 8  # of the row that tests the attention
 
 
 def check(settings: RenderSettings, attention: Attention, model: Path, weights: Path, data: Path | None = None) -> None:
-    """Raise UserError if the model of directory `model`, as fetch wrote it, cannot be trained as a run's settings say,
-    from the adapter that they name, or what is trained could not be merged into its files or exported.
+    """Raise UserError if the model of directory `model`, written by fetch, cannot be trained with a run's settings and
+    train.from_adapter, or the result could not be merged into its files or exported.
 
-    `data`: the prepared data, for the tokens that it adds; without, the adapter is not looked at. `weights` is the
-    directory of downloaded weights. Where they are not on this machine, names are not checked.
+    `data` is the prepared data with its added tokens; without it, train.from_adapter is not checked. `weights` is the
+    directory of downloaded weights. Names are checked only where those are on this machine.
     """
     if settings.device == "cuda":
         check_gpu(settings.hardware)
@@ -75,8 +73,8 @@ def check(settings: RenderSettings, attention: Attention, model: Path, weights: 
 
 
 def check_gpu(hardware: HardwareSettings) -> None:
-    """Raise UserError if the installed torch has no kernels for the GPU of the config, or this machine's driver is too
-    old for it. On a machine that submits jobs to Slurm, whose nodes may have another driver, that is a warning."""
+    """Raise UserError if the installed torch has no kernels for the config's GPU, or this machine's driver is too old.
+    On a machine that submits to Slurm the driver is only a warning: nodes may have another one."""
     named = GPUS[hardware.gpu] if hardware.gpu else None
     described = {(named.name, named.capability)} if named else set()
     if hardware.compute_capability is not None:
@@ -94,7 +92,7 @@ def check_gpu(hardware: HardwareSettings) -> None:
 
 
 def _attending(config: Any, attention: Attention) -> Any:
-    """Return the model on the meta device. Raises UserError if it has not this attention."""
+    """Return the model on the meta device. Raises UserError if it does not have this attention."""
     check_attention(attention, config)
     try:
         model = built_on_meta(config, IMPLEMENTATIONS.get(attention, attention))
@@ -105,12 +103,12 @@ def _attending(config: Any, attention: Attention) -> Any:
     torch_log = logging.getLogger("torch._subclasses.fake_tensor")
     torch_log.disabled = True  # it logs the end of the pass with a traceback
     try:
-        # Fake tensors, as transformers asks no values of these when it looks for packed rows.
+        # Fake tensors: transformers does not read their values to detect packed rows.
         with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
             model(input_ids=torch.zeros((1, TOKENS), dtype=torch.int64, device="meta"), use_cache=False)
     except UserError:
         raise
-    # Shapes are not enough for all that comes after the first layer's attention: experts are chosen by values.
+    # Shapes do not suffice after the first layer's attention: experts are chosen by values.
     except Exception as error:
         LOGGER.debug("on shapes alone, a forward pass ends with %s", error)
     finally:
@@ -119,29 +117,26 @@ def _attending(config: Any, attention: Attention) -> Any:
 
 
 def _updates(model: Any, settings: RenderSettings) -> tuple[dict[str, Update], TrainedShapes]:
-    """Return what merge would be given after training, and what training would publish, on the meta device. Raises
-    UserError if the method cannot be put on the model."""
+    """Return merge's updates and the published tensors, as shapes. Raises UserError if the method does not fit."""
     base = built_on_meta(model.config)
     method = TRAINABLE[settings.method.name]
     with torch.device("meta"):
         built = method.build(model, settings.sections)
-        trained = {name: parameter for name, parameter in built.named_parameters() if parameter.requires_grad}
-        published = {name: tensor.detach() for name, tensor in method.published(built, trained).items()}
+        published = {name: tensor.detach() for name, tensor in method.published(built, trained(built)).items()}
         config = built.peft_config["default"] if method.peft_type else None
         updates = method.updates_of(published, config.to_dict() if config else {}, base)
     return updates, TrainedShapes(published, config)
 
 
 def _check_start(settings: RenderSettings, start: Path, config: Any, model: Path, tokens: Sequence[AddedToken]) -> None:
-    """Raise UserError if training cannot begin with what the directory `start` holds: it is not whole, of another base,
-    or of another method or settings."""
+    """Raise UserError if the adapter `start` is incomplete, or of another base, method or settings."""
     if not start.is_dir():
-        LOGGER.info("train.from_adapter: %s: is not here yet, so training checks it", start)
+        LOGGER.info("train.from_adapter: %s: does not exist yet; training will check it", start)
         return
     method = TRAINABLE[settings.method.name]
     weights_of(start, method)
     check_identity(start, method, model / MANIFEST)
-    # First what is wrong with the adapter itself, then how the run differs from it.
+    # First faults of the adapter itself, then differences from the run.
     try:
         check_published(start, model)
     except UserError as error:
@@ -154,8 +149,7 @@ def _check_start(settings: RenderSettings, start: Path, config: Any, model: Path
 
 
 def _merge(files: list[TensorFile], names: StoredNames, updates: dict[str, Update], model: Path) -> None:
-    """Merge shapes. Raises UserError if a weight that is trained is in no file, has another shape there, or is stored
-    in a form that it cannot be brought back to."""
+    """Raise UserError if a trained weight is in no file, has another shape there, or a form that cannot be written."""
     try:
         plan = plan_merge(files, names, updates)
     except UserError as error:

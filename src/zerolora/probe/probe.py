@@ -2,9 +2,8 @@
 
     zerolora probe --output FILE [--ranks N]
 
-All ranks of a node measure at the same time, as they do in training, so each rate is that of a rank whose neighbours
-are busy. Inside a Slurm job, start it with srun, one task for each node or for each rank, like training
-(train/launch/launcher.py).
+All ranks of a node measure at the same time, so each rate is that of a rank with busy neighbours, as in training.
+Inside a Slurm job, start it with srun, one task for each node or for each rank, like training.
 """
 
 import json
@@ -18,8 +17,7 @@ from pathlib import Path
 from zerolora.errors import UserError, shown
 from zerolora.files import write_json
 from zerolora.machine import devices
-from zerolora.train.launch.launcher import environment_of
-from zerolora.train.launch.processes import Ranks, check, wait_for
+from zerolora.train.launch.launcher import Ranks, check, environment_of, wait_for
 from zerolora.train.launch.topology import Topology, topology
 
 LONGEST_SECONDS = 300
@@ -30,45 +28,40 @@ def probe(output: Path, device: str, ranks: int) -> None:
 
     The file holds `device`, `nodes`, `ranks_per_node`, `precision_16bit`, `date`, `hardware`, `versions` and
     `measured`: medians of the slowest rank, with units in their names (probe_rank.py), and null for links that the
-    machine does not have. Only the task with rank 0 writes. Raises UserError, and writes nothing, if `device` or
-    `ranks` is not available.
+    machine lacks. Only the task with rank 0 writes. Raises UserError if `device` or `ranks` is not available.
     """
-    _check(output, device, ranks)
-    where = topology(os.environ, _nodes(os.environ), ranks)
-    if device == "cuda" and (reason := devices.fault(len(where.ranks), "--device cpu")):
-        raise UserError(f"--device is cuda, but {reason}")
-    with tempfile.TemporaryDirectory() as directory:
-        result = Path(directory) / "probe.json"
-        _run(where, ["--output", str(result), "--device", device], device, Path(directory))
-        if 0 in where.ranks:
-            write_json(output, json.loads(result.read_text()))
-
-
-def _check(output: Path, device: str, ranks: int) -> None:
     if device not in ("cpu", "cuda"):
         raise UserError(f"device is {shown(device)}; write cpu or cuda")
     if ranks < 1:
         raise UserError(f"--ranks is {ranks}; write 1 or more")
     if output.is_dir():
         raise UserError(f"--output {output} is a directory; write a file, as in {output / 'probe.json'}")
+    where = topology(os.environ, _nodes(os.environ), ranks)
+    if device == "cuda" and (reason := devices.fault(len(where.ranks), "--device cpu")):
+        raise UserError(f"--device is cuda, but {reason}")
+    with tempfile.TemporaryDirectory() as directory:
+        result = Path(directory) / "probe.json"
+        _run(where, result, device)
+        if 0 in where.ranks:
+            write_json(output, json.loads(result.read_text()))
 
 
 def _nodes(environment: Mapping[str, str]) -> int:
-    """Return the number of nodes of the Slurm step that this process belongs to; 1 outside of a step."""
+    """Return the number of nodes of this process's Slurm step; 1 outside of a step."""
     if "SLURM_STEP_ID" not in environment or "SLURM_PROCID" not in environment:
         return 1
     return int(environment.get("SLURM_STEP_NUM_NODES", environment.get("SLURM_NNODES", "1")))
 
 
-def _run(where: Topology, arguments: list[str], device: str, logs: Path) -> None:
+def _run(where: Topology, result: Path, device: str) -> None:
     """Run the probe's process for each rank in `where`. If one fails, all others are terminated."""
-    environment = environment_of(device)
     deadline = time.monotonic() + LONGEST_SECONDS
 
     def log_of(rank: int) -> Path:
-        return logs / f"rank{rank}.log"
+        return result.with_name(f"rank{rank}.log")
 
-    ranks = Ranks(where, [sys.executable, "-m", "zerolora.probe.probe_rank", *arguments], environment, log_of)
+    command = [sys.executable, "-m", "zerolora.probe.probe_rank", "--output", str(result), "--device", device]
+    ranks = Ranks(where, command, environment_of(device), log_of)
     codes = wait_for(ranks, lambda _: time.monotonic() > deadline)
     check(codes, log_of, "the probe's rank")
     if None in codes.values():

@@ -1,7 +1,7 @@
 """One rank of the probe: python -m zerolora.probe.probe_rank --output FILE --device cpu|cuda, with RANK and so on set.
 
-Every measurement begins at a barrier, so that all ranks of all nodes measure the same thing at the same time. A rank
-takes the median of its repetitions; the result is that of the slowest rank, since the others wait for it in every step.
+Every measurement begins at a barrier, so all ranks of all nodes measure the same thing at the same time. A rank takes
+the median of its repetitions; the result is that of the slowest rank, for which the others wait in every step.
 """
 
 import argparse
@@ -26,6 +26,7 @@ from zerolora.train.launch.rendezvous import rendezvous
 
 REPETITIONS = 7
 PACKAGES = ("torch", "deepspeed", "transformers", "peft")
+NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 # By device: large enough to reach the rates of a real model, small enough to take seconds.
 MATRIX = {"cpu": 768, "cuda": 8192}
@@ -40,7 +41,7 @@ Measure = Callable[[], None]
 
 
 class Rank:
-    """This rank's device and groups."""
+    """The device and groups of this rank."""
 
     def __init__(self, device: str) -> None:
         self.rank, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -51,11 +52,11 @@ class Rank:
         else:
             cpu_matmul.choose()  # as training does
         rendezvous("nccl" if device == "cuda" else "gloo")
-        # Barriers and results use a separate group, so that they do not disturb what is measured.
+        # Barriers and results have a group of their own, so that they do not disturb the measurement.
         self.control = dist.new_group(backend="gloo")
-        nodes, places = range(self.world // self.per_node), range(self.per_node)
-        self.node = self._mine([[node * self.per_node + each for each in places] for node in nodes])
-        self.across = self._mine([[node * self.per_node + each for node in nodes] for each in places])
+        nodes, locals_ = range(self.world // self.per_node), range(self.per_node)
+        self.node = self._mine([[node * self.per_node + each for each in locals_] for node in nodes])
+        self.across = self._mine([[node * self.per_node + each for node in nodes] for each in locals_])
 
     def _mine(self, groups: list[list[int]]) -> Any:
         # new_group is a collective: every rank must create every group.
@@ -83,38 +84,26 @@ class Rank:
 
 
 def main() -> None:
-    """Measure, and write the result if this is rank 0."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
     arguments = parser.parse_args()
     become_rank()
     rank = Rank(arguments.device)
-    half = _half(rank.device)
-    measured = {**_computing(rank, half), **_copying(rank), **_sending(rank)}
-    if rank.rank == 0:
-        write_json(arguments.output, {**_machine(rank), "precision_16bit": _NAMES[half], "measured": measured})
-    dist.barrier(rank.control)
-    dist.destroy_process_group()
-
-
-_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
-
-
-def _half(device: torch.device) -> torch.dtype:
-    if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        return torch.float16
-    return torch.bfloat16
-
-
-def _computing(rank: Rank, half: torch.dtype) -> dict[str, float]:
-    """Measure matrix products (FLOP/s), Adam on the host (parameters/s) and the time to issue an operation (s)."""
-    return {
+    no_bf16 = rank.device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
+    half = torch.float16 if no_bf16 else torch.bfloat16
+    measured = {
         "matmul_fp32_flops_per_second": _matmul(rank, torch.float32),
         "matmul_16bit_flops_per_second": _matmul(rank, half),
         "cpu_adam_parameters_per_second": _adam(rank),
         "kernel_seconds": _issuing(rank),
+        **_copying(rank),
+        **_sending(rank),
     }
+    if rank.rank == 0:
+        write_json(arguments.output, {**_machine(rank), "precision_16bit": NAMES[half], "measured": measured})
+    dist.barrier(rank.control)
+    dist.destroy_process_group()
 
 
 def _matmul(rank: Rank, dtype: torch.dtype) -> float:
@@ -132,7 +121,7 @@ def _adam(rank: Rank) -> float:
 
 
 def _issuing(rank: Rank) -> float:
-    """Return the seconds of one operation, from a model so small that only the number of operations counts."""
+    """Return the seconds to issue one operation, from a model so small that only their number counts."""
     blocks = [
         [torch.nn.LayerNorm(16), torch.nn.Linear(16, 16), torch.nn.SiLU(), torch.nn.Linear(16, 16)]
         for _ in range(BLOCKS)
@@ -143,7 +132,7 @@ def _issuing(rank: Rank) -> float:
 
 
 def _copying(rank: Rank) -> dict[str, float | None]:
-    """Measure bytes/s of memory, read and written, and of pinned copies between host and device (None on CPU)."""
+    """Measure bytes/s of memory, reads and writes, and of pinned copies between host and device (None on CPU)."""
     count = COPIED_BYTES[rank.device.type]
     source, target = (torch.zeros(count // 4, device=rank.device) for _ in range(2))
     memory = 2 * count / rank.seconds(lambda: _done(target.copy_(source)))
@@ -163,9 +152,8 @@ def _copying(rank: Rank) -> dict[str, float | None]:
 def _sending(rank: Rank) -> dict[str, float | None]:
     """Measure the bandwidth of collectives inside a node, per rank, and between nodes, per node.
 
-    Bandwidth is the bytes/s that a ring sends: (n-1)/n of the buffer, twice that for an all-reduce. Between nodes, all
-    ranks of a node take part at once, each in a group with the ranks of its local rank on the other nodes. Latency is
-    the seconds of one hop of the ring.
+    Bandwidth is the bytes/s that a ring sends: (n-1)/n of the buffer, twice that for an all-reduce. Between nodes, each
+    rank of a node is in a group with its local rank on the other nodes, all at once. Latency is the seconds of one hop.
     """
     nodes = rank.world // rank.per_node
     return {
@@ -192,11 +180,11 @@ def _collectives(rank: Rank, where: str, group: Any, members: int, lanes: int) -
 
 
 def _done(_: object) -> None:
-    """Discard a result, to turn an expression into a measurement."""
+    """Discard a result, so that a lambda returns None."""
 
 
 def _machine(rank: Rank) -> dict[str, Any]:
-    """Return the hardware and versions of rank 0's node, which stands for all."""
+    """Return the hardware and versions of rank 0's node."""
     name = torch.cuda.get_device_name(rank.device) if rank.device.type == "cuda" else _processor()
     return {
         "device": rank.device.type,

@@ -1,9 +1,9 @@
-"""The rounds of a search: choose values, have an engine run the trials, read what came out, until there are enough.
+"""The rounds of a search: choose values, run the trials, read their outcomes, until there are enough.
 
     zerolora search NAME -- snakemake --profile profiles/slurm all
 
-The state of a search is its file of trials (config/studies.py) and their results. One that was killed resumes: the
-command runs the trials in the file before it chooses others.
+The state of a search is its file of trials (config/studies.py) and their results. A killed search resumes: the command
+runs the trials in the file before it chooses others.
 """
 
 import fcntl
@@ -14,7 +14,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from zerolora.config.file import load
 from zerolora.config.runs_file import write_runs
@@ -22,36 +21,37 @@ from zerolora.config.schema import Search
 from zerolora.config.studies import FOLDER, Study, path_of, read_study, run_of, write_study
 from zerolora.errors import UserError, shown
 from zerolora.log import LOGGER
-from zerolora.report.comparison_rows import NO_MESSAGE, what_is_there
+from zerolora.report.comparison_rows import NO_MESSAGE, all_runs
 from zerolora.search.outcomes import RESULTS, outcomes
 from zerolora.search.trial_values import choose
 
 
 def search(name: str, config: Path, command: Sequence[str]) -> Study:
-    """Run a search to its end and return its trials. Without a command, choose the values of a round if none waits.
+    """Run a search to its end and return its trials. Without a command, choose the values of a round if none is
+    waiting.
 
-    Raises UserError if the config or the file of trials is wrong, or the command fails and no trial's failure is why.
+    Raises UserError if the config or the file of trials is invalid, or if the command fails for a reason other than a
+    failed trial.
     """
-    with _alone(name):
+    with _locked(name):
         while True:
-            asked, study = _searched(config, name), read_study(name)
-            # With finished trials too: an edit of the config since then has changed their losses.
-            if command and any(not trial.failed for trial in study.trials):
-                told = _after(command, name, study, config)
-                if told != study:  # the others still have to run, without those that failed
-                    continue
+            settings, study = _settings(config, name), read_study(name)
+            # Also if all trials are finished: the config may have been edited since, which changes their losses.
+            runnable = any(not trial.failed for trial in study.trials)
+            if command and runnable and _after(command, name, study, config) != study:
+                continue  # run the others, without those that failed
             if any(outcome.state == "waiting" for outcome in outcomes(name, study)):
                 if not command:
                     return study
-            elif len(study.trials) >= asked.trials:
+            elif len(study.trials) >= settings.trials:
                 return study
             else:
-                study = _choose(name, study, asked, config)
+                study = _choose(name, study, settings, config)
                 if not command:
                     return study
 
 
-def _searched(config: Path, name: str) -> Search:
+def _settings(config: Path, name: str) -> Search:
     searches = load(config, before_first_trial=True).searches
     if name not in searches:
         known = f"write one of {', '.join(searches)}" if searches else "add one to searches (docs/search.md)"
@@ -59,11 +59,11 @@ def _searched(config: Path, name: str) -> Search:
     return searches[name]
 
 
-def _choose(name: str, study: Study, asked: Search, config: Path) -> Study:
-    """Add the trials of a round, and write them if their runs are possible. Raises UserError if one is not."""
+def _choose(name: str, study: Study, settings: Search, config: Path) -> Study:
+    """Add the trials of a round to the file. Raises UserError and restores the file if a run is invalid."""
     first = len(study.trials)
-    count = min(asked.at_once, asked.trials - first)
-    further = Study(trials=[*study.trials, *choose(asked, study.trials, outcomes(name, study), count)])
+    count = min(settings.at_once, settings.trials - first)
+    further = Study(trials=[*study.trials, *choose(settings, study.trials, outcomes(name, study), count)])
     write_study(name, further)
     try:
         checked = load(config)
@@ -75,14 +75,15 @@ def _choose(name: str, study: Study, asked: Search, config: Path) -> Study:
         raise
     write_runs(checked)
     for number in range(first, len(further.trials)):
-        LOGGER.info(f"{run_of(name, number)}: {_said(further.trials[number].values)}")
+        values = ", ".join(f"{key} {shown(value)}" for key, value in further.trials[number].values.items())
+        LOGGER.info(f"{run_of(name, number)}: {values}")
     return further
 
 
 def _after(command: Sequence[str], name: str, study: Study, config: Path) -> Study:
-    """Run the command and return the trials: if it fails, with those that failed written as failed.
+    """Run the command and return the trials, with failed ones marked.
 
-    Raises UserError if it fails and no trial's failure is why, or leaves a trial without a result.
+    Raises UserError if it fails for a reason other than a failed trial, or leaves a trial without a result.
     """
     write_runs(load(config))
     code, text = _run(command), " ".join(command)
@@ -90,7 +91,7 @@ def _after(command: Sequence[str], name: str, study: Study, config: Path) -> Stu
         waiting = [number for number, each in enumerate(outcomes(name, study)) if each.state == "waiting"]
         if waiting:
             run = run_of(name, waiting[0])
-            raise UserError(f"{text}: ended well, and there is no result of {run}; write a command that runs all runs")
+            raise UserError(f"{text}: succeeded without a result of {run}; write a command that runs all runs")
         return study
     runs = {run_of(name, number): trial for number, trial in enumerate(study.trials)}
     failed = {run: reason for run, reason in _reasons() if run in runs and not runs[run].failed}
@@ -100,7 +101,7 @@ def _after(command: Sequence[str], name: str, study: Study, config: Path) -> Stu
             "search again to resume it"
         )
     for run, reason in failed.items():
-        LOGGER.warning(f"{run}: failed, and is left out from here on: {reason}")
+        LOGGER.warning(f"{run}: failed and is skipped from now on: {reason}")
         runs[run] = runs[run].model_copy(update={"failed": reason})
     study = Study(trials=list(runs.values()))
     write_study(name, study)
@@ -109,24 +110,24 @@ def _after(command: Sequence[str], name: str, study: Study, config: Path) -> Stu
 
 
 def _reasons() -> Iterator[tuple[str, str]]:
-    """Yield each run that failed or was refused, and why. One that was stopped from outside has no reason."""
-    for row in what_is_there(RESULTS)[0] if (RESULTS / "config.json").exists() else ():
+    """Yield each failed or refused run and the reason; runs that were stopped from outside have none."""
+    for row in all_runs(RESULTS)[0] if (RESULTS / "config.json").exists() else ():
         if row["status"] in ("failed", "refused") and NO_MESSAGE not in row["reason"]:
             yield row["run"], row["reason"]
 
 
 def _run(command: Sequence[str]) -> int:
-    """Run a command and return its exit code. Ctrl-C reaches it too, and SIGTERM is passed on: it ends by itself."""
+    """Run a command and return its exit code. Ctrl-C reaches it directly, SIGTERM is forwarded: it ends by itself."""
     terminated = threading.Event()
     running: subprocess.Popen[bytes] | None = None
 
-    def pass_on(*_: object) -> None:
+    def forward(*_: object) -> None:
         terminated.set()
         if running:
             running.terminate()
 
-    # Before the command starts, so that no signal finds the search without them.
-    handlers = {signal.SIGINT: lambda *_: None, signal.SIGTERM: pass_on}
+    # Installed before the command starts, so that no signal ends the search alone.
+    handlers = {signal.SIGINT: lambda *_: None, signal.SIGTERM: forward}
     before = {
         number: signal.signal(number, handler)
         for number, handler in handlers.items()
@@ -147,20 +148,16 @@ def _run(command: Sequence[str]) -> int:
             signal.signal(number, handler)
 
 
-def _said(values: dict[str, Any]) -> str:
-    return ", ".join(f"{key} {shown(value)}" for key, value in values.items())
-
-
 @contextmanager
-def _alone(name: str) -> Iterator[None]:
-    """Hold a lock on all searches. Raises UserError if another search runs."""
+def _locked(name: str) -> Iterator[None]:
+    """Lock all searches. Raises UserError if another search is running."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     folder = os.open(FOLDER, os.O_RDONLY)
     try:
         try:
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(f"{FOLDER}: another search runs here; run {name} when it has ended") from None
+            raise UserError(f"{FOLDER}: another search is running here; run {name} when it has ended") from None
         yield
     finally:
         os.close(folder)

@@ -1,14 +1,12 @@
 """The strategies that `render.strategy` may name, one entry of a table each.
 
-To add a strategy, add an entry (docs/extending.md). The classes of the engines have modules of their own. Nothing here
-imports torch, the memory model or the planner.
+To add a strategy, add an entry (docs/extending.md). Nothing here imports torch, the memory model or the planner.
 """
 
 from zerolora.entries import entries_by_name
-from zerolora.strategies.data_parallel import DistributedDataParallel
 from zerolora.strategies.deepspeed_zero import DeepSpeed
-from zerolora.strategies.fully_shard import FullyShard
 from zerolora.strategies.strategy import Strategy
+from zerolora.strategies.torch_native import DistributedDataParallel, FullyShard
 
 STRATEGIES: dict[str, Strategy] = entries_by_name(
     DistributedDataParallel(
@@ -140,7 +138,7 @@ STRATEGIES: dict[str, Strategy] = entries_by_name(
         within_node=True,
     ),
 )
-"""All strategies by name, those that shard and move least first: of equally fast ones the first is chosen."""
+"""All strategies by name, those that shard and move least first: `auto` takes the first of equally fast ones."""
 
 
 def table() -> str:

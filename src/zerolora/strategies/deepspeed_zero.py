@@ -1,18 +1,28 @@
 """DeepSpeed's ZeRO stages, with offload, hpZ and quantized gathering. docs/rendering.md lists the known problems.
 
-The collectives are those that DeepSpeed 0.19 runs for LoRA, which differ from the ZeRO paper's 2Ψ and 3Ψ. "Counted"
-means counted in a run of two ranks with a small Llama.
+The collectives are those of DeepSpeed 0.19 with LoRA, not the ZeRO paper's 2Ψ and 3Ψ. "Counted" means counted in a run
+of two ranks with a small Llama.
 """
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import ClassVar
 
-from zerolora.strategies.buckets import Buckets, ModelSizes, deepspeed_buckets
-from zerolora.strategies.reasons import Reason
-from zerolora.strategies.strategy import INT8_WHOLE, Conflict, Placement, Strategy, Target
-from zerolora.strategies.traffic import GATHER, REDUCE, SCATTER, Collective, StepWork
+from zerolora.strategies.strategy import (
+    GATHER,
+    INT8_WHOLE,
+    REDUCE,
+    SCATTER,
+    Buckets,
+    Collective,
+    Conflict,
+    ModelSizes,
+    Placement,
+    Reason,
+    StepWork,
+    Strategy,
+    Target,
+)
 from zerolora.types import EngineName
 
 ZERO = "zero_optimization"
@@ -21,13 +31,18 @@ ENGINE = "deepspeed/runtime/engine.py"
 OFFLOAD = "deepspeed/runtime/zero/offload_config.py"
 NEVER = 10**9  # steps between DeepSpeed's own progress lines
 
+# Below this a collective's time is mostly latency: at 10 GB/s and 20 us, 5e6 elements of 2 bytes are 1 ms.
+SMALLEST_BUCKET = 5_000_000
+LARGEST_BUCKET = 200_000_000
+ALIGNMENT = 2  # elements: 4 bytes (stage_1_and_2.py, nccl_start_alignment_factor)
+
 RISKY = {
     "overlap_comm": "overlap_comm has raced several times, and given NaN (DeepSpeed#5545, #7188, #7965, #8061)",
     "zero_quantized_weights": "weights are gathered as int8 (zero_quantized_weights)",
     "zero_quantized_gradients": "gradients are reduced as int4 (zero_quantized_gradients)",
     "zero_quantized_nontrainable_weights": "frozen weights are kept as int8 (zero_quantized_nontrainable_weights)",
 }
-"""Keys of zero_optimization that have given wrong results, or change numbers, with the reason to compare losses."""
+"""Keys of zero_optimization that have given wrong results or change numbers, with the canary's reason."""
 
 HOOK_OPERATIONS = 100
 """Host time of stage 3's hooks for each linear module and pass, in operations: 90 without and 115 with checkpointing.
@@ -36,12 +51,11 @@ with adapters on all linear modules."""
 
 
 class DeepSpeed(Strategy):
-    """A strategy of DeepSpeed, or the layout of the user's own DeepSpeed JSON."""
+    """A strategy of DeepSpeed, or the layout of a user's own DeepSpeed JSON."""
 
     engine: ClassVar[EngineName] = "deepspeed"
 
     def conflict(self, target: Target) -> Conflict | None:
-        """Return why the strategy cannot run on a target, None if it can."""
         if self.quantized and target.device == "cpu":
             # deepspeed/runtime/zero/partition_parameters.py, CUDAQuantizer: its kernels are written for CUDA only.
             return Conflict("hardware.device is cpu, which has no kernels for quantized gathering", "write zero3")
@@ -59,19 +73,39 @@ class DeepSpeed(Strategy):
         return None
 
     def buckets(self, model: ModelSizes, on_gpu: bool) -> Buckets:
-        """Return the sizes that are rendered for a model."""
-        sizes = deepspeed_buckets(self.stage, model, on_gpu)
-        return replace(sizes, prefetch=0) if self.parameters == "nvme" else sizes
+        if self.stage == 0:
+            return Buckets()
+        # A bucket larger than all gradients would be unused memory.
+        reduce = max(1, min(model.trained, LARGEST_BUCKET))
+        if self.stage < 3:
+            return Buckets(reduce=reduce, allgather=reduce + reduce % ALIGNMENT)
+        return Buckets(
+            reduce=min(reduce, max(model.hidden * model.hidden, SMALLEST_BUCKET)),
+            # One layer: gathering it takes as long as computing the one before. On NVMe prefetching fails.
+            prefetch=0 if self.parameters == "nvme" else min(model.layer, LARGEST_BUCKET),
+            # Norms, biases and adapters of a small rank stay gathered: gathering them would be all latency.
+            persistence=10 * model.hidden,
+            # The layer in use, the next one, and the largest module (the embedding or the head).
+            live=min(model.total, 2 * model.layer + model.largest),
+            overlap=on_gpu,
+        )
 
     def options(self, buckets: Buckets, target: Target) -> Iterator[Reason]:
-        """Yield the values of the DeepSpeed JSON with their reasons, without those that training's settings define."""
+        """Yield the values of the DeepSpeed JSON with their reasons, except those that training's settings define."""
         yield from self._stage()
         if self.stage == 3:
             yield from self._stage_3_sizes(buckets)
         elif self.stage:
             yield from self._stage_1_2_sizes(buckets)
-        yield from self._within_node(target)
-        yield from self._quantized(target)
+        if self.within_node:
+            yield Reason(
+                f"{ZERO}.zero_hpz_partition_size",
+                target.ranks_per_node,
+                "ranks of a node: the backward pass gathers weights inside it",
+                "arXiv 2306.10209, 4.2; deepspeed/utils/groups.py, _create_zero_param_parallel_group",
+            )
+        if self.quantized:
+            yield from _quantized(target)
         yield from self._offload("offload_optimizer", self.optimizer, buckets, target)
         yield from self._offload("offload_param", self.parameters, buckets, target)
         if self.on_disk:
@@ -102,7 +136,15 @@ class DeepSpeed(Strategy):
         why = "weights and gradients move during computation" if buckets.overlap else "a CPU has no second stream"
         yield Reason(f"{ZERO}.overlap_comm", buckets.overlap, why, CONFIG)
         yield size("reduce_bucket_size", buckets.reduce, "elements of gradients reduced together; more is never used")
-        yield prefetch_size(buckets)
+        if buckets.prefetch:
+            yield size("stage3_prefetch_bucket_size", buckets.prefetch, "elements gathered ahead: about one layer")
+        else:
+            yield Reason(
+                f"{ZERO}.stage3_prefetch_bucket_size",
+                0,
+                "prefetching fails with frozen weights on NVMe: 'already assigned swap buffer id'",
+                "deepspeed/runtime/swap_tensor/partitioned_param_swapper.py",
+            )
         yield size(
             "stage3_param_persistence_threshold", buckets.persistence, "smaller weights stay gathered on every rank"
         )
@@ -125,31 +167,6 @@ class DeepSpeed(Strategy):
             "trl#4416, peft#2892",
         )
 
-    def _within_node(self, target: Target) -> Iterator[Reason]:
-        if self.within_node:
-            yield Reason(
-                f"{ZERO}.zero_hpz_partition_size",
-                target.ranks_per_node,
-                "ranks of a node: the backward pass gathers weights inside it",
-                "arXiv 2306.10209, 4.2; deepspeed/utils/groups.py, _create_zero_param_parallel_group",
-            )
-
-    def _quantized(self, target: Target) -> Iterator[Reason]:
-        if not self.quantized:
-            return
-        yield Reason(
-            f"{ZERO}.zero_quantized_weights", True, "weights are sent as int8 with scales", "arXiv 2306.10209, 4.1"
-        )
-        # stage3.py, quantize_nontrainable_params: asserts fp16. Without that call the key does nothing for weights that
-        # were frozen after loading, as LoRA's are.
-        half = target.precision == "fp16"
-        yield Reason(
-            f"{ZERO}.zero_quantized_nontrainable_weights",
-            half,
-            "frozen weights are kept as int8 too" if half else "DeepSpeed can keep frozen weights as int8 in fp16 only",
-            "DeepSpeed#3954; deepspeed/runtime/zero/stage3.py, quantize_nontrainable_params",
-        )
-
     def _offload(self, key: str, placement: Placement, buckets: Buckets, target: Target) -> Iterator[Reason]:
         if placement == "gpu":
             return
@@ -163,7 +180,6 @@ class DeepSpeed(Strategy):
             yield from _nvme_buffers(key, buckets, target.ranks_per_node)
 
     def collectives(self, work: StepWork, ranks_per_node: int) -> Iterator[Collective]:
-        """Yield the collectives of one optimizer step."""
         if self.stage == 3:
             yield from self._stage_3_collectives(work)
             return
@@ -209,14 +225,12 @@ class DeepSpeed(Strategy):
         return work.accumulation * (before + 2 * parameters - min(parameters, work.live))
 
     def host_operations(self, work: StepWork) -> float:
-        """Return the host work that stage 3's hooks add to a micro-step, in operations of the model."""
         passes = work.forwards_before + (3 if work.checkpointing else 2)
         return HOOK_OPERATIONS * work.modules * passes if self.stage == 3 else 0.0
 
 
 def aio_options() -> Iterator[Reason]:
-    """Yield the `aio` section for NVMe, which belongs to the top level: DeepSpeed refuses it inside zero_optimization
-    (DeepSpeed#2721)."""
+    """Yield the top-level `aio` section for NVMe; DeepSpeed refuses it inside zero_optimization (DeepSpeed#2721)."""
     source = "deepspeed/runtime/swap_tensor/constants.py"
     tune = "DeepSpeed's default; `ds_nvme_tune` measures which value suits a disk"
     yield Reason("aio.block_size", 1 << 20, f"bytes of one request: {tune}", source)
@@ -227,6 +241,21 @@ def aio_options() -> Iterator[Reason]:
     yield Reason("aio.overlap_events", True, "requests are submitted while others are waited for", source)
 
 
+def _quantized(target: Target) -> Iterator[Reason]:
+    yield Reason(
+        f"{ZERO}.zero_quantized_weights", True, "weights are sent as int8 with scales", "arXiv 2306.10209, 4.1"
+    )
+    # stage3.py, quantize_nontrainable_params: asserts fp16. Without that call the key does nothing for weights that
+    # were frozen after loading, as LoRA's are.
+    half = target.precision == "fp16"
+    yield Reason(
+        f"{ZERO}.zero_quantized_nontrainable_weights",
+        half,
+        "frozen weights are kept as int8 too" if half else "DeepSpeed can keep frozen weights as int8 in fp16 only",
+        "DeepSpeed#3954; deepspeed/runtime/zero/stage3.py, quantize_nontrainable_params",
+    )
+
+
 def torch_optimizer_options() -> Iterator[Reason]:
     """Yield the options that make DeepSpeed use the optimizer of train.optimizer."""
     compiled = "training has its own optimizer; DeepSpeed's would be compiled for minutes, and often fails to compile"
@@ -234,15 +263,6 @@ def torch_optimizer_options() -> Iterator[Reason]:
     yield Reason("zero_allow_untested_optimizer", True, untested, "deepspeed/runtime/zero/utils.py; DeepSpeed#1127")
     yield Reason("zero_force_ds_cpu_optimizer", False, compiled, f"DeepSpeed#1127; {ENGINE}")
     yield Reason("steps_per_print", NEVER, "training shows its own progress", ENGINE)
-
-
-def prefetch_size(buckets: Buckets) -> Reason:
-    """Return the size of prefetching; 0 with weights on NVMe."""
-    key = "stage3_prefetch_bucket_size"
-    if buckets.prefetch:
-        return size(key, buckets.prefetch, "elements gathered ahead: about one layer")
-    why = "prefetching fails with frozen weights on NVMe: 'already assigned swap buffer id'"
-    return Reason(f"{ZERO}.{key}", 0, why, "deepspeed/runtime/swap_tensor/partitioned_param_swapper.py")
 
 
 def size(key: str, elements: int, reason: str, source: str = CONFIG) -> Reason:

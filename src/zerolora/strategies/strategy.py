@@ -1,17 +1,70 @@
-"""The interface of a strategy: what it shards and offloads, its collectives, requirements and rendered options."""
+"""The interface of a strategy: its sharding and offload, collectives, requirements and rendered options."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 from zerolora.errors import UserError
-from zerolora.strategies.buckets import Buckets, ModelSizes
-from zerolora.strategies.reasons import Reason
-from zerolora.strategies.traffic import Collective, StepWork
-from zerolora.types import Device, EngineName, Precision
+from zerolora.types import Attention, Device, EngineName, Precision
 
 Placement = Literal["gpu", "cpu", "nvme"]
+
+
+class Reason(NamedTuple):
+    """One value of a rendered config."""
+
+    key: str
+    """Path of the value, as in zero_optimization.offload_param.device."""
+    value: Any
+    reason: str
+    """Why it has this value."""
+    source: str
+    """A file of DeepSpeed or torch, a paper, or a thread as in DeepSpeed#1234."""
+
+
+def nested(reasons: Iterable[Reason]) -> dict[str, Any]:
+    """Return the nested config that `reasons` list."""
+    config: dict[str, Any] = {}
+    for entry in reasons:
+        *path, last = entry.key.split(".")
+        section = config
+        for name in path:
+            section = section.setdefault(name, {})
+        section[last] = entry.value
+    return config
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """The size keys of zero_optimization, in elements; 0 where a strategy does not use one."""
+
+    reduce: int = 0
+    """reduce_bucket_size: gradients that are reduced together."""
+    allgather: int = 0
+    """allgather_bucket_size: updated weights that are gathered together (stages 1 and 2)."""
+    prefetch: int = 0
+    """stage3_prefetch_bucket_size: weights gathered ahead of their use."""
+    persistence: int = 0
+    """stage3_param_persistence_threshold: weights smaller than this are never sharded."""
+    live: int = 0
+    """stage3_max_live_parameters: the most gathered weights at a time."""
+    overlap: bool = False
+    """overlap_comm: reduce and gather during computation, at the price of a second bucket."""
+
+
+@dataclass(frozen=True)
+class ModelSizes:
+    """The sizes of a model that its buckets depend on: its width, and numbers of parameters."""
+
+    hidden: int
+    trained: int
+    layer: int
+    """Of one layer."""
+    largest: int
+    """Of the largest module."""
+    total: int
+    """Of the base model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,9 +78,9 @@ class Target:
     nvme: str | None
     """Directory on a local disk for offloaded states."""
     unpacks: bool = False
-    """The method computes with the unpacked weights of quantized modules, outside of their forward pass."""
+    """The method computes with unpacked weights of quantized modules outside of their forward pass."""
     frozen_type: str | None = None
-    """The type that the frozen base model is quantized to: nf4, fp4, int8, or None."""
+    """The type of a quantized base model: nf4, fp4, int8, or None."""
 
     @property
     def ranks(self) -> int:
@@ -36,16 +89,117 @@ class Target:
 
 
 INT8_WHOLE = "train.quantization.type is int8, of which bitsandbytes keeps a whole copy on every rank"
-"""Why int8 does not go with sharded weights (bitsandbytes/nn/modules.py, Linear8bitLt: state.CB)."""
+"""Why int8 weights cannot be sharded (bitsandbytes/nn/modules.py, Linear8bitLt: state.CB)."""
 
 
 class Conflict(NamedTuple):
     """Why a strategy cannot run on a target."""
 
     problem: str
-    """The key and value that it cannot run with, and why."""
+    """The key and value in conflict, and why."""
     remedy: str
-    """What to write instead."""
+    """The setting to write instead."""
+
+
+GATHER: Final = "all_gather"
+SCATTER: Final = "reduce_scatter"
+REDUCE: Final = "all_reduce"
+EXCHANGE: Final = "all_to_all"
+Kind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
+Scope = Literal["all", "node", "across"]
+
+
+@dataclass(frozen=True)
+class StepWork:
+    """One optimizer step of one rank: `accumulation` micro-steps of `micro_batch` rows of `length` tokens."""
+
+    length: int
+    """Tokens of a packed row, padding included."""
+    micro_batch: int
+    """Packed rows of one forward pass."""
+    accumulation: int
+    """Forward passes of a step."""
+    frozen: int
+    """Frozen parameters Ψ; 0 = full fine-tuning."""
+    trainable: int
+    """Trained parameters φ."""
+    matmul: int
+    """Parameters of the base model's linear modules, the output head included (also where it is tied)."""
+    modules: int
+    """Linear modules, the output head included: stage 3 gathers them one by one."""
+    layers: int
+    hidden: int
+    heads: int
+    head_dim: int
+    vocabulary: int
+    attended: float
+    """Mean number of scores of a token: the packed row's tokens with a mask, half of its own row's without one."""
+    supervised: float
+    """Share of positions for which logits are computed."""
+    checkpointing: bool
+    attention: Attention
+    width: Literal[2, 4]
+    """Bytes of a number in training."""
+    live: int = 1_000_000_000
+    """stage3_max_live_parameters; DeepSpeed's default."""
+    outside: int = 0
+    """Parameters outside the layers: embedding, head, last norm."""
+    key_heads: int = 0
+    """Key-value heads."""
+    sequence_parallel: int = 1
+    """Ranks that share each row."""
+    idle: int = 0
+    """Of `matmul`: weights of experts that a token is not routed to."""
+    merged: int = 0
+    """Of `trainable`: factors that are multiplied into the experts' weights, not with every token."""
+    merging: int = 0
+    """Multiplications of that in a pass, whatever the tokens."""
+    update_traffic: float = 80.0
+    """Bytes that the optimizer reads and writes for each trained parameter; by default AdamW's."""
+    update_states: float = 8.0
+    """Bytes of the optimizer's states for each trained parameter; by default AdamW's."""
+    forwards_before: int = 0
+    """Forward passes of the global batch before the step, without gradient."""
+    offloads_inputs: bool = False
+    """Inputs of checkpointed layers are moved to the host and back."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the rank computes in a micro-step."""
+        return self.micro_batch * -(-self.length // self.sequence_parallel)
+
+    @property
+    def kind(self) -> Literal["lora", "full"]:
+        """Which parameters are trained."""
+        return "lora" if self.frozen else "full"
+
+
+@dataclass(frozen=True)
+class Collective:
+    """All collectives of one name in a step."""
+
+    name: str
+    kind: Kind
+    scope: Scope
+    """all: every rank. node: the ranks of a node. across: the ranks with the same local rank, one of each node."""
+    size: float
+    """Total bytes of the full buffers."""
+    calls: float
+    ranks: int | None = None
+    """Ranks that take part, if fewer than those of the scope."""
+
+
+def exchanges(work: StepWork, ranks_per_node: int) -> Iterator[Collective]:
+    """Yield the exchanges of sequence parallelism in one step: query, key and value before attention, its result after
+    it, and their gradients (train/sequence_parallel.py). Counted."""
+    ranks = work.sequence_parallel
+    if ranks == 1:
+        return
+    heads = 2 * (work.heads + work.key_heads)
+    passes = work.accumulation * work.layers * (work.forwards_before + (3 if work.checkpointing else 2))
+    scope: Scope = "node" if ranks_per_node % ranks == 0 else "all"
+    size = passes * work.tokens * heads * work.head_dim * work.width
+    yield Collective("all_to_all heads and tokens", EXCHANGE, scope, size, 2 * passes, ranks)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,40 +210,36 @@ class Strategy(ABC):
     """
 
     engine: ClassVar[EngineName]
-    """The engine: DeepSpeed, torch's DistributedDataParallel, or torch's fully_shard (FSDP2)."""
-
     name: str = field(compare=False)
     """The name in render.strategy."""
     about: str = field(compare=False)
-    """What it is, for the reference."""
+    """Description for the reference."""
     sharded: str = field(compare=False)
-    """What is sharded or offloaded, for the table in docs/choice.md."""
+    """Sharded and offloaded states, for the table in docs/choice.md."""
     costs: str = field(compare=False)
-    """What it costs, for the same table."""
+    """Its cost, for the same table."""
 
     risk: str | None = field(default=None, compare=False)
-    """Why the first losses of a run are compared with those of a safe strategy (planner/canary_setting.py); None if it
-    is safe itself."""
+    """Why the canary compares its first losses with a safe strategy's (planner/choice.py), if it does."""
 
     stage: int
-    """What is sharded: 0 nothing, 1 optimizer states, 2 gradients too, 3 weights too (FSDP counts as 3)."""
+    """ZeRO stage: 0 shards nothing, 1 optimizer states, 2 gradients too, 3 weights too (FSDP counts as 3)."""
     optimizer: Placement = "gpu"
     """Where fp32 master weights and Adam moments are kept."""
     parameters: Placement = "gpu"
     """Where a rank's shard of the weights is kept between uses (stage 3 only)."""
     within_node: bool = False
-    """Weights are gathered inside a node only: DeepSpeed's hpZ keeps a second shard of them for the backward pass
-    (arXiv 2306.10209, 4.2), FSDP's hybrid sharding shards inside a node and replicates on every node."""
+    """Weights are gathered inside a node only: hpZ keeps a second shard of them for the backward pass (arXiv
+    2306.10209, 4.2), FSDP's hybrid sharding replicates them on every node."""
     quantized: bool = False
-    """Weights are gathered as int8 with scales (qwZ, arXiv 2306.10209, 4.1); in fp16 frozen weights are stored as int8
-    as well."""
+    """Weights are gathered as int8 with scales (qwZ, arXiv 2306.10209, 4.1); in fp16, frozen ones are stored so too."""
 
     def owners(self, ranks: int, ranks_per_node: int) -> int:
         """Return the number of ranks among which the optimizer states are sharded."""
         return ranks if self.stage else 1
 
     def conflict(self, target: Target) -> Conflict | None:
-        """Return why the strategy cannot run on a target, None if it can."""
+        """Return why the strategy cannot run on a target; None if it can."""
         return None
 
     def check(self, target: Target) -> None:
@@ -98,7 +248,7 @@ class Strategy(ABC):
             raise UserError(f"render.strategy is {self.name}, and {conflict.problem}; {conflict.remedy}")
 
     def buckets(self, model: ModelSizes, on_gpu: bool) -> Buckets:
-        """Return the bucket sizes for a model; all 0 for an engine without buckets."""
+        """Return the bucket sizes for a model."""
         return Buckets()
 
     @abstractmethod

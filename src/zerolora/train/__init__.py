@@ -1,1 +1,1 @@
-"""Stage train: LoRA under DeepSpeed. launcher.py starts the ranks, rank.py is what each of them does."""
+"""Stage train: LoRA under DeepSpeed. launch/launcher.py starts the ranks, rank.py runs each of them."""

@@ -1,14 +1,13 @@
 """The ranks of training, started by launch/launcher.py: python -m zerolora.train --settings JSON …
 
-With RANK and the rest set, this process is a rank; asked for forks (launch/fork.py), it loads and forks them.
+With RANK and so on set, this process is a rank; with a request for forks (launch/fork.py), it loads and forks them.
 """
 
 import gc
 
 
 def main() -> None:
-    """Load the libraries, and run the rank."""
-    # Imports create many objects and release few: collections would take a fifth of their time. rank.py turns it on.
+    # Imports create many objects and release few: collections would take a fifth of their time. rank.py enables them.
     gc.disable()
     from zerolora.compat import torchao_patches
 

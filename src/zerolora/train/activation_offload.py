@@ -1,7 +1,7 @@
-"""Activation offload (DeepSpeed's ALST, arXiv 2506.13996): inputs of checkpointed layers wait on the host.
+"""Activation offload (DeepSpeed's ALST, arXiv 2506.13996): inputs of checkpointed layers are kept on the host.
 
-Between forward and backward pass a checkpointed layer keeps its input alone. Here that is moved to pinned host memory
-and copied back when the layer is computed again. What recomputed layers, norms and the loss save stays on the device.
+Between forward and backward pass a checkpointed layer saves only its input. Here it is moved to pinned host memory and
+copied back for the recomputation. The saved tensors of recomputed layers, norms and the loss stay on the device.
 """
 
 import contextlib
@@ -16,10 +16,9 @@ FUNCTION = "_gradient_checkpointing_func"  # of transformers' modules that check
 
 
 def offload_inputs(model: Any, device: torch.device) -> None:
-    """Move what checkpointed layers of a transformers model save to the host.
+    """Move the saved inputs of a transformers model's checkpointed layers to the host; on a CPU, without a copy.
 
-    On a CPU they save the same tensors as before: no copy is made. transformers' own option (`offload` of
-    `activation_checkpointing_enable`) asks for pinned memory there, which needs a GPU, and moves masks too.
+    transformers' own (`offload` of `activation_checkpointing_enable`) needs a GPU, for pinned memory, and moves masks.
     """
     for module in model.modules():
         if hasattr(module, FUNCTION):
@@ -27,18 +26,18 @@ def offload_inputs(model: Any, device: torch.device) -> None:
 
 
 def _checkpointed(checkpoint: Callable[..., Any], pinned: bool, layer: Callable[..., Any], *inputs: Any) -> Any:
-    """Checkpoint a layer, of whose inputs only those with a gradient are saved to the host: the hidden states.
+    """Checkpoint a layer, and save only those of its inputs to the host that have a gradient: the hidden states.
 
-    Others, such as masks, are the same tensors for every layer, so a copy for each would take more memory. An
-    embedding's result that is a leaf of the graph is alive until it has its gradient, wherever a copy is. Saved tensors
-    of the layer itself are never seen by these hooks: reentrant checkpointing computes it without a graph,
-    non-reentrant checkpointing has hooks of its own inside (torch/utils/checkpoint.py).
+    Others, such as masks, are the same tensors for every layer, so a copy for each would take more memory. A leaf of
+    the graph, as an embedding's result can be, lives until it has its gradient, so a copy would save nothing. These
+    hooks never see the layer's own saved tensors: reentrant checkpointing computes it without a graph, non-reentrant
+    checkpointing has its own hooks inside (torch/utils/checkpoint.py).
     """
     own = [isinstance(each, torch.Tensor) and each.requires_grad for each in inputs]
     hidden = [each for each, is_own in zip(inputs, own, strict=True) if is_own]
     others = [None if is_own else each for each, is_own in zip(inputs, own, strict=True)]
 
-    def called(*states: torch.Tensor) -> Any:  # what it refers to stays on the device
+    def called(*states: torch.Tensor) -> Any:  # its closure stays on the device
         waiting = iter(states)
         return layer(*(next(waiting) if is_own else each for each, is_own in zip(others, own, strict=True)))
 

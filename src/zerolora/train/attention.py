@@ -1,8 +1,8 @@
-"""Attention that computes every row of a packed row on its own: no mask, no score of two rows, no padding attended to.
+"""Attention that computes each row of a packed row separately, without a mask.
 
-transformers keeps packed rows apart by a mask of [tokens, tokens], and computes all scores that the mask then hides.
-Here the fused kernels get one row at a time: on CUDA all of them in one call (torch.nn.attention.varlen), elsewhere one
-call each. Rows padded on the right need no mask either, as no token sees what comes after it.
+transformers separates packed rows by a mask of [tokens, tokens], and computes all scores that the mask then hides. Here
+the fused kernels get single rows: on CUDA all of them in one call (torch.nn.attention.varlen), elsewhere one call each.
+Padding on the right needs no mask: causal attention never reads it.
 """
 
 import functools
@@ -15,22 +15,24 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from zerolora.errors import UserError, wording
 from zerolora.model.architecture import model_class, takes_own_attention
-from zerolora.train import short_rows
 from zerolora.train.sequence_parallel import sequence
 
-# As transformers knows it; a name with "flash" in it would make it look for the flash-attn package.
+# Its name in transformers, which looks for the package flash-attn where a name contains "flash".
 NAME = "each_row"
 IMPLEMENTATIONS = {"flash": NAME}
-"""Names of attention in the config that are others in transformers."""
+"""Names of transformers for those of the config, where they differ."""
 HALF = (torch.float16, torch.bfloat16)
 VARLEN_HEAD = 256  # the largest head size of flash attention's kernels
-VARLEN_STEP = 8  # of the head sizes that they take
+VARLEN_STEP = 8  # of their head sizes
 VARLEN_CAPABILITY = (8, 0)
-REFUSED = ("softcap", "s_aux", "position_bias")  # of a model that adds something to its scores
+REFUSED = ("softcap", "s_aux", "position_bias")  # terms that a model adds to its scores
+LONGEST_SHORT = 192
+"""Tokens of the longest row whose attention on a CPU is by plain products. A head's scores, 192 x 192 x 4 bytes = 144
+KiB, then fit beside query, key and value into a core's L2 cache (512 KiB or more on current server CPUs)."""
 
 
 def no_attention(name: str, error: ValueError) -> UserError:
-    """Return the error of a model that transformers does not build with an attention of the config."""
+    """Return the error for a model that transformers cannot build with the config's attention."""
     return UserError(
         f"train.attention is {name}, which this model does not have ({str(error).splitlines()[0]:.120}); write "
         "attention: eager"
@@ -38,9 +40,9 @@ def no_attention(name: str, error: ValueError) -> UserError:
 
 
 def check_attention(name: str, config: Any) -> None:
-    """Raise UserError if an attention of the config cannot replace that of a model's class.
+    """Raise UserError if the config's attention cannot replace that of a model's class.
 
-    Some classes would end with a KeyError while they are built, others would keep an attention of their own.
+    Some classes would fail with a KeyError while they are built, others would silently keep their own attention.
     """
     model = model_class(config)
     if name == "flash" and not takes_own_attention(model):
@@ -53,31 +55,32 @@ def check_attention(name: str, config: Any) -> None:
 
 
 class Lengths:
-    """The rows of the batch that is being computed. A model has no argument for them, so they are set here: for the
-    forward pass, and for the backward pass, which may compute a layer again."""
+    """The row lengths of the current batch, for which models have no argument: set for the forward pass and for the
+    backward pass, which may compute a layer again."""
 
     def __init__(self) -> None:
         self.of_rows: list[list[int]] | None = None
         self._ends: torch.Tensor | None = None
 
     def set(self, of_rows: list[list[int]] | None) -> None:
-        """Set the lengths of the rows in each packed row, padding as one more; None if a packed row is one row."""
+        """Set the lengths of the rows in each packed row, padding as the last; None if a packed row is one row."""
         self.of_rows, self._ends = of_rows, None
 
     def ends(self, batch: int, tokens: int, device: torch.device) -> torch.Tensor:
-        """Return where rows begin and end among all tokens of the batch: [rows + 1], int32."""
+        """Return the boundaries of rows among all tokens of the batch: [rows + 1], int32."""
         if self._ends is None:
             of_rows = self.of_rows or [[tokens]] * batch
-            result = [0, *itertools.chain.from_iterable(of_rows)]
-            self._ends = torch.tensor(result, dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
+            sizes = [0, *itertools.chain.from_iterable(of_rows)]
+            self._ends = torch.tensor(sizes, dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
         return self._ends
 
     def of_tokens(self, embedded: torch.Tensor) -> torch.Tensor:
-        """Return the length of the row that each token is in, fp32: [batch, tokens] of `embedded`'s."""
+        """Return the length of each token's row, fp32: [batch, tokens], the first two dimensions of `embedded`."""
         batch, tokens = len(embedded), embedded.shape[1] * sequence.size
-        result = [length for row in self.of_rows or [[tokens]] * batch for length in row for _ in range(length)]
-        of_tokens = torch.tensor(result, dtype=torch.float32, device=embedded.device).view(batch, tokens)
-        part: torch.Tensor = sequence.own_part(of_tokens)
+        sizes = [length for row in self.of_rows or [[tokens]] * batch for length in row for _ in range(length)]
+        part: torch.Tensor = sequence.own_part(
+            torch.tensor(sizes, dtype=torch.float32, device=embedded.device).view(batch, tokens)
+        )
         return part
 
     def longest(self, tokens: int) -> int:
@@ -101,45 +104,45 @@ def each_row(
 ) -> tuple[torch.Tensor, None]:
     """Return causal attention of each row: [batch, heads, tokens, head size] -> [batch, tokens, heads, head size].
 
-    As transformers calls an implementation of attention (integrations/sdpa_attention.py). Raises UserError if the model
-    adds to its scores what the kernels do not know.
+    The signature is that of transformers' implementations (integrations/sdpa_attention.py). Raises UserError if the
+    model adds terms to its scores that the kernels lack.
     """
     assert attention_mask is None
-    if result := [name for name in REFUSED if others.get(name) is not None]:
+    if unsupported := [name for name in REFUSED if others.get(name) is not None]:
         raise UserError(
-            f"train.attention is flash, which does not know the {result[0]} of this model; write attention: eager"
+            f"train.attention is flash, which does not support the {unsupported[0]} of this model; write attention: "
+            "eager"
         )
-    if sequence.size == 1:
-        return _each_row(query, key, value, dropout, scaling, sliding_window), None
-    query, key, value = sequence.by_heads(query, key, value)
-    attended = _each_row(query, key, value, dropout, scaling, sliding_window)
-    return sequence.by_tokens(attended), None
+    if sequence.size > 1:
+        query, key, value = sequence.by_heads(query, key, value)
+    if _has_varlen(query, value, dropout):
+        attended = _varlen(query, key, value, scaling, sliding_window)
+    else:
+        attended = _row_by_row(query, key, value, dropout, scaling, sliding_window)
+    return (sequence.by_tokens(attended) if sequence.size > 1 else attended), None
 
 
-def _each_row(
+def _row_by_row(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     dropout: float,
     scaling: float | None,
-    sliding_window: int | None,
+    window: int | None,
 ) -> torch.Tensor:
-    if _has_varlen(query, value, dropout):
-        return _varlen(query, key, value, scaling, sliding_window)
-
-    def alone(*row: torch.Tensor) -> torch.Tensor:
-        return _alone(*row, dropout=dropout, scaling=scaling, window=sliding_window).transpose(1, 2)
+    def attend(*row: torch.Tensor) -> torch.Tensor:
+        return _attend(*row, dropout=dropout, scaling=scaling, window=window).transpose(1, 2)
 
     if lengths.of_rows is None:
-        return alone(query, key, value).contiguous()
+        return attend(query, key, value).contiguous()
     packed_rows = []
     for number, of_rows in enumerate(lengths.of_rows):
         rows = zip(*(each[number : number + 1].split(of_rows, 2) for each in (query, key, value)), strict=True)
-        packed_rows.append(torch.cat([alone(*row) for row in rows], 1))
+        packed_rows.append(torch.cat([attend(*row) for row in rows], 1))
     return torch.cat(packed_rows) if len(packed_rows) > 1 else packed_rows[0]
 
 
-def _alone(
+def _attend(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -148,9 +151,9 @@ def _alone(
     scaling: float | None,
     window: int | None,
 ) -> torch.Tensor:
-    """Attention of rows of one length, [batch, heads, tokens, head size]."""
-    if short_rows.takes(query, key, dropout, window):
-        return short_rows.attend(query, key, value, scaling)
+    """Return attention of rows of one length, [batch, heads, tokens, head size]."""
+    if is_short(query, key, dropout, window):
+        return attend_short(query, key, value, scaling)
     tokens, mask = query.shape[2], None
     if window is not None and tokens > window:
         mask = torch.ones(tokens, tokens, dtype=torch.bool, device=query.device).tril().triu(1 - window)
@@ -166,6 +169,67 @@ def _alone(
     )
 
 
+def is_short(query: torch.Tensor, key: torch.Tensor, dropout: float, window: int | None) -> bool:
+    """Return whether plain products compute these rows, [batch, heads, tokens, head size].
+
+    For short rows in 16 bits, torch's fused kernel for CPUs is several times slower than the products themselves; in
+    fp32 it is about as fast (docs/training.md).
+    """
+    tokens = query.shape[2]
+    return (
+        query.device.type == "cpu"
+        and key.shape[2] == tokens <= LONGEST_SHORT
+        and not dropout
+        and (window is None or tokens <= window)
+    )
+
+
+def attend_short(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None) -> torch.Tensor:
+    """Return causal attention, [batch, heads, tokens, head size], by plain products in fp32.
+
+    Key and value may have fewer heads, each for several query heads in a row. The backward pass recomputes the scores.
+    """
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    attended = _ShortAttention.apply(query, key, value, scale)  # type: ignore[no-untyped-call]
+    assert isinstance(attended, torch.Tensor)
+    return attended
+
+
+class _ShortAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float) -> torch.Tensor:
+        ctx.save_for_backward(query, key, value)
+        ctx.scaling = scaling
+        attended = _probabilities(_grouped(query, key), key.float(), scaling, query.shape[2]) @ value.float()
+        return attended.view(*query.shape[:3], -1).to(query.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
+        query, key, value = ctx.saved_tensors
+        queries, keys, values = _grouped(query, key), key.float(), value.float()
+        gradient = _grouped(gradient, key)
+        probabilities = _probabilities(queries, keys, ctx.scaling, query.shape[2])
+        of_value = probabilities.transpose(-1, -2) @ gradient
+        of_scores = gradient @ values.transpose(-1, -2)
+        of_scores = torch.ops.aten._softmax_backward_data(of_scores, probabilities, -1, torch.float32)
+        of_query = (of_scores @ keys).mul_(ctx.scaling).view(query.shape)
+        of_key = (of_scores.transpose(-1, -2) @ queries).mul_(ctx.scaling)
+        return of_query.to(query.dtype), of_key.to(key.dtype), of_value.to(value.dtype), None
+
+
+def _grouped(queries: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """Group query heads by key head, fp32: [batch, key heads, heads of each x tokens, head size]."""
+    return queries.float().reshape(*key.shape[:2], -1, queries.shape[-1])
+
+
+def _probabilities(queries: torch.Tensor, keys: torch.Tensor, scaling: float, tokens: int) -> torch.Tensor:
+    """Return the attention probabilities: [batch, key heads, heads of each x tokens, tokens]."""
+    scores = (queries @ keys.transpose(-1, -2)).mul_(scaling)
+    later = torch.ones(tokens, tokens, dtype=torch.bool).triu_(1)
+    scores.view(*scores.shape[:2], -1, tokens, tokens).masked_fill_(later, float("-inf"))
+    return scores.softmax(-1)
+
+
 def _has_varlen(query: torch.Tensor, value: torch.Tensor, dropout: float) -> bool:
     return (
         query.device.type == "cuda"
@@ -179,10 +243,7 @@ def _has_varlen(query: torch.Tensor, value: torch.Tensor, dropout: float) -> boo
 
 @functools.cache
 def has_varlen_kernel() -> bool:
-    """Return whether this torch has attention for rows of many lengths with all arguments that `_varlen` passes.
-
-    With an older one each row is a call of its own.
-    """
+    """Return whether this torch has variable-length attention with all arguments of `_varlen`."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -193,10 +254,10 @@ def has_varlen_kernel() -> bool:
 def _varlen(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None, window: int | None
 ) -> torch.Tensor:
-    """Attention of rows of many lengths in one call of flash attention's kernels, as `_each_row`.
+    """Return attention of rows of many lengths by one call of flash attention's kernels.
 
-    They take heads of one size, a multiple of VARLEN_STEP. Zeros behind a query and a key change no score, and those
-    behind a value become zeros of the result, which are cut off. DeepSeek's models have values of another size.
+    Their head sizes are equal and a multiple of VARLEN_STEP, but DeepSeek's values have another size than its queries.
+    Zeros appended to queries and keys change no score; those of values are cut off the result.
     """
     from torch.nn.attention.varlen import varlen_attn
 
@@ -222,14 +283,10 @@ def _varlen(
 
 
 def _widened(heads: torch.Tensor, size: int) -> torch.Tensor:
-    """Return heads with zeros behind them, up to `size`."""
+    """Append zeros to heads, up to `size`."""
     missing = size - heads.shape[-1]
     return torch.nn.functional.pad(heads, (0, missing)) if missing else heads
 
 
-def _no_mask(*_: Any, **__: Any) -> None:
-    """Return None, the mask that transformers' models get."""
-
-
 AttentionInterface.register(NAME, each_row)
-AttentionMaskInterface.register(NAME, _no_mask)
+AttentionMaskInterface.register(NAME, lambda *_, **__: None)

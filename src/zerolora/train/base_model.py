@@ -1,33 +1,35 @@
 """The base model, read from safetensors to where it computes: no rank holds the whole model on the host of a GPU."""
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import init_empty_weights
+from transformers import BitsAndBytesConfig
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from zerolora.compat.bitsandbytes_patches import keep_layout
+from zerolora.config.settings import TrainingPlan
+from zerolora.errors import UserError
 from zerolora.methods.registry import TRAINABLE
 from zerolora.model.architecture import auto_class, config_of
 from zerolora.planner.zero_json import ZeroJson
-from zerolora.train import quantized
 from zerolora.train.attention import IMPLEMENTATIONS, check_attention, no_attention
 from zerolora.train.engines.engine import DTYPES, Engine, Loading
-from zerolora.train.training_plan import TrainingPlan
 
 
 def load(weights: Path, plan: TrainingPlan, config: ZeroJson, engine: type[Engine], device: torch.device) -> Any:
-    """Return the base model of directory `weights`, as `engine` wants it loaded (Engine.loading).
+    """Return the base model of directory `weights`, loaded as `engine` needs it (Engine.loading).
 
-    Whole, it lies on `device`: on a GPU each tensor is copied there as it is read, on CPU it stays mapped from the
-    file, whose pages the ranks of a node share. Sharded, each rank keeps its part of every tensor (DeepSpeed's
-    zero.Init). With first_rank, rank 0 reads, and the weights of other ranks are shapes. A quantized model is read
-    whole by every rank. Raises UserError if the model has not the attention that the plan names.
+    whole: on `device`. A GPU gets each tensor as it is read; on CPU the weights stay mapped from the file, and the
+    ranks of a node share its pages. sharded: each rank has its part of every tensor (DeepSpeed's zero.Init).
+    first_rank: rank 0 reads, and the weights of other ranks are only shapes. Every rank reads a quantized model whole.
+    Raises UserError if the model does not have the plan's attention, or bitsandbytes is not installed.
     """
     check_attention(plan.attention, config_of(weights))
     loading = loading_of(plan, config, engine)
-    quantization = quantized.config_of(plan, sharded=engine.loading(config) != "whole")
+    quantization = quantization_config(plan, sharded=engine.loading(config) != "whole")
     attention = IMPLEMENTATIONS.get(plan.attention, plan.attention)
     dtype = DTYPES[plan.precision]
     sharding = sharded(plan, config, engine)
@@ -47,24 +49,22 @@ def load(weights: Path, plan: TrainingPlan, config: ZeroJson, engine: type[Engin
 
 
 def loading_of(plan: TrainingPlan, config: ZeroJson, engine: type[Engine]) -> Loading:
-    """Return how ranks read the base weights: as the engine wants it, but what is to be quantized whole."""
+    """Return how ranks read the base weights: as the engine needs it; to be quantized, whole."""
     return "whole" if TRAINABLE[plan.method].quantizes() else engine.loading(config)
 
 
 def sharded(plan: TrainingPlan, config: ZeroJson, engine: type[Engine]) -> HfDeepSpeedConfig | None:
-    """Return what makes transformers shard the weights that it reads, and peft gather those that it computes with, for
-    as long as it is alive: both keep a weak reference. None if weights are not sharded while they are read."""
+    """Return a config that, while it is alive, makes transformers shard the weights that it reads and peft gather those
+    that it computes with: both keep a weak reference. None if weights are not sharded while they are read."""
     return HfDeepSpeedConfig(config.options) if loading_of(plan, config, engine) == "sharded" else None
 
 
 def read(
     weights: Path, dtype: torch.dtype, attention: str, device: torch.device | None = None, quantization: Any = None
 ) -> Any:
-    """Return the model with its weights: on `device`, or where the engine shards them to.
+    """Return the model with its weights: on `device`, or sharded by the engine. `quantization` is for transformers.
 
-    With `quantization`, of train/quantized.py, each linear module is quantized as it is read.
-
-    With a GPU as device_map transformers materializes each tensor there by itself, from a slice of the mapped file
+    With a GPU as device_map transformers materializes each tensor there itself, from a slice of the mapped file
     (core_model_loading.py); on CPU parameters are the mapped file's own pages.
     """
     placed = device is not None and (device.type == "cuda" or quantization is not None)
@@ -83,18 +83,43 @@ def read(
 
 
 def shapes(weights: Path, dtype: torch.dtype, attention: str) -> Any:
-    """Return the model without its weights; what it computes by itself, as rotary frequencies, is there."""
+    """Return the model with shapes for weights, and with its computed buffers, such as rotary frequencies."""
     config = config_of(weights)
     with init_empty_weights(include_buffers=False):
         model = auto_class(config).from_config(
             config, dtype=dtype, attn_implementation=attention, trust_remote_code=False
         )
-    model.tie_weights()  # each had been replaced by an empty one of its own
+    model.tie_weights()  # each was replaced by its own empty one
     return model
 
 
+def quantization_config(plan: TrainingPlan, sharded: bool) -> BitsAndBytesConfig | None:
+    """Return how transformers quantizes the base model (QLoRA); None if the method does not.
+
+    `sharded`: the engine shards the model, so storage is floating-point. Raises UserError without bitsandbytes.
+    """
+    if not TRAINABLE[plan.method].quantizes():
+        return None
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise UserError(
+            f"train.method is {plan.method}, which needs the package bitsandbytes; install it, or write "
+            f"{plan.method.removeprefix('q')}"
+        )
+    quantization, dtype = plan.quantization, DTYPES[plan.precision]
+    if quantization.type == "int8":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    storage = {**DTYPES, "uint8": torch.uint8, "auto": dtype if sharded else torch.uint8}[quantization.storage]
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=quantization.type,
+        bnb_4bit_use_double_quant=quantization.double,
+        bnb_4bit_compute_dtype=dtype,
+        bnb_4bit_quant_storage=storage,
+    )
+
+
 def _builds(weights: Path, attention: str) -> bool:
-    """Tell whether the model can be built with this attention; no weights are read."""
+    """Return whether the model can be built with this attention, without reading weights."""
     try:
         shapes(weights, torch.float32, attention)
     except ValueError:

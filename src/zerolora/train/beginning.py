@@ -1,6 +1,6 @@
-"""Whether the adapter that training begins with is the one that its manifest lists, and of the run's base.
+"""Checks of train.from_adapter against its manifest and the run's base, once before the ranks start.
 
-The ranks load it (earlier_adapter.py); what needs the base's files is compared here, once and before they start.
+The ranks load the adapter (earlier_adapter.py).
 """
 
 from collections.abc import Iterator
@@ -12,8 +12,7 @@ from zerolora.errors import UserError
 from zerolora.methods.method import TrainableMethod
 from zerolora.methods.peft_format import ADAPTER, is_copy, read_adapter, saved_name
 from zerolora.methods.registry import OWN_FILES
-from zerolora.model.base_identity import check_same_base
-from zerolora.model.manifest import check_adapter_files, located
+from zerolora.model.manifest import check_adapter_files, check_same_base, located
 from zerolora.model.weight_files import weight_files
 from zerolora.tensor_file import read_header
 
@@ -22,35 +21,40 @@ if TYPE_CHECKING:
 
 KEY = "train.from_adapter"
 ROWS = 4096
-"""Rows of two tensors that are compared at a time."""
+"""Rows of two tensors compared at a time."""
+
+
+@contextmanager
+def _named() -> Iterator[None]:
+    """Prefix errors with the adapter's key."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{KEY}: {error}") from None
 
 
 def check_beginning(directory: Path, method: type[TrainableMethod], stamp: Path) -> None:
-    """Raise UserError if the adapter in `directory` is not what its manifest lists, or is of another base than the one
-    that the file `stamp` locates."""
+    """Raise UserError if the adapter in `directory` differs from its manifest, or from the base located by `stamp`."""
     check_identity(directory, method, stamp)
     check_copies(directory, method, located(stamp))
 
 
+@_named()
 def check_identity(directory: Path, method: type[TrainableMethod], stamp: Path) -> None:
-    """Raise UserError if the manifest of an adapter lists other files than are there, or names another base."""
-    with _named():
-        check_adapter_files(directory, OWN_FILES)
-        if method.peft_type:
-            check_same_base(directory, stamp)
+    """Raise UserError if an adapter's files differ from its manifest, or the manifest names another base."""
+    check_adapter_files(directory, OWN_FILES)
+    if method.peft_type:
+        check_same_base(directory, stamp)
 
 
+@_named()
 def check_copies(directory: Path, method: type[TrainableMethod], base: Path) -> None:
     """Raise UserError if the adapter in `directory` has copies of embedding or head that differ from those of `base`.
 
-    peft saves them beside an adapter of the two, and would read them into the base; training starts from the base.
+    peft saves them beside an adapter of the two, and would load them into the base; training starts from the base.
     """
-    if method.peft_type and (directory / ADAPTER).is_file():
-        with _named():
-            _compare_copies(directory, base)
-
-
-def _compare_copies(directory: Path, base: Path) -> None:
+    if not method.peft_type or not (directory / ADAPTER).is_file():
+        return
     tensors, config = read_adapter(directory)
     copies = {saved_name(name): each for name, each in tensors.items() if is_copy(name, config)}
     if not copies:
@@ -64,7 +68,7 @@ def _compare_copies(directory: Path, base: Path) -> None:
     files = [read_header(path) for path in weight_files(base)]
     for weight, copy in copies.items():
         if weight not in names.shapes:
-            continue  # of another base, as the check of its tensors says
+            continue  # of another base, which the check of its tensors reports
         stored = stored_weight(weight, files, names) or stored_weight(tied.get(weight, weight), files, names)
         if stored is not None and not _is_copy_of(copy, stored):
             raise UserError(
@@ -73,17 +77,8 @@ def _compare_copies(directory: Path, base: Path) -> None:
             )
 
 
-@contextmanager
-def _named() -> Iterator[None]:
-    """Begin errors with the key that names the adapter."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(f"{KEY}: {error}") from None
-
-
 def _is_copy_of(copy: "StoredTensor", stored: "StoredTensor") -> bool:
-    """Return whether a tensor has the numbers of another, in its own type."""
+    """Return whether a tensor equals another, rounded to its own type."""
     import torch
 
     if copy.shape != stored.shape:

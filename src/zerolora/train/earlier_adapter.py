@@ -1,6 +1,7 @@
-"""Training that continues from what an earlier one published: an adapter in peft's format, or all weights."""
+"""train.from_adapter: training that starts from an earlier adapter in peft's format, or from all weights."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,14 @@ from safetensors import SafetensorError, safe_open
 from zerolora.errors import UserError, shown, wording
 from zerolora.files import sha256
 from zerolora.methods.adapter_config import SELECTING, WITHOUT_MEANING
-from zerolora.methods.method import WHOLE_WEIGHTS, TrainableMethod
-from zerolora.methods.peft_format import ADAPTER, CONFIG, PREFIX, is_copy, read_config
-from zerolora.methods.tied_weights import without_copies
+from zerolora.methods.method import WHOLE_WEIGHTS, TrainableMethod, without_copies
+from zerolora.methods.peft_format import ADAPTER, CONFIG, PREFIX, is_copy
 from zerolora.model import foreign
 from zerolora.model.added_tokens import AddedToken, of_directory
 from zerolora.tensor_file import read_header
 from zerolora.train.engines.engine import trained
 
-# What of peft's config decides what the tensors mean, with the key of ours. (IA)³ has none but its targets.
+# The keys of peft's config that define the meaning of the tensors, with our keys. (IA)³ has only its targets.
 MEANING = {
     "peft_type": "method",
     "use_dora": "method",
@@ -30,42 +30,36 @@ MEANING = {
     "projection_prng_key": "vera.projection_seed",
 }
 HARMLESS = (WITHOUT_MEANING - {"corda_config", "eva_config", "lora_ga_config"}) | SELECTING
-"""Keys of it that do not; and those that decide which tensors there are, and their shapes, which are compared
-themselves."""
+"""Keys that do not; and keys that select the tensors and their shapes, which are compared themselves."""
 HARMLESS_INITS = (True, False, "gaussian", "orthogonal")
-"""Of init_lora_weights: the base stays as it is. Others change it (peft/tuners/lora/layer.py), so the factors as they
-are saved are of another base."""
+"""Values of init_lora_weights whose saved factors fit the unchanged base (peft/tuners/lora/layer.py)."""
 
 
 def load(
     model: Any, directory: Path, method: type[TrainableMethod], tokens: Sequence[AddedToken] = ()
 ) -> dict[str, Any]:
-    """Set what is trained of a built model to what `directory` holds, and return its provenance.
+    """Load the trained parameters of a built model from `directory`, and return its provenance.
 
-    Every rank reads the files; where the first rank alone has the weights, the others' are left as they are. Raises
-    UserError if the tensors are not, by name, shape and scale, those that the method has built, or the data adds other
-    tokens than `tokens`.
+    Every rank reads the files; parameters on the meta device stay there. Raises UserError if names, shapes or scales
+    are not those of the method, or the adapter was trained with other added tokens than `tokens`.
     """
     path, parameters = weights_of(directory, method), method.published(model, trained(model))
     check_start(model, directory, method, tokens, parameters)
     if not method.peft_type:
         without_copies(path, read_header(path).tensors, model.all_tied_weights_keys)
-    try:
-        with safe_open(path, "pt") as file:
-            for name, parameter in parameters.items():
-                value = file.get_tensor(name)
-                if not bool(torch.isfinite(value).all()):
-                    raise UserError(
-                        f"train.from_adapter: {path}: {name} contains numbers that are not finite; name another adapter"
-                    )
-                if not parameter.requires_grad and not torch.equal(value.float(), parameter.float()):
-                    raise UserError(
-                        f"train.from_adapter: {path}: {name} is not what this run draws; name an adapter with the same "
-                        "train.vera.projection_seed and version of torch"
-                    )
-                _set(parameter, value)
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"train.from_adapter: {path}: not a whole safetensors file ({error}); write another") from None
+    with _opened(path) as file:
+        for name, parameter in parameters.items():
+            value = file.get_tensor(name)
+            if not bool(torch.isfinite(value).all()):
+                raise UserError(
+                    f"train.from_adapter: {path}: {name} contains numbers that are not finite; name another adapter"
+                )
+            if not parameter.requires_grad and not torch.equal(value.float(), parameter.float()):
+                raise UserError(
+                    f"train.from_adapter: {path}: {name} is not what this run draws; name an adapter with the same "
+                    "train.vera.projection_seed and version of torch"
+                )
+            _set(parameter, value)
     return provenance(directory, method)
 
 
@@ -76,8 +70,7 @@ def check_start(
     tokens: Sequence[AddedToken],
     parameters: dict[str, Any],
 ) -> None:
-    """Raise UserError if what a directory holds is not, by names, shapes, scale and added tokens, what the method has
-    built into `model`; `parameters` are those that it publishes."""
+    """Raise UserError if names, shapes, scale or added tokens of a directory are not those of the built `model`."""
     path = weights_of(directory, method)
     if (theirs := of_directory(directory)) != list(tokens):
         added = ", ".join(shown(each.token) for each in theirs) or "none"
@@ -87,22 +80,28 @@ def check_start(
         )
     if method.peft_type:
         check_meaning(directory, model.peft_config["default"])
+    with _opened(path) as file:
+        shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+        copies = _copies(model, directory, method) - parameters.keys()
+        _check_tensors(path, {name: shape for name, shape in shapes.items() if name not in copies}, parameters)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """Open a safetensors file. Raises UserError if it is damaged."""
     try:
         with safe_open(path, "pt") as file:
-            shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
-            copies = _copies(model, directory, method) - parameters.keys()
-            _check_tensors(path, {name: shape for name, shape in shapes.items() if name not in copies}, parameters)
+            yield file
     except (SafetensorError, OSError) as error:
         raise UserError(f"train.from_adapter: {path}: not a whole safetensors file ({error}); write another") from None
 
 
 def _copies(model: Any, directory: Path, method: type[TrainableMethod]) -> set[str]:
-    """Return the names that copies of embedding and head have beside what was trained; others compare their numbers
-    (beginning.py, and without_copies)."""
+    """Return the names of copies of embedding and head; beginning.py and without_copies compare their values."""
     base = model.get_base_model() if method.peft_type else model
     if not method.peft_type:
         return set(base.all_tied_weights_keys)
-    tables, config = (base.get_input_embeddings(), base.get_output_embeddings()), read_config(directory)
+    tables, config = (base.get_input_embeddings(), base.get_output_embeddings()), foreign.adapter_config(directory)
     paths = [name for name, module in base.named_modules() if any(module is each for each in tables)]
     infixes = (".base_layer.", ".")
     names = {f"{PREFIX}{path}{infix}{part}" for path in paths for infix in infixes for part in ("weight", "bias")}
@@ -110,7 +109,7 @@ def _copies(model: Any, directory: Path, method: type[TrainableMethod]) -> set[s
 
 
 def weights_of(directory: Path, method: type[TrainableMethod]) -> Path:
-    """Return the file with the weights. Raises UserError if there is none of the method."""
+    """Return the file with the method's weights. Raises UserError if there is none."""
     path = directory / (ADAPTER if method.peft_type else WHOLE_WEIGHTS)
     if not path.is_file():
         wanted = "an adapter in peft's format" if method.peft_type else "all weights, as method: full publishes them"
@@ -119,7 +118,7 @@ def weights_of(directory: Path, method: type[TrainableMethod]) -> Path:
 
 
 def provenance(directory: Path, method: type[TrainableMethod]) -> dict[str, Any]:
-    """Return what a directory holds: its path, the sha256 of the weights, and where they come from, if it says so."""
+    """Return the path of a directory, the sha256 of its weights, and their recorded origin."""
     path = weights_of(directory, method)
     manifest = foreign.adapter_manifest(directory)
     known = manifest.get("files", {}).get(path.name, {}).get("sha256")
@@ -128,7 +127,7 @@ def provenance(directory: Path, method: type[TrainableMethod]) -> dict[str, Any]
 
 
 def is_unchanged(tensors: dict[str, torch.Tensor], directory: Path, method: type[TrainableMethod]) -> bool:
-    """Tell whether published tensors are those that training continued from, if those are still there."""
+    """Return whether published tensors equal those that training started from, if those still exist."""
     path = directory / (ADAPTER if method.peft_type else WHOLE_WEIGHTS)
     if not path.is_file():
         return False
@@ -137,12 +136,12 @@ def is_unchanged(tensors: dict[str, torch.Tensor], directory: Path, method: type
 
 
 def check_meaning(directory: Path, config: Any) -> None:
-    """Raise UserError if the tensors of an adapter mean something else than those of peft's `config`."""
-    ours, theirs, plain = config.to_dict(), read_config(directory), type(config)().to_dict()
+    """Raise UserError if an adapter's config gives its tensors another meaning than peft's `config`."""
+    ours, theirs, plain = config.to_dict(), foreign.adapter_config(directory), type(config)().to_dict()
     section = "vera" if "projection_prng_key" in ours else "lora"
     for key, setting in MEANING.items():
         here = getattr(ours.get(key), "value", ours.get(key))
-        there = theirs.get(key, getattr(plain.get(key), "value", plain.get(key)))  # peft's own default
+        there = theirs.get(key, getattr(plain.get(key), "value", plain.get(key)))  # peft's default
         if key in ours and (there or None) != (here or None):
             raise UserError(
                 f"train.from_adapter: {directory / CONFIG}: {key} is {shown(there)}, and this run's is {shown(here)}; "
@@ -159,14 +158,14 @@ def check_meaning(directory: Path, config: Any) -> None:
             )
 
 
-def _check_tensors(path: Path, found: dict[str, list[int]], expected: dict[str, Any]) -> None:
+def _check_tensors(path: Path, stored: dict[str, list[int]], expected: dict[str, Any]) -> None:
     shapes = {name: list(getattr(parameter, "ds_shape", parameter.shape)) for name, parameter in expected.items()}
-    faults = [wording(f"{name} is missing") for name in shapes if name not in found]
-    faults += [wording(f"{name} is not trained by this run") for name in found if name not in shapes]
+    faults = [wording(f"{name} is missing") for name in shapes if name not in stored]
+    faults += [wording(f"{name} is not trained by this run") for name in stored if name not in shapes]
     faults += [
-        wording(f"{name} is {found[name]}, and this run's is {shape}")
+        wording(f"{name} is {stored[name]}, and this run's is {shape}")
         for name, shape in shapes.items()
-        if name in found and found[name] != shape
+        if name in stored and stored[name] != shape
     ]
     if faults:
         more = wording(f" (and {len(faults) - 1} more such)" if len(faults) > 1 else "")

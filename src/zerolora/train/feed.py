@@ -1,10 +1,11 @@
-"""Which packed rows each rank gets in each step, and the tensors of a micro-batch."""
+"""The packed rows of each rank in each step, and the tensors of a micro-batch."""
 
 from typing import Any
 
 import numpy as np
 import torch
 
+from zerolora.config.settings import TrainingPlan
 from zerolora.data.packing_plan import PackingPlan
 from zerolora.data.prepared_rows import IGNORED
 from zerolora.errors import UserError
@@ -12,21 +13,20 @@ from zerolora.train.objectives import OBJECTIVES
 from zerolora.train.objectives.objective import Objective, Sequence
 from zerolora.train.order import assign, global_batches, spread
 from zerolora.train.sequence_parallel import sequence
-from zerolora.train.training_plan import TrainingPlan
 
 PackedRow = list[Sequence]
-"""The sequences of the rows that share a packed row."""
+"""The sequences of all rows of a packed row."""
 Units = dict[str, int]
-"""How many of each unit of the objective some rows have."""
+"""The number of each unit of the objective in some rows."""
 
 
 class Batches:
-    """The packed rows of every optimizer step, in an order that depends on seed and global batch only (order.py)."""
+    """The packed rows of every optimizer step; their order depends only on seed and global batch (order.py)."""
 
     def __init__(self, rows: Any, packing: PackingPlan, plan: TrainingPlan, rank: int, world: int) -> None:
-        """`rows` is a split of the data, `packing` says which of them share a packed row; `rank` is one of `world` that
-        get rows of their own. Raises UserError if rows and packing do not belong together, are fewer than a global
-        batch, or lack what the objective reads."""
+        """`rows` is a split of the data, packed by `packing`; `rank` is one of the `world` ranks that do not share
+        rows. Raises UserError if rows and packing do not match, are fewer than a global batch, or lack a column that
+        the objective reads."""
         self.rows, self.packing, self.rank, self.world = rows, packing, rank, world
         self.objective = OBJECTIVES[plan.objective]
         self.micro_batch = plan.micro_batch
@@ -42,10 +42,10 @@ class Batches:
             )
         length, supervised, source = (_column(rows, name) for name in ("length", "supervised", "source"))
         self.tokens, self.work = _sums(length, packing), _sums(length**2, packing)
-        # A row's first token is nobody's target, so prepare has not counted it either.
+        # The first token of a row is never predicted, so prepare has not counted it either.
         self._supervised = _sums(supervised, packing)
         self._units = _units(rows, packing, self.objective)
-        # Memory goes by the tokens of a packed row, whatever they attend to.
+        # Memory depends on the tokens of a packed row, not on attention.
         largest = int(np.lexsort((self.work, self.tokens))[-1])
         self.order = global_batches(self.work, plan.seed, plan.global_batch, plan.epochs, largest)
         if len(self.order) == 0:
@@ -68,17 +68,16 @@ class Batches:
         return micro_batches, {name: int(counts[batch].sum()) for name, counts in self._units.items()}
 
     def sizes_at(self, step: int) -> tuple[int, int, int]:
-        """Return the tokens of a step's global batch, the squared lengths of its rows together, and its supervised
-        tokens; padding not counted."""
+        """Return tokens, summed squared row lengths and supervised tokens of a global batch, without padding."""
         batch = self.order[step]
         return int(self.tokens[batch].sum()), int(self.work[batch].sum()), int(self._supervised[batch].sum())
 
     def end_after(self, steps: int) -> None:
-        """Drop the steps after the first `steps`, which were not made. The schedule is of those that were planned."""
+        """Drop the steps after the first `steps`, which were not made; `planned`, for the schedule, stays."""
         self.order, self.steps = self.order[:steps], steps
 
     def tokens_until(self, steps: int) -> int:
-        """Return the tokens of the first `steps` steps over all ranks, padding not counted."""
+        """Return the tokens of the first `steps` steps over all ranks, without padding."""
         return int(self._tokens_until[steps - 1]) if steps else 0
 
     @property
@@ -87,10 +86,10 @@ class Batches:
         return int(self._supervised[self.order].sum())
 
     def balance(self) -> dict[str, float]:
-        """Return how much ranks differ in tokens and in attention work, in the mean and in the worst global batch, and
-        the share of padding among all positions that they compute."""
+        """Return the spread of tokens and of attention work over ranks, in the mean and in the worst global batch, and
+        the share of padding among all computed positions."""
         spreads: dict[str, list[float]] = {"tokens": [], "attention": []}
-        computed = 0.0  # positions, padding counted
+        computed = 0.0  # positions, padding included
         for batch in self.order:
             assigned = assign(self.work[batch], self.world, self.micro_batch)
             spreads["tokens"].append(spread(self.tokens[batch], assigned))
@@ -133,17 +132,19 @@ def packed_row(rows: Any, packing: PackingPlan, number: int, objective: Objectiv
 
 
 def collate(packed_rows: list[PackedRow], packing: bool, device: torch.device) -> dict[str, Any]:
-    """Return a batch of packed rows, padded on the right to the longest: input_ids, [packed rows, longest]; the
-    positions in the flattened batch from which supervised tokens are predicted, these tokens as `targets`, the
-    `sequence` that each is in, and its `source`, [supervised tokens]; the `sources` of sequences, and the objective's
-    `numbers` of them, [sequences]; and what keeps rows apart.
+    """Return a batch of packed rows, padded on the right to the longest.
 
-    Without packing attention_mask marks the padding. With packing there is none, as models take it for all that a token
-    may attend to; position_ids that restart at every row, and at the padding, keep rows apart, and no row's first token
-    is a target. `lengths` are for attention that computes a row at a time.
+    input_ids: [packed rows, longest]. [supervised tokens] each: `supervised`, the positions in the flattened batch that
+    predict supervised tokens; `targets`, those tokens; `sequence`, their sequence's number; `source`, their data
+    source. [sequences] each: `sources`, and the objective's `numbers`. `lengths`: for attention row by row
+    (attention.py).
+
+    Without packing attention_mask marks the padding. With packing there is none, since models would let tokens attend
+    across rows; position_ids that restart at every row, and at the padding, separate them, and the first token of a row
+    is never a target.
 
     Where ranks share rows, the batch is this rank's part of the tokens: the longest is a multiple of their number, and
-    rows are kept apart as with packing, since a part of a row does not show its positions.
+    position_ids are always present, since a part of a row does not show its positions.
     """
     longest = max(sum(len(row["input_ids"]) for row in packed) for packed in packed_rows)
     longest += -longest % sequence.size
@@ -168,7 +169,7 @@ def collate(packed_rows: list[PackedRow], packing: bool, device: torch.device) -
         if packing:
             batch["position_ids"][index, start:] = np.arange(longest - start)
         of_rows.append([len(row["input_ids"]) for row in packed] + [longest - start] * (start < longest))
-    # By the position that predicts them; no row's first token is a target, so nothing leaves its packed row.
+    # By the position that predicts them; first tokens are never targets, so nothing leaves its packed row.
     labels, sequences = np.roll(batch.pop("labels"), -1), np.roll(batch.pop("sequence"), -1)
     if sequence.size > 1:
         batch = {name: np.ascontiguousarray(sequence.own_part(values)) for name, values in batch.items()}
@@ -191,7 +192,7 @@ def _numbers(packed_rows: list[PackedRow], device: torch.device) -> dict[str, to
 
 
 def _units(rows: Any, packing: PackingPlan, objective: Objective) -> dict[str, np.ndarray]:
-    """Return how many of each unit every packed row has: [packed rows]."""
+    """Return the number of each unit in every packed row: [packed rows]."""
     columns = {
         name: _column(rows, column) if column else np.ones(len(rows), np.int64)
         for name, column in objective.units.items()

@@ -1,8 +1,7 @@
-"""Before the first step: test on the model itself that its loss is the intended one, and that the rows of a packed row
-do not see each other.
+"""Tests of the loaded model before the first step: its loss is the intended one, and packed rows do not see each other.
 
 Whether they do depends on the architecture and on the implementation of attention, and nothing fails if they do: the
-loss is only slightly wrong. So it is tested, not looked up.
+loss is only slightly wrong. So it is tested on the model itself.
 """
 
 import contextlib
@@ -21,8 +20,7 @@ from zerolora.train.sequence_parallel import sequence
 from zerolora.types import Precision
 
 LENGTHS = (7, 9)
-"""Tokens of the two rows: short, and of different lengths, so that a shift of one row against the other shows."""
-
+"""Tokens of the two rows: short, and of different lengths, to reveal a shift of one row against the other."""
 MARGIN = 25
 """Allowed rounding over the type's epsilon. The 30 layers of SmolLM2-135M differ by 2e-6 (17 eps) in fp32, 0.004
 (4 eps) in fp16 and 0.04 (5 eps) in bf16."""
@@ -33,15 +31,15 @@ LEAST_ROUNDING = 1e-3
 def check_isolation(model: Any, config: Any, device: torch.device) -> None:
     """Raise UserError if a row of a packed row sees another one, or has other logits than alone.
 
-    `model` is called as training calls it (the engine, at any ZeRO stage); `config` is that of the base model.
-    Collective: every rank makes the same two forward passes. Leaves training mode and random state as they were.
+    `model` is the engine, `config` that of the base model. Collective: every rank makes the same two forward passes.
+    Restores training mode and random state.
     """
     draw = torch.Generator().manual_seed(0)
     vocabulary = config.get_text_config().vocab_size
     one, other_one, two, other_two = (_row(vocabulary, length, draw) for length in LENGTHS for _ in range(2))
     with _evaluating(model, device):
-        # All in one forward pass: what two of its packed rows have in common is computed in the same way, so that there
-        # is no rounding to allow for, in any precision.
+        # All in one forward pass: the common parts of two packed rows are then computed in the same way, without
+        # rounding to allow for, in any precision.
         packed = _logits(model, [[one, two], [other_one, two], [one, other_two], [one, two]], True, device)
         alone = _logits(model, [[two]], False, device)[0]
     first, second = packed.split(LENGTHS, dim=1)
@@ -63,10 +61,10 @@ def check_isolation(model: Any, config: Any, device: torch.device) -> None:
 
 
 def check_sequence_parallel(model: Any, config: Any, device: torch.device) -> None:
-    """Raise UserError if ranks that share a row compute other logits of it than a rank alone.
+    """Raise UserError if ranks that share a row compute other logits than a rank alone.
 
-    They do if a model mixes tokens elsewhere than in the attention that `train.attention: flash` replaces, as in a
-    convolution or a recurrent layer. Collective, like check_isolation.
+    They do if a model mixes tokens outside of the attention that `train.attention: flash` replaces, as in a convolution
+    or a recurrent layer. Collective, like check_isolation.
     """
     row = _row(config.get_text_config().vocab_size, sum(LENGTHS), torch.Generator().manual_seed(0))
     with _evaluating(model, device):
@@ -84,10 +82,9 @@ def check_sequence_parallel(model: Any, config: Any, device: torch.device) -> No
 
 def check_loss(model: Any, base: Any, device: torch.device, precision: Precision) -> bool:
     """Return whether the chunked loss (loss.py) equals that of the model's own logits. If not, as with a model that
-    scales its logits, the model's own logits are used from here on.
+    scales its logits, use the model's own logits from now on.
 
-    `model` is called as training calls it, `base` is the model under the adapter. Collective, like check_isolation.
-    Raises UserError if a weight is NaN or infinite.
+    `base` is the model under the adapter. Collective, like check_isolation. Raises UserError for non-finite weights.
     """
     draw = torch.Generator().manual_seed(0)
     tokens = _row(base.config.get_text_config().vocab_size, sum(LENGTHS), draw)["input_ids"]
@@ -102,7 +99,7 @@ def check_loss(model: Any, base: Any, device: torch.device, precision: Precision
     if not finite.all():
         check_finite(base, precision)
     ours, theirs = ours[finite], theirs[finite]
-    # Where fewer than two are left there is nothing to compare; the first step reports its loss.
+    # Fewer than two cannot be compared; the first step reports its loss.
     same = len(theirs) < 2 or bool((ours - theirs).square().mean().sqrt() <= _rounding(model) * theirs.std())
     if not same:
         make_whole(base)
@@ -124,15 +121,15 @@ def _largest(values: torch.Tensor) -> float:
 
 
 def _rounding(model: Any) -> float:
-    """Return by how much a row's logits may differ that are computed in another shape, in their standard deviations:
-    MARGIN times the resolution of the coarsest type, at least LEAST_ROUNDING."""
+    """Return the allowed difference of logits computed in another shape, in their standard deviations: MARGIN times the
+    resolution of the coarsest type, at least LEAST_ROUNDING."""
     coarsest = max(torch.finfo(value.dtype).eps for value in model.parameters() if value.is_floating_point())
     return max(LEAST_ROUNDING, MARGIN * coarsest)
 
 
 @contextlib.contextmanager
 def _evaluating(model: Any, device: torch.device) -> Iterator[None]:
-    """Put a model in evaluation mode for a while; restore the mode of each module, and the random state."""
+    """Put a model in evaluation mode; restore the mode of each module and the random state afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -1,15 +1,18 @@
 """The training loop: step after step, resumable after each. The main path is `run`."""
 
+import functools
 import hashlib
 import math
+import operator
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed
 
+from zerolora.config.settings import TrainingPlan
 from zerolora.data.packing_plan import PackingPlan
 from zerolora.errors import UserError, wording
 from zerolora.log import LOGGER
@@ -25,9 +28,8 @@ from zerolora.train.launch.rendezvous import broadcast_json
 from zerolora.train.launch.stop_signals import Stop, Stopped
 from zerolora.train.loss import token_losses
 from zerolora.train.non_finite import check_finite, first_loss
+from zerolora.train.objectives.objective import Objective, Values
 from zerolora.train.telemetry.writer import TelemetryWriter
-from zerolora.train.totals import Totals
-from zerolora.train.training_plan import TrainingPlan
 from zerolora.train.validation import Validations
 
 
@@ -48,29 +50,29 @@ class Loop:
         stop: Stop,
         heartbeat: Heartbeat,
     ) -> None:
-        """`packed` tells whether rows are joined to packed rows; `sources` is how many the data comes from."""
+        """`packed`: several rows may share a packed row; `sources`: the number of data sources."""
         self.engine, self.batches, self.plan, self.packed = engine, batches, plan, packed
         self.objective = batches.objective
         self.sources, self.device, self.checkpoints = sources, device, checkpoints
         self.telemetry, self.stop, self.heartbeat = telemetry, stop, heartbeat
         self.rank, self.world = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        # Ranks that share rows count as one.
+        # Ranks that share rows count as one here.
         self.data_rank, self.data_ranks = self.rank // plan.sequence_parallel, self.world // plan.sequence_parallel
         self.step = 0
-        """Optimizer steps made."""
+        """Number of completed optimizer steps."""
         self.losses: list[float] = []
         """Mean loss of each step."""
         self.metrics: dict[str, list[float]] = {name: [] for name in self.objective.metrics}
         """The objective's further metrics of each step."""
         self.loss_by_source = torch.zeros(sources, dtype=torch.float64)
-        """Summed loss of all steps so far."""
+        """Summed loss of all steps so far: [sources]."""
         self.validations = Validations(plan)
         self.resumes = 0
         self.seconds = 0.0
-        """Seconds of training, loading and pauses not counted."""
+        """Seconds of training, without loading and pauses."""
 
     def resume(self) -> None:
-        """Go on from a checkpoint, if there is one. Raises UserError if the config names one of another config."""
+        """Resume from a checkpoint, if there is one. Raises UserError if train.resume names one of another config."""
         chosen: Path | None = None
         if self.rank == 0:
             chosen, lines = self.checkpoints.choose(self.plan.resume)
@@ -89,9 +91,9 @@ class Loop:
             LOGGER.info(f"resuming at step {self.step} of {self.batches.steps} from {name}")
 
     def run(self, rows: Any, packing: PackingPlan) -> None:
-        """Make all steps that are left, and validate on `rows`, packed by `packing`, in between if the config says so.
+        """Make all remaining steps, with the configured validations on `rows`, packed by `packing`.
 
-        Raises Stopped when asked to stop, UserError if a loss is not finite.
+        Raises Stopped on a stop signal, UserError if a loss is not finite.
         """
         self.engine.train()
         steps, before = self.batches.steps, self.seconds
@@ -127,38 +129,37 @@ class Loop:
             why = wording(", which is above its bar (train.stop_above)" if self.validations.above_bar else "")
             LOGGER.info(f"stops early: {self.validations}{why}")
 
-    def _optimizer_step(self, due: bool) -> tuple[Totals, bool, bool]:
-        """Make a step on a global batch; `due` tells whether this rank finds a checkpoint due.
+    def _optimizer_step(self, due: bool) -> "tuple[Totals, bool, bool]":
+        """Make a step on a global batch; `due`: a checkpoint is due on this rank.
 
-        Returns the totals of the global batch, and of all ranks whether any got a stop signal, or has a checkpoint
-        due.
+        Returns the totals of the global batch, and whether any rank got a stop signal or has a checkpoint due.
         """
         self.telemetry.start()
         for group in self.engine.optimizer.param_groups:
             group["lr"] = group["ratio"] * self._learning_rate(self.step)
-        # A resumed step draws the same dropout as it would have, and every rank draws its own.
+        # A resumed step draws the same dropout as an uninterrupted one, and every rank draws its own.
         torch.manual_seed(_seed(self.plan.seed, self.step, self.rank))
         micro_batches, units = self.batches.at(self.step)
         totals = Totals(self.objective, units, self.sources)
         means: dict[str, float] = {}
         if self.objective.before:
-            means = self._means(self._batches_before(micro_batches), units)
+            means = self._means(self._step_batches(micro_batches), units)
             self.engine.train()
-            self.telemetry.lap("forward")
+            self.telemetry.times.lap("forward")
         for micro_batch in micro_batches:
             batch = collate(micro_batch, self.packed, self.device)
-            self.telemetry.lap("data")
+            self.telemetry.times.lap("data")
             self.heartbeat.step(self.step + 1, "forward")
             with self.telemetry.routers.watched(micro_batch, batch):
                 values = self.objective.values(token_losses(self.engine, batch), batch, means)
             terms = totals.add(values)
-            self.telemetry.lap("forward")
+            self.telemetry.times.lap("forward")
             self.heartbeat.step(self.step + 1, "backward")
-            # Whatever the engine divides by, an item of a unit must count the same in every batch.
+            # Undoes the engine's division, so that an item of a unit counts the same in every batch.
             self.engine.backward(totals.weighted(terms, self.engine.divisor))
-            self.telemetry.lap("backward")
+            self.telemetry.times.lap("backward")
             self.engine.step()
-            self.telemetry.lap("optimizer")
+            self.telemetry.times.lap("optimizer")
         self.heartbeat.step(self.step + 1, "sum of the losses")
         asked = torch.tensor([self.stop.asked, due], dtype=torch.float64)
         routed = self.telemetry.routers.sums()
@@ -166,20 +167,20 @@ class Loop:
         first, asked, others, routed = summed.split([1, 2, len(totals.sums) - 1, len(routed)])
         totals.sums = torch.cat([first, others])
         self.telemetry.routers.take(routed)
-        self.telemetry.lap("communication")
+        self.telemetry.times.lap("communication")
         self.loss_by_source += totals.by_source
         return totals, bool(asked[0]), bool(asked[1])
 
-    def _batches_before(self, micro_batches: list[list[PackedRow]]) -> Iterator[tuple[dict[str, Any], bool]]:
-        """Yield the batches of the pass before a step, each of which counts."""
+    def _step_batches(self, micro_batches: list[list[PackedRow]]) -> Iterator[tuple[dict[str, Any], bool]]:
+        """Yield the batches of a step for `_means`; all of them count."""
         for micro_batch in micro_batches:
             self.heartbeat.step(self.step + 1, "forward")
             yield collate(micro_batch, self.packed, self.device), True
 
     def validate(self, rows: Any, packing: PackingPlan) -> bool:
-        """Compute the mean loss and the metrics of a split, and keep the adapter if it is the best and wanted.
+        """Compute the mean loss and the metrics of a split; return whether they are the best so far.
 
-        Returns whether it is the best. Raises Stopped when asked to stop.
+        With train.keep: best, keeps the best adapter. Raises Stopped on a stop signal.
         """
         self.engine.eval()
         units = units_of(rows, packing, self.objective)
@@ -199,9 +200,8 @@ class Loop:
         return best
 
     def _validation_batches(self, rows: Any, packing: PackingPlan) -> Iterator[tuple[dict[str, Any], bool]]:
-        """Yield this rank's batches of a split, and whether each counts. Collective: every rank gets as many (stage 3
-        gathers in each forward pass); a rank out of rows repeats one, which does not count. Raises Stopped when asked
-        to stop."""
+        """Yield this rank's batches of a split, and whether each counts. Collective, as stage 3 gathers in each forward
+        pass: a rank out of rows repeats one that does not count. Raises Stopped on a stop signal."""
         count, size = len(packing.starts) - 1, self.plan.micro_batch
         for start in range(0, count, size * self.data_ranks):
             self.heartbeat.at(f"validation from row {start}", "step")
@@ -209,13 +209,13 @@ class Loop:
             numbers = range(first, min(first + size, count)) if first < count else [0]
             packed_rows = [packed_row(rows, packing, number, self.objective) for number in numbers]
             yield collate(packed_rows, self.packed, self.device), first < count
-            if self._summed(torch.tensor(float(self.stop.asked))):
+            if self._stop_asked():
                 self._save()
                 self._stop()
 
     def _means(self, batches: Iterator[tuple[dict[str, Any], bool]], units: Units) -> dict[str, float]:
-        """Return the means over batches that the objective's loss needs, those of all ranks, by a forward pass of its
-        own; `units` are those of all of them. Collective; leaves the model in evaluation mode."""
+        """Return the objective's means `before` over the batches of all ranks, which have `units`, by forward passes.
+        Collective; leaves the model in evaluation mode."""
         self.engine.eval()
         sums = torch.zeros(len(self.objective.before), dtype=torch.float64)
         with torch.no_grad():
@@ -230,7 +230,7 @@ class Loop:
         }
 
     def history(self) -> list[dict[str, Any]]:
-        """Return loss, learning rate and metrics of every step."""
+        """Return loss, learning rate and metrics of each step."""
         return [
             {
                 "step": step + 1,
@@ -243,8 +243,8 @@ class Loop:
 
     def _not_finite(self, loss: float) -> UserError:
         """Return the error for a loss that is not finite. Collective."""
-        # The step that gave it has made what is trained NaN, too. A weight of the base may be met only now, such as the
-        # embedding of a token.
+        # That step made the trained weights NaN, too. A weight of the base may be used only now, such as the embedding
+        # of a token.
         check_finite(base_of(self.engine.module), self.plan.precision, trained=False)
         if self.step:
             return UserError(f"loss is {loss} at step {self.step + 1}; lower train.learning_rate")
@@ -280,12 +280,15 @@ class Loop:
             self.checkpoints.write(state)
 
     def stop_if_asked(self) -> None:
-        """End training before anything is published if any rank was asked to stop. Raises Stopped."""
-        if self._summed(torch.tensor(float(self.stop.asked))):
+        """Raise Stopped if any rank got a stop signal, before anything is published. Collective."""
+        if self._stop_asked():
             self._stop()
 
+    def _stop_asked(self) -> bool:
+        return bool(self._summed(torch.tensor(float(self.stop.asked))))
+
     def _stop(self) -> None:
-        """End training here, with its state on disk. Raises Stopped."""
+        """Raise Stopped, with the state on disk. Collective."""
         self.heartbeat.at("the end")
         self.checkpoints.wait()
         torch.distributed.barrier()
@@ -300,9 +303,66 @@ class Loop:
 
 
 def _figures(loss: float, rate: float, norm: float | None) -> str:
-    """Return what is shown beside the bar: loss, norm of the gradient, tokens/s."""
+    """Return the text beside the progress bar."""
     return "  ".join([f"loss {loss:.4f}", *([] if norm is None else [f"norm {norm:.3g}"]), f"{rate:.0f} tokens/s"])
 
 
 def _seed(seed: int, step: int, rank: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed} {step} {rank}".encode()).digest()[:8])
+
+
+class Totals:
+    """Sums of an objective's terms and metrics over micro-batches and ranks, for batches with known units."""
+
+    def __init__(self, objective: Objective, units: Units, sources: int) -> None:
+        """`units` are those of all batches of all ranks."""
+        self.objective, self.units, self.sources = objective, units, sources
+        self.first, *more = objective.terms
+        self.names = (*more, *objective.metrics)
+        self.unit_of = {**objective.terms, **objective.metrics}
+        self.sums = torch.zeros(1 + sources + len(self.names), dtype=torch.float64)
+        """The first term, the loss of each source (`by_source`), the other terms, the metrics."""
+
+    def add(self, values: Mapping[str, Values]) -> dict[str, torch.Tensor]:
+        """Add the terms and metrics of a batch, and return the sum of each term, with its gradient."""
+        terms = {name: values[name].each.sum() for name in self.objective.terms}
+        self.sums[0] += terms[self.first].detach().cpu()
+        for name in self.objective.terms:
+            each, source = values[name]
+            parts = torch.zeros(self.sources, dtype=each.dtype, device=each.device)
+            parts.index_add_(0, source, each.detach())
+            self.sums[1 : 1 + self.sources] += parts.cpu() * (self.count(self.first) / self.count(name))
+        for index, name in enumerate(self.names, 1 + self.sources):
+            self.sums[index] += values[name].each.detach().sum().cpu()
+        return terms
+
+    def weighted(self, terms: Mapping[str, torch.Tensor], factor: float) -> torch.Tensor:
+        """Return the loss of a batch for the backward pass: each term over its own unit, times `factor`."""
+        return functools.reduce(operator.add, (value * (factor / self.count(name)) for name, value in terms.items()))
+
+    def count(self, name: str) -> int:
+        """Return the number of items that a term or metric is averaged over; 1 where there is none, as its sum is 0."""
+        return max(1, self.units[self.unit_of[name]])
+
+    @property
+    def by_source(self) -> torch.Tensor:
+        """The loss of each source, all terms in it, as a sum over the first term's unit. [sources], fp64."""
+        return self.sums[1 : 1 + self.sources]
+
+    @property
+    def loss(self) -> float:
+        """The mean loss."""
+        means = self.means
+        return sum((means[name] for name in [*self.objective.terms][1:]), means[self.first])
+
+    @property
+    def means(self) -> dict[str, float]:
+        """The mean of each term and metric."""
+        sums = {self.first: self.sums[0], **dict(zip(self.names, self.sums[1 + self.sources :], strict=True))}
+        return {name: value.item() / self.count(name) for name, value in sums.items()}
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The mean of each metric."""
+        means = self.means
+        return {name: means[name] for name in self.objective.metrics}

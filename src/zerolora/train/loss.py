@@ -1,10 +1,9 @@
-"""The cross-entropy of each supervised token, which objectives compute their loss from: a chunk of them at a time.
+"""The cross-entropy of each supervised token, the input of objectives, computed in chunks.
 
-Logits are the widest tensor of a step: [tokens, vocabulary], in the model's precision and again in fp32. Here they are
-computed for the positions before supervised tokens only, and never all at once: with a frozen output head a chunk's
-gradient is known as soon as its logits are, so the gradient, [tokens, hidden], is kept and the logits are freed
-(arXiv 2410.10989, 3.2). With a trained head they are computed again in the backward pass, as its gradient depends on
-what the losses are multiplied by.
+Logits are the largest tensor of a step: [tokens, vocabulary], in the model's precision and again in fp32. Here they are
+computed only for positions before supervised tokens, a chunk at a time. With a frozen output head a chunk's gradient,
+[tokens, hidden], follows at once, and the logits are freed (arXiv 2410.10989, 3.2). With a trained head they are
+computed again in the backward pass, as the head's gradient depends on the factors of the losses.
 """
 
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ import torch
 
 from zerolora.compat.peft_patches import without_rows
 from zerolora.compat.transformers_patches import replace_forward
-from zerolora.model.logit_chunks import chunk_size
+from zerolora.model.spec import chunk_size
 from zerolora.train.attention import lengths
 from zerolora.train.sequence_parallel import sequence
 
@@ -34,25 +33,22 @@ def logits_of(model: Any, batch: dict[str, Any]) -> torch.Tensor:
 
 
 def _inputs(batch: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Return what a model is called with. Never with a cache: with one, models ignore that positions restart, and rows
-    of a packed row see each other."""
+    """Return a model's inputs, for calls without cache: with one, models ignore restarting positions of packed rows."""
     lengths.set(batch["lengths"])
     return {name: batch[name] for name in ("input_ids", "attention_mask", "position_ids") if name in batch}
 
 
 def make_chunked(model: Any) -> None:
-    """Let a base model be called with `supervised` and `targets`, and return the losses of these tokens, fp32.
+    """Let a base model take `supervised` and `targets`, both [supervised tokens], and return their losses, fp32.
 
-    `supervised` are the positions in the flattened batch before those of the `targets`; both are [supervised tokens].
-    Called without them the model is unchanged.
+    `supervised` are the positions in the flattened batch that predict the `targets`. Without them nothing changes.
     """
     replace_forward(model, _model_forward, _head_forward)
     model.logits_are_plain = True
 
 
 def make_whole(model: Any) -> None:
-    """Take the losses from the model's own logits, all computed at once: for a model that does more to them than
-    multiply by its head."""
+    """Compute the losses from the model's own logits, unchunked: for a model that post-processes them."""
     model.logits_are_plain = False
 
 
@@ -69,10 +65,11 @@ def _model_forward(model: Any, *arguments: Any, supervised: Any = None, targets:
     hidden = model.get_decoder()(*arguments, **inputs).last_hidden_state
     chosen = hidden.flatten(0, 1).index_select(0, supervised)
     del hidden
-    # Looked at before the head is called, which makes stage 3 count its weight as used by the model as well, and fetch
-    # fewer layers ahead while it is gathered (deepspeed/runtime/zero/parameter_offload.py, ZeROOrderedDict).
+    # Read before the head is called: stage 3 then counts its weight as used by the model as well, and fetches fewer
+    # layers ahead while it is gathered (deepspeed/runtime/zero/parameter_offload.py, ZeROOrderedDict).
     trained = linear.weight.requires_grad
-    return head(chosen, targets, _softcap(model.config), trained)
+    softcap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)  # as Gemma's
+    return head(chosen, targets, softcap, trained)
 
 
 def _head_forward(
@@ -84,8 +81,8 @@ def _head_forward(
     numbers: torch.Tensor | None = None,
     rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    # Inside the head's own call, so that stage 3 has gathered its weight. `rows` are those of added tokens, trained in
-    # the place of the weight's own (token_rows.py).
+    # Inside the head's own call, so that stage 3 has gathered its weight. `rows` are the trained rows of added tokens,
+    # which replace the weight's own rows `numbers` (module_forwards.py).
     if targets is None:
         logits: torch.Tensor = type(head).forward(head, hidden)
         if numbers is None or rows is None:
@@ -105,13 +102,8 @@ def _head_forward(
     return losses
 
 
-def _softcap(config: Any) -> float | None:
-    """Return the bound of a model's logits, as Gemma's have one."""
-    return getattr(config.get_text_config(), "final_logit_softcapping", None)
-
-
 class Added(NamedTuple):
-    """Rows that stand in the place of some of a head's, and where the gradient of their logits goes."""
+    """Rows that replace some of a head's, and the output for their logits' gradient."""
 
     numbers: torch.Tensor
     rows: torch.Tensor
@@ -120,7 +112,7 @@ class Added(NamedTuple):
 
 
 class ChunkedLoss(torch.autograd.Function):
-    """Cross-entropy behind a frozen linear head, with its gradient made in the forward pass."""
+    """Cross-entropy after a frozen linear head, whose gradient is computed in the forward pass."""
 
     @staticmethod
     def forward(
@@ -135,8 +127,8 @@ class ChunkedLoss(torch.autograd.Function):
     ) -> torch.Tensor:
         """Return the losses [tokens] of hidden states [tokens, hidden] and targets [tokens].
 
-        `rows`, [added tokens, hidden], stand in the place of those rows of the weight that `numbers` names. They are
-        trained: the gradient of their logits, [tokens, added tokens], is kept, and the hidden states.
+        The trained `rows`, [added tokens, hidden], replace the rows `numbers` of the weight: the gradient of their
+        logits, [tokens, added tokens], and the hidden states are saved.
         """
         losses = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
         gradient = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
@@ -153,7 +145,7 @@ class ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Return the gradient of the hidden states, and of the rows of added tokens."""
+        """Return the gradients of the hidden states and of the rows of added tokens."""
         gradient, *added = ctx.saved_tensors
         each = outputs[0].unsqueeze(1).to(gradient.dtype)
         of_rows = (added[0] * each).T @ added[1] if added else None
@@ -161,7 +153,7 @@ class ChunkedLoss(torch.autograd.Function):
 
 
 class TrainedHeadLoss(torch.autograd.Function):
-    """Cross-entropy behind a trained linear head, whose logits are computed again in the backward pass."""
+    """Cross-entropy after a trained linear head, whose logits are computed again in the backward pass."""
 
     @staticmethod
     def forward(
@@ -203,7 +195,7 @@ class TrainedHeadLoss(torch.autograd.Function):
 
 
 def _chunks(hidden: torch.Tensor, weight: torch.Tensor) -> Iterator[slice]:
-    """Yield the parts of tokens whose logits are computed at once."""
+    """Yield the chunks of tokens."""
     size = chunk_size(len(hidden), hidden.shape[1], len(weight))
     for start in range(0, len(hidden), size):
         yield slice(start, start + size)
@@ -217,7 +209,7 @@ def _logits(
     slopes: bool,
     added: Added | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the logits of a chunk in fp32, and the slope of their cap if there is one and it is asked for."""
+    """Return the logits of a chunk in fp32, and with `slopes` the derivative of their softcap, if they have one."""
     logits = torch.nn.functional.linear(hidden, weight, bias).float()
     if added is not None:
         logits[:, added.numbers] = torch.nn.functional.linear(hidden, added.rows).float()
@@ -238,7 +230,7 @@ def _chunk(
     gradient: torch.Tensor | None,
     added: Added | None = None,
 ) -> torch.Tensor:
-    """Return the losses of a chunk, and write the gradient of its hidden states."""
+    """Return the losses of a chunk, and write its hidden states' gradient to `gradient`."""
     logits, slope = _logits(hidden, weight, bias, softcap, gradient is not None, added)
     of_target = targets.unsqueeze(1)
     logits.sub_(logits.amax(1, keepdim=True))

@@ -1,5 +1,4 @@
-"""Why a loss is NaN or infinite: a weight that is, of the base or before any update of the adapter, or the range of the
-run's precision."""
+"""The cause of a NaN or infinite loss: a weight of the base, of the initial adapter, or the range of the precision."""
 
 import re
 from collections.abc import Iterator
@@ -14,15 +13,15 @@ from zerolora.model.weight_files import few
 from zerolora.types import Precision
 
 ADAPTER_NAME = re.compile(r"(?<!modules_to_save)\.default\b")
-"""In the name of a parameter that peft added; a module that is trained whole starts as the base's."""
+"""Matches names of parameters that peft added; a fully trained module starts as the base's."""
 RANGE = {"fp16": "65,504"}
-"""The largest number of a type whose range is far smaller than fp32's."""
+"""The largest number of types whose range is far smaller than fp32's."""
 
 
 def check_finite(model: Any, precision: Precision, trained: bool = True) -> None:
-    """Raise UserError, which names them, if weights of a model are NaN or infinite; without `trained`, of the base.
+    """Raise UserError if weights of a model are NaN or infinite; without `trained`, only frozen weights are checked.
 
-    Collective: each rank looks at its own part of every weight. What is trained is looked at before any update.
+    Collective: each rank checks its part of every weight. Trained weights are checked only before any update.
     """
     named = [(name, each) for name, each in model.named_parameters() if trained or not each.requires_grad]
     if not named:
@@ -57,7 +56,7 @@ def first_loss(loss: float, precision: Precision) -> UserError:
 
 
 def _parts(parameter: Any) -> Iterator[torch.Tensor]:
-    """Yield the numbers that this rank has of a parameter; of a quantized one, its constants."""
+    """Yield this rank's numbers of a parameter; of a quantized one, its constants."""
     state = getattr(parameter, "quant_state", None)
     if state is not None:
         yield from (each.absmax for each in (state, state.state2) if each is not None)

@@ -1,21 +1,20 @@
-"""Which packed rows share a global batch, and which rank computes which of them."""
+"""The packed rows of each global batch, and their assignment to ranks."""
 
 import numpy as np
 
 WINDOW = 50
-"""Global batches within which rows of similar work are brought together, as transformers groups by length
-(trainer_pt_utils.py, get_length_grouped_indices). More make rows more alike and the order less random."""
+"""Global batches within which rows are grouped by work, as transformers groups by length (trainer_pt_utils.py,
+get_length_grouped_indices). A larger window makes rows more alike and the order less random."""
 
 
 def global_batches(work: np.ndarray, seed: int, global_batch: int, epochs: int, first: int | None = None) -> np.ndarray:
-    """Return the packed rows of every optimizer step, [steps, global_batch], by seed and global batch alone.
+    """Return the packed rows of every optimizer step, [steps, global_batch]; they depend only on seed and global batch.
 
     `work` is each packed row's attention work, the sum of its squared row lengths. Each epoch is a shuffle; within
-    windows of WINDOW global batches rows are sorted by work and cut into global batches, and those are shuffled. So
-    the rows of a global batch are similar, and ranks wait little for each other. The global batch that holds the packed
-    row `first`, by default that of most work, comes first: it holds the row that needs most memory, so a run that does
-    not fit fails at once. Rows left over after the last whole global batch of an epoch join the next epoch; those of
-    the last epoch are not used.
+    windows of WINDOW global batches rows are sorted by work and split into global batches, and those are shuffled. So
+    the rows of a global batch are similar, and ranks wait little for each other. The global batch of the packed row
+    `first`, by default the one of most work, comes first: that row needs most memory, so a run that does not fit fails
+    at once. Rows left after the last whole global batch of an epoch join the next epoch; those of the last are unused.
     """
     first = int(work.argmax()) if first is None else first
     steps = [np.zeros((0, global_batch), dtype=np.int64)]
@@ -25,7 +24,7 @@ def global_batches(work: np.ndarray, seed: int, global_batch: int, epochs: int, 
         shuffled = draw.permutation(len(work))
         rows = np.concatenate([left, shuffled if epoch else shuffled[shuffled != first]])
         whole = rows[: len(rows) // global_batch * global_batch].reshape(-1, global_batch)
-        # Windows of about one size: rows of a short one would be less alike.
+        # Windows of similar size: rows of a short one would be less alike.
         for window in np.array_split(whole, max(1, -(-len(whole) // WINDOW))):
             order = np.argsort(-work[window], axis=None, kind="stable")
             steps.append(draw.permutation(window.ravel()[order].reshape(-1, global_batch)))
@@ -38,11 +37,10 @@ def global_batches(work: np.ndarray, seed: int, global_batch: int, epochs: int, 
 
 
 def assign(work: np.ndarray, ranks: int, micro_batch: int) -> np.ndarray:
-    """Return the positions in a global batch, [accumulation, ranks, micro_batch], that each rank computes in each
-    micro-step.
+    """Return each rank's positions in a global batch: [accumulation, ranks, micro_batch].
 
-    Rows of similar work share a micro-step, at whose end ranks may wait for each other; within it the heaviest row left
-    goes to the rank with the least work so far.
+    Rows of similar work share a micro-step, since ranks may wait for each other at its end; within it the heaviest
+    remaining row goes to the rank with the least work so far.
     """
     order = np.argsort(-work, kind="stable")
     totals = [0.0] * ranks
@@ -58,6 +56,6 @@ def assign(work: np.ndarray, ranks: int, micro_batch: int) -> np.ndarray:
 
 
 def spread(amounts: np.ndarray, assigned: np.ndarray) -> float:
-    """Return by how much the ranks of a global batch differ: (most - least) / mean of `amounts` [rows]."""
+    """Return the spread of `amounts` [rows] over the ranks of a global batch: (most - least) / mean."""
     by_rank = amounts[assigned].sum(axis=(0, 2))
     return float((by_rank.max() - by_rank.min()) / by_rank.mean())

@@ -16,22 +16,24 @@ from zerolora.schedules import too_short, warmup_of
 def learning_rate(settings: TrainSettings, step: int, steps: int) -> float:
     """Return the learning rate of `step` (from 0) of `steps`: the warm-up, then the schedule.
 
-    It is transformers', but for the warm-up, whose rates come one step earlier: step 0 has a rate above zero, so that
-    no step is wasted. cosine_warmup_with_min_lr begins above zero in transformers, too.
+    It is transformers', except that the warm-up is one step earlier: step 0 has a rate above zero, so no step is
+    wasted. cosine_warmup_with_min_lr begins above zero in transformers, too.
     """
     warmup, peak = warmup_of(settings.warmup_steps, settings.warmup_ratio, steps), settings.learning_rate
-    name, options = settings.schedule, settings.schedule_options
+    name = settings.schedule
+
+    def factor(step: int) -> float:
+        return _factor_of(name, canonical(settings.schedule_options), warmup, steps, peak)(step)
+
     if step < warmup and name == "warmup_stable_decay":
-        return peak * (
-            1.0 if step + 1 == warmup else _factor_of(name, canonical(options), warmup, steps, peak)(step + 1)
-        )
+        return peak * (1.0 if step + 1 == warmup else factor(step + 1))
     if step < warmup and name != "cosine_warmup_with_min_lr":
         return peak * (step + 1) / warmup
-    return peak * _factor_of(name, canonical(options), warmup, steps, peak)(step)
+    return peak * factor(step)
 
 
 def check(settings: TrainSettings, steps: int) -> None:
-    """Raise UserError if a run of so many steps is too short for its schedule."""
+    """Raise UserError if a run of `steps` steps is too short for its schedule."""
     fault = too_short(settings.schedule, settings.schedule_options, settings.warmup_steps, settings.warmup_ratio, steps)
     if fault:
         raise UserError(f"train.{fault[0]}: {fault[1]}")
@@ -39,9 +41,9 @@ def check(settings: TrainSettings, steps: int) -> None:
 
 @functools.lru_cache(maxsize=1)
 def _factor_of(name: str, options: str, warmup: int, steps: int, peak: float) -> Callable[[int], float]:
-    """Return transformers' function of the step, whose results multiply the learning rate. `options` is JSON."""
+    """Return transformers' factor of the learning rate as a function of the step. `options` is JSON."""
     chosen = {key: value for key, value in json.loads(options).items() if value is not None}
-    # transformers' own "constant" has no warm-up. Of stable steps and all steps, it would read the first and warn.
+    # transformers' "constant" has no warm-up. Given both stable steps and all steps, it would read the first and warn.
     name = "constant_with_warmup" if name == "constant" else name
     total = None if "num_stable_steps" in chosen else steps
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=peak)

@@ -1,8 +1,8 @@
 """Sequence parallelism (Ulysses, arXiv 2309.14509, 3.1): the ranks of a group share each row.
 
-A rank computes its part of the tokens of every row. Around attention the group exchanges parts twice: before it each
-rank gets all tokens of its share of the heads, behind it all heads of its part of the tokens. Each rank's loss is the
-sum over its own tokens, so that gradients are summed over all ranks as without sequence parallelism.
+A rank computes its part of the tokens of every row. The group exchanges parts before and after attention: before it
+each rank gets all tokens of its share of the heads, after it all heads of its part of the tokens. Each rank's loss is
+the sum over its own tokens, so gradients are summed over all ranks as without sequence parallelism.
 """
 
 import contextlib
@@ -14,13 +14,12 @@ import torch.distributed
 
 
 class SequenceGroup:
-    """The ranks that share rows with this one: `size` of them, next to each other. A model has no argument for them, so
-    they are set here."""
+    """The `size` consecutive ranks that share rows with this one. Set here, as models have no argument for them."""
 
     def __init__(self) -> None:
         self.size = 1
         self.rank = 0
-        """Of this rank in its group: the number of its part of a row."""
+        """Rank in the group, the number of this rank's part of a row."""
         self.group: torch.distributed.ProcessGroup | None = None
 
     def set(self, size: int) -> None:
@@ -36,7 +35,7 @@ class SequenceGroup:
 
     @contextlib.contextmanager
     def off(self) -> Iterator[None]:
-        """Let every rank compute whole rows by itself for a while."""
+        """Let every rank compute whole rows by itself."""
         size, rank, self.size, self.rank = self.size, self.rank, 1, 0
         try:
             yield
@@ -44,12 +43,12 @@ class SequenceGroup:
             self.size, self.rank = size, rank
 
     def own_part(self, values: Any) -> Any:
-        """Return this rank's part of a tensor or array, [rows, tokens, ...]; tokens are a multiple of the size."""
+        """Return this rank's part of a tensor or array, [rows, tokens, ...]; tokens are a multiple of `size`."""
         part = values.shape[1] // self.size
         return values[:, self.rank * part : (self.rank + 1) * part]
 
     def whole(self, part: torch.Tensor) -> torch.Tensor:
-        """Return the whole of which every rank has a part, [rows, tokens of a part, ...]. Collective; no gradient."""
+        """Gather the parts of all ranks, [rows, tokens of a part, ...]. Collective; no gradient."""
         if self.size == 1:
             return part
         parts = [torch.empty_like(part) for _ in range(self.size)]
@@ -57,8 +56,8 @@ class SequenceGroup:
         return torch.cat(parts, 1)
 
     def by_heads(self, *states: torch.Tensor) -> list[torch.Tensor]:
-        """Return all tokens of this rank's share of the heads, of each [rows, heads, tokens of a part, head size]:
-        [rows, heads / size, tokens, head size]. One exchange for all of them. Collective."""
+        """Exchange parts of tokens for a share of the heads: [rows, heads, tokens of a part, head size] -> [rows,
+        heads / size, tokens, head size]. One exchange for all `states`. Collective."""
         shapes = [(rows, heads // self.size, part, size) for rows, heads, part, size in (each.shape for each in states)]
         sent = [each.unflatten(1, (self.size, -1)).transpose(0, 1).flatten(1) for each in states]
         received = _exchanged(torch.cat(sent, 1)).split([each.shape[1] for each in sent], 1)
@@ -68,8 +67,7 @@ class SequenceGroup:
         ]
 
     def by_tokens(self, attended: torch.Tensor) -> torch.Tensor:
-        """Return all heads of this rank's tokens, of [rows, tokens, heads / size, head size]: [rows, tokens of a part,
-        heads, head size]. Collective."""
+        """The reverse: [rows, tokens, heads / size, head size] -> [rows, tokens of a part, heads, head size]."""
         received = _exchanged(attended.unflatten(1, (self.size, -1)).transpose(0, 1).contiguous())
         return received.permute(1, 2, 0, 3, 4).flatten(2, 3)
 
@@ -84,7 +82,7 @@ def _exchanged(parts: torch.Tensor) -> torch.Tensor:
 
 
 class _Exchange(torch.autograd.Function):
-    """Part i of [ranks of the group, ...] goes to rank i. The gradient takes the same way back."""
+    """Send part i of [ranks of the group, ...] to rank i; the gradient goes back the same way."""
 
     @staticmethod
     def forward(ctx: Any, parts: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,6 @@
-"""PiSSA and OLoRA: the factors that are taken out of the base weights, the same ones whenever a run resumes.
+"""PiSSA and OLoRA: the factors extracted from the base weights, the same ones whenever a run resumes.
 
-A decomposition is not the same on another machine, so rank 0 makes it once, and what it found lies beside the run's
-checkpoints, in the form of one.
+A decomposition differs between machines, so rank 0 computes it once and saves it in the format of a checkpoint.
 """
 
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed
 
+from zerolora.config.settings import TrainingPlan
 from zerolora.errors import UserError
 from zerolora.log import LOGGER
 from zerolora.methods.lora_init import first_factors, residual
@@ -29,29 +29,28 @@ from zerolora.train.checkpoint.format import (
 from zerolora.train.checkpoint.store import DAMAGED, EARLIER, Checkpoints, set_aside
 from zerolora.train.engines.engine import Tensors
 from zerolora.train.launch.rendezvous import broadcast_json
-from zerolora.train.training_plan import TrainingPlan
 
 FOLDER = "start"
 """Beside a run's checkpoints."""
 
 
-def take_out(model: Any, plan: TrainingPlan, checkpoints: Checkpoints, sharded: bool, device: torch.device) -> Tensors:
-    """Set the factors of peft's model to the ones that its run starts with, take their product out of the base weights,
+def extract(model: Any, plan: TrainingPlan, checkpoints: Checkpoints, sharded: bool, device: torch.device) -> Tensors:
+    """Set the factors of peft's model to those that the run starts with, subtract their product from the base weights,
     and return them by their published names.
 
-    `sharded` tells whether the weights are sharded by DeepSpeed. Collective. Raises UserError if another process trains
-    the run, it has checkpoints, but what it started with is gone, or a rank does not see the file.
+    `sharded`: by DeepSpeed. Collective. Raises UserError if another process trains the run, its starting factors are
+    missing although it has checkpoints, or a rank cannot read the file.
     """
     folder = (checkpoints.folder if plan.resume in ("auto", "never") else Path(plan.resume).parent) / FOLDER
     path = path_of(folder, 0)
-    here = torch.distributed.get_rank() == 0
-    if here:
+    first = torch.distributed.get_rank() == 0
+    if first:
         checkpoints.claim()
-    if broadcast_json(here and _is_missing(path, plan.resume), device):
-        if here:
+    if broadcast_json(first and _is_missing(path, plan.resume), device):
+        if first:
             LOGGER.info("decomposing the base weights for %s", plan.lora.init)
         result = _decomposed(model, plan.lora.init, sharded)
-        if here:
+        if first:
             folder = checkpoints.folder / FOLDER
             state = State(step=0, parts={FOLDER: result}, updates=0, loop={}, seconds=0.0)
             write(folder, state, checkpoints.resume_key, checkpoints.run_fingerprint)
@@ -63,16 +62,15 @@ def take_out(model: Any, plan: TrainingPlan, checkpoints: Checkpoints, sharded: 
         with _gathered(weight, sharded, write=True):
             if weight.is_meta:
                 continue
-            first, second = layer.lora_A["default"].weight, layer.lora_B["default"].weight
-            for part, factor in (("A", first), ("B", second)):
+            down, up = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+            for part, factor in (("A", down), ("B", up)):
                 factor.data = start[f"{name}.lora_{part}.weight"].to(factor.device, factor.dtype, copy=True)
-            weight.data = residual(weight, first, second, layer.scaling["default"], layer.fan_in_fan_out)
+            weight.data = residual(weight, down, up, layer.scaling["default"], layer.fan_in_fan_out)
     return start
 
 
 def _is_missing(path: Path, resume: str) -> bool:
-    """Tell whether the factors are still to be computed; a file that does not hold them is set aside. Raises UserError
-    if they are gone, but needed, or cannot be read."""
+    """Return whether to compute the factors; set an unusable file aside. Raises UserError if needed ones are lost."""
     try:
         read(path)
     except OtherVersion:
@@ -83,7 +81,7 @@ def _is_missing(path: Path, resume: str) -> bool:
     except CorruptCheckpoint as error:
         if resume != "never" and newest_first(path.parent.parent):
             raise UserError(
-                f"{path}: {error}; the checkpoints beside it continue from what it held: put it back, or write "
+                f"{path}: {error}; the checkpoints beside it need these starting factors: restore the file, or write "
                 "train.resume: never to start over"
             ) from None
         if path.exists():
@@ -93,7 +91,7 @@ def _is_missing(path: Path, resume: str) -> bool:
 
 
 def _decomposed(model: Any, init: str, sharded: bool) -> Tensors:
-    """Return the factors by their published names, in the type that they are trained in; none on other ranks than 0."""
+    """Return the factors by their published names, in the type of the trained ones; on rank 0 only."""
     result: Tensors = {}
     for name, layer in _layers(model):
         weight = layer.get_base_layer().weight
@@ -109,7 +107,7 @@ def _decomposed(model: Any, init: str, sharded: bool) -> Tensors:
 
 
 def _layers(model: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the adapted modules by the beginning of their factors' published names."""
+    """Yield the adapted modules with the prefix of their factors' published names."""
     from peft.tuners.lora import LoraLayer
 
     for name, module in model.get_base_model().named_modules():
@@ -118,7 +116,7 @@ def _layers(model: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _gathered(weight: Any, sharded: bool, write: bool = False) -> AbstractContextManager[Any]:
-    """Hold a weight whole meanwhile; with `write` what rank 0 makes of it is kept."""
+    """Gather a weight; with `write`, rank 0's changes to it are kept."""
     if not sharded:
         return nullcontext()
     import deepspeed

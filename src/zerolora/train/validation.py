@@ -1,4 +1,4 @@
-"""The validations of a run: the best adapter so far, and whether training stops early."""
+"""The validations of a run: the best adapter so far, and early stopping."""
 
 import math
 
@@ -21,25 +21,25 @@ class Validations:
         self.made: list[tuple[int, dict[str, float]]] = []
         """(step, {"loss": mean loss, metric: mean}) of each validation."""
         self.best: dict[str, torch.Tensor] = {}
-        """The fp32 adapter of the best, on rank 0; empty if the last one is published."""
+        """The fp32 adapter of the best one, on rank 0; empty if the last adapter will be published."""
 
     def due(self, step: int) -> bool:
-        """Tell whether to validate after `step` steps."""
+        """Return whether to validate after `step` steps."""
         return self.every is not None and step > 0 and step % self.every == 0 and not self.has(step)
 
     def has(self, step: int) -> bool:
-        """Tell whether the state after `step` steps was validated."""
+        """Return whether the state after `step` steps was validated."""
         return bool(self.made) and self.made[-1][0] == step
 
     def add(self, step: int, figures: dict[str, float]) -> bool:
-        """Add a validation's loss and metrics, and tell whether it is the best so far."""
+        """Add a validation's loss and metrics; return whether it is the best so far."""
         best = self._rank(self.best_of_all[1]) if self.made else math.inf
         self.made.append((step, figures))
         return self._rank(self.made[-1][1]) < best
 
     @property
     def best_of_all(self) -> tuple[int, dict[str, float]]:
-        """Step and figures of the best, the first of equal ones; NaN is the worst."""
+        """Step and figures of the best one, the first of equal ones; NaN is the worst."""
         return min(self.made, key=lambda each: (self._rank(each[1]), each[0]))
 
     @property
@@ -51,7 +51,7 @@ class Validations:
 
     @property
     def above_bar(self) -> bool:
-        """Whether the lowest loss is above what `stop_above` says of the step of the last validation."""
+        """Whether the lowest loss is above the bar of `stop_above` for the last validated step."""
         if not self.made:
             return False
         lowest = min(math.inf if math.isnan(figures["loss"]) else figures["loss"] for _, figures in self.made)
@@ -65,16 +65,16 @@ class Validations:
         return wording(f"validation {name} {figures[name]:.4f}, the {extreme} was {best[name]:.4f} at step {best_step}")
 
     def state(self) -> torch.Tensor:
-        """Return step, loss and metrics of each for a checkpoint: [validations, 2 + metrics], fp64."""
+        """Return step, loss and metrics of each validation, for a checkpoint: [validations, 2 + metrics], fp64."""
         rows = [(step, *(figures[name] for name in self.names)) for step, figures in self.made]
         return torch.tensor(rows, dtype=torch.float64).reshape(-1, 1 + len(self.names))
 
     def restore(self, state: torch.Tensor, best: dict[str, torch.Tensor]) -> None:
-        """Take over what `state` returned, and the best adapter."""
+        """Restore the validations from `state`'s result, and the best adapter."""
         self.made = [(int(step), dict(zip(self.names, figures, strict=True))) for step, *figures in state.tolist()]
         self.best = best
 
     def _rank(self, figures: dict[str, float]) -> float:
-        """Return what is lowest for the best."""
+        """Return a number that is lowest for the best."""
         value = figures[self.objective.best]
         return math.inf if math.isnan(value) else -value if self.objective.highest else value

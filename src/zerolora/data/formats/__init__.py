@@ -52,10 +52,10 @@ def detect(value: dict[str, Any], reading: Reading) -> str:
 
 
 def parse(value: dict[str, Any], format: str, reading: Reading, seen: Seen | None = None) -> Example:
-    """Return a row of this form as an Example, and count in `seen` what became of its columns and keys.
+    """Return a row of this form as an Example, and count the use of its columns and keys in `seen`.
 
-    Raises BadRow, naming the column, its value and what to write instead, also for a column or key that is not read
-    although it changes what is supervised.
+    Raises BadRow, naming the column, its value and what to write instead, also for an unread column or key that would
+    change the supervision.
     """
     row = Row(value, reading)
     try:
@@ -66,17 +66,16 @@ def parse(value: dict[str, Any], format: str, reading: Reading, seen: Seen | Non
     for turn in row.turns:
         names += _names(turn, "key", format)
     if seen is not None:
-        for each in names:  # Counter.update looks for a mapping first, which takes as long as the rest
+        for each in names:  # faster than Counter.update, which checks for a mapping first
             seen[each] += 1
         keys, number = row.plain
-        if number:
-            for key in keys:
-                seen["read", "key", key] += number
+        for key in keys if number else ():
+            seen["read", "key", key] += number
     return example
 
 
 def _names(row: Row, where: Where, format: str) -> list[tuple[Status, Where, str]]:
-    """Return what became of the columns of a row, or of the keys of a message. Raises BadRow as `parse` does."""
+    """Return the use of the columns of a row, or of the keys of a message. Raises BadRow as `parse` does."""
     names: list[tuple[Status, Where, str]] = [
         ("read", where, name)
         for name, held in row.read.items()
@@ -84,25 +83,22 @@ def _names(row: Row, where: Where, format: str) -> list[tuple[Status, Where, str
     ]
     if len(row.read) == len(row.value) and not row.columns:
         return names
+    # Columns that the config maps to fields of this form, or keys that it maps to those of messages.
+    fields = FORMS[format].fields if where == "column" else FORMS[format].keys
+    mapped = [column for field, column in row.columns.items() if field in fields]
     for name, held in row.unread():
         if name in row.reading.ignored:
             names.append(("ignored", where, name))
             continue
         refusal = refusal_of(name, held, where, format)
-        if refusal and name not in _mapped(row, where, format):
+        if refusal and name not in mapped:
             raise _refused(row, name, refusal, where, format)
         names.append(("read" if where == "column" and name in WEIGHTS and factor_of(held) else "unread", where, name))
     return names
 
 
-def _mapped(row: Row, where: Where, format: str) -> list[str]:
-    """Return the columns that the config maps to fields of this form, or the keys that it maps to those of messages."""
-    fields = FORMS[format].fields if where == "column" else FORMS[format].keys
-    return [column for field, column in row.columns.items() if field in fields]
-
-
 def _refused(row: Row, name: str, refusal: Refusal, where: Where, format: str) -> BadRow:
-    """Return the error of a column or key that is not read although it changes what is supervised."""
+    """Return the error of an unread column or key that would change the supervision."""
     names = [other for other, held in row.unread() if refusal_of(other, held, where, format) == refusal]
     path = f"{row.path}.{name}" if row.path else name
     remedy = refusal.remedy.replace("NAME", name)

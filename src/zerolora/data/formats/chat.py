@@ -1,4 +1,4 @@
-"""Messages and tool calls, as several forms have them."""
+"""Messages and tool calls of several forms."""
 
 import re
 from collections.abc import Callable
@@ -21,10 +21,10 @@ from zerolora.data.formats.row_values import (
 from zerolora.errors import shown
 
 CALLING = "function_call"
-"""Not a role of ours: the answer is calls, as JSON."""
+"""The pseudo-role of an answer that consists of calls, as JSON."""
 THOUGHT = re.compile(r"\s*<think>.*?</think>\s*", re.DOTALL)
 OPENING = re.compile(r"\s*(<think(ing)?>|<thought>|<reasoning>)")
-"""How a content begins that has its thoughts in it."""
+"""The beginning of a content that includes its thoughts."""
 ROLES = {
     "system": "system",
     "developer": "system",
@@ -37,21 +37,20 @@ ROLES = {
     **dict.fromkeys(("gpt", "chatgpt", "model"), "assistant"),
     **dict.fromkeys((CALLING, "tool_call"), CALLING),
 }
-"""By the names that OpenAI's form has, and those that other data have in it."""
-NAMED = ("system", "user", "assistant", "tool")
-OURS = frozenset({"system", "user", "assistant", "tool"})
+"""By the names of OpenAI's form and of other data."""
+OURS = ("system", "user", "assistant", "tool")
 CALL = '{"name": ..., "arguments": {...}}'
 OF_CALL = ("id", "type", "index")
-"""What a call may have beside what it calls, and with which arguments."""
+"""Further keys of a call."""
 CONVERSATION = ("system", "system_prompt", "tools", "functions")
-"""The fields of every form of conversations, beside the conversation itself."""
+"""Further fields of every form of conversations."""
 _CONVERSATION, _REASONING = frozenset(CONVERSATION), frozenset(REASONING)
 KEYS = (*REASONING, *FACTORS, *SWITCHES)
-"""The keys that messages of every form may have."""
+"""Further keys of messages in every form."""
 
 
 class Turn(NamedTuple):
-    """A message; whether the row takes it out of the loss or puts it in (Example.supervised); its own list of tools."""
+    """A message, its supervision by the row (Example.supervised), its list of tools, and its key of thoughts."""
 
     message: dict[str, Any]
     supervised: bool | None = None
@@ -64,10 +63,10 @@ def message_of(role: str, content: str) -> dict[str, Any]:
 
 
 def conversation(turns: list[Turn], row: Row, field: str, prompt: int = 0, further: str = "") -> Example:
-    """Return turns, with the row's system prompt and tools, as an Example; the first `prompt` of them only ask, and the
-    last question has `further` as its input.
+    """Return turns, with the row's system prompt and tools, as an Example. prompt: the number of turns in the prompt.
+    further: the input of the last question.
 
-    Raises BadRow if no answer is left to learn, or if system prompts or tools contradict each other.
+    Raises BadRow if there is no answer to learn, or if system prompts or tools contradict each other.
     """
     tools = None
     if not row.lacks(_CONVERSATION):
@@ -84,7 +83,7 @@ def conversation(turns: list[Turn], row: Row, field: str, prompt: int = 0, furth
                     f"the tools of the system message of {row.name(field)} are not the row's; keep one of the lists"
                 )
             tools = own
-    answered = len(messages) > prompt and messages[-1]["role"] == "assistant"  # in most rows
+    answered = len(messages) > prompt and messages[-1]["role"] == "assistant"  # true for most rows
     if not answered and "assistant" not in [message["role"] for message in messages[prompt:]]:
         raise BadRow(
             f"{row.name(field)} has no message of the assistant, so nothing to learn; add one or remove the row"
@@ -94,7 +93,7 @@ def conversation(turns: list[Turn], row: Row, field: str, prompt: int = 0, furth
 
 
 def _with_system(turns: list[Turn], row: Row, name: str, prompt: int) -> tuple[list[Turn], int]:
-    """Return turns that begin with the row's system prompt, and how many of them only ask."""
+    """Return turns that begin with the row's system prompt, and the number of turns in the prompt."""
     system = row.optional_text("system", "system_prompt")
     if not system or not turns:
         return turns, prompt
@@ -109,7 +108,7 @@ def _with_system(turns: list[Turn], row: Row, name: str, prompt: int) -> tuple[l
 
 
 def _tools(row: Row) -> list[Any] | None:
-    """Return the tools of a row or message: `tools`, or `functions` as OpenAI had them before."""
+    """Return the tools of a row or message: `tools`, or `functions` of OpenAI's earlier form."""
     tools, functions = (_list_of_tools(row, field) for field in ("tools", "functions"))
     if functions:
         functions = [tool if "function" in tool else {"type": "function", "function": tool} for tool in functions]
@@ -135,9 +134,10 @@ def chat(row: Row, field: str) -> list[Turn]:
 def turns_of(
     row: Row, field: str, read: Callable[[Row, bool], Turn], keys: tuple[str, str], roles: dict[str, str]
 ) -> list[Turn]:
-    """Read the messages of a field, each by `read`, which gets the message and whether null may have been filled in.
+    """Return the messages of a field, converted by `read(message, nulls may be filled in)`.
 
-    keys: the keys of role and text, and `roles` the names of roles: most messages hold nothing else, and are read here.
+    keys: the keys of role and text. roles: the names of roles. Messages without other keys, the most frequent ones, are
+    converted here.
     """
     value, name = row.needed(field), row.name(field)
     messages = objects_of(value, name)
@@ -145,7 +145,7 @@ def turns_of(
     plain = not (row.reading.keys or row.reading.roles or row.reading.ignored)
     (role_key, text_key), turns, others = keys, [], 0
     for number, message in enumerate(messages):
-        if plain and (len(message) == 2 or _holds_two(message)):
+        if plain and (len(message) == 2 or list(message.values()).count(None) == len(message) - 2):
             role, text = message.get(role_key), message.get(text_key)
             if type(role) is str and type(text) is str and (text.isascii() or _is_encodable(text)):
                 ours = roles.get(role)
@@ -156,11 +156,6 @@ def turns_of(
         turns.append(read(row.turn(message, f"{name}[{number}]"), filled_in))
     row.plain = keys, row.plain[1] + len(turns) - others
     return turns
-
-
-def _holds_two(message: dict[str, Any]) -> bool:
-    """Return whether a message holds two values, beside null."""
-    return list(message.values()).count(None) == len(message) - 2
 
 
 def _is_encodable(text: str) -> bool:
@@ -190,18 +185,18 @@ def _checked(turn: Row, filled_in: bool) -> Turn:
 
 
 def finished(turn: Row, message: dict[str, Any]) -> Turn:
-    """Return a message with what the keys of every form add to it: thoughts, weight and tools."""
+    """Return a message with its thoughts, weight and tools, whose keys are the same in every form."""
     if len(turn.value) == len(turn.read):
         return Turn(message)
     answers = message["role"] == "assistant"
     if not answers:
         _check_no_thoughts(turn, message["role"])
     result = with_thoughts(turn, message) if answers else Turn(message)
-    return result._replace(supervised=_learnt(turn), tools=_tools(turn) if message["role"] == "system" else None)
+    return result._replace(supervised=_supervised(turn), tools=_tools(turn) if message["role"] == "system" else None)
 
 
 def with_thoughts(row: Row, message: dict[str, Any]) -> Turn:
-    """Return an answer with its thoughts, which the row or message has beside it."""
+    """Return an answer with the thoughts in separate fields of the row or message."""
     if row.lacks(_REASONING) or not (reasoning := row.optional_text(*REASONING)):
         return Turn(message)
     name = next(row.columns.get(name, name) for name in REASONING if row.get(name) == reasoning)
@@ -209,27 +204,27 @@ def with_thoughts(row: Row, message: dict[str, Any]) -> Turn:
         raise BadRow(f"{name} is {shown(reasoning)}, which is not a thought; write ignore: [{name}]")
     if begin := OPENING.match(message["content"]):
         path = f"{row.path}.{name}" if row.path else name
-        raise BadRow(f"{path} stands beside a content that begins with {begin[1]}; keep one of the thoughts")
+        raise BadRow(f"{path} conflicts with a content that begins with {begin[1]}; keep one of the thoughts")
     return Turn({**message, "reasoning_content": reasoning}, thoughts=name)
 
 
 def _check_no_thoughts(turn: Row, role: str) -> None:
-    """Raise BadRow if a message that is not an answer has thoughts, which would be left out."""
+    """Raise BadRow if a message that is not an answer has thoughts, which would be lost."""
     for field in () if turn.lacks(_REASONING) else REASONING:
         key = turn.columns.get(field, field)
         held = turn.value.get(key)
-        says = isinstance(held, str) and held.strip() and held.strip().lower() not in MODES
-        if says and factor_of(held) is None and key not in turn.reading.ignored:
+        thoughts = isinstance(held, str) and held.strip() and held.strip().lower() not in MODES
+        if thoughts and factor_of(held) is None and key not in turn.reading.ignored:
             raise BadRow(
                 f"{turn.path}.{key} is in a message of {role}, and thoughts belong to an answer; move it there, or "
                 f"write ignore: [{key}]"
             )
 
 
-def _learnt(turn: Row) -> bool | None:
-    """Return whether a message is taken out of the loss, or put in, None if the message says neither."""
+def _supervised(turn: Row) -> bool | None:
+    """Return False if a message is excluded from the loss, True if it is included, None without such a key."""
     result: bool | None = None
-    said = ""
+    first = ""
     for field in (*FACTORS, *SWITCHES):
         held = turn.get(field)
         if held is None:
@@ -241,9 +236,9 @@ def _learnt(turn: Row) -> bool | None:
                 f"weight, or ignore: [{turn.columns.get(field, field)}]"
             )
         switch = None if factor == 1.0 and field in FACTORS else bool(factor)
-        if said and None not in (switch, result) and switch != result:
-            raise BadRow(f"{said} and {name} contradict each other; keep one")
-        result, said = result if switch is None else switch, name
+        if first and None not in (switch, result) and switch != result:
+            raise BadRow(f"{first} and {name} contradict each other; keep one")
+        result, first = result if switch is None else switch, name
     return result
 
 
@@ -253,11 +248,11 @@ def _calls(turn: Row, filled_in: bool) -> list[dict[str, Any]]:
     result = [] if is_blank(listed) else objects_of(listed, name)
     for number, call in enumerate(result):
         where = f"{name}[{number}]"
-        kept = {"id": text_of(call["id"], f"{where}.id")} if call.get("id") is not None else {}
+        identity = {"id": text_of(call["id"], f"{where}.id")} if call.get("id") is not None else {}
         function = call_of(call.get("function"), f"{where}.function", filled_in and result is listed, ignored)
         _check_keys(call, ("function", *OF_CALL), where, ignored)
-        calls.append({**kept, **function})
-    # OpenAI's form from before a message could hold several.
+        calls.append({**identity, **function})
+    # OpenAI's earlier form, with a single call.
     if is_blank(called := turn.get("function_call")):
         return calls
     single = call_of(called, turn.name("function_call"), filled_in, ignored)
@@ -267,7 +262,7 @@ def _calls(turn: Row, filled_in: bool) -> list[dict[str, Any]]:
 
 
 def calling_of(turn: Row, field: str) -> dict[str, Any]:
-    """Return a turn that calls tools: one call or a list of them, as JSON, behind a thought or not."""
+    """Return a turn that calls tools: a call or a list of them, as JSON, with an optional thought before it."""
     value, name, ignored = turn.get(field), turn.name(field), turn.reading.ignored
     thought = THOUGHT.match(value) if isinstance(value, str) else None
     called = json_of(value[thought.end() :] if thought else value, name)
@@ -279,26 +274,26 @@ def calling_of(turn: Row, field: str) -> dict[str, Any]:
 
 
 def call_of(value: Any, name: str, filled_in: bool = False, ignored: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """Return a tool call as chat templates expect it: its arguments are an object, not JSON."""
+    """Return a tool call in the form of chat templates, with its arguments as an object."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise BadRow(f"{name} is {shown(value)}; write {CALL}")
     _check_keys(value, ("name", "arguments", *OF_CALL), name, ignored)
-    given = value.get("arguments")
-    arguments = {} if given is None or given == "" else json_of(given, f"{name}.arguments")
+    raw = value.get("arguments")
+    arguments = {} if raw is None or raw == "" else json_of(raw, f"{name}.arguments")
     if not isinstance(arguments, dict):
         raise BadRow(f"{name}.arguments is {shown(arguments)}; write an object, or one as JSON")
-    if filled_in and arguments is given:
+    if filled_in and arguments is raw:
         arguments = without_nulls(arguments)
     return {"type": "function", "function": encodable({"name": value["name"], "arguments": arguments}, name)}
 
 
 def _check_keys(call: dict[str, Any], known: tuple[str, ...], name: str, ignored: frozenset[str]) -> None:
-    """Raise BadRow for a key of a call that would be lost, as arguments of another name."""
+    """Raise BadRow for an unknown key of a call, such as arguments under another name, which would be lost."""
     for key, held in call.items():
         if key not in known and key not in ignored and not is_blank(held):
             word = shown(key)[1:-1]
             raise BadRow(
-                f"{name}.{word} is {shown(held)}, and a call has a name and arguments alone; write {CALL}, or ignore: "
+                f"{name}.{word} is {shown(held)}, and a call has only a name and arguments; write {CALL}, or ignore: "
                 f"[{word}] to leave it out"
             )
 
@@ -333,7 +328,7 @@ def _content(value: Any, name: str, optional: bool, ignored: frozenset[str]) -> 
 
 
 def role_of(turn: Row, key: str, known: dict[str, str]) -> str:
-    """Return our role of a message, by the config's `roles` or by the names of the form, in any case."""
+    """Return the role of a message by the config's `roles` or the names of the form, ignoring case."""
     result, name = turn.get(key), turn.name(key)
     if result is None:
         fields = ", ".join(map(shown, (key for key, held in turn.value.items() if held is not None))) or "no fields"
@@ -346,11 +341,8 @@ def role_of(turn: Row, key: str, known: dict[str, str]) -> str:
         role = turn.reading.roles.get(word) or known.get(word)
         if role:
             return role
+    word = result if isinstance(result, str) and result.isidentifier() else "NAME"
     raise BadRow(
-        f"{name} is {shown(result)}; write one of {', '.join(known)}, or roles: {{{_word(result)}: ...}} with one of "
-        f"{', '.join(NAMED)}"
+        f"{name} is {shown(result)}; write one of {', '.join(known)}, or roles: {{{word}: ...}} with one of "
+        f"{', '.join(OURS)}"
     )
-
-
-def _word(value: Any) -> str:
-    return value if isinstance(value, str) and value.isidentifier() else "NAME"

@@ -9,15 +9,15 @@ from zerolora.data.formats.reading import Reading
 from zerolora.data.formats.row_values import filled, is_blank, text_of
 from zerolora.errors import shown
 
-MANY = 20  # maximum number of fields that a message names
+MANY = 20  # fields in a message
 
 
 class Row:
-    """A row's fields, independent of the names of their columns; "a.b" is the field b inside the column a.
+    """A row's fields, independent of their columns' names; "a.b" is the field b inside the column a.
 
-    A message of a row is a Row too, whose columns are its keys; `path` is its name in the row, as in messages[1].
-    read: the value of every column that was read. turns: the messages. plain: the keys of messages that hold nothing
-    else and were read without a Row, and the number of these.
+    A message is a Row as well, with its keys as columns and its name in the row as `path`, as in messages[1]. read: the
+    values of the columns that were read. turns: the messages. plain: the two keys of messages without other keys, which
+    are converted without a Row, and their number.
     """
 
     __slots__ = ("columns", "path", "plain", "read", "reading", "turns", "value")
@@ -30,11 +30,11 @@ class Row:
         self.plain: tuple[tuple[str, str], int] = (("", ""), 0)
 
     def lacks(self, fields: frozenset[str]) -> bool:
-        """Return whether it is plain that a row has none of these fields. Most rows have few of the many."""
+        """Return whether a row obviously has none of these fields. Fast, since most rows have few fields."""
         return not self.columns and fields.isdisjoint(self.value)
 
     def get(self, field: str) -> Any:
-        """Return a field's value, None without one. A column that is mapped to another field does not count."""
+        """Return a field's value, if any. A column that is mapped to another field does not count."""
         if not self.columns:
             if field not in self.value or field in self.reading.ignored:
                 return None
@@ -79,10 +79,8 @@ class Row:
         return filled(text_of(self.needed(field), self.name(field)), self.name(field))
 
     def optional_text(self, *fields: str) -> str:
-        """Return the text of a field that has one of several names, "" if it is missing or blank.
-
-        Raises BadRow if two of the names hold different texts.
-        """
+        """Return the text of a field with several names, "" if it is missing or blank. Raises BadRow if the names have
+        different texts."""
         result = first = ""
         for field in fields:
             held = self.get(field)
@@ -98,12 +96,12 @@ class Row:
         return result
 
     def turn(self, value: dict[str, Any], path: str) -> "Row":
-        """Return a message of this row."""
+        """Add a message of this row."""
         self.turns.append(Row(value, self.reading, path))
         return self.turns[-1]
 
     def unread(self) -> Iterator[tuple[str, Any]]:
-        """Yield the name and value of every column, or field inside a column, that holds something and was not read."""
+        """Yield the name and value of every unread column, or field inside a column, that is not blank."""
         if not self.columns:
             for name, held in self.value.items():
                 if name not in self.read and not is_blank(held):
@@ -134,11 +132,11 @@ def _unread(value: dict[str, Any], read: dict[str, Any], above: str, inside: lis
 
 @dataclass(frozen=True)
 class Form:
-    """A form of rows, which a file in this folder defines as `FORM`.
+    """A form of rows; a file in this folder defines it as `FORM`.
 
     fields: the fields of its rows, which `columns` of the config may map. needed: the fields by which it is detected,
     unless `fits` decides. convert: converts a row to an Example; raises BadRow, naming the column, its value and what
-    to write. example: a row, as in the table of docs/data.md. keys: the fields of its messages, if it has some.
+    to write. example: a row for the table of docs/data.md. keys: the fields of its messages, if any.
     """
 
     name: str

@@ -10,7 +10,7 @@ MESSAGE = ("role", "content", "tool_calls", "function_call", "tool_call_id", "na
 
 
 def has_roles(row: Row) -> bool:
-    """Tell whether the conversation has OpenAI's keys; the conversion reports what is wrong with others."""
+    """Return whether `conversations` has OpenAI's keys; errors are left to the conversion."""
     try:
         turns = objects_of(row.get("conversations"), "")
     except (BadRow, RecursionError):
@@ -25,16 +25,12 @@ def _messages(row: Row) -> Example:
     return conversation(chat(row, field), row, field)
 
 
-def _fits(row: Row) -> bool:
-    return row.get("messages") is not None or has_roles(row)
-
-
 FORM = Form(
     name="messages",
     fields=("messages", "conversations", *CONVERSATION),
     needed=("messages",),
     convert=_messages,
     example={"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]},
-    fits=_fits,
+    fits=lambda row: row.get("messages") is not None or has_roles(row),
     keys=MESSAGE,
 )

@@ -1,6 +1,6 @@
 """prompt: a prompt and its completion, two texts or two lists of messages.
 
-Of lists, the answers in the completion are supervised; those in the prompt belong to the question.
+Of messages, only the answers in the completion are supervised.
 """
 
 import re
@@ -28,7 +28,7 @@ def _prompt(row: Row) -> Example:
         for field in REASONING:
             if row.get(field):
                 raise BadRow(
-                    f"{row.name(field)} stands beside lists of messages; move it into the answer it belongs to"
+                    f"{row.name(field)} conflicts with lists of messages; move it into the answer it belongs to"
                 )
         return conversation([*prompt, *completion], row, "completion", prompt=len(prompt))
     seen = f"{row.name('prompt')} is {shown(question)} and {row.name('completion')} is {shown(answer)}"
@@ -36,8 +36,8 @@ def _prompt(row: Row) -> Example:
 
 
 def _are_messages(row: Row, field: str, value: Any) -> bool:
-    """Return whether a value is a list of messages, which may be given as JSON text, as in a cell of CSV. Raises BadRow
-    if it is one as Python writes it, as pandas' to_csv does."""
+    """Return whether a value is a list of messages, maybe as JSON text in a cell of CSV. Raises BadRow for a list in
+    Python's syntax, as in the output of pandas' to_csv."""
     if not isinstance(value, str) or not (begin := OBJECTS.match(value)):
         return isinstance(value, list)
     role, quote, name = row.reading.keys.get("role", "role"), begin[1], row.name(field)

@@ -1,66 +1,55 @@
-"""The names in a source's rows: the column, or key of a message, of each field, and those left out on purpose."""
+"""The names in a source's rows: the column or message key of each field, and the ignored ones."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from functools import cached_property
+from typing import Literal
 
-from zerolora.data.kinds import TABLES
+from zerolora.config.schema import Source
+from zerolora.config.settings import TaskRowsSettings
+from zerolora.data import TABLES
 
 Status = Literal["read", "ignored", "unread"]
 Where = Literal["column", "key"]
 Seen = Counter[tuple[Status, Where, str]]
-"""In how many rows a column, or in how many messages a key, holds something, and what became of it."""
+"""The number of rows with a value in a column, or of messages with a value in a key, by use."""
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names of the thoughts of an answer."""
 MODES = frozenset({"on", "off", "yes", "no", "none", "auto", "low", "medium", "high", "enabled", "disabled"})
-"""Texts of a column of such a name that say how much was thought, and are not thoughts."""
+"""Values of such a column that are a mode of thinking, not thoughts."""
 FACTORS = ("weight", "loss_weight", "loss_scale")
 """Names of a factor of the loss: 1 changes nothing."""
 SWITCHES = ("loss", "train", "training", "loss_mask", "step_loss_mask")
-"""Names of a switch: true puts a turn into the loss, whatever its role."""
+"""Names of a switch: true includes a turn in the loss, whatever its role."""
 TURN_KEYS = (
     *("role", "content", "from", "value", *REASONING),
     *("tool_calls", "function_call", "tool_call_id", "name", "tools", "functions"),
     *(*FACTORS, *SWITCHES),
 )
-"""The keys of messages that forms read, which `columns` of the config may map."""
+"""The keys of messages that `columns` of the config may map."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How the rows of a source are read, as its section of the config says.
+    """How to read the rows of a source, from its section of the config.
 
-    columns: the column of a field, and the key of a field of messages. roles: our role by a role's name in lower case.
-    ignored: columns and keys that are left out on purpose. filled: the rows come from a table, whose types fill in null
-    where another row has a value.
+    columns: the column of a field, or the key of a field of messages. roles: our role by a role's name in lower case.
+    ignored: ignored columns and keys. filled: the rows are from a table, which fills in null where another row has a
+    value.
     """
 
     columns: dict[str, str] = field(default_factory=dict)
     roles: dict[str, str] = field(default_factory=dict)
     ignored: frozenset[str] = frozenset()
     filled: bool = False
-    keys: dict[str, str] = field(init=False, repr=False, compare=False)
-    """Those of `columns` that messages may have."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "keys", {name: key for name, key in self.columns.items() if name in TURN_KEYS})
-
-
-class Names(Protocol):
-    """A section of the config that says how rows are read."""
-
-    @property
-    def columns(self) -> Mapping[str, str]: ...
-
-    @property
-    def roles(self) -> Mapping[str, str]: ...
-
-    @property
-    def ignore(self) -> Sequence[str]: ...
+    @cached_property
+    def keys(self) -> dict[str, str]:
+        """The entries of `columns` for messages."""
+        return {name: key for name, key in self.columns.items() if name in TURN_KEYS}
 
 
-def reading_of(section: Names, kind: str) -> Reading:
-    """Return how rows of a kind of file (kinds.py) are read."""
-    roles = {name.strip().lower(): role for name, role in section.roles.items()}
+def reading_of(section: Source | TaskRowsSettings, kind: str) -> Reading:
+    """Return the reading of a section for a kind of file (kinds.py)."""
+    roles: dict[str, str] = {name.strip().lower(): role for name, role in section.roles.items()}
     return Reading(dict(section.columns), roles, frozenset(section.ignore), filled=kind in TABLES)

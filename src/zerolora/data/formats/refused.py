@@ -1,7 +1,7 @@
-"""Columns and keys of messages that change what is supervised, so that no form may leave them unread.
+"""Columns and keys of messages that no form may leave unread, since they change the supervision.
 
-To support an objective that takes them, add a form that reads them: only what a form does not read is looked up here.
-Names that tools are known to use are listed; others are judged by their words, as train_on_turn or imagePaths.
+Only unread names are looked up here, so a form that reads such a column supports it. Names used by known tools are
+listed; others are classified by their words, such as train_on_turn or imagePaths.
 """
 
 import functools
@@ -10,13 +10,12 @@ from typing import NamedTuple
 
 from zerolora.data.formats.reading import FACTORS, MODES, SWITCHES, Where
 from zerolora.data.formats.row_values import factor_of
-from zerolora.data.split_names import split_of
+from zerolora.data.published import split_of
 from zerolora.errors import wording
 
 
 class Refusal(NamedTuple):
-    """What a column or key is, and what to write instead of it, with NAME for its name. forms: the forms it concerns;
-    empty for all."""
+    """The effect of a column or key, and the remedy, with NAME for its name. forms: those concerned; empty for all."""
 
     what: str
     remedy: str
@@ -29,15 +28,15 @@ MEDIA = {
     **dict.fromkeys(("video", "videos", "video_url", "input_video"), "videos"),
     **dict.fromkeys(("audio", "audios", "audio_url", "input_audio"), "audio"),
 }
-"""What a column, a key of a message or a part of a content of this name or type holds, beside text."""
+"""The medium in a column, a message key or a content part of this name or type."""
 LABELS = ("label", "labels", "kto_tag")
 JUDGED = (
     *("chosen", "rejected", "chosen_response", "rejected_response", "chosen_messages", "rejected_messages"),
     *("positive_messages", "negative_messages", "margin"),
 )
-"""Columns and keys of preference data, as TRL, LLaMA-Factory, ms-swift and axolotl name them."""
+"""Columns and keys of preference data in TRL, LLaMA-Factory, ms-swift and axolotl."""
 WEIGHTS = (*FACTORS, *SWITCHES, "sample_weight")
-"""Of a whole row; those of a message are read."""
+"""Of a whole row; those of a message are supported."""
 _ASKED = wording("changes what is asked, and this form does not read it")
 _JUDGES = wording(
     "judges or compares answers, and every answer would be supervised: only supervised fine-tuning is supported"
@@ -72,7 +71,7 @@ _TOOLS_OF_TURN = Refusal(
 )
 _CHANNEL = Refusal(
     "marks a turn as no answer to the user, and would be in the loss as one",
-    "write its text as reasoning_content of the answer behind it",
+    "write its text as reasoning_content of the next answer",
 )
 REFUSED: dict[str, Refusal] = {
     **dict.fromkeys(JUDGED, _COMPARED),
@@ -180,14 +179,14 @@ OF_KIND = {
     **dict.fromkeys(("tools", "one tool"), _TOOLS),
     **{kind: REFUSED[kind] for kind in ("images", "videos", "audio")},
     **dict.fromkeys(("history", "context"), REFUSED["context"]),
-    # Of forms of one question; a conversation is whole without what was asked about.
+    # Only in forms of a single question; a conversation is complete without it.
     **dict.fromkeys(("passage", "choices"), REFUSED["context"]._replace(forms=("alpaca", "prompt"))),
 }
 OF_KEY: dict[str, Refusal | None] = {
     **dict.fromkeys(("tools", "one tool"), _TOOLS_OF_TURN),
     **dict.fromkeys(("system", "instructions", "choices", "history", "context", "passage")),
 }
-"""The same of a key of a message."""
+"""The same for a key of a message."""
 
 
 def _words_of(name: str) -> list[str]:
@@ -202,19 +201,18 @@ def _kind_of(name: str) -> str:
     for kind, (first, others) in KINDS.items():
         if words & first and words <= first | others and (kind != "one tool" or words & others):
             return kind
-    # In model_reasoning the last word says what it is, as in reasoning_effort and reasoning_model.
+    # The last word decides: model_reasoning has thoughts, reasoning_effort and reasoning_model have not.
     return "some thoughts" if listed and listed[-1] in KINDS["thoughts"].first else ""
 
 
 def refusal_of(name: str, held: object, where: Where, format: str) -> Refusal | None:
-    """Return why a column or key that holds something and that `format` does not read may not be left unread; None if
-    it may."""
+    """Return the refusal of a column or key with a value that `format` does not read; None if it may stay unread."""
     name = name.rpartition(".")[2]
     if name in LABELS and not _is_verdict(held):
         return None
     refusal = REFUSED.get(name) or _by_words(name, held, where, format)
     if refusal == _WEIGHS and where == "column" and not _is_list(held):
-        # 1 changes nothing, and a text is something else, as a weight in kilograms.
+        # 1 changes nothing, and a text is another kind of weight, as in kilograms.
         harmless = 0.0 if _NEGATIVE.intersection(_words_of(name)) else 1.0
         return refusal if _factor(held) not in (None, harmless) else None
     if refusal in (_WEIGHS, _PARTS):
@@ -229,7 +227,7 @@ def refusal_of(name: str, held: object, where: Where, format: str) -> Refusal | 
 
 
 def _in_alpaca(refusal: Refusal, name: str, held: object, format: str) -> Refusal:
-    """Return the refusal of what is asked, whose remedy is alpaca's field for it if it has one."""
+    """Return the refusal of a part of the question; the remedy is alpaca's field for it, if any."""
     field = "history" if "history" in name.lower() and _is_list(held) else "input" if isinstance(held, str) else ""
     if field and format == "alpaca":
         return refusal._replace(remedy=f"write columns: {{{field}: NAME}}, or {refusal.remedy}")
@@ -246,7 +244,7 @@ def _by_words(name: str, held: object, where: Where, format: str) -> Refusal | N
     if kind == "judged":
         return _COMPARED
     if factor_of(held) is not None or _says_nothing(kind, held):
-        return None  # how many there are, or whether there are some
+        return None  # a count, or a flag
     if where == "key" and kind in OF_KEY:
         return OF_KEY[kind]
     beside = where == "column" and format in ("messages", "sharegpt")
@@ -254,7 +252,7 @@ def _by_words(name: str, held: object, where: Where, format: str) -> Refusal | N
 
 
 def _says_nothing(kind: str, held: object) -> bool:
-    """Return whether a value only names something of a kind, as a document, or says how much was thought."""
+    """Return whether a value is only a name, such as a document's, or a mode of thinking."""
     if "thoughts" in kind and isinstance(held, str) and held.strip().lower() in MODES:
         return True
     if kind in ("some thoughts", "instructions", "context", "passage"):
@@ -263,12 +261,12 @@ def _says_nothing(kind: str, held: object) -> bool:
 
 
 def _is_list(held: object) -> bool:
-    """Return whether a value is a list or object, which may be given as JSON text."""
+    """Return whether a value is a list or object, maybe as JSON text."""
     return isinstance(held, (list, dict)) or (isinstance(held, str) and held.lstrip()[:1] in ("[", "{"))
 
 
 def _is_prose(held: object) -> bool:
-    """Return whether a value has a text of several words."""
+    """Return whether a value contains a text of several words."""
     if isinstance(held, dict):
         held = list(held.values())
     return (
@@ -277,7 +275,7 @@ def _is_prose(held: object) -> bool:
 
 
 def _is_verdict(held: object) -> bool:
-    """Return whether a label says that an answer is good or bad, or is of tokens, and no class of rows."""
+    """Return whether a label rates an answer or lists tokens, and is not a class of rows."""
     if isinstance(held, list):
         return any(isinstance(each, (int, float)) for each in held)
     if isinstance(held, str) and (held.strip().lower() in _VERDICTS or NUMBERS.match(held)):
@@ -286,6 +284,6 @@ def _is_verdict(held: object) -> bool:
 
 
 def _factor(held: object) -> float | None:
-    """Return a factor of the loss, which may be given as a word."""
+    """Return a factor of the loss, maybe from a word."""
     word = held.strip().lower() if isinstance(held, str) else ""
     return _ANSWERED[word] if word in _ANSWERED else factor_of(held)

@@ -1,4 +1,4 @@
-"""Checks of a row's values: each returns the value, or raises BadRow with the name, the value and what to write."""
+"""Checks of a row's values: each returns the value, or raises BadRow with its name, the value and what to write."""
 
 import operator
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from zerolora.errors import shown
 
 
 def list_of(value: Any, name: str) -> list[Any]:
-    """Return a list, which may be given as JSON text, as in a cell of CSV."""
+    """Return a list, maybe from JSON text, as in a cell of CSV."""
     result = json_of(value, name) if isinstance(value, str) and value.lstrip().startswith("[") else value
     if not isinstance(result, list):
         raise BadRow(f"{name} is {shown(value)}; write a list")
@@ -64,7 +64,7 @@ def filled(text: str, name: str) -> str:
 
 
 def encodable(value: Any, name: str) -> Any:
-    """Return a nested value after checking that JSON has a form for it: a table may have dates in it, and bytes."""
+    """Return a nested value if JSON has a form for it; a table may contain dates and bytes."""
     for path, leaf in _leaves(value, name):
         if isinstance(leaf, str):
             text_of(leaf, path)
@@ -86,7 +86,7 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def objects_of(value: Any, name: str) -> list[dict[str, Any]]:
-    """Return a list of objects, which may be given as JSON text."""
+    """Return a list of objects, maybe from JSON text."""
     result = list_of(value, name)
     for number, item in enumerate(result):
         if not isinstance(item, dict):
@@ -95,8 +95,8 @@ def objects_of(value: Any, name: str) -> list[dict[str, Any]]:
 
 
 def without_nulls(value: Any) -> Any:
-    """Return a nested value without the keys that are null: a table fills them in where another row has a value. Those
-    of an object that the table holds as JSON are its own."""
+    """Return a nested value without the keys that are null, which a table fills in where another row has a value; not
+    in a WrittenObject."""
     if isinstance(value, WrittenObject):
         return value
     if isinstance(value, dict):
@@ -107,9 +107,9 @@ def without_nulls(value: Any) -> Any:
 
 
 def is_blank(value: Any) -> bool:
-    """Return whether a column or key holds nothing: null, a blank text, or an empty list or object, also as JSON."""
+    """Return whether a value is null, a blank text, or an empty list or object, also as JSON."""
     if isinstance(value, str):
-        if value[:1].isalnum():  # by far the most
+        if value[:1].isalnum():  # true for most texts
             return False
         text = value.strip()
         return len(text) < 3 and text in ("", "[]", "{}")
@@ -119,7 +119,7 @@ def is_blank(value: Any) -> bool:
 
 
 def factor_of(value: Any) -> float | None:
-    """Return a number, or true and false as 1 and 0, which may be given as text; None for anything else."""
+    """Return a number, or true and false as 1 and 0, maybe from text; None for any other value."""
     if isinstance(value, str):
         value = {"true": 1, "false": 0}.get(value.strip().lower(), value)
     try:

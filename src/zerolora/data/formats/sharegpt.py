@@ -26,10 +26,6 @@ SPEAKERS = {
 }
 
 
-def _sharegpt(row: Row) -> Example:
-    return conversation(turns_of(row, "conversations", _turn, ("from", "value"), SPEAKERS), row, "conversations")
-
-
 def _turn(turn: Row, filled_in: bool) -> Turn:
     role, name = role_of(turn, "from", SPEAKERS), turn.name("value")
     if role == CALLING:
@@ -38,8 +34,8 @@ def _turn(turn: Row, filled_in: bool) -> Turn:
     return finished(turn, message_of(role, filled(text, name) if role == "assistant" else text))
 
 
-def _fits(row: Row) -> bool:
-    return row.get("conversations") is not None and (row.get("messages") is not None or not has_roles(row))
+def _sharegpt(row: Row) -> Example:
+    return conversation(turns_of(row, "conversations", _turn, ("from", "value"), SPEAKERS), row, "conversations")
 
 
 FORM = Form(
@@ -48,6 +44,6 @@ FORM = Form(
     needed=("conversations",),
     convert=_sharegpt,
     example={"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]},
-    fits=_fits,
+    fits=lambda row: row.get("conversations") is not None and (row.get("messages") is not None or not has_roles(row)),
     keys=("from", "value", "tools", "functions", *KEYS),
 )

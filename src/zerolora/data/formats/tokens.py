@@ -5,13 +5,15 @@ from zerolora.data.formats.form import Form, Row
 from zerolora.data.formats.row_values import numbers_of
 from zerolora.data.prepared_rows import IGNORED
 from zerolora.errors import shown
+from zerolora.units import counted
 
 
 def _tokens(row: Row) -> Example:
     tokens = numbers_of(row.needed("input_ids"), row.name("input_ids"))
     if len(tokens) < 2:
         raise BadRow(
-            f"{row.name('input_ids')} has {len(tokens)} tokens; a row needs 2: a token is predicted from those before"
+            f"{row.name('input_ids')} has {counted(len(tokens), 'token')}; a row needs 2: a token is predicted "
+            "from those before"
         )
     if (lowest := min(tokens)) < 0:
         raise BadRow(f"{row.name('input_ids')}[{tokens.index(lowest)}] is {lowest}; token numbers begin at 0")
@@ -31,12 +33,12 @@ def _tokens(row: Row) -> Example:
                 "supervised"
             )
     if all(label == IGNORED for label in labels[1:]):
-        raise BadRow(f"{name} are {IGNORED} behind the first token, so the loss sees nothing; remove the row")
+        raise BadRow(f"{name} are {IGNORED} after the first token, so the loss sees nothing; remove the row")
     return Example(tokens=tokens, labels=labels)
 
 
 def _check_whole(row: Row, tokens: list[int]) -> None:
-    """Raise BadRow for padding, and for several rows that are packed into one: attention would not see either."""
+    """Raise BadRow for padding and for several rows packed into one, which attention would ignore."""
     for field, expected in (("attention_mask", [1] * len(tokens)), ("position_ids", list(range(len(tokens))))):
         if (result := row.get(field)) is not None and numbers_of(result, row.name(field)) != expected:
             raise BadRow(

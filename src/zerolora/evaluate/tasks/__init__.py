@@ -1,7 +1,7 @@
-"""The evaluation tasks that `check` may name, one file each, and those of the user's own.
+"""The evaluation tasks of `check`, one file each, and the user's own.
 
-To add a task, write a file here that defines `TASK` (task.py). The config, its JSON Schema and the stage evaluate find
-it by its file. Nothing here imports torch or transformers.
+To add a task, write a file here that defines `TASK` (task.py). The config, its JSON Schema and the stage evaluate
+include it automatically. Nothing here imports torch or transformers.
 """
 
 import importlib
@@ -28,9 +28,9 @@ TASKS = _registered()
 
 
 def task_of(check: str, settings: Mapping[str, Any], source: str | None) -> Task:
-    """Return the task that `check` names, with its settings: one of TASKS, or that of a file, whose text is `source`.
+    """Return the task named `check` with its settings: one of TASKS, or that of a file with the text `source`.
 
-    Raises UserError, naming file and line, if the file defines no task, and naming the key for wrong settings.
+    Raises UserError, naming file and line, if the file defines no task, and naming the key for invalid settings.
     """
     task = TASKS[check] if source is None else _of_file(check, source)
     try:
@@ -42,10 +42,10 @@ def task_of(check: str, settings: Mapping[str, Any], source: str | None) -> Task
 def _of_file(name: str, source: str) -> Task:
     module = ModuleType(f"zerolora_task_{Path(name).stem}")
     module.__file__ = name
-    sys.modules[module.__name__] = module  # as dataclasses look for the module of a class
+    sys.modules[module.__name__] = module  # dataclasses look up the module of a class
     try:
-        exec(compile(source, name, "exec"), module.__dict__)  # noqa: S102 - the user's own file, by the user's word
-    except Exception as error:  # whatever the user's file raises
+        exec(compile(source, name, "exec"), module.__dict__)  # noqa: S102 - the user's file, named in the user's config
+    except Exception as error:  # the user's file may raise any
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == name]
         line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else 1
         reason = error.msg if isinstance(error, SyntaxError) else " ".join(str(error).split())

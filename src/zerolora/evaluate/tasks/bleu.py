@@ -1,4 +1,4 @@
-"""bleu: sacrebleu's BLEU, of each answer and of all answers together with their 95 % interval."""
+"""bleu: sacrebleu's BLEU of each answer, and of all answers together with a 95 % interval."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -14,7 +14,7 @@ def _metric(kind: str, of_sentences: bool) -> Any:
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
 
-    # BLEU of a sentence without a match of four words is 0 unless it counts fewer (sacrebleu's own advice).
+    # For a sentence without a match of four words, BLEU is 0 unless it counts fewer (sacrebleu's advice).
     return CHRF() if kind == "chrf" else BLEU(effective_order=of_sentences)
 
 
@@ -30,7 +30,7 @@ def judge_of(kind: str) -> Callable[[Row, str], Judgement]:
 
 
 def corpus_of(kind: str) -> Callable[[Sequence[Any]], Mapping[str, float]]:
-    """Return the corpus metric: its value, and where it lies in 95 % of RESAMPLES resamples of the answers."""
+    """Return the corpus metric: its value, and its 95 % interval over RESAMPLES resamples of the answers."""
 
     def corpus(pairs: Sequence[tuple[str, str]]) -> Mapping[str, float]:
         answers, expected = ([pair[number] for pair in pairs] for number in (0, 1))

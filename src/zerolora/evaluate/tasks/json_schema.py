@@ -1,4 +1,4 @@
-"""json_schema: the answer is JSON that a JSON Schema allows."""
+"""json_schema: the answer is JSON that conforms to a JSON Schema."""
 
 import json
 from typing import Annotated, Any
@@ -24,9 +24,9 @@ class JsonSchemaSettings(Section):
     """Settings of json_schema."""
 
     json_schema: Annotated[dict[str, Any], AfterValidator(_checked)]
-    """The schema, or in the config the path of a file that holds it, as in config/tasks/answer.json."""
+    """The schema; in the config also the path of its file, as in config/tasks/answer.json."""
     equal: bool = False
-    """The value must also equal that of the row's output."""
+    """The value must also equal the value of the row's output."""
 
 
 def _judge(row: Row, answer: str, settings: JsonSchemaSettings) -> Judgement:
@@ -36,7 +36,7 @@ def _judge(row: Row, answer: str, settings: JsonSchemaSettings) -> Judgement:
         value = json.loads(answer)
     except (ValueError, RecursionError):
         return Judgement(format=False, right=False)
-    # References to other documents are looked up in no network: the validator has an empty registry.
+    # The validator has an empty registry, so references to other documents are not fetched.
     valid = validator_for(settings.json_schema)(settings.json_schema).is_valid(value)
     return Judgement(format=True, right=valid and (not settings.equal or value == _value(row["expected"])))
 

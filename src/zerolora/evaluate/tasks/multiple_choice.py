@@ -1,4 +1,4 @@
-"""multiple_choice: the right choice is the one that the model holds most likely, as in lm-evaluation-harness."""
+"""multiple_choice: the right choice is the most likely one for the model, as in lm-evaluation-harness."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,7 +7,7 @@ from zerolora.evaluate.tasks.task import Judgement, Likelihood, Row, Task, TaskE
 
 def _judge(row: Row, answer: Sequence[Likelihood]) -> Judgement:
     def best(length: Callable[[str], int]) -> int:
-        # The first of equals, as numpy's argmax.
+        # The first of equal maxima, like numpy's argmax.
         return max(range(len(answer)), key=lambda number: answer[number].logarithm / length(answer[number].text))
 
     right = best(lambda text: 1) == row["expected"]

@@ -27,8 +27,8 @@ def flexible(text: str) -> str:
 
 
 def comparable(text: str) -> str:
-    """Return a number, or the answer of a row, as it is compared: without `,`, `$`, what stands before #### and a last
-    full stop."""
+    """Return the form of a number, or of a row's answer, for comparison: without `,`, `$`, the text before #### and a
+    final full stop."""
     for pattern in IGNORED:
         text = pattern.sub("", text)
     return text.lower()

@@ -1,4 +1,4 @@
-"""perplexity: of the rows' texts, by token, word and byte, and bits per byte, as in lm-evaluation-harness."""
+"""perplexity: by token, word and byte of the rows' texts, and bits per byte, as in lm-evaluation-harness."""
 
 import math
 import re
@@ -9,7 +9,7 @@ from zerolora.evaluate.tasks.task import Judgement, Likelihood, Row, Task, TaskE
 
 
 def _judge(row: Row, answer: Likelihood) -> Judgement:
-    # A text without white space is one word, and so is an empty one: re.split, as the harness has it.
+    # re.split as in the harness: an empty text is one word.
     sizes = {"token": answer.tokens, "word": len(re.split(r"\s+", answer.text)), "byte": len(answer.text.encode())}
     return Judgement(format=True, right=False, material=(answer.logarithm, sizes))
 
@@ -17,13 +17,12 @@ def _judge(row: Row, answer: Likelihood) -> Judgement:
 def _corpus(rows: Sequence[tuple[float, dict[str, int]]]) -> Mapping[str, float]:
     total = sum(logarithm for logarithm, _ in rows)
     rates = {unit: -total / max(1, sum(sizes[unit] for _, sizes in rows)) for unit in ("token", "word", "byte")}
-    return {f"{unit}_perplexity": _exponential(rate) for unit, rate in rates.items()} | {
-        "bits_per_byte": rates["byte"] / math.log(2)
+    # A double ends at exp(709).
+    perplexities = {unit: math.exp(rate) if rate < 700 else math.inf for unit, rate in rates.items()}
+    return {
+        **{f"{unit}_perplexity": value for unit, value in perplexities.items()},
+        "bits_per_byte": rates["byte"] / math.log(2),
     }
-
-
-def _exponential(value: float) -> float:
-    return math.exp(value) if value < 700 else math.inf  # a double ends at exp(709)
 
 
 _EXAMPLE: Any = Likelihood("Paris is a city.", -12.0, 5)

@@ -1,4 +1,4 @@
-"""regex: the answer matches a pattern of the settings, or what the pattern finds in it equals the row's output."""
+"""regex: the answer matches a pattern of the settings, or the pattern's group in it equals the row's output."""
 
 import re
 from typing import Annotated
@@ -21,8 +21,8 @@ class RegexSettings(Section):
     """Settings of regex."""
 
     pattern: Annotated[str, AfterValidator(_compiled)]
-    """A Python regular expression. With a group, what the group finds must equal the row's output; without one, an
-    answer that matches is right."""
+    """A Python regular expression. With a group, the group's text must equal the row's output; without one, a matching
+    answer is right."""
     whole: bool = False
     """The whole answer must match, not a part of it."""
 

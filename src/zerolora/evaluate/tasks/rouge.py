@@ -1,4 +1,4 @@
-"""rouge: ROUGE-1, ROUGE-2 and ROUGE-L of a summary, as google's rouge-score computes them, with stemming."""
+"""rouge: ROUGE-1, ROUGE-2 and ROUGE-L of a summary by google's rouge-score, with stemming."""
 
 from functools import cache
 from typing import Any

@@ -1,4 +1,4 @@
-"""sum: the reference task, whose answer is a fixed prefix and two numbers that sum to the number asked."""
+"""sum: the reference task, with a fixed prefix and two numbers that sum to the question's as the answer."""
 
 import re
 

@@ -1,6 +1,6 @@
-"""The interface of an evaluation task: which rows it asks, and how, how it judges an answer, and its metrics."""
+"""The interface of an evaluation task: its rows, the form of answers, their judgement, and its metrics."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
@@ -10,13 +10,13 @@ from pydantic import ValidationError
 from zerolora.config.section import Section
 
 Row = Mapping[str, Any]
-"""A row: `question` and `expected` as text, and `prompt`, which is empty or 0 for a plain text. With choices, `choices`
-are their texts and `expected` the number of the right one."""
+"""A row: `question` and `expected` as text, and `prompt`, empty or 0 for a plain text. With `choices`, a list of texts,
+`expected` is the index of the right one."""
 
 
 @dataclass(frozen=True)
 class Likelihood:
-    """How likely a model holds a text after a prompt."""
+    """The likelihood of a text after a prompt."""
 
     text: str
     logarithm: float
@@ -29,12 +29,12 @@ class Judgement:
     """The verdict on one answer."""
 
     format: bool
-    """Whether the answer has the form that the task asks for."""
+    """Whether the answer has the task's form."""
     right: bool
     scores: Mapping[str, float] = field(default_factory=dict)
-    """Further scores of this answer by name; the mean of each becomes a metric."""
+    """Further scores by name; the mean of each becomes a metric."""
     material: Any = None
-    """What `Task.corpus` needs of this answer."""
+    """Input of `Task.corpus`."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,11 @@ class TaskExample:
     question: str
     expected: Any
     right: Any
-    """An answer that is right."""
+    """A right answer."""
     wrong: Any
-    """An answer that is wrong."""
+    """A wrong answer."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """The settings it is asked with."""
+    """The task's settings."""
 
 
 def has_prompt(row: Row) -> bool:
@@ -58,28 +58,28 @@ def has_prompt(row: Row) -> bool:
 
 @dataclass(frozen=True)
 class Task:
-    """An evaluation task. The model answers the prompts of the selected rows greedily, up to a stop token, unless `ask`
-    says otherwise."""
+    """An evaluation task. With the default `ask`, the model answers the prompts of the selected rows greedily, up to a
+    stop token."""
 
     name: str
     """The task's name in the config."""
     rule: str
     """When an answer is right, in a few words, as in "it equals the row's output"."""
     judge: Callable[..., Judgement]
-    """Judges the answer to a row. An answer is a text, stripped of surrounding white space; of a task with settings,
-    `judge` gets them as its argument `settings`."""
+    """Judges an answer: judge(row, answer), with the argument `settings` for a task with settings. Generated answers
+    have no surrounding white space."""
     example: TaskExample
     asks: Callable[[Row], bool] = has_prompt
-    """Returns whether a row is asked. The loss is computed on all rows."""
+    """Returns whether to evaluate a row. The loss is computed on all rows."""
     ask: Literal["generate", "choices", "loss"] = "generate"
-    """What an answer is: a generated text, the Likelihood of each choice, or the Likelihood of the whole row."""
+    """The form of answers: a generated text, the Likelihood of each choice, or the Likelihood of the whole row."""
     settings: type[Section] | None = None
-    """The class of its settings, `check_settings` in the config; None if it has none."""
+    """The class of its settings, `check_settings` in the config, if any."""
     corpus: Callable[[Sequence[Any]], Mapping[str, float]] | None = None
-    """Returns metrics of all answers together, from the `material` of each. Called with one or more."""
+    """Returns metrics of all answers together, from the `material` of each; there is at least one."""
 
     def configured(self, values: Mapping[str, Any]) -> "Task":
-        """Return the task with its settings. Raises ValueError, which names the key, if they are not its settings."""
+        """Return the task with its settings. Raises ValueError, naming the key, if they are invalid."""
         if self.settings is None:
             if values:
                 raise ValueError(f"{self.name} has no settings; remove {', '.join(values)}")
@@ -95,15 +95,11 @@ class Task:
         return replace(self, judge=partial(self.judge, settings=settings), settings=None)
 
     def metrics(self, judgements: Sequence[Judgement]) -> dict[str, float]:
-        """Return the metrics over all answers: format_rate, accuracy, the mean of each further score, and those of the
-        answers together.
-
-        Without format_rate if nothing is generated, and without accuracy if no answer can be right. Empty if there are
-        no answers.
-        """
+        """Return the metrics over all answers, empty without answers: format_rate (of generated answers), accuracy
+        (unless `ask` is loss), the mean of each further score, and the metrics of `corpus`."""
         if not judgements:
             return {}
-        metrics = {name: _mean(values) for name, values in self.columns(judgements).items()}
+        metrics = {name: sum(values) / len(values) for name, values in self.columns(judgements).items()}
         if self.corpus:
             metrics |= self.corpus([judgement.material for judgement in judgements])
         return metrics
@@ -118,8 +114,3 @@ class Task:
         for name in judgements[0].scores if judgements else ():
             columns[name] = [float(each.scores[name]) for each in judgements]
         return columns
-
-
-def _mean(values: Iterable[float]) -> float:
-    numbers = list(values)
-    return sum(numbers) / len(numbers)

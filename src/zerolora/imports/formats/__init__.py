@@ -1,7 +1,6 @@
 """The formats that `zerolora import` reads, one file each.
 
-To add a format, write a file here that defines `FORMAT` (import_format.py). `--from` and docs/import.md find it by
-its file.
+To add a format, write a file here that defines `FORMAT` (import_format.py). `--from` and docs/import.md then list it.
 """
 
 import importlib
@@ -16,4 +15,4 @@ def _registered() -> dict[str, Format]:
 
 
 FORMATS = _registered()
-"""All formats by name."""
+"""The formats by name."""

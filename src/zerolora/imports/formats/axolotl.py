@@ -17,6 +17,7 @@ from zerolora.imports.formats.import_format import (
     Remark,
     Rule,
     Unlike,
+    each,
     fact,
     flag,
     idle,
@@ -24,6 +25,7 @@ from zerolora.imports.formats.import_format import (
     none,
     number,
     same,
+    starting,
     text,
     texts,
     unless_off,
@@ -32,13 +34,10 @@ from zerolora.imports.formats.import_format import (
 )
 from zerolora.imports.known_keys import AXOLOTL
 
-TOKENS = "tokens come from the model's own tokenizer, as its files have them"
-FSDP = "decided by zerolora's own FSDP strategies (docs/choice.md)"
-WANDB = "the tracker writes offline into the run's own folder (docs/telemetry.md)"
-EVERY_STEP = "each step is written (docs/telemetry.md)"
-KERNELS = "a kernel of the same computation; zerolora has its own"
+TOKENS = "special tokens are those of the model's tokenizer files"
+KERNELS = "a kernel for the same computation; zerolora has its own"
 RL = "rewards and preferences"
-RL_ONLY = "used with `rl` alone"
+RL_ONLY = "used only with `rl`"
 PLUGINS = {
     "CutCrossEntropyPlugin": "",
     "LigerPlugin": "",
@@ -49,14 +48,15 @@ PLUGINS = {
     "DiffusionPlugin": "a diffusion objective",
     "KDPlugin": "distillation from a teacher",
     "NemoGymPlugin": RL,
-    "HatcheryPlugin": "a training by a remote service with its own losses",
-    "LLMCompressorPlugin": "a training of sparse weights",
-    "SpectrumPlugin": "a training of some of the base's weights",
+    "HatcheryPlugin": "training by a remote service with its own losses",
+    "LLMCompressorPlugin": "training sparse weights",
+    "SpectrumPlugin": "training part of the base weights",
     "MoRAPlugin": "MoRA",
 }
-"""By the name of its class: what it trains otherwise, empty if it changes no result."""
+"""What a plugin trains instead, by its class; empty if it does not change the result."""
 WARMUP = 0.03
-"""The share of all steps in which the rate rises, where the file names none."""
+"""Default fraction of warm-up steps."""
+ATTENTION = {"flash_attention_2": "flash", "flash": "flash", "fa2": "flash", "sdpa": "sdpa", "eager": "eager"}
 WHOLE = frozenset(
     {
         "deepspeed", "lr_scheduler_kwargs", "lora_rank_pattern", "lora_alpha_pattern", "device_map", "qat", "diffusion",
@@ -82,7 +82,7 @@ def _model_type(value: Any, draft: Draft) -> str | None:
 def _targets(value: Any, draft: Draft) -> str | None:
     if isinstance(value, str) and "," not in value:
         draft.facts["targets"] = text(value)
-        return "a regular expression there matches names, here whole paths" if re.search(r"[\\*()|]", value) else None
+        return "a regular expression matches names there, whole paths here" if re.search(r"[\\*()|]", value) else None
     draft.facts["targets"] = texts(value)
     return None
 
@@ -109,7 +109,7 @@ def _initial(value: Any, draft: Draft) -> str | None:
     if value in (True, "default"):
         return None
     if not isinstance(value, str) or not re.fullmatch(r"pissa(_niter_[0-9]+)?|olora", value):
-        raise NoEqual(f"{shown(value)} is not a start that zerolora has; train.lora.init keeps its default")
+        raise NoEqual(f"{shown(value)} is not an initialization of zerolora; train.lora.init keeps its default")
     draft.set("train.lora.init", value)
     return None
 
@@ -131,13 +131,6 @@ def _offloading(value: Any, draft: Draft) -> str | None:
     return Remark("the inputs of checkpointed layers go to host memory", NO_EFFECT)
 
 
-def _attention(value: Any, draft: Draft) -> str | None:
-    if not isinstance(value, str) or value not in common.ATTENTION:
-        raise NoEqual(f"{shown(value)} has no equal; train.attention stays auto", NO_EFFECT)
-    draft.set("train.attention", common.ATTENTION[value])
-    return None
-
-
 def _too_long(value: Any, draft: Draft) -> str | None:
     names = {"drop": "drop", "truncate": "truncate_right", "raise": "fail"}
     if not isinstance(value, str) or value not in names:
@@ -156,23 +149,16 @@ def _eos(value: Any, draft: Draft) -> str | None:
     return "ends an answer here, and does not change the tokenizer"
 
 
-def _tokens(value: Any, draft: Draft) -> str | None:
-    draft.set("prepare.rows.add_tokens", texts(value))
-    return None
-
-
 def _strategy(value: Any, draft: Draft) -> str | None:
-    draft.facts["sharded"] = True
-    if not isinstance(value, list | str) or "full_shard" not in value:
-        raise NoEqual(f"{shown(value)} is not a sharding that zerolora has; write render.strategy", FILL_IN)
-    draft.facts |= {"fsdp": True, "offload": draft.facts.get("offload", False) or "offload" in value}
+    offload = common.fsdp_offload(value, draft)
+    draft.facts |= {"fsdp": True, "offload": draft.facts.get("offload", False) or offload}
     return None
 
 
 def _sharding(value: Any, draft: Draft) -> str | None:
     draft.facts["sharded"] = True
     if value not in ("FULL_SHARD", "HYBRID_SHARD"):
-        raise NoEqual(f"{shown(value)} is not a sharding that zerolora has; write render.strategy", FILL_IN)
+        raise NoEqual(f"{shown(value)} is not a sharding of zerolora; write render.strategy", FILL_IN)
     draft.facts |= {"fsdp": True, "hybrid": value == "HYBRID_SHARD"}
     return None
 
@@ -199,16 +185,6 @@ def _shared(value: Any, draft: Draft) -> str | None:
     return None
 
 
-def _pure(name: str) -> Rule:
-    def translate(value: Any, draft: Draft) -> str | None:
-        if flag(value):
-            draft.facts[name] = True
-            return "trained weights are 16-bit there, fp32 here"
-        return None
-
-    return Rule("train.precision", translate, "true → the computation's type; trained weights stay fp32")
-
-
 def _plugins(value: Any, draft: Draft) -> str | None:
     unknown = []
     for plugin in texts(value):
@@ -233,7 +209,7 @@ def _finish(draft: Draft) -> list[str]:
     if adapter:
         lines += _set_targets(draft)
     if not adapter and (eight or facts.get("four", False)):
-        text = "train.method: load_in_8bit and load_in_4bit are for adapters alone; all weights are trained"
+        text = "train.method: load_in_8bit and load_in_4bit need an adapter; all weights are trained"
         lines.append(Remark(text, NO_EFFECT))
     if quantized:
         draft.set("train.quantization.type", "int8" if eight and not facts.get("four", False) else "nf4")
@@ -254,32 +230,33 @@ def _finish(draft: Draft) -> list[str]:
 
 def _constant(value: Any, draft: Draft) -> str | None:
     draft.facts["constant_from"] = number(value)
-    raise NoEqual("no schedule falls to a share of the peak and stays there")
+    raise NoEqual("no schedule falls to a fraction of the peak and stays there")
 
 
 def _schedule(draft: Draft) -> list[str]:
-    """Set the schedule of cosine_min_lr_ratio: transformers' cosine_with_min_lr has the same formula."""
+    """Set the schedule for cosine_min_lr_ratio: transformers' cosine_with_min_lr has the same formula."""
     lowest = draft.facts.get("lowest")
     if lowest is None:
         return []
     draft.key = "cosine_min_lr_ratio"
     if draft.config["train"].get("schedule") != "cosine":
-        return [Remark("cosine_min_lr_ratio: used with lr_scheduler cosine alone", NO_EFFECT)]
+        return [Remark("cosine_min_lr_ratio: used only with lr_scheduler cosine", NO_EFFECT)]
     if "constant_from" in draft.facts:
-        return [Remark("cosine_min_lr_ratio: no schedule falls to a share of the peak and stays there; cosine is kept")]
+        return [
+            Remark("cosine_min_lr_ratio: no schedule falls to a fraction of the peak and stays there; cosine is kept")
+        ]
     draft.set("train.schedule", "cosine_with_min_lr")
     draft.set("train.schedule_options", {"min_lr_rate": lowest})
     return []
 
 
 def _warmed_up(draft: Draft) -> list[str]:
-    """Set the warm-up of a file that names none (axolotl's src/axolotl/core/builders/base.py)."""
+    """Set axolotl's default warm-up (src/axolotl/core/builders/base.py)."""
     if {"warmup_steps", "warmup_ratio"} & draft.config["train"].keys() or "warmup_share" in draft.facts:
         return []
     draft.key = ""
     draft.set("train.warmup_ratio", WARMUP)
-    text = f"train.warmup_ratio: {WARMUP} is written, as axolotl warms up; there for 100 steps at most"
-    return [Remark(text)]
+    return [Remark(f"train.warmup_ratio: {WARMUP} is written, axolotl's default; there at most 100 steps")]
 
 
 FORMAT = Format(
@@ -291,28 +268,25 @@ FORMAT = Format(
     defaults={"sequence_len": 512, "num_epochs": 1, "lr_scheduler": "cosine", "max_grad_norm": 1.0},
     finish=_finish,
     rules={
-        "base_model": fact("model", "fetch.directory or fetch.hub", text, "a hub model needs a commit here"),
+        **common.shared_rules(),
+        "base_model": fact("model", "fetch.directory or fetch.hub", text, "a Hub model needs a commit here"),
         "revision_of_model": fact("revision", "fetch.hub", text),
-        "base_model_config": idle("the config is the one beside the weights"),
-        "tokenizer_config": idle("the tokenizer is the one beside the weights"),
+        "base_model_config": idle("the config in the model's directory is used"),
+        **each("tokenizer_config tokenizer_use_fast", idle("the tokenizer in the model's directory is used")),
         "model_type": Rule(
             "", _model_type, "read from the model's config.json; a classifier stops the import", NO_EFFECT
         ),
         "tokenizer_type": idle("read from the model's tokenizer files"),
-        "tokenizer_use_fast": idle("the tokenizer is the one beside the weights"),
-        "tokenizer_legacy": lost("the tokenizer is read as transformers reads it by default"),
+        "tokenizer_legacy": lost("the tokenizer is loaded with transformers' defaults"),
         "tokenizer_use_mistral_common": lost("the tokenizer is transformers'"),
         "processor_type": unlike("rows with images, video or audio"),
-        "is_llama_derived_model": idle("read from the model's config.json"),
-        "is_falcon_derived_model": idle("read from the model's config.json"),
-        "is_mistral_derived_model": idle("read from the model's config.json"),
-        "is_qwen_derived_model": idle("read from the model's config.json"),
-        "trust_remote_code": idle("code of a model's repository is never run"),
-        "overrides_of_model_config": lost("write it into the model's config.json"),
-        "model_config": lost("write it into the model's config.json"),
-        "rope_scaling": lost("write it into the model's config.json"),
+        **each(
+            "is_llama_derived_model is_falcon_derived_model is_mistral_derived_model is_qwen_derived_model",
+            idle("read from the model's config.json"),
+        ),
+        **each("overrides_of_model_config model_config", lost("write it into the model's config.json")),
         "torch_dtype": idle("the precision is train.precision"),
-        "reinit_weights": unlike("weights that start at random"),
+        "reinit_weights": unlike("randomly initialized weights"),
         "num_labels": unlike("a classifier"),
         "load_in_8bit": fact(
             "eight", "train.method, train.quantization.type", flag, "with an adapter: qlora with int8"
@@ -324,103 +298,85 @@ FORMAT = Format(
         "model_quantization_config": lost("set by train.quantization"),
         "model_quantization_config_kwargs": none("set by train.quantization"),
         "gptq": unlike("a base that GPTQ quantized"),
-        "gptq_groupsize": idle("of GPTQ alone"),
-        "gptq_model_v1": idle("of GPTQ alone"),
-        "gptq_disable_exllama": idle("of GPTQ alone"),
+        **each("gptq_groupsize gptq_model_v1 gptq_disable_exllama", idle("used only with GPTQ")),
         "use_onebitllms": unlike("weights of 1.58 bits"),
         "qat": unlike("quantization-aware training"),
-        "quantization": idle("of a later command; export.targets quantizes (docs/export.md)"),
+        "quantization": idle("used by a later command; export.targets quantizes (docs/export.md)"),
         "strict": idle("unknown keys are always an error here"),
         "adapter": Rule("train.method", _adapter, "no adapter → full"),
         "lora_model_dir": lost("a run that starts from an adapter is in `continued` (train.from_adapter)"),
         "lora_r": same("train.lora.r", whole),
-        "lora_alpha": same("train.lora.alpha", number),
-        "lora_dropout": same("train.lora.dropout", number),
-        "lora_target_linear": fact("linear", "train.lora.targets", flag, "true → all-linear, with a list its union"),
+        "lora_target_linear": fact("linear", "train.lora.targets", flag, "true → all-linear, in addition to a list"),
         "lora_target_modules": unless_off(Rule("train.lora.targets", _targets)),
-        "lora_target_parameters": lost("parameters that are not modules, as experts, get no adapter"),
+        "lora_target_parameters": lost("parameters outside modules, such as experts, get no adapter"),
         "lora_modules_to_save": unless_off(same("train.lora.modules_to_save", texts)),
         "lora_rank_pattern": unless_off(same("train.lora.rank_pattern")),
         "lora_alpha_pattern": unless_off(same("train.lora.alpha_pattern")),
         "lora_fan_in_fan_out": idle("read from the model's modules"),
-        "lora_on_cpu": idle("adapters are made where they are trained"),
-        "peft_layers_to_transform": lost("write the layers as a regular expression in train.lora.targets"),
-        "peft_layers_pattern": lost("write the layers as a regular expression in train.lora.targets"),
-        "peft_layer_replication": unlike("layers that occur several times"),
+        "lora_on_cpu": idle("adapters are created on the training device"),
+        **each(
+            "peft_layers_to_transform peft_layers_pattern",
+            lost("write the layers as a regular expression in train.lora.targets"),
+        ),
+        "peft_layer_replication": unlike("repeated layers"),
         "peft_trainable_token_indices": lost("prepare.rows.add_tokens trains the rows of added tokens"),
         "peft": none("train.lora.init has default, pissa and olora"),
         "peft_use_dora": fact("dora", "train.method", flag, "true → dora, or qdora"),
         "peft_use_rslora": same("train.lora.rank_stabilized", flag),
         "peft_init_lora_weights": Rule("train.lora.init", _initial),
-        "loraplus_lr_ratio": same("train.lora.plus_ratio", number),
-        "loraplus_lr_embedding": lost("rows of the embedding have the rate of the second factor"),
-        "lora_mlp_kernel": idle(KERNELS),
-        "lora_qkv_kernel": idle(KERNELS),
-        "lora_o_kernel": idle(KERNELS),
-        "lora_embedding_kernel": idle(KERNELS),
-        "relora": unlike("ReLoRA, which merges and restarts the adapter"),
-        "relora_steps": unlike("ReLoRA, which merges and restarts the adapter"),
-        "relora_prune_ratio": idle("of ReLoRA alone"),
-        "relora_cpu_offload": idle("of ReLoRA alone"),
-        "relora_anneal_steps": idle("of ReLoRA alone"),
-        "relora_warmup_steps": idle("of ReLoRA alone"),
-        "lisa_n_layers": unlike("LISA, which trains some layers at a time"),
-        "lisa_step_interval": idle("of LISA alone"),
-        "lisa_layers_attribute": idle("of LISA alone"),
-        "use_mora": unlike("MoRA"),
-        "mora": unlike("MoRA"),
-        "unfrozen_parameters": unlike("a training of some of the base's weights"),
-        "spectrum_top_fraction": unlike("a training of some of the base's weights"),
+        **each(
+            "lora_mlp_kernel lora_qkv_kernel lora_o_kernel lora_embedding_kernel "
+            "gemma4_hybrid_attn_impl fused_attn_kernel flash_attn_rms_norm experts_implementation "
+            "use_kernels use_scattermoe use_sonicmoe use_dsv4_kernels use_glm_dsa_kernels",
+            idle(KERNELS),
+        ),
+        **each("relora relora_steps", unlike("ReLoRA, which merges and restarts the adapter")),
+        **each(
+            "relora_prune_ratio relora_cpu_offload relora_anneal_steps relora_warmup_steps",
+            idle("used only with ReLoRA"),
+        ),
+        "lisa_n_layers": unlike("LISA, which trains a few layers at a time"),
+        **each("lisa_step_interval lisa_layers_attribute", idle("used only with LISA")),
+        **each("use_mora mora", unlike("MoRA")),
+        **each("unfrozen_parameters spectrum_top_fraction", unlike("training part of the base weights")),
         "freeze_mm_modules": idle("a vision tower is never trained"),
-        "image_size": unlike("rows with images"),
-        "image_resize_algorithm": unlike("rows with images"),
-        "rl": unlike(RL),
-        "trl": unless_off(idle(RL_ONLY)),
-        "vllm": unless_off(idle(RL_ONLY)),
-        "ebft": unless_off(idle(RL_ONLY)),
-        "rl_beta": idle(RL_ONLY),
-        "orpo_alpha": idle(RL_ONLY),
-        "simpo_gamma": idle(RL_ONLY),
-        "cpo_alpha": idle(RL_ONLY),
-        "kto_desirable_weight": idle(RL_ONLY),
-        "kto_undesirable_weight": idle(RL_ONLY),
-        "dpo_use_weighting": idle(RL_ONLY),
-        "dpo_beta": idle(RL_ONLY),
-        "dpo_loss_type": idle(RL_ONLY),
-        "dpo_label_smoothing": idle(RL_ONLY),
-        "max_prompt_len": idle(RL_ONLY),
+        **each("image_size image_resize_algorithm", unlike("rows with images")),
+        **each("rl nemo_gym_enabled", unlike(RL)),
+        **each("trl vllm ebft", unless_off(idle(RL_ONLY))),
+        **each(
+            "rl_beta orpo_alpha simpo_gamma cpo_alpha kto_desirable_weight kto_undesirable_weight "
+            "dpo_use_weighting dpo_beta dpo_loss_type dpo_label_smoothing max_prompt_len",
+            idle(RL_ONLY),
+        ),
         "reward_model": unlike("a reward model"),
         "process_reward_model": unlike("a process reward model"),
-        "center_rewards_coefficient": idle("of a reward model alone"),
+        "center_rewards_coefficient": idle("used only with a reward model"),
         "diffusion": unlike("a diffusion objective"),
         "kd_trainer": unlike("distillation from a teacher"),
-        "nemo_gym_enabled": unlike(RL),
-        "hatchery": unlike("a training by a remote service with its own losses"),
-        "llmcompressor": unlike("a training of sparse weights"),
+        "hatchery": unlike("training by a remote service with its own losses"),
+        "llmcompressor": unlike("training sparse weights"),
         "use_eaft": unlike("another loss (EAFT)"),
-        "eaft_alpha": idle("of EAFT alone"),
-        "eaft_k": idle("of EAFT alone"),
-        "trainer_cls": unlike("a trainer of your own"),
+        "eaft_k": idle("used only with EAFT"),
+        "trainer_cls": unlike("a custom trainer"),
         **axolotl_data.rules("datasets"),
         **axolotl_data.rules("pretraining_dataset"),
         **axolotl_data.rules("test_datasets"),
         "pretraining_dataset": Rule("prepare.rows.path", axolotl_data.pretraining, "rows of plain text"),
         "dataset_prepared_path": idle("prepared rows are in results/data/"),
-        "dataset_processes": idle("prepare uses all cores; `--workers` limits it"),
-        "dataset_num_proc": idle("prepare uses all cores; `--workers` limits it"),
+        **each("dataset_processes dataset_num_proc", idle("prepare uses all cores; `--workers` limits it")),
         "dataset_keep_in_memory": idle("files are streamed"),
-        "dataset_shard_num": none("all rows are used: sources.NAME.rows draws some"),
-        "dataset_shard_idx": none("all rows are used: sources.NAME.rows draws some"),
+        **each("dataset_shard_num dataset_shard_idx", none("all rows are used; sources.NAME.rows samples some")),
         "skip_prepare_dataset": lost("rows are always prepared before training"),
-        "remove_unused_columns": idle("columns that a form does not read are named in stats.json"),
-        "streaming": idle("files are streamed"),
-        "streaming_multipack_buffer_size": idle("packing sees all rows"),
+        **each(
+            "streaming_multipack_buffer_size sample_packing_group_size sample_packing_bin_size sample_packing_eff_est",
+            idle("packing considers all rows"),
+        ),
         "push_dataset_to_hub": idle("prepared rows stay on this machine"),
-        "hf_use_auth_token": idle("the hub's token is that of its own command"),
+        "hf_use_auth_token": idle("the token of the Hub's own command line is used"),
         "shuffle_merged_datasets": common.only(True, "rows are always shuffled by the seed"),
         "curriculum_sampling": lost("rows are always shuffled by the seed"),
         "dataset_exact_deduplication": common.offered("prepare.rows.duplicates", "drop"),
-        "val_set_size": Rule("prepare.rows.split.validation", common.validation, "a share there, a number here"),
+        "val_set_size": Rule("prepare.rows.split.validation", common.validation, "a fraction there, a number here"),
         "chat_template": Rule(
             "prepare.rows.template",
             axolotl_data.template,
@@ -429,91 +385,59 @@ FORMAT = Format(
         "chat_template_jinja": none(
             "put the template into config/templates/ and name the file in prepare.rows.template", FILL_IN
         ),
-        "chat_template_kwargs": lost("a template gets no options of its own"),
+        "chat_template_kwargs": lost("templates take no options"),
         "default_system_message": unless_off(
-            fact("system", "prepare.rows.system", text, "with chat_template chatml alone")
+            fact("system", "prepare.rows.system", text, "only with chat_template chatml")
         ),
         "eot_tokens": unless_off(Rule("prepare.rows.stop_tokens", _stop)),
         "special_tokens.pad_token": same("prepare.rows.pad_token", text),
         "special_tokens.eos_token": Rule("prepare.rows.stop_tokens", _eos),
-        "special_tokens.bos_token": none(TOKENS),
-        "special_tokens.unk_token": none(TOKENS),
+        **each("special_tokens.bos_token special_tokens.unk_token special_tokens", none(TOKENS)),
         "special_tokens.additional_special_tokens": unless_off(same("prepare.rows.add_special_tokens", texts)),
-        "special_tokens": none(TOKENS),
-        "tokens": unless_off(Rule("prepare.rows.add_tokens", _tokens)),
-        "added_tokens_overrides": lost("prepare.rows.add_tokens adds tokens, and renames none"),
-        "fix_untrained_tokens": lost("rows of added tokens start as the mean of the others"),
+        "tokens": unless_off(same("prepare.rows.add_tokens", texts)),
+        "added_tokens_overrides": lost("prepare.rows.add_tokens adds tokens but renames none"),
+        "fix_untrained_tokens": lost("rows of added tokens are initialized to the mean of the others"),
         "resize_token_embeddings_to_32x": idle("added tokens get as many rows as they need"),
-        "mean_resizing_embeddings": idle("rows of added tokens start as the mean of the others"),
+        "mean_resizing_embeddings": idle("rows of added tokens are initialized to the mean of the others"),
         "train_on_inputs": fact("inputs", "prepare.rows.loss", flag, "true → everything"),
         "sequence_len": same("prepare.rows.max_length", whole),
-        "eval_sequence_len": lost("validation rows have the length of training rows"),
+        "eval_sequence_len": lost("validation rows have the same maximum length as training rows"),
         "min_sample_len": lost("short rows are kept"),
         "excess_length_strategy": Rule("prepare.rows.too_long", _too_long, "truncate → truncate_right, raise → fail"),
         "sample_packing": same("pack.packing", flag),
-        "eval_sample_packing": idle("validation rows are packed as training rows are"),
-        "sample_packing_group_size": idle("packing sees all rows"),
-        "sample_packing_bin_size": idle("packing sees all rows"),
+        "eval_sample_packing": idle("validation rows are packed like training rows"),
         "sample_packing_sequentially": lost("packing chooses rows by their length"),
-        "sample_packing_eff_est": idle("packing sees all rows"),
         "sample_packing_seq_len_multiplier": idle("set by pack.capacity"),
         "total_num_tokens": idle("counted by prepare"),
         "max_packed_sequence_len": lost("write pack.packing and pack.capacity"),
-        "pretrain_multipack_attn": idle("rows of one packed row do not see each other"),
-        "pretraining_sample_concatenation": lost("rows of one packed row do not see each other"),
+        "pretrain_multipack_attn": idle("rows in a packed row do not attend to each other"),
+        "pretraining_sample_concatenation": lost("rows in a packed row do not attend to each other"),
         "batch_flattening": idle("pack.packing joins rows"),
-        "pad_to_sequence_len": idle("a batch is padded to its longest row"),
-        "pad_to_multiple_of": idle("a batch is padded to its longest row"),
-        "group_by_length": idle("rows of similar length share a batch, unless packing is on"),
+        **each("pad_to_sequence_len pad_to_multiple_of", idle("a batch is padded to its longest row")),
         "use_pose": unlike("PoSE, which skips positions"),
-        "output_dir": idle("results are in results/<run>/"),
-        "hub_model_id": idle("`zerolora push` publishes a finished run"),
-        "hub_strategy": idle("`zerolora push` publishes a finished run"),
-        "save_safetensors": idle("weights are always safetensors"),
         "gradient_accumulation_steps": fact(
             "accumulation", "train.global_batch", whole, "times micro_batch_size and the number of GPUs"
         ),
         "micro_batch_size": fact("micro_batch", "train.micro_batch, train.global_batch", whole),
         "batch_size": none("write train.global_batch", FILL_IN),
         "eval_batch_size": idle("chosen by evaluate.batch: auto"),
-        "auto_find_batch_size": idle("train.micro_batch: auto chooses it"),
         "num_epochs": Rule("train.epochs", common.epochs, "a whole number here"),
         "max_steps": common.steps("train.max_steps"),
         "optimizer": common.optimizer_rule(),
-        "optim_args": lost("train.betas and train.epsilon are the optimizers' options"),
-        "optim_target_modules": lost("an optimizer sees all trained weights"),
-        "embedding_lr": lost("one learning rate for all weights"),
-        "embedding_lr_scale": lost("one learning rate for all weights"),
-        "lr_groups": lost("one learning rate for all weights"),
+        **each("embedding_lr embedding_lr_scale lr_groups", lost("all weights have the same learning rate")),
         "lr_scheduler": unless_off(common.schedule_rule()),
-        "lr_scheduler_kwargs": unless_off(same("train.schedule_options")),
         "cosine_min_lr_ratio": fact("lowest", "train.schedule, train.schedule_options", number, "→ cosine_with_min_lr"),
         "cosine_constant_lr_ratio": Rule("", _constant),
         "lr_quadratic_warmup": lost("warm-up is linear"),
         "jagged_restart_steps": lost("the schedule does not restart"),
-        "learning_rate": same("train.learning_rate", number),
-        "weight_decay": same("train.weight_decay", number),
-        "max_grad_norm": same("train.gradient_clipping", number),
-        "adam_beta1": fact("beta1", "train.betas", number),
-        "adam_beta2": fact("beta2", "train.betas", number),
-        "adam_epsilon": same("train.epsilon", number),
         "adam_eps": same("train.epsilon", number),
-        "warmup_ratio": same("train.warmup_ratio", number),
-        "warmup_steps": common.warmup_rule(),
-        "neftune_noise_alpha": same("train.neftune_alpha", number),
-        "noisy_embedding_alpha": same("train.neftune_alpha", number),
-        "seed": same("train.seed"),
-        "bf16": common.precision("bf16"),
-        "fp16": common.precision("fp16"),
-        "bfloat16": _pure("bf16"),
-        "float16": _pure("fp16"),
-        "fp8": lost("train.precision has fp32, fp16 and bf16"),
-        "tf32": idle("torch's own default"),
-        "fp32_norms": lost("norms have the model's type"),
-        "embeddings_skip_upcast": idle("frozen weights have the computation's type"),
+        **each("neftune_noise_alpha noisy_embedding_alpha", same("train.neftune_alpha", number)),
+        "bfloat16": common.pure("bf16"),
+        "float16": common.pure("fp16"),
+        "fp32_norms": lost("norms keep the model's dtype"),
+        "embeddings_skip_upcast": idle("frozen weights have the compute dtype"),
         "gradient_checkpointing": Rule("train.activation_checkpointing", _checkpointing),
-        "gradient_checkpointing_kwargs.use_reentrant": idle("checkpoints are never reentrant"),
-        "gradient_checkpointing_kwargs": idle("checkpoints are never reentrant"),
+        "gradient_checkpointing_kwargs.use_reentrant": idle("reentrant checkpointing is never used"),
         "selective_checkpointing": idle("a layer is recomputed as a whole"),
         "activation_offloading": unless_off(
             Rule("train.activation_offload", _offloading, "of the inputs of checkpointed layers")
@@ -522,109 +446,74 @@ FORMAT = Format(
         "flash_attention": common.offered("train.attention", "flash"),
         "sdp_attention": common.offered("train.attention", "sdpa"),
         "eager_attention": common.offered("train.attention", "eager"),
-        "attn_implementation": Rule("train.attention", _attention, "flash_attention_2 → flash"),
-        "attention": Rule("train.attention", _attention),
-        "flex_attention": idle("train.attention has flash, sdpa and eager"),
-        "flex_attn_compile_kwargs": idle("train.attention has flash, sdpa and eager"),
-        "xformers_attention": idle("train.attention has flash, sdpa and eager"),
+        "attn_implementation": common.attention(ATTENTION),
+        "attention": common.attention(ATTENTION),
+        **each(
+            "flex_attention flex_attn_compile_kwargs xformers_attention flash_optimum",
+            idle("train.attention has flash, sdpa and eager"),
+        ),
         "sage_attention": lost("train.attention has flash, sdpa and eager; none of them quantizes"),
-        "s2_attention": lost("train.attention sees all of a row"),
+        "s2_attention": lost("train.attention covers the whole row"),
         "scaling_softmax": lost("attention is the model's own"),
-        "flash_optimum": idle("train.attention has flash, sdpa and eager"),
-        "gemma4_hybrid_attn_impl": idle(KERNELS),
-        "fused_attn_kernel": idle(KERNELS),
-        "flash_attn_cross_entropy": idle("logits are computed of supervised tokens alone, in chunks"),
-        "flash_attn_rms_norm": idle(KERNELS),
-        "flash_attn_fuse_qkv": idle("zerolora changes no module of the model"),
-        "flash_attn_fuse_mlp": idle("zerolora changes no module of the model"),
-        "chunked_cross_entropy": idle("logits are computed of supervised tokens alone, in chunks"),
-        "cut_cross_entropy": idle("logits are computed of supervised tokens alone, in chunks"),
-        "tiled_mlp": idle("activations of a row are not divided"),
-        "torch_compile": idle("the model runs as transformers has it"),
-        "torch_compile_backend": idle("the model runs as transformers has it"),
-        "torch_compile_mode": idle("the model runs as transformers has it"),
-        "experts_implementation": idle(KERNELS),
-        "llama4_linearized_experts": lost("experts stay as the model has them"),
-        "use_kernels": idle(KERNELS),
-        "use_scattermoe": idle(KERNELS),
-        "use_sonicmoe": idle(KERNELS),
-        "use_dsv4_kernels": idle(KERNELS),
-        "use_glm_dsa_kernels": idle(KERNELS),
-        "plugins": unless_off(Rule("", _plugins, "kernels change nothing; others are named, or stop the import")),
-        **{name: idle(KERNELS) for name in sorted(AXOLOTL) if name.startswith("liger_")},
-        "sequence_parallel_degree": Rule("train.sequence_parallel", _shared),
-        "context_parallel_size": Rule("train.sequence_parallel", _shared),
-        "deepspeed": unless_off(Rule("render.strategy", common.deepspeed, "by its stage and offload")),
+        **each(
+            "flash_attn_cross_entropy chunked_cross_entropy cut_cross_entropy",
+            idle("logits are computed for supervised tokens only, in chunks"),
+        ),
+        **each("flash_attn_fuse_qkv flash_attn_fuse_mlp", idle("zerolora replaces no modules of the model")),
+        "tiled_mlp": idle("activations of a row are not split"),
+        "llama4_linearized_experts": lost("experts are left as in the model"),
+        "plugins": unless_off(Rule("", _plugins, "kernels change nothing; others are reported or stop the import")),
+        **starting("liger_", AXOLOTL, idle(KERNELS)),
+        **each("sequence_parallel_degree context_parallel_size", Rule("train.sequence_parallel", _shared)),
         "fsdp": unless_off(Rule("render.strategy", _strategy, "full_shard → fsdp")),
-        "fsdp_version": Rule("render.strategy", _version),
-        "fsdp_config.fsdp_version": Rule("render.strategy", _version),
-        "fsdp_config.fsdp_offload_params": fact("offload", "render.strategy", flag, "true → fsdp_offload"),
-        "fsdp_config.offload_params": fact("offload", "render.strategy", flag, "true → fsdp_offload"),
-        "fsdp_config.fsdp_sharding_strategy": Rule("render.strategy", _sharding, "HYBRID_SHARD → fsdp_hybrid"),
-        "fsdp_config.sharding_strategy": Rule("render.strategy", _sharding, "HYBRID_SHARD → fsdp_hybrid"),
-        "fsdp_config.activation_checkpointing": common.offered("train.activation_checkpointing", True),
-        "fsdp_config.fsdp_activation_checkpointing": common.offered("train.activation_checkpointing", True),
-        "fsdp_config": unless_off(idle(FSDP)),
+        **each("fsdp_version fsdp_config.fsdp_version", Rule("render.strategy", _version)),
+        **each(
+            "fsdp_config.fsdp_offload_params fsdp_config.offload_params",
+            fact("offload", "render.strategy", flag, "true → fsdp_offload"),
+        ),
+        **each(
+            "fsdp_config.fsdp_sharding_strategy fsdp_config.sharding_strategy",
+            Rule("render.strategy", _sharding, "HYBRID_SHARD → fsdp_hybrid"),
+        ),
+        **each(
+            "fsdp_config.activation_checkpointing fsdp_config.fsdp_activation_checkpointing",
+            common.offered("train.activation_checkpointing", True),
+        ),
+        "fsdp_config": unless_off(idle(common.FSDP)),
         "dp_shard_size": idle("write hardware, train.nodes and train.ranks_per_node"),
         "dp_replicate_size": idle("write render.strategy: fsdp_hybrid"),
-        "tensor_parallel_size": idle("ranks share rows, not layers; write render.strategy"),
-        "expert_parallel_size": idle("ranks share rows, not experts; write render.strategy"),
-        "expert_parallel_token_capacity": idle("ranks share rows, not experts"),
-        "expert_parallel_num_nvl_bytes": idle("ranks share rows, not experts"),
-        "ddp": idle("write render.strategy"),
-        "ddp_timeout": idle("ranks that fall silent are named by the heartbeat"),
-        "ddp_bucket_cap_mb": idle("computed here (docs/rendering.md)"),
-        "ddp_broadcast_buffers": idle("a model's buffers are not trained"),
-        "ddp_find_unused_parameters": idle("parameters that are trained are always used"),
+        "tensor_parallel_size": idle("ranks split rows, not layers; write render.strategy"),
+        "expert_parallel_size": idle("ranks split rows, not experts; write render.strategy"),
+        **each("expert_parallel_token_capacity expert_parallel_num_nvl_bytes", idle("ranks split rows, not experts")),
+        **each("ddp device_map", idle("write render.strategy")),
         "accelerator_config": idle("gradients are summed once a step"),
-        "device_map": idle("write render.strategy"),
-        "max_memory": idle("write hardware.gpu_memory"),
-        "gpu_memory_limit": idle("write hardware.gpu_memory"),
-        "low_cpu_mem_usage": idle("weights are always loaded in parts"),
-        "experimental_skip_move_to_device": idle("weights are always loaded in parts"),
-        "torchdistx_path": idle("weights are always loaded in parts"),
-        "local_rank": idle("set by the launcher"),
+        **each("max_memory gpu_memory_limit", idle("write hardware.gpu_memory")),
+        **each("experimental_skip_move_to_device torchdistx_path", idle("weights are always loaded in parts")),
         "use_ray": idle("`zerolora train` starts ranks itself, on a cluster by Slurm (docs/slurm.md)"),
-        "ray_num_workers": idle("write train.nodes and train.ranks_per_node"),
-        "dataloader_num_workers": idle("rows are prepared before training"),
-        "dataloader_pin_memory": idle("rows are prepared before training"),
-        "dataloader_prefetch_factor": idle("rows are prepared before training"),
         "evals_per_epoch": idle("write train.validation_steps, a number of steps"),
-        "eval_steps": unless_off(common.steps("train.validation_steps")),
-        "eval_strategy": idle("only train.validation_steps sets it"),
-        "evaluation_strategy": idle("only train.validation_steps sets it"),
         "eval_table_size": idle("the report shows report.examples answers"),
         "eval_max_new_tokens": same("evaluate.max_new_tokens", whole),
-        "eval_causal_lm_metrics": idle("tasks are in docs/tasks.md"),
-        "do_causal_lm_eval": idle("tasks are in docs/tasks.md"),
+        **each("eval_causal_lm_metrics do_causal_lm_eval", idle("tasks are in docs/tasks.md")),
         "early_stopping_patience": unless_off(same("train.patience", whole, "")),
-        "load_best_model_at_end": idle("train.keep: best is the default"),
-        "metric_for_best_model": lost("the validation loss chooses the best"),
-        "loss_watchdog_threshold": idle("training warns of rising losses by itself (docs/telemetry.md)"),
-        "loss_watchdog_patience": idle("training warns of rising losses by itself (docs/telemetry.md)"),
-        "saves_per_epoch": idle("checkpoints are written by time: train.checkpoint_minutes"),
-        "save_steps": unless_off(common.steps("train.checkpoint_steps")),
+        "metric_for_best_model": lost("the best model is chosen by validation loss"),
+        **each(
+            "loss_watchdog_threshold loss_watchdog_patience",
+            idle("training always warns of rising losses (docs/telemetry.md)"),
+        ),
+        **each("saves_per_epoch save_first_step", idle("checkpoints are written by time: train.checkpoint_minutes")),
         "save_strategy": Rule("", _saved, "checkpoints are written by time", NO_EFFECT),
-        "save_total_limit": unless_off(same("train.keep_checkpoints", whole)),
-        "save_only_model": idle("a checkpoint always holds what a run needs to resume"),
-        "save_first_step": idle("checkpoints are written by time: train.checkpoint_minutes"),
-        "resume_from_checkpoint": lost("a run resumes from its own last checkpoint (train.resume)"),
-        "auto_resume_from_checkpoints": idle("a run resumes from its last checkpoint by itself (train.resume)"),
-        "logging_steps": idle(EVERY_STEP),
+        "auto_resume_from_checkpoints": idle("a run resumes from its last checkpoint automatically (train.resume)"),
         "profiler_steps": idle("telemetry.csv has the parts of each step"),
-        "include_tokens_per_second": idle(EVERY_STEP),
-        "debug": idle("results/logs/ has all output"),
-        "wandb_project": common.tracked("wandb"),
-        "use_wandb": common.tracked("wandb"),
+        "debug": idle("all output is in results/logs/"),
+        **each("wandb_project use_wandb", common.tracked("wandb")),
         "use_mlflow": common.tracked("mlflow"),
-        "use_swanlab": common.tracked("swanlab"),
         "use_tensorboard": common.tracked("tensorboard"),
         **{
-            name: idle(WANDB)
+            name: common.OFFLINE
             for name in sorted(AXOLOTL)
             if re.match(r"(wandb|mlflow|hf_mlflow|swanlab|comet|trackio|otel)_|use_(comet|otel|trackio)", name)
             and name != "wandb_project"
         },
-        "test_value": idle("of axolotl's own tests"),
+        "test_value": idle("used only by axolotl's tests"),
     },
 )

@@ -1,4 +1,4 @@
-"""The data sets of an axolotl config: their forms, prompts, columns and parts.
+"""The data sets of an axolotl config: row formats, prompts, columns and slices.
 
 As in axolotl's src/axolotl/prompt_strategies/ and src/axolotl/utils/data/.
 """
@@ -41,14 +41,14 @@ TEMPLATES = {
     "phi_4": "phi-4",
 }
 ALPACA = "Below is an instruction that describes a task. Write a response that appropriately completes the request."
-"""What AlpacaPrompter puts before an instruction without an input, as a system prompt."""
+"""AlpacaPrompter's text before an instruction without an input, used as a system prompt."""
 ROLES = {
     "user": ("human", "user"),
     "assistant": ("gpt", "assistant"),
     "system": ("system",),
     "tool": ("tool",),
 }
-"""What the forms read by themselves, which is what axolotl reads without `roles`."""
+"""Role names that our row formats, and axolotl, read without `roles`."""
 
 
 READ: dict[str, tuple[str, ...]] = {
@@ -56,34 +56,36 @@ READ: dict[str, tuple[str, ...]] = {
     "messages": ("messages", "conversations", "tools"),
     "sharegpt": ("conversations", "tools"),
 }
-"""The fields of a form that axolotl reads by default."""
+"""The fields of a row format that axolotl reads by default."""
 
 
 class Kind(NamedTuple):
-    """A type of rows."""
+    """A row type of axolotl."""
 
     form: str
     columns: Mapping[str, str] = MappingProxyType({})
     template: str | None = None
-    """The prompt that the type itself writes. None: chat_template's."""
+    """The type's own prompt. None = that of chat_template."""
     system: str = ""
     differs: str = ""
-    """What the prompt of ours writes otherwise."""
+    """Difference of our prompt."""
     reads: tuple[str, ...] = ()
-    """Fields that the type reads beside its form's first ones."""
+    """Further fields that the type reads."""
 
 
 STYLES = {
     "instruct": Kind(
-        "alpaca", template="alpaca", differs="a line break stands behind ### Response: there, none in Stanford's prompt"
+        "alpaca",
+        template="alpaca",
+        differs="### Response: is followed by a line break there, but not in Stanford's prompt",
     ),
     "chatml": Kind(
         "alpaca", template="chatml", system=ALPACA, differs="rows with an input have a longer system prompt there"
     ),
     "chat": Kind(
-        "alpaca", template="vicuna", system=ALPACA, differs="SYSTEM:, USER: and ASSISTANT: stand in lines there"
+        "alpaca", template="vicuna", system=ALPACA, differs="SYSTEM:, USER: and ASSISTANT: are on separate lines there"
     ),
-    "phi": Kind("alpaca", template="phi-3", system=ALPACA, differs="an input stands behind the end of a turn there"),
+    "phi": Kind("alpaca", template="phi-3", system=ALPACA, differs="an input follows the end of a turn there"),
 }
 """Prompt styles of `type: alpaca:STYLE` (PromptStyle in axolotl's prompters.py)."""
 KINDS = {
@@ -108,7 +110,7 @@ KINDS = {
     ),
 }
 BUILDERS = ("json", "csv", "parquet", "text", "arrow")
-"""Paths that name the kind of the files in data_files, which are anywhere (load_dataset of `datasets`)."""
+"""Paths that denote the type of data_files, which are anywhere (load_dataset of `datasets`)."""
 PREFERENCES = re.compile(
     r"bradley_terry|stepwise_supervised|ebft|rwd\.|(chat_template|chatml|llama3|zephyr)\.(argilla|ultra|intel|prompt_pairs|icr)"
     r"|user_defined\.|passthrough"
@@ -119,13 +121,13 @@ def rules(section: str) -> dict[str, Rule]:
     """Return the rules of the entries of `datasets`, `pretraining_dataset` or `test_datasets`."""
     columns = "prepare.rows.columns"
     entries: dict[str, Rule] = {
-        "path": _of_set("path", text, "prepare.rows.path", "a hub data set needs a commit here"),
+        "path": _of_set("path", text, "prepare.rows.path", "a Hub data set needs a commit here"),
         "type": Rule("prepare.rows.format, prepare.rows.template", _type),
-        "split": _of_set("split", text, "prepare.rows.sources", "train[:1000] → a cap of rows"),
-        "name": _of_set("subset", text, "prepare.rows.path", "the subset to bring"),
+        "split": _of_set("split", text, "prepare.rows.sources", "train[:1000] → at_most"),
+        "name": _of_set("subset", text, "prepare.rows.path", "the subset to download"),
         "revision": _of_set("revision", text, "fetch.data", "a commit of 40 digits"),
         "data_files": _of_set("files", texts, "prepare.rows.path, prepare.rows.sources"),
-        "field": _of_set("field", text, columns, "of completion rows: {text: FIELD}"),
+        "field": _of_set("field", text, columns, "for completion rows: {text: FIELD}"),
         "text_column": _of_set("field", text, columns, "{text: COLUMN}"),
         "field_messages": _of_set("messages", text, columns, "{messages: COLUMN}"),
         "field_tools": _of_set("tools", text, columns, "{tools: COLUMN}"),
@@ -138,45 +140,45 @@ def rules(section: str) -> dict[str, Rule]:
             for key in TURN_KEYS
             if key not in ("role", "content", "from", "value")
         },
-        "message_property_mappings": none("no key of a turn that is read (docs/data.md)"),
+        "message_property_mappings": none("not a key of a turn that zerolora reads (docs/data.md)"),
         **{f"roles.{role}": role_names(role) for role in ROLES},
         "roles": none("turns have the roles system, user, assistant and tool"),
         "roles_to_train": Rule("prepare.rows.loss", _trained, "one loss for all data sets here"),
-        "train_on_eos": Rule("", _eos, "turn is what happens here"),
-        "train_on_eot": Rule("", _eos, "turn is what happens here"),
+        "train_on_eos": Rule("", _eos, "always turn here"),
+        "train_on_eot": Rule("", _eos, "always turn here"),
         "type.field_instruction": _of_set("instruction", text, columns),
         "type.field_input": _of_set("input", text, columns),
         "type.field_output": _of_set("output", text, columns),
         "type.field_system": _of_set("system", text, columns),
         "type.format": none("write the prompt as a Jinja file, and name it in prepare.rows.template (docs/data.md)"),
         "type.no_input_format": none("write the prompt as a Jinja file (docs/data.md)"),
-        "type.system_prompt": none("write it as prepare.rows.system", FILL_IN),
+        "type.system_prompt": none("set prepare.rows.system", FILL_IN),
         "type.system_format": none("write the prompt as a Jinja file (docs/data.md)"),
         "chat_template": lost("a data set has one template, prepare.rows.template"),
         "chat_template_jinja": lost("a data set has one template, prepare.rows.template"),
         "conversation": lost("a data set has one template, prepare.rows.template"),
-        "ds_type": idle("read from the file's ending"),
-        "trust_remote_code": idle("code of a data set is never run"),
-        "shards": lost("all rows are used: sources.NAME.rows draws some"),
-        "shards_idx": none("all rows are used: sources.NAME.rows draws some"),
+        "ds_type": idle("determined by the file's suffix"),
+        "trust_remote_code": idle("code from data set repositories is never run"),
+        "shards": lost("all rows are used; sources.NAME.rows samples some"),
+        "shards_idx": none("all rows are used; sources.NAME.rows samples some"),
         "preprocess_shards": idle("files are streamed"),
         "drop_system_message": lost("system prompts are kept"),
-        "input_transform": lost("rows are read as they are"),
+        "input_transform": lost("rows are read unchanged"),
         "message_field_training": _of_set("turn train", text, columns, "{train: KEY}"),
-        "message_field_training_detail": lost("a turn is supervised as a whole, or not at all"),
-        "split_thinking": lost("a thought is supervised where the form has it (docs/data.md)"),
+        "message_field_training_detail": lost("turns are supervised as a whole or not at all"),
+        "split_thinking": lost("reasoning is supervised where the row format has it (docs/data.md)"),
         "field_thinking": _of_set("turn reasoning_content", text, columns, "{reasoning_content: KEY}"),
-        "template_thinking_key": idle("templates get a thought as reasoning_content, and by its other names"),
-        "logprobs_field": none("of distillation alone", NO_EFFECT),
-        "temperature": none("of distillation alone", NO_EFFECT),
-        "train_on_split": lost("name the split's rows"),
+        "template_thinking_key": idle("templates get reasoning as reasoning_content and under its other names"),
+        "logprobs_field": none("used only with distillation", NO_EFFECT),
+        "temperature": none("used only with distillation", NO_EFFECT),
+        "train_on_split": lost("name the files of that split in prepare.rows.path"),
         "skip": lost("rows are drawn by the seed"),
     }
     return {f"{section}[].{key}": rule for key, rule in entries.items()}
 
 
 def template(value: Any, draft: Draft) -> str | None:
-    """Note the chat template, which types with a prompt of their own do not use."""
+    """Store the chat template, which row types with their own prompt do not use."""
     if not isinstance(value, str):
         raise NoEqual(f"{shown(value)} is not the name of a template")
     name = value.removeprefix("tokenizer_default_fallback_")
@@ -188,13 +190,13 @@ def template(value: Any, draft: Draft) -> str | None:
 
 
 def pretraining(value: Any, draft: Draft) -> str | None:
-    """Note a data set of plain text that is named by its path alone."""
+    """Store a plain-text data set that is given as a path."""
     draft.facts.setdefault("sets", {})["pretraining_dataset"] = {"path": text(value), "kind": KINDS["pretrain"]}
     return None
 
 
 def write_data(model: str, draft: Draft) -> list[str]:
-    """Set the data set `rows` of the config; return a line for each thing that differs or is left to do."""
+    """Set the data set `rows` of the config; return a line for each difference and remaining task."""
     facts = draft.facts
     rows = draft.config.setdefault("prepare", {}).setdefault("rows", {})
     rows |= {"model": model, "format": "auto", "too_long": facts.get("too_long", "drop"), "check": "exact"}
@@ -216,16 +218,16 @@ def write_data(model: str, draft: Draft) -> list[str]:
 
 
 def _without_type(key: str, values: dict[str, Any]) -> Kind:
-    """Return the type of rows whose `type` is a section, or left out."""
+    """Return the row type if `type` is a section or missing."""
     if key.startswith("pretraining"):
         return KINDS["pretrain"]
     if "instruction" in values or "output" in values:
-        return Kind("alpaca", template="alpaca", differs="axolotl writes the rows of a type of your own by its format")
+        return Kind("alpaca", template="alpaca", differs="axolotl formats the rows of a custom type by its format")
     return Kind("auto")
 
 
 def _loss(named: Mapping[str, dict[str, Any]], draft: Draft) -> list[str]:
-    """Set the loss: there a turn is trained with train_on_inputs, or by the roles of its data set."""
+    """Set the loss from train_on_inputs and the roles_to_train of the data sets."""
     draft.key = "train_on_inputs"
     inputs = draft.facts.get("inputs")
     if inputs:
@@ -240,14 +242,13 @@ def _loss(named: Mapping[str, dict[str, Any]], draft: Draft) -> list[str]:
         draft.set("prepare.rows.loss", first)
     if other := next((key for key, roles in trained.items() if set(roles) != set(first)), None):
         theirs, ours = (", ".join(roles) for roles in (trained[other], first))
-        text = f"{other}.roles_to_train: trained are the roles {theirs} there, and {ours} in all data sets here; "
-        return [Remark(f"{text}correct prepare.rows.loss, or prepare the sets as data sets of their own")]
+        text = f"{other}.roles_to_train: trains the roles {theirs} there, but {ours} in all data sets here"
+        return [Remark(f"{text}; correct prepare.rows.loss, or prepare separate data sets")]
     return []
 
 
 def _roles(values: Mapping[str, Any]) -> list[str]:
-    """Return the roles, by our names, whose turns of a data set are trained: those of types that write a prompt of
-    their own are the answers."""
+    """Return the trained roles of a data set by our names; only the assistant for types with their own prompt."""
     kind = values.get("kind", KINDS["chat_template"])
     if "trained" not in values or kind.template or kind.form == "text":
         return ["assistant"]
@@ -256,7 +257,7 @@ def _roles(values: Mapping[str, Any]) -> list[str]:
 
 
 def _prompt(kinds: list[Kind], draft: Draft) -> list[str]:
-    """Set the template: of the types that write a prompt of their own, else chat_template's."""
+    """Set the template: that of row types with their own prompt, otherwise chat_template."""
     facts, rows = draft.facts, draft.config["prepare"]["rows"]
     own = list(dict.fromkeys((kind.template, kind.system) for kind in kinds if kind.template))
     chosen = facts.get("template", "chat")
@@ -277,23 +278,23 @@ def _prompt(kinds: list[Kind], draft: Draft) -> list[str]:
     if others:
         lines.append(
             Remark(
-                f"prepare.rows.template: data sets have prompts of their own there ({rows['template']}, "
-                f"{', '.join(others)}), one here: {rows['template']} is written"
+                f"prepare.rows.template: data sets have different prompts there ({rows['template']}, "
+                f"{', '.join(others)}), but one here: {rows['template']} is written"
             )
         )
     elif "template" in facts and facts["template"] != rows["template"]:
-        text = f"chat_template: not used by the data sets' types, which write the prompt {rows['template']}"
+        text = f"chat_template: not used by the data sets' types, whose prompt is {rows['template']}"
         lines.append(Remark(text, NO_EFFECT))
     return lines
 
 
 def _default_system(template: str, draft: Draft) -> str:
-    """Set the system prompt of rows that have none, if the template is the one that takes it there; return a line."""
+    """Set the default system prompt if axolotl's template uses it; return a line."""
     if template != "chatml":
-        return Remark("default_system_message: read with chat_template chatml alone there; left out", NO_EFFECT)
+        return Remark("default_system_message: used only with chat_template chatml there; left out", NO_EFFECT)
     draft.key = "default_system_message"
     draft.set("prepare.rows.system", draft.facts["system"])
-    text = "before every row without a system prompt here; there only in versions whose chatml has one of its own"
+    text = "used for all rows without a system prompt here; there only in versions whose chatml has a default"
     return Remark(f"default_system_message: {text}")
 
 
@@ -334,7 +335,7 @@ def _set(key: str, values: dict[str, Any], kind: Kind) -> DataSet:
 
 
 def _of_builder(files: list[str]) -> tuple[str, list[str]]:
-    """Return the path and files of a set whose path there is the kind of its files, as in json."""
+    """Return the path and files of a set whose path denotes the type of its files, e.g. json."""
     if len(files) == 1:
         return files[0], []
     levels = zip(*(file.split("/")[:-1] for file in files), strict=False)
@@ -343,12 +344,12 @@ def _of_builder(files: list[str]) -> tuple[str, list[str]]:
 
 
 def _unread(form: str, read: Iterable[str]) -> list[str]:
-    """Return the fields of a form that axolotl does not read."""
+    """Return the fields of a row format that axolotl does not read."""
     return unread(form, [*READ[form], *read]) if form in READ else []
 
 
 def _messages(values: dict[str, Any]) -> tuple[str, dict[str, str]]:
-    """Return form and columns of rows of turns, by the names of a turn's keys."""
+    """Return format and columns of conversations by the names of a message's keys."""
     role, content = values.get("role", "role"), values.get("content", "content")
     column = values.get("messages", "messages")
     columns = {key.removeprefix("turn "): value for key, value in values.items() if key.startswith("turn ")}
@@ -361,7 +362,7 @@ def _messages(values: dict[str, Any]) -> tuple[str, dict[str, str]]:
 
 
 def _of_set(name: str, convert: Callable[[Any], Any], new: str, remark: str = "") -> Rule:
-    """Return the rule of a key of a data set, which `write_data` reads."""
+    """Return the rule of a data set's key, for `write_data`."""
 
     def translate(value: Any, draft: Draft) -> str | None:
         _values(draft)[name] = convert(value)
@@ -371,7 +372,7 @@ def _of_set(name: str, convert: Callable[[Any], Any], new: str, remark: str = ""
 
 
 def _values(draft: Draft) -> dict[str, Any]:
-    """Return the values of the data set of the draft's key."""
+    """Return the values of the data set that the draft's key belongs to."""
     entry = re.match(r"\w+\[[0-9]+\]", draft.key)
     name = entry[0] if entry else draft.key
     values: dict[str, Any] = draft.facts.setdefault("sets", {}).setdefault(name, {})
@@ -387,13 +388,13 @@ def _type(value: Any, draft: Draft) -> str | None:
     if base == "alpaca" and style:
         kind = STYLES.get(style)
     if kind is None:
-        raise NoEqual(f"{shown(name)} is not a form of rows here: bring the rows in a form of docs/data.md")
+        raise NoEqual(f"{shown(name)} is not a row format here: convert the rows to a format of docs/data.md")
     _values(draft)["kind"] = kind
     return None
 
 
 def role_names(role: str) -> Rule:
-    """Return the rule of the names that turns have for a role."""
+    """Return the rule of the names of a role."""
 
     def translate(value: Any, draft: Draft) -> str | None:
         roles = _values(draft).setdefault("roles", {})

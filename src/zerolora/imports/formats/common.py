@@ -1,6 +1,7 @@
-"""What the formats share: names of transformers' options, and the parts of a config that no tool's file names."""
+"""What the formats share: transformers' options, and the parts of our config that no tool's file contains."""
 
 import re
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,19 +18,22 @@ from zerolora.imports.formats.import_format import (
     NoEqual,
     Remark,
     Rule,
+    each,
+    fact,
     flag,
     idle,
+    lost,
     number,
     same,
     text,
     unless_off,
     whole,
 )
-from zerolora.imports.known_keys import TRAINING
 from zerolora.json_file import read_foreign
 from zerolora.planner.user_config import layout_of
 from zerolora.schedules import SCHEDULES
 from zerolora.strategies import STRATEGIES
+from zerolora.units import counted
 
 OPTIMIZERS = {
     "adamw_torch": "adamw",
@@ -47,17 +51,22 @@ OPTIMIZERS = {
 }
 """transformers' names (transformers/training_args.py, OptimizerNames)."""
 NEAR_OPTIMIZERS = {"adamw_torch_8bit": "adamw_8bit"}
-"""Optimizers whose states have as many bits, from another library."""
-ATTENTION = {"flash_attention_2": "flash", "flash": "flash", "fa2": "flash", "sdpa": "sdpa", "eager": "eager"}
+"""Optimizers of another library whose states have the same number of bits."""
+EVERY_STEP = idle("every step is logged (docs/telemetry.md)")
+PREPARED = idle("rows are prepared before training")
+PUBLISHED = idle("`zerolora push` publishes a finished run")
+VALIDATED = idle("set by train.validation_steps")
+OFFLINE = idle("the tracker writes offline to the run's directory (docs/telemetry.md)")
+FSDP = "decided by zerolora's own FSDP strategies (docs/choice.md)"
 COMMIT = re.compile(r"[0-9a-f]{40}")
-LARGEST = 2**31  # of a whole number in the config
+LARGEST = 2**31  # bound of integers in the config
 LARGEST_FILE = 16 * 2**20  # bytes of a file of settings
 ROWS = 200
-"""Validation rows for a share of unknown size, and test rows, which no other tool has."""
+"""Number of validation rows for a fraction of unknown size, and of test rows, which other tools lack."""
 
 
 def schedule_rule() -> Rule:
-    """Return the rule of a learning-rate schedule by transformers' name."""
+    """Return the rule of a learning-rate schedule, by transformers' name."""
 
     def translate(value: Any, draft: Draft) -> str | None:
         if text(value) not in SCHEDULES:
@@ -68,52 +77,64 @@ def schedule_rule() -> Rule:
     return Rule("train.schedule", translate)
 
 
-def training_rules() -> dict[str, Rule]:
-    """Return the rules of transformers' arguments that change nothing of what is trained."""
-    every_step = idle("each step is written (docs/telemetry.md)")
-    again = idle("a stage runs again when its inputs change")
-    by_time = idle("checkpoints are written by time: train.checkpoint_minutes")
-    before = idle("rows are prepared before training")
-    published = idle("`zerolora push` publishes a finished run")
-    rules = {
-        "overwrite_output_dir": again,
-        "save_strategy": by_time,
-        "save_on_each_node": by_time,
-        "save_total_limit": unless_off(same("train.keep_checkpoints", whole)),
-        "save_safetensors": idle("weights are always safetensors"),
-        "eval_strategy": idle("only train.validation_steps sets it"),
-        "evaluation_strategy": idle("only train.validation_steps sets it"),
-        "eval_on_start": idle("only train.validation_steps sets it"),
-        "eval_delay": idle("only train.validation_steps sets it"),
-        "eval_accumulation_steps": idle("chosen by evaluate.batch: auto"),
-        "load_best_model_at_end": idle("train.keep: best is the default"),
-        "metric_for_best_model": idle("the validation loss chooses the best"),
-        "greater_is_better": idle("the validation loss chooses the best"),
+def shared_rules() -> dict[str, Rule]:
+    """Return the rules of the options that tools have in common, mostly transformers' TrainingArguments."""
+    return {
+        "trust_remote_code": idle("code from model repositories is never run"),
+        "rope_scaling": lost("write it into the model's config.json"),
+        "lora_alpha": same("train.lora.alpha", number),
+        "lora_dropout": same("train.lora.dropout", number),
+        "loraplus_lr_ratio": same("train.lora.plus_ratio", number),
+        "loraplus_lr_embedding": lost("embedding rows use the learning rate of the second factor"),
+        "eaft_alpha": idle("used only with EAFT"),
+        "remove_unused_columns": idle("unused columns are listed in stats.json"),
+        "streaming": idle("files are streamed"),
         "group_by_length": idle("rows of similar length share a batch, unless packing is on"),
+        "output_dir": idle("results are in results/<run>/"),
+        **each("hub_model_id hub_strategy", PUBLISHED),
         "auto_find_batch_size": idle("train.micro_batch: auto chooses it"),
+        "optim_args": lost("train.betas and train.epsilon are the optimizers' options"),
+        "optim_target_modules": lost("the optimizer updates all trained weights"),
+        "lr_scheduler_kwargs": unless_off(same("train.schedule_options")),
+        "learning_rate": same("train.learning_rate", number),
+        "weight_decay": same("train.weight_decay", number),
+        "max_grad_norm": same("train.gradient_clipping", number),
+        "adam_beta1": fact("beta1", "train.betas", number),
+        "adam_beta2": fact("beta2", "train.betas", number),
+        "adam_epsilon": same("train.epsilon", number),
+        "warmup_ratio": same("train.warmup_ratio", number),
+        "warmup_steps": Rule("train.warmup_steps, train.warmup_ratio", _warmup, "a fraction → warmup_ratio"),
+        "seed": same("train.seed"),
+        "bf16": _precision("bf16"),
+        "fp16": _precision("fp16"),
+        "fp8": lost("train.precision has fp32, fp16 and bf16"),
         "tf32": idle("torch's own default"),
-        "torch_compile": idle("the model runs as transformers has it"),
-        "torch_compile_backend": idle("the model runs as transformers has it"),
-        "torch_compile_mode": idle("the model runs as transformers has it"),
-        "use_liger_kernel": idle("logits are computed of supervised tokens alone, in chunks"),
-        "remove_unused_columns": idle("columns that a form does not read are named in stats.json"),
-        "full_determinism": idle("docs/training.md lists what is the same in every run"),
-        "local_rank": idle("set by the launcher"),
-        "ddp_backend": idle("set by the launcher"),
-        "ddp_find_unused_parameters": idle("parameters that are trained are always used"),
+        "gradient_checkpointing_kwargs": idle("reentrant checkpointing is never used"),
+        **each("torch_compile torch_compile_backend torch_compile_mode", idle("the model runs as in transformers")),
+        "deepspeed": unless_off(Rule("render.strategy", deepspeed, "by its stage and offload")),
+        "ddp_timeout": idle("the heartbeat reports ranks that hang"),
         "ddp_bucket_cap_mb": idle("computed here (docs/rendering.md)"),
-        "ddp_broadcast_buffers": idle("a model's buffers are not trained"),
-        "disable_tqdm": every_step,
-        "include_num_input_tokens_seen": every_step,
-        "include_tokens_per_second": every_step,
+        "ddp_broadcast_buffers": idle("buffers of the model are not trained"),
+        "ddp_find_unused_parameters": idle("all trained parameters are always used"),
+        "low_cpu_mem_usage": idle("weights are always loaded in parts"),
+        "local_rank": idle("set by the launcher"),
+        "ray_num_workers": idle("write train.nodes and train.ranks_per_node"),
+        **each("dataloader_num_workers dataloader_pin_memory dataloader_prefetch_factor", PREPARED),
+        "eval_steps": unless_off(steps("train.validation_steps")),
+        **each("eval_strategy evaluation_strategy", VALIDATED),
+        "load_best_model_at_end": idle("train.keep: best is the default"),
+        "save_steps": unless_off(steps("train.checkpoint_steps")),
+        "save_total_limit": unless_off(same("train.keep_checkpoints", whole)),
+        "save_only_model": idle("checkpoints always contain everything needed to resume"),
+        "save_safetensors": idle("weights are always safetensors"),
+        "resume_from_checkpoint": lost("a run resumes from its own last checkpoint (train.resume)"),
+        **each("logging_steps include_tokens_per_second", EVERY_STEP),
+        "use_swanlab": tracked("swanlab"),
     }
-    rules |= {name: every_step for name in sorted(TRAINING) if name.startswith(("logging_", "log_"))}
-    rules |= {name: published for name in sorted(TRAINING) if name.startswith(("hub_", "push_to_hub"))}
-    return rules | {name: before for name in sorted(TRAINING) if name.startswith("dataloader_")}
 
 
 def optimizer_rule() -> Rule:
-    """Return the rule of an optimizer by transformers' name."""
+    """Return the rule of an optimizer, by transformers' name."""
 
     def translate(value: Any, draft: Draft) -> str | None:
         if not isinstance(value, str) or value not in OPTIMIZERS | NEAR_OPTIMIZERS:
@@ -129,31 +150,27 @@ def optimizer_rule() -> Rule:
 
 
 def only(wanted: Any, why: str) -> Rule:
-    """Return the rule of a key that has one value here, which needs no key."""
+    """Return the rule of a key that always has the value `wanted` here."""
 
     def translate(value: Any, draft: Draft) -> str | None:
         if value != wanted:
             raise NoEqual(why)
         return None
 
-    return Rule("", translate, f"{str(wanted).lower()} is what happens here; with another value: {why}")
+    return Rule("", translate, f"{str(wanted).lower()} is always used here; otherwise: {why}")
 
 
-def warmup_rule() -> Rule:
-    """Return the rule of a number of warm-up steps, which may be a share of all steps."""
-
-    def translate(value: Any, draft: Draft) -> str | None:
-        if isinstance(value, float) and 0 < value < 1:
-            draft.facts["warmup_share"] = value
-        else:
-            draft.set("train.warmup_steps", int(value) if isinstance(value, float) and value.is_integer() else value)
-        return None
-
-    return Rule("train.warmup_steps, train.warmup_ratio", translate, "a share → warmup_ratio")
+def _warmup(value: Any, draft: Draft) -> str | None:
+    """Set the warm-up: a number of steps, or a fraction of all steps."""
+    if isinstance(value, float) and 0 < value < 1:
+        draft.facts["warmup_share"] = value
+    else:
+        draft.set("train.warmup_steps", int(value) if isinstance(value, float) and value.is_integer() else value)
+    return None
 
 
 def epochs(value: Any, draft: Draft) -> str | None:
-    """Set train.epochs, a whole number."""
+    """Set train.epochs, rounded to an integer."""
     count = number(value)
     if not 0 < count < 2**31:
         raise NoEqual(f"{shown(value)} is not a number of epochs")
@@ -163,38 +180,39 @@ def epochs(value: Any, draft: Draft) -> str | None:
 
 
 def steps(path: str) -> Rule:
-    """Return the rule of a number of steps; -1 is none, and a share has no equal."""
+    """Return the rule of a number of steps; -1 means none, and a fraction has no equal."""
     group = CHANGES if path == "train.max_steps" else NO_EFFECT
 
     def translate(value: Any, draft: Draft) -> str | None:
-        if value == -1 and not isinstance(value, bool):  # transformers' word for no such number
+        if value == -1:  # transformers' value for none
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value < LARGEST:
-            raise NoEqual(f"{shown(value)} is not a number of steps, which {path} is", group)
-        if value != int(value):
-            raise NoEqual(f"{shown(value)} is not a number of steps, which {path} is", group)
-        draft.set(path, int(value))
+        try:
+            draft.set(path, whole(value))
+        except NoEqual:
+            raise NoEqual(f"{shown(value)} is not a number of steps, which {path} is", group) from None
         return None
 
     return Rule(path, translate)
 
 
 def validation(value: Any, draft: Draft) -> str | None:
-    """Note the number of validation rows."""
+    """Store the number of validation rows."""
     size = number(value)
     if not 0 <= size < LARGEST:
-        raise NoEqual(f"{shown(value)} is neither a share nor a number of rows; {ROWS} is written", FILL_IN)
+        raise NoEqual(f"{shown(value)} is neither a fraction nor a number of rows; {ROWS} is written", FILL_IN)
     if size >= 1 and size == int(size):
         draft.facts["validation"] = int(size)
         return None
     draft.facts["validation"] = ROWS
     if not size:
-        return Remark(f"no rows there, some are needed here: {ROWS} is written, which are not trained on", CHANGES)
-    return Remark(f"{size:g} of the rows there, a number here: {ROWS} is written, whatever the rows are; correct it")
+        return Remark(f"no rows there, but some are needed here: {ROWS} is written and not trained on", CHANGES)
+    return Remark(
+        f"{size:g} of the rows there, a number here: {ROWS} is written, regardless of the number of rows; correct it"
+    )
 
 
-def precision(name: str) -> Rule:
-    """Return the rule of `bf16` or `fp16`, which `set_precision` combines."""
+def _precision(name: str) -> Rule:
+    """Return the rule of `bf16` or `fp16`, for `set_precision`."""
 
     def translate(value: Any, draft: Draft) -> str | None:
         if value not in (True, False, "auto", "full"):
@@ -205,8 +223,34 @@ def precision(name: str) -> Rule:
     return Rule("train.precision", translate)
 
 
+def pure(name: str) -> Rule:
+    """Return the rule of a flag for training with 16-bit weights."""
+
+    def translate(value: Any, draft: Draft) -> str | None:
+        if not flag(value):
+            return None
+        draft.facts[name] = True
+        return f"trained weights are {name} there, fp32 here"
+
+    return Rule("train.precision", translate, f"true → {name}; trained weights stay fp32")
+
+
+def attention(names: Mapping[str, str]) -> Rule:
+    """Return the rule of an attention implementation; an empty name is the default."""
+
+    def translate(value: Any, draft: Draft) -> str | None:
+        if not isinstance(value, str) or value not in names:
+            raise NoEqual(f"{shown(value)} has no equal; train.attention stays auto", NO_EFFECT)
+        if names[value]:
+            draft.set("train.attention", names[value])
+        return None
+
+    renamed = ", ".join(f"{old} → {new}" for old, new in names.items() if new not in ("", old))
+    return Rule("train.attention", translate, renamed)
+
+
 def set_precision(draft: Draft) -> bool:
-    """Set train.precision as `bf16` and `fp16` say; return whether the file switches both off."""
+    """Set train.precision from `bf16` and `fp16`; return whether the file disables both."""
     chosen = [name for name in ("bf16", "fp16") if draft.facts.get(name) in (True, "full")]
     if chosen:
         draft.key = chosen[0]
@@ -215,23 +259,23 @@ def set_precision(draft: Draft) -> bool:
 
 
 def set_strategy(draft: Draft, key: str) -> list[str]:
-    """Set render.strategy where the file names none that is known; `key` is what it would be named by.
+    """Set render.strategy if it is not set yet; `key` is the option for it in the file.
 
-    Weights and states of each rank are whole there: as DDP, or as stage 0 where fp16 needs DeepSpeed's loss scaling.
+    Without sharding it is DDP, or stage 0 for fp16, which needs DeepSpeed's loss scaling.
     """
     if "strategy" in draft.config.get("render", {}):
         return []
     draft.key = ""
     if draft.facts.get("sharded"):
         draft.set("render.strategy", "auto")
-        return [Remark(f"render.strategy: {key} shards the model in a way that has no name here; auto is written")]
+        return [Remark(f"render.strategy: {key} shards the model in a way that has no equal here; auto is written")]
     fp16 = draft.config.get("train", {}).get("precision") == "fp16"
     draft.set("render.strategy", "zero0" if fp16 else "ddp")
     return []
 
 
 def offered(path: str, value_if_true: Any) -> Rule:
-    """Return the rule of a flag that chooses a value of ours; false chooses nothing."""
+    """Return the rule of a flag that chooses a value here if true."""
 
     def translate(value: Any, draft: Draft) -> str | None:
         if flag(value):
@@ -242,18 +286,25 @@ def offered(path: str, value_if_true: Any) -> Rule:
 
 
 def tracked(name: str) -> Rule:
-    """Return the rule of a key that turns on a tracker."""
+    """Return the rule of a key that enables a tracker."""
 
     def translate(value: Any, draft: Draft) -> str | None:
         draft.set("train.tracker", name)
-        return Remark("the tracker writes offline into the run's own folder (docs/telemetry.md)", NO_EFFECT)
+        return Remark(OFFLINE.remark, NO_EFFECT)
 
     return unless_off(Rule("train.tracker", translate, f"→ {name}, offline", NO_EFFECT))
 
 
+def fsdp_offload(value: Any, draft: Draft) -> bool:
+    """Return whether the option `fsdp` offloads to the host. Raises NoEqual unless it shards in full."""
+    draft.facts["sharded"] = True
+    if not isinstance(value, list | str) or "full_shard" not in value:
+        raise NoEqual(f"{shown(value)} is not a sharding of zerolora; write render.strategy", FILL_IN)
+    return "offload" in value
+
+
 def model(key: str, draft: Draft) -> tuple[str, list[str]]:
-    """Set the base model, which `key` of the file names; return its name in the config, and a line for each thing
-    assumed."""
+    """Set the base model from `key`; return its name in the config, and a line for each assumption."""
     lines = []
     if "model" not in draft.facts:
         lines.append(f"fetch: the file names no model ({key}); correct models/model")
@@ -268,18 +319,18 @@ def model(key: str, draft: Draft) -> tuple[str, list[str]]:
         entry = {"repository": name, "revision": revision, "license": "unknown"}
         draft.set(f"fetch.hub.{ours}", entry)
         return ours, [*lines, f"fetch.hub.{ours}.license: the file does not name it; correct it"]
-    is_path = name.startswith((".", "/", "~")) or _is_directory(Path(name))
+    is_path = name.startswith((".", "/", "~")) or _exists(Path(name), Path.is_dir)
     path = name if is_path else f"models/{Path(name).name or 'model'}"
     draft.set(f"fetch.directory.{ours}", {"path": path, "license": "unknown"})
     lines.append(
-        f"fetch.directory.{ours}: {path} is used where the file names {name}; save the model there, or name it in "
-        "fetch.hub with its commit, and correct the license"
+        f"fetch.directory.{ours}: {path} is used for {name}; save the model there, or name it in fetch.hub with its "
+        "commit, and correct the license"
     )
     return ours, lines
 
 
 def scaffold(draft: Draft) -> list[str]:
-    """Fill in what no tool's file names: machine, test split and run. Returns a line for each thing assumed."""
+    """Set what no tool's file contains: machine, test split and run. Returns a line for each assumption."""
     facts, config = draft.facts, draft.config
     lines = []
     draft.key = ""
@@ -287,7 +338,7 @@ def scaffold(draft: Draft) -> list[str]:
     hardware = {"device": "cuda", "gpus_per_node": degree, "gpu_memory": "80GiB", "compute_capability": 8.0}
     config["hardware"] = hardware
     lines.append(
-        f"hardware: the file names no machine; {degree} GPU{'s' * (degree > 1)} of 80 GB is written: correct it, and "
+        f"hardware: the file names no machine; {counted(degree, 'GPU')} of 80 GB is written: correct it, and "
         "train.nodes, train.ranks_per_node and train.global_batch with it"
     )
     train = config.setdefault("train", {})
@@ -298,7 +349,7 @@ def scaffold(draft: Draft) -> list[str]:
         if micro:
             train["micro_batch"] = micro
     else:
-        text = f"train.global_batch: left out, since {micro or 1} x {accumulation} is more than there can be"
+        text = f"train.global_batch: left out, since {micro or 1} x {accumulation} is too large"
         lines.append(Remark(text, CHANGES))
     if "warmup_share" in facts:
         draft.key = "warmup_steps"
@@ -306,7 +357,7 @@ def scaffold(draft: Draft) -> list[str]:
         draft.key = ""
     if "warmup_steps" in train and "warmup_ratio" in train:
         del train["warmup_ratio"]
-        lines.append(Remark("train.warmup_ratio: left out, since warmup_steps wins there", NO_EFFECT))
+        lines.append(Remark("train.warmup_ratio: left out, since warmup_steps overrides it there", NO_EFFECT))
     if betas := [key for key in ("beta1", "beta2") if key in facts]:
         draft.key = f"adam_{betas[0]}"
         draft.set("train.betas", [facts.get("beta1", 0.9), facts.get("beta2", 0.999)])
@@ -322,13 +373,13 @@ def scaffold(draft: Draft) -> list[str]:
 
 
 def deepspeed(value: Any, draft: Draft) -> str | None:
-    """Set the strategy that a DeepSpeed JSON describes, or, if it is not on this machine, its name."""
+    """Set the strategy nearest to a DeepSpeed JSON, or to its name if the file is missing."""
     draft.facts["sharded"] = True
     if isinstance(value, dict):
         return _described_by(value, draft)
     path = text(value)
     for folder in (draft.facts["folder"], *Path(draft.facts["folder"]).parents[:3]):
-        if _is_file(file := Path(folder) / path):
+        if _exists(file := Path(folder) / path, Path.is_file):
             try:
                 return _described_by(read_foreign(file, "correct the file", LARGEST_FILE), draft)
             except UserError as error:
@@ -354,20 +405,14 @@ def _described_by(user: Any, draft: Draft) -> str | None:
     return Remark(f"{strategy}, as the JSON describes{differs}; {sizes}", CHANGES if differs else NO_EFFECT)
 
 
-def _is_file(path: Path) -> bool:
+def _exists(path: Path, check: Callable[[Path], bool]) -> bool:
     with suppress(OSError, ValueError):  # a name that is too long, or has a null character
-        return path.is_file()
-    return False
-
-
-def _is_directory(path: Path) -> bool:
-    with suppress(OSError, ValueError):  # as above
-        return path.is_dir()
+        return check(path)
     return False
 
 
 def strategy_of(user: Any) -> tuple[str, str]:
-    """Return the strategy that is nearest to a DeepSpeed JSON, and what differs. Raises NoEqual if none is near."""
+    """Return the strategy nearest to a DeepSpeed JSON, and the difference. Raises NoEqual if there is none."""
     if not isinstance(user, dict) or not isinstance(user.get("zero_optimization", {}), dict):
         raise NoEqual("is not a DeepSpeed config")
     zero = dict(user.get("zero_optimization", {}))
@@ -380,19 +425,19 @@ def strategy_of(user: Any) -> tuple[str, str]:
         layout = layout_of({"zero_optimization": zero}).strategy
     except (AttributeError, TypeError, ValueError, OverflowError, KeyError):
         raise NoEqual("zero_optimization has values that DeepSpeed refuses") from None
-    if layout.optimizer not in PLACES or layout.parameters not in PLACES:
-        raise NoEqual(f"an offload device is none of {', '.join(PLACES)}")
+    if layout.optimizer not in DEVICES or layout.parameters not in DEVICES:
+        raise NoEqual(f"an offload device is none of {', '.join(DEVICES)}")
     return _nearest(stage, layout.optimizer, layout.parameters, layout.within_node, layout.quantized)
 
 
-PLACES = ("gpu", "cpu", "nvme")
+DEVICES = ("gpu", "cpu", "nvme")
 
 
 def _nearest(
     stage: int, optimizer: str, parameters: str, within_node: bool = False, quantized: bool = False
 ) -> tuple[str, str]:
-    """Return the strategy of DeepSpeed with a stage and placements, or one that needs no more memory of the GPU, and
-    what differs. Raises NoEqual if there is none."""
+    """Return the DeepSpeed strategy with a stage and devices, or one that needs no more GPU memory, and the difference.
+    Raises NoEqual if there is none."""
     wanted = [((stage, optimizer, parameters, within_node, quantized), "")]
     if within_node and quantized:
         wanted.append(((stage, optimizer, parameters, False, True), " but for zero_hpz_partition_size"))

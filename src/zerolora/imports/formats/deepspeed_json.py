@@ -1,4 +1,4 @@
-"""deepspeed: a DeepSpeed JSON by itself, whose stage and offload name a strategy.
+"""deepspeed: a standalone DeepSpeed JSON, whose stage and offload determine a strategy.
 
 Keys as in deepspeed/runtime/config.py and deepspeed/runtime/zero/config.py (0.19).
 """
@@ -40,17 +40,17 @@ from zerolora.planner.deepspeed_keys import (
     ZERO_SECTIONS,
 )
 
-OWN = "computed here, with its reason in render.json; keep yours with render.strategy: config/deepspeed/NAME.json"
+OWN = "computed here, with the reason in render.json; to keep yours, set render.strategy: config/deepspeed/NAME.json"
 PART_OF = ("stage", "zero_hpz_partition_size", "zero_quantized_weights")
 SCHEDULES = {"WarmupLR": "constant_with_warmup", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
 WARMUP_STEPS = 1000
-"""Of its schedules, where the file names none (deepspeed/runtime/lr_schedules.py)."""
+"""Default of its schedules (deepspeed/runtime/lr_schedules.py)."""
 OPTIMIZERS = {"Adam": "adamw", "AdamW": "adamw", "Lion": "lion"}
 LOSS_SCALE = "the loss scale of fp16 is DeepSpeed's default"
 
 
 def _part(path: str) -> Rule:
-    """Return the rule of a key that decides on the strategy; "auto" decides nothing."""
+    """Return the rule of a key that determines the strategy."""
 
     def translate(value: Any, draft: Draft) -> str | None:
         section = draft.facts.setdefault("zero", {})
@@ -64,7 +64,7 @@ def _part(path: str) -> Rule:
 
 
 def _unless_auto(rule: Rule) -> Rule:
-    """Return a rule that "auto" does not reach: it stands for the value of the training's own config."""
+    """Return a rule that ignores "auto", which stands for the value in the training's own config."""
 
     def translate(value: Any, draft: Draft) -> str | None:
         return None if value == "auto" else rule.translate(value, draft)
@@ -121,8 +121,8 @@ def _finish(draft: Draft) -> list[str]:
             draft.key = "scheduler.type"
             draft.set("train.warmup_steps", WARMUP_STEPS)
         if not draft.facts.get("linear"):
-            text = "scheduler.type: there its warm-up rises by the logarithm of the step, unless warmup_type is linear"
-            lines.append(Remark(f"{text}; here in proportion to it"))
+            text = "scheduler.type: its warm-up is logarithmic there, unless warmup_type is linear"
+            lines.append(Remark(f"{text}; here it is linear"))
     draft.key = "zero_optimization"
     try:
         strategy, differs = common.strategy_of({"zero_optimization": draft.facts.get("zero", {})})
@@ -140,7 +140,7 @@ def _finish(draft: Draft) -> list[str]:
 
 
 def _zero() -> dict[str, Rule]:
-    """Return the rules of zero_optimization: what names the strategy, and sizes that are computed here."""
+    """Return the rules of zero_optimization: keys that determine the strategy, and sizes that are computed here."""
     rules: dict[str, Rule] = {key: idle(OWN) for key in ZERO_KEYS}
     rules |= {key: _part(key) for key in (*PART_OF, "cpu_offload", "cpu_offload_param")}
     rules |= {old: idle(f"deprecated: {new}") for old, new in ZERO_RENAMED.items() if old not in rules}
@@ -150,13 +150,13 @@ def _zero() -> dict[str, Rule]:
     for section in OFFLOADS:
         rules[f"{section}.device"] = _part(f"{section}.device")
         rules[f"{section}.nvme_path"] = unless_off(same("hardware.nvme", text))
-    rules["zero_quantized_gradients"] = lost("gradients are reduced in their own type, not as int4")
+    rules["zero_quantized_gradients"] = lost("gradients are reduced in their own dtype, not as int4")
     rules["offload_optimizer.super_offload"] = idle("train.optimizer runs, not DeepSpeed's CPU Adam")
     return {f"{ZERO}.{key}": rule for key, rule in rules.items()}
 
 
 def _left_out() -> dict[str, Rule]:
-    """Return the rules of the keys that training does not read, or would be another with."""
+    """Return the rules of keys that have no effect or that would change the training."""
     rules = {key: idle(f"here: {why}") for key, why in LEFT_OUT.items()}
     rules |= {key: idle("DeepSpeed's default") for key in HONOURED}
     return rules | {key: unlike(why) for key, why in REFUSED.items()}
@@ -180,7 +180,7 @@ FORMAT = Format(
         "bf16.enabled": _precision("bf16"),
         "fp16.enabled": _precision("fp16"),
         "fp16": idle(LOSS_SCALE),
-        "bf16": idle("weights and gradients have DeepSpeed's default types"),
+        "bf16": idle("weights and gradients have DeepSpeed's default dtypes"),
         "optimizer.type": named("train.optimizer", OPTIMIZERS),
         "optimizer.params.lr": _unless_auto(same("train.learning_rate", number)),
         "optimizer.params.betas": Rule("train.betas", _betas),
@@ -193,14 +193,14 @@ FORMAT = Format(
         "scheduler.params.warmup_num_steps": Rule("train.warmup_steps", _warmup, f"{WARMUP_STEPS} if left out"),
         "scheduler.params.total_num_steps": _unless_auto(common.steps("train.max_steps")),
         "scheduler.params.warmup_max_lr": _unless_auto(same("train.learning_rate", number)),
-        "scheduler.params.warmup_min_lr": _unless_auto(none("warm-up begins at 0")),
-        "scheduler.params.warmup_type": Rule("", _warmup_shape, "linear is what happens here"),
+        "scheduler.params.warmup_min_lr": _unless_auto(none("warm-up starts at 0")),
+        "scheduler.params.warmup_type": Rule("", _warmup_shape, "always linear here"),
         "scheduler.params": none("train.schedule_options has those of transformers' schedules"),
         "aio": idle("render writes the options of NVMe (docs/rendering.md)"),
         **_left_out(),
-        "zero_allow_untested_optimizer": idle("set where an optimizer needs it"),
-        "zero_force_ds_cpu_optimizer": idle("set where an optimizer needs it"),
-        "steps_per_print": idle("each step is written (docs/telemetry.md)"),
+        "zero_allow_untested_optimizer": idle("set if the optimizer needs it"),
+        "zero_force_ds_cpu_optimizer": idle("set if the optimizer needs it"),
+        "steps_per_print": idle("every step is logged (docs/telemetry.md)"),
         "comms_logger": idle("telemetry.csv has the bytes of each step"),
         "flops_profiler": idle("telemetry.csv has TFLOP/s"),
         "gradient_allreduce_op": common.only("mean", "gradients are averaged"),

@@ -1,18 +1,18 @@
-"""The interface of a format that can be imported: a table of its keys, and what each becomes in our config.
+"""The interface of an importable format: a rule for each of its keys, and helpers to define rules.
 
-A rule gets the value of one key and writes into a Draft. It returns a remark if the key means something else here,
-raises NoEqual if the value has no equal, and Unlike if the file trains in a way that zerolora does not. Keys that have
-no rule are reported as well, so none is lost.
+A rule translates the value of one key into a Draft. It returns a remark if the meaning differs here, raises NoEqual if
+the value has no equal, and Unlike if the file describes a training that zerolora does not support. Keys without a rule
+are reported too.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from zerolora.errors import shown
 
 Group = Literal["changes the result", "you must fill in", "no effect"]
-"""What a line about a key means to its reader."""
+"""The meaning of a reported line for the user."""
 CHANGES: Group = "changes the result"
 FILL_IN: Group = "you must fill in"
 NO_EFFECT: Group = "no effect"
@@ -20,7 +20,7 @@ GROUPS: tuple[Group, ...] = (CHANGES, FILL_IN, NO_EFFECT)
 
 
 class Remark(str):
-    """What a translated value means here, with the group of its line."""
+    """A note on a translated value, with the group of its line."""
 
     group: Group
 
@@ -32,7 +32,7 @@ class Remark(str):
 
 
 class NoEqual(Exception):
-    """A value that our config cannot express; the text says why, or what to do instead."""
+    """A value that our config cannot express, with the reason or an alternative."""
 
     def __init__(self, text: str, group: Group = CHANGES) -> None:
         super().__init__(text)
@@ -40,26 +40,26 @@ class NoEqual(Exception):
 
 
 class Unlike(NoEqual):
-    """A value that chooses another objective, method or modality: the rest of the file would train something else."""
+    """A value that chooses another objective, method or modality, so that the rest would train something else."""
 
 
 @dataclass
 class Draft:
-    """A config in the making."""
+    """A config under construction."""
 
     config: dict[str, Any] = field(default_factory=dict)
-    """Our config, nested by section."""
+    """Our config, as nested sections."""
     came_from: dict[tuple[str, ...], str] = field(default_factory=dict)
-    """The key of the imported file that each value of the config came from."""
+    """The imported key of each value of the config."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """Values that become a part of the config together with others, by the name that the format gives them."""
+    """Values that `finish` combines into the config, by a name of the format's choice."""
     unlike: list[tuple[str, str]] = field(default_factory=list)
-    """(key, reason) of what `finish` reads as another objective, method or modality."""
+    """(key, reason) of each value that chooses another objective, method or modality."""
     key: str = ""
-    """The key of the imported file that is being translated."""
+    """The imported key that is being translated."""
 
     def set(self, path: str, value: Any) -> None:
-        """Set a key of the config; `path` is joined by dots, as in train.lora.r."""
+        """Set a key of the config by its dotted path, e.g. train.lora.r."""
         parts = tuple(path.split("."))
         section = self.config
         for part in parts[:-1]:
@@ -73,41 +73,40 @@ Translate = Callable[[Any, Draft], str | None]
 
 @dataclass(frozen=True)
 class Rule:
-    """What a key becomes."""
+    """The translation of a key. `new`, `remark` and `group` are for the table in the docs."""
 
     new: str
-    """Our key, or keys, for the table in the docs; empty if there is none."""
+    """Our key or keys; empty if there is none."""
     translate: Translate
     remark: str = ""
-    """How values are translated and meanings differ, or why there is no equal; for the table in the docs."""
+    """How values are translated or differ in meaning, or why there is no equal."""
     group: Group = CHANGES
-    """Group of the lines about this key, for the table in the docs."""
+    """Group of the lines about this key."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """A tool's config."""
+    """The config format of a tool."""
 
     name: str
     title: str
-    """Name of the tool, and its version whose keys these are."""
+    """Name and version of the tool."""
     keys: frozenset[str]
-    """Every key that its files may have at their top level."""
+    """All top-level keys of its files."""
     needed: str
-    """The key without which a file is none of the tool's."""
+    """A key that all its files have."""
     rules: Mapping[str, Rule]
-    """By key: joined by dots, and [] for each entry of a list, as in datasets[].path."""
+    """By dotted key, with [] for the entries of a list, e.g. datasets[].path."""
     defaults: Mapping[str, Any]
-    """What the tool assumes for a key that the file leaves out, and our config would not."""
+    """The tool's defaults that differ from ours."""
     finish: Callable[[Draft], list[str]]
-    """Combines the facts; returns a line for each thing that the file does not say and that was assumed, to be filled
-    in unless it is a Remark of another group."""
+    """Combines the facts; returns a line for each assumption, in group FILL_IN unless it is a Remark."""
     whole: frozenset[str] = frozenset()
-    """Keys whose value is translated as it is, also if it is a section."""
+    """Keys whose sections are translated as a whole."""
 
 
 def same(path: str, convert: Callable[[Any], Any] = lambda value: value, remark: str = "") -> Rule:
-    """Return the rule of a key that is one of ours."""
+    """Return the rule of a key that has an equal."""
 
     def translate(value: Any, draft: Draft) -> str | None:
         draft.set(path, convert(value))
@@ -130,7 +129,7 @@ def named(path: str, names: Mapping[str, str], remark: str = "") -> Rule:
 
 
 def fact(name: str, new: str, convert: Callable[[Any], Any], remark: str = "") -> Rule:
-    """Return the rule of a key that becomes a part of the config with others; `new` names our keys."""
+    """Return the rule of a key that `finish` combines with others; `new` lists our keys."""
 
     def translate(value: Any, draft: Draft) -> str | None:
         draft.facts[name] = convert(value)
@@ -148,18 +147,29 @@ def none(why: str, group: Group = CHANGES) -> Rule:
     return Rule("", translate, why, group)
 
 
+def each(keys: str, rule: Rule) -> dict[str, Rule]:
+    """Return one rule for several keys, separated by blanks."""
+    return dict.fromkeys(keys.split(), rule)
+
+
+def starting(prefixes: str, keys: Iterable[str], rule: Rule) -> dict[str, Rule]:
+    """Return one rule for the keys that start with one of several prefixes, separated by blanks."""
+    return {key: rule for key in sorted(keys) if key.startswith(tuple(prefixes.split()))}
+
+
 def idle(why: str) -> Rule:
-    """Return the rule of a key that changes nothing of what is trained."""
+    """Return the rule of a key that does not affect training."""
     return none(why, NO_EFFECT)
 
 
 def off(value: Any) -> bool:
-    """Return whether a value switches something off, or names nothing."""
-    return value is None or value is False or value in ("", [], {}, "none", "None", "no") or _zero(value)
+    """Return whether a value disables something or is empty."""
+    zero = isinstance(value, int | float) and value == 0  # False included
+    return value is None or zero or value in ("", [], {}, "none", "None", "no")
 
 
 def unless_off(rule: Rule) -> Rule:
-    """Return a rule that applies to what is switched on; what is off is off here too."""
+    """Return a rule that ignores values that disable something."""
 
     def translate(value: Any, draft: Draft) -> str | None:
         return None if off(value) else rule.translate(value, draft)
@@ -168,21 +178,17 @@ def unless_off(rule: Rule) -> Rule:
 
 
 def lost(why: str) -> Rule:
-    """Return the rule of a key that changes the result where it is on, and has no equal."""
+    """Return the rule of a key without an equal that changes the result unless it is off."""
     return unless_off(none(why))
 
 
 def unlike(what: str) -> Rule:
-    """Return the rule of a key that chooses another objective, method or modality where it is on."""
+    """Return the rule of a key that chooses another objective, method or modality unless it is off."""
 
     def translate(value: Any, draft: Draft) -> str | None:
         raise Unlike(f"{shown(value)}: {what}")
 
     return unless_off(Rule("", translate, f"stops the import: {what}"))
-
-
-def _zero(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value == 0
 
 
 def flag(value: Any) -> bool:
@@ -193,14 +199,14 @@ def flag(value: Any) -> bool:
 
 
 def whole(value: Any) -> int:
-    """Return a whole number of at least 1, written as 3 or 3.0. Raises NoEqual for anything else."""
+    """Return an integer of at least 1, also from 3.0. Raises NoEqual for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value < 2**31 or value != int(value):
         raise NoEqual(f"{shown(value)} is not a whole number of at least 1")
     return int(value)
 
 
 def number(value: Any) -> float:
-    """Return a number, also one written as text, as in "2e-5". Raises NoEqual for anything else."""
+    """Return a number, also from text such as "2e-5". Raises NoEqual for anything else."""
     try:
         if isinstance(value, bool):
             raise ValueError
@@ -210,14 +216,14 @@ def number(value: Any) -> float:
 
 
 def text(value: Any) -> str:
-    """Return a text that is not empty. Raises NoEqual for anything else."""
+    """Return a non-empty text. Raises NoEqual for anything else."""
     if not isinstance(value, str) or not value.strip():
         raise NoEqual(f"{shown(value)} is not text")
     return value
 
 
 def texts(value: Any) -> list[str]:
-    """Return a list of texts, also one written with commas. Raises NoEqual for anything else."""
+    """Return a list of texts, also from comma-separated text. Raises NoEqual for anything else."""
     entries = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
     if not isinstance(entries, list) or not entries:
         raise NoEqual(f"{shown(value)} is not a list of texts")

@@ -10,7 +10,6 @@ from zerolora.errors import shown
 from zerolora.imports.formats import common, llamafactory_data
 from zerolora.imports.formats.import_format import (
     CHANGES,
-    FILL_IN,
     NO_EFFECT,
     Draft,
     Format,
@@ -18,12 +17,14 @@ from zerolora.imports.formats.import_format import (
     Remark,
     Rule,
     Unlike,
+    each,
     fact,
     flag,
     idle,
     lost,
     number,
     same,
+    starting,
     text,
     texts,
     unless_off,
@@ -48,29 +49,29 @@ TEMPLATES = {
     "vicuna": "vicuna",
     "zephyr": "zephyr",
 }
-BOS = "BOS, where the tokenizer adds one, stands before a row here alone"
+BOS = "a BOS token, if the tokenizer adds one, starts a row only here"
 DIFFERS = {
-    "alpaca": f"Stanford's prompts here: ### Input: where a row has one, no line break behind ### Response:, and {BOS}",
-    "deepseek": "a blank stands before an answer here (Assistant: Hello), none there",
-    "empty": f"an end-of-sequence token behind an answer is supervised here, none there; {BOS}",
-    "gemma": "blanks and line breaks around a text are left out here",
-    "gemma3": "blanks and line breaks around a text are left out here",
-    "llama2": "a blank stands before and behind an answer here ([/INST] Hello), none there",
-    "llama3": "blanks and line breaks around a text are left out here",
-    "vicuna": f"a blank stands behind the system prompt and before an answer here, none there; {BOS}",
-    "zephyr": "a line break stands behind each turn here, none there",
+    "alpaca": f"Stanford's prompts here: ### Input: if a row has one, no line break after ### Response:, and {BOS}",
+    "deepseek": "answers start with a space here (Assistant: Hello) but not there",
+    "empty": f"the end-of-sequence token after an answer is supervised here but not there; {BOS}",
+    "gemma": "surrounding whitespace is stripped here",
+    "gemma3": "surrounding whitespace is stripped here",
+    "llama2": "answers have a space before and after them here ([/INST] Hello) but not there",
+    "llama3": "surrounding whitespace is stripped here",
+    "vicuna": f"a space follows the system prompt and precedes an answer here but not there; {BOS}",
+    "zephyr": "each turn ends with a line break here but not there",
 }
-"""What the template of ours writes otherwise, by their name (LLaMA-Factory's src/llamafactory/data/template.py)."""
+"""Differences of our templates, by LLaMA-Factory's name (src/llamafactory/data/template.py)."""
 SYSTEM = {"zephyr": "You are Zephyr, a helpful assistant."}
-"""The system prompt of rows without one there, where the template of ours has none."""
+"""Default system prompts that our templates lack."""
 TRACKERS = ("wandb", "mlflow", "swanlab", "tensorboard")
 STAGES = {"rm": "a reward model", "ppo": "rewards", "dpo": "preferences", "kto": "preferences"}
-RL_ONLY = "used with another stage alone"
-OFT_ONLY = "used with finetuning_type oft alone"
-FREEZE_ONLY = "used with finetuning_type freeze alone"
-OPTIMIZER = "an optimizer that zerolora has not: docs/optimizers.md lists those it has"
-SERVING = "of serving and exporting a model"
-MEGATRON = "of Megatron; write render.strategy"
+RL_ONLY = "used only with other stages"
+OFT_ONLY = "used only with finetuning_type oft"
+FREEZE_ONLY = "used only with finetuning_type freeze"
+OPTIMIZER = "no such optimizer; docs/optimizers.md lists the available ones"
+SERVING = "for serving and exporting"
+MEGATRON = "for Megatron; write render.strategy"
 LAUNCH = "`zerolora train` starts ranks itself, on a cluster by Slurm (docs/slurm.md)"
 
 
@@ -85,7 +86,7 @@ def _stage(value: Any, draft: Draft) -> str | None:
 
 def _trains(value: Any, draft: Draft) -> str | None:
     if not flag(value):
-        raise Unlike("false: the file asks for no training")
+        raise Unlike("false: the file does not train")
     return None
 
 
@@ -109,16 +110,11 @@ def _bits(value: Any, draft: Draft) -> str | None:
 
 
 def _sets(name: str) -> Rule:
-    def translate(value: Any, draft: Draft) -> str | None:
-        draft.facts[name] = texts(value)
-        return None
-
-    return unless_off(Rule("prepare.rows.path, prepare.rows.sources", translate, "by dataset_info.json"))
+    return unless_off(fact(name, "prepare.rows.path, prepare.rows.sources", texts, "by dataset_info.json"))
 
 
-def _folder(value: Any, draft: Draft) -> str | None:
-    draft.facts["dataset_dir"] = value if isinstance(value, dict) else text(value)
-    return None
+def _folder(value: Any) -> Any:
+    return value if isinstance(value, dict) else text(value)
 
 
 def _probabilities(value: Any, draft: Draft) -> str | None:
@@ -126,17 +122,17 @@ def _probabilities(value: Any, draft: Draft) -> str | None:
     shares = [number(each) for each in entries]
     if not all(0 < share < math.inf for share in shares):
         raise NoEqual(
-            f"{shown(value)} has a share that is not above 0; write sources.NAME.weight, or leave out a source"
+            f"{shown(value)} has a probability that is not above 0; write sources.NAME.weight, or omit a source"
         )
     draft.facts["probabilities"] = shares
-    return "shares of the training rows here, probabilities of the next row's set there"
+    return "fractions of the training rows here, sampling probabilities there"
 
 
 def _mixed(value: Any, draft: Draft) -> str | None:
     if value in ("concat", "interleave_under"):
         draft.facts["mixed"] = value
         return None
-    raise NoEqual(f"{shown(value)} repeats or alternates rows; sources.NAME.weight and rows say how many are used")
+    raise NoEqual(f"{shown(value)} repeats or alternates rows; use sources.NAME.weight and rows")
 
 
 def _template(value: Any, draft: Draft) -> str | None:
@@ -151,41 +147,19 @@ def _template(value: Any, draft: Draft) -> str | None:
     return f"{shown(value)} has no equal: chat, the model's own chat template, is written"
 
 
-def _packing(value: Any, draft: Draft) -> str | None:
-    draft.facts["packing"] = flag(value)
-    return None
-
-
 def _frozen(part: str) -> Rule:
     def translate(value: Any, draft: Draft) -> str | None:
         if not flag(value):
-            raise Unlike(f"false: a training of the {part}")
+            raise Unlike(f"false: training the {part}")
         raise NoEqual(f"the {part} is never trained", NO_EFFECT)
 
     return Rule("", translate, f"true: the {part} is never trained; false stops the import", NO_EFFECT)
 
 
-def _attention(value: Any, draft: Draft) -> str | None:
-    if value == "auto":
-        return None
-    names = {"fa2": "flash", "sdpa": "sdpa", "disabled": "eager"}
-    if not isinstance(value, str) or value not in names:
-        raise NoEqual(f"{shown(value)} has no equal; train.attention stays auto", NO_EFFECT)
-    draft.set("train.attention", names[value])
-    return None
-
-
 def _quantized(value: Any, draft: Draft) -> str | None:
     if value not in ("bnb", "bitsandbytes"):
-        raise NoEqual(f"{shown(value)}: bitsandbytes alone quantizes here")
+        raise NoEqual(f"{shown(value)}: only bitsandbytes is supported")
     return None
-
-
-def _pure(value: Any, draft: Draft) -> str | None:
-    if not flag(value):
-        return None
-    draft.facts["bf16"] = True
-    return "trained weights are bf16 there, fp32 here"
 
 
 def _report(value: Any, draft: Draft) -> str | None:
@@ -201,10 +175,7 @@ def _report(value: Any, draft: Draft) -> str | None:
 
 
 def _strategy(value: Any, draft: Draft) -> str | None:
-    draft.facts["sharded"] = True
-    if not isinstance(value, list | str) or "full_shard" not in value:
-        raise NoEqual(f"{shown(value)} is not a sharding that zerolora has; write render.strategy", FILL_IN)
-    draft.set("render.strategy", "fsdp_offload" if "offload" in value else "fsdp")
+    draft.set("render.strategy", "fsdp_offload" if common.fsdp_offload(value, draft) else "fsdp")
     return None
 
 
@@ -227,23 +198,23 @@ def _finish(draft: Draft) -> list[str]:
     if tuned == "lora" and "alpha" not in lora:
         draft.key = ""
         draft.set("train.lora.alpha", 2.0 * lora.get("r", 8))
-        lines.append(Remark("train.lora.alpha: twice the rank, as LLaMA-Factory takes it", NO_EFFECT))
+        lines.append(Remark("train.lora.alpha: twice the rank, LLaMA-Factory's default", NO_EFFECT))
     lines += [*_packed(draft), *_warmed_up(draft)]
     if "system" in facts and facts.get("stage") != "pt":
         draft.key = "template"
         draft.config.setdefault("prepare", {}).setdefault("rows", {}).setdefault("system", facts["system"])
     if common.set_precision(draft):
-        text = "bf16: with fp16 off too, weights compute in the type of the model's files there; auto is written"
+        text = "bf16: with fp16 off too, weights have the dtype of the model's files there; auto is written"
         lines.append(Remark(text, CHANGES))
     lines += common.set_strategy(draft, "deepspeed or fsdp")
     if "dataset" not in facts:
-        draft.unlike.append(("dataset", "is missing: the file serves or exports a model, and trains nothing"))
+        draft.unlike.append(("dataset", "is missing: the file serves or exports a model and trains nothing"))
     lines += llamafactory_data.write_data(ours, draft)
     return lines + common.scaffold(draft)
 
 
 def _packed(draft: Draft) -> list[str]:
-    """Set pack.packing, which is on by itself for plain text there."""
+    """Set pack.packing, which LLaMA-Factory enables by default for plain text."""
     facts = draft.facts
     plain, neat = facts.get("stage") == "pt", facts.get("neat", False)
     packing = neat or facts.get("packing", plain)
@@ -253,18 +224,18 @@ def _packed(draft: Draft) -> list[str]:
     draft.set("pack.packing", True)
     if neat:
         return []
-    text = "rows of one packed row see each other there, unless neat_packing is on, and do not here"
+    text = "rows in a packed row attend to each other there unless neat_packing is on, but not here"
     return [Remark(f"{draft.key or 'stage'}: {text}", CHANGES)]
 
 
 def _warmed_up(draft: Draft) -> list[str]:
-    """Leave out 0 warm-up steps beside a share, which transformers takes then."""
+    """Remove 0 warm-up steps if warmup_ratio is set, which transformers then uses."""
     train = draft.config["train"]
     if train.get("warmup_steps") != 0 or not train.get("warmup_ratio"):
         return []
     del train["warmup_steps"]
     draft.came_from.pop(("train", "warmup_steps"), None)
-    return [Remark("warmup_steps: 0 left out, since warmup_ratio wins over it there", NO_EFFECT)]
+    return [Remark("warmup_steps: 0 left out, since warmup_ratio overrides it there", NO_EFFECT)]
 
 
 FORMAT = Format(
@@ -284,246 +255,166 @@ FORMAT = Format(
     },
     finish=_finish,
     rules={
-        "model_name_or_path": fact("model", "fetch.directory or fetch.hub", text, "a hub model needs a commit here"),
+        **common.shared_rules(),
+        "model_name_or_path": fact("model", "fetch.directory or fetch.hub", text, "a Hub model needs a commit here"),
         "model_revision": fact("revision", "fetch.hub", text),
-        "adapter_name_or_path": lost("a run that starts from an adapter is in `continued` (train.from_adapter)"),
-        "adapter_folder": lost("a run that starts from an adapter is in `continued` (train.from_adapter)"),
+        **each(
+            "adapter_name_or_path adapter_folder",
+            lost("a run that starts from an adapter is in `continued` (train.from_adapter)"),
+        ),
         "create_new_adapter": lost("train.from_adapter trains the adapter itself"),
-        "trust_remote_code": idle("code of a model's repository is never run"),
-        "use_fast_tokenizer": idle("the tokenizer is the one beside the weights"),
+        "use_fast_tokenizer": idle("the tokenizer in the model's directory is used"),
         "split_special_tokens": lost("special tokens in a text are refused"),
-        "image_max_pixels": unlike("rows with images"),
-        "image_min_pixels": unlike("rows with images"),
-        "image_do_pan_and_scan": unlike("rows with images"),
-        "crop_to_patches": unlike("rows with images"),
+        **each("image_max_pixels image_min_pixels image_do_pan_and_scan crop_to_patches", unlike("rows with images")),
         "media_dir": unlike("rows with images, video or audio"),
-        "video_max_pixels": unlike("rows with video"),
-        "video_min_pixels": unlike("rows with video"),
-        "video_fps": unlike("rows with video"),
-        "video_maxlen": unlike("rows with video"),
-        "use_audio_in_video": unlike("rows with video"),
+        **each(
+            "video_max_pixels video_min_pixels video_fps video_maxlen use_audio_in_video", unlike("rows with video")
+        ),
         "audio_sampling_rate": unlike("rows with audio"),
-        "train_from_scratch": unlike("weights that start at random"),
+        "train_from_scratch": unlike("randomly initialized weights"),
         "mixture_of_depths": unlike("a mixture of depths"),
         "quantization_bit": unless_off(
             Rule("train.method, train.quantization.type", _bits, "4 → qlora with nf4, 8 → with int8")
         ),
-        "quantization_method": Rule("", _quantized, "bnb is what happens here; others are not"),
+        "quantization_method": Rule("", _quantized, "always bnb here"),
         "quantization_type": fact("type", "train.quantization.type", text),
         "double_quantization": fact("double", "train.quantization.double", flag),
         "quantization_device_map": idle("write render.strategy"),
         "stage": Rule("prepare.rows.format", _stage, "sft; pt → plain text; others stop the import"),
         "do_train": Rule("", _trains, "the pipeline always trains; false stops the import"),
         "do_eval": idle("validation loss is always computed at the end"),
-        "do_predict": idle("held-out rows are always answered (evaluate)"),
-        "predict_with_generate": idle("held-out rows are always answered (evaluate)"),
+        **each("do_predict predict_with_generate compute_accuracy", idle("held-out rows are always evaluated")),
         "max_new_tokens": same("evaluate.max_new_tokens", whole),
-        **{
-            name: idle(RL_ONLY)
-            for name in (
-                "pref_beta",
-                "pref_loss",
-                "pref_ftx",
-                "pref_bco_weight",
-                "dpo_label_smoothing",
-                "kto_chosen_weight",
-                "kto_rejected_weight",
-                "simpo_gamma",
-                "ppo_buffer_size",
-                "ppo_epochs",
-                "ppo_score_norm",
-                "ppo_target",
-                "ppo_whiten_rewards",
-                "ref_model",
-                "ref_model_adapters",
-                "ref_model_quantization_bit",
-                "reward_model_adapters",
-                "reward_model_quantization_bit",
-                "reward_model_type",
-                "ld_alpha",
-            )
-        },
-        "reward_model": unlike("rewards of a model"),
+        **each(
+            "pref_beta pref_loss pref_ftx pref_bco_weight dpo_label_smoothing kto_chosen_weight "
+            "kto_rejected_weight simpo_gamma ppo_buffer_size ppo_epochs ppo_score_norm ppo_target "
+            "ppo_whiten_rewards ref_model ref_model_adapters ref_model_quantization_bit "
+            "reward_model_adapters reward_model_quantization_bit reward_model_type ld_alpha",
+            idle(RL_ONLY),
+        ),
+        "reward_model": unlike("a reward model"),
         "use_dft_loss": unlike("another loss (DFT)"),
         "use_asft_loss": unlike("another loss (ASFT)"),
-        "asft_alpha": idle("of ASFT alone"),
+        "asft_alpha": idle("used only with ASFT"),
         "use_eaft_loss": unlike("another loss (EAFT)"),
-        "eaft_alpha": idle("of EAFT alone"),
-        "label_smoothing_factor": lost("the loss is that of the right token alone"),
-        "moe_aux_loss_coef": lost("a router's own loss is not trained"),
+        "label_smoothing_factor": lost("the loss has no label smoothing"),
+        "moe_aux_loss_coef": lost("the router's auxiliary loss is not used"),
         "finetuning_type": Rule("train.method", _tuned, "freeze and oft stop the import"),
-        "use_llama_pro": unlike("a training of added layers"),
-        **{name: idle(OFT_ONLY) for name in ("oft_rank", "oft_block_size", "oft_target", "module_dropout")},
-        **{
-            name: idle(FREEZE_ONLY)
-            for name in ("freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules")
-        },
+        "use_llama_pro": unlike("training added layers"),
+        **each("oft_rank oft_block_size oft_target module_dropout", idle(OFT_ONLY)),
+        **each("freeze_trainable_layers freeze_trainable_modules freeze_extra_modules", idle(FREEZE_ONLY)),
         "lora_rank": same("train.lora.r", whole),
-        "lora_alpha": same("train.lora.alpha", number),
-        "lora_dropout": same("train.lora.dropout", number),
         "lora_target": Rule("train.lora.targets", _target, "all → all-linear"),
         "additional_target": unless_off(same("train.lora.modules_to_save", texts)),
         "use_rslora": same("train.lora.rank_stabilized", flag),
         "use_dora": fact("dora", "train.method", flag, "true → dora, or qdora"),
-        "loraplus_lr_ratio": same("train.lora.plus_ratio", number),
-        "loraplus_lr_embedding": lost("rows of the embedding have the rate of the second factor"),
         "pissa_init": fact("pissa", "train.lora.init", flag, "true → pissa_niter_16"),
         "pissa_iter": fact("iterations", "train.lora.init", lambda value: value if value == -1 else whole(value)),
-        "pissa_convert": idle("what is published always fits the original model"),
-        "freeze_vision_tower": _frozen("vision tower"),
-        "freeze_multi_modal_projector": _frozen("vision tower"),
-        "freeze_language_model": unlike("a training of the vision tower alone"),
+        "pissa_convert": idle("the saved adapter always fits the original model"),
+        **each("freeze_vision_tower freeze_multi_modal_projector", _frozen("vision tower")),
+        "freeze_language_model": unlike("training only the vision tower"),
         "dataset": _sets("dataset"),
         "eval_dataset": _sets("eval_dataset"),
-        "dataset_dir": Rule("prepare.rows.path", _folder, "its dataset_info.json is read"),
-        "eval_on_each_dataset": idle("losses of all validation rows are one"),
-        "mix_strategy": Rule("", _mixed, "concat is what happens here"),
+        "dataset_dir": fact("dataset_dir", "prepare.rows.path", _folder, "its dataset_info.json is read"),
+        "eval_on_each_dataset": idle("all validation rows have one loss"),
+        "mix_strategy": Rule("", _mixed, "always concat here"),
         "interleave_probs": unless_off(Rule("prepare.rows.sources.NAME.weight", _probabilities)),
-        "streaming": idle("files are streamed"),
-        "buffer_size": idle("rows are shuffled over all of a data set"),
-        "data_shared_file_system": idle("stages share the results' folder"),
+        "buffer_size": idle("rows are shuffled across the whole data set"),
+        "data_shared_file_system": idle("stages share the results directory"),
         "template": Rule(
             "prepare.rows.template",
             _template,
             ", ".join(f"{old} → {new}" for old, new in TEMPLATES.items() if old != new) + "; others → chat",
         ),
         "default_system": unless_off(same("prepare.rows.system", text)),
-        "tool_format": lost("tools are written by the template"),
-        "enable_thinking": common.only(True, "a thought is supervised where a row has one (docs/data.md)"),
-        "preserve_thinking": lost("what the template writes of an earlier thought is what is supervised"),
+        "tool_format": lost("the template formats tools"),
+        "enable_thinking": common.only(True, "reasoning is supervised where a row has it (docs/data.md)"),
+        "preserve_thinking": lost("earlier reasoning is supervised as the template renders it"),
         "cutoff_len": same("prepare.rows.max_length", whole),
         "max_samples": unless_off(fact("samples", "prepare.rows.sources.NAME.at_most", whole, "for each source")),
         "train_on_prompt": common.offered("prepare.rows.loss", "everything"),
         "mask_history": common.offered("prepare.rows.loss", "last"),
         "ignore_pad_token_for_loss": common.only(True, "padding is never supervised"),
-        "packing": Rule("pack.packing", _packing, "rows see each other there without neat_packing"),
+        "packing": fact("packing", "pack.packing", flag, "rows attend to each other there without neat_packing"),
         "neat_packing": fact("neat", "pack.packing", flag),
-        "block_diag_attn": idle("rows of one packed row do not see each other"),
-        "val_size": Rule("prepare.rows.split.validation", common.validation, "a share there, a number here"),
+        "block_diag_attn": idle("rows in a packed row do not attend to each other"),
+        "val_size": Rule("prepare.rows.split.validation", common.validation, "a fraction there, a number here"),
         "disable_shuffling": lost("rows are always shuffled by the seed"),
-        "overwrite_cache": idle("a stage runs again when its inputs change"),
-        "preprocessing_batch_size": idle("prepare uses all cores; `--workers` limits it"),
-        "preprocessing_num_workers": idle("prepare uses all cores; `--workers` limits it"),
+        "overwrite_cache": idle("stages rerun when their inputs change"),
+        **each(
+            "preprocessing_batch_size preprocessing_num_workers", idle("prepare uses all cores; `--workers` limits it")
+        ),
         "tokenized_path": idle("prepared rows are in results/data/"),
         "add_tokens": unless_off(same("prepare.rows.add_tokens", texts)),
         "add_special_tokens": unless_off(same("prepare.rows.add_special_tokens", texts)),
-        "new_special_tokens_config": lost("rows of added tokens start as the mean of the others"),
-        "init_special_tokens": lost("rows of added tokens start as the mean of the others"),
+        **each(
+            "new_special_tokens_config init_special_tokens",
+            lost("rows of added tokens are initialized to the mean of the others"),
+        ),
         "resize_vocab": idle("added tokens always get rows in embedding and head"),
-        "output_dir": idle("results are in results/<run>/"),
-        "save_steps": unless_off(common.steps("train.checkpoint_steps")),
-        "save_only_model": idle("a checkpoint always holds what a run needs to resume"),
         "plot_loss": idle("the report always has the curve"),
-        "compute_accuracy": idle("held-out rows are always answered (evaluate)"),
         "report_to": Rule("train.tracker", _report),
-        "use_swanlab": common.tracked("swanlab"),
-        **{
-            name: idle("the tracker writes offline into the run's own folder (docs/telemetry.md)")
-            for name in sorted(LLAMAFACTORY)
-            if name.startswith("swanlab_")
-        },
-        "run_name": idle("runs are named in the section runs"),
+        **starting("swanlab_", LLAMAFACTORY, common.OFFLINE),
+        "run_name": idle("runs are named in `runs`"),
         "per_device_train_batch_size": fact("micro_batch", "train.micro_batch, train.global_batch", whole),
         "gradient_accumulation_steps": fact(
             "accumulation", "train.global_batch", whole, "times batch size and number of GPUs"
         ),
         "per_device_eval_batch_size": idle("chosen by evaluate.batch: auto"),
-        "learning_rate": same("train.learning_rate", number),
         "num_train_epochs": Rule("train.epochs", common.epochs, "a whole number here"),
         "max_steps": unless_off(common.steps("train.max_steps")),
         "lr_scheduler_type": common.schedule_rule(),
-        "lr_scheduler_kwargs": unless_off(same("train.schedule_options")),
-        "warmup_ratio": same("train.warmup_ratio", number),
-        "warmup_steps": common.warmup_rule(),
-        "weight_decay": same("train.weight_decay", number),
-        "max_grad_norm": same("train.gradient_clipping", number),
         "optim": common.optimizer_rule(),
-        "optim_args": lost("train.betas and train.epsilon are the optimizers' options"),
-        "optim_target_modules": lost("an optimizer sees all trained weights"),
-        **{name: lost(OPTIMIZER) for name in ("use_galore", "use_apollo", "use_badam", "use_muon", "use_adam_mini")},
-        **{
-            name: idle("of an optimizer that zerolora has not")
-            for name in sorted(LLAMAFACTORY)
-            if name.startswith(("galore_", "apollo_", "badam_"))
-        },
-        "adam_beta1": fact("beta1", "train.betas", number),
-        "adam_beta2": fact("beta2", "train.betas", number),
-        "adam_epsilon": same("train.epsilon", number),
+        **each("use_galore use_apollo use_badam use_muon use_adam_mini", lost(OPTIMIZER)),
+        **starting("galore_ apollo_ badam_", LLAMAFACTORY, idle("used only with an optimizer that zerolora lacks")),
         "neftune_noise_alpha": unless_off(same("train.neftune_alpha", number)),
-        "seed": same("train.seed"),
         "data_seed": lost("the rows' order depends on train.seed, their split on prepare.rows.seed"),
-        "bf16": common.precision("bf16"),
-        "fp16": common.precision("fp16"),
-        "pure_bf16": Rule("train.precision", _pure, "true → bf16; trained weights are fp32"),
-        "fp8": lost("train.precision has fp32, fp16 and bf16"),
-        "upcast_layernorm": lost("norms have the model's type"),
+        "pure_bf16": common.pure("bf16"),
+        "upcast_layernorm": lost("norms keep the model's dtype"),
         "upcast_lmhead_output": idle("losses are computed in fp32"),
-        "flash_attn": Rule("train.attention", _attention, "fa2 → flash, disabled → eager"),
+        "flash_attn": common.attention({"auto": "", "fa2": "flash", "sdpa": "sdpa", "disabled": "eager"}),
         "gradient_checkpointing": same("train.activation_checkpointing", flag),
         "disable_gradient_checkpointing": common.offered("train.activation_checkpointing", False),
-        "gradient_checkpointing_kwargs": idle("checkpoints are never reentrant"),
-        "use_reentrant_gc": idle("checkpoints are never reentrant"),
-        "enable_liger_kernel": idle("logits are computed of supervised tokens alone, in chunks"),
-        "use_v1_kernels": idle("zerolora has kernels of its own"),
-        "use_unsloth": idle("zerolora has kernels of its own"),
+        "use_reentrant_gc": idle("reentrant checkpointing is never used"),
+        "enable_liger_kernel": idle("logits are computed for supervised tokens only, in chunks"),
+        **each("use_v1_kernels use_unsloth", idle("zerolora has its own kernels")),
         "use_unsloth_gc": idle("train.activation_offload keeps activations in host memory"),
-        "shift_attn": lost("train.attention sees all of a row"),
-        "rope_scaling": lost("write it into the model's config.json"),
-        "deepspeed": unless_off(Rule("render.strategy", common.deepspeed, "by its stage and offload")),
+        "shift_attn": lost("train.attention covers the whole row"),
         "fsdp": unless_off(Rule("render.strategy", _strategy, "full_shard → fsdp")),
-        "fsdp_config": idle("decided by zerolora's own FSDP strategies (docs/choice.md)"),
-        "fsdp_transformer_layer_cls_to_wrap": idle("decided by zerolora's own FSDP strategies (docs/choice.md)"),
-        "ddp_timeout": idle("ranks that fall silent are named by the heartbeat"),
-        "eval_steps": unless_off(common.steps("train.validation_steps")),
+        **each(
+            "fsdp_config fsdp_transformer_layer_cls_to_wrap",
+            idle(common.FSDP),
+        ),
         "early_stopping_steps": unless_off(same("train.patience", whole)),
-        "resume_from_checkpoint": lost("a run resumes from its own last checkpoint (train.resume)"),
-        "ray_run_name": idle(LAUNCH),
-        "ray_storage_path": idle(LAUNCH),
-        "ray_init_kwargs": idle(LAUNCH),
-        "ray_num_workers": idle("write train.nodes and train.ranks_per_node"),
+        **each(
+            "ray_run_name ray_storage_path ray_init_kwargs placement_strategy master_addr master_port", idle(LAUNCH)
+        ),
         "resources_per_worker": idle("write hardware"),
-        "placement_strategy": idle(LAUNCH),
-        "master_addr": idle(LAUNCH),
-        "master_port": idle(LAUNCH),
-        **{
-            name: idle(SERVING)
-            for name in sorted(LLAMAFACTORY)
-            if name.startswith(("export_", "infer_", "vllm_", "sglang_")) or name in ("use_kv_cache", "offload_folder")
-        },
-        "use_kt": idle("of KTransformers; write render.strategy"),
-        **{
-            name: idle("of KTransformers; write render.strategy")
-            for name in sorted(LLAMAFACTORY)
-            if name.startswith("kt_")
-        },
-        **{
-            name: idle(MEGATRON)
-            for name in (
-                "tensor_model_parallel_size",
-                "pipeline_model_parallel_size",
-                "expert_model_parallel_size",
-                "sequence_parallel",
-                "use_distributed_optimizer",
-                "bias_activation_fusion",
-                "apply_rope_fusion",
-                "overlap_param_gather",
-                "overlap_grad_reduce",
-                "moe_grouped_gemm",
-                "moe_token_dispatcher_type",
-                "recompute_granularity",
-                "use_mca",
-                "use_megatron_bridge",
-                "use_hyper_parallel",
-            )
-        },
+        **each("use_kv_cache offload_folder", idle(SERVING)),
+        **starting("export_ infer_ vllm_ sglang_", LLAMAFACTORY, idle(SERVING)),
+        **starting("use_kt kt_", LLAMAFACTORY, idle("for KTransformers; write render.strategy")),
+        **each(
+            "tensor_model_parallel_size pipeline_model_parallel_size expert_model_parallel_size "
+            "sequence_parallel use_distributed_optimizer bias_activation_fusion apply_rope_fusion "
+            "overlap_param_gather overlap_grad_reduce moe_grouped_gemm moe_token_dispatcher_type "
+            "recompute_granularity use_mca use_megatron_bridge use_hyper_parallel",
+            idle(MEGATRON),
+        ),
         "context_parallel_size": idle("write train.sequence_parallel"),
-        "hf_hub_token": idle("the hub's token is that of its own command"),
-        "ms_hub_token": idle("the hub's token is that of its own command"),
-        "om_hub_token": idle("the hub's token is that of its own command"),
+        **each("hf_hub_token ms_hub_token om_hub_token", idle("the token of the Hub's own command line is used")),
         "cache_dir": idle("models are in resources/models/"),
-        "low_cpu_mem_usage": idle("weights are always loaded in parts"),
-        "print_param_status": idle("results/logs/ has all output"),
-        "include_effective_tokens_per_second": idle("each step is written (docs/telemetry.md)"),
-        **common.training_rules(),
+        "print_param_status": idle("all output is in results/logs/"),
+        "ddp_backend": idle("set by the launcher"),
+        "overwrite_output_dir": idle("stages rerun when their inputs change"),
+        **each("save_strategy save_on_each_node", idle("checkpoints are written by time: train.checkpoint_minutes")),
+        **each("eval_on_start eval_delay", common.VALIDATED),
+        "eval_accumulation_steps": idle("chosen by evaluate.batch: auto"),
+        **each("metric_for_best_model greater_is_better", idle("the best model is chosen by validation loss")),
+        "use_liger_kernel": idle("logits are computed for supervised tokens only, in chunks"),
+        "full_determinism": idle("docs/training.md lists what is reproducible"),
+        **each("disable_tqdm include_num_input_tokens_seen include_effective_tokens_per_second", common.EVERY_STEP),
+        **starting("logging_ log_", TRAINING, common.EVERY_STEP),
+        **starting("hub_ push_to_hub", TRAINING, common.PUBLISHED),
+        **starting("dataloader_", TRAINING, common.PREPARED),
     },
 )

@@ -1,4 +1,4 @@
-"""The data sets of a LLaMA-Factory config: what dataset_info.json says of each.
+"""The data sets of a LLaMA-Factory config, as described by dataset_info.json.
 
 As in LLaMA-Factory's src/llamafactory/data/parser.py and loader.py.
 """
@@ -15,8 +15,7 @@ from zerolora.json_file import read_foreign
 
 INFO = "dataset_info.json"
 ALPACA = {"prompt": "instruction", "query": "input", "response": "output", "system": "system", "history": "history"}
-"""Our fields of alpaca rows, by LLaMA-Factory's names, with the column that each has by default there (history and
-system: none)."""
+"""Our fields of alpaca rows, by LLaMA-Factory's names."""
 MEDIA = ("images", "videos", "audios")
 PREFERENCES = ("chosen", "rejected", "kto_tag")
 SHAREGPT = ("from", "value", "human", "gpt", "observation", "function_call", "system")
@@ -26,13 +25,13 @@ SAME_ROLES = {
     "function_tag": ("function_call", "function"),
     "system_tag": ("system",),
 }
-"""Names of rarer turns that our forms read by themselves."""
+"""Role names that our row formats read without `roles`."""
 ROLES = {"user_tag": "user", "assistant_tag": "assistant", "observation_tag": "tool", "system_tag": "system"}
 HUBS = {"hf_hub_url": "the Hugging Face hub", "ms_hub_url": "ModelScope", "om_hub_url": "Modelers"}
 
 
 def write_data(model: str, draft: Draft) -> list[str]:
-    """Set the data set `rows` of the config; return a line for each thing that differs or is left to do."""
+    """Set the data set `rows` of the config; return a line for each difference and remaining task."""
     facts = draft.facts
     rows = draft.config.setdefault("prepare", {}).setdefault("rows", {})
     packed = draft.config.get("pack", {}).get("packing", False)
@@ -44,7 +43,7 @@ def write_data(model: str, draft: Draft) -> list[str]:
         rows["loss"] = "everything"
         rows.pop("template", None)
     elif not packed:
-        text = "prepare.rows.too_long: prompt and answer are cut in proportion there, the end of the row here"
+        text = "prepare.rows.too_long: prompt and answer are truncated in proportion there, the end of the row here"
         lines.append(Remark(text, CHANGES))
     info, base, line = _info(draft)
     lines += line
@@ -60,31 +59,29 @@ def write_data(model: str, draft: Draft) -> list[str]:
                 one.weight = shares[number]
             if one.rows and (one.weight or held_out):
                 one.at_most, one.rows = one.rows, None
-                text = (
-                    f"{key}: num_samples of {name} draws {one.at_most} rows there, and repeats some if it has fewer; "
-                )
-                lines.append(Remark(f"{text}the first {one.at_most} at most are used here"))
+                text = f"{key}: num_samples of {name} draws {one.at_most} rows there, repeating some if it has fewer"
+                lines.append(Remark(f"{text}; at most the first {one.at_most} are used here"))
             sets.append(one)
             lines += differs
     return lines + write_sets(sets, draft, base)
 
 
 def _shares(draft: Draft) -> tuple[list[float], list[str]]:
-    """Return the share of each training set, none if all their rows are used, and a line if these are others there."""
+    """Return the weight of each training set, none if all rows are used, and a line for differences."""
     names, shares = draft.facts.get("dataset", []), draft.facts.get("probabilities", [])
     if len(shares) == len(names):
         return shares, []
     if shares:
-        text = f"interleave_probs: {len(shares)} shares for {len(names)} data sets, so none is written"
+        text = f"interleave_probs: {len(shares)} probabilities for {len(names)} data sets, so none is written"
         return [], [Remark(f"{text}; correct the weights of prepare.rows.sources", FILL_IN)]
     if draft.facts.get("mixed") == "interleave_under" and len(names) > 1:
-        text = "mix_strategy: rows of the sets alternate there until the shortest set ends, all rows are used here"
-        return [], [Remark(f"{text}; weight in prepare.rows.sources gives shares")]
+        text = "mix_strategy: rows of the sets alternate there until the shortest set ends; here all rows are used"
+        return [], [Remark(f"{text}; set weight in prepare.rows.sources for fractions")]
     return [], []
 
 
 def _info(draft: Draft) -> tuple[dict[str, Any] | None, Path, list[str]]:
-    """Return dataset_info.json, the folder of the data, and a line if the file is not on this machine."""
+    """Return dataset_info.json, the data directory, and a line if the file is missing."""
     folder = draft.facts.get("dataset_dir", "data")
     if isinstance(folder, dict):
         return folder, Path("data"), []
@@ -103,17 +100,17 @@ def _info(draft: Draft) -> tuple[dict[str, Any] | None, Path, list[str]]:
             break
         except UserError as error:
             return None, Path(folder), [Remark(f"dataset_dir: {error}", FILL_IN)]
-    text = f"{folder}/{INFO} is not here, which says where the rows are and which columns they have"
+    text = f"{folder}/{INFO}, which describes paths and columns of the rows, is not here"
     return None, Path(folder), [f"dataset_dir: {text}: put it there and import again, or correct prepare.rows"]
 
 
 def _here(folder: Path) -> Path:
-    """Return a folder relative to the working directory, if it is below it."""
+    """Return a directory relative to the working directory, if it is below it."""
     return Path(os.path.relpath(folder)) if folder.is_relative_to(Path.cwd()) else folder
 
 
 def _set(name: str, key: str, info: dict[str, Any] | None, base: Path, draft: Draft) -> tuple[DataSet, list[str]]:
-    """Return a data set by its name, and a line for each thing that differs."""
+    """Return a data set by its name, and a line for each difference."""
     at_most = draft.facts.get("samples")
     plain = draft.facts.get("stage") == "pt"
     online = draft.facts.get("dataset_dir") == "ONLINE"
@@ -148,7 +145,7 @@ def _set(name: str, key: str, info: dict[str, Any] | None, base: Path, draft: Dr
 
 
 def _where(name: str, key: str, entry: dict[str, Any], base: Path) -> tuple[DataSet, list[str]]:
-    """Return a data set with its path, by what its entry names first there."""
+    """Return a data set with its path, by LLaMA-Factory's order of precedence."""
     for field, hub in HUBS.items():
         if repository := _text(entry, field):
             folder = _text(entry, "folder")
@@ -156,7 +153,7 @@ def _where(name: str, key: str, entry: dict[str, Any], base: Path) -> tuple[Data
             return one, [] if hub == HUBS["hf_hub_url"] else [f"{key}: {name} is on {hub}; fetch.data is not for it"]
     if script := _text(entry, "script_url"):
         return DataSet(key, str(base / script), True, name=name), [
-            f"{key}: {name} is made by a script, which is never run: bring its rows"
+            f"{key}: {name} is created by a script, which is never run: bring its rows"
         ]
     if cloud := _text(entry, "cloud_file_name"):
         return DataSet(key, cloud, False, name=name), []
@@ -169,7 +166,7 @@ def _where(name: str, key: str, entry: dict[str, Any], base: Path) -> tuple[Data
 
 
 def _other(name: str, entry: dict[str, Any]) -> list[str]:
-    """Return what makes the rows of an entry others than those of supervised fine-tuning on text."""
+    """Return why the rows of an entry are not for supervised fine-tuning on text."""
     columns = entry.get("columns") if isinstance(entry.get("columns"), dict) else {}
     assert isinstance(columns, dict)
     reasons = []
@@ -181,7 +178,7 @@ def _other(name: str, entry: dict[str, Any]) -> list[str]:
 
 
 def _alpaca(columns: dict[str, Any], one: DataSet) -> None:
-    """Set form and columns of alpaca rows. With `columns`, a field that is not named is not read there."""
+    """Set format and columns of alpaca rows. With `columns`, LLaMA-Factory reads only the listed fields."""
     one.form = "alpaca"
     fields = {"prompt": "instruction", "query": "input", "response": "output"} if not columns else {}
     fields |= {theirs: column for theirs in ALPACA if (column := _text(columns, theirs))}
@@ -190,7 +187,7 @@ def _alpaca(columns: dict[str, Any], one: DataSet) -> None:
 
 
 def _turns(name: str, key: str, entry: dict[str, Any], columns: dict[str, Any], one: DataSet) -> list[str]:
-    """Set form, columns and roles of rows of turns, by the tags of a turn."""
+    """Set format, columns and roles of conversations by the tags of a message."""
     given = entry["tags"] if isinstance(entry.get("tags"), dict) else None
     tags = dict(zip(TAGS, SHAREGPT, strict=True)) if given is None else {tag: given.get(tag) for tag in TAGS}
     column = _text(columns, "messages") or "conversations"

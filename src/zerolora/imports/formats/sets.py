@@ -1,4 +1,4 @@
-"""The data sets of another tool's config, written as `prepare` has them: one path, or sources below a folder."""
+"""Writes the data sets of another tool's config as a section of `prepare`: one path, or sources in a directory."""
 
 import re
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from zerolora.imports.formats.import_format import FILL_IN, Draft, Remark
 COMMIT = re.compile(r"[0-9a-f]{40}")
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 FILES = "*.parquet"
-"""Pattern of a repository's data files, where the config names none: that of most."""
+"""Pattern of a repository's data files if the config names none."""
 REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 FOLDER = "data/imported"
 DATA_FILE = re.compile(r"\.(jsonl?|ndjson|csv|tsv|txt|parquet|arrow)(\.(gz|bz2|xz|zst))?$")
@@ -27,37 +27,37 @@ class DataSet:
     key: str
     """The key of the imported file that names it."""
     path: str
-    """A file or folder, or a repository of a hub."""
+    """A file or directory, or a repository of a hub."""
     local: bool
-    """Whether the path is one of this machine."""
+    """Whether the path is a local one."""
     form: str = "auto"
     columns: dict[str, str] = field(default_factory=dict)
     roles: dict[str, str] = field(default_factory=dict)
-    """Our role by the name that its turns have."""
+    """Our role, by role name in its messages."""
     ignore: list[str] = field(default_factory=list)
-    """Columns that the tool does not read, and the form would."""
+    """Columns that the row format would read, but the tool does not."""
     split: str | None = None
-    """A published split, or a part of one, as in train[:1000]."""
+    """A published split, or a slice of one, e.g. train[:1000]."""
     subset: str | None = None
     revision: str | None = None
     files: list[str] = field(default_factory=list)
-    """The files of the path that are read. Empty: all."""
+    """The files of the path to read. Empty = all."""
     at_most: int | None = None
-    """Most of its rows that are used."""
+    """Maximum number of rows to use."""
     rows: int | None = None
-    """Number of its rows that are used, repeated if it has fewer."""
+    """Number of rows to use, repeated if it has fewer."""
     weight: float | None = None
     held_out: bool = False
     """Whether it is the validation split."""
     name: str = ""
-    """Its name below the folder of all data sets. Default: by its path."""
+    """Name in the directory of all data sets. Default: from its path."""
 
 
 def write_sets(sets: list[DataSet], draft: Draft, folder_there: Path | None = None) -> list[str]:
-    """Set path, sources, form and columns of the data set `rows`; return a line for each thing left to do.
+    """Set path, sources, format and columns of the data set `rows`; return a line for each remaining task.
 
-    Every data set becomes a source of its own, also if two have the same name in different folders. `folder_there` is
-    the folder that the tool's config names for its data sets.
+    Each data set becomes a separate source, even if two have the same name in different directories. `folder_there` is
+    the directory that the tool's config names for its data sets.
     """
     lines: list[str] = []
     rows = draft.config["prepare"]["rows"]
@@ -69,15 +69,15 @@ def write_sets(sets: list[DataSet], draft: Draft, folder_there: Path | None = No
     only = sets[0]
     plain = not (only.rows or only.at_most or only.weight or only.held_out)
     if len(sets) == 1 and plain and len(only.files) < 2:
-        place, line = _place(only, draft)
-        rows |= {"path": place, "format": only.form} | _names_in_rows(only)
+        path, line = _path(only, draft)
+        rows |= {"path": path, "format": only.form} | _names_in_rows(only)
         return [*lines, *line]
     if all(each.local for each in sets) and (folder := _folder(sets, folder_there)):
         rows["path"] = folder
-        places = {id(each): str(Path(each.path).relative_to(folder)) for each in sets}
+        names = {id(each): str(Path(each.path).relative_to(folder)) for each in sets}
     else:
         rows["path"] = FOLDER
-        places = dict(zip(map(id, sets), _names(sets), strict=True))
+        names = dict(zip(map(id, sets), _names(sets), strict=True))
     forms = {each.form for each in sets}
     rows["format"] = forms.pop() if len(forms) == 1 else "auto"
     if only.ignore and all(each.ignore == only.ignore for each in sets):
@@ -88,12 +88,12 @@ def write_sets(sets: list[DataSet], draft: Draft, folder_there: Path | None = No
         entry |= {key: value for key, value in _names_in_rows(each).items() if rows.get(key) != value}
         entry |= {name: value for name in ("weight", "rows", "at_most") if (value := getattr(each, name)) is not None}
         entry |= {"split": "validation"} if each.held_out else {}
-        place = places[id(each)]
-        for name in [f"{place}/{file}" for file in each.files] or [place]:
+        path = names[id(each)]
+        for name in [f"{path}/{file}" for file in each.files] or [path]:
             sources[name] = dict(entry)
             draft.came_from |= {("prepare", "rows", "sources", name, key): each.key for key in entry}
         if rows["path"] == FOLDER:
-            lines.append(f"prepare.rows.sources: bring {_described(each)} to {FOLDER}/{place} (or link it there)")
+            lines.append(f"prepare.rows.sources: bring {_described(each)} to {FOLDER}/{path} (or link it there)")
         else:
             lines += _of_part(each)
     rows["sources"] = sources
@@ -101,29 +101,29 @@ def write_sets(sets: list[DataSet], draft: Draft, folder_there: Path | None = No
 
 
 def _names_in_rows(each: DataSet) -> dict[str, Any]:
-    """Return the keys of the config that say how rows are read, where they are needed."""
+    """Return the non-empty keys of the config that describe how to read the rows."""
     return {key: value for key in ("columns", "roles", "ignore") if (value := getattr(each, key))}
 
 
 def unread(form: str, read: Iterable[str]) -> list[str]:
-    """Return the fields that a form reads beside those in `read`, which are to be ignored."""
+    """Return the fields of a row format that are not in `read`, to be ignored."""
     known = set(read)
     return [name for name in FORMS[form].fields if name not in known]
 
 
 def _read_part(each: DataSet) -> list[str]:
-    """Read a split's part, as in train[:1000], into the cap of rows."""
+    """Turn a slice of a split, e.g. train[:1000], into `at_most`."""
     match = SLICE.fullmatch(each.split or "")
     if not match or not match[2]:
         return []
     if first := FIRST.fullmatch(match[3]):
         each.split, each.at_most = match[1], int(first[1]) or None
         return []
-    return [Remark(f"{each.key}: {each.split} is a part of a split; bring those rows alone", FILL_IN)]
+    return [Remark(f"{each.key}: {each.split} is a slice of a split; bring only those rows", FILL_IN)]
 
 
 def _read_files(each: DataSet) -> list[str]:
-    """Name the files below the data set's folder; return a line for those that are elsewhere, and for a cap of rows."""
+    """Make files relative to the data set; return a line for files elsewhere, and for `at_most` of several files."""
     lines: list[str] = []
     elsewhere = [file for file in each.files if REMOTE.match(file) or file.startswith(("/", "~")) or ".." in file]
     if elsewhere:
@@ -136,8 +136,8 @@ def _read_files(each: DataSet) -> list[str]:
     return lines
 
 
-def _place(each: DataSet, draft: Draft) -> tuple[str, list[str]]:
-    """Return the path of the only data set, and a line if its rows are to be brought there."""
+def _path(each: DataSet, draft: Draft) -> tuple[str, list[str]]:
+    """Return the path of the only data set, and a line if its rows have to be brought there."""
     if each.local:
         return (f"{each.path.rstrip('/')}/{each.files[0]}" if each.files else each.path), _of_part(each)
     name = _names([each])[0]
@@ -156,14 +156,14 @@ def _place(each: DataSet, draft: Draft) -> tuple[str, list[str]]:
             part = f", and only those of {_described(each)}" if each.subset or each.split else ""
             lines.append(f"fetch.data.{key}.files: the file names none; {FILES} is written: write those to read{part}")
         return f"data/hub/{key}", lines
-    place = f"data/{name}" + (f"/{each.files[0]}" if each.files else "")
-    return place, [
-        f"prepare.rows.path: bring {_described(each)} to {place}, or name it in fetch.data with a commit of 40 digits"
+    path = f"data/{name}" + (f"/{each.files[0]}" if each.files else "")
+    return path, [
+        f"prepare.rows.path: bring {_described(each)} to {path}, or name it in fetch.data with a commit of 40 digits"
     ]
 
 
 def _of_part(each: DataSet) -> list[str]:
-    """Return a line if the tool reads a part of a local data set, which no key of ours names."""
+    """Return a line if the tool reads only part of a local data set."""
     whole = each.subset is None and (each.split in (None, "train") or "[" in str(each.split))
     if whole or DATA_FILE.search(each.path):
         return []
@@ -182,7 +182,7 @@ def _described(each: DataSet) -> str:
 
 
 def _names(sets: list[DataSet]) -> list[str]:
-    """Return a name for each data set: the last part of its path, more of it where two are equal."""
+    """Return a name for each data set: the last part of its path, or more of it if two are equal."""
     paths = [each.name or _without_query(each.path).rstrip("/") for each in sets]
     lasts = [_last(path) for path in paths]
     names: list[str] = []
@@ -200,7 +200,7 @@ def _names(sets: list[DataSet]) -> list[str]:
 
 
 def _last(path: str) -> str:
-    """Return the last part of a path that can be a name below a folder."""
+    """Return the last part of a path that can be a file name."""
     return last if (last := Path(path).name) not in ("", "..", "~") else "rows.json"
 
 
@@ -214,10 +214,10 @@ def _stem(name: str) -> tuple[str, str]:
 
 
 def _folder(sets: list[DataSet], folder_there: Path | None) -> str | None:
-    """Return the folder around all data sets, which are paths of this machine; None if there is none.
+    """Return the common directory of all data sets, which are local paths; None if there is none.
 
-    An absolute one holds each of them itself, or is in `folder_there`: one above may be / or a home directory, all of
-    which would be watched.
+    An absolute directory must directly contain all data sets or be inside `folder_there`: a higher one may be / or a
+    home directory, and all of it would be tracked.
     """
     paths = [Path(each.path) for each in sets]
     if len(set(paths)) < len(paths) or any(".." in path.parts for path in paths):

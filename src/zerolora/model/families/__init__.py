@@ -1,7 +1,7 @@
-"""The model families whose spec is read from config.json alone, one file for each family or group of families.
+"""The model families whose spec is read from config.json alone.
 
-To add a family, write a file here with a table `FAMILIES`, which maps a model_type to the function that reads its
-config.json.
+To add a family, write a file here with a table `FAMILIES` that maps its model_type to a function of its config.json, or
+add a line to the table of a file.
 
 Source of every path, order, bias and default: transformers 5.23, models/<family>/configuration_<family>.py and
 modeling_<family>.py; tests/unit/test_shapes.py compares each parameter with the real class.

@@ -7,42 +7,38 @@ from typing import Any
 from zerolora.errors import UserError, shown
 
 LARGEST = 2**31 - 1
-"""Of a size. A file with a larger one is damaged, and its estimate would be a number of no use."""
+"""Maximum of a size; a file with a larger one is damaged."""
 MOST_LAYERS = 1000
-"""Of a stack. Models of 100 to 200 layers are published; what is counted layer by layer would take minutes."""
+"""Maximum layers of a stack. Published models have up to 200; counting more layer by layer would take minutes."""
 LAYERS = (
     *("num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_encoder_layers", "num_decoder_layers"),
     *("encoder_layers", "decoder_layers", "depth"),
 )
-"""The keys by which architectures call a number of layers."""
+"""Architectures' keys for a number of layers."""
 ACTIVATIONS = (
     *("gelu", "gelu_10", "gelu_accurate", "gelu_fast", "gelu_new", "gelu_python", "gelu_python_tanh"),
     *("gelu_pytorch_tanh", "hardswish", "laplace", "leaky_relu", "linear", "mish", "prelu", "quick_gelu", "relu"),
     *("relu2", "relu6", "sigmoid", "silu", "sqrtsoftplus", "swish", "tanh", "xielu"),
 )
-"""The names that an activation may have: transformers/activations.py, ACT2FN. A test keeps the two equal."""
+"""transformers' names of activations (activations.py, ACT2FN). A test keeps the two equal."""
 ACTIVATION_KEYS = ("hidden_act", "hidden_activation", "activation_function", "activation", "feed_forward_proj")
 
 
 @dataclass(frozen=True)
 class Keys:
-    """A config.json whose values are checked when they are read.
-
-    If a value has several names, the first one present is used.
-    """
+    """A config.json whose values are checked when they are read, under the first of their names that is present."""
 
     config: dict[str, Any]
     where: Path
     family: str
 
     def size(self, *names: str, default: int | None = None, null: int | None = None) -> int:
-        """Return a number from 1 to LARGEST, of layers MOST_LAYERS; `default` if the key is missing, `null` if it is
-        null.
+        """Return a number from 1 to LARGEST, of layers to MOST_LAYERS; `default` for a missing key, `null` for null.
 
-        Without a default the key is required, even if the config class has one: a file without the model's sizes would
-        be counted as a model of another size.
+        Without `default` the key is required even if the config class has a default: the file describes a model of
+        another size.
         """
-        name = self._name(names)
+        name = next((name for name in names if name in self.config), None)
         if name is None:
             if default is None:
                 raise UserError(
@@ -90,7 +86,7 @@ class Keys:
         return value is not None
 
     def divided(self, hidden: int, heads: int) -> int:
-        """Return the width of a head, in a family whose class refuses any remainder."""
+        """Return the width of a head, in a family whose class refuses a remainder."""
         if hidden % heads:
             raise UserError(
                 f"{self.where}: the hidden size {hidden} is not a multiple of the {heads} attention heads, "
@@ -99,18 +95,15 @@ class Keys:
         return hidden // heads
 
     def rotary_share(self, name: str, default: float) -> float:
-        """Return the share of a head that is rotated, which older files have under `name`."""
+        """Return the share of a head that rotary embedding rotates, under `name` in older files."""
         parameters = self.config.get("rope_scaling") or self.config.get("rope_parameters")
         if isinstance(parameters, dict) and "partial_rotary_factor" in parameters:
             return replace(self, config=parameters).rate("partial_rotary_factor", default)
         return self.rate(name, default)
 
     def wrong(self, name: str, remedy: str) -> UserError:
-        """Return the error for a value that no model can have."""
+        """Return the error for an invalid value."""
         return UserError(f"{self.where}: {name} is {shown(self.config[name])}; write {remedy}")
-
-    def _name(self, names: tuple[str, ...]) -> str | None:
-        return next((name for name in names if name in self.config), None)
 
 
 def most_of(name: str) -> int:

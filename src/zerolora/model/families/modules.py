@@ -1,4 +1,4 @@
-"""The modules that models are made of, each with its parameters."""
+"""Constructors of modules, by kind."""
 
 from zerolora.model.spec import Module
 
@@ -8,7 +8,7 @@ def linear(path: str, inputs: int, outputs: int, bias: bool = False, count: int 
 
 
 def conv1d(path: str, inputs: int, outputs: int, count: int) -> Module:
-    # GPT-2 writes its linear modules as Conv1D, whose weight is [inputs, outputs].
+    # GPT-2's linear modules, with a weight of [inputs, outputs].
     return Module(path, "conv1d", weight_shapes((inputs, outputs), outputs), count, inputs, outputs)
 
 
@@ -34,7 +34,7 @@ def weight_shapes(size: tuple[int, ...], bias: int = 0) -> tuple[tuple[str, tupl
 
 
 def replaced(modules: tuple[Module, ...], part: str, others: tuple[Module, ...]) -> tuple[Module, ...]:
-    """Return `modules` with `others` in the place of those whose path contains `part`."""
+    """Return `modules` with `others` instead of those whose path contains `part`."""
     at = next(index for index, module in enumerate(modules) if part in module.path)
     rest = tuple(module for module in modules if part not in module.path)
     return rest[:at] + others + rest[at:]

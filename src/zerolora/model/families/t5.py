@@ -1,51 +1,61 @@
 """T5."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from zerolora.model.families.keys import Keys
 from zerolora.model.families.modules import embedding, head, linear, rms
 from zerolora.model.spec import ModelSpec, Module
 
 
-@dataclass(frozen=True)
-class _T5Sizes:
-    hidden: int
-    heads: int
-    head_dim: int
-    inner: int
-    gated: bool
-    buckets: int
-
-
 def _t5(keys: Keys) -> ModelSpec:
     """Return the spec of a T5. Its head is always tied: T5Config forces tie_word_embeddings to true."""
     encoder_layers = keys.size("num_hidden_layers", "num_layers")
     layers = keys.size("num_decoder_layers", default=encoder_layers, null=encoder_layers)
-    activation, gated = _t5_activation(keys)
-    sizes = _T5Sizes(
-        hidden=keys.size("hidden_size", "d_model"),
-        heads=keys.size("num_attention_heads", "num_heads"),
-        head_dim=keys.size("head_dim", "d_kv", default=64),
-        inner=keys.size("d_ff"),
-        gated=gated,
-        buckets=keys.size("relative_attention_num_buckets", default=32),
-    )
+    activation, gated = _activation(keys)
+    hidden, heads = keys.size("hidden_size", "d_model"), keys.size("num_attention_heads", "num_heads")
+    head_dim, inner = keys.size("head_dim", "d_kv", default=64), keys.size("d_ff")
+    buckets = keys.size("relative_attention_num_buckets", default=32)
     vocabulary, dropout = keys.size("vocab_size"), keys.rate("dropout_rate", 0.1)
-    modules = (
-        embedding("shared", vocabulary, sizes.hidden),
-        *_t5_stack("encoder", encoder_layers, sizes),
-        *_t5_stack("decoder", layers, sizes),
-        head(sizes.hidden, vocabulary, tied=True),
-    )
+
+    def attention(path: str, name: str, count: int) -> tuple[Module, ...]:
+        width = heads * head_dim
+        return (
+            *(linear(f"{path}.{name}.{each}", hidden, width, count=count) for each in ("q", "k", "v")),
+            linear(f"{path}.{name}.o", width, hidden, count=count),
+            rms(f"{path}.layer_norm", hidden, count),
+        )
+
+    def stack(name: str, count: int) -> tuple[Module, ...]:
+        block = f"{name}.block.{{}}.layer"
+        bias = embedding(f"{name}.block.0.layer.0.SelfAttention.relative_attention_bias", buckets, heads)
+        cross = attention(f"{block}.1", "EncDecAttention", count) if name == "decoder" else ()
+        mlp, up = f"{block}.{2 if cross else 1}", ("wi_0", "wi_1") if gated else ("wi",)
+        *projections, norm = attention(f"{block}.0", "SelfAttention", count)
+        return (
+            *projections,
+            bias,
+            norm,
+            *cross,
+            *(linear(f"{mlp}.DenseReluDense.{each}", hidden, inner, count=count) for each in up),
+            replace(linear(f"{mlp}.DenseReluDense.wo", inner, hidden, count=count), quantizable=False),
+            rms(f"{mlp}.layer_norm", hidden, count),
+            rms(f"{name}.final_layer_norm", hidden),
+        )
+
     return ModelSpec(
         family=keys.family,
-        modules=modules,
+        modules=(
+            embedding("shared", vocabulary, hidden),
+            *stack("encoder", encoder_layers),
+            *stack("decoder", layers),
+            head(hidden, vocabulary, tied=True),
+        ),
         layers=layers,
-        hidden=sizes.hidden,
-        heads=sizes.heads,
-        key_heads=sizes.heads,
-        head_dim=sizes.head_dim,
-        inner=sizes.inner,
+        hidden=hidden,
+        heads=heads,
+        key_heads=heads,
+        head_dim=head_dim,
+        inner=inner,
         vocabulary=vocabulary,
         tied=True,
         norm="rms",
@@ -60,41 +70,13 @@ def _t5(keys: Keys) -> ModelSpec:
     )
 
 
-def _t5_activation(keys: Keys) -> tuple[str, bool]:
-    """Return the activation and whether the MLP is gated, out of relu or gated-gelu."""
-    said = keys.text("feed_forward_proj", "relu")
-    gate, _, name = said.rpartition("-")
+def _activation(keys: Keys) -> tuple[str, bool]:
+    """Return the activation, and whether the MLP is gated, from relu or gated-gelu."""
+    value = keys.text("feed_forward_proj", "relu")
+    gate, _, name = value.rpartition("-")
     if gate not in ("", "gated"):
         raise keys.wrong("feed_forward_proj", "an activation, as in relu, or gated- and one, as in gated-gelu")
-    return "gelu_new" if said == "gated-gelu" else name, gate == "gated"
-
-
-def _t5_stack(stack: str, layers: int, sizes: _T5Sizes) -> tuple[Module, ...]:
-    block, hidden = f"{stack}.block.{{}}.layer", sizes.hidden
-    bias = embedding(f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias", sizes.buckets, sizes.heads)
-    cross = _t5_attention(f"{block}.1", "EncDecAttention", layers, sizes) if stack == "decoder" else ()
-    mlp = f"{block}.{2 if cross else 1}"
-    up = ("wi_0", "wi_1") if sizes.gated else ("wi",)
-    itself = _t5_attention(f"{block}.0", "SelfAttention", layers, sizes)
-    return (
-        *itself[:-1],
-        bias,
-        itself[-1],
-        *cross,
-        *(linear(f"{mlp}.DenseReluDense.{name}", hidden, sizes.inner, count=layers) for name in up),
-        replace(linear(f"{mlp}.DenseReluDense.wo", sizes.inner, hidden, count=layers), quantizable=False),
-        rms(f"{mlp}.layer_norm", hidden, layers),
-        rms(f"{stack}.final_layer_norm", hidden),
-    )
-
-
-def _t5_attention(path: str, name: str, layers: int, sizes: _T5Sizes) -> tuple[Module, ...]:
-    width = sizes.heads * sizes.head_dim
-    return (
-        *(linear(f"{path}.{name}.{each}", sizes.hidden, width, count=layers) for each in ("q", "k", "v")),
-        linear(f"{path}.{name}.o", width, sizes.hidden, count=layers),
-        rms(f"{path}.layer_norm", sizes.hidden, layers),
-    )
+    return "gelu_new" if value == "gated-gelu" else name, gate == "gated"
 
 
 FAMILIES = {"t5": _t5}

@@ -1,8 +1,8 @@
 """A checkpoint's file: tensors, and a manifest with a sha256 of each.
 
-One safetensors file holds the whole fp32 adapter, its moments and the state of the loop, whatever ZeRO stage and world
-size wrote it. The manifest lies in the file's header: the step, the sha256 of each tensor, and which run it is of. A
-file appears whole or not at all (written beside, fsync, rename).
+One safetensors file holds the whole fp32 adapter, its moments and the state of the loop, independent of ZeRO stage and
+world size. Its header has the manifest: the step, the sha256 of each tensor, and the identity of the run. A file is
+written beside its path, flushed and renamed, so it is never partial.
 """
 
 import hashlib
@@ -26,20 +26,20 @@ from zerolora.files import canonical, readable, sync_directory
 
 VERSION = 3
 SUFFIX = ".safetensors"
-
-
 PAUSES = (1.0, 3.0, 6.0)
-"""Seconds before a file is read again that the operating system could not read: a server that restarts takes some."""
+"""Seconds before reading again after an error of the operating system, such as a restart of the file server."""
 CHUNK = 2**20
+COUNTS = ("step", "updates", "seconds", "resumes", "best_step", "loss_scale")
+"""Fields of State that are in the manifest."""
 Read = TypeVar("Read")
 
 
 class CorruptCheckpoint(Exception):
-    """A file that is not a whole checkpoint; the message says why."""
+    """A file is not a complete checkpoint; the message has the reason."""
 
 
 class UnreadCheckpoint(UserError):
-    """A checkpoint that cannot be read, and may be whole."""
+    """A checkpoint cannot be read, but may be complete."""
 
     def __init__(self, path: Path, why: str, remedy: str) -> None:
         super().__init__(f"{path}: {why}; {remedy}")
@@ -47,11 +47,11 @@ class UnreadCheckpoint(UserError):
 
 
 class OtherVersion(UnreadCheckpoint):
-    """A whole checkpoint that another version of zerolora wrote."""
+    """A complete checkpoint was written by another version of zerolora."""
 
 
 class Manifest(BaseModel):
-    """What a checkpoint's manifest holds, beside its format."""
+    """A checkpoint's manifest, without its format."""
 
     model_config = ConfigDict(strict=True)
 
@@ -77,19 +77,19 @@ class State:
     updates: int
     """Updates of the optimizer; fewer than steps if fp16 overflowed."""
     loop: dict[str, torch.Tensor]
-    """What the loop has summed up: fp64 tensors."""
+    """Losses, metrics and validations of the loop: fp64 tensors."""
     seconds: float
-    """Seconds of training so far, loading and pauses not counted."""
+    """Seconds of training so far, without loading and pauses."""
     resumes: int = 0
     best_step: int | None = None
-    """The step of the lowest validation loss so far; its checkpoint is kept."""
+    """The step of the best validation so far, whose checkpoint is kept."""
     best: dict[str, torch.Tensor] = field(default_factory=dict)
     """The adapter after that step; empty if none is kept."""
     loss_scale: dict[str, float] = field(default_factory=dict)
 
 
 def write(folder: Path, state: State, resume_key: dict[str, Any], run_fingerprint: dict[str, Any]) -> Path:
-    """Write a checkpoint, whole or not at all, and return its path. Raises OSError or SafetensorError."""
+    """Write a checkpoint atomically and return its path. Raises OSError or SafetensorError."""
     tensors = {
         **{f"{part}/{name}": tensor for part, named in state.parts.items() for name, tensor in named.items()},
         **{f"best/{name}": tensor for name, tensor in state.best.items()},
@@ -98,13 +98,8 @@ def write(folder: Path, state: State, resume_key: dict[str, Any], run_fingerprin
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
     manifest = {
         "format": VERSION,
-        "step": state.step,
         "steps": run_fingerprint["steps"],
-        "updates": state.updates,
-        "seconds": state.seconds,
-        "resumes": state.resumes,
-        "best_step": state.best_step,
-        "loss_scale": state.loss_scale,
+        **{name: getattr(state, name) for name in COUNTS},
         "resume_key": resume_key,
         "run_fingerprint": run_fingerprint,
         "tensors": {name: _sha256(tensor) for name, tensor in tensors.items()},
@@ -116,7 +111,8 @@ def write(folder: Path, state: State, resume_key: dict[str, Any], run_fingerprin
     try:
         save_file(tensors, beside, {"manifest": text, "sha256": hashlib.sha256(text.encode()).hexdigest()})
         readable(beside)
-        _sync(beside)
+        with beside.open("rb") as file:
+            os.fsync(file.fileno())
         beside.replace(path)
         sync_directory(folder)
     finally:
@@ -125,16 +121,15 @@ def write(folder: Path, state: State, resume_key: dict[str, Any], run_fingerprin
 
 
 def read(path: Path) -> tuple[State, dict[str, Any]]:
-    """Return a checkpoint and its manifest, every byte of it checked.
+    """Return a checkpoint and its manifest, after checking every byte.
 
-    Raises CorruptCheckpoint if it is damaged, OtherVersion, and UnreadCheckpoint if the operating system cannot read
-    it, not after some seconds either.
+    Raises CorruptCheckpoint, OtherVersion, or UnreadCheckpoint if the operating system repeatedly fails to read it.
     """
     return _patiently(_read, path)
 
 
 def read_chosen(path: Path, rank: int) -> State:
-    """Return a checkpoint that rank 0 has chosen or written. Raises UserError if this rank cannot read it."""
+    """Return a checkpoint that rank 0 has chosen or written. Raises UserError if this rank cannot use it."""
     try:
         return read(path)[0]
     except CorruptCheckpoint as error:
@@ -152,7 +147,7 @@ def header(path: Path, pauses: Sequence[float] | None = None) -> dict[str, Any]:
 
 def _read(path: Path) -> tuple[State, dict[str, Any]]:
     manifest = _header(path)
-    # What safetensors maps into memory and then cannot be read ends the process (SIGBUS); here it is an OSError.
+    # A page of safetensors' mapping that cannot be read would kill the process (SIGBUS); here it is an OSError.
     with path.open("rb", buffering=0) as file:
         while file.read(CHUNK):
             pass
@@ -171,13 +166,12 @@ def _read(path: Path) -> tuple[State, dict[str, Any]]:
         part, _, rest = name.partition("/")
         parts.setdefault(part, {})[rest] = tensor
     loop, best = parts.pop("loop", {}), parts.pop("best", {})
-    counts = {key: manifest[key] for key in ("step", "updates", "seconds", "resumes", "best_step", "loss_scale")}
-    return State(parts=parts, loop=loop, best=best, **counts), manifest
+    return State(parts=parts, loop=loop, best=best, **{name: manifest[name] for name in COUNTS}), manifest
 
 
 def _header(path: Path) -> dict[str, Any]:
     with path.open("rb", buffering=0) as file:
-        file.read(CHUNK)  # an OSError of its own, which safetensors would call a broken file
+        file.read(CHUNK)  # raises OSError, which safetensors would report as a broken file
     try:
         with safe_open(path, "pt") as opened:
             metadata = opened.metadata() or {}
@@ -208,7 +202,7 @@ def _header(path: Path) -> dict[str, Any]:
 
 
 def _patiently(action: Callable[[Path], Read], path: Path, pauses: Sequence[float] | None = None) -> Read:
-    """Return what `action` reads of `path`, after further attempts where the operating system cannot read it."""
+    """Return the result of `action`, repeated after PAUSES while the operating system fails to read `path`."""
     for pause in (*(PAUSES if pauses is None else pauses), None):
         try:
             return action(path)
@@ -229,28 +223,15 @@ def path_of(folder: Path, step: int) -> Path:
 
 
 def newest_first(folder: Path) -> list[Path]:
-    """Return the paths of a folder's checkpoints; none if there is no such folder.
+    """Return the paths of a folder's checkpoints; none if the folder does not exist.
 
-    Raises UserError if the operating system cannot list it: that there are none would be believed.
+    Raises UserError if the operating system cannot list it; Path.glob would return none.
     """
     try:
-        return _patiently(_checkpoints, folder)
+        paths = _patiently(lambda path: sorted(path.iterdir(), reverse=True), folder)
     except CorruptCheckpoint:
         return []
-
-
-def _checkpoints(folder: Path) -> list[Path]:
-    paths = sorted(folder.iterdir(), reverse=True)  # Path.glob passes over what it may not read
     return [path for path in paths if fnmatch(path.name, f"step-*{SUFFIX}")]
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file's bytes are on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _sha256(tensor: torch.Tensor) -> str:

@@ -1,4 +1,4 @@
-"""Which runs are the same: what a run's losses depend on, and what makes two finished runs the very same."""
+"""The identity of a run: the inputs of its losses, and those of everything that it measures."""
 
 import hashlib
 from dataclasses import asdict
@@ -7,6 +7,7 @@ from typing import Any
 
 from zerolora.config.compared import compared
 from zerolora.config.fingerprint import Chosen, of_stage
+from zerolora.config.settings import TrainingPlan
 from zerolora.files import MANIFEST, canonical
 from zerolora.methods.registry import TRAINABLE
 from zerolora.model import foreign
@@ -14,9 +15,8 @@ from zerolora.model.added_tokens import of_data
 from zerolora.planner.zero_json import ZeroJson
 from zerolora.train.earlier_adapter import provenance
 from zerolora.train.objectives import OBJECTIVES
-from zerolora.train.training_plan import TrainingPlan
 
-# Settings of training that change no loss beyond rounding: a run may continue with others. All the rest binds.
+# Settings that change no loss beyond rounding: a run may resume with others. All other settings must stay the same.
 FREE = frozenset(
     {
         "nodes",
@@ -36,18 +36,18 @@ FREE = frozenset(
         "tracker",
         "flops",
         "canary",
-        "from_adapter",  # its content binds
+        "from_adapter",  # its content must stay the same
     }
 )
-# Those that change nothing of what is trained or measured either.
+# Settings that change no measurement either.
 SAVING = frozenset({"checkpoint_steps", "checkpoint_minutes", "resume", "tracker", "canary"})
 
 
 def resume_key(plan: TrainingPlan, config: ZeroJson, data: Path, packing: Path, weights: Path) -> dict[str, Any]:
-    """Return what the losses depend on, but for rounding: settings by their config key, and hashes of the inputs.
+    """Return everything that the losses depend on, except for rounding: settings by config key, and input hashes.
 
-    A key at its neutral value is left out, so that a new key with its default makes no unfinished run another one.
-    `config` holds the engine's options, `weights` is the file that says where the weights are.
+    Keys at their neutral value are omitted, so that a new key with its default voids no unfinished run. `config` holds
+    the engine's options, `weights` is the file that locates the weights.
     """
     settings = compared(plan)
     rows = ("train.arrow", "validation.arrow")
@@ -60,7 +60,7 @@ def resume_key(plan: TrainingPlan, config: ZeroJson, data: Path, packing: Path, 
         **origin,
         **{f"train.{key}": value for key, value in settings.items() if key not in FREE},
         **({"added_tokens": _hash(added)} if added else {}),
-        **({"set of metrics of train.objective": metrics} if metrics else {}),  # a checkpoint holds those of every step
+        **({"set of metrics of train.objective": metrics} if metrics else {}),  # a checkpoint has those of every step
         "train.gradient_clipping": config.engine.gradient_clipping,
         "model": _hash(foreign.manifest(weights, "zerolora weights")["files"]),
         "data": _hash({name: foreign.manifest(data / MANIFEST, "zerolora prepare")["files"][name] for name in rows}),
@@ -69,7 +69,7 @@ def resume_key(plan: TrainingPlan, config: ZeroJson, data: Path, packing: Path, 
 
 
 def run_fingerprint(plan: TrainingPlan, config: ZeroJson, steps: int) -> dict[str, Any]:
-    """Return what makes a finished run the very same, its speed and memory too."""
+    """Return everything that a finished run's results depend on, speed and memory included."""
     settings = {key: value for key, value in compared(plan).items() if key not in SAVING}
     chosen: Chosen = {
         "methods": {plan.method},

@@ -1,14 +1,14 @@
-"""The checkpoints of a run on disk: which one to resume, when to write the next, which ones to keep.
+"""The checkpoints of a run on disk: the one to resume, the time of the next, those to keep.
 
     work/checkpoints/<run>/<key>/step-00000060.safetensors
 
-`key` is a hash of the resume key (resume_key.py), everything that the losses depend on, so any checkpoint of a folder
-may be resumed. Another version may write the same key otherwise: a folder of another name is this run's own, too, if
-the key in its checkpoints says the same. Checkpoints are written by a thread while training continues.
+`key` is a hash of the resume key (resume_key.py), so any checkpoint of a folder may be resumed. Another version of
+zerolora may hash the same key differently: a folder of another name also belongs to this run if the key in its
+checkpoints is equivalent. A thread writes checkpoints while training continues.
 
-Only whole checkpoints that are older than the kept ones are deleted. A damaged one is renamed to `damaged-step-…`, and
-those that a run does not resume, as it starts again from the beginning, to `earlier-step-…` until it has as many of its
-own. One that cannot be read, or that another version wrote, ends the run.
+Only complete checkpoints older than the kept ones are deleted. A damaged one is renamed to `damaged-step-…`. When a run
+starts over, its old ones are renamed to `earlier-step-…`, until it has as many new ones. One that cannot be read, or
+that another version wrote, ends the run.
 """
 
 import fcntl
@@ -26,6 +26,7 @@ import torch
 from safetensors import SafetensorError
 
 from zerolora.config.compared import filled
+from zerolora.config.settings import TrainingPlan
 from zerolora.errors import UserError, shown, wording
 from zerolora.files import canonical
 from zerolora.train.checkpoint.format import (
@@ -39,14 +40,13 @@ from zerolora.train.checkpoint.format import (
     read,
     write,
 )
-from zerolora.train.training_plan import TrainingPlan
 
 LOCK_SECONDS = 10
-"""How long a predecessor may take to die: Slurm starts a requeued job while the old one's last task is being killed."""
+"""How long a predecessor may take to die: Slurm starts a requeued job while it kills the old one's last task."""
 DAMAGED, EARLIER = "damaged", "earlier"
-"""What is put before the names of checkpoints that are set aside."""
+"""Prefixes of the names of checkpoints that are set aside."""
 SETTING = "train."
-"""What the keys of settings begin with in a resume key."""
+"""Prefix of settings in a resume key."""
 FINISHED = "finished"
 """File beside the checkpoints of a run whose adapter is published."""
 
@@ -64,8 +64,8 @@ class Checkpoints:
         every_minutes: float,
         keep: int = 2,
     ) -> None:
-        """`of_run` holds the run's checkpoints, in a folder for each resume key; they are due after `every_steps` steps
-        and when the last one is `every_minutes` old. The last `keep` stay, and the one of the best step."""
+        """`of_run` has a folder for each resume key. Checkpoints are due after `every_steps` steps and when the last
+        one is `every_minutes` old. The last `keep` and that of the best step are kept."""
         self.of_run, self.resume_key, self.run_fingerprint = of_run, resume_key, run_fingerprint
         self.every_steps, self.every_seconds, self.keep = every_steps, 60 * every_minutes, keep
         self._last = time.monotonic()
@@ -79,9 +79,9 @@ class Checkpoints:
         """Bytes of the last checkpoint that this process wrote; 0 before."""
 
     def _folder(self) -> Path:
-        """Return the folder of this run and key: the one of its name, unless only another one has its checkpoints.
+        """Return the folder of this key's checkpoints: the one with its name, unless only another folder has some.
 
-        Every rank decides for itself, before any of them writes.
+        Every rank decides by itself, before any of them writes.
         """
         own = self.of_run / hashlib.sha256(canonical(self.resume_key).encode()).hexdigest()[:16]
         if not self.of_run.is_dir() or newest_first(own):
@@ -97,9 +97,9 @@ class Checkpoints:
     def choose(self, resume: str) -> tuple[Path | None, list[str]]:
         """Return the checkpoint to resume, None to start over, and lines about others that are not resumed.
 
-        `resume`: auto = the newest whole one of this run and config; never; or a file where the run begins, from which
-        a newer one of this run may continue. Raises UserError if that file is not a checkpoint of this config, one of
-        the folder cannot be read or was written by another version, or the folder cannot be written.
+        `resume`: auto = the newest complete one of this run and config; never; or a file to start from, or from a newer
+        checkpoint that continues it. Raises UserError if that file is not a checkpoint of this config, one of the
+        folder cannot be read or was written by another version, or the folder cannot be written.
         """
         self.claim()
         path, lines = self.newest() if resume == "auto" else (None, [])
@@ -112,9 +112,9 @@ class Checkpoints:
         return path, lines
 
     def claim(self) -> None:
-        """Keep others from training the same run, until this process ends. Whoever writes into the folder calls it.
+        """Lock the run for this process, before anything is written to the folder.
 
-        Raises UserError if another one does, or the folder cannot be written.
+        Raises UserError if another process trains the run, or the folder cannot be written.
         """
         if self._lock:
             return
@@ -144,15 +144,14 @@ class Checkpoints:
         self._lock.flush()
 
     def due(self, step: int) -> bool:
-        """Tell whether a checkpoint is due after `step` steps."""
+        """Return whether a checkpoint is due after `step` steps."""
         by_steps = self.every_steps is not None and step % self.every_steps == 0
         return by_steps or time.monotonic() - self._last >= self.every_seconds
 
     def newest(self) -> tuple[Path | None, list[str]]:
-        """Return the newest whole checkpoint, and lines about others that are not resumed.
+        """Return the newest complete checkpoint, and lines about others that are not resumed.
 
-        A finished run is resumed only if nothing at all has changed: a change that made the stage run again, as of the
-        strategy, is to be measured again.
+        A finished run is resumed only if nothing has changed: the stage runs again to measure, say, another strategy.
         """
         lines: list[str] = []
         for path, _, manifest in self._whole(lines):
@@ -162,12 +161,20 @@ class Checkpoints:
         return None, [*lines, *self._of_other_configs()]
 
     def onward(self, named: Path) -> tuple[Path, list[str]]:
-        """Return the newest whole checkpoint that continues from `named`, or that one itself, and lines about others.
+        """Return the newest complete checkpoint that continues from `named`, or `named` itself, and lines about others.
 
-        A preempted run starts again with the same command, and must not go back to where it began. `named` is kept
-        from now on. Raises UserError if training cannot continue from it.
+        So a preempted run, restarted with the same command, keeps its progress. `named` is never deleted. Raises
+        UserError if training cannot resume from it.
         """
-        begin = self._begin(named)
+        try:
+            begin, manifest = read(named)
+        except CorruptCheckpoint as error:
+            raise UserError(f"train.resume: {named}: {error}; name another checkpoint, or write auto") from None
+        if faults := differences(manifest["resume_key"], self.resume_key):
+            raise UserError(
+                f"train.resume: {named} cannot be resumed, since {'; '.join(faults)}; put it back as it was, or write "
+                "resume: auto to start over"
+            )
         self._named = named.resolve()
         lines: list[str] = []
         for path, state, manifest in self._whole(lines, after=begin.step):
@@ -178,7 +185,7 @@ class Checkpoints:
                     if newer > path_of(self.folder, begin.step):
                         set_aside(newer, EARLIER)
                 break
-            # Their losses tell: all checkpoints of a folder have one resume key, but not one line of steps.
+            # All checkpoints of a folder share the resume key, but not their history, so the losses are compared.
             if torch.equal(state.loop["loss"][: begin.step], begin.loop["loss"]):
                 return path, [*lines, wording(f"{path} continues from {named}, which train.resume names")]
             aside = set_aside(path, EARLIER).name
@@ -187,8 +194,7 @@ class Checkpoints:
         return named, lines
 
     def _whole(self, lines: list[str], after: int = 0) -> Iterator[tuple[Path, State, dict[str, Any]]]:
-        """Yield the whole checkpoints of more than `after` steps, the newest first; set damaged ones aside, with a line
-        about each."""
+        """Yield complete checkpoints after step `after`, the newest first; set damaged ones aside, with a line."""
         for path in newest_first(self.folder):
             if path <= path_of(self.folder, after):
                 return
@@ -199,37 +205,23 @@ class Checkpoints:
                 lines.append(wording(f"{path} is passed over: {error}; it is now {aside}"))
 
     def _of_other_finished(self, manifest: dict[str, Any]) -> bool:
-        """Tell whether this run is finished, and something has changed since the checkpoint of this manifest."""
+        """Return whether this run is finished, and something has changed since the checkpoint of this manifest."""
         return self._finished.exists() and bool(manifest["run_fingerprint"] != self.run_fingerprint)
 
-    def _begin(self, path: Path) -> State:
-        """Return the state in the checkpoint that the config names. Raises UserError if it cannot be resumed."""
-        try:
-            state, manifest = read(path)
-        except CorruptCheckpoint as error:
-            raise UserError(f"train.resume: {path}: {error}; name another checkpoint, or write auto") from None
-        faults = differences(manifest["resume_key"], self.resume_key)
-        if faults:
-            raise UserError(
-                f"train.resume: {path} cannot be resumed, since {'; '.join(faults)}; put it back as it was, or write "
-                "resume: auto to start over"
-            )
-        return state
-
     def write(self, state: State) -> None:
-        """Write `state` in a thread, and remove those that are older than the kept ones. Waits for the one before."""
+        """Write `state` in a thread, and delete checkpoints older than the kept ones. Waits for the previous write."""
         self.wait()
         self._last = time.monotonic()
         self._writing = threading.Thread(target=self._write, args=(state,), daemon=False)
         self._writing.start()
 
     def mark_finished(self) -> None:
-        """Note that the adapter is published."""
+        """Record that the adapter is published."""
         self.wait()
         self._finished.touch()
 
     def wait(self) -> None:
-        """Wait until what was passed to `write` is on disk. Raises UserError if it could not be written."""
+        """Wait until the last `write` is on disk. Raises UserError if it failed."""
         if self._writing:
             self._writing.join()
             self._writing = None
@@ -251,7 +243,7 @@ class Checkpoints:
             self._failure = error
 
     def _of_other_configs(self) -> Iterator[str]:
-        """Say why the newest unfinished checkpoint of another config is not resumed, if there is one."""
+        """Yield a line on why the newest unfinished checkpoint of another config is not resumed, if there is one."""
         others = [each for each in self.of_run.glob("*/") if each != self.folder and not (each / FINISHED).exists()]
         for path in self._newest_of_each(others)[:1]:
             try:
@@ -266,7 +258,7 @@ class Checkpoints:
                     yield wording(f"{path} is not resumed, since {why}; training starts over")
 
     def _newest_of_each(self, folders: Iterable[Path]) -> list[Path]:
-        """Return the checkpoint that was written last in each of some folders, the newest first."""
+        """Return the last written checkpoint of each folder, the newest first."""
         written = [
             max(paths, key=lambda path: path.lstat().st_mtime)
             for folder in folders
@@ -276,7 +268,7 @@ class Checkpoints:
 
 
 def set_aside(path: Path, why: str) -> Path:
-    """Rename a checkpoint, so that it is not resumed, and return its new path; `why` is DAMAGED or EARLIER."""
+    """Rename a checkpoint so that it is not resumed, and return its new path; `why` is DAMAGED or EARLIER."""
     names = (f"{why}-{path.name}", *(f"{why}-{path.stem}.{number}{SUFFIX}" for number in range(1, 10_000)))
     target = next(each for name in names if not os.path.lexists(each := path.with_name(name)))
     path.rename(target)
@@ -284,7 +276,7 @@ def set_aside(path: Path, why: str) -> Path:
 
 
 def _is_whole(path: Path) -> bool:
-    """Tell whether a file is a whole checkpoint, which may be deleted when it is old."""
+    """Return whether a file is a complete checkpoint, which may be deleted when it is old."""
     try:
         header(path, pauses=())
     except (CorruptCheckpoint, UserError):
@@ -293,22 +285,22 @@ def _is_whole(path: Path) -> bool:
 
 
 def differences(recorded: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
-    """Return one text for each key in which two resume keys differ, as in `train.seed was 1 and is 2`.
+    """Return a text for each difference of two resume keys, as in `train.seed was 1 and is 2`.
 
-    A key that one of them leaves out has its neutral value.
+    An omitted key has its neutral value.
     """
     return [_difference(*each) for each in _differing(_whole(recorded), _whole(wanted))]
 
 
 def _whole(resume_key: dict[str, Any]) -> dict[str, Any]:
-    """Return a resume key with the settings that it leaves out."""
+    """Return a resume key with its omitted settings."""
     settings = {key.removeprefix(SETTING): value for key, value in resume_key.items() if key.startswith(SETTING)}
     others = {key: value for key, value in resume_key.items() if not key.startswith(SETTING)}
     return others | {f"{SETTING}{key}": value for key, value in filled(TrainingPlan, settings).items()}
 
 
 def _differing(before: Any, now: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield (dotted key, value, other value) of what differs in two objects, down to the keys of their sections."""
+    """Yield (dotted key, value, other value) of each difference of two objects, down to the keys of their sections."""
     if isinstance(before, dict) and isinstance(now, dict) and before and now:
         for inner in sorted(before.keys() | now.keys()):
             yield from _differing(before.get(inner), now.get(inner), f"{key}.{inner}" if key else inner)

@@ -1,7 +1,7 @@
-"""The engines that train an adapted model, discovered by file: engines/NAME.py defines one subclass of `Engine`.
+"""The engines that train an adapted model: engines/NAME.py defines one subclass of `Engine`.
 
-Under each the gradient of a step is the same: the sum, over ranks and micro-batches, of what `backward` was given,
-divided by `divisor`. Compute is in the rendered precision; master weights, moments and clipping are fp32.
+In each, the gradient of a step is that of the sum of losses over ranks and micro-batches, divided by `divisor`. Compute
+is in the rendered precision; master weights, moments and clipping are in fp32.
 """
 
 import importlib
@@ -19,7 +19,7 @@ def names() -> list[str]:
 
 
 def engine_class(name: str) -> type[Engine]:
-    """Return the engine of this name. Only its own module is imported."""
+    """Return the engine of this name, importing only its module."""
     assert name in names(), f"{name} is none of {', '.join(names())}"
     module = importlib.import_module(f"{__name__}.{name}")
     (result,) = (

@@ -1,4 +1,4 @@
-"""torch's DistributedDataParallel: everything on every rank."""
+"""torch's DistributedDataParallel: every rank holds everything."""
 
 import contextlib
 from typing import Any
@@ -12,7 +12,7 @@ from zerolora.train.engines.engine import WEIGHT, TorchEngine
 
 
 class DDP(TorchEngine):
-    """torch's DistributedDataParallel: everything on every rank."""
+    """torch's DistributedDataParallel."""
 
     def wrap(self, model: Any, config: ZeroJson, dtype: torch.dtype, device: torch.device) -> Any:
         model.to(device)
@@ -20,7 +20,7 @@ class DDP(TorchEngine):
         self.engine = torch.nn.parallel.DistributedDataParallel(
             model,
             device_ids=[device] if device.type == "cuda" else None,
-            # All ranks read the same files and drew the same adapter: nothing to send.
+            # All ranks read the same files and drew the same adapter.
             init_sync=False,
             broadcast_buffers=False,
             **config.engine.ddp,
@@ -41,7 +41,7 @@ class DDP(TorchEngine):
 
 
 class _Cast(torch.nn.Module):
-    """A weight kept in fp32 and computed with in another type; its gradient comes back in fp32."""
+    """An fp32 weight that computes in another type; its gradient is fp32."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def _compute_in(dtype: torch.dtype, model: Any) -> None:
 
 
 def _name_plainly(module: Any, state: dict[str, torch.Tensor], prefix: str, _: Any) -> None:
-    """Name a module's weights in its state_dict as before: peft looks there for what it publishes of a saved module
+    """Restore the names of a module's weights in its state_dict, which peft reads for modules_to_save
     (peft/utils/other.py, ModulesToSaveWrapper.adapter_state_dict)."""
     for name in module.parametrizations:
         state[f"{prefix}{name}"] = state.pop(f"{prefix}parametrizations.{name}.original")

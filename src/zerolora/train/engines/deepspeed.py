@@ -1,4 +1,4 @@
-"""DeepSpeed's engine, at any ZeRO stage. What it needs beyond the public API is in compat/deepspeed_patches.py."""
+"""DeepSpeed's engine, at any ZeRO stage. compat/deepspeed_patches.py has everything outside of its public API."""
 
 import contextlib
 import math
@@ -9,13 +9,13 @@ import torch
 import torch.distributed
 
 from zerolora.compat import deepspeed_patches as compat
+from zerolora.config.settings import TrainingPlan
 from zerolora.planner.zero_json import ZeroJson
 from zerolora.train.engines.engine import WEIGHT, Engine, Loading, Tensors, backend, build_optimizer, trained
-from zerolora.train.training_plan import TrainingPlan
 
 
 class DeepSpeedEngine(Engine):
-    """DeepSpeed's engine, at any ZeRO stage."""
+    """DeepSpeed's engine."""
 
     # Stage 3 frees frozen weights inside the recomputation, where the other kind compares shapes (DeepSpeed#8148,
     # transformers#47254).
@@ -50,17 +50,17 @@ class DeepSpeedEngine(Engine):
         self.module = self.engine.module
         self.stage = self.engine.zero_optimization_stage()
         self.masters: dict[Any, torch.Tensor] = {}
-        """What the optimizer updates, by parameter; at stage 0 each rank holds it whole."""
+        """At stage 0, the whole tensor that the optimizer updates, by parameter."""
         if self.stage == 0 and self.inner is self.optimizer:  # fp32
             self.masters = {parameter: parameter for parameter in trained(model).values()}
             compat.keep_clipped_norm(self.engine)
         elif self.stage == 0:
             self.masters = compat.stage0_masters(self.optimizer)
             compat.undo_first_step(self.optimizer, self.masters, self._start(0))
-        self._scale = 1.0  # of the gradients whose norm DeepSpeed reports
+        self._scale = 1.0  # of the gradient whose norm DeepSpeed reports
         self._grow = compat.grow_scale_after_step(self.optimizer) if self.engine.fp16_enabled() else None
         if len(self.inner.param_groups) > 1:
-            # Stages 1 and 2 look for all states after the step of the first group (stage_1_and_2.py, step).
+            # Stages 1 and 2 read all states after the step of the first group (stage_1_and_2.py, step).
             compat.make_states(self.optimizer, self.inner, self._start(0))
         if self.stage == 3:
             compat.release_by_current_trace(self.optimizer)
@@ -71,8 +71,8 @@ class DeepSpeedEngine(Engine):
 
     def train(self, mode: bool = True) -> "DeepSpeedEngine":
         if self.stage == 3 and mode and not self.training:
-            # A forward pass leaves gathered what a backward pass would use first, and the next one does not count it
-            # among live weights (partitioned_param_coordinator.py, reset_step).
+            # After a forward pass the weights that a backward pass would use first stay gathered, and the next pass
+            # does not count them among live weights (partitioned_param_coordinator.py, reset_step).
             self.optimizer.empty_partition_cache()
         super().train(mode)
         return self
@@ -98,7 +98,7 @@ class DeepSpeedEngine(Engine):
         return self.client
 
     def _start(self, updates: int) -> Callable[[torch.Tensor], None]:
-        """Return what makes the state of a tensor that of so many updates."""
+        """Return a function that starts the state of a tensor after `updates` updates."""
         return lambda tensor: self.recipe.start(self.inner, tensor, updates)
 
     @contextlib.contextmanager
@@ -134,7 +134,7 @@ class DeepSpeedEngine(Engine):
         compat.set_scale(self.engine, self.optimizer, loss_scale)
         compat.make_states(self.optimizer, self.inner, self._start(updates))
         for name, parameter in trained(self.module).items():
-            # Not only the master: the copy that computes is renewed in a step only.
+            # Not only the master weight: a step alone would update the copy that computes.
             with deepspeed.zero.GatheredParameters([parameter] if self.stage == 3 else [], modifier_rank=0):
                 parameter.data.copy_(parts[WEIGHT][name])
         with self.unpacked(parts, write=True), compat.read_from_nvme_once(self.optimizer, write=True):

@@ -1,4 +1,4 @@
-"""What the loop sees of an engine, and what engines share: the optimizer, its states and their names."""
+"""The interface of an engine, and the code that engines share: the optimizer, its states and their names."""
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
@@ -8,43 +8,42 @@ import torch
 import torch.distributed
 from torch.distributed.tensor import DTensor
 
-from zerolora.config.settings import TrainSettings
+from zerolora.config.settings import TrainingPlan, TrainSettings
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.planner.zero_json import ZeroJson
 from zerolora.train.launch.rendezvous import rendezvous
-from zerolora.train.training_plan import TrainingPlan
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 WEIGHT = "weight"
 Loading = Literal["whole", "sharded", "first_rank"]
-"""How ranks read the base weights: each all of them, each its shards, or rank 0 alone."""
+"""How ranks read the base weights: each rank all of them, each its shards, or only rank 0."""
 Tensors = dict[str, torch.Tensor]
 """By parameter name."""
 
 
 class Engine(torch.nn.Module):
-    """What the loop sees of an engine: call it, then `backward` and `step` once a micro-batch."""
+    """An engine: call it, then `backward` and `step`, once for each micro-batch."""
 
     module: Any
     """The adapted model."""
     optimizer: Any
     divisor: int
-    """By what the engine divides gradients: ranks, and accumulation if it divides by that."""
+    """The engine divides gradients by this: the ranks, in DeepSpeed times the accumulation."""
     reentrant = False
-    """Which kind of activation checkpointing the engine works with (torch.utils.checkpoint)."""
+    """The kind of activation checkpointing that works with the engine (torch.utils.checkpoint)."""
 
     def __init__(self, model: Any, config: ZeroJson, plan: TrainingPlan, device: torch.device) -> None:
-        """Make `model` ready to be trained as `config` says. Collective."""
+        """Prepare `model` for training. Collective."""
         super().__init__()
         self.recipe = OPTIMIZERS[plan.optimizer]
 
     @staticmethod
     def load_library() -> None:
-        """Import what the engine needs, before the ranks of a node are forked; computes nothing."""
+        """Import the engine's library, before the ranks of a node are forked; computes nothing."""
 
     @staticmethod
     def connect(config: ZeroJson, device: torch.device) -> None:
-        """Let the ranks join, before the model loads. Collective."""
+        """Connect the ranks, before the model is loaded. Collective."""
         rendezvous(backend(device))
 
     @staticmethod
@@ -61,36 +60,34 @@ class Engine(torch.nn.Module):
         raise NotImplementedError
 
     def gradient_norm(self) -> float | None:
-        """Return the norm of the last step's gradient before clipping; None where nothing needed it, or where fp16
-        overflowed and the step was skipped."""
+        """Return the norm of the last gradient before clipping; None if it was not computed, or fp16 overflowed."""
         raise NotImplementedError
 
     def reduced(self) -> tuple[int, int, float]:
-        """Return calls, bytes and exposed seconds of the last step's all-reduces that no function of torch.distributed
-        was called for (telemetry/collectives.py)."""
+        """Return calls, bytes and exposed seconds of the last step's all-reduces that stopwatch.py cannot count."""
         return 0, 0, 0.0
 
     def part(self, part: str) -> Tensors:
-        """Return master weights (WEIGHT) or one of the optimizer's states (optimizers/optimizer.py, `states`): whole
-        fp32 tensors on the host of rank 0, nothing on other ranks. Collective; states exist after the first step."""
+        """Return master weights (WEIGHT) or a state of the optimizer (optimizers/optimizer.py, `states`): whole fp32
+        tensors on the host of rank 0, nothing on other ranks. Collective; states exist after the first step."""
         first = torch.distributed.get_rank() == 0
         tensors = {}
         with self.unpacked([part]):
             for name, parameter in trained(self.module).items():
                 if part != WEIGHT and part not in self.recipe.parts(parameter.shape):
                     continue
-                whole = self.whole(parameter, part)  # one at a time, so that little is held on a GPU
+                whole = self.whole(parameter, part)  # one at a time, to save GPU memory
                 if first:
                     tensors[plain(name)] = whole.detach().float().cpu().clone()
         return tensors
 
     def unpacked(self, parts: Iterable[str], write: bool = False) -> AbstractContextManager[None]:
-        """Hold the optimizer's states as fp32 tensors, by their names in checkpoints (optimizers/optimizer.py)."""
+        """Provide the optimizer's states as fp32 tensors by their names in checkpoints (optimizers/optimizer.py)."""
         return self.recipe.unpacked(self.inner, list(parts), write)
 
     def restore(self, parts: dict[str, Tensors], updates: int, loss_scale: dict[str, float]) -> None:
-        """Set weights and states to whole tensors that `part` returned, here or under another engine, after `updates`
-        updates of the optimizer. Collective; every rank passes the same."""
+        """Set weights and states to whole tensors from `part`, of any engine, after `updates` updates of the optimizer.
+        Collective; every rank passes the same."""
         raise NotImplementedError
 
     def loss_scale(self) -> dict[str, float]:
@@ -98,12 +95,12 @@ class Engine(torch.nn.Module):
         return {}
 
     def updates(self) -> int:
-        """Return how often the optimizer has updated the adapter; fewer than steps if fp16 overflowed."""
+        """Return the number of updates by the optimizer; fewer than steps if fp16 overflowed."""
         return max((int(state["step"]) for state in self.inner.state.values()), default=0)
 
     @property
     def inner(self) -> torch.optim.Optimizer:
-        """The library's own optimizer, which holds the states."""
+        """The library's optimizer, which has the states."""
         raise NotImplementedError
 
     def whole(self, parameter: Any, part: str) -> torch.Tensor:
@@ -111,11 +108,11 @@ class Engine(torch.nn.Module):
         raise NotImplementedError
 
     def close(self) -> None:
-        """Free what the engine holds."""
+        """Free the engine's resources."""
 
 
 class TorchEngine(Engine):
-    """What DDP and FSDP share: accumulation, clipping and optimizer of their own, on fp32 adapter weights."""
+    """The common part of DDP and FSDP: accumulation, clipping and an optimizer on fp32 adapter weights."""
 
     def __init__(self, model: Any, config: ZeroJson, plan: TrainingPlan, device: torch.device) -> None:
         super().__init__(model, config, plan, device)
@@ -127,12 +124,12 @@ class TorchEngine(Engine):
         self.norm: torch.Tensor | None = None
         self.module = self.wrap(model, config, DTYPES[plan.precision], device)
         self.held = {parameter: self.updated(parameter) for parameter in trained(self.module).values()}
-        """What the optimizer updates, by parameter."""
+        """The tensor that the optimizer updates, by parameter."""
         adapter = {name: self.held[parameter] for name, parameter in trained(self.module).items()}
         self.optimizer = build_optimizer(adapter, plan)
 
     def wrap(self, model: Any, config: ZeroJson, dtype: torch.dtype, device: torch.device) -> Any:
-        """Return the model on its device, ready to be called on every rank; it computes in `dtype`."""
+        """Return the model on its device, ready for calls on every rank; it computes in `dtype`."""
         raise NotImplementedError
 
     @property
@@ -160,7 +157,7 @@ class TorchEngine(Engine):
                         held.data.copy_(self.distributed(tensors[plain(name)], parameter, held))
 
     def distributed(self, value: torch.Tensor, parameter: Any, held: Any) -> torch.Tensor:
-        """Return a whole tensor of a parameter as this rank holds `held`: the parameter, or a state of it."""
+        """Return this rank's part of a whole tensor, in the layout of `held`: the parameter, or its state."""
         return value
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -189,7 +186,7 @@ class TorchEngine(Engine):
         torch.nn.utils.clip_grads_with_norm_(parameters, self.clipping, self.norm)
 
     def norm_of_all_ranks(self, norm: torch.Tensor) -> torch.Tensor:
-        """Return the norm of the gradient over all ranks, of the norm that this rank has computed."""
+        """Return the norm of the gradient over all ranks, from that of this rank."""
         return norm
 
 
@@ -199,8 +196,8 @@ def backend(device: torch.device) -> str:
 
 
 def build_optimizer(adapter: dict[str, Any], settings: TrainSettings) -> torch.optim.Optimizer:
-    """Return the optimizer of trained tensors by name. With LoRA+ the second factors are a group of their own, `ratio`
-    times faster."""
+    """Return the optimizer of trained tensors by name. With LoRA+ the second factors are a separate group, with
+    `plus_ratio` times the learning rate."""
     ratio = settings.lora.plus_ratio
     groups: list[dict[str, Any]] = [{"params": list(adapter.values()), "ratio": 1.0}]
     if ratio != 1:
@@ -224,5 +221,5 @@ def trained(model: Any) -> dict[str, Any]:
 
 
 def plain(name: str) -> str:
-    """Return a parameter's name as peft gives it, without what a parametrization adds."""
+    """Return a parameter's name in peft, without the suffixes of a parametrization."""
     return name.replace(".parametrizations", "").removesuffix(".original")

@@ -19,7 +19,7 @@ class FSDP(TorchEngine):
 
     @staticmethod
     def connect(config: ZeroJson, device: torch.device) -> None:
-        # What is offloaded is clipped, gathered and saved by collectives among hosts.
+        # Offloaded tensors are clipped, gathered and saved by collectives on the host.
         both = _options(config).offload and device.type == "cuda"
         rendezvous("cpu:gloo,cuda:nccl" if both else backend(device))
 
@@ -32,7 +32,7 @@ class FSDP(TorchEngine):
         shape = tuple(options.mesh)
         mesh = init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
         policy = MixedPrecisionPolicy(DTYPES[options.param_dtype], DTYPES[options.reduce_dtype])
-        offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if _options(config).offload else OffloadPolicy()
+        offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if options.offload else OffloadPolicy()
         rules: dict[str, Any] = {"mesh": mesh, "mp_policy": policy, "offload_policy": offload}
         source = {name: parameter.detach() for name, parameter in model.named_parameters()}
         layers = model._no_split_modules  # of the transformers model, also through peft's
@@ -41,8 +41,8 @@ class FSDP(TorchEngine):
                 fully_shard(module, reshard_after_forward=options.reshard_after_forward, **rules)
         fully_shard(model, **rules)
         for unit in _units(model):
-            unit.set_force_sum_reduction_for_comms(device.type == "cpu")  # gloo knows no average
-        _fill(model, source, device, torch.device("cpu") if _options(config).offload else device)
+            unit.set_force_sum_reduction_for_comms(device.type == "cpu")  # gloo has no average
+        _fill(model, source, device, torch.device("cpu") if options.offload else device)
         return model
 
     def forward(self, **inputs: Any) -> Any:
@@ -50,7 +50,7 @@ class FSDP(TorchEngine):
         return self.module(**inputs)
 
     def norm_of_all_ranks(self, norm: Any) -> Any:
-        # Reduced here, once: as it comes, each gradient that it clips, and each look at it, would reduce it again.
+        # Reduced once: otherwise each clipped gradient, and each read of the norm, would reduce it again.
         return norm.redistribute(placements=[Replicate()] * norm.device_mesh.ndim)
 
     def updated(self, parameter: Any) -> Any:
@@ -64,7 +64,7 @@ class FSDP(TorchEngine):
             held.data = _shard(parameter)  # the first forward pass has moved those of unequal shards
             held.grad = None if parameter.grad is None else parameter.grad.to_local()
             if held.numel() == 0:
-                # More ranks than rows: nothing to update, but states to be gathered.
+                # More ranks than rows: nothing to update, but part() gathers the states.
                 held.grad = None
                 if not self.optimizer.state[held]:
                     self.recipe.start(self.optimizer, held, 0)
@@ -80,7 +80,7 @@ class FSDP(TorchEngine):
         super().restore(parts, updates, loss_scale)
 
     def _reshard(self) -> None:
-        """Have every parameter sharded: the unit that was used last is still gathered, and no part of the mesh."""
+        """Reshard every parameter: the last used unit is still gathered, outside of the mesh."""
         for unit in _units(self.module):
             unit.reshard()
 
@@ -88,7 +88,7 @@ class FSDP(TorchEngine):
         held = parameter if part == WEIGHT else self.optimizer.state[self.held[parameter]][part]
         if not isinstance(held, DTensor):
             shape, stride = parameter.shape, parameter.stride()
-            held = held.to(parameter.device)  # paged states count as the host's
+            held = held.to(parameter.device)  # torch takes paged states for the host's
             held = DTensor.from_local(held, parameter.device_mesh, parameter.placements, shape=shape, stride=stride)
         whole: torch.Tensor = held.full_tensor()
         return whole
@@ -115,12 +115,9 @@ def _units(model: Any) -> list[FSDPModule]:
 
 
 def _fill(model: Any, source: dict[str, torch.Tensor], device: torch.device, home: torch.device) -> None:
-    """Give every rank its shards of the weights that rank 0 read; the other ranks' `source` has only shapes. Shards are
-    kept on `home`, everything else on `device`.
-
-    Raises UserError if ranks built different models.
-    """
-    # What a model computes by itself, as rotary frequencies, is there on every rank.
+    """Distribute shards of the weights that rank 0 read; the other ranks' `source` has only shapes. Shards are on
+    `home`, everything else on `device`. Raises UserError if ranks built different models."""
+    # Computed buffers, such as rotary frequencies, exist on every rank.
     buffers = {name: buffer.to(device) for name, buffer in model.named_buffers()}
     model.to_empty(device=home)
     for name, buffer in buffers.items():
@@ -136,7 +133,7 @@ def _fill(model: Any, source: dict[str, torch.Tensor], device: torch.device, hom
 
 
 def _check_same(source: dict[str, torch.Tensor], device: torch.device) -> None:
-    """Raise UserError on a rank whose parameters are not those of rank 0: it would make the others wait for ever."""
+    """Raise UserError on a rank whose parameters differ from rank 0's: the others would wait for it forever."""
     mine = [[name, list(tensor.shape), str(tensor.dtype)] for name, tensor in source.items()]
     first: list[Any] = broadcast_json(mine, device)
     if mine == first:

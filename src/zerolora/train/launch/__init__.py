@@ -1,1 +1,1 @@
-"""Starting ranks, their rendezvous, heartbeat and stop signals."""
+"""The start of ranks, their rendezvous, heartbeat and stop signals."""

@@ -1,11 +1,11 @@
-"""Ranks of a node as forks of one process that has loaded their libraries: `become_rank` returns in each of them.
+"""The ranks of a node as forks of one process that has loaded their libraries; `become_rank` returns in each of them.
 
-Importing torch, transformers, peft and DeepSpeed takes several CPU-seconds and thousands of files. The launcher
-(processes.py) therefore starts one process a node, which imports them once, forks a process a rank and exits; the ranks
-become children of the launcher, and share the pages of what was imported.
+Importing torch, transformers, peft and DeepSpeed takes several CPU-seconds and thousands of files. So launcher.py
+starts one process for each node, which imports them once, forks a process for each rank and exits; the ranks become
+children of the launcher, and share the pages of the imported libraries.
 
-A fork keeps neither threads nor a CUDA context of its parent. Nothing that is imported computes anything, so there is
-neither; where there is all the same, the forked process starts its program again, and is as any process.
+A fork has neither the threads nor the CUDA context of its parent. Imports should start neither; if one does, the forked
+process executes its program again, as an independent process.
 """
 
 import ctypes
@@ -19,48 +19,42 @@ from pathlib import Path
 from zerolora.errors import wording
 
 REQUEST = "ZEROLORA_FORK"
-"""What to fork, as JSON of Request; not set in the environment of a process that is a rank itself."""
+"""The forks to make, as JSON of Request; unset for a process that is a rank itself."""
 FORKABLE_THREADS = {"jemalloc_bg_thd"}
-"""Threads that their library starts again in a forked process: jemalloc's, which pyarrow links."""
-PREFIX = "zerolora: "  # of log.py, which is not loaded before a program that may use this module alone
+"""Threads that their library restarts in a forked process: jemalloc's, which pyarrow links."""
+PREFIX = "zerolora: "  # as in log.py, which this module does not load, so that other programs can use it alone
 NAME = 15  # PR_SET_NAME (man 2 prctl)
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the launcher asks for."""
+    """The launcher's request for forks."""
 
     environments: dict[str, dict[str, str]]
     """Variables of each rank."""
     logs: dict[str, str]
-    """File of the output of each rank that has not this process's own."""
+    """Output file of each rank that does not share this process's output."""
     pids: int
-    """Descriptor to which the process id of each rank is written, a line each, in the order of ranks."""
+    """Descriptor for the process ids of the ranks, a line each, in the order of ranks."""
     start: int
-    """Descriptor from which a rank reads one byte before it continues; it ends if there is none."""
+    """Descriptor from which a rank reads one byte before it continues; at its end the rank exits."""
     listener: int | None
-    """The listening socket, of rank 0."""
+    """The listening socket, for rank 0."""
 
     def text(self) -> str:
-        """Return the request as JSON."""
         return json.dumps(asdict(self))
 
 
 def become_rank() -> None:
-    """Return in the process of a rank: in this one, or, if the launcher asked for forks, in each of them.
+    """Return in the process of a rank: in this one, or, on the launcher's request, in each of its forks.
 
-    Call it after all imports, and before anything is computed.
+    Call it after all imports, and before anything is computed. ps and top show the process as zl-rank3, say.
     """
     text = os.environ.pop(REQUEST, None)
     if text is not None:
         _fork(Request(**json.loads(text)))
-    name_process(int(os.environ["RANK"]))
-
-
-def name_process(rank: int) -> None:
-    """Name this process after its rank, as ps and top show it: zl-rank3."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(NAME, f"zl-rank{rank}".encode(), 0, 0, 0)
+        ctypes.CDLL(None).prctl(NAME, f"zl-rank{int(os.environ['RANK'])}".encode(), 0, 0, 0)
 
 
 def _fork(request: Request) -> None:
@@ -68,7 +62,7 @@ def _fork(request: Request) -> None:
     sys.stderr.flush()
     hindrance = _hindrance()
     if hindrance:
-        _say_slower(wording(f"a fork would lack {hindrance}"))
+        _report_slower(wording(f"a fork would lack {hindrance}"))
     for rank in request.environments:
         pid = os.fork()
         if not pid:
@@ -79,7 +73,7 @@ def _fork(request: Request) -> None:
 
 
 def _start(request: Request, rank: str, *, forkable: bool) -> None:
-    """Make a forked process one rank, once this node's launcher has become its parent."""
+    """Set up a forked process as a rank, once this node's launcher has become its parent."""
     os.close(request.pids)
     os.environ |= request.environments[rank]
     if rank in request.logs:
@@ -93,19 +87,22 @@ def _start(request: Request, rank: str, *, forkable: bool) -> None:
     os.close(request.start)
     called = forkable and _cuda_was_called()
     if called and rank == next(iter(request.environments)):
-        _say_slower(wording("a library has called CUDA before the fork"))
+        _report_slower(wording("a library has called CUDA before the fork"))
     if called or not forkable:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 (this same command)
-    _draw_anew()
+    # Copies would draw the same random numbers.
+    random.seed()
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed()
 
 
-def _say_slower(why: str) -> None:
-    said = wording(f"each rank loads its libraries itself, which takes longer: {why}")
-    print(f"{PREFIX}{said}", file=sys.stderr, flush=True)
+def _report_slower(reason: str) -> None:
+    line = wording(f"each rank loads its libraries itself, which takes longer: {reason}")
+    print(f"{PREFIX}{line}", file=sys.stderr, flush=True)
 
 
 def _hindrance() -> str | None:
-    """Return what forks of this process would lack: its other threads, or its CUDA context; None if nothing."""
+    """Return the part of this process that its forks would lack, if any: other threads, or a CUDA context."""
     tasks = Path("/proc/self/task")
     names = [(task / "comm").read_text().strip() for task in tasks.iterdir() if task.name != str(os.getpid())]
     torch = sys.modules.get("torch")
@@ -116,16 +113,9 @@ def _hindrance() -> str | None:
 
 
 def _cuda_was_called() -> bool:
-    """Tell whether the process that this one is a fork of called CUDA, which fails here then: no harm on a CPU.
+    """Return whether this fork's parent called CUDA, so that calls fail here; on a CPU that is harmless.
 
-    Libraries look for a GPU while they load, also where there is none and torch is its CUDA build.
+    With a CUDA build of torch, libraries look for a GPU while they load, also where there is none.
     """
     torch = sys.modules.get("torch")
     return bool(torch and torch.cuda._is_in_bad_fork()) and os.environ.get("DS_ACCELERATOR") != "cpu"
-
-
-def _draw_anew() -> None:
-    """Seed the global random generators, so that ranks do not draw the same numbers by being copies."""
-    random.seed()
-    if numpy := sys.modules.get("numpy"):
-        numpy.random.seed()

@@ -1,10 +1,10 @@
-"""Detection of ranks that hang, and the channel that reports slow ranks.
+"""Detection of hanging ranks, and reports of slow ones.
 
-Ranks wait for each other in collectives, so one that hangs stops all of them without a message. Threads of each rank
-therefore exchange statuses through the store at which the ranks meet (rendezvous.py), over a connection of their own:
-each rank writes its status, rank 0 reads all of them, and the others read rank 0's. When a rank is silent (stopped, cut
-off, its node lost), or all ranks respond but none makes progress, the ranks report who is where on stderr and then
-exit, so that the job fails and can be resumed elsewhere. The main thread only updates its status.
+Ranks wait for each other in collectives, so one that hangs stops all of them silently. Therefore threads of each rank
+exchange statuses through the store of the rendezvous (rendezvous.py), over a separate connection: each rank writes its
+status, rank 0 reads all of them, and the others read rank 0's. When a rank is silent (stopped, cut off, its node lost),
+or all ranks respond but none makes progress, the ranks report their positions on stderr and exit, so that the job fails
+and can be resumed elsewhere. The main thread only updates its status.
 """
 
 import json
@@ -36,18 +36,18 @@ LONGEST_BEAT = 2.0  # seconds
 
 @dataclass
 class Status:
-    """What a rank reports: where it is, and how far and how fast it came there."""
+    """The status of a rank: its position and progress."""
 
     rank: int
     host: str
     part: str
-    """The part of training that the rank is in, as in "step 3, backward"."""
+    """The current part of training, as in "step 3, backward"."""
     kind: Literal["start-up", "loading", "step"]
-    """What limits the time of that part."""
+    """Selects the time limit of that part."""
     sent: int = 0
-    """How often the rank has written its status: one that is read twice is not a sign of life."""
+    """Number of times that the rank has written its status: only a new number is a sign of life."""
     turns: int = 0
-    """How often the part has changed."""
+    """Number of changes of `part`."""
     longest: float = 0.0
     """Seconds of the longest part of a step."""
     steps: int = 0
@@ -56,13 +56,13 @@ class Status:
 
     @property
     def name(self) -> str:
-        """Return the rank and its host."""
+        """The rank and its host."""
         return f"rank {self.rank} on {self.host}"
 
 
 @dataclass
 class Peer:
-    """What is known of another rank: its last status, when it came, and when its part last changed."""
+    """The last status of another rank, when it arrived, and when its part last changed."""
 
     status: Status
     heard: float
@@ -83,19 +83,19 @@ class Heartbeat:
         self._step = 0
         self._since = time.monotonic()
         self.closed = False
-        """Whether the rank reports and checks nothing any more."""
+        """Whether the rank has stopped reporting and checking."""
         if self.world > 1:
             monitor = _Monitor(self)
             for work in (monitor.exchange, monitor.run):
                 threading.Thread(target=work, daemon=True).start()
 
     def follow(self, model: Any, device: torch.device) -> None:
-        """Time this rank's forward passes, to compare ranks. `model` is as the engine left it."""
+        """Time this rank's forward passes, to compare ranks. `model` is the engine's."""
         if self.world > 1:
             self._timer = ForwardTimer(model, device)
 
     def step(self, number: int, part: str) -> None:
-        """Note that this rank is in a part of a step."""
+        """Report that this rank is in a part of a step."""
         if number != self._step:
             if self._step and self._timer:
                 self.own.seconds += self._timer.taken()
@@ -104,7 +104,7 @@ class Heartbeat:
         self.at(f"step {number}, {part}", "step")
 
     def at(self, part: str, kind: Literal["loading", "step"] = "loading") -> None:
-        """Note what this rank does now: something as long as a step, or something that may take as long as loading."""
+        """Report the current part of training; `kind`: it takes as long as a step, or possibly as long as loading."""
         now, own = time.monotonic(), self.own
         if own.kind == kind == "step":
             own.longest = max(own.longest, now - self._since)
@@ -113,13 +113,12 @@ class Heartbeat:
         own.turns += 1
 
     def close(self) -> None:
-        """Stop reporting and checking: from here on ranks end independently."""
+        """Stop reporting and checking: from now on ranks end independently."""
         self.closed = True
 
 
 class _Monitor:
-    """What the threads beside training do. Time counts only while this rank itself runs: a job that is suspended as a
-    whole, or a laptop that sleeps, does not hang."""
+    """The threads beside training. Time counts only while this rank runs: a suspended job or laptop does not hang."""
 
     def __init__(self, heartbeat: Heartbeat) -> None:
         self.heartbeat, self.own, self.patience = heartbeat, heartbeat.own, heartbeat.patience
@@ -132,9 +131,9 @@ class _Monitor:
         self._turns = 0
 
     def exchange(self) -> None:
-        """Write and read statuses until training ends. It waits for as long as the store does not answer."""
+        """Write and read statuses until training ends, or the store does not answer within its timeout."""
         where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun's own store outlives ranks that failed
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun's store outlives failed ranks
 
         def key(rank: int) -> str:
             return f"zerolora/heartbeat/{attempt}/{rank}"
@@ -149,7 +148,7 @@ class _Monitor:
                     self._take(Status(**json.loads(text)))
                 time.sleep(self.beat)
         except torch.distributed.DistError:
-            # Rank 0 has ended, or cannot be reached: silence. Another store at its address would be another job's.
+            # Rank 0 has ended, or is unreachable: silence. Another store at its address would be another job's.
             return
 
     def run(self) -> None:
@@ -174,7 +173,7 @@ class _Monitor:
         self.others[status.rank] = Peer(status, self.now, moved)
 
     def _statuses(self) -> list[Status]:
-        """Return the last status of each rank that has reported, this one's first."""
+        """Return the last status of each rank that has reported, this rank's first."""
         return [self.own, *(peer.status for peer in list(self.others.values()))]
 
     def _judge(self) -> None:
@@ -193,7 +192,7 @@ class _Monitor:
             )
 
     def _silence(self) -> tuple[str, float, float] | None:
-        """Return which rank has been silent for how long and the limit, if it is longer than usual."""
+        """Return the silent rank, its seconds of silence and their limit, if it is longer than usual."""
         longest = min(list(self.others.values()), key=lambda peer: peer.heard, default=None)
         if longest is None or self.now - longest.heard <= self.patience * WARNING:
             return None
@@ -201,8 +200,7 @@ class _Monitor:
         return text, self.now - longest.heard, self.patience
 
     def _standstill(self) -> tuple[str, float, float] | None:
-        """Return for how long no rank has made progress, and the limit. Rank 0 judges that; during start-up each rank
-        does."""
+        """Return a message, the seconds without progress, and their limit; after start-up, on rank 0 only."""
         if self.own.rank and self.own.kind != "start-up":
             return None
         statuses = self._statuses()
@@ -217,13 +215,13 @@ class _Monitor:
         return f"{hangs} hangs: no rank has made progress", seconds, min(usual, LOADING_SECONDS)
 
     def _missing(self) -> str:
-        """Return which ranks have not reported yet."""
+        """Return the ranks that have not reported yet."""
         missing = [rank for rank in self.expected if rank not in self.others]
         ranks = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))}"
         return f"{ranks} to come to {os.environ['MASTER_ADDR']}" if missing else "the others"
 
     def _rest(self) -> str:
-        """Return where the ranks are that still respond, by part."""
+        """Return the responding ranks by part."""
         silent = self.patience * WARNING
         heard = [peer.status for peer in list(self.others.values()) if self.now - peer.heard <= silent]
         parts: dict[str, list[Status]] = {}

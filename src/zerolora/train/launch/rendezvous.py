@@ -1,7 +1,7 @@
-"""How ranks meet: at a socket that their launcher holds, or at the address that their environment names.
+"""The rendezvous of ranks: at their launcher's socket, or at the address in their environment.
 
-The store of torch.distributed and the collectives authenticate nobody: the network between the nodes of a job is
-trusted, as torch and NCCL require. No object is exchanged by pickle, which would execute what it receives.
+The store of torch.distributed and the collectives have no authentication: the network between the nodes of a job is
+trusted, as torch and NCCL require. No object is exchanged by pickle, which could execute received code.
 """
 
 import datetime
@@ -20,8 +20,8 @@ TIMEOUT = datetime.timedelta(minutes=30)  # as DeepSpeed's: other ranks wait whi
 def rendezvous(backend: str) -> None:
     """Join the ranks of this environment into one process group. Collective.
 
-    Ranks of one launcher meet at its listening socket, which rank 0 has inherited: between the choice of a port and
-    the first rank's start no other process can take it. Other ranks meet as torch's `env://` does.
+    Ranks of one launcher use its listening socket, which rank 0 inherits, so no other process can take the port before
+    they start. Other ranks use torch's `env://`.
     """
     if LISTENER not in os.environ:
         torch.distributed.init_process_group(backend, timeout=TIMEOUT)
@@ -34,12 +34,12 @@ def rendezvous(backend: str) -> None:
 
 
 def broadcast_json(value: Any, device: torch.device) -> Any:
-    """Return rank 0's `value`, which JSON can hold, on every rank. Collective; `device` as the backend needs it."""
+    """Return rank 0's `value`, a JSON value, on every rank. Collective; `device` is the backend's."""
     first = torch.distributed.get_rank() == 0
     text = json.dumps(value).encode() if first else b""
     size = torch.tensor([len(text)], device=device)
     torch.distributed.broadcast(size, 0)
-    held = torch.tensor(list(text), dtype=torch.uint8) if first else torch.empty(int(size), dtype=torch.uint8)
-    held = held.to(device)
-    torch.distributed.broadcast(held, 0)
-    return json.loads(bytes(held.tolist()))
+    data = torch.tensor(list(text), dtype=torch.uint8) if first else torch.empty(int(size), dtype=torch.uint8)
+    data = data.to(device)
+    torch.distributed.broadcast(data, 0)
+    return json.loads(bytes(data.tolist()))

@@ -1,4 +1,4 @@
-"""Stopping early: a signal asks the ranks to stop; all of them do so after the same step."""
+"""Stop signals: all ranks stop after the same step."""
 
 import ctypes
 import os
@@ -8,19 +8,19 @@ import sys
 from zerolora.train.launch.topology import LAUNCHER
 
 ASKED = signal.SIGUSR1
-"""What the launcher sends to a rank that is to save and stop."""
+"""The launcher's signal to a rank to save and stop."""
 ASKING = (ASKED, signal.SIGTERM, signal.SIGINT)
-"""All signals that ask to stop. The launcher starts ranks with these blocked, so that none is lost while they load."""
+"""All stop signals. The launcher starts ranks with these blocked, so that none is lost while they load."""
 STOPPED = 75
-"""Exit code of a rank, and of the command, that has saved and stopped (EX_TEMPFAIL: the same command continues)."""
+"""Exit code of a rank, and of the command, after saving and stopping (EX_TEMPFAIL: the same command continues)."""
 PARENT_DIED = 1
 """Linux's PR_SET_PDEATHSIG (man 2 prctl)."""
 
 
 class Stop:
-    """Whether this rank was asked to stop: by the launcher, by Slurm, or by the launcher's own end, as from SIGKILL.
+    """Whether this rank must stop: on a signal of the launcher or Slurm, or after the launcher's end, as from SIGKILL.
 
-    Ctrl-C is the launcher's to act on: a terminal sends it to ranks as well.
+    Ctrl-C, which a terminal sends to ranks as well, is left to the launcher.
     """
 
     def __init__(self) -> None:
@@ -32,11 +32,11 @@ class Stop:
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(PARENT_DIED, ASKED)
         if self.orphaned:
-            self.asked = True  # the launcher has ended before
+            self.asked = True  # the launcher ended before the prctl
 
     @property
     def orphaned(self) -> bool:
-        """Whether the launcher has ended: nobody waits for what this rank would publish."""
+        """Whether the launcher has ended."""
         return os.environ.get(LAUNCHER, str(os.getppid())) != str(os.getppid())
 
     def _ask(self, *_: object) -> None:
@@ -44,4 +44,4 @@ class Stop:
 
 
 class Stopped(Exception):
-    """Training was asked to stop, and its state is saved; the message says where it stands."""
+    """Training has stopped on request, with its state saved; the message has the position."""

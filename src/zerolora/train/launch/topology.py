@@ -1,7 +1,7 @@
-"""The ranks that this process answers for, and where all ranks meet, from its environment.
+"""The ranks that a process starts, and the rendezvous of all ranks, from its environment.
 
-Started plainly, a process answers for all ranks of one machine; started by `srun`, once a node or once a rank, for
-those of its task; started with RANK set (torchrun, mpirun wrappers), for that rank.
+By itself a process starts all ranks of one machine; under `srun`, once a node or once a rank, those of its task; with
+RANK set (torchrun, mpirun wrappers), that rank.
 """
 
 import os
@@ -16,14 +16,14 @@ from zerolora.errors import UserError
 
 FIRST_PORT, PORTS = 20_000, 12_000  # of Slurm jobs
 LISTENER = "ZEROLORA_LISTENER"
-"""The file descriptor of the listening socket at which the ranks of one machine meet (rendezvous.py)."""
+"""The file descriptor of the listening socket for the rendezvous on one machine (rendezvous.py)."""
 LAUNCHER = "ZEROLORA_LAUNCHER"
-"""The launcher's process id; a rank whose parent is another process has lost its launcher (stop_signals.py)."""
+"""The launcher's process id; a rank with another parent has lost its launcher (stop_signals.py)."""
 
 
 @dataclass(frozen=True)
 class Topology:
-    """The ranks that this process answers for, and where all ranks meet."""
+    """The ranks of this process, and the rendezvous of all ranks."""
 
     ranks: range
     world_size: int
@@ -31,12 +31,12 @@ class Topology:
     address: str
     port: int
     listener: socket.socket | None = None
-    """Open at that port, where one process starts all ranks; rank 0 inherits it (rendezvous.py)."""
+    """Listens at that port where one process starts all ranks; rank 0 inherits it (rendezvous.py)."""
 
     def start(
         self, rank: int, command: list[str], environment: Mapping[str, str], output: IO[bytes] | None = None
     ) -> "subprocess.Popen[bytes]":
-        """Start `command` as one rank, with the file `output` or this process's own output."""
+        """Start `command` as one rank, with output to the file `output`, or to that of this process."""
         kept = [self.listener.fileno()] if self.listener and not rank else []
         variables = {**environment, **self.environment(rank)}
         return subprocess.Popen(command, env=variables, stdout=output, stderr=output, pass_fds=kept)
@@ -55,9 +55,9 @@ class Topology:
 
 
 def topology(environment: Mapping[str, str], nodes: int, ranks_per_node: int) -> Topology:
-    """Return which of `nodes` x `ranks_per_node` ranks this process answers for, from the environment.
+    """Return this process's part of `nodes` x `ranks_per_node` ranks.
 
-    Raises UserError if the environment is of another size than the config.
+    Raises UserError if the environment has another number of processes than the config.
     """
     world = nodes * ranks_per_node
     if "RANK" in environment:
@@ -69,7 +69,7 @@ def topology(environment: Mapping[str, str], nodes: int, ranks_per_node: int) ->
         rank = int(environment["RANK"])
         address, port = environment.get("MASTER_ADDR", "127.0.0.1"), int(environment.get("MASTER_PORT", "29500"))
         return Topology(range(rank, rank + 1), world, ranks_per_node, address, port)
-    # Only a step started by srun has a task id; a plain command in a job's script is not one of several tasks.
+    # Only a step started by srun has a task id; a plain command in a job's script does not.
     if "SLURM_STEP_ID" in environment and "SLURM_PROCID" in environment:
         return _slurm_topology(environment, nodes, ranks_per_node)
     if nodes > 1:
@@ -89,10 +89,8 @@ def _own_topology(ranks: int) -> Topology:
 
 def _slurm_topology(environment: Mapping[str, str], nodes: int, ranks_per_node: int) -> Topology:
     world = nodes * ranks_per_node
-    tasks, task = (
-        int(environment.get("SLURM_STEP_NUM_TASKS", environment.get("SLURM_NTASKS", "1"))),
-        int(environment["SLURM_PROCID"]),
-    )
+    tasks = int(environment.get("SLURM_STEP_NUM_TASKS", environment.get("SLURM_NTASKS", "1")))
+    task = int(environment["SLURM_PROCID"])
     if tasks == nodes == 1:
         return _own_topology(world)
     if tasks == world:
@@ -105,8 +103,8 @@ def _slurm_topology(environment: Mapping[str, str], nodes: int, ranks_per_node: 
             f"start {nodes} tasks (one a node) or {world} (one a rank)"
         )
     hosts = environment.get("SLURM_STEP_NODELIST", environment.get("SLURM_JOB_NODELIST", "127.0.0.1"))
-    # Two jobs that share a node must not share a port, and every task of a job must derive the same one. Linux gives
-    # higher ports than these to processes that ask for any (net.ipv4.ip_local_port_range).
+    # Two jobs on a node need different ports, and every task of a job must derive the same one. Linux assigns ephemeral
+    # ports above these (net.ipv4.ip_local_port_range).
     port = FIRST_PORT + int(environment.get("SLURM_JOB_ID", "0")) % PORTS
     return Topology(ranks, world, ranks_per_node, first_host(hosts), port)
 

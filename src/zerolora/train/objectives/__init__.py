@@ -1,7 +1,7 @@
-"""The objectives that `train.objective` may name, one file each: what is learned from a row.
+"""The objectives that `train.objective` may name, one file each.
 
 To add an objective, write a file here that sets OBJECTIVE (docs/extending.md). The estimate and the planner read them
-too, so nothing here imports torch before a loss is computed.
+too, so nothing here imports torch before it computes a loss.
 """
 
 import importlib
@@ -9,12 +9,7 @@ import pkgutil
 
 from zerolora.train.objectives.objective import Objective
 
-
-def _registered() -> dict[str, Objective]:
-    modules = (importlib.import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__))
-    objectives = [module.OBJECTIVE for module in modules if hasattr(module, "OBJECTIVE")]
-    return {objective.name: objective for objective in sorted(objectives, key=lambda each: each.order)}
-
-
-OBJECTIVES: dict[str, Objective] = _registered()
+_modules = [importlib.import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__)]
+_objectives: list[Objective] = [module.OBJECTIVE for module in _modules if hasattr(module, "OBJECTIVE")]
+OBJECTIVES: dict[str, Objective] = {each.name: each for each in sorted(_objectives, key=lambda each: each.order)}
 """All objectives by name, the default first."""

@@ -1,4 +1,4 @@
-"""The interface of an objective: the rows that it reads, its loss in units of a global batch, what it costs."""
+"""The interface of an objective: its columns, its loss in units of a global batch, its memory and passes."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import torch
 
 Sequence = dict[str, Any]
-"""input_ids, labels and source of what the model reads as one text, and a number for each of `Objective.numbers`."""
+"""One text for the model: input_ids, labels, source, and a number for each of `Objective.numbers`."""
 
 
 class Values(NamedTuple):
@@ -18,14 +18,14 @@ class Values(NamedTuple):
     each: "torch.Tensor"
     """[items]"""
     source: "torch.Tensor"
-    """The number of the data source that an item is from: [items]."""
+    """The number of each item's data source: [items]."""
 
 
 class AddedMemory(NamedTuple):
-    """Bytes of one rank that an objective takes beside next-token loss."""
+    """Bytes of one rank that an objective takes in addition to next-token loss."""
 
     activations: float = 0.0
-    """From its loss in the forward pass to the backward pass of that."""
+    """From its loss in the forward pass to that loss's backward pass."""
     states: float = 0.0
     """On the device throughout training."""
     host: float = 0.0
@@ -34,71 +34,71 @@ class AddedMemory(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Objective(ABC):
-    """An objective of `train.objective`. A term or a metric is a mean over the items of one unit in the global batch,
-    so that micro-batches, accumulation and ranks change nothing."""
+    """An objective of `train.objective`. Each term and metric is a mean over the items of a unit in the global batch,
+    so micro-batches, accumulation and ranks change nothing."""
 
     name: str
     """The name in train.objective."""
     order: int
     """Position in tables."""
     units: Mapping[str, str | None]
-    """Units by their name in the singular: the column of prepared rows that counts them, or None, which counts rows."""
+    """For each unit, named in the singular, the column of prepared rows that counts it; None counts rows."""
     terms: Mapping[str, str]
-    """The unit of each term of the loss, which is their sum. The first is that of the shares of data sources."""
+    """The unit of each term of the loss, which is their sum. Shares of data sources are in the first one's."""
     metrics: Mapping[str, str] = field(default_factory=dict)
     """The unit of each further metric: columns of loss.csv and telemetry.csv."""
     before: Mapping[str, str] = field(default_factory=dict)
-    """The unit of each mean over the global batch that the loss needs: a forward pass before the step computes them."""
+    """The unit of each mean that the loss needs; a forward pass over the global batch computes them before the step."""
     columns: tuple[str, ...] = ("input_ids", "labels")
     """Columns of tokens of a prepared row."""
     numbers: tuple[str, ...] = ()
     """Columns with a number that the loss needs: in a batch `numbers`, each [sequences], fp64."""
     best: str = "loss"
-    """Of which the best value in validation is kept, and stops a run early: the loss, or a metric."""
+    """The figure that validation keeps the best of, also for early stopping: the loss, or a metric."""
     highest: bool = False
-    """The best value is the highest, not the lowest."""
+    """The best value is the highest."""
     by_token: bool = False
     """Every term is a sum over tokens, so that ranks can share rows (train.sequence_parallel)."""
 
     def sequences(self, row: Sequence) -> list[Sequence]:
-        """Return the sequences of a prepared row, of which `row` has the columns: always as many, packed side by side.
-        In a batch, `sequence` is the number of a supervised token's sequence; those of a row follow each other."""
+        """Return the sequences of a prepared row, always the same number, packed side by side. In a batch, `sequence`
+        is the number of a supervised token's sequence; those of a row are consecutive."""
         return [row]
 
     @abstractmethod
     def values(self, losses: "torch.Tensor", batch: Mapping[str, Any], means: Mapping[str, float]) -> dict[str, Values]:
         """Return terms and metrics of a micro-batch, by name.
 
-        losses: cross-entropy of each supervised token, [supervised tokens], fp32, with gradient. batch: what
-        train/feed.py, collate, returns. means: those of `before`.
+        losses: cross-entropy of each supervised token, [supervised tokens], fp32, with gradient. batch: from
+        train/feed.py, collate. means: those of `before`.
         """
 
     def values_before(self, losses: "torch.Tensor", batch: Mapping[str, Any]) -> "dict[str, torch.Tensor]":
-        """Return what the means of `before` are of, by name: [items] of a micro-batch, without gradient."""
+        """Return the items of the means `before`, by name: [items] of a micro-batch, without gradient."""
         return {}
 
     def memory(self, supervised: int, trained: int) -> AddedMemory:
-        """Return what it takes for so many supervised tokens of a micro-batch and so many trained parameters."""
+        """Return the memory for the supervised tokens of a micro-batch and the trained parameters."""
         return AddedMemory()
 
     @property
     def forwards_before(self) -> int:
-        """Return the forward passes of a global batch before its step, for the cost model."""
+        """The forward passes of a global batch before its step, for the cost model."""
         return 1 if self.before else 0
 
     @property
     def loss_unit(self) -> str:
-        """Return what the loss is a mean over, as in "per supervised token"; empty if its terms have several units."""
+        """The unit of the loss, as in "per supervised token"; empty if its terms have several."""
         names = {*self.terms.values()}
         return f"per {names.pop()}" if len(names) == 1 else ""
 
     @property
     def reads(self) -> set[str]:
-        """Return all columns of prepared rows that it needs."""
+        """All columns of prepared rows that it needs."""
         return {*self.columns, *self.numbers, *filter(None, self.units.values())}
 
 
 def by_sequence(values: "torch.Tensor", batch: Mapping[str, Any]) -> "torch.Tensor":
-    """Return the sums of values of supervised tokens over each sequence of a batch: [sequences], fp64."""
+    """Sum values of supervised tokens over each sequence of a batch: [sequences], fp64."""
     values = values.double()
     return values.new_zeros(len(batch["sources"])).index_add(0, batch["sequence"], values)

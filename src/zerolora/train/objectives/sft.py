@@ -13,7 +13,6 @@ class NextToken(Objective):
     """The mean cross-entropy of supervised tokens."""
 
     def values(self, losses: "torch.Tensor", batch: Mapping[str, Any], means: Mapping[str, float]) -> dict[str, Values]:
-        """Return the cross-entropy of each supervised token."""
         return {"loss": Values(losses, batch["source"])}
 
 

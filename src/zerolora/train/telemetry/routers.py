@@ -1,8 +1,7 @@
-"""What the routers of a mixture of experts do in a step: the tokens of each expert, and the auxiliary loss.
+"""The routers of a mixture of experts in a step: the tokens of each expert, and the auxiliary loss.
 
-The auxiliary loss is reported and never added to the loss, since it is there to train routers, which are frozen.
-Hooks see what routers return, in the forward passes of training alone: not what activation checkpointing computes
-again, nor validation. Padding does not count.
+The auxiliary loss is reported but not added to the loss: it would train the routers, which are frozen. Hooks record the
+routers' outputs in the forward passes of training, without recomputations and validations. Padding does not count.
 """
 
 import contextlib
@@ -21,26 +20,26 @@ AUXILIARY = "router_aux_loss"
 
 
 class Routers:
-    """The routers of a model, and what they did in this step on this rank."""
+    """The routers of a model, and their counts in this step on this rank."""
 
     def __init__(self, model: Any) -> None:
-        result = list(_routers(model))
+        routers = list(_routers(model))
         has_loss = any(_has_loss(module) for module in model.modules())
-        self.columns = (*LOAD, AUXILIARY)[: 3 if has_loss else 2] if result else ()
-        """Of telemetry.csv; none for a model without routers."""
-        self._size = len(result)
-        self._real: torch.Tensor | None = None  # which tokens of a forward pass are not padding; None outside of one
+        self.columns = (*LOAD, AUXILIARY)[: 3 if has_loss else 2] if routers else ()
+        """Columns of telemetry.csv; none for a model without routers."""
+        self._size = len(routers)
+        self._real: torch.Tensor | None = None  # tokens of a forward pass that are not padding; None outside of one
         self._counts: torch.Tensor | None = None  # [routers, experts], tokens x experts of a token
         self._shares: torch.Tensor | None = None  # [experts], probabilities summed over tokens and routers
         self._tokens = 0
         self._experts = 0
         self._figures: dict[str, float] = {}
-        for number, (module, index) in enumerate(result):
+        for number, (module, index) in enumerate(routers):
             module.register_forward_hook(functools.partial(self._record, number, index))
 
     @contextlib.contextmanager
     def watched(self, packed_rows: list[PackedRow], batch: dict[str, Any]) -> Iterator[None]:
-        """Count the tokens of a forward pass on a batch of packed rows."""
+        """Count the routed tokens of a forward pass on a batch of packed rows."""
         if not self._size:
             yield
             return
@@ -55,9 +54,9 @@ class Routers:
             self._real = None
 
     def sums(self) -> torch.Tensor:
-        """Return what is to be summed over all ranks after a step, on the host, and start over; empty without routers.
+        """Return this rank's counts of a step, to be summed over all ranks, and reset them; empty without routers.
 
-        Its length is the same on every rank.
+        The result is on the host and has the same length on every rank.
         """
         if self._counts is None or self._shares is None:
             return torch.empty(0, dtype=torch.float64)
@@ -68,19 +67,17 @@ class Routers:
         return torch.cat([part.cpu().double() for part in parts])
 
     def take(self, sums: torch.Tensor) -> None:
-        """Keep a step's figures, from the sums over all ranks."""
+        """Compute a step's figures from the sums over all ranks."""
         self._figures = {}
         if not len(sums):
             return
         experts, tokens = self._experts, sums[-1]
         counts, shares = sums[: -experts - 1].view(-1, experts), sums[-experts - 1 : -1]
         imbalance = (counts.amax(1) / counts.mean(1)).mean()
-        # transformers' load_balancing_loss_func (arXiv 2101.03961, 2.2), of all tokens of the step at once.
+        # transformers' load_balancing_loss_func (arXiv 2101.03961, 2.2), over all tokens of the step.
         loss = experts * (counts.sum(0) * shares).sum() / (len(counts) * tokens) ** 2
-        result = (imbalance.item(), (counts == 0).double().mean().item(), loss.item())
-        self._figures = {
-            name: value for name, value in zip((*LOAD, AUXILIARY), result, strict=True) if name in self.columns
-        }
+        figures = (imbalance.item(), (counts == 0).double().mean().item(), loss.item())
+        self._figures = dict(zip(self.columns, figures, strict=False))
 
     def figures(self) -> dict[str, float]:
         """Return the step's figures by column of telemetry.csv; empty without routers."""
@@ -108,7 +105,7 @@ class Routers:
 
 
 def _routers(model: Any) -> Iterator[tuple[Any, int]]:
-    """Yield each router of a model, and the place of the logits in what it returns, as transformers would record them
+    """Yield each router of a model with the index of the logits in its output, as transformers records them
     (utils/output_capturing.py, OutputRecorder)."""
     recorders = {}
     for module in model.modules():
@@ -117,12 +114,12 @@ def _routers(model: Any) -> Iterator[tuple[Any, int]]:
         if recorder is not None and getattr(recorder, "target_class", None):
             recorders[recorder.target_class] = recorder.index
     for module in model.modules():
-        # FSDP puts classes of its own in front of those of modules that it shards.
-        index = next((place for kind, place in recorders.items() if isinstance(module, kind)), None)
+        # FSDP subclasses the classes of modules that it shards.
+        index = next((index for kind, index in recorders.items() if isinstance(module, kind)), None)
         if index is not None:
             yield module, index
 
 
 def _has_loss(module: Any) -> bool:
-    """Tell whether transformers has a load-balancing loss for the model that a module is of."""
+    """Return whether transformers has a load-balancing loss for a module's model."""
     return hasattr(sys.modules.get(type(module).__module__), "load_balancing_loss_func")

@@ -1,15 +1,22 @@
-"""Where the time of a step goes: laps on a clock that costs almost nothing to read.
+"""The time of each part of a step, by a clock that is almost free to read, and the collectives of a rank.
 
-On CPU it is the host's clock. On a GPU it is events on the computing stream, which are read when the step has ended:
-its sum over ranks has waited for that stream already.
+On CPU it is the host's clock. On a GPU it is events on the compute stream, which are read at the end of the step: its
+sum over ranks has already waited for that stream.
+
+DeepSpeed and FSDP2 call functions of torch.distributed, which `Collectives.watch` replaces by counting ones. torch's
+DDP does not call them; its engine reports its reductions (engines/ddp.py, DDP.reduced).
 """
 
+import functools
 import math
 import time
 from typing import Any
 
 import torch
 
+from zerolora.compat.torch_patches import Function, wrap_collectives, wrap_waits
+
+Counts = dict[str, dict[str, int]]
 PARTS = ("data", "forward", "backward", "communication", "optimizer")
 
 
@@ -27,7 +34,7 @@ class Stopwatch:
         self.between = 0.0
         """Seconds from the end of the step before to its start; 0 for the first."""
         self.running = False
-        """Whether a step is under way."""
+        """Whether a step is in progress."""
         self._begun, self._ended = 0.0, math.nan
 
     def start(self) -> None:
@@ -39,11 +46,11 @@ class Stopwatch:
         self.running = True
 
     def stop(self) -> None:
-        """End the step with its last lap; the time from now on is between steps."""
+        """End the step; its time ends with the last lap."""
         self.running = False
 
     def lap(self, part: str) -> None:
-        """Count the time since the last lap as `part`, one of PARTS, except for what this rank waited."""
+        """Count the time since the last lap as `part`, one of PARTS, except for waits."""
         now = self.now()
         self._laps.append((part, self._mark, now, self._waits))
         self._mark, self._waits = now, []
@@ -51,7 +58,7 @@ class Stopwatch:
         self.total = self._ended - self._begun
 
     def waited(self, start: Any, end: Any) -> None:
-        """Count the time between two marks as communication, whatever the lap: this rank waited for others."""
+        """Count the time between two marks as communication, in any lap."""
         self._waits.append((start, end))
 
     def now(self) -> Any:
@@ -63,7 +70,7 @@ class Stopwatch:
         return event
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds of each of PARTS since `start`. Waits for the stream."""
+        """Return the seconds of each part since `start`. Waits for the stream."""
         result = dict.fromkeys(PARTS, 0.0)
         for part, start, end, waits in self._laps:
             waited = sum(self._between(*wait) for wait in waits)
@@ -76,3 +83,69 @@ class Stopwatch:
             return float(end - start)
         end.synchronize()
         return float(start.elapsed_time(end) / 1000)
+
+
+class Collectives:
+    """Counts of one rank's collectives since `mark`; a stopwatch gets the time that it waits for them.
+
+    Bytes are those of full buffers, as in strategies/strategy.py: the tensor of an all-reduce or broadcast, the output
+    of a gather, the input of a reduce-scatter. A rank of n sends (n-1)/n of them, twice as many to all-reduce.
+    """
+
+    def __init__(self, times: Stopwatch) -> None:
+        self.times = times
+        self._counts: Counts = {}
+        self._inside = False
+
+    def watch(self) -> None:
+        """Count from now on. Call it before deepspeed.init_distributed, which keeps references to some functions."""
+        wrap_collectives(self._counted)
+        wrap_waits(self._timed, gpu=self.times.stream is not None)
+
+    def mark(self) -> None:
+        """Count from zero."""
+        self._counts = {}
+
+    def counts(self) -> Counts:
+        """Return {collective: {"calls", "bytes"}} since `mark`."""
+        return {name: dict(counted) for name, counted in self._counts.items()}
+
+    def add(self, collective: str, calls: int, size: int) -> None:
+        """Count `calls` of a collective, of `size` bytes in total."""
+        counted = self._counts.setdefault(collective, {"calls": 0, "bytes": 0})
+        counted["calls"] += calls
+        counted["bytes"] += size
+
+    def _counted(self, function: Function, collective: str, position: int, keyword: str) -> Function:
+        timed = self._timed(function)
+
+        @functools.wraps(function)
+        def call(*arguments: Any, **named: Any) -> Any:
+            if not self._inside:  # some of these functions call each other
+                self.add(collective, 1, _bytes(named[keyword] if keyword in named else arguments[position]))
+            return timed(*arguments, **named)
+
+        return call
+
+    def _timed(self, function: Function) -> Function:
+        @functools.wraps(function)
+        def call(*arguments: Any, **named: Any) -> Any:
+            if self._inside:
+                return function(*arguments, **named)
+            self._inside = True
+            on_stream = self.times.stream is None or torch.cuda.current_stream() == self.times.stream
+            exposed = self.times.running and on_stream
+            start = self.times.now() if exposed else None
+            try:
+                return function(*arguments, **named)
+            finally:
+                self._inside = False
+                if exposed:
+                    self.times.waited(start, self.times.now())
+
+        return call
+
+
+def _bytes(buffer: Any) -> int:
+    tensors = [buffer] if isinstance(buffer, torch.Tensor) else buffer
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

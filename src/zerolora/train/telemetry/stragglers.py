@@ -1,8 +1,7 @@
-"""Straggler detection: find a rank that computes slower than the others, which wait for it.
+"""Straggler detection: report a rank that computes slower than the others, which wait for it.
 
-A whole step takes equally long on every rank, since ranks wait for each other. Timed is therefore a part of the forward
-pass that waits for no other rank at any ZeRO stage: frozen linear layers from the middle of the model, from the moment
-that their weights are there.
+A whole step takes equally long on every rank, since ranks wait for each other. Frozen linear layers from the middle of
+the model are timed, once their weights are gathered: they wait for no other rank at any ZeRO stage.
 """
 
 import functools
@@ -13,12 +12,12 @@ from typing import Any, Protocol
 
 import torch
 
-# Judgement, not measured: what each avoids stands beside it.
-LAYERS = 8  # linear layers that are timed; a decoder layer has 7
-STEPS = 20  # that a comparison spans at least, so that one slow step is no reason
-SECONDS = 10.0  # that it spans as well, so that a short disturbance does not count
-SLOWER = 1.5  # times the median of the other ranks: rows of other lengths, which ranks have in turn, make less
-COMPARISONS = 2  # in succession, so that what passes is not reported
+# Judgement, not measured; the reason stands beside each.
+LAYERS = 8  # timed linear layers; a decoder layer has 7
+STEPS = 20  # of a comparison at least, so that one slow step does not count
+SECONDS = 10.0  # of a comparison at least, so that a short disturbance does not count
+SLOWER = 1.5  # times the median of the other ranks; different row lengths make a smaller difference
+COMPARISONS = 2  # in succession, so that temporary slowness is not reported
 _EVENT = functools.partial(torch.cuda.Event, enable_timing=True)
 
 
@@ -26,8 +25,7 @@ class ForwardTimer:
     """Seconds that this rank's device spends in part of the model during training."""
 
     def __init__(self, model: Any, device: torch.device) -> None:
-        """`model` as an engine left it: what the engine's own hooks do before a layer runs comes first, and is not
-        counted."""
+        """`model` is the engine's: its hooks run before these, so they are not timed."""
         self.on_gpu = device.type == "cuda"
         self._seconds, self._began = 0.0, 0.0
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
@@ -41,7 +39,7 @@ class ForwardTimer:
             module.register_forward_hook(self._end)
 
     def taken(self) -> float:
-        """Return the seconds since the last call. On a GPU the timed kernels must have ended."""
+        """Return the timed seconds since the last call. On a GPU the timed kernels must have ended."""
         seconds = self._seconds + sum(float(start.elapsed_time(end)) for start, end in self._events) / 1000
         self._seconds = 0.0
         self._events.clear()
@@ -68,7 +66,7 @@ class ForwardTimer:
 
 
 class TimedRank(Protocol):
-    """A rank whose progress is known."""
+    """A rank with its progress and timed seconds."""
 
     rank: int
     steps: int
@@ -76,7 +74,7 @@ class TimedRank(Protocol):
 
     @property
     def name(self) -> str:
-        """Return the name of the rank in messages."""
+        """The rank's name in messages."""
         return f"rank {self.rank}"
 
 
@@ -89,7 +87,7 @@ class StragglerDetector:
         self._slow: dict[int, int] = {}
 
     def judge(self, now: float, ranks: Sequence[TimedRank]) -> list[str]:
-        """Return a line for each rank that has become slow. `now` in seconds."""
+        """Return a line for each rank that has become slow; `now` is in seconds."""
         made = {rank.rank: rank.steps - self._before.get(rank.rank, (0, 0.0))[0] for rank in ranks}
         if min(made.values()) < STEPS or now - self._since < SECONDS:
             return []

@@ -1,8 +1,8 @@
-"""The experiment trackers that `train.tracker` may name: telemetry goes there as well, from rank 0.
+"""The experiment trackers that `train.tracker` may name: rank 0 sends them telemetry, too.
 
-A tracker is added by a function that starts a run and an entry of the table. Each is offline unless the user has set
-its own variables. A resumed run is a new run there, with all its steps from the first. A tracker that fails is reported
-once and left out; training continues. Nothing here imports a tracker's package before a run starts.
+To add a tracker, add a function that starts a run, and an entry of the table. Each is offline unless the user has set
+its variables. A resumed run is a new run there, with all its steps from the first. A tracker that fails is reported
+once and skipped; training continues. Nothing here imports a tracker's package before a run starts.
 """
 
 import importlib.util
@@ -20,16 +20,15 @@ from zerolora.errors import UserError
 from zerolora.log import LOGGER
 
 PROJECT = "zerolora"
-"""The project or experiment that runs belong to, where the user's variables name no other."""
+"""The default project or experiment of runs."""
 
 
 class StartedRun(NamedTuple):
-    """A run that has started."""
+    """A run in a tracker."""
 
     log: Callable[[int, Mapping[str, float]], object]
-    """Takes a step's number and its values."""
+    """Logs a step's number and its values."""
     close: Callable[[], object]
-    """Ends the run."""
 
 
 @dataclass(frozen=True)
@@ -39,19 +38,19 @@ class Tracker:
     name: str
     """The tracker's name in the config."""
     about: str
-    """What it is, for the reference."""
+    """Description for the reference."""
     package: str | None
-    """The package it needs, imported and installed by this name; None for none."""
+    """The required package, imported and installed by this name, if any."""
     start: Callable[[Path, str, dict[str, Any]], StartedRun]
-    """Starts a run: its own directory, which exists, its name, and the settings of training."""
+    """Starts a run with its existing directory, its name, and the settings of training."""
     offline: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables that keep it on this machine. A variable that is set already holds."""
+    """Environment variables that keep it on this machine; those that the user has set take precedence."""
 
 
 def _dvclive(folder: Path, run: str, settings: dict[str, Any]) -> StartedRun:
     from dvclive import Live
 
-    # The pipeline's own dvc.yaml lists metrics and plots, and its commits are the experiments.
+    # The pipeline's dvc.yaml lists metrics and plots, and its commits are the experiments.
     live = Live(str(folder), dvcyaml=False, save_dvc_exp=False, report=None)
     live.log_params(settings)
 
@@ -85,7 +84,7 @@ def _swanlab(folder: Path, run: str, settings: dict[str, Any]) -> StartedRun:
 def _tensorboard(folder: Path, run: str, settings: dict[str, Any]) -> StartedRun:
     from torch.utils.tensorboard import SummaryWriter
 
-    shutil.rmtree(folder)  # it would show the steps of every attempt
+    shutil.rmtree(folder)  # otherwise it shows the steps of every attempt
     writer = SummaryWriter(str(folder))
 
     def log(step: int, values: Mapping[str, float]) -> None:
@@ -115,7 +114,7 @@ TRACKERS: dict[str, Tracker] = entries_by_name(
         about="MLflow, into a file store unless MLFLOW_TRACKING_URI names a server",
         package="mlflow",
         start=_mlflow,
-        # Its databases are another dependency; files need none.
+        # Its databases need another dependency.
         offline={"MLFLOW_ALLOW_FILE_STORE": "true"},
     ),
     Tracker(
@@ -158,7 +157,7 @@ class TrackedRun:
     """One run in a tracker, or in none."""
 
     def __init__(self, name: str, folder: Path, settings: Mapping[str, Any]) -> None:
-        """Start a run named as `folder` is, and write below it."""
+        """Start a run with the name of `folder`, below which it writes."""
         self.name = name
         self._run: StartedRun | None = None
         if name != NO_TRACKER:
@@ -167,13 +166,13 @@ class TrackedRun:
             self._try(lambda: self._start(folder / name, folder.name, settings))
 
     def log(self, row: Mapping[str, Any]) -> None:
-        """Log a line of telemetry, without what was not measured."""
+        """Log the measured values of a line of telemetry."""
         if run := self._run:
             values = {name: float(value) for name, value in row.items() if name != "step" and value is not None}
             self._try(lambda: run.log(int(row["step"]), values))
 
     def close(self) -> None:
-        """Write what is still to be written."""
+        """End the run."""
         if self._run:
             self._try(self._run.close)
 
@@ -184,7 +183,7 @@ class TrackedRun:
     def _try(self, call: Callable[[], Any]) -> None:
         try:
             call()
-        except Exception as error:  # whatever it is: the run matters more
+        except Exception as error:  # training must continue
             self._run = None
             reason = f"{type(error).__name__}: {error}"
-            LOGGER.warning(f"train.tracker: {self.name} fails and is left out from here on ({reason})")
+            LOGGER.warning(f"train.tracker: {self.name} failed and is skipped from now on ({reason})")

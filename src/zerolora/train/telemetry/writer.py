@@ -1,7 +1,7 @@
 """One line of telemetry.csv for each step; docs/telemetry.md explains every column.
 
-While training runs, rank 0 appends lines to a file beside the checkpoints; a resumed run first removes those of steps
-after its checkpoint. When training has ended, the file is published among the metrics.
+During training rank 0 appends lines to a file beside the checkpoints; a resumed run first removes those of steps after
+its checkpoint. At the end the file is published among the metrics.
 """
 
 import contextlib
@@ -13,18 +13,16 @@ from typing import Any
 import torch
 import torch.distributed
 
+from zerolora.config.settings import TrainingPlan
 from zerolora.files import write_text
 from zerolora.log import LOGGER
 from zerolora.train.engines.engine import Engine
 from zerolora.train.feed import Batches
-from zerolora.train.telemetry.collectives import Collectives, Counts
-from zerolora.train.telemetry.energy import EnergyMeter
 from zerolora.train.telemetry.health import Health
 from zerolora.train.telemetry.routers import Routers
-from zerolora.train.telemetry.stopwatch import PARTS, Stopwatch
-from zerolora.train.telemetry.system_monitor import SystemMonitor
+from zerolora.train.telemetry.stopwatch import PARTS, Collectives, Counts, Stopwatch
+from zerolora.train.telemetry.system_monitor import EnergyMeter, SystemMonitor
 from zerolora.train.telemetry.trackers import TrackedRun
-from zerolora.train.training_plan import TrainingPlan
 
 Row = dict[str, Any]
 COLUMNS = (
@@ -50,12 +48,12 @@ MEASURED = (
     *("step", "tokens_per_second", "tflops_per_second", "seconds", "between_seconds"),
     *(f"{part}_seconds" for part in PARTS),
 )
-"""The columns that are empty in no line of a step that was measured."""
+"""The columns with a value in every line of a measured step."""
 FILE = "telemetry.csv"
 
 
 class TelemetryWriter:
-    """The lines of one run. Every rank times its steps; rank 0 writes."""
+    """The telemetry of one run. Every rank times its steps; rank 0 writes."""
 
     def __init__(
         self, engine: Engine, batches: Batches, times: Stopwatch, sent: Collectives, plan: TrainingPlan
@@ -66,8 +64,8 @@ class TelemetryWriter:
         self.rows: list[Row] = []
         """A line of each step; on rank 0 only."""
         self.health = Health()
-        self.made = 0
-        """Steps that this process made."""
+        self.steps = 0
+        """Number of steps of this process."""
         self.totals: Counts = {}
         """Collectives of those steps."""
         self.system = SystemMonitor(self.device)
@@ -78,13 +76,13 @@ class TelemetryWriter:
         self._tracker: TrackedRun | None = None
 
     def open(self, path: Path, known: list[Row], tracker: TrackedRun) -> None:
-        """Write to `path` from here on, after its lines of the steps `known`, which have loss, learning rate and
-        metrics; other columns of theirs that are not on disk stay empty. Rank 0 only."""
+        """Write to `path` from now on, after its lines of the steps `known`, which have loss, learning rate and
+        metrics; their other columns come from the file, or stay empty. Rank 0 only."""
         on_disk = {row["step"]: row for row in read(path, self.columns)}
         self.rows = [{**dict.fromkeys(self.columns), **on_disk.get(row["step"], {}), **row} for row in known]
         self._tracker = tracker
         for row in self.rows:
-            self.health.judge(row)  # what was reported is not reported again
+            self.health.judge(row)  # earlier faults are not reported again
             tracker.log(row)
         try:
             write_text(path, text(self.rows, self.columns))
@@ -97,20 +95,19 @@ class TelemetryWriter:
         self.sent.mark()
         self.times.start()
 
-    def lap(self, part: str) -> None:
-        """Count the time since the last lap as `part`, one of PARTS."""
-        self.times.lap(part)
-
     def write(self, step: int, loss: float, learning_rate: float, metrics: dict[str, float]) -> Row:
-        """Write the line of a step that has just ended, report what is wrong with it, and return it; empty on ranks
-        other than 0. `metrics` are the objective's own."""
+        """Write the line of a finished step, warn of its faults, and return it; empty on ranks other than 0."""
         self.times.stop()
         if self.rank:
             return {}
         calls, size, waited = self.engine.reduced()
         if calls:
             self.sent.add("all_reduce", calls, size)
-        self._count()
+        self.steps += 1
+        for name, counted in self.sent.counts().items():
+            total = self.totals.setdefault(name, {"calls": 0, "bytes": 0})
+            for unit, number in counted.items():
+                total[unit] += number
         parts = self.times.seconds()
         parts["backward"] -= waited
         parts["communication"] += waited
@@ -136,18 +133,25 @@ class TelemetryWriter:
             **metrics,
             **self.routers.figures(),
         }
-        self._put(row)
+        self.rows.append(row)
+        if self._tracker:
+            self._tracker.log(row)
+        if self._file:
+            try:
+                self._file.write(text([row], self.columns, header=False))
+                self._file.flush()  # for readers while training runs
+            except OSError as error:
+                self._without(Path(self._file.name), error)
         for line in self.health.judge(row):
             LOGGER.warning(line)
         return row
 
     def publish(self, path: Path) -> None:
-        """Write all lines to `path`, whole or not at all."""
+        """Write all lines to `path`, atomically."""
         write_text(path, text(self.rows, self.columns))
 
     def routed(self) -> dict[str, float]:
-        """Return the mean over all steps of each figure of the routers; empty without routers. Of the digits that are
-        on disk, so that a resumed run has the same."""
+        """Return the mean over all steps of each router figure, from the digits on disk, as a resumed run has them."""
         means = {}
         for name in self.routers.columns:
             known = [float(_cell(name, row[name])) for row in self.rows if row[name] is not None]
@@ -155,7 +159,7 @@ class TelemetryWriter:
         return means
 
     def summary(self) -> dict[str, float]:
-        """Return figures of the whole run: FLOP/s, shares of the time, faults, and what a step sends."""
+        """Return figures of the whole run: FLOP/s, shares of the time, faults, and the collectives of a step."""
         measured = [row for row in self.rows if row["seconds"] is not None]
         figures: dict[str, float] = {f"health_{fault}": count for fault, count in self.health.faults.items()}
         if not measured:
@@ -168,7 +172,7 @@ class TelemetryWriter:
         if self.flops.peak:
             figures["mfu"] = figures["tflops_per_second"] * 1e12 / self.flops.peak
         for name, counted in self.totals.items():
-            figures |= {f"{name}_{what}_per_step": number / self.made for what, number in counted.items()}
+            figures |= {f"{name}_{unit}_per_step": number / self.steps for unit, number in counted.items()}
         return figures
 
     def __enter__(self) -> "TelemetryWriter":
@@ -180,33 +184,15 @@ class TelemetryWriter:
         if self._tracker:
             self._tracker.close()
 
-    def _put(self, row: Row) -> None:
-        self.rows.append(row)
-        if self._tracker:
-            self._tracker.log(row)
-        if self._file:
-            try:
-                self._file.write(text([row], self.columns, header=False))
-                self._file.flush()  # for readers while training runs
-            except OSError as error:
-                self._without(Path(self._file.name), error)
-
     def _without(self, path: Path, error: OSError) -> None:
         self._file = None
         LOGGER.warning(
             f"{path}: telemetry cannot be written there ({error.strerror}); it is written when training ends"
         )
 
-    def _count(self) -> None:
-        self.made += 1
-        for name, counted in self.sent.counts().items():
-            total = self.totals.setdefault(name, {"calls": 0, "bytes": 0})
-            for what, number in counted.items():
-                total[what] += number
-
 
 def text(rows: list[Row], columns: tuple[str, ...] = COLUMNS, header: bool = True) -> str:
-    """Return lines of telemetry as CSV. What was measured has six digits."""
+    """Return lines of telemetry as CSV; measurements have six digits."""
     table = io.StringIO()
     writer = csv.DictWriter(table, columns, lineterminator="\n")
     if header:
@@ -216,9 +202,9 @@ def text(rows: list[Row], columns: tuple[str, ...] = COLUMNS, header: bool = Tru
 
 
 def read(path: Path, expected: tuple[str, ...] = COLUMNS) -> list[Row]:
-    """Return the whole lines of a telemetry file; none if there is no such file, or its columns are not the `expected`.
+    """Return the complete lines of a telemetry file; none if it does not exist, or its columns are not the `expected`.
 
-    A line that is damaged, so that it lacks a number, counts as one that is not there.
+    Damaged lines, which lack a number, are skipped.
     """
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
@@ -227,7 +213,7 @@ def read(path: Path, expected: tuple[str, ...] = COLUMNS) -> list[Row]:
     columns = tuple(lines[0].strip().split(",")) if lines else ()
     if columns != expected:
         return []
-    # A process that was killed may have left half a line.
+    # A killed process may have left half a line.
     whole = [line.rstrip("\n").split(",") for line in lines[1:] if line.endswith("\n")]
     rows = [dict(zip(columns, map(_value, cells), strict=True)) for cells in whole if len(cells) == len(columns)]
     return [row for row in rows if None not in [row[name] for name in MEASURED]]

@@ -1,19 +1,61 @@
-"""torch's FSDP2 (`fully_shard`): everything is sharded, and a layer's weights are gathered for its use."""
+"""Strategies of torch's own engines: DistributedDataParallel, and FSDP2 (`fully_shard`)."""
 
 from collections.abc import Iterator
 from typing import ClassVar
 
-from zerolora.strategies.buckets import Buckets
-from zerolora.strategies.data_parallel import FP32_BYTES, needs_loss_scaling
-from zerolora.strategies.reasons import Reason
-from zerolora.strategies.strategy import INT8_WHOLE, Conflict, Strategy, Target
-from zerolora.strategies.traffic import GATHER, REDUCE, SCATTER, Collective, Scope, StepWork
+from zerolora.strategies.strategy import (
+    GATHER,
+    INT8_WHOLE,
+    REDUCE,
+    SCATTER,
+    Buckets,
+    Collective,
+    Conflict,
+    Reason,
+    Scope,
+    StepWork,
+    Strategy,
+    Target,
+)
 from zerolora.types import EngineName
 
-SOURCE = "torch/distributed/fsdp/_fully_shard/_fully_shard.py"
+DDP = "torch/nn/parallel/distributed.py"
+FSDP = "torch/distributed/fsdp/_fully_shard/_fully_shard.py"
+FP32_BYTES = 4
 
 
-class FullyShard(Strategy):
+class TorchNative(Strategy):
+    """A strategy without fp16: torch's engines have no loss scaling."""
+
+    def conflict(self, target: Target) -> Conflict | None:
+        if target.precision == "fp16":
+            return Conflict(
+                "train.precision is fp16, which needs DeepSpeed's loss scaling", "write bf16, or a zero strategy"
+            )
+        return None
+
+
+class DistributedDataParallel(TorchNative):
+    """A strategy of DistributedDataParallel: every rank holds everything."""
+
+    engine: ClassVar[EngineName] = "ddp"
+
+    def options(self, buckets: Buckets, target: Target) -> Iterator[Reason]:
+        yield Reason("ddp.bucket_cap_mb", 25, "fp32 gradients reduced together, MiB: torch's default", DDP)
+        yield Reason("ddp.gradient_as_bucket_view", True, "gradients lie in the buckets: no second copy", DDP)
+        yield Reason(
+            "ddp.static_graph",
+            False,
+            "only reentrant checkpointing needs it, and non-reentrant checkpointing fails with it",
+            "pytorch#69060",
+        )
+
+    def collectives(self, work: StepWork, ranks_per_node: int) -> Iterator[Collective]:
+        """Yield one reduction of the adapter's fp32 gradients: all micro-steps but the last are unsynchronised."""
+        yield Collective("all_reduce gradients", REDUCE, "all", work.trainable * FP32_BYTES, 1)
+
+
+class FullyShard(TorchNative):
     """A strategy of `fully_shard`."""
 
     engine: ClassVar[EngineName] = "fsdp"
@@ -23,22 +65,20 @@ class FullyShard(Strategy):
         return ranks_per_node if self.within_node else ranks
 
     def conflict(self, target: Target) -> Conflict | None:
-        """Return why the strategy cannot run on a target, None if it can."""
         if target.frozen_type == "int8":
             return Conflict(INT8_WHOLE, "write type: nf4, or strategy ddp")
-        return needs_loss_scaling(target)
+        return super().conflict(target)
 
     def options(self, buckets: Buckets, target: Target) -> Iterator[Reason]:
-        """Yield the arguments of `fully_shard`, each with its reason."""
         mesh, why = [target.ranks], "sharded among all ranks"
         if self.within_node:
             mesh, why = [target.nodes, target.ranks_per_node], "nodes x ranks of a node: sharded inside a node only"
-        yield Reason("fsdp.mesh", mesh, why, SOURCE)
+        yield Reason("fsdp.mesh", mesh, why, FSDP)
         yield Reason(
             "fsdp.reshard_after_forward",
             True,
             "a layer's weights are freed after use and gathered again for the backward pass",
-            SOURCE,
+            FSDP,
         )
         yield Reason(
             "fsdp.param_dtype",
@@ -53,12 +93,12 @@ class FullyShard(Strategy):
             f"shards, gradients and optimizer are {where}",
             "torch/distributed/fsdp/_fully_shard/_fsdp_api.py, CPUOffloadPolicy",
         )
-        yield Reason("fsdp.reduce_dtype", "fp32", "the adapter's gradients are small, so fp32 costs little", SOURCE)
+        yield Reason("fsdp.reduce_dtype", "fp32", "the adapter's gradients are small, so fp32 costs little", FSDP)
 
     def collectives(self, work: StepWork, ranks_per_node: int) -> Iterator[Collective]:
         """Yield a gather for each pass of each layer, and one reduction of the adapter's fp32 gradients."""
-        # fully_shard on each layer, reshard_after_forward: a gather forward and one backward. What is outside the
-        # layers stays gathered between the two: the root's reshard_after_forward is False by default. Counted.
+        # fully_shard on each layer, reshard_after_forward: a gather forward and one backward. Weights outside the
+        # layers stay gathered between the two: the root's reshard_after_forward is False by default. Counted.
         scope: Scope = "node" if self.within_node else "all"
         units = work.layers + 1
         # train/engines/: gradients are reduced in fp32, at the last micro-step only.
@@ -70,6 +110,6 @@ class FullyShard(Strategy):
             yield Collective("all_reduce gradients", REDUCE, "across", gradients / ranks_per_node, units)
 
     def gathered(self, work: StepWork) -> float:
-        """Return the number of parameters gathered in one step: twice in a micro-step, once if outside the layers."""
+        """Return the number of parameters gathered in one step: twice in a micro-step, once outside the layers."""
         passes = 2 + work.forwards_before
         return work.accumulation * (passes * (work.frozen + work.trainable) - work.outside)
