@@ -246,7 +246,9 @@ def test_trials_share_what_their_values_do_not_touch(values: dict[str, Any], sha
 @pytest.mark.parametrize(("name", "owner"), [("default", "the run default"), ("data", "another stage")])
 def test_what_is_shared_has_a_folder_of_its_own(tmp_path: Path, name: str, owner: str) -> None:
     path = config_with(tmp_path, {name: {"dataset": "rows", "over": {"train.seed": [1, 2]}}})
-    with pytest.raises(UserError, match=rf"grids\.{name}: results/{name}/ is for outputs that its runs share, .* to {owner};"):
+    with pytest.raises(
+        UserError, match=rf"grids\.{name}: results/{name}/ is for outputs that its runs share, .* to {owner};"
+    ):
         load(path)
 
 

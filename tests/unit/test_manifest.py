@@ -1,4 +1,4 @@
-"""A stage does not read files that are not those of their manifest."""
+"""Stages refuse files that do not match their manifest."""
 
 from pathlib import Path
 
@@ -17,24 +17,21 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_intact_files_pass(directory: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"01234", "is not the file that .*"), (b"0123456780", "is not the file that .*"), (None, "is missing")],
+    ids=["truncated", "one byte changed", "missing"],
+)
+def test_changed_or_missing_file_is_named(directory: Path, content: bytes | None, message: str) -> None:
     check_intact(directory, "zerolora prepare")
-
-
-@pytest.mark.parametrize("content", [b"01234", b"0123456780"], ids=["truncated", "one byte changed"])
-def test_a_changed_file_is_named(directory: Path, content: bytes) -> None:
-    (directory / "rows.arrow").write_bytes(content)
-    with pytest.raises(UserError, match=r"rows\.arrow: is not the file that .*; run `zerolora prepare` again"):
-        check_intact(directory, "zerolora prepare")
-
-
-def test_a_missing_file_is_named(directory: Path) -> None:
     (directory / "rows.arrow").unlink()
-    with pytest.raises(UserError, match=r"rows\.arrow: is missing; run `zerolora prepare` again"):
+    if content is not None:
+        (directory / "rows.arrow").write_bytes(content)
+    with pytest.raises(UserError, match=rf"rows\.arrow: {message}; run `zerolora prepare` again"):
         check_intact(directory, "zerolora prepare")
 
 
-def test_large_files_are_compared_by_size_alone(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_files_are_compared_by_size(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manifest, "HASHED_BYTES", 5)
     (directory / "rows.arrow").write_bytes(b"0123456780")
     check_intact(directory, "zerolora prepare")

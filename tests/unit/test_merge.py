@@ -1,6 +1,7 @@
-"""Merging file by file gives what peft gives."""
+"""The pipeline's merge: weights, tokenizer, added tokens, restored weights, refusals; and what it lost, by logits."""
 
 import json
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from zerolora.config.method_sections import MethodSections
+from zerolora.data.prepared_rows import IGNORED
 from zerolora.errors import UserError
+from zerolora.evaluate.evaluated_models import EvaluatedModel, load
+from zerolora.evaluate.merged_logits import BOUND, next_tokens, of_merged
+from zerolora.fail_if import OF_MERGED, OF_TRAINED
 from zerolora.merge.merge import merge, restore
+from zerolora.merge.user_merge import merge_by_hand
 from zerolora.methods.registry import TRAINABLE
 from zerolora.model.added_tokens import AddedToken, write
 from zerolora.model.manifest import located
@@ -43,26 +49,23 @@ def shard(model: Path, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("sharded", [False, True])
-@pytest.mark.parametrize("options", [{}, {"use_rslora": True}], ids=["lora", "rslora"])
-def test_it_is_what_peft_merges(tmp_path: Path, tiny_model: Path, sharded: bool, options: dict[str, Any]) -> None:
+def test_merge_matches_peft(tmp_path: Path, tiny_model: Path) -> None:
+    """Of a sharded base; test_merge_golden.py has every method and family."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    base = shard(tiny_model, tmp_path / "base") if sharded else tiny_model
-    adapter = make_adapter(tiny_model, tmp_path / "adapter", **options)
+    base, adapter = shard(tiny_model, tmp_path / "base"), make_adapter(tiny_model, tmp_path / "adapter")
     merge(base, adapter, tmp_path / "merged", tmp_path / "merged")
     ours = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").state_dict()
-    theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), adapter).merge_and_unload()
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    before = model.state_dict()["model.layers.0.mlp.up_proj.weight"].clone()
+    theirs = PeftModel.from_pretrained(model, adapter).merge_and_unload()
     for name, tensor in theirs.state_dict().items():
         torch.testing.assert_close(ours[name], tensor)
-    assert not torch.equal(
-        ours["model.layers.0.mlp.up_proj.weight"],
-        AutoModelForCausalLM.from_pretrained(tiny_model).state_dict()["model.layers.0.mlp.up_proj.weight"],
-    )
+    assert not torch.equal(ours["model.layers.0.mlp.up_proj.weight"], before)
 
 
-def test_only_the_files_of_a_model_are_copied(tmp_path: Path, tiny_model: Path) -> None:
+def test_only_model_files_are_copied(tmp_path: Path, tiny_model: Path) -> None:
     base = tmp_path / "base"
     shutil.copytree(tiny_model, base)
     for name in ("pytorch_model.bin", "notes.json", "modeling_own.py"):
@@ -72,17 +75,10 @@ def test_only_the_files_of_a_model_are_copied(tmp_path: Path, tiny_model: Path) 
         "manifest.json",
         *(path.name for path in tiny_model.iterdir()),
     }
-
-
-def test_the_merged_directory_loads_with_its_tokenizer(tmp_path: Path, tiny_model: Path) -> None:
-    from transformers import AutoTokenizer
-
-    merge(tiny_model, make_adapter(tiny_model, tmp_path / "adapter"), tmp_path / "merged", tmp_path / "merged")
-    assert AutoTokenizer.from_pretrained(tmp_path / "merged").chat_template
     assert located(tmp_path / "merged/manifest.json") == tmp_path / "merged"
 
 
-def test_unversioned_weights_come_back_byte_for_byte(tmp_path: Path, tiny_model: Path) -> None:
+def test_restore_rebuilds_weights_byte_for_byte(tmp_path: Path, tiny_model: Path) -> None:
     adapter = make_adapter(tiny_model, tmp_path / "adapter")
     output, place = tmp_path / "results/merged", tmp_path / "work/merged"
     merge(tiny_model, adapter, output, place)
@@ -93,7 +89,7 @@ def test_unversioned_weights_come_back_byte_for_byte(tmp_path: Path, tiny_model:
     assert (place / "model.safetensors").read_bytes() == before
 
 
-def test_weights_that_merge_to_something_else_are_refused(tmp_path: Path, tiny_model: Path) -> None:
+def test_restore_refuses_other_weights(tmp_path: Path, tiny_model: Path) -> None:
     adapter = make_adapter(tiny_model, tmp_path / "adapter")
     merge(tiny_model, adapter, tmp_path / "out", tmp_path / "place")
     (tmp_path / "place/model.safetensors").unlink()
@@ -104,7 +100,7 @@ def test_weights_that_merge_to_something_else_are_refused(tmp_path: Path, tiny_m
     assert not (tmp_path / "place/model.safetensors").exists()
 
 
-def test_the_merged_model_is_asked_and_stops_as_its_rows_were(tmp_path: Path, tiny_model: Path) -> None:
+def test_merged_model_has_template_and_stop_tokens_of_the_data(tmp_path: Path, tiny_model: Path) -> None:
     from transformers import AutoTokenizer, GenerationConfig
 
     adapter, data = make_adapter(tiny_model, tmp_path / "adapter"), tmp_path / "data"
@@ -120,15 +116,15 @@ def test_the_merged_model_is_asked_and_stops_as_its_rows_were(tmp_path: Path, ti
     assert GenerationConfig.from_pretrained(place).eos_token_id == [2, 1]
     (place / "model.safetensors").unlink()
     restore(tiny_model, adapter, output / "manifest.json", data)
-    # What the base does by itself is left as it is.
+    # What the base already does changes no file.
     manifest.write_text(json.dumps({"files": {}, "chat_template": None, "stop_tokens": ["<|im_end|>"]}))
     merge(tiny_model, adapter, output, place, data)
     for path in tiny_model.iterdir():
         assert path.suffix == ".safetensors" or (place / path.name).read_bytes() == path.read_bytes()
 
 
-def test_a_sharded_model_gets_rows_tokens_and_a_right_index(tmp_path: Path, tiny_model: Path) -> None:
-    """With an older tokenizer's list of added tokens, and none of an adapter for the rows: the mean of the others."""
+def test_sharded_merge_adds_token_rows_and_updates_the_index(tmp_path: Path, tiny_model: Path) -> None:
+    """With an older tokenizer's added_tokens_decoder. The adapter has no rows for the tokens: they are means."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     base, adapter = shard(tiny_model, tmp_path / "base"), make_adapter(tiny_model, tmp_path / "adapter")
@@ -153,7 +149,7 @@ def test_a_sharded_model_gets_rows_tokens_and_a_right_index(tmp_path: Path, tiny
     assert {number: token["special"] for number, token in listed.items()} == {"259": True, "260": False}
 
 
-def test_an_adapter_of_another_model_is_refused(tmp_path: Path, tiny_model: Path) -> None:
+def test_adapter_of_another_model_is_refused(tmp_path: Path, tiny_model: Path) -> None:
     adapter = make_adapter(tiny_model, tmp_path / "adapter")
     tensors = load_file(adapter / "adapter_model.safetensors")
     name = next(name for name in tensors if "layers.0" in name)
@@ -165,16 +161,9 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path, tiny_model: Path
     assert not (tmp_path / "merged").exists()
 
 
-def test_a_broken_adapter_config_is_named(tmp_path: Path, tiny_model: Path) -> None:
-    adapter = make_adapter(tiny_model, tmp_path / "adapter")
-    (adapter / "adapter_config.json").write_text(json.dumps({})[:1])
-    with pytest.raises(UserError, match="adapter_config.json:1: not valid JSON"):
-        merge(tiny_model, adapter, tmp_path / "merged", tmp_path / "merged")
-
-
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8, torch.uint8])
-def test_codes_of_a_quantized_base_are_left_alone(dtype: torch.dtype, tmp_path: Path, tiny_model: Path) -> None:
-    """A sum with the adapter's product would be other codes, of no meaning."""
+def test_quantized_base_is_refused(dtype: torch.dtype, tmp_path: Path, tiny_model: Path) -> None:
+    """Adding an update to codes would be meaningless."""
     base, adapter = tmp_path / "base", make_adapter(tiny_model, tmp_path / "adapter")
     shutil.copytree(tiny_model, base)
     tensors = load_file(base / "model.safetensors")
@@ -188,8 +177,8 @@ def test_codes_of_a_quantized_base_are_left_alone(dtype: torch.dtype, tmp_path: 
 
 
 @pytest.mark.parametrize("second", ["", "model-00001-of-00002.safetensors"], ids=["one file", "a file before it"])
-def test_a_shared_weight_that_is_stored_twice_stays_shared(second: str, tmp_path: Path, tiny_model: Path) -> None:
-    """With two different tensors transformers would not tie them: another model than was trained."""
+def test_tied_weight_stored_twice_stays_tied(second: str, tmp_path: Path, tiny_model: Path) -> None:
+    """With two different tensors transformers would not tie them: not the trained model."""
     from transformers import AutoModelForCausalLM
 
     base, trained = tmp_path / "base", tmp_path / "trained"
@@ -216,6 +205,7 @@ def test_a_shared_weight_that_is_stored_twice_stays_shared(second: str, tmp_path
 
 ODD: dict[str, tuple[str, str, str]] = {
     "a list as config": ("adapter_config.json", "[]", "adapter_config.json: holds []; expected a JSON object"),
+    "no JSON as config": ("adapter_config.json", "{", "adapter_config.json:1: not valid JSON"),
     "a number as config": ("adapter_config.json", "1", "adapter_config.json: holds 1; expected a JSON object"),
     "one token, no list": ("tokens.json", '{"token": "<x>"}', "tokens.json: holds {'token': '<x>'} in the place of an"),
     "a list of texts": ("tokens.json", '["<x>"]', "tokens.json: holds '<x>' in the place of an added token"),
@@ -228,8 +218,8 @@ ODD: dict[str, tuple[str, str, str]] = {
 
 
 @pytest.mark.parametrize("case", ODD)
-def test_an_odd_file_of_an_adapter_is_one_line(case: str, tmp_path: Path, tiny_model: Path) -> None:
-    """To merge it, and to continue from it."""
+def test_malformed_adapter_file_is_one_line(case: str, tmp_path: Path, tiny_model: Path) -> None:
+    """When merged, and when training continues from it."""
     from transformers import AutoModelForCausalLM
 
     name, content, said = ODD[case]
@@ -247,9 +237,87 @@ def test_an_odd_file_of_an_adapter_is_one_line(case: str, tmp_path: Path, tiny_m
         assert "\n" not in str(raised.value)
 
 
-def test_an_odd_manifest_of_an_earlier_adapter_is_one_line(tmp_path: Path, tiny_model: Path) -> None:
-    """It is read when what was trained from it is published."""
+def test_malformed_manifest_of_earlier_adapter_is_one_line(tmp_path: Path, tiny_model: Path) -> None:
     adapter = make_adapter(tiny_model, tmp_path / "adapter")
     (adapter / "manifest.json").write_text("[]")
     with pytest.raises(UserError, match=r"manifest\.json: holds \[\]; expected a JSON object; remove it if another"):
         earlier_adapter.provenance(adapter, TRAINABLE["lora"])
+
+
+# --- logits of the merged model ---
+
+
+CPU = torch.device("cpu")
+
+
+def row(tokens: list[int], prompt: int) -> dict[str, Any]:
+    labels = [IGNORED] * prompt + tokens[prompt:]
+    return {"input_ids": tokens, "labels": labels, "prompt": prompt, "length": len(tokens)}
+
+
+ROWS = [row([5, 9, 40, 77, 2], 2), row([8, 100, 30, 31, 32, 33, 2], 3), row([60, 61, 62], 0)]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Return prepared data without added tokens."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/manifest.json").write_text(json.dumps({"added_tokens": [], "files": {}}))
+    return tmp_path / "data"
+
+
+def figures(base: Path, adapter: Path, merged: Path, data: Path) -> dict[str, float]:
+    logits = next_tokens(load(merged, CPU, [])[0], ROWS)
+    assert logits.shape[0] == 3 + 4 + 2  # supervised tokens with a token before them
+    return of_merged(logits, EvaluatedModel(base, adapter, merged), data, ROWS)
+
+
+def test_merge_loses_nothing(tiny_model: Path, tmp_path: Path, data: Path, caplog: pytest.LogCaptureFixture) -> None:
+    adapter = make_adapter(tiny_model, tmp_path / "adapter")
+    merge_by_hand(tiny_model, [adapter], [], tmp_path / "merged")
+    actual = figures(tiny_model, adapter, tmp_path / "merged", data)
+    assert tuple(actual) == OF_MERGED
+    assert actual["merged_kl"] < 1e-6 and actual["merged_kl_share"] < 1e-3
+    assert actual["merged_argmax"] == 1 and 0 < actual["merged_logits"] < 1e-4
+    assert "is not what was trained" not in caplog.text
+
+
+def test_lost_adapter_is_reported(
+    tiny_model: Path, tmp_path: Path, data: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As when rounding swallows the update: the merged model is the base model."""
+    adapter = make_adapter(tiny_model, tmp_path / "adapter")
+    shutil.copytree(tiny_model, tmp_path / "merged")
+    with caplog.at_level(logging.WARNING):
+        actual = figures(tiny_model, adapter, tmp_path / "merged", data)
+    assert actual["merged_kl_share"] == pytest.approx(1) and actual["merged_kl_share"] > BOUND
+    assert actual["merged_kl"] > 1e-5
+    assert "100 % of what fine-tuning changed is lost" in caplog.text
+
+
+def test_divergence_matches_torch(tiny_model: Path, tmp_path: Path, data: Path) -> None:
+    adapter = make_adapter(tiny_model, tmp_path / "adapter")
+    other = next_tokens(load(tiny_model, CPU, [])[0], ROWS)
+    tuned = next_tokens(load(tiny_model, CPU, [], adapter)[0], ROWS)
+    actual = of_merged(other, EvaluatedModel(tiny_model, adapter, tiny_model), data, ROWS)
+    theirs = torch.nn.functional.kl_div(other, tuned, log_target=True, reduction="batchmean")
+    assert actual["merged_kl"] == pytest.approx(theirs.item(), rel=1e-4)
+    assert actual["merged_logits"] == pytest.approx((other - tuned).abs().max().item())
+
+
+@pytest.mark.parametrize("kind", ["nf4", "int8"])
+def test_qlora_adapter_belongs_to_the_dequantized_base(kind: str, tiny_model: Path, tmp_path: Path, data: Path) -> None:
+    """Only the merge into the dequantized base is the trained model."""
+    adapter = make_adapter(tiny_model, tmp_path / "adapter")
+    quantization = {"type": kind, "double": True, "precision": "fp32"}
+    (adapter / "manifest.json").write_text(json.dumps({"files": {}, "quantization": quantization}))
+    actual = {}
+    for dequantized in (True, False):
+        output = tmp_path / f"merged-{dequantized}"
+        merge_by_hand(tiny_model, [adapter], [], output, dequantized=dequantized)
+        actual[dequantized] = figures(tiny_model, adapter, output, data)
+        assert tuple(actual[dequantized]) == OF_MERGED + OF_TRAINED
+    assert actual[True]["trained_logits"] < 1e-4 < actual[True]["merged_logits"]
+    assert actual[False]["merged_logits"] < 1e-4 < actual[False]["trained_logits"]
+    # int8 is so close to the original that both divergences may be fp32 rounding, about 1e-7.
+    assert actual[True]["trained_kl"] <= actual[False]["trained_kl"] + 1e-6

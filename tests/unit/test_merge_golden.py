@@ -1,4 +1,4 @@
-"""Merged weights are peft's: bit for bit in fp32, rounded once in bf16; what is not trained is the base's."""
+"""Merged weights are bit for bit peft's in fp32, rounded once in bf16; untrained weights are the base's."""
 
 import json
 import math
@@ -42,8 +42,12 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "conv1d vera": ("gpt2", "VERA", {"r": 8, "target_modules": ["c_attn", "mlp.c_proj"]}),
     "ia3": ("untied", "IA3", {"target_modules": ["k_proj", "down_proj"], "feedforward_modules": ["down_proj"]}),
     "conv1d": ("gpt2", "LORA", {"target_modules": ["c_attn", "c_proj", "c_fc", "lm_head"]}),
-    "conv1d dora": ("gpt2", "LORA", {"target_modules": ["c_attn", "c_fc"], "use_dora": True}),
-    "conv1d ia3": ("gpt2", "IA3", {"target_modules": ["c_attn", "mlp.c_proj"], "feedforward_modules": ["mlp.c_proj"]}),
+    "conv1d dora": ("gpt2", "LORA", {"target_modules": ["c_attn", "c_fc", "lm_head"], "use_dora": True}),
+    "conv1d ia3": (
+        "gpt2",
+        "IA3",
+        {"target_modules": ["c_attn", "mlp.c_proj", "lm_head"], "feedforward_modules": ["mlp.c_proj"]},
+    ),
     "experts": ("qwen3_moe", "LORA", {"target_modules": ["q_proj", "gate_proj", "up_proj", "down_proj"]}),
     "vision": ("gemma3", "LORA", {"target_modules": r".*language_model.*(q_proj|down_proj)"}),
 }
@@ -51,7 +55,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 @pytest.fixture(scope="module")
 def base_of(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Callable[[str, torch.dtype], Path]:
-    """Return what writes a tiny model of a family in several files, with a tokenizer's files beside them."""
+    """Return a function that writes a sharded tiny model of a family, with tokenizer files."""
     from transformers import CONFIG_MAPPING
 
     made: dict[tuple[str, torch.dtype], Path] = {}
@@ -71,7 +75,7 @@ def base_of(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Calla
 
 
 def adapter_of(base: Path, kind: str, options: dict[str, Any], folder: Path, seed: int = 1) -> Path:
-    """Write an adapter of drawn values, as peft does."""
+    """Write a random adapter with peft."""
     import peft
 
     torch.manual_seed(seed)
@@ -81,7 +85,7 @@ def adapter_of(base: Path, kind: str, options: dict[str, Any], folder: Path, see
     with torch.no_grad():
         for name, parameter in wrapped.named_parameters():
             if parameter.requires_grad:
-                # Magnitudes and (IA)³'s vectors are factors: around what they are.
+                # Magnitudes and (IA)³'s vectors scale: stay near their values.
                 parameter.add_(torch.randn_like(parameter) * (0.02 if "magnitude" in name or "ia3" in name else 0.1))
     wrapped.save_pretrained(str(folder))
     return folder
@@ -97,32 +101,30 @@ def weights(directory: Path) -> dict[str, torch.Tensor]:
     return {name: tensor for path in directory.glob("*.safetensors") for name, tensor in load_file(path).items()}
 
 
-@pytest.mark.parametrize("kept", [True, False], ids=["kept", "read again"])
-def test_rows_of_a_stored_factor_are_those_of_the_factor(
-    kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A small factor is read once for all blocks of rows, a large one in parts."""
+@pytest.mark.parametrize("whole", [True, False], ids=["read once", "read in parts"])
+def test_stored_factors_give_the_same_product(whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small factors are read once for all blocks of rows, large ones in parts."""
     torch.manual_seed(0)
     factors = {"A": torch.randn(4, 24), "B": torch.randn(48, 4)}
     save_file(factors, tmp_path / "factors.safetensors")
     stored = read_header(tmp_path / "factors.safetensors").tensors
-    monkeypatch.setattr(lora, "SMALL", factors["B"].nbytes if kept else factors["B"].nbytes - 1)
+    monkeypatch.setattr(lora, "SMALL", factors["B"].nbytes if whole else factors["B"].nbytes - 1)
     actual, expected = torch.ones(48, 24), torch.ones(48, 24)
     for first in (0, 16, 32):
         rows = slice(first, first + 16)
         lora.Product("weight", dict(stored), 0.3, transposed=False).apply(actual[rows], first)
         lora.Product("weight", dict(factors), 0.3, transposed=False).apply(expected[rows], first)
     assert torch.equal(actual, expected)
-    # Another product: near zero, the sum of four terms of size 1 is off by their rounding, whatever its own size.
+    # Absolute tolerance: near zero, rounding of the four terms dominates.
     assert torch.allclose(actual, 1 + 0.3 * factors["B"] @ factors["A"], atol=1e-6)
 
 
 @pytest.mark.parametrize("blocks", [False, True], ids=["whole", "blocks"])
 @pytest.mark.parametrize("case", CASES)
-def test_it_is_peft_bit_for_bit(
+def test_merge_matches_peft_bit_for_bit(
     case: str, blocks: bool, base_of: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of each method, module and family, in one block a tensor and in the least that there are."""
+    """Each method, module and family, in one block per tensor and in the smallest blocks."""
     from peft import PeftModel
 
     if blocks:
@@ -140,7 +142,7 @@ def test_it_is_peft_bit_for_bit(
     changed = [name for name in before if not torch.equal(theirs[name], before[name])]
     assert changed
     assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
-    # The same files, in the same layout.
+    # Same files, same layout.
     for path in base.iterdir():
         if path.suffix == ".safetensors":
             assert read_header(path).header == read_header(tmp_path / "merged" / path.name).header
@@ -149,8 +151,7 @@ def test_it_is_peft_bit_for_bit(
 
 
 @pytest.mark.parametrize("case", ["lora", "dora", "saved", "ia3", "experts"])
-def test_in_bf16_it_is_rounded_once(case: str, base_of: Callable[..., Path], tmp_path: Path) -> None:
-    """Not further from the sum in fp32 than half the distance of two neighbours."""
+def test_bf16_weights_are_rounded_once(case: str, base_of: Callable[..., Path], tmp_path: Path) -> None:
     from peft import PeftModel
 
     family, kind, options = CASES[case]
@@ -166,8 +167,8 @@ def test_in_bf16_it_is_rounded_once(case: str, base_of: Callable[..., Path], tmp
     assert any(not torch.equal(ours[name], before[name]) for name in ours)
 
 
-def test_several_adapters_are_the_sum_of_their_updates(base_of: Callable[..., Path], tmp_path: Path) -> None:
-    """As peft's add_weighted_adapter has it with combination_type "cat": "linear" is not the sum."""
+def test_several_adapters_add_their_weighted_updates(base_of: Callable[..., Path], tmp_path: Path) -> None:
+    """As add_weighted_adapter with combination_type "cat"; peft's "linear" is not the sum."""
     from peft import PeftModel
 
     base = base_of("llama", torch.float32)
@@ -183,7 +184,7 @@ def test_several_adapters_are_the_sum_of_their_updates(base_of: Callable[..., Pa
     assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
 
 
-def test_a_header_that_grows_is_one_that_safetensors_reads(tmp_path: Path) -> None:
+def test_resized_header_is_valid_safetensors(tmp_path: Path) -> None:
     tensors = {"b": torch.ones(3, 4), "a": torch.zeros(2, dtype=torch.bfloat16), "é": torch.tensor(5)}
     save_file(tensors, tmp_path / "x.safetensors", {"format": "pt", "näme": '"'})
     before = read_header(tmp_path / "x.safetensors")
@@ -202,7 +203,7 @@ def test_a_header_that_grows_is_one_that_safetensors_reads(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("rows", [1, 15, 16, 17, 33, 100, 4096])
 @pytest.mark.parametrize("width", [1, 7, 300, 10**6])
-def test_spans_cover_all_rows_and_none_is_thin(rows: int, width: int) -> None:
+def test_spans_cover_all_rows_without_thin_blocks(rows: int, width: int) -> None:
     actual = stream.spans((rows, width), 4096)
     assert [row for first, last in actual for row in range(first, last)] == list(range(rows))
     assert len(actual) == 1 or min(last - first for first, last in actual) >= stream.THIN
@@ -222,7 +223,7 @@ BROKEN: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_broken_file_is_one_line(case: str, tmp_path: Path) -> None:
+def test_broken_safetensors_is_one_line(case: str, tmp_path: Path) -> None:
     from zerolora.errors import UserError
 
     path = tmp_path / "x.safetensors"
@@ -234,8 +235,8 @@ def test_a_broken_file_is_one_line(case: str, tmp_path: Path) -> None:
         read_header(path)
 
 
-def test_the_index_is_followed_where_there_is_one(base_of: Callable[..., Path], tmp_path: Path) -> None:
-    """The same weights in one file beside it, as some repositories have them, are left out."""
+def test_index_decides_which_files_are_merged(base_of: Callable[..., Path], tmp_path: Path) -> None:
+    """Some repositories store the same weights again in one file."""
     base = tmp_path / "base"
     shutil.copytree(base_of("llama", torch.float32), base)
     save_file({"tok_embeddings.weight": torch.ones(2, 2)}, base / "consolidated.safetensors")

@@ -1,4 +1,4 @@
-"""Every method of the registry: its estimate, and for one that trains, what it builds and merges beside peft's."""
+"""Every method of the registry: its estimate, and for trainable methods, what is built and merged as in peft."""
 
 import copy
 import dataclasses
@@ -47,7 +47,7 @@ def test_it_is_estimated(name: str, model: str) -> None:
     assert 0 < parameters.largest_trained <= parameters.trained <= max(model_spec.parameters, parameters.frozen)
     prediction = predict(model_spec, spec)
     assert prediction.gpu["total"] > parameters.frozen_bytes
-    # Adam's moments of what is trained, on two ranks.
+    # Adam's moments, on two ranks.
     assert prediction.gpu["moments"] == parameters.trained * 8 // 2
 
 
@@ -74,8 +74,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", TRAINABLE)
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_it_builds_and_merges_what_peft_does(name: str, variant: str, untied_model: Path, tmp_path: Path) -> None:
-    """Built, counted by the estimate, filled with noise, written, and merged by peft and by what `updates` returns."""
+def test_it_builds_and_merges_as_peft_does(name: str, variant: str, untied_model: Path, tmp_path: Path) -> None:
+    """Built, counted by the estimate, filled with noise, saved, and merged by peft and by `updates`."""
     from transformers import AutoModelForCausalLM
 
     method = TRAINABLE[name]
@@ -108,34 +108,9 @@ def test_it_builds_and_merges_what_peft_does(name: str, variant: str, untied_mod
         torch.testing.assert_close(actual, expected[key], msg=key)
 
 
-@pytest.mark.parametrize("name", ["lora", "dora", "ia3"])
-@pytest.mark.parametrize("targets", [["attn.c_proj", "lm_head"], ["lm_head", "mlp.c_proj", "c_attn"]])
-def test_modules_of_both_layouts_are_merged_as_peft_does(name: str, targets: list[str]) -> None:
-    """A model with Conv1D, whose weight is [inputs, outputs], and linear modules: peft's config has one value for both,
-    that of the module it built last."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    torch.manual_seed(0)
-    config = GPT2Config(vocab_size=16, n_embd=16, n_layer=2, n_head=2, tie_word_embeddings=False)
-    base, method = GPT2LMHeadModel(config), TRAINABLE[name]
-    weights = copy.deepcopy(base.state_dict())
-    settings = MethodSections.model_validate({"lora": {"r": 4, "targets": targets}, "ia3": {"targets": targets}})
-    built = method.build(base, settings)
-    trained = {key: parameter for key, parameter in built.named_parameters() if parameter.requires_grad}
-    with torch.no_grad():
-        for parameter in trained.values():
-            parameter.add_(torch.randn_like(parameter) / 10)
-    published = {key: tensor.detach().clone() for key, tensor in method.published(built, trained).items()}
-    updates = method.updates_of(published, built.peft_config["default"].to_dict(), built_on_meta(config))
-    expected = built.merge_and_unload().state_dict()
-    for key, update in updates.items():
-        if key in weights or not update.optional:
-            torch.testing.assert_close(update.applied(weights[key]), expected[key], msg=key)
-
-
 @pytest.fixture(scope="module")
 def untied_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the tiny model with a head of its own, and a bias in the attention that is not zero."""
+    """Return the tiny model with an untied head and nonzero attention biases."""
     from transformers import AutoConfig, LlamaForCausalLM
 
     folder = tmp_path_factory.mktemp("untied")
@@ -168,8 +143,8 @@ def untied_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         ({"lora": {"alpha_pattern": {"q": 2.0}}}, "train.lora.alpha_pattern: 'q' matches no adapted module"),
     ],
 )
-def test_what_fits_no_module_is_one_line(tiny_model: Path, settings: dict[str, Any], said: str) -> None:
-    """peft would ignore it, or name it in a traceback. The estimate, which loads nothing, says the same."""
+def test_unmatched_module_is_one_line(tiny_model: Path, settings: dict[str, Any], said: str) -> None:
+    """peft would ignore it or raise a traceback. The estimate, without weights, refuses it too."""
     from transformers import AutoModelForCausalLM
 
     sections = MethodSections.model_validate(settings)
@@ -186,7 +161,7 @@ def test_what_fits_no_module_is_one_line(tiny_model: Path, settings: dict[str, A
     [{"targets": r"(.*\.)?(\w+)+!"}, {"rank_pattern": {r"(\w+)+!": 2}}, {"alpha_pattern": {r"(\w+)+!": 2.0}}],
     ids=str,
 )
-def test_an_expression_without_end_is_one_line(
+def test_endless_expression_is_one_line(
     tiny_model: Path, lora: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bounded, "SECONDS", 0.2)
@@ -201,9 +176,8 @@ def test_an_expression_without_end_is_one_line(
 
 @pytest.mark.parametrize("name", ["qlora", "qdora"])
 @pytest.mark.parametrize("saved", ["down_proj", "self_attn.q_proj", "mlp"])
-def test_a_quantized_module_is_not_trained_as_a_whole(name: str, saved: str, untied_model: Path) -> None:
-    """Torch would end with a traceback, since codes have no gradient. The estimate says the same; a head is left as it
-    is, and may be trained."""
+def test_quantized_module_cannot_be_trained_in_full(name: str, saved: str, untied_model: Path) -> None:
+    """Codes have no gradient. The estimate refuses it too; a head is not quantized and may be trained."""
     sections = MethodSections.model_validate({"lora": {"targets": ["k_proj"], "modules_to_save": [saved, "lm_head"]}})
     with pytest.raises(UserError) as raised:
         TRAINABLE[name].build(built_on_meta(config_of(untied_model)), sections)
@@ -221,7 +195,7 @@ SHARED = {
     "qwen3_next": ("shared_expert", None),
     "qwen2_moe": ("shared_expert", None),
 }
-"""What a family calls its shared experts, and a layer without any."""
+"""Name of a family's shared experts, and a layer without any."""
 
 
 @pytest.fixture(scope="module", params=SHARED)
@@ -250,9 +224,8 @@ def mixture(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     [["gate", "up", "down"], ["up"], ["1.up"]],
     ids=["all", "one", "one layer"],
 )
-def test_shared_experts_are_adapted_by_name_and_no_others(names: list[str], mixture: tuple[Any, Path]) -> None:
-    """Where peft alone would adapt the routed experts in their place. Counted alike by the estimate, and read alike by
-    peft from the adapter's config."""
+def test_shared_experts_are_adapted_by_name(names: list[str], mixture: tuple[Any, Path]) -> None:
+    """peft alone would adapt the routed experts instead. Estimate and saved config agree."""
     from peft import LoraConfig, get_peft_model
 
     config, folder = mixture
@@ -273,23 +246,22 @@ def test_shared_experts_are_adapted_by_name_and_no_others(names: list[str], mixt
     assert {key for key, tensor in again.named_parameters() if tensor.requires_grad} == trained.keys()
 
 
-def test_shared_experts_are_not_adapted_by_name_where_they_are_quantized(mixture: tuple[Any, Path]) -> None:
+def test_quantized_shared_experts_cannot_be_adapted(mixture: tuple[Any, Path]) -> None:
     config, folder = mixture
     if config.model_type == "qwen2_moe":
-        return  # adapted as the modules that they are
+        return  # whose shared experts are plain modules
     settings = MethodSections.model_validate({"lora": {"targets": [f"{SHARED[config.model_type][0]}.up_proj"]}})
     with pytest.raises(UserError, match=r"up_proj\.weight would be adapted as a parameter, which peft cannot where it"):
         TRAINABLE["qlora"].of(settings).parameters(read_model_spec(folder), 2)
 
 
-def test_the_documentation_lists_every_method() -> None:
+def test_docs_list_every_method() -> None:
     text = (ROOT / "docs/memory.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]+) \|$", text, re.M))
     assert rows == {name: "yes" if method.trains else "estimated only" for name, method in METHODS.items()}
 
 
-def test_the_documentation_has_the_table_of_strategies() -> None:
-    """docs/method_table.py has the code of the table."""
+def test_docs_have_the_table_of_strategies() -> None:
     command = [sys.executable, "docs/method_table.py", "--check"]
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0, "run `make architecture`"
 
@@ -302,10 +274,8 @@ def test_the_documentation_has_the_table_of_strategies() -> None:
         ({"type": "int8"}, {"load_in_8bit": True}),
     ],
 )
-def test_a_quantized_base_takes_the_bytes_that_bitsandbytes_takes(
-    settings: dict[str, Any], options: dict[str, Any], tmp_path: Path
-) -> None:
-    """Wide enough that the table of 256 numbers of each doubly quantized weight is a small part."""
+def test_quantized_bytes_match_bitsandbytes(settings: dict[str, Any], options: dict[str, Any], tmp_path: Path) -> None:
+    """Wide enough that the 256-entry table of each doubly quantized weight is a small part."""
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -331,12 +301,12 @@ def test_a_quantized_base_takes_the_bytes_that_bitsandbytes_takes(
     assert counted == pytest.approx(sum(held.values()), rel=0.02)
 
 
-def test_an_unknown_method_is_one_line() -> None:
+def test_unknown_method_is_one_line() -> None:
     with pytest.raises(UserError, match=r"--method loha: write one of dora, full, ia3, lora, qdora, qlora, vera"):
         create("loha")
 
 
-def test_an_adapter_of_another_kind_is_one_line(tmp_path: Path) -> None:
+def test_adapter_of_another_kind_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "PREFIX_TUNING"}))
     with pytest.raises(UserError, match=r"peft_type is 'PREFIX_TUNING', which cannot be merged; .* of IA3, LORA"):
         of_directory(tmp_path)

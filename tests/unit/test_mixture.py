@@ -1,4 +1,4 @@
-"""Splits, weights, duplicates and leakage: every row goes where the seed says, and no held-out row is trained on."""
+"""Splits, weights, duplicates and leakage: the seed places every row, and no held-out row is trained on."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zerolora.config.schema import Source
-from zerolora.data.mixture import Index, _among, _first, mix
+from zerolora.data.mixture import Index, mix
 from zerolora.errors import UserError
 
 SETTINGS = prepare_settings()
@@ -17,13 +17,13 @@ PLAIN = Source()
 
 
 def index(sources: list[int], rows: list[int] | None = None, prompts: list[int] | None = None) -> Index:
-    """Return rows by source; by default every row and prompt is another."""
+    """Return rows by source; by default, rows and prompts are distinct."""
     hashes = np.array(rows or range(len(sources)), dtype=np.uint64)
     return Index(np.array(sources, np.int16), hashes, np.array(prompts, np.uint64) if prompts else hashes)
 
 
 @given(st.integers(1, 30), st.integers(1, 30), st.integers(0, 2**63 - 1), st.integers(1, 50))
-def test_each_row_is_in_one_split_and_the_seed_alone_decides(validation: int, test: int, seed: int, train: int) -> None:
+def test_rows_are_split_by_the_seed_alone(validation: int, test: int, seed: int, train: int) -> None:
     settings = prepare_settings(split={"validation": validation, "test": test}, seed=seed)
     rows = index([0] * (validation + test + train))
     actual = mix(rows, settings, [PLAIN])
@@ -34,7 +34,7 @@ def test_each_row_is_in_one_split_and_the_seed_alone_decides(validation: int, te
     assert all(np.array_equal(one, other) for one, other in zip(actual[:3], again[:3], strict=True))
 
 
-def test_a_source_with_a_split_goes_there_whole_and_nothing_is_drawn_from_it() -> None:
+def test_source_with_a_split_goes_there_whole() -> None:
     sources = [PLAIN, Source(split="test"), Source(split="train")]
     settings = prepare_settings(split={"validation": 2, "test": 0})
     actual = mix(index([0] * 5 + [1] * 4 + [2] * 3), settings, sources)
@@ -44,7 +44,7 @@ def test_a_source_with_a_split_goes_there_whole_and_nothing_is_drawn_from_it() -
 
 
 @given(st.lists(st.integers(20, 200), min_size=2, max_size=4), st.data())
-def test_weights_are_shares_of_the_training_rows_and_use_no_row_twice(sizes: list[int], data: Any) -> None:
+def test_weights_are_shares_and_repeat_no_row(sizes: list[int], data: Any) -> None:
     weights = data.draw(st.lists(st.floats(0.1, 10), min_size=len(sizes), max_size=len(sizes)))
     sources = [Source(weight=weight) for weight in weights]
     rows = index([number for number, size in enumerate(sizes) for _ in range(size)])
@@ -55,11 +55,11 @@ def test_weights_are_shares_of_the_training_rows_and_use_no_row_twice(sizes: lis
     shares = np.array(weights) / sum(weights)
     total = (available / shares).min()
     assert np.all(np.abs(taken - shares * total) <= 1 + 1e-6)
-    # One source is used up: a larger mixture of these shares would need a row twice.
+    # One source is used up: more rows in these shares would repeat one.
     assert any(taken == available)
 
 
-def test_a_count_is_kept_exactly_with_rows_repeating_where_there_are_too_few() -> None:
+def test_count_of_rows_is_exact_and_repeats_if_needed() -> None:
     sources = [Source(rows=25), Source(rows=4), PLAIN]
     rows = index([0] * 10 + [1] * 10 + [2] * 10)
     actual = mix(rows, SETTINGS, sources)
@@ -72,7 +72,7 @@ def test_a_count_is_kept_exactly_with_rows_repeating_where_there_are_too_few() -
 
 
 @pytest.mark.parametrize("drop", [False, True])
-def test_duplicates_are_counted_and_dropped_when_asked(drop: bool) -> None:
+def test_duplicates_are_counted_and_dropped_by_setting(drop: bool) -> None:
     hashes = [1, 2, 3, 4, 5, 6, 7, 8, 1, 1, 2]
     settings = prepare_settings(duplicates="drop" if drop else "report")
     actual = mix(index([0] * 11, hashes), settings, [PLAIN])
@@ -84,14 +84,14 @@ def test_duplicates_are_counted_and_dropped_when_asked(drop: bool) -> None:
 
 
 @given(st.lists(st.integers(0, 9), min_size=30, max_size=60), st.integers(0, 99))
-def test_leaked_prompts_are_counted_and_dropped_when_asked(prompts: list[int], seed: int) -> None:
-    """Ten prompts, each many times with other answers."""
-    prompts = [*prompts, *range(100, 110)]
+def test_leaked_prompts_are_counted_and_dropped_by_setting(prompts: list[int], seed: int) -> None:
+    """Ten prompts, each many times with other answers; hashes over the whole range of 64 bits."""
+    prompts = [number << 57 for number in (*prompts, *range(100, 110))]
     rows = index([0] * len(prompts), prompts=prompts)
     reported = mix(rows, prepare_settings(seed=seed), [PLAIN])
-    asked = np.array(prompts)
-    held_out = {*asked[reported.validation], *asked[reported.test]}
-    leaked = [row for row in np.flatnonzero(reported.times) if asked[row] in held_out]
+    by_row = np.array(prompts, np.uint64)
+    held_out = {*by_row[reported.validation], *by_row[reported.test]}
+    leaked = [row for row in np.flatnonzero(reported.times) if by_row[row] in held_out]
     assert reported.counts["leaked_prompts"] == len(leaked)
     assert reported.counts["leaked_rows"] == 0  # the rows themselves differ
     settings = prepare_settings(seed=seed, leakage="drop")
@@ -100,23 +100,13 @@ def test_leaked_prompts_are_counted_and_dropped_when_asked(prompts: list[int], s
             mix(rows, settings, [PLAIN])
         return
     dropped = mix(rows, settings, [PLAIN])
-    assert not {*asked[np.flatnonzero(dropped.times)]} & held_out
-    assert not {*asked[dropped.validation]} & {*asked[dropped.test]}
+    assert not {*by_row[np.flatnonzero(dropped.times)]} & held_out
+    assert not {*by_row[dropped.validation]} & {*by_row[dropped.test]}
 
 
-def test_a_split_that_would_be_empty_is_refused() -> None:
+def test_empty_split_is_refused() -> None:
     with pytest.raises(UserError, match=r"rows\.json: has 5 rows, and split takes 5; lower split"):
         mix(index([0] * 5), SETTINGS, [PLAIN])
     sources = [PLAIN, Source(split="validation")]
     with pytest.raises(UserError, match="no row is left for validation"):
         mix(index([0] * 9), prepare_settings(split={"validation": 0, "test": 2}), sources)
-
-
-@given(st.lists(st.integers(0, 2**64 - 1) | st.sampled_from([0, 1, 2**60, 2**63]), max_size=40), st.data())
-def test_hashes_are_found_again(hashes: list[int], data: st.DataObject) -> None:
-    given_hashes = np.array(hashes, np.uint64)
-    assert _first(given_hashes).tolist() == [value not in hashes[:index] for index, value in enumerate(hashes)]
-    rows = data.draw(st.lists(st.integers(0, len(hashes) - 1))) if hashes else []
-    wanted = data.draw(st.lists(st.sampled_from(hashes))) if hashes else []
-    actual = _among(given_hashes, np.array(rows, np.int64), np.array(wanted, np.uint64))
-    assert actual.tolist() == [hashes[row] in wanted for row in rows]

@@ -25,7 +25,7 @@ UP = "model.layers.1.mlp.up_proj.weight"
 
 @pytest.fixture(scope="module", autouse=True)
 def rank() -> Iterator[None]:
-    """The first and only rank of a group."""
+    """Set up a process group of one rank."""
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     yield
     torch.distributed.destroy_process_group()
@@ -49,7 +49,7 @@ def spoil(model: Any, name: str, value: float) -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_weight_of_the_base(base: Any, value: float) -> None:
+def test_nonfinite_base_weight_is_named(base: Any, value: float) -> None:
     spoil(base, UP, value)
     model = adapted(base)
     with pytest.raises(UserError) as error:
@@ -61,13 +61,13 @@ def test_a_weight_of_the_base(base: Any, value: float) -> None:
         check_finite(model, "fp16")
 
 
-def test_a_saved_module_of_the_adapter_is_the_bases(base: Any) -> None:
+def test_nonfinite_module_to_save_belongs_to_the_base(base: Any) -> None:
     spoil(base, "model.layers.0.self_attn.v_proj.weight", math.nan)
     with pytest.raises(UserError, match=r"layers.0.self_attn.v_proj.* of the base model"):
         check_finite(adapted(base), "fp32")
 
 
-def test_a_factor_of_the_adapter(base: Any) -> None:
+def test_nonfinite_factor_belongs_to_the_adapter(base: Any) -> None:
     model = adapted(base)
     spoil(model, "model.layers.0.mlp.up_proj.lora_A.default.weight", math.nan)
     with pytest.raises(UserError, match=r"'model.layers.0.mlp.up_proj.lora_A.default.weight' of the adapter: NaN"):
@@ -75,7 +75,7 @@ def test_a_factor_of_the_adapter(base: Any) -> None:
     check_finite(model, "fp32", trained=False)
 
 
-def test_a_sound_model_has_its_own_reason(base: Any) -> None:
+def test_nonfinite_loss_of_a_finite_model_has_another_reason(base: Any) -> None:
     model = adapted(base)
     assert check_loss(model, model, CPU, "fp32")
     check_finite(model, "fp32")
@@ -84,8 +84,8 @@ def test_a_sound_model_has_its_own_reason(base: Any) -> None:
 
 
 @pytest.mark.parametrize("steps", [0, 4])
-def test_a_weight_of_the_base_that_is_met_late(base: Any, steps: int) -> None:
-    """As the embedding of a token that comes first in a later step; the adapter is NaN by then."""
+def test_nonfinite_base_weight_used_late_is_named(base: Any, steps: int) -> None:
+    """As with the embedding of a token that first occurs in a later step; the adapter is NaN by then."""
     spoil(base, "model.embed_tokens.weight", math.nan)
     model: Any = get_peft_model(base, LoraConfig(r=2, target_modules=["up_proj"]))
     spoil(model, "base_model.model.model.layers.0.mlp.up_proj.lora_A.default.weight", math.nan)
@@ -95,13 +95,13 @@ def test_a_weight_of_the_base_that_is_met_late(base: Any, steps: int) -> None:
     with pytest.raises(UserError, match=r"'model.embed_tokens.weight' of the base model: NaN or infinite in its files"):
         Loop._not_finite(loop, math.nan)
     base.get_input_embeddings().weight.data.zero_()
-    said = "lower train.learning_rate" if steps else "loss is nan at step 1, before any update"
-    assert said in str(Loop._not_finite(loop, math.nan))
+    reason = "lower train.learning_rate" if steps else "loss is nan at step 1, before any update"
+    assert reason in str(Loop._not_finite(loop, math.nan))
 
 
 @pytest.mark.parametrize("double", [False, True])
-def test_the_constants_of_a_quantized_weight(tmp_path: Path, tiny_model: Path, double: bool) -> None:
-    """Codes are whole numbers: only their constants can be NaN."""
+def test_nonfinite_constants_of_a_quantized_weight_are_named(tmp_path: Path, tiny_model: Path, double: bool) -> None:
+    """Codes are integers: only their constants can be NaN."""
     from transformers import BitsAndBytesConfig
 
     from zerolora.compat import bitsandbytes_patches

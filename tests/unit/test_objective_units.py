@@ -1,5 +1,5 @@
-"""An objective of pairs, whose two terms have units of their own: the same loss, gradient and metrics in any split of a
-global batch. What an objective may lack, and what it adds to the estimate."""
+"""An objective of pairs, whose two terms have their own units: the same loss, gradient and metrics in any split of a
+global batch; its refusals, and what it adds to memory and cost."""
 
 import copy
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ SIDES = ("chosen", "rejected")
 
 
 class Preference(Objective):
-    """-log sigmoid of the difference of two answers, and the loss of the chosen one."""
+    """-log sigmoid of the difference of the answers' losses, plus the loss of the chosen one."""
 
     def sequences(self, row: dict[str, Any]) -> list[dict[str, Any]]:
         return [{"input_ids": row[side], "labels": row[side], "source": row["source"]} for side in SIDES]
@@ -64,7 +64,7 @@ PREFERENCE = Preference(
 
 @pytest.fixture
 def pairs(monkeypatch: pytest.MonkeyPatch) -> Dataset:
-    """Return pairs of two sources, each of answers of several lengths; `sft` is the objective of pairs."""
+    """Return pairs of two sources and several lengths; registers the objective of pairs as `sft`."""
     monkeypatch.setitem(OBJECTIVES, "sft", PREFERENCE)
     draw = np.random.default_rng(0)
     sides = {side: [draw.integers(0, TOKENS, 3 + (each * k) % 5).tolist() for each in range(PAIRS)]
@@ -82,7 +82,7 @@ def pairs(monkeypatch: pytest.MonkeyPatch) -> Dataset:
 
 
 def trained(rows: Dataset, together: int, ranks: int, micro_batch: int) -> tuple[Totals, torch.Tensor]:
-    """Return totals and gradient of the first step of a table of logits, over all ranks."""
+    """Return totals and gradient of the first step, over all ranks; the model is a table of logits."""
     packing = PackingPlan(np.array([*range(0, PAIRS, together), PAIRS]), np.arange(PAIRS, dtype=np.int32))
     plan = training_plan(global_batch=PAIRS // together, micro_batch=micro_batch)
     table = torch.nn.Parameter(torch.randn(TOKENS, TOKENS, generator=torch.Generator().manual_seed(0)))
@@ -102,7 +102,7 @@ def trained(rows: Dataset, together: int, ranks: int, micro_batch: int) -> tuple
 
 
 @pytest.mark.parametrize(("together", "ranks", "micro_batch"), [(1, 2, 2), (1, 1, 8), (2, 2, 1), (4, 1, 1)])
-def test_a_term_is_the_mean_over_its_own_unit_in_any_split(
+def test_terms_are_means_over_their_units_in_any_split(
     pairs: Dataset, together: int, ranks: int, micro_batch: int
 ) -> None:
     expected, of_expected = trained(pairs, 1, 1, 1)
@@ -116,13 +116,13 @@ def test_a_term_is_the_mean_over_its_own_unit_in_any_split(
     assert torch.allclose(gradient, of_expected, rtol=1e-5, atol=1e-7)
 
 
-def test_rows_without_what_it_reads_are_refused(pairs: Dataset) -> None:
+def test_rows_without_its_columns_are_refused(pairs: Dataset) -> None:
     packing = PackingPlan(np.arange(PAIRS + 1), np.arange(PAIRS, dtype=np.int32))
     with pytest.raises(UserError, match=r"which reads chosen and chosen_supervised of each row"):
         Batches(pairs.remove_columns(["chosen", "chosen_supervised"]), packing, training_plan(), 0, 1)
 
 
-def test_what_it_adds_is_in_the_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_objective_memory_is_in_the_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
     model = read_model_spec(ROOT / "config/recipes/models/llama-3-8b.json")
     plain = TrainingSpec("zero2", LoraMethod(), 1, 8, 2, 4, 1024, True, "sdpa", "bf16", loss="fused", reserve=0)
     monkeypatch.setattr(Preference, "memory", lambda *_: AddedMemory(activations=1000, states=100, host=10))
@@ -132,7 +132,7 @@ def test_what_it_adds_is_in_the_estimate(monkeypatch: pytest.MonkeyPatch) -> Non
     assert after.host["total"] - before.host["total"] == 10 * 8
 
 
-def test_the_estimate_passes_the_supervised_tokens_of_a_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_objective_memory_gets_supervised_tokens_of_a_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Preference, "memory", lambda _, supervised, trained: AddedMemory(supervised, trained))
     plain = TrainingSpec("zero2", LoraMethod(), 1, 8, 2, 4, 1024, True, "sdpa", "bf16", objective=PREFERENCE)
     assert replace(plain, logits=100).added_by_objective(7) == (200, 7, 0)
@@ -140,7 +140,7 @@ def test_the_estimate_passes_the_supervised_tokens_of_a_micro_batch(monkeypatch:
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero2", "zero3", "fsdp"])
-def test_a_pass_before_the_step_costs_a_forward_pass(strategy: str) -> None:
+def test_extra_forward_pass_is_in_the_cost(strategy: str) -> None:
     work = replace(LLAMA, checkpointing=False)
     plain, before = (
         step_seconds(each, STRATEGIES[strategy], FOUR_NODES) for each in (work, replace(work, forwards_before=1))
@@ -156,7 +156,7 @@ def test_a_pass_before_the_step_costs_a_forward_pass(strategy: str) -> None:
     assert more["supervised_token"] == 1.5 * useful_flops(work)["supervised_token"]
 
 
-def test_ranks_cannot_share_rows_that_its_loss_needs_whole(tmp_path: Path, pairs: Dataset) -> None:
+def test_sequence_parallel_is_refused_for_whole_row_losses(tmp_path: Path, pairs: Dataset) -> None:
     config = copy.deepcopy(TINY_CONFIG)
     config["train"] |= {"ranks_per_node": 2, "sequence_parallel": 2}
     path = tmp_path / "config.yaml"

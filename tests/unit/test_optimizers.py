@@ -1,4 +1,4 @@
-"""The registry of optimizers, held against the libraries: states, bytes, settings, and where each works."""
+"""The registry of optimizers against the libraries: states, bytes, settings, and where each works."""
 
 import copy
 import warnings
@@ -20,7 +20,6 @@ from benchmarks.memory import compare
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
 from zerolora.errors import UserError
-from zerolora.memory.states import model_states
 from zerolora.methods.method import TrainedParameters
 from zerolora.methods.registry import create
 from zerolora.model.read_spec import read_model_spec
@@ -31,6 +30,7 @@ from zerolora.strategies import STRATEGIES
 from zerolora.strategies.strategy import Target
 from zerolora.train.engines.engine import build_optimizer
 
+pytestmark = pytest.mark.filterwarnings("ignore:Paged")
 SHAPES = ((64, 512), (512, 64), (8192,))
 NOT_STATES = ("step", "RMS", "qmap1", "qmap2")  # scalars, and a codebook that all tensors share
 CPU_KERNELS: dict[str, Any] = {
@@ -38,6 +38,12 @@ CPU_KERNELS: dict[str, Any] = {
     "optimizer_update_8bit_blockwise": cpu_ops._optimizer_update_8bit_blockwise_cpu,
 }
 PARAMETERS = TrainedParameters(0, 2 * 64 * 512 + 8192, 0.0, (), 64 * 512, 2 * (64 + 512) + 8192)
+
+
+@pytest.fixture(params=OPTIMIZERS.values(), ids=str)
+def recipe(request: pytest.FixtureRequest) -> Optimizer:
+    optimizer: Optimizer = request.param
+    return optimizer
 
 
 def built(name: str, tensors: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
@@ -63,10 +69,8 @@ def held_bytes(optimizer: torch.optim.Optimizer) -> int:
     return sum(state.numel() * state.element_size() for state in states if isinstance(state, torch.Tensor))
 
 
-@pytest.mark.parametrize("recipe", OPTIMIZERS.values(), ids=str)
-@pytest.mark.filterwarnings("ignore:Paged")
-def test_its_states_and_their_bytes_are_the_librarys(recipe: Optimizer) -> None:
-    """After a step of the library's own, and when `start` creates them."""
+def test_its_states_match_the_library(recipe: Optimizer) -> None:
+    """After a step of the library, and after `start`."""
     tensors = trained()
     stepped, started = built(recipe.name, tensors), built(recipe.name, trained())
     stepped.step()
@@ -84,11 +88,11 @@ def test_its_states_and_their_bytes_are_the_librarys(recipe: Optimizer) -> None:
                 saved += sum(state.numel() * 4 for state in states)
     assert saved == 2 * recipe.saved_bytes(PARAMETERS)
     assert {int(started.state[tensor]["step"]) for tensor in fresh} == {3}
-    assert stepped.state.keys() == set(tensors)  # nothing is left behind
+    assert stepped.state.keys() == set(tensors)
 
 
 class Moved(TorchDispatchMode):
-    """Counts the bytes that operations read and write; a tensor that is read twice by one of them counts once."""
+    """Counts bytes that operations read and write; a tensor read twice by one operation counts once."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's
@@ -97,7 +101,7 @@ class Moved(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if kernel := CPU_KERNELS.get(str(function).partition(".")[2].partition(".")[0]):
-            with self:  # what is inside of it
+            with self:  # count its operations
                 return kernel(*args, **kwargs)
         result = function(*args, **kwargs)
         read = {id(each): each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)}
@@ -115,9 +119,7 @@ class Moved(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("recipe", OPTIMIZERS.values(), ids=str)
-@pytest.mark.filterwarnings("ignore:Paged")
-def test_its_traffic_on_a_cpu_is_what_its_operations_read_and_write(recipe: Optimizer) -> None:
+def test_its_traffic_on_a_cpu_matches_its_operations(recipe: Optimizer) -> None:
     tensor = trained([(512, 512)])[0]
     optimizer = recipe.build([{"params": [tensor]}], 1e-3, 0.1, recipe.betas, recipe.epsilon)
     optimizer.step()
@@ -127,7 +129,7 @@ def test_its_traffic_on_a_cpu_is_what_its_operations_read_and_write(recipe: Opti
 
 
 def test_one_kernel_moves_less_than_eight_passes() -> None:
-    """On a GPU: weight and gradient, and each state once in both directions."""
+    """On a GPU: the gradient once, weight and states in both directions."""
     on_gpu = {name: recipe.traffic(on_cpu=False) for name, recipe in OPTIMIZERS.items()}
     assert on_gpu["paged_adamw"] == 4 * (2 + 1 + 2 * 2)
     assert on_gpu["lion"] == 4 * (2 + 1 + 2)
@@ -135,10 +137,8 @@ def test_one_kernel_moves_less_than_eight_passes() -> None:
     assert max(on_gpu["lion"], on_gpu["paged_adamw"]) < on_gpu["adamw"] == OPTIMIZERS["adamw"].traffic(on_cpu=True)
 
 
-@pytest.mark.parametrize("recipe", OPTIMIZERS.values(), ids=str)
-@pytest.mark.filterwarnings("ignore:Paged")
-def test_started_states_make_the_librarys_own_steps(recipe: Optimizer) -> None:
-    """A step from states that `start` created, and from states that were reset, is the first step of the library."""
+def test_started_states_step_as_the_library(recipe: Optimizer) -> None:
+    """From states that `start` creates or resets, a step equals the library's first."""
     whole, other, reset = trained(), trained(), trained()
     built(recipe.name, whole).step()
     optimizer = built(recipe.name, other)
@@ -155,10 +155,8 @@ def test_started_states_make_the_librarys_own_steps(recipe: Optimizer) -> None:
         assert torch.equal(one, two) and torch.equal(one, three)
 
 
-@pytest.mark.parametrize("recipe", OPTIMIZERS.values(), ids=str)
-@pytest.mark.filterwarnings("ignore:Paged")
-def test_second_factors_learn_at_a_rate_of_their_own_and_all_decay(recipe: Optimizer) -> None:
-    """LoRA+: two groups, and the loop's rates, as the library's own optimizer of two rates; decoupled decay."""
+def test_lora_plus_rates_and_decoupled_decay(recipe: Optimizer) -> None:
+    """LoRA+: two groups at the loop's rates, as the library's optimizer at each rate; decoupled decay."""
     names = {"q.lora_A.weight": (64, 512), "q.lora_B.weight": (512, 64)}
     tensors = dict(zip(names, trained(names.values()), strict=True))
     plan = training_plan(optimizer=recipe.name, learning_rate=0.01, weight_decay=0.5, lora={"plus_ratio": 16.0})
@@ -173,17 +171,15 @@ def test_second_factors_learn_at_a_rate_of_their_own_and_all_decay(recipe: Optim
         alone = recipe.build([{"params": [apart]}], rate, 0.5, recipe.betas, recipe.epsilon)
         alone.step()
         assert torch.equal(tensors[name], apart), name
-    # With no gradient only the decay is left.
+    # Without gradient, only the decay acts.
     still = torch.nn.Parameter(torch.ones(64, 64))
     still.grad = torch.zeros(64, 64)
     recipe.build([{"params": [still]}], 0.1, 0.5, recipe.betas, recipe.epsilon).step()
     assert torch.allclose(still, torch.full((64, 64), 0.95))
 
 
-@pytest.mark.parametrize("recipe", OPTIMIZERS.values(), ids=str)
-@pytest.mark.filterwarnings("ignore:Paged")
 def test_settings_reach_the_library(recipe: Optimizer) -> None:
-    """Those of the config; else the defaults of the table, which the library has as well."""
+    """From the config, or else the table's defaults, which are the library's."""
     settings: dict[str, Any] = {"weight_decay": 0.25, "learning_rate": 0.5}
     own: dict[str, Any] = {"betas": (0.8, 0.95)} if recipe.betas else {}
     own |= {"eps": 1e-5} if recipe.epsilon else {}
@@ -206,8 +202,8 @@ def test_settings_reach_the_library(recipe: Optimizer) -> None:
     st.integers(0, 2**31),
     st.booleans(),
 )
-def test_8_bit_states_survive_reading_and_writing(scales: list[float], size: int, seed: int, negative: bool) -> None:
-    """What was read from a state and is written to it gives the same values again, however often."""
+def test_8_bit_states_survive_encoding(scales: list[float], size: int, seed: int, negative: bool) -> None:
+    """Decoding and encoding a state repeatedly changes nothing."""
     generator = torch.Generator().manual_seed(seed)
     tensor = torch.nn.Parameter(torch.zeros(max(size, 4096)))
     optimizer: Any = built("adamw_8bit", [tensor])
@@ -226,7 +222,7 @@ def test_8_bit_states_survive_reading_and_writing(scales: list[float], size: int
         assert torch.allclose(decoded(state, number), values[number - 1], rtol=1e-6, atol=0)
 
 
-def test_8_bit_states_are_as_close_as_the_librarys_own() -> None:
+def test_8_bit_states_are_as_close_as_the_librarys() -> None:
     from bitsandbytes.functional import dequantize_blockwise, quantize_blockwise
 
     value = torch.randn(8192, generator=torch.Generator().manual_seed(0))
@@ -241,7 +237,7 @@ def test_8_bit_states_are_as_close_as_the_librarys_own() -> None:
     assert 0 < own <= 1.01 * (librarys - value).abs().mean()
 
 
-def test_the_table_of_the_docs_is_the_registrys() -> None:
+def test_table_of_the_docs_is_the_registrys() -> None:
     table = ["| optimizer | built as | bytes a parameter | betas | epsilon | works with |", "|---|---|---|---|---|---|"]
     for each in OPTIMIZERS.values():
         betas = ", ".join(map(str, each.betas)) if each.betas else "none"
@@ -251,19 +247,7 @@ def test_the_table_of_the_docs_is_the_registrys() -> None:
     assert "\n".join(table) in (ROOT / "docs/optimizers.md").read_text(encoding="utf-8")
 
 
-BYTES = {"adamw": 8.0, "adamw_8bit": 2.03125, "paged_adamw": 8.0, "paged_adamw_8bit": 2.03125, "lion": 4.0}
-
-
-@pytest.mark.parametrize("name", BYTES)
-def test_bytes_a_parameter(name: str) -> None:
-    parameters = TrainedParameters(0, 10**6, 0.0, (), 1, 1)
-    assert OPTIMIZERS[name].state_bytes(parameters) == BYTES[name] * 10**6
-    states = model_states(0.0, 10**6, STRATEGIES["zero2"], 4, 4, "bf16", BYTES[name])
-    assert states.moments == BYTES[name] * 10**6 / 4
-
-
 def test_the_estimate_is_within_two_percent_of_every_trace() -> None:
-    """Of LoRA and of full fine-tuning, where the states are a large part of the bytes."""
     rows = [row for row in compare.all_compared() if "optimizer" in row]
     assert {row["optimizer"] for row in rows} == {"lion", "adamw_8bit", "adafactor"}
     assert len(rows) == len(compare.of_optimizers())
@@ -272,8 +256,8 @@ def test_the_estimate_is_within_two_percent_of_every_trace() -> None:
 
 
 @pytest.mark.parametrize("method", ["lora", "dora", "ia3", "full"])
-def test_rows_and_columns_are_those_of_the_real_adapter(method: str, tiny_model: Path) -> None:
-    """What Adafactor keeps is counted from config.json; here from peft's own tensors."""
+def test_adafactor_states_match_the_real_adapter(method: str, tiny_model: Path) -> None:
+    """Adafactor's states, counted from config.json, match peft's tensors."""
     import peft
     from transformers import AutoModelForCausalLM
 
@@ -332,7 +316,7 @@ def config_of(folder: Path, train: dict[str, Any], strategy: str = "zero2", **ha
 
 
 @pytest.mark.parametrize(("train", "said"), REFUSED, ids=[said for _, said in REFUSED])
-def test_what_cannot_be_is_one_line_before_anything_runs(tmp_path: Path, train: dict[str, Any], said: str) -> None:
+def test_impossible_settings_are_one_line(tmp_path: Path, train: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError) as error:
         load(config_of(tmp_path, train, "ddp" if "betas" in train else "zero2"))
     assert said in str(error.value)
@@ -340,7 +324,7 @@ def test_what_cannot_be_is_one_line_before_anything_runs(tmp_path: Path, train: 
 
 
 GPU = {"device": "cuda", "gpus_per_node": 2, "gpu_memory": "80GiB", "compute_capability": 9.0}
-# By optimizer: the strategies that it is refused under, on GPUs of one node, with an NVMe disk.
+# The strategies that refuse an optimizer, on GPUs of one node with an NVMe disk.
 REFUSED_UNDER = {
     "adamw": set(),
     "adamw_8bit": {"zero3_nvme"},
@@ -352,41 +336,30 @@ REFUSED_UNDER = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_where_each_is_refused(tmp_path: Path, name: str) -> None:
+def test_conflicts_with_strategies(tmp_path: Path, name: str) -> None:
     target = Target(device="cuda", precision="bf16", nodes=1, ranks_per_node=2, nvme="/nvme")
     refused = {each for each, strategy in STRATEGIES.items() if OPTIMIZERS[name].conflict(strategy, target)}
     assert refused == REFUSED_UNDER[name]
-    load(config_of(tmp_path, {"optimizer": name}, "auto", **GPU))  # auto leaves out what is refused
+    load(config_of(tmp_path, {"optimizer": name}, "auto", **GPU))  # auto skips refused strategies
     on_cpu = Target(device="cpu", precision="fp32", nodes=1, ranks_per_node=2, nvme=None)
     everywhere = all(OPTIMIZERS[name].conflict(strategy, on_cpu) for strategy in STRATEGIES.values())
     assert everywhere == name.startswith("paged_")
 
 
-def test_auto_never_chooses_what_the_optimizer_cannot(tmp_path: Path, tiny_model: Path) -> None:
-    """The estimate of a strategy that conflicts does not fit, and says why."""
+def test_conflicting_strategies_do_not_fit(tmp_path: Path, tiny_model: Path) -> None:
     from zerolora.memory.estimate import Capacity, estimates
     from zerolora.memory.training_spec import TrainingSpec
 
     spec = TrainingSpec(
-        strategy="zero0",
-        method=create("lora", r=4),
-        nodes=1,
-        ranks_per_node=2,
-        micro_batch=1,
-        accumulation=1,
-        length=64,
-        activation_checkpointing=False,
-        attention="sdpa",
-        precision="bf16",
-        optimizer=OPTIMIZERS["adafactor"],
+        "zero0", create("lora", r=4), 1, 2, 1, 1, 64, False, "sdpa", "bf16", optimizer=OPTIMIZERS["adafactor"]
     )
     actual = estimates(read_model_spec(tiny_model), spec, Capacity(2**36, 2**36), list(STRATEGIES))
     assert {entry["strategy"] for entry in actual if entry["fits"]} == {"zero0", "ddp"}
     assert "rows and columns" in next(entry["why"] for entry in actual if entry["strategy"] == "zero2")
 
 
-def test_a_default_that_is_written_out_changes_no_setting(tmp_path: Path) -> None:
-    """So that nothing runs again, and a checkpoint is still resumed."""
+def test_written_defaults_change_no_setting(tmp_path: Path) -> None:
+    """So nothing runs again, and checkpoints still resume."""
     written = {"optimizer": "adamw", "betas": [0.9, 0.999], "epsilon": 1e-8, "warmup_ratio": 0.03}
     actual = [resolve(load(config_of(tmp_path, train))).runs["default"] for train in ({}, written)]
     assert actual[0] == actual[1]

@@ -1,4 +1,4 @@
-"""Rows become tokens; what is learned is proven, what is dropped or cut is counted."""
+"""Rows become tokens: the loss mask is verified; dropped and truncated rows are counted."""
 
 import gzip
 import json
@@ -86,28 +86,22 @@ def tokenizer(tiny_model: Path) -> Any:
     return AutoTokenizer.from_pretrained(tiny_model)
 
 
-def learned(row: dict[str, Any]) -> list[int]:
+def supervised_tokens(row: dict[str, Any]) -> list[int]:
     return [token for token, label in zip(row["input_ids"], row["labels"], strict=True) if label != IGNORED]
 
 
-def test_the_answer_and_its_stop_token_are_learned_and_nothing_else(folder: Folder, tokenizer: Any) -> None:
+def test_only_the_answer_and_its_stop_token_are_supervised(folder: Folder, tokenizer: Any) -> None:
     folder.prepare(ROWS)
     answers = {row["instruction"]: row["output"] for row in ROWS}
     for name in ("validation", "test"):
         for row in open_split(folder.output, name):
-            assert tokenizer.decode(learned(row)) == answers[row["question"]] + "<|im_end|>"
+            assert tokenizer.decode(supervised_tokens(row)) == answers[row["question"]] + "<|im_end|>"
             prompt = tokenizer.decode(row["input_ids"][: row["prompt"]])
             assert prompt == f"<|im_start|>user\n{row['question']}<|im_end|>\n<|im_start|>assistant\n"
-            assert row["prompt"] + len(learned(row)) == row["length"] == len(row["input_ids"])
-            assert row["supervised"] == len(learned(row))
-    taught = {tokenizer.decode(learned(row)) for row in open_split(folder.output, "train")}
-    assert taught <= {answer + "<|im_end|>" for answer in answers.values()}
-
-
-def test_the_splits_hold_every_row_once(folder: Folder, tokenizer: Any) -> None:
-    folder.prepare(ROWS)
-    taught = sorted(tokenizer.decode(learned(row)).removesuffix("<|im_end|>") for row in folder.all_rows())
-    assert taught == sorted(row["output"] for row in ROWS)
+            assert row["prompt"] + len(supervised_tokens(row)) == row["length"] == len(row["input_ids"])
+            assert row["supervised"] == len(supervised_tokens(row))
+    everywhere = sorted(tokenizer.decode(supervised_tokens(row)) for row in folder.all_rows())
+    assert everywhere == sorted(answer + "<|im_end|>" for answer in answers.values())
     assert [len(open_split(folder.output, name)) for name in SPLITS] == [12, 4, 4]
 
 
@@ -115,22 +109,21 @@ MANY = [{"instruction": f"{number}=", "input": "", "output": str(number)} for nu
 
 
 def test_workers_change_no_byte(folder: Folder) -> None:
-    """Two processes on four chunks, one process, and one process again."""
+    """Two processes on four chunks, then one process twice."""
     folder.write("rows.jsonl", MANY)
-    seen = []
+    outputs = []
     for workers in (2, 1, 1):
         folder.prepare(workers=workers, path="rows.jsonl")
-        seen.append({path.name: path.read_bytes() for path in folder.output.iterdir()})
-    assert seen[0] == seen[1] == seen[2]
+        outputs.append({path.name: path.read_bytes() for path in folder.output.iterdir()})
+    assert outputs[0] == outputs[1] == outputs[2]
     assert folder.stats()["read_rows"] == 3500
 
 
-def test_processes_that_are_still_writing_leave_nothing_behind(folder: Folder) -> None:
+def test_failed_workers_leave_no_output(folder: Folder) -> None:
     folder.write("rows.jsonl", [{"instruction": "a", "output": ""}, *MANY])
     with pytest.raises(UserError, match="rows.jsonl:1: output is empty") as caught:
         folder.prepare(workers=2, path="rows.jsonl")
-    # None continues writing while the error is told (which holds on to all that was at work).
-    assert multiprocessing.active_children() == [], caught
+    assert multiprocessing.active_children() == [], caught  # the error's traceback keeps the pool alive
     assert {path.name for path in folder.path.iterdir()} == {"rows.jsonl", "model"}
 
 
@@ -143,21 +136,21 @@ FORMATS: list[tuple[str, dict[str, Any], str | None]] = [
         "c<|im_end|>",
     ),
     ("prompt", {"prompt": "a", "completion": "c"}, "c<|im_end|>"),
-    # This tokenizer puts no BOS before a text, so nothing could predict its first token.
+    # Without BOS, nothing predicts the first token.
     ("text", {"text": "some text"}, "ome text<|im_end|>"),
     ("tokens", {"input_ids": [1, 70, 71, 2], "labels": [-100, -100, 71, 2]}, None),
 ]
 
 
-@pytest.mark.parametrize(("form", "row", "taught"), FORMATS, ids=[form for form, *_ in FORMATS])
-@pytest.mark.parametrize("named", [False, True])
-def test_each_format_is_detected_or_named(
-    folder: Folder, tokenizer: Any, form: str, row: dict[str, Any], taught: str | None, named: bool
+@pytest.mark.parametrize(("form", "row", "supervised"), FORMATS, ids=[form for form, *_ in FORMATS])
+def test_forms_are_detected(
+    folder: Folder, tokenizer: Any, form: str, row: dict[str, Any], supervised: str | None
 ) -> None:
     folder.write("rows.jsonl.gz", [row] * 12)
-    folder.prepare(path="rows.jsonl.gz", format=form if named else "auto")
+    folder.prepare(path="rows.jsonl.gz")
+    assert f"read as {form}, " in (folder.output / "mask.html").read_text()
     for actual in folder.all_rows():
-        assert tokenizer.decode(learned(actual)) == (taught or tokenizer.decode([71, 2]))
+        assert tokenizer.decode(supervised_tokens(actual)) == (supervised or tokenizer.decode([71, 2]))
     assert folder.stats()["duplicate_rows"] == 11
 
 
@@ -185,7 +178,7 @@ BAD: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("line", "said"), BAD)
-def test_a_bad_row_is_named_or_dropped_and_listed(folder: Folder, line: str, said: str) -> None:
+def test_bad_row_is_named_or_dropped_and_listed(folder: Folder, line: str, said: str) -> None:
     folder.write("rows.jsonl", [*ROWS[:6], line, *ROWS[6:]])
     with pytest.raises(UserError, match=rf"rows\.jsonl:7: .*{said}"):
         folder.prepare(path="rows.jsonl")
@@ -200,7 +193,7 @@ def test_a_bad_row_is_named_or_dropped_and_listed(folder: Folder, line: str, sai
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize(("name", "deepest"), [("rows.jsonl", 1100), ("rows.json", 800)])
 def test_deeply_nested_rows_are_dropped_like_any_other(folder: Folder, name: str, deepest: int, workers: int) -> None:
-    """Up to what the JSON decoder takes, and in a file of lines beyond it."""
+    """Up to the JSON decoder's limit, and in JSON lines beyond it."""
     bad = []
     for depth in (60, *range(300, deepest, 20)):
         nested = "[" * depth + "]" * depth
@@ -214,7 +207,7 @@ def test_deeply_nested_rows_are_dropped_like_any_other(folder: Folder, name: str
     assert listed[0]["row"]["output"] == "x" and all(row["reason"] for row in listed)
 
 
-def test_tool_calls_nested_too_deep_are_a_bad_row(folder: Folder) -> None:
+def test_deeply_nested_tool_calls_are_a_bad_row(folder: Folder) -> None:
     turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": []}]
     rows = [json.dumps(row) + "\n" for row in CHATS]
     for depth in (500, 700, 800, 850, 880):
@@ -226,7 +219,7 @@ def test_tool_calls_nested_too_deep_are_a_bad_row(folder: Folder) -> None:
 
 
 @pytest.mark.parametrize(("policy", "counted"), [("drop", "too_long"), ("truncate_left", "bad")])
-def test_a_huge_row_is_dropped_before_it_is_tokenized(
+def test_huge_row_is_dropped_before_tokenizing(
     folder: Folder, monkeypatch: pytest.MonkeyPatch, policy: str, counted: str
 ) -> None:
     monkeypatch.setattr("zerolora.data.tokenize.LONGEST_TEXT", 5000)
@@ -237,7 +230,7 @@ def test_a_huge_row_is_dropped_before_it_is_tokenized(
     ).read_text(encoding="utf-8")
 
 
-def test_a_dropped_row_may_hold_what_json_cannot(folder: Folder) -> None:
+def test_dropped_row_may_contain_what_json_cannot(folder: Folder) -> None:
     good = [{"instruction": row["instruction"], "output": row["output"], "at": b"\xff"} for row in ROWS]
     parquet.write_table(pyarrow.Table.from_pylist([*good, {**good[0], "output": None}]), folder.path / "rows.parquet")
     folder.prepare(path="rows.parquet", bad_row="drop")
@@ -251,7 +244,7 @@ def test_a_dropped_row_may_hold_what_json_cannot(folder: Folder) -> None:
 
 
 @pytest.mark.parametrize("token", [100_000, 2**31, 10**30])
-def test_a_token_that_the_tokenizer_does_not_know(folder: Folder, token: int) -> None:
+def test_unknown_token_is_a_bad_row(folder: Folder, token: int) -> None:
     good = {"input_ids": [1, 2, 3], "labels": [-100, 2, 3]}
     folder.prepare([good, {"input_ids": [4, token]}, *[good] * 20], bad_row="drop")
     (line,) = (folder.output / "dropped.jsonl").read_text().splitlines()
@@ -259,7 +252,7 @@ def test_a_token_that_the_tokenizer_does_not_know(folder: Folder, token: int) ->
     assert all((row["input_ids"], row["labels"]) == ([1, 2, 3], [-100, 2, 3]) for row in folder.all_rows())
 
 
-def test_many_bad_rows_are_told_at_once_and_not_all(folder: Folder) -> None:
+def test_first_bad_rows_are_listed_at_once(folder: Folder) -> None:
     folder.write("rows.jsonl", [*ROWS, *(["{}\n"] * 9)])
     with pytest.raises(UserError) as caught:
         folder.prepare(path="rows.jsonl")
@@ -272,7 +265,7 @@ LIST = "out.dropped.jsonl"
 
 
 def failure(folder: Folder, **changed: Any) -> str:
-    """Return the only line of an error, after which nothing but the list of dropped rows may be there."""
+    """Return the one line of an error, which may leave only the list of dropped rows."""
     existed = folder.output.exists()
     with pytest.raises(UserError) as caught:
         folder.prepare(**changed)
@@ -285,8 +278,8 @@ def failure(folder: Folder, **changed: Any) -> str:
 ONE_EACH = {"validation": 1, "test": 1}
 
 
-def test_a_set_that_long_rows_empty_says_why_and_keeps_the_list(folder: Folder, tokenizer: Any) -> None:
-    """`too_long: truncate_right` takes the answers of all of 50 rows; the remedy is not what is set already."""
+def test_set_emptied_by_long_rows_says_why(folder: Folder, tokenizer: Any) -> None:
+    """`truncate_right` removes the answers of all 50 rows; the remedy does not repeat that setting."""
     rows = [{"instruction": f"{number}" + "y" * 200, "input": "", "output": "z"} for number in range(50)]
     folder.write("rows.jsonl", rows)
     line = failure(folder, path="rows.jsonl", too_long="truncate_right", split={"validation": 5, "test": 5})
@@ -301,11 +294,11 @@ def test_a_set_that_long_rows_empty_says_why_and_keeps_the_list(folder: Folder, 
     assert f"all listed in {folder.path / LIST}" in line
     assert [entry["row"] for entry in listed] == rows
     assert {entry["kind"] for entry in listed} == {"too_long"}
-    folder.prepare(path="rows.jsonl", too_long="truncate_right", max_length=start + 1)  # as the line says, for all rows
+    folder.prepare(path="rows.jsonl", too_long="truncate_right", max_length=start + 1)
     assert not (folder.path / LIST).exists()
 
 
-def test_dropped_lines_leave_one_row_and_the_remedy_is_to_correct_them(folder: Folder) -> None:
+def test_set_emptied_by_bad_lines_says_why(folder: Folder) -> None:
     rows = [json.dumps(row) for row in ROWS[:10]]
     folder.write("rows.jsonl", [row + ",\n" * (number < 9) for number, row in enumerate(rows)])
     line = failure(folder, path="rows.jsonl", bad_row="drop", split=ONE_EACH)
@@ -317,7 +310,7 @@ def test_dropped_lines_leave_one_row_and_the_remedy_is_to_correct_them(folder: F
 
 @pytest.mark.parametrize("labels", [[IGNORED, 6, 7], [IGNORED, 6, 7, *[IGNORED] * 40, 48]])
 @pytest.mark.parametrize("bos", [True, False])
-def test_a_row_that_truncate_left_empties_says_what_is_enough(
+def test_row_emptied_by_truncate_left_says_what_length_suffices(
     folder: Folder, tokenizer: Any, labels: list[int], bos: bool
 ) -> None:
     ids = [tokenizer.bos_token_id if bos else 5, *range(6, 65)]
@@ -333,7 +326,7 @@ def test_a_row_that_truncate_left_empties_says_what_is_enough(
     folder.prepare(path="rows.jsonl", max_length=needed, too_long="truncate_left", split=ONE_EACH)
 
 
-def test_rows_that_learn_other_turns_of_the_same_text_are_no_duplicates(folder: Folder) -> None:
+def test_rows_with_other_supervised_turns_are_not_duplicates(folder: Folder) -> None:
     said = {"role": "assistant", "content": "x"}
 
     def row(number: int, weight: int) -> dict[str, Any]:
@@ -352,7 +345,7 @@ def test_rows_that_learn_other_turns_of_the_same_text_are_no_duplicates(folder: 
         assert len(folder.all_rows()) == 20
 
 
-def test_duplicates_and_leaks_that_empty_a_set_are_in_the_line(folder: Folder) -> None:
+def test_set_emptied_by_duplicates_or_leaks_says_why(folder: Folder) -> None:
     folder.write("rows.jsonl", [ROWS[0]] * 12)
     line = failure(folder, path="rows.jsonl", duplicates="drop")
     assert "has 1 row, and split takes 8; 11 duplicates are dropped, as duplicates: drop says; lower" in line
@@ -360,7 +353,7 @@ def test_duplicates_and_leaks_that_empty_a_set_are_in_the_line(folder: Folder) -
     assert "no row is left for validation; 11 rows are dropped whose prompt is in a later split too" in line
 
 
-def test_reasons_of_dropped_rows_are_counted_one_by_one(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
+def test_dropped_rows_are_counted_by_reason(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
     bad = [{"instruction": "x", "output": number} for number in range(5)]
     folder.write("rows.jsonl", [*ROWS, *bad, LONG, {"instruction": "x", "output": ""}])
     folder.prepare(path="rows.jsonl", bad_row="drop", too_long="drop")
@@ -374,8 +367,8 @@ def test_reasons_of_dropped_rows_are_counted_one_by_one(folder: Folder, caplog: 
     assert f"listed in {folder.output / 'dropped.jsonl'}" in line
 
 
-def test_a_source_or_file_without_a_usable_row_is_refused(folder: Folder) -> None:
-    """Also with `bad_row: drop`, which is meant for single rows."""
+def test_source_without_usable_rows_is_refused(folder: Folder) -> None:
+    """Even with `bad_row: drop`, meant for single rows."""
     folder.write("mix/a.jsonl", ROWS)
     folder.write("mix/b.jsonl", [{"instruction": "x", "output": ""}] * 3)
     line = failure(folder, path="mix", bad_row="drop")
@@ -392,7 +385,7 @@ def test_a_source_or_file_without_a_usable_row_is_refused(folder: Folder) -> Non
     )
 
 
-def test_a_source_with_a_share_that_gives_no_training_row_is_refused(folder: Folder) -> None:
+def test_weighted_source_without_training_rows_is_refused(folder: Folder) -> None:
     folder.write("mix/a.jsonl", MANY[:20])
     folder.write("mix/b.jsonl", MANY[:5])  # the same rows
     sources = {"a.jsonl": {"weight": 1.0}, "b.jsonl": {"weight": 1.0}}
@@ -404,7 +397,7 @@ LONG = {"instruction": "long?", "input": "", "output": "x" * 200}
 
 
 @pytest.mark.parametrize("policy", ["fail", "drop", "truncate_left", "truncate_right", "split"])
-def test_an_over_long_row(folder: Folder, policy: str, tokenizer: Any) -> None:
+def test_long_row_is_refused_dropped_truncated_or_split(folder: Folder, policy: str, tokenizer: Any) -> None:
     folder.write("rows.jsonl", [*ROWS, LONG])
     if policy == "fail":
         with pytest.raises(UserError, match=r"rows\.jsonl:21: has .* tokens, max_length is 128; shorten it"):
@@ -412,7 +405,7 @@ def test_an_over_long_row(folder: Folder, policy: str, tokenizer: Any) -> None:
         return
     folder.prepare(path="rows.jsonl", too_long=policy)
     stats = folder.stats()
-    kept = [tokenizer.decode(learned(row)) for row in folder.all_rows()]
+    kept = [tokenizer.decode(supervised_tokens(row)) for row in folder.all_rows()]
     kept = [text for text in kept if text.startswith("x")]
     assert stats["longest_row"] <= 128
     assert all(row["labels"][0] == IGNORED for row in folder.all_rows())
@@ -427,24 +420,17 @@ def test_an_over_long_row(folder: Folder, policy: str, tokenizer: Any) -> None:
         assert kept == ["x" * 126 + "<|im_end|>"]
         assert stats["truncated_rows"] == 1
     else:
-        # The first token of the second part is context for the rest of it.
+        # The first token of the second part is context.
         assert "".join(kept).count("x") == 199
         assert stats["split_rows"] == 1
 
 
-def test_a_long_text_is_split_into_rows_that_hold_all_of_it(folder: Folder, tokenizer: Any) -> None:
+def test_split_text_is_complete(folder: Folder, tokenizer: Any) -> None:
     folder.write("rows.jsonl", [{"text": "".join(chr(97 + index % 26) for index in range(1000))}] * 3)
     folder.prepare(path="rows.jsonl", too_long="split", split={"validation": 1, "test": 1}, duplicates="drop")
     text = "".join(tokenizer.decode(row["input_ids"]) for row in folder.all_rows())
     assert len(text.replace("<|im_start|>", "").replace("<|im_end|>", "")) == 1000
     assert folder.stats()["split_rows"] == 3
-
-
-def test_a_truncated_row_that_teaches_nothing_is_dropped_and_counted(folder: Folder) -> None:
-    rows = [*ROWS, {"instruction": "y" * 200, "input": "", "output": "z"}]
-    folder.prepare(rows, too_long="truncate_right")
-    stats = folder.stats()
-    assert (stats["dropped_too_long_rows"], stats["truncated_rows"]) == (1, 0)
 
 
 CHAT = [
@@ -457,7 +443,7 @@ CHAT = [
 
 
 @pytest.mark.parametrize(
-    ("loss", "taught"),
+    ("loss", "supervised"),
     [
         ("assistant", "ONE<|im_end|>TWO<|im_end|>"),
         ("last", "TWO<|im_end|>"),
@@ -466,13 +452,11 @@ CHAT = [
         ("everything", None),
     ],
 )
-def test_the_loss_is_on_the_turns_that_were_asked_for(
-    folder: Folder, tokenizer: Any, loss: Any, taught: str | None
-) -> None:
+def test_loss_selects_the_turns(folder: Folder, tokenizer: Any, loss: Any, supervised: str | None) -> None:
     folder.prepare([{"messages": CHAT}] * 12, loss=loss)
     row = open_split(folder.output, "test")[0]
     whole = tokenizer.apply_chat_template(CHAT, tokenize=False)
-    assert tokenizer.decode(learned(row)) == (taught or whole.removeprefix("<|im_start|>"))
+    assert tokenizer.decode(supervised_tokens(row)) == (supervised or whole.removeprefix("<|im_start|>"))
     if loss != ["user"]:
         assert tokenizer.decode(row["input_ids"][: row["prompt"]]).endswith("two<|im_end|>\n<|im_start|>assistant\n")
         assert (row["question"], row["expected"]) == ("two", "TWO")
@@ -481,7 +465,7 @@ def test_the_loss_is_on_the_turns_that_were_asked_for(
     assert roles["system"]["turns"] == 12
 
 
-def test_a_mixture_keeps_count_of_its_sources(folder: Folder) -> None:
+def test_mixture_counts_its_sources(folder: Folder) -> None:
     folder.write("mix/a.jsonl", MANY[:100])
     folder.write("mix/b/part-1.json", ROWS)
     folder.write("mix/b/part-2.jsonl.gz", [{**row, "input": "again"} for row in ROWS])
@@ -503,7 +487,7 @@ CHATS = [{"messages": [CHAT_ROW["messages"][0], {"role": "assistant", "content":
 
 
 @pytest.mark.parametrize("policy", ["fail", "drop"])
-def test_files_of_two_forms_are_refused_with_the_sources_to_paste(folder: Folder, policy: str) -> None:
+def test_files_of_two_forms_are_refused_with_sources_to_paste(folder: Folder, policy: str) -> None:
     folder.write("mix/a.jsonl", ["broken\n", *ROWS])
     folder.write("mix/b-1.jsonl", CHATS[:1])
     folder.write("mix/b-2.jsonl", CHATS[1:])
@@ -517,8 +501,8 @@ def test_files_of_two_forms_are_refused_with_the_sources_to_paste(folder: Folder
     assert [each["read_rows"] for each in folder.stats()["sources"].values()] == [21, 20]
 
 
-def test_rows_of_another_form_name_both_places(folder: Folder) -> None:
-    """Also far behind the rows by which the form is decided, and where the config names it."""
+def test_rows_of_another_form_name_both_locations(folder: Folder) -> None:
+    """Also far after the rows that decide the form, and if the config names it."""
     folder.write("rows.jsonl", [*MANY[:1500], *CHATS, *MANY[1500:1600]])
     like = r"rows\.jsonl:1501: is of the form messages, but its source is read as alpaca, {}; put rows of one form into"
     with pytest.raises(UserError, match=like.format(r"like \S*rows\.jsonl:1")):
@@ -538,8 +522,8 @@ def test_rows_of_another_form_name_both_places(folder: Folder) -> None:
     assert re.search(r"b\.jsonl:1: is of the form messages, .* as its format says; .* drop 20 of the 20 rows of", line)
 
 
-def test_the_form_is_that_of_most_rows_and_is_named(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
-    """The first row has another form, the second none, the third is not JSON."""
+def test_form_is_that_of_most_rows(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
+    """The first row has another form, the second has none, the third is not JSON."""
     folder.write("rows.jsonl", [CHAT_ROW, "{}\n", "broken\n", *ROWS])
     caplog.set_level("INFO")
     folder.prepare(path="rows.jsonl", bad_row="drop")
@@ -552,7 +536,7 @@ def test_the_form_is_that_of_most_rows_and_is_named(folder: Folder, caplog: pyte
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_at_most_reads_the_first_rows_of_a_source_and_repeats_none(folder: Folder, workers: int) -> None:
-    """Across chunks and files, blank lines not counted; what follows is not even read."""
+    """Across chunks and files, without blank lines; later rows are not even read."""
     lines = [json.dumps(row) + "\n\n" for row in MANY]
     folder.write("mix/a/1.jsonl", lines[:1300])
     folder.write("mix/a/2.jsonl", [*lines[1300:2600], "broken\n"])
@@ -569,13 +553,13 @@ def test_at_most_reads_the_first_rows_of_a_source_and_repeats_none(folder: Folde
     assert questions <= {row["instruction"] for row in [*MANY[:1500], *MANY[3000:3010]]}
 
 
-def test_a_row_that_is_dropped_counts_in_at_most(folder: Folder) -> None:
+def test_dropped_rows_count_in_at_most(folder: Folder) -> None:
     folder.write("mix/a.jsonl", [{"instruction": "x", "output": ""}, *MANY])
     folder.prepare(path="mix", sources={"a.jsonl": {"at_most": 20}}, bad_row="drop")
     assert (folder.stats()["read_rows"], len(folder.all_rows())) == (20, 19)
 
 
-def test_sources_that_share_a_file_or_are_not_there_are_refused(folder: Folder) -> None:
+def test_overlapping_and_missing_sources_are_refused(folder: Folder) -> None:
     folder.write("mix/b/rows.json", ROWS)
     with pytest.raises(UserError, match=r"b/rows\.json: belongs to two sources, b and b/rows\.json"):
         folder.prepare(path="mix", sources={"b": {}, "b/rows.json": {}})
@@ -585,25 +569,23 @@ def test_sources_that_share_a_file_or_are_not_there_are_refused(folder: Folder) 
         folder.prepare(path="mix/b/rows.json", sources={"c": {}})
 
 
-@hypothesis_settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@hypothesis_settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.text(min_size=1), st.text(min_size=1)), min_size=12, max_size=20))
-def test_any_text_is_learned_whole_or_named(folder: Folder, tokenizer: Any, texts: list[tuple[str, str]]) -> None:
-    """Whatever people write: either it is learned exactly, or the row is dropped with a reason."""
+def test_any_text_is_supervised_or_dropped(folder: Folder, tokenizer: Any, texts: list[tuple[str, str]]) -> None:
+    """Any text is supervised exactly, or its row is dropped with a reason."""
     rows = [{"instruction": question, "output": answer} for question, answer in texts]
     good = [{"instruction": "q", "output": "a"}] * 9
     folder.prepare([*good, *rows], bad_row="drop", too_long="drop", max_length=100000)
-    # Only a line feed ends a line of JSONL: texts hold other characters that Python would break lines at.
+    # splitlines would also split at other characters.
     lines = (folder.output / "dropped.jsonl").read_bytes().split(b"\n")[:-1]
     dropped = [json.loads(line)["row"] for line in lines]
-    taught = sorted(tokenizer.decode(learned(row)) for row in folder.all_rows())
+    texts_seen = sorted(tokenizer.decode(supervised_tokens(row)) for row in folder.all_rows())
     kept = [row for row in [*good, *rows] if row not in dropped]
-    assert taught == sorted(row["output"] + "<|im_end|>" for row in kept)
+    assert texts_seen == sorted(row["output"] + "<|im_end|>" for row in kept)
 
 
-def test_the_proof_sees_what_is_wrong_in_the_columns() -> None:
-    import pyarrow
-
-    def look(ids: list[list[int]], labels: list[list[int]], **changed: Any) -> Proof:
+def test_mask_proof_detects_errors() -> None:
+    def proof_of(ids: list[list[int]], labels: list[list[int]], **changed: Any) -> Proof:
         proof = Proof()
         columns = {
             "input_ids": pyarrow.array(ids, pyarrow.list_(pyarrow.int32())),
@@ -615,18 +597,18 @@ def test_the_proof_sees_what_is_wrong_in_the_columns() -> None:
         proof.look(pyarrow.record_batch(columns))
         return proof
 
-    look([[1, 2, 3], [4, 5]], [[IGNORED, 2, 3], [IGNORED, 5]]).check()
+    proof_of([[1, 2, 3], [4, 5]], [[IGNORED, 2, 3], [IGNORED, 5]]).check()
     for broken, said in [
-        (look([[1, 2], [4, 5]], [[IGNORED, IGNORED], [IGNORED, 5]]), "rows without supervised token: 1"),
-        (look([[1, 2]], [[1, 2]]), "rows whose first token is supervised: 1"),
-        (look([[1, 2]], [[IGNORED, 3]]), "labels that are not their token: 1"),
-        (look([[1, 2]], [[IGNORED, 2]], supervised=[2]), "rows with wrong counts: 1"),
+        (proof_of([[1, 2], [4, 5]], [[IGNORED, IGNORED], [IGNORED, 5]]), "rows without supervised token: 1"),
+        (proof_of([[1, 2]], [[1, 2]]), "rows whose first token is supervised: 1"),
+        (proof_of([[1, 2]], [[IGNORED, 3]]), "labels that are not their token: 1"),
+        (proof_of([[1, 2]], [[IGNORED, 2]], supervised=[2]), "rows with wrong counts: 1"),
     ]:
         with pytest.raises(UserError, match=f"{said}.*nothing was published"):
             broken.check()
 
 
-def test_the_page_shows_what_is_learned(folder: Folder) -> None:
+def test_mask_page_shows_supervised_tokens(folder: Folder) -> None:
     folder.prepare([{"instruction": f"<b>{number}", "output": "王 & co"} for number in range(12)])
     page = (folder.output / "mask.html").read_text()
     assert '<span class="l">王</span>' in page
@@ -636,7 +618,7 @@ def test_the_page_shows_what_is_learned(folder: Folder) -> None:
     assert '<span class="c">&lt;|im_start|&gt;</span>' in page
 
 
-def test_what_is_not_read_is_in_line_stats_and_page(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
+def test_unread_keys_are_in_log_stats_and_page(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
     turns = [
         {"role": "user", "content": "Hi"},
         {"role": "assistant", "content": "Bad.", "weight": 0, "id": "a"},
@@ -665,7 +647,7 @@ def test_what_is_not_read_is_in_line_stats_and_page(folder: Folder, caplog: pyte
     assert '<span class="c">B</span>' in page and '<span class="l">G</span>' in page
 
 
-def test_the_histogram_counts_every_row_once(folder: Folder) -> None:
+def test_histogram_counts_every_row_once(folder: Folder) -> None:
     folder.prepare(ROWS)
     header, *lines = (folder.output / "lengths.csv").read_text().splitlines()
     assert header == "tokens,train,validation,test"
@@ -674,16 +656,6 @@ def test_the_histogram_counts_every_row_once(folder: Folder) -> None:
     lengths = [row["length"] for row in folder.all_rows()]
     for end, before in zip(counts[:, 0], [0, *counts[:-1, 0]], strict=True):
         assert counts[counts[:, 0] == end, 1:].sum() == sum(before < length <= end for length in lengths)
-
-
-def test_a_users_mistake_is_one_line_without_a_traceback(folder: Folder) -> None:
-    folder.write("rows.json", [*ROWS, {"instruction": "5="}])
-    command = ["zerolora", "prepare", "--settings", folder.settings().model_dump_json(), "--workers", "1"]
-    command += ["--model", str(folder.manifest), "--output", str(folder.output)]
-    result = served(*command, directory=folder.path)
-    assert result.returncode == 2
-    assert "rows.json:" in result.stderr
-    assert "Traceback" not in result.stderr
 
 
 TALK = [
@@ -708,10 +680,10 @@ OWN = {"template": "config/templates/mine.jinja", "template_text": SHIPPED}
     ids=["vicuna", "alpaca", "chatml", "own"],
 )
 @pytest.mark.parametrize("padding", ["<|endoftext|>", "<|im_end|>"])
-def test_packed_talks_of_several_turns_teach_the_answers_and_their_ends(
+def test_packed_conversations_supervise_answers_and_stop_tokens(
     folder: Folder, tokenizer: Any, options: dict[str, Any], first: str, padding: str
 ) -> None:
-    """Also where the tokenizer pads with what ends an answer: padding is masked by position."""
+    """Even if the padding token ends answers: padding is masked by position."""
     path = folder.manifest.parent / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"pad_token": padding}))
     data = folder.prepare([{"messages": TALK}] * 21, **options)
@@ -723,7 +695,7 @@ def test_packed_talks_of_several_turns_teach_the_answers_and_their_ends(
     pack_rows(PackSettings(packing=True, capacity=400), data, folder.path / "packing")
     plan, rows = open_plan(folder.path / "packing/train.arrow"), open_split(data, "train")
     packed = [packed_row(rows, plan, number, OBJECTIVES["sft"]) for number in range(len(plan.starts) - 1)]
-    assert len({sum(len(row["input_ids"]) for row in each) for each in packed}) > 1  # one of them is padded
+    assert len({sum(len(row["input_ids"]) for row in each) for each in packed}) > 1  # one is padded
     batch = collate(packed, True, torch.device("cpu"))
     text = "".join(row.replace("\n", "") for row in tokenizer.decode(batch["targets"]).split("<|im_end|>"))
     assert text.replace(" ", "") == "HelloNowIrest." * 13
@@ -734,7 +706,7 @@ def test_packed_talks_of_several_turns_teach_the_answers_and_their_ends(
 @pytest.mark.parametrize(
     ("stops", "padding"), [(["<|im_end|>", "<|im_start|>"], "<|endoftext|>"), (["<|im_end|>"], "<|im_start|>")]
 )
-def test_evaluation_generates_with_what_the_settings_say(
+def test_evaluation_uses_stop_and_padding_tokens(
     folder: Folder,
     tiny_model: Path,
     tokenizer: Any,
@@ -749,19 +721,19 @@ def test_evaluation_generates_with_what_the_settings_say(
     calls: list[dict[str, Any]] = []
     generate = LlamaForCausalLM.generate
 
-    def noted(model: Any, **arguments: Any) -> Any:
+    def recorded(model: Any, **arguments: Any) -> Any:
         calls.append(arguments)
         return generate(model, **arguments)
 
-    monkeypatch.setattr(LlamaForCausalLM, "generate", noted)
+    monkeypatch.setattr(LlamaForCausalLM, "generate", recorded)
     chosen = EvaluateRunSettings(split="test", batch=3, max_new_tokens=3, check="exact")
     evaluate(chosen, data, EvaluatedModel(tiny_model), folder.path, folder.path / "answers.json")
     ids = tokenizer.convert_tokens_to_ids
     for arguments in calls:
         assert arguments["eos_token_id"] == sorted(ids(stops))
         assert arguments["pad_token_id"] == ids(padding)
-    asked = {tokenizer.decode(row, skip_special_tokens=True) for call in calls for row in call["input_ids"]}
-    assert asked == {f"User: {row['question']}\n\nAssistant:" for row in open_split(data, "test")}
+    prompts = {tokenizer.decode(row, skip_special_tokens=True) for call in calls for row in call["input_ids"]}
+    assert prompts == {f"User: {row['question']}\n\nAssistant:" for row in open_split(data, "test")}
 
 
 @pytest.mark.parametrize(
@@ -783,9 +755,7 @@ def test_evaluation_generates_with_what_the_settings_say(
         ),
     ],
 )
-def test_the_command_tells_in_a_line_what_is_wrong_with_a_prompt_format(
-    folder: Folder, options: dict[str, Any], said: str
-) -> None:
+def test_mistake_in_prompt_format_is_one_line(folder: Folder, options: dict[str, Any], said: str) -> None:
     folder.write("rows.json", ROWS)
     command = ["zerolora", "prepare", "--settings", folder.settings(**options).model_dump_json(), "--workers", "1"]
     result = served(*command, "--model", str(folder.manifest), "--output", str(folder.output), directory=folder.path)
@@ -806,18 +776,18 @@ def test_added_tokens_are_one_token_each(folder: Folder, tokenizer: Any) -> None
         {"token": "<call>", "id": 260, "special": False},
         {"token": "equals ", "id": 261, "special": False},
     ]
-    answer = learned(folder.all_rows()[0])
+    answer = supervised_tokens(folder.all_rows()[0])
     it = tokenizer("it ")["input_ids"]
     assert answer[: len(it) + 2] == [260, *it, 261]
     assert "&lt;call&gt;" in (folder.output / "mask.html").read_text()
 
 
-def test_a_message_may_hold_no_added_special_token(folder: Folder) -> None:
+def test_message_with_added_special_token_is_refused(folder: Folder) -> None:
     with pytest.raises(UserError, match=r"rows.json:2: .* contains the special token <turn>"):
         folder.prepare([ROWS[0] | {"output": "<turn>"}, *ROWS[1:]], **MARKED)
 
 
-def test_added_tokens_need_a_tokenizer_that_merge_can_write(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_added_tokens_need_tokenizer_json(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder.manifest.parent)
@@ -827,7 +797,7 @@ def test_added_tokens_need_a_tokenizer_that_merge_can_write(folder: Folder, monk
         folder.prepare(ROWS, **MARKED)
 
 
-def test_a_token_beyond_the_embeddings(folder: Folder) -> None:
+def test_token_beyond_embeddings_is_refused(folder: Folder) -> None:
     path = folder.manifest.parent / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"vocab_size": 100}))
     with pytest.raises(
@@ -836,9 +806,7 @@ def test_a_token_beyond_the_embeddings(folder: Folder) -> None:
         folder.prepare(ROWS)
 
 
-def test_a_template_that_takes_too_long_for_a_row_ends_all_processes(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_template_ends_all_workers(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounded, "SECONDS", 0.3)
     loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     text = (
@@ -853,20 +821,15 @@ def test_a_template_that_takes_too_long_for_a_row_ends_all_processes(
 
 
 @pytest.mark.parametrize("kept", [0, 10, 400])
-def test_a_truncated_split_is_named(folder: Folder, kept: int) -> None:
+def test_truncated_split_is_named(folder: Folder, kept: int) -> None:
     path = folder.prepare(ROWS) / "train.arrow"
     path.write_bytes(path.read_bytes()[:kept])
     with pytest.raises(UserError, match=r"train\.arrow: is not a whole Arrow file .*run `zerolora prepare` again"):
         open_split(folder.output, "train")
 
 
-def test_too_few_rows(folder: Folder) -> None:
-    with pytest.raises(UserError, match="has 8 rows, and split takes 8"):
-        folder.prepare(ROWS[:8])
-
-
 @pytest.mark.parametrize("rule", ["tens", "random"])
-def test_the_reference_task_has_the_seeds_counts_and_right_answers(rule: Any) -> None:
+def test_reference_task_has_right_answers(rule: Any) -> None:
     rows = records(rule, 42)
     assert len(rows) == 1798 + 200 + 200
     assert len({row["instruction"] for row in rows}) == len(rows)

@@ -1,10 +1,11 @@
-"""The site: it builds strictly, asks nothing of another host, has every page, and says what the code says."""
+"""The site builds strictly, loads nothing from other hosts, has every page, and matches the code."""
 
 import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
+from itertools import combinations
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -31,11 +32,11 @@ LOADED = {
     "object": "data",
     "use": "href",
 }
-"""Elements whose address a browser loads by itself. `a` is not one."""
+"""Elements whose address a browser loads without a click."""
 
 
 class Page(HTMLParser):
-    """The addresses that a page loads, the links that it has, and the ids to which one can link."""
+    """The addresses that a page loads, its links, and its ids."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -58,7 +59,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the directory of the built site. It takes four seconds."""
+    """Build the site, in four seconds, and return its directory."""
     directory = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(directory)]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -71,7 +72,7 @@ def pages(site: Path) -> dict[Path, Page]:
     return {path: Page(path) for path in site.rglob("*.html")}
 
 
-def test_no_page_loads_anything_from_another_host(site: Path, pages: dict[Path, Page]) -> None:
+def test_pages_load_nothing_from_other_hosts(site: Path, pages: dict[Path, Page]) -> None:
     assert len(pages) > 40
     for path, page in pages.items():
         assert [each for each in page.loaded if urlsplit(each).netloc] == [], path.name
@@ -85,8 +86,8 @@ def test_no_page_loads_anything_from_another_host(site: Path, pages: dict[Path, 
         assert set(re.findall(r"[\"'`](https?://[\w.]+)", text)) - names == set(), path.name
 
 
-def test_every_link_within_the_site_leads_somewhere(site: Path, pages: dict[Path, Page]) -> None:
-    """mkdocs checks those of Markdown; these are those of the built pages, with the theme's."""
+def test_internal_links_lead_somewhere(site: Path, pages: dict[Path, Page]) -> None:
+    """In the built pages, with the theme's links; mkdocs checks only those of Markdown."""
     links = 0
     for path, page in pages.items():
         for address in [*page.links, *page.loaded]:
@@ -102,8 +103,8 @@ def test_every_link_within_the_site_leads_somewhere(site: Path, pages: dict[Path
     assert links > 1000
 
 
-def test_a_broken_link_stops_the_build(tmp_path: Path) -> None:
-    """A site of one page, with the settings of the real one. With --quiet, mkdocs counts no warnings."""
+def test_broken_link_fails_the_build(tmp_path: Path) -> None:
+    """A site of one page with the real settings. With --quiet, mkdocs would count no warnings."""
     assert re.search(r"mkdocs build --strict$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     (tmp_path / "docs").mkdir()
@@ -122,12 +123,12 @@ def test_every_page_is_in_the_navigation() -> None:
     assert named == written | set(site_hooks.ELSEWHERE.values()) | set(site_hooks.GENERATED)
 
 
-def test_the_predictions_of_the_pages_are_those_of_the_models() -> None:
+def test_predictions_on_pages_are_current() -> None:
     stale = [path.name for path, text in predictions.contents() if path.read_text(encoding="utf-8") != text]
     assert stale == [], "run `make architecture`"
 
 
-def test_the_terms_of_the_memory_figure_add_up() -> None:
+def test_terms_of_the_memory_figure_add_up() -> None:
     for method in ("lora", "full"):
         for strategy in predictions.SHARDING:
             gpu = predictions.planned("llama-3-8b", strategy, 1, method).prediction.gpu
@@ -135,8 +136,8 @@ def test_the_terms_of_the_memory_figure_add_up() -> None:
             assert drawn == gpu["total"], (method, strategy)
 
 
-def test_zero_of_the_page_is_the_papers() -> None:
-    """The states of a 7B with all weights trained, N = 8, against the table of the page: bytes for each parameter."""
+def test_zero_page_matches_the_paper() -> None:
+    """Bytes per parameter in the page's table: states of a fully trained 7B, N = 8."""
     text = (DOCS / "zero.md").read_text(encoding="utf-8")
     parameters = predictions.model_spec("llama-2-7b").parameters
     for strategy, bytes_each in (("zero1", 5.5), ("zero2", 3.75), ("zero3", 2.0)):
@@ -145,14 +146,14 @@ def test_zero_of_the_page_is_the_papers() -> None:
         assert re.search(rf"ZeRO-{strategy[-1]} \|.*\| {bytes_each:g} \|", text)
     trained = predictions.planned("llama-3-8b", "ddp", 1).spec.parameters(predictions.model_spec("llama-3-8b"))
     assert f"{trained.trained / 1e6:.0f}M of {trained.frozen / 1e6:,.0f}M" in text
-    # A token's FLOPs for each weight, as the cost model counts them, but for the adapters' own.
+    # FLOPs per token and weight in the cost model, without the adapters'.
     works = [predictions.planned("llama-3-8b", "ddp", 1, method).work for method in ("lora", "full")]
     lora, full = (useful_flops(work)["supervised_token"] / work.vocabulary / work.hidden for work in works)
     assert f"costs {full:g} FLOPs" in text and re.search(rf"A frozen one costs\s+{lora:g},", text)
 
 
 @pytest.mark.parametrize("heading", reference_pages.REGISTRIES)
-def test_every_name_of_a_registry_has_its_line(heading: str, pages: dict[Path, Page], site: Path) -> None:
+def test_registries_are_listed(heading: str, pages: dict[Path, Page], site: Path) -> None:
     folder = reference_pages.REGISTRIES[heading][0]
     actual = dict(reference_pages.entries(heading, folder))
     assert actual and all(text for text in actual.values())
@@ -160,14 +161,14 @@ def test_every_name_of_a_registry_has_its_line(heading: str, pages: dict[Path, P
     assert [name for name in actual if f"<code>{name}</code>" not in text] == []
 
 
-def test_the_interfaces_come_from_the_docstrings(site: Path) -> None:
+def test_interfaces_come_from_docstrings(site: Path) -> None:
     text = (site / "reference/interfaces.html").read_text(encoding="utf-8")
     assert "Two strategies of one engine are equal if their layout is equal" in text
     for name in reference_pages.INTERFACES.values():
         assert f'id="zerolora.{name}"' in text
 
 
-def test_every_setting_and_every_option_is_in_the_reference(site: Path) -> None:
+def test_settings_and_options_are_in_the_reference(site: Path) -> None:
     settings = (site / "reference/settings.html").read_text(encoding="utf-8")
     for key in ("sequence_parallel", "checkpoint_minutes", "rank_stabilized"):
         assert f"<code>{key}</code>" in settings
@@ -175,7 +176,7 @@ def test_every_setting_and_every_option_is_in_the_reference(site: Path) -> None:
     assert "<code>--max-sequence-length</code>" in commands and 'id="zerolora-push"' in commands
 
 
-def test_a_diagram_is_drawn_with_all_its_boxes_apart() -> None:
+def test_diagrams_have_no_overlapping_boxes() -> None:
     for page in ("README.md", "docs/architecture.md"):
         text = site_hooks.MERMAID.search((ROOT / page).read_text(encoding="utf-8"))[1]
         svg = ET.fromstring(re.search(r"<svg.*</svg>", diagrams.drawn(text))[0])  # type: ignore[index]  # noqa: S314
@@ -186,19 +187,17 @@ def test_a_diagram_is_drawn_with_all_its_boxes_apart() -> None:
         plain = [box for box in boxes if box["height"] <= diagrams.HEIGHT]
         for box in plain:
             assert 0 <= box["x"] <= width - box["width"] and 0 <= box["y"] <= height - box["height"]
-        for index, one in enumerate(plain):
-            for other in plain[index + 1 :]:
-                apart = any(
-                    a[key] + a[size] <= b[key]
-                    for key, size in (("x", "width"), ("y", "height"))
-                    for a, b in ((one, other), (other, one))
-                )
-                assert apart, (one, other)
+        for one, other in combinations(plain, 2):
+            before, after = (
+                [a[key] + a[size] <= b[key] for key, size in (("x", "width"), ("y", "height"))]
+                for a, b in ((one, other), (other, one))
+            )
+            assert any(before + after), (one, other)
     with pytest.raises(ValueError, match="is not a node"):
         diagrams.drawn("flowchart LR\n a{b} --> c\n")
 
 
-def test_every_answer_about_a_peer_has_its_source() -> None:
+def test_answers_about_peers_have_sources() -> None:
     head, *rows = re.findall(
         r"^\| (?!\*\*|---)(.+) \|$", PEERS.split("legacy*")[1].split("## Sources")[0], re.MULTILINE
     )

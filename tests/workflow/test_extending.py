@@ -37,7 +37,7 @@ LINES = (
 # Tests of the registries, which hold for what was added as for the rest.
 CHECKS = {
     "test_formats.py": "example_and_stands",
-    "test_methods.py": "file_is or estimated or lists",
+    "test_methods.py": "file_is or estimated or list_every",
     "test_prompt_formats.py": "human or table",
     "test_optimizers.py": "((its_states or its_traffic) and lion_8bit) or docs_is_the_registrys",
     "test_tasks.py": "words",
