@@ -1,4 +1,4 @@
-"""Measure how much the ranks of a global batch differ, with our order and dealing and with a plain shuffle.
+"""Measure how much the ranks of a global batch differ, under training's order and under a plain shuffle.
 
     .venv/bin/python benchmarks/balance.py
 
@@ -8,17 +8,15 @@ benchmarks/results/balance.json.
 """
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from machine import machine
+from measuring import RESULTS, machine
 
 from zerolora.data.packing import pack
 from zerolora.files import write_json
 from zerolora.train.order import assign, global_batches, spread
 
-RESULT = Path("benchmarks/results/balance.json")
 ROWS, MEAN, SIGMA, CAPACITY, GLOBAL_BATCH, RANKS = 100_000, 1045, 0.8, 4096, 64, 8
 
 
@@ -34,28 +32,28 @@ def main() -> None:
         "packed": {"zerolora": ours(tokens, work), "plain shuffle": shuffled(tokens, work)},
         "single rows": {"zerolora": ours(lengths, lengths**2), "plain shuffle": shuffled(lengths, lengths**2)},
     }
-    write_json(RESULT, result)
+    write_json(RESULTS / "balance.json", result)
     print(json.dumps(result, indent=2))
 
 
 def ours(tokens: np.ndarray, work: np.ndarray) -> dict[str, float]:
-    """Return the spreads of training's own order and dealing."""
+    """Return the spreads of training's order and assignment."""
     order = global_batches(work.astype(float), 0, GLOBAL_BATCH, 1)
     return spreads(tokens, work, [(batch, assign(work[batch].astype(float), RANKS, 1)) for batch in order])
 
 
 def shuffled(tokens: np.ndarray, work: np.ndarray) -> dict[str, float]:
-    """Return the spreads of a shuffle whose rows go to the ranks in turn."""
+    """Return the spreads of a shuffle whose rows are assigned to the ranks in turn."""
     order = np.random.default_rng(0).permutation(len(work))[: len(work) // GLOBAL_BATCH * GLOBAL_BATCH]
-    dealt = np.arange(GLOBAL_BATCH).reshape(-1, RANKS, 1)
-    return spreads(tokens, work, [(batch, dealt) for batch in order.reshape(-1, GLOBAL_BATCH)])
+    assigned = np.arange(GLOBAL_BATCH).reshape(-1, RANKS, 1)
+    return spreads(tokens, work, [(batch, assigned) for batch in order.reshape(-1, GLOBAL_BATCH)])
 
 
 def spreads(tokens: np.ndarray, work: np.ndarray, batches: list[Any]) -> dict[str, float]:
     """Return mean and worst spread of tokens and of attention work over global batches."""
     result: dict[str, float] = {}
     for name, amounts in (("tokens", tokens), ("attention", work)):
-        values = [spread(amounts[batch], dealt) for batch, dealt in batches]
+        values = [spread(amounts[batch], assigned) for batch, assigned in batches]
         result |= {f"{name}_mean": round(float(np.mean(values)), 5), f"{name}_worst": round(float(max(values)), 5)}
     return result
 

@@ -1,23 +1,21 @@
-"""Kills, signals, full disks and damaged files: does the same command again lead to the bytes of an undisturbed run?
+"""Kills, signals, full disks and damaged files: does the same command lead to the bytes of an undisturbed run?
 
     .venv/bin/python benchmarks/chaos.py --rounds 200 --seed 0
 
-A round is a copy of a project with a tiny model, fresh or finished, one disturbance, and then the same command again.
-It must end in the bytes of an undisturbed run, or in one clear line whose remedy leads there, and both engines must
-then have nothing to do. What a round does, and at which state of the run, follows from seed and number of the round
-alone. Each round is added to benchmarks/results/chaos.json, so that rounds measured in parts add up to one result.
+A round copies a project with a tiny model, fresh or finished, disturbs it once, and runs the same command again. It
+must end in the bytes of an undisturbed run, or in one clear line whose remedy leads there; then both engines must have
+nothing to do. Seed and number of a round determine its disturbance and the state of the run in which it comes. Each
+round is added to benchmarks/results/chaos.json, so that rounds measured in parts add up to one result.
 
 The project's commands run as forks of a process that has imported their libraries (tests/fork_server.py), except where
-the kernel's limit on file sizes stands for a full disk, which a fork of another process would not have.
+the kernel's limit on file sizes simulates a full disk, which a fork of another process would not have.
 """
 
-import argparse
 import dataclasses
 import json
 import os
 import random
 import re
-import resource
 import shutil
 import signal
 import subprocess
@@ -30,31 +28,31 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from measuring import RESULTS, ROOT, children_cpu_seconds, machine, parser_of, put, table
 
-ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / folder) for folder in ("tests", "tests/browser", "tests/slurm", "tests/workflow")]
 
-from conftest import SERVERS, Project, make_tiny_model, project_environment, write_rows  # noqa: E402
+from conftest import SERVERS, Project, copy_tracked, make_tiny_model, project_environment, write_rows  # noqa: E402
 from engines import edit_config  # noqa: E402
 from fork_server import Started  # noqa: E402
 
-RESULT = ROOT / "benchmarks/results/chaos.json"
+RESULT = RESULTS / "chaos.json"
 ENGINES = {"snakemake": ("snakemake", "--profile", "profiles/local", "all"), "dvc": ("dvc", "repro")}
-# What is changed in the config before a run over a finished project, and the stages that then run.
+# Edits of the config before a run over a finished project, and the stages that then run.
 EDITS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "report": ({"report.examples": 1}, ("resolve", "report")),
     "evaluate": ({"evaluate.max_new_tokens": 5}, ("evaluate_base", "evaluate")),
     "train": ({"train.learning_rate": 2e-2}, ("train",)),
 }
-# Files that two undisturbed runs write alike; what has times or memory in it is not among them.
+# Files that are equal in two undisturbed runs: those without times or memory.
 SAME = (
     *("results/config.json", "results/settings/**/*.json", "results/data/**/*", "results/default/packing/*"),
     *("results/default/estimate.json", "results/default/zero.json", "results/default/adapter/*"),
     *("results/default/metrics/train.json", "results/default/metrics/loss.csv", "results/default/merged/*"),
     *("results/default/metrics/evaluate.json", "results/default/answers.json", "results/base/**/answers.json"),
 )
-# What is damaged: a glob, in which the round takes one file.
-PLACES = {
+# Globs of the files to damage, of which a round damages one.
+DAMAGED = {
     "results": "results/default/**/*",
     "data": "results/data/**/*",
     "settings": "results/settings/**/*.json",
@@ -66,13 +64,13 @@ PLACES = {
     "journal": ".snakemake/outputs.jsonl",
     "lock": "dvc.lock",
 }
-TAKEN = ("another run works in this directory", "Unable to acquire lock", "being trained by", "is busy")
+BUSY = ("another run works in this directory", "Unable to acquire lock", "being trained by", "is busy")
 WAIT_SECONDS = 600
 STEP = re.compile(r"`(dvc checkout --force [^`]+)` restores it|[:;] (delete it), and|(move it out) of")
 
 
 class Broken(AssertionError):
-    """What a round must not end in."""
+    """A round failed."""
 
 
 @dataclasses.dataclass
@@ -84,7 +82,7 @@ class Round:
     base: str
     edit: str | None
     chance: random.Random
-    said: str = ""
+    output: str = ""
 
     def begin(self) -> Started:
         """Start the engine."""
@@ -94,7 +92,7 @@ class Round:
         return server.start(ENGINES[self.engine], self.project.directory, variables)
 
     def again(self) -> tuple[int, str]:
-        """Run the engine to its end, and return its exit code and what it said."""
+        """Run the engine to its end, and return its exit code and output."""
         result = self.project.run(*ENGINES[self.engine], check=False)
         return result.returncode, result.stdout + result.stderr
 
@@ -104,12 +102,12 @@ class Round:
         return self.chance.choice([name for name in stages if not among or name in among] or list(stages))
 
     def wait_for_stage(self, run: Started, stage: str) -> None:
-        """Wait until the engine has said that a stage starts."""
-        said = re.compile(rf"^Running stage '{stage}\W|^\d\d:\d\d:\d\d  {stage}\b.* started$", re.MULTILINE)
-        until(lambda: bool(said.search(run.output() + run.errors())) or not run.runs(), f"{stage} starts")
+        """Wait until the engine reports the start of a stage."""
+        line = re.compile(rf"^Running stage '{stage}\W|^\d\d:\d\d:\d\d  {stage}\b.* started$", re.MULTILINE)
+        until(lambda: bool(line.search(run.output() + run.errors())) or not run.runs(), f"{stage} starts")
 
     def wait_for(self, run: Started, kind: str) -> list[psutil.Process]:
-        """Wait until there is a process of a kind, and return those that there are."""
+        """Wait for a process of a kind, and return all of them."""
         processes: list[psutil.Process] = []
 
         def there() -> bool:
@@ -120,7 +118,7 @@ class Round:
         return processes
 
     def processes(self, run: Started) -> dict[str, list[psutil.Process]]:
-        """Return the processes that work in the project, by kind."""
+        """Return the processes in the project's directory, by kind."""
         by_kind: dict[str, list[psutil.Process]] = {"all": []}
         here = self._here()
         shells = [process for process in here if _named(process, "ZEROLORA_JOB_SHELL")]
@@ -150,14 +148,14 @@ class Round:
         return processes
 
     def wait_for_the_end(self, run: Started) -> None:
-        """Wait until nothing works in the project any more."""
+        """Wait until the project's directory has no process."""
         until(lambda: not self.processes(run)["all"], "that all processes have ended")
         run.wait()
-        self.said = run.output() + run.errors()
+        self.output = run.output() + run.errors()
 
 
 def send(processes: list[psutil.Process], number: signal.Signals = signal.SIGKILL) -> None:
-    """Send a signal to processes, as far as they are still there."""
+    """Send a signal to the processes that still run."""
     for process in processes:
         with suppress(psutil.Error):
             process.send_signal(number)
@@ -168,7 +166,7 @@ def until(happened: Callable[[], bool], what: str, seconds: float = WAIT_SECONDS
     deadline = time.monotonic() + seconds
     while not happened():
         if time.monotonic() > deadline:
-            raise Broken(f"waited {seconds} s for this: {what}")
+            raise Broken(f"not after {seconds} s: {what}")
         time.sleep(0.05)
 
 
@@ -204,7 +202,7 @@ def kill(kind: str) -> Callable[[Round], str]:
 
 
 def twice(number: signal.Signals) -> Callable[[Round], str]:
-    """Return a disturbance: a signal to all processes, as from a terminal, and once more at once."""
+    """Return a disturbance: a signal to all processes, as from a terminal, twice in a row."""
 
     def disturb(this: Round) -> str:
         stage, run = this.stage(), this.begin()
@@ -214,14 +212,14 @@ def twice(number: signal.Signals) -> Callable[[Round], str]:
             send(this.processes(run)["all"], number)
             time.sleep(0.3)
         this.wait_for_the_end(run)
-        no_traceback(this.said)
+        no_traceback(this.output)
         return stage
 
     return disturb
 
 
 def stop(kind: str) -> Callable[[Round], str]:
-    """Return a disturbance: a process stands still, the same command is started beside it, and the engine is killed."""
+    """Return a disturbance: a process is stopped, the same command started beside it, and the engine killed."""
 
     def disturb(this: Round) -> str:
         stage, run = this.stage(), this.begin()
@@ -229,10 +227,10 @@ def stop(kind: str) -> Callable[[Round], str]:
         stopped = this.wait_for(run, kind)
         send(stopped, signal.SIGSTOP)
         if run.runs():
-            code, said = this.again()
-            if code == 0 or not any(line in said for line in TAKEN):
-                raise Broken(f"a second run beside the first: exit code {code}, {said[-600:]}")
-            no_traceback(said)
+            code, text = this.again()
+            if code == 0 or not any(line in text for line in BUSY):
+                raise Broken(f"a second run beside the first: exit code {code}, {text[-600:]}")
+            no_traceback(text)
             send(this.processes(run).get("engine", []))
         send(stopped, signal.SIGCONT)
         this.wait_for_the_end(run)
@@ -242,7 +240,7 @@ def stop(kind: str) -> Callable[[Round], str]:
 
 
 def full_disk(this: Round) -> str:
-    """Run the engine with a limit on the size of files, as of a disk that becomes full."""
+    """Run the engine with a limit on the size of files, in place of a full disk."""
     limit = this.chance.choice([4, 16, 64, 256])
     words = " ".join(ENGINES[this.engine])
     result = subprocess.run(
@@ -254,21 +252,21 @@ def full_disk(this: Round) -> str:
         check=False,
         timeout=600,
     )
-    this.said = result.stdout + result.stderr
+    this.output = result.stdout + result.stderr
     return f"{limit} KiB"
 
 
-def damage(how: str, place: str) -> Callable[[Round], str]:
-    """Return a disturbance: a file is torn, edited, flipped in place, made unreadable or deleted."""
+def damage(how: str, what: str) -> Callable[[Round], str]:
+    """Return a disturbance: a file is truncated, edited, flipped in place, made unreadable or deleted."""
 
     def disturb(this: Round) -> str:
         root = this.project.directory
-        files = sorted(path for path in root.glob(PLACES[place]) if path.is_file() and ".tmp" not in path.name)
+        files = sorted(path for path in root.glob(DAMAGED[what]) if path.is_file() and ".tmp" not in path.name)
         if not files:
             return "nothing there"
         path = this.chance.choice(files)
         content = path.read_bytes()
-        if place in ("records", "journal"):
+        if what in ("records", "journal"):
             this.engine = "snakemake"  # DVC does not read them
         if how == "deleted":
             path.unlink()
@@ -285,7 +283,7 @@ def damage(how: str, place: str) -> Callable[[Round], str]:
             flipped[len(flipped) // 2] ^= 1
             path.chmod(0o644)
             path.write_bytes(flipped)
-        return str(path.relative_to(root)) if place != "cache" else "a file of the cache"
+        return str(path.relative_to(root)) if what != "cache" else "a file of the cache"
 
     return disturb
 
@@ -307,28 +305,28 @@ KINDS: dict[str, Callable[[Round], str]] = {
     "full disk": full_disk,
     "edit during a run": edit_during,
     **{
-        f"{how} in {place}": damage(how, place)
+        f"{how} in {what}": damage(how, what)
         for how in ("torn", "edited", "flipped", "chmodded", "deleted")
-        for place in PLACES
+        for what in DAMAGED
     },
 }
 RUNNING = [kind for kind in KINDS if " in " not in kind]
 FRESH = [kind for kind in RUNNING if kind != "edit during a run"]
 
 
-def no_traceback(said: str) -> None:
+def no_traceback(text: str) -> None:
     """Raise Broken if a traceback was printed."""
-    if "Traceback (most recent call last)" in said or '\n  File "' in said:
-        raise Broken(f"a traceback: {said[-3000:]}")
+    if "Traceback (most recent call last)" in text or '\n  File "' in text:
+        raise Broken(f"a traceback: {text[-3000:]}")
 
 
 class Chaos:
-    """The projects that rounds begin with, and what undisturbed runs of them write."""
+    """The projects that rounds start with, and the files of their undisturbed runs."""
 
     def __init__(self, folder: Path) -> None:
-        """Take the projects that are in `folder`, or make them there."""
+        """Use the projects in `folder`, or create them."""
         self.folder, self.finished = folder, folder / "finished"
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has what it starts with & ignore it
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a process that a shell starts with &
         if not (folder / "ready").exists():
             self._build()
             (folder / "ready").touch()
@@ -336,18 +334,7 @@ class Chaos:
 
     def _build(self) -> None:
         directory = self.finished
-        tracked = subprocess.run(
-            ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        for path in filter(None, tracked.stdout.split("\0")):
-            needed = not path.startswith(("docs/", "tests/", "benchmarks/")) and path != "dvc.lock"
-            if needed and (ROOT / path).is_file():
-                (directory / path).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / path, directory / path)
+        copy_tracked(directory, ("docs/", "tests/", "benchmarks/"))
         make_tiny_model(directory / "model")
         write_rows(directory / "rows.json", 20)
         project = Project(directory)
@@ -360,7 +347,7 @@ class Chaos:
         self.check_agreement(project)
 
     def reference(self, edit: str | None) -> dict[str, bytes]:
-        """Return what an undisturbed run over the finished project writes after an edit, or several, by file."""
+        """Return the files of an undisturbed run over the finished project after one or more edits."""
         name = edit or "none"
         if name not in self._references:
             project = self.copy("finished", f"reference-{len(self._references)}-{os.getpid()}")
@@ -373,16 +360,16 @@ class Chaos:
         return self._references[name]
 
     def copy(self, base: str, name: str) -> Project:
-        """Return a copy of a project; files that are links to DVC's cache are so in the copy."""
+        """Return a copy of a project, with its links to DVC's cache."""
         project = Project(self.folder / name)
         subprocess.run(["cp", "-a", str(self.folder / base), str(project.directory)], check=True)
         project.config["train"] |= {"ranks_per_node": 2, "micro_batch": 1, "checkpoint_steps": 1, "max_steps": 3}
         return project
 
     def round(self, seed: int, number: int, kinds: list[str], cheap: bool = False) -> dict[str, Any]:
-        """Make one round and return what it did and how it ended. Raises Broken if that is not how it should end.
+        """Make one round; return its description and how it ended. Raises Broken if it failed.
 
-        `cheap`: over the finished project alone, and with the edit after which the least runs.
+        `cheap`: over the finished project, with the edit after which the fewest stages run.
         """
         chance = random.Random(f"{seed} {number}")  # noqa: S311 (no secret)
         kind, engine = chance.choice(kinds), chance.choice(sorted(ENGINES))
@@ -405,17 +392,17 @@ class Chaos:
         return what
 
     def ended(self, this: Round) -> str:
-        """Run the same command again, follow the remedy that it names if it fails, and return how it ended."""
+        """Run the same command again, follow the remedy of its error if it fails, and return how it ended."""
         ended, lines = "in the same bytes", []
         for _ in range(6):
-            code, said = this.again()
-            no_traceback(said)
+            code, text = this.again()
+            no_traceback(text)
             if code == 0:
                 break
             ended = "in a clear line, whose remedy worked"
-            lines.append(said)
-            if not remedied(this.project, said):
-                raise Broken(f"exit code {code} without a remedy: {said[-1500:]}")
+            lines.append(text)
+            if not remedied(this.project, text):
+                raise Broken(f"exit code {code} without a remedy: {text[-1500:]}")
         else:
             raise Broken(f"no remedy worked: {lines[-1][-1500:]}")
         differing = [
@@ -424,7 +411,7 @@ class Chaos:
             if not (path := this.project.directory / name).is_file() or path.read_bytes() != content
         ]
         if differing:
-            raise Broken(f"other bytes than of an undisturbed run: {differing[:5]}; {said[-1500:]}")
+            raise Broken(f"other bytes than of an undisturbed run: {differing[:5]}; {text[-1500:]}")
         self.check_agreement(this.project)
         return ended
 
@@ -438,10 +425,10 @@ class Chaos:
             raise Broken(f"Snakemake would run: {(result.stdout + result.stderr)[-1500:]}")
 
 
-def remedied(project: Project, said: str) -> bool:
-    """Do what the lines of an error ask for, and return whether they asked for anything."""
+def remedied(project: Project, text: str) -> bool:
+    """Follow the remedies in the lines of an error, and return whether there were any."""
     done = False
-    for line in said.splitlines():
+    for line in text.splitlines():
         if match := STEP.search(line):
             path = project.directory / line.partition(": ")[0].strip()
             if match[1]:
@@ -449,7 +436,7 @@ def remedied(project: Project, said: str) -> bool:
             else:
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
             done = True
-    if "dvc.lock' is invalid" in said or "dvc.lock: is not what DVC wrote" in said:  # DVC's own words, and ours
+    if "dvc.lock' is invalid" in text or "dvc.lock: is not what DVC wrote" in text:  # DVC's wording, and ours
         (project.directory / "dvc.lock").unlink()
         done = True
     return done
@@ -463,7 +450,7 @@ def written(project: Project) -> dict[str, bytes]:
 
 
 def summary(rounds: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
-    """Return how many rounds of each kind ended how."""
+    """Return the number of rounds by kind and ending."""
     by_kind: dict[str, dict[str, int]] = {}
     for each in rounds:
         counts = by_kind.setdefault(each["kind"].partition(" in ")[0] if " in " in each["kind"] else each["kind"], {})
@@ -472,77 +459,64 @@ def summary(rounds: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
 
 
 def rounds(folder: Path, seed: int, numbers: range, kinds: list[str] | None = None) -> Iterator[dict[str, Any]]:
-    """Make rounds one after the other; what broke is in "broken"."""
+    """Make rounds in order; a failed one has its error in "broken"."""
     chaos = Chaos(folder)
     for number in numbers:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime + SERVERS.cpu_seconds()
+        before = children_cpu_seconds() + SERVERS.cpu_seconds()
         try:
             what = chaos.round(seed, number, kinds or list(KINDS))
         except Broken as broken:
             what = {"kind": "?", "seed": seed, "number": number, "ended": "broken", "broken": str(broken)}
-        after = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime + SERVERS.cpu_seconds()
+        after = children_cpu_seconds() + SERVERS.cpu_seconds()
         yield what | {"cpu_seconds": round(after - before, 1)}
 
 
 def main() -> None:
-    """Make rounds and add them to the result. Exits with 1 if one broke."""
-    from in_docs import put
-    from machine import machine
-
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Make rounds and add them to the result. Exits with 1 if one failed."""
+    parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="number of the first round, to measure in parts")
-    parser.add_argument("--kinds", nargs="*", help="kinds to choose from, as in 'kill shell'; all if left out")
-    parser.add_argument("--output", type=Path, default=RESULT)
-    parser.add_argument("--table", action="store_true", help="make no round, but put the result into docs/")
-    parser.add_argument("--keep", type=Path, help="directory to work in; what broke stays there")
-    arguments = parser.parse_args()
-    if arguments.table:
-        put("reliability.md", "chaos", markdown(json.loads(RESULT.read_text(encoding="utf-8"))))
-        return
-    folder = arguments.keep or Path(tempfile.mkdtemp(prefix="chaos"))
+    parser.add_argument("--kinds", nargs="*", choices=KINDS, help="make rounds of these kinds and record none")
+    parser.add_argument("--keep", type=Path, help="directory to work in; failed rounds stay there")
+    options = parser.parse_args()
+    folder = options.keep or Path(tempfile.mkdtemp(prefix="chaos"))
     folder.mkdir(parents=True, exist_ok=True)
-    made = []
+    broken = False
     try:
-        for each in rounds(
-            folder, arguments.seed, range(arguments.first, arguments.first + arguments.rounds), arguments.kinds
-        ):
+        for each in rounds(folder, options.seed, range(options.first, options.first + options.rounds), options.kinds):
             print(json.dumps(each), flush=True)
-            made.append(each)
-            if not arguments.kinds:
-                add(arguments.output, each, machine())
+            broken = broken or each["ended"] == "broken"
+            if not options.kinds:
+                put("reliability.md", "chaos", markdown(add(each)))
     finally:
         SERVERS.stop()
-        if not arguments.keep:
+        if not options.keep:
             shutil.rmtree(folder, ignore_errors=True)
-    sys.exit(any(each["ended"] == "broken" for each in made))
+    sys.exit(broken)
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """Return the table of a result: rounds of each kind, by how they ended."""
-    ways = sorted({way for counts in result["kinds"].values() for way in counts})
-    lines = [
+    """Return the table of a result: rounds by kind and ending."""
+    endings = sorted({ending for counts in result["kinds"].values() for ending in counts})
+    rows = [[kind, *(counts.get(ending, 0) for ending in endings)] for kind, counts in result["kinds"].items()]
+    text = (
         f"{result['count']} rounds on {result['machine']['date']} ({result['machine']['processor']}, "
-        f"{result['machine']['cores']} cores), {result['cpu_seconds_a_round']} CPU-seconds a round:",
-        "",
-        f"| disturbance | {' | '.join(ways)} |",
-        f"|---|{'---|' * len(ways)}",
-    ]
-    for kind, counts in result["kinds"].items():
-        lines.append(f"| {kind} | {' | '.join(str(counts.get(way, 0)) for way in ways)} |")
-    return "\n".join(lines)
+        f"{result['machine']['cores']} cores), {result['cpu_seconds_a_round']} CPU-seconds a round:"
+    )
+    return f"{text}\n\n{table(['disturbance', *endings], rows)}"
 
 
-def add(output: Path, each: dict[str, Any], on: dict[str, Any]) -> None:
-    """Add a round to the result, in place of an earlier one of the same seed and number."""
-    before = json.loads(output.read_text(encoding="utf-8"))["rounds"] if output.exists() else []
-    key = (each["seed"], each["number"])
-    kept = [one for one in before if (one["seed"], one["number"]) != key]
-    made = sorted([*kept, each], key=lambda one: (one["seed"], one["number"]))
-    seconds = sum(one["cpu_seconds"] for one in made) / len(made)
-    result = {"machine": on, "count": len(made), "cpu_seconds_a_round": round(seconds, 1), "kinds": summary(made)}
-    output.write_text(json.dumps(result | {"rounds": made}, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+def add(each: dict[str, Any]) -> dict[str, Any]:
+    """Add a round to the result file, in place of an earlier one of the same seed and number; return the result."""
+    earlier = json.loads(RESULT.read_text(encoding="utf-8"))["rounds"] if RESULT.exists() else []
+    made = {(one["seed"], one["number"]): one for one in [*earlier, each]}
+    made_rounds = [made[key] for key in sorted(made)]
+    seconds = sum(one["cpu_seconds"] for one in made_rounds) / len(made)
+    result = {"machine": machine(), "count": len(made), "cpu_seconds_a_round": round(seconds, 1)}
+    result |= {"kinds": summary(made_rounds), "rounds": made_rounds}
+    RESULT.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    return result
 
 
 if __name__ == "__main__":

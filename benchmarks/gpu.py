@@ -1,15 +1,14 @@
-"""Measure what needs a GPU, the most missed first, by calling the other benchmarks.
+"""Run the benchmarks that need a GPU, the most important first.
 
     .venv/bin/python benchmarks/gpu.py --output benchmarks/results --budget 3000
     .venv/bin/python benchmarks/gpu.py --output DIR --list    # the items in order, with estimated seconds and state
 
-Each item is a process and one file, DIR/gpu_ITEM.json, written when it ends; a later call skips the items that have
-one. An item that fails, or takes three times as long as estimated, is written with the reason and the next one begins.
-An item that the budget cuts short has no file and is tried again by a later call. Models have the shapes of
-config/recipes/models and drawn weights; nothing is downloaded. docs/gpu.md says more.
+Each item is a process that writes one file, DIR/gpu_ITEM.json, when it ends; a later call skips the items that have
+one. If an item fails, or takes three times as long as estimated, its file has the reason and the next one starts. An
+item that the budget cuts short has no file; a later call tries it again. Models have the shapes of
+config/recipes/models and random weights; nothing is downloaded. More: docs/gpu.md.
 """
 
-import argparse
 import contextlib
 import os
 import signal
@@ -22,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from measuring import ROOT, last_line, parser_of
 
 from zerolora.files import read_json, write_json
 
-ROOT = Path(__file__).resolve().parents[1]
 LIMIT = 3  # times an item's estimated seconds
 LEAST_LIMIT = 120  # seconds: imports from a cold disk
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
@@ -33,17 +32,17 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_VERB
 
 @dataclass(frozen=True)
 class Item:
-    """One measurement: a process, a result file."""
+    """A measurement: one process, one result file."""
 
     name: str
     seconds: int
     """Estimated."""
     command: list[str]
-    """What is run; `--output FILE` is added."""
+    """Without `--output FILE`."""
 
 
 def items() -> list[Item]:
-    """Return what is measured, on one GPU: NCCL refuses two ranks on one."""
+    """Return the items, for one GPU: NCCL refuses two ranks on one."""
     probe = [sys.executable, "-m", "zerolora", "probe", "--device", "cuda"]
     chosen = ("--layers", "0", "--length", "2048", "--packed", "4", "--global-batch", "16")
     few = ("--limit", "16", "--rounds", "2", "--steps", "2")
@@ -65,50 +64,52 @@ def items() -> list[Item]:
 
 
 def script(kind: str, path: str, model: str, seconds: int, *options: str) -> Item:
-    """Return the item that calls another benchmark for a model of config/recipes/models."""
+    """Return the item of a script for a model of config/recipes/models."""
     config = str(ROOT / f"config/recipes/models/{model}.json")
     return Item(f"{kind}_{model}", seconds, [sys.executable, f"benchmarks/{path}", "--model", config, *options])
 
 
 def training(name: str, model: str, seconds: int, *options: str) -> Item:
-    """Return the item that calls one of benchmarks/train."""
+    """Return the item of a script in benchmarks/train."""
     return script(name, f"train/{name}.py", model, seconds, "--device", "cuda", *options)
 
 
 def memory(model: str, seconds: int) -> Item:
-    """Return the item that compares predicted with measured memory, and measures what a GPU has beside tensors."""
+    """Return the item that compares predicted with measured memory, and measures the reserve beside tensors."""
     command = [sys.executable, "benchmarks/memory/measure.py", "--only", model, "--seconds", str(seconds)]
     return Item(f"memory_{model}", seconds, command)
 
 
 def main() -> None:
-    """Measure what is not measured yet, until the budget is spent."""
-    options = _options()
+    """Measure the missing items until the budget is spent."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--output", type=Path, required=True, help="the directory of the result files")
+    parser.add_argument("--budget", type=float, default=3000, help="seconds after which nothing runs")
+    parser.add_argument("--list", action="store_true")
+    options = parser.parse_args()
     if options.list:
         print(listed(items(), options.output))
         return
-    ask = (
-        "import torch; raise SystemExit(not torch.cuda.is_available())"  # a context of this process would count as use
-    )
-    if subprocess.run([sys.executable, "-c", ask], check=False).returncode:
+    # In another process: a context of this one would count as use.
+    code = "import torch; raise SystemExit(not torch.cuda.is_available())"
+    if subprocess.run([sys.executable, "-c", code], check=False).returncode:
         raise SystemExit("torch sees no GPU")
     options.output.mkdir(parents=True, exist_ok=True)
     measure_all(items(), options.output, options.budget)
 
 
 def measure_all(planned: list[Item], output: Path, budget: float) -> None:
-    """Measure items in order, each of which has no result yet and is estimated to fit what is left of the budget."""
+    """Measure in order the items that have no result and are estimated to fit into the remaining budget."""
     deadline = time.monotonic() + budget
     skipped = []
     for item in planned:
         path = result_path(output, item)
         if path.is_file():
             continue
-        if item.seconds > deadline - time.monotonic():
-            skipped.append(item)
-            continue
-        print(f"{item.name}: about {item.seconds} s", flush=True)
-        result = measured(item, path, deadline)
+        result = None
+        if item.seconds <= deadline - time.monotonic():
+            print(f"{item.name}: about {item.seconds} s", flush=True)
+            result = measured(item, path, deadline)
         if result is None:
             skipped.append(item)
             continue
@@ -119,13 +120,13 @@ def measure_all(planned: list[Item], output: Path, budget: float) -> None:
 
 
 def measured(item: Item, path: Path, deadline: float) -> dict[str, Any] | None:
-    """Return an item's result, or why there is none; None if the budget ended before the item's own limit."""
+    """Return an item's result, or the reason of its failure; None if the budget ended before the item's limit."""
     limit = max(LEAST_LIMIT, LIMIT * item.seconds)
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="zerolora-gpu-") as folder:
         answer, log = Path(folder) / path.name, Path(folder) / "log"
         first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-        # Whatever it leaves in a temporary directory goes with this one.
+        # Its temporary files are removed with this directory.
         own = OFFLINE | {"TMPDIR": folder, "CUDA_VISIBLE_DEVICES": first}
         with log.open("wb") as file:
             command = [*item.command, "--output", str(answer)]
@@ -142,13 +143,12 @@ def measured(item: Item, path: Path, deadline: float) -> dict[str, Any] | None:
             return {**used, "failed": f"not done after {limit} s"} if end < deadline else None
         if code == 0:
             return {**used, "measured": read_json(answer, item.name)}
-        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
         reason = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        return {**used, "failed": f"{reason}: {lines[-1][:300] if lines else 'it said nothing'}"}
+        return {**used, "failed": f"{reason}: {last_line(log) or 'no output'}"}
 
 
 def end_all(process: "subprocess.Popen[bytes]") -> None:
-    """End a process and all that it started, whose memory the next item needs."""
+    """Kill a process and its descendants, whose memory the next item needs."""
     with contextlib.suppress(psutil.NoSuchProcess):
         family = psutil.Process(process.pid).children(recursive=True)
         process.kill()
@@ -165,7 +165,7 @@ def result_path(output: Path, item: Item) -> Path:
 
 
 def listed(planned: list[Item], output: Path) -> str:
-    """Return the items in order, as a table for people."""
+    """Return the items in order, one a line, with their state."""
     lines = []
     for item in planned:
         path = result_path(output, item)
@@ -173,14 +173,6 @@ def listed(planned: list[Item], output: Path) -> str:
         state = "to do" if result is None else f"failed: {result['failed']}" if "failed" in result else "done"
         lines.append(f"{item.name:<40}{item.seconds:>6} s  {state}")
     return "\n".join([*lines, f"{'together':<40}{sum(item.seconds for item in planned):>6} s"])
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, required=True, help="the directory of the result files")
-    parser.add_argument("--budget", type=float, default=3000, help="seconds after which nothing runs any more")
-    parser.add_argument("--list", action="store_true")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

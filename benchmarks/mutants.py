@@ -1,14 +1,13 @@
-"""Read mutated files of every kind that comes from outside, and count what becomes of them.
+"""Read mutated files of every foreign kind and count the outcomes.
 
     nice .venv/bin/python benchmarks/mutants.py --cases 200 --seed 1
 
-So many cases of each kind, drawn by the seed. A case ends well if the file is refused in one line, or read as what an
-independent reader makes of the same bytes. It ends badly with a traceback, another meaning, more than 10 s of CPU time,
-more than 2 GiB, or a dead process. Each runs in a fork with these limits. Adds to benchmarks/results/mutants.json and
-writes docs/reliability.md; exits with 1 if a case ended badly. Takes a tenth of a CPU-second a case at most.
+Mutates each kind --cases times, seeded. A case passes if the file is refused in one line, or read with the meaning that
+an independent reader gives the same bytes. It fails with a traceback, another meaning, more than 10 s of CPU time, more
+than 2 GiB, or a dead process. Each case is a fork with these limits. Adds the counts to benchmarks/results/mutants.json
+and writes docs/reliability.md; exits with 1 if a case failed. Takes at most a tenth of a CPU-second a case.
 """
 
-import argparse
 import bz2
 import collections
 import contextlib
@@ -34,6 +33,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import yaml
+from measuring import RESULTS, children_cpu_seconds, machine, parser_of, put, table
 
 from zerolora.bounded import bounded, within_bounds
 from zerolora.config.file import read_values
@@ -48,8 +48,7 @@ from zerolora.model import foreign
 from zerolora.model.read_spec import read_model_spec
 from zerolora.tensor_file import read_header
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULT = ROOT / "benchmarks/results/mutants.json"
+RESULT = RESULTS / "mutants.json"
 SECONDS, MEMORY = 10, 2 << 30
 ODD = (
     *(b"-1", b"1e999", b"NaN", b"Infinity", b"9" * 500, b"null", b"true", b'"x"', b"[]", b"{}", b"[" * 2000),
@@ -57,7 +56,7 @@ ODD = (
     *(b"\x1a", b"!!bool x", b"&a [*a]", b"{{ 9 ** 9 ** 9 }}", b"{% for a in range(99999) %}"),
 )
 SAME = object()
-"""That a reader has checked by itself that it reads what is there."""
+"""Returned by a reader that has verified its result itself."""
 BAD = ("another meaning", "traceback", "too slow", "too much memory", "dead process")
 
 
@@ -68,9 +67,9 @@ class FileKind:
     name: str
     content: bytes
     read: Callable[[Path], Any]
-    """Reads it as the project does."""
+    """The project's reader."""
     oracle: Callable[[bytes], Any]
-    """Returns what the bytes mean, by another reader; SAME if `read` tells by itself; raises if they mean nothing."""
+    """An independent reader of the bytes; SAME if `read` verifies itself; raises if the bytes mean nothing."""
 
 
 ROWS = [{"prompt": f"What is {n} + {n}?", "completion": f"{2 * n}, \u00e9\u4e2d"} for n in range(40)]
@@ -97,13 +96,12 @@ README = (
 
 
 def rows(path: Path) -> list[Any]:
-    """Return the rows of a data file. A row that cannot be read refuses the file, as prepare does unless it is told to
-    drop such rows."""
+    """Return the rows of a data file; a bad row refuses the file, as in prepare without `bad_row: drop`."""
     values = []
     for chunk in chunks(path):
-        for place, value in chunk.records():
+        for source, value in chunk.records():
             if isinstance(value, BadRow):
-                raise UserError(f"{place}: {value}")
+                raise UserError(f"{source}: {value}")
             values.append(value)
     return values
 
@@ -149,24 +147,24 @@ def of_arrow(content: bytes) -> list[Any]:
 
 
 def whole(_: bytes) -> list[Any]:
-    """Return the rows that were compressed: a checksum tells every other file."""
+    """Return the compressed rows; a checksum detects any other content."""
     return ROWS
 
 
 def tensors(path: Path) -> Any:
-    """Return what the header of a file of tensors says."""
+    """Return dtype and shape of each tensor, from the project's reader."""
     return {name: (each.kind, list(each.shape)) for name, each in read_header(path).tensors.items()}
 
 
 def of_tensors(content: bytes) -> Any:
-    """Return what Python's json makes of the header."""
+    """Return dtype and shape of each tensor, from the header read by Python's json."""
     length = struct.unpack("<Q", content[:8])[0]
     header = json.loads(content[8 : 8 + length])
     return {name: (each["dtype"], each["shape"]) for name, each in header.items() if name != "__metadata__"}
 
 
 def rendered(path: Path) -> Any:
-    """Return what a chat template writes, in its bounds."""
+    """Render a chat template within its bounds."""
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     text = read_text(path)
@@ -182,13 +180,13 @@ def rendered(path: Path) -> Any:
 
 
 def splits(path: Path) -> Any:
-    """Read what a data set's README.md says of its files, as prepare does; nothing if it cannot be read."""
+    """Read the `configs` of a data set's README.md, as prepare does."""
     published(path.parent, [path.parent / "train.jsonl"])
     return SAME
 
 
 def tensor_file() -> bytes:
-    """Return a file of two tensors."""
+    """Return a safetensors file of two tensors."""
     header = {
         "a": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]},
         "b": {"dtype": "BF16", "shape": [4], "data_offsets": [16, 24]},
@@ -204,7 +202,7 @@ def as_json(value: Any) -> bytes:
 
 
 def spec(path: Path) -> Any:
-    """Read a model's config, and what its memory is computed from."""
+    """Read a model's config, and the spec of the memory model."""
     value = foreign.config_file(path)
     read_model_spec(path)
     return value
@@ -220,12 +218,12 @@ def csv_of_rows() -> bytes:
 
 
 def beside(read: Callable[[Path], Any]) -> Callable[[Path], Any]:
-    """Return the reader of a file by one that takes its directory."""
+    """Return a reader of a file from a reader of its directory."""
     return lambda path: read(path.parent)
 
 
 class Exponents(yaml.SafeLoader):
-    """PyYAML with the numbers of YAML 1.2 that have an exponent."""
+    """PyYAML with YAML 1.2's numbers with an exponent."""
 
 
 Exponents.add_implicit_resolver(
@@ -234,12 +232,12 @@ Exponents.add_implicit_resolver(
 
 
 def of_yaml(content: bytes) -> Any:
-    """Return what PyYAML reads."""
+    """Return the value that PyYAML reads."""
     return yaml.load(content, Exponents)  # noqa: S506 - a SafeLoader
 
 
 def kinds() -> list[FileKind]:
-    """Return every kind of file, with a sound one of each."""
+    """Return every kind of file, with a valid example of each."""
     index = {"metadata": {"total_size": 24}, "weight_map": {"a": "model.safetensors", "b": "model.safetensors"}}
     state = {"_data_files": [{"filename": "data-00000-of-00001.arrow"}], "_fingerprint": "0"}
     own = {"zero_optimization": {"stage": 2, "reduce_bucket_size": 2e8}, "bf16": {"enabled": True}}
@@ -274,7 +272,7 @@ def kinds() -> list[FileKind]:
 
 
 def mutated(content: bytes, draw: random.Random) -> bytes:
-    """Return the bytes of a file after one to three changes."""
+    """Return the content after one to three changes."""
     for _ in range(draw.randint(1, 3)):
         at = draw.randrange(len(content) + 1)
         to = min(len(content), at + draw.choice((1, 2, 8, 64)))
@@ -298,7 +296,7 @@ def mutated(content: bytes, draw: random.Random) -> bytes:
 
 
 def outcome(kind: FileKind, path: Path) -> str:
-    """Read a file, and return what became of it."""
+    """Read a file and return the outcome."""
     content = path.read_bytes()
     try:
         value = kind.read(path)
@@ -315,7 +313,7 @@ def outcome(kind: FileKind, path: Path) -> str:
 
 
 def limited(kind: FileKind, path: Path) -> str:
-    """Return what becomes of a file in a process of its own, within the limits."""
+    """Return the outcome of reading a file in a fork, within the limits."""
     reading, writing = os.pipe()
     if (child := os.fork()) == 0:
         try:
@@ -337,7 +335,7 @@ def limited(kind: FileKind, path: Path) -> str:
 
 
 def campaign(cases: int, seed: int, chosen: list[FileKind] | None = None) -> dict[str, dict[str, int]]:
-    """Return how many cases of each kind ended in which way; print the bad ones with their content."""
+    """Return the number of cases by kind and outcome; print the failed ones with their content."""
     counts: dict[str, dict[str, int]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for kind in chosen or kinds():
@@ -345,7 +343,7 @@ def campaign(cases: int, seed: int, chosen: list[FileKind] | None = None) -> dic
             path = Path(folder) / kind.name
             path.write_bytes(kind.content)
             if (sound := limited(kind, path)) != "read":
-                raise SystemExit(f"{kind.name}: a sound file ends with: {sound}")
+                raise SystemExit(f"{kind.name}: the unmutated file ends with: {sound}")
             for number in range(cases):
                 content = mutated(kind.content, draw)
                 path.write_bytes(content)
@@ -357,48 +355,35 @@ def campaign(cases: int, seed: int, chosen: list[FileKind] | None = None) -> dic
     return counts
 
 
-def known() -> Any:
-    """Return the result with all campaigns so far."""
-    return json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else {"campaigns": {}}
-
-
-def table(result: Any) -> str:
-    """Return the counts of all campaigns as Markdown."""
+def markdown(result: Any) -> str:
+    """Return the counts of all campaigns."""
     ends: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for each in result["campaigns"].values():
         for name, counts in each["kinds"].items():
             ends[name].update(counts)
-    lines = [
-        "| mutated file | cases | refused in one line | read with its own meaning | anything else |",
-        "|---|---|---|---|---|",
+    ends["all"] = sum(ends.values(), collections.Counter[str]())
+    rows = [
+        [name, *(f"{n:,}" for n in (each.total(), each["refused"], each["read"], sum(each[end] for end in BAD)))]
+        for name, each in ends.items()
     ]
-    total = collections.Counter[str]()
-    for name, counts in {**ends, "all": total}.items():
-        bad = sum(counts[each] for each in BAD)
-        lines.append(f"| {name} | {counts.total():,} | {counts['refused']:,} | {counts['read']:,} | {bad:,} |")
-        if name != "all":
-            total.update(counts)
-    return "\n".join(lines)
+    return table(["mutated file", "cases", "refused in one line", "read with its own meaning", "anything else"], rows)
 
 
 def main() -> None:
     """Run a campaign and add its counts to the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--cases", type=int, default=200, help="cases of each kind")
     parser.add_argument("--seed", type=int, default=1)
-    arguments = parser.parse_args()
-    from in_docs import put
-    from machine import machine
-
-    begun = time.process_time() + resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-    counts = campaign(arguments.cases, arguments.seed)
-    spent = time.process_time() + resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - begun
-    campaigns = known()["campaigns"] | {str(arguments.seed): {"cpu_seconds": round(spent, 1), "kinds": counts}}
-    write_json(RESULT, {"machine": machine(), "seconds": SECONDS, "memory_bytes": MEMORY, "campaigns": campaigns})
-    put("reliability.md", "mutants", table(known()))
-    total = collections.Counter[str]()
-    for ends in counts.values():
-        total.update(ends)
+    options = parser.parse_args()
+    begun = time.process_time() + children_cpu_seconds()
+    counts = campaign(options.cases, options.seed)
+    spent = time.process_time() + children_cpu_seconds() - begun
+    campaigns = json.loads(RESULT.read_text(encoding="utf-8"))["campaigns"] if RESULT.exists() else {}
+    campaigns[str(options.seed)] = {"cpu_seconds": round(spent, 1), "kinds": counts}
+    result = {"machine": machine(), "seconds": SECONDS, "memory_bytes": MEMORY, "campaigns": campaigns}
+    write_json(RESULT, result)
+    put("reliability.md", "mutants", markdown(result))
+    total = sum(map(collections.Counter, counts.values()), collections.Counter[str]())
     print(dict(total), f"{spent:.0f} CPU-s")
     sys.exit(any(total[each] for each in BAD))
 

@@ -1,52 +1,48 @@
-"""Compare packers: how many packed rows they need, against the proven least, and for how long they take.
+"""Compare packers: the number of their packed rows against a proven lower bound, and their seconds of one core.
 
     .venv/bin/python benchmarks/packing.py
 
-Lengths of eighteen kinds, drawn by a seed; seconds of one core. TRL packs 1,000 rows at a time, as its trainer
-calls it; its seconds hold the copying of tokens (here of one byte each). First-fit takes rows as they come. Then
-100,000 and 1,000,000 rows for the time and memory of ours alone. Writes benchmarks/results/packing.json and
-packing.svg, prints Markdown. Takes about five minutes and 4 GiB.
+Lengths come from eighteen seeded distributions. TRL packs 1,000 rows at a time, as its trainer calls it; its seconds
+include copying the tokens (here of one byte each). First-fit takes the rows in order. Then our packer alone packs
+100,000 and 1,000,000 rows, for its time and memory. Writes benchmarks/results/packing.json, prints Markdown. Takes
+about five minutes and 4 GiB.
 """
 
-import importlib.metadata
 import os
 import time
 import tracemalloc
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from machine import machine
+from measuring import RESULTS, machine, table
 
 from zerolora.data.packing import pack
 from zerolora.data.packing_bound import lower_bound
 from zerolora.files import write_json
 
-RESULT = Path("benchmarks/results/packing.json")
-CHART = RESULT.with_suffix(".svg")
-REPEATS = 3  # the least time of so many counts
-WINDOW = 1000  # rows that TRL sees at a time: the default batch of datasets.map
+REPEATS = 3  # the fastest counts
+WINDOW = 1000  # rows that TRL packs at a time: the default batch of datasets.map
 
 
 def lognormal(mean: float, sigma: float) -> Callable[..., np.ndarray]:
-    """Return a draw of lengths with a mean and a sigma of the logarithm; `pack` sees them cut to the capacity."""
+    """Return a lognormal distribution of lengths; `lengths` clips them to the capacity."""
     return lambda random, rows, capacity: random.lognormal(np.log(mean) - sigma**2 / 2, sigma, rows)
 
 
 def uniform(low: float, high: float) -> Callable[..., np.ndarray]:
-    """Return a draw of lengths between two shares of the capacity."""
+    """Return a distribution of lengths between two shares of the capacity."""
     return lambda random, rows, capacity: random.integers(round(low * capacity), round(high * capacity) + 1, rows)
 
 
 def mixed(*parts: tuple[float, Callable[..., np.ndarray]]) -> Callable[..., np.ndarray]:
-    """Return a draw of which each part has its share, in any order."""
+    """Return a mixture of distributions by their shares, shuffled."""
     return lambda random, rows, capacity: random.permutation(
         np.concatenate([drawn(random, round(share * rows), capacity) for share, drawn in parts])
     )
 
 
-# What the lengths are like, how many rows, the capacity. A test holds the packer to 99.75 % full on the first six.
+# Distribution of lengths, number of rows, capacity.
 SETS: dict[str, tuple[Callable[..., np.ndarray], int, int]] = {
     "instructions, at 2048": (lognormal(150, 0.6), 52_000, 2048),
     "instructions, at 4096": (lognormal(150, 0.6), 52_000, 4096),
@@ -77,31 +73,28 @@ SETS: dict[str, tuple[Callable[..., np.ndarray], int, int]] = {
 
 
 def main() -> None:
-    """Measure everything, write it down, draw it."""
+    """Measure, write, print the table."""
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    about = machine(("numpy", "datasets", "pyarrow", "trl"))
     sets = [measured(name) for name in SETS]
     result = {
-        "machine": machine() | {"cores_used": 1},
-        "versions": {name: importlib.metadata.version(name) for name in ("numpy", "datasets", "pyarrow", "trl")},
+        "machine": about | {"cores_used": 1},
         "sets": sets,
         "growth": [grown(rows) for rows in (100_000, 1_000_000)],
     }
-    write_json(RESULT, result)
-    draw(sets)
-    print(table(sets))
-    for entry in result["growth"]:
-        print(entry)
+    write_json(RESULTS / "packing.json", result)
+    print(markdown(sets), *result["growth"], sep="\n")
 
 
 def lengths(name: str, rows: int | None = None) -> tuple[np.ndarray, int]:
-    """Return a set's lengths [rows], the same in every call, and its capacity."""
+    """Return the lengths [rows] of a set, equal in every call, and its capacity."""
     drawn, usual, capacity = SETS[name]
     random = np.random.default_rng(list(SETS).index(name))
     return np.clip(drawn(random, rows or usual, capacity).astype(np.int64), 1, capacity), capacity
 
 
 def measured(name: str) -> dict[str, Any]:
-    """Return what every packer makes of a set."""
+    """Return the figures of every packer on a set."""
     tokens, capacity = lengths(name)
     bound, total = lower_bound(tokens, capacity), int(tokens.sum())
     packers = {}
@@ -121,7 +114,7 @@ def measured(name: str) -> dict[str, Any]:
 
 
 def grown(rows: int) -> dict[str, Any]:
-    """Return time and memory of our packer for so many rows of chat; memory in a run of its own, which it slows."""
+    """Return time and memory of our packer for so many rows of chat; the run that traces memory is not timed."""
     tokens, capacity = lengths("chat, at 4096", rows)
     seconds = min(zerolora(tokens, capacity)[0] for _ in range(REPEATS))
     tracemalloc.start()
@@ -140,21 +133,21 @@ def grown(rows: int) -> dict[str, Any]:
 
 
 def timed(function: Callable[..., Any], *arguments: Any, **named: Any) -> tuple[float, Any]:
-    """Return the seconds of processor time that a call takes, and its result: on a busy machine they stay the same."""
+    """Return the CPU seconds of a call, which other processes hardly disturb, and its result."""
     started = time.process_time()
     result = function(*arguments, **named)
     return time.process_time() - started, result
 
 
 def zerolora(tokens: np.ndarray, capacity: int) -> tuple[float, list[int]]:
-    """Return the seconds, and the tokens in each packed row; so do all packers."""
+    """Return the seconds and the tokens in each packed row, as all packers do."""
     seconds, packed = timed(pack, tokens, capacity)
     assert sorted(row for rows in packed for row in rows) == list(range(len(tokens)))
     return seconds, [int(tokens[rows].sum()) for rows in packed]
 
 
 def trl(tokens: np.ndarray, capacity: int) -> tuple[float, list[int]]:
-    """TRL's own packer, on a data set of rows of these lengths."""
+    """Pack with TRL's packer, on a data set of rows of these lengths."""
     import pyarrow
     from datasets import Dataset
     from datasets.utils.logging import disable_progress_bar
@@ -169,29 +162,29 @@ def trl(tokens: np.ndarray, capacity: int) -> tuple[float, list[int]]:
 
 
 def best_fit_decreasing(tokens: np.ndarray, capacity: int) -> tuple[float, list[int]]:
-    """All rows from the longest, each into the fullest packed row that has room for it."""
+    """Add rows, longest first, to the fullest packed row with room."""
     return timed(lambda: best_fit(sorted(tokens.tolist(), reverse=True), capacity))
 
 
 def windowed_best_fit(tokens: np.ndarray, capacity: int) -> tuple[float, list[int]]:
-    """Best-fit decreasing on WINDOW rows after the other: TRL's packing without its copying."""
+    """Apply best-fit decreasing to WINDOW rows at a time: TRL's packing without its copying."""
     rows = tokens.tolist()
     windows = [rows[start : start + WINDOW] for start in range(0, len(rows), WINDOW)]
     return timed(lambda: [held for window in windows for held in best_fit(sorted(window, reverse=True), capacity)])
 
 
 def first_fit_decreasing(tokens: np.ndarray, capacity: int) -> tuple[float, list[int]]:
-    """All rows from the longest, each into the first packed row that has room for it."""
+    """Add rows, longest first, to the first packed row with room."""
     return timed(lambda: first_fit(sorted(tokens.tolist(), reverse=True), capacity))
 
 
-def first_fit_as_they_come(tokens: np.ndarray, capacity: int) -> tuple[float, list[int]]:
-    """Rows as they come, each into the first packed row that has room for it."""
+def first_fit_in_order(tokens: np.ndarray, capacity: int) -> tuple[float, list[int]]:
+    """Add rows in order to the first packed row with room."""
     return timed(first_fit, tokens.tolist(), capacity)
 
 
 def best_fit(rows: Iterable[int], capacity: int) -> list[int]:
-    """Return the tokens in each packed row. Bit s of a set says that a packed row has s tokens free."""
+    """Return the tokens in each packed row. Bit s of `free` is set if a packed row has s free tokens."""
     free, packed_rows = 0, [0] * (capacity + 1)
     for row in rows:
         fitting = free >> row
@@ -206,7 +199,7 @@ def best_fit(rows: Iterable[int], capacity: int) -> list[int]:
 
 
 def first_fit(rows: list[int], capacity: int) -> list[int]:
-    """Return the tokens in each packed row. A tree of the most free tokens finds the first packed row in log2 steps."""
+    """Return the tokens in each packed row. A tree of the most free tokens leads to the first one in log2 steps."""
     size = 1 << (len(rows) - 1).bit_length()
     most = [capacity] * (2 * size)
     for row in rows:
@@ -228,41 +221,18 @@ PACKERS: dict[str, Callable[[np.ndarray, int], tuple[float, list[int]]]] = {
     "best-fit decreasing": best_fit_decreasing,
     "first-fit decreasing": first_fit_decreasing,
     "best-fit, 1,000 rows at a time": windowed_best_fit,
-    "first-fit": first_fit_as_they_come,
+    "first-fit": first_fit_in_order,
 }
 
 
-def table(sets: list[dict[str, Any]]) -> str:
-    """Return Markdown: of each packer the share of the proven least, and its seconds."""
-    lines = [
-        f"| lengths | rows | capacity | least | {' | '.join(PACKERS)} |",
-        f"|---|{'---:|' * (3 + len(PACKERS))}",
+def markdown(sets: list[dict[str, Any]]) -> str:
+    """Return the share of the lower bound and the seconds of each packer."""
+    rows = [
+        [entry["set"], *(f"{entry[key]:,}" for key in ("rows", "capacity", "lower_bound"))]
+        + [f"{made['share_of_bound']:.2%}, {made['seconds']:.2f} s" for made in entry["packers"].values()]
+        for entry in sets
     ]
-    for entry in sets:
-        cells = [f"{made['share_of_bound']:.2%}, {made['seconds']:.2f} s" for made in entry["packers"].values()]
-        numbers = [f"{entry[key]:,}" for key in ("rows", "capacity", "lower_bound")]
-        lines.append(f"| {' | '.join([entry['set'], *numbers, *cells])} |")
-    return "\n".join(lines)
-
-
-def draw(sets: list[dict[str, Any]]) -> None:
-    """Write the chart: how near each packer comes to the proven least, on every set."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    mpl.rcParams["svg.hashsalt"] = "zerolora"
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(9, 6.5), layout="constrained")
-    for packer, marker in reversed([*zip(PACKERS, "os^vDX", strict=True)]):
-        shares = [100 * entry["packers"][packer]["share_of_bound"] for entry in sets]
-        axes.scatter(shares, range(len(sets)), s=70 if packer == "zerolora" else 30, marker=marker, label=packer)
-    axes.set_yticks(range(len(sets)), [entry["set"] for entry in sets])
-    axes.invert_yaxis()
-    axes.grid(alpha=0.3)
-    axes.set_xlabel("share of the proven least number of packed rows, %")
-    figure.legend(loc="outside lower center", ncols=3)
-    figure.savefig(CHART, format="svg", metadata={"Date": None})
+    return table(["lengths", "rows", "capacity", "lower bound", *PACKERS], rows, right=3 + len(PACKERS))
 
 
 if __name__ == "__main__":

@@ -1,17 +1,16 @@
-"""Measure what a rank's process needs before it loads anything, the estimate's PROCESS_BYTES, and what runs beside the
-ranks on the first node of a Slurm job: headroom.py's JOB_BYTES.
+"""Measure the memory of a rank's process before it loads anything, and of the processes beside it.
 
-    .venv/bin/python benchmarks/process_memory.py
+    .venv/bin/python benchmarks/process_memory.py [PYTHON]
 
-Writes benchmarks/results/process_memory.json. With another PYTHON, whose torch is the CUDA build, also what its process
-needs (headroom.py's CUDA_BYTES): benchmarks/process_memory.py PYTHON
+Writes benchmarks/results/process_memory.json: the resident bytes of a process (the estimate's PROCESS_BYTES), and of
+the processes beside the ranks on the first node of a Slurm job (headroom.py's JOB_BYTES). With PYTHON, an interpreter
+whose torch is the CUDA build, also the resident bytes of its process (headroom.py's CUDA_BYTES).
 """
 
-import subprocess
 import sys
 from pathlib import Path
 
-from machine import machine
+from measuring import RESULTS, ROOT, machine, timed
 
 from zerolora.files import write_json
 from zerolora.memory.glibc_heap import PROCESS as PROCESS_BYTES
@@ -34,33 +33,29 @@ print([line.split()[1] for line in open("/proc/self/status") if line.startswith(
 
 
 def main() -> None:
-    """Start each of these processes, and write down its resident set."""
-    measured = resident_bytes(sys.executable)
-    beside = 2 * peak_bytes(SNAKEMAKE) + peak_bytes(LAUNCHER)
+    """Start each of these processes and write its resident set."""
     result = {
         "machine": machine(),
-        "resident_bytes": measured,
+        "resident_bytes": reported([sys.executable, "-c", PROBE]),
         "PROCESS_BYTES": PROCESS_BYTES,
-        "beside_bytes": beside,
+        "beside_bytes": 2 * peak_bytes(SNAKEMAKE) + peak_bytes(LAUNCHER),
         "JOB_BYTES": JOB_BYTES,
         "CUDA_BYTES": CUDA_BYTES,
     }
     if len(sys.argv) > 1:
-        result["cuda_resident_bytes"] = resident_bytes(sys.argv[1])
-    write_json(Path("benchmarks/results/process_memory.json"), result)
+        result["cuda_resident_bytes"] = reported([sys.argv[1], "-c", PROBE])
+    write_json(RESULTS / "process_memory.json", result)
     print(result)
 
 
-def resident_bytes(python: str) -> int:
-    """Return what a rank's process of this interpreter holds, once it has imported its libraries."""
-    output = subprocess.run([python, "-c", PROBE], capture_output=True, text=True, check=True).stdout
-    return int(output.split()[-1]) * 1024
+def reported(command: list[str]) -> int:
+    """Return the kB at the end of a command's output, in bytes."""
+    return int(timed(command, ROOT).stdout.split()[-1]) * 1024
 
 
 def peak_bytes(command: list[str]) -> int:
-    """Return the most that a command's process held. A small process starts it: a new process counts its parent's."""
-    output = subprocess.run([sys.executable, "-c", PEAK, *command], capture_output=True, text=True, check=True).stdout
-    return int(output.split()[-1]) * 1024
+    """Return the peak of a command's process. A small process starts it: a new process counts its parent's memory."""
+    return reported([sys.executable, "-c", PEAK, *command])
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Measure prepare's throughput against `datasets.map` and against the tokenizer alone, on the same rows, in one run.
+"""Measure prepare's throughput against `datasets.map` and against the tokenizer alone, on the same rows, in turn.
 
     .venv/bin/python benchmarks/tokenizing.py [rows]
 
-Needs a tokenizer: run `make run` first (or `zerolora fetch`). Rows are cut from the text files that Python packages
-bring along, lengths lognormal as those of instruction data. Each is timed three times in turn, on all rows and on a
-quarter of them; the best counts. Throughput is that of the other three quarters, so that what is done once (imports,
-starting processes, writing the page) is not part of it; it is told apart. Writes benchmarks/results/tokenizing.json.
+Needs a tokenizer: run `make run` first (or `zerolora fetch`). Rows are cut from the text files of installed Python
+packages, with the lognormal lengths of instruction data. Each is timed three times, on all rows and on a quarter of
+them; the best counts. Throughput is that of the other three quarters, which excludes one-time work (imports, starting
+processes, writing the page); its seconds are reported separately. Writes benchmarks/results/tokenizing.json.
 """
 
 import json
@@ -20,19 +20,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from machine import machine
+from measuring import RESULTS, machine
 
 from zerolora.config.settings import PrepareSettings
 from zerolora.data.prepare import prepare
 from zerolora.files import write_json
 
-RESULT = Path("benchmarks/results/tokenizing.json")
 MODEL = Path("resources/models/smollm2-135m-instruct")
 ROUNDS = 3
 
 
 def main() -> None:
-    """Time the three, and write their rows and tokens a second and the ratios."""
+    """Time all three, write their rows and tokens a second and the ratios."""
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 80_000
     cores = len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as name:
@@ -57,7 +56,10 @@ def main() -> None:
                     best[key] = min(best.get(key, seconds), seconds)
                     print(f"{runner}, {size} rows: {seconds:.1f} s", flush=True)
     assert tokens["zerolora prepare", count] == tokens["datasets.map", count], tokens
-    speed = {runner: _speed(runner, count, best, tokens) for runner in runners}
+    speed = {}
+    for runner in runners:
+        whole, quarter = ((tokens[runner, size], best[runner, size]) for size in (count, count // 4))
+        speed[runner] = throughput(count, whole, quarter)
     ratio = {
         runner: round(speed["zerolora prepare"]["rows_per_second"] / speed[runner]["rows_per_second"], 3)
         for runner in ("datasets.map", "tokenizer alone")
@@ -71,24 +73,24 @@ def main() -> None:
         "speed": speed,
         "ratio_to": ratio,
     }
-    write_json(RESULT, result)
+    write_json(RESULTS / "tokenizing.json", result)
     print(json.dumps(result, indent=2))
 
 
-def _speed(runner: str, count: int, best: dict[Any, float], tokens: dict[Any, int]) -> dict[str, float]:
-    quarter, whole = (runner, count // 4), (runner, count)
-    seconds = best[whole] - best[quarter]
-    rows_per_second = (count - count // 4) / seconds
+def throughput(rows: int, whole: tuple[int, float], quarter: tuple[int, float]) -> dict[str, float]:
+    """Return seconds and rates, from tokens and seconds of all rows and of a quarter of them."""
+    seconds = whole[1] - quarter[1]
+    rows_per_second = (rows - rows // 4) / seconds
     return {
-        "seconds": round(best[whole], 2),
-        "seconds_done_once": round(best[whole] - count / rows_per_second, 2),
+        "seconds": round(whole[1], 2),
+        "seconds_done_once": round(whole[1] - rows / rows_per_second, 2),
         "rows_per_second": round(rows_per_second),
-        "tokens_per_second": round((tokens[whole] - tokens[quarter]) / seconds),
+        "tokens_per_second": round((whole[0] - quarter[0]) / seconds),
     }
 
 
 def texts(count: int) -> list[dict[str, str]]:
-    """Return rows of an instruction and an answer cut from the text files of installed packages."""
+    """Return `count` rows of instruction and answer, cut from the text files of installed packages."""
     from transformers import AutoTokenizer
 
     added = AutoTokenizer.from_pretrained(MODEL).added_tokens_decoder.values()
@@ -111,16 +113,19 @@ def texts(count: int) -> list[dict[str, str]]:
                 result.append({"instruction": part[:question], "output": part[question:]})
             if len(result) == count:
                 return result
-    raise SystemExit(f"there is text for {len(result)} rows only")
+    raise SystemExit(f"the installed packages have text for {len(result)} rows, not {count}")
 
 
 def tokenizer_alone(rows: Path) -> tuple[int, float]:
-    """Return tokens and seconds of the tokenizer's own batch call alone, from texts to ids, on all its threads."""
+    """Return tokens and seconds of the tokenizer's batch call, from rendered texts to ids, on all its threads."""
     from transformers import AutoTokenizer
 
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    written = [tokenizer.apply_chat_template(messages(row), tokenize=False) for row in read(rows)]
+    written = [
+        tokenizer.apply_chat_template(messages(row), tokenize=False)
+        for row in map(json.loads, rows.read_text(encoding="utf-8").splitlines())
+    ]
     started = time.perf_counter()
     tokens = 0
     for start in range(0, len(written), 1000):
@@ -130,7 +135,7 @@ def tokenizer_alone(rows: Path) -> tuple[int, float]:
 
 
 def datasets_map(rows: Path, output: Path, cores: int) -> tuple[int, float]:
-    """Return tokens and seconds of what trainers do: load, template, tokenize and mask in `datasets.map`."""
+    """Return tokens and seconds of loading, rendering, tokenizing and masking in `datasets.map`, as trainers do."""
     from datasets import load_dataset
     from datasets.utils.logging import disable_progress_bar
     from transformers import AutoTokenizer
@@ -151,8 +156,8 @@ def datasets_map(rows: Path, output: Path, cores: int) -> tuple[int, float]:
         ]
         wholes = [tokenizer.apply_chat_template(pair, tokenize=False) for pair in pairs]
         answers = [str(whole[len(prompt) :]).removesuffix("\n") for prompt, whole in zip(prompts, wholes, strict=True)]
-        asked, said = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in (prompts, answers))
-        for prompt, answer in zip(asked, said, strict=True):
+        prompt_ids, answer_ids = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in (prompts, answers))
+        for prompt, answer in zip(prompt_ids, answer_ids, strict=True):
             columns["input_ids"].append(prompt + answer)
             columns["labels"].append([-100] * len(prompt) + answer)
         return columns
@@ -166,14 +171,10 @@ def datasets_map(rows: Path, output: Path, cores: int) -> tuple[int, float]:
 
 
 def ours(rows: Path, output: Path, cores: int) -> tuple[int, float]:
-    """Return tokens and seconds of the whole stage: mask proven, splits drawn, statistics and page written."""
+    """Return tokens and seconds of the whole stage, with verified mask, splits, statistics and page."""
+    split = {"validation": 100, "test": 100}
     settings = PrepareSettings.model_validate(
-        {
-            "model": "smollm2",
-            "path": str(rows),
-            "split": {"validation": 100, "test": 100},
-            "max_length": 100_000,
-        }
+        {"model": "smollm2", "path": str(rows), "split": split, "max_length": 100_000}
     )
     started = time.perf_counter()
     prepare(settings, MODEL / "manifest.json", output, cores)
@@ -185,12 +186,6 @@ def ours(rows: Path, output: Path, cores: int) -> tuple[int, float]:
 def messages(row: dict[str, str]) -> list[dict[str, str]]:
     """Return a row as a conversation."""
     return [{"role": "user", "content": row["instruction"]}, {"role": "assistant", "content": row["output"]}]
-
-
-def read(rows: Path) -> list[dict[str, str]]:
-    """Return the rows of a JSONL file."""
-    with rows.open(encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Draws the flowcharts of the pages as inline SVG, so that the site needs no script to show them.
 
-The part of Mermaid that the pages use: `flowchart LR` or `TD`, nodes with or without a quoted label, chains of `-->`,
-and subgraphs, whose nodes are listed in a chain of `~~~`. GitHub draws the same text with Mermaid.
+Supports the part of Mermaid that the pages use: `flowchart LR` or `TD`, nodes with or without a quoted label, chains of
+`-->`, and subgraphs, whose nodes are listed in a chain of `~~~`. GitHub draws the same text with Mermaid.
 """
 
 import html
@@ -40,7 +40,7 @@ def _wide(label: str) -> float:
 
 
 def drawn(text: str) -> str:
-    """Return a flowchart as HTML. Raises ValueError for a line that is none of what is drawn here."""
+    """Return a flowchart as HTML. Raises ValueError for an unsupported line."""
     boxes, edges = _read(text)
     _rank(boxes, edges)
     across = "flowchart LR" in text
@@ -65,7 +65,7 @@ def _read(text: str) -> tuple[dict[str, Box], list[tuple[str, str]]]:
     def node(part: str) -> str:
         match = NODE.match(part.strip())
         if not match:
-            raise ValueError(f"{part.strip()!r} is not a node that docs/diagrams.py draws")
+            raise ValueError(f"{part.strip()!r} is not a node that docs/diagrams.py supports")
         name, label = match.groups()
         if group:
             within[name] = group
@@ -91,7 +91,7 @@ def _read(text: str) -> tuple[dict[str, Box], list[tuple[str, str]]]:
 
 
 def _rank(boxes: dict[str, Box], edges: list[tuple[str, str]]) -> None:
-    """Give each box the length of the longest way to it, and one that no way leads to a place next to its successor."""
+    """Set the rank of each box to the length of the longest path to it, or before its successor if there is none."""
     for _ in boxes:
         for start, end in edges:
             boxes[end].rank = max(boxes[end].rank, boxes[start].rank + 1)

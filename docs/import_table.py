@@ -16,7 +16,7 @@ MARK = re.compile(r"(<!-- keys of (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def table(name: str) -> str:
-    """Return the table of a format's keys, those with an equal first; the others with the group of their line."""
+    """Return the table of a format's keys, those with an equivalent first; the others with the group of their line."""
     source = FORMATS[name]
     lines = [f"| key of {source.title} | key here | translation, or why there is none |", "|---|---|---|"]
     for key, rule in sorted(source.rules.items(), key=lambda item: not item[1].new):

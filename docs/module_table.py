@@ -15,7 +15,7 @@ MARK = re.compile(r"(<!-- modules of (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def modules_of(room: str) -> list[Path]:
-    """Return the modules of a room, those of its subpackages included; of `.` those beside the rooms."""
+    """Return the modules of a room and its subpackages; for `.` those beside the rooms."""
     if room == ".":
         return sorted(path for path in PACKAGE.glob("*.py") if path.name != "__init__.py")
     return sorted(
@@ -46,7 +46,7 @@ def rooms(text: str) -> list[str]:
 
 
 def write_or_check(document: Path, new: str) -> int:
-    """Write a document, or with --check say whether it is out of date. Return the exit code."""
+    """Write a document, or with --check report whether it is out of date. Return the exit code."""
     if "--check" not in sys.argv:
         document.write_text(new, encoding="utf-8")
         return 0

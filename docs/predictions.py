@@ -1,7 +1,7 @@
-"""Draw the figures and write the tables of docs/zero.md and docs/scale.md from the project's own models of memory and
+"""Draw the figures and write the tables of docs/zero.md and docs/scale.md from the project's models of memory and
 time: python docs/predictions.py.
 
-All of it is predicted, nothing measured. With --check it writes nothing, and exits with 1 if something is out of date.
+All figures are predicted. With --check it writes nothing, and exits with 1 if a file is out of date.
 """
 
 import io
@@ -41,7 +41,7 @@ LENGTH, RANK = 4096, 16
 NODES = (1, 8, 64, 512)
 SHARDING = ("ddp", "zero1", "zero2", "zero3", "zero3_hpz", "zero3_offload", "fsdp", "fsdp_hybrid")
 
-# Failures of 16,384 H100 in 54 days of Llama 3's pre-training (arXiv 2407.21783, 3.3.4): 419 that were not planned.
+# Failures of 16,384 H100 in 54 days of Llama 3's pre-training (arXiv 2407.21783, 3.3.4): 419 unplanned ones.
 PUBLISHED_FAILURES, PUBLISHED_GPUS, PUBLISHED_HOURS = 419, 16_384, 54 * 24
 
 
@@ -111,7 +111,7 @@ def table(head: Sequence[str], rows: Iterator[Sequence[str]] | list[Sequence[str
 
 
 def communication_table() -> str:
-    """Return what a rank sends in a step under each strategy, and each collective's share."""
+    """Return the bytes that a rank sends in a step under each strategy, and the collectives."""
 
     def row(strategy: str) -> list[str]:
         sent = [planned("llama-3-8b", strategy, 2, method).cost.moved for method in ("lora", "full")]
@@ -142,7 +142,7 @@ def scale_table(name: str, strategies: Sequence[str]) -> str:
 
 
 def around_table() -> str:
-    """Return what grows beside the step: batch, files, reads, checkpoints, failures."""
+    """Return the quantities around a step by nodes: batch, files, reads, checkpoints, failures."""
     forked: Any = read_json(ROOT / "benchmarks/results/train_forked_ranks.json", "this script")
     node = forked["ranks"][str(GPUS)]["forked"]
     prediction = planned("llama-3-70b", "zero3_hpz", 1).prediction
@@ -235,7 +235,7 @@ def states_figure() -> Figure:
 
 
 def communication_figure() -> Figure:
-    """Draw what a GPU sends in a step, LoRA beside all weights."""
+    """Draw the bytes that a GPU sends in a step, for LoRA and all weights."""
     figure = Figure(figsize=(8, 3.4), layout="constrained")
     axes = figure.subplots()
     for shift, method, colour in ((-0.2, "lora", COLOURS[0]), (0.2, "full", COLOURS[6])):
@@ -291,7 +291,7 @@ FIGURES: dict[str, Callable[[], Figure]] = {
 
 
 def drawn(make: Callable[[], Figure]) -> str:
-    """Return a figure as SVG, the same bytes each time."""
+    """Return a figure as SVG with reproducible bytes."""
     with mpl.rc_context({"svg.hashsalt": "zerolora", "svg.fonttype": "none"}):
         file = io.StringIO()
         make().savefig(file, format="svg", metadata={"Date": None})

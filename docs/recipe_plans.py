@@ -1,4 +1,4 @@
-"""Write what is planned for each recipe into its README, from estimate and cost model: python docs/recipe_plans.py.
+"""Write the plan of each recipe into its README, from estimate and cost model: python docs/recipe_plans.py.
 
 With --check it writes nothing, and exits with 1 if a README is out of date.
 """
@@ -30,13 +30,13 @@ RECIPES = ROOT / "config/recipes"
 MODELS = RECIPES / "models"
 MIXTURES = ROOT / "benchmarks/memory/models"
 MARK = re.compile(r"(<!-- plan -->\n).*?(<!-- end -->)", re.DOTALL)
-PACKED_ROWS = 10_000  # of the data set that is assumed
+PACKED_ROWS = 10_000  # of the assumed data set
 PRICED = 10_000_000  # tokens whose cost is shown
 
 
 @dataclass(frozen=True)
 class Assumed:
-    """What a config does not say: the model's config.json, and the mean length of the rows."""
+    """Assumptions beside the config: the model's config.json, and the mean length of the rows."""
 
     model: Path
     row: int = 300
@@ -61,7 +61,8 @@ ASSUMED = {
 
 
 def plans(name: str) -> dict[str, Candidate | str]:
-    """Return the best candidate of each run of a recipe, or why nothing fits. Called at the project's root."""
+    """Return the best candidate of each run of a recipe, or the reason that nothing fits. Needs the project's root as
+    working directory."""
     return {run: _plan(ASSUMED[name], settings) for run, settings in runs(name).items()}
 
 
@@ -71,7 +72,7 @@ def runs(name: str) -> dict[str, RunSettings]:
 
 
 def rows(assumed: Assumed, settings: RunSettings, longest: int) -> RowStatistics:
-    """Return the data set that is assumed: full packed rows, or single rows, half of their tokens supervised."""
+    """Return the assumed data set: full packed rows, or single rows, half of their tokens supervised."""
     packing = settings.pack.packing
     length = longest if packing else assumed.row
     return RowStatistics(
@@ -98,7 +99,7 @@ def _plan(assumed: Assumed, settings: RunSettings) -> Candidate | str:
 
 
 def written(name: str, text: str, planned: dict[str, Candidate | str]) -> str:
-    """Return the README of a recipe with its table written again from what `plans` returned."""
+    """Return the README of a recipe with the table of the result of `plans`."""
     assumed = ASSUMED[name]
     settings = next(iter(runs(name).values()))
     table = "\n".join(
@@ -112,7 +113,7 @@ def written(name: str, text: str, planned: dict[str, Candidate | str]) -> str:
 
 
 def _assumption(assumed: Assumed, settings: RunSettings) -> str:
-    """Return what the figures of a table are."""
+    """Return the description of a table's figures."""
     longest = settings.pack.capacity
     data = f"packed rows of {longest:,} tokens, made of rows of" if longest else "rows of"
     source = hardware_of(settings.render)[1]

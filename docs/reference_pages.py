@@ -1,6 +1,6 @@
 """The site's reference, as Markdown made from the code: settings, commands, registries; and the list of results.
 
-Called by docs/site_hooks.py each time the site is built, so no generated page is kept.
+docs/site_hooks.py calls it whenever the site is built, so no generated page is in the repository.
 """
 
 import importlib
@@ -56,7 +56,7 @@ def settings() -> str:
         "# Every setting",
         "",
         "Made from the classes in `src/zerolora/config/schema.py` and the docstrings of their fields. "
-        "[The config file](../config.md) has the same keys in the order in which one writes them, with remarks.",
+        "[The config file](../config.md) has the same keys in the order of the file, with remarks.",
     ]
     for name, section in {"config.yaml": schema, **schema["$defs"]}.items():
         lines += ["", f"## {name}", "", _flat(section.get("description", "")), ""]
@@ -70,7 +70,7 @@ def settings() -> str:
 
 
 def _kind(value: dict[str, Any]) -> str:
-    """Return what a value may be, with links to the classes."""
+    """Return the type of a value, with links to the classes."""
     if "$ref" in value:
         name = value["$ref"].rsplit("/", 1)[1]
         return f"[{name}](#{name.lower()})"
@@ -97,8 +97,8 @@ def commands() -> str:
     lines = [
         "# Commands",
         "",
-        "Made from the help of `zerolora` (`zerolora COMMAND --help`). The pipeline calls one for each stage; by hand "
-        "one needs few of them: `memory`, `probe`, `show`, `merge`, `export`, `push`.",
+        "Made from the help of `zerolora` (`zerolora COMMAND --help`). The pipeline calls one for each stage; few are "
+        "needed by hand: `memory`, `probe`, `show`, `merge`, `export`, `push`.",
     ]
     group: Any = typer.main.get_command(app)
     for name, command in group.commands.items():
@@ -118,21 +118,21 @@ def _shown(default: Any) -> str:
 
 
 def registries() -> str:
-    """Return the page of everything that a setting names, from the files that define it."""
+    """Return the page of all names that settings accept, from the files that define them."""
     lines = [
-        "# What can be named",
+        "# Names in the config",
         "",
-        "Made from the registries: the text of an entry is what its table says, or the first sentence of its file. "
+        "Made from the registries: the text of an entry is from its table, or the first sentence of its file. "
         "How to add one: [extending](../extending.md).",
     ]
     for heading, (folder, _, _, where) in REGISTRIES.items():
-        lines += ["", f"## {heading}", "", f"For {where}.", "", "| name | what it is |", "|---|---|"]
+        lines += ["", f"## {heading}", "", f"For {where}.", "", "| name | meaning |", "|---|---|"]
         lines += [f"| `{name}` | {text} |" for name, text in entries(heading, folder)]
     return "\n".join(lines) + "\n"
 
 
 def entries(heading: str, folder: str) -> Iterator[tuple[str, str]]:
-    """Yield each name of a registry and what it is: the text of its entry, or the first sentence of its file."""
+    """Yield each name of a registry with the text of its entry, or the first sentence of its file."""
     _, module, dictionary, _ = REGISTRIES[heading]
     for name, entry in getattr(importlib.import_module(f"zerolora.{module}"), dictionary).items():
         if text := getattr(entry, "about", ""):
@@ -143,12 +143,12 @@ def entries(heading: str, folder: str) -> Iterator[tuple[str, str]]:
 
 
 def interfaces() -> str:
-    """Return the page of what an extension implements; mkdocstrings fills in the classes from their docstrings."""
+    """Return the page of the interfaces of extensions; mkdocstrings adds the classes from their docstrings."""
     lines = [
         "# Interfaces",
         "",
-        "What a new file in a registry implements, from the docstrings of its base class. [Extending](../extending.md) "
-        "shows each with an example.",
+        "The interfaces of new entries in a registry, from the docstrings of their base classes. "
+        "[Extending](../extending.md) shows each with an example.",
     ]
     for heading, name in INTERFACES.items():
         lines += ["", f"## {heading}", "", f"::: zerolora.{name}"]
@@ -161,7 +161,7 @@ def measurements() -> str:
         "# Results",
         "",
         "Every figure of these pages is in one of these files, which the scripts of [benchmarks](benchmarks.md) wrote; "
-        "`tests/unit/test_docs.py` compares the pages with them. A page that shows none says what was not measured.",
+        "`tests/unit/test_docs.py` compares the pages with them. Pages without figures state what was not measured.",
         "",
         "| result | date | hardware | versions |",
         "|---|---|---|---|",
@@ -178,7 +178,7 @@ def measurements() -> str:
 
 
 def machine_of(path: Path) -> dict[str, Any]:
-    """Return the machine of a result, or nothing for a file of other figures, as traces of memory and lists of runs."""
+    """Return the machine of a result, {} for a file without one."""
     content = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(content, dict):
         return {}

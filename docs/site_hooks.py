@@ -1,4 +1,4 @@
-"""What `make docs` adds to docs/: pages of other folders, pages generated from the code, and the files that links name.
+"""Adds pages of other folders, pages generated from the code, and linked files to the site of `make docs`.
 
 mkdocs calls the functions named on_… (mkdocs.yml, hooks).
 """
@@ -33,7 +33,7 @@ GENERATED = {
 """Pages made from the code and from the results, and the functions that return their Markdown."""
 
 COPIED = "files/"
-"""Folder of the site for what links name elsewhere in the repository."""
+"""Folder of the site for linked files elsewhere in the repository."""
 
 LINK = re.compile(r"(\]\()([^)\s#:]+)(#[^)\s]*)?(\))")
 MERMAID = re.compile(r"^```mermaid\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -61,7 +61,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Point links into the site, draw diagrams, and put the blank lines around marks that Markdown needs."""
+    """Point links into the site, draw diagrams, and add the blank lines around marks that Markdown needs."""
     here = page.file.src_uri
 
     def link(match: re.Match[str]) -> str:
@@ -73,8 +73,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_post_build(config: Any) -> None:
-    """Take from the theme's script the addresses from which it would load what these pages do not use: Mermaid, a
-    stand-in for browsers of before 2020, and figures of a repository."""
+    """Remove from the theme's script the addresses of parts that these pages do not use: Mermaid, a polyfill for old
+    browsers, and figures of a repository."""
     for script in Path(config["site_dir"], "assets/javascripts").rglob("*.js"):
         text = script.read_text(encoding="utf-8")
         script.write_text(REMOTE.sub("about:blank#", text), encoding="utf-8")
@@ -90,7 +90,7 @@ def repository_path(page: str, link: str) -> str:
 
 
 def site_path(path: str) -> str:
-    """Return where a file of the repository is in the site, as a path below docs/."""
+    """Return the path of a repository file in the site, relative to docs/."""
     if path in ELSEWHERE:
         return ELSEWHERE[path]
     return path.removeprefix("docs/") if path.startswith("docs/") else f"{COPIED}{path}"

@@ -1,4 +1,4 @@
-"""Rows of a comparison, as report writes them, for tests of what is made of them."""
+"""Rows of a comparison, as written by report."""
 
 import json
 from pathlib import Path
@@ -56,7 +56,7 @@ GPU = {
 
 
 def results_of(folder: Path, rows: dict[str, dict[str, Any]], runs: list[str] | None = None, **overrides: Any) -> Path:
-    """Write a results directory with these rows, whose config has these `runs`, by default those of the rows."""
+    """Write a results directory with these rows and a config with these runs, by default those of the rows."""
     for name, each in rows.items():
         write_json(folder / f"compare/rows/{name}.json", each)
     names = sorted(runs or rows)
@@ -71,12 +71,12 @@ def results_of(folder: Path, rows: dict[str, dict[str, Any]], runs: list[str] | 
 
 
 def write_settings(results: Path, runs: dict[str, dict[str, Any]]) -> None:
-    """Write the settings of runs, as `zerolora resolve` does."""
+    """Write the settings of runs like `zerolora resolve`."""
     for name, settings in runs.items():
         write_json(results / f"settings/runs/{name}.json", {"runs": {name: settings}})
     write_json(results / "settings/manifest.json", {"files": {f"runs/{name}.json": {} for name in runs}})
 
 
 def settings_of(results: Path) -> str:
-    """Return what the stage compare gets as --settings."""
+    """Return --settings of the stage compare."""
     return json.dumps(json.loads((results / "config.json").read_text())["compare"])

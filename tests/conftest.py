@@ -270,24 +270,31 @@ def begun(*command: str, directory: Path = ROOT, **variables: str) -> Started:
     return SERVERS.of(ROOT, environment).start(command, directory, environment)
 
 
+def copy_tracked(directory: Path, without: tuple[str, ...] = ()) -> None:
+    """Copy the files that git tracks, or would track, to `directory`, without dvc.lock and some folders."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    tracked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for path in filter(None, tracked.split("\0")):
+        if (ROOT / path).is_file() and path != "dvc.lock" and not path.startswith(without):
+            (directory / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / path, directory / path)
+
+
+def refusal(action: Callable[..., Any], *arguments: Any, **options: Any) -> str:
+    """Return the line with which an action is refused."""
+    with pytest.raises(UserError) as raised:
+        action(*arguments, **options)
+    (line,) = str(raised.value).splitlines()
+    return line
+
+
 @pytest.fixture(scope="session")
 def make_project(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Callable[[str], Project]:
     """Return a function that makes a fresh copy of the project, with the tiny model and 20 rows, committed."""
 
     def make(name: str) -> Project:
         directory = tmp_path_factory.mktemp(name) / "project"
-        directory.mkdir()
-        tracked = subprocess.run(
-            ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        for path in filter(None, tracked.stdout.split("\0")):
-            if (ROOT / path).is_file() and path != "dvc.lock":
-                (directory / path).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / path, directory / path)
+        copy_tracked(directory)
         copy_kept(directory)
         shutil.copytree(tiny_model, directory / "model")
         write_rows(directory / "rows.json", 20)

@@ -1,4 +1,4 @@
-"""A hub of one repository on 127.0.0.1: as much of the real one as its client asks for, and its failures."""
+"""A hub of one repository on 127.0.0.1: the part of the API that the client uses, and its failures."""
 
 import hashlib
 import http.server
@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
+import pytest
+
 REPOSITORY = "some/data"
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 PAGE = 3
@@ -20,7 +22,7 @@ REPOSITORIES = re.compile(rf"^(?:/datasets|/models)?/{REPOSITORY}/")
 
 
 class Asked(NamedTuple):
-    """A request: its path is unquoted, its query left out."""
+    """A request: unquoted path, no query."""
 
     method: str
     path: str
@@ -29,13 +31,13 @@ class Asked(NamedTuple):
 
 
 class Hub(http.server.ThreadingHTTPServer):
-    """Serves `files`; those in `large` as Git LFS does, from a place of their own. What else is set goes wrong.
+    """Serves `files`; those in `large` like Git LFS, from another URL. Attributes simulate failures.
 
-    listed: sizes and hashes are those of these files instead. xet: large files are in Xet storage, which has lost them.
-    token: files need it. private: the listing too.
-    refusal: status and error code of an answer without the token. failures: what becomes of the next downloads, in
-    order: "break" (the connection ends half way), "reset" (so, and roughly), "error" (status 500), "stall" (nothing
-    after one half until `released` is set).
+    listed: the listing shows sizes and hashes of these files. xet: large files are missing in Xet storage.
+    token: required for files. private: required for the listing, too.
+    refusal: status and error code of an answer without the token. failures: of the next downloads, in order:
+    "break" (closes the connection half way), "reset" (resets it), "error" (status 500), "stall" (waits half way until
+    `released` is set).
     """
 
     def __init__(self, files: dict[str, bytes], large: frozenset[str] = frozenset()) -> None:
@@ -52,16 +54,16 @@ class Hub(http.server.ThreadingHTTPServer):
 
     @property
     def endpoint(self) -> str:
-        """What HF_ENDPOINT is to be."""
+        """The value of HF_ENDPOINT."""
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def downloads(self) -> list[str]:
-        """Return the files that were asked for, each once, in order of their names."""
-        prefix = f"/datasets/{REPOSITORY}/resolve/{REVISION}/"
-        return sorted({asked.path.removeprefix(prefix) for asked in self.asked if asked.path.startswith(prefix)})
+        """Return the sorted names of the requested files."""
+        resolve = f"/resolve/{REVISION}/"
+        return sorted({asked.path.partition(resolve)[2] for asked in self.asked if resolve in asked.path})
 
     def handle_error(self, *_: Any) -> None:
-        """Say nothing: a client that goes away is part of the tests."""
+        """Print nothing: tests end clients early."""
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -85,13 +87,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.send_file(path.removeprefix("/lfs/"))
         elif "/reconstructions/" in path:
             self.answer(404, {})
-        elif kind not in ("tree", "resolve", "xet-read-token"):
+        elif kind not in ("tree", "resolve", "revision", "xet-read-token"):
             self.answer(404, {"X-Error-Code": "RepoNotFound"})
         elif revision != REVISION:
             self.answer(404, {"X-Error-Code": "RevisionNotFound"})
         elif not may and (kind != "tree" or self.server.private):
             status, code = self.server.refusal
             self.answer(status, {"X-Error-Message": "Terms first"} | ({"X-Error-Code": code} if code else {}))
+        elif kind == "revision":
+            siblings = [{"rfilename": name, "size": len(data)} for name, data in self.server.files.items()]
+            self.answer(200, {}, json.dumps({"id": REPOSITORY, "sha": REVISION, "siblings": siblings}).encode())
         elif kind == "tree":
             self.send_tree(int(parse_qs(url.query).get("cursor", ["0"])[0]))
         elif kind == "xet-read-token":
@@ -121,20 +126,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.answer(200, more, json.dumps(entries[first : first + PAGE]).encode())
 
     def redirect(self, name: str) -> None:
-        """Answer where a large file lies."""
+        """Redirect to the URL of a large file."""
         data = self.server.files[name]
-        self.answer(
-            302,
-            {
-                "Location": f"{self.server.endpoint}/lfs/{quote(name)}",
-                "X-Linked-ETag": f'"{hashlib.sha256(data).hexdigest()}"',
-                "X-Linked-Size": str(len(data)),
-                "X-Repo-Commit": REVISION,
-            },
-        )
+        headers = {"Location": f"{self.server.endpoint}/lfs/{quote(name)}", "X-Repo-Commit": REVISION}
+        headers |= {"X-Linked-ETag": f'"{hashlib.sha256(data).hexdigest()}"', "X-Linked-Size": str(len(data))}
+        self.answer(302, headers)
 
     def send_file(self, name: str) -> None:
-        """Answer with a file, from the byte that is asked for, unless a failure is due."""
+        """Answer with a file from the requested byte on, or with the next failure."""
         data = self.server.files[name]
         failure = self.server.failures.pop(0) if self.command == "GET" and self.server.failures else None
         if failure == "error":
@@ -159,20 +158,20 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.server.released.wait()
 
     def answer(self, status: int, headers: dict[str, str], content: bytes = b"") -> None:
-        """Send a whole answer."""
+        """Send an answer with its length."""
         self.send_head(status, headers | {"Content-Length": str(len(content))})
         if self.command == "GET":
             self.wfile.write(content)
 
     def send_head(self, status: int, headers: dict[str, str]) -> None:
-        """Send the status and the headers."""
+        """Send status and headers."""
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
 
 @contextmanager
@@ -188,3 +187,12 @@ def serving(hub: Hub) -> Iterator[Hub]:
         hub.shutdown()
         thread.join()
         hub.server_close()
+
+
+def use(client: pytest.MonkeyPatch, endpoint: str) -> None:
+    """Point huggingface_hub at this endpoint."""
+    client.setattr("huggingface_hub.constants.ENDPOINT", endpoint)
+    client.setattr("huggingface_hub.hf_api.api.endpoint", endpoint)
+    client.setattr(
+        "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+    )

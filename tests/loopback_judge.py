@@ -1,4 +1,4 @@
-"""A judge on 127.0.0.1: as much of an OpenAI-compatible endpoint as `zerolora judge` asks for, and its failures."""
+"""A judge on 127.0.0.1: the part of an OpenAI-compatible endpoint that `zerolora judge` uses, and failures."""
 
 import http.server
 import json
@@ -12,7 +12,7 @@ Failure = tuple[int, dict[str, str]]
 
 
 def fair(messages: Messages) -> str:
-    """Prefer the answer that holds the word good, wherever it stands; tie if both or none do."""
+    """Prefer the answer with the word good in any position; tie if both or neither contain it."""
     text = messages[1]["content"]
     if "Assistant B" not in text:
         return f"Rating: [[{9 if 'good' in text else 4}]]"
@@ -23,9 +23,9 @@ def fair(messages: Messages) -> str:
 class Judge(http.server.ThreadingHTTPServer):
     """Answers chat completions with `verdict`.
 
-    failures: what the next requests get instead, in order: a status with headers, or "break" (no answer at all).
-    usage: reports its tokens, 100 and 10 a request. asked: the bodies of all requests. keys: their Authorization.
-    before: called with the number of requests so far, before each is answered.
+    failures: of the next requests, in order: a status with headers, or "break" (no answer). body: content of failures,
+    or an answer instead of a chat completion. usage: report 100 and 10 tokens a request. asked: the bodies of all
+    requests. keys: their Authorization headers. before: called with the number of requests before each answer.
     """
 
     daemon_threads = True
@@ -39,11 +39,10 @@ class Judge(http.server.ThreadingHTTPServer):
         self.keys: list[str | None] = []
         self.before: Callable[[int], None] = lambda number: None
         self.body: Any = None
-        """What a failure says, or an answer instead of a chat completion."""
 
     @property
     def endpoint(self) -> str:
-        """What judge.endpoint is to be."""
+        """The value of judge.endpoint."""
         return f"http://127.0.0.1:{self.server_address[1]}/v1"
 
 
@@ -82,7 +81,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
 
 @contextmanager

@@ -1,11 +1,11 @@
-"""A pretended NVIDIA driver: what zerolora.machine.devices asks of libcuda, answered by this object."""
+"""A pretended NVIDIA driver: the functions of libcuda that zerolora.machine.devices calls."""
 
 import ctypes
 from typing import Any
 
 
 class PretendedDriver:
-    """Says that there are GPUs of these compute capabilities, under a driver that goes up to `cuda`."""
+    """Has GPUs of these compute capabilities and supports CUDA up to `cuda`."""
 
     def __init__(self, *capabilities: float, cuda: tuple[int, int] = (13, 0), start: int = 0) -> None:
         self.capabilities, self.cuda, self.start = capabilities, cuda, start

@@ -1,27 +1,23 @@
-"""Measure how fast rows are answered, by this project and by others, on a free machine and beside other work.
+"""Measure how fast rows are answered, by zerolora and by others, on a free machine and beside other work.
 
     .venv/bin/python benchmarks/evaluate/generation.py --vllm-python ~/vllm/bin/python
-    .venv/bin/python benchmarks/evaluate/generation.py --table
 
-Needs the base model: run `make run` first. The rows are the reference task's held-out ones. All answer them greedily,
-in fp32 on a CPU, with as many threads as there are cores unless --threads says otherwise, each in a process of its own
-that loads, answers two rows, and is timed from there:
+Needs the base model: run `make run` first. The rows are held-out ones of the reference task. Each contestant answers
+them greedily, in fp32 on a CPU, with as many threads as cores (--threads), in its own process, which loads, answers two
+rows, and is timed from there:
 
 - one by one: transformers' generate with one prompt at a time, as in the reference experiment;
 - continuous batching: transformers' generate_batch;
-- vLLM, if --vllm-python names an interpreter that has it (docs/evaluation.md): its engine with the arguments that
-  `evaluate.engine: vllm` gives it;
-- zerolora: as `zerolora evaluate` does, with evaluate.batch auto.
+- vLLM, if --vllm-python names an interpreter that has it (docs/evaluation.md): its engine with the arguments of
+  `evaluate.engine: vllm`;
+- zerolora: `zerolora evaluate` with evaluate.batch auto.
 
-They take turns in --rounds rounds, which --add puts to those of an earlier call. Beside other work, which is one
-process that computes for each core, zerolora answers the same rows once as it does, and once with threads that spin
-while they wait, as OpenMP's do unless told otherwise. Texts are compared with those of one by one. Writes
-benchmarks/results/evaluate.json and puts its tables into docs/evaluation.md; --table prints them.
+They take turns in --rounds rounds. Beside other work, one computing process for each core, zerolora answers the same
+rows with threads that sleep while they wait, its own setting, and with threads that spin, OpenMP's default. Texts are
+compared with those of one by one. Writes benchmarks/results/evaluate.json and puts its tables into docs/evaluation.md.
 """
 
-import argparse
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -33,9 +29,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "train"))
 import torch
-from against_reference import VALIDATED, reference_task
-from contest import MODEL, QUIET, RESULTS, about
-from in_docs import put
+from contest import MODEL, QUIET, about, reference_task
+from measuring import RESULTS, medians, parser_of, put, table, turns
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from zerolora.commands.stage_commands import WAITING
@@ -55,57 +50,60 @@ VLLM = "vLLM"
 IN_VLLM = Path(__file__).resolve().with_name("in_vllm.py")
 SPINNING = "zerolora, threads that spin"
 FIGURES = ("seconds", "cpu_seconds", "rows_per_second", "tokens_per_second")
+HERE: Device = "cuda" if torch.cuda.is_available() else "cpu"
 Answers = tuple[list[str], int]
-"""Texts, and the number of tokens generated."""
-Found = dict[str, Any]
+"""Texts, and the number of generated tokens."""
+Result = dict[str, Any]
 
 
 def main() -> None:
-    """Have all answer, write."""
-    options = _options()
-    if options.table:
-        print("\n\n".join("\n".join(table) for table in tables(read_json(options.output, "generation.py"))))
-        return
+    """Time all contestants, write."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--model", type=Path, default=MODEL, help="a directory with weights")
+    parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--max-new-tokens", type=int, default=32)
+    parser.add_argument("--max-length", type=int, default=64, help="tokens of a row")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of each contestant")
+    parser.add_argument("--busy", type=int, default=os.cpu_count(), help="processes of the other work")
+    parser.add_argument("--vllm-python", help="a Python interpreter that has vLLM")
+    parser.set_defaults(device=HERE)
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        task = reference_task(folder, options.model.resolve(), options, VALIDATED)
+        task = reference_task(folder, options.model.resolve(), options)
         request = {
             "model": str(options.model.resolve()), "data": str(task.data), "rows": options.rows,
             "limit": options.max_new_tokens, "threads": options.threads, "vllm_python": options.vllm_python,
         }  # fmt: skip
         names = list(ANSWERERS)
-        version = {}
-        if options.vllm_python:
-            names.insert(names.index("zerolora"), VLLM)
-            version = {"vllm": vllm_engine.check(vllm_settings(request), task.data, EvaluatedModel(options.model))}
-        result = about(options.device) | {
+        result = about(HERE) | {
             "model": options.model.name, "rows": options.rows, "max_new_tokens": options.max_new_tokens,
             "threads": options.threads, "busy": options.busy,
-        } | version  # fmt: skip
-        values = take_turns(names, request, folder, options.rounds)
+        }  # fmt: skip
+        if options.vllm_python:
+            names.insert(names.index("zerolora"), VLLM)
+            result["vllm"] = vllm_engine.check(vllm_settings(request), task.data, EvaluatedModel(options.model))
+        free = all_rounds(names, request, folder, options.rounds)
         with busy(options.busy):
-            loaded = take_turns(["zerolora", SPINNING], request, folder, options.rounds)
-    reference = values[REFERENCE][0]["texts"]
-    result |= {"free": summary(values, reference), "loaded": summary(loaded, reference)}
-    if options.add:
-        result = together(read_json(options.output, "generation.py"), result)
-    write_json(options.output, result)
-    if options.output == RESULT:
-        put("evaluation.md", "speed", section(result))
+            loaded = all_rounds(["zerolora", SPINNING], request, folder, options.rounds)
+    texts = free[REFERENCE][0]["texts"]
+    result |= {"free": summary(free, texts), "loaded": summary(loaded, texts)}
+    write_json(RESULT, result)
+    put("evaluation.md", "speed", section(result))
 
 
-def take_turns(names: list[str], request: Found, folder: Path, rounds: int) -> dict[str, list[Found]]:
-    """Return what each contestant found in each round; every other round is in the opposite order."""
-    result: dict[str, list[Found]] = {name: [] for name in names}
-    for number in range(rounds):
-        for name in names[:: 1 if number % 2 == 0 else -1]:
-            result[name].append(answered(name, request, folder))
-            print(f"{name}: {result[name][-1]['rows_per_second']:.2f} rows/s", flush=True)
+def all_rounds(names: list[str], request: Result, folder: Path, rounds: int) -> dict[str, list[Result]]:
+    """Return the figures and texts of each contestant in each round."""
+    result: dict[str, list[Result]] = {name: [] for name in names}
+    for name in turns(names, rounds):
+        result[name].append(answered(name, request, folder))
+        print(f"{name}: {result[name][-1]['rows_per_second']:.2f} rows/s", flush=True)
     return result
 
 
-def answered(name: str, request: Found, folder: Path) -> Found:
-    """Have a process of its own answer, and return its figures and texts."""
+def answered(name: str, request: Result, folder: Path) -> Result:
+    """Return the figures and texts of a contestant's process."""
     path, output = folder / "request.json", folder / "answers.json"
     write_json(path, request | {"name": name.split(",", maxsplit=1)[0], "output": str(output)})
     own = {"OMP_NUM_THREADS": str(request["threads"])} | (WAITING if name == "zerolora" else {})
@@ -119,79 +117,62 @@ def answered(name: str, request: Found, folder: Path) -> Found:
     return dict(read_json(output, "generation.py"))
 
 
-def device_here() -> Device:
-    """Return the device that contestants use."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
+def answer(path: Path) -> None:
+    """Run a contestant: load, answer two rows, then time all."""
+    request = read_json(path, "generation.py")
+    data, model = Path(request["data"]), EvaluatedModel(Path(request["model"]), device=HERE)
+    rows = list(open_split(data, "test"))[: request["rows"]]
+    if request["name"] == VLLM:
+        figures, (texts, tokens) = in_vllm(request, path.parent, model, rows)
+    else:
+        if request["name"] == "zerolora" and HERE == "cpu":
+            cpu_matmul.choose()
+        loaded, tokenizer = load(model.base, model.torch_device, [])
+        stops = stops_of(model, loaded, tokenizer, data)
+        answerer = ANSWERERS[request["name"]]
+        answerer(loaded, tokenizer, rows[:2], stops, request["limit"])
+        started, before = time.monotonic(), time.process_time()
+        texts, tokens = answerer(loaded, tokenizer, rows, stops, request["limit"])
+        figures = {"seconds": time.monotonic() - started, "cpu_seconds": time.process_time() - before}
+    rates = {"rows_per_second": len(rows) / figures["seconds"], "tokens_per_second": tokens / figures["seconds"]}
+    write_json(Path(request["output"]), figures | rates | {"tokens": tokens, "texts": texts})
 
 
-def answer(request: Path) -> None:
-    """Be a contestant: load, answer two rows, then all against the clock."""
-    asked = read_json(request, "generation.py")
-    if asked["name"] == VLLM:
-        write_json(Path(asked["output"]), in_vllm(asked, request.parent))
-        return
-    device = device_here()
-    if asked["name"] == "zerolora" and device == "cpu":
-        cpu_matmul.choose()
-    data, model = Path(asked["data"]), EvaluatedModel(Path(asked["model"]), device=device)
-    loaded, tokenizer = load(model.base, model.torch_device, [])
-    stops = stops_of(model, loaded, tokenizer, data)
-    rows = list(open_split(data, "test"))[: asked["rows"]]
-    answerer = ANSWERERS[asked["name"]]
-    answerer(loaded, tokenizer, rows[:2], stops, asked["limit"])
-    started, before = time.monotonic(), time.process_time()
-    texts, tokens = answerer(loaded, tokenizer, rows, stops, asked["limit"])
-    seconds = time.monotonic() - started
-    figures = {
-        "seconds": seconds, "cpu_seconds": time.process_time() - before, "rows_per_second": len(rows) / seconds,
-        "tokens_per_second": tokens / seconds, "tokens": tokens, "texts": texts,
-    }  # fmt: skip
-    write_json(Path(asked["output"]), figures)
+def vllm_settings(request: Result) -> EvaluateSettings:
+    """Return the settings of `zerolora evaluate` with vLLM."""
+    python, limit = request["vllm_python"], request["limit"]
+    return EvaluateSettings(check="sum", max_new_tokens=limit, engine="vllm", vllm_python=python)
 
 
-def vllm_settings(asked: Found) -> EvaluateSettings:
-    """Return the settings by which `zerolora evaluate` has vLLM answer."""
-    return EvaluateSettings(
-        check="sum", max_new_tokens=asked["limit"], engine="vllm", vllm_python=asked["vllm_python"]
-    )  # fmt: skip
-
-
-def in_vllm(asked: Found, folder: Path) -> Found:
-    """Have vLLM answer in an interpreter of its own, which measures itself, and decode what it says."""
-    device = device_here()
-    data, model = Path(asked["data"]), EvaluatedModel(Path(asked["model"]), device=device)
-    figures = folder / "figures.json"
-    rows = list(open_split(data, "test"))[: asked["rows"]]
+def in_vllm(request: Result, folder: Path, model: EvaluatedModel, rows: list[Result]) -> tuple[Result, Answers]:
+    """Return vLLM's seconds and CPU seconds, measured by its process, and its answers."""
     prompts = [row["input_ids"][: row["prompt"]] for row in rows]
-    config = config_of(model.base)
-    length = max(map(len, prompts)) + asked["limit"]
-    arguments = vllm_engine.engine_arguments(vllm_settings(asked), model, model.base, config, length)
-    request = {
-        "engine": arguments, "limit": asked["limit"], "prompts": prompts, "figures": str(figures),
-        "stops": sorted(vllm_engine.stops_for(model, model.base, data)),
-    }  # fmt: skip
-    write_json(folder / "in_vllm.json", request)
-    command = [asked["vllm_python"], "-I", str(IN_VLLM), str(folder / "in_vllm.json")]
-    told = subprocess.run(command, env=vllm_engine.environment(), capture_output=True, text=True, check=False)
-    if told.returncode:
-        raise SystemExit(told.stdout[-3000:] + told.stderr[-3000:])
-    result = read_json(figures, "in_vllm.py")
+    length = max(map(len, prompts)) + request["limit"]
+    settings, config = vllm_settings(request), config_of(model.base)
+    write_json(
+        folder / "in_vllm.json",
+        {
+            "engine": vllm_engine.engine_arguments(settings, model, model.base, config, length),
+            "limit": request["limit"], "prompts": prompts, "figures": str(folder / "figures.json"),
+            "stops": sorted(vllm_engine.stops_for(model, model.base, Path(request["data"]))),
+        },
+    )  # fmt: skip
+    command = [request["vllm_python"], "-I", str(IN_VLLM), str(folder / "in_vllm.json")]
+    process = subprocess.run(command, env=vllm_engine.environment(), capture_output=True, text=True, check=False)
+    if process.returncode:
+        raise SystemExit(process.stdout[-3000:] + process.stderr[-3000:])
+    figures = dict(read_json(folder / "figures.json", "in_vllm.py"))
     tokenizer, _ = load_tokenizer(model.base, [], None)
-    texts, tokens = _decoded(tokenizer, result["answers"])
-    seconds = result["seconds"]
-    return {
-        "seconds": seconds, "cpu_seconds": result["cpu_seconds"], "rows_per_second": len(rows) / seconds,
-        "tokens_per_second": tokens / seconds, "tokens": tokens, "texts": texts,
-    }  # fmt: skip
+    return figures, _decoded(tokenizer, figures.pop("answers"))
 
 
-def ours(model: Any, tokenizer: Any, rows: list[Found], stops: set[int], limit: int) -> Answers:
+def ours(model: Any, tokenizer: Any, rows: list[Result], stops: set[int], limit: int) -> Answers:
     """Answer as `zerolora evaluate` does."""
     return generate(model, tokenizer, rows, stops, EvaluateSettings(check="sum", max_new_tokens=limit))
 
 
-def one_by_one(model: Any, tokenizer: Any, rows: list[Found], stops: set[int], limit: int) -> Answers:
-    """Answer one prompt after the other with transformers' generate."""
+def one_by_one(model: Any, tokenizer: Any, rows: list[Result], stops: set[int], limit: int) -> Answers:
+    """Answer one prompt at a time with transformers' generate."""
     result = []
     for row in rows:
         prompt = torch.tensor([row["input_ids"][: row["prompt"]]], device=model.device)
@@ -205,10 +186,10 @@ def one_by_one(model: Any, tokenizer: Any, rows: list[Found], stops: set[int], l
     return _decoded(tokenizer, result)
 
 
-def continuous(model: Any, tokenizer: Any, rows: list[Found], stops: set[int], limit: int) -> Answers:
+def continuous(model: Any, tokenizer: Any, rows: list[Result], stops: set[int], limit: int) -> Answers:
     """Answer with transformers' continuous batching.
 
-    Its cache holds all rows, and no more: left open, it takes and clears most of the free memory at each call.
+    Its cache has exactly room for all rows: by default it allocates and clears most of the free memory at each call.
     """
     config = GenerationConfig(
         max_new_tokens=limit, do_sample=False, eos_token_id=sorted(stops), pad_token_id=tokenizer.pad_token_id
@@ -221,7 +202,7 @@ def continuous(model: Any, tokenizer: Any, rows: list[Found], stops: set[int], l
         max_batch_tokens=max(256, sum(map(len, prompts))),
     )
     outputs = model.generate_batch(prompts, generation_config=config, continuous_batching_config=sizes)
-    # Named by the order in which they were asked: req_0, req_1 …
+    # Their names number the prompts: req_0, req_1 …
     named = sorted(outputs.items(), key=lambda item: int(item[0].rpartition("_")[2]))
     return _decoded(tokenizer, [each.generated_tokens for _, each in named])
 
@@ -239,7 +220,7 @@ def _decoded(tokenizer: Any, answers: list[list[int]]) -> Answers:
 
 @contextmanager
 def busy(processes: int) -> Iterator[None]:
-    """Have so many processes compute meanwhile."""
+    """Run so many computing processes meanwhile."""
     computing = [sys.executable, "-c", "while True: sum(range(100_000))"]
     others = [subprocess.Popen(computing) for _ in range(processes)]
     try:
@@ -250,83 +231,49 @@ def busy(processes: int) -> Iterator[None]:
             each.wait()
 
 
-def summary(found: dict[str, list[Found]], reference: list[str]) -> Found:
-    """Return each contestant's medians and rounds, and whether its texts are the reference's in all of them."""
+def summary(result: dict[str, list[Result]], texts: list[str]) -> Result:
+    """Return each contestant's medians and rounds, and whether its texts equal `texts` in all rounds."""
     return {
         name: {
-            **_medians(rounds),
+            **medians(figures := [{figure: each[figure] for figure in FIGURES} for each in rounds]),
             "tokens": rounds[0]["tokens"],
-            "same_texts": all(each["texts"] == reference for each in rounds),
-            "rounds": [{figure: each[figure] for figure in FIGURES} for each in rounds],
+            "same_texts": all(each["texts"] == texts for each in rounds),
+            "rounds": figures,
         }
-        for name, rounds in found.items()
+        for name, rounds in result.items()
     }
 
 
-def together(before: Found, after: Found) -> Found:
-    """Return the rounds of two results as one, which is dated and described as the later."""
-    asked = ("model", "rows", "max_new_tokens", "threads", "busy")
-    if [before[name] for name in asked] != [after[name] for name in asked]:
-        raise SystemExit("the result that rounds are added to has other rows, threads or limits")
-    for part in ("free", "loaded"):
-        for name, each in after[part].items():
-            rounds = before[part][name]["rounds"] + each["rounds"]
-            same = before[part][name]["same_texts"] and each["same_texts"]
-            after[part][name] = each | _medians(rounds) | {"same_texts": same, "rounds": rounds}
-    return after
-
-
-def _medians(rounds: list[Found]) -> Found:
-    return {figure: statistics.median(each[figure] for each in rounds) for figure in FIGURES}
-
-
-def tables(result: Found) -> list[list[str]]:
-    """Return the lines of the tables of docs/evaluation.md, the slowest first."""
+def section(result: Result) -> str:
+    """Return the section of docs/evaluation.md; the slowest contestant is first."""
     free, loaded = result["free"], result["loaded"]
-    least = free[REFERENCE]["rows_per_second"]
-    first = ["| | rows/s | over one by one | tokens/s | CPU seconds | same texts |", "|---|---|---|---|---|---|"]
-    first += [
-        f"| {name} | {each['rows_per_second']:.2f} | {each['rows_per_second'] / least:.1f} | "
-        f"{each['tokens_per_second']:.0f} | {each['cpu_seconds']:.0f} | {'yes' if each['same_texts'] else 'no'} |"
-        for name, each in sorted(free.items(), key=lambda item: item[1]["rows_per_second"])
-    ]
-    second = ["| beside other work | tokens/s | over a free machine | CPU seconds |", "|---|---|---|---|"]
-    alone = free["zerolora"]["tokens_per_second"]
-    second += [
-        f"| {name} | {each['tokens_per_second']:.0f} | {each['tokens_per_second'] / alone:.2f} | "
-        f"{each['cpu_seconds']:.0f} |"
-        for name, each in sorted(loaded.items())
-    ]
-    return [first, second]
-
-
-def section(result: Found) -> str:
-    """Return what docs/evaluation.md says of a result."""
+    least, alone = free[REFERENCE]["rows_per_second"], free["zerolora"]["tokens_per_second"]
     engine = f"; vLLM is {result['vllm']}" if "vllm" in result else ""
-    said = (
+    text = (
         f"{result['rows']} rows of the reference task, answered by {result['model']} in fp32 with {result['threads']} "
         f"threads, up to {result['max_new_tokens']} tokens\n"
         f"each (`benchmarks/evaluate/generation.py`, `benchmarks/results/evaluate.json`{engine}):"
     )
-    return "\n\n".join(["## Speed", said, *("\n".join(table) for table in tables(result))])
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    here = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--device", choices=("cpu", "cuda"), default=here)
-    parser.add_argument("--model", type=Path, default=MODEL, help="a directory with weights")
-    parser.add_argument("--rows", type=int, default=64)
-    parser.add_argument("--max-new-tokens", type=int, default=32)
-    parser.add_argument("--max-length", type=int, default=64, help="tokens of a row")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of each contestant")
-    parser.add_argument("--busy", type=int, default=os.cpu_count(), help="processes of the other work")
-    parser.add_argument("--vllm-python", help="a Python interpreter that has vLLM")
-    parser.add_argument("--add", action="store_true", help="add the rounds to those of the result")
-    parser.add_argument("--output", type=Path, default=RESULT)
-    parser.add_argument("--table", action="store_true", help="print the tables of a result")
-    return parser.parse_args()
+    first = [
+        (
+            name,
+            f"{each['rows_per_second']:.2f}",
+            f"{each['rows_per_second'] / least:.1f}",
+            f"{each['tokens_per_second']:.0f}",
+            f"{each['cpu_seconds']:.0f}",
+            "yes" if each["same_texts"] else "no",
+        )
+        for name, each in sorted(free.items(), key=lambda item: item[1]["rows_per_second"])
+    ]
+    second = [
+        (name, f"{rate:.0f}", f"{rate / alone:.2f}", f"{loaded[name]['cpu_seconds']:.0f}")
+        for name, rate in ((name, each["tokens_per_second"]) for name, each in sorted(loaded.items()))
+    ]
+    tables = [
+        table(["", "rows/s", "over one by one", "tokens/s", "CPU seconds", "same texts"], first),
+        table(["beside other work", "tokens/s", "over a free machine", "CPU seconds"], second),
+    ]
+    return "\n\n".join(["## Speed", text, *tables])
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Answer prompts with vLLM against the clock, in the Python environment that has it: python -I in_vllm.py REQUEST.
+"""Time vLLM's answers, in the Python environment that has vLLM: python -I in_vllm.py REQUEST.
 
-generation.py writes the request: vLLM's arguments as zerolora gives them, prompts and stop tokens. Two prompts are
-answered before the clock starts.
+generation.py writes the request: zerolora's arguments for vLLM, prompts and stop tokens. Two prompts are answered
+before the timing starts.
 """
 
 import json

@@ -1,13 +1,12 @@
-"""Collect what the recipe of public benchmarks measured: base and tuned on the same rows.
+"""Collect the result of the recipe smollm2-135m-benchmarks: base and tuned model on the same rows.
 
     .venv/bin/zerolora init --recipe smollm2-135m-benchmarks --force
     .venv/bin/snakemake --profile profiles/local all
     .venv/bin/python benchmarks/evaluate/public_benchmarks.py [--project DIRECTORY]
 
-Writes benchmarks/results/public.json, puts its table into docs/tasks.md, and prints it.
+Writes benchmarks/results/public.json and puts its table into docs/tasks.md.
 """
 
-import argparse
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,13 +14,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from in_docs import put
-from machine import machine
+from measuring import RESULTS, machine, parser_of, put, table
 
 from zerolora.evaluate.difference import mcnemar
 from zerolora.files import read_json, write_json
 
-RESULT = Path(__file__).resolve().parents[1] / "results/public.json"
 SHOWN = {
     "asdiv": ("ASDiv", "accuracy"),
     "boolq": ("BoolQ", "accuracy"),
@@ -33,41 +30,34 @@ SHOWN = {
 
 
 def main() -> None:
-    """Collect, write, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Collect, write."""
+    parser = parser_of(__doc__)
     parser.add_argument("--project", type=Path, default=Path())
     results = parser.parse_args().project / "results"
     result: dict[str, Any] = {"machine": machine(), "tasks": {}}
+    models = {"base": results / "base/reference/tasks", "tuned": results / "default/tasks"}
     for task in SHOWN:
-        places = {"base": results / "base/reference/tasks", "tuned": results / "default/tasks"}
-        rights = [
-            [row["right"] for row in read_json(place / f"{task}.answers.json", "snakemake")]
-            for place in places.values()
+        right = [
+            [row["right"] for row in read_json(folder / f"{task}.answers.json", "snakemake")]
+            for folder in models.values()
         ]
-        gained = sum(after > before for before, after in zip(*rights, strict=True))
-        lost = sum(after < before for before, after in zip(*rights, strict=True))
-        result["tasks"][task] = {
-            **{name: read_json(place / f"{task}.json", "snakemake") for name, place in places.items()},
-            **{"gained": gained, "lost": lost, "p": mcnemar(gained, lost)},
-        }
-    write_json(RESULT, result)
+        gained = sum(after > before for before, after in zip(*right, strict=True))
+        lost = sum(after < before for before, after in zip(*right, strict=True))
+        metrics = {name: read_json(folder / f"{task}.json", "snakemake") for name, folder in models.items()}
+        result["tasks"][task] = {**metrics, "gained": gained, "lost": lost, "p": mcnemar(gained, lost)}
+    write_json(RESULTS / "public.json", result)
     put("tasks.md", "public benchmarks", markdown(result))
-    print(markdown(result))
 
 
-def markdown(found: Mapping[str, Any]) -> str:
+def markdown(result: Mapping[str, Any]) -> str:
     """Return the table of a result."""
-    lines = ["| task | rows | metric | base | tuned | gained, lost | p |", "|---|---|---|---|---|---|---|"]
+    rows = []
     for task, (name, metric) in SHOWN.items():
-        if task not in found["tasks"]:
-            continue
-        row = found["tasks"][task]
-        pairs = f"{row['gained']}, {row['lost']} | {row['p']:.2g}" if metric == "accuracy" else " | "
-        lines.append(
-            f"| {name} | {row['base']['rows']} | `{metric}` | {_interval(row['base'], metric)} | "
-            f"{_interval(row['tuned'], metric)} | {pairs} |"
-        )
-    return "\n".join(lines)
+        row = result["tasks"][task]
+        pairs = (f"{row['gained']}, {row['lost']}", f"{row['p']:.2g}") if metric == "accuracy" else ("", "")
+        intervals = (_interval(row[model], metric) for model in ("base", "tuned"))
+        rows.append((name, row["base"]["rows"], f"`{metric}`", *intervals, *pairs))
+    return table(["task", "rows", "metric", "base", "tuned", "gained, lost", "p"], rows)
 
 
 def _interval(metrics: Mapping[str, float], name: str) -> str:

@@ -1,25 +1,28 @@
-"""Hold the prediction against a trace of the real step, over models x methods x strategies x batches.
+"""Compare the prediction with traces of the real step, over models x methods x strategies x batches.
 
-    .venv/bin/python benchmarks/memory/compare.py            # trace what is not traced yet, then compare and draw
-    .venv/bin/python benchmarks/memory/compare.py --no-trace # compare with the traces there are
+    .venv/bin/python benchmarks/memory/compare.py          # compare and draw
+    .venv/bin/python benchmarks/memory/compare.py --trace  # first trace the missing cases; --again: all, in hours
 
-Traces are kept in benchmarks/results/memory_traces.jsonl, one a line, with what was asked; they take seconds to
-minutes each. Writes benchmarks/results/memory.json (table and errors) and memory.svg (scatter plot).
+benchmarks/results/memory_traces.jsonl has one trace a line, with its case; a trace takes seconds to minutes. Its cases
+are combinations that were drawn at random for each model, and those listed here. Writes benchmarks/results/memory.json
+(table and errors) and memory.svg (scatter plot), and puts the table into docs/memory.md.
 """
 
-import argparse
 import concurrent.futures
 import contextlib
 import functools
 import itertools
 import json
-import random
 import subprocess
 import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from measuring import RESULTS, ROOT, machine, parser_of, put, table
 
 from zerolora.errors import UserError
 from zerolora.files import write_json
@@ -34,28 +37,10 @@ from zerolora.planner.candidates import Choice
 from zerolora.planner.render import rendered
 from zerolora.strategies.strategy import Target
 
-ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "benchmarks/results"
 TRACES = RESULTS / "memory_traces.jsonl"
 MODELS = ROOT / "config/recipes/models"
 OWN_MODELS = Path(__file__).with_name("models")  # mixtures of experts, with published sizes
-# How many combinations of each model are drawn. Large models take minutes each, so the second draw has small ones only.
-DRAWS: dict[int, dict[str, int]] = {
-    4: {
-        "smollm2-135m": 16, "gpt2": 6, "qwen2.5-0.5b": 16, "llama-3.2-1b": 12, "phi-3-mini-4k": 8, "qwen2.5-7b": 12,
-        "mistral-7b": 8, "llama-3-8b": 16, "qwen3-8b": 8, "gemma-2-9b": 8, "qwen2.5-14b": 12, "llama-3-70b": 5,
-    },
-    5: {"smollm2-135m": 10, "gpt2": 4, "qwen2.5-0.5b": 8, "llama-3.2-1b": 6, "gemma-3-1b": 3},
-    6: {"smollm2-135m": 4, "qwen2.5-0.5b": 4, "llama-3.2-1b": 3, "llama-3-8b": 2, "qwen2.5-14b": 1},
-    7: {
-        "smollm2-135m": 4, "gpt2": 2, "qwen2.5-0.5b": 4, "llama-3.2-1b": 3, "gemma-3-1b": 2, "phi-3-mini-4k": 1,
-        "qwen2.5-7b": 2, "llama-3-8b": 2, "gemma-2-9b": 1, "qwen2.5-14b": 2,
-    },
-}  # fmt: skip
-OURS = 7  # the draw of what training does: LoRA, the loss by chunks, the fastest attention that a model has
-TRACED = {"qwen2.5-7b": 8, "mistral-7b": 4, "llama-3-8b": 8, "qwen3-8b": 4, "gemma-2-9b": 4, "qwen2.5-14b": 5,
-          "llama-3-70b": 3}  # fmt: skip
-# Every method on every family, with few layers of published sizes; the draws show how layers are extrapolated.
+# Every method on every family, with few layers of published sizes; the drawn cases show how layers are extrapolated.
 EVERY = ("olmoe-1b-7b", "qwen3-30b-a3b", "gpt-oss-20b", "deepseek-v2-lite", "qwen1.5-moe-a2.7b", "mixtral-8x22b",
          "pythia-1.4b", "falcon-7b", "opt-1.3b", "bloom-560m", "gpt2", "gemma-2-9b", "gemma-3-1b", "phi-3-mini-4k",
          "qwen3-8b", "qwen2.5-0.5b", "mistral-7b", "llama-3.2-1b", "deepseek-v3", "gemma-2b")  # fmt: skip
@@ -74,71 +59,52 @@ VARIANTS = (
     ("vera", "zero2"),
     ("vera", "ddp"),
 )
-IN_8_BITS = ("llama-3.2-1b", "qwen2.5-0.5b", "gpt2")  # whose base is traced in int8 as well
+IN_8_BITS = ("llama-3.2-1b", "qwen2.5-0.5b", "gpt2")  # also traced with a base in int8
 QUERIES = {"llama-3.2-1b": "q_proj", "qwen2.5-0.5b": "q_proj", "gpt2": "c_attn"}
-METHODS = ("lora", "lora", "lora", "full", "dora", "ia3")
-STRATEGIES = ("ddp", "zero0", "zero1", "zero2", "zero2_offload", "zero3", "zero3", "zero3_offload")
-# peft does not know which of their modules to scale.
+# peft does not know the modules that (IA)³ scales in these.
 WITHOUT_IA3 = ("qwen3-8b", "phi-3-mini-4k", "olmoe-1b-7b", "qwen3-30b-a3b", "gpt-oss-20b", "deepseek-v2-lite",
                "deepseek-v3", "qwen1.5-moe-a2.7b")  # fmt: skip
-LENGTHS = {1: (256, 1024, 2048, 4096), 4: (128, 512, 1024), 16: (64, 256)}
-DROPPED = ("llama-3.2-1b", "mistral-7b", "gpt2")  # whose adapters are tried with dropout
+NOT_TRACED = ("loading", "evaluation", "saving")  # a trace covers a step
+GIB = 2**30
+OTHERS = {"deepspeed": "DeepSpeed's estimator", "accelerate": "accelerate estimate-memory"}
 
 
 def main() -> None:
     """Trace, compare, write and draw."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--no-trace", action="store_true")
+    parser = parser_of(__doc__)
+    parser.add_argument("--trace", action="store_true", help="trace the missing cases")
+    parser.add_argument("--again", action="store_true", help="trace all cases")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--only", help="one model")
     options = parser.parse_args()
-    wanted = [case for case in cases() if options.only in (None, case["model"])]
-    traced = {key(trace["case"]): trace["bytes"] for trace in read_traces()}
-    if not options.no_trace:
-        trace_all([case for case in wanted if key(case) not in traced], options.workers)
-        traced = {key(trace["case"]): trace["bytes"] for trace in read_traces()}
-    rows = [compared(case, traced[key(case)]) for case in wanted if key(case) in traced]
-    rows = [row | others(row) for row in rows]
+    if options.trace or options.again:
+        traced = {key(trace["case"]) for trace in read_traces()}
+        wanted = [case for case in cases() if options.again or key(case) not in traced]
+        if options.again:
+            TRACES.unlink()
+        trace_all(wanted, options.workers)
+    rows = [row | others(row) for row in all_compared()]
     for row in sorted(rows, key=lambda row: row["error"]):
-        print(f"{row['error']:+7.2%} {row['predicted'] / 2**30:9.2f} {row['traced'] / 2**30:9.2f} GiB  {label(row)}")
+        print(f"{row['error']:+7.2%} {row['predicted'] / GIB:9.2f} {row['traced'] / GIB:9.2f} GiB  {label(row)}")
     summary = {"all": errors(rows), **grouped(rows)}
-    print(markdown(summary))
-    if not options.only:
-        sys.path.append(str(ROOT / "benchmarks"))
-        from draw import draw
-        from machine import machine
-
-        write_json(RESULTS / "memory.json", {"machine": machine(), **summary, "rows": rows})
-        draw(rows, RESULTS / "memory.svg")
+    write_json(RESULTS / "memory.json", {"machine": machine(), **summary, "rows": rows})
+    draw(rows, RESULTS / "memory.svg")
+    put("memory.md", "errors of the estimate", markdown(summary))
 
 
 def all_compared() -> list[dict[str, Any]]:
-    """Return predicted and traced bytes of every case that is traced."""
+    """Return predicted and traced bytes of every traced case."""
     return [compared(trace["case"], trace["bytes"]) for trace in read_traces()]
 
 
 def cases() -> list[dict[str, Any]]:
-    """Return what is asked: a seeded draw for each model, of methods, strategies and batches."""
-    result: list[dict[str, Any]] = []
-    for seed, counts in DRAWS.items():
-        draw = random.Random(seed)  # noqa: S311 (a sample, no secret)
-        for model, count in counts.items():
-            # Weights of 4 bits are not sharded, and to trace them takes bitsandbytes: a draw apart, without stage 3.
-            methods, strategies = (("qlora",), STRATEGIES[:5]) if seed == 6 else (METHODS, STRATEGIES)
-            methods = ("lora",) if seed == OURS else methods
-            both = list(itertools.product(methods, strategies))
-            draw.shuffle(both)
-            drawn = [case_of(draw, model, *each) for each in both[:count]]
-            if seed == OURS:
-                drawn = [as_trained(case) for case in drawn]
-            drawn = [case for case in drawn if case["method"] != "ia3" or model not in WITHOUT_IA3]
-            result += [case for case in drawn[: TRACED.get(model)] if case not in result]
-    return result + of_optimizers() + offloaded() + every_method()
+    """Return all cases: those of the traces, and the listed ones."""
+    listed = [trace["case"] for trace in read_traces()] + of_optimizers() + offloaded() + every_method()
+    return list({key(case): case for case in listed}.values())
 
 
 def offloaded() -> list[dict[str, Any]]:
-    """Return a few cases of activation offload, of rows long enough for it to matter: with a leaf of the graph as the
-    first layer's input and without, with weights that are gathered, and with masks among a layer's inputs."""
+    """Return a few cases of activation offload with long rows: the first layer's input is a leaf of the graph or not,
+    weights are gathered, a layer's inputs include masks."""
     batch: dict[str, Any] = {"ranks": 2, "micro_batch": 1, "length": 4096, "logits": 0, "r": 8, "checkpointing": True}
     batch |= {"offload": True, "precision": "bf16", "dropout": 0.0}
     long = batch | {"attention": "flash", "loss": "fused"}
@@ -152,7 +118,7 @@ def offloaded() -> list[dict[str, Any]]:
 
 
 def of_optimizers() -> list[dict[str, Any]]:
-    """Return a few cases of the other optimizers. In full fine-tuning their states are a large part of the bytes."""
+    """Return a few cases of the other optimizers, whose states are a large part of full fine-tuning."""
     runs = itertools.product(("lion", "adamw_8bit", "adafactor"), ("lora", "full"), ("ddp", "zero0", "zero2", "zero3"))
     batch = {"micro_batch": 1, "length": 256, "checkpointing": False, "attention": "sdpa", "logits": 0, "r": 64}
     result = [
@@ -183,7 +149,7 @@ def every_method() -> list[dict[str, Any]]:
             if method == "ia3" and model in WITHOUT_IA3:
                 continue
             if strategy == "zero3" and not model_of(case).experts:
-                continue  # the draws have stage 3
+                continue  # the drawn cases have stage 3
             if method == "qlora-peft" and model_of(case).experts:
                 continue  # torch's fake kernel multiplies no experts in fp32
             with contextlib.suppress(UserError):  # peft has no DoRA of experts, transformers no 4-bit Falcon
@@ -191,45 +157,13 @@ def every_method() -> list[dict[str, Any]]:
                 result.append(case)
                 if (method, strategy) == ("qlora", "zero2") and model in IN_8_BITS:
                     result += [{**case, "quantization": "int8", "checkpointing": each} for each in (False, True)]
-                    # What is not adapted keeps its input in int8 only.
+                    # Modules without an adapter keep their input in int8 only.
                     result.append({**case, "quantization": "int8", "checkpointing": False, "targets": QUERIES[model]})
     return result
 
 
-def case_of(draw: random.Random, model: str, method: str, strategy: str) -> dict[str, Any]:
-    """Return one drawn case."""
-    if method == "full" and strategy == "ddp":
-        strategy = "zero1"
-    micro_batch = draw.choice((1, 1, 4, 16))
-    length = draw.choice(LENGTHS[micro_batch])
-    attention = draw.choice(("sdpa", "sdpa", "eager")) if length <= 2048 else "sdpa"
-    if model == "gemma-2-9b":  # caps its scores, which fused kernels do not
-        attention = "eager"
-    ranks = draw.choice((2, 8, 64))
-    return {
-        "model": model,
-        "method": method,
-        "strategy": strategy,
-        "ranks": 1 if strategy == "ddp" else ranks,
-        "micro_batch": micro_batch,
-        "length": length,
-        "checkpointing": draw.random() < 0.5,
-        "attention": attention,
-        "logits": draw.choice((0, 0, length // 2)),
-        "r": draw.choice((8, 16, 64)),
-        "precision": "fp32" if model == "smollm2-135m" and draw.random() < 0.3 else "bf16",
-        "dropout": 0.05 if model in DROPPED and method in ("lora", "dora", "qlora") else 0.0,
-    }
-
-
-def as_trained(case: dict[str, Any]) -> dict[str, Any]:
-    """Return a case with the loss and the attention that training takes."""
-    best = attentions(model_of(case))[0]
-    return {**case, "loss": "fused", "attention": best}
-
-
 def config_of(name: str) -> Path:
-    """Return a model's config.json."""
+    """Return the path of a model's config.json."""
     path = MODELS / f"{name}.json"
     return path if path.exists() else OWN_MODELS / f"{name}.json"
 
@@ -253,7 +187,7 @@ def key(case: dict[str, Any]) -> str:
 
 
 def label(row: dict[str, Any]) -> str:
-    """Return a case for people."""
+    """Return a case as words."""
     parts = (row[name] for name in ("model", "method", "strategy", "ranks", "attention", "precision"))
     saving = "checkpointing" if row["checkpointing"] else ""
     return " ".join(map(str, (*parts, f"{row['micro_batch']}x{row['length']}", row["logits"], saving, row["phase"])))
@@ -280,20 +214,19 @@ def spec_of(case: dict[str, Any]) -> TrainingSpec:
         activation_checkpointing=case["checkpointing"],
         attention=case["attention"],
         precision=case["precision"],
+        masked=case.get("masked", True),
         loss=case.get("loss", "supervised" if case["logits"] else "full"),
         logits=case["logits"],
         sequence_parallel=case.get("sequence_parallel", 1),
         activation_offload=case.get("offload", False),
+        on_cpu=case.get("device") == "cpu",
         optimizer=OPTIMIZERS[case.get("optimizer", "adamw")],
         reserve=0,
     )
 
 
-NOT_TRACED = ("loading", "evaluation", "saving")  # a trace is of a step
-
-
 def compared(case: dict[str, Any], traced: dict[str, int]) -> dict[str, Any]:
-    """Return predicted and traced bytes of a case. A trace has one device, so what is offloaded counts in both."""
+    """Return predicted and traced bytes of a case. A trace has one device, so offloaded bytes count on both sides."""
     prediction = predict(model_of(case), spec_of(case))
     step = {name: value + prediction.offloaded for name, value in prediction.phases.items() if name not in NOT_TRACED}
     for name in ("backward_end", "optimizer"):
@@ -309,18 +242,13 @@ def compared(case: dict[str, Any], traced: dict[str, int]) -> dict[str, Any]:
 
 
 def others(row: dict[str, Any]) -> dict[str, int | None]:
-    """Return what DeepSpeed's and accelerate's own estimators answer for a case, in bytes of a GPU.
-
-    They are asked of whole models only, not of a few layers.
-    """
+    """Return the estimates of DeepSpeed and accelerate for a case of a whole model, in bytes of a GPU."""
     if "layers" in row:
         return {"deepspeed": None, "accelerate": None}
-    from baselines import baselines
+    from memory.baselines import baselines
 
-    config = config_of(row["model"])
     local = min(8, row["ranks"])
-    result = baselines(config, row["strategy"], row["precision"], local, row["ranks"] // local)
-    return {name: answer.gpu for name, answer in result.items()}
+    return baselines(config_of(row["model"]), row["strategy"], row["precision"], local, row["ranks"] // local)
 
 
 def grouped(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -332,7 +260,7 @@ def grouped(rows: list[dict[str, Any]]) -> dict[str, Any]:
         for name in ("method", "strategy", "model")
     }
     result["others"] = {}
-    for name in ("deepspeed", "accelerate"):
+    for name in OTHERS:
         answered = [abs(row[name] / row["traced"] - 1) for row in rows if row[name]]
         factors = [max(row[name] / row["traced"], row["traced"] / row[name]) for row in rows if row[name]]
         result["others"][name] = {
@@ -345,22 +273,43 @@ def grouped(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def markdown(summary: dict[str, Any]) -> str:
     """Return the table of docs/memory.md."""
-    lines = ["| | combinations | mean error | worst | lowest |", "|---|---|---|---|---|"]
-    groups = {"all": summary["all"]}
-    for name in ("method", "strategy"):
-        groups |= summary[f"by_{name}"]
-    for name, result in groups.items():
-        lines.append(
-            f"| {name} | {result['combinations']} | {result['mean_absolute_error']:.2%} | "
-            f"{result['worst_error']:+.1%} | {result['lowest_error']:+.1%} |"
+    rows = [
+        (
+            name,
+            each["combinations"],
+            f"{each['mean_absolute_error']:.2%}",
+            f"{each['worst_error']:+.1%}",
+            f"{each['lowest_error']:+.1%}",
         )
-    for name, label in (("deepspeed", "DeepSpeed's estimator"), ("accelerate", "accelerate estimate-memory")):
-        result = summary["others"][name]
-        lines.append(
-            f"| {label} | {result['combinations']} | {result['mean_absolute_error']:.0%} | "
-            f"{result['worst_factor']:.0f} times off | |"
-        )
-    return "\n".join(lines)
+        for name, each in ({"all": summary["all"]} | summary["by_method"] | summary["by_strategy"]).items()
+    ]
+    for name, title in OTHERS.items():
+        each = summary["others"][name]
+        error, factor = f"{each['mean_absolute_error']:.0%}", f"{each['worst_factor']:.0f} times off"
+        rows.append((title, each["combinations"], error, factor, ""))
+    return table(["", "combinations", "mean error", "worst", "lowest"], rows)
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """Draw predicted against traced bytes, one point a case; on the line both are equal."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    mpl.rcParams["svg.hashsalt"] = "zerolora"  # equal figures give an equal file
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6.4, 6.4))
+    titles = {**OTHERS, "predicted": "zerolora estimate"}
+    for (name, title), color in zip(titles.items(), ("tab:orange", "tab:red", "tab:blue"), strict=True):
+        points = [(row["traced"] / GIB, row[name] / GIB) for row in rows if row.get(name)]
+        traced, predicted = zip(*points, strict=True)
+        axes.scatter(traced, predicted, s=14, color=color, alpha=1 if name == "predicted" else 0.5, label=title)
+    ends = [min(traced) / 1.5, max(traced) * 1.5]
+    axes.plot(ends, ends, color="grey", linewidth=0.8)
+    axes.set(xscale="log", yscale="log", xlabel="traced peak, GiB", ylabel="predicted, GiB")
+    axes.legend()
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
 
 
 def errors(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -375,7 +324,7 @@ def errors(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def trace_all(wanted: list[dict[str, Any]], workers: int) -> None:
-    """Trace cases in processes of their own, small models first, and keep each as it comes."""
+    """Trace cases in separate processes, and append each trace to the file when it is done."""
     lock = threading.Lock()
 
     def one(case: dict[str, Any]) -> None:
@@ -392,55 +341,25 @@ def trace_all(wanted: list[dict[str, Any]], workers: int) -> None:
 
 def command(case: dict[str, Any]) -> list[str]:
     """Return the command that traces a case."""
-    options = {
-        "--model": config_of(case["model"]),
-        "--method": case["method"],
-        "--prepared-by": case.get("prepared_by", "zerolora"),
-        "--quantization": case.get("quantization", "nf4"),
-        "--lora-targets": case.get("targets", "all-linear"),
-        "--lora-r": case["r"],
-        "--lora-dropout": case["dropout"],
-        "--added-tokens": case.get("added_tokens", 0),
-        "--optimizer": case.get("optimizer", "adamw"),
-        "--strategy": case["strategy"],
-        "--ranks": case["ranks"],
-        "--micro-batch": case["micro_batch"],
-        "--sequence-parallel": case.get("sequence_parallel", 1),
-        "--sequence-length": case["length"],
-        "--logits": case["logits"],
-        "--loss": case.get("loss", "plain"),
-        "--attention": case["attention"],
-        "--precision": case["precision"],
-        "--zero": json.dumps(zero_json(case)),
-    }
-    texts = [str(text) for pair in options.items() for text in pair]
-    if "layers" in case:
-        texts += ["--layers", str(case["layers"])]
-    saving = ["--activation-checkpointing"] if case["checkpointing"] else []
-    saving += ["--activation-offload"] if case.get("offload") else []
-    return [sys.executable, str(Path(__file__).with_name("trace.py")), *texts, *saving]
+    more = {"config": str(config_of(case["model"])), "zero": zero_json(case)}
+    return [sys.executable, str(Path(__file__).with_name("trace.py")), json.dumps(case | more)]
 
 
 def zero_json(case: dict[str, Any]) -> dict[str, Any]:
-    """Return the DeepSpeed JSON that render writes for a case; pinned memory and overlap are CUDA's alone."""
-    spec = spec_of(case)
+    """Return the DeepSpeed JSON, or another engine's options, that render writes for a case on its device, by default
+    a CPU: pinned memory and overlap are CUDA's alone."""
+    spec, device = spec_of(case), case.get("device", "cpu")
     sizes = sized(model_of(case), spec)
-    choice = Choice(
-        case["strategy"],
-        case["micro_batch"],
-        1,
-        case["checkpointing"],
-        case["attention"],
-        replace(sizes, overlap=False),
-    )
+    buckets = sizes if device == "cuda" else replace(sizes, overlap=False)
+    choice = Choice(case["strategy"], case["micro_batch"], 1, case["checkpointing"], case["attention"], buckets)
     target = Target(
-        device="cpu", precision=case["precision"], nodes=spec.nodes, ranks_per_node=spec.ranks_per_node, nvme=None
+        device=device, precision=case["precision"], nodes=spec.nodes, ranks_per_node=spec.ranks_per_node, nvme=None
     )
     return rendered(choice, target, 1.0)[0]
 
 
 def read_traces() -> list[dict[str, Any]]:
-    """Return the traces that are kept."""
+    """Return the recorded traces."""
     if not TRACES.exists():
         return []
     return [json.loads(line) for line in TRACES.read_text(encoding="utf-8").splitlines()]

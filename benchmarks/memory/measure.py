@@ -1,24 +1,24 @@
-"""Hold the prediction against what a real run's memory was: on GPUs what CUDA's allocator gave, else resident bytes.
+"""Compare the prediction with the memory of real runs: on GPUs the bytes of CUDA's allocator, else resident bytes.
 
     .venv/bin/python benchmarks/memory/measure.py           # GPUs if there are any, else this machine's CPU
     .venv/bin/python benchmarks/memory/measure.py --cpu     # the CPU although there are GPUs
-    .venv/bin/python benchmarks/memory/measure.py --only 7b # groups whose name has this text
-    .venv/bin/python benchmarks/memory/measure.py --no-measure  # predict again for what was measured before
+    .venv/bin/python benchmarks/memory/measure.py --only 7b # groups whose name contains this text
+    .venv/bin/python benchmarks/memory/measure.py --no-measure  # only predict again
 
-Nothing is downloaded: models have the shapes of config/recipes/models and random weights, rows on a CPU have drawn
-lengths, the longest first. All else is training's own code, in its order: kernels, adapter, DeepSpeed's engine, proof
-of the loss, data, a validation, steps with a checkpoint written beside them, the adapter. A group of batches shares one
-model and one start of as many ranks as there are GPUs (two, or one, on a CPU); a group that fails, runs out of memory
-or of time is a row like any other.
-GPUs must be free of other work. Writes benchmarks/results/memory_gpu.json or memory_cpu.json, in bytes.
+Nothing is downloaded: models have the shapes of config/recipes/models and random weights, rows on a CPU have random
+lengths, the longest first. All else is training's own code, in its order: kernels, adapter, DeepSpeed's engine, check
+of the loss, data, a validation, steps with a checkpoint written beside them, the adapter. The batches of a group share
+one model and one start of as many ranks as there are GPUs (two, or one, on a CPU). A group that fails, runs out of
+memory or out of time is a row too. GPUs must be otherwise idle. Writes benchmarks/results/memory_gpu.json or
+memory_cpu.json, in bytes.
 """
 
 import argparse
+import functools
 import importlib
 import json
 import os
 import random
-import socket
 import subprocess
 import sys
 import tempfile
@@ -33,31 +33,27 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import psutil
 import pyarrow
 import torch
-from machine import machine
+from measuring import RESULTS, ROOT, last_line, machine, parser_of, random_model, wait
+from memory import compare
 
 from zerolora.data.packing_plan import write_plan
 from zerolora.data.prepared_rows import IGNORED, schema
 from zerolora.files import read_json, write_json
 from zerolora.machine.peak_memory import PeakMemory
-from zerolora.memory.predict import Prediction, predict, sized
+from zerolora.memory.predict import Prediction, predict
 from zerolora.memory.training_spec import TrainingSpec
-from zerolora.methods.registry import create
 from zerolora.model.read_spec import read_model_spec
-from zerolora.optimizers import OPTIMIZERS
-from zerolora.planner.candidates import Choice
-from zerolora.planner.render import rendered
 from zerolora.planner.zero_json import ZeroJson
 from zerolora.strategies import STRATEGIES
-from zerolora.strategies.strategy import Target
 from zerolora.train.launch.launcher import CPU_MALLOC
+from zerolora.train.launch.topology import topology
 
-ROOT = Path(__file__).resolve().parents[2]
 MODELS = ROOT / "config/recipes/models"
-STEPS = 3  # the first makes the optimizer's states, the second has them all along, the third repeats it
-CPU_STEPS, CPU_TOKENS = 40, 8000  # of a rank: its heap has more and more holes as lengths change, at most so long
-SHORTEST = 0.85  # of a row's length; rows of one global batch are alike in training too (train/order.py)
-GROUP_SECONDS = 600  # more than any group's, on a busy machine too: only a hang takes as long
-RESERVE = 3 * 2**30  # bytes a GPU is thought to need for context, NCCL and fragments, when it is asked what fits
+STEPS = 3  # the first creates the optimizer's states, the second has them from its start, the third repeats it
+CPU_STEPS, CPU_TOKENS = 40, 8000  # of a rank: changing lengths fragment its heap for so long
+SHORTEST = 0.85  # share of a row's length; rows of one global batch are similar in training too (train/order.py)
+GROUP_SECONDS = 600  # only a hang takes this long, even on a busy machine
+RESERVE = 3 * 2**30  # bytes of a GPU assumed for context, NCCL and fragments when batches are selected
 LORA: dict[str, Any] = {
     "r": 8, "alpha": 16.0, "rank_stabilized": False, "plus_ratio": 1.0, "dropout": 0.0, "targets": "all-linear"
 }  # fmt: skip
@@ -68,10 +64,10 @@ Batch = dict[str, Any]
 
 def main() -> None:
     """Measure every group, compare, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--cpu", action="store_true")
-    parser.add_argument("--only", default="", help="groups whose name has this text")
-    parser.add_argument("--seconds", type=float, help="no group starts after so long; 480 on GPUs, an hour on a CPU")
+    parser.add_argument("--only", default="", help="groups whose name contains this text")
+    parser.add_argument("--seconds", type=float, help="no group starts later; default: 480 on GPUs, an hour on a CPU")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--no-measure", action="store_true", help="predict again for the rows of the output")
     parser.add_argument("--rank-of", type=json.loads, help=argparse.SUPPRESS)
@@ -80,26 +76,24 @@ def main() -> None:
         run_rank(options.rank_of)
         return
     on_cpu = options.cpu or not torch.cuda.is_available()
-    groups = [group for group in (cpu_groups() if on_cpu else gpu_groups()) if options.only in name_of(group)]
-    rows: list[dict[str, Any]]
-    output = options.output or ROOT / f"benchmarks/results/memory_{'cpu' if on_cpu else 'gpu'}.json"
+    output = options.output or RESULTS / f"memory_{'cpu' if on_cpu else 'gpu'}.json"
+    rows: list[dict[str, Any]] = []
     if options.no_measure:
-        kept = read_json(output, "measure.py")
-        rows = [predicted_anew(each) for each in kept["rows"]]
-        write_json(output, {**kept, **summary(rows), "rows": rows})
-        print(json.dumps(summary(rows)))
-        return
-    rows = []
-    for result in measured(groups, time.monotonic() + (options.seconds or (3600 if on_cpu else 480))):
-        rows += result
-        write_json(output, {**summary(rows), "rows": rows})  # what is known so far, should this be ended
-    # Last, as asking for a GPU's name makes a context on it, which would count as use.
-    write_json(output, {"machine": machine(), **summary(rows), "rows": rows})
+        earlier = read_json(output, "measure.py")
+        rows = [predicted_again(each) for each in earlier["rows"]]
+        write_json(output, {**earlier, **summary(rows), "rows": rows})
+    else:
+        groups = [group for group in (cpu_groups() if on_cpu else gpu_groups()) if options.only in name_of(group)]
+        for result in measured(groups, time.monotonic() + (options.seconds or (3600 if on_cpu else 480))):
+            rows += result
+            write_json(output, {**summary(rows), "rows": rows})  # should this process be killed
+        # Last: the GPU's name needs a context on it, which would count as use.
+        write_json(output, {"machine": machine(), **summary(rows), "rows": rows})
     print(json.dumps(summary(rows)))
 
 
 def gpu_groups() -> list[Group]:
-    """Return what is measured on GPUs: sorted so that what a shorter time leaves out is what matters least."""
+    """Return the groups for GPUs, the most important first."""
     ranks = torch.cuda.device_count()
     lengths = (512, 2048, 4096)
     batches = [
@@ -134,7 +128,7 @@ def gpu_groups() -> list[Group]:
 
 
 def cpu_groups() -> list[Group]:
-    """Return what is measured on a CPU. One batch a group: what an earlier one freed would stay resident."""
+    """Return the groups for a CPU, of one batch each: memory freed by an earlier batch would stay resident."""
     chosen = (
         # strategy, ranks, precision, rows, tokens, checkpointing, logits (0: transformers' own loss), masked, attention
         ("zero0", 1, "fp32", 1, 128, False, 0, False, "sdpa"),
@@ -170,81 +164,56 @@ def cpu_groups() -> list[Group]:
 
 
 def name_of(group: Group) -> str:
-    """Return a group for people."""
+    """Return a group as words."""
     saving = "checkpointing" if group["checkpointing"] else "all"
     parts = [group["model"], group["strategy"], f"{group['ranks']}x{group['device']}", group["precision"]]
     return " ".join([*parts, saving, group["attention"]])
 
 
 def spec_of(group: Group, batch: Batch) -> TrainingSpec:
-    """Return the training spec of a batch of a group, nothing reserved."""
-    return TrainingSpec(
-        strategy=group["strategy"],
-        method=create(group.get("method", "lora"), r=LORA["r"]),
-        nodes=1,
-        ranks_per_node=group["ranks"],
-        micro_batch=batch["micro_batch"],
-        accumulation=1,
-        length=batch["length"],
-        activation_checkpointing=group["checkpointing"],
-        activation_offload=group.get("offload", False),
-        attention=group["attention"],
-        precision=group["precision"],
-        masked=batch["masked"],
-        loss=batch["loss"],
-        logits=batch["logits"],
-        on_cpu=group["device"] == "cpu",
-        reserve=0,
-        optimizer=OPTIMIZERS[group.get("optimizer", "adamw")],
-    )
+    """Return the training spec of a batch of a group, without a reserve."""
+    return compare.spec_of({"method": "lora", "r": LORA["r"], "dropout": 0.0} | group | batch)
 
 
 def zero_json(group: Group) -> dict[str, Any]:
-    """Return what render writes for a group: the DeepSpeed JSON, or the options of another engine."""
-    spec = spec_of(group, group["batches"][0])
-    sizes = sized(read_model_spec(MODELS / f"{group['model']}.json"), spec)
-    micro_batch = group["batches"][0]["micro_batch"]
-    choice = Choice(group["strategy"], micro_batch, 1, group["checkpointing"], group["attention"], sizes)
-    target = Target(
-        device=group["device"], precision=group["precision"], nodes=1, ranks_per_node=group["ranks"], nvme=None
-    )
-    return rendered(choice, target, 1.0)[0]
+    """Return the DeepSpeed JSON, or another engine's options, that render writes for a group."""
+    return compare.zero_json({"method": "lora", "r": LORA["r"], "dropout": 0.0} | group | group["batches"][0])
 
 
 def steps_of(group: Group, batch: Batch) -> int:
-    """Return how many steps are run on batches like this one: few on a GPU, whose allocator's peak needs no more."""
+    """Return the number of steps for a batch; a GPU allocator's peak needs few."""
     if group["device"] == "cuda":
         return STEPS
     tokens: int = batch["micro_batch"] * batch["length"]
     return min(CPU_STEPS, max(STEPS, CPU_TOKENS // tokens))
 
 
-# --- the parent: one group after the other ---
+# --- parent process: one group at a time ---
 
 
 def measured(groups: list[Group], deadline: float) -> Iterator[list[dict[str, Any]]]:
-    """Yield for each group a row for each of its batches: what was measured, or why nothing was."""
-    with tempfile.TemporaryDirectory(prefix="zerolora-memory-") as room:
+    """Yield for each group a row for each of its batches: its figures, or the reason without them."""
+    with tempfile.TemporaryDirectory(prefix="zerolora-memory-") as folder:
         for group in groups:
             shape = read_model_spec(MODELS / f"{group['model']}.json")
             predictions = [predict(shape, spec_of(group, batch)) for batch in group["batches"]]
             fault = "no time left" if time.monotonic() > deadline else None
-            asked = [
+            tried = [
                 (batch, prediction, fault or too_large(group, prediction))
                 for batch, prediction in zip(group["batches"], predictions, strict=True)
             ]
-            fits = [(batch, prediction) for batch, prediction, why in asked if why is None]
-            answers = start({**group, "batches": [batch for batch, _ in fits]}, Path(room)) if fits else []
+            fits = [(batch, prediction) for batch, prediction, why in tried if why is None]
+            answers = start({**group, "batches": [batch for batch, _ in fits]}, Path(folder)) if fits else []
             result = [row(group, *pair, answer) for pair, answer in zip(fits, answers, strict=True)]
-            result += [row(group, batch, prediction, {"skipped": why}) for batch, prediction, why in asked if why]
-            print("\n".join([name_of(group), *map(line, result)]), file=sys.stderr)
+            result += [row(group, batch, prediction, {"skipped": why}) for batch, prediction, why in tried if why]
+            print(name_of(group), *(each.get("error", "no figures") for each in result), file=sys.stderr)
             yield result
 
 
 def too_large(group: Group, prediction: Prediction) -> str | None:
-    """Return why a batch is not tried, None if it is."""
+    """Return the reason to skip a batch, None if it is tried."""
     if group["device"] == "cuda":
-        total = graphics_memory()
+        total = gpu_memory()
         need = prediction.gpu["total"] + RESERVE
         if need > total:
             return f"predicted {need / 2**30:.1f} GiB with context, the GPU has {total / 2**30:.1f}"
@@ -252,86 +221,44 @@ def too_large(group: Group, prediction: Prediction) -> str | None:
     return f"predicted {need / 2**30:.1f} GiB of host memory, {free / 2**30:.1f} are free" if need > free else None
 
 
-_graphics_memory: list[int] = []
+@functools.cache
+def gpu_memory() -> int:
+    """Return the bytes of one GPU, from another process: a context of this one would count as use."""
+    code = "import torch; print(torch.cuda.mem_get_info()[1])"
+    return int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
 
 
-def graphics_memory() -> int:
-    """Return the bytes of one GPU, asked by another process: a context of this one's would count as use."""
-    if not _graphics_memory:
-        question = "import torch; print(torch.cuda.mem_get_info()[1])"
-        answer = subprocess.run([sys.executable, "-c", question], capture_output=True, text=True, check=True)
-        _graphics_memory.append(int(answer.stdout))
-    return _graphics_memory[0]
-
-
-def start(group: Group, room: Path) -> list[dict[str, Any]]:
-    """Start a group's ranks, wait, and return for each of its batches what all ranks together measured."""
-    weights = written_model(group, room)
-    data = [str(written_rows(group, batch, room / f"rows{number}")) for number, batch in enumerate(group["batches"])]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+def start(group: Group, folder: Path) -> list[dict[str, Any]]:
+    """Start a group's ranks, wait, and return the figures of all ranks together for each of its batches."""
+    weights = written_model(group, folder)
+    data = [str(written_rows(group, batch, folder / f"rows{number}")) for number, batch in enumerate(group["batches"])]
+    environment = dict(os.environ) | {"OMP_NUM_THREADS": "1"}  # as the launcher sets it
+    if group["device"] == "cpu":
+        environment = CPU_MALLOC | environment | {"DS_ACCELERATOR": "cpu"}
+    where = topology({}, 1, group["ranks"])
+    outputs = [folder / f"rank{rank}.json" for rank in where.ranks]
     processes = []
-    for rank in range(group["ranks"]):
-        output = room / f"rank{rank}.json"
-        output.unlink(missing_ok=True)
+    for rank, output in enumerate(outputs):
+        output.write_text("")
         request = json.dumps({"group": group, "weights": str(weights), "output": str(output), "data": data})
-        place = {
-            "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": group["ranks"], "LOCAL_WORLD_SIZE": group["ranks"],
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1,  # as the launcher sets it
-        }  # fmt: skip
-        environment = os.environ | {name: str(value) for name, value in place.items()}
-        if group["device"] == "cpu":
-            environment = CPU_MALLOC | environment | {"DS_ACCELERATOR": "cpu"}
-        with (room / f"rank{rank}.log").open("wb") as log:
-            processes.append(subprocess.Popen(run_rank_command(request), env=environment, stdout=log, stderr=log))
-    ending = wait(processes)
-    answers = [read_answers(room / f"rank{rank}.json") for rank in range(group["ranks"])]
-    missing = {"failed": ending or "a rank ended early; " + last_line(room)}
+        with (folder / f"rank{rank}.log").open("wb") as log:
+            command = [sys.executable, __file__, "--rank-of", request]
+            processes.append(where.start(rank, command, environment, log))
+    codes = wait(processes, GROUP_SECONDS)
+    lines = [line for rank in where.ranks if (line := last_line(folder / f"rank{rank}.log"))]
+    early = f"a rank ended early; {lines[0] if lines else 'no output'}"
+    missing = {"failed": early if any(codes) or None not in codes else f"not done after {GROUP_SECONDS} s"}
+    answers = [[json.loads(line) for line in output.read_text().splitlines()] for output in outputs]
     return [
         joined([answer[number] for answer in answers if number < len(answer)], group["ranks"]) or missing
         for number in range(len(group["batches"]))
     ]
 
 
-def run_rank_command(request: str) -> list[str]:
-    """Return the command that is one rank."""
-    return [sys.executable, __file__, "--rank-of", request]
-
-
-def wait(processes: list["subprocess.Popen[bytes]"]) -> str | None:
-    """Wait until all have ended or one has failed; return why the rest were ended, None if none was."""
-    deadline = time.monotonic() + GROUP_SECONDS
-    ending = None
-    while any(process.poll() is None for process in processes) and not ending:
-        time.sleep(0.2)
-        if any(process.poll() for process in processes):
-            break
-        if time.monotonic() > deadline:
-            ending = f"not done after {GROUP_SECONDS} s"
-    for process in processes:
-        process.kill()
-        process.wait()
-    return ending
-
-
-def read_answers(path: Path) -> list[dict[str, Any]]:
-    """Return what a rank has written so far."""
-    return [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
-
-
-def last_line(room: Path) -> str:
-    """Return what the first rank that said anything said last."""
-    for log in sorted(room.glob("rank*.log")):
-        if lines := log.read_text(errors="replace").strip().splitlines():
-            return lines[-1][:300]
-    return "it said nothing"
-
-
 def joined(answers: list[dict[str, Any]], ranks: int) -> dict[str, Any] | None:
-    """Return what all ranks together measured: the worst GPU, the sum of the host's bytes; None if a rank is missing.
+    """Return the figures of all ranks together: the worst GPU, the sum of the host's bytes; None if a rank is missing.
 
-    When one rank fails the others wait for it until they are ended: its reason counts.
+    If a rank fails, the others wait for it until they are killed: its reason counts.
     """
     failed = [answer for answer in answers if "failed" in answer]
     if failed or len(answers) < ranks:
@@ -346,21 +273,21 @@ def joined(answers: list[dict[str, Any]], ranks: int) -> dict[str, Any] | None:
     return result
 
 
-def row(group: Group, batch: Batch, prediction: Prediction, found: dict[str, Any]) -> dict[str, Any]:
-    """Return one line of the result."""
+def row(group: Group, batch: Batch, prediction: Prediction, measured_figures: dict[str, Any]) -> dict[str, Any]:
+    """Return one row of the result."""
     case = {name: value for name, value in group.items() if name != "batches"} | batch
-    result = {**case, "predicted_gpu": prediction.gpu, "predicted_host": prediction.host, **found}
-    if "gpu_allocated" in found:
-        result["error"] = prediction.gpu["total"] / found["gpu_allocated"] - 1
-        # Context, NCCL, and what the allocator took from the device but not out of its blocks.
-        result["implied_reserve"] = found["gpu_in_use"] - found["gpu_allocated"]
-    elif "host_peak" in found:
-        result["error"] = prediction.host["total"] / found["host_peak"] - 1
+    result = {**case, "predicted_gpu": prediction.gpu, "predicted_host": prediction.host, **measured_figures}
+    if "gpu_allocated" in measured_figures:
+        result["error"] = prediction.gpu["total"] / measured_figures["gpu_allocated"] - 1
+        # Context, NCCL, and the allocator's unused blocks.
+        result["implied_reserve"] = measured_figures["gpu_in_use"] - measured_figures["gpu_allocated"]
+    elif "host_peak" in measured_figures:
+        result["error"] = prediction.host["total"] / measured_figures["host_peak"] - 1
     return result
 
 
-def predicted_anew(each: dict[str, Any]) -> dict[str, Any]:
-    """Return a row with today's prediction beside what was measured."""
+def predicted_again(each: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with today's prediction beside its measured figures."""
     prediction = predict(read_model_spec(MODELS / f"{each['model']}.json"), spec_of(each, each))
     measured = ("host_", "gpu_", "step_seconds", "failed", "skipped")
     result = {name: value for name, value in each.items() if name.startswith(measured)}
@@ -368,19 +295,8 @@ def predicted_anew(each: dict[str, Any]) -> dict[str, Any]:
     return row({**case, "batches": None}, {}, prediction, result)
 
 
-def line(each: dict[str, Any]) -> str:
-    """Return one line of the table for people."""
-    what = f"  {each['micro_batch']}x{each['length']} {each['loss']} {each['logits']} masked={each['masked']}"
-    if "error" not in each:
-        return f"{what}: {each.get('failed') or each.get('skipped')}"
-    on_gpu = "gpu_allocated" in each
-    seen = each["gpu_allocated"] if on_gpu else each["host_peak"]
-    expected = each["predicted_gpu" if on_gpu else "predicted_host"]["total"]
-    return f"{what}: {expected / 2**30:.3f} predicted, {seen / 2**30:.3f} GiB measured, {each['error']:+.1%}"
-
-
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the relative errors of what was measured: mean, worst, lowest; and the reserves that GPUs needed."""
+    """Return the relative errors of the measured rows: mean, worst, lowest; and the reserves that GPUs needed."""
     values = [each["error"] for each in rows if "error" in each]
     result: dict[str, Any] = {"measured": len(values), "not_measured": len(rows) - len(values)}
     if values:
@@ -395,27 +311,23 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def written_model(group: Group, room: Path) -> Path:
-    """Return a directory with the model's config.json; on a CPU with random weights too, which training then reads."""
-    directory = room / f"{group['model']}-{group['precision']}"
-    if directory.exists():
-        return directory
-    directory.mkdir()
-    (directory / "config.json").write_text((MODELS / f"{group['model']}.json").read_text())
-    if group["device"] == "cpu":
-        transformers: Any = importlib.import_module("transformers")
-        dtype = torch.bfloat16 if group["precision"] == "bf16" else torch.float32
-        config = transformers.AutoConfig.from_pretrained(directory)
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
-        model.save_pretrained(directory)
+def written_model(group: Group, folder: Path) -> Path:
+    """Return a directory with the model's config.json; on a CPU also with random weights, which training reads."""
+    directory = folder / f"{group['model']}-{group['precision']}"
+    config = MODELS / f"{group['model']}.json"
+    if not directory.exists():
+        directory.mkdir()
+        (directory / "config.json").write_text(config.read_text())
+        if group["device"] == "cpu":
+            random_model(config, torch.bfloat16 if group["precision"] == "bf16" else torch.float32, directory)
     return directory
 
 
 def written_rows(group: Group, batch: Batch, directory: Path) -> Path:
-    """Write prepared rows for all steps and their plan, a row to a packed row, as prepare and pack do.
+    """Write prepared rows for all steps and their plan, one row in each packed row, as prepare and pack do.
 
-    One row is as long as the batch says, the rest are somewhat shorter on a CPU. On a GPU all are as long: there the
-    first step, which has no moments yet, is not the one that needs most.
+    The first row has the length of the batch, and on a CPU the others are somewhat shorter. On a GPU all have it: there
+    the first step, which has no moments yet, does not have the peak.
     """
     draw = random.Random(1)  # noqa: S311 (lengths, no secret)
     count = steps_of(group, batch) * batch["micro_batch"] * group["ranks"]
@@ -445,7 +357,7 @@ def written_rows(group: Group, batch: Batch, directory: Path) -> Path:
 
 
 def run_rank(request: dict[str, Any]) -> None:
-    """Be one rank of a group; append one line for each batch to the output."""
+    """Run one rank of a group; append one line for each batch to the output."""
     import torch.distributed
 
     from zerolora.train import adapter, base_model, isolation, rank
@@ -478,8 +390,8 @@ def run_rank(request: dict[str, Any]) -> None:
                 result |= {"host_steps": resident()}
                 expected = adapter.expected_tensors(weights, plan)
                 base = {"name": str(weights), "revision": None}
-                place, rank_number = weights.parent / "adapter", torch.distributed.get_rank()
-                adapter.save(engine, plan, place, rank_number, expected, {}, {}, base)
+                output_path, number = weights.parent / "adapter", torch.distributed.get_rank()
+                adapter.save(engine, plan, output_path, number, expected, {}, {}, base)
                 result |= {name: value for name, value in marks.items() if name.startswith("host")}
                 result |= {"host_peak_steps": result["host_peak"], "host_peak": memory.host()}
             output.write(json.dumps(result) + "\n")
@@ -492,7 +404,7 @@ def run_rank(request: dict[str, Any]) -> None:
 
 
 def training_plan(group: Group, batch: Batch) -> Any:
-    """Return the plan that training would have for a batch of a group."""
+    """Return training's plan for a batch of a group."""
     from zerolora.config.method_sections import Lora
     from zerolora.config.settings import TrainingPlan, UsefulFlops
 
@@ -509,7 +421,7 @@ def training_plan(group: Group, batch: Batch) -> Any:
 def random_on_device(
     weights: Path, dtype: torch.dtype, attention: str, device: torch.device | None = None, quantization: Any = None
 ) -> Any:
-    """Return the model with random weights, made where they belong: never whole on the host, at stage 3 nowhere."""
+    """Return the model with random weights, created on the GPU: never whole on the host, at stage 3 nowhere whole."""
     assert quantization is None, "bitsandbytes quantizes what it reads from a file"
     transformers: Any = importlib.import_module("transformers")
     config = transformers.AutoConfig.from_pretrained(weights)
@@ -518,7 +430,7 @@ def random_on_device(
 
 
 def in_use(device: torch.device) -> int:
-    """Return the bytes of a GPU that all processes together have taken of it; 0 on a CPU."""
+    """Return the bytes of a GPU in use by all processes; 0 on a CPU."""
     if device.type == "cpu":
         return 0
     free, total = torch.cuda.mem_get_info(device)
@@ -526,7 +438,7 @@ def in_use(device: torch.device) -> int:
 
 
 def context_bytes(device: torch.device) -> int:
-    """Return the bytes of a GPU that CUDA's context takes, made by this call; 0 on a CPU."""
+    """Create CUDA's context and return its bytes; 0 on a CPU."""
     if device.type == "cpu":
         return 0
     torch.cuda.init()
@@ -536,7 +448,7 @@ def context_bytes(device: torch.device) -> int:
 def one_batch(
     engine: Any, group: Group, batch: Batch, data: Path, memory: PeakMemory, device: torch.device
 ) -> dict[str, Any]:
-    """Return the most that this rank held while it validated, made steps on batches alike, and wrote a checkpoint."""
+    """Return this rank's peaks while it validates, makes steps on similar batches, and writes a checkpoint."""
     import torch.distributed
 
     from zerolora.data.packing_plan import open_plan
@@ -547,7 +459,7 @@ def one_batch(
 
     saver = Checkpoints(data.parent / "checkpoints", {}, {"steps": STEPS}, every_minutes=1e9)
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # what an earlier batch took must not count as this one's
+        torch.cuda.empty_cache()  # an earlier batch must not count
         torch.cuda.reset_peak_memory_stats(device)
     packing, plan = open_plan(data / "plan.arrow"), training_plan(group, batch)
     batches = Batches(open_split(data, "train"), packing, plan, torch.distributed.get_rank(), group["ranks"])
@@ -592,13 +504,13 @@ def micro_batch(batches: Any, number: int, batch: Batch, device: torch.device) -
 
 
 def settle(device: torch.device) -> None:
-    """Wait for what was given to a GPU."""
+    """Wait for a GPU's queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def save_beside(engine: Any, saver: Any, number: int) -> None:
-    """Begin to write a checkpoint, as training does while it continues."""
+    """Start writing a checkpoint in the background, as training does."""
     import torch.distributed
 
     from zerolora.train.checkpoint.format import State
@@ -618,7 +530,7 @@ def step(engine: Any, inputs: dict[str, Any], loss: str) -> None:
     else:
         names = ("input_ids", "attention_mask")
         model_inputs = {name: inputs[name] for name in names if name in inputs}
-        # Outputs are held until the step is over, as in most loops.
+        # `outputs` outlives the step, as in most loops.
         outputs = engine(**model_inputs, labels=inputs["input_ids"], use_cache=False)
         total = outputs.loss
     engine.backward(total)

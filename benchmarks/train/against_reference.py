@@ -4,42 +4,37 @@
     .venv/bin/python benchmarks/train/against_reference.py --device cuda --model config/recipes/models/qwen2.5-7b.json
 
 Needs the base model: run `make run` first. The experiment's way is transformers' Trainer under DeepSpeed's stage 2 with
-16 rows a rank, prompts padded to 30 and answers to 20 tokens (or to the longest, where this model's tokenizer needs
-more), logits of every position, and activation checkpointing; it is also measured without the last, and, on a CPU, also
-with our choice of who multiplies fp32 matrices (src/zerolora/machine/cpu_matmul.py). Its stages 0, 1
-and 2 with offload took the same time, so the optimizer stays on the device here. Both train the same adapter (r 8,
-alpha 64, dropout 0.01) on the same rows with the same global batch; ours with the embedded default's micro-batch.
-Counted are real tokens of the steps after --warm-up. Writes benchmarks/results/train_reference.json.
+16 rows a rank, prompts padded to 30 and answers to 20 tokens (or to the longest, if this model's tokenizer needs more),
+logits of every position, and activation checkpointing. It is also measured without checkpointing and, on a CPU, then
+with zerolora's choice of fp32 matmul kernels (src/zerolora/machine/cpu_matmul.py). Its stages 0, 1 and 2 with offload
+took the same time, so the optimizer stays on the device here. Both train the same adapter (r 8, alpha 64, dropout 0.01)
+on the same rows with the same global batch; ours with the embedded default's micro-batch. Only real tokens of the steps
+after --warm-up are counted. Writes benchmarks/results/train_reference.json.
 """
 
 import argparse
 import functools
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from contest import (
-    RESULTS,
     ROOT,
     Ours,
     Run,
     Task,
     about,
-    add_options,
-    model_of,
     opponent,
+    parser,
     ranks_of,
     ratio,
+    reference,
     summary,
     take_turns,
 )
 
-from zerolora.config.file import load
-from zerolora.config.resolve import resolve
 from zerolora.data.prepared_rows import IGNORED, open_split
-from zerolora.data.reference import records
 from zerolora.files import read_json, write_json
 
 LORA = {"r": 8, "alpha": 64.0, "dropout": 0.01, "targets": "all-linear"}
@@ -53,18 +48,17 @@ TRAIN = {
 }
 ROWS_A_RANK = 16
 PROMPT, ANSWER = 30, 20
-VALIDATED = 8  # rows, where nobody looks at validation
 STAGE_2 = ROOT / "config/deepspeed/reference-stage2.json"
 
 
 def main() -> None:
     """Take turns, compare, write."""
-    options = _options()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        task = reference_task(folder, model_of(options, folder), options)
+    made = parser(__doc__, "train_reference.json")
+    made.add_argument("--ranks", type=int, default=ranks_of("cuda" if torch.cuda.is_available() else "cpu")[-1])
+    made.add_argument("--micro-batch", type=int, default=4, help="of ours")
+    options = made.parse_args()
+    with reference(options, validated=None) as task:
         ours = ours_of(task, options)
-        contestants = {"zerolora": ours.train, **others_of(task, options)}
         padded = lengths(task.data)
         result = about(task.device) | {
             "model": options.model.stem, "precision": options.precision, "lora": LORA, "train": TRAIN,
@@ -72,12 +66,12 @@ def main() -> None:
             "padded_to": {"prompt": padded[0], "answer": padded[1]}, "rendered": ours.zero.as_json()["zerolora"],
             "steps": options.steps, "warm_up": options.warm_up,
         }  # fmt: skip
-        runs = take_turns(contestants, options.rounds)
+        runs = take_turns({"zerolora": ours.train, **others_of(task, options)}, options.rounds)
         write_json(options.output, {**result, **compared(runs, options.warm_up)})
 
 
 def ours_of(task: Task, options: argparse.Namespace) -> Ours:
-    """Return this project's contestant."""
+    """Return zerolora as a contestant."""
     train = {
         **TRAIN, "lora": LORA, "ranks_per_node": options.ranks,
         "global_batch": ROWS_A_RANK * options.ranks, "max_steps": options.steps,
@@ -87,8 +81,7 @@ def ours_of(task: Task, options: argparse.Namespace) -> Ours:
 
 
 def others_of(task: Task, options: argparse.Namespace) -> dict[str, Callable[[], Run]]:
-    """Return the experiment's way, with and without activation checkpointing; on a CPU also with our choice of who
-    multiplies."""
+    """Return the experiment's way, with and without activation checkpointing; on a CPU also with our matmul kernels."""
     zero = read_json(STAGE_2, "the experiment")
     del zero["zero_optimization"]["offload_optimizer"]
     ways = {"reference": (True, False), "reference without checkpointing": (False, False)}
@@ -106,20 +99,8 @@ def others_of(task: Task, options: argparse.Namespace) -> dict[str, Callable[[],
     return made
 
 
-def reference_task(folder: Path, model: Path, options: argparse.Namespace, validated: int | None = None) -> Task:
-    """Return the reference task, prepared as config/config.yaml says but for the longest row. With `validated`, only so
-    many rows are: nobody waits for the rest, where validation is not what is measured."""
-    write_json(folder / "rows.json", records("tens", 42))
-    prepared = resolve(load(ROOT / "config/config.yaml")).model_dump(mode="json")["prepare"]["reference"]
-    kept = ("template", "split", "seed", "max_length")
-    wanted = {name: prepared[name] for name in kept} | {"path": str(folder / "rows.json")}
-    if validated is not None:
-        wanted["split"] = {**wanted["split"], "validation": validated}
-    return Task(folder, model, options.device, wanted | {"max_length": options.max_length})
-
-
 def lengths(data: Path) -> list[int]:
-    """Return to how many tokens prompts and answers are padded: as published, or to the longest if that is longer."""
+    """Return the padded lengths of prompts and answers in tokens: as published, or the longest if that is longer."""
     rows = open_split(data, "train")
     prompts = [next(index for index, label in enumerate(row) if label != IGNORED) for row in rows["labels"]]
     answers = [length - prompt for length, prompt in zip(rows["length"], prompts, strict=True)]
@@ -127,7 +108,7 @@ def lengths(data: Path) -> list[int]:
 
 
 def compared(runs: dict[str, list[Run]], warm_up: int) -> dict[str, Any]:
-    """Return all contestants, and ours over each of the others: speed and peak memory."""
+    """Return all contestants, and the ratios of ours to each of the others: speed and peak memory."""
     others = [name for name in runs if name != "zerolora"]
     return {
         "contestants": {name: summary(result, warm_up) for name, result in runs.items()},
@@ -136,15 +117,6 @@ def compared(runs: dict[str, list[Run]], warm_up: int) -> dict[str, Any]:
         },
         "host_memory": {name: ratio(runs["zerolora"], runs[name], lambda run: run.peak_host_bytes) for name in others},
     }
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_options(parser, RESULTS / "train_reference.json")
-    parser.add_argument("--ranks", type=int, default=ranks_of("cuda" if torch.cuda.is_available() else "cpu")[-1])
-    parser.add_argument("--micro-batch", type=int, default=4, help="of ours")
-    parser.add_argument("--max-length", type=int, default=64, help="tokens of a row")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

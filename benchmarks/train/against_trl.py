@@ -5,13 +5,13 @@
         --capacity 4096 --batch 8 --steps 20 --output benchmarks/results/train_trl_gpu.json
 
 Needs the base model: run `make run` first. Both train the same adapter on the same conversations (chat_rows.py), with
-loss on the assistant's turns, the same optimizer and learning rate, in the same precision, without activation
-checkpointing, evaluation or checkpoints. Settings of either are tried first, each once: with packing and without, on
-one process and on several, implementations of attention, liger-kernel where it is. On a CPU TRL has our choice of who
-multiplies fp32 matrices (zerolora/machine/cpu_matmul.py), which is not its own. The fastest of each then take turns.
-A step is of --batch packed rows of --capacity tokens; without packing, of as many rows as fill them on average. Counted
-are real tokens of the steps after --warm-up; loading and preparing are not. That both train the same shows in the
-result: supervised tokens over all tokens, and the mean loss. Writes benchmarks/results/train_trl.json.
+loss on the assistant's turns, the same optimizer, learning rate and precision, without activation checkpointing,
+evaluation or checkpoints. First each trainer's options are tried once: with packing and without, on one process and on
+several, implementations of attention, liger-kernel if it is installed. On a CPU TRL gets zerolora's fp32 matmul kernels
+(zerolora/machine/cpu_matmul.py), which are not its own. The fastest of each then take turns. A step is --batch packed
+rows of --capacity tokens; without packing, as many rows as fill them on average. Only real tokens of the steps after
+--warm-up are counted, without loading and preparing. That both train the same shows in the result: supervised tokens
+over all tokens, and the mean loss. Writes benchmarks/results/train_trl.json.
 """
 
 import argparse
@@ -26,14 +26,13 @@ from typing import Any
 from chat_rows import write_chat
 from contest import (
     LORA,
-    RESULTS,
     TRAIN,
     Run,
     Task,
     about,
-    add_options,
     model_of,
     opponent,
+    parser,
     ranks_of,
     ratio,
     summary,
@@ -45,7 +44,7 @@ from zerolora.files import write_json
 
 ROWS = {"train": 600, "validation": 8, "test": 8}
 PACKED = {"packing": True, "packing_strategy": "bfd"}
-# The tokenizer's own ChatML with the mark that TRL needs. Like ours, it ends where the last answer ends.
+# The tokenizer's ChatML with the mark that TRL needs. Like ours, it ends with the last answer.
 TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
     "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}"
@@ -57,7 +56,9 @@ Contestants = dict[str, Callable[[], Run]]
 
 def main() -> None:
     """Try settings, take turns, compare, write."""
-    options = _options()
+    made = parser(__doc__, "train_trl.json")
+    chat_options(made, batch=2)
+    options = made.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         task = chat_task(folder, model_of(options, folder), options)
@@ -77,7 +78,7 @@ def main() -> None:
 
 
 def chat_task(folder: Path, model: Path, options: argparse.Namespace) -> Task:
-    """Return the task: conversations of one source a split, so that both train on exactly the same."""
+    """Return the chat task, with one source for each split, so that both train on the same rows."""
     for number, (split, count) in enumerate(ROWS.items()):
         (folder / "rows").mkdir(exist_ok=True)
         write_chat(folder / f"rows/{split}.jsonl", count, seed=number, longest=options.longest)
@@ -89,7 +90,7 @@ def chat_task(folder: Path, model: Path, options: argparse.Namespace) -> Task:
 
 
 def our_settings(task: Task, options: argparse.Namespace) -> Contestants:
-    """Return ours: one process or one a core; on a GPU one or several packed rows at a time."""
+    """Return zerolora's options: one process or one a core; on a GPU one or several packed rows at a time."""
     steps = {"max_steps": options.steps, "global_batch": options.batch, "precision": options.precision}
     pack = {"packing": True, "capacity": options.capacity}
     return {
@@ -102,7 +103,7 @@ def our_settings(task: Task, options: argparse.Namespace) -> Contestants:
 
 
 def their_settings(task: Task, options: argparse.Namespace) -> Contestants:
-    """Return TRL's: with packing, and padded batches of rows of like length, in several ways each."""
+    """Return TRL's options: packing, and padded batches of rows of similar length, in several ways each."""
     mean = task.stats["train_tokens"] / task.stats["train_rows"]
     rows_a_step = round(options.batch * options.capacity / mean)
     made: Contestants = {}
@@ -142,7 +143,7 @@ def _trl(
 
 
 def micro_batches(device: str, most: int) -> list[int]:
-    """Return how many packed rows a forward pass may have: one on a CPU, where more of them are not faster."""
+    """Return the packed rows of a forward pass to try: one on a CPU, where more are not faster."""
     return [1] if device == "cpu" else [micro for micro in (1, 4) if micro <= most]
 
 
@@ -154,7 +155,7 @@ def attentions(device: str) -> list[str]:
 
 
 def template(model: Path) -> str:
-    """Return a model's ChatML template with TRL's marks. Raises ValueError if its template is another one."""
+    """Return a model's ChatML template with TRL's marks. Raises ValueError for another template."""
     tokenizer = AutoTokenizer.from_pretrained(model)
     turns = [{"role": role, "content": role} for role in ("user", "assistant")]
     text = str(tokenizer.apply_chat_template(turns, tokenize=False))
@@ -165,7 +166,7 @@ def template(model: Path) -> str:
 
 
 def compared(best: str, ours: list[Run], rival: str, theirs: list[Run], warm_up: int) -> dict[str, Any]:
-    """Return both contestants, and ours over theirs: speed, and peaks of memory."""
+    """Return both contestants, and the ratios of ours to theirs: speed and memory peaks."""
     return {
         "ours": {"label": best, **summary(ours, warm_up)},
         "theirs": {"label": rival, **summary(theirs, warm_up)},
@@ -175,13 +176,11 @@ def compared(best: str, ours: list[Run], rival: str, theirs: list[Run], warm_up:
     }
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_options(parser, RESULTS / "train_trl.json")
-    parser.add_argument("--capacity", type=int, default=2048, help="tokens of a packed row")
-    parser.add_argument("--longest", type=int, default=600, help="words of a conversation")
-    parser.add_argument("--batch", type=int, default=2, help="packed rows of an optimizer step")
-    return parser.parse_args()
+def chat_options(made: argparse.ArgumentParser, batch: int) -> None:
+    """Add the options of the chat task."""
+    made.add_argument("--capacity", type=int, default=2048, help="tokens of a packed row")
+    made.add_argument("--longest", type=int, default=600, help="words of a conversation")
+    made.add_argument("--batch", type=int, default=batch, help="packed rows of an optimizer step")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A chat set of mixed lengths, the same on every machine: conversations cut from this project's own documents.
+"""A chat set of mixed lengths, equal on every machine: conversations cut from this project's documents.
 
 Turns, and words a turn, are distributed as in published chat sets: most are short, a few are long (lognormal).
 """

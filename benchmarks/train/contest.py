@@ -1,8 +1,8 @@
-"""What the contests share: model and rows, training by this project's command line and by others', rounds, results.
+"""Shared code of the contests: model and rows, training by `zerolora train` and by other trainers, rounds, results.
 
-A *contestant* is a name and a function that trains once and returns a Run. Everything is trained by processes of their
-own, so that each has a peak of its own. Contestants take turns within one run of a script, and what is compared is
-compared round by round: the machine is not as fast now as in a minute.
+A *contestant* is a name and a function that trains once and returns a Run. Each training runs in processes of its own,
+so that its memory peak is its own. Contestants take turns within one run of a script and are compared round by round,
+since the speed of the machine drifts.
 """
 
 import argparse
@@ -12,8 +12,9 @@ import os
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,9 @@ import psutil
 import torch
 import yaml
 from chat_rows import document_words
-from machine import PACKAGES, machine
+from measuring import PACKAGES, RESULTS, ROOT, machine, parser_of, random_model, turns, wait
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
@@ -52,10 +53,8 @@ from zerolora.train.feed import Batches
 from zerolora.train.launch.topology import topology
 from zerolora.train.telemetry.stopwatch import PARTS
 
-ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "resources/weights/smollm2-135m-instruct"
 TOKENIZER = ROOT / "resources/models/smollm2-135m-instruct"
-RESULTS = ROOT / "benchmarks/results"
 OPPONENTS = Path(__file__).resolve().parent / "opponents.py"
 LORA = {"r": 8, "alpha": 16.0, "dropout": 0.0, "targets": "all-linear"}
 QUIET = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
@@ -63,8 +62,9 @@ TRAIN = {
     "learning_rate": 2e-4, "schedule": "constant", "warmup_ratio": 0.0, "weight_decay": 0.0, "gradient_clipping": 1.0,
     "seed": 42,
 }  # fmt: skip
-"""How all train, unless an experiment says otherwise."""
-LONGEST_SECONDS = 3600  # of one training: only a hang takes as long
+"""The training settings of all contestants, unless an experiment has its own."""
+VALIDATED = 8  # rows, where validation is not measured
+LONGEST_SECONDS = 3600  # of one training; only a hang takes this long
 
 
 @dataclass
@@ -72,7 +72,7 @@ class Step:
     """One optimizer step, of all ranks together."""
 
     seconds: float
-    """From the end of the step before to its own end."""
+    """From the end of the previous step to its end."""
     tokens: int
     """Real tokens: padding is not counted."""
     supervised: int
@@ -82,14 +82,14 @@ class Step:
     parts: dict[str, float] = field(default_factory=dict)
     """Ours only: seconds of PARTS on rank 0."""
     flops: float = 0.0
-    """Ours only: FLOPs of one rank that nothing can save (planner/cost.py, useful_flops)."""
+    """Ours only: FLOPs that a rank needs at least (planner/cost.py, useful_flops)."""
     communicated: float = 0.0
     """Ours only: bytes of the full buffers of one rank's collectives."""
 
 
 @dataclass
 class Run:
-    """What one training took."""
+    """The steps and memory peaks of one training."""
 
     steps: list[Step]
     peak_host_bytes: int
@@ -109,7 +109,7 @@ class Run:
 
 
 class Task:
-    """A model, rows prepared for it and how they are to be trained: what contestants have in common."""
+    """A model and the rows prepared for it, which all contestants share."""
 
     def __init__(self, folder: Path, model: Path, device: str, prepared: dict[str, Any]) -> None:
         """`prepared`: the config's section for the rows, as in {"path": "rows.json", "max_length": 2048, …}."""
@@ -124,7 +124,7 @@ class Task:
         self.stats = read_json(self.data / "stats.json", "zerolora prepare")
 
     def resolved(self, train: dict[str, Any], pack: dict[str, Any], render: dict[str, Any]) -> dict[str, Any]:
-        """Return the settings of every stage, from a config as a user would write it."""
+        """Return the settings of every stage, resolved from a user's config."""
         config = {
             "hardware": hardware(self.device, train.get("ranks_per_node", 1)),
             "fetch": {"directory": {"model": {"path": str(self.model), "license": "Apache-2.0"}}},
@@ -139,17 +139,38 @@ class Task:
         return resolve(load(path)).model_dump(mode="json")
 
     def ours(
-        self,
-        name: str,
-        train: dict[str, Any],
-        pack: dict[str, Any],
-        strategy: str = "auto",
-        threads: str | None = None,
+        self, name: str, train: dict[str, Any], pack: dict[str, Any], strategy: str = "auto", threads: str = ""
     ) -> "Ours":
-        """Return this project's contestant: packed, rendered, ready to be trained. Its ranks use all cores unless
-        `threads` says how many each of them uses."""
-        threads = threads or threads_of(train["ranks_per_node"])
-        return Ours(self, self.folder / name, train, pack, strategy, threads)
+        """Return zerolora as a contestant: packed, rendered, ready to train. Without `threads` of a rank, the ranks
+        use all cores."""
+        return Ours(self, self.folder / name, train, pack, strategy, threads or threads_of(train["ranks_per_node"]))
+
+
+@contextmanager
+def reference(options: argparse.Namespace, validated: int | None = VALIDATED) -> Iterator[Task]:
+    """Yield the reference task for the model of the options, in a temporary folder."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        yield reference_task(folder, model_of(options, folder), options, validated)
+
+
+def reference_task(
+    folder: Path, model: Path, options: argparse.Namespace, validated: int | None = VALIDATED, rule: Any = "tens"
+) -> Task:
+    """Return the reference task, prepared as in config/config.yaml but for the longest row and, unless None, the
+    number of validation rows."""
+    write_json(folder / "rows.json", records(rule, 42))
+    prepared = resolve(load(ROOT / "config/config.yaml")).model_dump(mode="json")["prepare"]["reference"]
+    wanted = {name: prepared[name] for name in ("template", "split", "seed")} | {"path": str(folder / "rows.json")}
+    if validated is not None:
+        wanted["split"] = {**wanted["split"], "validation": validated}
+    return Task(folder, model, options.device, wanted | {"max_length": options.max_length})
+
+
+def training_settings() -> dict[str, Any]:
+    """Return the settings of `train` of the embedded default, without its device."""
+    train = resolve(load(ROOT / "config/config.yaml")).model_dump(mode="json")["runs"]["default"]["train"]
+    return {name: value for name, value in train.items() if name != "device"}
 
 
 class Ours:
@@ -174,7 +195,7 @@ class Ours:
         self.ranks = run["train"]["ranks_per_node"]
 
     def command(self) -> list[str]:
-        """Return the command."""
+        """Return the command of `zerolora train`."""
         paths = {
             "data": self.task.data,
             "packing": self.folder / "packing",
@@ -213,7 +234,7 @@ class Ours:
         )
 
     def _supervised(self) -> list[int]:
-        """Return the supervised tokens of every step, over all ranks."""
+        """Return the supervised tokens of every step, of all ranks."""
         plan = open_plan(self.folder / "packing/train.arrow")
         rows = open_split(self.task.data, "train")
         settings = TrainSettings.model_validate(self.settings)
@@ -223,7 +244,7 @@ class Ours:
 
 
 def hardware(device: str, ranks: int) -> dict[str, Any]:
-    """Return the config's description of this machine."""
+    """Return this machine as the config's `hardware`."""
     memory = {"device": device, "host_memory": f"{psutil.virtual_memory().total // 2**30}GiB"}
     if device == "cpu":
         return memory
@@ -239,13 +260,13 @@ def hardware(device: str, ranks: int) -> dict[str, Any]:
 
 
 def opponent(kind: str, folder: Path, settings: dict[str, Any], ranks: int) -> Run:
-    """Train once as others do (opponents.py), with `ranks` processes."""
+    """Train once with another trainer (opponents.py), in `ranks` processes."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "settings.json", settings)
     command = [sys.executable, str(OPPONENTS), kind, "--folder", str(folder)]
     where = topology({}, 1, ranks)
     assert where.listener
-    where.listener.close()  # theirs is opened by their own first rank
+    where.listener.close()  # their first rank opens its own
     own = {"OMP_NUM_THREADS": threads_of(ranks)} | ({"DS_ACCELERATOR": "cpu"} if settings["device"] == "cpu" else {})
     finished([command] * ranks, [own | where.environment(rank) for rank in where.ranks], folder)
     result = [read_json(folder / f"rank{rank}.json", "opponents.py") for rank in where.ranks]
@@ -271,52 +292,40 @@ def threads_of(ranks: int) -> str:
 
 
 def finished(commands: list[list[str]], environments: list[dict[str, str]], folder: Path) -> None:
-    """Run processes side by side until all have ended. Raises SystemExit with the last lines of one that fails."""
+    """Run processes side by side to their end. Raises SystemExit with the last lines of one that fails."""
     folder.mkdir(parents=True, exist_ok=True)
     processes: list[subprocess.Popen[bytes]] = []
     logs = [folder / f"process{number}.log" for number in range(len(commands))]
-    try:
-        for command, environment, log in zip(commands, environments, logs, strict=True):
-            with log.open("wb") as file:
-                processes.append(
-                    subprocess.Popen(command, env=os.environ | QUIET | environment, stdout=file, stderr=file)
-                )
-        deadline = time.monotonic() + LONGEST_SECONDS
-        while any(each.poll() is None for each in processes) and not any(each.poll() for each in processes):
-            assert time.monotonic() < deadline, f"a process hangs; see {folder}"
-            time.sleep(0.1)
-    finally:
-        codes = [each.poll() for each in processes]
-        for each in processes:
-            each.kill()
-            each.wait()
+    for command, environment, log in zip(commands, environments, logs, strict=True):
+        with log.open("wb") as file:
+            processes.append(subprocess.Popen(command, env=os.environ | QUIET | environment, stdout=file, stderr=file))
+    codes = wait(processes, LONGEST_SECONDS)
     for code, log in zip(codes, logs, strict=True):
         if code:
             raise SystemExit("\n".join([f"exit code {code}:", *log.read_text(errors="replace").splitlines()[-15:]]))
+    assert None not in codes, f"a process hangs; see {folder}"
 
 
 # Rounds and results
 
 
 def take_turns(contestants: dict[str, Callable[[], Run]], rounds: int) -> dict[str, list[Run]]:
-    """Return the runs of every contestant, one a round; each round turns the order round."""
+    """Return the runs of every contestant, one a round, in alternating order."""
     runs: dict[str, list[Run]] = {name: [] for name in contestants}
-    for number in range(rounds):
-        for name in list(contestants)[:: 1 if number % 2 == 0 else -1]:
-            runs[name].append(contestants[name]())
-            last = runs[name][-1]
-            print(f"round {number + 1}: {name}: {last.tokens_per_second(1):.1f} tokens/s", flush=True)
+    for name in turns(contestants, rounds):
+        runs[name].append(contestants[name]())
+        print(f"{name}: {runs[name][-1].tokens_per_second(1):.1f} tokens/s", flush=True)
     return runs
 
 
 def ratio(ours: list[Run], others: list[Run], measure: Callable[[Run], float]) -> dict[str, Any]:
-    """Return our measure over that of others, round by round, and the median of the rounds."""
+    """Return the ratio of a measure, ours over the others', by round, and its median."""
     rounds = [measure(one) / measure(other) for one, other in zip(ours, others, strict=True)]
     return {"median": statistics.median(rounds), "rounds": rounds}
 
 
 def summary(runs: list[Run], warm_up: int) -> dict[str, Any]:
-    """Return a contestant's medians over its rounds, and the rounds themselves."""
+    """Return a contestant's medians and its rounds."""
     return {
         "tokens_per_second": statistics.median(run.tokens_per_second(warm_up) for run in runs),
         "peak_host_bytes": statistics.median(run.peak_host_bytes for run in runs),
@@ -334,7 +343,7 @@ def loss_mean(steps: list[Step]) -> float:
 
 
 def about(device: str, packages: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return what a result was measured on, and how busy the machine was with other work."""
+    """Return the machine of a result, and its load before."""
     return {
         "machine": machine((*PACKAGES, *packages)),
         "device": device,
@@ -345,27 +354,27 @@ def about(device: str, packages: tuple[str, ...] = ()) -> dict[str, Any]:
 # Options
 
 
-def add_options(parser: argparse.ArgumentParser, output: Path) -> None:
-    """Add what all contests can be asked."""
+def parser(text: str | None, output: str) -> argparse.ArgumentParser:
+    """Return a parser with the options that all contests share."""
     here = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--device", choices=("cpu", "cuda"), default=here)
-    parser.add_argument("--model", type=Path, default=MODEL, help="a directory with weights, or a config.json")
-    parser.add_argument("--tokenizer", type=Path, default=TOKENIZER, help="of a model that is only a config.json")
-    parser.add_argument("--precision", choices=tuple(DTYPES), default=default_precision(), help="of all contestants")
-    parser.add_argument("--steps", type=int, default=6, help="optimizer steps of each training")
-    parser.add_argument("--warm-up", type=int, default=2, help="of these, steps that do not count")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--output", type=Path, default=output)
+    result = parser_of(text)
+    result.add_argument("--device", choices=("cpu", "cuda"), default=here)
+    result.add_argument("--model", type=Path, default=MODEL, help="a directory with weights, or a config.json")
+    result.add_argument("--tokenizer", type=Path, default=TOKENIZER, help="for a model that is only a config.json")
+    result.add_argument("--precision", choices=tuple(DTYPES), default=default_precision(), help="of all contestants")
+    result.add_argument("--steps", type=int, default=6, help="optimizer steps of each training")
+    result.add_argument("--warm-up", type=int, default=2, help="the first of these steps, which do not count")
+    result.add_argument("--rounds", type=int, default=5)
+    result.add_argument("--max-length", type=int, default=64, help="tokens of a row of the reference task")
+    result.add_argument("--output", type=Path, default=RESULTS / output)
+    return result
 
 
 def model_of(options: argparse.Namespace, folder: Path) -> Path:
-    """Return the directory of the model: the one named, or one with the shapes of a config.json and drawn weights."""
+    """Return the directory of the model: the one named, or a new one with random weights for a config.json."""
     if options.model.is_dir():
         return Path(options.model).resolve()
-    config = AutoConfig.from_pretrained(options.model)
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=DTYPES[options.precision])
-    model.save_pretrained(folder / "model")
+    config = random_model(options.model, DTYPES[options.precision], folder / "model")
     known = options.tokenizer.is_dir()
     tokenizer = AutoTokenizer.from_pretrained(options.tokenizer) if known else trained_tokenizer(config.vocab_size)
     tokenizer.save_pretrained(folder / "model")
@@ -373,8 +382,8 @@ def model_of(options: argparse.Namespace, folder: Path) -> Path:
 
 
 def trained_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
-    """Return a byte-level BPE tokenizer with a ChatML template, trained on the reference task and on the documents that
-    chat_rows.py cuts conversations from: for a machine without the base model."""
+    """Return a byte-level BPE tokenizer with a ChatML template, trained on the reference task and the documents of
+    chat_rows.py, for a machine without the base model."""
     texts = [text for row in records("tens", 42) for text in row.values()] + [" ".join(document_words())]
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     trained = Tokenizer(models.BPE())
@@ -397,12 +406,12 @@ def trained_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
 
 
 def default_precision() -> str:
-    """Return what `precision: auto` stands for on this machine."""
+    """Return the precision that `precision: auto` selects on this machine."""
     if not torch.cuda.is_available():
         return "fp32"
     return "bf16" if torch.cuda.get_device_capability() >= (8, 0) else "fp16"
 
 
 def ranks_of(device: str) -> list[int]:
-    """Return the numbers of processes to try: on a CPU one with all threads, and one a core; else one a GPU."""
+    """Return the numbers of processes to try: on a CPU one, and one a core; else one a GPU."""
     return sorted({1, os.cpu_count() or 1}) if device == "cpu" else [torch.cuda.device_count()]

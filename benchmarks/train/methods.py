@@ -1,22 +1,20 @@
-"""Hold what the methods of training cost against each other: memory, time, and what is written.
+"""Compare the costs of the training methods: memory, time and size of the adapter.
 
     .venv/bin/python benchmarks/train/methods.py
     .venv/bin/python benchmarks/train/methods.py --device cuda --model config/recipes/models/qwen2.5-7b.json
 
 Needs the base model: run `make run` first. Trains each method with `zerolora train` on one rank under zero0, on rows of
-the reference task, in turns. Told are the peak of the rank's memory, and what `zerolora estimate` says of it; the
-median seconds of a step, and their ratio to lora's of the same round; the seconds beside the steps, for loading,
-validation and writing; and the bytes of what is published. Writes benchmarks/results/train_methods.json.
+the reference task, in turn. Reports the peak of the rank's memory and its estimate; the median seconds of a step, and
+their ratio to lora's in the same round; the seconds besides the steps, for loading, validation and writing; and the
+bytes of the published files. Writes benchmarks/results/train_methods.json.
 """
 
 import argparse
 import statistics
-import tempfile
-from pathlib import Path
 from typing import Any
 
-from against_reference import VALIDATED, reference_task
-from contest import RESULTS, TRAIN, Ours, about, add_options, model_of
+from contest import TRAIN, Ours, about, parser, reference
+from measuring import medians
 
 from zerolora.files import read_json, write_json
 
@@ -37,11 +35,10 @@ BASELINE = "lora"
 
 def main() -> None:
     """Take turns, compare, write."""
-    options = _options()
-    with tempfile.TemporaryDirectory() as directory:
-        folder = Path(directory)
-        model = model_of(options, folder)
-        task = reference_task(folder, model, options, VALIDATED)
+    made = parser(__doc__, "train_methods.json")
+    made.add_argument("--rows", type=int, default=4, help="of a step, each of up to --max-length tokens")
+    options = made.parse_args()
+    with reference(options) as task:
         steps = {
             **TRAIN, "max_steps": options.steps, "precision": options.precision, "ranks_per_node": 1,
             "micro_batch": options.rows, "global_batch": options.rows,
@@ -67,7 +64,7 @@ def main() -> None:
 
 
 def measured(ours: Ours, options: argparse.Namespace) -> dict[str, float]:
-    """Train once and return what it took."""
+    """Train once and return time, memory and sizes."""
     run = ours.train()
     total = read_json(ours.folder / "run/metrics/train_resources.json", "train")
     seconds = [step.seconds for step in run.steps]
@@ -80,29 +77,17 @@ def measured(ours: Ours, options: argparse.Namespace) -> dict[str, float]:
     }
 
 
-def summary(found: list[dict[str, float]], baseline: list[dict[str, float]]) -> dict[str, Any]:
+def summary(values: list[dict[str, float]], baseline: list[dict[str, float]]) -> dict[str, Any]:
     """Return the medians of all rounds, and of the ratios of step times within each round."""
-    ratios = [one["step_seconds"] / other["step_seconds"] for one, other in zip(found, baseline, strict=True)]
-    medians = {key: statistics.median(each[key] for each in found) for key in found[0]}
-    return medians | {"step_over_lora": statistics.median(ratios), "rounds": found}
+    ratios = [one["step_seconds"] / other["step_seconds"] for one, other in zip(values, baseline, strict=True)]
+    return medians(values) | {"step_over_lora": statistics.median(ratios), "rounds": values}
 
 
 def predicted(ours: Ours, device: str) -> int:
-    """Return the bytes that the estimate says a rank's GPU, or the host, holds at its peak."""
-    (result,) = (
-        each
-        for each in read_json(ours.folder / "estimate.json", "estimate")["strategies"]
-        if each["strategy"] == "zero0"
-    )
+    """Return the estimated peak of a rank's GPU, or of the host, in bytes."""
+    strategies = read_json(ours.folder / "estimate.json", "estimate")["strategies"]
+    (result,) = (each for each in strategies if each["strategy"] == "zero0")
     return int(result["gpu" if device == "cuda" else "host"]["total"])
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_options(parser, RESULTS / "train_methods.json")
-    parser.add_argument("--rows", type=int, default=4, help="of a step, each of up to --max-length tokens")
-    parser.add_argument("--max-length", type=int, default=64)
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

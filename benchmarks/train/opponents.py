@@ -1,9 +1,9 @@
-"""One rank of a training as others do it: opponents.py trl|trainer|reference --folder FOLDER, with RANK and the rest.
+"""One rank of another trainer: opponents.py trl|reference --folder FOLDER, with RANK and the other variables.
 
-`trl` is TRL's SFTTrainer on conversations; `trainer` is transformers' Trainer with peft's adapter, on rows of like
-length padded to the longest of a batch; `reference` is the published experiment's way: the same Trainer on rows
-padded to fixed lengths. All read FOLDER/settings.json and write, to FOLDER/rank<N>.json, for every optimizer step the
-time at its end, its real tokens, its supervised tokens and the sum of their losses, and the peaks of memory.
+`trl` is TRL's SFTTrainer on conversations; `reference` is the published experiment's way: transformers' Trainer with
+peft's adapter, on rows padded to fixed lengths. Reads FOLDER/settings.json and writes to FOLDER/rank<N>.json, for every
+optimizer step, the time at its end, its real tokens, its supervised tokens and the sum of their losses, and the memory
+peaks.
 """
 
 import argparse
@@ -23,16 +23,16 @@ from zerolora.train.engines.engine import DTYPES
 
 
 class Clock(TrainerCallback):
-    """Counts what a trainer's steps take, without making it wait."""
+    """Counts tokens and times of a trainer's steps without synchronizing them."""
 
     def __init__(self) -> None:
         self.ends: list[float] = []
-        """Times: of training's start, then of every step's end."""
+        """Times of training's start and of every step's end."""
         self.counts: list[torch.Tensor] = []
-        """Of each micro-step: its step, real tokens, supervised tokens, sum of losses."""
+        """By micro-step: its step, real tokens, supervised tokens, sum of losses."""
 
     def counting(self, trainer: Any) -> None:
-        """Watch a trainer."""
+        """Count the steps of a trainer."""
         compute_loss = trainer.compute_loss
 
         def counted(model: Any, inputs: dict[str, Any], **named: Any) -> Any:
@@ -68,7 +68,7 @@ class Clock(TrainerCallback):
 def main() -> None:
     """Train once."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=("trl", "trainer", "reference"))
+    parser.add_argument("kind", choices=("trl", "reference"))
     parser.add_argument("--folder", type=Path, required=True)
     options = parser.parse_args()
     settings = read_json(options.folder / "settings.json", "contest.py")
@@ -77,7 +77,7 @@ def main() -> None:
     if settings["onednn"]:
         cpu_matmul.choose()
     memory, clock = PeakMemory(device), Clock()
-    trainer = {"trl": trl, "trainer": plain, "reference": reference}[options.kind](settings, options.folder)
+    trainer = {"trl": trl, "reference": reference}[options.kind](settings, options.folder)
     clock.counting(trainer)
     trainer.train()
     peaks = {"peak_host_bytes": memory.host(), "peak_gpu_bytes": memory.gpu()}
@@ -85,7 +85,7 @@ def main() -> None:
 
 
 def trl(settings: dict[str, Any], folder: Path) -> Any:
-    """Return TRL's trainer: conversations with the tokenizer's own template, loss on the assistant's turns."""
+    """Return TRL's trainer on conversations, with loss on the assistant's turns."""
     from datasets import load_dataset
     from trl import SFTConfig, SFTTrainer
 
@@ -101,41 +101,8 @@ def trl(settings: dict[str, Any], folder: Path) -> Any:
     )
 
 
-def plain(settings: dict[str, Any], folder: Path) -> Any:
-    """Return transformers' trainer on the rows of a prepared set, in batches of like length."""
-    from peft import get_peft_model
-
-    rows = [
-        {name: row[name] for name in ("input_ids", "labels")} for row in open_split(Path(settings["data"]), "train")
-    ]
-    torch.manual_seed(settings["seed"])
-    return Trainer(
-        get_peft_model(loaded(settings), lora(settings)),
-        TrainingArguments(**arguments(settings, folder), train_sampling_strategy="group_by_length"),
-        train_dataset=rows,
-        data_collator=to_longest,
-    )
-
-
-def to_longest(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """Return rows as a batch, padded on the right to the longest."""
-    longest = max(len(row["input_ids"]) for row in rows)
-    made = [padded_row(row["input_ids"], row["labels"], longest) for row in rows]
-    return {name: torch.tensor([row[name] for row in made]) for name in made[0]}
-
-
-def padded_row(tokens: list[int], labels: list[int], longest: int) -> dict[str, list[int]]:
-    """Return a row padded on the right."""
-    more = longest - len(tokens)
-    return {
-        "input_ids": tokens + [0] * more,
-        "attention_mask": [1] * len(tokens) + [0] * more,
-        "labels": labels + [IGNORED] * more,
-    }
-
-
 def reference(settings: dict[str, Any], folder: Path) -> Any:
-    """Return transformers' trainer on rows of a prepared set: prompts and answers padded, each to its own length."""
+    """Return transformers' trainer on prepared rows whose prompts and answers are padded to fixed lengths."""
     import deepspeed
     from peft import get_peft_model
 
@@ -152,7 +119,7 @@ def reference(settings: dict[str, Any], folder: Path) -> Any:
 def padded(row: dict[str, Any], prompt: int, answer: int) -> dict[str, list[int]]:
     tokens, labels = row["input_ids"], row["labels"]
     first = next(index for index, label in enumerate(labels) if label != IGNORED)
-    assert first <= prompt and len(tokens) - first <= answer, "a row is longer than what it is padded to"
+    assert first <= prompt and len(tokens) - first <= answer, "a row is longer than its padded length"
     left, right = [0] * (prompt - first), [0] * (answer - len(tokens) + first)
     ignored = [IGNORED] * len(left)
     return {
@@ -163,7 +130,7 @@ def padded(row: dict[str, Any], prompt: int, answer: int) -> dict[str, list[int]
 
 
 def loaded(settings: dict[str, Any]) -> Any:
-    """Return the base model, with the attention that the settings name."""
+    """Return the base model with the attention of the settings."""
     return AutoModelForCausalLM.from_pretrained(
         settings["model"], dtype=DTYPES[settings["precision"]], attn_implementation=settings["attention"]
     )
@@ -181,7 +148,7 @@ def lora(settings: dict[str, Any]) -> Any:
 
 
 def arguments(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the arguments that both trainers share: ours in their words, nothing saved, nothing evaluated."""
+    """Return the arguments of both trainers: our settings in their names, without saving and evaluation."""
     on_cpu = settings["device"] == "cpu"
     return {
         "output_dir": str(folder / "output"), "max_steps": settings["max_steps"], "num_train_epochs": 1,

@@ -2,29 +2,24 @@
 
     .venv/bin/python benchmarks/train/start_up.py
 
-Needs the base model: run `make run` first. `zerolora train` is called with the training settings of config/config.yaml
-and one step: its line in the log tells its end, and the seconds that it took, in telemetry.csv, its beginning. The
-first call, which may find no file in the page cache, is told apart. Before each warm one another process loads the same
-libraries and reads the weights, as a machine may give its page cache to others in the meantime. Where torch, DeepSpeed
-and Triton keep what they compile, nothing may lie afterwards. Writes benchmarks/results/train_start_up.json.
+Needs the base model: run `make run` first. Runs `zerolora train` with the training settings of config/config.yaml and
+one step. The step's line in the log marks its end, its seconds in telemetry.csv its beginning. The first call, whose
+files may not be in the page cache, is reported separately. Before each warm one another process loads the same
+libraries and reads the weights, since the machine may have dropped its page cache in between. The directories where
+torch, DeepSpeed and Triton keep compiled code must be empty afterwards. Writes benchmarks/results/train_start_up.json.
 """
 
-import argparse
 import csv
 import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from against_reference import VALIDATED, reference_task
-from contest import QUIET, RESULTS, ROOT, Ours, about, add_options, model_of
+from contest import QUIET, Ours, about, parser, reference, training_settings
 
-from zerolora.config.file import load
-from zerolora.config.resolve import resolve
 from zerolora.files import write_json
 
 IMPORTS = "import deepspeed, zerolora.cli, zerolora.train.rank"
@@ -33,23 +28,18 @@ CACHES = ("TORCH_EXTENSIONS_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR",
 
 def main() -> None:
     """Start several times, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_options(parser, RESULTS / "train_start_up.json")
-    parser.add_argument("--max-length", type=int, default=64, help="tokens of a row")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        train = resolve(load(ROOT / "config/config.yaml")).model_dump(mode="json")["runs"]["default"]["train"]
-        if options.device == "cuda":
-            train["ranks_per_node"] = 1
-        del train["device"]
-        task = reference_task(folder, model_of(options, folder), options, VALIDATED)
-        ours = task.ours("ours", {**train, "max_steps": 1, "precision": options.precision}, {}, "zero2", "1")
-        values = [started(ours, folder / "caches")]
+    options = parser(__doc__, "train_start_up.json").parse_args()
+    train = training_settings() | {"max_steps": 1, "precision": options.precision}
+    if options.device == "cuda":
+        train["ranks_per_node"] = 1
+    with reference(options) as task:
+        caches = task.folder / "caches"
+        ours = task.ours("ours", train, {}, "zero2", "1")
+        values = [started(ours, caches)]
         for _ in range(options.rounds):
             warm(task.folder)
-            values.append(started(ours, folder / "caches"))
-        compiled = sorted(path.name for path in (folder / "caches").rglob("*") if path.is_file())
+            values.append(started(ours, caches))
+        compiled = sorted(path.name for path in caches.rglob("*") if path.is_file())
     result = about(options.device) | {
         "model": options.model.stem, "ranks": ours.ranks, "compiled_files": compiled,
         **{name: judged([each[name] for each in values]) for name in values[0]},
@@ -59,7 +49,7 @@ def main() -> None:
 
 
 def warm(folder: Path) -> None:
-    """Have what a rank reads in the page cache."""
+    """Bring the files that a rank reads into the page cache."""
     subprocess.run([sys.executable, "-c", IMPORTS], check=True, capture_output=True)
     for path in folder.rglob("*.safetensors"):
         path.read_bytes()
@@ -71,25 +61,25 @@ def judged(seconds: list[float]) -> dict[str, Any]:
 
 
 def started(ours: Ours, caches: Path) -> dict[str, float]:
-    """Return the seconds from the command to the beginning of the first step, and to its end."""
+    """Return the seconds from the command to the beginning and to the end of the first step."""
     own = {name: str(caches / name) for name in CACHES} | {"OMP_NUM_THREADS": ours.threads}
     begun = time.monotonic()
     process = subprocess.Popen(
         ours.command(), env=os.environ | QUIET | own, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
     lines = []
-    taken = None
+    seconds = None
     assert process.stderr
     for line in process.stderr:
         lines.append(line)
-        if taken is None and line.startswith("step 1/1"):
-            taken = time.monotonic() - begun
-    if process.wait() or taken is None:
+        if seconds is None and line.startswith("step 1/1"):
+            seconds = time.monotonic() - begun
+    if process.wait() or seconds is None:
         raise SystemExit("".join(lines[-15:]))
     with (ours.folder / "run/metrics/telemetry.csv").open(newline="") as file:
         step = float(next(csv.DictReader(file))["seconds"])
-    print(f"{taken - step:.1f} s, and the step {step:.1f} s", flush=True)
-    return {"to_first_step": taken - step, "to_its_end": taken}
+    print(f"{seconds - step:.1f} s, and the step {step:.1f} s", flush=True)
+    return {"to_first_step": seconds - step, "to_its_end": seconds}
 
 
 if __name__ == "__main__":

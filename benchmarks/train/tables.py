@@ -1,117 +1,120 @@
-"""The tables of docs/speed.md, from the results: .venv/bin/python benchmarks/train/tables.py prints those there are."""
+"""Print the tables of docs/speed.md and docs/methods.md: .venv/bin/python benchmarks/train/tables.py"""
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import measuring
+from measuring import RESULTS
+
 from zerolora.files import read_json
 
-RESULTS = Path(__file__).resolve().parents[1] / "results"
-Found = dict[str, Any]
+Result = dict[str, Any]
 
 
 def main() -> None:
-    """Print every table whose result is there."""
-    for name in (name for name in TABLES if (RESULTS / name).is_file()):
-        print(f"{name}\n\n{table(name)}\n")
+    """Print the table of every result file."""
+    for name in TABLES:
+        if (RESULTS / name).is_file():
+            print(f"{name}\n\n{table(name)}\n")
 
 
 def table(name: str) -> str:
     """Return the table of a result file."""
-    return "\n".join(TABLES[name](read_json(RESULTS / name, "benchmarks/train")))
+    return TABLES[name](read_json(RESULTS / name, "benchmarks/train"))
 
 
-def _reference(found: Found) -> list[str]:
-    lines = ["| | tokens/s | ours over it | host memory | ours over it |", "|---|---|---|---|---|"]
-    for name, each in found["contestants"].items():
-        ratios = [found[what][name]["median"] if name in found[what] else None for what in ("speed", "host_memory")]
+def _reference(result: Result) -> str:
+    rows = []
+    for name, each in result["contestants"].items():
+        ratios = [result[what][name]["median"] if name in result[what] else None for what in ("speed", "host_memory")]
         speed, memory = ("" if ratio is None else f"{ratio:.2f}" for ratio in ratios)
-        lines.append(f"| {name} | {each['tokens_per_second']:,.0f} | {speed} | {_gib(each)} | {memory} |")
-    return lines
+        rows.append((name, f"{each['tokens_per_second']:,.0f}", speed, _gib(each["peak_host_bytes"]), memory))
+    return measuring.table(["", "tokens/s", "ours over it", "host memory", "ours over it"], rows)
 
 
-def _trl(found: Found) -> list[str]:
-    lines = ["| | tokens/s | host memory | GPU memory |", "|---|---|---|---|"]
-    for each in (found["ours"], found["theirs"]):
-        gpu = f"{each['peak_gpu_bytes'] / 2**30:.2f} GiB" if each["peak_gpu_bytes"] else ""
-        lines.append(f"| {each['label']} | {each['tokens_per_second']:,.0f} | {_gib(each)} | {gpu} |")
-    ratios = [found[what] and f"{found[what]['median']:.2f}" for what in ("speed", "host_memory", "gpu_memory")]
-    return [*lines, f"| ours over it | {' | '.join(ratio or '' for ratio in ratios)} |"]
+def _trl(result: Result) -> str:
+    rows: list[Sequence[str]] = []
+    for each in (result["ours"], result["theirs"]):
+        gpu = _gib(each["peak_gpu_bytes"]) if each["peak_gpu_bytes"] else ""
+        rows.append([each["label"], f"{each['tokens_per_second']:,.0f}", _gib(each["peak_host_bytes"]), gpu])
+    ratios = [result[what] and f"{result[what]['median']:.2f}" for what in ("speed", "host_memory", "gpu_memory")]
+    rows.append(["ours over it", *(ratio or "" for ratio in ratios)])
+    return measuring.table(["", "tokens/s", "host memory", "GPU memory"], rows)
 
 
-def _limit(found: Found) -> list[str]:
-    lines = ["| | GFLOP/s of a rank | of matrix products | overhead | waiting |", "|---|---|---|---|---|"]
-    return lines + [
-        f"| {name} | {each['flops_per_second'] / 1e9:,.0f} | {each['ratio_to_matmul']:.0%} | "
-        f"{each['overhead_share']:.1%} | {each['communication_share']:.1%} |"
-        for name, each in found["trainings"].items()
+def _limit(result: Result) -> str:
+    shares = {"ratio_to_matmul": ".0%", "overhead_share": ".1%", "communication_share": ".1%"}
+    rows = [
+        (name, f"{each['flops_per_second'] / 1e9:,.0f}", *(format(each[key], form) for key, form in shares.items()))
+        for name, each in result["trainings"].items()
     ]
+    return measuring.table(["", "GFLOP/s of a rank", "of matrix products", "overhead", "waiting"], rows)
 
 
-def _scaling(found: Found) -> list[str]:
-    lines = ["| strategy | efficiency | MB sent a step | counted over predicted |", "|---|---|---|---|"]
-    return lines + [
-        f"| {name} | {each['efficiency']:.0%} | {sum(each['bytes_counted'].values()) / 1e6:,.1f} | "
-        f"{each['counted_over_predicted']:.2f} |"
-        for name, each in found["strategies"].items()
-    ]
+def _scaling(result: Result) -> str:
+    rows = []
+    for name, each in result["strategies"].items():
+        sent = f"{sum(each['bytes_counted'].values()) / 1e6:,.1f}"
+        rows.append((name, f"{each['efficiency']:.0%}", sent, f"{each['counted_over_predicted']:.2f}"))
+    return measuring.table(["strategy", "efficiency", "MB sent a step", "counted over predicted"], rows)
 
 
-def _start_up(found: Found) -> list[str]:
+def _start_up(result: Result) -> str:
     names = {"to_first_step": "to the beginning of the first step", "to_its_end": "to its end"}
-    return ["| | first time | warm |", "|---|---|---|"] + [
-        f"| {text} | {found[name]['first_seconds']:.1f} s | {found[name]['warm_seconds']:.1f} s |"
+    rows = [
+        (text, f"{result[name]['first_seconds']:.1f} s", f"{result[name]['warm_seconds']:.1f} s")
         for name, text in names.items()
     ]
+    return measuring.table(["", "first time", "warm"], rows)
 
 
-def _forked_ranks(found: Found) -> list[str]:
-    lines = [
-        "| ranks, and how they start | first step made after | CPU time | memory | opened files | read |",
-        "|---|---|---|---|---|---|",
-    ]
-    for ranks, ways in found["ranks"].items():
+def _forked_ranks(result: Result) -> str:
+    rows = []
+    for ranks, ways in result["ranks"].items():
         for way, text in {"separate": "each loads by itself", "forked": "forked"}.items():
             each = ways[way]
-            seconds = " | ".join(f"{each[name]:.1f} s" for name in ("first_step_seconds", "cpu_seconds"))
-            lines.append(
-                f"| {ranks}, {text} | {seconds} | {each['pss_bytes'] / 2**30:.2f} GiB | "
-                f"{each['opened_files']} | {each['read_bytes'] / 2**20:.0f} MiB |"
-            )
-    return lines
+            seconds = (f"{each[name]:.1f} s" for name in ("first_step_seconds", "cpu_seconds"))
+            read = f"{each['read_bytes'] / 2**20:.0f} MiB"
+            rows.append((f"{ranks}, {text}", *seconds, _gib(each["pss_bytes"]), each["opened_files"], read))
+    header = ["ranks, and how they start", "first step made after", "CPU time", "memory", "opened files", "read"]
+    return measuring.table(header, rows)
 
 
-def _loading(found: Found) -> list[str]:
-    weights, libraries = (found[name] / 2**30 for name in ("weights_bytes", "libraries_anonymous_bytes"))
-    lines = [
-        f"| {weights:.2f} GiB of weights, {found['ranks']} ranks | all ranks together | most of one rank's own |",
-        "|---|---|---|",
-        f"| libraries alone | | {libraries:.2f} GiB |",
+def _loading(result: Result) -> str:
+    weights = f"{_gib(result['weights_bytes'])} of weights, {result['ranks']} ranks"
+    rows = [("libraries alone", "", _gib(result["libraries_anonymous_bytes"]))] + [
+        (name, _gib(each["node_bytes"]), _gib(each["rank_anonymous_bytes"]))
+        for name, each in result["strategies"].items()
     ]
-    return lines + [
-        f"| {name} | {each['node_bytes'] / 2**30:.2f} GiB | {each['rank_anonymous_bytes'] / 2**30:.2f} GiB |"
-        for name, each in found["strategies"].items()
+    return measuring.table([weights, "all ranks together", "most private memory of a rank"], rows)
+
+
+def _methods(result: Result) -> str:
+    rows = [
+        (
+            name,
+            f"{each['trained_parameters']:,.0f}",
+            _gib(each["peak_bytes"]),
+            _gib(each["predicted_bytes"]),
+            f"{each['step_seconds']:.2f} s",
+            f"{each['step_over_lora']:.2f}",
+            f"{each['other_seconds']:.1f} s",
+            f"{each['published_bytes'] / 1e6:,.1f} MB",
+        )
+        for name, each in result["methods"].items()
     ]
+    header = ["method", "trained", "peak memory", "estimated", "step", "over `lora`", "besides the steps", "published"]
+    return measuring.table(header, rows)
 
 
-def _gib(each: Found) -> str:
-    return f"{each['peak_host_bytes'] / 2**30:.2f} GiB"
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.2f} GiB"
 
 
-def _methods(found: Found) -> list[str]:
-    lines = [
-        "| method | trained | peak memory | estimated | step | over `lora` | besides the steps | published |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    return lines + [
-        f"| {name} | {each['trained_parameters']:,.0f} | {each['peak_bytes'] / 2**30:.2f} GiB | "
-        f"{each['predicted_bytes'] / 2**30:.2f} GiB | {each['step_seconds']:.2f} s | {each['step_over_lora']:.2f} | "
-        f"{each['other_seconds']:.1f} s | {each['published_bytes'] / 1e6:,.1f} MB |"
-        for name, each in found["methods"].items()
-    ]
-
-
-TABLES: dict[str, Callable[[Found], list[str]]] = {
+TABLES: dict[str, Callable[[Result], str]] = {
     "train_reference.json": _reference,
     "train_trl.json": _trl,
     "train_limit.json": _limit,

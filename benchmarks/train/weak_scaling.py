@@ -1,23 +1,19 @@
-"""Train with one rank and with several, each with the same work, under every stage, and count what ranks send.
+"""Train with one rank and with several, each with the same work, under every stage, and count the bytes sent.
 
     .venv/bin/python benchmarks/train/weak_scaling.py
     .venv/bin/python benchmarks/train/weak_scaling.py --device cuda --model config/recipes/models/qwen2.5-7b.json
 
-Needs the base model: run `make run` first. Rows are those of the reference task, --rows of them a rank and step. A rank
-has one thread, on one rank too, so that what is lost is what ranks cost each other: waiting, sending, and shared caches
-and memory. Efficiency is tokens/s on all ranks over as many times those on one, round by round. What a rank sends is
-counted by training (bytes of full buffers by collective, here as a ring sends them) and held against the cost model's
-formulas (planner/cost.py). Writes benchmarks/results/train_scaling.json.
+Needs the base model: run `make run` first. Rows are those of the reference task, --rows of them for each rank and step.
+Each rank has one thread, also when it runs alone, so that the loss is due to the other ranks: waiting, sending, and
+shared caches and memory. Efficiency is tokens/s of N ranks over N times those of one, round by round. Training counts
+the bytes that a rank sends (full buffers by collective, here as a ring sends them); they are compared with the cost
+model's formulas (planner/cost.py). Writes benchmarks/results/train_scaling.json.
 """
 
-import argparse
 import statistics
-import tempfile
-from pathlib import Path
 from typing import Any
 
-from against_reference import VALIDATED, reference_task
-from contest import RESULTS, TRAIN, Ours, Run, Step, about, add_options, model_of, ranks_of, ratio, take_turns
+from contest import TRAIN, Ours, Run, Step, about, parser, ranks_of, ratio, reference, take_turns
 
 from zerolora.files import write_json
 from zerolora.planner.choice import choose
@@ -28,11 +24,13 @@ STRATEGIES = ("ddp", "zero0", "zero1", "zero2", "zero3", "fsdp")
 
 def main() -> None:
     """Take turns, compare, write."""
-    options = _options()
-    most = options.ranks
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        task = reference_task(folder, model_of(options, folder), options, VALIDATED)
+    made = parser(__doc__, "train_scaling.json")
+    made.add_argument("--ranks", type=int, help="the several; default: one a GPU, or a core")
+    made.add_argument("--rows", type=int, default=4, help="of a rank and step")
+    made.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=STRATEGIES)
+    options = made.parse_args()
+    most = options.ranks or max(2, ranks_of(options.device)[-1])
+    with reference(options) as task:
         ours = {
             (strategy, ranks): task.ours(
                 f"{strategy}-{ranks}",
@@ -68,7 +66,7 @@ def label(strategy: str, ranks: int) -> str:
 
 
 def efficiency(one: list[Run], several: list[Run], ranks: int, warm_up: int) -> dict[str, Any]:
-    """Return tokens/s of all ranks over as many times those of one, and each round's tokens/s."""
+    """Return tokens/s of N ranks over N times those of one, and each round's tokens/s."""
     result = ratio(several, one, lambda run: run.tokens_per_second(warm_up))
     return {
         "efficiency": result["median"] / ranks,
@@ -81,7 +79,7 @@ def efficiency(one: list[Run], several: list[Run], ranks: int, warm_up: int) -> 
 def communication(ours: Ours, run: Run, warm_up: int) -> dict[str, Any]:
     """Return the bytes that a rank sends in a step: counted and predicted, by collective, and their ratio.
 
-    Gathers of the first steps alone are left out: stage 3 releases every weight until it knows the modules' order.
+    Additional gathers of the first steps are excluded: stage 3 releases every weight until it knows the modules' order.
     """
     share = (ours.ranks - 1) / ours.ranks
     sizes = {name.removesuffix("_bytes_per_step"): size for name, size in run.sent.items()}
@@ -98,20 +96,8 @@ def communication(ours: Ours, run: Run, warm_up: int) -> dict[str, Any]:
 
 
 def mean(steps: list[Step]) -> float:
-    """Return the bytes of a step's full buffers, in the mean."""
+    """Return the mean bytes of a step's full buffers."""
     return statistics.mean(step.communicated for step in steps)
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_options(parser, RESULTS / "train_scaling.json")
-    parser.add_argument("--ranks", type=int, help="the several; by default one a GPU, or a core")
-    parser.add_argument("--rows", type=int, default=4, help="of a rank and step")
-    parser.add_argument("--max-length", type=int, default=64, help="tokens of a row")
-    parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=STRATEGIES)
-    options = parser.parse_args()
-    options.ranks = options.ranks or max(2, ranks_of(options.device)[-1])
-    return options
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Snakemake's output for people: a line a stage as it starts and ends, and the bar of what is running.
+"""Snakemake's output for users: the start and end of each stage, and a progress bar while it runs.
 
-A profile turns it on with `logger: zerolora`. In a terminal each running stage has one line with a bar, which becomes
-the line that says how it ended; elsewhere (a file, a Slurm job's log) there is a line at its start and one at its end.
-Dry runs and `--verbose` keep Snakemake's own format. `.snakemake/log/` always has all that Snakemake says.
+A profile turns it on with `logger: zerolora`. In a terminal each running stage has one line with a bar, and then a line
+with its result; elsewhere (a file, a Slurm job's log) it has a line at its start and one at its end. Dry runs and
+`--verbose` keep Snakemake's format. `.snakemake/log/` always has Snakemake's full log.
 
-Snakemake imports every installed plugin at each start, so this module imports nothing but what Snakemake has loaded.
+Snakemake imports every installed plugin at each start, so this module imports only what Snakemake has loaded.
 """
 
 import os
@@ -24,51 +24,23 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 TARGETS = ("all", "default", "judge_all")
-"""Rules that run nothing, but collect what the others made."""
+"""Rules without a command, which only collect outputs."""
 HIDDEN = (
-    "Assuming unrestricted shared filesystem usage",
-    "Building DAG of jobs",
-    "Using shell:",
-    "Provided ",
-    "Rules claiming more threads",
-    "Conda environments: ignored",
-    "Singularity containers: ignored",
-    "Select jobs to execute",
-    "Execute ",
-    "DAG of jobs will be updated",
-    "Updating checkpoint dependencies",
-    "Complete log(s):",
-    "Elapsed time:",
-    "Removing output files of failed job",
-    "Trying to restart job",
-    "Shutting down, this might take some time",
-    "Exiting because a job execution failed",
-    "Touching output file",
-    "Loading trusted IOCache",
-    "SLURM run ID:",
-    "Job ",  # "Job 3 has been submitted with SLURM jobid 17": the line of the job's start says the same
-    "'sacct' unavailable",
+    *("Assuming unrestricted shared filesystem usage", "Building DAG of jobs"),  # before the first event
+    *("Exiting because a job execution failed", "WorkflowError:\nAt least one job did not complete successfully"),
 )
-"""How Snakemake's messages begin that say nothing to a user."""
-TOLD = ("CalledProcessError", "At least one job did not complete successfully")
-"""Parts of messages about a stage whose failure has been shown."""
-SILENT = {
-    LogEvent.PROGRESS,
-    LogEvent.RUN_INFO,
-    LogEvent.RESOURCES_INFO,
-    LogEvent.SHELLCMD,
-    LogEvent.JOB_STARTED,
-    LogEvent.WORKFLOW_STARTED,
-    LogEvent.RULEGRAPH,
-    LogEvent.DEBUG_DAG,
-    LogEvent.GROUP_INFO,
-}
-"""Events that the lines of stages make superfluous."""
+"""Prefixes of messages that say nothing to a user, or repeat that a stage failed."""
+SHOWN = (
+    *("Nothing to be done", "Creating conda environment", "Pulling singularity image"),
+    *("Waiting at most", "Job rate limit reached"),
+    *("Will exit after", "Terminating processes"),  # when it is interrupted
+)
+"""Prefixes of messages for the user among those of level INFO that Snakemake logs during a run without an event."""
 FRAMES = re.compile(r'\n  File ".*", line \d+, in \w+$', re.MULTILINE)
 MESSAGE = re.compile(r"(\d+: )?zerolora: ")
-"""How lines of a log begin that are meant for the user; `srun --label` puts the task's number before them."""
+"""Prefix of log lines for the user; `srun --label` puts the task's number before it."""
 TAIL = 20
-"""Lines of a log that are shown of a stage that failed without a message of its own."""
+"""Last lines of a log to show if a stage failed without a message."""
 POLL_SECONDS = 0.25
 NAME_WIDTH = 28
 
@@ -80,22 +52,22 @@ class Job:
     name: str
     log: Path | None
     output: str
-    """The first file that it makes."""
-    told: float
-    """When Snakemake logged its start, in seconds since the epoch; on a busy machine the stage may have begun since."""
+    """Its first output file."""
+    logged: float
+    """When Snakemake logged its start, in seconds since the epoch. The stage may have begun before it is read here."""
     started: float = field(default_factory=time.monotonic)
     status: dict[str, Any] = field(default_factory=dict)
     _before: int = 0
-    """`started` of the status that an earlier run left."""
+    """`started` in the status file of an earlier run."""
     _read: int = 0
-    """Bytes of the log that were read."""
+    """Bytes of the log read so far."""
     _rest: bytes = b""
     last: str = ""
-    """The log's last line."""
+    """Last line of the log."""
 
     def __post_init__(self) -> None:
         before = self._status().get("started", 0)
-        self._before = before if before < self.told * 1e9 else 0
+        self._before = before if before < self.logged * 1e9 else 0
 
     def _status(self) -> dict[str, Any]:
         from zerolora.log import read_status
@@ -103,7 +75,7 @@ class Job:
         return read_status(self.log) if self.log else {}
 
     def poll(self) -> list[str]:
-        """Read the stage's status, and return the messages in its log that are new and meant for the user."""
+        """Read the stage's status, and return the new messages for the user in its log."""
         status = self._status()
         if not self.log or status.get("started", 0) == self._before:
             return []
@@ -129,12 +101,12 @@ class Job:
 
 
 def is_message(line: str) -> bool:
-    """Tell whether a line of a log is meant for the user."""
+    """Return whether a line of a log is for the user."""
     return MESSAGE.match(line) is not None
 
 
 def printable(text: str) -> str:
-    """Return a line without control characters, so that no log can steer the terminal."""
+    """Return a line without control characters, which could control the terminal."""
     return "".join(character if character.isprintable() else " " for character in text)
 
 
@@ -148,7 +120,7 @@ def duration(seconds: float) -> str:
 
 
 class Terminal:
-    """Lines that stay, above one line with a bar for each running stage."""
+    """Permanent lines above a progress bar for each running stage."""
 
     def __init__(self, stream: Any, colour: bool) -> None:
         from rich.console import Console
@@ -159,7 +131,7 @@ class Terminal:
         self._live = Live(console=self.console, get_renderable=self._running, auto_refresh=False, transient=True)
 
     def show(self, jobs: list[Job]) -> None:
-        """Draw the running stages; without any, take the lines away."""
+        """Draw the bars of running stages, or remove them if there are none."""
         self.jobs = jobs
         if jobs and not self._live.is_started:
             self._live.start()
@@ -169,11 +141,11 @@ class Terminal:
             self._live.refresh()
 
     def print(self, text: str, style: str = "") -> None:
-        """Print a line that stays."""
+        """Print a permanent line."""
         self.console.print(text, style=style, markup=False)
 
     def started(self, job: Job) -> None:
-        """A line with a bar tells it."""
+        """Print nothing: the bar shows it."""
 
     def ended(self, job: Job, text: str) -> None:
         """Print how a stage ended."""
@@ -186,7 +158,7 @@ class Terminal:
     def _print(self, mark: str, style: str, job: Job, text: str) -> None:
         from rich.text import Text
 
-        # Wider terminals show more of a line; all of it is in the log.
+        # Cut to the terminal's width; the log has the whole line.
         line = Text(no_wrap=True, overflow="ellipsis").append(mark, style)
         line.append(f" {job.name:<{NAME_WIDTH}} {job.seconds:>8}  {text}")
         self.console.print(line, soft_wrap=False)
@@ -219,7 +191,7 @@ class Lines:
         self.stream = stream
 
     def show(self, jobs: list[Job]) -> None:
-        """Bars need a terminal."""
+        """Show nothing: bars need a terminal."""
 
     def print(self, text: str, style: str = "") -> None:
         """Print a line."""
@@ -244,19 +216,25 @@ class Lines:
 class LogHandler(LogHandlerBase):
     """Turns Snakemake's events into lines. Snakemake calls it from one thread."""
 
+    writes_to_stream = True
+    writes_to_file = False  # Snakemake keeps writing its log file
+    has_filter = False  # Snakemake's filter handles `--quiet`
+    has_formatter = False  # dry runs and `--verbose` use Snakemake's formatter
+    needs_rulegraph = False
+
     def __post_init__(self) -> None:
-        """Get ready to print; what a terminal needs is loaded with the first stage."""
+        """Prepare to print; the terminal's modules are imported at the first stage."""
         self.stream = sys.stdout if self.common_settings.stdout else sys.stderr
         self.plain = bool(self.common_settings.dryrun or self.common_settings.verbose)
         self.screen: Terminal | Lines = Lines(self.stream)
         self.jobs: dict[int, Job] = {}
-        self.failed = self.summary = False
+        self.failed = self.summary = self.running = False
         self._lock = threading.RLock()
         self._ended = threading.Event()
         self._watcher: threading.Thread | None = None
 
     def emit(self, record: LogRecord) -> None:
-        """Show a record, if it says something to the user."""
+        """Show a record if it is for the user."""
         try:
             with self._lock:
                 self._emit(record)
@@ -264,7 +242,7 @@ class LogHandler(LogHandlerBase):
             self.handleError(record)
 
     def close(self) -> None:
-        """Take bars away, and end with the summary."""
+        """Remove the bars and print the summary."""
         self._ended.set()
         with self._lock:
             self.screen.show([])
@@ -272,31 +250,6 @@ class LogHandler(LogHandlerBase):
                 self._print_summary()
                 self.summary = False
         super().close()
-
-    @property
-    def writes_to_stream(self) -> bool:
-        """This is what Snakemake prints to the terminal."""
-        return True
-
-    @property
-    def writes_to_file(self) -> bool:
-        """Snakemake's own log file stays."""
-        return False
-
-    @property
-    def has_filter(self) -> bool:
-        """`--quiet` is Snakemake's own filter's to obey."""
-        return False
-
-    @property
-    def has_formatter(self) -> bool:
-        """Records of dry runs and `--verbose` keep Snakemake's format."""
-        return False
-
-    @property
-    def needs_rulegraph(self) -> bool:
-        """Nothing is drawn."""
-        return False
 
     def _emit(self, record: LogRecord) -> None:
         event: LogEvent | None = getattr(record, "event", None)
@@ -311,8 +264,9 @@ class LogHandler(LogHandlerBase):
             self._finish(values["job_id"])
         elif event == LogEvent.JOB_ERROR:
             self._fail(values)
-        elif event not in SILENT:
+        elif event in (None, LogEvent.ERROR, LogEvent.GROUP_ERROR):
             self._message(record)
+        self.running |= event not in (None, LogEvent.ERROR)
 
     def _start(self, values: dict[str, Any]) -> None:
         if values["rule_name"] in TARGETS:
@@ -333,12 +287,12 @@ class LogHandler(LogHandlerBase):
         if job := self.jobs.pop(number, None):
             self._poll(job)
             self.screen.show(list(self.jobs.values()))
-            made = job.output.removesuffix("/manifest.json")
-            self.screen.ended(job, "  ".join(filter(None, (made, job.status.get("result", "")))))
+            output = job.output.removesuffix("/manifest.json")
+            self.screen.ended(job, "  ".join(filter(None, (output, job.status.get("result", "")))))
 
     def _fail(self, values: dict[str, Any]) -> None:
         self.failed = True
-        # Snakemake tells it again when it ends.
+        # Snakemake logs it again when it ends.
         if job := self.jobs.pop(values["jobid"], None):
             self._poll(job)
             self.screen.show(list(self.jobs.values()))
@@ -350,11 +304,13 @@ class LogHandler(LogHandlerBase):
 
     def _message(self, record: LogRecord) -> None:
         text = self.format(record).strip()
-        if not text or text.startswith(HIDDEN) or any(part in text for part in TOLD):
+        is_detail = record.levelno < WARNING and self.running and not text.startswith(SHOWN)
+        # A CalledProcessError is a stage that failed, which has its own line.
+        if not text or is_detail or "CalledProcessError" in text or text.startswith(HIDDEN):
             return
         if text.startswith("Nothing to be done"):
             self.summary = "all" in sys.argv
-        if text.startswith("WorkflowError:"):  # what the user is to fix, with the frames that raised it
+        if text.startswith("WorkflowError:"):
             text = FRAMES.sub("", text)
         self.screen.print(text, "red" if record.levelno > WARNING else "")
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from zerolora.errors import shown, wording
+from zerolora.units import counted
 
 WARMUP_RATIO = 0.03
 """Default of train.warmup_ratio."""
@@ -167,7 +168,8 @@ def too_short(
         return (
             "warmup_steps",
             wording(
-                f"{warmup}, but the run has {steps} steps, so it never reaches its learning rate; write {steps} or less"
+                f"{warmup}, but the run has {counted(steps, 'step')}, so it never reaches its learning rate; write "
+                f"{steps} or less"
             ),
         )
     fault = SCHEDULES[schedule].model_validate(options).too_long(warmup, steps)

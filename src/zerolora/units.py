@@ -34,3 +34,8 @@ def byte_size(count: float) -> str:
 def gib(count: float) -> str:
     """Return bytes as GiB with two decimals."""
     return f"{count / GIB:.2f} GiB"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun, as in `1 run` and `1,000 runs`."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"

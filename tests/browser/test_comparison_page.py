@@ -8,7 +8,7 @@ import pytest
 from browser import NARROW, Opened, open_page
 from comparison import results_of, row
 
-from zerolora.report.comparison import compare_what_is_there
+from zerolora.report.comparison import compare_all
 
 pytestmark = pytest.mark.browser
 
@@ -28,7 +28,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     results = results_of(folder / "results", rows, [*rows, "waiting"])
     (results / "run0").mkdir()
     (results / "run0/report.html").write_text("<title>the run's page</title>")
-    compare_what_is_there(results, folder / "work/compare")
+    compare_all(results, folder / "work/compare")
     return folder / "work/compare/index.html"
 
 

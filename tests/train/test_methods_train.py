@@ -352,7 +352,7 @@ def test_a_run_goes_on_with_the_factors_that_it_started_with_or_not_at_all(bench
     result = bench.start(lost, "zero0", **RUNS["pissa"])
     assert result.returncode == 2
     assert f"{start}: not a whole" in result.stderr
-    assert "put it back, or write train.resume: never to start over" in result.stderr
+    assert "restore the file, or write train.resume: never to start over" in result.stderr
     assert "Traceback" not in result.stderr
     bench.run(lost, "zero0", **RUNS["pissa"], resume="never")
     assert metrics(bench.folder / lost)["losses"] == metrics(bench.folder / begun)["losses"]

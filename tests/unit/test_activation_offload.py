@@ -1,4 +1,4 @@
-"""Activation offload: which tensors go to the host, that the device holds none of them, that no gradient changes."""
+"""Activation offload: which tensors move to the host, that the device frees them, that gradients stay equal."""
 
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,12 @@ from zerolora.train.adapter import adapt
 LAYERS = 4
 FAMILIES = {
     "llama": {"num_hidden_layers": LAYERS, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4},
-    "gpt2": {"n_layer": LAYERS, "n_embd": 32, "n_head": 4},  # gives its layers the mask as an input, too
+    "gpt2": {"n_layer": LAYERS, "n_embd": 32, "n_head": 4},  # passes the mask to its layers, too
 }
 
 
 class Elsewhere(saved_tensors_hooks):
-    """Stands for the host: tensors are copied to memory of their own, and counted."""
+    """A stand-in for host memory: copies tensors and counts them."""
 
     packed: list[torch.Tensor]
     unpacked: int
@@ -42,14 +42,14 @@ class Elsewhere(saved_tensors_hooks):
 
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> type[Elsewhere]:
-    """Let what is offloaded go elsewhere."""
+    """Replace torch's save_on_cpu by a counting stand-in."""
     Elsewhere.packed, Elsewhere.unpacked = [], 0
     monkeypatch.setattr(activation_offload, "save_on_cpu", Elsewhere)
     return Elsewhere
 
 
 def checkpointing(family: str, reentrant: bool) -> Any:
-    """Return a model of four layers that checkpoints them as training does."""
+    """Return a four-layer model with activation checkpointing as in training."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
@@ -61,7 +61,7 @@ def checkpointing(family: str, reentrant: bool) -> Any:
 
 
 def gradients(model: Any) -> dict[str, torch.Tensor]:
-    """Make a forward and a backward pass on padded rows, and return the gradients."""
+    """Return the gradients of one step on padded rows."""
     torch.manual_seed(1)  # of dropout
     ids, mask = torch.arange(24).reshape(2, 12), torch.ones(2, 12)
     mask[0, :5] = 0
@@ -72,7 +72,7 @@ def gradients(model: Any) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("family", list(FAMILIES))
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_every_layers_input_is_moved_and_nothing_else(elsewhere: type[Elsewhere], family: str, reentrant: bool) -> None:
+def test_only_layer_inputs_are_offloaded(elsewhere: type[Elsewhere], family: str, reentrant: bool) -> None:
     model = checkpointing(family, reentrant)
     expected = gradients(model)
     assert not elsewhere.packed
@@ -89,55 +89,33 @@ def test_every_layers_input_is_moved_and_nothing_else(elsewhere: type[Elsewhere]
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_the_device_holds_no_layers_input_until_its_backward_pass(elsewhere: type[Elsewhere], reentrant: bool) -> None:
-    """But the first one's where the embedding is frozen: a leaf of the graph, which is not copied either."""
-    for frozen, held in ((False, 0), (True, 1)):
+def test_device_frees_layer_inputs_until_backward(elsewhere: type[Elsewhere], reentrant: bool) -> None:
+    """With a frozen embedding the first layer's input is a leaf of the graph: neither freed nor copied."""
+    for frozen, leaves in ((False, 0), (True, 1)):
         model = checkpointing("llama", reentrant)
         model.model.embed_tokens.requires_grad_(not frozen)
         activation_offload.offload_inputs(model, torch.device("cpu"))
-        inputs: list[StorageWeakRef] = []
-
-        def noted(module: Any, args: Any, inputs: list[StorageWeakRef] = inputs) -> None:
-            inputs.append(StorageWeakRef(args[0].untyped_storage()))
-
-        for layer in model.model.layers:
-            layer.register_forward_pre_hook(noted)
-        elsewhere.packed.clear()
-        ids = torch.arange(24).reshape(2, 12)
-        loss = model(input_ids=ids, labels=ids, use_cache=False).loss
-        assert [each.expired() for each in inputs] == [False] * held + [True] * (LAYERS - held)
-        assert len(elsewhere.packed) == LAYERS - held
-        loss.backward()
-        assert model.model.layers[0].mlp.up_proj.weight.grad is not None
-
-
-def test_a_cpu_keeps_the_same_tensors() -> None:
-    """torch's own hook: as many storages live after the forward pass as without."""
-    actual = []
-    for offloads in (False, True):
-        model = checkpointing("llama", True)
-        if offloads:
-            activation_offload.offload_inputs(model, torch.device("cpu"))
         inputs: list[StorageWeakRef] = []
         for layer in model.model.layers:
             layer.register_forward_pre_hook(
                 lambda module, args, inputs=inputs: inputs.append(StorageWeakRef(args[0].untyped_storage()))
             )
+        elsewhere.packed.clear()
         ids = torch.arange(24).reshape(2, 12)
         loss = model(input_ids=ids, labels=ids, use_cache=False).loss
-        actual.append([each.expired() for each in inputs])
-        del loss
-    assert actual == [[False] * LAYERS] * 2
+        assert [each.expired() for each in inputs] == [False] * leaves + [True] * (LAYERS - leaves)
+        assert len(elsewhere.packed) == LAYERS - leaves
+        loss.backward()
+        assert model.model.layers[0].mlp.up_proj.weight.grad is not None
 
 
 @pytest.mark.parametrize("engine", ["ddp", "deepspeed"])
-def test_training_offloads_if_asked(elsewhere: type[Elsewhere], tiny_model: Path, engine: str) -> None:
-    """With the kind of checkpointing that the engine takes."""
-    for asked in (False, True):
-        plan = training_plan(engine=engine, activation_checkpointing=True, activation_offload=asked)
+def test_training_offloads_only_if_configured(elsewhere: type[Elsewhere], tiny_model: Path, engine: str) -> None:
+    for offload in (False, True):
+        plan = training_plan(engine=engine, activation_checkpointing=True, activation_offload=offload)
         model = adapt(tiny_model, plan, zero_json(plan, stage=0), torch.device("cpu")).train()
         ids = torch.arange(24).reshape(2, 12)
         model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids, use_cache=False).loss.backward()
         # The first layer's is a leaf of the graph, since the embedding is frozen.
-        assert len(elsewhere.packed) == elsewhere.unpacked == (model.config.num_hidden_layers - 1 if asked else 0)
+        assert len(elsewhere.packed) == elsewhere.unpacked == (model.config.num_hidden_layers - 1 if offload else 0)
         assert all(each.grad is not None for each in model.parameters() if each.requires_grad)

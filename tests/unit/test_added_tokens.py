@@ -1,4 +1,4 @@
-"""Tokens that a data set adds: their rows in any model, what computes with them, and what is counted."""
+"""Added tokens: their rows in any model, the forward pass with them, and their estimate."""
 
 import copy
 from pathlib import Path
@@ -43,7 +43,7 @@ MODELS = {
     "gpt2": GPT2Config(vocab_size=60, n_embd=16, n_layer=2, n_head=2),
 }
 TOKENS = [AddedToken("<a>", 58, True), AddedToken("<b>", 61, True), AddedToken("<c>", 62, False)]
-"""58 has a row to spare; 60 is a token of the tokenizer that the model has no row for."""
+"""58 has a spare row; 60 is a token of the tokenizer without a row in the model."""
 ROWS = [58, 60, 61, 62]
 
 
@@ -53,7 +53,6 @@ def model_of(name: str) -> Any:
 
 
 def built(name: str, ours: bool) -> Any:
-    """Return a model with an adapter whose rows are trained, computing as peft does, or as training does."""
     model = model_of(name)
     rows = add_rows(model, TOKENS)
     assert rows == ROWS
@@ -63,7 +62,7 @@ def built(name: str, ours: bool) -> Any:
     model = LoraMethod.build(model, MethodSections.model_validate({"lora": {"r": 2}}), rows)
     if ours:
         train_rows(model)
-    with torch.no_grad():  # no longer those of the base
+    with torch.no_grad():  # away from the base
         for key, parameter in model.named_parameters():
             if "trainable_tokens" in key or "lora_B" in key:
                 parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3)))
@@ -71,11 +70,10 @@ def built(name: str, ours: bool) -> Any:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_it_computes_what_peft_computes(name: str) -> None:
-    """Logits, losses and every gradient, in fp32."""
+def test_logits_losses_and_gradients_equal_pefts(name: str) -> None:
     ids = torch.tensor([[5, 58, 7, 62, 60, 61, 9, 58]])
     batch = {"input_ids": ids, "lengths": [ids.shape[1]], "supervised": torch.arange(7), "targets": ids[0, 1:]}
-    weights = torch.arange(1.0, 8.0)  # of the losses: their gradients are not all alike
+    weights = torch.arange(1.0, 8.0)  # distinct gradients
     theirs, ours = built(name, False), built(name, True)
     logits = theirs(input_ids=ids).logits
     torch.testing.assert_close(ours(input_ids=ids).logits, logits)
@@ -101,8 +99,8 @@ def test_new_rows_start_as_the_mean_of_the_others(name: str) -> None:
         assert len(module.weight) == 63 == model.config.vocab_size
         if name != "own head":
             torch.testing.assert_close(module.weight[ROWS], mean.expand(4, -1))
-    kept = [number for number in range(60) if number != 58]
-    assert torch.equal(model.get_input_embeddings().weight[kept], before[kept])
+    others = [number for number in range(60) if number != 58]
+    assert torch.equal(model.get_input_embeddings().weight[others], before[others])
     assert add_rows(model_of(name), []) == []
 
 
@@ -121,8 +119,7 @@ def test_a_head_with_a_bias_is_refused() -> None:
         ({"modules_to_save": ["embed_tokens"]}, "train.lora.modules_to_save: model.embed_tokens"),
     ],
 )
-def test_nothing_is_trained_twice(lora: dict[str, Any], key: str, tmp_path: Path) -> None:
-    """Refused by what builds the model, and by what estimates it."""
+def test_build_and_estimate_refuse_to_train_a_row_twice(lora: dict[str, Any], key: str, tmp_path: Path) -> None:
     sections = MethodSections.model_validate({"lora": lora})
     model = model_of("own head")
     rows = add_rows(model, TOKENS)
@@ -135,7 +132,7 @@ def test_nothing_is_trained_twice(lora: dict[str, Any], key: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["tied", "own head", "gpt2"])
-def test_the_estimate_counts_what_is_trained(name: str, tmp_path: Path) -> None:
+def test_estimate_counts_the_trained_parameters(name: str, tmp_path: Path) -> None:
     MODELS[name].save_pretrained(tmp_path)
     model = model_of(name)
     tokens = [AddedToken(f"<{number}>", number, True) for number in range(60, 63)]
@@ -148,7 +145,7 @@ def test_the_estimate_counts_what_is_trained(name: str, tmp_path: Path) -> None:
     assert counted.factored == sum(sum(each.shape) for each in trained)
 
 
-def test_a_tokenizer_is_extended_alike_each_time(tiny_model: Path) -> None:
+def test_extending_a_tokenizer_is_reproducible(tiny_model: Path) -> None:
     one, other = (AutoTokenizer.from_pretrained(tiny_model) for _ in range(2))
     tokens = extend(one, ["<x>", "<y>"], ["<z>"])
     assert [(each.token, each.id, each.special) for each in tokens] == [
@@ -157,7 +154,7 @@ def test_a_tokenizer_is_extended_alike_each_time(tiny_model: Path) -> None:
         ("<z>", 261, False),
     ]
     extend_again(other, tokens)
-    extend_again(other, tokens)  # a merged model's has them
+    extend_again(other, tokens)  # no change, as for a merged model
     for tokenizer in (one, other):
         assert tokenizer("a<x><z>")["input_ids"][-2:] == [259, 261]
         assert tokenizer.decode([259, 261], skip_special_tokens=True) == "<z>"
@@ -166,7 +163,7 @@ def test_a_tokenizer_is_extended_alike_each_time(tiny_model: Path) -> None:
 
 
 @pytest.mark.parametrize(("token", "number"), [("<|im_end|>", 2), ("a", 67)])
-def test_a_token_that_the_model_has_is_refused(token: str, number: int, tiny_model: Path) -> None:
+def test_existing_token_is_refused(token: str, number: int, tiny_model: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     with pytest.raises(UserError, match=r"add_tokens: '.*' is token \d+ of the model's own tokenizer; leave it out"):
         extend(tokenizer, [], [token])

@@ -1,4 +1,4 @@
-"""Tasks of a run: rows become prompts, likelihoods are lm-evaluation-harness', its results are made flat."""
+"""Evaluation tasks of a run: prompts from rows, likelihoods equal to lm-evaluation-harness', flat results."""
 
 import json
 import math
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, make_tiny_model
+from conftest import ROOT, make_tiny_model, refusal
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,16 +19,10 @@ from zerolora.evaluate.asked_task import _cut, ask
 from zerolora.evaluate.evaluated_models import EvaluatedModel
 from zerolora.evaluate.harness import ask_harness, flat
 from zerolora.evaluate.intervals import bootstrap, wilson
-from zerolora.export.modelfile import prompt_format
+from zerolora.export.targets.ollama import prompt_format
 from zerolora.model.architecture import tokenizer_of
 
-CAPITALS = {
-    "prompt": "The capital of {{country}} is",
-    "choices": "cities",
-    "answer": "{{right}}",
-}
-
-
+CAPITALS = {"prompt": "The capital of {{country}} is", "choices": "cities", "answer": "{{right}}"}
 CITIES = (ROOT / "config/harness/capitals.jsonl").read_text()
 
 
@@ -39,7 +33,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return an empty directory, the working directory, with the shipped task of the harness."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config").mkdir()
     (tmp_path / "config/harness").symlink_to(ROOT / "config/harness")
@@ -67,14 +60,8 @@ def settings_of(check: str, **settings: Any) -> AskedTaskSettings:
 def asked(
     model: Path, folder: Path, check: str, adapter: Path | None = None, **settings: Any
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    ask(
-        settings_of(check, **settings),
-        folder / "prompts.jsonl",
-        EvaluatedModel(model, adapter),
-        None,
-        folder / "m.json",
-        folder / "a.json",
-    )
+    evaluated, outputs = EvaluatedModel(model, adapter), (folder / "m.json", folder / "a.json")
+    ask(settings_of(check, **settings), folder / "prompts.jsonl", evaluated, None, *outputs)
     return json.loads((folder / "m.json").read_text()), json.loads((folder / "a.json").read_text())
 
 
@@ -89,7 +76,7 @@ def harness(model: Path, folder: Path, *tasks: str, adapter: Path | None = None,
 
 # Imports lm_eval and evaluates twice: over 5 s.
 @pytest.mark.parametrize("chat_template", [False, True])
-def test_multiple_choice_is_exactly_the_harness(model: Path, here: Path, chat_template: bool) -> None:
+def test_multiple_choice_equals_the_harness(model: Path, here: Path, chat_template: bool) -> None:
     rows = [json.loads(line) for line in CITIES.splitlines()]
     prompts(rows, here, **CAPITALS)
     metrics, answers = asked(model, here, "multiple_choice", chat_template=chat_template)
@@ -105,7 +92,7 @@ def test_multiple_choice_is_exactly_the_harness(model: Path, here: Path, chat_te
     assert {"acc", "acc_norm"} <= set(samples[0])
 
 
-def test_the_harness_keeps_a_head_that_was_trained_beside_tied_embeddings(model: Path, here: Path) -> None:
+def test_harness_evaluates_a_head_trained_beside_tied_embeddings(model: Path, here: Path) -> None:
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
@@ -128,7 +115,7 @@ def test_the_harness_keeps_a_head_that_was_trained_beside_tied_embeddings(model:
     assert likely[None] != pytest.approx(likely[here / "adapter"], abs=1)
 
 
-def test_letters_of_choices_share_a_forward_pass_and_keep_their_likelihood(model: Path, here: Path) -> None:
+def test_choices_have_the_same_likelihood_batched_and_alone(model: Path, here: Path) -> None:
     rows: list[dict[str, Any]] = [{"country": "France", "cities": ["Paris", "Pari", "Paries"], "right": 0}]
     prompts(rows, here, **CAPITALS)
     together: Any = asked(model, here, "multiple_choice")[1][0]["answer"]
@@ -139,7 +126,7 @@ def test_letters_of_choices_share_a_forward_pass_and_keep_their_likelihood(model
     assert together == pytest.approx(alone, abs=1e-5)
 
 
-def test_perplexity_is_the_harness_on_texts_longer_than_the_model_takes(model: Path, here: Path) -> None:
+def test_perplexity_equals_the_harness_beyond_the_context_length(model: Path, here: Path) -> None:
     from transformers import AutoConfig
 
     longest = AutoConfig.from_pretrained(model).max_position_embeddings
@@ -189,7 +176,7 @@ NO_SYSTEM = (
         ("{{ messages[0].content * 10 ** 6 }}", "writes 6,000,000 characters for one conversation"),
     ],
 )
-def test_a_row_that_a_chat_template_refuses_is_one_line_before_the_model_is_loaded(
+def test_failing_chat_template_is_one_line_before_the_model_loads(
     here: Path, monkeypatch: pytest.MonkeyPatch, template: str, said: str
 ) -> None:
     directory = make_tiny_model(here / "tiny")
@@ -198,10 +185,8 @@ def test_a_row_that_a_chat_template_refuses_is_one_line_before_the_model_is_load
     monkeypatch.setattr(bounded, "LONGEST", 1000)
     turns = [{"role": role, "content": role} for role in ("system", "user", "assistant")]
     prompts([{"messages": turns}], here)
-    with pytest.raises(UserError) as refused:
-        asked(directory, here, "exact", chat_template=True)
-    text = str(refused.value)
-    assert "rows.jsonl:1: the chat template" in text and said in text and "\n" not in text
+    text = refusal(asked, directory, here, "exact", chat_template=True)
+    assert "rows.jsonl:1: the chat template" in text and said in text
     assert text.endswith("; correct the row, or write chat_template: false")
     if "refuses it" in text:
         assert prompt_format(tokenizer_of(directory)) is None
@@ -210,19 +195,18 @@ def test_a_row_that_a_chat_template_refuses_is_one_line_before_the_model_is_load
 def test_a_template_that_fails_in_the_harness_is_one_line(here: Path) -> None:
     directory = make_tiny_model(here / "tiny")
     (directory / "chat_template.jinja").write_text("{{ 1 + messages[0].content }}")
-    with pytest.raises(UserError, match=r"^the chat template refuses it: unsupported operand type") as refused:
-        harness(directory, here, "capitals", chat_template=True)
-    assert "\n" not in str(refused.value)
+    line = refusal(harness, directory, here, "capitals", chat_template=True)
+    assert line.startswith("the chat template refuses it: unsupported operand type")
 
 
-def test_texts_may_hold_any_line_end(model: Path, here: Path) -> None:
+def test_prompts_may_contain_any_line_ending(model: Path, here: Path) -> None:
     ends = "a\u2028b\u2029c\x85d\x0be\x0cf\r\ng"
     prompts([{"country": ends, "cities": ["x", "y"], "right": "x"}], here, **CAPITALS)
     _, answers = asked(model, here, "multiple_choice")
     assert [each["question"] for each in answers] == [f"The capital of {ends} is"]
 
 
-def test_solved_rows_come_before_a_row_and_never_are_it(tmp_path: Path) -> None:
+def test_few_shot_examples_never_include_the_row(tmp_path: Path) -> None:
     rows = [{"question": f"q{n}", "label": f"a{n}"} for n in range(6)]
     how: dict[str, Any] = {"prompt": "{{question}}:", "answer": "{{label}}", "few_shot": 3}
     actual = prompts(rows, tmp_path, **how)
@@ -246,11 +230,10 @@ def test_solved_rows_come_before_a_row_and_never_are_it(tmp_path: Path) -> None:
         ({}, "its fields (country, cities, right) fit none of the formats"),
     ],
 )  # fmt: skip
-def test_a_row_that_cannot_be_asked_is_one_line(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError) as error:
-        prompts([{"country": "France", "cities": ["Lyon", "Paris"], "right": 1}], tmp_path, **settings)
-    assert "rows.jsonl:1: " in str(error.value) and said in str(error.value), error.value
-    assert "\n" not in str(error.value) and not (tmp_path / "prompts.jsonl").exists()
+def test_invalid_prompt_of_a_row_is_one_line(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
+    row = {"country": "France", "cities": ["Lyon", "Paris"], "right": 1}
+    line = refusal(prompts, [row], tmp_path, **settings)
+    assert "rows.jsonl:1: " in line and said in line and not (tmp_path / "prompts.jsonl").exists()
 
 
 @pytest.mark.parametrize(
@@ -266,13 +249,12 @@ def test_a_prompt_is_bounded_in_time_and_size(
 ) -> None:
     monkeypatch.setattr(bounded, "SECONDS", 0.2)
     monkeypatch.setattr(bounded, "LONGEST", 1000)
-    with pytest.raises(UserError, match=r"^tasks\.rows\.NAME\.prompt: ") as refused:
-        prompts([{"country": "France"}], tmp_path, prompt=prompt, answer="x")
-    assert said in str(refused.value) and "\n" not in str(refused.value)
+    line = refusal(prompts, [{"country": "France"}], tmp_path, prompt=prompt, answer="x")
+    assert line.startswith("tasks.rows.NAME.prompt: ") and said in line
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_a_conversation_that_is_more_than_texts_is_not_asked_without_the_rest(tmp_path: Path, whole: bool) -> None:
+def test_conversation_with_tools_or_thinking_is_refused(tmp_path: Path, whole: bool) -> None:
     asks, tool = {"role": "user", "content": "Oslo?"}, {"type": "function", "function": {"name": "weather"}}
     call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "weather", "arguments": {}}}]}
     said = {"role": "assistant", "content": "3"}
@@ -288,7 +270,16 @@ def test_a_conversation_that_is_more_than_texts_is_not_asked_without_the_rest(tm
             assert len(prompts([row], tmp_path, whole=whole, ignore=[ignore])) == 1
 
 
-def test_an_unknown_task_of_the_harness_and_a_missing_network_are_one_line(model: Path, here: Path) -> None:
+def test_unknown_task_or_missing_network_is_one_line(model: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the index of the harness' 13,000 tasks, which takes half a minute."""
+    import lm_eval.tasks
+
+    manager = lm_eval.tasks.TaskManager
+    monkeypatch.setattr(
+        lm_eval.tasks,
+        "TaskManager",
+        lambda include_path, **_: manager(include_path=include_path, include_defaults=False),
+    )
     with pytest.raises(UserError, match="lm-evaluation-harness has no such task or group.*capitals") as error:
         harness(model, here, "capitls")
     assert "\n" not in str(error.value)
@@ -303,7 +294,7 @@ def test_an_unknown_task_of_the_harness_and_a_missing_network_are_one_line(model
     assert "\n" not in str(error.value) and not (here / "h.json").exists()
 
 
-def test_the_result_of_the_harness_is_flat_and_has_no_date() -> None:
+def test_harness_results_are_flat_and_without_date() -> None:
     actual = {
         "results": {
             "gsm8k": {
@@ -330,7 +321,7 @@ def test_the_result_of_the_harness_is_flat_and_has_no_date() -> None:
 
 
 @given(st.integers(1, 500).flatmap(lambda rows: st.tuples(st.integers(0, rows), st.just(rows))))
-def test_wilsons_interval_is_scipys_and_mirrored(counts: tuple[int, int]) -> None:
+def test_wilson_interval_equals_scipys_and_is_symmetric(counts: tuple[int, int]) -> None:
     from scipy.stats import binomtest
 
     right, rows = counts
@@ -342,7 +333,7 @@ def test_wilsons_interval_is_scipys_and_mirrored(counts: tuple[int, int]) -> Non
     assert wilson(0, rows)[0] == 0 and wilson(rows, rows)[1] == 1
 
 
-def test_a_bootstrap_is_near_the_normal_interval_and_seeded() -> None:
+def test_bootstrap_is_near_the_normal_interval_and_seeded() -> None:
     values = [math.sin(n) for n in range(400)]
     low, high = bootstrap(values, lambda rows: sum(rows) / len(rows), 5)
     mean = sum(values) / 400

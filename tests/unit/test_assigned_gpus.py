@@ -1,4 +1,4 @@
-"""Jobs of one machine get different GPUs, wait where there are too few, and are refused what they can never have."""
+"""Jobs on one machine get different GPUs, wait for free ones, and are refused more than there are."""
 
 import os
 import subprocess
@@ -20,7 +20,6 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 def job(environment: dict[str, str], each_node: int, granted: int | None = None) -> "subprocess.Popen[str]":
-    """Start a command that writes its GPUs, and ends once it has read a line."""
     numbers = [str(each_node), "1", str(each_node if granted is None else granted)]
     command = ["sh", "-c", 'echo "$CUDA_VISIBLE_DEVICES"; read -r line']
     return subprocess.Popen(
@@ -49,7 +48,7 @@ def test_jobs_get_different_gpus_and_wait_for_more(environment: dict[str, str]) 
     third = job(environment, 2)
     assert third.stderr
     assert third.stderr.readline() == "zerolora: waiting for 2 of 3 GPUs, which other jobs use now\n"
-    end(one)  # one GPU is free now, which is too few
+    end(one)  # one free GPU is too few
     end(two)
     assert len(set(gpus_of(third))) == 2
     assert end(third) == "" and third.returncode == 0
@@ -73,9 +72,7 @@ def test_a_killed_job_leaves_its_gpus_free(environment: dict[str, str]) -> None:
         (1, 0, "this job needs 1 GPU, and Snakemake may give it 0 (--resources gpu=0"),
     ],
 )
-def test_what_a_job_can_never_have_is_refused(
-    environment: dict[str, str], each_node: int, granted: int, said: str
-) -> None:
+def test_too_many_gpus_are_refused(environment: dict[str, str], each_node: int, granted: int, said: str) -> None:
     refused = job(environment, each_node, granted)
     text = end(refused)
     assert refused.returncode == 2 and text.startswith(f"zerolora: {said}") and text.count("\n") == 1
@@ -91,12 +88,10 @@ def test_what_a_job_can_never_have_is_refused(
         ("gpu", "gpu-4.lock: Too many levels of symbolic links; remove that link"),
     ],
 )
-def test_locks_lie_in_a_folder_of_this_user_alone_and_empty_no_file(
-    environment: dict[str, str], tmp_path: Path, kind: str, said: str
-) -> None:
-    """Others know the folder's name, and may write into the machine's /tmp before it is made."""
+def test_locks_need_a_private_folder(environment: dict[str, str], tmp_path: Path, kind: str, said: str) -> None:
+    """Other users know the folder's name and can create it in /tmp first."""
     folder, other = tmp_path / f"zerolora-gpus-{os.getuid()}", tmp_path / "other"
-    other.write_text("kept", encoding="utf-8")
+    other.write_text("content", encoding="utf-8")
     if kind == "file":
         folder.touch()
     elif kind == "link":
@@ -110,7 +105,7 @@ def test_locks_lie_in_a_folder_of_this_user_alone_and_empty_no_file(
     refused = job(environment, 1)
     text = end(refused)
     assert refused.returncode == 2 and text.startswith("zerolora: ") and text.count("\n") == 1
-    assert said in text and other.read_text(encoding="utf-8") == "kept"
+    assert said in text and other.read_text(encoding="utf-8") == "content"
 
 
 def test_locks_in_a_folder_of_another_user_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,8 +122,8 @@ def test_a_command_that_needs_no_gpu_sees_none(environment: dict[str, str]) -> N
     assert subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-def test_gpus_are_known_by_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two jobs of a scheduler call different GPUs 0; one that has not been divided has them all."""
+def test_locks_use_physical_gpu_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPU 0 of one scheduler job is not GPU 0 of another; without assignment a job sees all."""
     monkeypatch.setattr(devices, "driver_library", lambda: PretendedDriver(9.0, 9.0))
     monkeypatch.delenv(devices.VISIBLE, raising=False)
     keys = assigned_gpus.lockable()
@@ -142,7 +137,7 @@ def test_gpus_are_known_by_what_they_are(monkeypatch: pytest.MonkeyPatch) -> Non
         assigned_gpus.check_visible(1, 0)
 
 
-def test_tasks_that_srun_gave_gpus_keep_them() -> None:
+def test_srun_tasks_use_their_assigned_gpus() -> None:
     assert not assigned_gpus.placed_by_srun({})
     assert not assigned_gpus.placed_by_srun({"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "2"})
     assert assigned_gpus.placed_by_srun({"SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_NUM_NODES": "2"})

@@ -1,4 +1,4 @@
-"""A base whose files are not exactly the weights of its class is refused in one line, before anything is trained."""
+"""A base whose files do not match the weights of its class is refused in one line before training."""
 
 import json
 import re
@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import refusal
 from safetensors.torch import load_file, save_file
 from test_shapes import CASES, OTHERS, SMALL, T5
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from zerolora.compat.transformers_patches import quantizable_paths
 from zerolora.config.settings import FetchDirectory
-from zerolora.errors import UserError
 from zerolora.fetch.models import fetch, restore
 from zerolora.merge.user_merge import merge_by_hand
 from zerolora.model.architecture import auto_class, built_on_meta, config_of
@@ -32,7 +32,7 @@ ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors
 
 
 def saved(config: dict[str, Any], directory: Path) -> dict[str, torch.Tensor]:
-    """Write a model with random weights, and return what is stored."""
+    """Write a model with random weights and return the stored tensors."""
     settings = CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
     torch.manual_seed(0)
     auto_class(settings).from_config(settings).save_pretrained(directory)
@@ -48,10 +48,8 @@ def edit(path: Path, **values: Any) -> None:
 
 
 def refused(directory: Path, check: Callable[[Path], Any] = check_base) -> str:
-    with pytest.raises(UserError) as error:
-        check(directory)
-    line = str(error.value)
-    assert "\n" not in line and len(line) < 700, line
+    line = refusal(check, directory)
+    assert len(line) < 700, line
     return line
 
 
@@ -62,7 +60,6 @@ def model(tmp_path: Path, tiny_model: Path) -> Path:
 
 @pytest.fixture
 def shards(model: Path) -> Path:
-    """Return the tiny model in two shards."""
     loaded = AutoModelForCausalLM.from_pretrained(model)
     (model / "model.safetensors").unlink()
     loaded.save_pretrained(model, max_shard_size="50KB")
@@ -72,7 +69,7 @@ def shards(model: Path) -> Path:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_passes_and_no_kind_of_tensor_may_be_missing(tmp_path: Path, family: str) -> None:
-    """Builds the class for each kind of tensor: a second or two a family. Large ones check every third."""
+    """Families with many kinds of tensors check every third kind, since each check builds the class."""
     weights = saved(FAMILIES[family], tmp_path)
     check_weights(tmp_path)
     kinds = {re.sub(r"\d+", "{}", name): name for name in weights}
@@ -92,7 +89,7 @@ def test_every_family_passes_and_no_kind_of_tensor_may_be_missing(tmp_path: Path
     check_weights(tmp_path)
 
 
-def test_names_of_older_checkpoints_pass(tmp_path: Path) -> None:
+def test_old_tensor_names_pass(tmp_path: Path) -> None:
     config = FAMILIES["gpt2"]
     weights = saved(config, tmp_path)
     old = {name.removeprefix("transformer."): tensor for name, tensor in weights.items()}
@@ -118,7 +115,7 @@ MASKS: dict[str, dict[str, torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("family", MASKS)
-def test_masks_that_a_class_has_no_more_pass(family: str, tmp_path: Path) -> None:
+def test_obsolete_mask_buffers_pass(family: str, tmp_path: Path) -> None:
     local = {"attention_types": [[["global", "local"], 1]]} if family == "gpt_neo" else {}
     weights = saved({"model_type": family, **GPT, **({"rotary_dim": 4} if family == "gptj" else {}), **local}, tmp_path)
     masks = {f"transformer.h.{n}.{name}": each.clone() for n in (0, 1) for name, each in MASKS[family].items()}
@@ -129,7 +126,7 @@ def test_masks_that_a_class_has_no_more_pass(family: str, tmp_path: Path) -> Non
         assert "contain 'transformer.h.0.attn.masked_bias', and a GPT" in refused(tmp_path, check_weights)
 
 
-def test_what_a_tied_model_may_have_of_embedding_and_head(tmp_path: Path) -> None:
+def test_tied_model_may_store_head_embedding_or_equal_copies(tmp_path: Path) -> None:
     weights = saved(SMALL | {"model_type": "llama", "tie_word_embeddings": True}, tmp_path)
     embedding = weights.pop("model.embed_tokens.weight")
     store(tmp_path, weights | {"lm_head.weight": embedding})
@@ -144,7 +141,7 @@ def test_what_a_tied_model_may_have_of_embedding_and_head(tmp_path: Path) -> Non
     assert "lack 'lm_head.weight', 'model.embed_tokens.weight' of a Llama" in refused(tmp_path, check_weights)
 
 
-def test_a_head_that_is_not_tied_and_not_stored(model: Path) -> None:
+def test_missing_untied_head_is_refused(model: Path) -> None:
     edit(model / "config.json", tie_word_embeddings=False)
     line = refused(model)
     assert line == (
@@ -154,12 +151,12 @@ def test_a_head_that_is_not_tied_and_not_stored(model: Path) -> None:
 
 
 @pytest.mark.parametrize("rows", [200, 400])
-def test_a_vocabulary_of_another_size_than_the_rows(model: Path, rows: int) -> None:
+def test_vocab_size_must_match_the_embedding_rows(model: Path, rows: int) -> None:
     edit(model / "config.json", vocab_size=rows)
     assert f"config.json: vocab_size is {rows}, but model.embed_tokens.weight has 259 rows" in refused(model)
 
 
-def test_fewer_layers_than_stored(model: Path) -> None:
+def test_surplus_layers_are_refused(model: Path) -> None:
     edit(model / "config.json", num_hidden_layers=1)
     assert re.search(
         r"contain 'model.layers.1.*' and 6 more, and a LlamaForCausalLM .* no such weights", refused(model)
@@ -216,8 +213,8 @@ CONTRADICTIONS: dict[str, tuple[str, Callable[[Path], Any], str]] = {
 
 
 @pytest.mark.parametrize("kind", CONTRADICTIONS)
-def test_files_that_contradict_each_other(request: pytest.FixtureRequest, kind: str, tmp_path: Path) -> None:
-    """The same line from fetch and from a merge by hand, and nothing is written."""
+def test_contradicting_files_are_refused(request: pytest.FixtureRequest, kind: str, tmp_path: Path) -> None:
+    """The same line comes from fetch and from a manual merge, and nothing is written."""
     fixture, spoil, said = CONTRADICTIONS[kind]
     directory: Path = request.getfixturevalue(fixture)
     spoil(directory)
@@ -228,8 +225,8 @@ def test_files_that_contradict_each_other(request: pytest.FixtureRequest, kind: 
     assert not (tmp_path / "out").exists() and not (tmp_path / "merged").exists()
 
 
-def test_a_file_that_no_reader_takes_is_left_out(shards: Path, tiny_model: Path) -> None:
-    """Mistral's own format lies beside the shards of its models."""
+def test_unread_weight_file_is_ignored(shards: Path, tiny_model: Path) -> None:
+    """As consolidated.safetensors beside the shards of Mistral's models."""
     beside(shards, "consolidated.safetensors")
     check_base(shards)
     assert [path.name for path in weight_files(shards)] == [ONE, TWO]
@@ -237,7 +234,7 @@ def test_a_file_that_no_reader_takes_is_left_out(shards: Path, tiny_model: Path)
     assert not [path for path in model_files(shards) if path.name == "consolidated.safetensors"]
 
 
-def test_weights_that_are_added_after_the_model_was_checked(model: Path, shards: Path, tmp_path: Path) -> None:
+def test_weights_added_after_fetch_are_refused(model: Path, shards: Path, tmp_path: Path) -> None:
     fetch(FetchDirectory(path=str(model), license="MIT"), tmp_path / "weights", tmp_path / "models/tiny")
     restore(tmp_path / "models/tiny", tmp_path / "weights/tiny")
     stamp = tmp_path / "weights/tiny.json"
@@ -273,24 +270,21 @@ SETTINGS: dict[str, tuple[Callable[[Path], Any], str]] = {
         "begins with a byte order mark",
     ),
     "no tokenizer": (remove_tokenizer, "has no tokenizer files"),
-    "no tokenizer.json": (
-        lambda path: (path / "tokenizer.json").unlink(),
-        "is not a tokenizer that transformers reads",
-    ),
+    "no tokenizer.json": (lambda path: (path / "tokenizer.json").unlink(), "is not a tokenizer that transformers read"),
     "a broken tokenizer": (lambda path: (path / "tokenizer.json").write_text("{"), "tokenizer.json:"),
 }
 
 
 @pytest.mark.parametrize("kind", SETTINGS)
-def test_settings_that_nothing_can_be_built_of(model: Path, kind: str) -> None:
+def test_config_or_tokenizer_that_cannot_be_built_is_refused(model: Path, kind: str) -> None:
     spoil, said = SETTINGS[kind]
     spoil(model)
     assert said in refused(model)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_neox", "falcon", "mixtral", "phimoe", "llama4_text"])
-def test_the_modules_that_are_rounded_are_those_that_bitsandbytes_quantizes(tmp_path: Path, family: str) -> None:
-    """Routers of phimoe and llama4, and all of Falcon, are of subclasses of Linear, which it leaves alone."""
+def test_quantizable_modules_are_those_of_bitsandbytes(tmp_path: Path, family: str) -> None:
+    """bitsandbytes skips subclasses of Linear: the routers of phimoe and llama4, and all of Falcon."""
     from transformers import BitsAndBytesConfig
 
     from zerolora.compat import bitsandbytes_patches

@@ -1,4 +1,4 @@
-"""The checkpoint's file: what comes back, what is refused, what a full disk does. No model, no engine."""
+"""Checkpoint files: round trip, corruption, choice on resume, a full disk. No model, no engine."""
 
 import dataclasses
 import hashlib
@@ -48,16 +48,11 @@ def state_of(step: int, size: int = 3) -> State:
     return State(step, parts, step - 1, loop, 1.5, 2, best_step=2, best=best, loss_scale={"cur_scale": 4.0})
 
 
-def test_what_is_written_comes_back(tmp_path: Path) -> None:
+def test_round_trip(tmp_path: Path) -> None:
     written = state_of(4)
     actual, manifest = read(write(tmp_path, written, RESUME_KEY, FINGERPRINT))
-    assert (actual.step, actual.updates, actual.seconds, actual.resumes, actual.loss_scale) == (
-        4,
-        3,
-        1.5,
-        2,
-        {"cur_scale": 4},
-    )
+    assert (actual.step, actual.updates, actual.seconds, actual.resumes) == (4, 3, 1.5, 2)
+    assert actual.loss_scale == {"cur_scale": 4}
     assert manifest["resume_key"] == RESUME_KEY and manifest["run_fingerprint"] == FINGERPRINT
     for part, tensors in written.parts.items():
         assert torch.equal(actual.parts[part]["a.b"], tensors["a.b"])
@@ -69,34 +64,33 @@ def test_what_is_written_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_tensor_in_the_models_own_type_comes_back(dtype: torch.dtype, tmp_path: Path) -> None:
-    """NumPy, and so a hash of its arrays, knows no bf16."""
+def test_half_precision_round_trip(dtype: torch.dtype, tmp_path: Path) -> None:
+    """NumPy has no bf16, so its arrays cannot be hashed."""
     parts = {"start": {"a": torch.randn(3, 2).to(dtype), "b": torch.tensor(1.5, dtype=dtype)}}
     actual, _ = read(write(tmp_path, State(0, parts, 0, {}, 0.0), RESUME_KEY, FINGERPRINT))
     assert all(torch.equal(actual.parts["start"][name], tensor) for name, tensor in parts["start"].items())
 
 
-@given(place=st.integers(0, 10**6), flip=st.integers(1, 255))
-def test_any_changed_byte_is_found(tmp_path_factory: pytest.TempPathFactory, place: int, flip: int) -> None:
+@given(offset=st.integers(0, 10**6), flip=st.integers(0, 255))
+def test_any_flipped_or_missing_byte_is_corrupt(
+    tmp_path_factory: pytest.TempPathFactory, offset: int, flip: int
+) -> None:
     path = write(tmp_path_factory.mktemp("flip"), state_of(4), RESUME_KEY, FINGERPRINT)
     content = bytearray(path.read_bytes())
-    content[place % len(content)] ^= flip
-    path.write_bytes(content)
+    offset %= len(content)
+    if flip:
+        content[offset] ^= flip
+    path.write_bytes(content if flip else content[:offset])
     with pytest.raises(CorruptCheckpoint):
         read(path)
 
 
-@given(kept=st.floats(0, 0.999))
-def test_any_cut_is_found(tmp_path_factory: pytest.TempPathFactory, kept: float) -> None:
-    path = write(tmp_path_factory.mktemp("cut"), state_of(4), RESUME_KEY, FINGERPRINT)
-    content = path.read_bytes()
-    path.write_bytes(content[: int(kept * len(content))])
-    with pytest.raises(CorruptCheckpoint):
-        read(path)
+def training(folder: Path, key: dict[str, Any] = RESUME_KEY, fingerprint: dict[str, Any] = FINGERPRINT) -> Checkpoints:
+    return Checkpoints(folder, key, fingerprint, every_minutes=10)
 
 
 def forged(folder: Path, **changed: Any) -> Path:
-    """Return a checkpoint whose manifest was changed (... = left out), with hashes that hold."""
+    """Return a checkpoint with a changed manifest (... removes a key) and valid hashes."""
     path = write(folder, state_of(4), RESUME_KEY, FINGERPRINT)
     values = header(path) | changed
     if "whole" in changed:
@@ -112,14 +106,17 @@ WRONG: list[Any] = [..., None, "x", [], {"a": []}, -1]
 FIELDS = ("step", "steps", "updates", "seconds", "resumes", "loss_scale", "resume_key", "run_fingerprint", "tensors")
 
 
-@pytest.mark.parametrize("whole", ["[]", "null", "5", "{}", '"x"', "[" * 100_000])
-def test_a_manifest_that_is_no_manifest_is_corrupt(tmp_path: Path, whole: str) -> None:
-    with pytest.raises(CorruptCheckpoint):
-        read(forged(tmp_path, whole=whole))
+@pytest.mark.parametrize(
+    "changed", [*({"whole": text} for text in ("[]", "null", "{}", '"x"', "[" * 100_000)), {"tensors": {}}], ids=str
+)
+def test_invalid_manifest_is_corrupt(tmp_path: Path, changed: dict[str, Any]) -> None:
+    said = "its tensors are not those of its manifest" if "tensors" in changed else ""
+    with pytest.raises(CorruptCheckpoint, match=said):
+        read(forged(tmp_path, **changed))
 
 
 @pytest.mark.parametrize("key", FIELDS)
-def test_a_manifest_with_a_value_of_another_type_is_corrupt(tmp_path: Path, key: str) -> None:
+def test_manifest_value_of_another_type_is_corrupt(tmp_path: Path, key: str) -> None:
     for value in WRONG:
         if (key, value) in (("resume_key", {"a": []}), ("run_fingerprint", {"a": []})):
             continue
@@ -127,25 +124,14 @@ def test_a_manifest_with_a_value_of_another_type_is_corrupt(tmp_path: Path, key:
             read(forged(tmp_path, **{key: value}))
 
 
-def test_a_tensor_that_the_manifest_does_not_list_is_corrupt(tmp_path: Path) -> None:
-    with pytest.raises(CorruptCheckpoint, match="its tensors are not those of its manifest"):
-        read(forged(tmp_path, tensors={}))
-
-
 @pytest.mark.parametrize(("keep", "left"), [(1, [2, 5, 8]), (2, [2, 4, 5, 8]), (3, [2, 3, 4, 5, 8])])
-def test_the_last_and_the_best_are_kept_and_what_is_newer_does_not_push_them_out(
-    tmp_path: Path, keep: int, left: list[int]
-) -> None:
+def test_last_and_best_survive_beside_newer_checkpoints(tmp_path: Path, keep: int, left: list[int]) -> None:
     saver = Checkpoints(tmp_path, RESUME_KEY, FINGERPRINT, every_minutes=10, keep=keep)
     write(saver.folder, state_of(8), RESUME_KEY, FINGERPRINT)
     for step in (1, 2, 3, 4, 5):  # the best is 2
         saver.write(state_of(step))
     saver.wait()
     assert sorted(header(path)["step"] for path in saver.folder.iterdir()) == left
-
-
-def chosen(folder: Path, resume: str = "auto") -> tuple[Path | None, list[str]]:
-    return Checkpoints(folder, RESUME_KEY, FINGERPRINT, every_minutes=10).choose(resume)
 
 
 def test_a_damaged_checkpoint_is_set_aside_and_never_deleted(tmp_path: Path) -> None:
@@ -166,8 +152,8 @@ def test_a_damaged_checkpoint_is_set_aside_and_never_deleted(tmp_path: Path) -> 
     assert [path.name for path in saver.folder.glob("step-*")] == ["step-00000005.safetensors"]
 
 
-def test_a_checkpoint_of_another_version_ends_the_run_and_stays(tmp_path: Path) -> None:
-    saver = Checkpoints(tmp_path, RESUME_KEY, FINGERPRINT, every_minutes=10)
+def test_checkpoint_of_another_version_ends_the_run(tmp_path: Path) -> None:
+    saver = training(tmp_path)
     other = forged(saver.folder, format=2)
     content = other.read_bytes()
     with pytest.raises(UserError) as error:
@@ -177,7 +163,7 @@ def test_a_checkpoint_of_another_version_ends_the_run_and_stays(tmp_path: Path) 
         "with that version, or write train.resume: never to train from the beginning"
     )
     assert other.read_bytes() == content
-    # A newer one of this version is resumed, and what is older but unreadable stays.
+    # A newer checkpoint of this version is resumed, and the unreadable one stays.
     for step in (5, 6, 7):
         saver.write(dataclasses.replace(state_of(step), best_step=None))
     saver.wait()
@@ -187,12 +173,10 @@ def test_a_checkpoint_of_another_version_ends_the_run_and_stays(tmp_path: Path) 
     assert (saver.folder / f"earlier-{other.name}").read_bytes() == content
 
 
-def test_a_checkpoint_that_cannot_be_read_ends_the_run_and_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What Linux gives for the first byte of a process's memory: EIO, as of a failed disk."""
+def test_unreadable_checkpoint_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux gives EIO, as for a failed disk, for the first byte of a process's memory."""
     monkeypatch.setattr(format_of_checkpoints, "PAUSES", (0.0, 0.0))
-    saver = Checkpoints(tmp_path, RESUME_KEY, FINGERPRINT, every_minutes=10)
+    saver = training(tmp_path)
     older = write(saver.folder, state_of(3), RESUME_KEY, FINGERPRINT)
     newest = saver.folder / "step-00000004.safetensors"
     newest.symlink_to("/proc/self/mem")
@@ -205,8 +189,8 @@ def test_a_checkpoint_that_cannot_be_read_ends_the_run_and_stays(
     assert (saver.folder / f"earlier-{newest.name}").is_symlink()
 
 
-def test_what_can_be_read_a_moment_later_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    saver = Checkpoints(tmp_path, RESUME_KEY, FINGERPRINT, every_minutes=10)
+def test_transient_read_error_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saver = training(tmp_path)
     whole = write(saver.folder, state_of(4), RESUME_KEY, FINGERPRINT)
     content = whole.read_bytes()
     whole.unlink()
@@ -220,7 +204,7 @@ def test_what_can_be_read_a_moment_later_is_resumed(tmp_path: Path, monkeypatch:
     assert saver.choose("auto") == (whole, [])
 
 
-def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unlistable_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(format_of_checkpoints, "PAUSES", ())
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(UserError, match="loop: Too many levels of symbolic links; remove that link"):
@@ -228,8 +212,8 @@ def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(tmp_path: Path, monk
     assert newest_first(tmp_path / "none") == []
 
 
-def test_a_run_that_starts_again_deletes_the_earlier_ones_once_it_has_its_own(tmp_path: Path) -> None:
-    saver = Checkpoints(tmp_path, RESUME_KEY, FINGERPRINT, every_minutes=10)
+def test_restarted_run_deletes_earlier_checkpoints_after_its_second(tmp_path: Path) -> None:
+    saver = training(tmp_path)
     write(saver.folder, state_of(6), RESUME_KEY, FINGERPRINT)
     assert saver.choose("never") == (None, [])
     names = []
@@ -241,16 +225,12 @@ def test_a_run_that_starts_again_deletes_the_earlier_ones_once_it_has_its_own(tm
         ["earlier-step-00000006.safetensors", "step-00000001.safetensors"],
         ["step-00000001.safetensors", "step-00000002.safetensors"],
     ]
-    assert chosen(tmp_path / "other") == (None, [])
-
-
-def begun_at(folder: Path, named: Path) -> tuple[Path | None, list[str]]:
-    return Checkpoints(folder, RESUME_KEY, FINGERPRINT, every_minutes=10).choose(str(named))
+    assert training(tmp_path / "other").choose("auto") == (None, [])
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_a_run_from_a_named_checkpoint_survives_a_preemption(tmp_path: Path, elsewhere: bool) -> None:
-    saver = Checkpoints(tmp_path, RESUME_KEY, FINGERPRINT, every_minutes=10)
+    saver = training(tmp_path)
     own = saver.folder
     named = write(tmp_path / "other" if elsewhere else own, state_of(2), RESUME_KEY, FINGERPRINT)
     assert saver.choose(str(named)) == (named, [])
@@ -259,45 +239,40 @@ def test_a_run_from_a_named_checkpoint_survives_a_preemption(tmp_path: Path, els
     saver.wait()
     del saver  # and its lock
     assert named.exists()
-    chosen, lines = begun_at(tmp_path, named)
+    chosen, lines = training(tmp_path).choose(str(named))
     assert chosen == own / "step-00000006.safetensors"
     assert lines == [f"{chosen} continues from {named}, which train.resume names"]
     chosen.write_bytes(b"torn")
-    chosen, lines = begun_at(tmp_path, named)
+    chosen, lines = training(tmp_path).choose(str(named))
     assert chosen == own / "step-00000005.safetensors" and "step-00000006.safetensors is passed over" in lines[0]
 
 
-def test_a_newer_checkpoint_that_does_not_go_on_from_the_named_one_is_passed_over(tmp_path: Path) -> None:
-    own = Checkpoints(tmp_path, RESUME_KEY, FINGERPRINT, every_minutes=10).folder
+def test_checkpoint_that_does_not_continue_the_named_one_is_skipped(tmp_path: Path) -> None:
+    own = training(tmp_path).folder
     named, other = write(own, state_of(2), RESUME_KEY, FINGERPRINT), state_of(4)
     other.loop["loss"] += 1
     newer = write(own, other, RESUME_KEY, FINGERPRINT)
-    chosen, lines = begun_at(tmp_path, named)
+    chosen, lines = training(tmp_path).choose(str(named))
     assert chosen == named
     why = f"it does not continue from {named}, which train.resume names; it is now earlier-step-00000004.safetensors"
     assert lines == [f"{newer} is passed over: {why}"]
 
 
-def test_a_finished_run_that_changed_begins_again_at_its_named_checkpoint(tmp_path: Path) -> None:
-    saver = Checkpoints(tmp_path, RESUME_KEY, FINGERPRINT | {"code": "y"}, every_minutes=10)
+def test_changed_finished_run_restarts_at_its_named_checkpoint(tmp_path: Path) -> None:
+    saver = training(tmp_path, RESUME_KEY, FINGERPRINT | {"code": "y"})
     named = write(saver.folder, state_of(2), RESUME_KEY, FINGERPRINT)
     newer = write(saver.folder, state_of(4), RESUME_KEY, FINGERPRINT)
     saver.mark_finished()
-    assert saver.choose(str(named)) == (
-        named,
-        [f"{newer} is of a finished run; training starts over from {named}"],
-    )
+    assert saver.choose(str(named)) == (named, [f"{newer} is of a finished run; training starts over from {named}"])
     assert not newer.exists() and named.exists()
     del saver
-    assert begun_at(tmp_path, named)[0] == named, "a preemption before the first checkpoint"
+    assert training(tmp_path).choose(str(named))[0] == named, "a preemption before the first checkpoint"
 
 
-def test_a_second_start_does_not_touch_the_factors_of_a_run_that_is_trained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_second_start_leaves_the_factors_of_a_running_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "LOCK_SECONDS", 0)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
-    first, second = (Checkpoints(tmp_path, RESUME_KEY, FINGERPRINT, every_minutes=10) for _ in range(2))
+    first, second = (training(tmp_path) for _ in range(2))
     first.claim()
     plan = training_plan(lora={"init": "pissa"})
     with pytest.raises(UserError, match=f"this run is being trained by process {os.getpid()}"):
@@ -314,20 +289,16 @@ def key_of(settings: dict[str, Any], **others: Any) -> dict[str, Any]:
     return {**{f"train.{key}": value for key, value in settings.items() if key not in FREE}, "data": "abc", **others}
 
 
-def training(folder: Path, key: dict[str, Any], fingerprint: dict[str, Any] = FINGERPRINT) -> Checkpoints:
-    return Checkpoints(folder, key, fingerprint, every_minutes=10)
-
-
 PLAN = training_plan(lora={"r": 2}, schedule="cosine_with_restarts", schedule_options={"num_cycles": 1.5})
-# As this version writes them, and as one that left no key out.
+# Without default values, as this version writes keys, and with them, as earlier versions did.
 KEYS = {"compared": key_of(compared(PLAN)), "whole": key_of(PLAN.model_dump(mode="json"))}
 
 
 @pytest.mark.parametrize(("before", "now"), [("whole", "compared"), ("compared", "whole")])
-def test_an_upgrade_that_writes_the_same_key_otherwise_resumes(tmp_path: Path, before: str, now: str) -> None:
+def test_upgrade_with_an_equivalent_key_resumes(tmp_path: Path, before: str, now: str) -> None:
     old = training(tmp_path, KEYS[before])
     paths = [write(old.folder, state_of(step), KEYS[before], FINGERPRINT) for step in (4, 5)]
-    other = write(training(tmp_path, RESUME_KEY).folder, state_of(8), RESUME_KEY, FINGERPRINT)
+    other = write(training(tmp_path).folder, state_of(8), RESUME_KEY, FINGERPRINT)
     os.utime(other, (0, 0))
     del old
     new = training(tmp_path, KEYS[now])
@@ -341,7 +312,7 @@ def test_an_upgrade_that_writes_the_same_key_otherwise_resumes(tmp_path: Path, b
     assert (paths[-1].parent / f"earlier-{paths[-1].name}").exists()
 
 
-def test_a_finished_run_is_finished_after_such_an_upgrade(tmp_path: Path) -> None:
+def test_finished_run_stays_finished_after_an_upgrade(tmp_path: Path) -> None:
     old = training(tmp_path, KEYS["whole"])
     path = write(old.folder, state_of(9), KEYS["whole"], FINGERPRINT)
     old.mark_finished()
@@ -361,7 +332,7 @@ def test_a_finished_run_is_finished_after_such_an_upgrade(tmp_path: Path) -> Non
     ],
 )
 @pytest.mark.parametrize("before", ["whole", "compared"])
-def test_another_config_is_another_run_after_an_upgrade_too(
+def test_changed_config_restarts_after_an_upgrade(
     tmp_path: Path, before: str, changed: dict[str, Any], why: str
 ) -> None:
     seed = {"train.seed": 1}
@@ -372,14 +343,14 @@ def test_another_config_is_another_run_after_an_upgrade_too(
     assert new.folder != old.parent
 
 
-def test_a_long_value_is_not_said_to_be_what_it_was() -> None:
+def test_long_values_are_not_shown() -> None:
     long = ["a" * 80]
     assert differences({"train.targets": [*long, "b"]}, {"train.targets": [*long, "c"]}) == ["train.targets is another"]
 
 
 @pytest.fixture
 def another_default(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let weight_decay have another default than its neutral value, 0.0."""
+    """Give weight_decay a default other than its neutral value, 0.0."""
     for section in (TrainSettings, type(PLAN)):
         monkeypatch.setattr(section.model_fields["weight_decay"], "default", 0.3)
     settings_module._keys.cache_clear()
@@ -388,27 +359,20 @@ def another_default(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("another_default")
-def test_a_changed_default_is_told_from_the_value_that_a_run_had(tmp_path: Path) -> None:
+def test_changed_default_differs_from_the_runs_value(tmp_path: Path) -> None:
     recorded = {"train.seed": 1}
     old = write(training(tmp_path, recorded).folder, state_of(4), recorded, FINGERPRINT)
     why = "train.weight_decay was 0.0 and is 0.3"
-    assert training(tmp_path, {**recorded, "train.weight_decay": 0.3}).choose("auto") == (
-        None,
-        [f"{old} is not resumed, since {why}; training starts over"],
-    )
+    lines = [f"{old} is not resumed, since {why}; training starts over"]
+    assert training(tmp_path, {**recorded, "train.weight_decay": 0.3}).choose("auto") == (None, lines)
     assert training(tmp_path, {**recorded, "train.weight_decay": 0.0}).choose("auto") == (old, [])
 
 
-def test_what_cannot_be_read_in_the_folder_of_another_key_is_a_line(tmp_path: Path) -> None:
+def test_unreadable_checkpoint_of_another_key_is_skipped_with_a_line(tmp_path: Path) -> None:
     version, unread, torn = (tmp_path / name for name in ("version", "unread", "torn"))
     other = forged(training(version, {"data": "other"}).folder, format=2)
-    assert training(version, RESUME_KEY).choose("auto") == (
-        None,
-        [
-            f"{other} is not resumed: another version of zerolora wrote this checkpoint (format 2; this version reads "
-            "3); training starts over"
-        ],
-    )
+    why = "another version of zerolora wrote this checkpoint (format 2; this version reads 3)"
+    assert training(version).choose("auto") == (None, [f"{other} is not resumed: {why}; training starts over"])
     for folder, why in ((unread, "Input/output error"), (torn, "not a whole checkpoint")):
         path = training(folder, {"data": "other"}).folder / "step-00000004.safetensors"
         path.parent.mkdir(parents=True)
@@ -416,15 +380,15 @@ def test_what_cannot_be_read_in_the_folder_of_another_key_is_a_line(tmp_path: Pa
             path.symlink_to("/proc/self/mem")
         else:
             path.write_bytes(b"torn")
-        actual, [line] = training(folder, RESUME_KEY).choose("auto")
+        actual, [line] = training(folder).choose("auto")
         assert actual is None and line.startswith(f"{path} is not resumed: {why}")
         assert line.endswith("; training starts over")
         assert path.is_symlink() or path.read_bytes() == b"torn"
 
 
 @pytest.mark.parametrize("torn", [False, True])
-def test_a_rank_that_does_not_see_the_chosen_checkpoint_says_so(tmp_path: Path, torn: bool) -> None:
-    """As on a node to which work/ is another folder."""
+def test_rank_without_the_chosen_checkpoint_is_one_line(tmp_path: Path, torn: bool) -> None:
+    """As on a node with another work/ folder."""
     path = tmp_path / "step-00000004.safetensors"
     if torn:
         path.write_bytes(b"torn")
@@ -432,7 +396,7 @@ def test_a_rank_that_does_not_see_the_chosen_checkpoint_says_so(tmp_path: Path, 
         read_chosen(path, 3)
 
 
-def test_only_what_changes_no_loss_is_free() -> None:
+def test_settings_that_change_the_loss_are_in_the_resume_key() -> None:
     assert not FREE & {
         "learning_rate",
         "global_batch",
@@ -445,9 +409,9 @@ def test_only_what_changes_no_loss_is_free() -> None:
     }
 
 
-def test_a_full_disk_is_one_line_and_leaves_the_last_checkpoint(tmp_path: Path) -> None:
-    """As a limit on the size of a file, which needs no disk to be full."""
-    saver = Checkpoints(tmp_path, RESUME_KEY, FINGERPRINT, every_minutes=10)
+def test_full_disk_is_one_line_and_leaves_the_last_checkpoint(tmp_path: Path) -> None:
+    """A limit on the file size stands for a full disk."""
+    saver = training(tmp_path)
     saver.write(state_of(2))
     saver.wait()
     program = (
@@ -463,9 +427,7 @@ def test_a_full_disk_is_one_line_and_leaves_the_last_checkpoint(tmp_path: Path) 
     assert [header(path)["step"] for path in saver.folder.iterdir()] == [2]
 
 
-def test_a_checkpoint_that_is_asked_for_must_be_there(tmp_path: Path) -> None:
-    saver = Checkpoints(tmp_path, RESUME_KEY, FINGERPRINT, every_minutes=10)
-    with pytest.raises(
-        UserError, match="train.resume: .*there is no such file; name another checkpoint, or write auto"
-    ):
+def test_named_checkpoint_must_exist(tmp_path: Path) -> None:
+    saver = training(tmp_path)
+    with pytest.raises(UserError, match="train.resume: .*there is no such file; name another checkpoint, or write"):
         saver.choose(str(tmp_path / "none.safetensors"))

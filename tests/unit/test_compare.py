@@ -1,10 +1,11 @@
-"""The comparison of all runs: its rows, its columns, and what it looks like as text."""
+"""The comparison of all runs: rows, columns, terminal output."""
 
 import csv
 import json
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from comparison import GPU, results_of, row, settings_of
@@ -18,18 +19,15 @@ from zerolora.config.file import load
 from zerolora.config.resolve import resolve
 from zerolora.config.settings import CompareSettings
 from zerolora.errors import UserError
-from zerolora.report.comparison import compare, compare_what_is_there
+from zerolora.report.comparison import compare, compare_all
 from zerolora.report.comparison_charts import front
-from zerolora.report.comparison_rows import reason_in, what_is_there
-from zerolora.report.comparison_show import show
+from zerolora.report.comparison_rows import all_runs, reason_in
+from zerolora.report.comparison_terminal import show
 
-ONLY_ON_GPUS = {
-    *("mfu", "gpu_percent", "predicted_gpu_bytes", "measured_gpu_bytes", "gpu_hours", "energy_joules"),
-}
+ONLY_ON_GPUS = {"mfu", "gpu_percent", "predicted_gpu_bytes", "measured_gpu_bytes", "gpu_hours", "energy_joules"}
 
 
 def made(results: Path) -> Path:
-    """Return the directory of the stage's output."""
     output = results / "compare"
     compare(CompareSettings.model_validate_json(settings_of(results)), output / "rows", output)
     return output
@@ -40,7 +38,7 @@ def table(output: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_columns_that_apply_to_no_run_are_left_out(tmp_path: Path) -> None:
+def test_inapplicable_columns_are_omitted(tmp_path: Path) -> None:
     on_cpu = made(results_of(tmp_path / "cpu", {"one": row(), "two": row(1)}))
     assert not ONLY_ON_GPUS & table(on_cpu)[0].keys()
     assert "GPU" not in (on_cpu / "table.md").read_text()
@@ -52,7 +50,7 @@ def test_columns_that_apply_to_no_run_are_left_out(tmp_path: Path) -> None:
     assert "1,138.9 Wh" in (mixed / "table.md").read_text()
 
 
-def test_the_row_of_a_real_run_has_its_figures(tmp_path: Path) -> None:
+def test_row_of_a_real_run(tmp_path: Path) -> None:
     """The files of a finished run of SmolLM2-135M (tests/finished_run/), and the same as if on GPUs."""
     run = FinishedRun(tmp_path)
     run.page()
@@ -79,24 +77,20 @@ def test_the_row_of_a_real_run_has_its_figures(tmp_path: Path) -> None:
 
 
 def test_further_tasks_are_columns_with_their_interval(tmp_path: Path) -> None:
-    asked = {
-        "task.arc.accuracy": 0.5,
-        "task.arc.accuracy_low": 0.25,
-        "task.arc.accuracy_high": 0.75,
-        "task.arc.other": 1.0,
-    }
-    output = made(results_of(tmp_path, {"one": row() | asked, "two": row(1)}))
+    task = {"accuracy": 0.5, "accuracy_low": 0.25, "accuracy_high": 0.75, "other": 1.0}
+    values = {f"task.arc.{name}": value for name, value in task.items()}
+    output = made(results_of(tmp_path, {"one": row() | values, "two": row(1)}))
     head, _, first, second = (output / "table.md").read_text().splitlines()[:4]
     titles = [title.strip() for title in head.split("|")]
     cells = [[text.strip() for text in line.split("|")] for line in (first, second)]
-    place = titles.index("arc: accuracy")
-    assert [line[place] for line in cells] == ["0.5 (0.25–0.75)", ""]
-    assert "arc: other" not in titles  # one metric a task, where there is little room
-    assert table(output)[0].items() >= {key: str(value) for key, value in asked.items()}.items()
+    column = titles.index("arc: accuracy")
+    assert [line[column] for line in cells] == ["0.5 (0.25–0.75)", ""]
+    assert "arc: other" not in titles  # one metric for each task
+    assert table(output)[0].items() >= {key: str(value) for key, value in values.items()}.items()
     assert json.loads((output / "metrics.json").read_text())["runs.one.task.arc.accuracy"] == 0.5
 
 
-def test_what_runs_override_is_a_column(tmp_path: Path) -> None:
+def test_overridden_settings_are_columns(tmp_path: Path) -> None:
     rows = {"a": row(), "b": row(1)}
     ours = {"a": {"train.lora.r": 8, "render.strategy": "zero2"}, "b": {"train.lora.targets": ["q_proj", "v_proj"]}}
     output = made(results_of(tmp_path, rows, **ours))
@@ -107,14 +101,13 @@ def test_what_runs_override_is_a_column(tmp_path: Path) -> None:
     assert "`train.lora.r`" in (output / "table.md").read_text().splitlines()[0]
 
 
-def test_rows_are_in_the_order_of_their_names(tmp_path: Path) -> None:
+def test_rows_are_in_natural_order(tmp_path: Path) -> None:
     names = ["sweep-r8", "8b", "sweep-r64", "sweep", "sweep-r8-x"]
     output = made(results_of(tmp_path, {name: row() for name in names}))
     assert [each["run"] for each in table(output)] == ["8b", "sweep", "sweep-r8", "sweep-r8-x", "sweep-r64"]
 
 
 def test_metrics_are_flat_and_dvc_shows_their_changes(tmp_path: Path) -> None:
-    """Also from a commit to the next, with a run more."""
     results = results_of(tmp_path / "results", {"default": row()})
     actual = json.loads((made(results) / "metrics.json").read_text())
     assert actual["runs.default.loss"] == 0.5
@@ -134,11 +127,11 @@ def test_metrics_are_flat_and_dvc_shows_their_changes(tmp_path: Path) -> None:
     assert "runs.default.accuracy" not in changed
 
 
-def test_a_missing_row_is_one_line_and_stale_ones_go(tmp_path: Path) -> None:
-    results = results_of(tmp_path, {"gone": row(), "kept": row()}, ["kept"])
+def test_missing_row_is_one_line_and_stale_rows_are_deleted(tmp_path: Path) -> None:
+    results = results_of(tmp_path, {"stale": row(), "current": row()}, ["current"])
     made(results)
-    assert [path.name for path in (results / "compare/rows").iterdir()] == ["kept.json"]
-    results_of(tmp_path, {}, ["kept", "lost"])
+    assert [path.name for path in (results / "compare/rows").iterdir()] == ["current.json"]
+    results_of(tmp_path, {}, ["current", "lost"])
     command = ("zerolora", "compare", "--settings", settings_of(results), "--rows", str(results / "compare/rows"))
     failed = served(*command, "--output", str(tmp_path / "new"))
     assert failed.returncode == 2
@@ -148,8 +141,7 @@ def test_a_missing_row_is_one_line_and_stale_ones_go(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
-def test_a_refused_run_has_renders_line_as_its_reason(tmp_path: Path) -> None:
-    """The stages' own commands and logs: an estimate that another version wrote, which render refuses."""
+def test_refused_run_shows_renders_message(tmp_path: Path) -> None:
     results = results_of(tmp_path / "results", {"good": row()}, ["good", "large", "later"])
     (tmp_path / "estimate.json").write_text("{}")
     log = results / "logs/render/large.log"
@@ -160,109 +152,97 @@ def test_a_refused_run_has_renders_line_as_its_reason(tmp_path: Path) -> None:
         *("--output", str(tmp_path / "zero.json"), "--reasons", str(tmp_path / "render.json")),
     )
     assert refused.returncode == 2
-    rows, _ = what_is_there(results)
-    assert [(each["run"], each["status"]) for each in rows] == [
-        ("good", "done"),
-        ("large", "refused"),
-        ("later", "not run"),
-    ]
+    rows, _ = all_runs(results)
+    assert {each["run"]: each["status"] for each in rows} == {"good": "done", "large": "refused", "later": "not run"}
     said = log.read_text().strip().removeprefix("zerolora: ")
     assert rows[1]["reason"] == f"render: {said}"
     assert "run `zerolora estimate` again" in said
-    assert rows[1]["strategy"] == "zero3"  # as the config has it
-    told = compare_what_is_there(results, tmp_path / "work")
-    assert told == f"{tmp_path}/work/index.html: 3 runs: 1 done, 1 refused, 1 not run"
+    assert rows[1]["strategy"] == "zero3"  # from the config
+    summary = compare_all(results, tmp_path / "work")
+    assert summary == f"{tmp_path}/work/index.html: 3 runs: 1 done, 1 refused, 1 not run"
     assert said.split(":")[0] in (tmp_path / "work/table.md").read_text()
-    shown = " ".join(show(results, colour=False).split())  # a long path begins a line of its own
+    shown = " ".join(show(results, colour=False).split())  # unwrapped
     assert f"large: refused: render: {said[:20]}" in shown
-    # Once a later run has made its output, the old message is no reason any more.
+    # The old message no longer counts once a later run has written the output.
     (results / "large").mkdir()
     (results / "large/zero.json").write_text("{}")
-    assert what_is_there(results)[0][1]["status"] == "not run"
+    assert all_runs(results)[0][1]["status"] == "not run"
 
 
-def test_a_run_that_waits_for_its_jobs_has_no_results_of_before(tmp_path: Path) -> None:
+def test_outdated_run_shows_no_results(tmp_path: Path) -> None:
     results = results_of(tmp_path, {"good": row(), "other": row()})
-    rows, _ = what_is_there(results, {"other": "train"})
+    rows, _ = all_runs(results, {"other": "train"})
     assert [each["status"] for each in rows] == ["done", "not run"]
     assert "train has to run again" in rows[1]["reason"]
     assert "loss" not in rows[1]
 
 
-def test_a_stage_that_ended_well_is_no_reason(tmp_path: Path) -> None:
-    """Its outputs were removed since, and its log has a warning at its end."""
-    results = results_of(tmp_path, {}, ["one"])
-    log = results / "logs/train/one.log"
-    log.parent.mkdir(parents=True)
-    log.write_text("zerolora: rank 1 is slow\n")
-    log.with_suffix(".status.json").write_text(json.dumps({"started": 1, "result": "loss 4.8 -> 0.1"}))
-    (only,), _ = what_is_there(results)
-    assert (only["status"], only["reason"]) == ("not run", "")
-
-
 @pytest.mark.parametrize(
-    ("lines", "reason"),
+    ("text", "reason"),
     [
-        (["chatter", "zerolora: GPU memory is too small; write zero3", ""], "GPU memory is too small; write zero3"),
-        (["zerolora: rank 1 is slow", "step 3", "zerolora: loss is nan at step 4"], "loss is nan at step 4"),
+        ("chatter\nzerolora: GPU memory is too small; write zero3\n", "GPU memory is too small; write zero3"),
+        ("zerolora: rank 1 is slow\nstep 3\nzerolora: loss is nan at step 4", "loss is nan at step 4"),
         (
-            [
-                *("step 1", "zerolora: rank 1 failed with exit code 1; its last lines:", "zerolora: Traceback"),
-                "zerolora: RuntimeError: out of memory",
-            ],
-            "rank 1 failed with exit code 1: RuntimeError: out of memory",
+            "zerolora: rank 1 failed with exit code 1; its last lines:\nzerolora: Traceback\nzerolora: OSError: full",
+            "rank 1 failed with exit code 1: OSError: full",
         ),
-        (["zerolora: loss is nan at step 2", "zerolora: rank 0 failed with exit code 2"], "loss is nan at step 2"),
+        ("zerolora: loss is nan at step 2\nzerolora: rank 0 failed with exit code 2", "loss is nan at step 2"),
         (
-            ["Traceback", "OSError: disk full", "zerolora: rank 0 failed with exit code 1"],
-            "rank 0 failed with exit code 1: OSError: disk full",
+            "Traceback\nKeyError: 1\nzerolora: rank 0 failed with exit code 1",
+            "rank 0 failed with exit code 1: KeyError: 1",
         ),
-        (["step 60", "zerolora: rank 0 failed with signal SIGKILL"], "rank 0 failed with signal SIGKILL"),
+        ("step 60\nzerolora: rank 0 failed with signal SIGKILL", "rank 0 failed with signal SIGKILL"),
         (
-            [
-                *("zerolora: nothing fits, not even with the smallest:", "zerolora:   strategy  GPU  host"),
-                *(
-                    "zerolora:   zero3: 5 GiB are more than 3 GiB",
-                    "zerolora: write into the run:",
-                    "zerolora:   render:",
-                ),
-            ],
+            "zerolora: nothing fits, not even with the smallest:\nzerolora:   strategy  GPU  host\n"
+            "zerolora:   zero3: 5 GiB are more than 3 GiB\nzerolora: write into the run:\nzerolora:   render:",
             "nothing fits, not even with the smallest: 5 GiB are more than 3 GiB",
         ),
-        (["zerolora: rank 1 is slow", "Killed"], ""),
-        ([], ""),
+        ("zerolora: rank 1 is slow\nKilled", ""),
+        ("", ""),
     ],
 )
-def test_the_reason_is_the_last_message_of_a_log(tmp_path: Path, lines: list[str], reason: str) -> None:
-    (tmp_path / "a.log").write_text("\n".join(lines))
+def test_reason_is_the_last_message_of_a_log(tmp_path: Path, text: str, reason: str) -> None:
+    (tmp_path / "a.log").write_text(text)
     assert reason_in(tmp_path / "a.log", "zero3") == reason
 
 
-def test_a_stage_that_was_killed_is_told_with_how_far_it_was(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "text", "progress", "status", "reason"),
+    [
+        # A stage that ended well, with a warning at the end of its log and its outputs removed since.
+        ("train/one", "zerolora: rank 1 is slow\n", {"result": "loss 4.8 -> 0.1"}, "not run", ""),
+        (
+            "train/one",
+            "step 60/100\n",
+            {"done": 60, "total": 100},
+            "failed",
+            "train: runs, or ended without a message at 60 of 100; see LOG",
+        ),
+        *(
+            (
+                name,
+                "zerolora: data/s.jsonl:3: too long\n",
+                {},
+                "failed",
+                f"{name.split('/')[0]}: data/s.jsonl:3: too long",
+            )
+            for name in ("task/one-sums", "task_base/rows-sums", "task_rows/sums")
+        ),
+    ],
+)
+def test_unfinished_run_has_status_and_reason_from_its_logs(
+    tmp_path: Path, name: str, text: str, progress: dict[str, Any], status: str, reason: str
+) -> None:
     results = results_of(tmp_path, {}, ["one"])
-    log = results / "logs/train/one.log"
+    log = results / f"logs/{name}.log"
     log.parent.mkdir(parents=True)
-    log.write_text("step 60/100\n")
-    log.with_suffix(".status.json").write_text(json.dumps({"started": 1, "done": 60, "total": 100}))
-    (only,), _ = what_is_there(results)
-    assert (only["status"], only["reason"]) == (
-        "failed",
-        f"train: runs, or ended without a message at 60 of 100; see {log}",
-    )
+    log.write_text(text)
+    log.with_suffix(".status.json").write_text(json.dumps({"started": 1} | progress))
+    (only,), _ = all_runs(results)
+    assert (only["status"], only["reason"]) == (status, reason.replace("LOG", str(log)))
 
 
-@pytest.mark.parametrize(("stage", "log"), [("task", "one-sums"), ("task_base", "rows-sums"), ("task_rows", "sums")])
-def test_a_further_task_that_fails_is_why_a_run_has_no_report(tmp_path: Path, stage: str, log: str) -> None:
-    results = results_of(tmp_path, {}, ["one"])
-    path = results / f"logs/{stage}/{log}.log"
-    path.parent.mkdir(parents=True)
-    path.write_text("zerolora: data/sums.jsonl:3: the prompt has 9,000 tokens\n")
-    path.with_suffix(".status.json").write_text(json.dumps({"started": 1}))
-    (only,), _ = what_is_there(results)
-    assert (only["status"], only["reason"]) == ("failed", f"{stage}: data/sums.jsonl:3: the prompt has 9,000 tokens")
-
-
-def test_a_terminal_gets_120_columns_and_is_told_what_is_left_out(tmp_path: Path) -> None:
+def test_terminal_table_has_120_columns_and_names_the_omitted(tmp_path: Path) -> None:
     runs = {f"run-{index:03}": row(index) | GPU for index in range(12)}
     ours = {name: {"train.lora.r": 8, "train.learning_rate": 0.002} for name in runs}
     text = show(results_of(tmp_path, runs, **ours), colour=False)
@@ -278,7 +258,7 @@ def test_a_terminal_gets_120_columns_and_is_told_what_is_left_out(tmp_path: Path
     assert "Left out" not in show(results_of(tmp_path / "few", {"one": bare, "two": bare}), colour=False)
 
 
-def test_a_terminal_folds_names_and_escapes_nothing_into_it(tmp_path: Path) -> None:
+def test_terminal_table_folds_long_names(tmp_path: Path) -> None:
     text = show(results_of(tmp_path, {"n" * 100: row(), "b": row()}), colour=False)
     assert max(map(cell_len, text.splitlines())) <= 120
     assert "\x1b" not in text
@@ -286,7 +266,7 @@ def test_a_terminal_folds_names_and_escapes_nothing_into_it(tmp_path: Path) -> N
     assert "\x1b[32m" in coloured
 
 
-def test_markdown_means_nothing_but_itself(tmp_path: Path) -> None:
+def test_texts_are_escaped_in_markdown_and_html(tmp_path: Path) -> None:
     reason = "evaluate.fail_if: a | b <script>alert(1)</script> `x` [l](javascript:alert(1))"
     output = made(results_of(tmp_path, {"one": row(status="failed", reason=reason), "two": row()}))
     lines = (output / "table.md").read_text().splitlines()
@@ -297,30 +277,28 @@ def test_markdown_means_nothing_but_itself(tmp_path: Path) -> None:
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
 
 
-def test_a_page_of_runs_that_all_failed_has_no_chart(tmp_path: Path) -> None:
+def test_page_without_finished_runs_has_no_chart(tmp_path: Path) -> None:
     results = results_of(tmp_path, {}, ["one", "two"])
-    compare_what_is_there(results, tmp_path / "work")
+    compare_all(results, tmp_path / "work")
     page = (tmp_path / "work/index.html").read_text()
     assert "<figure" not in page and "not run" in page
     with pytest.raises(UserError, match="config.json: there is no such file"):
-        what_is_there(tmp_path / "none")
+        all_runs(tmp_path / "none")
 
 
-def test_results_of_an_older_version_are_one_line(tmp_path: Path) -> None:
+def test_results_of_another_version_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"runs": {"default": {"dataset": "rows"}}}')
     said = served("zerolora", "show", "--results", str(tmp_path))
-    assert (said.returncode, said.stderr.splitlines()[-1]) == (
-        2,
-        f"zerolora: {tmp_path}/config.json: was written by another version; run `zerolora resolve` again",
-    )
+    line = f"zerolora: {tmp_path}/config.json: was written by another version; run `zerolora resolve` again"
+    assert (said.returncode, said.stderr.splitlines()[-1]) == (2, line)
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=12))
-def test_the_front_is_what_no_other_run_beats(points: list[tuple[int, int]]) -> None:
+def test_front_is_the_undominated_points(points: list[tuple[int, int]]) -> None:
     named = [(*point, str(index)) for index, point in enumerate(points)]
-    kept = {points[int(name)] for name in front(named)}
+    actual = {points[int(name)] for name in front(named)}
 
     def beaten(point: tuple[int, int]) -> bool:
         return any(other != point and other[0] <= point[0] and other[1] <= point[1] for other in points)
 
-    assert kept == {point for point in points if not beaten(point)}
+    assert actual == {point for point in points if not beaten(point)}

@@ -1,4 +1,4 @@
-"""Settings as they are compared: what a new key, a changed default and a value that is written out change."""
+"""Comparison of settings: new keys, changed defaults and explicitly written values."""
 
 import json
 from pathlib import Path
@@ -38,7 +38,6 @@ class Outer(BaseModel):
 
 @pytest.fixture
 def neutral(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Return the neutral values that this test changes."""
     values: dict[str, Any] = {}
     monkeypatch.setattr(module, "_neutral", lambda: values)
     module._keys.cache_clear()
@@ -48,15 +47,13 @@ def neutral(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 PLAIN = {"name": "a", "inner": {"kind": "inner"}, "odd": {"kind": "inner", "r": 4}}
 
 
-def test_keys_at_their_default_are_left_out(neutral: dict[str, Any]) -> None:
+def test_keys_at_their_default_are_omitted(neutral: dict[str, Any]) -> None:
     assert compared(Outer(name="a")) == PLAIN
     assert compared(Outer(name="a", alpha=2.0))["alpha"] == 2.0
     assert compared(Outer(name="a", odd=Inner()))["odd"] == {"kind": "inner"}
     assert compared(Outer(name="a", other=Inner()))["other"] == {"kind": "inner"}
-    assert compared(Outer(name="a", parts=[Inner(r=2), Inner()]))["parts"] == [
-        {"kind": "inner", "r": 2},
-        {"kind": "inner"},
-    ]
+    parts = compared(Outer(name="a", parts=[Inner(r=2), Inner()]))["parts"]
+    assert parts == [{"kind": "inner", "r": 2}, {"kind": "inner"}]
 
 
 WRITTEN = [
@@ -67,12 +64,12 @@ WRITTEN = [
 
 
 @pytest.mark.parametrize("settings", WRITTEN)
-def test_the_class_reads_them_as_the_whole(neutral: dict[str, Any], settings: Outer) -> None:
+def test_omitted_keys_validate_to_the_same_settings(neutral: dict[str, Any], settings: Outer) -> None:
     assert Outer.model_validate(json.loads(json.dumps(compared(settings)))) == settings
 
 
-def test_a_changed_default_counts(neutral: dict[str, Any]) -> None:
-    """It was 4 when the key was new; what it is now is no longer neutral, wherever a section is used."""
+def test_changed_default_is_compared(neutral: dict[str, Any]) -> None:
+    """The neutral value stays that of the new key, 4, in every use of a section."""
     neutral["Inner"] = {"r": 4}
     module._keys.cache_clear()
     actual = compared(Outer(name="a", parts=[Inner()]))
@@ -81,19 +78,16 @@ def test_a_changed_default_counts(neutral: dict[str, Any]) -> None:
     assert "alpha" not in actual
 
 
-pytest.mark.parametrize("settings", WRITTEN)
-
-
 @pytest.mark.parametrize("settings", WRITTEN)
-def test_what_was_left_out_is_filled_in(neutral: dict[str, Any], settings: Outer) -> None:
-    """Whether this version compared the settings, or one that left nothing out."""
+def test_omitted_keys_are_filled_in(neutral: dict[str, Any], settings: Outer) -> None:
+    """For keys written by this version and by versions that omitted nothing."""
     whole = settings.model_dump(mode="json")
     assert filled(Outer, compared(settings)) == filled(Outer, whole) == whole
     assert filled(Outer, {"name": "a", "old": [1]}) == {**Outer(name="a").model_dump(mode="json"), "old": [1]}
 
 
 @pytest.mark.parametrize("settings", WRITTEN)
-def test_the_neutral_value_is_filled_in_and_not_the_default_of_today(neutral: dict[str, Any], settings: Outer) -> None:
+def test_neutral_value_is_filled_in_instead_of_a_new_default(neutral: dict[str, Any], settings: Outer) -> None:
     before = compared(settings)
     neutral["Outer"], neutral["Inner"] = {"alpha": 8.0}, {"r": 8}
     module._keys.cache_clear()
@@ -102,13 +96,13 @@ def test_the_neutral_value_is_filled_in_and_not_the_default_of_today(neutral: di
 
 
 @pytest.mark.parametrize("value", [None, 5, "x", [], [1], {"a": 1}])
-def test_what_is_no_section_is_left_as_it_is(neutral: dict[str, Any], value: Any) -> None:
+def test_invalid_sections_are_not_changed(neutral: dict[str, Any], value: Any) -> None:
     for key in ("inner", "other", "parts", "named"):
         actual = filled(Outer, {key: value})[key]
         assert actual == value or (value == {"a": 1} and key in ("inner", "other") and actual["a"] == 1)
 
 
-def test_the_settings_of_the_default_config_are_read_back_whole() -> None:
+def test_default_config_round_trips() -> None:
     resolved = resolve(load(ROOT / "config/config.yaml"))
     assert Resolved.model_validate(json.loads(json.dumps(compared(resolved)))) == resolved
 
@@ -126,7 +120,7 @@ class NewerTraining(TrainSettings):
     spare: bool = False
 
 
-def test_a_new_key_at_its_default_keeps_answers_and_canaries(tmp_path: Path) -> None:
+def test_new_key_at_its_default_reuses_answers_and_canaries(tmp_path: Path) -> None:
     write_json(tmp_path / MANIFEST, {"files": {}})
     model = EvaluatedModel(tmp_path)
     paths = {"data": tmp_path, "packing": tmp_path, "weights": tmp_path / MANIFEST}
@@ -143,7 +137,6 @@ def test_a_new_key_at_its_default_keeps_answers_and_canaries(tmp_path: Path) -> 
     assert answers(NewerEvaluation(**evaluation, spare=True)) != known
     assert answers(EvaluateSettings(check="exact")) != known
     trained = first_steps(TrainSettings(device="cpu"))
-    assert (
-        first_steps(NewerTraining(device="cpu")) == first_steps(TrainSettings(device="cpu", resume="never")) == trained
-    )
+    for same in (NewerTraining(device="cpu"), TrainSettings(device="cpu", resume="never")):
+        assert first_steps(same) == trained
     assert first_steps(NewerTraining(device="cpu", spare=True)) != trained

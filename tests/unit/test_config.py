@@ -1,15 +1,16 @@
-"""The config: what it means, and one clear line for each mistake."""
+"""The config: its resolved settings, and one line for each mistake."""
 
 import copy
 import json
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from conftest import ROOT, TINY_CONFIG
+from conftest import ROOT, TINY_CONFIG, refusal
 from snakemake.io import PeriodicityDetector
 
 from zerolora.commands import write_registry_names
@@ -47,7 +48,7 @@ def edited(dotted: str, value: Any) -> dict[str, Any]:
 GPU = {"device": "cuda", "gpus_per_node": 2, "gpu_memory": "16GiB", "compute_capability": 7.0}
 
 
-def test_a_run_replaces_a_value_of_free_keys_and_merges_a_section(tmp_path: Path) -> None:
+def test_run_replaces_free_keys_and_merges_sections(tmp_path: Path) -> None:
     config = copy.deepcopy(TINY_CONFIG)
     lora = {"r": 4, "rank_pattern": {"q_proj": 8}, "alpha_pattern": {"q_proj": 8.0, "v_proj": 4.0}}
     options = {"num_decay_steps": 1}
@@ -63,7 +64,7 @@ def test_a_run_replaces_a_value_of_free_keys_and_merges_a_section(tmp_path: Path
     assert (actual["lora"]["rank_pattern"], actual["lora"]["alpha_pattern"]) == ({}, {"k_proj": 1.0})
 
 
-# What stands in an origin and in a run that continues from it, and the lines' beginnings; none if it is possible.
+# train of an origin and of the run that continues it, and the beginnings of the error lines.
 CONTINUED: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
     ({}, {}, []),
     ({}, {"lora": {"dropout": 0.1, "plus_ratio": 4.0}}, []),
@@ -103,7 +104,7 @@ CONTINUED: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
 
 
 @pytest.mark.parametrize(("origin", "second", "said"), CONTINUED)
-def test_a_run_fits_the_run_that_it_goes_on_from(
+def test_continued_run_must_match_its_origins_adapter(
     tmp_path: Path, origin: dict[str, Any], second: dict[str, Any], said: list[str]
 ) -> None:
     config = edited("runs.default.train", origin)
@@ -114,7 +115,7 @@ def test_a_run_fits_the_run_that_it_goes_on_from(
 
 
 def expect_lines(path: Path, beginnings: list[str]) -> None:
-    """Assert that the config is valid, or that each of its lines, after the file, begins as said."""
+    """Assert that the config is valid, or that its error lines begin like this after the file."""
     if not beginnings:
         load(path)
         return
@@ -129,19 +130,13 @@ def expect_lines(path: Path, beginnings: list[str]) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        (
-            "model",
-            "other",
-            "prepare.more.model: other, but second continues from results/default/adapter, whose base is",
-        ),
+        ("model", "other", "prepare.more.model: other, but second continues from results/default/adapter, whose base"),
         ("add_tokens", ["<note>"], "prepare.more.add_tokens: ['<note>'], but second continues from results/default/"),
         ("add_special_tokens", ["<note>"], "prepare.more.add_special_tokens: ['<note>'], but second continues from"),
         ("max_length", 64, ""),
     ],
 )
-def test_a_run_has_the_model_and_tokens_of_the_run_that_it_goes_on_from(
-    tmp_path: Path, key: str, value: Any, said: str
-) -> None:
+def test_continued_run_must_match_its_origins_model_and_tokens(tmp_path: Path, key: str, value: Any, said: str) -> None:
     config = copy.deepcopy(TINY_CONFIG)
     first = config["runs"]["default"]["dataset"]
     config["prepare"]["more"] = config["prepare"][first] | {key: value}
@@ -151,18 +146,18 @@ def test_a_run_has_the_model_and_tokens_of_the_run_that_it_goes_on_from(
     expect_lines(write(tmp_path, config), [said] if said else [])
 
 
-# dotted key, wrong value, what the line must say: the key, the value, the remedy.
+# Dotted key, invalid value, parts of the error line: the key, the value, the remedy.
 MISTAKES = [
     ("train.learning_rate", "fast", ["train.learning_rate", "'fast'", "2e-4"]),
     ("train.learning_rate", -1.0, ["train.learning_rate", "-1.0", "more than 0"]),
     ("train.max_steps", 1.5, ["train.max_steps", "1.5", "whole number"]),
     ("train.max_steps", "10", ["train.max_steps", "'10'", "whole number"]),
+    ("train.resume", "Auto", ["train.resume", "write auto, never, or a checkpoint's file"]),
     ("train.learnin_rate", 1.0, ["train.learnin_rate", "no such key", "1.0"]),
     ("train.schedule", "step", ["train.schedule", "'step'", "write one of cosine, linear, constant"]),
     ("train.global_batch", 3, ["train.global_batch", "3", "multiple of 2"]),
     ("train.activation_checkpointing", "yes please", ["activation_checkpointing", "true or false"]),
     ("train.canary", "maybe", ["train.canary", "'maybe'"]),
-    ("train.canary", 0, ["train.canary", "0"]),
     ("train.sequence_parallel", 2, ["train.sequence_parallel", "1 ranks are not a multiple of 2", "write 1"]),
     (
         "train",
@@ -181,7 +176,6 @@ MISTAKES = [
     ),
     ("train.precision", "fp16", ["train.precision", "fp16", "device cpu"]),
     ("train.lora.r", 0, ["train.lora.r", "0", "1 or more"]),
-    ("train.lora.targets", 3, ["train.lora.targets", "3"]),
     ("train.lora.targets", "q_(", ["train.lora.targets", "q_(", "regular expression"]),
     ("train.lora.rank_pattern", {"q_(": 4}, ["train.lora.rank_pattern", "q_(", "regular expression"]),
     ("train.method", "loha", ["train.method", "loha", "lora", "qlora", "full"]),
@@ -193,6 +187,8 @@ MISTAKES = [
     ("hardware", {"device": "cuda"}, ["hardware", "gpu_memory"]),
     ("hardware", {"device": "cpu", "gpus_per_node": 1}, ["gpus_per_node 1", "device cpu"]),
     ("hardware.host_memory", "lots", ["hardware.host_memory", "'lots'", "80GiB"]),
+    ("hardware.host_memory", 24, ["hardware.host_memory: 24: write a size with its unit, as in 80GiB"]),
+    ("\x1b[31mred\x1b]0;title\x07", 1, [r"\x1b[31mred", "no such key"]),
     ("render.strategy", "zero4", ["render.strategy", "'zero4'", "zero3_offload"]),
     ("render.strategy", "mics", ["render.strategy", "'mics'", "no longer has MiCS", "write zero3_hpz or fsdp_hybrid"]),
     ("hardware.gpu", "H1000", ["hardware.gpu", "'H1000' is not known", "H100-SXM"]),
@@ -207,11 +203,7 @@ MISTAKES = [
     ("prepare.rows.split.test", 0, ["prepare.rows.split.test", "0 rows, and no source is the test split", "1 or more"]),
     ("prepare.rows.format", "alpacca", ["prepare.rows.format", "'alpacca'", "alpaca, messages"]),
     ("prepare.rows.columns", {"question": "q"}, ["prepare.rows.columns", "question", "instruction"]),
-    (
-        "prepare.rows.template",
-        "alpacca",
-        ["prepare.rows.template", "'alpacca'", "chat, plain, alpaca, chatml", "zephyr"],
-    ),
+    ("prepare.rows.template", "alpacca", ["prepare.rows.template", "'alpacca'", "chat, plain, alpaca, chatml", "zep"]),
     ("prepare.rows.template", "mine.jinja", ["prepare.rows.template", "as in config/templates/mine.jinja"]),
     ("prepare.rows.template", "config/templates/../x.jinja", ["prepare.rows.template", "config/templates/mine.jinja"]),
     ("prepare.rows.template", "config/templates/none.jinja", ["prepare.rows.template", "none.jinja: there is no such"]),
@@ -235,11 +227,7 @@ MISTAKES = [
     ("runs.default.pack", {"packing": 3}, ["runs.default.pack.packing", "true or false"]),
     ("train.patience", 2, ["train.patience", "validation_steps", "write both, or neither"]),
     ("train.lora.init", "svd", ["train.lora.init", "'svd'", "pissa"]),
-    (
-        "train",
-        {"method": "qlora", "lora": {"init": "olora"}},
-        ["train.lora.init", "olora with method qlora", "default"],
-    ),
+    ("train", {"method": "qlora", "lora": {"init": "olora"}}, ["train.lora.init", "olora with method qlora", "defa"]),
     ("train", {"method": "qdora", "quantization": {"type": "int8"}}, ["train.quantization.type", "int8", "write nf4"]),
     ("merge.base", "quantized", ["merge.base", "'quantized'", "'original' or 'dequantized'"]),
     ("train.lora.plus_ratio", 0.5, ["train.lora.plus_ratio", "0.5", "1"]),
@@ -260,13 +248,12 @@ MISTAKES = [
     ("runs.default.train.max_stepz", 1, ["runs.default.train.max_stepz", "no such key"]),
     ("runs.default.train.nodes", 3, ["runs.default.train.nodes", "3 nodes of 1"]),
     ("runs.default.prepare", {}, ["runs.default.prepare", "shared by all runs", "add another entry"]),
-    ("runs.data", {"dataset": "rows"}, ["runs.data", "choose another name"]),
     ("runs.logs", {"dataset": "rows"}, ["runs.logs", "choose another name"]),
 ]
 
 
 @pytest.mark.parametrize(("key", "value", "said"), MISTAKES, ids=[f"{key}={value!r:.20}" for key, value, _ in MISTAKES])
-def test_a_mistake_is_one_line_with_key_value_and_remedy(
+def test_mistake_is_one_line_with_key_value_and_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, value: Any, said: list[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -275,37 +262,22 @@ def test_a_mistake_is_one_line_with_key_value_and_remedy(
         config["runs"]["../evil"] = value
     else:
         config = edited(key, value)
-    with pytest.raises(UserError) as error:
-        load(write(tmp_path, config))
-    lines = str(error.value).splitlines()
-    assert len(lines) == 1
-    for text in [*said, "config.yaml"]:
-        assert text in lines[0], lines[0]
+    line = refusal(load, write(tmp_path, config))
+    assert [text for text in (*said, "config.yaml") if text not in line] == []
 
 
 @pytest.mark.parametrize("method", TRAINABLE)
-def test_only_a_method_that_quantizes_merges_into_a_dequantized_base(method: str, tmp_path: Path) -> None:
+def test_dequantized_base_needs_a_quantizing_method(method: str, tmp_path: Path) -> None:
     config = edited("train.method", method)
     config["merge"] = {"base": "dequantized"}
     if TRAINABLE[method].quantizes():
         assert load(write(tmp_path, config)).merge.base == "dequantized"
         return
-    said = (
-        rf"config\.yaml:\d+: merge\.base: dequantized with method {method}, which quantizes nothing; write original, or"
-    )
-    with pytest.raises(UserError, match=said) as raised:
-        load(write(tmp_path, config))
-    assert "\n" not in str(raised.value)
+    said = f"merge.base: dequantized with method {method}, which quantizes nothing; write original, or"
+    expect_lines(write(tmp_path, config), [said])
 
 
-def test_the_schema_names_every_template() -> None:
-    template = Config.model_json_schema()["$defs"]["Prepare"]["properties"]["template"]
-    assert template["anyOf"][0]["enum"] == ["chat", "plain", *PROMPT_FORMATS]
-
-
-def test_a_template_of_ones_own_that_is_no_jinja_is_one_line_at_its_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_user_template_is_one_line_at_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config/templates").mkdir(parents=True)
     (tmp_path / "config/templates/own.jinja").write_text("{% for x in y %}\n{% endif %}")
@@ -314,38 +286,28 @@ def test_a_template_of_ones_own_that_is_no_jinja_is_one_line_at_its_key(
         load(write(tmp_path, edited("prepare.rows.template", "config/templates/own.jinja")))
 
 
-def test_the_schema_names_every_form_of_rows_and_its_fields() -> None:
-    schema = Config.model_json_schema()
+def test_schema_lists_templates_and_forms_and_fields_of_rows() -> None:
+    schema = Config.model_json_schema()["$defs"]
+    template = schema["Prepare"]["properties"]["template"]
+    assert template["anyOf"][0]["enum"] == ["chat", "plain", *PROMPT_FORMATS]
     for section in ("Prepare", "Source"):
-        properties = schema["$defs"][section]["properties"]
+        properties = schema[section]["properties"]
         form = properties["format"]
         enums = [each["enum"] for each in (form, *form.get("anyOf", [])) if "enum" in each]
         assert enums == [["auto", *FORMS]]
         assert properties["columns"]["propertyNames"]["enum"] == list(FIELDS)
 
 
-def test_an_unknown_form_or_field_is_named(tmp_path: Path) -> None:
-    config = json.loads(json.dumps(TINY_CONFIG))
-    config["prepare"]["rows"] |= {"format": "alpacca", "columns": {"questoin": "question"}}
-    with pytest.raises(UserError) as error:
-        load(write(tmp_path, config))
-    text = str(error.value)
-    assert "prepare.rows.format: 'alpacca': write one of auto, alpaca, " in text
-    assert "questoin" in text and "write one of instruction, input" in text
-
-
 @pytest.mark.parametrize("name", ["a b", "a;rm", "$(x)", "A", "", "-x", "a.b"])
-def test_a_run_name_is_safe_in_paths_and_shells(tmp_path: Path, name: str) -> None:
-    config: dict[str, Any] = copy.deepcopy(TINY_CONFIG)
-    config["runs"][name] = {"dataset": "rows"}
+def test_run_names_are_safe_in_paths_and_shells(tmp_path: Path, name: str) -> None:
+    config = edited("runs", TINY_CONFIG["runs"] | {name: {"dataset": "rows"}})
     with pytest.raises(UserError, match="lower-case letters"):
         load(write(tmp_path, config))
 
 
 @pytest.mark.parametrize("name", ["a" * 20, "ab" * 20, "run-" + "xyz" * 25, "a" * 19, "ab" * 19, "x" * 10 + "y" * 10])
-def test_a_run_name_that_snakemake_refuses_is_one_line(tmp_path: Path, name: str) -> None:
-    config: dict[str, Any] = copy.deepcopy(TINY_CONFIG)
-    config["runs"][name] = {"dataset": "rows"}
+def test_run_name_that_snakemake_would_refuse_is_refused(tmp_path: Path, name: str) -> None:
+    config = edited("runs", TINY_CONFIG["runs"] | {name: {"dataset": "rows"}})
     if PeriodicityDetector().is_periodic(name) is None:
         assert name in load(write(tmp_path, config)).runs
         return
@@ -353,45 +315,35 @@ def test_a_run_name_that_snakemake_refuses_is_one_line(tmp_path: Path, name: str
         load(write(tmp_path, config))
 
 
-def test_a_long_name_is_one_line(tmp_path: Path) -> None:
-    config: dict[str, Any] = copy.deepcopy(TINY_CONFIG)
-    config["runs"]["ab-" + "0123456789" * 30] = {"dataset": "rows"}
-    with pytest.raises(UserError, match="write at most 100 characters") as error:
-        load(write(tmp_path, config))
-    assert len(str(error.value).splitlines()) == 1
-
-
-def test_more_ranks_than_gpus(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("train", "said"),
+    [
+        ({"ranks_per_node": 4, "global_batch": 8}, "4 ranks on a node of 2 GPUs.*write 2 or less"),
+        ({"precision": "bf16"}, "compute capability 7.0"),
+    ],
+)
+def test_run_that_the_gpus_do_not_support_is_refused(tmp_path: Path, train: dict[str, Any], said: str) -> None:
     config = edited("hardware", GPU)
-    config["train"] |= {"ranks_per_node": 4, "global_batch": 8}
-    with pytest.raises(UserError, match="4 ranks on a node of 2 GPUs.*write 2 or less"):
+    config["train"] |= train
+    with pytest.raises(UserError, match=said):
         load(write(tmp_path, config))
 
 
 @pytest.mark.parametrize("key", ["add_special_tokens", "add_tokens"])
-def test_added_tokens_with_a_method_that_trains_no_rows(tmp_path: Path, key: str) -> None:
+def test_added_tokens_need_a_method_that_trains_rows(tmp_path: Path, key: str) -> None:
     config = edited(f"prepare.rows.{key}", ["<a>"])
     for method in ("lora", "dora", "qlora", "full"):
         config["train"]["method"] = method
         load(write(tmp_path, config))
     config["train"]["method"] = "ia3"
-    with pytest.raises(UserError, match="train.method: ia3, which trains no rows of an embedding.*write lora") as error:
-        load(write(tmp_path, config))
-    assert len(str(error.value).splitlines()) == 1
+    assert "train.method: ia3, which trains no rows of an embedding" in refusal(load, write(tmp_path, config))
 
 
-def test_the_estimate_is_told_how_many_tokens_are_added(tmp_path: Path) -> None:
+def test_estimate_and_render_get_the_number_of_added_tokens(tmp_path: Path) -> None:
     config = edited("prepare.rows.add_tokens", ["<a>", "<b>"])
     config["prepare"]["rows"]["add_special_tokens"] = ["<c>"]
     run = resolved(write(tmp_path, config))["runs"]["default"]
     assert (run["estimate"]["added_tokens"], run["render"]["added_tokens"]) == (3, 3)
-
-
-def test_bf16_on_a_gpu_without_it(tmp_path: Path) -> None:
-    config = edited("hardware", GPU)
-    config["train"]["precision"] = "bf16"
-    with pytest.raises(UserError, match="compute capability 7.0"):
-        load(write(tmp_path, config))
 
 
 @pytest.mark.parametrize(
@@ -402,7 +354,7 @@ def test_bf16_on_a_gpu_without_it(tmp_path: Path) -> None:
         ({"stage": 5}, "stage is 5"),
     ],
 )
-def test_an_impossible_json_of_ones_own(
+def test_impossible_user_deepspeed_json_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zero: dict[str, Any], said: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -410,31 +362,6 @@ def test_an_impossible_json_of_ones_own(
     (tmp_path / "config/deepspeed/own.json").write_text(json.dumps({"zero_optimization": zero}))
     with pytest.raises(UserError, match=said):
         load(write(tmp_path, edited("render.strategy", "config/deepspeed/own.json")))
-
-
-@pytest.mark.parametrize(
-    ("key", "path", "said"),
-    [
-        (
-            "render.strategy",
-            "config/deepspeed/list.json",
-            "list.json: holds .*; expected a JSON object",
-        ),
-        (
-            "hardware.probe",
-            "config/hardware/list.json",
-            "list.json: holds .*; expected a JSON object",
-        ),
-    ],
-)
-def test_a_json_that_is_no_object_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, path: str, said: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / path).parent.mkdir(parents=True)
-    (tmp_path / path).write_text("[]")
-    with pytest.raises(UserError, match=said):
-        load(write(tmp_path, edited(key, path)))
 
 
 @pytest.mark.parametrize(
@@ -456,26 +383,25 @@ def test_a_json_that_is_no_object_is_one_line(
         (None, "own.json: there is no such file; correct it, or put a .* there"),
     ],
 )
-def test_a_json_that_cannot_be_read_is_one_line_at_its_key(
+def test_unreadable_json_is_one_line_at_its_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, path: str, content: bytes | None, said: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / path).parent.mkdir(parents=True)
     if content is not None:
         (tmp_path / path).write_bytes(content)
-    with pytest.raises(UserError, match=rf"config.yaml:\d+: {key}: {path.removesuffix('own.json')}{said}") as error:
-        load(write(tmp_path, edited(key, path)))
-    assert len(str(error.value).splitlines()) == 1
+    line = refusal(load, write(tmp_path, edited(key, path)))
+    assert re.search(rf"config.yaml:\d+: {key}: {path.removesuffix('own.json')}{said}", line), line
 
 
-def test_a_mistake_names_the_line(tmp_path: Path) -> None:
+def test_mistake_names_its_line_in_the_file(tmp_path: Path) -> None:
     path = write(tmp_path, edited("train.max_steps", -3))
     line = next(number for number, text in enumerate(path.read_text().splitlines(), 1) if "max_steps" in text)
     with pytest.raises(UserError, match=f"config.yaml:{line}: train.max_steps"):
         load(path)
 
 
-def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     config = edited("train.max_steps", -3)
     config["evaluate"]["batch"] = "many"
     with pytest.raises(UserError) as error:
@@ -483,34 +409,14 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
     assert len(str(error.value).splitlines()) == 2
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("train: [", "config.yaml:1"),
-        ("", "is empty where sections such as .*; write them, or take them from a recipe"),
-        ("train: {}\nyes: x\n", "config.yaml:2: the key yes is read as bool, not as text: put it in quotes"),
-        ("train: {1: x}\n", "config.yaml:1: the key 1 is read as int"),
-        ("train: {}\na: \0\n", r"config.yaml:2: '\\x00' is not a character of YAML; remove it"),
-        ("hardware:\n  host_memory: 24\n", "hardware.host_memory: 24: write a size with its unit, as in 80GiB"),
-        ('"\\e[31mred\\e]0;title\\a": 1\n', r"config.yaml:1: \\x1b\[31mred"),
-        ("train: {}\ntrain: {}\n", "appears twice"),
-    ],
-)
-def test_broken_yaml(tmp_path: Path, text: str, said: str) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_text(text)
-    with pytest.raises(UserError, match=said):
-        load(path)
-
-
 @pytest.mark.parametrize("number", ["2e-4", "2.0e-4", "0.0002", "2E-4"])
-def test_every_spelling_of_a_number(tmp_path: Path, number: str) -> None:
+def test_numbers_in_scientific_notation(tmp_path: Path, number: str) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(edited("train.learning_rate", 12345.5)).replace("12345.5", number))
     assert load(path).train.learning_rate == 2e-4
 
 
-def test_a_run_overrides_only_what_it_names(tmp_path: Path) -> None:
+def test_run_overrides_only_its_keys(tmp_path: Path) -> None:
     config = copy.deepcopy(TINY_CONFIG)
     config["runs"]["wide"] = {"dataset": "rows", "train": {"lora": {"r": 16}}}
     runs = resolved(write(tmp_path, config))["runs"]
@@ -528,19 +434,12 @@ PINNED = {
     "package": {"package": "some-model", "version": "1", "file": "m.gguf", "sha256": "0" * 64, "license": "MIT"},
     "hub": {"repository": "some/model", "revision": "0" * 40, "license": "MIT"},
 }
-OTHER = {
-    "package": "other-model",
-    "version": "2",
-    "file": "n.gguf",
-    "sha256": "1" * 64,
-    "license": "Apache-2.0",
-    "repository": "other/model",
-    "revision": "1" * 40,
-}
+OTHER = {"package": "other-model", "version": "2", "file": "n.gguf", "sha256": "1" * 64, "license": "Apache-2.0"}
+OTHER |= {"repository": "other/model", "revision": "1" * 40}
 
 
 @pytest.mark.parametrize(("source", "key"), [(source, key) for source, pin in PINNED.items() for key in pin])
-def test_a_models_pin_is_read_by_fetch_alone(tmp_path: Path, source: str, key: str) -> None:
+def test_model_pin_only_changes_fetch_settings(tmp_path: Path, source: str, key: str) -> None:
     before, after = (
         resolved(write(tmp_path, edited("fetch", {source: {"tiny": PINNED[source] | change}})))
         for change in ({}, {key: OTHER[key]})
@@ -559,44 +458,48 @@ def test_a_models_pin_is_read_by_fetch_alone(tmp_path: Path, source: str, key: s
         ("hub", "repository", "model"),
     ],
 )
-def test_a_pin_that_pins_nothing_is_refused(tmp_path: Path, source: str, key: str, value: str) -> None:
+def test_invalid_pin_is_refused(tmp_path: Path, source: str, key: str, value: str) -> None:
     config = edited("fetch", {source: {"tiny": PINNED[source] | {key: value}}})
     with pytest.raises(UserError, match=f"fetch.{source}.tiny.{key}: '{value}'"):
         load(write(tmp_path, config))
 
 
-@pytest.mark.parametrize(("capability", "precision"), [(7.0, "fp16"), (7.5, "fp16"), (8.0, "bf16"), (9.0, "bf16")])
-def test_precision_follows_the_device(tmp_path: Path, capability: float, precision: str) -> None:
-    config = edited("hardware", GPU | {"compute_capability": capability})
+@pytest.mark.parametrize(
+    ("hardware", "configured", "precision"),
+    [
+        (GPU, "auto", "fp16"),
+        (GPU | {"compute_capability": 7.5}, "auto", "fp16"),
+        (GPU | {"compute_capability": 8.0}, "auto", "bf16"),
+        (TINY_CONFIG["hardware"], "auto", "fp32"),
+        (TINY_CONFIG["hardware"], "bf16", "bf16"),
+    ],
+)
+def test_precision_follows_the_device(
+    tmp_path: Path, hardware: dict[str, Any], configured: str, precision: str
+) -> None:
+    config = edited("hardware", hardware)
+    config["train"]["precision"] = configured
     assert resolved(write(tmp_path, config))["runs"]["default"]["render"]["precision"] == precision
 
 
-def test_precision_on_cpu_is_fp32_unless_pinned(tmp_path: Path) -> None:
-    assert resolved(write(tmp_path, TINY_CONFIG))["runs"]["default"]["render"]["precision"] == "fp32"
-    pinned = edited("train.precision", "bf16")
-    assert resolved(write(tmp_path, pinned))["runs"]["default"]["render"]["precision"] == "bf16"
-
-
 @pytest.mark.parametrize("name", ["zero0", "zero1", "zero2", "zero2_offload", "zero3", "zero3_offload"])
-def test_xtuners_names_mean_the_same(tmp_path: Path, name: str) -> None:
-    ours, theirs = (
-        resolved(write(tmp_path, edited("render.strategy", strategy))) for strategy in (name, f"deepspeed_{name}")
-    )
+def test_xtuners_strategy_names_are_aliases(tmp_path: Path, name: str) -> None:
+    ours, theirs = (resolved(write(tmp_path, edited("render.strategy", each))) for each in (name, f"deepspeed_{name}"))
     assert ours == theirs
 
 
-def test_the_schema_in_the_repository_is_the_configs() -> None:
+def test_committed_schema_is_current() -> None:
     schema = json.loads((ROOT / "workflow/schemas/config.schema.json").read_text(encoding="utf-8"))
     assert schema == Config.model_json_schema(), "run `make schema`"
 
 
-def test_the_names_of_the_config_are_those_in_the_registries() -> None:
+def test_config_names_are_those_of_the_registries() -> None:
     assert write_registry_names.FILE.read_text(encoding="utf-8") == write_registry_names.text(), "run `make schema`"
     targets = {name: target.settings for name, target in TARGETS.items()}
     assert {name: field.annotation for name, field in ExportSections.model_fields.items()} == targets
 
 
-def test_every_key_is_explained() -> None:
+def test_every_key_has_a_description() -> None:
     schema = Config.model_json_schema()
     for name, section in {"Config": schema, **schema["$defs"]}.items():
         for key, field in section["properties"].items():
@@ -611,16 +514,6 @@ def test_every_key_is_explained() -> None:
 def test_every_shipped_config_loads(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     resolved(path)
-
-
-def test_a_misspelt_resume_is_told_before_anything_runs() -> None:
-    from pydantic import ValidationError
-
-    from zerolora.config.schema import Train
-
-    assert [Train(resume=value).resume for value in ("auto", "never", "a.safetensors")]
-    with pytest.raises(ValidationError, match="write auto, never, or a checkpoint's file"):
-        Train(resume="Auto")
 
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -660,24 +553,25 @@ MERGE_BOMB = "a0: &a0 {x: 1, y: 2}\n" + "".join(
         ("".join(f"k{n}: 1\n" for n in range(200_000)), "has 2,088,890 characters; write at most 500,000"),
         ("- a", "where sections such as"),
         ("", "is empty where sections"),
+        ("train: [", "config.yaml:1"),
+        ("train: {}\nyes: x\n", "config.yaml:2: the key yes is read as bool, not as text: put it in quotes"),
+        ("train: {}\na: \0\n", r"config.yaml:2: '\x00' is not a character of YAML; remove it"),
+        ("train: {}\ntrain: {}\n", "appears twice"),
     ],
 )
-def test_yaml_that_holds_no_config_is_one_line(tmp_path: Path, text: str, said: str) -> None:
+def test_invalid_yaml_is_one_line(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(text)
-    with pytest.raises(UserError) as error:
-        load(path)
-    assert said in str(error.value) and len(str(error.value).splitlines()) == 1
-    str(error.value).encode()
+    assert said.encode() in refusal(load, path).encode()
 
 
-def test_many_unknown_keys_are_a_few_lines_within_seconds(tmp_path: Path) -> None:
+def test_many_unknown_keys_are_summarized_within_seconds(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("".join(f"k{n}: 1\n" for n in range(40_000)))
     begun = time.process_time()
     with pytest.raises(UserError, match="and 39,9[0-9]{2} more mistakes$") as error:
         load(path)
-    assert time.process_time() - begun < 5  # some 40 s when each mistake looked at each key
+    assert time.process_time() - begun < 5  # quadratic time would be some 40 s
     assert len(str(error.value).splitlines()) == 21
 
 
@@ -687,21 +581,15 @@ def test_a_long_name_is_shortened(tmp_path: Path) -> None:
     assert len(str(error.value)) < 400
 
 
-@pytest.mark.parametrize("number", [float("inf"), float("nan")])
-def test_an_infinite_number_under_a_free_key_is_refused(tmp_path: Path, number: float) -> None:
-    with pytest.raises(UserError, match=r"train\.schedule_options\.min_lr: is not finite; write a finite number"):
-        load(write(tmp_path, edited("train.schedule_options", {"min_lr": number})))
-
-
-def test_a_large_config_is_read_as_a_small_one(tmp_path: Path) -> None:
-    """libyaml reads it, which is faster."""
+def test_large_config_reads_like_a_small_one(tmp_path: Path) -> None:
+    """libyaml reads large files, since it is faster."""
     path = write(tmp_path, edited("train.learning_rate", 2e-4))
     small = load(path)
     path.write_text(path.read_text() + "# a remark\n" * 4000)
     assert load(path) == small
 
 
-def test_a_config_that_is_no_file_is_one_line(tmp_path: Path) -> None:
+def test_directory_or_pipe_as_config_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.mkdir()
     with pytest.raises(UserError, match=r"config\.yaml: is a directory; a file is expected"):
@@ -728,12 +616,12 @@ def test_a_config_that_is_no_file_is_one_line(tmp_path: Path) -> None:
         ("train.weight_decay", float("nan")),
         ("train.gradient_clipping", float("inf")),
         ("fetch.directory.tiny.path", ""),
+        ("train.schedule_options", {"min_lr": float("inf")}),
+        ("train.schedule_options", {"min_lr": float("nan")}),
     ],
 )
-def test_a_value_that_no_stage_could_use_is_refused(tmp_path: Path, key: str, value: Any) -> None:
-    with pytest.raises(UserError) as error:
-        load(write(tmp_path, edited(key, value)))
-    (line,) = str(error.value).splitlines()
+def test_unusable_value_is_refused(tmp_path: Path, key: str, value: Any) -> None:
+    line = refusal(load, write(tmp_path, edited(key, value)))
     assert key.rpartition(".")[2] in line and "write" in line
 
 
@@ -745,24 +633,22 @@ def test_a_value_that_no_stage_could_use_is_refused(tmp_path: Path, key: str, va
         ({"lora": {"rank_pattern": {"q_proj": 4}}}, "train.lora.rank_pattern"),
     ],
 )
-def test_vllm_takes_adapters_of_plain_lora(tmp_path: Path, train: dict[str, Any], where: str) -> None:
-    """A merged model may have had any; one run's override is named as the run's."""
+def test_vllm_accepts_only_plain_lora_adapters(tmp_path: Path, train: dict[str, Any], where: str) -> None:
+    """Only unmerged adapters are refused; an override is named by its run."""
     config = copy.deepcopy(TINY_CONFIG)
     config["evaluate"] = {"engine": "vllm"}
     config["runs"]["default"]["train"] = train
     load(write(tmp_path, config))
     config["evaluate"]["unmerged"] = True
-    with pytest.raises(
-        UserError, match=f"runs.default.{where}: with evaluate.unmerged: true.*evaluate.unmerged: false"
-    ):
+    said = f"runs.default.{where}: with evaluate.unmerged: true.*evaluate.unmerged: false"
+    with pytest.raises(UserError, match=said):
         load(write(tmp_path, config))
     config["merge"] = {"enabled": False}
     with pytest.raises(UserError, match=f"runs.default.{where}: with merge.enabled: false.*write evaluate.engine"):
         load(write(tmp_path, config))
 
 
-def test_a_target_of_the_merged_model_needs_one(tmp_path: Path) -> None:
-    """One run's override is named as the run's."""
+def test_merged_export_target_needs_a_merge(tmp_path: Path) -> None:
     config = edited("merge.enabled", False) | {"export": {"targets": ["vllm_adapter", "gguf_adapter"]}}
     load(write(tmp_path, config))
     said = (
@@ -773,8 +659,8 @@ def test_a_target_of_the_merged_model_needs_one(tmp_path: Path) -> None:
         load(write(tmp_path, config))
 
 
-def test_base_and_adapter_are_asked_beside_a_merged_model_alone() -> None:
-    """Not of a run that merges nothing, nor where nothing is evaluated: its evaluation is the same then."""
+def test_unmerged_evaluation_needs_a_merged_model() -> None:
+    """`unmerged` is false without a merge or an evaluation, so it does not change their settings."""
     config = copy.deepcopy(TINY_CONFIG) | {"evaluate": {"unmerged": True}}
     config["runs"]["second"] = {"dataset": "rows", "merge": {"enabled": False}}
     runs = resolve(Config.model_validate(config)).runs
@@ -783,7 +669,7 @@ def test_base_and_adapter_are_asked_beside_a_merged_model_alone() -> None:
     assert not resolve(Config.model_validate(config)).runs["default"].evaluate.unmerged
 
 
-def test_vllm_knows_no_token_that_a_data_set_adds(tmp_path: Path) -> None:
+def test_vllm_refuses_added_tokens(tmp_path: Path) -> None:
     config = edited("prepare.rows.add_tokens", ["<x>"]) | {"evaluate": {"engine": "vllm"}}
     with pytest.raises(UserError, match="prepare.rows.add_tokens: adds tokens to the base model.*engine: transformers"):
         load(write(tmp_path, config))

@@ -1,4 +1,4 @@
-"""The cost model: closed formulas, properties that hold for any model and machine, and a published experiment."""
+"""The cost model: closed formulas, properties of any model and machine, and a published experiment."""
 
 from dataclasses import replace
 from typing import Any
@@ -127,7 +127,6 @@ names = st.sampled_from(sorted(STRATEGIES))
 
 
 def total(work: StepWork, name: str, hardware: HardwareRates) -> float:
-    """Return the seconds of a step."""
     return step_seconds(work, STRATEGIES[name], hardware).total
 
 
@@ -140,7 +139,7 @@ def moved(work: StepWork, name: str, hardware: HardwareRates) -> dict[str, float
 
 
 def test_stages_0_to_2_send_the_adapter_only() -> None:
-    """2φ to all-reduce, φ more to gather what the owners updated; stage 2 reduces at each of the four micro-steps."""
+    """2φ to all-reduce, φ more to gather updated shards; stage 2 reduces in each of the four micro-steps."""
     ring = 7 / 8 * 2  # (n-1)/n, two bytes
     assert moved(LLAMA, "zero0", NODE) == pytest.approx({"all_reduce gradients": 2 * PHI * ring})
     assert sum(moved(LLAMA, "zero1", NODE).values()) == pytest.approx((2 + 1) * PHI * ring)
@@ -148,7 +147,7 @@ def test_stages_0_to_2_send_the_adapter_only() -> None:
     assert sum(moved(LLAMA, "ddp", NODE).values()) == pytest.approx(2 * PHI * ring * 2)  # fp32
 
 
-def test_stage_3_gathers_the_model_twice_a_micro_step_less_what_is_still_live() -> None:
+def test_stage_3_gathers_the_model_twice_a_micro_step_except_live_weights() -> None:
     sent = moved(LLAMA, "zero3", NODE)
     assert sent["all_gather weights"] == pytest.approx(4 * (2 * (PSI + PHI) - 1e9) * 2 * 7 / 8)
     assert sent["reduce_scatter gradients"] == pytest.approx(4 * PHI * 2 * 7 / 8)
@@ -173,13 +172,13 @@ def test_stage_3_gathers_the_model_twice_a_micro_step_less_what_is_still_live() 
         (1_000_000_000, True, 1.237),
     ],
 )
-def test_gathered_elements_are_those_that_were_counted(live: int, checkpointing: bool, counted: float) -> None:
+def test_gathered_elements_match_those_counted_in_deepspeed(live: int, checkpointing: bool, counted: float) -> None:
     work = replace(LLAMA, accumulation=1, frozen=1_443_968, trainable=69_632, live=live, checkpointing=checkpointing)
     assert ZERO3.gathered(work) / work.frozen == pytest.approx(counted, rel=0.16)
 
 
 def test_between_nodes_hpz_sends_the_trained_weights_and_gradients_only() -> None:
-    """A trained weight's second share goes stale with each step, a frozen one's never."""
+    """The secondary shard of a trained weight is stale after each step; a frozen weight's never is."""
     sent = moved(LLAMA, "zero3_hpz", FOUR_NODES)
     assert sent["all_gather weights"] == pytest.approx(PHI * 2 * 31 / 32)
     gathered = ZERO3.gathered(LLAMA) - PHI
@@ -187,15 +186,15 @@ def test_between_nodes_hpz_sends_the_trained_weights_and_gradients_only() -> Non
     assert sent["reduce_scatter gradients"] == pytest.approx(4 * PHI * 2 * 31 / 32)
 
 
-def test_hybrid_fsdp_reduces_across_nodes_what_a_rank_owns() -> None:
+def test_hybrid_fsdp_reduces_a_ranks_shard_across_nodes() -> None:
     sent = moved(LLAMA, "fsdp_hybrid", FOUR_NODES)
     assert sent["all_gather weights"] == pytest.approx(4 * 2 * (PSI + PHI) * 2 * 7 / 8)
     assert sent["reduce_scatter gradients"] == pytest.approx(PHI * 4 * 7 / 8)
     assert sent["all_reduce gradients"] == pytest.approx(PHI / 8 * 4 * 2 * 3 / 4)
 
 
-def test_forward_and_backward_are_the_closed_formulas() -> None:
-    """On a machine whose memory costs nothing: 2P and 2P a token, adapters 2 and 4 φ, attention 4·s·h and 10·s·h."""
+def test_forward_and_backward_follow_the_closed_formulas() -> None:
+    """With free memory access: 2P and 2P a token, adapters 2 and 4 φ, attention 4·s·h and 10·s·h."""
     machine = replace(NODE, rate=1.0, memory_bandwidth=1e30, kernel_seconds=0.0)
     cost = step_seconds(LLAMA, STRATEGIES["zero2"], machine)
     tokens, attention = 4 * 4096, 4 * 4096 * 4096 * 32
@@ -208,7 +207,7 @@ def test_forward_and_backward_are_the_closed_formulas() -> None:
 
 
 def work_of(name: str, **changed: Any) -> StepWork:
-    """Return a step of one row of 4,096 tokens of a model of the recipes."""
+    """Return a step on one row of 4,096 tokens with a model of the recipes."""
     model = read_model_spec(MODELS / f"{name}.json")
     spec = TrainingSpec(
         strategy="zero3",
@@ -222,7 +221,6 @@ def work_of(name: str, **changed: Any) -> StepWork:
         attention="sdpa",
         precision="bf16",
     )
-    spec = replace(spec, **changed)
     rows = RowStatistics(
         packing=True,
         longest_packed_row=4096,
@@ -233,7 +231,7 @@ def work_of(name: str, **changed: Any) -> StepWork:
         mean_row_of_a_token=4096.0,
         validation_rows=0,
     )
-    return step_work(model, spec, rows)
+    return step_work(model, replace(spec, **changed), rows)
 
 
 def test_offloaded_checkpoints_cross_the_host_link_twice() -> None:
@@ -241,20 +239,20 @@ def test_offloaded_checkpoints_cross_the_host_link_twice() -> None:
     settings = {"activation_checkpointing": True, "accumulation": 4}
     plain, offload = (work_of("llama-3-8b", activation_offload=each, **settings) for each in (False, True))
     machine = replace(NODE, host=Link("pcie", 1e9, 1e-3))
-    kept, moved = (step_seconds(each, ZERO3, machine) for each in (plain, offload))
-    assert kept.offload == 0
+    without, moved = (step_seconds(each, ZERO3, machine) for each in (plain, offload))
+    assert without.offload == 0
     assert moved.offload == pytest.approx(2 * 4 * 32 * (4096 * 4096 * 2 / 1e9 + 1e-3))
-    assert replace(moved, offload=0.0) == kept
+    assert replace(moved, offload=0.0) == without
     assert work_of("llama-3-8b", activation_offload=True, on_cpu=True, **settings).offloads_inputs is False
 
 
-def test_a_token_computes_with_the_experts_that_it_is_routed_to() -> None:
-    """Mixtral 8x7B: 2 of 8 experts. All of them are gathered, and read from memory."""
+def test_a_token_computes_only_with_its_experts() -> None:
+    """Mixtral 8x7B computes with 2 of 8 experts, but gathers and reads all of them."""
     machine = replace(NODE, rate=1.0, memory_bandwidth=1e30, kernel_seconds=0.0)
     attention_only = create("lora", targets=("q_proj", "k_proj", "v_proj", "o_proj"))
     work = work_of("mixtral-8x7b", method=attention_only)
     cost = step_seconds(work, ZERO3, machine)
-    active = 12_879_925_248 - 32_000 * 4096  # without the embedding, which is looked up
+    active = 12_879_925_248 - 32_000 * 4096  # without the embedding, a lookup
     routers_and_norms = 32 * 8 * 4096 + 65 * 4096
     products = 2 * (active - routers_and_norms + work.trainable) + 4 * 4096 * 4096 * 32
     assert cost.forward == pytest.approx(4096 * products, rel=1e-3)
@@ -264,7 +262,7 @@ def test_a_token_computes_with_the_experts_that_it_is_routed_to() -> None:
     assert step_seconds(work, ZERO3, slow_memory).forward > 2 * 46e9
 
 
-def test_factors_of_experts_are_multiplied_once_a_pass_however_many_tokens() -> None:
+def test_expert_factors_are_multiplied_once_a_pass() -> None:
     """Mixtral 8x7B: rank 32 for gate and up in one weight, 16 for down, for each of 8 experts in 32 layers."""
     work = work_of("mixtral-8x7b")
     assert work.merging == 32 * 8 * (32 * 2 * 14336 * 4096 + 16 * 4096 * 14336)
@@ -281,7 +279,7 @@ def _products(work: StepWork, machine: HardwareRates) -> float:
 
 
 @pytest.mark.parametrize(("name", "less"), [("lion", "adamw"), ("adamw_8bit", "lion"), ("adamw", "adafactor")])
-def test_an_optimizer_takes_the_time_of_what_it_reads_and_writes(name: str, less: str) -> None:
+def test_optimizer_time_follows_its_memory_traffic(name: str, less: str) -> None:
     first, other = (
         step_seconds(work_of("llama-3-8b", strategy="zero0", optimizer=OPTIMIZERS[each]), STRATEGIES["zero0"], NODE)
         for each in (name, less)
@@ -290,8 +288,8 @@ def test_an_optimizer_takes_the_time_of_what_it_reads_and_writes(name: str, less
     assert first.forward == other.forward
 
 
-def test_an_offloaded_step_is_that_of_the_cpu_s_kernels() -> None:
-    """The rate of torch's AdamW is measured. bitsandbytes' 8 bits are unpacked first, which takes longer, not less."""
+def test_offloaded_optimizers_run_at_the_cpus_rates() -> None:
+    """The rate of torch's AdamW is measured; unpacking 8-bit states takes longer."""
     strategy = STRATEGIES["zero2_offload"]
     seconds = {
         name: step_seconds(work_of("llama-3-8b", strategy="zero2_offload", optimizer=recipe), strategy, NODE).optimizer
@@ -301,33 +299,30 @@ def test_an_offloaded_step_is_that_of_the_cpu_s_kernels() -> None:
     assert seconds["adamw"] < seconds["lion"] < seconds["adamw_8bit"]
 
 
-def test_nvme_moves_the_states_that_there_are() -> None:
+def test_nvme_time_is_linear_in_optimizer_states() -> None:
     disk = {states: total(replace(LLAMA, update_states=states), "zero3_nvme", NODE) for states in (0.0, 4.0, 8.0)}
     assert disk[8.0] - disk[4.0] == pytest.approx(disk[4.0] - disk[0.0])
     assert disk[8.0] > disk[0.0]
 
 
-def test_offload_moves_what_is_trained() -> None:
-    """Per rank φ/8: fp32 gradients at the end, weights back; of four micro-steps gradients four times, thrice back."""
+def test_offload_moves_trained_shards() -> None:
+    """φ/8 per rank: fp32 gradients and weights once; in four micro-steps gradients four times, three times back."""
     share = PHI / 8
     once = replace(LLAMA, accumulation=1)
-    assert step_seconds(once, STRATEGIES["zero2_offload"], NODE).offload == pytest.approx(
-        share * (4 + 2) / NODE.host.bandwidth
-    )
-    assert step_seconds(LLAMA, STRATEGIES["zero2_offload"], NODE).offload == pytest.approx(
-        share * (4 + 2 + 7 * 2) / NODE.host.bandwidth
-    )
     weights = ZERO3.gathered(once) / 8 * 2
-    assert step_seconds(once, STRATEGIES["zero3_offload"], NODE).offload == pytest.approx(
-        (share * 6 + weights) / NODE.host.bandwidth
-    )
+    for work, strategy, sent in (
+        (once, "zero2_offload", share * (4 + 2)),
+        (LLAMA, "zero2_offload", share * (4 + 2 + 7 * 2)),
+        (once, "zero3_offload", share * 6 + weights),
+    ):
+        assert step_seconds(work, STRATEGIES[strategy], NODE).offload == pytest.approx(sent / NODE.host.bandwidth)
 
 
 # Properties
 
 
 @given(works(), names, machines())
-def test_no_term_is_negative_and_the_terms_are_the_step(work: StepWork, name: str, hardware: HardwareRates) -> None:
+def test_terms_are_nonnegative_and_sum_to_the_step(work: StepWork, name: str, hardware: HardwareRates) -> None:
     cost = step_seconds(work, STRATEGIES[name], hardware)
     assert all(seconds >= 0 for seconds in cost.terms.values())
     assert all(count >= 0 for count in cost.moved.values())
@@ -336,25 +331,27 @@ def test_no_term_is_negative_and_the_terms_are_the_step(work: StepWork, name: st
     assert 0 < cost.total < float("inf")
 
 
-@given(works(), names, machines(), st.floats(1, 100), st.sampled_from(["node", "network", "host", "memory", "disk"]))
-def test_more_bandwidth_is_never_slower(
+@given(
+    works(),
+    names,
+    machines(),
+    st.floats(1, 100),
+    st.sampled_from(["node", "network", "host", "memory", "disk", "rate"]),
+)
+def test_faster_hardware_saves_time(
     work: StepWork, name: str, hardware: HardwareRates, factor: float, which: str
 ) -> None:
+    change: dict[str, Any]
     if which == "memory":
-        faster = replace(hardware, memory_bandwidth=hardware.memory_bandwidth * factor)
+        change = {"memory_bandwidth": hardware.memory_bandwidth * factor}
+    elif which == "rate":
+        change = {"rate": hardware.rate * factor}
     elif which == "disk":
-        disk = hardware.disk
-        faster = replace(hardware, disk=Disk("faster", disk.read * factor, disk.write * factor))
+        change = {"disk": Disk("faster", hardware.disk.read * factor, hardware.disk.write * factor)}
     else:
         link: Link = getattr(hardware, which)
-        change: dict[str, Any] = {which: replace(link, bandwidth=link.bandwidth * factor)}
-        faster = replace(hardware, **change)
-    assert total(work, name, faster) <= total(work, name, hardware) * (1 + 1e-9)
-
-
-@given(works(), names, machines(), st.floats(1, 100))
-def test_a_faster_device_is_never_slower(work: StepWork, name: str, hardware: HardwareRates, factor: float) -> None:
-    assert total(work, name, replace(hardware, rate=hardware.rate * factor)) <= total(work, name, hardware) * (1 + 1e-9)
+        change = {which: replace(link, bandwidth=link.bandwidth * factor)}
+    assert total(work, name, replace(hardware, **change)) <= total(work, name, hardware) * (1 + 1e-9)
 
 
 @given(works(), names, machines())
@@ -364,10 +361,8 @@ def test_checkpointing_is_never_faster(work: StepWork, name: str, hardware: Hard
 
 
 @given(works(), st.sampled_from(["zero3", "zero3_hpz", "fsdp", "fsdp_hybrid"]), machines(), st.integers(1, 4))
-def test_the_same_rows_in_more_micro_steps_are_sent_no_less(
-    work: StepWork, name: str, hardware: HardwareRates, parts: int
-) -> None:
-    """At a fixed global batch: stage 3 gathers the model for each micro-step again."""
+def test_more_micro_steps_never_send_less(work: StepWork, name: str, hardware: HardwareRates, parts: int) -> None:
+    """At a fixed global batch, stage 3 gathers the model once a micro-step."""
     fewer = replace(work, micro_batch=work.micro_batch * parts)
     more = replace(work, accumulation=work.accumulation * parts)
     assert sum(moved(more, name, hardware).values()) >= sum(moved(fewer, name, hardware).values()) * (1 - 1e-9)
@@ -389,8 +384,8 @@ def test_one_rank_sends_nothing(work: StepWork, name: str, hardware: HardwareRat
 # The terms that decide
 
 
-def test_adapters_make_small_models_slower_than_their_products() -> None:
-    """135M parameters on an H100: operations and memory, not matrix products, are what takes the time."""
+def test_overhead_dominates_small_models() -> None:
+    """135M parameters on an H100: kernel launches and memory dominate, not matrix products."""
     small = replace(
         LLAMA,
         length=256,
@@ -412,7 +407,7 @@ def test_adapters_make_small_models_slower_than_their_products() -> None:
     assert max(cost.terms, key=cost.terms.__getitem__) == "overhead"
 
 
-def test_a_slow_network_makes_stage_3_wait_and_hpz_not() -> None:
+def test_slow_network_delays_stage_3_but_not_hpz() -> None:
     slow = replace(FOUR_NODES, network=replace(FOUR_NODES.network, bandwidth=1e9))
     zero2, zero3, hpz = (total(LLAMA, name, slow) for name in ("zero2", "zero3", "zero3_hpz"))
     assert zero3 > 5 * zero2
@@ -428,7 +423,7 @@ def test_nvme_is_slower_than_memory() -> None:
 # A published experiment
 
 # Two 32 GB GPUs took 114, 112 and 114 s at stages 0, 1, 2 with offload, and 12 min at stage 3 with both offloads: 6.3
-# times. Which GPUs, which PCIe and which host is not said: these are the table's 32 GB GPUs at links they come with.
+# times. GPUs, PCIe and host are not published: these are the table's 32 GB GPUs at their usual links.
 MACHINES = [
     ("V100-32GB", "pcie3"),  # its only PCIe
     ("RTX-5090", "pcie3"),  # two cards on a consumer board: 8 lanes of PCIe 4 each
@@ -443,8 +438,7 @@ def reference_times(work: StepWork, hardware: HardwareRates) -> tuple[list[float
 
 
 @pytest.mark.parametrize(("gpu", "link"), MACHINES)
-def test_the_reference_experiment_comes_out(gpu: str, link: str) -> None:
-    """At the planning figures as they are."""
+def test_reference_experiment(gpu: str, link: str) -> None:
     alike, slower = reference_times(REFERENCE, named(gpu, link, "10gbe", "fp16", 2, host_link=link))
     assert max(alike) < 1.1 * min(alike)
     assert 4 < slower < 9
@@ -454,10 +448,9 @@ def test_the_reference_experiment_comes_out(gpu: str, link: str) -> None:
 @pytest.mark.parametrize("supervised", [20 / 64, 1.0])
 @pytest.mark.parametrize("kernel_seconds", [8e-6, 30e-6])
 @pytest.mark.parametrize("share", [0.6, 0.8])
-def test_the_reference_experiment_hangs_on_no_single_assumption(
+def test_reference_experiment_is_robust_to_assumptions(
     gpu: str, link: str, supervised: float, kernel_seconds: float, share: float
 ) -> None:
-    """Logits of all positions or the answer's, a fast host or a slow one, good or poor matrix products."""
     planned = named(gpu, link, "10gbe", "fp16", 2, host_link=link)
     hardware = replace(planned, kernel_seconds=kernel_seconds, rate=GPUS[gpu].half * share)
     alike, slower = reference_times(replace(REFERENCE, supervised=supervised), hardware)

@@ -1,4 +1,4 @@
-"""hardware.device is obeyed: on the CPU nothing uses a GPU that is there; for a GPU nothing falls back to the CPU."""
+"""hardware.device is obeyed: cpu never uses a GPU, cuda never falls back to the CPU."""
 
 import json
 import os
@@ -27,37 +27,34 @@ GPU = torch.device("cuda", 0)
 
 @pytest.fixture
 def touched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A GPU that torch says is there; each use of it is noted here, and fails."""
-    noted: list[str] = []
+    """Pretend a GPU in torch; return a list of its uses, which fail."""
+    uses: list[str] = []
 
     def use(*_: Any, **__: Any) -> None:
-        noted.append("CUDA was initialised")
-        raise RuntimeError(noted[-1])
+        uses.append("CUDA was initialised")
+        raise RuntimeError(uses[-1])
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "_lazy_init", use)
-    return noted
+    return uses
 
 
 def test_peaks_are_read_before_cuda_is_initialised() -> None:
-    """torch refuses to reset the peaks of a GPU that it has not initialised (pytorch#49952)."""
+    """torch cannot reset the peaks of an uninitialised GPU (pytorch#49952)."""
     memory = PeakMemory(GPU)
     memory.restart()
     assert memory.gpu() == 0 and memory.host() > 0
 
 
-def test_an_evaluation_on_the_cpu_uses_no_gpu_that_is_there(
-    models: SimpleNamespace, tmp_path: Path, touched: list[str]
-) -> None:
-    """The merged model, its comparison with base and adapter, and both unmerged."""
+def test_cpu_evaluation_never_uses_a_gpu(models: SimpleNamespace, tmp_path: Path, touched: list[str]) -> None:
+    """For the merged model, base with adapter, and the comparison of their logits."""
     model = EvaluatedModel(models.base, models.adapter, models.merged)
     actual = answers_of(settings(engine="transformers", unmerged=True), models, model, tmp_path)
     assert len(actual) == 12 and not touched
 
 
-def test_a_models_device_is_where_each_stage_loads_it(models: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No GPU is said to be there, and nothing goes to the CPU instead."""
+def test_each_stage_loads_the_model_on_its_device(models: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
 
     def load(weights: Path, device: torch.device, *_: Any, **__: Any) -> None:
@@ -77,12 +74,13 @@ def test_a_models_device_is_where_each_stage_loads_it(models: SimpleNamespace, m
     assert seen == ["cuda:0"] * 3
 
 
-def test_vllm_is_given_the_device_of_the_config(models: SimpleNamespace, touched: list[str]) -> None:
+def test_vllm_gets_the_configured_device(models: SimpleNamespace, touched: list[str]) -> None:
     config = SimpleNamespace(num_hidden_layers=2, num_attention_heads=4, hidden_size=32, dtype=torch.float32)
     arguments = engine_arguments(settings(), EvaluatedModel(models.base), models.base, config, 64)
     assert arguments["enforce_eager"] and not touched  # as on a CPU
 
 
+Driver = Callable[[PretendedDriver | None], None]
 TRAINED = json.dumps({"device": "cuda", "ranks_per_node": 1, "nodes": 1})
 COMMANDS = {
     "weights": ("--model", "m", "--weights", "w", "--device", "cuda"),
@@ -110,43 +108,28 @@ COMMANDS = {
 }
 
 
-MACHINES = {
-    "no driver": (None, "this machine has no NVIDIA driver"),
-    "no GPU": (PretendedDriver(start=100), "a GPU is needed and none visible"),
-    "an old driver": (PretendedDriver(9.0, cuda=(12, 4)), "goes up to CUDA 12.4, and torch 2.13.0+cu130 is built for"),
-    "a V100": (PretendedDriver(7.0), "pretended GPU 0 has compute capability 7.0, and torch 2.13.0+cu130 carries"),
-}
-
-
 @pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> Callable[[PretendedDriver | None], None]:
-    """Set the driver of the machine, under a torch built for CUDA."""
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    """Return a function that sets the machine's driver, under a torch built for CUDA."""
     monkeypatch.setattr(devices, "torch_build", lambda: ("2.13.0+cu130", "13.0"))
     monkeypatch.setenv(devices.VISIBLE, "0")
     return lambda pretended: monkeypatch.setattr(devices, "driver_library", lambda: pretended)
 
 
 def outcome(command: str, device: str) -> str:
-    """Return how a command ends, of whose files none is there."""
     arguments = [each.replace("cuda", device) for each in COMMANDS[command]]
     return str(CliRunner().invoke(app, [command, *arguments]).exception)
 
 
-@pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_stage_that_cannot_use_a_gpu_refuses_before_it_reads_anything(
-    command: str, machine: str, driver: Callable[[PretendedDriver | None], None]
-) -> None:
-    driver(MACHINES[machine][0])
+def test_stage_without_a_gpu_reads_no_file(command: str, driver: Driver) -> None:
+    driver(None)
     text = outcome(command, "cuda")
-    assert "device is cuda, but " in text and MACHINES[machine][1] in text and "\n" not in text
+    assert "device is cuda, but " in text and "this machine has no NVIDIA driver" in text and "\n" not in text
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS.keys() - {"probe"}))
-def test_a_stage_takes_the_gpu_that_it_is_to_use_and_no_other(
-    command: str, driver: Callable[[PretendedDriver | None], None]
-) -> None:
-    """It begins, and misses the first file."""
+def test_stage_sees_gpus_only_on_cuda(command: str, driver: Driver) -> None:
     driver(gpu := PretendedDriver(9.0))
     assert "device is cuda" not in outcome(command, "cuda") and os.environ[devices.VISIBLE] == "0"
     gpu.asked.clear()
@@ -161,20 +144,19 @@ def test_a_stage_takes_the_gpu_that_it_is_to_use_and_no_other(
         ("merged-weights", "--weights", "w", "--adapter", "a", "--manifest", "m"),
     ],
 )
-def test_a_merge_computes_on_the_cpu(
-    command: tuple[str, ...], driver: Callable[[PretendedDriver | None], None], tmp_path: Path
-) -> None:
+def test_merge_hides_gpus(command: tuple[str, ...], driver: Driver, tmp_path: Path) -> None:
     driver(PretendedDriver(9.0))
     (tmp_path / "m").write_text('{"merged": true}')
     CliRunner().invoke(app, [each.replace("m", str(tmp_path / "m")) if each == "m" else each for each in command])
     assert os.environ[devices.VISIBLE] == ""
 
 
-def test_every_stage_of_the_workflow_is_given_a_device() -> None:
+def test_every_workflow_stage_gets_a_device() -> None:
     """Each rule that computes with a model checks its device first, counts its GPUs and is assigned them."""
     for name in ("evaluate", "task", "judge", "export", "train"):
         text = (ROOT / f"workflow/rules/{name}.smk").read_text(encoding="utf-8")
         jobs = text.count("zerolora weights ")
         assert jobs == text.count("--weights {params.weights} --device {params.device} &&") > 0
-        assert jobs == text.count(" gpu=") == text.count(" node_gpus=") == text.count(" gres=")
+        both = text.count("**gpu_resources(")
+        assert all(jobs == both + text.count(f" {name}=") for name in ("gpu", "node_gpus", "gres"))
         assert jobs == text.count("workflow/scripts/on_gpus {resources.node_gpus}")

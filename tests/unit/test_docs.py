@@ -1,4 +1,4 @@
-"""What the documents say is so: figures, commands, keys, files."""
+"""The documents are correct: figures, commands, keys, files."""
 
 import json
 import os
@@ -29,7 +29,7 @@ from zerolora.planner.datasheets import GPUS, NETWORKS, NODE_LINKS, offered
 from zerolora.strategies import STRATEGIES
 
 HASHED = re.compile(r"^([\w.-]+)==([\w.]+)(?: \\\n    --hash=sha256:[0-9a-f]{64})+$", re.MULTILINE)
-"""A package of a file of hashes, with its version."""
+"""A package of a hash file, with its version."""
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 ENGINE_SYNC = (ROOT / "docs/engine-sync.md").read_text(encoding="utf-8")
@@ -39,22 +39,20 @@ def result(name: str) -> dict[str, object]:
     return json.loads((ROOT / "benchmarks/results" / name).read_text(encoding="utf-8"))
 
 
-def test_the_comparisons_figures_are_those_measured() -> None:
+def test_comparison_figures_match_measurements() -> None:
     page = (ROOT / "docs/compare.md").read_text(encoding="utf-8")
     many: Any = result("many_runs.json")["runs"]
     assert f"{many['1000']['cpu_seconds']:.1f} s of CPU time for 1,000 runs" in page
-    measured: Any = result("strategies.json") if measured_strategies.RESULT.exists() else None
-    assert measured_strategies.written(page, measured) == page
-    short = f"{measured_strategies.published_table(measured)}\n" if measured else ""
-    assert f"<!-- strategies -->\n{short}<!-- end -->" in README
-    if measured:
-        recipe = load(ROOT / "config/recipes/smollm2-135m-strategies/config.yaml")
-        assert {run["strategy"] for run in measured["runs"]} == set(recipe.all_runs)
-        losses = [run["loss_validation"] for run in measured["runs"]]
-        assert max(losses) - min(losses) < 1e-3 * min(losses)
+    measured: Any = result("strategies.json")
+    assert f"<!-- strategies -->\n{measured_strategies.section(measured)}\n<!-- end -->" in page
+    assert f"<!-- strategies -->\n{measured_strategies.published_table(measured)}\n<!-- end -->" in README
+    recipe = load(ROOT / "config/recipes/smollm2-135m-strategies/config.yaml")
+    assert {run["strategy"] for run in measured["runs"]} == set(recipe.all_runs)
+    losses = [run["loss_validation"] for run in measured["runs"]]
+    assert max(losses) - min(losses) < 1e-3 * min(losses)
 
 
-def test_the_rounds_of_kills_and_damage_are_those_measured() -> None:
+def test_chaos_rounds_match_measurements() -> None:
     measured: Any = result("chaos.json")
     page = (ROOT / "docs/reliability.md").read_text(encoding="utf-8")
     assert f"<!-- chaos -->\n{chaos.markdown(measured)}\n<!-- end -->" in page
@@ -62,13 +60,13 @@ def test_the_rounds_of_kills_and_damage_are_those_measured() -> None:
     assert [each for each in measured["rounds"] if each["ended"] == "broken"] == []
 
 
-def test_the_table_of_boolq_is_the_one_measured() -> None:
+def test_boolq_table_matches_measurements() -> None:
     measured: Any = result("boolq.json")
     text = (ROOT / "config/recipes/gemma-3-270m-boolq/README.md").read_text(encoding="utf-8")
     assert boolq.markdown(measured) in text and measured["machine"]["date"] in text
 
 
-def test_the_figures_of_make_run_are_those_measured() -> None:
+def test_make_run_figures_match_measurements() -> None:
     measured: Any = result("make_run.json")
     figures = [
         f"accuracy {measured['accuracy_before']:.3f} before, {measured['accuracy_after']:.3f} after",
@@ -85,21 +83,21 @@ def test_the_figures_of_make_run_are_those_measured() -> None:
     assert measured["files_that_differ_between_two_clones"] == []
     tutorial = (ROOT / "docs/tutorial.md").read_text(encoding="utf-8")
     answered = round(measured["accuracy_after"] * 200)
-    told = [f"({measured[name]} s)" for name in ("install_seconds", "run_seconds")]
-    told += [f"answers {answered} of 200 held-out", measured["machine"]["date"]]
-    told.append(f"accuracy {measured['accuracy_before']:.3f} before, {measured['accuracy_after']:.3f} after")
-    assert [figure for figure in told if figure not in " ".join(tutorial.split())] == []
+    figures = [f"({measured[name]} s)" for name in ("install_seconds", "run_seconds")]
+    figures += [f"answers {answered} of 200 held-out", measured["machine"]["date"]]
+    figures.append(f"accuracy {measured['accuracy_before']:.3f} before, {measured['accuracy_after']:.3f} after")
+    assert [figure for figure in figures if figure not in " ".join(tutorial.split())] == []
     compared = measured["metrics_diff"].strip().splitlines()
     assert max(map(len, compared)) <= 110
     assert "\n".join(f"    {line}".rstrip() for line in compared) in README
-    # The estimate of a whole training, with the bounds of all that was measured.
-    held, predicted = measured["train_resources"]["peak_host_bytes_all_ranks"], measured["predicted_host_bytes"]
+    # The estimate of a whole training, with the bounds of all measurements.
+    peak, predicted = measured["train_resources"]["peak_host_bytes_all_ranks"], measured["predicted_host_bytes"]
     text = (ROOT / "docs/memory.md").read_text(encoding="utf-8")
-    assert f"{predicted / 2**30:.2f} GiB predicted, {held / 2**30:.2f} GiB held" in text
-    assert -0.02 <= predicted / held - 1 <= 0.08
+    assert f"{predicted / 2**30:.2f} GiB predicted, {peak / 2**30:.2f} GiB held" in text
+    assert -0.02 <= predicted / peak - 1 <= 0.08
 
 
-def test_the_cost_of_a_start_is_the_one_measured() -> None:
+def test_start_up_cost_matches_measurements() -> None:
     measured: Any = result("start.json")
     ratios = {name: measured[name]["ratio"] for name in ("nothing_to_do", "help")}
     assert ratios["nothing_to_do"] <= 1.2 and ratios["help"] <= 3
@@ -111,7 +109,7 @@ def test_the_cost_of_a_start_is_the_one_measured() -> None:
     assert f"`zerolora --help` {ratios['help']:.2f} times" in README
 
 
-def test_the_table_of_candidates_is_the_one_measured() -> None:
+def test_candidate_table_matches_measurements() -> None:
     for candidate in result("reference_task.json")["candidates"]:  # type: ignore[attr-defined]
         row = (
             f"| {candidate['rule']} | {candidate['max_steps']} | {candidate['learning_rate']:g} | "
@@ -120,7 +118,7 @@ def test_the_table_of_candidates_is_the_one_measured() -> None:
         assert row in README
 
 
-def test_the_tables_of_packers_and_of_balance_are_those_measured() -> None:
+def test_packing_and_balance_tables_match_measurements() -> None:
     text = (ROOT / "docs/data.md").read_text(encoding="utf-8")
     packing: Any = result("packing.json")
     rows = [
@@ -143,7 +141,7 @@ def test_the_tables_of_packers_and_of_balance_are_those_measured() -> None:
     assert min(ours) >= 0.9975
 
 
-def test_the_table_of_merges_is_the_one_measured() -> None:
+def test_merge_table_matches_measurements() -> None:
     text = (ROOT / "docs/merge.md").read_text(encoding="utf-8")
     actual: Any = result("merge.json")
     assert compare_merges.markdown(actual) in text
@@ -151,12 +149,13 @@ def test_the_table_of_merges_is_the_one_measured() -> None:
     assert f"included, is {min(starts):.1f} to {max(starts):.1f} s of each merge" in text
     ways = [actual["models"][size]["ways"] for size in ("7B", "3B", "1B")]
     words = " ".join(text.split())
-    for of, told in (
+    for of, sentence in (
         ("cp", "{:.2f}, {:.2f} and {:.2f} of the bandwidth of `cp` at 7B, 3B and 1B"),
         ("cp, no reflink", "{:.2f}, {:.2f} and {:.2f} of that of `cp --reflink=never`"),
         ("zerolora, bytes only", "{:.2f}, {:.2f} and {:.2f} of that of the process that only reads and writes"),
     ):
-        assert told.format(*(each[of]["least_seconds"] / each["zerolora"]["least_seconds"] for each in ways)) in words
+        ratios = (each[of]["least_seconds"] / each["zerolora"]["least_seconds"] for each in ways)
+        assert sentence.format(*ratios) in words
     ours, peft, factory = ([each[way] for each in ways] for way in ("zerolora", "peft", "LLaMA-Factory"))
     times = [one["seconds"] / other["seconds"] for one, other in zip(ours, peft, strict=True)]
     memory = [other["rss_bytes"] / one["rss_bytes"] for one, other in zip(ours, peft, strict=True)]
@@ -170,28 +169,25 @@ def test_the_table_of_merges_is_the_one_measured() -> None:
     assert all(model["same_weights"] for model in actual["models"].values())
 
 
-def test_the_table_of_exports_is_the_one_measured() -> None:
+def test_export_table_matches_measurements() -> None:
     actual: Any = result("export.json")
     text = (ROOT / "docs/export.md").read_text(encoding="utf-8")
     assert export.markdown(actual) in text
     machine = actual["machine"]
     assert f"has {actual['merged_bytes'] / 1e6:.0f} MB in fp32" in text
     assert f"{machine['date']}, {machine['cores']} CPU cores" in text
-    # llm-compressor is not in the lock.
-    assert {each["target"] for each in actual["cases"]} >= {target for target, _ in export.CASES} - {
-        "compressed_tensors"
-    }
+    unlocked = {"compressed_tensors"}  # llm-compressor is not in the lock
+    assert {each["target"] for each in actual["cases"]} >= {target for target, _ in export.CASES} - unlocked
     exact = [each for each in actual["cases"] if each["type"] in (None, "f16", "q8_0", "int8")]
     assert all(each["equal"] == each["rows"] == 3 for each in exact)
 
 
-def test_the_table_of_public_benchmarks_is_the_one_measured() -> None:
+def test_public_benchmark_table_matches_measurements() -> None:
     actual: Any = result("public.json")
     assert public_benchmarks.markdown(actual) in (ROOT / "docs/tasks.md").read_text(encoding="utf-8")
 
 
-def test_what_dvc_prints_of_two_runs_is_what_it_printed() -> None:
-    """The commands alone, where it was not recorded."""
+def test_dvc_output_matches_the_recording() -> None:
     text = (ROOT / "docs/telemetry.md").read_text(encoding="utf-8")
     assert all(f"`{command}`" in text.replace("\\|", "|") for command in dvc_diff.TABLES)
     if not dvc_diff.RESULT.is_file():
@@ -206,7 +202,7 @@ def test_what_dvc_prints_of_two_runs_is_what_it_printed() -> None:
     assert plot.startswith("<svg") and "workspace" in plot and "HEAD" in plot
 
 
-def test_the_errors_of_the_estimate_are_those_found() -> None:
+def test_estimate_errors_match_measurements() -> None:
     text = (ROOT / "docs/memory.md").read_text(encoding="utf-8")
     actual: Any = result("memory.json")
     assert compare.markdown(actual) in text
@@ -218,8 +214,8 @@ ESTIMATES = [command for command in COMMANDS if command.words[:2] == ["zerolora"
 
 
 @pytest.mark.parametrize("document", sorted({command.page for command in ESTIMATES}))
-def test_the_estimates_of_the_documents_can_be_had(document: str, tmp_path: Path) -> None:
-    """Each command as it is shown, with a file or a name for what stands in capital letters."""
+def test_documented_estimates_run(document: str, tmp_path: Path) -> None:
+    """Each command, with its placeholders in capital letters replaced."""
     commands = [" ".join(command.words[1:]) for command in ESTIMATES if command.page == document]
     config = (ROOT / "config/recipes/models/llama-3-8b.json").read_bytes()
     (tmp_path / "config.json").write_bytes(config)
@@ -240,7 +236,7 @@ def test_the_estimates_of_the_documents_can_be_had(document: str, tmp_path: Path
 
 
 def from_hub(command: str, config: bytes, cache: Path) -> subprocess.CompletedProcess[str]:
-    """Run a command in a process whose hub is a model's config.json on this machine."""
+    """Run a command against a local hub with one model's config.json."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     with serving(Hub({"config.json": config})) as hub:
         return subprocess.run(
@@ -252,14 +248,14 @@ def from_hub(command: str, config: bytes, cache: Path) -> subprocess.CompletedPr
         )
 
 
-def test_the_names_of_the_choice_are_those_of_the_tables() -> None:
+def test_documented_hardware_names_are_current() -> None:
     text = (ROOT / "docs/choice.md").read_text(encoding="utf-8")
     for table in (GPUS, NODE_LINKS, NETWORKS):
         assert ", ".join(f"`{name}`" for name in offered(table)) in text
     assert strategies.table() in text
 
 
-def test_the_speed_and_memory_of_prepare_are_those_measured() -> None:
+def test_prepare_figures_match_measurements() -> None:
     text = (ROOT / "docs/data.md").read_text(encoding="utf-8")
     tokenizing: Any = result("tokenizing.json")
     speed, ratio = tokenizing["speed"], tokenizing["ratio_to"]
@@ -276,16 +272,15 @@ def test_the_speed_and_memory_of_prepare_are_those_measured() -> None:
     assert max(run["rows"] for run in memory["runs"]) == 5_000_000
 
 
-def test_the_host_memory_of_cpu_ranks_is_what_was_measured() -> None:
+def test_host_memory_figures_match_measurements() -> None:
     actual: Any = result("memory_cpu.json")
     errors = f"{actual['mean_absolute_error']:.1%} | {actual['worst_error']:+.1%} | {actual['lowest_error']:.1%}"
     assert f"| {actual['measured']} | {errors} |" in (ROOT / "docs/memory.md").read_text(encoding="utf-8")
-    assert (
-        actual["mean_absolute_error"] <= 0.03 and abs(actual["worst_error"]) <= 0.08 and actual["lowest_error"] >= -0.02
-    )
+    assert actual["mean_absolute_error"] <= 0.03 and actual["lowest_error"] >= -0.02
+    assert abs(actual["worst_error"]) <= 0.08
 
 
-def test_the_regret_of_the_choice_is_what_was_measured() -> None:
+def test_choice_figures_match_measurements() -> None:
     actual: Any = result("choice.json")
     text = (ROOT / "docs/choice.md").read_text(encoding="utf-8")
     rows = [f"| configurations measured | {actual['measured']} |", f"measured seconds | {actual['spearman']:.2f} |"]
@@ -296,7 +291,7 @@ def test_the_regret_of_the_choice_is_what_was_measured() -> None:
     assert actual["ratio"] >= 0.95 and actual["failed"] == 0
 
 
-def test_the_process_memory_of_the_estimate_is_what_was_measured() -> None:
+def test_process_memory_constants_match_measurements() -> None:
     measured: Any = result("process_memory.json")
     assert measured["PROCESS_BYTES"] == pytest.approx(measured["resident_bytes"], rel=0.1)
     assert measured["JOB_BYTES"] == JOB_BYTES == pytest.approx(measured["beside_bytes"], rel=0.2)
@@ -304,29 +299,26 @@ def test_the_process_memory_of_the_estimate_is_what_was_measured() -> None:
     assert measured["CUDA_BYTES"] == CUDA_BYTES == pytest.approx(more, rel=0.1)
 
 
-def test_every_make_target_that_is_named_exists() -> None:
+def test_documented_make_targets_exist() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for page in PAGES:
         for target in re.findall(r"(?:^ {4,}|`)make ([a-z-]+)", page.read_text(encoding="utf-8"), re.MULTILINE):
             assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
-def test_every_path_that_is_named_exists() -> None:
+def test_documented_paths_exist() -> None:
     for document in PAGES:
-        if document.name == "peers.md":  # whose paths are those of other projects
+        if document.name == "peers.md":  # paths of other projects
             continue
-        # A path before a code block is that of an example's new file.
+        # A path before a code block is an example's new file.
         text = re.sub(r"`(?:src|workflow)/[\w./]+`:\n\n```python", "", document.read_text(encoding="utf-8"))
-        for path in re.findall(
-            r"[`(]((?:config|profiles|docs|benchmarks|src|tests|workflow|envs)/[\w./-]+\w)[`)]", text
-        ):
-            absent = (
-                Path(path).name in ("mine.json", "tune.json") or path == "profiles/default"
-            )  # which is to be made, and which is not
-            assert (ROOT / path).exists() or absent, f"{document.name}: {path}"
+        directories = "config|profiles|docs|benchmarks|src|tests|workflow|envs"
+        for path in re.findall(rf"[`(]((?:{directories})/[\w./-]+\w)[`)]", text):
+            example = Path(path).name in ("mine.json", "tune.json") or path == "profiles/default"
+            assert (ROOT / path).exists() or example, f"{document.name}: {path}"
 
 
-def test_every_key_of_the_config_is_explained() -> None:
+def test_config_readme_explains_every_key() -> None:
     text = (ROOT / "config/README.md").read_text(encoding="utf-8")
     schema = Config.model_json_schema()
     for section in schema["$defs"].values():
@@ -334,7 +326,7 @@ def test_every_key_of_the_config_is_explained() -> None:
             assert f"`{key}`" in text, key
 
 
-def test_the_lock_pins_every_package_to_one_version() -> None:
+def test_lock_pins_every_package() -> None:
     lock = (ROOT / "envs/requirements.lock").read_text(encoding="utf-8")
     pins = [line for line in lock.splitlines() if line and line[0] not in " #"]
     assert all(re.fullmatch(r"[\w.-]+==[\w.]+( ; .*)?", pin) for pin in pins), [p for p in pins if "+" in p]
@@ -345,8 +337,8 @@ def test_the_lock_pins_every_package_to_one_version() -> None:
     assert {name.lower() for name in names} <= locked
 
 
-def test_the_hashes_are_those_of_the_locked_versions() -> None:
-    """pip takes no file that has none of them; envs/requirements.hashes is written by `make lock` too."""
+def test_hashes_match_the_locked_versions() -> None:
+    """pip refuses files without a hash; `make lock` writes envs/requirements.hashes, too."""
     pin = re.compile(r"^([\w.-]+==[\w.]+)", re.MULTILINE)
     locked = pin.findall((ROOT / "envs/requirements.lock").read_text(encoding="utf-8"))
     text = (ROOT / "envs/requirements.hashes").read_text(encoding="utf-8")
@@ -354,8 +346,7 @@ def test_the_hashes_are_those_of_the_locked_versions() -> None:
     assert len(HASHED.findall(text)) == len(locked)
 
 
-def test_the_cuda_libraries_are_those_of_torch() -> None:
-    """Where torch is its CUDA build, its own metadata says what that needs."""
+def test_cuda_libraries_match_torch() -> None:
     pins = dict(HASHED.findall((ROOT / "envs/cuda.hashes").read_text(encoding="utf-8")))
     lines = [line.partition("#")[0] for line in (ROOT / "envs/cuda.in").read_text(encoding="utf-8").splitlines()]
     needed = [line for line in requires("torch") or [] if re.match("cuda|nvidia|triton", line)]
@@ -363,23 +354,23 @@ def test_the_cuda_libraries_are_those_of_torch() -> None:
         assert pins[each.name] in each.specifier, each
 
 
-def test_the_tests_that_the_security_page_names_are_there() -> None:
+def test_security_page_names_existing_tests() -> None:
     page = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
     for file, _, name in re.findall(r"`(tests/[\w/]+\.py)(::(\w+))?`", page):
         assert not name or f"def {name}(" in (ROOT / file).read_text(encoding="utf-8"), name
         assert (ROOT / file).is_file(), file
 
 
-MEASURED = [name for name in tables.TABLES if (tables.RESULTS / name).is_file()]
+MEASURED = [name for name in tables.TABLES if (ROOT / "benchmarks/results" / name).is_file()]
 
 
 @pytest.mark.parametrize("name", MEASURED)
-def test_the_speed_of_training_is_what_was_measured(name: str) -> None:
+def test_training_tables_match_measurements(name: str) -> None:
     page = "methods" if name == "train_methods.json" else "speed"
     assert tables.table(name) in (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
 
 
-def test_training_is_as_fast_as_it_is_said_to_be() -> None:
+def test_training_meets_its_documented_speed() -> None:
     reference: Any = result("train_reference.json")
     assert reference["speed"]["reference"]["median"] >= 2 and reference["host_memory"]["reference"]["median"] < 1
     start: Any = result("train_start_up.json")
@@ -388,10 +379,9 @@ def test_training_is_as_fast_as_it_is_said_to_be() -> None:
     assert trl["speed"]["median"] >= 1.15 and trl["host_memory"]["median"] < 1
     loading: Any = result("train_loading.json")
     own = {name: each["rank_anonymous_bytes"] for name, each in loading["strategies"].items()}
-    held = {
-        name: (size - loading["libraries_anonymous_bytes"]) / loading["weights_bytes"] for name, size in own.items()
-    }
-    assert max(held[name] for name in ("ddp", "zero0", "zero1", "zero2")) < 0.25 and held["zero3"] < 1
+    libraries, weights = loading["libraries_anonymous_bytes"], loading["weights_bytes"]
+    share = {name: (size - libraries) / weights for name, size in own.items()}
+    assert max(share[name] for name in ("ddp", "zero0", "zero1", "zero2")) < 0.25 and share["zero3"] < 1
     scaling: Any = result("train_scaling.json")
     sent = {name: each["counted_over_predicted"] for name, each in scaling["strategies"].items()}
     assert all(0.95 < each < 1.05 for each in sent.values())

@@ -1,4 +1,4 @@
-"""Dropout by gaps: as likely, as independent and as differentiable as torch's."""
+"""Dropout by gaps has the distribution and gradients of torch's."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from zerolora.train.module_forwards import SparseDropout, dropped_positions, mak
 
 
 @pytest.mark.parametrize("probability", [0.003, 0.01, 0.3, 0.97])
-def test_each_value_is_dropped_as_often_and_whatever_its_neighbours_are(probability: float) -> None:
+def test_drops_are_equally_likely_and_independent(probability: float) -> None:
     torch.manual_seed(0)
     count = 400_000
     dropped = torch.zeros(count)
@@ -26,28 +26,28 @@ def test_each_value_is_dropped_as_often_and_whatever_its_neighbours_are(probabil
 def test_few_values(count: int) -> None:
     torch.manual_seed(0)
     actual = [dropped_positions(count, 0.5).tolist() for _ in range(200)]
-    assert all(place in range(count) for each in actual for place in each)
+    assert all(index in range(count) for each in actual for index in each)
     assert {tuple(each) for each in actual} == {
-        tuple(place for place in range(count) if chosen >> place & 1) for chosen in range(2**count)
+        tuple(index for index in range(count) if chosen >> index & 1) for chosen in range(2**count)
     }
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-def test_values_and_gradients_are_dropped_alike_and_scaled(precision: torch.dtype) -> None:
+def test_values_and_gradients_share_mask_and_scale(precision: torch.dtype) -> None:
     torch.manual_seed(0)
     values = torch.rand(50, 40, dtype=torch.float32).add(1).to(precision).t().requires_grad_()
     module = SparseDropout(0.25)
     result = module(values)
     assert result.dtype == precision
-    kept = result != 0
-    assert 0.6 < kept.float().mean() < 0.9
-    assert torch.allclose(result[kept], (values / 0.75)[kept], rtol=1e-2)
+    passed = result != 0
+    assert 0.6 < passed.float().mean() < 0.9
+    assert torch.allclose(result[passed], (values / 0.75)[passed], rtol=1e-2)
     result.backward(torch.ones_like(result))
     assert values.grad is not None
-    assert torch.allclose(values.grad, kept.to(precision) / 0.75, rtol=1e-2)
+    assert torch.allclose(values.grad, passed.to(precision) / 0.75, rtol=1e-2)
 
 
-def test_no_two_passes_are_the_same_and_evaluation_drops_nothing() -> None:
+def test_passes_differ_and_evaluation_drops_nothing() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5))
     make_sparse(model)
     assert isinstance(model[1], SparseDropout)

@@ -1,4 +1,4 @@
-"""dvc.yaml: one stage a rule, with the settings and the code fingerprint it depends on, and no list of source files."""
+"""dvc.yaml: one stage a rule, depending on settings and code fingerprint, without a list of source files."""
 
 import re
 from typing import Any
@@ -20,22 +20,22 @@ def rule_of(entry: dict[str, Any]) -> str:
     return str(entry["cmd"].split()[1])
 
 
-def test_it_names_no_source_file_and_stays_short() -> None:
+def test_names_no_source_files_and_stays_short() -> None:
     assert re.findall(r"[\w/]+\.(?:py|smk)\b", TEXT) == []
     assert len(TEXT.splitlines()) <= LINES
 
 
-def test_every_stage_is_there_once_under_its_rules_name() -> None:
+def test_every_rule_is_one_stage() -> None:
     assert {name: rule_of(entry) for name, entry in stages().items()} == {name: name for name in STAGES}
 
 
-def test_every_stage_depends_on_its_settings_and_its_code() -> None:
+def test_every_stage_depends_on_settings_and_code() -> None:
     for name, entry in stages().items():
         rule = rule_of(entry)
         if rule == "resolve":
             assert {"src/zerolora", "workflow/rules"} <= set(entry["deps"])
             continue
-        # A file for each run, and for what runs share: DVC reads the whole file for each value of each stage.
+        # One file for each run and shared entry, since DVC reads a whole file for each value of each stage.
         group = STAGES[rule].settings.partition(".")[0]
         file = f"results/settings/{group}/${{key}}.json" if group in ("runs", "shared") else "results/config.json"
         (params,) = (each[file] for each in entry["params"] if file in each)

@@ -1,8 +1,9 @@
-"""Tokens and labels over tokenizers built as those of real models are."""
+"""Tokens and labels with tokenizers built like those of real models."""
 
 import json
 import unicodedata
 from collections import Counter
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,16 +23,16 @@ from zerolora.data.template import Template
 from zerolora.errors import UserError
 
 END = "</s>"
-# Their prompts are not what they write before an answer: one has a thought, the other one line break less.
+# Templates whose prompt differs from the text before an answer: by a thought, by one line break.
 QUIRKS = ("command-r7b", "hermes-3")
 GOLDENS = [golden for golden in goldens() if not golden.refusal]
-# Templates that the tokenizer of each kind goes with.
+# Templates for one tokenizer of each kind.
 KINDS = ("deepseek-v2", "qwen2.5", "llama-3", "llama-2", "mistral-v0.3", "mistral-v0.2", "gemma-2", "phi-3", "zephyr")
 CONTENT = st.text(st.sampled_from("ab H\n\t.é你王\u00a0_«0"), min_size=1, max_size=12)
 
 
 class Row(NamedTuple):
-    """A row's tokens; labels as the loss has them; the tokens before its last answer; supervised tokens by role."""
+    """A row's tokens; labels for the loss; number of tokens before the last answer; supervised tokens by role."""
 
     input_ids: list[int]
     labels: list[int]
@@ -58,16 +59,8 @@ def row_of(template: Template, example: Example) -> Row:
 
 
 def runs(row: Row) -> list[list[int]]:
-    """Return the supervised tokens, those that stand together as one list."""
-    result: list[list[int]] = []
-    previous = IGNORED
-    for label in row.labels:
-        if label != IGNORED:
-            if previous == IGNORED:
-                result.append([])
-            result[-1].append(label)
-        previous = label
-    return result
+    grouped = groupby(row.labels, key=lambda label: label == IGNORED)
+    return [list(labels) for ignored, labels in grouped if not ignored]
 
 
 def ids_of(tokenizer: Any, text: str) -> list[int]:
@@ -98,7 +91,7 @@ def test_labels_of_golden_rows(golden: Golden, tmp_path: Path) -> None:
         return
     pieces = [piece for piece in template.pieces(golden.example) if piece.supervised]
     for piece, ids in zip(pieces, runs(row), strict=True):
-        # A decoder of SentencePiece takes off one blank at the start.
+        # SentencePiece's decoder removes one leading blank.
         assert piece.text in (read(tokenizer, ids), f" {read(tokenizer, ids)}")
         if piece.role == "assistant":
             assert tokenizer.convert_ids_to_tokens(ids[-1]) in template.stops
@@ -106,7 +99,7 @@ def test_labels_of_golden_rows(golden: Golden, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("golden", [golden for golden in GOLDENS if isinstance(golden.loss, str)], ids=str)
-def test_prompt_has_the_tokens_that_the_model_is_asked_with(golden: Golden, tmp_path: Path) -> None:
+def test_prompt_tokens_equal_those_of_generation(golden: Golden, tmp_path: Path) -> None:
     template, example = stops_of(golden, tmp_path), golden.example
     assert example.messages is not None
     last = max(number for number, message in enumerate(example.messages) if message["role"] == "assistant")
@@ -116,9 +109,9 @@ def test_prompt_has_the_tokens_that_the_model_is_asked_with(golden: Golden, tmp_
     assert same == (golden.template not in QUIRKS)
 
 
-# Where no token could span a prompt and its answer: this answer begins with a line break, which joins that of prompts.
+# Without answers that begin with a line break, since a token could span it and the prompt's last one.
 @pytest.mark.parametrize("golden", [golden for golden in GOLDENS if golden.conversation != "blanks"], ids=str)
-def test_tokens_are_those_of_the_whole_text(golden: Golden, tmp_path: Path) -> None:
+def test_tokens_equal_those_of_the_whole_text(golden: Golden, tmp_path: Path) -> None:
     template = stops_of(golden, tmp_path)
     text = "".join(piece.text for piece in template.pieces(golden.example))
     assert row_of(template, golden.example).input_ids == ids_of(template.tokenizer, text)
@@ -126,8 +119,8 @@ def test_tokens_are_those_of_the_whole_text(golden: Golden, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", KINDS)
 @given(question=CONTENT, said=CONTENT)
-@settings(max_examples=60, deadline=None)
-def test_any_answer_is_learned_whole_and_its_prompt_is_the_model_s(name: str, question: str, said: str) -> None:
+@settings(max_examples=25, deadline=None)
+def test_any_answer_is_supervised_whole_after_the_models_prompt(name: str, question: str, said: str) -> None:
     template = Template(tokenizer_of(name), prepare_settings(loss="assistant"))
     messages = [user(question), answer(said)]
     pieces = template.pieces(Example(messages))
@@ -142,20 +135,19 @@ def test_any_answer_is_learned_whole_and_its_prompt_is_the_model_s(name: str, qu
 
 @pytest.mark.parametrize("name", KINDS)
 @given(contents=st.lists(CONTENT.map(lambda text: text.strip() or "a"), min_size=4, max_size=6))
-@settings(max_examples=30, deadline=None)
-def test_prompt_of_several_turns_is_the_model_s(name: str, contents: list[str]) -> None:
-    """Answers without blanks at their start cannot join what stands before them."""
+@settings(max_examples=15, deadline=None)
+def test_prompt_of_several_turns_equals_that_of_generation(name: str, contents: list[str]) -> None:
+    """Answers without leading blanks cannot merge with the text before them."""
     template = Template(tokenizer_of(name), prepare_settings(loss="assistant"))
-    messages = [
-        (answer if number % 2 else user)(text) for number, text in enumerate(contents[: len(contents) // 2 * 2])
-    ]
+    even = contents[: len(contents) // 2 * 2]
+    messages = [(answer if number % 2 else user)(text) for number, text in enumerate(even)]
     row = row_of(template, Example(messages))
-    asked = template.write(messages[:-1], prompt=True)
-    assert row.input_ids[: row.prompt] == ids_of(template.tokenizer, asked)
+    prompt = template.write(messages[:-1], prompt=True)
+    assert row.input_ids[: row.prompt] == ids_of(template.tokenizer, prompt)
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_texts_and_plain_rows_begin_as_the_tokenizer_begins_a_text(name: str) -> None:
+def test_texts_and_plain_rows_begin_with_the_tokenizers_bos(name: str) -> None:
     tokenizer = tokenizer_of(name)
     plain = Template(tokenizer, prepare_settings(template="plain", loss="assistant"))
     eos = tokenizer.eos_token_id
@@ -165,14 +157,14 @@ def test_texts_and_plain_rows_begin_as_the_tokenizer_begins_a_text(name: str) ->
     assert read(tokenizer, row.input_ids[row.prompt :]) == f"Hello{tokenizer.eos_token}"
 
 
-def test_first_token_of_a_text_is_not_learned() -> None:
+def test_first_token_of_a_text_is_not_supervised() -> None:
     template = Template(tokenizer_of("qwen2.5"), prepare_settings(loss="assistant"))
     row = row_of(template, Example(text="Hello world"))
     assert row.labels == [IGNORED, *row.input_ids[1:]]
     assert (row.prompt, row.learned) == (0, {"text": len(row.input_ids) - 1})
 
 
-def test_learned_tokens_by_role() -> None:
+def test_supervised_tokens_by_role() -> None:
     template = Template(tokenizer_of("phi-3"), prepare_settings(loss="everything"))
     row = row_of(template, Example(CONVERSATIONS["multi"]))
     said = ids_of(template.tokenizer, "I am Bo.<|end|>") + ids_of(template.tokenizer, "Now I rest.<|end|>")
@@ -181,8 +173,8 @@ def test_learned_tokens_by_role() -> None:
 
 @pytest.mark.parametrize("name", KINDS)
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
-def test_text_cut_at_added_tokens_has_the_tokens_of_the_whole(name: str, data: st.DataObject) -> None:
+@settings(max_examples=25, deadline=None)
+def test_chunks_at_added_tokens_give_the_tokens_of_the_whole(name: str, data: st.DataObject) -> None:
     tokenizer = tokenizer_of(name)
     added = st.sampled_from([token.content for token in tokenizer.added_tokens_decoder.values()])
     texts = data.draw(st.lists(st.lists(CONTENT | added, min_size=1, max_size=6).map("".join), min_size=1, max_size=4))
@@ -192,7 +184,7 @@ def test_text_cut_at_added_tokens_has_the_tokens_of_the_whole(name: str, data: s
             assert row.input_ids == ids_of(tokenizer, text)
 
 
-def test_texts_are_cut_where_that_is_sound() -> None:
+def test_only_chunk_safe_tokenizers_are_chunked() -> None:
     cut = {name for name in KINDS if Encoder(tokenizer_of(name)).cut}
     assert cut == {"qwen2.5", "llama-3", "deepseek-v2", "gemma-2"}
     tokenizer = tokenizer_like(FAMILIES["qwen2.5"], None)
@@ -201,7 +193,7 @@ def test_texts_are_cut_where_that_is_sound() -> None:
 
 
 @given(text=st.text(max_size=8))
-def test_spelling_of_tokens_is_what_the_decoder_reads(text: str) -> None:
+def test_spelling_of_tokens_equals_the_decoders(text: str) -> None:
     tokenizer = tokenizer_of("qwen2.5")
     spelling = Encoder(tokenizer).spelling
     ids = ids_of(tokenizer, f"{text}<|im_end|>")
@@ -209,16 +201,16 @@ def test_spelling_of_tokens_is_what_the_decoder_reads(text: str) -> None:
     assert [part.decode() for part in spelling.of(Ragged.of([ids, []]))] == [read(tokenizer, ids), ""]
 
 
-def test_byte_level_tokenizer_that_changes_a_text_is_caught() -> None:
+def test_tokenizer_that_changes_a_text_is_refused() -> None:
     tokenizer = tokenizer_like(FAMILIES["qwen2.5"], None)
     tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
     rows = [[Piece("Hi", None, False), Piece(said, "assistant", True)] for said in ("one", "Two")]
-    kept, changed = rows_of(tokenizer, rows)
-    assert isinstance(kept, Row)
+    same, changed = rows_of(tokenizer, rows)
+    assert isinstance(same, Row)
     assert str(changed) == "the tokenizer reads 'Two' back as 'two'; remove the characters it does not know"
 
 
-def test_spelling_is_doubted_where_the_decoder_says_otherwise() -> None:
+def test_spelling_is_invalid_where_the_decoder_differs() -> None:
     tokenizer = tokenizer_of("qwen2.5")
     spelling = Encoder(tokenizer).spelling
     assert spelling is not None
@@ -227,7 +219,7 @@ def test_spelling_is_doubted_where_the_decoder_says_otherwise() -> None:
     assert spelling.of(Ragged.of([[token]])) == [b"\xff"]
 
 
-def test_rows_keep_their_order_and_one_that_is_wrong_its_place() -> None:
+def test_rows_and_bad_rows_stay_in_order() -> None:
     rows = [[Piece("Hi", None, False), Piece(text, "assistant", True)] for text in ("one", "你", "two")]
     backend = Tokenizer(models.WordLevel({UNKNOWN: 0, "Hi": 1, "one": 2, "two": 3, END: 4}, UNKNOWN))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -240,34 +232,33 @@ def test_rows_keep_their_order_and_one_that_is_wrong_its_place() -> None:
     assert rows_of(tokenizer, []) == []
 
 
-def test_end_of_sequence_may_stand_for_unknown() -> None:
-    """As in GPT-2: its token is not a sign of an unknown character."""
+def test_end_of_sequence_may_be_the_unknown_token() -> None:
+    """As in GPT-2, where the token is no sign of an unknown character."""
     tokenizer = tokenizer_like(FAMILIES["falcon-180b"], tokenizer_of("falcon-180b").chat_template)
     tokenizer.unk_token = tokenizer.eos_token
     template = Template(tokenizer, prepare_settings(loss="assistant"))
     assert row_of(template, Example(CONVERSATIONS["single"])).input_ids[-1] == tokenizer.eos_token_id
 
 
-def test_accents_apart_are_learned_as_the_tokenizer_writes_them() -> None:
+def test_decomposed_accents_are_normalized() -> None:
     template = Template(tokenizer_of("qwen2.5"), prepare_settings(loss="assistant"))
-    rows = [
-        row_of(template, Example([user("Hi"), answer(unicodedata.normalize(form, "é ñ"))])) for form in ("NFC", "NFD")
-    ]
-    assert rows[0] == rows[1]
+    texts = [unicodedata.normalize(form, "é ñ") for form in ("NFC", "NFD")]
+    composed, decomposed = (row_of(template, Example([user("Hi"), answer(text)])) for text in texts)
+    assert composed == decomposed
 
 
-def test_row_that_teaches_nothing() -> None:
+def test_row_without_supervised_tokens_is_bad() -> None:
     (row,) = rows_of(tokenizer_of("qwen2.5"), [[Piece("a", "assistant", True)]])
     assert str(row) == "it has no token that the loss would see; remove it"
 
 
-def test_tokenizer_in_python_is_refused() -> None:
+def test_slow_tokenizer_is_refused() -> None:
     with pytest.raises(UserError, match=r"\(ByT5Tokenizer\) has no tokenizer.json; choose a model that has one"):
         Encoder(ByT5Tokenizer())
 
 
 def test_tokenizer_that_joins_everything_is_refused() -> None:
-    """Anchors cannot hold apart what a tokenizer makes one token of."""
+    """Anchors cannot separate a piece that the tokenizer merges with any text before it."""
     joined = [("\n", "b"), (")", "b"), ("a", "b"), ("0", "b")]
     tokens = [UNKNOWN, END, "▁", "x", "b", *(first for first, _ in joined), *map("".join, joined)]
     backend = Tokenizer(models.BPE({token: number for number, token in enumerate(tokens)}, joined))
@@ -277,7 +268,7 @@ def test_tokenizer_that_joins_everything_is_refused() -> None:
         rows_of(tokenizer, [[Piece("x", None, False), Piece("b", "assistant", True)]])
 
 
-def test_character_that_sentencepiece_writes_a_blank_with_is_refused() -> None:
+def test_sentencepieces_blank_symbol_in_a_row_is_refused() -> None:
     template = Template(tokenizer_of("llama-2"), prepare_settings(loss="assistant"))
     (row,) = rows_of(template.tokenizer, [template.pieces(Example([user("a▁b"), answer("a▁b")]))])
     assert str(row) == "the tokenizer reads ' a▁b </s>' back as 'a b </s>'; remove the characters it does not know"
@@ -285,7 +276,7 @@ def test_character_that_sentencepiece_writes_a_blank_with_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", ["legacy", "first", "always"])
 def test_blank_of_sentencepiece(kind: str) -> None:
-    """A blank that the template writes before an answer is part of its first word; if it writes none, none is added."""
+    """A blank before an answer is part of its first word, and no blank is added."""
     tokenizer = tokenizer_like(Family(kind, "<s>", END, ("<s>", END), opens=True), None)
     prompt = "<s>USER: Hi ASSISTANT:"
     rows = [[Piece(prompt, None, False), Piece(said, "assistant", True)] for said in (" answer</s>", "answer</s>")]

@@ -1,4 +1,4 @@
-"""Each export target on a tiny model: what it writes, who opens it, how it answers, and what it refuses."""
+"""Each export target on a tiny model: its files, its answers in the target's library, its refusals."""
 
 import json
 import os
@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import refusal
 from tokenizers_of import FAMILIES, TEMPLATES, tokenizer_like
 
 from zerolora.data.prepared_rows import schema
@@ -22,22 +23,21 @@ from zerolora.errors import UserError
 from zerolora.export import llama_cpp
 from zerolora.export.export import export, loaded_check
 from zerolora.export.linear_layers import linear_layers
-from zerolora.export.modelfile import GO_TEMPLATES, TRIED, modelfile, prompt_format
 from zerolora.export.opened import answering, model_of
 from zerolora.export.targets import TARGETS
+from zerolora.export.targets.ollama import GO_TEMPLATES, TRIED, modelfile, prompt_format
 from zerolora.export.targets.target import RunResult
 from zerolora.merge.merge import write_model
 from zerolora.tensor_file import read_header
 
 RANK = 4
 VLLM = os.environ.get("ZEROLORA_VLLM_PYTHON")
-"""An interpreter with vLLM, which the lock does not have."""
+"""An interpreter with vLLM, which is not in the lock."""
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory, data: Path) -> RunResult:
-    """Return a Llama with a tokenizer that llama.cpp knows, a LoRA adapter with random factors, and both merged. Its
-    heads are as wide as vLLM wants them."""
+    """Return a Llama with llama.cpp's tokenizer and vLLM's head size, a random LoRA adapter, and both merged."""
     from peft import LoraConfig, get_peft_model
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -67,7 +67,6 @@ def source(tmp_path_factory: pytest.TempPathFactory, data: Path) -> RunResult:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a directory with a test split of five rows."""
     import pyarrow
 
     folder = tmp_path_factory.mktemp("held-out")
@@ -90,77 +89,80 @@ def exported(target: str, source: RunResult, folder: Path, **settings: Any) -> d
 
 
 def refused(target: str, source: RunResult, folder: Path, **settings: Any) -> str:
-    with pytest.raises(UserError) as raised:
-        export(target, TARGETS[target].settings(**settings), source, folder / target)
+    line = refusal(export, target, TARGETS[target].settings(**settings), source, folder / target)
     assert not (folder / target).exists()
-    (line,) = str(raised.value).splitlines()
     return line
 
 
-def unmerged(source: RunResult) -> RunResult:
-    return replace(source, merged=None)
+# Above 5 s: the converter is a process that imports torch.
+@pytest.fixture(scope="module")
+def gguf(source: RunResult, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("converted")
+    exported("gguf", source, folder, type="f32")
+    return folder / "gguf"
 
 
-# Above 5 s: the converter is a process of its own, which imports torch.
-def test_a_gguf_file_answers_in_llama_cpp_as_the_merged_model(source: RunResult, tmp_path: Path) -> None:
-    manifest = exported("gguf", source, tmp_path, type="f32")
+@pytest.fixture
+def converted(gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace the converter by a copy of its output in f32."""
+    monkeypatch.setattr(llama_cpp, "convert", lambda _, __, output, *___: shutil.copy(gguf / "model.gguf", output))
+
+
+def test_gguf_answers_in_llama_cpp_like_the_merged_model(gguf: Path) -> None:
+    manifest = json.loads((gguf / "manifest.json").read_text())
     loaded = manifest["loaded"]
     assert loaded["opened_by"] == f"llama.cpp (xllamacpp {version('xllamacpp')})"
     assert (loaded["compared_with"], loaded["equal"], loaded["agreement"]) == ("merged model", 3, 1.0)
     assert len({row["exported"] for row in loaded["rows"]}) == 3
-    assert (tmp_path / "gguf/model.gguf").stat().st_size == manifest["files"]["model.gguf"]["bytes"]
+    assert (gguf / "model.gguf").stat().st_size == manifest["files"]["model.gguf"]["bytes"]
 
 
-# Above 5 s: a converter, and transformers' reader of GGUF.
-def test_without_llama_cpp_transformers_opens_a_gguf_file(
-    source: RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("converted")
+def test_transformers_opens_gguf(source: RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama_cpp, "PACKAGE", "no_llama_cpp")
     loaded = exported("gguf", source, tmp_path, type="q8_0")["loaded"]
     assert loaded["opened_by"] == f"transformers {version('transformers')} (GGUF reader)"
     assert len(loaded["rows"]) == 3 and all(row["equal"] for row in loaded["rows"]) == (loaded["equal"] == 3)
 
 
-def test_what_llama_cpp_cannot_open_is_one_line(source: RunResult, tmp_path: Path, capfd: Any) -> None:
-    """Its reason, or the signal that ended it; the process that asks continues."""
+def test_invalid_gguf_is_one_line_of_llama_cpp(source: RunResult, tmp_path: Path, capfd: Any) -> None:
+    """In a worker process, so that a crash does not end the caller."""
     file = tmp_path / "cut.gguf"
     file.write_bytes(b"GGUF" + bytes(100))
     answers = llama_cpp.opened(file).answers
     assert answers is not None
-    with pytest.raises(UserError) as raised:
-        answers([[5, 6]], 2, [])
-    assert str(raised.value).startswith(f"{file}: llama.cpp (xllamacpp {version('xllamacpp')}) cannot open it: ")
-    assert "gguf" in str(raised.value).partition("cannot open it")[2] and "\n" not in str(raised.value)
+    line = refusal(answers, [[5, 6]], 2, [])
+    assert line.startswith(f"{file}: llama.cpp (xllamacpp {version('xllamacpp')}) cannot open it: ")
+    assert "gguf" in line.partition("cannot open it")[2]
     assert capfd.readouterr().err == ""
 
 
-def test_a_crash_of_llama_cpp_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crash_of_llama_cpp_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = tmp_path / "worker.py"
     worker.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
     monkeypatch.setattr(llama_cpp, "WORKER", worker)
     answers = llama_cpp.opened(tmp_path / "model.gguf").answers
     assert answers is not None
-    with pytest.raises(UserError, match="cannot open it: it was ended by SIGSEGV$"):
+    with pytest.raises(UserError, match="cannot open it: killed by SIGSEGV$"):
         answers([[5]], 2, [])
 
 
-def test_llama_cpp_takes_no_more_threads_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_llama_cpp_uses_at_most_the_allowed_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert llama_cpp._threads() == 3
     monkeypatch.delenv("OMP_NUM_THREADS")
     assert llama_cpp._threads() == len(os.sched_getaffinity(0))
 
 
-def test_another_model_than_the_runs_is_seen(source: RunResult) -> None:
-    """The check compares: the base model does not answer as the merged one, nor as base and adapter."""
+def test_loaded_check_detects_another_model(source: RunResult) -> None:
     other = replace(TARGETS["gguf"], opened=lambda *_: answering(model_of(source.weights), "transformers"))
-    for result in (source, unmerged(source)):
+    for result in (source, replace(source, merged=None)):
         actual = loaded_check(other, result, TARGETS["gguf"].settings(), source.weights)
         assert actual["equal"] == 0
         assert actual["agreement"] < 0.5
 
 
-def test_the_adapter_for_vllm_answers_through_peft(source: RunResult, tmp_path: Path) -> None:
+def test_vllm_adapter_answers_through_peft(source: RunResult, tmp_path: Path) -> None:
     manifest = exported("vllm_adapter", source, tmp_path)
     assert manifest["loaded"]["opened_by"].startswith("peft ")
     assert manifest["loaded"]["equal"] == 3
@@ -169,10 +171,8 @@ def test_the_adapter_for_vllm_answers_through_peft(source: RunResult, tmp_path: 
 
 
 # Above 5 s: two converters, and llama.cpp twice.
-def test_the_adapter_as_gguf_answers_upon_its_base_in_llama_cpp(
-    source: RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    manifest = exported("gguf_adapter", unmerged(source), tmp_path, type="f32")
+def test_gguf_adapter_answers_with_its_base(source: RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = exported("gguf_adapter", replace(source, merged=None), tmp_path, type="f32")
     loaded = manifest["loaded"]
     assert (loaded["factors"], loaded["alpha"]) == (2 * 7 * 2, 8.0)
     assert loaded["opened_by"].startswith("llama.cpp ")
@@ -185,40 +185,32 @@ def test_the_adapter_as_gguf_answers_upon_its_base_in_llama_cpp(
 
 
 @pytest.mark.parametrize("target", [name for name, target in TARGETS.items() if target.of_merged])
-def test_nothing_merged_is_one_line(target: str, source: RunResult, tmp_path: Path) -> None:
-    line = refused(target, unmerged(source), tmp_path)
+def test_merged_target_without_a_merge_is_one_line(target: str, source: RunResult, tmp_path: Path) -> None:
+    line = refused(target, replace(source, merged=None), tmp_path)
     assert line == (
         f"export.targets: {target} is made of the merged model, and merge.enabled is false; write merge.enabled: true, "
         "or of the targets gguf_adapter and vllm_adapter"
     )
 
 
-def test_an_adapter_is_exported_where_nothing_was_merged(source: RunResult, tmp_path: Path) -> None:
-    loaded = exported("vllm_adapter", unmerged(source), tmp_path)["loaded"]
-    assert (loaded["compared_with"], loaded["equal"]) == ("base and adapter", 3)
-
-
 @pytest.mark.parametrize(("type_", "size"), [("int8", 1), ("fp8", 1), ("nvfp4", 0.5)])
-def test_torchao_writes_a_smaller_checkpoint_that_answers(
-    type_: str, size: float, source: RunResult, tmp_path: Path
-) -> None:
+def test_torchao_writes_a_smaller_checkpoint(type_: str, size: float, source: RunResult, tmp_path: Path) -> None:
     manifest = exported("torchao", source, tmp_path, type=type_)
     loaded = manifest["loaded"]
     assert loaded["opened_by"] == f"transformers {version('transformers')} with torchao {version('torchao')}"
     assert len(loaded["rows"]) == 3 and (manifest["quantized"], manifest["type"]) == (2 * 7, type_)
     assert manifest["unquantized"] == ["lm_head.weight", "model.embed_tokens.weight"]
     assert {Path(name).suffix for name in manifest["files"]} <= {".json", ".safetensors", ".jinja"}
-    held = read_header(tmp_path / "torchao/model.safetensors").tensors
-    weight = held["model.layers.1.mlp.down_proj._weight_qdata"]
+    stored = read_header(tmp_path / "torchao/model.safetensors").tensors
+    weight = stored["model.layers.1.mlp.down_proj._weight_qdata"]
     assert weight.nbytes == 64 * 96 * size
-    # The weights are the merged model's, rounded.
     wanted = model_of(source.merged_model).model.layers[1].mlp.down_proj.weight
     actual = model_of(tmp_path / "torchao").model.layers[1].mlp.down_proj.weight.dequantize()
     error = (actual - wanted).norm() / wanted.norm()
     assert 0.001 < error < {"int8": 0.01, "fp8": 0.04, "nvfp4": 0.15}[type_]
 
 
-def test_torchao_keeps_the_files_of_a_sharded_model(source: RunResult, tmp_path: Path) -> None:
+def test_torchao_preserves_shards(source: RunResult, tmp_path: Path) -> None:
     sharded = tmp_path / "sharded"
     shutil.copytree(source.merged_model, sharded, ignore=shutil.ignore_patterns("*.safetensors"))
     model_of(source.merged_model).save_pretrained(sharded, max_shard_size="150KB")
@@ -233,8 +225,8 @@ def test_torchao_keeps_the_files_of_a_sharded_model(source: RunResult, tmp_path:
     assert {name for file in names for name in read_header(tmp_path / "torchao" / file).tensors} == set(index)
 
 
-def test_torchao_names_what_it_leaves_as_it_is(source: RunResult, tmp_path: Path) -> None:
-    """Experts and routers of a mixture, and layers that do not take whole blocks of nvfp4."""
+def test_torchao_lists_unquantized_weights(source: RunResult, tmp_path: Path) -> None:
+    """Experts and routers of a mixture, and layers without whole nvfp4 blocks, stay unquantized."""
     from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
 
     torch.manual_seed(0)
@@ -253,8 +245,8 @@ def test_torchao_names_what_it_leaves_as_it_is(source: RunResult, tmp_path: Path
     assert manifest["quantized"] > 0 and len(manifest["loaded"]["rows"]) == 3
 
 
-def test_a_tied_head_is_left_as_it_is(source: RunResult, tmp_path: Path) -> None:
-    """It has no weight in the files, and would be taken for a quantized layer by who opens them."""
+def test_tied_head_is_not_quantized(source: RunResult, tmp_path: Path) -> None:
+    """A tied head has no stored weight, and libraries would take it for a quantized layer."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     shutil.copytree(source.merged_model, tmp_path / "tied", ignore=shutil.ignore_patterns("*.safetensors"))
@@ -265,9 +257,9 @@ def test_a_tied_head_is_left_as_it_is(source: RunResult, tmp_path: Path) -> None
     assert "lm_head" in layers.left_modules and not any("self_attn" in name for name in layers.left_modules)
 
 
-# Above 5 s: torch, in a process of its own.
-def test_every_class_that_the_converter_knows_can_be_converted() -> None:
-    """With the gguf package of the lock, the converters of Qwen, Gemma and Mistral did not even load."""
+# Above 5 s: a process that imports torch.
+def test_every_converter_module_imports() -> None:
+    """The locked gguf package alone does not suffice for the converters of Qwen, Gemma and Mistral."""
     directory = llama_cpp._vendored(llama_cpp.CONVERTER).parent
     code = f"""
 import importlib, pathlib, sys
@@ -285,7 +277,7 @@ print(len(names))
 
 @pytest.fixture(scope="module")
 def untied(source: RunResult, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], RunResult]:
-    """Return what merges an adapter of the head alone into a tied model of a family, which unties the two."""
+    """Return a function that merges an adapter of the head into a tied model of a family, which unties it."""
     from peft import LoraConfig, get_peft_model
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
@@ -313,7 +305,7 @@ def untied(source: RunResult, tmp_path_factory: pytest.TempPathFactory) -> Calla
 
 
 def sentencepiece_file(path: Path) -> None:
-    """Write the form of tokenizer that llama.cpp's converter wants of Gemma."""
+    """Write a tokenizer in the form that llama.cpp's converter requires for Gemma."""
     import sentencepiece
 
     text = path.with_suffix(".txt")
@@ -322,21 +314,18 @@ def sentencepiece_file(path: Path) -> None:
     sentencepiece.SentencePieceTrainer.train(input=str(text), model_prefix=str(path.with_suffix("")), **options)
 
 
-# Above 5 s: converters.
-@pytest.mark.parametrize("target", ["gguf", "ollama"])
-def test_a_head_that_the_converter_leaves_out_is_one_line(
-    target: str, untied: Callable[[str], RunResult], tmp_path: Path
-) -> None:
-    """Of Gemma: the file would answer with the embedding in its place."""
+# Above 5 s: a converter.
+def test_head_that_the_converter_omits_is_one_line(untied: Callable[[str], RunResult], tmp_path: Path) -> None:
+    """For Gemma, the file would use the embedding instead."""
     result = untied("gemma2")
     sentencepiece_file(result.merged_model / "tokenizer.model")
-    line = refused(target, result, tmp_path)
+    line = refused("gguf", result, tmp_path)
     assert line.startswith(f"{result.merged}: the output head has other weights than the embedding, and llama.cpp's")
-    assert "leaves it out for gemma2" in line
+    assert "omits it for gemma2" in line
 
 
 # Above 5 s: a converter.
-def test_a_head_that_was_untied_is_exported(untied: Callable[[str], RunResult], tmp_path: Path) -> None:
+def test_untied_head_is_exported(untied: Callable[[str], RunResult], tmp_path: Path) -> None:
     result = untied("llama")
     manifest = exported("gguf", result, tmp_path, type="f32")
     assert manifest["loaded"]["opened_by"].startswith("llama.cpp ") and manifest["loaded"]["equal"] == 3
@@ -344,9 +333,8 @@ def test_a_head_that_was_untied_is_exported(untied: Callable[[str], RunResult], 
     assert loaded_check(base, result, TARGETS["gguf"].settings(), result.weights)["equal"] < 3  # the head matters
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2"])
-def test_torchao_keeps_a_head_that_was_untied(family: str, untied: Callable[[str], RunResult], tmp_path: Path) -> None:
-    result = untied(family)
+def test_torchao_exports_an_untied_head(untied: Callable[[str], RunResult], tmp_path: Path) -> None:
+    result = untied("gemma2")
     assert "lm_head.weight" in exported("torchao", result, tmp_path)["unquantized"]
     whole, actual = model_of(result.merged_model), model_of(tmp_path / "torchao")
     assert torch.equal(actual.lm_head.weight, whole.lm_head.weight)
@@ -354,19 +342,17 @@ def test_torchao_keeps_a_head_that_was_untied(family: str, untied: Callable[[str
     assert not torch.equal(whole.lm_head.weight, whole.get_input_embeddings().weight)
 
 
-def test_an_adapter_of_a_head_that_the_converter_leaves_out_is_one_line(
-    untied: Callable[[str], RunResult], tmp_path: Path
-) -> None:
-    assert "takes 0 of its 2 factors" in refused("gguf_adapter", untied("gemma2"), tmp_path)
+def test_adapter_of_an_omitted_head_is_one_line(untied: Callable[[str], RunResult], tmp_path: Path) -> None:
+    assert "converts 0 of its 2 factors" in refused("gguf_adapter", untied("gemma2"), tmp_path)
 
 
-def test_a_model_without_a_layer_that_fits_is_one_line(source: RunResult, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="k: .* has no linear layer that takes a multiple of 1024 values and gives"):
-        linear_layers(source.merged_model, "k", takes=1024)
+def test_model_without_a_quantizable_layer_is_one_line(source: RunResult, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="k: .* has no linear layer whose inputs are a multiple of 1024 and out"):
+        linear_layers(source.merged_model, "k", inputs=1024)
 
 
-def test_layers_that_are_stored_under_older_names_are_one_line(tmp_path: Path) -> None:
-    """As those of most vision-language models are by save_pretrained."""
+def test_layers_stored_under_old_names_are_one_line(tmp_path: Path) -> None:
+    """As save_pretrained stores most vision-language models."""
     from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
     text = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4, "head_dim": 8}
@@ -386,22 +372,20 @@ def test_llm_compressor_writes_a_checkpoint_that_answers(type_: str, source: Run
     manifest = exported("compressed_tensors", source, tmp_path, type=type_, group_size=32)
     assert manifest["loaded"]["opened_by"].endswith(f"with compressed-tensors {version('compressed-tensors')}")
     assert len(manifest["loaded"]["rows"]) == 3 and manifest["quantized"] == 2 * 7
-    held = read_header(tmp_path / "compressed_tensors/model.safetensors").tensors
-    name, size = ("weight_packed", 0.5) if type_ == "int4" else ("weight_packed", 1)
-    name = "weight" if type_ == "fp8" else name
-    assert held[f"model.layers.1.mlp.down_proj.{name}"].nbytes == 64 * 96 * size
+    stored = read_header(tmp_path / "compressed_tensors/model.safetensors").tensors
+    name, size = "weight" if type_ == "fp8" else "weight_packed", 0.5 if type_ == "int4" else 1
+    assert stored[f"model.layers.1.mlp.down_proj.{name}"].nbytes == 64 * 96 * size
 
 
 @pytest.mark.skipif(find_spec("llmcompressor") is not None, reason="llm-compressor is installed")
-def test_without_llm_compressor_one_line_says_what_to_install(source: RunResult, tmp_path: Path) -> None:
+def test_missing_llm_compressor_is_one_line(source: RunResult, tmp_path: Path) -> None:
     line = refused("compressed_tensors", source, tmp_path)
     assert "which is not installed; pip install --no-deps llmcompressor==" in line and "or export torchao" in line
 
 
 @pytest.mark.skipif(not VLLM, reason="no ZEROLORA_VLLM_PYTHON, an interpreter with vLLM")
 @pytest.mark.parametrize(("target", "equal"), [("vllm_adapter", 3), ("torchao", 0)])
-def test_vllm_opens_what_is_made_for_it(target: str, equal: int, source: RunResult, tmp_path: Path) -> None:
-    """Starting vLLM takes 15 s."""
+def test_vllm_opens_its_targets(target: str, equal: int, source: RunResult, tmp_path: Path) -> None:
     loaded = exported(target, replace(source, vllm_python=VLLM), tmp_path)["loaded"]
     assert loaded["opened_by"].startswith("vllm") and loaded["equal"] >= equal
     own = exported(target, source, tmp_path)["loaded"]
@@ -413,6 +397,7 @@ def test_an_interpreter_without_vllm_is_one_line(source: RunResult, tmp_path: Pa
     assert f"{sys.executable} has no vLLM" in line
 
 
+@pytest.mark.usefixtures("converted")
 def test_ollama_gets_template_stops_and_system_prompt(source: RunResult, tmp_path: Path) -> None:
     manifest = exported("ollama", source, tmp_path, system="Be brief.", type="f32")
     text = (tmp_path / "ollama/Modelfile").read_text()
@@ -428,21 +413,17 @@ def test_ollama_gets_template_stops_and_system_prompt(source: RunResult, tmp_pat
     ("key", "value", "said"),
     [
         ("r", 32, "export.vllm_adapter.max_lora_rank: 16, but"),
-        (
-            "use_dora",
-            True,
-            "use_dora is True, for which vLLM has no form; write train.method: lora, or export",
-        ),
-        ("modules_to_save", ["lm_head"], "modules_to_save is ['lm_head'], for which vLLM has no form"),
-        ("rank_pattern", {"q_proj": 2}, "rank_pattern is {'q_proj': 2}, for which vLLM has no form"),
-        ("alpha_pattern", {"q_proj": 2}, "alpha_pattern is {'q_proj': 2}, for which vLLM has no form"),
+        ("use_dora", True, "use_dora is True, which vLLM does not support; write train.method: lora, or export"),
+        ("modules_to_save", ["lm_head"], "modules_to_save is ['lm_head'], which vLLM does not support"),
+        ("rank_pattern", {"q_proj": 2}, "rank_pattern is {'q_proj': 2}, which vLLM does not support"),
+        ("alpha_pattern", {"q_proj": 2}, "alpha_pattern is {'q_proj': 2}, which vLLM does not support"),
         ("trainable_token_indices", {"embed_tokens": [5]}, "leave out add_special_tokens and add_tokens"),
         ("target_parameters", ["experts.gate_up_proj"], "name no experts in train.lora.targets"),
         ("bias", "all", "has a trained bias"),
-        ("peft_type", "IA3", "peft_type is 'IA3', and vLLM reads LoRA alone"),
+        ("peft_type", "IA3", "peft_type is 'IA3', and vLLM supports LoRA only"),
     ],
 )
-def test_what_vllm_does_not_serve_is_one_line(
+def test_unsupported_vllm_adapter_is_one_line(
     key: str, value: Any, said: str, source: RunResult, tmp_path: Path
 ) -> None:
     assert said in refused("vllm_adapter", changed(source, tmp_path, key, value), tmp_path)
@@ -459,23 +440,14 @@ def test_other_refusals_are_one_line(source: RunResult, tmp_path: Path, monkeypa
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "llama-quantize, which is not on the PATH" in refused("gguf", source, tmp_path, type="q4_k_m")
     line = refused("ollama", source, tmp_path, system='end """ SYSTEM')
-    assert 'export.ollama.system: \'end """ SYSTEM\' holds' in line
+    assert 'export.ollama.system: \'end """ SYSTEM\' contains' in line
     assert "use_rslora is True" in refused("gguf_adapter", changed(source, tmp_path, "use_rslora", True), tmp_path)
-    whole = replace(source, adapter=tmp_path / "none")
-    assert "holds no adapter but all weights; export the merged model, as gguf does" in refused(
-        "vllm_adapter", whole, tmp_path
-    )
+    line = refused("vllm_adapter", replace(source, adapter=tmp_path / "none"), tmp_path)
+    assert "has full weights, not an adapter; export the merged model, as gguf does" in line
 
 
-def test_a_tokenizer_that_llama_cpp_does_not_know_is_one_line(tiny_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="does not know this tokenizer"):
-        llama_cpp.write_gguf(tiny_model, tmp_path / "model.gguf", "f16")
-
-
-def test_quantize_is_called_where_it_is_installed(
-    source: RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With a program in its place that writes what it was asked: llama.cpp itself is not here."""
+@pytest.mark.usefixtures("converted")
+def test_installed_llama_quantize_is_called(source: RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "bin/llama-quantize"
     program.parent.mkdir()
     program.write_text('#!/bin/sh\necho "$3" > "$2"\ntest -s "$1"\n')
@@ -488,7 +460,7 @@ def test_quantize_is_called_where_it_is_installed(
 
 
 def rendered(template: str, messages: list[dict[str, str]], eos: str) -> str:
-    """Return what the part of Go's templates that is used here writes: one range over messages, and two fields."""
+    """Render the subset of Go templates in use: one range over messages, two fields."""
     head, _, rest = template.partition("{{ range .Messages }}")
     body, _, tail = rest.partition("{{ end }}")
     turns = (body.replace("{{ .Role }}", each["role"]).replace("{{ .Content }}", each["content"]) for each in messages)
@@ -496,7 +468,7 @@ def rendered(template: str, messages: list[dict[str, str]], eos: str) -> str:
 
 
 @pytest.mark.parametrize("name", GO_TEMPLATES)
-def test_a_go_template_writes_what_the_prompt_format_does(name: str) -> None:
+def test_go_templates_render_like_the_prompt_formats(name: str) -> None:
     tokenizer = tokenizer_like(FAMILIES["zephyr"], PROMPT_FORMATS[name].jinja)
     for chat in TRIED:
         text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
@@ -504,15 +476,15 @@ def test_a_go_template_writes_what_the_prompt_format_does(name: str) -> None:
     assert prompt_format(tokenizer) == name
 
 
-def test_a_models_own_template_is_known_by_what_it_writes() -> None:
+def test_prompt_format_is_recognized_by_its_output() -> None:
     def of(family: str) -> str | None:
         return prompt_format(tokenizer_like(FAMILIES[family], (TEMPLATES / f"{family}.jinja").read_text()))
 
     assert (of("zephyr"), of("llama-3"), of("mistral-v0.3"), of("llama-2")) == ("zephyr", "llama-3", None, None)
 
 
-def test_a_stop_token_cannot_write_into_the_modelfile() -> None:
+def test_stop_token_cannot_inject_into_the_modelfile() -> None:
     tokenizer = tokenizer_like(FAMILIES["zephyr"], None)
     tokenizer.add_tokens(['x"\nSYSTEM evil'])
-    with pytest.raises(UserError, match="which a Modelfile cannot write"):
+    with pytest.raises(UserError, match="which a Modelfile cannot express"):
         modelfile(tokenizer, [len(tokenizer) - 1], None, "model.gguf")

@@ -1,4 +1,4 @@
-"""An export target that a run could not be made into is refused by render, before training, in one line."""
+"""render refuses an impossible export target in one line, before training."""
 
 import json
 import os
@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from conftest import refusal
 from test_export import RANK, data, source
 from test_tried_on_shapes import run_of
 
@@ -29,42 +30,32 @@ __all__ = ["data", "source"]
 
 @pytest.fixture
 def folder(source: RunResult, tmp_path: Path) -> Path:
-    """Return a folder with a base model that llama.cpp knows, and prepared data, as their stages leave them."""
+    """Return a folder with the outputs of fetch and prepare, for a model that llama.cpp supports."""
     shutil.copytree(source.weights, tmp_path / "weights")
     shutil.copytree(source.weights, tmp_path / "models", ignore=shutil.ignore_patterns("*.safetensors"))
     write_json(tmp_path / "models/manifest.json", {"source": {"source": "hub"}})
-    prepared: dict[str, Any] = {
-        "files": {},
-        "added_tokens": [],
-        "chat_template": None,
-        "stop_tokens": ["</s>"],
-        "pad_token": "</s>",
-    }
+    prepared: dict[str, Any] = {"files": {}, "added_tokens": [], "chat_template": None}
+    prepared |= {"stop_tokens": ["</s>"], "pad_token": "</s>"}
     write_json(tmp_path / "data/manifest.json", prepared)
     return tmp_path
 
 
 def tried(folder: Path, targets: dict[str, dict[str, Any]], **train: Any) -> None:
-    """Try a run with these targets on shapes, as render does."""
     settings = run_of(folder, **train)["render"] | {"targets": targets}
     check(RenderSettings.model_validate(settings), "eager", folder / "models", folder / "weights", folder / "data")
 
 
 def refused(folder: Path, target: str, options: dict[str, Any], **train: Any) -> str:
-    before = sorted(folder.rglob("*"))
-    with pytest.raises(UserError) as raised:
-        tried(folder, {target: options}, **train)
-    text = str(raised.value)
-    assert text.startswith("export.") and "\n" not in text and f"{tempfile.gettempdir()}{os.sep}tmp" not in text
-    assert sorted(path for path in folder.rglob("*") if path.name != "config.yaml") == [
-        path for path in before if path.name != "config.yaml"
-    ]
+    before = {*folder.rglob("*")}
+    text = refusal(tried, folder, {target: options}, **train)
+    assert text.startswith("export.") and f"{tempfile.gettempdir()}{os.sep}tmp" not in text
+    assert {path.name for path in {*folder.rglob("*")} ^ before} <= {"config.yaml"}
     return text
 
 
-def test_targets_that_can_be_made_are_passed(folder: Path) -> None:
-    """With tokens that the data adds, and factors that take a part of the base out."""
-    names = ("gguf_adapter", "ollama", "torchao", "vllm_adapter")
+def test_possible_targets_pass(folder: Path) -> None:
+    """Also with added tokens, and with factors initialised from the base."""
+    names = ("gguf_adapter", "torchao", "vllm_adapter")
     tried(folder, {name: {} for name in names})
     doubled = {"r": RANK, "init": "olora"}
     tried(folder, {"vllm_adapter": {"max_lora_rank": 8}, "torchao": {"type": "nvfp4"}}, lora=doubled)
@@ -75,15 +66,8 @@ def test_targets_that_can_be_made_are_passed(folder: Path) -> None:
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
-    "DoRA": ("gguf_adapter", {}, {"method": "dora"}, "use_dora is True, for which llama.cpp has no form"),
-    "all weights": ("vllm_adapter", {}, {"method": "full"}, "the adapter of this run holds no adapter but all weights"),
-    "IA3": ("gguf_adapter", {}, {"method": "ia3"}, "peft_type is 'IA3', and llama.cpp reads LoRA alone"),
-    "a whole copy": (
-        *("vllm_adapter", {}, {"lora": {"modules_to_save": ["norm"]}}),
-        "modules_to_save is ['norm'], for which vLLM has no form",
-    ),
-    "patterns": ("vllm_adapter", {}, {"lora": {"rank_pattern": {"q_proj": 2}}}, "rank_pattern is {'q_proj': 2}"),
-    "scale": ("gguf_adapter", {}, {"lora": {"rank_stabilized": True}}, "use_rslora is True, for which llama.cpp has"),
+    "DoRA": ("gguf_adapter", {}, {"method": "dora"}, "use_dora is True, which llama.cpp does not support"),
+    "all weights": ("vllm_adapter", {}, {"method": "full"}, "the adapter of this run has full weights, not an adapter"),
     "a rank above the server's": (
         *("vllm_adapter", {}, {"lora": {"r": 32}}),
         "export.vllm_adapter.max_lora_rank: 16, but the adapter of this run/adapter_config.json has r: 32; write 32",
@@ -94,18 +78,15 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     ),
     "layers of another shape": (
         *("torchao", {"type": "nvfp4"}, {}),
-        "has no linear layer that takes a multiple of 16 values and gives a multiple of 16",
+        "has no linear layer whose inputs are a multiple of 16 and outputs a multiple of 16",
     ),
     "a quantizer": ("gguf", {"type": "q4_k_m"}, {}, "export.gguf.type: q4_k_m is made by llama.cpp's llama-quantize"),
-    "a quantizer for Ollama": ("ollama", {"type": "q6_k"}, {}, "export.ollama.type: q6_k is made by llama.cpp's"),
-    "a system prompt": ("ollama", {"system": 'a """ b'}, {}, 'export.ollama.system: \'a """ b\' holds'),
+    "a system prompt": ("ollama", {"system": 'a """ b'}, {}, 'export.ollama.system: \'a """ b\' contains'),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_target_that_cannot_be_made_is_refused_before_training(
-    case: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_impossible_target_is_refused(case: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target, options, train, said = REFUSED[case]
     monkeypatch.setattr("shutil.which", lambda _: None)
     if case == "layers of another shape":
@@ -114,18 +95,17 @@ def test_a_target_that_cannot_be_made_is_refused_before_training(
 
 
 def narrow(folder: Path) -> None:
-    """Give the base layers whose sides are not multiples of 16."""
+    """Replace the base by one with sizes that are not multiples of 16."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig.from_pretrained(folder / "weights", hidden_size=40, intermediate_size=72)
-    config.num_attention_heads = 2
-    config.num_key_value_heads, config.head_dim = 2, 20
+    sizes: dict[str, Any] = {"hidden_size": 40, "intermediate_size": 72, "num_attention_heads": 2, "head_dim": 20}
+    config = LlamaConfig.from_pretrained(folder / "weights", num_key_value_heads=2, **sizes)
     LlamaForCausalLM(config).save_pretrained(folder / "weights")
     shutil.copy(folder / "weights/config.json", folder / "models/config.json")
 
 
 def unknown_tokenizer(folder: Path) -> None:
-    """One that splits text in a way that llama.cpp's converter has no name for."""
+    """Give the base a pre-tokenizer that llama.cpp's converter does not know."""
     for name in ("models", "weights"):
         path = folder / name / "tokenizer.json"
         tokenizer = json.loads(path.read_text())
@@ -149,45 +129,43 @@ def unknown_class(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "change", "said"),
     [
-        ("gguf", unknown_class, "llama.cpp's convert_hf_to_gguf.py failed: .*GPTNeoForCausalLM"),
         ("gguf_adapter", unknown_class, "llama.cpp's convert_lora_to_gguf.py failed: .*GPTNeoForCausalLM"),
         ("ollama", unknown_tokenizer, "convert_hf_to_gguf.py failed: it does not know this tokenizer"),
     ],
 )
-def test_a_model_that_the_converter_does_not_take_is_refused_before_training(
+def test_model_that_the_converter_does_not_support_is_refused(
     target: str, change: Callable[[Path], None], said: str, folder: Path
 ) -> None:
     change(folder)
     assert re.search(said, refused(folder, target, {}))
 
 
-def test_programs_of_a_clusters_nodes_are_a_warning(
+def test_missing_quantizer_is_a_warning_on_a_cluster(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/sbatch" if name == "sbatch" else None)
     monkeypatch.setattr(llama_cpp, "try_conversion", lambda _: None)
     tried(folder, {"gguf": {"type": "q4_k_m"}})
-    assert "export checks the one that it runs on" in caplog.text
+    assert "export checks its own machine" in caplog.text
 
 
-def test_without_weights_targets_of_the_adapter_are_tried(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_weights_only_adapter_targets_are_tried(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "weights/model.safetensors").unlink()
     monkeypatch.setattr(llama_cpp, "try_conversion", lambda _: pytest.fail("there is no merged model"))
     tried(folder, {"gguf": {}})
     assert "use_dora is True" in refused(folder, "gguf_adapter", {}, method="dora")
 
 
-def test_an_adapter_of_which_the_converter_takes_a_part_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of Gemma, whose output head the converter leaves out of an adapter without a word."""
+def test_partially_converted_adapter_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Like Gemma's output head, which the converter silently omits."""
     done = SimpleNamespace(returncode=0, stderr="INFO:gguf.gguf_writer:none.gguf: n_tensors = 28, total_size = 9.4K\n")
     monkeypatch.setattr(llama_cpp, "subprocess", SimpleNamespace(run=lambda *_, **__: done))
     llama_cpp.try_adapter(Path("a"), Path("b"), 28)
-    with pytest.raises(UserError, match=r"^a: llama.cpp's convert_lora_to_gguf.py takes 28 of its 30 factors; "):
+    with pytest.raises(UserError, match=r"^a: llama.cpp's convert_lora_to_gguf.py converts 28 of its 30 factors; "):
         llama_cpp.try_adapter(Path("a"), Path("b"), 30)
 
 
-def test_render_reads_the_settings_of_the_targets_alone(tmp_path: Path) -> None:
-    """What another target would be made of does not make it run again."""
+def test_render_settings_only_contain_chosen_targets(tmp_path: Path) -> None:
     run_of(tmp_path)
     config = yaml.safe_load((tmp_path / "config.yaml").read_text())
     config["export"] = {"targets": ["vllm_adapter"], "gguf": {"type": "q8_0"}}

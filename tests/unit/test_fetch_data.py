@@ -1,4 +1,4 @@
-"""Data sets of the hub: what is asked of it, what is written, and what is said when it fails."""
+"""Data sets from the hub: requests, files and errors."""
 
 import gzip
 import json
@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loopback_hub import REPOSITORY, REVISION, Hub, serving
+from loopback_hub import REPOSITORY, REVISION, Hub, serving, use
 
 from zerolora.config.settings import FetchAdapterSettings, FetchDataSettings
 from zerolora.data import kinds, readers
@@ -52,27 +53,18 @@ TOKEN = "hf_1234567890abcdef"  # noqa: S105
 
 @pytest.fixture
 def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Have a client that keeps to itself and does not pause before it tries again."""
     isolate(monkeypatch, tmp_path)
     monkeypatch.setattr("time.sleep", lambda _: None)
     return monkeypatch
 
 
 def isolate(client: pytest.MonkeyPatch, home: Path) -> None:
-    """Keep the client from the user's token, caches and wish to be offline."""
     client.delenv("HF_TOKEN", raising=False)
     client.setenv("HF_XET_CACHE", str(home / "xet"))
     client.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(home / "token"))
     client.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(home / "cache"))
     client.setattr("huggingface_hub.constants.AGENT_HARNESSES_PATH", str(home / "agents"), raising=False)
     client.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-
-
-def use(client: pytest.MonkeyPatch, endpoint: str) -> None:
-    client.setattr("huggingface_hub.constants.ENDPOINT", endpoint)
-    client.setattr(
-        "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", endpoint + "/{repo_id}/resolve/{revision}/{filename}"
-    )
 
 
 @pytest.fixture
@@ -83,13 +75,12 @@ def hub(client: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 def tree(directory: Path) -> dict[str, bytes]:
-    """Return everything below a directory, hidden or not."""
-    return {
-        path.relative_to(directory).as_posix(): path.read_bytes() for path in directory.rglob("*") if path.is_file()
-    }
+    """Return all files below a directory, hidden or not."""
+    files = (path for path in directory.rglob("*") if path.is_file())
+    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in files}
 
 
-def test_what_is_asked_of_the_hub_and_what_is_written(hub: Hub, tmp_path: Path) -> None:
+def test_requests_and_written_files(hub: Hub, tmp_path: Path) -> None:
     fetch_data(SETTINGS, tmp_path / "hub/out")
     assert hub.downloads() == sorted(WANTED)
     assert all(f"/{REVISION}" in asked.path for asked in hub.asked if REPOSITORY in asked.path)
@@ -99,16 +90,12 @@ def test_what_is_asked_of_the_hub_and_what_is_written(hub: Hub, tmp_path: Path) 
     assert written == WANTED
     assert [path.name for path in (tmp_path / "hub").iterdir()] == ["out"]
     assert not (tmp_path / "hub/out/.cache").exists()
-    assert manifest == {
-        "source": {"repository": REPOSITORY, "revision": REVISION},
-        "license": "MIT",
-        "files": {
-            name: {"bytes": len(data), "sha256": sha256(tmp_path / "hub/out" / name)} for name, data in WANTED.items()
-        },
-    }
+    out = tmp_path / "hub/out"
+    files = {name: {"bytes": len(data), "sha256": sha256(out / name)} for name, data in WANTED.items()}
+    assert manifest == {"source": {"repository": REPOSITORY, "revision": REVISION}, "license": "MIT", "files": files}
 
 
-def test_a_second_fetch_gives_the_same_bytes(hub: Hub, tmp_path: Path) -> None:
+def test_second_fetch_gives_the_same_bytes(hub: Hub, tmp_path: Path) -> None:
     fetch_data(SETTINGS, tmp_path / "one")
     first = tree(tmp_path / "one")
     (tmp_path / "one/data/stray.json").write_text("[]")
@@ -130,7 +117,7 @@ NAMES = st.lists(
 
 @given(files=st.dictionaries(NAMES, st.binary(max_size=200), min_size=1, max_size=3), large=st.booleans())
 @settings(max_examples=25)
-def test_any_bytes_under_any_name_arrive(files: dict[str, bytes], large: bool) -> None:
+def test_any_bytes_and_names_are_fetched(files: dict[str, bytes], large: bool) -> None:
     served = {f"{name} 100%?#.csv": data for name, data in files.items()}
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as client:
         isolate(client, Path(folder))
@@ -147,7 +134,7 @@ READABLE = [f"rows.{kind}{packing}" for kind in kinds.TEXTS for packing in PACKI
 READABLE += [f"rows.{kind}" for kind in kinds.TABLES] + ["ROWS.Parquet", "a.b.JSON.GZ"]
 
 
-def test_whatever_prepare_reads_is_taken(client: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_every_readable_kind_is_fetched(client: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with serving(Hub({name: gzip.compress(name.encode()) for name in READABLE})) as server:
         use(client, server.endpoint)
         fetch_data(changed(files=["*"]), tmp_path / "out")
@@ -160,13 +147,9 @@ def test_whatever_prepare_reads_is_taken(client: pytest.MonkeyPatch, tmp_path: P
         ("rows.py", "not a data file"),
         ("data/rows.json.py", "not a data file"),
         ("rows.pkl", "not a data file"),
-        ("model.bin", "not a data file"),
-        ("rows.zip", "not a data file"),
         ("rows.tar.gz", "not a data file"),
         ("rows.parquet.gz", "not a data file"),
-        ("rows.json.gz.zip", "not a data file"),
         ("json", "not a data file"),
-        ("README.md", "not a data file"),
         (".rows.json", "hidden"),
         (".cache/huggingface/rows.json", "hidden"),
         ("../rows.json", "hidden"),
@@ -174,20 +157,18 @@ def test_whatever_prepare_reads_is_taken(client: pytest.MonkeyPatch, tmp_path: P
         ("data/Manifest.JSON", "manifest.json is the name of the list"),
     ],
 )
-def test_what_holds_no_rows_is_refused_by_name(client: pytest.MonkeyPatch, tmp_path: Path, name: str, why: str) -> None:
+def test_files_without_rows_are_refused(client: pytest.MonkeyPatch, tmp_path: Path, name: str, why: str) -> None:
     with serving(Hub({"a.json": b"[]", name: b"raise SystemExit", "z.json": b"[]"})) as server:
         use(client, server.endpoint)
-        with pytest.raises(UserError) as caught:
-            fetch_data(changed(files=["a.json", "*"]), tmp_path / "out")
-        assert f"'*' matches what is not fetched: {name} ({why}" in str(caught.value)
-        assert "a.json" not in str(caught.value)
+        message = refusal(fetch_data, changed(files=["a.json", "*"]), tmp_path / "out")
+        assert f"'*' matches what is not fetched: {name} ({why}" in message and "a.json" not in message
         assert server.downloads() == []
         assert not (tmp_path / "out").exists()
         fetch_data(changed(files=["?.json"]), tmp_path / "out")
         assert sorted(tree(tmp_path / "out")) == ["a.json", "manifest.json", "z.json"]
 
 
-def test_a_path_that_leads_out_of_the_directory_is_refused(client: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_absolute_path_is_refused(client: pytest.MonkeyPatch, tmp_path: Path) -> None:
     outside = tmp_path / "outside.json"
     with serving(Hub({str(outside): b"[]"})) as server:
         use(client, server.endpoint)
@@ -198,10 +179,8 @@ def test_a_path_that_leads_out_of_the_directory_is_refused(client: pytest.Monkey
 
 
 @pytest.mark.parametrize("files", [["data/trian-*.parquet"], ["extra.jsonl", "data/trian-*.parquet"]])
-def test_a_pattern_without_a_match_is_told_what_is_there(hub: Hub, tmp_path: Path, files: list[str]) -> None:
-    with pytest.raises(UserError) as caught:
-        fetch_data(changed(files=files), tmp_path / "out")
-    message = str(caught.value)
+def test_pattern_without_a_match_lists_the_files(hub: Hub, tmp_path: Path, files: list[str]) -> None:
+    message = refusal(fetch_data, changed(files=files), tmp_path / "out")
     assert message.startswith(f"data set {REPOSITORY} at {REVISION}: `files`: nothing matches 'data/trian-*.parquet'")
     data, other = message.partition("README.md")[::2]
     assert all(name in data for name in [*WANTED, "data/test-0.parquet", "extra.json"]), "data files come first"
@@ -213,65 +192,64 @@ def test_a_pattern_without_a_match_is_told_what_is_there(hub: Hub, tmp_path: Pat
 @pytest.mark.parametrize(
     ("count", "end"), [(0, "none, since it contains no file"), (10, "9.json"), (12, ", and 2 more")]
 )
-def test_no_more_than_ten_files_are_listed(client: pytest.MonkeyPatch, tmp_path: Path, count: int, end: str) -> None:
+def test_at_most_ten_files_are_listed(client: pytest.MonkeyPatch, tmp_path: Path, count: int, end: str) -> None:
     with serving(Hub({f"{number:2}.json": b"[]" for number in range(count)})) as server:
         use(client, server.endpoint)
-        with pytest.raises(UserError) as caught:
-            fetch_data(changed(files=["*.csv"]), tmp_path / "out")
-    assert str(caught.value).endswith(end)
-    assert str(caught.value).count(".json") == min(count, 10)
+        message = refusal(fetch_data, changed(files=["*.csv"]), tmp_path / "out")
+    assert message.endswith(end) and message.count(".json") == min(count, 10)
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (
-            {"repository": "no/such"},
-            f"no/such at {REVISION}: no such data set, or a private one.*`repository`.*HF_TOKEN",
-        ),
+        ({"repository": "no/such"}, f"no/such at {REVISION}: no such data set, or a private .*`repository`.*HF_TOKEN"),
         ({"repository": "no--such"}, f"no--such at {REVISION} cannot be downloaded: Cannot have --"),
         ({"revision": "f" * 40}, f"some/data at {'f' * 40}: the repository has no such commit; copy `revision`"),
     ],
 )
 @pytest.mark.usefixtures("hub")
-def test_what_is_not_on_the_hub(tmp_path: Path, change: dict[str, str], said: str) -> None:
+def test_missing_repository_or_revision_is_refused(tmp_path: Path, change: dict[str, str], said: str) -> None:
     with pytest.raises(UserError, match=said):
         fetch_data(changed(**change), tmp_path / "out")
     assert not list(tmp_path.glob("*out*"))
 
 
-@pytest.mark.parametrize("private", [False, True])
-@pytest.mark.parametrize("refusal", [(401, "GatedRepo"), (403, "GatedRepo"), (403, None), (401, "RepoNotFound")])
-@pytest.mark.parametrize("wrong", [None, "hf_wrong"])
-def test_a_gated_repository_needs_the_token_and_keeps_it_secret(
+@pytest.mark.parametrize(
+    ("private", "answer", "wrong"),
+    [
+        (False, (401, "GatedRepo"), None),
+        (True, (403, "GatedRepo"), "hf_wrong"),
+        (False, (403, None), "hf_wrong"),
+        (True, (401, "RepoNotFound"), None),
+    ],
+)
+def test_gated_repository_needs_the_token_and_never_shows_it(
     hub: Hub,
     client: pytest.MonkeyPatch,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     capfd: pytest.CaptureFixture[str],
     private: bool,
-    refusal: tuple[int, str | None],
+    answer: tuple[int, str | None],
     wrong: str | None,
 ) -> None:
-    hub.token, hub.private, hub.refusal = TOKEN, private, refusal
+    hub.token, hub.private, hub.refusal = TOKEN, private, answer
     caplog.set_level(logging.DEBUG)
     if wrong:
         client.setenv("HF_TOKEN", wrong)
-    with pytest.raises(UserError) as caught:
-        fetch_data(SETTINGS, tmp_path / "out")
-    message = str(caught.value)
+    message = refusal(fetch_data, SETTINGS, tmp_path / "out")
     assert message.startswith(f"data set {REPOSITORY} at {REVISION}: ")
     assert message.endswith("put a token that may read it into the environment variable HF_TOKEN")
-    if refusal[1] != "RepoNotFound":
-        assert f"access is refused ({refusal[0]}: Terms first)" in message
+    if answer[1] != "RepoNotFound":
+        assert f"access is refused ({answer[0]}: Terms first)" in message
     assert not list(tmp_path.glob("*out*"))
 
     client.setenv("HF_TOKEN", TOKEN)
     fetch_data(SETTINGS, tmp_path / "out")
     assert TOKEN in {asked.token for asked in hub.asked}
-    told = message + caplog.text + "".join(capfd.readouterr())
-    assert TOKEN not in told
-    assert wrong is None or wrong not in told
+    texts = message + caplog.text + "".join(capfd.readouterr())
+    assert TOKEN not in texts
+    assert wrong is None or wrong not in texts
     assert not any(TOKEN.encode() in data for data in tree(tmp_path).values())
 
 
@@ -282,7 +260,7 @@ def test_gated_files_in_xet_storage(hub: Hub, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*out*"))
 
 
-def test_xet_storage_that_fails(hub: Hub, client: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_failing_xet_storage_is_one_line(hub: Hub, client: pytest.MonkeyPatch, tmp_path: Path) -> None:
     hub.xet, hub.token = True, TOKEN
     client.setenv("HF_TOKEN", TOKEN)
     with pytest.raises(UserError, match=f"{REPOSITORY} at {REVISION} cannot be downloaded: .*404"):
@@ -292,26 +270,23 @@ def test_xet_storage_that_fails(hub: Hub, client: pytest.MonkeyPatch, tmp_path: 
     assert not any(TOKEN.encode() in data for data in tree(tmp_path).values())
 
 
-def test_no_network(client: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_unreachable_hub_is_one_line(client: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with serving(Hub({})) as server:
         use(client, server.endpoint)
-    with pytest.raises(
-        UserError, match=f"{REPOSITORY} at {REVISION} cannot be downloaded: .*refused; check the network"
-    ):
+    said = f"{REPOSITORY} at {REVISION} cannot be downloaded: .*refused; check the network"
+    with pytest.raises(UserError, match=said):
         fetch_data(SETTINGS, tmp_path / "out")
     assert not list(tmp_path.glob("*out*"))
 
 
-def test_offline_on_purpose(hub: Hub, client: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_offline_mode_is_one_line(hub: Hub, client: pytest.MonkeyPatch, tmp_path: Path) -> None:
     client.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match=f"{REPOSITORY} at {REVISION} must .*HF_HUB_OFFLINE is set; unset it"):
         fetch_data(SETTINGS, tmp_path / "out")
     assert hub.asked == []
 
 
-def test_a_connection_that_breaks_is_taken_up_where_it_broke(
-    hub: Hub, client: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_broken_download_continues_at_its_offset(hub: Hub, client: pytest.MonkeyPatch, tmp_path: Path) -> None:
     client.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1024)
     hub.failures = ["break", "break"]
     fetch_data(changed(files=["data/train-0.parquet"]), tmp_path / "out")
@@ -323,9 +298,7 @@ def test_a_connection_that_breaks_is_taken_up_where_it_broke(
 
 @pytest.mark.parametrize("older", [False, True])
 @pytest.mark.parametrize("failures", [["reset"], ["break", "error"]])
-def test_a_download_that_fails_leaves_what_was_there(
-    hub: Hub, tmp_path: Path, failures: list[str], older: bool
-) -> None:
+def test_failed_download_leaves_the_old_files(hub: Hub, tmp_path: Path, failures: list[str], older: bool) -> None:
     if older:
         fetch_data(changed(files=["extra.json"]), tmp_path / "hub/out")
     before = tree(tmp_path / "hub")
@@ -343,33 +316,21 @@ def test_a_download_that_fails_leaves_what_was_there(
         ("extra.jsonl", b"{}", "came with bytes 17, where the hub lists 2"),
     ],
 )
-def test_a_file_that_is_not_what_the_commit_holds(
-    hub: Hub, tmp_path: Path, name: str, listed: bytes, said: str
-) -> None:
+def test_file_unlike_its_listing_is_refused(hub: Hub, tmp_path: Path, name: str, listed: bytes, said: str) -> None:
     hub.listed = {name: listed}
     with pytest.raises(UserError, match=f"{REPOSITORY} at {REVISION}: {name} {said}"):
         fetch_data(SETTINGS, tmp_path / "out")
     assert not list(tmp_path.glob("*out*"))
 
 
-def test_an_interrupted_command_leaves_nothing_and_can_be_called_again(hub: Hub, tmp_path: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")} | {
-        "HF_ENDPOINT": hub.endpoint,
-        "HF_HOME": str(tmp_path / "home"),
-    }
+def test_interrupted_command_leaves_nothing_and_can_be_repeated(hub: Hub, tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    environment |= {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home")}
     output = tmp_path / "hub/out"
-    command = [
-        sys.executable,
-        "-m",
-        "zerolora",
-        "fetch-data",
-        "--settings",
-        SETTINGS.model_dump_json(),
-        "--output",
-        str(output),
-    ]
+    options = ["--settings", SETTINGS.model_dump_json(), "--output", str(output)]
+    command = [sys.executable, "-m", "zerolora", "fetch-data", *options]
     hub.failures = ["stall"] * 3
-    # Shells start background jobs, such as these tests may be, with the signal ignored.
+    # Shells start background jobs with the signal ignored.
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
     signal.signal(signal.SIGINT, before)
@@ -387,9 +348,7 @@ def test_an_interrupted_command_leaves_nothing_and_can_be_called_again(hub: Hub,
 
 
 @pytest.mark.parametrize("with_tokens", [False, True])
-def test_an_adapter_comes_with_the_tokens_that_it_adds(
-    client: pytest.MonkeyPatch, tmp_path: Path, with_tokens: bool
-) -> None:
+def test_adapter_has_its_added_tokens(client: pytest.MonkeyPatch, tmp_path: Path, with_tokens: bool) -> None:
     files = {CONFIG: b"{}", ADAPTER: b"weights", "training_args.bin": b"a pickle"}
     listed = [{"token": "<note>", "id": 258, "special": False}]
     files |= {added_tokens.FILE: json.dumps(listed).encode()} if with_tokens else {}

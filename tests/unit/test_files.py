@@ -1,4 +1,4 @@
-"""Files appear whole or not at all, and what the operating system refuses is one line."""
+"""Files appear whole or not at all, and errors of the operating system are one line."""
 
 import ctypes
 import errno
@@ -6,7 +6,9 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,7 +19,7 @@ from zerolora.files import canonical, describe, read_json, staged_directory, wri
 from zerolora.units import gib, parse_bytes
 
 
-def test_a_failed_directory_leaves_the_old_one(tmp_path: Path) -> None:
+def test_failed_directory_leaves_the_old_one(tmp_path: Path) -> None:
     target = tmp_path / "out"
     with staged_directory(target) as staged:
         (staged / "a").write_text("old")
@@ -28,7 +30,7 @@ def test_a_failed_directory_leaves_the_old_one(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_new_directory_replaces_the_old_one_whole(tmp_path: Path) -> None:
+def test_new_directory_replaces_the_whole_old_one(tmp_path: Path) -> None:
     target = tmp_path / "out"
     for name in ("a", "b"):
         with staged_directory(target) as staged:
@@ -36,7 +38,7 @@ def test_a_new_directory_replaces_the_old_one_whole(tmp_path: Path) -> None:
     assert [path.name for path in target.iterdir()] == ["b"]
 
 
-def test_a_linked_file_is_replaced_not_written_through(tmp_path: Path) -> None:
+def test_linked_file_is_replaced(tmp_path: Path) -> None:
     """DVC links outputs to its cache; writing through the link would corrupt the cache."""
     cached = tmp_path / "cached"
     cached.write_text("cached")
@@ -45,7 +47,7 @@ def test_a_linked_file_is_replaced_not_written_through(tmp_path: Path) -> None:
     assert cached.read_text() == "cached"
 
 
-def test_broken_json_names_file_and_remedy(tmp_path: Path) -> None:
+def test_invalid_json_names_file_and_remedy(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("{")
     with pytest.raises(UserError, match=r"x\.json: not valid JSON .*run `zerolora y` again"):
         read_json(tmp_path / "x.json", "zerolora y")
@@ -59,7 +61,7 @@ def test_describe_skips_the_manifest(tmp_path: Path) -> None:
 
 
 @given(st.dictionaries(st.text(), st.integers()))
-def test_the_order_of_keys_is_no_difference(value: dict[str, int]) -> None:
+def test_canonical_json_ignores_key_order(value: dict[str, int]) -> None:
     assert canonical(value) == canonical(dict(reversed(value.items())))
 
 
@@ -71,7 +73,7 @@ def test_sizes(text: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["80", "GiB", "-1GiB", "0GiB", "1 gb", "80G"])
-def test_no_sizes(text: str) -> None:
+def test_invalid_sizes_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="with its unit"):
         parse_bytes(text)
 
@@ -80,7 +82,7 @@ def test_gib() -> None:
     assert gib(3 * 2**29) == "1.50 GiB"
 
 
-def test_a_staged_file_is_as_readable_as_any_other(tmp_path: Path) -> None:
+def test_staged_file_has_the_usual_mode(tmp_path: Path) -> None:
     with staged_directory(tmp_path / "out") as staged:
         (staged / "a").touch(0o600)
     (tmp_path / "other").touch()
@@ -105,11 +107,11 @@ assert os.umask(0) == 0o027
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "out")], check=True)
 
 
-def test_importing_a_light_module_changes_nothing_in_the_process() -> None:
-    """Modules that need torch are left out: torch itself sets up the process."""
+def test_importing_a_light_module_leaves_the_process_unchanged() -> None:
+    """Without modules that need torch, since torch itself changes the process."""
     code = """
 import importlib, locale, logging, os, pkgutil, signal, sys
-import numpy, pydantic, tokenizers, tqdm, typer, yaml  # what other libraries do at import is theirs
+import numpy, pydantic, tokenizers, tqdm, typer, yaml  # other libraries' own changes
 
 class NoTorch:
     def find_spec(self, name, path=None, target=None):
@@ -147,13 +149,13 @@ assert {"zerolora.cli", "zerolora.files", "zerolora.config.file", "zerolora.data
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_what_a_dead_process_left_is_swept_and_what_a_living_one_writes_is_not(tmp_path: Path) -> None:
+def test_only_stale_files_of_dead_processes_are_removed(tmp_path: Path) -> None:
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     host = os.uname().nodename
-    left = [f".out.{host}.{dead.pid}.tmp", f".out.{host}.{dead.pid}.old.tmp"]
-    kept = [f".out.{host}.1.tmp", f".out.other-host.{dead.pid}.tmp", f".out2.{host}.{dead.pid}.tmp"]
-    for name in left + kept:
+    stale = [f".out.{host}.{dead.pid}.tmp", f".out.{host}.{dead.pid}.old.tmp"]
+    others = [f".out.{host}.1.tmp", f".out.other-host.{dead.pid}.tmp", f".out2.{host}.{dead.pid}.tmp"]
+    for name in stale + others:
         (tmp_path / name).mkdir()
         (tmp_path / name / "a").write_text("")
     (tmp_path / f".out.json.{host}.{dead.pid}.tmp").write_text("half")
@@ -161,10 +163,10 @@ def test_what_a_dead_process_left_is_swept_and_what_a_living_one_writes_is_not(t
         (staged / "a").write_text("")
         assert staged.name == f".out.{host}.{os.getpid()}.tmp"
     write_text(tmp_path / "out.json", "{}")
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*kept, "out", "out.json"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*others, "out", "out.json"])
 
 
-def test_a_directory_is_there_at_every_moment_of_its_replacement(tmp_path: Path) -> None:
+def test_directory_replacement_is_atomic(tmp_path: Path) -> None:
     target = tmp_path / "out"
     with staged_directory(target) as staged:
         (staged / "a").write_text("")
@@ -185,8 +187,8 @@ def test_a_directory_is_there_at_every_moment_of_its_replacement(tmp_path: Path)
     assert missing == 0
 
 
-def test_without_renameat2_it_is_replaced_in_two_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The C library of macOS has no renameat2, nor has musl."""
+def test_directory_replacement_without_renameat2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The C library of macOS and musl have no renameat2."""
     monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: object())
     for name in ("a", "b"):
         with staged_directory(tmp_path / "out") as staged:
@@ -195,11 +197,11 @@ def test_without_renameat2_it_is_replaced_in_two_steps(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("kind", ["link", "dangling", "file"])
-def test_a_link_or_file_in_the_place_of_a_directory_is_replaced(tmp_path: Path, kind: str) -> None:
+def test_link_or_file_is_replaced_by_a_directory(tmp_path: Path, kind: str) -> None:
     other = tmp_path / "other"
     if kind != "dangling":
         other.mkdir()
-        (other / "kept").write_text("")
+        (other / "file").write_text("")
     if kind == "file":
         (tmp_path / "out").write_text("")
     else:
@@ -207,31 +209,23 @@ def test_a_link_or_file_in_the_place_of_a_directory_is_replaced(tmp_path: Path, 
     with staged_directory(tmp_path / "out") as staged:
         (staged / "new").write_text("")
     assert (tmp_path / "out/new").is_file() and not (tmp_path / "out").is_symlink()
-    assert kind == "dangling" or (other / "kept").is_file()
+    assert kind == "dangling" or (other / "file").is_file()
     assert not list(tmp_path.glob(".*"))
 
 
 @pytest.mark.parametrize("kind", ["directory", "read-only", "dangling", "full"])
-def test_what_the_operating_system_refuses_names_file_and_remedy(tmp_path: Path, kind: str) -> None:
-    path, expected = tmp_path / "x.json", ""
-    if kind == "directory":
-        path.mkdir()
-        expected = f"{path}: Is a directory; write the path of a file"
-    if kind == "read-only":
-        path, expected = Path("/proc/version"), "/proc/version: "
-    if kind == "dangling":
-        path.symlink_to("gone")
-        expected = f"{path}: is a link to 'gone', which does not exist; correct or remove the link"
-    if kind == "full":
-        path = Path("/dev/full")
-        expected = "No space left on device; "
+def test_system_errors_name_file_and_remedy(tmp_path: Path, kind: str) -> None:
+    folder, dangling, read_only, full = tmp_path, tmp_path / "x.json", Path("/proc/version"), Path("/dev/full")
+    dangling.symlink_to("gone")
+    cases: dict[str, tuple[Callable[[], Any], str]] = {
+        "directory": (folder.read_text, f"{folder}: Is a directory; write the path of a file"),
+        "read-only": (read_only.unlink, "/proc/version: "),
+        "dangling": (dangling.read_text, f"{dangling}: is a link to 'gone', which does not exist; correct or remove"),
+        "full": (lambda: full.write_text("x" * 100_000), "No space left on device; "),
+    }
+    action, expected = cases[kind]
     with pytest.raises(OSError) as caught:
-        if kind == "full":
-            path.write_text("x" * 100_000)
-        elif kind == "read-only":
-            path.unlink()
-        else:
-            path.read_text()
+        action()
     assert explained(caught.value).startswith(expected)
     assert len(explained(caught.value).splitlines()) == 1
 
@@ -243,7 +237,7 @@ def test_arrows_error_in_a_staged_directory_names_the_directory(tmp_path: Path) 
     assert explained(caught.value) == f"{tmp_path}/out: No space left on device; {remedy}"
 
 
-def test_a_file_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+def test_file_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     (tmp_path / os.fsdecode(b"caf\xe9.txt")).write_text("")
     with pytest.raises(UserError, match=r"caf\\xe9.*not UTF-8; rename it"):
         describe(tmp_path)

@@ -1,4 +1,4 @@
-"""The code fingerprint: what changes it, what does not, and what it costs."""
+"""The code fingerprint: changes that count, changes that do not, and the cost of a start."""
 
 import ast
 import inspect
@@ -10,6 +10,7 @@ import subprocess
 import sys
 from functools import cache, cached_property
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import ROOT
@@ -26,9 +27,11 @@ from zerolora.optimizers import OPTIMIZERS
 from zerolora.strategies import STRATEGIES
 from zerolora.train.engines import names as engine_names
 
+Change = tuple[str, str, str]  # file, old text, new text
+
 
 class Copy:
-    """A copy of the package and its rules, whose fingerprints are read in a process of its own."""
+    """A copy of the package and its rules, fingerprinted in a subprocess."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -40,29 +43,30 @@ class Copy:
     def run(self, code: str) -> str:
         """Return what Python prints with the copy's package."""
         environment = {"PYTHONPATH": str(self.folder / "src"), "PATH": ""}
-        command = [sys.executable, "-c", code]
-        return subprocess.run(
-            command, cwd=self.folder, env=environment, capture_output=True, text=True, check=True
-        ).stdout
+        options: dict[str, Any] = {"cwd": self.folder, "env": environment, "capture_output": True, "text": True}
+        return str(subprocess.run([sys.executable, "-c", code], check=True, **options).stdout)
 
     def fingerprints(self) -> dict[str, str]:
-        """Return the fingerprint of each stage."""
         code = "import json; from zerolora.config.fingerprint import fingerprints; print(json.dumps(fingerprints()))"
         return dict(json.loads(self.run(code)))
 
     @cached_property
     def unchanged(self) -> dict[str, str]:
-        """The fingerprints of the package as it is between two changes."""
+        """The fingerprints of the unchanged package."""
         return self.fingerprints()
 
-    def changed_by(self, name: str, old: str, new: str) -> set[str]:
-        """Return the stages whose fingerprint changes if `old` becomes `new` in a file; the file is put back."""
-        path = self.folder / name
-        before, text = self.unchanged, path.read_text(encoding="utf-8")
-        assert old in text
-        path.write_text(text.replace(old, new, 1), encoding="utf-8")
+    def changed_by(self, *changes: Change) -> set[str]:
+        """Return the stages whose fingerprint changes if `old` becomes `new` in each file, then undo the changes."""
+        before = self.unchanged
+        texts: dict[str, str] = {}
+        for name, old, new in changes:
+            text = (self.folder / name).read_text(encoding="utf-8")
+            texts.setdefault(name, text)
+            assert old in text
+            (self.folder / name).write_text(text.replace(old, new, 1), encoding="utf-8")
         after = self.fingerprints()
-        path.write_text(text, encoding="utf-8")
+        for name, text in texts.items():
+            (self.folder / name).write_text(text, encoding="utf-8")
         return {stage for stage in before if before[stage] != after[stage]}
 
 
@@ -71,8 +75,8 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Copy:
     return Copy(tmp_path_factory.mktemp("copy"))
 
 
-def test_what_was_parsed_is_kept_for_files_of_the_same_content(copy: Copy) -> None:
-    """As those of another checkout, whose times differ."""
+def test_parsed_files_are_cached_by_content(copy: Copy) -> None:
+    """As in another checkout, with other modification times."""
     of_training = "from zerolora.config.fingerprint import of_stage; print(of_stage('train'))"
     before = copy.run(of_training)
     for path in (copy.folder / "src").rglob("*.py"):
@@ -82,48 +86,49 @@ def test_what_was_parsed_is_kept_for_files_of_the_same_content(copy: Copy) -> No
 
 ANSWERING = {"evaluate", "evaluate_base", "task", "task_base"}
 METHODS = {"resolve", "estimate", "render", "train", "merge", *ANSWERING}
-PLACE = '"""The learning rate of each step."""\n'
+SUMMARY = '"""The learning rate of each step."""\n'
 
 
-@pytest.mark.parametrize(
-    ("name", "old", "new"),
-    [
-        ("src/zerolora/train/schedule.py", PLACE, PLACE + "# a remark\n"),
-        ("src/zerolora/train/schedule.py", PLACE, '"""Another docstring."""\n'),
-        ("src/zerolora/train/schedule.py", "\ndef check(", "\n\n# a remark\ndef  check("),
-        ("src/zerolora/config/schema.py", '"""Peak learning rate."""', '"""The learning rate."""'),
-        ("workflow/rules/train.smk", "rule train:\n", "# a remark\nrule train:\n"),
-        ("workflow/rules/train.smk", '    threads: job("ranks")\n', "    threads: 3\n"),
-        ("workflow/rules/report.smk", '"results/{run}/report.html",\n', '"results/{run}/report.html"  ,  # the page\n'),
-        ("src/zerolora/progress.py", "import sys\n", "import sys\n\nNAME = 1\n"),
-        ("src/zerolora/train/schedule.py", "UserError(", "UserError('Read this. '"),
-        ("src/zerolora/train/loop.py", 'LOGGER.info(f"', 'LOGGER.info(f"Look: '),
-        ("src/zerolora/train/loop.py", "which is above its bar", "above its bar"),
-        ("src/zerolora/train/checkpoint/store.py", "is passed over: {error}", "is left out: {error}"),
-        ("src/zerolora/train/checkpoint/store.py", "is not resumed, since", "is left, since"),
-        ("src/zerolora/train/checkpoint/store.py", "the {key} is another", "another {key}"),
-        ("src/zerolora/train/adapter.py", "is as training starts with it", "is as it was"),
-        ("src/zerolora/train/isolation.py", ' attention"', ' attention layers"'),
-        ("src/zerolora/train/launch/launcher.py", "exit code {code}", "code {code}"),
-        ("src/zerolora/data/formats/refused.py", "judges or compares answers", "compares answers"),
-        ("src/zerolora/data/formats/refused.py", "holds {kind}, which", "has {kind}, which"),
-        ("src/zerolora/planner/deepspeed_keys.py", "it trains on other rows", "it trains other rows"),
-        ("src/zerolora/planner/user_faults.py", "a whole number from", "an integer from"),
-        ("src/zerolora/planner/user_faults.py", "write it once", "write one"),
-        ("src/zerolora/schedules.py", "is not an option of the schedule", "is not an option"),
-        ("src/zerolora/data/tokenize.py", "shorten it, raise max_length", "raise max_length"),
-        ("workflow/scripts/on_gpus", "export", "echo no GPU >&2\nexport"),
-        ("workflow/scripts/record_slurm_step", "mkdir -p", "mkdir  -p"),
-    ],
-)
-def test_what_computes_nothing_changes_no_fingerprint(copy: Copy, name: str, old: str, new: str) -> None:
-    assert copy.changed_by(name, old, new) <= ({"resolve"} if "config" in name else set())
+NEUTRAL: list[Change] = [
+    ("src/zerolora/train/schedule.py", SUMMARY, '"""Another docstring."""\n# a remark\n'),
+    ("src/zerolora/train/schedule.py", "\ndef check(", "\n\n# a remark\ndef  check("),
+    ("workflow/rules/train.smk", "rule train:\n", "# a remark\nrule train:\n"),
+    ("workflow/rules/train.smk", '    threads: job("ranks")\n', "    threads: 3\n"),
+    ("workflow/rules/report.smk", '"results/{run}/report.html",\n', '"results/{run}/report.html"  ,  # the page\n'),
+    ("src/zerolora/progress.py", "import sys\n", "import sys\n\nNAME = 1\n"),
+    ("src/zerolora/train/schedule.py", "UserError(", "UserError('Read this. '"),
+    ("src/zerolora/train/loop.py", 'LOGGER.info(f"', 'LOGGER.info(f"Look: '),
+    ("src/zerolora/train/loop.py", "which is above its bar", "above its bar"),
+    ("src/zerolora/train/checkpoint/store.py", "is passed over: {error}", "is left out: {error}"),
+    ("src/zerolora/train/checkpoint/store.py", "is not resumed, since", "is left, since"),
+    ("src/zerolora/train/checkpoint/store.py", "the {key} is another", "another {key}"),
+    ("src/zerolora/train/adapter.py", "is as training starts with it", "is as it was"),
+    ("src/zerolora/train/isolation.py", ' attention"', ' attention layers"'),
+    ("src/zerolora/train/launch/launcher.py", "exit code {code}", "code {code}"),
+    ("src/zerolora/data/formats/refused.py", "judges or compares answers", "compares answers"),
+    ("src/zerolora/data/formats/refused.py", "holds {kind}, which", "has {kind}, which"),
+    ("src/zerolora/planner/deepspeed_keys.py", "it trains on other rows", "it trains other rows"),
+    ("src/zerolora/planner/user_faults.py", "a whole number from", "an integer from"),
+    ("src/zerolora/planner/user_faults.py", "write it once", "write one"),
+    ("src/zerolora/schedules.py", "is not an option of the schedule", "is not an option"),
+    ("src/zerolora/data/tokenize.py", "shorten it, raise max_length", "raise max_length"),
+    ("workflow/scripts/on_gpus", "export", "echo no GPU >&2\nexport"),
+    ("workflow/scripts/record_slurm_step", "mkdir -p", "mkdir  -p"),
+]
+
+
+def test_remarks_formatting_and_messages_change_no_fingerprint(copy: Copy) -> None:
+    changed = copy.changed_by(*NEUTRAL)
+    assert not changed, [change for change in NEUTRAL if copy.changed_by(change)]
+    assert copy.changed_by(("src/zerolora/config/schema.py", '"""Peak learning rate."""', '"""A rate."""')) <= {
+        "resolve"
+    }
 
 
 @pytest.mark.parametrize(
     ("name", "old", "new", "stages"),
     [
-        ("src/zerolora/train/schedule.py", PLACE, PLACE + "NUMBER = 1\n", {"train"}),
+        ("src/zerolora/train/schedule.py", SUMMARY, SUMMARY + "NUMBER = 1\n", {"train"}),
         ("src/zerolora/data/packing.py", "\nimport ", "\nNUMBER = 1\nimport ", {"pack"}),
         ("src/zerolora/report/shell.html", "<html", "<html data-other", {"report", "compare"}),
         ("workflow/rules/train.smk", "--packing {params.packing}", "--packing {params.packing} ", {"train"}),
@@ -131,29 +136,22 @@ def test_what_computes_nothing_changes_no_fingerprint(copy: Copy, name: str, old
         ("src/zerolora/config/rules.py", "\nfrom ", "\nNUMBER = 1\nfrom ", {"resolve"}),
         ("src/zerolora/methods/dora.py", "\nfrom ", "\nNUMBER = 1\nfrom ", METHODS),
         ("src/zerolora/machine/cpu_matmul.py", "SIZE = 256", "SIZE = 512", {"train", *ANSWERING}),
-        (
-            "src/zerolora/data/formats/refused.py",
-            '("label", "labels"',
-            '("label", "the_labels"',
-            {"prepare", "task_rows"},
-        ),
+        ("src/zerolora/data/formats/refused.py", '("label", "labels"', '("label", "tags"', {"prepare", "task_rows"}),
         ("src/zerolora/planner/deepspeed_keys.py", "data_efficiency=", "data_inefficiency=", {"resolve", "render"}),
         ("src/zerolora/memory/estimate.py", " // settings.sequence_parallel", "", {"estimate", "render"}),
         ("src/zerolora/data/prompt_formats.py", "### Input", "### Inputs", {"resolve", "prepare"}),
     ],
 )
-def test_code_that_computes_changes_exactly_its_stages(
-    copy: Copy, name: str, old: str, new: str, stages: set[str]
-) -> None:
-    assert copy.changed_by(name, old, new) == stages
+def test_code_change_affects_exactly_its_stages(copy: Copy, name: str, old: str, new: str, stages: set[str]) -> None:
+    assert copy.changed_by((name, old, new)) == stages
 
 
-def test_a_registry_is_recognized_in_whatever_form_it_is_written(tmp_path: Path) -> None:
+def test_registries_are_recognized_in_every_form(tmp_path: Path) -> None:
     path = tmp_path / "registry.py"
     for text in (
         "import pkgutil\nfrom zerolora import methods\npkgutil.iter_modules(methods.__path__)",
         "from pkgutil import iter_modules\nimport zerolora.methods\niter_modules(zerolora.methods.__path__)",
-        "import pkgutil\nimport zerolora.methods as found\n[*pkgutil.iter_modules(found.__path__)]",
+        "import pkgutil\nimport zerolora.methods as each\n[*pkgutil.iter_modules(each.__path__)]",
     ):
         assert fingerprint.registered_packages(ast.parse(text), "other.registry", path) == ["methods"]
     own = ast.parse("import pkgutil\nfor file in pkgutil.iter_modules(__path__): pass")
@@ -169,7 +167,7 @@ def _modules_of_stages() -> list[set[str]]:
 
 
 def _registries() -> list[tuple[str, str]]:
-    """Return (module, package) of every module of the package that imports modules by names that are not written."""
+    """Return (module, package) for every module that imports modules by computed names."""
     result = []
     for path in sorted(fingerprint.PACKAGE.rglob("*.py")):
         name = ".".join(path.relative_to(fingerprint.PACKAGE).with_suffix("").parts).removesuffix(".__init__")
@@ -180,12 +178,12 @@ def _registries() -> list[tuple[str, str]]:
     return result
 
 
-def test_there_are_registries_outside_and_inside_of_their_packages() -> None:
+def test_registries_outside_and_inside_of_their_packages() -> None:
     assert {("methods.registry", "methods"), ("data.formats", "data.formats")} <= set(_registries())
 
 
 @pytest.mark.parametrize(("registry", "package"), _registries())
-def test_a_stage_that_imports_a_registry_has_every_module_that_the_registry_finds(registry: str, package: str) -> None:
+def test_stage_with_a_registry_has_all_its_modules(registry: str, package: str) -> None:
     names = {path.stem for path in fingerprint.PACKAGE.joinpath(*package.split(".")).glob("*.py")} - {"__init__"}
     stages = [actual for actual in _modules_of_stages() if registry in actual]
     assert names
@@ -228,29 +226,28 @@ def test_moving_a_module_changes_no_fingerprint(copy: Copy) -> None:
 
 
 def test_a_name_from_another_module_changes_the_fingerprint(copy: Copy) -> None:
-    """Though that module was imported already, so that no other code counts."""
+    """Even if that module was imported already, so that no code is added."""
     line = "from zerolora.methods.method import Update"
-    assert "merge" in copy.changed_by(
-        "src/zerolora/merge/stream.py", line, line.replace("methods.method", "methods.peft_format")
-    )
+    change = ("src/zerolora/merge/stream.py", line, line.replace("methods.method", "methods.peft_format"))
+    assert "merge" in copy.changed_by(change)
 
 
-def test_every_script_left_out_is_there_and_is_run_by_a_rule() -> None:
+def test_omitted_scripts_exist_and_are_run_by_a_rule() -> None:
     rules = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "workflow/rules").glob("*.smk"))
     for name, reason in fingerprint.SCRIPTS_LEFT_OUT.items():
         assert (ROOT / "workflow/scripts" / name).is_file() and reason
         assert f"workflow/scripts/{name} " in rules
 
 
-def test_stages_compute_nothing_that_only_the_settings_have() -> None:
-    """`config` is left out, since its values are compared: what settings compute is compared nowhere."""
+def test_settings_have_no_computed_properties() -> None:
+    """Fingerprints omit `config`, whose values are compared; computed properties would not be compared."""
     for name, each in inspect.getmembers(settings, inspect.isclass):
         if issubclass(each, BaseModel):
             own = [key for key, value in vars(each).items() if isinstance(value, property | cached_property)]
             assert not own, f"{name}: {own}: compute it in a module of the stages"
 
 
-def test_every_module_left_out_is_there_and_has_a_reason() -> None:
+def test_omitted_modules_exist_and_have_a_reason() -> None:
     for name, reason in fingerprint.LEFT_OUT.items():
         assert fingerprint.file_of(name), name
         assert reason
@@ -262,7 +259,7 @@ from zerolora.config.fingerprint import fingerprints
 parse, parsed = ast.parse, []
 def counted(text, *rest, **options):
     global parsed
-    parsed += [] if options else [text]  # with options it is a string of a rule
+    parsed += [] if options else [text]  # strings of rules are parsed with options
     return parse(text, *rest, **options)
 ast.parse = counted
 fingerprints()
@@ -270,7 +267,7 @@ print(len(parsed))
 """
 
 
-def test_a_start_parses_only_what_changed(copy: Copy) -> None:
+def test_start_parses_only_changed_files(copy: Copy) -> None:
     copy.fingerprints()
     scripts = len(list((copy.folder / "workflow/scripts").glob("*.py")))
     assert int(copy.run(COUNTED)) <= scripts
@@ -278,7 +275,7 @@ def test_a_start_parses_only_what_changed(copy: Copy) -> None:
     assert 1 <= int(copy.run(COUNTED)) <= 1 + scripts
 
 
-def test_every_stage_has_its_rule_and_its_modules() -> None:
+def test_every_stage_has_its_rule_and_modules() -> None:
     for stage in (*STAGES.values(), *ON_REQUEST.values()):
         assert f" {stage.name}:" in (ROOT / f"workflow/rules/{stage.rules}.smk").read_text(encoding="utf-8")
         for module in stage.modules:
@@ -288,11 +285,7 @@ def test_every_stage_has_its_rule_and_its_modules() -> None:
 @pytest.mark.parametrize(
     ("one", "other", "same"),
     [
-        (
-            'raise UserError(f"{path}: is broken")',
-            'raise UserError(f"{path.name}: is not whole; write it again")',
-            True,
-        ),
+        ('raise UserError(f"{path}: is broken")', 'raise UserError(f"{path.name}: is not whole; write it")', True),
         ('raise BadRow("a" if x else f"b{y}")', 'raise BadRow("c" if x else f"d{z}")', True),
         ('LOGGER.warning("a" + text)', 'LOGGER.warning("b" + text)', True),
         ('assert x, "a"', 'assert x, "b"', True),
@@ -314,12 +307,11 @@ def test_every_stage_has_its_rule_and_its_modules() -> None:
         ('self.write_info("a")', 'self.write_info("b")', False),
     ],
 )
-def test_the_texts_of_messages_do_not_count(one: str, other: str, same: bool) -> None:
+def test_message_texts_do_not_count(one: str, other: str, same: bool) -> None:
     assert (fingerprint._dump(ast.parse(one)) == fingerprint._dump(ast.parse(other))) == same
 
 
-def test_only_the_chosen_entries_of_a_registry_count() -> None:
-    """Those that settings do not name are not part of a stage, but for what another module imports itself."""
+def test_only_chosen_registry_entries_count() -> None:
     modules = fingerprint.modules_of("train", {"methods": {"qdora"}, "optimizers": {"lion"}, "strategies": ()})
     assert {"methods.qdora", "methods.qlora", "methods.dora", "train.engines.fsdp"} <= {*modules}
     assert not {"methods.ia3", "methods.full", "optimizers.adafactor", "strategies.torch_native"} & {*modules}
@@ -331,16 +323,14 @@ def test_only_the_chosen_entries_of_a_registry_count() -> None:
     [
         ('"<|end|>"', '"<|ended|>"', "alpaca", False),
         ('"<|end|>"', '"<|ended|>"', "phi-3", True),
-        ("Phi-3 Instruct", "Another", "phi-3", False),  # what it says about itself
-        ("{%- endfor -%}\n", "", "alpaca", True),  # written before every format
+        ("Phi-3 Instruct", "Another", "phi-3", False),  # its description
+        ("{%- endfor -%}\n", "", "alpaca", True),  # common to all formats
     ],
 )
-def test_of_a_table_only_the_chosen_entries_count(copy: Copy, old: str, new: str, chosen: str, counts: bool) -> None:
+def test_only_chosen_table_entries_count(copy: Copy, old: str, new: str, chosen: str, counts: bool) -> None:
     path = copy.folder / "src/zerolora/data/prompt_formats.py"
-    code = (
-        "from zerolora.config.fingerprint import of_stage; "
-        f"print(of_stage('prepare', {{'data.prompt_formats': ['{chosen}']}}))"
-    )
+    names = {"data.prompt_formats": [chosen]}
+    code = f"from zerolora.config.fingerprint import of_stage; print(of_stage('prepare', {names}))"
     before, text = copy.run(code), path.read_text(encoding="utf-8")
     assert old in text
     path.write_text(text.replace(old, new, 1), encoding="utf-8")
@@ -353,7 +343,7 @@ def test_of_a_table_only_the_chosen_entries_count(copy: Copy, old: str, new: str
     ("module", "names"),
     [("data.prompt_formats", PROMPT_FORMATS), ("optimizers", OPTIMIZERS), ("strategies", STRATEGIES)],
 )
-def test_every_entry_of_a_table_is_told_apart(module: str, names: dict[str, object]) -> None:
+def test_table_entries_are_distinguished(module: str, names: dict[str, object]) -> None:
     assert [*fingerprint._Modules()[module]["rows"]] == [*names]
 
 
@@ -367,13 +357,13 @@ def test_every_entry_of_a_table_is_told_apart(module: str, names: dict[str, obje
         ("train.engines", engine_names()),
     ],
 )
-def test_an_entry_is_in_the_file_of_its_name(package: str, names: list[str]) -> None:
+def test_registry_entry_is_in_the_file_of_its_name(package: str, names: list[str]) -> None:
     for name in names:
         assert fingerprint.file_of(f"{package}.{name.replace('-', '_')}"), name
 
 
-def test_training_uses_no_strategy_but_through_zero_json() -> None:
-    """So that a stage's fingerprint of training has none."""
+def test_training_reads_strategies_only_from_zero_json() -> None:
+    """So the fingerprint of training contains no strategy."""
     for name in fingerprint.modules_of("train", {"strategies": ()}):
         path = fingerprint.file_of(name)
         assert path

@@ -1,5 +1,4 @@
-"""The one call of flash attention's kernels on CUDA, with a stand-in that demands what they do: heads of every shape
-attend as row by row."""
+"""The call of flash attention's kernels on CUDA, with a stand-in that checks their requirements."""
 
 import importlib
 from typing import Any
@@ -33,7 +32,7 @@ def kernel(
     window_size: tuple[int, int],
     enable_gqa: bool,
 ) -> torch.Tensor:
-    """Attention of [tokens, heads, size], as torch.nn.attention.varlen on CUDA (pytorch, flash_api.cpp, checks)."""
+    """Compute attention of [tokens, heads, size] with the checks of torch.nn.attention.varlen (flash_api.cpp)."""
     assert query.shape[-1] == key.shape[-1] == value.shape[-1] <= 256 and query.shape[-1] % 8 == 0
     assert query.dtype == key.dtype == value.dtype == torch.float16 and torch.equal(cu_seq_q, cu_seq_k)
     assert (query.shape[1] != key.shape[1]) == enable_gqa and max_q == max_k
@@ -51,10 +50,10 @@ def kernel(
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_heads_of_every_shape_attend_as_row_by_row(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heads_of_every_shape_equal_row_by_row_attention(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     size, own, heads, key_heads, scaling, window = HEADS[name]
     torch.manual_seed(0)
-    given: list[Any] = [
+    inputs: list[Any] = [
         torch.randn(2, number, 17, width).half()
         for number, width in ((heads, size), (key_heads, size), (key_heads, own))
     ]
@@ -65,7 +64,7 @@ def test_heads_of_every_shape_attend_as_row_by_row(name: str, monkeypatch: pytes
         actual = []
         for on_gpu in (True, False):
             monkeypatch.setattr(attention, "_has_varlen", lambda *_, on_gpu=on_gpu: on_gpu)
-            tensors = [each.float() if not on_gpu else each for each in given]
+            tensors = [each.float() if not on_gpu else each for each in inputs]
             attended, _ = each_row(
                 torch.nn.Module(), tensors[0], tensors[1], tensors[2], None, scaling=scaling, sliding_window=window
             )
@@ -73,10 +72,10 @@ def test_heads_of_every_shape_attend_as_row_by_row(name: str, monkeypatch: pytes
             actual.append(attended.float())
     finally:
         lengths.set(None)
-    torch.testing.assert_close(actual[0], actual[1], rtol=0, atol=4e-3)  # of fp16
+    torch.testing.assert_close(actual[0], actual[1], rtol=0, atol=4e-3)  # fp16
 
 
-def test_heads_beyond_the_kernels_take_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_head_sizes_use_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     query, wide = (torch.empty(1, 1, 1, size, dtype=torch.float16, device="meta") for size in (256, 264))
 

@@ -1,4 +1,4 @@
-"""Files of other programs: whatever they hold, one line names file, key, value and what is expected."""
+"""Invalid files of other programs: one line names file, key, value and the expectation."""
 
 import json
 import os
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import refusal
 
 from zerolora import json_file
 from zerolora.data.readers import chunks, files_of
@@ -32,7 +33,7 @@ READERS: dict[str, Reader] = {
     "dataset_dict.json": lambda path: foreign.saved_splits(path.parent, "datasets"),
 }
 DEEP = "[" * 5000 + "]" * 5000
-# What no JSON file of any kind may hold, and what is said of it.
+# Invalid JSON of every kind, and the error.
 BROKEN = {
     "empty": (b"", "not valid JSON"),
     "not closed": (b'{"a": 1', "not valid JSON"),
@@ -51,18 +52,15 @@ BROKEN = {
 
 
 def refused(reader: Reader, path: Path) -> str:
-    """Return the one line with which a reader refuses a file."""
-    with pytest.raises(UserError) as raised:
-        reader(path)
-    text = str(raised.value)
-    assert "\n" not in text and len(text) < 1000
+    text = refusal(reader, path)
+    assert len(text) < 1000
     assert str(path) in text or str(path.parent) in text
     return text
 
 
 @pytest.mark.parametrize("case", BROKEN)
 @pytest.mark.parametrize("name", READERS)
-def test_a_broken_file_is_one_line(tmp_path: Path, name: str, case: str) -> None:
+def test_invalid_json_is_one_line(tmp_path: Path, name: str, case: str) -> None:
     content, wrong = BROKEN[case]
     (tmp_path / name).write_bytes(content)
     assert re.search(wrong, refused(READERS[name], tmp_path / name))
@@ -75,7 +73,7 @@ def test_infinite_numbers_are_refused(tmp_path: Path, name: str, number: str) ->
     assert "finite number" in refused(READERS[name], tmp_path / name)
 
 
-def test_an_infinite_number_of_a_config_that_python_wrote_is_read(tmp_path: Path) -> None:
+def test_infinity_in_a_config_written_by_python_is_read(tmp_path: Path) -> None:
     """Mamba's time_step_limit is [0.0, Infinity]."""
     (tmp_path / "config.json").write_text('{"time_step_limit": [0.0, Infinity]}')
     assert foreign.model_config(tmp_path) == {"time_step_limit": [0.0, float("inf")]}
@@ -87,7 +85,7 @@ def test_half_a_character_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_what_is_no_file_is_refused_and_never_waited_for(tmp_path: Path, name: str) -> None:
+def test_directory_pipe_or_device_is_refused_at_once(tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()
     assert "is a directory" in _refused_or_missing(name, tmp_path)
     (tmp_path / name).rmdir()
@@ -99,12 +97,12 @@ def test_what_is_no_file_is_refused_and_never_waited_for(tmp_path: Path, name: s
 
 
 def _refused_or_missing(name: str, folder: Path) -> str:
-    if name != "model.safetensors.index.json":  # without a regular index, the weights are those of the directory
+    if name != "model.safetensors.index.json":  # otherwise the directory lists the weights
         return refused(READERS[name], folder / name)
     return refused(foreign.weight_index, folder / name)
 
 
-def test_a_file_without_permission_is_an_error_with_its_name(tmp_path: Path) -> None:
+def test_unreadable_file_raises_with_its_name(tmp_path: Path) -> None:
     if os.geteuid() == 0:
         pytest.skip("root reads every file")
     (tmp_path / "config.json").write_text("{}")
@@ -114,7 +112,7 @@ def test_a_file_without_permission_is_an_error_with_its_name(tmp_path: Path) -> 
     assert raised.value.filename == str(tmp_path / "config.json")
 
 
-def test_a_file_that_is_too_long_is_not_read(tmp_path: Path) -> None:
+def test_oversized_file_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "config.json").open("wb") as file:
         file.truncate(1 << 40)
     assert "too many for such a file" in refused(READERS["config.json"], tmp_path / "config.json")
@@ -177,16 +175,14 @@ SHAPES: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("name", "content", "wrong"), SHAPES, ids=lambda each: str(each)[:60])
-def test_a_wrong_shape_names_key_value_and_what_is_expected(
-    tmp_path: Path, name: str, content: dict[str, Any], wrong: str
-) -> None:
+def test_wrong_type_names_key_and_value(tmp_path: Path, name: str, content: dict[str, Any], wrong: str) -> None:
     (tmp_path / name).write_text(json.dumps(content))
     text = refused(READERS[name], tmp_path / name)
     assert re.search(wrong, text), text
 
 
 @pytest.mark.parametrize("wrong", ["../outside.arrow", "/etc/hostname", "sub/../../outside.arrow"])
-def test_a_saved_data_set_names_no_file_outside_itself(tmp_path: Path, wrong: str) -> None:
+def test_saved_data_set_refuses_files_outside_itself(tmp_path: Path, wrong: str) -> None:
     saved = tmp_path / "saved"
     saved.mkdir()
     for file in (tmp_path / "outside.arrow", saved / "data-00000-of-00001.arrow"):
@@ -196,26 +192,20 @@ def test_a_saved_data_set_names_no_file_outside_itself(tmp_path: Path, wrong: st
         files_of(saved)
 
 
-def test_an_own_file_with_equal_keys_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "x.json").write_text('{"a": 1, "a": 2}')
-    with pytest.raises(UserError, match=r"x\.json: not valid JSON .*'a' is there twice.*run `zerolora y` again"):
-        read_json(tmp_path / "x.json", "zerolora y")
-
-
-def test_an_equal_key_of_a_large_object_is_named_at_once(tmp_path: Path) -> None:
-    """To count every key would take minutes."""
+def test_duplicate_key_of_a_large_object_is_refused_fast(tmp_path: Path) -> None:
+    """Counting every key would take minutes."""
     pairs = [(f"k{number}", 1) for number in range(50_000)] + [("k49999", 2)]
     text = "{" + ", ".join(f'"{key}": {value}' for key, value in pairs) + "}"
     (tmp_path / "x.json").write_text(text)
     (tmp_path / "rows.jsonl").write_text(text)
     begun = time.process_time()
-    with pytest.raises(UserError, match=r"'k49999' is there twice"):
+    with pytest.raises(UserError, match=r"x\.json: not valid JSON .*'k49999' is there twice.*run `zerolora y` again"):
         read_json(tmp_path / "x.json", "zerolora y")
     (actual,) = (value for chunk in chunks(tmp_path / "rows.jsonl") for _, value in chunk.records())
     assert "has the key 'k49999' twice" in str(actual) and time.process_time() - begun < 5
 
 
-def test_a_growing_file_is_not_read_forever(tmp_path: Path) -> None:
+def test_device_is_not_read_forever(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="pipe or a device"):
         json_file.read_bytes(Path("/dev/zero"), 100)
 
@@ -240,7 +230,7 @@ HEADERS: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("header", "wrong"), HEADERS, ids=str)
-def test_an_odd_header_of_tensors_is_one_line(tmp_path: Path, header: Any, wrong: str) -> None:
+def test_invalid_tensor_header_is_one_line(tmp_path: Path, header: Any, wrong: str) -> None:
     text = json.dumps(header).encode()
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(4))
     for reader in (read_header, lambda path: count_parameters(path.parent)):
@@ -248,6 +238,6 @@ def test_an_odd_header_of_tensors_is_one_line(tmp_path: Path, header: Any, wrong
         assert re.search(wrong, actual), actual
 
 
-def test_weights_that_are_a_pipe_are_not_waited_for(tmp_path: Path) -> None:
+def test_weights_in_a_pipe_are_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "model.safetensors")
     assert "it is not a file" in refused(read_header, tmp_path / "model.safetensors")

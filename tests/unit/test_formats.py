@@ -1,4 +1,4 @@
-"""Every form of row becomes the same Example, and every bad row says what to write."""
+"""Every form of row becomes the same Example, and the reason of every bad row has a remedy."""
 
 import copy
 import datetime
@@ -26,8 +26,15 @@ ANSWER = {"role": "assistant", "content": "5"}
 SYSTEM = {"role": "system", "content": "You add."}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 CALL: dict[str, Any] = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": [4]}}}
+CALL_AS_JSON = {"function": {"name": "add", "arguments": '{"a": 1, "b": [4]}'}}
 CALLING = {"role": "assistant", "content": "", "tool_calls": [CALL]}
 RESULT = {"role": "tool", "content": "5"}
+GPT = {"from": "gpt", "value": "y"}
+
+
+def turns(*texts: str) -> list[dict[str, Any]]:
+    return [{"role": ("user", "assistant")[number % 2], "content": text} for number, text in enumerate(texts)]
+
 
 EXAMPLES: list[tuple[str, dict[str, Any], Example]] = [
     (
@@ -42,17 +49,7 @@ EXAMPLES: list[tuple[str, dict[str, Any], Example]] = [
     (
         "alpaca",
         {"instruction": "Add 1 and 4.", "output": "5", "system": "You add.", "history": [["Hi", "Hello"], ["?", "!"]]},
-        Example(
-            messages=[
-                SYSTEM,
-                {"role": "user", "content": "Hi"},
-                {"role": "assistant", "content": "Hello"},
-                {"role": "user", "content": "?"},
-                {"role": "assistant", "content": "!"},
-                USER,
-                ANSWER,
-            ]
-        ),
+        Example(messages=[SYSTEM, *turns("Hi", "Hello", "?", "!"), USER, ANSWER]),
     ),
     (
         "alpaca",
@@ -95,13 +92,7 @@ EXAMPLES: list[tuple[str, dict[str, Any], Example]] = [
                 {
                     "role": "assistant",
                     "content": None,
-                    "tool_calls": [
-                        {
-                            "id": "call1",
-                            "type": "function",
-                            "function": {"name": "add", "arguments": '{"a": 1, "b": [4]}'},
-                        }
-                    ],
+                    "tool_calls": [{"id": "call1", "type": "function", **CALL_AS_JSON}],
                 },
                 {"role": "tool", "content": "5", "tool_call_id": "call1", "name": "add"},
                 {"role": "function", "content": "", "name": "other"},
@@ -122,16 +113,7 @@ EXAMPLES: list[tuple[str, dict[str, Any], Example]] = [
     (
         "messages",
         {"messages": [USER, {"role": "assistant", "function_call": {"name": "add", "arguments": ""}}]},
-        Example(
-            messages=[
-                USER,
-                {
-                    "role": "assistant",
-                    "content": "",
-                    "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {}}}],
-                },
-            ]
-        ),
+        Example(messages=[USER, {**CALLING, "tool_calls": [{**CALL, "function": {"name": "add", "arguments": {}}}]}]),
     ),
     ("prompt", {"prompt": "Add 1 and 4.", "completion": "5"}, Example(messages=[USER, ANSWER])),
     ("prompt", {"prompt": [SYSTEM, USER], "completion": [ANSWER]}, Example(messages=[SYSTEM, USER, ANSWER], prompt=2)),
@@ -151,13 +133,13 @@ EXAMPLES: list[tuple[str, dict[str, Any], Example]] = [
 
 
 @pytest.mark.parametrize(("form", "row", "example"), EXAMPLES)
-def test_each_form_is_detected_and_read(form: str, row: dict[str, Any], example: Example) -> None:
+def test_each_form_is_detected_and_parsed(form: str, row: dict[str, Any], example: Example) -> None:
     assert detect(row, Reading()) == form
     assert parse(row, form, Reading()) == example
 
 
 @pytest.mark.parametrize(("form", "row", "example"), EXAMPLES)
-def test_lists_may_be_json_as_in_cells_of_csv(form: str, row: dict[str, Any], example: Example) -> None:
+def test_lists_may_be_json_text(form: str, row: dict[str, Any], example: Example) -> None:
     cells = {name: json.dumps(value) if isinstance(value, list) else value for name, value in row.items()}
     assert detect(cells, Reading()) == form
     assert parse(cells, form, Reading()) == example
@@ -196,11 +178,7 @@ def _called(name: str, **arguments: Any) -> dict[str, Any]:
             "sharegpt",
             [
                 {"conversations": [{"from": "human", "value": "x"}, {"from": "gpt", "value": "y", "weight": 1}]},
-                {
-                    "conversations": [{"from": "gpt", "value": "y"}],
-                    "system": "s",
-                    "tools": [_tool("f", a={"type": "x"})],
-                },
+                {"conversations": [GPT], "system": "s", "tools": [_tool("f", a={"type": "x"})]},
             ],
         ),
         (
@@ -210,8 +188,8 @@ def _called(name: str, **arguments: Any) -> dict[str, Any]:
         ("tokens", [{"input_ids": [1, 2]}, {"input_ids": [3, 4, 5], "labels": [-100, 4, 5]}]),
     ],
 )
-def test_a_row_is_the_same_from_json_and_from_parquet(tmp_path: Path, form: str, rows: list[dict[str, Any]]) -> None:
-    """Parquet fills in null where a row lacks what another has."""
+def test_rows_are_equal_from_json_and_parquet(tmp_path: Path, form: str, rows: list[dict[str, Any]]) -> None:
+    """Parquet fills fields missing in a row with null."""
     parquet.write_table(pyarrow.Table.from_pylist(rows, _schema(rows)), tmp_path / "rows.parquet")
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     actual = [
@@ -228,7 +206,7 @@ def test_a_row_is_the_same_from_json_and_from_parquet(tmp_path: Path, form: str,
 
 
 def _schema(rows: list[dict[str, Any]]) -> Any:
-    """Return a schema with every field of every row; Arrow's own guess has those of the first."""
+    """Return a schema with the fields of all rows; Arrow infers it from the first row only."""
     return pyarrow.unify_schemas(
         [pyarrow.Table.from_pylist([row]).schema for row in rows], promote_options="permissive"
     )
@@ -243,14 +221,16 @@ def _schema(rows: list[dict[str, Any]]) -> Any:
         *[(name, "tool") for name in ("tool", "observation", "function_response", "ipython")],
     ],
 )
-def test_names_of_sharegpt_speakers(name: str, role: str) -> None:
-    row = {"conversations": [{"from": name, "value": "x"}, {"from": "gpt", "value": "y"}]}
+def test_sharegpt_speaker_names(name: str, role: str) -> None:
+    row = {"conversations": [{"from": name, "value": "x"}, GPT]}
     messages = parse(row, "sharegpt", Reading()).messages
     assert messages is not None
     assert messages[0] == {"role": role, "content": "x"}
 
 
 # Detection and columns
+
+PAIR = turns("q", "a")
 
 
 @pytest.mark.parametrize(
@@ -277,7 +257,7 @@ def test_names_of_sharegpt_speakers(name: str, role: str) -> None:
         ({f"column{number}": 1 for number in range(30)}, "its fields (column0, column1, "),
     ],
 )
-def test_what_fits_no_form_or_several(row: dict[str, Any], message: str) -> None:
+def test_row_that_fits_none_or_several_forms_is_bad(row: dict[str, Any], message: str) -> None:
     with pytest.raises(BadRow) as caught:
         detect(row, Reading())
     assert str(caught.value).startswith(message)
@@ -294,16 +274,8 @@ def test_what_fits_no_form_or_several(row: dict[str, Any], message: str) -> None
         ({"output": "q", "instruction": "a"}, {"instruction": "output", "output": "instruction"}, "alpaca"),
         ({"input": "q", "output": "a"}, {"instruction": "input"}, "alpaca"),
         ({"q": "q", "a": "a"}, {"prompt": "q", "completion": "a"}, "prompt"),
-        (
-            {"chat": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]},
-            {"messages": "chat"},
-            "messages",
-        ),
-        (
-            {"chat": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]},
-            {"conversations": "chat"},
-            "messages",
-        ),
+        ({"chat": PAIR}, {"messages": "chat"}, "messages"),
+        ({"chat": PAIR}, {"conversations": "chat"}, "messages"),
         (
             {"chat": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]},
             {"conversations": "chat"},
@@ -311,22 +283,18 @@ def test_what_fits_no_form_or_several(row: dict[str, Any], message: str) -> None
         ),
     ],
 )
-def test_columns_of_other_names(row: dict[str, Any], columns: dict[str, str], form: str) -> None:
+def test_columns_are_renamed(row: dict[str, Any], columns: dict[str, str], form: str) -> None:
     assert detect(row, Reading(columns)) == form
     assert set(columns) <= set(FORMS[form].fields)
-    assert parse(row, form, Reading(columns)).messages == [
-        {"role": "user", "content": "q"},
-        {"role": "assistant", "content": "a"},
-    ]
+    assert parse(row, form, Reading(columns)).messages == PAIR
 
 
-def test_a_column_inside_what_is_no_object_is_missing() -> None:
+def test_column_inside_a_text_is_missing() -> None:
     with pytest.raises(BadRow, match=r"a.b is missing \(the row has a\); fill it in, or write columns: \{text: ...\}"):
         parse({"a": "x"}, "text", Reading({"text": "a.b"}))
 
 
-def test_fields_name_what_each_form_reads() -> None:
-    """Every field of a form can be renamed; the config checks the keys of `columns` against it."""
+def test_every_field_can_be_renamed() -> None:
     for form, row, example in EXAMPLES:
         columns = {field: f"my {field}" for field in FORMS[form].fields}
         renamed = {columns.get(name, name): value for name, value in row.items()}
@@ -348,251 +316,157 @@ def _calls(*calls: Any) -> dict[str, Any]:
     return _chat({"role": "assistant", "tool_calls": list(calls)})
 
 
-GPT = {"from": "gpt", "value": "y"}
-BAD: list[tuple[str, dict[str, Any], str]] = [
-    # alpaca
-    (
-        "alpaca",
-        {"instruction": "a"},
-        "output is missing (the row has instruction); fill it in, or write columns: {output: ...}",
-    ),
-    ("alpaca", {"instruction": "a", "output": None}, "output is missing (the row has instruction, output (null));"),
-    ("alpaca", {"instruction": " ", "output": "b"}, "instruction is empty; fill it in or remove the row"),
-    ("alpaca", {"instruction": "a", "output": "\n"}, "output is empty; fill it in or remove the row"),
-    ("alpaca", {"instruction": 5, "output": "b"}, "instruction is 5; write a text"),
-    ("alpaca", {"instruction": "a", "output": ["b"]}, "output is ['b']; write a text"),
-    ("alpaca", {"instruction": "a", "output": "b", "input": {"c": 1}}, "input is {'c': 1}; write a text"),
-    ("alpaca", {"instruction": "a", "output": "b", "system": 0}, "system is 0; write a text"),
-    ("alpaca", {"instruction": "a", "output": "b", "history": "x"}, "history is 'x'; write a list"),
-    (
-        "alpaca",
-        {"instruction": "a", "output": "b", "history": [["q"]]},
-        "history[0] is ['q']; write [question, answer]",
-    ),
-    ("alpaca", {"instruction": "a", "output": "b", "history": [["q", ""]]}, "history[0][1] is empty; fill it in"),
-    ("alpaca", {"instruction": "a", "output": "b", "history": [["q", None]]}, "history[0][1] is missing; write a text"),
-    (
-        "alpaca",
-        {"instruction": "a\ud83d", "output": "b"},
-        r"instruction contains half a character ('\ud83d', at 2), which UTF-8 cannot encode; remove it",
-    ),
-    # sharegpt
-    ("sharegpt", {"a": 1}, "conversations is missing (the row has a);"),
-    ("sharegpt", {"conversations": "x"}, "conversations is 'x'; write a list"),
-    ("sharegpt", {"conversations": "[x"}, "conversations is '[x', which is not JSON (Expecting value: line 1 column 2"),
-    ("sharegpt", {"conversations": []}, "conversations has no message of the assistant, so nothing to learn;"),
-    ("sharegpt", {"conversations": ["x"]}, "conversations[0] is 'x'; write an object"),
-    ("sharegpt", _share(), "conversations has no message of the assistant"),
-    (
-        "sharegpt",
-        _share({"from": "gpt", "value": " "}),
-        "conversations[1].value is empty; fill it in or remove the row",
-    ),
-    ("sharegpt", _share({"from": "gpt", "value": None}), "conversations[1].value is missing; write a text"),
-    ("sharegpt", _share({"from": "gpt"}), "conversations[1].value is missing; write a text"),
-    ("sharegpt", _share({"from": "gpt", "value": 5}), "conversations[1].value is 5; write a text"),
-    (
-        "sharegpt",
-        _share({"from": "Alice", "value": "x"}),
-        "conversations[1].from is 'Alice'; write one of human, user,",
-    ),
-    ("sharegpt", _share({"from": ["gpt"], "value": "x"}), "conversations[1].from is ['gpt']; write one of human"),
-    (
-        "sharegpt",
-        _share({"role": "assistant", "content": "x"}),
-        "conversations[1].from is missing (it has 'role', 'content'); write one of human, user, gpt,",
-    ),
-    (
-        "sharegpt",
-        _share({"from": "function_call", "value": "add(1)"}),
-        "conversations[1].value is 'add(1)', which is not",
-    ),
-    ("sharegpt", _share({"from": "function_call", "value": "[]"}), 'conversations[1].value is []; write {"name": ...'),
-    ("sharegpt", _share({"from": "function_call", "value": None}), "conversations[1].value is None; write"),
-    (
-        "sharegpt",
-        _share({"from": "function_call", "value": '{"name": 1}'}),
-        "conversations[1].value is {'name': 1}; write",
-    ),
-    (
-        "sharegpt",
-        _share({"from": "function_call", "value": '{"name": "f", "arguments": [1]}'}),
-        "conversations[1].value.arguments is [1]; write an object",
-    ),
-    ("sharegpt", _share(GPT, tools="add"), "tools is 'add'; write a list"),
-    ("sharegpt", _share(GPT, tools=["add"]), "tools[0] is 'add'; write an object"),
-    ("sharegpt", _share(GPT, tools=[{"name": "\udc00"}]), "tools[0].name contains half a character"),
-    ("sharegpt", _share(GPT, tools=[{"\udc00": 1}]), "a key of tools[0] contains half a character"),
-    ("sharegpt", _share(GPT, system=[]), "system is []; write a text"),
-    (
-        "sharegpt",
-        {"conversations": [{"from": "system", "value": "a"}, GPT], "system": "b"},
-        "system and conversations[0] are both system prompts; keep one",
-    ),
-    # messages
-    ("messages", {"text": "x"}, "messages is missing (the row has text);"),
-    ("messages", {"messages": {"role": "user"}}, "messages is {'role': 'user'}; write a list"),
-    ("messages", _chat(), "messages has no message of the assistant, so nothing to learn; add one or remove the row"),
-    ("messages", _chat({"role": "bot", "content": "x"}), "messages[1].role is 'bot'; write one of system, developer,"),
-    ("messages", _chat({"content": "x"}), "messages[1].role is missing (it has 'content'); write one of"),
-    ("messages", _chat({}), "messages[1].role is missing (it has no fields); write one of"),
-    ("messages", _chat({"role": "assistant", "content": ""}), "messages[1].content is empty; fill it in"),
-    ("messages", _chat({"role": "assistant", "content": None}), "messages[1].content is missing; write a text"),
-    ("messages", _chat({"role": "assistant", "content": []}), "messages[1].content is empty; fill it in"),
-    ("messages", _chat({"role": "assistant", "content": "", "tool_calls": []}), "messages[1].content is empty;"),
-    ("messages", _chat({"role": "user"}), "messages[1].content is missing; write a text"),
-    ("messages", _chat({"role": "tool", "content": {"a": 1}}), "messages[1].content is {'a': 1}; write a text"),
-    (
-        "messages",
-        _chat({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}),
-        "messages[1].content[0] holds images, which are not supported: only text can be trained on",
-    ),
-    *(
-        (
-            "messages",
-            _chat({"role": "user", "content": [{"type": "text", "text": "What is it?"}, {"type": kind, "data": "x"}]}),
-            f"messages[1].content[1] holds {what}, which are not supported",
-        )
-        for kind, what in (("image", "images"), ("input_image", "images"), ("video", "videos"), ("audio", "audio"))
-    ),
-    ("sharegpt", _share(GPT, image="a.jpg"), "image holds images, which are not supported"),
-    ("alpaca", {"instruction": "Read.", "output": "5", "images": ["a.jpg"]}, "images holds images, which are not"),
-    ("text", {"text": "A song", "audio": {"bytes": b"x"}}, "audio holds audio, which are not supported"),
-    (
-        "messages",
-        _chat({"role": "user", "content": [{"type": "file", "file": "x"}]}),
-        "messages[1].content[0] is {'type': 'file', 'file': 'x'}; only text can be trained on",
-    ),
-    (
-        "messages",
-        _chat({"role": "user", "content": ["x"]}),
-        "messages[1].content[0] is 'x'; only text can be trained on",
-    ),
-    ("messages", _chat({"role": "user", "content": [{"type": "text"}]}), "messages[1].content[0].text is missing;"),
-    (
-        "messages",
-        _chat({"role": "user", "content": "x", "tool_calls": [CALL]}),
-        "messages[1].tool_calls is in a message of 'user'; only the assistant calls tools",
-    ),
-    ("messages", _calls("x"), "messages[1].tool_calls[0] is 'x'; write an object"),
-    ("messages", _calls({"name": "f"}), "messages[1].tool_calls[0].function is None; write"),
-    (
-        "messages",
-        _calls({"function": {"arguments": {}}}),
-        "messages[1].tool_calls[0].function is {'arguments': {}}; write",
-    ),
-    (
-        "messages",
-        _calls(CALL, {"function": {"name": "f", "arguments": "{"}}),
-        "messages[1].tool_calls[1].function.arguments is '{', which is not JSON",
-    ),
-    (
-        "messages",
-        _calls({"function": {"name": "f", "arguments": 0}}),
-        "messages[1].tool_calls[0].function.arguments is 0; write an object",
-    ),
-    (
-        "messages",
-        _calls({"function": {"name": "f", "arguments": {"a": ["\ud800"]}}}),
-        "messages[1].tool_calls[0].function.arguments.a[0] contains half a character",
-    ),
-    (
-        "messages",
-        _calls({"function": {"name": "f", "arguments": '{"a": {"b": 1, "b": 2}}'}}),
-        "messages[1].tool_calls[0].function.arguments has the key 'b' twice in one object, of which one value would",
-    ),
-    *(
-        (
-            "messages",
-            _calls({"function": {"name": "f", key: {"a": 1}}}),
-            f"messages[1].tool_calls[0].function.{key} is {{'a': 1}}, and a call has a name and arguments alone; write "
-            f'{{"name": ..., "arguments": {{...}}}}, or ignore: [{key}] to leave it out',
-        )
-        for key in ("parameters", "args", "input", "kwargs", "Arguments")
-    ),
-    (
-        "messages",
-        _calls({**CALL, "result": "5"}),
-        "messages[1].tool_calls[0].result is '5', and a call has a name and arguments alone",
-    ),
-    (
-        "sharegpt",
-        _share({"from": "function_call", "value": '{"name": "f", "parameters": {"a": 1}}'}),
-        "conversations[1].value.parameters is {'a': 1}, and a call has a name and arguments alone",
-    ),
-    (
-        "messages",
-        _chat({**CALLING, "function_call": {"name": "add", "arguments": "{}"}}),
-        "messages[1].function_call and messages[1].tool_calls are not the same calls; keep one",
-    ),
-    *(
-        ("messages", _calls({"function": {"name": "f", "arguments": {"a": [held]}}}), f"{path}.a[0] is {held!r}, which")
-        for path in ["messages[1].tool_calls[0].function.arguments"]
-        for held in (datetime.time(10, 30), b"x", decimal.Decimal("1.5"), ("a", 1))
-    ),
-    (
-        "messages",
-        {**_chat(ANSWER), "tools": [{"name": "f", "since": datetime.date(2024, 5, 1)}]},
-        "tools[0].since is datetime.date(2024, 5, 1), which JSON has no form for; write it as text",
-    ),
-    ("messages", _calls({"id": 5, **CALL}), "messages[1].tool_calls[0].id is 5; write a text"),
-    ("messages", _chat({"role": "assistant", "function_call": "f"}), "messages[1].function_call is 'f'; write"),
-    ("messages", _chat({"role": "tool", "content": "x", "name": 1}), "messages[1].name is 1; write a text"),
-    (
-        "messages",
-        _chat({"role": "user", "content": "a \udfff"}),
-        r"messages[1].content contains half a character ('\udfff', at 3)",
-    ),
-    ("messages", {**_chat(ANSWER), "tools": {"name": "f"}}, "tools is {'name': 'f'}; write a list"),
-    ("messages", {**_chat(ANSWER), "tools": "[{]"}, "tools is '[{]', which is not JSON"),
-    # prompt
-    ("prompt", {"prompt": "a"}, "completion is missing (the row has prompt);"),
-    ("prompt", {"prompt": "a", "completion": " "}, "completion is empty; fill it in"),
-    ("prompt", {"prompt": "", "completion": "b"}, "prompt is empty; fill it in"),
-    ("prompt", {"prompt": "a", "completion": [ANSWER]}, "prompt is 'a' and completion is [{'role': 'assistant', "),
-    (
-        "prompt",
-        {"prompt": 1, "completion": 2},
-        "prompt is 1 and completion is 2; write two texts, or two lists of messages",
-    ),
-    ("prompt", {"prompt": [USER], "completion": [USER]}, "completion has no message of the assistant"),
-    ("prompt", {"prompt": [{"role": "x"}], "completion": [ANSWER]}, "prompt[0].role is 'x'; write one of"),
-    (
-        "prompt",
-        {"prompt": str([USER]), "completion": str([ANSWER])},
-        "prompt is \"[{'role': 'user', 'content': 'Add 1 and 4.'}]\", a list as Python writes it; write it as JSON",
-    ),
-    ("prompt", {"prompt": json.dumps([USER])[:-1], "completion": json.dumps([ANSWER])}, 'prompt is \'[{"role": '),
-    ("prompt", {"prompt": json.dumps([USER]), "completion": "5"}, 'prompt is \'[{"role": '),
-    ("prompt", {"prompt": "\ud800", "completion": "x"}, "prompt contains half a character"),
-    # text
-    ("text", {"text": ""}, "text is empty; fill it in or remove the row"),
-    ("text", {"text": 1.5}, "text is 1.5; write a text"),
-    ("text", {"content": "x"}, "text is missing (the row has content);"),
-    ("text", {"text": "x" * 9 + "\ud800"}, r"text contains half a character ('\ud800', at 10)"),
-    # tokens
-    ("tokens", {"labels": [1]}, "input_ids is missing (the row has labels);"),
-    ("tokens", {"input_ids": [1]}, "input_ids has 1 tokens; a row needs 2"),
-    ("tokens", {"input_ids": []}, "input_ids has 0 tokens; a row needs 2"),
-    ("tokens", {"input_ids": "1 2"}, "input_ids is '1 2'; write a list"),
-    ("tokens", {"input_ids": [1, -2, -1]}, "input_ids[1] is -2; token numbers begin at 0"),
-    ("tokens", {"input_ids": [1, 2.0]}, "input_ids[1] is 2.0; write a token number"),
-    ("tokens", {"input_ids": [True, 2]}, "input_ids[0] is True; write a token number"),
-    ("tokens", {"input_ids": [1, "2"]}, "input_ids[1] is '2'; write a token number"),
-    ("tokens", {"input_ids": [1, None]}, "input_ids[1] is None; write a token number"),
-    ("tokens", {"input_ids": [1, 2], "labels": [1]}, "labels has 1 entries for 2 tokens; write one for each"),
-    ("tokens", {"input_ids": [1, 2], "labels": [1, 3]}, "labels[1] is 3 where the token is 2; write 2, or -100"),
-    ("tokens", {"input_ids": [1, 2], "labels": [-100, None]}, "labels[1] is None; write a token number"),
-    (
-        "tokens",
-        {"input_ids": [1, 2], "labels": [1, -100]},
-        "labels are -100 behind the first token, so the loss sees nothing",
-    ),
-]
+def _called_as(value: str) -> dict[str, Any]:
+    return _share({"from": "function_call", "value": value})
 
 
-@pytest.mark.parametrize(("form", "row", "message"), BAD)
-def test_bad_rows(form: str, row: dict[str, Any], message: str) -> None:
+def _content(*parts: Any) -> dict[str, Any]:
+    return _chat({"role": "user", "content": list(parts)})
+
+
+def _arguments(value: Any) -> dict[str, Any]:
+    return _calls({"function": {"name": "f", "arguments": value}})
+
+
+CONTENT, FUNCTION = "messages[1].content", "messages[1].tool_calls[0].function"
+BAD: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "alpaca": [
+        ({"instruction": "a"}, "output is missing (the row has instruction); fill it in, or write columns: {output:"),
+        ({"instruction": "a", "output": None}, "output is missing (the row has instruction, output (null));"),
+        ({"instruction": " ", "output": "b"}, "instruction is empty; fill it in or remove the row"),
+        ({"instruction": "a", "output": "\n"}, "output is empty; fill it in or remove the row"),
+        ({"instruction": 5, "output": "b"}, "instruction is 5; write a text"),
+        ({"instruction": "a", "output": "b", "input": {"c": 1}}, "input is {'c': 1}; write a text"),
+        ({"instruction": "a", "output": "b", "history": "x"}, "history is 'x'; write a list"),
+        ({"instruction": "a", "output": "b", "history": [["q"]]}, "history[0] is ['q']; write [question, answer]"),
+        ({"instruction": "a", "output": "b", "history": [["q", ""]]}, "history[0][1] is empty; fill it in"),
+        ({"instruction": "a\ud83d", "output": "b"}, r"instruction contains half a character ('\ud83d', at 2), which"),
+        ({"instruction": "Read.", "output": "5", "images": ["a.jpg"]}, "images holds images, which are not"),
+    ],
+    "sharegpt": [
+        ({"a": 1}, "conversations is missing (the row has a);"),
+        ({"conversations": "x"}, "conversations is 'x'; write a list"),
+        ({"conversations": "[x"}, "conversations is '[x', which is not JSON (Expecting value: line 1 column 2"),
+        ({"conversations": []}, "conversations has no message of the assistant, so nothing to learn;"),
+        (_share({"from": "gpt", "value": " "}), "conversations[1].value is empty; fill it in or remove the row"),
+        (_share({"from": "gpt"}), "conversations[1].value is missing; write a text"),
+        (_share({"from": "Alice", "value": "x"}), "conversations[1].from is 'Alice'; write one of human, user,"),
+        (_share({"role": "assistant", "content": "x"}), "conversations[1].from is missing (it has 'role', 'content');"),
+        (_called_as("add(1)"), "conversations[1].value is 'add(1)', which is not"),
+        (_called_as("[]"), 'conversations[1].value is []; write {"name": ...'),
+        (_called_as('{"name": 1}'), "conversations[1].value is {'name': 1}; write"),
+        (_called_as('{"name": "f", "arguments": [1]}'), "conversations[1].value.arguments is [1]; write an object"),
+        (
+            _called_as('{"name": "f", "parameters": {"a": 1}}'),
+            "conversations[1].value.parameters is {'a': 1}, and a call",
+        ),
+        (_share(GPT, tools="add"), "tools is 'add'; write a list"),
+        (_share(GPT, tools=[{"name": "\udc00"}]), "tools[0].name contains half a character"),
+        (
+            {"conversations": [{"from": "system", "value": "a"}, GPT], "system": "b"},
+            "system and conversations[0] are both system prompts; keep one",
+        ),
+        (_share(GPT, image="a.jpg"), "image holds images, which are not supported"),
+    ],
+    "messages": [
+        ({"text": "x"}, "messages is missing (the row has text);"),
+        ({"messages": {"role": "user"}}, "messages is {'role': 'user'}; write a list"),
+        (_chat(), "messages has no message of the assistant, so nothing to learn; add one or remove the row"),
+        (_chat({"role": "bot", "content": "x"}), "messages[1].role is 'bot'; write one of system, developer,"),
+        (_chat({"content": "x"}), "messages[1].role is missing (it has 'content'); write one of"),
+        (_chat({"role": "assistant", "content": ""}), "messages[1].content is empty; fill it in"),
+        (_chat({"role": "assistant", "content": None}), "messages[1].content is missing; write a text"),
+        (_chat({"role": "assistant", "content": "", "tool_calls": []}), "messages[1].content is empty;"),
+        *(
+            (
+                _content({"type": "text", "text": "What?"}, {"type": kind, "data": "x"}),
+                f"{CONTENT}[1] holds {what}, which",
+            )
+            for kind, what in (("image", "images"), ("input_image", "images"), ("video", "videos"), ("audio", "audio"))
+        ),
+        (
+            _content({"type": "image_url", "image_url": {"url": "x"}}),
+            f"{CONTENT}[0] holds images, which are not supported: only text can be trained on",
+        ),
+        (
+            _content({"type": "file", "f": "x"}),
+            f"{CONTENT}[0] is {{'type': 'file', 'f': 'x'}}; only text can be trained",
+        ),
+        (_content("x"), f"{CONTENT}[0] is 'x'; only text can be trained on"),
+        (_content({"type": "text"}), f"{CONTENT}[0].text is missing;"),
+        (_chat(USER | {"tool_calls": [CALL]}), "messages[1].tool_calls is in a message of 'user'; only the assistant"),
+        (_calls({"function": {"arguments": {}}}), f"{FUNCTION} is {{'arguments': {{}}}}; write"),
+        (_arguments("{"), f"{FUNCTION}.arguments is '{{', which is not JSON"),
+        (_arguments(0), f"{FUNCTION}.arguments is 0; write an object"),
+        (_arguments({"a": ["\ud800"]}), f"{FUNCTION}.arguments.a[0] contains half a character"),
+        (
+            _arguments('{"a": {"b": 1, "b": 2}}'),
+            f"{FUNCTION}.arguments has the key 'b' twice in one object, of which one",
+        ),
+        *(
+            (
+                _calls({"function": {"name": "f", key: {"a": 1}}}),
+                f"{FUNCTION}.{key} is {{'a': 1}}, and a call has a name and arguments alone; write "
+                f'{{"name": ..., "arguments": {{...}}}}, or ignore: [{key}] to leave it out',
+            )
+            for key in ("parameters", "args", "input", "kwargs", "Arguments")
+        ),
+        (_calls({**CALL, "result": "5"}), "messages[1].tool_calls[0].result is '5', and a call has a name and"),
+        (
+            _chat({**CALLING, "function_call": {"name": "add", "arguments": "{}"}}),
+            "messages[1].function_call and messages[1].tool_calls are not the same calls; keep one",
+        ),
+        *(
+            (_arguments({"a": [value]}), f"{FUNCTION}.arguments.a[0] is {value!r}, which")
+            for value in (datetime.time(10, 30), b"x", decimal.Decimal("1.5"), ("a", 1))
+        ),
+        (
+            {**_chat(ANSWER), "tools": [{"name": "f", "since": datetime.date(2024, 5, 1)}]},
+            "tools[0].since is datetime.date(2024, 5, 1), which JSON has no form for; write it as text",
+        ),
+        (_calls({"id": 5, **CALL}), "messages[1].tool_calls[0].id is 5; write a text"),
+        (_chat({"role": "assistant", "function_call": "f"}), "messages[1].function_call is 'f'; write"),
+        (
+            _chat({"role": "user", "content": "a \udfff"}),
+            r"messages[1].content contains half a character ('\udfff', at",
+        ),
+        ({**_chat(ANSWER), "tools": "[{]"}, "tools is '[{]', which is not JSON"),
+    ],
+    "text": [
+        ({"text": "A song", "audio": {"bytes": b"x"}}, "audio holds audio, which are not supported"),
+        ({"text": ""}, "text is empty; fill it in or remove the row"),
+        ({"text": 1.5}, "text is 1.5; write a text"),
+        ({"text": "x" * 9 + "\ud800"}, r"text contains half a character ('\ud800', at 10)"),
+    ],
+    "prompt": [
+        ({"prompt": "a"}, "completion is missing (the row has prompt);"),
+        ({"prompt": "a", "completion": " "}, "completion is empty; fill it in"),
+        ({"prompt": "a", "completion": [ANSWER]}, "prompt is 'a' and completion is [{'role': 'assistant', "),
+        ({"prompt": 1, "completion": 2}, "prompt is 1 and completion is 2; write two texts, or two lists of messages"),
+        ({"prompt": [USER], "completion": [USER]}, "completion has no message of the assistant"),
+        ({"prompt": [{"role": "x"}], "completion": [ANSWER]}, "prompt[0].role is 'x'; write one of"),
+        (
+            {"prompt": str([USER]), "completion": str([ANSWER])},
+            "prompt is \"[{'role': 'user', 'content': 'Add 1 and 4.'}]\", a list as Python writes it; write it as JSON",
+        ),
+        ({"prompt": json.dumps([USER])[:-1], "completion": json.dumps([ANSWER])}, 'prompt is \'[{"role": '),
+    ],
+    "tokens": [
+        ({"labels": [1]}, "input_ids is missing (the row has labels);"),
+        ({"input_ids": [1]}, "input_ids has 1 token; a row needs 2"),
+        ({"input_ids": "1 2"}, "input_ids is '1 2'; write a list"),
+        ({"input_ids": [1, -2, -1]}, "input_ids[1] is -2; token numbers begin at 0"),
+        ({"input_ids": [1, 2.0]}, "input_ids[1] is 2.0; write a token number"),
+        ({"input_ids": [1, "2"]}, "input_ids[1] is '2'; write a token number"),
+        ({"input_ids": [1, 2], "labels": [1]}, "labels has 1 entries for 2 tokens; write one for each"),
+        ({"input_ids": [1, 2], "labels": [1, 3]}, "labels[1] is 3 where the token is 2; write 2, or -100"),
+        ({"input_ids": [1, 2], "labels": [1, -100]}, "labels are -100 behind the first token, so the loss sees"),
+    ],
+}
+
+
+@pytest.mark.parametrize(("form", "row", "message"), [(form, *case) for form, cases in BAD.items() for case in cases])
+def test_bad_row_has_a_reason(form: str, row: dict[str, Any], message: str) -> None:
     with pytest.raises(BadRow) as caught:
         parse(row, form, Reading())
     assert str(caught.value).startswith(message)
@@ -608,12 +482,12 @@ def test_bad_rows(form: str, row: dict[str, Any], message: str) -> None:
         {"prompt": "Write a chat.", "completion": json.dumps([USER, ANSWER])},
     ],
 )
-def test_a_text_that_is_no_list_of_messages_is_a_text(row: dict[str, Any]) -> None:
+def test_prompt_that_resembles_json_stays_a_text(row: dict[str, Any]) -> None:
     messages = parse(row, "prompt", Reading()).messages or []
     assert [message["content"] for message in messages] == [row["prompt"], row["completion"]]
 
 
-def test_keys_of_messages_as_json_may_have_other_names() -> None:
+def test_message_keys_are_renamed_inside_json() -> None:
     row = {name: json.dumps([{"who": role, "content": "x"}]) for name, role in PARTS.items()}
     example = parse(row, "prompt", Reading({"role": "who"}))
     assert example.prompt == 1 and [message["role"] for message in example.messages or []] == [*PARTS.values()]
@@ -629,7 +503,7 @@ def test_reasons_name_the_columns_of_the_file() -> None:
         parse({"chat": {"turns": [{"from": "gpt", "value": ""}]}}, "sharegpt", Reading({"conversations": "chat.turns"}))
 
 
-def test_a_long_value_is_cut() -> None:
+def test_long_value_is_truncated_in_the_reason() -> None:
     with pytest.raises(BadRow) as caught:
         parse({"text": ["x" * 10_000]}, "text", Reading())
     assert len(str(caught.value)) < 120
@@ -648,13 +522,13 @@ def test_deep_nesting_is_a_bad_row() -> None:
     assert detect({"conversations": [deep]}, Reading()) == "sharegpt"
 
 
-def test_numbers_of_numpy_become_pythons() -> None:
+def test_numpy_numbers_become_ints() -> None:
     tokens = parse({"input_ids": [np.int64(5), np.uint16(6)], "labels": [np.int64(-100), 6]}, "tokens", Reading())
     assert tokens == Example(tokens=[5, 6], labels=[-100, 6])
     assert {type(token) for token in [*(tokens.tokens or []), *(tokens.labels or [])]} == {int}
 
 
-def test_what_a_call_holds_beside_its_arguments() -> None:
+def test_extra_keys_of_a_tool_call() -> None:
     called = {"name": "add", "arguments": json.dumps(CALL["function"]["arguments"])}
     for message in (
         {"function_call": called, "tool_calls": [{"id": "x", "index": 0, **CALL}]},
@@ -670,8 +544,8 @@ def test_what_a_call_holds_beside_its_arguments() -> None:
     assert (parse(_share(turn), "sharegpt", reading).messages or [])[1]["tool_calls"] == [CALL]
 
 
-def test_arguments_written_as_json_keep_their_nulls() -> None:
-    """Only what Arrow may have filled in is dropped."""
+def test_nulls_in_json_arguments_are_preserved() -> None:
+    """Only nulls that Arrow may have filled in are dropped."""
     call = {"function": {"name": "f", "arguments": '{"a": null}'}, "type": None}
     messages = parse(_calls(call), "messages", Reading()).messages
     assert messages is not None
@@ -694,7 +568,7 @@ VALUES = st.recursive(
 
 @st.composite
 def _spoilt(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
-    """Return a good row in which something, somewhere, is replaced by whatever."""
+    """Return a valid row with a random value in a random position."""
     form, row, _ = draw(st.sampled_from(EXAMPLES))
     row = copy.deepcopy(row)
     inside: Any = row
@@ -711,7 +585,7 @@ def _spoilt(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     _spoilt()
     | st.tuples(st.sampled_from(sorted(FORMS)), st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=3), VALUES))
 )
-def test_whatever_a_row_holds_it_is_read_or_bad(case: tuple[str, dict[str, Any]]) -> None:
+def test_any_row_is_parsed_or_bad(case: tuple[str, dict[str, Any]]) -> None:
     form, row = case
     for action in (lambda: detect(row, Reading()), lambda: parse(row, form, Reading())):
         try:
@@ -732,7 +606,7 @@ def test_whatever_a_row_holds_it_is_read_or_bad(case: tuple[str, dict[str, Any]]
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=list(FORMS))
-def test_every_form_is_told_by_its_example_and_stands_in_the_docs(form: Form) -> None:
+def test_every_form_has_a_detectable_documented_example(form: Form) -> None:
     assert detect(form.example, Reading()) == form.name
     assert set(form.example) <= set(form.fields) and set(form.needed) <= set(form.fields)
     example = parse(form.example, form.name, Reading())

@@ -1,4 +1,4 @@
-"""benchmarks/evaluate in its smallest form, with a tiny model whose speed says nothing; and how evaluation waits."""
+"""Figures of benchmarks/evaluate, and waiting threads of an evaluation."""
 
 import json
 import subprocess
@@ -20,32 +20,22 @@ from zerolora.commands.stage_commands import WAITING
     ],
     ids=["evaluate", "task"],
 )
-def test_threads_of_an_evaluation_sleep_while_they_wait(command: list[str], tmp_path: Path) -> None:
-    """OpenMP itself says so, when torch is loaded in a process of its own, which takes 3 s; there are no rows.
-
-    The task is the project's own, so that lm-evaluation-harness does not index all of its thousands.
-    """
+def test_waiting_threads_of_an_evaluation_sleep(command: list[str], tmp_path: Path) -> None:
+    """According to OpenMP. A task of the project spares the index of the harness' 13,000 tasks."""
     (tmp_path / "none").write_text('{"path": "none", "files": {}}')
     (tmp_path / "config/harness").mkdir(parents=True)
     (tmp_path / "config/harness/none.yaml").write_text("task: none\n")
-    given = ["--weights", "none", "--output", "out", "--answers", "answers"]
-    others = {key: value for key, value in project_environment(ROOT).items() if key not in WAITING}
-    told = subprocess.run(
-        [sys.executable, "-m", "zerolora", *command, *given],
-        cwd=tmp_path,
-        env=others | {"OMP_DISPLAY_ENV": "verbose"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert told.returncode and "GOMP_SPINCOUNT = '0'" in told.stderr
+    command = [sys.executable, "-m", "zerolora", *command, "--weights", "none", "--output", "out", "--answers", "a"]
+    environment = {key: value for key, value in project_environment(ROOT).items() if key not in WAITING}
+    environment["OMP_DISPLAY_ENV"] = "verbose"
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode and "GOMP_SPINCOUNT = '0'" in result.stderr
 
 
 RESULT = generation.RESULT
 
 
-def test_the_tables_are_those_measured() -> None:
-    """There is none where nothing was measured."""
+def test_documented_tables_match_measurements() -> None:
     text = (ROOT / "docs/evaluation.md").read_text(encoding="utf-8")
     if not RESULT.is_file():
         assert "<!-- speed -->\n<!-- end -->" in text

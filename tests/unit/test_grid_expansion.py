@@ -1,4 +1,4 @@
-"""Grids: each combination once, under a name of its own that stays, and one clear line for each mistake."""
+"""Grids: each combination once under a unique, stable name, and one line for each mistake."""
 
 import copy
 import itertools
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import ROOT, TINY_CONFIG, served
+from conftest import ROOT, TINY_CONFIG, refusal, served
 from hypothesis import given
 from hypothesis import strategies as st
 from test_rerun_matrix import KEYS as RERUN_KEYS
@@ -38,7 +38,7 @@ def config_with(folder: Path, grids: dict[str, Any], **more: Any) -> Path:
     return path
 
 
-def test_each_combination_is_a_run_with_what_the_grid_says(tmp_path: Path) -> None:
+def test_each_combination_is_a_run_with_the_grids_settings(tmp_path: Path) -> None:
     config = load(config_with(tmp_path, {"sweep": SWEEP}))
     runs = resolve(config).runs
     pairs = list(itertools.product(("zero0", "zero1"), (2, 8)))
@@ -51,7 +51,7 @@ def test_each_combination_is_a_run_with_what_the_grid_says(tmp_path: Path) -> No
     assert runs["default"].train.epochs == 1
 
 
-def test_it_is_the_same_as_the_run_written_out(tmp_path: Path) -> None:
+def test_combination_equals_the_written_out_run(tmp_path: Path) -> None:
     written = {"dataset": "rows", "render": {"strategy": "zero1"}}
     written |= {"train": {"epochs": 2, "lora": {"alpha": 8.0, "r": 8}}}
     both = load(config_with(tmp_path, {"sweep": SWEEP}, runs={"own": written}))
@@ -71,12 +71,12 @@ def test_it_is_the_same_as_the_run_written_out(tmp_path: Path) -> None:
         ("train.lora.targets", {"qv": ["q_proj", "v_proj"], "all": "all-linear"}, ["qv", "all"]),
     ],
 )
-def test_a_run_is_named_by_its_values(key: str, values: Any, names: list[str]) -> None:
+def test_run_is_named_by_its_values(key: str, values: Any, names: list[str]) -> None:
     assert mistakes({key: values}) == []
     assert [each.name for each in combinations("sweep", {key: values})] == [f"sweep-{name}" for name in names]
 
 
-def test_keys_that_end_alike_are_told_apart() -> None:
+def test_equal_last_keys_are_distinguished() -> None:
     over = {"train.lora.alpha": [8], "train.other.alpha": [8], "train.seed": [1]}
     (one,) = combinations("sweep", over)
     assert one.name == "sweep-train_lora_alpha8-train_other_alpha8-seed1"
@@ -94,8 +94,7 @@ GRIDS = st.dictionaries(st.sampled_from(KEYS), st.lists(VALUES, min_size=1, max_
 
 
 @given(GRIDS, st.randoms(use_true_random=False), VALUES)
-def test_names_are_unique_and_stay(over: dict[str, list[Any]], random: Any, value: Any) -> None:
-    """Each combination is there once, whatever the order; a further value changes no name."""
+def test_names_are_unique_and_stable(over: dict[str, list[Any]], random: Any, value: Any) -> None:
     if mistakes(over):
         return
     actual = combinations("sweep", over)
@@ -105,9 +104,8 @@ def test_names_are_unique_and_stay(over: dict[str, list[Any]], random: Any, valu
     assert sorted(map(repr, by_key)) == sorted(map(repr, wanted))
     assert len({each.name for each in actual}) == len(actual) == math.prod(map(len, over.values()))
     shuffled = {key: random.sample(over[key], len(over[key])) for key in random.sample(keys, len(keys))}
-    assert {each.name: each.values for each in combinations("sweep", shuffled)} == {
-        each.name: each.values for each in actual
-    }
+    again = {each.name: each.values for each in combinations("sweep", shuffled)}
+    assert again == {each.name: each.values for each in actual}
     more = {**over, keys[0]: [*over[keys[0]], value]}
     if not mistakes(more):
         assert {each.name for each in actual} < {each.name for each in combinations("sweep", more)}
@@ -129,10 +127,7 @@ def test_names_are_unique_and_stay(over: dict[str, list[Any]], random: Any, valu
         ({"over": {"train.lora.targets": [["q_proj"]]}}, "['q_proj'] has no short name for a run; write a mapping"),
         ({"over": {"train.epochs": [1, 2]}}, "over.train.epochs: the grid also sets train.epochs: 2 for all its runs"),
         (
-            {
-                "over": {"train.optimizer": ["lion"], "train.lora": {"small": {"r": 2}}, "train.lora.r": [8]},
-                "train": {},
-            },
+            {"over": {"train.lora": {"small": {"r": 2}}, "train.lora.r": [8]}, "train": {}},
             "over.train.lora.r: is part of train.lora, which also has values; write one of the two",
         ),
         ({"over": {"train.seed": [*range(101)], "train.lora.r": [*range(1, 101)]}}, "over: 10,100 runs; write values"),
@@ -151,10 +146,8 @@ def test_names_are_unique_and_stay(over: dict[str, list[Any]], random: Any, valu
         ),
     ],
 )
-def test_a_mistake_is_one_line(tmp_path: Path, edits: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError) as raised:
-        load(config_with(tmp_path, {"sweep": {**copy.deepcopy(SWEEP), **edits}}))
-    (line,) = str(raised.value).splitlines()
+def test_mistake_in_a_grid_is_one_line(tmp_path: Path, edits: dict[str, Any], said: str) -> None:
+    line = refusal(load, config_with(tmp_path, {"sweep": {**copy.deepcopy(SWEEP), **edits}}))
     assert said in line
     assert line.startswith(f"{tmp_path}/config.yaml:") and line.split(":")[1].isdigit()
 
@@ -166,14 +159,13 @@ def test_a_mistake_is_one_line(tmp_path: Path, edits: dict[str, Any], said: str)
         {"grids": {"sweep": SWEEP, "sweep-zero0": {"dataset": "rows", "over": {"train.lora.r": [2]}}}},
     ],
 )
-def test_a_name_is_of_one_run(tmp_path: Path, others: dict[str, Any]) -> None:
-    with pytest.raises(
-        UserError, match=r"has a run sweep-zero0-r2, but so has another section, grid or search; choose"
-    ):
+def test_run_names_must_be_unique(tmp_path: Path, others: dict[str, Any]) -> None:
+    said = "has a run sweep-zero0-r2, but so has another section, grid or search; choose"
+    with pytest.raises(UserError, match=said):
         load(config_with(tmp_path, **{"grids": {"sweep": SWEEP}, **others}))
 
 
-def test_a_grid_alone_is_enough_and_no_run_is_not(tmp_path: Path) -> None:
+def test_grid_alone_suffices_and_a_config_without_runs_is_refused(tmp_path: Path) -> None:
     assert len(load(config_with(tmp_path, {"sweep": SWEEP}, runs={})).all_runs) == 4
     with pytest.raises(UserError, match=r"runs: defines no run; write one here"):
         load(config_with(tmp_path, {}, runs={}))
@@ -182,7 +174,7 @@ def test_a_grid_alone_is_enough_and_no_run_is_not(tmp_path: Path) -> None:
 def shared_in(folder: Path, over: dict[str, Any], **more: Any) -> list[Shared]:
     config = load(config_with(folder, {"sweep": {"dataset": "rows", "over": over}}, **more))
     runs = resolve(config).runs
-    shared_settings(runs)  # stops if runs that share a stage differ in what it reads
+    shared_settings(runs)  # asserts that runs sharing a stage have equal settings
     return [Shared(*(getattr(runs[name], kind) for kind in Shared._fields)) for name in config.expanded_runs]
 
 
@@ -203,18 +195,15 @@ def shared_in(folder: Path, over: dict[str, Any], **more: Any) -> list[Shared]:
         ({"merge.enabled": [True, False], "report.examples": [1, 2]}, {("sweep",) * 3}),
     ],
 )
-def test_runs_share_what_their_values_do_not_touch(
-    tmp_path: Path, over: dict[str, Any], names: set[tuple[str, str, str]]
-) -> None:
+def test_runs_share_independent_stages(tmp_path: Path, over: dict[str, Any], names: set[tuple[str, str, str]]) -> None:
     assert {tuple(each) for each in shared_in(tmp_path, over)} == names
-    # By their keys alone: a value more moves nothing.
+    # Another value of a key changes no name.
     first = {key: values[:1] for key, values in over.items()}
     assert {tuple(each) for each in shared_in(tmp_path, first)} <= names
 
 
 @pytest.mark.parametrize("key", [key for key in RERUN_KEYS if key.partition(".")[0] in RunSections.model_fields])
-def test_no_run_shares_a_stage_that_reads_its_value(tmp_path: Path, key: str) -> None:
-    """For each key of the rerun matrix: what runs share is equal, and where a stage reads the key, it is not shared."""
+def test_stage_that_reads_a_value_is_not_shared(tmp_path: Path, key: str) -> None:
     value, stages = RERUN_KEYS[key]
     sections: Any = load(config_with(tmp_path, {}))
     for part in key.split("."):
@@ -236,26 +225,24 @@ def test_no_run_shares_a_stage_that_reads_its_value(tmp_path: Path, key: str) ->
         ({"render.strategy": f"config/deepspeed/{'a' * 90}.json"}, ("tune", "tune", "tune-0")),
     ],
 )
-def test_trials_share_what_their_values_do_not_touch(values: dict[str, Any], shared: tuple[str, str, str]) -> None:
-    """Whatever the search is over today: a trial keeps its values, and its name, when that changes."""
+def test_trials_share_independent_stages(values: dict[str, Any], shared: tuple[str, str, str]) -> None:
+    """Independent of the keys that the search is over today, which may change."""
     searched = {"searches": {"tune": {"dataset": "rows", "over": {"train.seed": [1]}}}}
     config = Config.model_validate(TINY_CONFIG | searched).with_studies({"tune": Study(trials=[Trial(values=values)])})
     assert config.shared_by("tune-0") == shared
 
 
 @pytest.mark.parametrize(("name", "owner"), [("default", "the run default"), ("data", "another stage")])
-def test_what_is_shared_has_a_folder_of_its_own(tmp_path: Path, name: str, owner: str) -> None:
+def test_shared_outputs_need_a_free_folder(tmp_path: Path, name: str, owner: str) -> None:
     path = config_with(tmp_path, {name: {"dataset": "rows", "over": {"train.seed": [1, 2]}}})
-    with pytest.raises(
-        UserError, match=rf"grids\.{name}: results/{name}/ is for outputs that its runs share, .* to {owner};"
-    ):
+    said = rf"grids\.{name}: results/{name}/ is for outputs that its runs share, .* to {owner};"
+    with pytest.raises(UserError, match=said):
         load(path)
 
 
-def test_the_table_of_the_docs_is_right() -> None:
-    """docs/grids.md: for each key, which stages run for each of its values, and which once."""
+def test_documented_table_of_shared_stages() -> None:
     lines = (ROOT / "docs/grids.md").read_text(encoding="utf-8").splitlines()
-    start = lines.index("| with values of | once for each value | once for all of them |") + 2
+    start = lines.index("| values of | once for each value | once for all values |") + 2
     rows = [line.split("|")[1:4] for line in itertools.takewhile(lambda line: line.startswith("|"), lines[start:])]
     keys = [(re.findall(r"`([\w.]+)`", row[0]), re.findall(r"`(\w+)`", row[2])) for row in rows]
     assert sum(len(named) for named, _ in keys) > 8
@@ -265,7 +252,7 @@ def test_the_table_of_the_docs_is_right() -> None:
             assert [stage for stage, name in zip(SHARED_STAGES, shared, strict=True) if name == "sweep"] == once, key
 
 
-def test_data_sets_are_values_too(tmp_path: Path) -> None:
+def test_data_sets_can_be_values(tmp_path: Path) -> None:
     data = {name: {**TINY_CONFIG["prepare"]["rows"], "seed": seed} for seed, name in enumerate(("rows", "other"))}
     grid = {"over": {"dataset": ["rows", "other"], "train.seed": [1, 2]}}
     config = load(config_with(tmp_path, {"sweep": grid}, prepare=data))
@@ -275,7 +262,7 @@ def test_data_sets_are_values_too(tmp_path: Path) -> None:
     }
 
 
-def test_dvc_gets_what_its_stages_read() -> None:
+def test_runs_file_for_dvc() -> None:
     start = {"from_adapter": "results/default/adapter"}
     again = {"dataset": "rows", "train": start, "over": {"train.seed": [1]}}
     more = {
@@ -323,17 +310,17 @@ def test_dvc_gets_what_its_stages_read() -> None:
     assert text({"sweep": SWEEP, "again": again}) == text({"again": again, "sweep": SWEEP})
 
 
-def test_a_name_that_looks_like_a_number_stays_a_name() -> None:
-    """DVC reads YAML 1.2, in which 1e5 without quotes is 100000.0."""
+def test_number_like_name_is_quoted() -> None:
+    """DVC reads YAML 1.2, where an unquoted 1e5 is 100000.0."""
     text = text_of(Config.model_validate({**TINY_CONFIG, "runs": {"1e5": {"dataset": "rows"}}}))
     assert '\n  "1e5": {"dataset": "rows"' in text
 
 
-def test_the_shipped_file_is_that_of_the_shipped_config() -> None:
+def test_committed_runs_file_is_current() -> None:
     assert (ROOT / RUNS).read_text(encoding="utf-8") == text_of(load(ROOT / "config/config.yaml"))
 
 
-def test_the_command_writes_it(tmp_path: Path) -> None:
+def test_expand_command_writes_the_runs_file(tmp_path: Path) -> None:
     (tmp_path / "config").mkdir()
     config = config_with(tmp_path / "config", {"sweep": SWEEP})
     assert served("zerolora", "expand", directory=tmp_path).stdout == f"{RUNS}: 5 runs, written\n"

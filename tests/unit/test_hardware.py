@@ -1,9 +1,10 @@
-"""Named hardware: the tables hold what datasheets say, HardwareRates what a training step reaches of it."""
+"""Named hardware: tables from datasheets, and the rates that a training step reaches."""
 
 import math
 from typing import Any
 
 import pytest
+from conftest import refusal
 
 from zerolora.errors import UserError
 from zerolora.planner.datasheets import (
@@ -19,33 +20,23 @@ from zerolora.planner.datasheets import (
 )
 from zerolora.planner.probe_file import checked, measured
 
-PROBE: dict[str, Any] = {
-    "device": "cpu",
-    "nodes": 1,
-    "ranks_per_node": 2,
-    "precision_16bit": "bf16",
-    "hardware": {"name": "a CPU"},
-    "measured": {
-        "matmul_fp32_flops_per_second": 8e10,
-        "matmul_16bit_flops_per_second": 4e11,
-        "memory_bytes_per_second": 2e10,
-        "host_to_device_bytes_per_second": None,
-        "device_to_host_bytes_per_second": None,
-        "node_all_reduce_bytes_per_second": 9e8,
-        "node_all_gather_bytes_per_second": 8e8,
-        "node_latency_seconds": 3e-4,
-        "network_all_reduce_bytes_per_second": None,
-        "network_all_gather_bytes_per_second": None,
-        "network_latency_seconds": None,
-        "cpu_adam_parameters_per_second": 1.6e8,
-        "kernel_seconds": 9e-6,
-    },
+MEASURED: dict[str, float | None] = {"kernel_seconds": 9e-6, "cpu_adam_parameters_per_second": 1.6e8}
+MEASURED |= {
+    "matmul_fp32_flops_per_second": 8e10,
+    "matmul_16bit_flops_per_second": 4e11,
+    "memory_bytes_per_second": 2e10,
 }
+MEASURED |= {"host_to_device_bytes_per_second": None, "device_to_host_bytes_per_second": None}
+MEASURED |= {"node_all_reduce_bytes_per_second": 9e8, "node_all_gather_bytes_per_second": 8e8}
+MEASURED |= {"network_all_reduce_bytes_per_second": None, "network_all_gather_bytes_per_second": None}
+MEASURED |= {"node_latency_seconds": 3e-4, "network_latency_seconds": None}
+PROBE: dict[str, Any] = {"device": "cpu", "nodes": 1, "ranks_per_node": 2, "precision_16bit": "bf16"}
+PROBE |= {"hardware": {"name": "a CPU"}, "measured": MEASURED}
 
 
 @pytest.mark.parametrize("gpu", GPUS.values(), ids=list(GPUS))
-def test_a_gpu_is_plausible(gpu: Any) -> None:
-    """A sparse figure taken for a dense one, or TB for GB, falls out of these ratios."""
+def test_figures_of_a_gpu_are_plausible(gpu: Any) -> None:
+    """These ratios catch sparse figures and wrong units."""
     assert 1.9 <= gpu.half / gpu.single <= 29  # GeForce with fp32 accumulation to B200
     assert 70 <= gpu.half / gpu.bandwidth <= 420
     assert 16 * 2**30 <= gpu.memory <= 180 * 2**30
@@ -68,7 +59,7 @@ def test_links_double_with_each_generation() -> None:
     assert all(disk.write <= disk.read for disk in DISKS.values())
 
 
-def test_a_name_becomes_what_a_step_gets() -> None:
+def test_named_hardware_has_the_reached_rates() -> None:
     hardware = named("H100-SXM", "nvlink4", "infiniband-ndr", "bf16", ranks_per_node=8, nodes=4, adapters=8)
     assert hardware.rate == 989e12 * MATMUL_SHARE
     assert hardware.node.bandwidth == 450e9 * LINK_SHARE
@@ -90,42 +81,35 @@ def test_a_name_becomes_what_a_step_gets() -> None:
         ({"gpu": "T4"}, "precision is bf16, but T4 has compute capability 7.5, and bf16 begins at 8.0; write fp16"),
     ],
 )
-def test_an_unknown_name_is_refused_with_those_that_are_known(change: dict[str, Any], message: str) -> None:
-    names: dict[str, Any] = {
-        "gpu": "L4",
-        "node_link": "pcie4",
-        "network": "10gbe",
-        "precision": "bf16",
-        "ranks_per_node": 2,
-    }
-    with pytest.raises(UserError) as error:
-        named(**(names | change))
-    assert str(error.value).startswith(message)
+def test_unknown_name_is_refused_with_the_known_ones(change: dict[str, Any], message: str) -> None:
+    names: dict[str, Any] = {"gpu": "L4", "node_link": "pcie4", "network": "10gbe", "precision": "bf16"}
+    names["ranks_per_node"] = 2
+    assert refusal(named, **(names | change)).startswith(message)
 
 
-def test_a_probe_becomes_hardware() -> None:
+def test_probe_becomes_hardware_rates() -> None:
     hardware = measured(PROBE, "fp32")
     assert hardware.rate == 8e10
     assert measured(PROBE, "bf16").rate == 4e11
     assert hardware.node.bandwidth == 8e8  # the slower collective
     assert hardware.node.latency == 3e-4
     assert hardware.host.bandwidth == 1e10  # a copy reads and writes
-    assert hardware.network.bandwidth == math.inf  # one node: nothing is sent
+    assert hardware.network.bandwidth == math.inf  # one node has no network
     assert (hardware.cpu, hardware.ranks_per_node, hardware.nodes) == (True, 2, 1)
 
 
-def test_a_probe_of_gpus_knows_the_way_to_the_host() -> None:
+def test_probe_of_gpus_has_the_host_link() -> None:
     both = {"host_to_device_bytes_per_second": 2.5e10, "device_to_host_bytes_per_second": 2e10}
-    probe = PROBE | {"device": "cuda", "measured": PROBE["measured"] | both}
+    probe = PROBE | {"device": "cuda", "measured": MEASURED | both}
     assert measured(probe, "bf16").host.bandwidth == 2e10
     assert not measured(probe, "bf16").cpu
 
 
 @pytest.mark.parametrize("value", [None, "x", "9", True, [], 0, -1, math.nan, math.inf, ...])
-@pytest.mark.parametrize("key", ["kernel_seconds", "memory_bytes_per_second", "matmul_fp32_flops_per_second"])
-def test_a_measurement_that_cannot_be_one_is_named(key: str, value: Any) -> None:
-    values = {name: each for name, each in (PROBE["measured"] | {key: value}).items() if each is not ...}
-    with pytest.raises(UserError, match=rf"the probe is incomplete \(measured.{key} is .*run `zerolora probe` again"):
+def test_invalid_measurement_is_named(value: Any) -> None:
+    values = {name: each for name, each in (MEASURED | {"kernel_seconds": value}).items() if each is not ...}
+    said = r"the probe is incomplete \(measured.kernel_seconds is .*run `zerolora probe` again"
+    with pytest.raises(UserError, match=said):
         measured(PROBE | {"measured": values}, "fp32")
 
 
@@ -142,22 +126,17 @@ def test_a_measurement_that_cannot_be_one_is_named(key: str, value: Any) -> None
         ("precision_16bit", None),
     ],
 )
-def test_a_probe_with_a_wrong_value_is_one_line(key: str, value: Any) -> None:
+def test_invalid_or_missing_value_of_a_probe_is_one_line(key: str, value: Any) -> None:
     with pytest.raises(UserError, match=rf"the probe is incomplete \({key} is "):
         checked(PROBE | {key: value})
     with pytest.raises(UserError, match=rf"the probe is incomplete \({key} is missing\)"):
         checked({name: each for name, each in PROBE.items() if name != key})
 
 
-def test_a_link_lacks_no_half() -> None:
+def test_missing_measurements_are_named() -> None:
     with pytest.raises(UserError, match="node_latency_seconds is null"):
-        measured(PROBE | {"measured": PROBE["measured"] | {"node_latency_seconds": None}}, "fp32")
+        measured(PROBE | {"measured": MEASURED | {"node_latency_seconds": None}}, "fp32")
     with pytest.raises(UserError, match="no rate between a GPU and its host"):
         measured(PROBE | {"device": "cuda"}, "fp32")
-
-
-def test_a_probe_says_what_it_lacks() -> None:
     with pytest.raises(UserError, match="precision is fp16, but the probe measured bf16 and fp32"):
         measured(PROBE, "fp16")
-    with pytest.raises(UserError, match="the probe is incomplete .*nodes.*run `zerolora probe` again"):
-        measured({key: value for key, value in PROBE.items() if key != "nodes"}, "fp32")

@@ -1,4 +1,4 @@
-"""`zerolora init`: recipes listed, written, and mistakes of users."""
+"""`zerolora init`: listing and writing recipes, and mistakes."""
 
 import subprocess
 import sys
@@ -14,8 +14,8 @@ RECIPES = ROOT / "config/recipes"
 NAME = "llama-3-8b-lora-8x80gb"
 
 
-def test_without_a_name_the_recipes_are_listed(tmp_path: Path) -> None:
-    """In any directory: those of the project that zerolora is installed from, as a real process shows."""
+def test_init_lists_the_recipes(tmp_path: Path) -> None:
+    """In any directory, in a fresh process: the recipes of the installed project."""
     command = [sys.executable, "-m", "zerolora", "init"]
     environment = project_environment(ROOT)
     result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
@@ -25,7 +25,7 @@ def test_without_a_name_the_recipes_are_listed(tmp_path: Path) -> None:
     assert dict(lines)[NAME].strip() == "LoRA of Llama-3-8B-Instruct on one machine with eight GPUs of 80 GB"
 
 
-def test_a_recipe_is_written_once(tmp_path: Path) -> None:
+def test_recipe_is_only_overwritten_with_force(tmp_path: Path) -> None:
     output = tmp_path / "config/config.yaml"
     output.parent.mkdir()
     (output.parent / "recipes").symlink_to(RECIPES)
@@ -43,13 +43,13 @@ def test_a_recipe_is_written_once(tmp_path: Path) -> None:
     assert output.read_text(encoding="utf-8") == written
 
 
-def test_a_name_that_is_no_recipe_is_told_with_all_that_are(tmp_path: Path) -> None:
+def test_unknown_recipe_lists_all(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="'../models' is not a recipe; write one of\n") as error:
         write_recipe("../models", RECIPES, tmp_path / "config.yaml", force=False)
     assert NAME in str(error.value) and not (tmp_path / "config.yaml").exists()
 
 
-def test_the_recipes_of_the_project_around_come_first(tmp_path: Path) -> None:
+def test_recipes_of_the_surrounding_project_come_first(tmp_path: Path) -> None:
     mine = tmp_path / "config/recipes/mine"
     mine.mkdir(parents=True)
     (mine / "config.yaml").write_text("runs: {}\n", encoding="utf-8")

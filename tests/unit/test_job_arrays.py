@@ -1,4 +1,4 @@
-"""Which jobs become one job array: those that ask for the same, as soon as no other of their rule is expected."""
+"""Job arrays: jobs with equal requests, submitted when no other job of their rule is expected."""
 
 import time
 from collections.abc import Iterator
@@ -13,16 +13,12 @@ from zerolora.compat.slurm_executor_patches import Gathering
 
 
 class Job:
-    """A job of a rule that asks for so much memory."""
-
     def __init__(self, rule: str, memory: int, threads: int = 1, tmpdir: str = "/local") -> None:
         self.rule, self.threads = SimpleNamespace(name=rule), threads
         self.resources = {"mem_mb": memory, "tmpdir": tmpdir}
 
 
 class Executor:
-    """What of Snakemake's executor is asked here."""
-
     def __init__(self, jobs: list[Job]) -> None:
         self.submitted: list[list[Job]] = []
         self.workflow = SimpleNamespace(dag=SimpleNamespace(needrun_jobs=lambda: jobs))
@@ -39,7 +35,7 @@ def gathering(jobs: list[Job]) -> tuple[Any, Gathering]:
     return executor, Gathering(executor)
 
 
-def test_jobs_wait_for_the_others_of_their_rule_and_no_longer() -> None:
+def test_jobs_wait_for_the_others_of_their_rule() -> None:
     jobs = [Job("train", 100), Job("train", 100), Job("merge", 100), Job("evaluate", 9)]
     executor, gathered = gathering(jobs)
     gathered.add([jobs[0], jobs[2]])
@@ -48,14 +44,14 @@ def test_jobs_wait_for_the_others_of_their_rule_and_no_longer() -> None:
     assert executor.submitted == [[jobs[2]], [jobs[0], jobs[1]]]
 
 
-def test_an_array_holds_jobs_that_ask_for_the_same() -> None:
+def test_array_contains_jobs_with_equal_requests() -> None:
     jobs = [Job("train", 100), Job("train", 200), Job("train", 100, tmpdir="/scratch"), Job("train", 100, threads=2)]
     executor, gathered = gathering(jobs)
     gathered.add(jobs)
     assert executor.submitted == [[jobs[0], jobs[2]], [jobs[1]], [jobs[3]]]
 
 
-def test_a_job_that_is_tried_again_waits_for_nobody() -> None:
+def test_retried_job_does_not_wait() -> None:
     jobs = [Job("train", 100), Job("train", 100)]
     executor, gathered = gathering(jobs)
     gathered.add(jobs)
@@ -63,7 +59,7 @@ def test_a_job_that_is_tried_again_waits_for_nobody() -> None:
     assert executor.submitted == [jobs, [jobs[1]]]
 
 
-def test_jobs_are_submitted_in_time_though_others_never_come(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_are_submitted_after_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm_executor_patches, "GATHERING_SECONDS", 0.05)
     jobs = [Job("train", 100), Job("train", 100), Job("train", 100)]
     executor, gathered = gathering(jobs)
@@ -75,7 +71,7 @@ def test_jobs_are_submitted_in_time_though_others_never_come(monkeypatch: pytest
     assert executor.submitted == [jobs[:2]]
 
 
-def test_jobs_that_wait_are_not_submitted_once_the_run_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_jobs_are_not_submitted_after_cancellation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm_executor_patches, "GATHERING_SECONDS", 0.05)
     jobs = [Job("train", 100), Job("train", 100)]
     executor, gathered = gathering(jobs)
@@ -85,7 +81,7 @@ def test_jobs_that_wait_are_not_submitted_once_the_run_is_cancelled(monkeypatch:
     assert executor.submitted == []
 
 
-def test_snakemake_hears_of_every_job_of_an_array_that_sbatch_refuses(tmp_path: Path) -> None:
+def test_every_job_of_a_refused_array_is_reported(tmp_path: Path) -> None:
     class Refused:
         max_array_size, slurm_logdir, run_uuid, _failed_nodes = 2, tmp_path, "run", ()
         workflow = SimpleNamespace(workdir_init=tmp_path, executor_settings=None)

@@ -1,4 +1,4 @@
-"""What rules look up in the config, by the wildcards of a job (workflow/scripts/jobs.py)."""
+"""Lookups of rules in the config, by the wildcards of a job (workflow/scripts/jobs.py)."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ CHANGES: dict[str, Any] = {
 
 
 def jobs_of(directory: Path, **changes: Any) -> Jobs:
-    """Return the jobs of a config with these sections, in a directory of its own, which is the current one."""
+    """Return the jobs of a config with these sections in the current directory."""
     config = yaml.safe_load((ROOT / "config/config.yaml").read_text(encoding="utf-8")) | CHANGES | changes
     config["train"] |= {"global_batch": 32}
     (directory / "config").mkdir()
@@ -32,12 +32,12 @@ def jobs_of(directory: Path, **changes: Any) -> Jobs:
 
 @pytest.fixture
 def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Jobs:
-    """Return the jobs of a run on two nodes with GPUs, of one that starts from its adapter, and of a grid."""
+    """Return the jobs of a run on two GPU nodes, of a run that continues it, and of a grid."""
     monkeypatch.chdir(tmp_path)
     return jobs_of(tmp_path)
 
 
-def test_a_run_has_the_names_of_its_data_model_and_of_what_it_shares(jobs: Jobs) -> None:
+def test_run_has_the_names_of_its_data_model_and_shared_stages(jobs: Jobs) -> None:
     names = [run for run in jobs.config.all_runs if run not in ("default", "further")]
     one, two = (jobs.of({"run": name}).names for name in names)
     assert one["dataset"] == "reference" and one["model"] == "smollm2-135m-instruct"
@@ -45,7 +45,7 @@ def test_a_run_has_the_names_of_its_data_model_and_of_what_it_shares(jobs: Jobs)
     assert jobs.of({"packed": one["packed"]}).run == names[0]
 
 
-def test_settings_and_code_are_those_of_the_stage(jobs: Jobs) -> None:
+def test_settings_and_code_of_a_stage(jobs: Jobs) -> None:
     train = jobs.of({"run": "default"})
     assert json.loads(train.settings("train")) == jobs.compared["runs"]["default"]["train"]
     pack = jobs.of({"packed": train.names["packed"]})
@@ -63,18 +63,18 @@ def test_training_requests_the_gpus_of_each_node_and_of_all(jobs: Jobs) -> None:
     assert requested == {"gpus": train.ranks, "all_gpus": 2 * train.ranks, "gres": f"gpu:{train.ranks}"}
 
 
-def test_what_is_not_known_before_other_jobs_have_run_is_undetermined(jobs: Jobs) -> None:
+def test_resources_that_depend_on_other_jobs_are_undetermined(jobs: Jobs) -> None:
     assert str(jobs.of({"run": "default"}).requested("train", "minutes", 1, 1)) == "<TBD>"
 
 
-def test_a_job_requests_more_the_second_time_and_never_more_than_a_machine_has(jobs: Jobs) -> None:
+def test_retries_request_more_up_to_the_machine(jobs: Jobs) -> None:
     report = jobs.of({"run": "default"})
     once, twice, often = (report.requested("report", "mem_mib", 1, attempt) for attempt in (1, 2, 1000))
     assert twice == 2 * once
     assert often == 64 * 1024
 
 
-def test_a_run_starts_from_the_adapter_that_its_config_names(jobs: Jobs) -> None:
+def test_continued_run_depends_on_its_adapter(jobs: Jobs) -> None:
     assert jobs.of({"run": "further"}).start_files == ["results/default/adapter/manifest.json"]
     assert jobs.of({"run": "default"}).start_files == []
 
@@ -83,14 +83,14 @@ def test_every_target_of_every_run_is_exported(jobs: Jobs) -> None:
     assert len(jobs.of({}).exported) == 2 * len(jobs.config.all_runs)
 
 
-def test_no_target_to_export_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_export_without_targets_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     nothing = jobs_of(tmp_path, export={"targets": []}).of({})
     with pytest.raises(WorkflowError, match=r"export.targets is empty.*write export: \{targets: \[gguf\]\}"):
         _ = nothing.exported
 
 
-def test_a_wildcard_without_names_matches_none(jobs: Jobs) -> None:
+def test_wildcard_without_names_matches_nothing(jobs: Jobs) -> None:
     assert jobs.constraints()["task"] == "none"
     assert jobs.constraints()["run"] == "|".join(jobs.config.all_runs)
 

@@ -1,4 +1,4 @@
-"""The layout: imports run down, no two modules import each other, docs/modules.md lists every module."""
+"""The layout: imports run downwards, no two modules import each other, docs/modules.md lists every module."""
 
 import ast
 import sys
@@ -13,11 +13,9 @@ import module_table
 
 from zerolora.config import fingerprint
 
-# From the top down: a room imports from rooms further down, and from itself. Rooms of one row do not know each other.
-# The rules of the config ask the planner what it would refuse, so they are above it, and so is what reads the file.
-# `zerolora push` reads the config that a run was made of, `zerolora import` checks the config that it
-# made, `zerolora search` the trials that it chose.
-# `zerolora memory` takes GPUs by name and DeepSpeed JSONs, which the planner reads, and models that fetch reads.
+# From the top down: a package imports from lower rows and from itself, not from others in its row.
+# The rules of the config call the planner's checks, so they and the reader of the file are above it. publish, imports
+# and search read or check configs. `zerolora memory` uses the planner's GPU tables and fetch's models.
 LAYERS: list[set[str]] = [
     {"__main__"},
     {"cli"},
@@ -40,13 +38,13 @@ LAYERS: list[set[str]] = [
     {"strategies"},
     {"machine"},
 ]
-# Modules of another room that a room may import all the same.
+# Exceptions: modules of another package that a package may import.
 SHARED = {"evaluate": {"export.adapter_limits"}}
 BASE = len(LAYERS)
 
 
 def graph() -> dict[str, set[str]]:
-    """Return the modules that each module imports, at any depth of its code, the packages around both left out."""
+    """Return the modules that each module imports at any depth of its code, without enclosing packages."""
     result = {}
     for path in fingerprint.PACKAGE.rglob("*.py"):
         name = ".".join(path.relative_to(fingerprint.PACKAGE).with_suffix("").parts)
@@ -57,7 +55,7 @@ def graph() -> dict[str, set[str]]:
 
 
 def layer(module: str) -> int:
-    """Return the layer of the innermost room that a module is in."""
+    """Return the layer of the innermost package of a module."""
     parts = module.split(".")
     for length in range(len(parts), 0, -1):
         for number, rooms in enumerate(LAYERS):
@@ -73,7 +71,7 @@ def test_no_two_modules_import_each_other() -> None:
         pytest.fail(f"modules import each other: {' → '.join(error.args[1])}", pytrace=False)
 
 
-def test_imports_run_down() -> None:
+def test_imports_run_downwards() -> None:
     up = []
     for module, imported in graph().items():
         room = module.split(".")[0]
@@ -82,7 +80,7 @@ def test_imports_run_down() -> None:
             if other == room or layer(each) == layer(module) == BASE:
                 continue
             if any(inner.startswith(f"{each}.") for inner in imported):
-                continue  # a package around what is imported
+                continue  # an enclosing package
             if any(f"{reader}.".startswith(f"{each}.") for reader in SHARED.get(room, set())):
                 continue
             if layer(each) <= layer(module):
@@ -90,7 +88,7 @@ def test_imports_run_down() -> None:
     assert up == []
 
 
-def test_every_room_is_in_the_drawing() -> None:
+def test_module_list_is_current() -> None:
     text = module_table.DOCUMENT.read_text(encoding="utf-8")
     listed = {path for room in module_table.rooms(text) for path in module_table.modules_of(room)}
     modules = {path for path in module_table.PACKAGE.rglob("*.py") if path.name != "__init__.py"}
@@ -103,7 +101,7 @@ TESTS_OF_A_TEXT = {"startswith", "endswith", "find", "index", "count", "search",
 
 
 def _is_text_of(node: ast.AST, error: str) -> bool:
-    """Tell whether an expression holds the text of the error that is called `error`."""
+    """Return whether an expression contains the text of the exception named `error`."""
     for part in ast.walk(node):
         match part:
             case ast.Attribute(value=ast.Name(id=name), attr=attribute) if attribute in TEXT_OF_AN_ERROR:
@@ -116,7 +114,7 @@ def _is_text_of(node: ast.AST, error: str) -> bool:
 
 
 @pytest.mark.parametrize("folder", ["src", "workflow"])
-def test_errors_are_told_apart_by_type_and_never_by_text(folder: str) -> None:
+def test_errors_are_distinguished_by_type_not_text(folder: str) -> None:
     """Texts change with the version of a library."""
     guilty = []
     for path in (ROOT / folder).rglob("*.py"):
@@ -136,7 +134,7 @@ def test_errors_are_told_apart_by_type_and_never_by_text(folder: str) -> None:
     assert not guilty
 
 
-def test_no_two_classes_have_one_name() -> None:
+def test_class_names_are_unique() -> None:
     defined = [
         node.name
         for path in fingerprint.PACKAGE.rglob("*.py")
@@ -146,7 +144,6 @@ def test_no_two_classes_have_one_name() -> None:
     assert [name for name, count in Counter(defined).items() if count > 1] == []
 
 
-def test_no_two_modules_have_one_name() -> None:
-    """Each is named after its own thing, so that a name says which one is meant."""
+def test_module_names_are_unique() -> None:
     names = Counter(path.stem for path in fingerprint.PACKAGE.rglob("*.py") if not path.stem.startswith("__"))
     assert [name for name, count in names.items() if count > 1] == []

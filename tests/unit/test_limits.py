@@ -1,4 +1,4 @@
-"""What the jobs of one machine may use together follows from the hardware of the config, and what is visible."""
+"""Resource limits of one machine follow from the configured hardware and visible GPUs."""
 
 from typing import Any
 

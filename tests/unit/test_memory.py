@@ -462,4 +462,4 @@ def gpu_groups() -> list[measure.Group]:
 def test_recorded_predictions_are_current() -> None:
     result = json.loads((ROOT / "benchmarks/results/memory_cpu.json").read_text())
     for each in result["rows"]:
-        assert measure.predicted_anew(each)["predicted_host"] == each["predicted_host"], each
+        assert measure.predicted_again(each)["predicted_host"] == each["predicted_host"], each

@@ -31,7 +31,7 @@ from zerolora.model.families import FAMILIES
 from zerolora.model.meta_device import build_on_meta
 from zerolora.model.read_spec import from_config, read_model_spec
 from zerolora.model.spec import ModelSpec, from_json, to_json
-from zerolora.units import GIB, parse_bytes
+from zerolora.units import GIB, counted, parse_bytes
 
 MODELS = ROOT / "config/recipes/models"
 WHERE = Path("config.json")
@@ -413,3 +413,7 @@ def test_notes_name_assumptions(mixtures: dict[str, ModelSpec]) -> None:
     assert "weights: stored as mxfp4, counted in the run's precision" in notes(stored, attention="eager")
     assert "image encoder" in notes(from_config(VISION, WHERE))
     assert "no image rows" in notes(from_config(VISION, WHERE))
+
+
+def test_a_count_has_its_noun() -> None:
+    assert [counted(count, "run") for count in (0, 1, 1000)] == ["0 runs", "1 run", "1,000 runs"]

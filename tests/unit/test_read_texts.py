@@ -336,7 +336,7 @@ def test_broken_records_spoil_only_themselves(tmp_path: Path) -> None:
     assert good == [{"a": "1", "b": "2"}, {"a": '5" disk', "b": "6"}, {"a": "[1]", "b": '["x"]'}]
     reasons = reasons_of(path)
     assert list(reasons) == ["3", "4", "5", "7", "8", "10", "12", "13"]
-    assert reasons["3"].startswith("has 1 columns where the header has 2; quote cells")
+    assert reasons["3"].startswith("has 1 column where the header has 2; quote cells")
     assert reasons["4"].startswith("has 3 columns where the header has 2")
     assert reasons["5"].startswith("is not CSV (lines 5 to 5: ',' expected after '\"'); put such a cell in quotes")
     assert reasons["7"] == "byte 4 of line 7 (0xff) is not UTF-8; save the file as UTF-8"

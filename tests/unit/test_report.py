@@ -18,11 +18,9 @@ from zerolora.evaluate.intervals import bootstrap_mean, wilson
 from zerolora.files import read_json, write_json
 from zerolora.report import charts
 from zerolora.report.charts import POINTS, Chart, javascript, thinned
-from zerolora.report.headline_metrics import headline
-from zerolora.report.html import render
 from zerolora.report.provenance import UNCOMMITTED, commands
-from zerolora.report.run_cost import duration
-from zerolora.report.usage import table
+from zerolora.report.row import headline
+from zerolora.report.usage import duration, table
 
 
 @pytest.fixture
@@ -257,8 +255,7 @@ def test_chart_data_cannot_end_its_script() -> None:
 
 
 def test_content_policy_allows_only_both_scripts(tmp_path: Path) -> None:
-    (tmp_path / "bare.html").write_text('{% extends "shell.html" %}')
-    page = render("bare.html", tmp_path)
+    page = FinishedRun(tmp_path).page().read_text()
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)
     assert policy
     assert policy[1].count("sha256-") == page.count("<script>") == 2

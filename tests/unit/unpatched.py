@@ -1,8 +1,8 @@
-"""What DeepSpeed and torch do by themselves, in one process and one rank: prints JSON for test_compat.py.
+"""Print the behaviour of unpatched DeepSpeed and torch on one rank, as JSON for test_compat.py.
 
     python tests/unit/unpatched.py FOLDER
 
-In a process of its own, since it changes how torch and DeepSpeed behave in it.
+A separate process, since it patches torch and DeepSpeed to observe them.
 """
 
 import copy
@@ -22,7 +22,7 @@ SIZE = 6
 
 
 def main() -> None:
-    """Look at each behaviour and print what was seen."""
+    """Observe and print each behaviour."""
     os.environ |= {"DS_ACCELERATOR": "cpu", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     store = torch.distributed.FileStore(str(Path(sys.argv[1]) / "store"), 1)
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def of_torch() -> Seen:
-    """Return what torch does."""
+    """Return the behaviour of torch."""
     calls: list[str] = []
     real = torch.distributed.all_reduce
 
@@ -61,22 +61,18 @@ def of_torch() -> Seen:
 
 
 def of_deepspeed() -> Seen:
-    """Return what DeepSpeed does at stages 0 to 3."""
+    """Return the behaviour of DeepSpeed at stages 0 to 3."""
     import deepspeed
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
     from zerolora.compat.deepspeed_patches import SHM
 
     seen: Seen = {"shm_comm counts as buildable": deepspeed.ops.__compatible_ops__[SHM]}
-    deepspeed.ops.__compatible_ops__[SHM] = False  # else it is compiled now, for minutes
+    deepspeed.ops.__compatible_ops__[SHM] = False  # would be compiled for minutes
     CPU_Accelerator.is_fp16_supported = lambda self: True
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
-    seen |= start_of_a_stage()
-    seen |= stage1_after_a_step()
-    seen |= stage0_in_fp32()
-    seen |= stage0_in_bf16()
-    seen |= stage0_in_fp16()
-    seen |= stage3()
+    for observe in (start_of_a_stage, stage1_after_a_step, stage0_in_fp32, stage0_in_bf16, stage0_in_fp16, stage3):
+        seen |= observe()
     return seen
 
 
@@ -101,7 +97,7 @@ def engine_of(stage: int, precision: str = "fp32", **options: Any) -> Any:
 
 
 def start_of_a_stage() -> Seen:
-    """Return what a start does that nobody here needs."""
+    """Return the needless work of a start."""
     from deepspeed.runtime import engine as module
 
     sent: list[int] = []
@@ -120,7 +116,7 @@ def start_of_a_stage() -> Seen:
 
 
 def stage1_after_a_step() -> Seen:
-    """Return whether a state that is added after a step is found."""
+    """Return whether DeepSpeed links a state that was added after a step."""
     from deepspeed.utils import safe_get_full_optimizer_state
 
     engine = engine_of(1)
@@ -131,12 +127,12 @@ def stage1_after_a_step() -> Seen:
     try:
         safe_get_full_optimizer_state(next(engine.module.parameters()), "added")
     except ValueError:
-        return {"states added after a step are found": False}
-    return {"states added after a step are found": True}
+        return {"states added after a step are linked": False}
+    return {"states added after a step are linked": True}
 
 
 def stage0_in_fp32() -> Seen:
-    """Return the norm that is there after a step that was clipped."""
+    """Return the gradient norm after a clipped step."""
     engine = engine_of(0)
     engine.backward(engine(torch.ones(1, SIZE)).sum())
     engine.step()
@@ -144,7 +140,7 @@ def stage0_in_fp32() -> Seen:
 
 
 def stage0_in_bf16() -> Seen:
-    """Return what stage 0's optimizer for 16 bits has before the first step."""
+    """Return the state of stage 0's 16-bit optimizer before the first step."""
     from deepspeed.utils import safe_get_full_fp32_param
 
     engine = engine_of(0, "bf16")
@@ -161,7 +157,7 @@ def stage0_in_bf16() -> Seen:
 
 
 def stage0_in_fp16() -> Seen:
-    """Return how stage 0 scales in fp16."""
+    """Return the loss scaling of stage 0 in fp16."""
     engine = engine_of(0, "fp16", initial_scale_power=4, loss_scale_window=1)
     optimizer = engine.optimizer
     plain = copy.deepcopy(engine.module)
@@ -169,7 +165,7 @@ def stage0_in_fp16() -> Seen:
     plain(torch.ones(1, SIZE).half()).sum().backward()
     order: list[str] = []
     for name in ("_update_scale", "unscale_and_clip_grads"):
-        setattr(optimizer, name, noted(getattr(optimizer, name), name, order))
+        setattr(optimizer, name, recorded(getattr(optimizer, name), name, order))
     engine.backward(loss)
     ratio = next(engine.module.parameters()).grad.norm() / next(plain.parameters()).grad.norm()
     engine.step()
@@ -182,7 +178,7 @@ def stage0_in_fp16() -> Seen:
     }
 
 
-def noted(function: Callable[..., Any], name: str, order: list[str]) -> Callable[..., Any]:
+def recorded(function: Callable[..., Any], name: str, order: list[str]) -> Callable[..., Any]:
     """Return a function that adds its name to `order` when it is called."""
 
     def call(*values: Any) -> Any:
@@ -193,7 +189,7 @@ def noted(function: Callable[..., Any], name: str, order: list[str]) -> Callable
 
 
 def stage3() -> Seen:
-    """Return how many decisions of an invalidated trace stage 3 still has."""
+    """Return the cached decisions of stage 3 before and after its trace is invalidated."""
     from zerolora.compat.deepspeed_patches import cached_releases
 
     engine = engine_of(3)
@@ -205,7 +201,7 @@ def stage3() -> Seen:
     coordinator._invalidate_trace()
     return {
         "decisions of a trace": before,
-        "decisions of a trace that is gone": cached_releases(coordinator).cache_info().currsize,
+        "decisions of an invalidated trace": cached_releases(coordinator).cache_info().currsize,
     }
 
 

@@ -26,8 +26,7 @@ from zerolora.fetch.models import fetch
 from zerolora.files import read_json, sha256
 from zerolora.methods.peft_format import ADAPTER, CONFIG
 from zerolora.publish.card import LIBRARIES, model_card
-from zerolora.publish.finished import FinishedRun, finished_run
-from zerolora.publish.product import product_of
+from zerolora.publish.finished import FinishedRun, finished_run, product_of
 from zerolora.publish.push import push
 from zerolora.report.run_settings import settings_of_run
 from zerolora.train.launch.stop_signals import STOPPED
@@ -199,22 +198,22 @@ def test_a_push_takes_the_files_of_an_earlier_one_away_and_no_others(here: Path,
     assert len(repository.messages) == 4
     repository.add("main", repository.files | {"pytorch_model.bin": b"x"}, "somebody's")
     assert refused() == (
-        "me/sums: holds pytorch_model.bin, which no push wrote and which would be loaded with what is pushed; delete "
-        "it there, or name another repository"
+        "me/sums: has pytorch_model.bin, which no push wrote and which libraries would load with the pushed files; "
+        "delete it there, or name another repository"
     )
     assert repository.messages[-1] == "somebody's"
 
 
 def test_a_push_goes_to_a_branch(here: Path, hub: Repositories) -> None:
     assert refused(revision="v1") == (
-        "me/sums: there is no such repository, or the token may not see it; correct --to, or log in with `hf auth "
-        "login`, or put a token that may write there into the environment variable HF_TOKEN"
+        "me/sums: no such repository, or the token has no access to it; correct --to, or run `hf auth login`, or set "
+        "HF_TOKEN to a token with write access"
     )
     assert hub.repositories == {}
     pushed("merged")
     assert refused(revision="v1") == (
-        "--revision v1: me/sums has no such branch; make it with `hf repos branch create me/sums v1`, or leave it out "
-        "for main"
+        "--revision v1: me/sums has no such branch; create it with `hf repos branch create me/sums v1`, or omit "
+        "--revision for main"
     )
     repository = hub.repositories[TO]
     main = repository.branches["v1"] = repository.branches["main"]
@@ -227,12 +226,16 @@ def test_a_push_goes_to_a_branch(here: Path, hub: Repositories) -> None:
 @pytest.mark.parametrize(
     ("start", "refusal", "said"),
     [
-        ("/api/models/me/sums", (401, None), "me/sums: the hub does not accept the token; log in with `hf auth login`"),
-        ("/api/repos/create", (403, None), "me/sums: the token may not write there (refused); name a repository of"),
-        ("/me/sums.git", (403, None), "me/sums: the token may not write there (refused); name a repository of"),
-        ("/lfs/", (400, None), "me/sums: the hub answers with status 400; nothing was committed, run it again"),
-        ("/api/models/me/sums/commit", (409, None), "me/sums: has changed while it was pushed to (refused); run it"),
-        ("/api/models/me/sums/commit", (500, None), "me/sums: the hub answers with status 500 (refused); nothing was"),
+        ("/api/models/me/sums", (401, None), "me/sums: the hub rejected the token; run `hf auth login`"),
+        ("/api/repos/create", (403, None), "me/sums: the token has no write access (refused); name a repository of"),
+        ("/me/sums.git", (403, None), "me/sums: the token has no write access (refused); name a repository of"),
+        ("/lfs/", (400, None), "me/sums: the hub responded with status 400; nothing was committed, run it again"),
+        ("/api/models/me/sums/commit", (409, None), "me/sums: changed during the push (refused); run it"),
+        (
+            "/api/models/me/sums/commit",
+            (500, None),
+            "me/sums: the hub responded with status 500 (refused); nothing was",
+        ),
     ],
 )
 def test_a_refusal_of_the_hub_is_one_line_and_commits_nothing(
@@ -250,7 +253,7 @@ def test_a_refusal_of_the_hub_is_one_line_and_commits_nothing(
 def test_a_repository_that_changes_meanwhile_is_left_alone(here: Path, hub: Repositories) -> None:
     pushed("merged")
     hub.meanwhile = lambda repository: repository.add("main", {"README.md": b"mine"}, "meanwhile")
-    assert refused() == "me/sums: has changed while it was pushed to (The branch has moved); run it again"
+    assert refused() == "me/sums: changed during the push (The branch has moved); run it again"
     assert hub.repositories[TO].files == {"README.md": b"mine"}
 
 
@@ -259,13 +262,12 @@ def test_without_a_hub_or_a_login_it_is_one_line(
 ) -> None:
     monkeypatch.delenv("HF_TOKEN")
     assert refused() == (
-        "--to me/sums: no one is logged in to the hub; log in with `hf auth login`, or put a token that may write "
-        "there into the environment variable HF_TOKEN"
+        "--to me/sums: not logged in to the hub; run `hf auth login`, or set HF_TOKEN to a token with write access"
     )
     monkeypatch.setenv("HF_TOKEN", "hf_other")
-    assert refused().startswith("me/sums: the hub does not accept the token; log in")
+    assert refused().startswith("me/sums: the hub rejected the token; run")
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    assert refused(to="others/sums").startswith("others/sums: the token may not write there (You don't have the rights")
+    assert refused(to="others/sums").startswith("others/sums: the token has no write access (You don't have the rights")
     assert (
         refused(to="a/b/c")
         == "--to a/b/c: is not the name of a repository; write OWNER/NAME, or ./a/b/c for a directory"
@@ -283,7 +285,7 @@ def test_without_a_hub_or_a_login_it_is_one_line(
 def test_what_is_to_be_private_is_not_pushed_to_a_public_repository(here: Path, hub: Repositories) -> None:
     pushed()
     assert refused(what="merged", private=True).startswith(
-        "--private: me/sums is there already, and everybody can read"
+        "--private: me/sums already exists and is public; make it private"
     )
     assert len(hub.repositories[TO].messages) == 2
     with pytest.raises(UserError, match="write ./results/sums for the directory, or hf://results/sums for"):
@@ -315,8 +317,7 @@ def test_a_directory_that_no_push_wrote_stays_as_it_is(here: Path, tmp_path: Pat
     (tmp_path / "file").write_text("x")
     for name in ("mine", "file"):
         assert refused(to=f"{tmp_path}/{name}") == (
-            f"--to {tmp_path}/{name}: is there already, and no earlier push wrote it; name another directory, or "
-            "remove it"
+            f"--to {tmp_path}/{name}: already exists, and no push wrote it; name another directory, or remove it"
         )
     assert refused(to="./results/shared").startswith("--to results/shared: results belongs to the pipeline; write")
     assert refused(to="./out", private=True).startswith("--to ./out: is a directory; --revision, --private and")

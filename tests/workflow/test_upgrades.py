@@ -41,8 +41,8 @@ NEW_KEYS = {
         ("class Merge(Section):", "    spare: bool = False\n    '''Spare.'''\n"),
     ),
     "config/settings.py": (
-        ("class EstimateSettings(Settings):", "    spare: bool = False\n"),
-        ("class TrainingChoice(Settings):", "    spare_choice: bool = False\n"),
+        ("class EstimateSettings(Section):", "    spare: bool = False\n"),
+        ("class TrainingChoice(Section):", "    spare_choice: bool = False\n"),
     ),
     "config/method_sections.py": (("class Lora(Section):", "    spare: int = 1\n    '''Spare.'''\n"),),
 }

@@ -1,4 +1,4 @@
-# The gate comes after the report, so that the page is there and says why a run was not accepted.
+# The gate comes after the report, so that the page shows why a run was not accepted.
 rule accept:
     input:
         difference="results/{run}/metrics/difference.json",
@@ -6,7 +6,7 @@ rule accept:
         accepted="results/{run}/accepted.json",
     log:
         "results/logs/accept/{run}.log",
-    # The same numbers fail again.
+    # The same figures would fail again.
     retries: 0
     localrule: True
     conda:

@@ -1,4 +1,4 @@
-# The checked config, and what the rules look up in it by the wildcards of a job (workflow/scripts/jobs.py).
+# The checked config, and functions that look up a job's settings in it by wildcards (workflow/scripts/jobs.py).
 
 import sys
 from pathlib import Path
@@ -18,8 +18,8 @@ wildcard_constraints:
 
 
 def of(*paths):
-    """An input or params function: paths in which the wildcards may be names that the config has for a job, such as the
-    {dataset} and the {model} of a {run}. A list, unless it is one path.
+    """An input or params function: paths with the job's names in the config, such as the {dataset} and {model} of a
+    {run}. Several paths are a list.
     """
 
     def named(wildcards):
@@ -30,24 +30,36 @@ def of(*paths):
 
 
 def job(name):
-    """A function of input, params, threads or resources: an attribute of a job (workflow/scripts/jobs.py)."""
+    """A function of input, params, threads or resources: an attribute of the job (workflow/scripts/jobs.py)."""
     return lambda wildcards: getattr(JOBS.of(wildcards), name)
 
 
 def settings(stage):
-    """A params function: the settings that a stage reads."""
+    """A params function: the settings of a stage."""
     return lambda wildcards: JOBS.of(wildcards).settings(stage)
 
 
 def code(stage):
-    """A params function: the fingerprint of the code that a stage runs."""
+    """A params function: the code fingerprint of a stage."""
     return lambda wildcards: JOBS.of(wildcards).code(stage)
 
 
 def requested(stage, what):
-    """A resources function: what a stage requests of the machine or the scheduler."""
+    """A resources function: a stage's request to the machine or the scheduler."""
 
     def of_job(wildcards, threads, attempt):
         return JOBS.of(wildcards).requested(stage, what, threads, attempt)
 
     return of_job
+
+
+def gpu_resources(stage):
+    """The resources of a stage that may use GPUs."""
+    requests = {
+        "runtime": "minutes",
+        "mem_mb": "mem_mib",
+        "gres": "gres",
+        "gpu": "gpus",
+        "node_gpus": "gpus",
+    }
+    return {name: requested(stage, what) for name, what in requests.items()}

@@ -1,5 +1,5 @@
-# Reads what report wrote of each run, so that it is made of finished runs. What is there after a run that failed is
-# compared outside both engines (docs/engine-sync.md).
+# Compares finished runs, from the rows that report writes. After a failure, all runs are compared outside both engines
+# (docs/engine-sync.md).
 rule compare:
     input:
         rows=expand("results/compare/rows/{run}.json", run=JOBS.names["run"]),

@@ -1,5 +1,5 @@
-# The metrics are among those of further tasks too, so that the folder which DVC's stage report reads is there without any.
-# The base model answers once for each data set, whatever the number of runs.
+# The base model is evaluated once for each data set. The metrics are copied to the folder of further tasks, which DVC's
+# stage report reads, so that it exists without any task.
 rule evaluate_base:
     input:
         data=of("results/data/{dataset}/manifest.json"),
@@ -15,11 +15,7 @@ rule evaluate_base:
         "../../envs/conda.yaml"
     threads: 2
     resources:
-        runtime=requested("evaluate", "minutes"),
-        mem_mb=requested("evaluate", "mem_mib"),
-        gres=requested("evaluate", "gres"),
-        gpu=requested("evaluate", "gpus"),
-        node_gpus=requested("evaluate", "gpus"),
+        **gpu_resources("evaluate"),
     params:
         code=code("evaluate_base"),
         settings=settings("evaluate_base"),
@@ -54,11 +50,7 @@ rule evaluate:
         "../../envs/conda.yaml"
     threads: 2
     resources:
-        runtime=requested("evaluate", "minutes"),
-        mem_mb=requested("evaluate", "mem_mib"),
-        gres=requested("evaluate", "gres"),
-        gpu=requested("evaluate", "gpus"),
-        node_gpus=requested("evaluate", "gpus"),
+        **gpu_resources("evaluate"),
     params:
         code=code("evaluate"),
         settings=settings("evaluate"),

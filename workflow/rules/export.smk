@@ -1,4 +1,4 @@
-# No part of `all`, and unknown to DVC: what leaves the project is made when somebody asks for it.
+# Not in `all`, and unknown to DVC: exports are made on request.
 rule export:
     input:
         job("exported"),
@@ -17,11 +17,7 @@ rule export_target:
     conda:
         "../../envs/conda.yaml"
     resources:
-        runtime=requested("export_target", "minutes"),
-        mem_mb=requested("export_target", "mem_mib"),
-        gres=requested("export_target", "gres"),
-        gpu=requested("export_target", "gpus"),
-        node_gpus=requested("export_target", "gpus"),
+        **gpu_resources("export_target"),
     params:
         code=code("export_target"),
         settings=settings("export_target"),

@@ -1,4 +1,4 @@
-# The settings, tokenizer and hashes of a model are its output; its gigabytes stay outside what engines track.
+# The outputs are a model's config, tokenizer and hashes; neither engine tracks the weights.
 rule fetch:
     input:
         source=job("source_files"),

@@ -1,4 +1,4 @@
-# Not in `all`, since it may cost money: it runs when results/RUN/judge/judge.json or judge_all is asked for.
+# Not in `all`, since it may cost money: request results/RUN/judge/judge.json or judge_all.
 rule judge:
     input:
         data=of("results/data/{dataset}/manifest.json"),
@@ -16,11 +16,7 @@ rule judge:
         "../../envs/conda.yaml"
     threads: 2
     resources:
-        runtime=requested("evaluate", "minutes"),
-        mem_mb=requested("evaluate", "mem_mib"),
-        gres=requested("evaluate", "gres"),
-        gpu=requested("evaluate", "gpus"),
-        node_gpus=requested("evaluate", "gpus"),
+        **gpu_resources("evaluate"),
     params:
         code=code("judge"),
         settings=settings("judge"),

@@ -7,7 +7,7 @@ rule render:
         reasons="results/{rendered}/render.json",
     log:
         "results/logs/render/{rendered}.log",
-    # What does not fit now will not fit in a minute either, whatever the profile says of jobs.
+    # A retry would fail again, whatever the profile's number of retries.
     retries: 0
     localrule: True
     conda:

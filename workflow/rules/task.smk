@@ -1,4 +1,4 @@
-# Further evaluation tasks: their rows once, then each for every base model and for every run.
+# Further evaluation tasks: the rows once, then each task for every base model and every run.
 rule task_rows:
     input:
         rows=job("data_files"),
@@ -31,11 +31,7 @@ rule task_base:
         "../../envs/conda.yaml"
     threads: 2
     resources:
-        runtime=requested("evaluate", "minutes"),
-        mem_mb=requested("evaluate", "mem_mib"),
-        gres=requested("evaluate", "gres"),
-        gpu=requested("evaluate", "gpus"),
-        node_gpus=requested("evaluate", "gpus"),
+        **gpu_resources("evaluate"),
     params:
         code=code("task_base"),
         settings=settings("task_base"),
@@ -65,11 +61,7 @@ rule task:
         "../../envs/conda.yaml"
     threads: 2
     resources:
-        runtime=requested("evaluate", "minutes"),
-        mem_mb=requested("evaluate", "mem_mib"),
-        gres=requested("evaluate", "gres"),
-        gpu=requested("evaluate", "gpus"),
-        node_gpus=requested("evaluate", "gpus"),
+        **gpu_resources("evaluate"),
     params:
         code=code("task"),
         settings=settings("task"),

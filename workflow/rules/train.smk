@@ -19,7 +19,7 @@ rule train:
     threads: job("ranks")
     resources:
         nodes=job("nodes"),
-        # One task a node: zerolora starts the node's ranks. An empty mpi keeps the plugin from wrapping the job in srun.
+        # One task for each node: zerolora starts the node's ranks. With an empty mpi the plugin does not use srun.
         tasks=job("nodes"),
         tasks_per_gpu=0,
         gres=requested("train", "gres"),
@@ -29,7 +29,7 @@ rule train:
         mem_mb=requested("train", "mem_mib"),
         mpi="",
         launcher="",
-        # No parameter, which would run training again whenever it changes.
+        # Not a parameter: a change would run training again.
         keep_checkpoints=job("keep_checkpoints"),
     params:
         code=code("train"),
@@ -44,8 +44,8 @@ rule train:
         logs="results/logs/train/{run}",
     shell:
         "zerolora weights --model {params.model} --weights {params.weights} --device {params.device} &&"
-        # Snakemake sets these to the rule's threads, which are those of all ranks together: each rank would start as many,
-        # and they would wait for each other, spinning.
+        # Snakemake sets these to the rule's threads, the total of all ranks. Each rank would start as many threads, which
+        # spin while they wait for each other.
         " export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 &&"
         " {resources.launcher} workflow/scripts/record_slurm_step {params.logs}/steps"
         " workflow/scripts/on_gpus {resources.node_gpus} {resources.nodes} {resources.gpu}"

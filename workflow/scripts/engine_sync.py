@@ -54,6 +54,7 @@ from zerolora.config.runs_file import is_current, write_runs
 from zerolora.config.schema import Config
 from zerolora.errors import UserError
 from zerolora.files import sha256
+from zerolora.units import counted
 
 PIPELINE = Path("dvc.yaml")
 # The hash of the dvc.lock that Snakemake's metadata was last synchronised with.
@@ -252,14 +253,14 @@ def compare_what_is_there(workflow: Any, config: Config) -> None:
     The stage compare is not made while a run is unfinished. What an earlier config left of a run whose jobs were still
     to come is not shown as its result.
     """
-    from zerolora.report.comparison import compare_what_is_there
+    from zerolora.report.comparison import compare_all
 
     if not RESOLVED.is_file():
         return
     waiting = [job for job in workflow.dag.needrun_jobs() if not workflow.dag.finished(job)]
     outdated = {run: str(job.rule.name) for job in reversed(waiting) for run in _runs_of(job, config)}
     try:
-        print(f"zerolora: {compare_what_is_there(RESOLVED.parent, UNFINISHED, outdated)}", file=sys.stderr)
+        print(f"zerolora: {compare_all(RESOLVED.parent, UNFINISHED, outdated)}", file=sys.stderr)
     except (UserError, OSError) as error:
         print(f"zerolora: no table of what is there: {error}", file=sys.stderr)
 
@@ -318,7 +319,7 @@ def _edited_file() -> str:
     """Say which of the files that resolve reads beside the config is not what this run read; empty if each is."""
     paths = sorted({*_read.files, *_files_of_resolve()})
     edited = [path for path in paths if _stamp(path) != _read.files.get(path)]
-    others = f" and {len(edited) - 1} others" if len(edited) > 1 else ""
+    others = f" and {counted(len(edited) - 1, 'other')}" if len(edited) > 1 else ""
     return f"{edited[0]}{others} was edited during the run" if edited else ""
 
 
@@ -382,7 +383,7 @@ def _run_unknown_again(workflow: Any, unknown: list[str]) -> None:
     begun = {path: stage for stage, paths in outputs.begun().items() for path in paths}
     unknown = [path for path in unknown if path not in begun]
     if unknown:
-        others = f" and {len(unknown) - 1} others" if len(unknown) > 1 else ""
+        others = f" and {counted(len(unknown) - 1, 'other')}" if len(unknown) > 1 else ""
         print(f"{unknown[0]}{others}: no record says which job wrote it; it is made again", file=sys.stderr)
     run_again(workflow, [*begun, *unknown])
 
@@ -432,7 +433,9 @@ def _synchronise(
             if not executing:
                 count_as_done(workflow, targets)
                 if targets:
-                    print(f"up to date in DVC: {len(targets)} stages; a run takes them over", file=sys.stderr)
+                    print(
+                        f"up to date in DVC: {counted(len(targets), 'stage')}; a run takes them over", file=sys.stderr
+                    )
                 return [path for path in unknown if not any(dvc.output_of(stage, path) for stage in up_to_date)]
             # after_planning, or the run's end, records them.
             lacking = (outputs.recorded() & dvc.names) - up_to_date.keys()
@@ -474,7 +477,7 @@ def _fill_cache(dvc: DvcStages, lost: set[str], executing: bool) -> None:
         return
     filled = dvc.fill_cache(sorted(lost))
     if filled:
-        others = f" and {len(filled) - 1} others" if len(filled) > 1 else ""
+        others = f" and {counted(len(filled) - 1, 'other')}" if len(filled) > 1 else ""
         print(f"{filled[0]}{others}: DVC's cache had lost it, and has it again", file=sys.stderr)
 
 
@@ -560,7 +563,7 @@ def _settle(dvc: DvcStages, found: outputs.Findings, settings: Any, executing: b
         raise _damage_error(found, dvc)
     if restored:
         paths = [path for paths in restored.values() for path in paths]
-        listed = ", ".join(paths) if len(paths) <= 4 else f"{len(paths)} outputs of {len(restored)} stages"
+        listed = ", ".join(paths) if len(paths) <= 4 else f"{len(paths)} outputs of {counted(len(restored), 'stage')}"
         print(f"restored from DVC's cache: {listed}", file=sys.stderr)
     if executing:
         _run_again(found.missing)

@@ -1,6 +1,6 @@
-"""What the jobs of the workflow read and request: the config, looked up by the wildcards of a job.
+"""Inputs, params and resources of the workflow's jobs, looked up in the config by a job's wildcards.
 
-The rules name an attribute of `Job`, a stage's settings or code, or a resource of a stage (rules/common.smk).
+The rules use attributes of `Job`, a stage's settings or code, or a stage's resources (rules/common.smk).
 """
 
 import functools
@@ -12,7 +12,7 @@ from typing import Any
 
 import engine_sync
 from snakemake.exceptions import WorkflowError
-from snakemake.io import ancient
+from snakemake.io import ancient, expand
 
 from zerolora.commands.long_argument import argument_of
 from zerolora.compat.snakemake_patches import undetermined
@@ -24,6 +24,7 @@ from zerolora.config.grids import SHARED_STAGES
 from zerolora.config.resolve import check_planned, check_resolved, digest, resolve, run_sections, shared_settings, texts
 from zerolora.config.runs_file import check_runs
 from zerolora.config.schema import data_folders
+from zerolora.config.settings import RunSettings
 from zerolora.config.stages import ON_REQUEST, STAGES
 from zerolora.config.values import HUB_ADAPTERS, HUB_DATA
 from zerolora.errors import UserError
@@ -36,12 +37,12 @@ ALL_STAGES = STAGES | ON_REQUEST
 
 
 class Jobs:
-    """The config, resolved for every stage, and what to look up in it."""
+    """The config, resolved for every stage."""
 
     def __init__(self, check_files: bool = True) -> None:
-        """Read the config; `check_files` says whether the files that it names are looked at.
+        """Read the config and, with `check_files`, check the files that it names.
 
-        Raises UserError if the config or a file that it names cannot be used.
+        Raises UserError if the config or one of these files is invalid.
         """
         self.config = file.load(Path(CONFIG_FILE))
         if check_files:
@@ -59,29 +60,29 @@ class Jobs:
             kind: {getattr(settings, kind): name for name, settings in reversed(runs.items())}
             for kind in SHARED_STAGES._fields
         }
-        """By kind of what runs may share, the first run of those that share it, by its name."""
+        """The first run that uses each shared output, by the output's kind and name."""
         self.first_of_data = {run.dataset: name for name, run in reversed(self.config.all_runs.items())}
         self.data_folders = [Path(folder) for folder in data_folders(self.config.fetch).values()]
 
     def check(self, remote: bool) -> None:
-        """Raise UserError if the settings are not those that a `remote` job was planned with or, inside `dvc repro`,
-        those that DVC compares."""
+        """Raise UserError if the settings differ from those that a `remote` job was planned with or, inside `dvc
+        repro`, from those that DVC compares."""
         if remote:
             check_planned(digest(*self.texts()))
         elif os.environ.get("DVC_STAGE", "resolve") != "resolve":
             check_resolved(*self.texts(), Path(RESOLVED), Path("results/settings"))
 
     def texts(self) -> tuple[str, dict[str, str]]:
-        """Return what resolve has to write."""
+        """Return the expected outputs of resolve."""
         return texts({name: self.compared[name] for name in self.compared if name != "shared"}, self.shared, self.codes)
 
     def of(self, wildcards: Any) -> "Job":
-        """Return the job that the wildcards name."""
+        """Return the job of the wildcards."""
         return Job(self, dict(wildcards.items()))
 
     @functools.cached_property
     def names(self) -> dict[str, list[str]]:
-        """The values of each wildcard."""
+        """Values of each wildcard."""
         resolved = self.resolved
         return {
             "run": list(self.config.all_runs),
@@ -96,11 +97,11 @@ class Jobs:
         }
 
     def constraints(self) -> dict[str, str]:
-        """Return what each wildcard may be, as a regular expression."""
+        """Return a regular expression for each wildcard."""
         return {name: "|".join(values) or "none" for name, values in self.names.items()}
 
     def every_output(self, outputs: Mapping[str, Any]) -> list[str]:
-        """Return every output of every stage, for what the runs use of the config. `outputs` are those of the rules."""
+        """Return all outputs of all stages that the runs need. `outputs` has the outputs of each rule."""
         datasets = sorted(self.first_of_data)
         prepare, rows = self.config.prepare, self.config.tasks.rows
         paths = [prepare[name].path for name in datasets] + [task.path for task in rows.values()]
@@ -111,22 +112,22 @@ class Jobs:
             "source": sorted(each.parent.name for each in manifests if each.is_relative_to(HUB_DATA)),
             "packaged": sorted(each.parent.name for each in manifests if not each.is_relative_to(HUB_DATA)),
         }
-        every = []
+        result = []
         for stage in outputs:
             tasks = {"task": list(self.resolved.task_rows)} if stage == "task_rows" else {}
             for path in map(str, outputs[stage]):
-                every += _expanded(path, used | tasks)
-        return every
+                result += expand(path, **(used | tasks))
+        return result
 
     def read_files(self) -> list[str]:
-        """Return the files of the user's that stages read, whose dates Snakemake compares."""
+        """Return the user's files that stages read, whose dates Snakemake compares."""
         config = self.config
         sections = (config.prepare, config.tasks.rows, config.fetch.directory)
         paths = [str(each.path) for section in sections for each in section.values()]
         return [*engine_sync.user_files(), *(name for path in paths for name in self.files_at(Path(path)))]
 
     def files_at(self, path: Path) -> list[str]:
-        """Return the files of data, but for fetched ones: those are pinned, and their manifest stands for them."""
+        """Return the data files of a path, without fetched ones, which their manifest represents."""
         if not path.is_dir():
             return [] if self.manifests_of(path) else [str(path)]
         return sorted(
@@ -138,7 +139,7 @@ class Jobs:
         )
 
     def manifests_of(self, path: Path) -> list[str]:
-        """Return the manifests of the fetched data sets that a path holds, is, or lies in."""
+        """Return the manifests of the fetched data sets that contain a path, or are in it."""
         return [
             str(folder / MANIFEST)
             for folder in self.data_folders
@@ -146,28 +147,19 @@ class Jobs:
         ]
 
 
-def _expanded(path: str, names: Mapping[str, list[str]]) -> list[str]:
-    """Return a path with every value of the wildcards in it."""
-    paths = [path]
-    for name, values in names.items():
-        if f"{{{name}}}" in path:
-            paths = [each.replace(f"{{{name}}}", value) for each in paths for value in values]
-    return paths
-
-
 class Job:
-    """One job: what its rule looks up, by the wildcards of its outputs."""
+    """One job, by the wildcards of its outputs."""
 
     def __init__(self, jobs: Jobs, wildcards: dict[str, str]) -> None:
-        """`wildcards` name a run, what runs share, a data set, a model, or what is fetched."""
+        """`wildcards` name a run, a shared output, a data set, a model, or a fetched source."""
         self._jobs, self._wildcards = jobs, wildcards
 
-    # The stage's own.
+    # Settings and code.
 
     def settings(self, stage: str) -> str:
-        """The settings that a stage reads, as canonical JSON or a file called by its content, so that only their values
-        are compared, and keys at their neutral value not at all (config/compared.py)."""
-        if stage == "export_target":  # those of other targets are not compared
+        """Settings of a stage as canonical JSON, or as a file named by its content, so that only values are compared,
+        without keys at their neutral value (config/compared.py)."""
+        if stage == "export_target":  # without the settings of other targets
             return argument_of(compared(getattr(self._run.export, self._wildcards["target"])))
         settings: Any = self._jobs.compared
         for key in ALL_STAGES[stage].settings.split("."):
@@ -175,8 +167,7 @@ class Job:
         return argument_of(settings)
 
     def code(self, stage: str) -> str:
-        """The fingerprint of the code that a stage runs under its settings (config/code.py), which DVC reads beside the
-        settings."""
+        """Code fingerprint of a stage under its settings (config/code.py), which DVC compares too."""
         jobs = self._jobs
         if stage in ON_REQUEST:
             target = {"export.targets": {*self._wildcards.get("target", "").split()}}
@@ -187,11 +178,11 @@ class Job:
             return str(getattr(jobs.codes, group)[name][stage])
         return str(jobs.codes.named[stage][name] if name else jobs.codes.named[stage])
 
-    # What it is for.
+    # Names.
 
     @functools.cached_property
     def run(self) -> str:
-        """The run that it is for, or the first of those that share its output."""
+        """Its run, or the first of the runs that share its output."""
         if "run" in self._wildcards:
             return self._wildcards["run"]
         for kind, runs in self._jobs.first.items():
@@ -201,30 +192,29 @@ class Job:
         return self._jobs.first_of_data.get(self._wildcards.get("dataset", ""), next(iter(every)))
 
     @property
-    def _run(self) -> Any:
+    def _run(self) -> RunSettings:
         return self._jobs.resolved.runs[self.run]
 
     @property
     def dataset(self) -> str:
-        """The data set of its run."""
-        return self._wildcards.get("dataset") or str(self._jobs.config.all_runs[self.run].dataset)
+        """Its data set, or that of its run."""
+        return self._wildcards.get("dataset") or self._jobs.config.all_runs[self.run].dataset
 
     @property
     def _model_name(self) -> str:
-        return self._wildcards.get("model") or str(self._jobs.config.prepare[self.dataset].model)
+        return self._wildcards.get("model") or self._jobs.config.prepare[self.dataset].model
 
     @functools.cached_property
     def names(self) -> dict[str, str]:
-        """Its wildcards, and the names that the config has for it: of its run, data set and model, and of what its run
-        shares."""
+        """Its wildcards, and the names of its run, data set, model and shared outputs."""
         shared = {kind: str(getattr(self._run, kind)) for kind in SHARED_STAGES._fields}
         return {"run": self.run, "dataset": self.dataset, "model": self._model_name, **shared, **self._wildcards}
 
-    # Its inputs.
+    # Inputs.
 
     @property
     def source_files(self) -> list[str]:
-        """The files of a model in a directory of the user's; others are pinned by the config alone."""
+        """Files of a model in a user's directory; the config pins other models."""
         model = self._jobs.config.fetch.directory.get(self._model_name)
         if not model:
             return []
@@ -232,7 +222,7 @@ class Job:
 
     @property
     def _rows(self) -> Path | None:
-        """Where the rows of its task lie, or of its data set; None for a task of lm-evaluation-harness."""
+        """Path of the rows of its task or data set; None for a task of lm-evaluation-harness."""
         if "task" not in self._wildcards:
             return Path(self._jobs.config.prepare[self.dataset].path)
         rows = self._jobs.config.tasks.rows.get(self._wildcards["task"])
@@ -240,22 +230,22 @@ class Job:
 
     @property
     def data_files(self) -> list[str]:
-        """The user's files of rows."""
+        """The user's data files."""
         return self._jobs.files_at(self._rows) if self._rows else []
 
     @property
     def fetched_data(self) -> list[str]:
-        """The manifests of fetched rows."""
+        """Manifests of fetched data."""
         return self._jobs.manifests_of(self._rows) if self._rows else []
 
     @property
     def task_rows(self) -> list[str]:
-        """The file of a task's rows; lm-evaluation-harness reads its own."""
+        """File of a task's rows; tasks of lm-evaluation-harness have none."""
         return [f"results/tasks/{self._wildcards['task']}.jsonl"] if self._rows else []
 
     @property
     def start_files(self) -> list[str]:
-        """What the adapter that its run starts from is known by: its manifest, or the files of one of the user's."""
+        """The adapter that its run starts from: its manifest, or all files of a user's adapter."""
         start = self._run.train.from_adapter
         if start is None:
             return []
@@ -265,14 +255,14 @@ class Job:
 
     @property
     def fetched_start(self) -> list[Any]:
-        """The adapter of the hub that its run starts from, for render to look at. Its age does not matter: a value of
-        render does not depend on it, and DVC does not know of it."""
+        """Manifest of the hub adapter that its run starts from, which render checks. Its date is ignored: render's
+        outputs do not depend on it, and it is no dependency in DVC."""
         start = self._run.train.from_adapter
         return [ancient(f"{start}/{MANIFEST}")] if start and Path(start).is_relative_to(HUB_ADAPTERS) else []
 
     @property
     def task_files(self) -> list[str]:
-        """What both models of a run answered besides its data set."""
+        """Metrics and answers of both models in the further tasks."""
         return [
             f"{folder}/tasks/{task}{suffix}.json"
             for folder in (f"results/base/{self.dataset}", f"results/{self.run}")
@@ -282,12 +272,12 @@ class Job:
 
     @property
     def questions(self) -> str:
-        """The file of the judge's questions."""
+        """File of the judge's questions."""
         return str(self._jobs.resolved.judge.questions)
 
     @property
     def exported(self) -> list[str]:
-        """The manifests of all targets that the runs' `export.targets` list. Raises WorkflowError if none does."""
+        """Manifests of all runs' `export.targets`. Raises WorkflowError if there are none."""
         runs = self._jobs.resolved.runs
         manifests = [f"results/{name}/export/{each}/{MANIFEST}" for name in runs for each in runs[name].export.targets]
         if not manifests:
@@ -297,31 +287,31 @@ class Job:
             )
         return manifests
 
-    # Its options.
+    # Options.
 
     @property
     def config_values(self) -> str:
-        """The config's values."""
+        """Values of the config."""
         return canonical(self._jobs.values)
 
     @property
     def named_codes(self) -> str:
-        """The code fingerprints in results/config.json."""
+        """Code fingerprints in results/config.json."""
         return canonical(self._jobs.codes.named)
 
     @property
     def rows_option(self) -> str:
-        """The option that names a task's rows."""
+        """Option with a task's rows."""
         return " ".join(f"--rows {name}" for name in self.task_rows)
 
     @property
     def merged_directory(self) -> str:
-        """The directory of the merged weights: versioned, or outside results/ if the config does not version them."""
+        """Directory of the merged weights; outside results/ if they are not versioned."""
         return f"results/{self.run}/merged" if self._run.merge.version else f"work/merged/{self.run}"
 
     @property
     def merge_options(self) -> str:
-        """The options of `zerolora merge` that the config says."""
+        """Options of `zerolora merge`."""
         merge = self._run.merge
         dequantized = "--dequantized" if merge.base == "dequantized" else ""
         return dequantized if merge.enabled else "--left-out"
@@ -332,50 +322,50 @@ class Job:
 
     @property
     def _is_opened_by_vllm(self) -> bool:
-        """Whether vLLM opens a target: it is one for vLLM, and the config has vLLM answer."""
+        """Whether vLLM opens the target: the target supports vLLM, and the config evaluates with it."""
         return self._evaluate.engine == "vllm" and TARGETS[self._wildcards["target"]].for_vllm
 
     @property
     def export_options(self) -> str:
-        """The interpreter with vLLM, for targets that vLLM opens, and its device."""
+        """vLLM's interpreter and device, for targets that vLLM opens."""
         if not self._is_opened_by_vllm:
             return ""
         python = self._evaluate.vllm_python or "python"
         return f"--vllm-python {shlex.quote(python)} --device {self.export_device}"
 
-    # Its resources.
+    # Resources.
 
     @property
     def device(self) -> str:
-        """The device that its model computes on: the run's, or that of the first run of its data set."""
-        return str((self._run.evaluate if "run" in self._wildcards else self._evaluate).device)
+        """Device of its model: that of the run, or of the first run of its data set."""
+        return (self._run.evaluate if "run" in self._wildcards else self._evaluate).device
 
     @property
     def export_device(self) -> str:
-        """The device that opens a target: the CPU, unless vLLM does."""
+        """Device that opens a target: the CPU, except for vLLM."""
         return self.device if self._is_opened_by_vllm else "cpu"
 
     @property
     def ranks(self) -> int:
         """Ranks on each node."""
-        return int(self._run.train.ranks_per_node)
+        return self._run.train.ranks_per_node
 
     @property
     def nodes(self) -> int:
-        """Nodes that it trains on."""
-        return int(self._run.train.nodes)
+        """Nodes for training."""
+        return self._run.train.nodes
 
     @property
     def keep_checkpoints(self) -> int:
         """Checkpoints that training keeps."""
-        return int(self._run.estimate.keep_checkpoints)
+        return self._run.estimate.keep_checkpoints
 
     def requested(self, stage: str, what: str, threads: int, attempt: int) -> Any:
-        """Return what a stage requests: `minutes`; `mem_mib` of a node; `gpus` of a node; `gres`, the same in Slurm's
-        words; `all_gpus` of all nodes, as Snakemake counts them.
+        """Return a stage's request: `minutes`; `mem_mib` of a node; `gpus` of a node; `gres`, the same in Slurm's
+        syntax; `all_gpus` of all nodes, as Snakemake counts them.
 
-        Minutes and memory are twice as many the second time; but for training, which resumes, and whose memory is
-        predicted best. Memory is no more than a machine has. Slurm takes its megabytes for MiB.
+        Minutes and memory grow with each attempt, except for training, which resumes and whose memory is predicted
+        best. Memory is limited to that of a machine. Slurm treats megabytes as MiB.
         """
         resource = {"gres": "gpus", "all_gpus": "gpus"}.get(what, what)
         if stage == "train" and resource == "gpus":
@@ -396,7 +386,7 @@ class Job:
         return min(number, self._run.estimate.host_memory // 1024**2) if what == "mem_mib" else number
 
     def _resources(self, stage: str, threads: int) -> Any:
-        # Loading the memory model takes longer than reading the config, so only jobs that request memory load it.
+        # Importing the memory model takes longer than reading the config, so only jobs that request memory do it.
         from zerolora.planner import slurm_resources
 
         model = Path(f"resources/models/{self._model_name}")
@@ -416,6 +406,6 @@ class Job:
                 )
             case "merge":
                 return slurm_resources.merging(model, Path(f"results/{self.run}/adapter"))
-            case "export_target":  # as to answer where vLLM opens what was exported, which it does on the run's device
+            case "export_target":  # vLLM answers with the exported model, on the run's device
                 return self._resources("evaluate" if self._is_opened_by_vllm else "merge", threads)
         return slurm_resources.reporting()

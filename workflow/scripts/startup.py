@@ -1,6 +1,6 @@
-"""What each process of the workflow does before the rules are read, and before it plans.
+"""Startup of each workflow process, before the rules are read and before planning.
 
-Snakemake starts a process for a run, and on a cluster one for each job.
+Snakemake starts one process for a run and, on a cluster, one for each job.
 """
 
 import gc
@@ -13,17 +13,16 @@ if TYPE_CHECKING:
     from jobs import Jobs
 
 JOB_PREFIX = "set -euo pipefail; export ZEROLORA_JOB_SHELL=$$; "
-"""Of every job's command, which ends when this process or the shell of its job does (machine/parents.py)."""
+"""Prefix of every job's command, which ends with this process or the job's shell (machine/parents.py)."""
 
 
 def start(workflow: Any) -> "Jobs":
-    """Prepare this process, and return the jobs of the config. Ends it with one line on standard error and exit code 2
-    if the config cannot be used.
+    """Prepare this process, and return the jobs of the config.
 
-    Raises WorkflowError for --config and --configfile.
+    Exits with one line on stderr and code 2 if the config is invalid. Raises WorkflowError for --config and
+    --configfile.
     """
-    # What Snakemake has imported stays. To look at it for garbage again, while more is imported, takes a fifth of a
-    # start.
+    # Collecting garbage among Snakemake's modules while others are imported takes a fifth of the startup.
     gc.freeze()
     from jobs import CONFIG_FILE, Jobs
     from snakemake.exceptions import WorkflowError
@@ -32,17 +31,17 @@ def start(workflow: Any) -> "Jobs":
     from zerolora.errors import UserError, explained
     from zerolora.machine import parents
 
-    # The commands lie beside the Python that runs Snakemake.
+    # The commands are in the directory of Snakemake's Python.
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     parents.name_engine()
     if "DVC_STAGE" in os.environ and workflow.is_main_process:
         parents.end_with_parent()
     if workflow.remote_exec:
-        # The scheduler that started this job has given it its GPUs (workflow/scripts/on_gpus).
+        # The scheduler has assigned this job's GPUs (workflow/scripts/on_gpus).
         os.environ["ZEROLORA_GPUS_DIVIDED"] = "1"
     if workflow.config_settings.config or workflow.config_settings.configfiles:
         raise WorkflowError(
-            f"--config and --configfile are not read here, since DVC would not see them: edit {CONFIG_FILE}, "
+            f"--config and --configfile are not supported, since DVC would not see them: edit {CONFIG_FILE}, "
             "or add a named set of overrides to its runs"
         )
     try:
@@ -60,7 +59,7 @@ def start(workflow: Any) -> "Jobs":
 
 
 def around_planning(workflow: Any, jobs: "Jobs", every_output: list[str]) -> None:
-    """Have the engines brought into line around planning (engine_sync.py), in the process of a run."""
+    """Synchronize the engines around planning (engine_sync.py), in a run's main process."""
     import engine_sync
 
     from zerolora.compat.snakemake_patches import around_planning
@@ -74,9 +73,9 @@ def around_planning(workflow: Any, jobs: "Jobs", every_output: list[str]) -> Non
 
 
 def limit_jobs(workflow: Any, jobs: "Jobs") -> None:
-    """Have jobs of this machine share what the config says that it has, unless --resources or the profile limits them.
+    """Limit local jobs to the config's hardware, unless --resources or the profile sets limits.
 
-    A dry run, which is local whatever the profile says, would show requests for Slurm cut to these limits.
+    Not in a dry run: it is always local, and would show requests to Slurm reduced to these limits.
     """
     from zerolora.config.resolve import hardware_limits, run_sections
 

@@ -34,6 +34,7 @@ from zerolora.errors import UserError
 from zerolora.log import LOGGER, result
 from zerolora.machine.devices import obey
 from zerolora.types import Device
+from zerolora.units import counted
 
 app = typer.Typer()
 
@@ -72,8 +73,7 @@ def resolve(
 
     resolved = stage(load(config))
     write(resolved, codes(resolved), output, runs or output.with_name(FOLDER))
-    count = len(resolved.runs)
-    result(f"{count} run{'s' * (count > 1)}")
+    result(counted(len(resolved.runs), "run"))
 
 
 @app.command()
@@ -272,7 +272,6 @@ def merge(
     ] = False,
 ) -> None:
     """Merge the adapter into the base weights."""
-    from zerolora.merge.skipped_merge import leave_out
     from zerolora.model.manifest import check_intact, located
 
     if (base is None) == (weights is None):
@@ -283,7 +282,9 @@ def merge(
         raise UserError("several adapters, or --weight, need --base instead of --weights")
     if left_out:
         check_intact(adapter[0], "zerolora train")
-        leave_out(output)
+        from zerolora.merge.merge import skip_merge
+
+        skip_merge(output)
         return
     obey("cpu")
     from zerolora.merge.merge import merge as stage
@@ -533,9 +534,9 @@ def compare(
     """Compare all finished runs in a table or, without --settings, all runs of the config in their current state."""
     from zerolora.config.settings import CompareSettings
     from zerolora.report.comparison import compare as stage
-    from zerolora.report.comparison import compare_what_is_there
+    from zerolora.report.comparison import compare_all
 
     if settings is None:
-        typer.echo(compare_what_is_there(results, output))
+        typer.echo(compare_all(results, output))
     else:
         stage(_typed(CompareSettings, settings), rows, output)

@@ -14,6 +14,7 @@ from zerolora.commands.options import Config, Output, stoppable
 from zerolora.log import result
 from zerolora.memory.command import memory
 from zerolora.types import Device
+from zerolora.units import counted
 
 app = typer.Typer()
 
@@ -69,7 +70,7 @@ def expand(config: Config = Path("config/config.yaml")) -> None:
 
     checked = load(config)
     changed = write_runs(checked)
-    typer.echo(f"{RUNS}: {len(checked.all_runs):,} runs, {'written' if changed else 'as before'}")
+    typer.echo(f"{RUNS}: {counted(len(checked.all_runs), 'run')}, {'written' if changed else 'as before'}")
 
 
 @app.command()
@@ -134,7 +135,7 @@ def show(
     results: Annotated[Path, typer.Option(help="The results directory.")] = Path("results"),
 ) -> None:
     """Print a table of all runs, finished or not, in at most 120 columns."""
-    from zerolora.report.comparison_show import show as table
+    from zerolora.report.comparison_terminal import show as table
 
     typer.echo(table(results, colour=sys.stdout.isatty()))
 

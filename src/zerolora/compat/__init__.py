@@ -1,5 +1,5 @@
-"""Every place where another library is patched or its private parts are used: one file a library.
+"""All patches and private uses of other libraries, one file for each library.
 
-Each function here says why it is needed, which upstream thread it is about and for which versions it was written.
-tests/unit/test_compat.py has a test for each that fails as soon as the library no longer needs it.
+Each patch has its reason, upstream thread and tested versions. tests/unit/test_compat.py has a test for each that fails
+when the library no longer needs it.
 """

@@ -1,4 +1,4 @@
-"""bitsandbytes: imported without compilers, and what its kernels for CPUs get wrong in training."""
+"""bitsandbytes: import without compilers, and correct gradients of its CPU kernels."""
 
 import functools
 import importlib.util
@@ -9,39 +9,32 @@ from typing import Any
 from zerolora.compat.versions import installed, patch
 from zerolora.errors import UserError
 
-VERSION = "0.50.2"
 _ABSENT: Any = object()
 
 
 def load() -> None:
-    """Import bitsandbytes, if it is installed, before peft does: peft imports it even if no base is quantized."""
+    """Import bitsandbytes, if installed, before peft does: peft imports it even if no base is quantized."""
     if importlib.util.find_spec("bitsandbytes"):
         load_without_compilers()
 
 
 @functools.cache
-@patch(
-    "bitsandbytes",
-    VERSION,
-    upstream="none known",
-    untested=("0.48", "0.49", "0.50", "0.51"),
-    features=("torch:compile",),
-)
+@patch("bitsandbytes", features=("torch:compile",))
 def load_without_compilers() -> None:
     """Import bitsandbytes with a torch.compile that does nothing.
 
-    Its fallbacks for devices without kernels of their own are decorated with torch.compile (backends/default/ops.py),
-    which loads torch's compiler, 1.4 CPU-seconds in every process, and would run a C++ compiler at their first call.
-    Nor does it fetch a kernel from the hub, as it does where the package kernels is installed (backends/cpu/ops.py).
-    And it does not initialise CUDA, after which no rank could be forked: of a GPU's capability, which it asks at its
-    import, it reads nothing but that there is one (cuda_specs.py).
+    - Its fallbacks for devices without own kernels use torch.compile (backends/default/ops.py), which loads torch's
+      compiler, 1.4 CPU-seconds in every process, and would run a C++ compiler at the first call.
+    - With the package kernels installed, it would download a kernel from the hub (backends/cpu/ops.py).
+    - It would initialise CUDA, after which no rank can be forked: it queries a GPU's capability, of which it uses only
+      the existence (cuda_specs.py).
     """
     import torch
 
-    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)  # says that there is no such kernel
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)  # warns that there is no such kernel
     compile_, kernels = torch.compile, sys.modules.get("kernels", _ABSENT)
     capability_of = torch.cuda.get_device_capability
-    torch.compile, sys.modules["kernels"] = _as_it_is, None  # type: ignore[assignment]  # None: not to be had
+    torch.compile, sys.modules["kernels"] = _as_it_is, None  # type: ignore[assignment]  # None: not importable
     torch.cuda.get_device_capability = _lowest_capability  # type: ignore[assignment]
     try:
         importlib.import_module("bitsandbytes")
@@ -52,17 +45,11 @@ def load_without_compilers() -> None:
             sys.modules["kernels"] = kernels
 
 
-@patch(
-    "bitsandbytes",
-    VERSION,
-    upstream="none known",
-    untested=("0.48", "0.49", "0.50", "0.51"),
-    features=("bitsandbytes.nn:Linear4bit",),
-)
+@patch("bitsandbytes", features=("bitsandbytes.nn:Linear4bit",))
 def keep_layout(model: Any) -> None:
-    """Keep 4-bit weights as they are stored, in place.
+    """Keep the layout of 4-bit weights, in place.
 
-    On CPUs with AVX512-BF16 a forward pass in evaluation mode packs them for a kernel of its own (nn/modules.py,
+    On CPUs with AVX512-BF16, a forward pass in evaluation mode repacks them for another kernel (nn/modules.py,
     Linear4bit.forward), after which gradients are wrong.
     """
     from bitsandbytes.nn.modules import Linear4bit
@@ -73,14 +60,14 @@ def keep_layout(model: Any) -> None:
 
 
 def check_cuda_library() -> None:
-    """Raise UserError if bitsandbytes has loaded no library for CUDA: its kernels would fail, or compute on the CPU."""
+    """Raise UserError if bitsandbytes has no CUDA library: its kernels would fail, or compute on the CPU."""
     import torch
     from bitsandbytes.cextension import CudaBNBNativeLibrary, lib
 
     if not isinstance(lib, CudaBNBNativeLibrary):
         raise UserError(
             f"bitsandbytes {installed('bitsandbytes')} has no library for CUDA {torch.version.cuda}, which torch is "
-            "built for, or cannot load it; `python -m bitsandbytes` says why; or write a train.method and "
+            "built for, or cannot load it; `python -m bitsandbytes` shows why; or write a train.method and "
             "train.optimizer that need none"
         )
 
@@ -90,5 +77,5 @@ def _lowest_capability(*_: Any) -> tuple[int, int]:
 
 
 def _as_it_is(function: Any = None, **_: Any) -> Any:
-    """Return a function as torch.compile would return it compiled, also when called as a decorator with options."""
+    """Return a function uncompiled; like torch.compile, also usable as a decorator with options."""
     return function if function is not None else _as_it_is

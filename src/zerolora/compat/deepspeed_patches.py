@@ -1,4 +1,4 @@
-"""DeepSpeed: what a LoRA run with an optimizer of its own needs of it beyond its public API.
+"""DeepSpeed: internals that LoRA training with its own optimizer needs.
 
 `engine` is a DeepSpeedEngine, `optimizer` the ZeRO or 16-bit optimizer that deepspeed.initialize returned.
 """
@@ -15,20 +15,19 @@ import torch.distributed
 
 from zerolora.compat.versions import is_replaced, patch, replaced
 
-VERSION = "0.19.8"
 SCALE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 """Attributes of DeepSpeed's loss scalers (runtime/fp16/loss_scaler.py)."""
 SHM = "deepspeed_shm_comm"
 
 
-@patch("deepspeed", VERSION, upstream="none known")
+@patch("deepspeed")
 def apply_startup_patches() -> None:
-    """Skip what DeepSpeed does before the first step that costs seconds to minutes and serves nothing here.
+    """Skip steps of DeepSpeed's startup that take seconds to minutes and have no use here.
 
-    - It compiles a shared-memory transport (shm_comm) when it is first used, about 100 s; gloo needs no compiler.
-    - Rank 0 sends every weight to all ranks (`_broadcast_model`). All ranks read the same files and draw the same
-      adapter, and as long as nobody writes to the weights the ranks of a node share the pages of the file.
-    - It imports Muon to see that the optimizer is another one, and decorating Muon's kernels loads torch's compiler.
+    - It compiles a shared-memory transport (shm_comm) at its first use, in about 100 s; gloo needs no compiler.
+    - Rank 0 broadcasts every weight (`_broadcast_model`). All ranks read the same files and initialize the same
+      adapter, and the ranks of a node share the file's pages as long as no one writes to the weights.
+    - It imports Muon to check that the optimizer is another, and decorating Muon's kernels loads torch's compiler.
     """
     import deepspeed
     from deepspeed.runtime import compiler
@@ -43,10 +42,10 @@ def apply_startup_patches() -> None:
         compiler.compile = compile_later
 
 
-@patch("deepspeed", VERSION, upstream="none known")
+@patch("deepspeed")
 def keep_clipped_norm(engine: Any) -> None:
-    """At stage 0 in fp32, clip as DeepSpeed does and keep the norm that it throws away (engine.py,
-    clip_fp32_gradients), so that `get_global_grad_norm` returns it."""
+    """At stage 0 in fp32, clip as DeepSpeed does and keep the norm, which it discards (engine.py, clip_fp32_gradients),
+    so that `get_global_grad_norm` returns it."""
     from deepspeed.runtime.utils import clip_grad_norm_
 
     def clip() -> None:
@@ -56,25 +55,25 @@ def keep_clipped_norm(engine: Any) -> None:
     engine.clip_fp32_gradients = clip
 
 
-@patch("deepspeed", VERSION, upstream="none known")
+@patch("deepspeed")
 def undo_first_step(optimizer: Any, masters: dict[Any, torch.Tensor], start: Callable[[torch.Tensor], None]) -> None:
-    """Undo the step with zero gradients by which stage 0's optimizer for 16 bits creates states (unfused_optimizer.py,
+    """Undo the step with zero gradients by which stage 0's 16-bit optimizer creates states (unfused_optimizer.py,
     initialize_optimizer_states): it counts for the bias correction and decays weights.
 
-    `masters` maps each trained parameter to its fp32 master, `start` makes a tensor's state that of before a step.
+    `masters` maps each trained parameter to its fp32 master; `start` resets a tensor's state to that before a step.
     """
     make_states(optimizer, optimizer.optimizer, start)
     for parameter, master in masters.items():
         master.data.copy_(parameter.data)
 
 
-@patch("deepspeed", VERSION, upstream="none known; a cache_clear() in _invalidate_trace would do")
+@patch("deepspeed", upstream="none known; a cache_clear() in _invalidate_trace would do")
 def release_by_current_trace(optimizer: Any) -> None:
-    """Make stage 3 decide again which weights to release when the order of modules changes.
+    """Make stage 3 update which weights to release when the order of modules changes.
 
-    It caches the decision by module and step (partitioned_param_coordinator.py, __params_to_release) and keeps it when
-    it invalidates the trace that the decision was made from. After a validation before the first step, where no module
-    is used again, every weight would be gathered twice in every step.
+    It caches the decision by module and step (partitioned_param_coordinator.py, __params_to_release) even when it
+    invalidates the trace that the decision is based on. After a validation before the first step, in which no module is
+    used twice, every weight would be gathered twice in each step.
     """
     coordinator = optimizer.parameter_offload.get_param_coordinator()
     cached = cached_releases(coordinator)
@@ -88,17 +87,17 @@ def release_by_current_trace(optimizer: Any) -> None:
 
 
 def cached_releases(coordinator: Any) -> Any:
-    """Return the lru_cache inside stage 3's `__params_to_release`; it lies under a decorator."""
+    """Return the lru_cache inside stage 3's `__params_to_release`, under a decorator."""
     decide = type(coordinator)._PartitionedParameterCoordinator__params_to_release
     return inspect.getclosurevars(decide).nonlocals["func"]
 
 
-@patch("deepspeed", VERSION, upstream="none known")
+@patch("deepspeed")
 def grow_scale_after_step(optimizer: Any) -> Callable[[], None]:
-    """Make fp16's loss scale grow after a step; return what is to be called when a step has ended.
+    """Make fp16's loss scale grow after a step; return the function to call at the end of each step.
 
-    Stages 0 and 3 let it grow before they unscale the gradients, which still have the scale of before (stage3.py and
-    unfused_optimizer.py, step), so that the step after each growth is too small by half.
+    Stages 0 and 3 increase it before they unscale the gradients, which still have the previous scale (stage3.py and
+    unfused_optimizer.py, step), so the step after each increase is too small by half.
     """
     update = optimizer._update_scale
     due: list[Callable[[], None]] = []
@@ -117,46 +116,46 @@ def grow_scale_after_step(optimizer: Any) -> Callable[[], None]:
     return grow
 
 
-@patch("deepspeed", VERSION, upstream="none known")
+@patch("deepspeed")
 def stage0_scale(engine: Any, optimizer: Any) -> float:
-    """Return by what the loss must be multiplied before `engine.backward`: in fp16 DeepSpeed scales the loss for its
-    ZeRO optimizers only (engine.py, backward), yet stage 0's optimizer unscales gradients all the same."""
+    """Return the factor for the loss before `engine.backward`: in fp16, DeepSpeed scales the loss only for its ZeRO
+    optimizers (engine.py, backward), but stage 0's optimizer unscales gradients too."""
     scaler = scaler_of(engine, optimizer)
     return float(scaler.cur_scale) if scaler else 1.0
 
 
-@patch("deepspeed", VERSION, upstream="none known")
+@patch("deepspeed")
 def scaler_of(engine: Any, optimizer: Any) -> Any:
-    """Return the object with fp16's loss scale (its attributes: SCALE), None in other precisions. Stage 0's optimizer
-    has it under another name."""
+    """Return the object with fp16's loss scale (attributes: SCALE), None in other precisions. Stage 0's optimizer has
+    it under another name."""
     if not engine.fp16_enabled():
         return None
     return getattr(optimizer, "loss_scale_config", None) or optimizer.loss_scaler
 
 
-@patch("deepspeed", VERSION, upstream="none known")
+@patch("deepspeed")
 def set_scale(engine: Any, optimizer: Any, state: dict[str, float]) -> None:
-    """Set what `scaler_of` returns to values of SCALE; the scalers have no load_state_dict."""
+    """Set the attributes SCALE of the loss scaler (`scaler_of`), which has no load_state_dict."""
     for name, value in state.items():
         setattr(scaler_of(engine, optimizer), name, value)
 
 
-@patch("deepspeed", VERSION, upstream="none known; deepspeed.utils.safe_get_full_fp32_param covers stages 1 to 3")
+@patch("deepspeed", upstream="none known; deepspeed.utils.safe_get_full_fp32_param covers stages 1 to 3")
 def stage0_masters(optimizer: Any) -> dict[Any, torch.Tensor]:
-    """Return the fp32 master of each trained parameter of stage 0's optimizer for 16 bits."""
+    """Return the fp32 master of each trained parameter of stage 0's 16-bit optimizer, by parameter."""
     groups = zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True)
     return {low: high for lows, highs in groups for low, high in zip(lows, highs, strict=True)}
 
 
-@patch("deepspeed", VERSION, upstream="none known; deepspeed.utils.safe_set_full_optimizer_state needs the state")
+@patch("deepspeed", upstream="none known; deepspeed.utils.safe_set_full_optimizer_state needs the state")
 def make_states(optimizer: Any, inner: torch.optim.Optimizer, start: Callable[[torch.Tensor], None]) -> None:
-    """Call `start`, which creates a tensor's state, for all that `inner`, under DeepSpeed's optimizer, updates, and
-    tell stages 1 and 2 where the states are: they look only once, after a step of the first group."""
-    held = getattr(optimizer, "fp32_partitioned_groups_flat", None)  # stage 3
-    if held is None:
-        held = [parameter for group in inner.param_groups for parameter in group["params"]]
-    for number, tensor in enumerate(held):
-        # States that are there stay where DeepSpeed has found them.
+    """Call `start`, which creates a tensor's state, for all tensors that `inner`, under DeepSpeed's optimizer, updates,
+    and link the states at stages 1 and 2, which do so only once, after a step of the first group."""
+    tensors = getattr(optimizer, "fp32_partitioned_groups_flat", None)  # stage 3
+    if tensors is None:
+        tensors = [parameter for group in inner.param_groups for parameter in group["params"]]
+    for number, tensor in enumerate(tensors):
+        # Existing states stay in the memory that DeepSpeed has linked.
         with contextlib.nullcontext() if inner.state.get(tensor) else on_host(optimizer, number):
             start(tensor)
     if hasattr(optimizer, "_lazy_init_hp_params_optimizer_state"):
@@ -165,7 +164,7 @@ def make_states(optimizer: Any, inner: torch.optim.Optimizer, start: Callable[[t
 
 @contextlib.contextmanager
 def on_host(optimizer: Any, group: int) -> Iterator[None]:
-    """Have the states of a group, which stage 3 may keep on NVMe, on the host for a while, and write them back."""
+    """Load the states of a group, which stage 3 may keep on NVMe, to the host, and write them back at the end."""
     swapped = getattr(optimizer, "swap_optimizer", False) and optimizer._swappable_optimizer_subgroup(group)
     if swapped:
         optimizer._optimizer_states_and_gradient_swap_in(group)
@@ -174,13 +173,11 @@ def on_host(optimizer: Any, group: int) -> Iterator[None]:
         optimizer._optimizer_states_and_gradient_swap_out(group)
 
 
-@patch(
-    "deepspeed", VERSION, upstream="none known; safe_get_full_optimizer_state reads a whole group for each parameter"
-)
+@patch("deepspeed", upstream="none known; safe_get_full_optimizer_state reads a whole group for each parameter")
 @contextlib.contextmanager
 def read_from_nvme_once(optimizer: Any, write: bool = False) -> Iterator[None]:
-    """Read a group's states from NVMe once for all of its parameters, not once for each, while safe_get_full_fp32_param
-    and its like are called; with `write`, write each group back when the next is read."""
+    """Read a group's states from NVMe once for all its parameters, not once for each, during calls of
+    safe_get_full_fp32_param and its like; with `write`, write each group back when the next is read."""
     if not getattr(optimizer, "swap_optimizer", False):
         yield
         return
@@ -190,17 +187,17 @@ def read_from_nvme_once(optimizer: Any, write: bool = False) -> Iterator[None]:
         "_release_swap_buffers",
     )
     swap_in, swap_out, release = (getattr(optimizer, name) for name in names)
-    held: list[int] = []
+    loaded: list[int] = []
 
     def leave() -> None:
-        while held:
-            (swap_out if write else release)(held.pop())
+        while loaded:
+            (swap_out if write else release)(loaded.pop())
 
     def enter(group: int, _: Any = None) -> None:
-        if group not in held:
+        if group not in loaded:
             leave()
             swap_in(group)
-            held.append(group)
+            loaded.append(group)
 
     for name, function in zip(names, (enter, lambda *_: None, lambda *_: None), strict=True):
         setattr(optimizer, name, function)
@@ -212,19 +209,19 @@ def read_from_nvme_once(optimizer: Any, write: bool = False) -> Iterator[None]:
             delattr(optimizer, name)
 
 
-@patch("deepspeed", VERSION, upstream="none known")
+@patch("deepspeed")
 def link_states(optimizer: Any) -> None:
-    """Make safe_get_full_optimizer_state and its like see the states that the optimizer has now, under their names:
-    stages 1 and 2 look only once. A no-op at other stages, which look each time."""
+    """Make safe_get_full_optimizer_state and its like see the optimizer's current states: stages 1 and 2 look them up
+    only once. A no-op at other stages, which look them up at each call."""
     if getattr(optimizer, "_hp_optimizer_states_linked", False):
         optimizer._hp_optimizer_states_linked = False
         optimizer._lazy_init_hp_params_optimizer_state()
 
 
-@patch("deepspeed", VERSION, upstream="none known")
+@patch("deepspeed")
 def own_shard(value: torch.Tensor, parameter: Any) -> torch.Tensor:
-    """Return this rank's shard of a whole tensor as stage 3 cuts it: flat, of equal sizes, the last padded with
-    zeros. safe_set_local_fp32_param and its like want it so, and nothing public cuts it."""
+    """Return this rank's shard of a tensor as stage 3 shards it: flat, of equal sizes, the last padded with zeros.
+    safe_set_local_fp32_param and its like require it, and there is no public function for it."""
     group = parameter.ds_process_group
     size = parameter.ds_tensor.ds_numel
     flat = value.flatten()

@@ -1,4 +1,4 @@
-"""peft: which modules it builds into a model, and how those compute."""
+"""peft: the modules that it inserts into a model, and their forward passes."""
 
 import types
 from collections.abc import Callable
@@ -8,36 +8,21 @@ import torch
 
 from zerolora.compat.versions import is_replaced, patch, replaced
 
-VERSIONS = ("0.21.2",)
-OLDER = ("0.18", "0.19", "0.20", "0.21")
 
-
-@patch(
-    "peft",
-    *VERSIONS,
-    upstream="none known",
-    untested=OLDER,
-    features=("peft.tuners.lora:LoraLayer",),
-)
+@patch("peft", features=("peft.tuners.lora:LoraLayer",))
 def replace_dropout(model: torch.nn.Module, replacement: Any) -> None:
-    """Put replacement(p) in the place of each torch.nn.Dropout, in place. LoraConfig takes a probability only, no
-    module (tuners/lora/layer.py, update_layer)."""
+    """Replace each torch.nn.Dropout by replacement(p), in place. LoraConfig accepts a probability, but no module
+    (tuners/lora/layer.py, update_layer)."""
     for module in model.modules():
         for name, child in module.named_children():
             if type(child) is torch.nn.Dropout:
                 setattr(module, name, replacement(child.p))
 
 
-@patch(
-    "peft",
-    *VERSIONS,
-    upstream="none known",
-    untested=OLDER,
-    features=("peft.tuners.trainable_tokens:TrainableTokensLayer._collect_token_weights",),
-)
+@patch("peft", features=("peft.tuners.trainable_tokens:TrainableTokensLayer._collect_token_weights",))
 def gather_rows_anywhere() -> None:
-    """Let peft read the rows that it is to train of a sharded embedding on any device. It knows CUDA only, and sends
-    from rank 0 what every rank has gathered (tuners/trainable_tokens/layer.py, _collect_token_weights)."""
+    """Let peft read the trained rows of a sharded embedding on any device. It supports only CUDA, and broadcasts from
+    rank 0 rows that every rank has gathered (tuners/trainable_tokens/layer.py, _collect_token_weights)."""
     from peft.tuners.trainable_tokens import TrainableTokensLayer
     from peft.utils.integrations import gather_params_ctx
 
@@ -53,15 +38,13 @@ def gather_rows_anywhere() -> None:
 
 @patch(
     "peft",
-    *VERSIONS,
     upstream="none known; peft writes the rows into a copy of the whole weight in every forward pass",
-    untested=OLDER,
     features=("peft.utils.other:TrainableTokensWrapper", "peft.tuners.trainable_tokens:TrainableTokensLayer"),
 )
 def replace_token_forward(model: Any, of_wrapper: Callable[..., Any], of_embedding: Callable[..., Any]) -> None:
-    """Let the wrappers of an embedding and a head whose rows are trained, and the embedding under its wrapper, be
-    called through these methods, in place. The rows' values of before, buffers that only unmerging reads, are dropped:
-    a rank whose weights are shapes has none to fill them with."""
+    """Replace the forward methods of the wrappers of an embedding and a head with trained rows, and of the wrapped
+    embedding, in place. The buffers of original rows, which only unmerging reads, are dropped: a rank on the meta
+    device has no values for them."""
     from peft.utils.other import TrainableTokensWrapper
 
     for module in model.modules():
@@ -73,13 +56,7 @@ def replace_token_forward(model: Any, of_wrapper: Callable[..., Any], of_embeddi
             layer.trainable_tokens_original.clear()
 
 
-@patch(
-    "peft",
-    *VERSIONS,
-    upstream="none known",
-    untested=OLDER,
-    features=("peft.utils.other:TrainableTokensWrapper",),
-)
+@patch("peft", features=("peft.utils.other:TrainableTokensWrapper",))
 def without_rows(head: Any) -> Any:
-    """Return the module under the wrapper of one whose rows are trained, any other module as it is."""
+    """Return the module that peft wraps in a head with trained rows, any other head unchanged."""
     return head.token_adapter.base_layer if hasattr(head, "token_adapter") else head

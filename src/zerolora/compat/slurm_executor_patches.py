@@ -1,4 +1,4 @@
-"""Snakemake's Slurm executor: a job that was preempted for good ends, and a job array holds jobs that are alike.
+"""Snakemake's Slurm executor: preempted jobs end, job arrays have equal jobs, and GPUs are requested by node.
 
 Imported by workflow/, so nothing here imports torch.
 """
@@ -16,12 +16,12 @@ from zerolora.compat.versions import is_replaced, patch, replaced
 
 LIBRARY = "snakemake-executor-plugin-slurm"
 GATHERING_SECONDS = 30
-"""Seconds that the first job of an array waits for others: longer than estimate and render take between two runs, and
-short against the time that a job spends in the queue."""
+"""Seconds that the first job of an array waits for others: longer than estimate and render take between two runs, but
+short compared with the queue's wait."""
 
 
 def patch_slurm_executor() -> None:
-    """Apply the patches of this module if this process submits jobs to Slurm."""
+    """Apply this module's patches if this process submits jobs to Slurm."""
     executor: Any = sys.modules.get("snakemake_executor_plugin_slurm")
     if executor is not None:
         preempted_is_cancelled(executor)
@@ -29,14 +29,14 @@ def patch_slurm_executor() -> None:
         gpus_of_each_node(executor)
 
 
-@patch(LIBRARY, "2.8.0", upstream="none known")
+@patch(LIBRARY)
 def preempted_is_cancelled(executor: Any) -> None:
-    """Make the executor treat a job that ended as PREEMPTED like one that was cancelled.
+    """Make the executor treat a job that ended as PREEMPTED like a cancelled one.
 
-    Slurm preempts by REQUEUE, where the job is pending again, or by CANCEL, where it ends in the state PREEMPTED. The
-    executor takes PREEMPTED for the first kind and waits for ever (check_active_jobs, `status == "PREEMPTED"`).
-    Only states that come from the controller (squeue) are changed: there a requeued job is PENDING at once, whereas
-    accounting (sacct) calls it PREEMPTED until it runs again.
+    Slurm preempts by REQUEUE, after which the job is pending, or by CANCEL, after which it ends as PREEMPTED. The
+    executor assumes the first and waits forever (check_active_jobs, `status == "PREEMPTED"`). Only states from the
+    controller (squeue) are changed: there a requeued job is PENDING at once, while accounting (sacct) reports it as
+    PREEMPTED until it runs again.
     """
     if is_replaced(executor.query_job_status):
         return
@@ -51,17 +51,18 @@ def preempted_is_cancelled(executor: Any) -> None:
     executor.query_job_status = replaced(query_job_status)
 
 
-@patch(LIBRARY, "2.8.0", upstream="none known")
+@patch(LIBRARY)
 def arrays_of_equal_jobs(executor: Any) -> None:
-    """Make the executor's job arrays (`slurm-array-jobs`) hold jobs that ask for the same, and each task run its own.
+    """Restrict the executor's job arrays (`slurm-array-jobs`) to jobs with equal resources, and run each task's own
+    job.
 
-    The executor gives all tasks of an array the resources of its first job. It submits an array only if Snakemake hands
-    over all ready jobs of the rule at once; others it keeps as running without submitting them (`run_jobs`, "Array job
-    collection incomplete"). And every task starts the first job, to be led from there to its own
-    (snakemake-executor-plugin-slurm-jobstep, `run_job`): a job with the resource `mpi`, as training is, never gets
-    there, and the others run inside a job whose outputs Snakemake has just removed.
-    Here jobs of a rule are gathered until no other is expected, GATHERING_SECONDS at most; those with equal resources
-    become an array, whose script starts one job a task; one that has no equal is submitted by itself.
+    The executor gives all tasks of an array the resources of its first job. It submits an array only if Snakemake
+    passes all ready jobs of the rule at once; others count as running but are not submitted (`run_jobs`, "Array job
+    collection incomplete"). And each task starts the first job, which is to start the task's own
+    (snakemake-executor-plugin-slurm-jobstep, `run_job`): with the resource `mpi`, which training has, it never does,
+    and the others run inside a job whose outputs Snakemake has just removed. Here jobs of a rule are collected until no
+    other is expected, at most GATHERING_SECONDS. Those with equal resources become an array, whose script starts one
+    job for each task; the others are submitted individually.
     """
     kind = executor.Executor
     if is_replaced(kind.run_jobs):
@@ -83,7 +84,7 @@ def arrays_of_equal_jobs(executor: Any) -> None:
             tasks = jobs[first : first + self.max_array_size]
             try:
                 _submit_array(executor, self, tasks)
-            except Exception as error:  # whatever it is, Snakemake must hear of it, or it waits for these jobs for ever
+            except Exception as error:  # without a report, Snakemake would wait for these jobs forever
                 for job in tasks:
                     self._report_job_error_threadsafe(
                         executor.SubmittedJobInfo(job), f"the job array was not submitted: {error}"
@@ -98,12 +99,12 @@ def arrays_of_equal_jobs(executor: Any) -> None:
     kind.cancel = cancel_gathered_too
 
 
-@patch(LIBRARY, "2.8.0", upstream="none known")
+@patch(LIBRARY)
 def gpus_of_each_node(executor: Any) -> None:
-    """Make the executor ask for a job's GPUs by node (`gres`) alone, where it has their number (`gpu`) as well.
+    """Make the executor request a job's GPUs only by node (`gres`) if the job also has their number (`gpu`).
 
-    Snakemake counts `gpu`. The executor would ask sbatch for both, which older sites refuse (`--gpus` needs
-    select/cons_tres), and itself refuses both where it chooses a partition (`slurm-partition-config`).
+    Snakemake counts `gpu`. The executor would pass both to sbatch, which older sites refuse (`--gpus` needs
+    select/cons_tres), and refuses both itself when it selects a partition (`slurm-partition-config`).
     """
     partitions = importlib.import_module("snakemake_executor_plugin_slurm.partitions")
     for module, name in ((executor, "set_gres_string"), (partitions, "parse_gpu_requirements")):
@@ -117,7 +118,7 @@ def _by_node(original: Callable[[Any], Any], job: Any) -> Any:
 
 
 class _WithoutCount:
-    """A job as it is, but without the resource `gpu`."""
+    """A job without the resource `gpu`."""
 
     def __init__(self, job: Any) -> None:
         self._job = job
@@ -134,13 +135,13 @@ class _Resources(dict[str, Any]):
 
 
 def _submit_array(executor: Any, self: Any, jobs: list[Any]) -> None:
-    """Submit jobs as the tasks 1, 2, … of one array, as the executor's `run_job` submits one."""
+    """Submit jobs as tasks 1, 2, … of one array, as the executor's `run_job` submits a single job."""
     job = jobs[0]
     log = self.slurm_logdir / f"rule_{job.name}" / "%A_%a.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     for each in jobs:
         executor.validate_slurm_extra(each)
-    asked = {
+    parameters = {
         "run_uuid": self.run_uuid,
         "slurm_logfile": log,
         "comment_str": f"rule_{job.name}_array",
@@ -149,7 +150,7 @@ def _submit_array(executor: Any, self: Any, jobs: list[Any]) -> None:
         "workdir": self.workflow.workdir_init,
     }
     settings = self.workflow.executor_settings
-    call = executor.get_submit_command(job, asked, settings=settings, failed_nodes=self._failed_nodes)
+    call = executor.get_submit_command(job, parameters, settings=settings, failed_nodes=self._failed_nodes)
     call += f"{executor.set_gres_string(job)} --array=1-{len(jobs)} /dev/stdin"
     branches = [f"{task}) {self.format_job_exec(each)} ;;" for task, each in enumerate(jobs, start=1)]
     script = "\n".join(["#!/bin/sh", 'case "$SLURM_ARRAY_TASK_ID" in', *branches, "esac", ""])
@@ -173,7 +174,7 @@ def _submit_array(executor: Any, self: Any, jobs: list[Any]) -> None:
 
 
 class Gathering:
-    """The jobs of an executor that wait to become an array, by rule."""
+    """The jobs of an executor that wait for an array, by rule."""
 
     def __init__(self, executor: Any) -> None:
         self._executor = executor
@@ -183,7 +184,7 @@ class Gathering:
         self._lock = threading.Lock()
 
     def add(self, jobs: list[Any]) -> None:
-        """Let jobs wait; submit those of a rule of which no other is expected."""
+        """Add jobs, and submit those of rules for which no other job is expected."""
         with self._lock:
             self._seen.update(jobs)
             for job in jobs:
@@ -198,10 +199,10 @@ class Gathering:
                     timer.start()
 
     def drop(self) -> None:
-        """Forget all that wait: they are never submitted."""
+        """Discard all waiting jobs."""
         with self._lock:
             for rule in list(self._waiting):
-                self._taken(rule)
+                self._pop(rule)
 
     def _end(self, rule: str) -> None:
         with self._lock:
@@ -209,7 +210,7 @@ class Gathering:
 
     def _submit(self, rule: str) -> None:
         alike: dict[tuple[Any, ...], list[Any]] = {}
-        for job in self._taken(rule):
+        for job in self._pop(rule):
             alike.setdefault(_request(job), []).append(job)
         for jobs in alike.values():
             if len(jobs) == 1:
@@ -217,7 +218,7 @@ class Gathering:
             else:
                 self._executor._submit_array_jobs(jobs)
 
-    def _taken(self, rule: str) -> list[Any]:
+    def _pop(self, rule: str) -> list[Any]:
         timer = self._timers.pop(rule, None)
         if timer is not None:
             timer.cancel()
@@ -232,5 +233,5 @@ def _gathering(executor: Any) -> Gathering:
 
 
 def _request(job: Any) -> tuple[Any, ...]:
-    """Return all that sbatch is asked for by a job."""
+    """Return the resources that a job requests from sbatch."""
     return job.threads, *sorted((name, str(value)) for name, value in job.resources.items() if name != "tmpdir")

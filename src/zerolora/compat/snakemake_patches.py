@@ -1,4 +1,4 @@
-"""Snakemake: how it decides again after a checkpoint, what is called before it plans and around each job, and others.
+"""Snakemake: replanning after unchanged outputs, hooks around planning and jobs, and error messages.
 
 Imported by workflow/, so nothing here imports torch.
 """
@@ -11,15 +11,11 @@ from typing import Any
 from zerolora.compat.versions import is_replaced, patch, replaced
 from zerolora.errors import explained
 
-VERSION = "9.27.1"
 
-
-@patch("snakemake", VERSION, upstream="none known")
+@patch("snakemake")
 def explain_system_errors() -> None:
-    """Make Snakemake print what the operating system refuses, such as a full disk, in one line: file, reason, remedy.
-
-    Its own line for an OSError is a traceback.
-    """
+    """Make Snakemake print an OSError, such as a full disk, in one line: file, reason, remedy. It prints a
+    traceback."""
     from snakemake import exceptions
 
     original = exceptions.format_exception_to_string
@@ -32,16 +28,16 @@ def explain_system_errors() -> None:
     exceptions.format_exception_to_string = replaced(format_exception_to_string)
 
 
-@patch("snakemake", VERSION, upstream="none known; docs/engine-sync.md")
+@patch("snakemake", upstream="none known; docs/engine-sync.md")
 def replan_after_same_outputs() -> None:
-    """Make Snakemake plan the pending jobs again where a finished job wrote a file that one of them has read before.
+    """Make Snakemake replan when a finished job wrote an output that a pending job has read before, unchanged.
 
-    It plans for the worst case, that each job changes its outputs, and revises its plan after a checkpoint alone, at a
-    cost that grows with all jobs. Here any job causes a new plan, but only where the checksum of an output is the one
-    that Snakemake recorded for a pending job. Its reasons are dropped before: Snakemake adds to the earlier ones, so a
-    job that was expected to see changed inputs would run although they are the same, and a job that was hidden behind
-    such a job would be forgotten. So it decides as DVC does: a stage runs if what it reads has changed.
-    docs/engine-sync.md lists what else was tried; tests/workflow/test_decisions.py compares with an oracle.
+    Snakemake plans for the worst case, that each job changes its outputs, and replans only after a checkpoint, at a
+    cost that grows with all jobs. Here any job causes a new plan, if the checksum of an output is the one that
+    Snakemake recorded for a pending job. The pending jobs' reasons are reset first: Snakemake adds to earlier reasons,
+    so a job that was expected to have changed inputs would run with unchanged ones, and jobs behind it would be
+    forgotten. So a stage runs if its inputs have changed, as with DVC. docs/engine-sync.md lists the alternatives that
+    were tried; tests/workflow/test_decisions.py compares with an oracle.
     """
     from snakemake.dag import DAG
 
@@ -68,7 +64,7 @@ def replan_after_same_outputs() -> None:
 
 
 async def _wrote_what_was_read(dag: Any, job: Any) -> bool:
-    """Return whether an output of a finished job has the checksum that is recorded for a pending job which reads it."""
+    """Return whether an output of a finished job has the checksum recorded for a pending job that reads it."""
     compared: dict[tuple[str, str], bool] = {}
     for part in job if job.is_group() else [job]:
         for reader, files in dag.depending[part].items():
@@ -84,25 +80,25 @@ async def _wrote_what_was_read(dag: Any, job: Any) -> bool:
     return False
 
 
-@patch("snakemake", VERSION, upstream="none known")
+@patch("snakemake")
 def undetermined() -> Any:
-    """Return the value of a resource that is not known until other jobs have run; Snakemake then asks again.
+    """Return the value of a resource that is unknown until other jobs have run; Snakemake evaluates it again later.
 
-    Snakemake itself uses this value when a resource function fails for a missing input file (rules.py,
-    expand_resources), but the files that tell our resources are not inputs of every job.
+    Snakemake uses this value when a resource function fails for a missing input file (rules.py, expand_resources), but
+    the files that determine our resources are not inputs of every job.
     """
     from snakemake.common.tbdstring import TBDString
 
     return TBDString()
 
 
-@patch("snakemake", VERSION, upstream="none known")
+@patch("snakemake")
 def replace_write_protected_outputs() -> None:
-    """Let a job replace outputs that are write-protected.
+    """Let a job replace write-protected outputs.
 
-    DVC links outputs from its cache and takes their write permission, so that an editor cannot change the cache.
-    Snakemake refuses to run a job whose outputs are write-protected. It removes them before the job runs, and removing
-    a link leaves the cache as it is.
+    DVC links outputs from its cache and write-protects them, so that no editor changes the cache. Snakemake refuses to
+    run a job with write-protected outputs, although it removes them before, and removing a link does not change the
+    cache.
     """
     from snakemake.jobs import Job
 
@@ -112,12 +108,12 @@ def replace_write_protected_outputs() -> None:
     Job.check_protected_output = check_protected_output
 
 
-@patch("snakemake", VERSION, upstream="none known")
+@patch("snakemake")
 def around_planning(workflow: Any, before: Callable[[], None], after: Callable[[], None]) -> None:
-    """Call `before` once the workflow is read and before any job is planned, and `after` when all are.
+    """Call `before` between reading the workflow and planning, and `after` when all jobs are planned.
 
-    At that point Snakemake knows whether this is a dry run; while the Snakefile is read it does not. Its own hooks are
-    not called where nothing is to be done.
+    Snakemake does not know whether this is a dry run while it reads the Snakefile. Its own hooks are not called if
+    there is nothing to do.
     """
     original = workflow._build_dag
 
@@ -129,9 +125,9 @@ def around_planning(workflow: Any, before: Callable[[], None], after: Callable[[
     workflow._build_dag = build_dag
 
 
-@patch("snakemake", VERSION, upstream="none known")
+@patch("snakemake")
 def after_each_job(workflow: Any, action: Callable[[Any], None]) -> None:
-    """Call `action` with every job that has ended well and whose outputs are there, before any other starts on them.
+    """Call `action` with each job that succeeded, before any other job uses its outputs.
 
     Snakemake's own hooks (onsuccess, onerror) are called once, at the end, and not at all if the process is killed.
     """
@@ -146,9 +142,9 @@ def after_each_job(workflow: Any, action: Callable[[Any], None]) -> None:
     dag.finish = finish
 
 
-@patch("snakemake", VERSION, upstream="none known")
+@patch("snakemake")
 def before_each_job(workflow: Any, action: Callable[[Any], None]) -> None:
-    """Call `action` with every job that is about to start, before Snakemake removes its outputs.
+    """Call `action` with each job that is about to start, before Snakemake removes its outputs.
 
     Snakemake marks a job's outputs as incomplete only after it has removed them and submitted the job.
     """
@@ -164,25 +160,25 @@ def before_each_job(workflow: Any, action: Callable[[Any], None]) -> None:
     dag.register_running = register_running
 
 
-@patch("snakemake", VERSION, upstream="none known")
+@patch("snakemake")
 def run_again(workflow: Any, outputs: Iterable[str]) -> None:
-    """Have Snakemake run the jobs of these outputs, as it does with those that it calls incomplete."""
+    """Make Snakemake run the jobs of these outputs, as it does for incomplete ones; no public function does."""
     workflow.dag.forcefiles.update(outputs)
 
 
-@patch("snakemake", VERSION, upstream="none known")
+@patch("snakemake")
 def run_with_until(workflow: Any, rule: str) -> None:
-    """Have a run with `--until`, before it is planned, make the targets of one more rule."""
+    """Add a rule to those of `--until` before planning, which Snakemake allows only on its command line."""
     dag = workflow.dag
     if dag.untilrules or dag.untilfiles:
         dag.untilrules.add(rule)
 
 
-@patch("snakemake", VERSION, upstream="none known")
+@patch("snakemake")
 def count_as_done(workflow: Any, outputs: Iterable[str]) -> None:
-    """Leave the jobs that make one of these outputs out of what a dry run plans, whatever Snakemake knows of them.
+    """Exclude the jobs of these outputs from the plan of a dry run, whatever Snakemake's metadata.
 
-    What it knows may be out of date, and a dry run does not have it renewed (`--touch`).
+    The metadata may be out of date, and a dry run does not update it (`--touch`).
     """
     dag, known = workflow.dag, set(outputs)
     original = dag.update_needrun
@@ -197,11 +193,11 @@ def count_as_done(workflow: Any, outputs: Iterable[str]) -> None:
     dag.update_needrun = update_needrun
 
 
-@patch("snakemake", VERSION, upstream="none known")
+@patch("snakemake")
 def ignore_broken_metadata() -> None:
-    """Take metadata that is not UTF-8, or of another shape, for none: Snakemake ends with a traceback.
+    """Treat metadata that is not UTF-8 or has another structure as missing: Snakemake ends with a traceback.
 
-    It does so itself with metadata that is not JSON.
+    It does treat metadata that is not JSON as missing.
     """
     from snakemake.persistence.file import FilePersistence
 
@@ -218,12 +214,11 @@ def ignore_broken_metadata() -> None:
     FilePersistence._read_record = replaced(_read_record)
 
 
-@patch("snakemake", VERSION, upstream="none known")
+@patch("snakemake")
 def without_metadata(workflow: Any, outputs: Iterable[str]) -> list[str]:
-    """Return those of these outputs of which Snakemake has no metadata that it can read: parameters, code and inputs of
-    their job.
+    """Return the outputs without readable metadata, which has parameters, code and inputs of their job.
 
-    It takes such a file for up to date, whatever changes.
+    Snakemake considers such a file up to date, whatever changes.
     """
     from snakemake.persistence.file import FilePersistence
 
@@ -245,4 +240,4 @@ def _is_metadata(path: Path) -> bool:
         MetadataRecord.model_validate(value)
     except (OSError, ValueError):
         return False
-    return bool(value)  # Snakemake takes {} for none
+    return bool(value)  # Snakemake treats {} as missing

@@ -1,7 +1,4 @@
-"""torch: what its collectives and its DDP do, and the state that its AdamW will make.
-
-torch 2.11 is what some GPU machines have; what is used here is looked for before it is used.
-"""
+"""torch: measurements of its collectives and DDP, and the initial state of its AdamW."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,8 +8,6 @@ import torch.distributed
 
 from zerolora.compat.versions import patch
 
-VERSION = "2.13.0"
-OLDER = ("2.11", "2.12")
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """The tensors of AdamW's state, as torch/optim/adam.py names them."""
 
@@ -35,34 +30,28 @@ COLLECTIVES = {
 
 @patch(
     "torch",
-    VERSION,
     upstream="DeepSpeed's comms_logger and torch's CommDebugMode count calls in part, and no waiting",
-    untested=OLDER,
     features=("torch.distributed:all_reduce", "torch.distributed.distributed_c10d:all_reduce"),
 )
 def wrap_collectives(wrapped: Callable[[Function, str, int, str], Function]) -> None:
-    """Put wrapped(function, collective, position, keyword) in the place of each function of COLLECTIVES, until the
-    process ends. Before deepspeed.init_distributed, which keeps some of them (deepspeed/comm/torch.py,
-    TorchBackend.__init__)."""
+    """Replace each function of COLLECTIVES by wrapped(function, collective, position, keyword) for this process.
+
+    Call it before deepspeed.init_distributed, which keeps references to some (deepspeed/comm/torch.py,
+    TorchBackend.__init__).
+    """
     for name, (collective, position, keyword) in COLLECTIVES.items():
         if not hasattr(torch.distributed, name):
-            continue  # the *_single names are newer than 2.11
+            continue  # torch 2.11 has no *_single functions
         function = wrapped(getattr(torch.distributed, name), collective, position, keyword)
-        # Under both names: torch's own functions for several tensors compare with the second.
+        # In both modules: torch's functions for several tensors compare with the second.
         for module in (torch.distributed, torch.distributed.distributed_c10d):
             setattr(module, name, function)
 
 
-@patch(
-    "torch",
-    VERSION,
-    upstream="none known",
-    untested=OLDER,
-    features=("torch.distributed:Work.wait", "torch.cuda:Stream.wait_event"),
-)
+@patch("torch", features=("torch.distributed:Work.wait", "torch.cuda:Stream.wait_event"))
 def wrap_waits(wrapped: Callable[[Function], Function], gpu: bool) -> None:
-    """Put wrapped(function) in the place of what waits for a collective, until the process ends: `Work.wait`, and on a
-    GPU `Stream.wait_event`, since what runs on a stream of its own is exposed where the computing stream waits."""
+    """Replace the functions that wait for a collective by wrapped(function) for this process: `Work.wait`, and on a GPU
+    `Stream.wait_event`, since a collective on another stream is exposed where the computing stream waits."""
     work: Any = torch.distributed.Work
     work.wait = wrapped(work.wait)
     if gpu:
@@ -72,32 +61,22 @@ def wrap_waits(wrapped: Callable[[Function], Function], gpu: bool) -> None:
 
 @patch(
     "torch",
-    VERSION,
-    upstream="none known",
-    untested=OLDER,
     features=(
         "torch.nn.parallel:DistributedDataParallel._set_ddp_runtime_logging_sample_rate",
         "torch.nn.parallel:DistributedDataParallel._get_ddp_logging_data",
     ),
 )
 def time_every_reduction(model: torch.nn.parallel.DistributedDataParallel) -> None:
-    """Let DDP keep the times of each step's all-reduces (`ddp_reductions`). By itself it keeps those of one step in a
-    hundred."""
+    """Let DDP record the times of every step's all-reduces (`ddp_reductions`), not only of one step in a hundred."""
     model._set_ddp_runtime_logging_sample_rate(1)
 
 
-@patch(
-    "torch",
-    VERSION,
-    upstream="none known",
-    untested=OLDER,
-    features=("torch.nn.parallel:DistributedDataParallel._get_ddp_logging_data",),
-)
+@patch("torch", features=("torch.nn.parallel:DistributedDataParallel._get_ddp_logging_data",))
 def ddp_reductions(model: torch.nn.parallel.DistributedDataParallel) -> tuple[int, int, float]:
-    """Return calls, bytes and exposed seconds of the last step's all-reduces. DDP calls them from C++, so that no
-    function of torch.distributed can be wrapped."""
+    """Return calls, bytes and exposed seconds of the last step's all-reduces. DDP calls them from C++, so functions of
+    torch.distributed cannot be wrapped."""
     assert model.logger is not None
-    model.logger.set_runtime_stats_and_log()  # else done before the next forward pass
+    model.logger.set_runtime_stats_and_log()  # otherwise done in the next forward pass
     data = model._get_ddp_logging_data()
     sizes = data.get("rebuilt_bucket_sizes") or data["bucket_sizes"]
     # Nanoseconds from the first bucket's start to the last one's end (torch/csrc/distributed/c10d/logger.cpp).
@@ -105,9 +84,9 @@ def ddp_reductions(model: torch.nn.parallel.DistributedDataParallel) -> tuple[in
     return data["num_buckets_reduced"], sum(map(int, sizes.split(","))), exposed
 
 
-@patch("torch", VERSION, upstream="none known", untested=OLDER, features=("torch.optim:AdamW._init_group",))
+@patch("torch", features=("torch.optim:AdamW._init_group",))
 def fresh_state(tensor: torch.Tensor, updates: int) -> dict[str, torch.Tensor]:
-    """Return AdamW's state of a tensor as its first step creates it (torch/optim/adam.py, _init_group), but for the
-    number of updates. There is no public way to create it without a step."""
+    """Return AdamW's initial state of a tensor (torch/optim/adam.py, _init_group) with this number of updates. There is
+    no public way to create it without a step."""
     moments = {name: torch.zeros_like(tensor, memory_format=torch.preserve_format).detach() for name in MOMENTS}
     return {"step": torch.tensor(float(updates)), **moments}

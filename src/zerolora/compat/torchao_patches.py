@@ -1,12 +1,12 @@
-"""torchao: kept out of processes that quantize nothing with it."""
+"""torchao: not imported by processes that do not quantize with it."""
 
 import sys
 
 
 def hide() -> None:
-    """Let transformers and peft take torchao for not installed, unless this process has imported it.
+    """Make transformers and peft treat torchao as not installed, unless this process has imported it.
 
-    Where it is there, both import it in every process that builds a model, and it writes lines to stderr about kernels
-    for other versions of torch.
+    Otherwise both import it in every process that builds a model, and it warns on stderr about kernels for other
+    versions of torch.
     """
-    sys.modules.setdefault("torchao", None)  # type: ignore[arg-type]  # None: not to be had
+    sys.modules.setdefault("torchao", None)  # type: ignore[arg-type]  # None: not importable

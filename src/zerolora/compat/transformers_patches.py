@@ -1,6 +1,6 @@
-"""transformers: a forward pass that returns losses, chat templates without today's date, a model read from GGUF.
+"""transformers: a replaceable forward pass, chat templates, models from GGUF, and names of stored weights.
 
-torch is imported by nothing here, as data/ needs no torch to render a template.
+Nothing here imports torch, which data/ does not need to render a template.
 """
 
 import contextlib
@@ -13,21 +13,18 @@ from typing import Any
 
 from zerolora.compat.versions import patch
 
-VERSION = "5.23.0"
-OLDER = ("5.17", "5.18", "5.19", "5.20", "5.21", "5.22", "5.23")
-
 
 @patch(
     "transformers",
-    VERSION,
     upstream="none known; transformers takes a loss_function, but makes all logits before it",
-    untested=OLDER,
     features=("transformers:PreTrainedModel.get_decoder", "transformers:PreTrainedModel.get_output_embeddings"),
 )
 def replace_forward(model: Any, of_model: Callable[..., Any], of_head: Callable[..., Any]) -> None:
-    """Let a causal language model and its output head be called through `of_model` and `of_head`, in place; both are
-    methods that fall back on type(self).forward. A wrapping module would change the names of all parameters, which peft
-    and checkpoints go by."""
+    """Replace the forward methods of a causal language model and its output head by `of_model` and `of_head`, in place.
+
+    Both fall back to type(self).forward. A wrapper module would change the names of all parameters, on which peft and
+    checkpoints depend.
+    """
     head = model.get_output_embeddings()
     head.forward = types.MethodType(of_head, head)
     model.forward = types.MethodType(of_model, model)
@@ -35,14 +32,12 @@ def replace_forward(model: Any, of_model: Callable[..., Any], of_head: Callable[
 
 @patch(
     "transformers",
-    VERSION,
     upstream="none known; apply_chat_template takes twice as long and tells templates today's date",
-    untested=OLDER,
     features=("transformers.utils.chat_template_utils:_compile_jinja_template",),
 )
 def compile_template(source: str) -> Any:
-    """Return a chat template compiled in transformers' sandbox: a jinja2.Template, which takes the date that it is told
-    and writes many conversations at half the time of apply_chat_template."""
+    """Compile a chat template in transformers' sandbox to a jinja2.Template, which accepts a date as a variable and
+    renders many conversations in half the time of apply_chat_template."""
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
     return _compile_jinja_template(source)
@@ -50,31 +45,27 @@ def compile_template(source: str) -> Any:
 
 @patch(
     "transformers",
-    VERSION,
     upstream="none known; transformers compiles them when it reads the first model of a process",
-    untested=OLDER,
     features=("transformers.conversion_mapping:get_checkpoint_conversion_mapping",),
 )
 def compile_conversions() -> None:
-    """Compile the patterns, some 900, by which transformers renames the weights of all its models.
+    """Compile the about 900 patterns by which transformers renames the weights of its models.
 
-    Ranks forked after this have them; a process that reads a model without them takes 0.3 CPU-seconds to compile them.
+    Ranks forked afterwards share them; otherwise each takes 0.3 CPU-seconds to compile them.
     """
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
-    get_checkpoint_conversion_mapping("")  # of no model: the first call compiles those of all
+    get_checkpoint_conversion_mapping("")  # the first call compiles the patterns of all models
 
 
 @patch(
     "transformers",
-    VERSION,
     upstream="none known; the error says that GGUF models are not serializable",
-    untested=OLDER,
     features=("transformers:PreTrainedModel.save_pretrained",),
 )
 def forget_gguf(model: Any) -> None:
-    """Let a model that was read from GGUF be saved: its weights are dequantized already, but save_pretrained refuses
-    as long as it calls itself quantized."""
+    """Make a model that was read from GGUF savable: its weights are dequantized, but it is marked as quantized, which
+    save_pretrained refuses."""
     for owner, names in (
         (model, ("hf_quantizer", "is_quantized", "quantization_method")),
         (model.config, ("quantization_config",)),
@@ -86,14 +77,12 @@ def forget_gguf(model: Any) -> None:
 
 @patch(
     "transformers",
-    VERSION,
     upstream="none known; config, tokenizer and model each parse the file, and each module makes the table of names",
-    untested=OLDER,
     features=("transformers.modeling_gguf_pytorch_utils:get_gguf_hf_weights_map",),
 )
 @contextlib.contextmanager
 def gguf_parsed_once() -> Iterator[None]:
-    """Parse a GGUF file once for all that is read from it inside: a vocabulary of 50,000 tokens takes 3 CPU-seconds."""
+    """Parse a GGUF file only once within the context: a vocabulary of 50,000 tokens takes 3 CPU-seconds."""
     library: Any = importlib.import_module("gguf")
     parse, table = library.GGUFReader, library.get_tensor_name_map
     parsed = functools.cache(parse)
@@ -107,16 +96,14 @@ def gguf_parsed_once() -> Iterator[None]:
 
 @patch(
     "transformers",
-    VERSION,
     upstream="none known; from_pretrained silently drops tensors of a GGUF file that it has no name for",
-    untested=OLDER,
     features=(
         "transformers.modeling_gguf_pytorch_utils:TENSOR_PROCESSORS",
         "transformers.modeling_gguf_pytorch_utils:get_gguf_hf_weights_map",
     ),
 )
 def gguf_names(model: Any) -> set[str]:
-    """Return the names that the weights of a model have in a GGUF file, of which transformers reads no other tensor."""
+    """Return the names of a model's weights in a GGUF file; transformers reads no other tensors."""
     from transformers import modeling_gguf_pytorch_utils as reader
 
     processor = reader.TENSOR_PROCESSORS.get(model.config.model_type, reader.TensorProcessor)
@@ -126,9 +113,7 @@ def gguf_names(model: Any) -> set[str]:
 
 @patch(
     "transformers",
-    VERSION,
     upstream="none known; from_pretrained and save_pretrained do it to whole models only",
-    untested=OLDER,
     features=(
         "transformers.conversion_mapping:get_model_conversion_mapping",
         "transformers.core_model_loading:rename_source_key",
@@ -136,25 +121,23 @@ def gguf_names(model: Any) -> set[str]:
     ),
 )
 def stored_names(model: Any) -> "StoredNames":
-    """Return how the weights of a built model are called in its checkpoints, which may be older than the class, and
-    how those that it keeps in another shape are converted."""
+    """Return the names of a model's weights in its checkpoints, which may be older than the class, and the conversions
+    of weights that it stores in another shape."""
     return StoredNames(model)
 
 
 @patch(
     "transformers",
-    VERSION,
     upstream="none known; only loading with a quantization config decides it",
-    untested=OLDER,
     features=(
         "transformers.quantizers.base:HfQuantizer.get_modules_to_not_convert",
         "transformers.quantizers.quantizers_utils:should_convert_module",
     ),
 )
 def quantizable_paths(model: Any) -> list[str]:
-    """Return the paths of the modules of a model that transformers quantizes with bitsandbytes, or has quantized.
+    """Return the paths of a model's modules that transformers quantizes, or has quantized, with bitsandbytes.
 
-    Subclasses of Linear, such as routers, stay as they are. Source: transformers/integrations/bitsandbytes.py,
+    Subclasses of Linear, such as routers, are not quantized. Source: transformers/integrations/bitsandbytes.py,
     replace_with_bnb_linear.
     """
     from torch import nn
@@ -177,23 +160,21 @@ def _is_quantized(module: Any) -> bool:
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What transformers reports when it reads stored tensors into a model."""
+    """transformers' report on loading stored tensors into a model."""
 
     missing: list[str]
-    """Parameters of the model that no stored tensor fills: transformers would draw them at random."""
+    """Parameters without a stored tensor: transformers would initialize them at random."""
     surplus: list[str]
-    """Stored tensors, by the names that they would have in the model, that it has no place for and does not expect."""
+    """Unexpected stored tensors, by the names that they would have in the model."""
     wrong: dict[str, tuple[tuple[int, ...], tuple[int, ...]]]
-    """Shape in the files and in the model, by the model's name."""
+    """Shapes in the files and in the model, by the model's name."""
     unreadable: dict[str, str]
-    """Reason, by the parameter, why it cannot be made of what is stored."""
+    """Reason, by parameter, why the stored tensors cannot be converted."""
 
 
 @patch(
     "transformers",
-    VERSION,
     upstream="none known; from_pretrained reports after it has read all weights and drawn the missing ones",
-    untested=OLDER,
     features=(
         "transformers.conversion_mapping:get_model_conversion_mapping",
         "transformers.core_model_loading:convert_and_load_state_dict_in_model",
@@ -202,7 +183,7 @@ class LoadReport:
     ),
 )
 def load_report(model: Any, stored: dict[str, Any]) -> LoadReport:
-    """Return what transformers would report of reading `stored`, tensors on the meta device, into a model there.
+    """Return transformers' report on loading `stored` into a model, both on the meta device.
 
     The model's parameters are replaced; nothing is computed.
     """
@@ -238,8 +219,8 @@ def load_report(model: Any, stored: dict[str, Any]) -> LoadReport:
 class StoredNames:
     """The names of a model's weights in its checkpoints, which may be older than the class.
 
-    transformers renames tensors as it reads them, and joins or splits some: the weights of all experts of a layer are
-    one parameter of the model and several tensors on disk (conversion_mapping.py).
+    transformers renames tensors when it loads them, and joins or splits some: the weights of all experts of a layer are
+    one parameter, but several tensors on disk (conversion_mapping.py).
     """
 
     def __init__(self, model: Any) -> None:
@@ -253,15 +234,15 @@ class StoredNames:
         self._converters = [each for each in transforms if isinstance(each, WeightConverter)]
 
     def of_model(self, stored: str) -> tuple[str, bool]:
-        """Return the weight of the model that a stored tensor is, or is a part of; and whether it has to be converted.
+        """Return the weight that a stored tensor is, or is a part of, and whether it needs conversion.
 
-        A tensor that is converted to several weights has the name of one of them.
+        For a tensor that is converted to several weights, the name is that of one of them.
         """
         name, pattern = self._renamed(stored)
         return name, pattern is not None
 
     def converted(self, stored: dict[str, Any]) -> dict[str, Any]:
-        """Return the weights of the model that are made of these stored tensors, all of one weight's."""
+        """Convert the stored tensors of one weight, which may be converted to several."""
         from copy import deepcopy
 
         renamed = {name: self._renamed(name) for name in stored}
@@ -275,7 +256,7 @@ class StoredNames:
         return {name: value[0] if isinstance(value, list) else value for name, value in result.items()}
 
     def stored(self, weights: dict[str, Any], names: list[str]) -> dict[str, Any]:
-        """Return the tensors, of these names, that `converted` made the weights of."""
+        """Convert weights back to the stored tensors of these names."""
         from transformers.core_model_loading import dot_natural_key, revert_weight_conversion
 
         result = revert_weight_conversion(self.model, weights)

@@ -1,4 +1,4 @@
-"""The versions that a patch was written for. With any other version it stops instead of misbehaving."""
+"""The library versions that patches are written for. With any other version, a patch stops instead of misbehaving."""
 
 import functools
 import importlib.metadata
@@ -9,31 +9,41 @@ from typing import Any, ParamSpec, TypeVar
 
 from zerolora.errors import UserError
 
+VERSIONS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "bitsandbytes": ("0.50.2", ("0.48", "0.49", "0.50", "0.51")),
+    "deepspeed": ("0.19.8", ()),
+    "peft": ("0.21.2", ("0.18", "0.19", "0.20", "0.21")),
+    "snakemake": ("9.27.1", ()),
+    "snakemake-executor-plugin-slurm": ("2.8.0", ()),
+    "torch": ("2.13.0", ("2.11", "2.12")),  # some GPU machines have 2.11
+    "transformers": ("5.23.0", ("5.17", "5.18", "5.19", "5.20", "5.21", "5.22", "5.23")),
+}
+"""The tested version of each library, as in envs/requirements.lock, and untested release series, in which a patch is
+allowed if the features that it uses exist."""
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 @dataclass(frozen=True)
 class Patch:
-    """One use of what another library does not promise to keep."""
+    """A use of another library's internals."""
 
     name: str
     library: str
-    versions: tuple[str, ...]
-    """Exact versions that it was tested with; those of envs/requirements.lock first."""
+    version: str
+    untested: tuple[str, ...]
+    """Release series; see VERSIONS."""
     upstream: str
-    """The thread that would make it unnecessary, or "none known"."""
-    untested: tuple[str, ...] = ()
-    """Release series, as in 2.11, in which it is allowed if all `features` exist."""
-    features: tuple[str, ...] = ()
-    """What it relies on, as in torch.distributed:Work.wait."""
+    """The upstream thread that would make it unnecessary, or "none known"."""
+    features: tuple[str, ...]
+    """Objects that it uses, as in torch.distributed:Work.wait."""
 
     def check(self) -> None:
-        """Raise UserError if the installed version is none that this patch is for."""
-        result = installed(self.library)
-        if result in self.versions:
+        """Raise UserError unless the patch is for the installed version."""
+        result, wanted = installed(self.library), self.version
+        if result == wanted:
             return
-        wanted = " or ".join(self.versions)
         if result.startswith(tuple(f"{series}." for series in self.untested)):
             missing = next((feature for feature in self.features if not _exists(feature)), None)
             if missing is None:
@@ -46,18 +56,17 @@ class Patch:
 
 
 PATCHES: dict[str, Patch] = {}
-"""Every patch by the name of its function; complete once all modules of this package are imported."""
+"""All patches by function name, once all modules of this package are imported."""
 
 
 def patch(
-    library: str, *versions: str, upstream: str, untested: tuple[str, ...] = (), features: tuple[str, ...] = ()
+    library: str, *, upstream: str = "none known", features: tuple[str, ...] = ()
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Declare a function to be a patch, which checks the library's version each time that it is called."""
+    """Declare a function to be a patch: each call checks the library's version first."""
 
     def declare(function: Callable[P, R]) -> Callable[P, R]:
-        declared = PATCHES[function.__name__] = Patch(
-            function.__name__, library, versions, upstream, untested, features
-        )
+        name = function.__name__
+        declared = PATCHES[name] = Patch(name, library, *VERSIONS[library], upstream, features)
 
         @functools.wraps(function)
         def checked(*arguments: P.args, **named: P.kwargs) -> R:
@@ -84,11 +93,11 @@ def _exists(feature: str) -> bool:
 
 
 def replaced(function: Any) -> Any:
-    """Mark a function that stands in for a library's own, so that it is put there once only."""
+    """Mark a function that replaces a library's own, so that it is installed only once."""
     function.by_zerolora = True
     return function
 
 
 def is_replaced(function: Any) -> bool:
-    """Tell whether `replaced` marked this function."""
+    """Return whether `replaced` marked this function."""
     return getattr(function, "by_zerolora", False)

@@ -99,7 +99,7 @@ STAGES = {
         ),
         Stage(
             "merge",
-            ("merge.skipped_merge", "merge.merge"),
+            ("merge.merge",),
             "runs.{run}.merge",
             ("results/data/{dataset}", "results/{run}/adapter"),
             ("results/{run}/merged",),

@@ -11,6 +11,7 @@ from zerolora.config.schema import Source
 from zerolora.config.settings import PrepareSettings
 from zerolora.data.prepared_rows import SPLITS
 from zerolora.errors import UserError, wording
+from zerolora.units import counted
 
 BLOCK = 1 << 18  # rows
 
@@ -89,8 +90,7 @@ def _split(index: Index, settings: PrepareSettings, sources: Sequence[Source], k
     random.Random(settings.seed).shuffle(drawn)  # noqa: S311 - data, not secrets
     validation, test = settings.split.validation, settings.split.test
     if len(drawn) < validation + test or (len(drawn) == validation + test and not (kept & (own == 0)).any()):
-        rows = f"{len(drawn):,} row{'s' * (len(drawn) != 1)}"
-        raise _TooFewError(f"has {rows}, and split takes {validation + test:,}", "lower split")
+        raise _TooFewError(f"has {counted(len(drawn), 'row')}, and split takes {validation + test:,}", "lower split")
     order = np.frombuffer(drawn, dtype=np.uint32) if len(drawn) else np.zeros(0, np.uint32)
     train = len(order) - validation - test
     parts = np.split(order, [train, train + validation])

@@ -21,6 +21,7 @@ from zerolora.data.prepared_rows import open_split
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, describe, sha256, staged_directory, write_json
 from zerolora.log import result
+from zerolora.units import counted
 
 
 def pack_rows(settings: PackSettings, data: Path, output: Path) -> None:
@@ -53,11 +54,12 @@ def pack_rows(settings: PackSettings, data: Path, output: Path) -> None:
         write_json(staged / MANIFEST, {"data_manifest_sha256": sha256(data / MANIFEST), "files": describe(staged)})
     if capacity:
         result(
-            f"{stats['train_rows']:,} rows in {stats['train_packed_rows']:,} packed rows of {capacity:,} tokens, "
+            f"{counted(stats['train_rows'], 'row')} in {counted(stats['train_packed_rows'], 'packed row')} of "
+            f"{capacity:,} tokens, "
             f"{stats['train_efficiency']:.2%} full"
         )
     else:
-        result(f"{stats['train_rows']:,} rows to train on, none packed")
+        result(f"{counted(stats['train_rows'], 'row')} to train on, none packed")
 
 
 def _count(plan: PackingPlan, rows: Any, lengths: np.ndarray, capacity: int | None) -> dict[str, Any]:

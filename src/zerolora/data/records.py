@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from zerolora.data.example import BadRow
 from zerolora.errors import shown
 from zerolora.json_file import repeated
+from zerolora.units import counted
 
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 BETWEEN = re.compile(r"[ \t\r\n,]*")
@@ -145,7 +146,9 @@ def _csv_rows(chunk: Chunk) -> Iterator[tuple[str, Any]]:
         if not isinstance(cells, BadRow):
             value = dict(zip(chunk.columns, cells, strict=False))
             if len(cells) != wanted:
-                value = BadRow(f"has {len(cells)} columns where the header has {wanted}; quote cells that hold them")
+                value = BadRow(
+                    f"has {counted(len(cells), 'column')} where the header has {wanted}; quote cells that hold them"
+                )
         yield f"{chunk.file}:{line}", value
 
 

@@ -21,6 +21,7 @@ from zerolora.data.readers import chunks, files_of
 from zerolora.errors import UserError, shown
 from zerolora.files import write_text
 from zerolora.log import result
+from zerolora.units import counted
 
 BETWEEN = "\n\n"
 """Between solved rows in plain text, as in lm-evaluation-harness."""
@@ -60,7 +61,7 @@ def task_rows(settings: TaskRowsSettings, output: Path) -> None:
         for number, question in enumerate(asked)
     ]
     write_text(output, "".join(lines))
-    result(f"{len(lines):,} rows")
+    result(counted(len(lines), "row"))
 
 
 def _solved(settings: TaskRowsSettings, number: int, pool: list[Question], own: bool) -> list[Question]:

@@ -22,6 +22,7 @@ from zerolora.files import MANIFEST, write_json
 from zerolora.log import result
 from zerolora.machine import cpu_matmul
 from zerolora.model import added_tokens, foreign
+from zerolora.units import counted
 
 DATE = "26 Jul 2024"  # today's date for chat templates, so that prompts do not change from day to day
 
@@ -57,7 +58,7 @@ def ask(
     write_json(answers, [_told(*each) for each in zip(rows, given, judged, strict=True)])
     write_json(output, metrics)
     told = [f"{name} {value:.3g}" for name, value in metrics.items() if not name.endswith(("_low", "_high", "rows"))]
-    result(f"{', '.join(told)} on {len(rows):,} rows")
+    result(f"{', '.join(told)} on {counted(len(rows), 'row')}")
 
 
 def loaded(model: EvaluatedModel, data: Path | None) -> tuple[Any, Any, set[int]]:

@@ -35,6 +35,7 @@ from zerolora.machine import cpu_matmul
 from zerolora.machine.peak_memory import PeakMemory
 from zerolora.model import foreign
 from zerolora.model.logit_chunks import EVALUATION_TOKENS
+from zerolora.units import counted
 
 __all__ = ["EvaluatedModel", "evaluate", "generate", "load", "loss"]
 
@@ -114,7 +115,7 @@ def evaluate(
         ],
     )
     shown = [f"{name.removesuffix('_rate')} {rate:.3f}" for name, rate in rates.items()]
-    result(", ".join([*shown, f"loss {figures['loss']:.3g}"]) + f" on {len(rows):,} rows")
+    result(", ".join([*shown, f"loss {figures['loss']:.3g}"]) + f" on {counted(len(rows), 'row')}")
 
 
 def _answers(

@@ -1,4 +1,4 @@
-"""What an adapter may be, for vLLM and other programs that read peft's files but not all that peft writes."""
+"""Limits of programs that support only a part of peft's adapters, such as vLLM and llama.cpp."""
 
 import re
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ REMEDIES = {
     "alpha_pattern": "write train.lora.alpha_pattern: {}",
     "use_rslora": "write train.lora.rank_stabilized: false",
 }
-"""What a user writes instead, by key of adapter_config.json."""
+"""Remedies by key of adapter_config.json."""
 MERGED = "export the merged model, as gguf does"
 ALWAYS = ("use_dora", "modules_to_save", "trainable_token_indices", "target_parameters")
 WEIGHTS = "adapter_model.safetensors"
@@ -31,24 +31,24 @@ ROUTER = re.compile(r"\.(gate|router)\.")
 def check_plain_lora(
     adapter: Path, where: str, program: str, instead: str = MERGED, refused: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """Return the config of an adapter that consists of LoRA's factors alone.
+    """Return the config of an adapter that consists of LoRA factors only.
 
-    Raises UserError, which begins with the key `where` and ends with `instead`, for another method, for what no
-    `program` has a form for (`ALWAYS`), and for keys in `refused`.
+    Raises UserError, which begins with the key `where` and ends with `instead`, for another method and for the options
+    ALWAYS and `refused`, which `program` does not support.
     """
     path = adapter / "adapter_config.json"
     if not path.is_file():
-        raise UserError(f"{where}: {adapter} holds no adapter but all weights; {instead}")
+        raise UserError(f"{where}: {adapter} has full weights, not an adapter; {instead}")
     config = foreign.adapter_config(adapter)
     if config.get("peft_type") != "LORA":
         raise UserError(
-            f"{where}: {path}: peft_type is {shown(config.get('peft_type'))}, and {program} reads LoRA alone; write "
-            f"train.method: lora, or {instead}"
+            f"{where}: {path}: peft_type is {shown(config.get('peft_type'))}, and {program} supports LoRA only; "
+            f"write train.method: lora, or {instead}"
         )
     for key in (*ALWAYS, *refused):
         if config.get(key):
             raise UserError(
-                f"{where}: {path}: {key} is {shown(config[key])}, for which {program} has no form; "
+                f"{where}: {path}: {key} is {shown(config[key])}, which {program} does not support; "
                 f"{REMEDIES[key]}, or {instead}"
             )
     return config
@@ -57,25 +57,25 @@ def check_plain_lora(
 def check_for_vllm(adapter: Path, where: str, instead: str) -> dict[str, Any]:
     """Return the config of an adapter that vLLM reads as peft does.
 
-    Raises UserError, which begins with the key `where` and ends with `instead`, for what vLLM refuses
-    (vllm/lora/peft_helper.py), and for what it would compute wrongly: it scales every factor by the one lora_alpha and
-    r of the config, so patterns of either would change the model.
+    Raises UserError, which begins with the key `where` and ends with `instead`, for options that vLLM refuses
+    (vllm/lora/peft_helper.py) or would compute wrongly: it scales every factor by the config's lora_alpha and r, so
+    patterns of either would change the model.
     """
     config = check_plain_lora(adapter, where, "vLLM", instead, refused=("rank_pattern", "alpha_pattern"))
     path = adapter / "adapter_config.json"
     if (rank := largest_rank(config)) > RANKS[-1]:
         raise UserError(f"{where}: {path} has r: {rank}; write train.lora.r: {RANKS[-1]} or less, or {instead}")
     if config.get("bias", "none") != "none" or config.get("lora_bias"):
-        raise UserError(f"{where}: {path} has a trained bias, which vLLM does not read; {instead}")
+        raise UserError(f"{where}: {path} has a trained bias, which vLLM does not support; {instead}")
     router = next((name for name in read_header(adapter / WEIGHTS).tensors if ROUTER.search(name)), None)
     if router:
         raise UserError(
-            f"{where}: {adapter / WEIGHTS}: {router} is a router's, for which vLLM has no LoRA; leave it out of "
+            f"{where}: {adapter / WEIGHTS}: {router} belongs to a router, which vLLM does not support; remove it from "
             f"train.lora.targets, or {instead}"
         )
     return config
 
 
 def rank_limit(rank: int) -> int:
-    """Return the least --max-lora-rank for a rank."""
+    """Return the smallest --max-lora-rank for a rank."""
     return next(each for each in RANKS if each >= rank)

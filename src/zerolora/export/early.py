@@ -1,7 +1,7 @@
-"""Tries a run's export targets before it trains, on stand-ins of what the run will leave behind.
+"""Check a run's export targets before training, on stand-ins for its adapter and merged model.
 
-The adapter has its config, and the names and shapes of its tensors; the merged model the base's files, with the prompt
-format and tokens of the data. Each target is asked what it refuses after training as well (targets/target.py).
+The adapter has its config, and names and shapes of its tensors; the merged model has the base's files, with the prompt
+format and tokens of the data. The targets run the same checks as after training (targets/target.py).
 """
 
 import shutil
@@ -33,20 +33,20 @@ OURS = "the adapter of this run"
 
 @dataclass(frozen=True)
 class TrainedShapes:
-    """What training would publish, on the meta device."""
+    """The trained tensors, on the meta device."""
 
     tensors: Mapping[str, Any]
     config: Any
-    """peft's; None without an adapter."""
+    """peft's config; None without an adapter."""
 
 
 def check_targets(
     settings: RenderSettings, published: TrainedShapes, model: Path, weights: Path | None, data: Path | None
 ) -> None:
-    """Raise UserError for a target of the run that could not be made of what it will leave behind.
+    """Raise UserError for a target that could not be made from the run's outputs.
 
-    `model` is the base model as fetch wrote it, `weights` its directory with weights; None where they are not here:
-    then targets of the merged model are left to `zerolora export`. `data` is the prepared data.
+    `model` is the base model's directory without weights, `weights` with them; if None, targets of the merged model are
+    left to `zerolora export`. `data` is the prepared data.
     """
     with tempfile.TemporaryDirectory() as folder:
         adapter, merged = Path(folder) / "adapter", Path(folder) / "merged"
@@ -57,7 +57,7 @@ def check_targets(
         for name, values in settings.targets.items():
             target = TARGETS[name]
             if target.of_merged and weights is None:
-                LOGGER.info("export.targets: %s: no weights here, so zerolora export checks it", name)
+                LOGGER.info("export.targets: %s: not checked without weights; zerolora export checks it", name)
                 continue
             checked = target.settings.model_validate(values)
             try:
@@ -74,7 +74,7 @@ def _check_target(name: str, source: RunResult, settings: Any) -> None:
     except MissingProgram as error:
         if not shutil.which("sbatch"):
             raise
-        LOGGER.warning("%s (on this machine; export checks the one that it runs on)", error)
+        LOGGER.warning("%s (on this machine; export checks its own machine)", error)
     target.try_out(source, settings)
 
 

@@ -1,4 +1,4 @@
-"""Stage export: makes one target of a run, opens it again, and lets it answer three held-out rows.
+"""Stage export: write one target of a run, open it, and compare its answers to three held-out rows.
 
 zerolora export --target gguf --settings JSON --model resources/models/MODEL --weights resources/weights/MODEL.json
                 --adapter results/NAME/adapter --merged results/NAME/merged/manifest.json
@@ -24,14 +24,14 @@ from zerolora.units import byte_size
 ROWS = 3
 ANSWER_TOKENS = 32
 UNPROMPTED = 8
-"""Tokens of a row without a prompt that stand for one."""
+"""First tokens of a row without a prompt, used as its prompt."""
 
 
 def export(target: str, settings: Section, source: RunResult, output: Path) -> None:
     """Write `target` and its manifest to directory `output`.
 
-    Raises UserError for what the target cannot hold, before anything is written, and if what was written cannot be
-    opened.
+    Raises UserError, before anything is written, if the target does not support the model, and if its files cannot be
+    opened afterwards.
     """
     kind = TARGETS[target]
     if kind.of_merged and source.merged is None:
@@ -43,30 +43,30 @@ def export(target: str, settings: Section, source: RunResult, output: Path) -> N
     kind.check(source, settings)
     check_published(source.adapter, source.weights)
     with staged_directory(output) as staged:
-        found = kind.run(source, settings, staged)
+        details = kind.run(source, settings, staged)
         checked = loaded_check(kind, source, settings, staged)
         files = describe(staged)
         manifest = {"target": target, "settings": settings.model_dump(mode="json"), "files": files}
-        write_json(staged / MANIFEST, manifest | found | {"loaded": checked})
+        write_json(staged / MANIFEST, manifest | details | {"loaded": checked})
     size = byte_size(sum(file["bytes"] for file in files.values()))
     same = f", {checked['equal']} of {len(checked['rows'])} answers equal" if checked["rows"] else ""
     result(f"{size}, opened by {checked['opened_by']}{same}")
 
 
 def loaded_check(kind: ExportTarget, source: RunResult, settings: Section, exported: Path) -> dict[str, Any]:
-    """Return who opened what was exported, and its answers to held-out rows beside those of the run's result: the
-    merged model, or, where nothing was merged, base and adapter.
+    """Return the library that opened the export, and its answers to held-out rows next to those of the merged model, or
+    of base and adapter if nothing was merged.
 
-    `agreement` is the share of the result's tokens before the first that differs, over all rows. Where the library
-    computes nothing, there are no answers. Raises UserError if what was exported cannot be opened.
+    `agreement` is the share of tokens before the first difference, over all rows. There are no answers if the library
+    cannot compute. Raises UserError if the export cannot be opened.
     """
     held_out = open_split(source.data, "test")
     rows = held_out.select(range(min(ROWS, len(held_out))))
     prompts = [list(row["input_ids"][: row["prompt"] or UNPROMPTED]) for row in rows]
-    # First, so that two models are never in memory at once.
+    # First, so that only one model is in memory at a time.
     compared_with, expected, stops, tokenizer = _answers_of_run(source, prompts)
     opened_ = kind.opened(source, settings, exported)
-    record: dict[str, Any] = {"opened_by": opened_.library, **opened_.found, "rows": [], "equal": 0}
+    record: dict[str, Any] = {"opened_by": opened_.library, **opened_.details, "rows": [], "equal": 0}
     if opened_.answers is None:
         return record
     values = opened_.answers(prompts, ANSWER_TOKENS, stops)
@@ -82,7 +82,7 @@ def loaded_check(kind: ExportTarget, source: RunResult, settings: Section, expor
 
 
 def _answers_of_run(source: RunResult, prompts: list[list[int]]) -> tuple[str, list[list[int]], list[int], Any]:
-    """Return what a run's result is, its answers, the tokens at which it stops, and its tokenizer."""
+    """Return the name of a run's result, its answers, stop tokens and tokenizer."""
     if source.merged is None:
         name, directory, model = "base and adapter", source.adapter, opened.with_adapter(source.weights, source.adapter)
     else:
@@ -95,5 +95,5 @@ def _answers_of_run(source: RunResult, prompts: list[list[int]]) -> tuple[str, l
 
 
 def _until(answer: list[int], stops: list[int]) -> list[int]:
-    """Return an answer up to its first stop token, which some libraries return and others do not."""
+    """Return an answer up to its first stop token, which only some libraries include."""
     return answer[: next((index for index, token in enumerate(answer) if token in stops), len(answer))]

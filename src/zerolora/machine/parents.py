@@ -38,8 +38,7 @@ def name_engine() -> None:
 
 
 def end_with_engine() -> None:
-    """End this process once its engine, or the shell of its job, has ended: by SIGTERM, and after GRACE_SECONDS by
-    SIGKILL with all its descendants."""
+    """End this process once its engine or its job's shell has ended: by SIGTERM, then SIGKILL with all descendants."""
     here, _, engine = os.environ.get(ENGINE, "").partition(" ")
     if not engine or here != _here():
         return

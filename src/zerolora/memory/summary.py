@@ -13,7 +13,7 @@ from zerolora.memory.table import WIDTH
 from zerolora.memory.training_spec import TrainingSpec
 from zerolora.methods.method import Method
 from zerolora.model.spec import ModelSpec
-from zerolora.units import gib
+from zerolora.units import counted, gib
 
 LABEL = 12  # columns of a line's label
 LOSSES = {
@@ -49,7 +49,7 @@ def head(name: str, model: ModelSpec, spec: TrainingSpec, capacity: Capacity, gp
             ),
             line(
                 "hardware",
-                f"{_counted(spec.nodes, 'node')} with {_counted(spec.ranks_per_node, 'GPU')}{model_of_gpu} of "
+                f"{counted(spec.nodes, 'node')} with {counted(spec.ranks_per_node, 'GPU')}{model_of_gpu} of "
                 f"{gib(capacity.gpu)} and {gib(capacity.host)} of host memory",
             ),
             line(
@@ -66,10 +66,6 @@ def head(name: str, model: ModelSpec, spec: TrainingSpec, capacity: Capacity, gp
             ),
         ]
     )
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number:,} {what}{'s' * (number > 1)}"
 
 
 def described(method: Method) -> str:

@@ -1,72 +1,78 @@
-"""Merge the adapter into the base model, a block of rows at a time, into a directory that plain transformers loads.
+"""Stage merge: add the adapter to the base weights and write a directory that plain transformers loads.
 
     zerolora merge --weights resources/weights/MODEL.json --adapter results/NAME/adapter --data results/data/NAME
                    --place results/NAME/merged --output results/NAME/merged
     zerolora merge --base DIRECTORY --adapter DIRECTORY --output DIRECTORY
 
-What is merged is known from headers (merge_plan.py) before the first number is read; memory does not grow with the
-model (stream.py). The update is computed in fp32 and rounded once, to the dtype of the base weight.
+The plan is made from headers alone (merge_plan.py). Weights are then written a block of rows at a time, so memory does
+not grow with the model (stream.py). Updates are computed in fp32 and rounded once, to the dtype of the base weight.
 """
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from zerolora.compat.transformers_patches import stored_names
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, describe, staged_directory, write_json
+from zerolora.json_file import NUMBER, check, record
 from zerolora.log import result
-from zerolora.merge.combine import updates_of
-from zerolora.merge.index import write_size
 from zerolora.merge.listed import ListedNames, listed_model
 from zerolora.merge.merge_plan import BaseNames, plan_merge
+from zerolora.merge.merge_updates import requantized, untied_copies, updates_of, write_untied
 from zerolora.merge.stream import write_weights
-from zerolora.merge.untied import untied_copies, write_untied
 from zerolora.methods.tied_weights import tied_weights
 from zerolora.model import added_tokens, foreign
 from zerolora.model.architecture import built_on_meta, config_of
 from zerolora.model.base_check import listed_shapes
 from zerolora.model.manifest import is_weight, model_files
 from zerolora.model.prompt_format import write_prompt_format, write_tokens
-from zerolora.model.weight_files import weight_files
+from zerolora.model.weight_files import WEIGHT_INDEX, weight_files
 from zerolora.tensor_file import read_header
 from zerolora.units import byte_size
 
 
 def merge(
-    base: Path, adapter: Path, output: Path, place: Path, data: Path | None = None, dequantized: bool = False
+    base: Path, adapter: Path, output: Path, directory: Path, data: Path | None = None, dequantized: bool = False
 ) -> None:
-    """Write the merged model to directory `place` and its manifest to `output`/manifest.json.
+    """Write the merged model to `directory` and its manifest to `output`/manifest.json.
 
-    `place` is `output` itself if the weights are versioned; otherwise it is another directory, and only their hashes
-    are versioned. With `data`, the prepared rows, the model gets their prompt format. With `dequantized` the adapter is
+    `directory` is `output` if the weights are versioned; otherwise it is another directory, and only their hashes are
+    versioned. With `data`, the prepared data, the model gets its prompt format. With `dequantized`, the adapter is
     added to the weights as training quantized them. Raises UserError if the adapter was trained on another base model.
     """
-    with staged_directory(place) as staged:
-        hashes = write_model(base, [(adapter, 1.0)], staged, place, data, dequantized, hashed=True)
+    with staged_directory(directory) as staged:
+        hashes = write_model(base, [(adapter, 1.0)], staged, directory, data, dequantized, hashed=True)
         files = describe(staged, hashes)
-        manifest = {"path": str(place), "files": files} | ({"dequantized": True} if dequantized else {})
-        if place == output:
+        manifest = {"path": str(directory), "files": files} | ({"dequantized": True} if dequantized else {})
+        if directory == output:
             write_json(staged / MANIFEST, manifest)
-    if place != output:
+    if directory != output:
         with staged_directory(output) as staged:
             write_json(staged / MANIFEST, manifest)
     size = byte_size(sum(file["bytes"] for file in files.values()))
-    result(size if place == output else f"{size} in {place}")
+    result(size if directory == output else f"{size} in {directory}")
+
+
+def skip_merge(output: Path) -> None:
+    """Replace `output` by a manifest without weights, which records that merge.enabled is false."""
+    with staged_directory(output) as staged:
+        write_json(staged / MANIFEST, {"enabled": False, "files": {}})
+    result("nothing merged: merge.enabled is false")
 
 
 def restore(base: Path, adapter: Path, manifest: Path, data: Path | None = None) -> None:
-    """Merge again if the weights that `manifest` describes are missing or differ in size.
+    """Merge again if weights of `manifest` are missing or differ in size.
 
     Raises UserError if the result differs from the manifest.
     """
     expected = foreign.manifest(manifest, "zerolora merge", "files", "path")
-    place = Path(expected["path"])
+    directory = Path(expected["path"])
     sizes = {name: file["bytes"] for name, file in expected["files"].items()}
-    if not all((place / name).is_file() and (place / name).stat().st_size == sizes[name] for name in sizes):
-        with staged_directory(place) as staged:
+    if not all((directory / name).is_file() and (directory / name).stat().st_size == sizes[name] for name in sizes):
+        with staged_directory(directory) as staged:
             dequantized = expected.get("dequantized", False)
-            hashes = write_model(base, [(adapter, 1.0)], staged, place, data, dequantized, hashed=True)
+            hashes = write_model(base, [(adapter, 1.0)], staged, directory, data, dequantized, hashed=True)
             if describe(staged, hashes) != expected["files"]:
                 raise UserError(f"{manifest}: base and adapter here merge to other weights; run the merge stage again")
 
@@ -75,15 +81,15 @@ def write_model(
     base: Path,
     adapters: Sequence[tuple[Path, float]],
     staged: Path,
-    place: Path,
+    directory: Path,
     data: Path | None = None,
     dequantized: bool = False,
     *,
     hashed: bool = False,
 ) -> dict[str, str]:
-    """Write the model that adapters, each times its weight, make of a base, into the directory `staged`.
+    """Write a base plus adapters, each times its weight, to the directory `staged`.
 
-    `place` is what messages call it. Returns the sha256 of the weight files by name, none without `hashed`.
+    Messages name `directory`. Returns the sha256 of the weight files by name; without `hashed`, nothing.
     """
     files = [read_header(path) for path in weight_files(base)]
     spec = None if dequantized else listed_model(base, files, [path for path, _ in adapters])
@@ -99,8 +105,6 @@ def write_model(
         tied = tied_weights(model)
         names, updates = stored_names(model), updates_of(adapters, model)
         if dequantized:
-            from zerolora.merge.dequantize import requantized
-
             updates = requantized(updates, [path for path, _ in adapters], model)
     stored = {names.of_model(name)[0] for file in files for name in file.tensors} if tied else set()
     updates, untied = untied_copies(updates, tied, stored)
@@ -108,8 +112,8 @@ def write_model(
     if missing := plan.missing(updates):
         if missing[0] not in names.shapes:
             raise UserError(
-                f"{base}: a model of its config.json has no {missing[0]} that the adapter could be added to; use the "
-                "adapter beside its base, or train one without it"
+                f"{base}: the model of its config.json has no {missing[0]}, which the adapter changes; use the adapter "
+                "with its base unmerged, or train one without it"
             )
         # The adapter's tensors are those of the model that config.json describes (methods/adapter_check.py).
         raise UserError(
@@ -126,5 +130,24 @@ def write_model(
     if untied:
         write_untied(staged)
     copies = {unit.copy: path.name for path, added in plan.copies.items() for unit in added if unit.copy}
-    write_size(staged, plan.more_parameters, plan.more_bytes, copies)
-    return write_weights(plan, place, hashed)
+    update_index(staged, plan.more_parameters, plan.more_bytes, copies)
+    return write_weights(plan, directory, hashed)
+
+
+def update_index(model: Path, parameters: int, size: int, added: Mapping[str, str]) -> None:
+    """Add parameters and bytes to the totals of a model's weight index, and `added`, file by tensor, to its map.
+
+    A model in one file has no index.
+    """
+    path = model / WEIGHT_INDEX
+    if not path.is_file():
+        return
+    index = foreign.weight_index(path)
+    increase = {"total_parameters": parameters, "total_size": size}
+    metadata = index.get("metadata") or {}
+    for name in increase.keys() & metadata.keys():
+        check(metadata, record({name: NUMBER}), path, foreign.FETCH_AGAIN)
+        metadata[name] += increase[name]
+    index["metadata"] = metadata
+    index["weight_map"] |= added
+    write_json(path, index)

@@ -1,4 +1,4 @@
-"""What a merge does with each stored tensor of the base, known from headers and shapes before a number is read."""
+"""Plan a merge, tensor by tensor, from headers and shapes: no weight is read."""
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,65 +11,64 @@ from zerolora.methods.method import Update
 from zerolora.tensor_file import TYPES, StoredTensor, TensorFile
 
 FLOATS = ("F32", "F16", "BF16")
-"""The types of a weight that is not quantized, as safetensors writes them."""
+"""Types of unquantized weights, as safetensors names them."""
 
 
 class BaseNames(Protocol):
-    """How the weights of the merged model are called in the base's files, and how tensors there become weights."""
+    """The mapping between the tensors in the base's files and the weights of the merged model."""
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Of the merged model's weights, by name."""
+        """Shapes of the merged model's weights, by name."""
 
     def of_model(self, stored: str) -> tuple[str, bool]:
-        """Return the weight that a stored tensor is, or is a part of; and whether it has to be converted."""
+        """Return the weight that a stored tensor is, or is a part of, and whether it needs conversion."""
 
     def converted(self, stored: dict[str, Any]) -> dict[str, Any]:
-        """Return the weights that are made of these stored tensors."""
+        """Convert stored tensors to weights."""
 
     def stored(self, weights: dict[str, Any], names: list[str]) -> dict[str, Any]:
-        """Return the tensors, of these names, that `converted` made the weights of."""
+        """Convert weights back to the stored tensors of these names."""
 
 
 @dataclass(frozen=True)
 class MergeUnit:
-    """Stored tensors that are merged together: one, or all that transformers makes a weight of."""
+    """Stored tensors that are merged together: one, or all that transformers converts to a weight."""
 
     stored: tuple[StoredTensor, ...]
     updates: Mapping[str, Update]
-    """By the weight that each is of; of a tensor that is not converted, one or none."""
+    """Updates by weight; at most one for an unconverted tensor."""
     rows: int | None = None
-    """Rows of the result, if the model has more than are stored."""
+    """Rows of the result, if more than the stored ones."""
     converted: bool = False
     copy: str | None = None
-    """The name of a further tensor that is written, beside the stored one."""
+    """Name of an additional tensor to write."""
 
 
 @dataclass(frozen=True)
 class MergePlan:
-    """The units of a base model's files, and the files that are written."""
+    """The units of a base model's files, and the headers of the output files."""
 
     units: Mapping[str, MergeUnit]
-    """By the name of each stored tensor; a tensor without one is copied."""
+    """Units by stored tensor; a tensor without one is copied."""
     files: tuple[tuple[TensorFile, TensorFile], ...]
-    """The header of each file of the base, and the one that is written."""
+    """Header of each of the base's files, and of its output file."""
     names: BaseNames
     copies: Mapping[Path, tuple[MergeUnit, ...]] = field(default_factory=dict)
-    """What is written behind the tensors of a file of the base, by its path: the head of a base that shared its
-    weight."""
+    """Additional tensors of an output file, by the path of the base's file: the head of a base with a shared weight."""
     more_parameters: int = 0
     more_bytes: int = 0
-    """Of rows and tensors that the base has not."""
+    """Bytes of the rows and tensors that the base lacks."""
     updated: frozenset[str] = field(default_factory=frozenset)
-    """The weights of the model that an update is applied to."""
+    """Weights with an update."""
 
     def missing(self, updates: Mapping[str, Update]) -> list[str]:
-        """Return the weights of `updates` that the files do not have, and should."""
+        """Return the weights of non-optional `updates` that the files lack."""
         return sorted(name for name in updates.keys() - self.updated if not updates[name].optional)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all weight files that are written."""
+        """Total bytes of the output files."""
         return sum(target.nbytes for _, target in self.files)
 
 
@@ -77,16 +76,15 @@ def plan_merge(
     files: Iterable[TensorFile],
     names: BaseNames,
     updates: Mapping[str, Update],
-    place: Path = Path(),
+    directory: Path = Path(),
     rows_before: int | None = None,
     untied: Mapping[str, str] | None = None,
 ) -> MergePlan:
-    """Return the plan that merges `updates` into the tensors of `files`, to be written to the directory `place`.
+    """Return the plan that merges `updates` into the tensors of `files`, with output in `directory`.
 
-    `names` has the shapes of the merged model; `rows_before` are those of its vocabulary before tokens were added, None
-    if none were. `untied`: the weight that a new tensor is made of, by the tensor's name. Raises UserError if an update
-    does not fit its weight, or the weight is stored in a form that nothing can be added to or that it cannot be brought
-    back to, or with fewer rows than the model has.
+    `names` has the shapes of the merged model. `rows_before` is the vocabulary size before tokens were added, None if
+    none were. `untied` has the source weight of each new tensor. Raises UserError if an update does not fit its weight,
+    the weight is quantized, cannot be converted back, or is stored with fewer rows than the model has.
     """
     files = list(files)
     units: dict[str, MergeUnit] = {}
@@ -137,7 +135,7 @@ def plan_merge(
         units |= {stored.name: unit for stored in group} if unit.updates else {}
     return MergePlan(
         units,
-        tuple((file, _target(file, place, shapes, copies.get(file.path, []))) for file in files),
+        tuple((file, _target(file, directory, shapes, copies.get(file.path, []))) for file in files),
         names,
         {path: tuple(added) for path, added in copies.items()},
         more_parameters,
@@ -151,22 +149,22 @@ def plan_merge(
 
 
 def _target(
-    file: TensorFile, place: Path, shapes: Mapping[str, tuple[int, ...]], copies: Iterable[MergeUnit]
+    file: TensorFile, directory: Path, shapes: Mapping[str, tuple[int, ...]], copies: Iterable[MergeUnit]
 ) -> TensorFile:
-    """Return the header of the file that is written for one of the base's, to the directory `place`."""
+    """Return the header of the output file, in `directory`, for a file of the base."""
     added = {unit.copy: unit.stored[0] for unit in copies if unit.copy}
-    return file.resized(place / file.path.name, shapes, added)
+    return file.resized(directory / file.path.name, shapes, added)
 
 
 def _converted(group: tuple[StoredTensor, ...], names: BaseNames, updates: Mapping[str, Update]) -> MergeUnit:
-    """Return the unit of tensors that are one weight, or several, of the model; tried on the meta device."""
+    """Return the unit of tensors that convert to one or several weights, after a trial on the meta device."""
     import torch
 
     kinds = {each.name: TYPES.get(each.kind, ("uint8", 1))[0] for each in group}
     empty = {
         each.name: torch.empty(each.shape, dtype=getattr(torch, kinds[each.name]), device="meta") for each in group
     }
-    with _bringing_back(group[0]):
+    with _conversion_errors(group[0]):
         weights = names.converted(empty)
     result = {weight: updates[weight] for weight in weights if weight in updates}
     if result:
@@ -174,15 +172,15 @@ def _converted(group: tuple[StoredTensor, ...], names: BaseNames, updates: Mappi
             _check_type(stored)
         for weight, update in result.items():
             update.check(tuple(weights[weight].shape))
-        with _bringing_back(group[0]):
+        with _conversion_errors(group[0]):
             back = names.stored(weights, list(empty))
             assert {name: tensor.shape for name, tensor in back.items()} == {k: v.shape for k, v in empty.items()}
     return MergeUnit(group, result, converted=True)
 
 
 @contextlib.contextmanager
-def _bringing_back(stored: StoredTensor) -> Iterator[None]:
-    """Turn what a conversion raises into a UserError; transformers raises different errors for what it cannot do."""
+def _conversion_errors(stored: StoredTensor) -> Iterator[None]:
+    """Turn any error of a conversion into a UserError: transformers raises many types."""
     try:
         yield
     except UserError:
@@ -190,13 +188,13 @@ def _bringing_back(stored: StoredTensor) -> Iterator[None]:
     except Exception as error:
         why = " ".join(str(error).split())
         raise UserError(
-            f"{stored.path}: {stored.name} is stored in a form that merge cannot bring back ({type(error).__name__}: "
+            f"{stored.path}: {stored.name} is stored in a form that merge cannot convert back ({type(error).__name__}: "
             f"{why:.160}); write targets without it, or save the model with save_pretrained"
         ) from None
 
 
 def _check_type(stored: StoredTensor) -> None:
-    """Raise UserError if a stored tensor holds other numbers than those of a weight."""
+    """Raise UserError if a stored tensor is quantized."""
     if stored.kind not in FLOATS:
         raise UserError(
             f"{stored.path}: {stored.name} is stored as {stored.kind}, codes of a quantized weight, to which "
@@ -205,7 +203,7 @@ def _check_type(stored: StoredTensor) -> None:
 
 
 def _more_rows(stored: StoredTensor, shape: tuple[int, ...] | None) -> int | None:
-    """Return the rows of a weight that has more in the model than are stored: embedding and head, with added tokens."""
+    """Return the model's rows of a weight if fewer are stored: an embedding or head with added tokens."""
     if not shape or not stored.shape or shape[0] <= stored.shape[0] or shape[1:] != stored.shape[1:]:
         return None
     return shape[0]

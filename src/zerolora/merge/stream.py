@@ -1,8 +1,8 @@
-"""Write merged weight files in place: laid out before the first number is read, a few blocks of rows at a time.
+"""Write merged weight files: space is allocated first, then blocks of rows are written in place by several threads.
 
-The memory is that of a block for each thread, whatever the model; of a whole tensor where an update needs it, and of a
-few times the tensors that transformers makes one weight of. While torch is imported, bytes are copied already, and
-while blocks are computed, those before them are on their way to the disk.
+Memory is one block for each thread, independent of the model; or a whole tensor if an update needs it; or a few times
+the tensors that transformers converts to one weight. Copying starts while torch is imported, and finished blocks are
+flushed to disk while others are computed.
 """
 
 import contextlib
@@ -35,25 +35,25 @@ if TYPE_CHECKING:
     import torch
 
 THREADS = 8
-"""At most: more wait for the disk."""
+"""Maximum threads; more would wait for the disk."""
 AHEAD = 64
-"""Blocks that may be written before those in front of them have been hashed."""
+"""Maximum blocks in flight before the oldest is hashed."""
 SPAN = 4 * 2**20
-"""Bytes of a tensor's rows that one thread reads, changes and writes."""
+"""Bytes of a block of rows."""
 COPIED = 32 * 2**20
-"""Bytes that are copied at a time."""
+"""Bytes of one copy."""
 ALIGNED = 2**16
-"""Bytes: copies begin at multiples, but for the first. A file system shares whole blocks, of 4 to 64 KiB, or none."""
+"""Alignment of copies in bytes, except for the first: file systems share whole blocks only, of 4 to 64 KiB."""
 BLOCK = 2**17
-"""Numbers whose fp32 copy and update are held at a time: 1 MiB, which stays in a core's own cache."""
+"""Numbers of an fp32 copy and its update, 1 MiB together: they stay in a core's cache."""
 SENT = 32 * 2**20
-"""Bytes after which the system is told to bring them to the disk, and not to wait until there are more."""
+"""Bytes after which a flush to disk is started."""
 THIN = 16
-"""Rows of a matrix that a block has at least: for fewer, BLAS sums in another order than for the whole matrix."""
+"""Minimum rows of a matrix block: with fewer, BLAS sums in another order than for the whole matrix."""
 READ = 2**20
-"""Bytes that are hashed at a time."""
+"""Bytes that are read at a time for hashing."""
 NOT_COPIED = (errno.EXDEV, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.EBADF)
-"""What copy_file_range answers where it cannot copy (man 2 copy_file_range)."""
+"""Errors of copy_file_range where it is unsupported (man 2 copy_file_range)."""
 SYNC_FILE_RANGE_WRITE = 2  # linux/fs.h
 
 _thread = threading.local()
@@ -61,31 +61,30 @@ _thread = threading.local()
 
 @dataclass(frozen=True)
 class _Output:
-    """An open file, which one thread at a time writes to."""
+    """An open file that one thread at a time writes to."""
 
     handle: int
     turn: threading.Lock = field(default_factory=threading.Lock)
-    """ext4 lets one write of a file proceed at a time, and has the others spin for their turn, on cores that could
-    compute."""
+    """ext4 serializes writes to a file, and waiting threads spin on cores that could compute."""
 
 
 @dataclass(frozen=True)
 class _Job:
-    """Bytes of an output file, in order, and what writes them; None for bytes that an earlier job writes."""
+    """The bytes of an output file up to `stop`, and the function that writes them; None if an earlier job does."""
 
     target: TensorFile
     stop: int
     work: Callable[[], None] | None
     alone: bool = False
-    """It needs a whole tensor, or several, in memory: one at a time, in a thread, and so a heap, of their own."""
+    """Needs whole tensors in memory, so it runs one at a time in a separate thread, which has its own heap."""
 
 
 def write_weights(plan: MergePlan, output: Path, hashed: bool) -> dict[str, str]:
-    """Write the weight files of a plan and return the sha256 of each by name, none without `hashed`.
+    """Write the weight files of a plan and return the sha256 of each by name; without `hashed`, nothing.
 
-    Their space is taken first. Raises UserError, which names `output`, if there is too little.
+    Space is allocated first. Raises UserError, naming `output`, if there is too little.
     """
-    workers = min(_cores(), THREADS)
+    workers = min(len(os.sched_getaffinity(0)), THREADS)
     with contextlib.ExitStack() as stack:
         outputs = _allocated(plan, output, stack)
         writer = _Writer(plan, outputs)
@@ -118,7 +117,7 @@ def write_weights(plan: MergePlan, output: Path, hashed: bool) -> dict[str, str]
 
 
 def _import_torch() -> None:
-    """Import torch, a tenth faster without looking for garbage among what it only adds to."""
+    """Import torch without garbage collection, which is a tenth faster."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -129,7 +128,7 @@ def _import_torch() -> None:
 
 
 def _allocated(plan: MergePlan, output: Path, stack: contextlib.ExitStack) -> dict[Path, _Output]:
-    """Return open files of their final sizes, with their headers."""
+    """Open the output files, allocate their space and write their headers."""
     outputs: dict[Path, _Output] = {}
     for _, target in plan.files:
         result = os.statvfs(target.path.parent)
@@ -152,14 +151,14 @@ def _allocated(plan: MergePlan, output: Path, stack: contextlib.ExitStack) -> di
 
 
 class _Writer:
-    """Writes the tensors of a plan to open files."""
+    """Writes a plan's tensors to open files."""
 
     def __init__(self, plan: MergePlan, outputs: dict[Path, _Output]) -> None:
         self.plan, self.outputs = plan, outputs
         self.targets = {each.name: each for _, target in plan.files for each in target.tensors.values()}
 
     def jobs(self) -> Iterator[_Job]:
-        """Yield the jobs of all files, each file's in the order of its bytes."""
+        """Yield the jobs of all files, in the order of each file's bytes."""
         begun: set[int] = set()
         for source, target in self.plan.files:
             copied: list[StoredTensor] = []
@@ -181,7 +180,7 @@ class _Writer:
                 yield from self._rows(unit, target)
 
     def _copies(self, tensors: list[StoredTensor], target: TensorFile) -> Iterator[_Job]:
-        """Yield what copies tensors that lie side by side."""
+        """Yield jobs that copy adjacent tensors."""
         if not tensors:
             return
         source, first, stop = tensors[0].path, tensors[0].start, tensors[-1].stop
@@ -192,7 +191,7 @@ class _Writer:
             yield _Job(target, end + shift, work)
 
     def _rows(self, unit: MergeUnit, target: TensorFile) -> Iterator[_Job]:
-        """Yield what writes the rows of a tensor, all at once where the update needs all."""
+        """Yield jobs that write the rows of a tensor; a single one if an update needs the whole tensor."""
         (stored,) = unit.stored
         into = self.targets[unit.copy or stored.name]
         mean = None
@@ -220,7 +219,7 @@ class _Writer:
         _write(self.outputs[into.path], _bytes(rows), offset)
 
     def _convert(self, unit: MergeUnit) -> None:
-        """Write all stored tensors of a unit that transformers converts."""
+        """Write the stored tensors of a converted unit."""
         _compute_alone()
         names = self.plan.names
         weights = names.converted({each.name: each.read() for each in unit.stored})
@@ -235,7 +234,7 @@ class _Writer:
 
 
 def apply(update: Update, rows: "torch.Tensor", first: int) -> None:
-    """Make of `rows` what they are after training, in place: computed in fp32 and rounded once."""
+    """Apply an update to `rows` in place, in fp32 and rounded once."""
     for start, stop in spans(tuple(rows.shape), BLOCK) if update.by_rows and rows.ndim else [(0, None)]:
         block = rows[start:stop] if rows.ndim else rows
         full = block.float()  # itself, if it is fp32
@@ -245,7 +244,7 @@ def apply(update: Update, rows: "torch.Tensor", first: int) -> None:
 
 
 def spans(shape: tuple[int, ...], numbers: int) -> list[tuple[int, int]]:
-    """Return first and last row of blocks of about so many numbers, of a matrix none of them thin."""
+    """Return start and stop of blocks of about this many numbers, for a matrix at least THIN rows each."""
     if not shape:
         return [(0, 1)]
     thin = THIN if len(shape) == 2 else 1
@@ -267,7 +266,7 @@ def _bytes(tensor: "torch.Tensor") -> memoryview:
 
 
 def _copy(source: Path, start: int, stop: int, output: _Output, offset: int) -> None:
-    """Copy bytes of a file, in the kernel where it can: on some file systems both then share them."""
+    """Copy bytes of a file, in the kernel if possible, which lets some file systems share them."""
     with source.open("rb", buffering=0) as file:
         while start < stop:
             try:
@@ -277,7 +276,7 @@ def _copy(source: Path, start: int, stop: int, output: _Output, offset: int) -> 
                 if error.errno not in NOT_COPIED:
                     raise
                 count = 0
-            if not count:  # some file systems say 0 for what they cannot copy
+            if not count:  # some file systems return 0 if unsupported
                 buffer = memoryview(bytearray(min(stop - start, READ)))
                 read_into(file.fileno(), buffer, start, source)
                 _write(output, buffer, offset)
@@ -293,7 +292,7 @@ def _write(output: _Output, data: memoryview, offset: int) -> None:
 
 
 def _hash(digest: Any, handle: int, start: int, stop: int, path: Path) -> None:
-    """Hash bytes that were just written, which the page cache still has."""
+    """Hash bytes that were just written and are still in the page cache."""
     buffer = memoryview(bytearray(min(stop - start, READ)))
     while start < stop:
         part = buffer[: stop - start]
@@ -303,14 +302,14 @@ def _hash(digest: Any, handle: int, start: int, stop: int, path: Path) -> None:
 
 
 def _send(handle: int, start: int, stop: int) -> None:
-    """Have the system write these bytes to the disk now, without waiting for it, where the C library can ask for it."""
+    """Start flushing these bytes to disk, if the C library has sync_file_range."""
     send = getattr(ctypes.CDLL(None), "sync_file_range", None)
     if send:
         send(handle, ctypes.c_int64(start), ctypes.c_int64(stop - start), SYNC_FILE_RANGE_WRITE)
 
 
 def _compute_alone() -> None:
-    """Have torch compute in this thread alone: the others have blocks of their own."""
+    """Limit torch to this thread: other threads compute other blocks."""
     import torch
 
     if not getattr(_thread, "alone", False):
@@ -319,12 +318,7 @@ def _compute_alone() -> None:
 
 
 def _return_freed_memory() -> None:
-    """Let the C library give what was freed back to the system: glibc keeps several groups' worth of small tensors."""
+    """Return freed memory to the system: glibc would keep that of several groups of small tensors."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim:
         trim(0)
-
-
-def _cores() -> int:
-    """Return the cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 BLOCK = 256  # elements that share an fp32 scale (Optimizer2State.init_state)
 SMALLEST = 4096
-"""Elements of the smallest tensor with 8-bit states, min_8bit_size. Under DeepSpeed's stages 1 to 3 the tensor is a
-rank's whole partition."""
+"""Elements of the smallest tensor with 8-bit states, min_8bit_size; in ZeRO stages 1 to 3, a rank's partition."""
 LOWEST = 0.99296875  # of the signed map, whose highest code is 1 (functional.py, create_dynamic_map)
 
 

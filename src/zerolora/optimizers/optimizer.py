@@ -54,8 +54,7 @@ class Optimizer(ABC):
 
     @abstractmethod
     def step_bytes(self, elements: float, largest: float, on_cpu: bool) -> float:
-        """Return the bytes that a step allocates and frees beside fp32 gradients, for `elements` parameters of a rank
-        in tensors of at most `largest`."""
+        """Return the bytes that a step allocates and frees for `elements` parameters, in tensors up to `largest`."""
 
     @abstractmethod
     def traffic(self, on_cpu: bool) -> float:
@@ -84,8 +83,7 @@ class Optimizer(ABC):
 
     @abstractmethod
     def start(self, inner: "torch.optim.Optimizer", tensor: "torch.Tensor", updates: int) -> None:
-        """Reset the state of a tensor to that before the first step, except for the number of updates. Existing states
-        are reset in place."""
+        """Reset a tensor's state, in place if it exists, to that before the first step, but with `updates` updates."""
 
     def parts(self, shape: Sequence[int]) -> tuple[str, ...]:
         """Return the states of a parameter of this shape."""
@@ -93,6 +91,5 @@ class Optimizer(ABC):
 
     @contextlib.contextmanager
     def unpacked(self, inner: "torch.optim.Optimizer", parts: Sequence[str], write: bool = False) -> Iterator[None]:
-        """Provide the states `parts` as fp32 tensors under their names in `inner.state`; with `write`, changes to them
-        are written back at the end."""
+        """Provide states as fp32 tensors by name in `inner.state`; with `write`, write changes back at the end."""
         yield

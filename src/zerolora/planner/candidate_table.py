@@ -7,7 +7,7 @@ from zerolora.config.settings import RenderSettings
 from zerolora.memory.estimate import world_size
 from zerolora.memory.row_statistics import RowStatistics
 from zerolora.planner.candidates import Candidate
-from zerolora.units import GIB
+from zerolora.units import GIB, counted
 
 SHOWN = 10  # fitting candidates in the table
 
@@ -77,7 +77,7 @@ def table(summarized: Summary) -> str:
     fitting = [each for each in ranked if not each["rejected"]]
     rejected = [each for each in ranked if each["rejected"]]
     lines = [
-        f"{len(fitting)} of {len(ranked)} configurations fit; predicted for {summarized['steps']} steps:",
+        f"{len(fitting)} of {len(ranked)} configurations fit; predicted for {counted(summarized['steps'], 'step')}:",
         f"{'strategy':<24}{'micro-batch':>12}{'checkpointing':>14}{'attention':>10}{'GPU GiB':>9}{'host GiB':>9}"
         f"{'s/step':>9}{'tokens/s':>10}{'rank-hours':>11}",
     ]

@@ -28,7 +28,7 @@ from zerolora.strategies import STRATEGIES
 from zerolora.strategies.deepspeed_zero import ZERO, torch_optimizer_options
 from zerolora.strategies.strategy import Reason, Target, nested
 from zerolora.types import Precision
-from zerolora.units import gib
+from zerolora.units import counted, gib
 
 JsonObject = dict[str, Any]
 
@@ -123,7 +123,9 @@ def _canary(
     safe_options, _ = rendered(safe, target_of(settings), settings.gradient_clipping)
     safe_chosen = training_choice(safe, settings.precision, chosen.flops)
     zero = ZeroJson(options=safe_options, choice=safe_chosen).as_json()
-    comparison = f"{count} steps, compared with {safe.strategy} with {safe.attention} attention: {'; '.join(reasons)}"
+    comparison = (
+        f"{counted(count, 'step')}, compared with {safe.strategy} with {safe.attention} attention: {'; '.join(reasons)}"
+    )
     return Canary(steps=count, reasons=reasons, zero=zero), comparison
 
 

@@ -117,8 +117,7 @@ def _attending(config: Any, attention: Attention) -> Any:
 
 
 def _updates(model: Any, settings: RenderSettings) -> tuple[dict[str, Update], TrainedShapes]:
-    """Return merge's updates after training, and the published tensors, on the meta device. Raises UserError if the
-    method does not fit the model."""
+    """Return merge's updates and the published tensors, as shapes. Raises UserError if the method does not fit."""
     base = built_on_meta(model.config)
     method = TRAINABLE[settings.method.name]
     with torch.device("meta"):
@@ -130,8 +129,7 @@ def _updates(model: Any, settings: RenderSettings) -> tuple[dict[str, Update], T
 
 
 def _check_start(settings: RenderSettings, start: Path, config: Any, model: Path, tokens: Sequence[AddedToken]) -> None:
-    """Raise UserError if training cannot start from the directory `start`: it is incomplete, or of another base, method
-    or settings."""
+    """Raise UserError if the adapter `start` is incomplete, or of another base, method or settings."""
     if not start.is_dir():
         LOGGER.info("train.from_adapter: %s: does not exist yet; training will check it", start)
         return
@@ -151,8 +149,7 @@ def _check_start(settings: RenderSettings, start: Path, config: Any, model: Path
 
 
 def _merge(files: list[TensorFile], names: StoredNames, updates: dict[str, Update], model: Path) -> None:
-    """Plan the merge. Raises UserError if a trained weight is in no file, has another shape there, or a stored form
-    that cannot be written back."""
+    """Raise UserError if a trained weight is in no file, has another shape there, or a form that cannot be written."""
     try:
         plan = plan_merge(files, names, updates)
     except UserError as error:

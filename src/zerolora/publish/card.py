@@ -1,6 +1,6 @@
-"""The model card of a run: card.md, filled in with what the run's files say, and metadata for the hub.
+"""The model card of a run: card.md filled in from the run's files, and metadata for the hub.
 
-What the files do not say is left out, or said to be unknown.
+Values that the files lack are omitted or marked as unknown.
 """
 
 import json
@@ -9,23 +9,27 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jinja2
+import yaml
 
 from zerolora import __version__
+from zerolora.config.file import read_values
 from zerolora.config.schema import data_folders
-from zerolora.errors import UserError
+from zerolora.config.values import HUB_ADAPTERS
+from zerolora.errors import UserError, printable
 from zerolora.files import MANIFEST, read_json, sha256
-from zerolora.publish.config_of_run import config_of_run
-from zerolora.publish.finished import RESULTS, FinishedRun, command, remedy
-from zerolora.publish.product import PushedModel, weights_of
+from zerolora.publish.finished import CONFIG, RESULTS, FinishedRun, PushedModel, command, remedy, weights_of
 from zerolora.report import tasks
 from zerolora.report.markdown import Written, cell, code, fenced, table
-from zerolora.report.provenance import commit
+from zerolora.report.provenance import adapter_origin, commit
 from zerolora.units import gib
 
 TEMPLATE = Path(__file__).with_name("card.md")
 LOCK = Path("envs/requirements.lock")
 LIBRARIES = ("torch", "transformers", "peft", "deepspeed", "bitsandbytes", "tokenizers", "safetensors")
-"""Whose versions can change a result."""
+"""Libraries whose versions can change a result."""
+CONFIG_SECTIONS = ("hardware", "pack", "estimate", "render", "train", "merge", "evaluate", "report")
+"""Sections that every run reads. Judge, export and further tasks are not needed to reproduce a run."""
+ELSEWHERE = "/path/to"
 PIN = re.compile(r"^([\w.-]+)==([^\s;\\]+)", re.MULTILINE)
 METHOD_SECTIONS = {"lora": "LoRA", "ia3": "(IA)³", "vera": "VeRA", "quantization": "quantization"}
 TRAINING = (
@@ -46,29 +50,29 @@ LICENCES = frozenset(
         "ncsa", "unlicense", "zlib", "pddl", "lgpl-lr", "deepfloyd-if-license", "llama2", "gemma",
     }
 )  # fmt: skip
-"""The identifiers of the hub's documentation, "Licenses" (hub-docs, docs/hub/repositories-licenses.md), but for
-`unknown` and `other`. The hub refuses any other, so those are sent as `other`, with their name."""
+"""The hub's licence identifiers (hub-docs, docs/hub/repositories-licenses.md), without `unknown` and `other`. The hub
+refuses all others, so they are sent as `other` with their name."""
 
 
 class DataFile(NamedTuple):
-    """A file that rows were read from."""
+    """A file of the data set."""
 
     source: str
-    """The source of the data set that it belongs to."""
+    """Name of its source in the data set."""
     name: str
-    """Its path in its origin; of a file of this machine, the path below the data set's parent directory."""
+    """Its path in its origin; for a local file, relative to the data set's parent directory."""
     sha256: str
     origin: str | None = None
-    """Repository and commit, or package and version; None for a file of the user's own."""
+    """Repository and commit, or package and version; None for a local file."""
     licence: str | None = None
     repository: str | None = None
-    """The data set repository of the hub, if it is from one."""
+    """Its data set repository on the hub, if any."""
 
 
 def model_card(
     run: FinishedRun, product: PushedModel, title: str, *, repository: bool = True, branch: str | None = None
 ) -> str:
-    """Return the card as the text of README.md, for a `branch` of a `repository` or for a directory.
+    """Return the text of README.md for a branch of a repository, or for a directory (`repository` false).
 
     Raises UserError if a file of the run is missing or was changed.
     """
@@ -84,8 +88,9 @@ def model_card(
     read = {name: run.read(path) for name, path in paths.items()}
     figures, model, stats = read["figures"], read["model"], read["stats"]
     files, on_hub, base = data_files(run), model["source"]["source"] == "hub", product.base
-    config, cut = config_of_run(run)
-    # Whatever the template prints is a number or a code span (report/markdown.py), unless it is `Written`.
+    config, cut = _config_of_run(run)
+    held_out = {name.replace("_", " "): each for name, each in tasks.held_out_changes(figures).items()}
+    # Everything that the template prints is a number or a code span (report/markdown.py), except for `Written`.
     environment = jinja2.Environment(  # noqa: S701 - Markdown
         finalize=cell,
         undefined=jinja2.StrictUndefined,
@@ -113,7 +118,7 @@ def model_card(
         hyperparameters=_hyperparameters(run),
         origin=_origin(run),
         evaluated=run.resolved.evaluate[run.dataset],
-        held_out=_table(_held_out(figures)) if figures.get("enabled", True) else None,
+        held_out=_table(held_out) if figures.get("enabled", True) else None,
         tasks={task: _table(changes) for task in sorted(run.resolved.tasks) if (changes := _changes(run, task))},
         gate=run.settings.accept.fail_if,
         planned=run.settings.render,
@@ -174,9 +179,9 @@ def _metadata(
 
 
 def licence_metadata(name: str) -> dict[str, Any]:
-    """Return `license`, and `license_name` if the hub has no such licence, for the SPDX name that the config has.
+    """Return `license` for the config's SPDX name, with `license_name` if the hub does not know the licence.
 
-    SPDX names of the GNU licences say `-only` or `-or-later`; the hub's do not.
+    SPDX names of GNU licences end with `-only` or `-or-later`; the hub's do not.
     """
     lower = name.strip().lower()
     known = re.sub(r"-(only|or-later)$", "", lower)
@@ -192,7 +197,7 @@ def _arguments(name: str, revision: str | None) -> Written:
 
 
 def data_files(run: FinishedRun) -> list[DataFile]:
-    """Return the files that the data set of a run was read from."""
+    """Return the files of a run's data set."""
     manifest = run.read(run.data / MANIFEST)
     top, folders = Path(run.prepared.path), [Path(folder) for folder in data_folders(run.config.fetch).values()]
     result = []
@@ -213,7 +218,7 @@ def data_files(run: FinishedRun) -> list[DataFile]:
 
 
 def _sources(run: FinishedRun, stats: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the counts of each source, with its share of the supervised training tokens."""
+    """Return the counts of each source, including its share of the supervised training tokens."""
     if "sources" in stats:
         return dict(stats["sources"])
     (name,) = run.read(run.data / MANIFEST)["sources"]
@@ -221,7 +226,7 @@ def _sources(run: FinishedRun, stats: dict[str, Any]) -> dict[str, dict[str, Any
 
 
 def _hyperparameters(run: FinishedRun) -> dict[str, Any]:
-    """Return the settings that decide what was learned, by the name that a reader sees."""
+    """Return the training settings by their title in the card."""
     from zerolora.methods.registry import TRAINABLE
 
     train = run.settings.train.model_dump(mode="json")
@@ -235,41 +240,13 @@ def _hyperparameters(run: FinishedRun) -> dict[str, Any]:
 
 
 def _origin(run: FinishedRun) -> str | None:
-    """Return one line about the adapter that training started from, if it did."""
+    """Return a line about the adapter that training started from, if any."""
     origin = run.read(run.directory / "adapter" / MANIFEST).get("from_adapter")
-    if not origin:
-        return None
-    source = "".join(f", {key} {value}" for key, value in origin.get("source", {}).items())
-    licence = f", {origin['license']}" if "license" in origin else ""
-    return f"an adapter with sha256 {origin['sha256']}{source}{licence}"
+    return f"an adapter with {adapter_origin(origin)}" if origin else None
 
 
-Changes = dict[str, dict[str, list[float]]]
-"""By metric, `base`, `tuned` and `difference`: the value, and the ends of its interval if it has one."""
-
-
-def _held_out(figures: dict[str, Any]) -> Changes:
-    """Return the metrics on the held-out rows."""
-
-    def with_ends(name: str) -> list[float]:
-        known = isinstance(figures.get(name), int | float)
-        return [figures[f"{name}{end}"] for end in ("", *tasks.ENDS) if f"{name}{end}" in figures] if known else []
-
-    names = [
-        name for name in figures if f"base_{name}" in figures and "." not in name and not name.endswith(tasks.ENDS)
-    ]
-    return {
-        name.replace("_", " "): {
-            "base": with_ends(f"base_{name}"),
-            "tuned": with_ends(name),
-            "difference": with_ends("difference" if name == "accuracy" else f"{name}_difference"),
-        }
-        for name in names
-    }
-
-
-def _changes(run: FinishedRun, task: str) -> Changes:
-    """Return the metrics of a further task, none unless both models have answered it."""
+def _changes(run: FinishedRun, task: str) -> tasks.Changes:
+    """Return the metrics of a further task; empty unless both models have answered it."""
     folders = Path("results/base") / run.dataset / tasks.FOLDER, run.directory / tasks.FOLDER
     metrics, answers = tasks.files_of(task)
     if not all((folder / metrics).is_file() for folder in folders):
@@ -278,7 +255,7 @@ def _changes(run: FinishedRun, task: str) -> Changes:
     return {code(metric): change for metric, change in tasks.changes(before, after).items()}
 
 
-def _table(changes: Changes) -> Written:
+def _table(changes: tasks.Changes) -> Written:
     def text(figures: list[float]) -> Written:
         value, *ends = (f"{each:.4g}" for each in figures) if figures else ("",)
         return Written(f"{value} [{', '.join(ends)}]" if ends else value)
@@ -288,8 +265,66 @@ def _table(changes: Changes) -> Written:
 
 
 def _pins() -> dict[str, str]:
-    """Return the versions in the lock file, and its sha256."""
+    """Return the versions of LIBRARIES in the lock file, and its sha256."""
     if not LOCK.is_file():
         return {}
     pins = dict(PIN.findall(LOCK.read_text(encoding="utf-8")))
     return {name: pins[name] for name in LIBRARIES if name in pins} | {f"sha256 of {code(str(LOCK))}": sha256(LOCK)}
+
+
+def _config_of_run(run: FinishedRun) -> tuple[str, bool]:
+    """Return the run's part of config/config.yaml as YAML, and whether absolute paths in it were cut to their names."""
+    values = read_values(CONFIG)
+    names = _with_origins(run)
+    datasets = {run.resolved.runs[name].dataset for name in names}
+    models = {run.resolved.prepare[name].model for name in datasets}
+    paths = [Path(run.resolved.prepare[name].path) for name in datasets]
+    starts = {run.resolved.runs[name].train.from_adapter for name in names}
+    folders = {
+        name
+        for name, folder in data_folders(run.config.fetch).items()
+        if any(Path(folder).is_relative_to(path) or path.is_relative_to(folder) for path in paths)
+    }
+
+    def uses(source: str, name: str) -> bool:
+        if source in ("data", "package_data"):
+            return f"{source}.{name}" in folders
+        return f"{HUB_ADAPTERS}/{name}" in starts if source == "adapter" else name in models
+
+    used: dict[str, Any] = {key: values[key] for key in CONFIG_SECTIONS if key in values}
+    used["fetch"] = {
+        source: {name: value for name, value in (entries or {}).items() if uses(source, name)}
+        for source, entries in values["fetch"].items()
+    }
+    used["prepare"] = {name: value for name, value in values["prepare"].items() if name in datasets}
+    # A run of a grid or a search is written out, since the other runs need not be finished.
+    for group in ("runs", "continued"):
+        of_group = {name: value for name, value in (values.get(group) or {}).items() if name in names}
+        for name in sorted(names & run.config.expanded_runs.keys()):
+            if run.config.is_continued(name) == (group == "continued"):
+                of_group[name] = run.config.all_runs[name].model_dump(exclude_defaults=True)
+        if of_group or group in values:
+            used[group] = of_group
+    shown = _without_absolute_paths(used)
+    text = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=100)
+    return "\n".join(printable(line) for line in text.splitlines()), shown != used
+
+
+def _with_origins(run: FinishedRun) -> set[str]:
+    """Return the run, and the runs whose adapters it started from, directly or not."""
+    names, waiting = set(), [run.name]
+    while waiting:
+        names.add(name := waiting.pop())
+        start = run.resolved.runs[name].train.from_adapter
+        before = {each for each in run.resolved.runs if start and Path(start) == RESULTS / each / "adapter"}
+        waiting += before - names
+    return names
+
+
+def _without_absolute_paths(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_absolute_paths(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_absolute_paths(item) for item in value]
+    absolute = isinstance(value, str) and value.startswith(("/", "~"))
+    return f"{ELSEWHERE}/{Path(value).name}" if absolute else value

@@ -1,6 +1,7 @@
-"""A finished run, as far as its files prove it: its settings, and results that are those of these settings."""
+"""Finished runs and their files to push, checked against the current config, the code, dvc.lock and the manifests."""
 
 import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,57 +16,71 @@ from zerolora.config.schema import Config
 from zerolora.config.settings import PrepareSettings, Resolved, RunSettings
 from zerolora.errors import UserError, shown
 from zerolora.fail_if import parse
-from zerolora.files import read_object
+from zerolora.files import MANIFEST, read_object, sha256
 from zerolora.json_file import LARGEST
+from zerolora.methods.peft_format import CONFIG as ADAPTER_CONFIG
+from zerolora.methods.registry import TRAINABLE, check_published
+from zerolora.model.base_identity import KEY as BASE
+from zerolora.model.manifest import is_weight
 
 CONFIG = Path("config/config.yaml")
 RESULTS = Path("results")
 MODELS = Path("resources/models")
 RECORD = Path("dvc.lock")
+KINDS = ("adapter", "merged")
+PUSH = "pushed"
+"""Key of the pushed manifest, which marks its files as those of a push."""
+CARD = "README.md"
+NAMING = {
+    ADAPTER_CONFIG: "base_model_name_or_path",
+    "config.json": "_name_or_path",
+    "tokenizer_config.json": "name_or_path",
+}
+"""Files that may have the path of the base model, with the key."""
 
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run whose last stage has ended, and whose results are those of the present config and code."""
+    """A run whose last stage has ended, and whose results match the current config and code."""
 
     name: str
     config: Config
     resolved: Resolved
     hashes: dict[str, str]
-    """md5 of each output file that the record has, by path."""
+    """md5 of each output file in dvc.lock, by path."""
 
     @property
     def settings(self) -> RunSettings:
-        """Return the settings of the run's stages."""
+        """Settings of its stages."""
         return self.resolved.runs[self.name]
 
     @property
     def dataset(self) -> str:
-        """Return the name of its data set."""
+        """Name of its data set."""
         return self.settings.dataset
 
     @property
     def prepared(self) -> PrepareSettings:
-        """Return the settings of its data set."""
+        """Settings of its data set."""
         return self.resolved.prepare[self.dataset]
 
     @property
     def directory(self) -> Path:
-        """Return the directory of its results."""
+        """Directory of its results."""
         return RESULTS / self.name
 
     @property
     def data(self) -> Path:
-        """Return the directory of its prepared data."""
+        """Directory of its prepared data."""
         return RESULTS / "data" / self.dataset
 
     @property
     def model(self) -> Path:
-        """Return the directory of what its base model is."""
+        """Directory of its base model's config and tokenizer."""
         return MODELS / self.prepared.model
 
     def read(self, path: Path, reader: Callable[[Path, str], Any] = read_object) -> Any:
-        """Return the JSON in an output. Raises UserError if it is missing, or not the file that was recorded."""
+        """Return the JSON in an output. Raises UserError if it is missing, or differs from dvc.lock."""
         value = reader(path, command(self.name))
         expected = self.hashes.get(path.as_posix())
         if expected and hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() != expected:
@@ -76,7 +91,7 @@ class FinishedRun:
 def finished_run(name: str) -> FinishedRun:
     """Return a run of the project in the working directory.
 
-    Raises UserError if there is no such run, it has not ended well, or its results are those of other settings or code.
+    Raises UserError if there is no such run, it is unfinished, or its results are from other settings or code.
     """
     config = load(CONFIG)
     if name not in config.all_runs:
@@ -98,42 +113,38 @@ def finished_run(name: str) -> FinishedRun:
 
 
 def _code(run: FinishedRun) -> dict[str, Any]:
-    """Return the code fingerprints that the run's stages have now."""
+    """Return the current code fingerprints of the run's stages."""
     now = codes(run.resolved)
-    of_run = run.resolved.runs[run.name]
-    of_shared = {stage: now.shared[getattr(of_run, kind)][stage] for kind, stage in SHARED_STAGES._asdict().items()}
-    return {**now.named, **now.runs[run.name], **of_shared}
+    shared = {stage: now.shared[getattr(run.settings, kind)][stage] for kind, stage in SHARED_STAGES._asdict().items()}
+    return {**now.named, **now.runs[run.name], **shared}
 
 
 def command(run: str) -> str:
-    """Return the command that finishes a run, and has its settings where DVC reads them."""
+    """Return the command that finishes a run and writes its settings for DVC."""
     return f"snakemake --profile profiles/local {RESULTS / 'config.json'} {RESULTS / run / 'accepted.json'}"
 
 
 def remedy(run: str) -> str:
-    """Return what to do about a run that is not finished."""
+    """Return the remedy for an unfinished run."""
     return f"run `{command(run)}`"
 
 
 def _gate_failure(run: FinishedRun) -> str | None:
-    """Return one line if the run has come to its gate and did not pass it."""
+    """Return one line if the run reached its gate and failed."""
     difference, gate = run.directory / "metrics/difference.json", run.settings.accept.fail_if
     if gate is None or not difference.is_file():
         return None
     try:
         failure = parse(gate).failure(read_object(difference, "zerolora report"))
-    except KeyError:  # accept says which metrics there are
+    except KeyError:  # the stage accept lists the available metrics
         return None
     if failure is None:
         return None
-    return (
-        f"run {run.name} did not pass its gate, evaluate.fail_if: {failure}; change what it was trained on, or the gate"
-    )
+    return f"run {run.name} did not pass its gate, evaluate.fail_if: {failure}; change its training or the gate"
 
 
 def _recorded_stages(run: FinishedRun) -> dict[str, dict[str, Any]]:
-    """Return the stages of the record that made the run's results, its data, its base model and what it is compared
-    with, by name."""
+    """Return, by name, the stages of dvc.lock for the run's results, data, base model, and the base model's results."""
     if not RECORD.is_file():
         return {}
     shared = {RESULTS / getattr(run.settings, name) for name in Shared._fields}
@@ -142,7 +153,7 @@ def _recorded_stages(run: FinishedRun) -> dict[str, dict[str, Any]]:
     def is_of_run(paths: list[Path]) -> bool:
         if not any(path.is_relative_to(folder) for path in paths for folder in folders):
             return False
-        # The record keeps tasks that the config no longer has.
+        # dvc.lock keeps tasks that are no longer in the config.
         return any(path.parent.name != "tasks" or path.stem in run.resolved.tasks for path in paths)
 
     stages: dict[str, dict[str, Any]] = read_values(RECORD, longest=LARGEST).get("stages", {})
@@ -168,3 +179,80 @@ def _check_same(run: str, stage: str, key: str, recorded: Any, now: Any) -> None
         was, is_ = ("at its default" if value is None else shown(value) for value in (recorded, now))
         what = "the code has changed" if key.startswith("code.") else f"{key} was {was}, and is {is_}"
         raise UserError(f"run {run} is out of date: since {stage} {what}; {remedy(run)}")
+
+
+@dataclass(frozen=True)
+class PushedModel:
+    """A directory of files to push."""
+
+    kind: str
+    """adapter or merged."""
+    directory: Path
+    files: dict[str, dict[str, Any]]
+    """sha256 and bytes of each file in the directory, by name."""
+    base: dict[str, Any]
+    """Name, revision and weights of the base model (model/base_identity.py)."""
+    rewritten: dict[str, str]
+    """Changed texts of files, by name."""
+
+    @property
+    def bytes(self) -> int:
+        """Size of all files."""
+        return sum(entry["bytes"] for entry in self.files.values())
+
+
+def product_of(run: FinishedRun, kind: str) -> PushedModel:
+    """Return a run's adapter or merged model.
+
+    Every file is hashed and compared with the manifest. Raises UserError if the run has no output of this kind, or a
+    file is missing or differs.
+    """
+    if kind not in KINDS:
+        raise UserError(f"--what {shown(kind)}: write one of {', '.join(KINDS)}")
+    method, adapter = run.settings.train.method, run.directory / "adapter"
+    trained = run.read(adapter / MANIFEST)
+    if kind == "adapter":
+        if not TRAINABLE[method].peft_type:
+            raise UserError(f"--what adapter: run {run.name} has no adapter: its method is {method}; write merged")
+        directory, files = adapter, trained["files"]
+    else:
+        merged = run.read(manifest := run.directory / "merged" / MANIFEST)
+        if not merged.get("enabled", True):
+            raise UserError(
+                f"--what merged: {manifest}: nothing was merged; write adapter, or merge.enabled: true, and run again"
+            )
+        directory, files = Path(merged["path"]), merged["files"]
+    _check_bytes(run, directory, files)
+    if kind == "adapter":
+        check_published(adapter, run.model)
+    rewritten = {}
+    for name, key in NAMING.items():
+        if name in files:
+            config = read_object(directory / name, command(run.name))
+            value = config.get(key)
+            if isinstance(value, str) and (portable := _portable(value)) != value:
+                rewritten[name] = json.dumps(config | {key: portable}, ensure_ascii=False, indent=2) + "\n"
+    base = trained[BASE] | {"name": _portable(trained[BASE]["name"])}
+    return PushedModel(kind, directory, files, base, rewritten)
+
+
+def _portable(name: str) -> str:
+    """Return a model's name; for an absolute path, only its last part."""
+    return f"./{Path(name).name}" if name.startswith(("/", "~")) else name
+
+
+def weights_of(files: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """Return the sha256 of the weight files, by name."""
+    return {name: entry["sha256"] for name, entry in sorted(files.items()) if is_weight(name)}
+
+
+def _check_bytes(run: FinishedRun, directory: Path, files: dict[str, dict[str, Any]]) -> None:
+    for name, entry in files.items():
+        path = directory / name
+        if not path.is_file():
+            raise UserError(f"{path}: is missing; {remedy(run.name)}, or restore it: `dvc checkout --force {path}`")
+        if path.stat().st_size != entry["bytes"] or sha256(path) != entry["sha256"]:
+            raise UserError(
+                f"{path}: is not the file that the manifest of its stage lists, so nothing is pushed; restore it: "
+                f"`dvc checkout --force {path.parent}`, or delete it and {remedy(run.name)}"
+            )

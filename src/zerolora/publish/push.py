@@ -1,4 +1,4 @@
-"""`zerolora push`: what a finished run made, and its model card, to a hub repository or a directory.
+"""`zerolora push`: push a finished run's model, with a model card, to a hub repository or a directory.
 
 zerolora push --run default --what adapter --to OWNER/NAME
 """
@@ -14,21 +14,20 @@ from zerolora.files import MANIFEST, read_object, sha256, staged_directory, writ
 from zerolora.log import result
 from zerolora.model.base_identity import KEY as BASE
 from zerolora.publish.card import model_card
-from zerolora.publish.finished import RESULTS, finished_run
+from zerolora.publish.finished import CARD, PUSH, RESULTS, PushedModel, finished_run, product_of
 from zerolora.publish.hub import HubTarget, check_repository, push_to_hub
-from zerolora.publish.product import CARD, PUSH, PushedModel, product_of
 from zerolora.units import byte_size
 
 DIRECTORIES = ("/", "./", "../")
-"""What the path of a directory begins with."""
+"""Prefixes of the path of a directory."""
 HUB = "hf://"
 
 
 def push(run: str, what: str, to: str, revision: str | None, private: bool, message: str | None) -> str:
-    """Push a run's adapter or merged model; return where it is: REPOSITORY@COMMIT, or the directory.
+    """Push a run's adapter or merged model; return REPOSITORY@COMMIT, or the directory.
 
-    Nothing changes there if what would be pushed is there already. Raises UserError, before anything is sent, if the
-    run is not finished or out of date, or a file is not the one that its stage wrote.
+    A push of the same files changes nothing. Raises UserError, before anything is sent, if the run is unfinished or out
+    of date, or a file differs from the stage's manifest.
     """
     directory = _directory(to)
     if directory is not None and (revision or private or message):
@@ -45,16 +44,16 @@ def push(run: str, what: str, to: str, revision: str | None, private: bool, mess
     size = f"{len(product.files | texts)} files, {byte_size(product.bytes)}"
     if directory is not None:
         new = _push_to_directory(product, texts, directory)
-        result(f"{size} in {directory}" if new else f"nothing to do: {directory} already has exactly this")
+        result(f"{size} in {directory}" if new else f"nothing to do: {directory} is up to date")
         return str(directory)
     target = HubTarget(repository, revision, private)
     commit, address, new = push_to_hub(product, texts, target, message or f"Push {what} of run {run}")
-    result(f"{size} in {address}" if new else f"no new commit: {repository} already has exactly this, at {commit}")
+    result(f"{size} in {address}" if new else f"no new commit: {repository} is up to date, at {commit}")
     return f"{repository}@{commit}"
 
 
 def _directory(to: str) -> Path | None:
-    """Return the directory that --to names, None if it names a repository. Raises UserError if it could be both."""
+    """Return the directory of --to, None if it is a repository. Raises UserError if it is ambiguous."""
     if to in (".", "..") or to.startswith(DIRECTORIES):
         return Path(to)
     if not to.startswith(HUB) and Path(to.split("/", maxsplit=1)[0]).exists():
@@ -63,7 +62,7 @@ def _directory(to: str) -> Path | None:
 
 
 def _manifest(product: PushedModel, texts: dict[str, str], run: str) -> str:
-    """Return the manifest that is pushed along: by it a later push knows its own files, and anybody can check them."""
+    """Return the manifest to push: later pushes recognize their files by it, and anyone can verify them."""
     own = {
         name: {"sha256": hashlib.sha256(text.encode()).hexdigest(), "bytes": len(text.encode())}
         for name, text in texts.items()
@@ -73,15 +72,15 @@ def _manifest(product: PushedModel, texts: dict[str, str], run: str) -> str:
 
 
 def _push_to_directory(product: PushedModel, texts: dict[str, str], target: Path) -> bool:
-    """Write the product's files and `texts`, by name, to directory `target`, which is replaced as a whole. Return False
-    if they are there already. Raises UserError if something else is there."""
+    """Replace directory `target` by the product's files and `texts`, by name. Return False if it is up to date.
+
+    Raises UserError if the directory has other files.
+    """
     if target.resolve().is_relative_to(RESULTS.resolve()):
         raise UserError(f"--to {target}: {RESULTS} belongs to the pipeline; write a directory outside it")
     earlier = (target / MANIFEST).is_file() and PUSH in (manifest := read_object(target / MANIFEST, "zerolora push"))
     if target.exists() and not earlier and not (target.is_dir() and not any(target.iterdir())):
-        raise UserError(
-            f"--to {target}: is there already, and no earlier push wrote it; name another directory, or remove it"
-        )
+        raise UserError(f"--to {target}: already exists, and no push wrote it; name another directory, or remove it")
     if earlier and manifest == json.loads(texts[MANIFEST]):
         files = {path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file()} - {MANIFEST}
         expected = manifest["files"]

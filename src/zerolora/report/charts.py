@@ -1,9 +1,8 @@
-"""Charts of the pages as Vega-Lite specs: a static SVG for print and for readers without JavaScript, and the same spec
-for the browser, which draws it with tooltips.
+"""Charts as Vega-Lite specs: a static SVG for print and for readers without JavaScript, and the same spec with tooltips
+for the browser.
 
-A spec names no colour of the page: text, axes and grid have the text's own colour (currentColor), so that both pictures
-follow a light or dark scheme. Text is measured with the fonts that vl-convert brings, so that an SVG does not depend on
-the machine.
+Text, axes and grid are drawn in currentColor, so both pictures follow the page's light or dark scheme. Text is measured
+with vl-convert's own fonts, so an SVG does not depend on the machine.
 """
 
 import hashlib
@@ -22,17 +21,17 @@ from zerolora.files import write_text
 VEGA_LITE = "6.4"
 BUNDLES = Path(__file__).parent / "__pycache__"
 WIDTH = 760
-"""Pixels of a static picture."""
+"""Width of a static picture, in pixels."""
 INK = "currentColor"
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8A8A8A", "#F0E442", INK)
-"""Okabe and Ito's colours, which the colour-blind can tell apart (https://jfly.uni-koeln.de/color/, and B. Wong, Nature
-Methods 8, 441, 2011), and a grey; first those with a contrast of 3:1 to white and to the dark page."""
+"""Okabe and Ito's colours, distinguishable for the colour-blind (https://jfly.uni-koeln.de/color/; B. Wong, Nature
+Methods 8, 441, 2011), and a grey. Those with a contrast of 3:1 to white and to the dark page come first."""
 POINTS = 300
-"""Points of a line at most; more would not be seen, and would make the page large."""
+"""Maximum points of a line. More would be invisible and make the page large."""
 
 CONFIG: dict[str, Any] = {
     "background": None,
-    "aria": False,  # the figure around it has a summary; a name for each mark would be thousands of words
+    "aria": False,  # the figure has a summary; a label for each mark would be thousands of words
     "font": "Liberation Sans, Arial, Helvetica, sans-serif",
     "padding": 4,
     "view": {"stroke": None},
@@ -74,12 +73,13 @@ CONFIG: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart and its words: `name` is its id on the page; `title` and `summary` stand above it. A screen reader has
-    nothing else of it, so the summary says what the chart shows, in figures.
+    """A chart with its caption. `name` is its id on the page; `title` and `summary` stand above it.
 
-    `spec` is a Vega-Lite spec of one view or of layers, with its data in it, and without $schema, width and config. Its
-    height is in pixels; one in steps makes Vega-Lite warn in the browser's console.
-    `hover` is a layer for the browser alone, as `rule_at_pointer` makes one; a spec with it has layers.
+    A screen reader reads only the summary, so it states the chart's figures.
+
+    `spec` is a Vega-Lite spec of one view or of layers, with inline data and without $schema, width and config. Its
+    height is in pixels: a height in steps causes a warning in the browser's console.
+    `hover` is an additional layer for the browser (`rule_at_pointer`); it requires a spec of layers.
     """
 
     name: str
@@ -89,13 +89,13 @@ class Chart:
     hover: dict[str, Any] | None = None
 
     def svg(self) -> str:
-        """Return the static picture."""
+        """Return the static picture as SVG."""
         import vl_convert
 
         return vl_convert.vegalite_to_svg(self._spec(WIDTH), vl_version=VEGA_LITE, allowed_base_urls=[])
 
     def json(self) -> str:
-        """Return the spec for the browser, as JSON that may stand in a <script> element."""
+        """Return the spec for the browser, as JSON that is safe inside a <script> element."""
         spec = self._spec("container")
         if self.hover:
             spec["layer"] = [*spec["layer"], self.hover]
@@ -112,10 +112,20 @@ class Chart:
         } | self.spec
 
 
-def rule_at_pointer(x: str, title: str, series: Sequence[str], unit: str = "", shown: str = ".4~g") -> dict[str, Any]:
-    """Return a layer that shows the values of all series at the x next to the pointer.
+def number(field: str, **options: Any) -> dict[str, Any]:
+    """Return a channel of numbers."""
+    return {"field": field, "type": "quantitative", **options}
 
-    Its data are {x, "series", "value"}; `shown` is a d3 format, `unit` stands behind each value.
+
+def category(field: str, **options: Any) -> dict[str, Any]:
+    """Return a channel of names."""
+    return {"field": field, "type": "nominal", **options}
+
+
+def rule_at_pointer(x: str, title: str, series: Sequence[str], unit: str = "", format_: str = ".4~g") -> dict[str, Any]:
+    """Return a layer that shows the values of all series at the x nearest to the pointer.
+
+    Its data are {x, "series", "value"}. `format_` is a d3 format; `unit` follows each value.
     """
     return {
         "transform": [{"pivot": "series", "value": "value", "groupby": [x]}],
@@ -127,34 +137,32 @@ def rule_at_pointer(x: str, title: str, series: Sequence[str], unit: str = "", s
             }
         ],
         "encoding": {
-            "x": {"field": x, "type": "quantitative"},
+            "x": number(x),
             "opacity": {"condition": {"param": "pointed", "empty": False, "value": 0.4}, "value": 0},
             "tooltip": [
-                {"field": x, "type": "quantitative", "title": title},
-                *(
-                    {"field": name, "type": "quantitative", "format": shown, "title": f"{name}{unit and f', {unit}'}"}
-                    for name in series
-                ),
+                number(x, title=title),
+                *(number(name, format=format_, title=f"{name}{unit and f', {unit}'}") for name in series),
             ],
         },
     }
 
 
 def loss_axis(losses: Iterable[float], title: str) -> dict[str, Any]:
-    """Return the y channel of losses in the field "value": logarithmic, unless one of them has no logarithm."""
+    """Return the y channel of losses in the field "value": logarithmic if all are positive."""
     logarithmic = all(loss > 0 for loss in losses)
-    return {
-        "field": "value",
-        "type": "quantitative",
-        "title": f"{title}{' (log scale)' if logarithmic else ''}",
-        "scale": {"type": "log" if logarithmic else "linear"},
-        "axis": {"format": "~g", "tickCount": 5},
-    }
+    return number(
+        "value",
+        title=f"{title}{' (log scale)' if logarithmic else ''}",
+        scale={"type": "log" if logarithmic else "linear"},
+        axis={"format": "~g", "tickCount": 5},
+    )
 
 
 def thinned(rows: Sequence[Mapping[str, float]], at_most: int = POINTS) -> list[dict[str, float]]:
-    """Return the means of as many rows in a row as leave `at_most`. A column that some of them lack is the mean of the
-    others; it is missing if all lack it."""
+    """Return at most `at_most` rows, each the mean of equally many consecutive ones.
+
+    The mean of a column is over the rows that have it; a column that none of them has is missing.
+    """
     size = -(-len(rows) // at_most) or 1
     result = []
     for start in range(0, len(rows), size):
@@ -166,9 +174,9 @@ def thinned(rows: Sequence[Mapping[str, float]], at_most: int = POINTS) -> list[
 
 @cache
 def javascript() -> str:
-    """Return Vega, Vega-Lite and vega-embed as one script, which sets `vegaEmbed`.
+    """Return Vega, Vega-Lite and vega-embed as one script that sets `vegaEmbed`.
 
-    vl-convert bundles it in 1.5 s of CPU time, so it is kept beside the compiled modules, behind its SHA-256.
+    Bundling takes vl-convert 1.5 s of CPU time, so the script is cached in __pycache__, preceded by its SHA-256.
     """
     path = BUNDLES / f"vega-{VEGA_LITE}-{version('vl-convert-python')}.js"
     with suppress(OSError, UnicodeDecodeError):
@@ -178,6 +186,6 @@ def javascript() -> str:
     import vl_convert
 
     script = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", VEGA_LITE)
-    with suppress(OSError):  # where nothing can be written, it is bundled each time
+    with suppress(OSError):  # without write permission it is bundled each time
         write_text(path, f"{hashlib.sha256(script.encode()).hexdigest()}\n{script}")
     return script

@@ -1,70 +1,163 @@
-"""Put all runs into one table: a page, Markdown, CSV and metrics.
+"""Compare all runs in one table: an HTML page, Markdown, CSV, and metrics for DVC.
 
-zerolora compare --settings JSON --output results/compare   the stage, of finished runs
-zerolora compare                                            by hand, of what is there
+zerolora compare --settings JSON --output results/compare   the stage: finished runs only
+zerolora compare                                            on request: all runs, finished or not
 """
 
+import csv
+import io
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from zerolora.config.settings import CompareSettings
 from zerolora.files import write_json, write_text
 from zerolora.log import result
-from zerolora.report.comparison_columns import columns_of
-from zerolora.report.comparison_page import page
-from zerolora.report.comparison_rows import Row, finished, what_is_there
-from zerolora.report.comparison_texts import comma_separated, markdown, metrics
+from zerolora.report.comparison_charts import sections
+from zerolora.report.comparison_columns import (
+    ACCURACY,
+    FIGURES,
+    RUN,
+    STATUS,
+    Column,
+    Overrides,
+    cell,
+    columns_of,
+    value_of,
+)
+from zerolora.report.comparison_rows import Row, all_runs, finished
+from zerolora.report.html import render
+from zerolora.report.markdown import Written, code, table
+from zerolora.units import counted
 
 PAGE = "index.html"
+COLOURS = {"done": "good", "failed": "bad", "refused": "bad", "not run": "quiet"}
+TILES = {"accuracy": max, "loss": min, "step_seconds": min, "measured_gpu_bytes": min, "measured_host_bytes": min}
+"""Figures whose best run is shown above the table."""
+MOST_TILES = 4
 
 
 def compare(settings: CompareSettings, folder: Path, output: Path) -> None:
     """Write the comparison of finished runs, whose rows are in `folder`, to `output`.
 
-    Rows of runs that the config no longer has are removed: DVC compares the whole folder. Raises UserError if the row
-    of a run is missing.
+    Removes the rows of runs that are no longer in the config, since DVC compares the whole folder. Raises UserError if
+    the row of a run is missing.
     """
     rows = finished(settings.runs, folder)
     for stale in {path for path in folder.glob("*.json") if path.stem not in settings.runs}:
         stale.unlink()
     links = {run: f"../{run}/report.html" for run in settings.runs}
     _write(rows, settings.runs, links, output, partial=False)
-    result(told(rows))
+    result(_status_counts(rows))
 
 
-def compare_what_is_there(results: Path, output: Path, outdated: Mapping[str, str] | None = None) -> str:
+def compare_all(results: Path, output: Path, outdated: Mapping[str, str] | None = None) -> str:
     """Write the comparison of all runs of the config, finished or not, to `output`, and return a line about it.
 
-    `outdated` as in `rows.what_is_there`. Raises UserError if a file of `results` is broken.
+    `outdated`: see `comparison_rows.all_runs`. Raises UserError if a file of `results` is broken.
     """
-    rows, overrides = what_is_there(results, outdated)
+    rows, overrides = all_runs(results, outdated)
     pages = {row["run"]: results / row["run"] / "report.html" for row in rows if "curve" in row}
     links = {run: Path(os.path.relpath(path, output)).as_posix() for run, path in pages.items() if path.is_file()}
     _write(rows, overrides, links, output, partial=True)
-    return f"{output / PAGE}: {told(rows)}"
+    return f"{output / PAGE}: {_status_counts(rows)}"
 
 
-def told(rows: Sequence[Row]) -> str:
-    """Return how many runs there are, by status, as in `8 runs: 7 done, 1 refused`."""
+def _status_counts(rows: Sequence[Row]) -> str:
+    """Return the number of runs by status, as in `8 runs: 7 done, 1 refused`."""
     counts = Counter(row["status"] for row in rows)
     parts = ", ".join(f"{count} {status}" for status, count in counts.most_common())
-    return f"{len(rows)} run{'s' * (len(rows) != 1)}: {parts}"
+    return f"{counted(len(rows), 'run')}: {parts}"
 
 
-def _write(
-    rows: Sequence[Row],
-    overrides: Mapping[str, Mapping[str, Any]],
-    links: Mapping[str, str],
-    output: Path,
-    *,
-    partial: bool,
-) -> None:
+def _write(rows: Sequence[Row], overrides: Overrides, links: Mapping[str, str], output: Path, *, partial: bool) -> None:
     columns = columns_of(rows, overrides)
     readable = [column for column in columns if not column.table_only]
-    write_json(output / "metrics.json", metrics(rows, columns))
-    write_text(output / "table.csv", comma_separated(rows, columns, overrides))
-    write_text(output / "table.md", markdown(rows, readable, overrides))
-    write_text(output / PAGE, page(rows, readable, overrides, links, partial))
+    metrics = {
+        f"runs.{row['run']}.{column.key}": row[column.key]
+        for row in rows
+        for column in columns
+        if column.number and row.get(column.key) is not None
+    }
+    write_json(output / "metrics.json", metrics)
+    write_text(output / "table.csv", _csv(rows, columns, overrides))
+    write_text(output / "table.md", _markdown(rows, readable, overrides))
+    write_text(output / PAGE, _page(rows, readable, overrides, links, partial))
+
+
+def _csv(rows: Sequence[Row], columns: Sequence[Column], overrides: Overrides) -> str:
+    """Return a table as CSV. Numbers are not rounded; the headers name the units."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([column.key for column in columns])
+    for row in rows:
+        values = ((column, value_of(column, row, overrides)) for column in columns)
+        writer.writerow(
+            "" if value is None else value if column.number else column.text(value) for column, value in values
+        )
+    return text.getvalue()
+
+
+def _markdown(rows: Sequence[Row], columns: Sequence[Column], overrides: Overrides) -> str:
+    """Return a table as Markdown. Text is escaped."""
+
+    def written(column: Column, row: Row) -> Written:
+        text = cell(column, row, overrides)
+        return Written(text if column.number or not text or column.key == "status" else code(text))
+
+    header = [code(column.title) if "." in column.title else column.title for column in columns]
+    return table(header, [[written(column, row) for column in columns] for row in rows]) + "\n"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of the page's table."""
+
+    text: str
+    value: float | None = None
+    """The number to sort by."""
+    css: str = ""
+    link: str = ""
+    tag: str = "td"
+
+
+def _page(
+    rows: Sequence[Row], columns: Sequence[Column], overrides: Overrides, links: Mapping[str, str], partial: bool
+) -> str:
+    """Return the page. `links` has the address of each run's page; `partial`: runs may be unfinished."""
+
+    def html_cell(column: Column, row: Row) -> Cell:
+        text = cell(column, row, overrides)
+        if column is RUN:
+            return Cell(text, link=links.get(row["run"], ""), tag="th")
+        if column is STATUS:
+            return Cell(text, css=COLOURS.get(row["status"], ""))
+        return Cell(text, value_of(column, row, overrides), "number") if column.number else Cell(text)
+
+    counts = Counter(row["status"] for row in rows)
+    return render(
+        "comparison.html",
+        rows=rows,
+        columns=columns,
+        table_rows=[[html_cell(column, row) for column in columns] for row in rows],
+        tiles=_tiles(rows),
+        counts=[f"{count} {status}" for status, count in counts.most_common()],
+        explained=[column for column in columns if column.explanation],
+        sections=sections(rows),
+        partial=partial,
+    )
+
+
+def _tiles(rows: Sequence[Row]) -> list[tuple[str, str, str]]:
+    """Return title, figure and run of the best of each of TILES that at least two runs have."""
+    result = []
+    columns = {column.key: column for column in FIGURES}
+    for key, best_of in TILES.items():
+        known = [row for row in rows if row.get(key) is not None]
+        if len(known) > 1:
+            best = best_of(known, key=lambda row: row[key])
+            word = "highest" if key == ACCURACY.key else "shortest" if key == "step_seconds" else "lowest"
+            result.append((f"{word} {columns[key].title}", columns[key].text(best[key]), best["run"]))
+    return result[:MOST_TILES]

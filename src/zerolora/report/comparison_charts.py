@@ -1,26 +1,29 @@
-"""The charts of a comparison: losses, time against memory, what was predicted, where memory and time go."""
+"""The charts of a comparison: losses, time against memory, predicted against measured, parts of memory and time."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from zerolora.report.charts import PALETTE, Chart, loss_axis, rule_at_pointer
+from zerolora.report.charts import PALETTE, Chart, category, loss_axis, number, rule_at_pointer
 from zerolora.report.comparison_rows import Row
 from zerolora.units import GIB
 
 MOST = 30
-"""Runs that a chart shows; more could not be told apart."""
+"""Maximum runs of a chart; more would be indistinguishable."""
 BAR = 22
-"""Pixels of a bar and its gap."""
+"""Height of a bar and its gap, in pixels."""
 LOSS = ("loss", "loss_validation")
+PREDICTED = ("predicted", "measured")
 Spec = dict[str, Any]
 
 
 def sections(rows: Sequence[Row]) -> dict[str, list[Chart]]:
-    """Return charts by the title of their section; runs that did not end have no figures for them."""
+    """Return charts by the title of their section. Unfinished runs are not in them."""
     trained = [row for row in rows if "curve" in row]
     chosen = best(trained)
     where = "gpu" if any("measured_gpu_bytes" in row for row in trained) else "host"
     of_device = [row for row in trained if f"measured_{where}_bytes" in row]
+    memory = (f"predicted_{where}_bytes", f"measured_{where}_bytes")
+    time = ("predicted_step_seconds", "step_seconds")
     rest = f" Of {len(trained)} runs, the {MOST} of lowest loss." if len(trained) > MOST else ""
     if not chosen:
         return {}
@@ -28,20 +31,22 @@ def sections(rows: Sequence[Row]) -> dict[str, list[Chart]]:
     return {
         "Losses": [_losses(chosen, rest)],
         "Cost": [_time_and_memory(of_device, where)],
-        "Predicted and measured": [_predicted_memory(of_device, where), _predicted_time(trained)],
+        "Predicted and measured": [
+            _predicted_and_measured(of_device, "predicted-memory", "Memory.", _title(where), memory, GIB),
+            _predicted_and_measured(trained, "predicted-time", "Time.", "seconds of a step", time),
+        ],
         "Where memory and time go": [*stacked, _parts(chosen, rest)],
     }
 
 
 def best(rows: Sequence[Row]) -> list[Row]:
-    """Return at most MOST rows, those of lowest loss, in the order of `rows`."""
+    """Return the MOST rows of lowest loss, in the order of `rows`."""
     kept = sorted(rows, key=_loss)[:MOST]
     return [row for row in rows if row in kept] if len(rows) > MOST else list(rows)
 
 
 def front(points: Iterable[tuple[float, float, str]]) -> list[str]:
-    """Return the names of the points of which no other is at least as low in both figures, and lower in one; by the
-    first figure."""
+    """Return the names of the Pareto-optimal points, lower being better, in the order of the first figure."""
     names, lowest = [], float("inf")
     for _, second, name in sorted(points):
         if second < lowest:
@@ -62,13 +67,13 @@ def _losses(rows: Sequence[Row], rest: str) -> Chart:
     units = {row.get("loss_unit", "") for row in rows}
     unit = units.pop() if len(units) == 1 else ""
     encoding: Spec = {
-        "x": {"field": "step", "type": "quantitative", "title": "step", "scale": {"nice": False}},
+        "x": number("step", title="step", scale={"nice": False}),
         "y": loss_axis((each["value"] for each in data), f"loss {unit}".strip()),
-        "color": {"field": "series", "type": "nominal", "sort": names},
+        "color": category("series", sort=names),
     }
-    if not few:  # colours come again, in lines of another kind
+    if not few:  # colours repeat, with another dash pattern
         encoding |= {
-            "strokeDash": {"field": "series", "type": "nominal", "sort": names, "legend": None},
+            "strokeDash": category("series", sort=names, legend=None),
             "tooltip": [{"field": "series", "title": "run"}, {"field": "step"}, {"field": "value", "title": "loss"}],
         }
     return Chart(
@@ -87,15 +92,15 @@ def _time_and_memory(rows: Sequence[Row], where: str) -> Chart:
         {"run": name, "seconds": seconds, "memory": memory, "front": name in on_front}
         for seconds, memory, name in points
     ]
-    x = {"field": "seconds", "type": "quantitative", "title": "seconds of a step", "scale": {"zero": False}}
-    y = {"field": "memory", "type": "quantitative", "title": _title(where), "scale": {"zero": False}}
+    x = number("seconds", title="seconds of a step", scale={"zero": False})
+    y = number("memory", title=_title(where), scale={"zero": False})
     edge = {"filter": "datum.front"}
-    named = f"No other run is both faster and smaller than {', '.join(on_front[:5])}"
+    marks = {"color": ["#0072B2", "#8A8A8A"], "shape": ["diamond", "circle"]}
     more = f" and {len(on_front) - 5} more" if len(on_front) > 5 else ""
     return Chart(
         "front",
         "Time against memory.",
-        f"{named}{more}: the Pareto front, the line.",
+        f"No other run is both faster and smaller than {', '.join(on_front[:5])}{more}: the Pareto front, the line.",
         {
             "data": {"values": data},
             "height": 260,
@@ -108,17 +113,9 @@ def _time_and_memory(rows: Sequence[Row], where: str) -> Chart:
                 {
                     "mark": {"type": "point", "filled": True, "size": 90},
                     "encoding": {
-                        "color": {
-                            "field": "front",
-                            "type": "nominal",
-                            "scale": {"domain": [True, False], "range": ["#0072B2", "#8A8A8A"]},
-                            "legend": None,
-                        },
-                        "shape": {
-                            "field": "front",
-                            "type": "nominal",
-                            "scale": {"domain": [True, False], "range": ["diamond", "circle"]},
-                            "legend": None,
+                        **{
+                            channel: category("front", scale={"domain": [True, False], "range": values}, legend=None)
+                            for channel, values in marks.items()
                         },
                         "tooltip": [{"field": name} for name in ("run", "seconds", "memory")],
                     },
@@ -133,20 +130,14 @@ def _time_and_memory(rows: Sequence[Row], where: str) -> Chart:
     )
 
 
-def _predicted_memory(rows: Sequence[Row], where: str) -> Chart:
-    pairs = [(row["run"], row[f"predicted_{where}_bytes"] / GIB, row[f"measured_{where}_bytes"] / GIB) for row in rows]
-    return _against("predicted-memory", "Memory.", _title(where), pairs)
-
-
-def _predicted_time(rows: Sequence[Row]) -> Chart:
-    pairs = [(row["run"], row["predicted_step_seconds"], row["step_seconds"]) for row in rows]
-    return _against("predicted-time", "Time.", "seconds of a step", pairs)
-
-
-def _against(name: str, title: str, what: str, pairs: Sequence[tuple[str, float, float]]) -> Chart:
-    ends = [edge(value for pair in pairs for value in pair[1:]) for edge in (min, max)]
-    ratios = sorted(predicted / measured for _, predicted, measured in pairs)
-    data = [{"run": run, "predicted": predicted, "measured": measured} for run, predicted, measured in pairs]
+def _predicted_and_measured(
+    rows: Sequence[Row], name: str, title: str, what: str, keys: tuple[str, str], unit: int = 1
+) -> Chart:
+    data = [
+        {"run": row["run"]} | {name: row[key] / unit for name, key in zip(PREDICTED, keys, strict=True)} for row in rows
+    ]
+    ends = [edge(point[name] for point in data for name in PREDICTED) for edge in (min, max)]
+    ratios = sorted(point["predicted"] / point["measured"] for point in data)
     axis = {"type": "quantitative", "scale": {"zero": False, "nice": True}}
     return Chart(
         name,
@@ -166,7 +157,7 @@ def _against(name: str, title: str, what: str, pairs: Sequence[tuple[str, float,
                 },
                 {
                     "mark": {"type": "point", "filled": True, "size": 90, "color": "#D55E00"},
-                    "encoding": {"tooltip": [{"field": each} for each in ("run", "predicted", "measured")]},
+                    "encoding": {"tooltip": [{"field": each} for each in ("run", *PREDICTED)]},
                 },
             ],
         },
@@ -184,14 +175,14 @@ def _memory(rows: Sequence[Row], where: str, rest: str) -> Chart:
     line: Spec = {
         "data": {"values": [{"value": capacity} for capacity in capacities]},
         "mark": {"type": "rule", "strokeDash": [6, 3], "strokeWidth": 2},
-        "encoding": {"x": {"field": "value", "type": "quantitative"}},
+        "encoding": {"x": number("value")},
     }
     dashed = ", ".join(f"{capacity:.1f} GiB" for capacity in capacities)
-    told = f" The dashed line is the capacity, {dashed}." if capacities else ""
+    capacity_line = f" The dashed line is the capacity, {dashed}." if capacities else ""
     return Chart(
         "memory",
         "Predicted memory by term.",
-        f"As estimate.json has it for each run's strategy.{told}{rest}",
+        f"As estimate.json has it for each run's strategy.{capacity_line}{rest}",
         _bars(data, _title(where), [line] if capacities else []),
     )
 
@@ -214,9 +205,9 @@ def _bars(data: list[Spec], title: str, lines: list[Spec]) -> Spec:
     bars = {
         "mark": {"type": "bar"},
         "encoding": {
-            "y": {"field": "run", "type": "nominal", "title": None, "sort": None},
-            "x": {"field": "value", "type": "quantitative", "title": title, "stack": "zero"},
-            "color": {"field": "term", "type": "nominal", "sort": None},
+            "y": category("run", title=None, sort=None),
+            "x": number("value", title=title, stack="zero"),
+            "color": category("term", sort=None),
             "tooltip": [{"field": name} for name in ("run", "term", "value")],
         },
     }

@@ -1,7 +1,7 @@
-"""The rows of a comparison: those that report wrote of finished runs, and of every other run what became of it.
+"""The rows of a comparison: the report's rows of finished runs, and status and reason of all others.
 
-A run that was refused or failed has no outputs. Its reason is in the log of the stage that ended it, on the lines meant
-for the user (log.py).
+A run that was refused or failed has no outputs. The reason is in the log of the stage that ended it, on the lines for
+the user (log.py).
 """
 
 import itertools
@@ -17,21 +17,21 @@ from zerolora.log import PREFIX, read_status
 from zerolora.report.run_settings import settings_of_run
 
 Row = dict[str, Any]
-"""As report/row.py has it, with `run`."""
+"""A row of report/row.py, with `run`."""
 ROWS = Path("compare/rows")
-"""Of the results directory."""
+"""Relative to the results directory."""
 NUMBER = re.compile(r"([0-9]+)")
 TAIL_BYTES = 65536
-"""Of a log, in which its last messages are."""
+"""The end of a log that its last messages are read from."""
 ITS_LAST_LINES = "; its last lines:"
-"""Ends the first line of the message about a rank that failed (train/launch/launcher.py)."""
+"""End of the first line of the message about a failed rank (train/launch/launcher.py)."""
 RANK_FAILED = re.compile(r"\w+ \d+ failed with (exit code|signal) \w+")
-"""The same of the first rank, whose own lines are in this log before it."""
+"""The message about the first rank, whose own lines precede it in this log."""
 NO_MESSAGE = "runs, or ended without a message"
-"""Reason of a run whose stage said nothing of why it is not finished."""
+"""Reason of a run whose stage logged none."""
 PLANNING = ("estimate", "render")
-"""Stages that refuse a run before anything is trained."""
-# The stages of a run, in their order: name, log below results/logs, first output below the project.
+"""Stages that refuse a run before training."""
+# The stages of a run in order: name, log relative to results/logs, first output relative to the project.
 STAGES = (
     ("fetch", "{model}", f"resources/models/{{model}}/{MANIFEST}"),
     ("prepare", "{dataset}", f"{{results}}/data/{{dataset}}/{MANIFEST}"),
@@ -44,7 +44,7 @@ STAGES = (
     ("evaluate", "{run}", "{results}/{run}/metrics/evaluate.json"),
     ("report", "{run}", f"{{results}}/{ROWS}/{{run}}.json"),
 )
-# Those of each further task, which the report waits for.
+# The stages of each further task, which precede the report.
 TASK_STAGES = (
     ("task_rows", "{task}", "{results}/tasks/{task}.jsonl"),
     ("task_base", "{dataset}-{task}", "{results}/base/{dataset}/tasks/{task}.json"),
@@ -58,18 +58,18 @@ def finished(runs: Iterable[str], folder: Path) -> list[Row]:
 
 
 def by_name(runs: Iterable[str]) -> list[str]:
-    """Return names in order, numbers in them by their value: r8 before r64."""
+    """Return names sorted, with the numbers in them by value: r8 before r64."""
     return sorted(
         runs,
         key=lambda run: [(not part.isdigit(), int(part) if part.isdigit() else part) for part in NUMBER.split(run)],
     )
 
 
-def what_is_there(results: Path, outdated: Mapping[str, str] | None = None) -> tuple[list[Row], dict[str, Any]]:
+def all_runs(results: Path, outdated: Mapping[str, str] | None = None) -> tuple[list[Row], dict[str, Any]]:
     """Return a row for each run of `results`/config.json, finished or not, and the overrides of each run.
 
-    `outdated` has, by run, a stage that has to run again, so that what was left of an earlier one is not a result.
-    Raises UserError if config.json or a row is broken.
+    `outdated` has, by run, a stage that must run again: the run's files are from an earlier config. Raises UserError if
+    config.json or a row is broken.
     """
     path = results / "config.json"
     resolved = read_object(path, "zerolora resolve")
@@ -82,7 +82,7 @@ def what_is_there(results: Path, outdated: Mapping[str, str] | None = None) -> t
 
 
 def _names(results: Path, run: str, resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what stands in the paths of STAGES for a run, and its strategy."""
+    """Return the values of the placeholders in STAGES for a run, its strategy and its tasks."""
     settings = settings_of_run(results, run)
     return {
         "results": results,
@@ -96,21 +96,20 @@ def _names(results: Path, run: str, resolved: Mapping[str, Any]) -> dict[str, An
 
 def _row(names: Mapping[str, Any], outdated: Mapping[str, str]) -> Row:
     run, results = names["run"], names["results"]
-    row = _ended(results, names) or _outdated(run, outdated)
+    row = _ended(results, names)
+    if row is None and run in outdated:
+        reason = f"{outdated[run]} has to run again; the files here are of an earlier config"
+        row = {"status": "not run", "reason": reason}
     if row is None and (results / ROWS / f"{run}.json").is_file():
         return finished([run], results / ROWS)[0]
     return {"run": run, "strategy": names["strategy"], **(row or {"status": "not run", "reason": ""})}
 
 
-def _outdated(run: str, outdated: Mapping[str, str]) -> Row | None:
-    if run not in outdated:
-        return None
-    return {"status": "not run", "reason": f"{outdated[run]} has to run again; the files here are of an earlier config"}
-
-
 def _ended(results: Path, names: Mapping[str, Any]) -> Row | None:
-    """Return status and reason of a run that a stage ended, None if none did: its output is missing, and its status
-    file has no result."""
+    """Return status and reason of a run that a stage ended, None if none did.
+
+    A stage ended a run if its output is missing and its status file has no result.
+    """
     of_tasks = ((each, {**names, "task": task}) for task in names["tasks"] for each in TASK_STAGES)
     for (stage, log, output), named in itertools.chain(((each, names) for each in STAGES), of_tasks):
         path = results / "logs" / stage / f"{log.format(**named)}.log"
@@ -124,10 +123,10 @@ def _ended(results: Path, names: Mapping[str, Any]) -> Row | None:
 
 
 def reason_in(log: Path, strategy: str = "") -> str:
-    """Return the last message for the user in a log as one line, empty if the log does not end with one.
+    """Return the last message for the user in a log as one line, empty if the log does not end with a message.
 
-    Of a message that continues after a colon, it is the first line and what is said of `strategy` there; of one about a
-    rank that failed, what that rank said last.
+    A message that continues after a colon is reduced to its first line and the line about `strategy`, a message about a
+    failed rank to the rank's last line.
     """
     try:
         with log.open("rb") as file:

@@ -1,45 +1,59 @@
-"""A comparison in a terminal: as many columns as fit, the reasons of runs that did not end well below."""
+"""`zerolora show`: the comparison in a terminal, with as many columns as fit, then the reasons of unfinished runs."""
 
 import io
 import shutil
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from zerolora.report.comparison_columns import REASON, RUN, Column, cell
-from zerolora.report.comparison_rows import Row
+from zerolora.report.comparison_columns import REASON, RUN, Column, Overrides, cell, columns_of
+from zerolora.report.comparison_rows import Row, all_runs
+from zerolora.report.show import summary
 
+PAGE = Path("compare/index.html")
+"""Relative to the results directory."""
 WIDEST = 120
-"""Characters of a line."""
+"""Maximum characters of a line."""
 GAP = 2
 STYLES = {"done": "green", "failed": "red", "refused": "yellow", "not run": "dim"}
 
 
-def width_here() -> int:
-    """Return the width of this terminal, or WIDEST if it is wider or there is none."""
+def show(results: Path, *, colour: bool) -> str:
+    """Return the table of all runs of `results`/config.json, and the next steps.
+
+    Raises UserError if config.json is missing, or a file of a run is broken.
+    """
+    rows, overrides = all_runs(results)
+    columns = [column for column in columns_of(rows, overrides) if not column.table_only]
+    text = format_table(rows, columns, overrides, terminal_width(), colour)
+    if len(rows) == 1:
+        return f"{text}\n\n{summary(results)}"
+    page = results / PAGE
+    where = f"open {page}" if page.is_file() else "`zerolora compare` writes a page of what is there"
+    return f"{text}\n\nNext: {where}: all columns, losses, time against memory."
+
+
+def terminal_width() -> int:
+    """Return the width of this terminal, at most WIDEST; WIDEST if there is none."""
     return min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns)
 
 
-def shown(
-    rows: Sequence[Row],
-    columns: Sequence[Column],
-    overrides: Mapping[str, Mapping[str, Any]],
-    width: int = WIDEST,
-    colour: bool = False,
+def format_table(
+    rows: Sequence[Row], columns: Sequence[Column], overrides: Overrides, width: int = WIDEST, colour: bool = False
 ) -> str:
     """Return the table in lines of at most `width` characters.
 
-    Columns that do not fit are left out, the least important first, and named below the table.
+    Columns that do not fit are dropped, least important first, and listed below the table.
     """
     from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    cells = {column.key: [cell(column, row, overrides) for row in rows] for column in columns if column is not REASON}
-    widths = {
-        column.key: max(map(cell_len, [column.title, *cells[column.key]])) for column in columns if column is not REASON
-    }
-    fitting, left_out = _fitting([column for column in columns if column is not REASON], widths, width)
+    columns = [column for column in columns if column is not REASON]
+    cells = {column.key: [cell(column, row, overrides) for row in rows] for column in columns}
+    widths = {column.key: max(map(cell_len, [column.title, *cells[column.key]])) for column in columns}
+    fitting, dropped = _fitting(columns, widths, width)
     table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold")
     for column in fitting:
         table.add_column(Text(column.title), justify="right" if column.number else "left", overflow="fold")
@@ -50,25 +64,25 @@ def shown(
                 for column in fitting
             )
         )
-    # A page of a terminal ends with the width of the console, which pads the last column of a wide table.
+    # The width is explicit, since the console pads the last column of a table to it.
     console = Console(file=io.StringIO(), width=width, force_terminal=colour, no_color=not colour, highlight=False)
     console.print(table)
     for row in rows:
         if row["reason"]:
             console.print(Text(f"{row[RUN.key]}: {row['status']}: {row['reason']}"))
-    if left_out:
-        names = ", ".join(column.title for column in left_out)
+    if dropped:
+        names = ", ".join(column.title for column in dropped)
         console.print(Text(f"Left out for room: {names}; the page and table.csv have them."))
     written: Any = console.file
     return "\n".join(line.rstrip() for line in written.getvalue().splitlines())
 
 
 def _fitting(columns: Sequence[Column], widths: Mapping[str, int], width: int) -> tuple[list[Column], list[Column]]:
-    """Return the columns that fit, and those that do not."""
+    """Return the columns that fit, and the others."""
     fitting = list(columns)
     while sum(widths[column.key] + GAP for column in fitting) - GAP > width:
         least = max((column.rank for column in fitting), default=0)
-        if not least:  # names of runs alone are wider; they are folded
+        if not least:  # only columns that are always shown are left; their text is folded
             break
         fitting.remove(next(column for column in reversed(fitting) if column.rank == least))
     return fitting, [column for column in columns if column not in fitting]

@@ -1,4 +1,4 @@
-"""The charts of a run's page: scores, loss, time of a step, load, lengths of rows, memory of every strategy."""
+"""The charts of a run's page: accuracy, loss, step time, load, lengths of rows, memory of every strategy."""
 
 import csv
 import json
@@ -9,57 +9,46 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from zerolora.report.charts import PALETTE, Chart, loss_axis, rule_at_pointer, thinned
+from zerolora.report.charts import PALETTE, Chart, category, loss_axis, number, rule_at_pointer, thinned
 from zerolora.train.objectives.objective import Objective
 from zerolora.units import GIB
 
 PARTS = ("forward", "backward", "communication", "optimizer", "data", "between")
-"""Where the time of a step goes, as telemetry.csv has it."""
-AROUND = ("total", "model_states", "peak_phase")
-"""Of a prediction, what is not a term."""
+"""Parts of a step's time, as in telemetry.csv."""
+NOT_TERMS = ("total", "model_states", "peak_phase")
+"""Keys of a prediction that are not terms."""
 
 
 def scores(difference: Mapping[str, float], groups: Sequence[str], name: str, title: str) -> Chart:
-    """Return the accuracies of both models with their 95 % intervals, for all rows ("") or for these groups."""
+    """Return the accuracies of both models with their 95 % intervals, for these groups of rows; "" is all rows."""
     rows: list[dict[str, Any]] = []
     for group in groups:
-        at = f"{group}." if group else ""
+        prefix = f"{group}." if group else ""
         for model, field in (("base", "base_accuracy"), ("fine-tuned", "accuracy")):
-            value, low, high = (difference[f"{at}{field}{end}"] for end in ("", "_low", "_high"))
+            value, low, high = (difference[f"{prefix}{field}{end}"] for end in ("", "_low", "_high"))
             rows.append({"group": group_name(group), "model": model, "accuracy": value, "low": low, "high": high})
-    colour = {"field": "model", "scale": {"domain": ["base", "fine-tuned"], "range": [PALETTE[1], PALETTE[0]]}}
     several = len(groups) > 1
-    y: dict[str, Any] = {"field": "group" if several else "model", "sort": None, "title": None}
-    offset = {"yOffset": {"field": "model", "sort": None}} if several else {}
-    x = {
-        "type": "quantitative",
-        "title": "accuracy",
-        "scale": {"domain": [0, 1]},
-        "axis": {"format": "%", "grid": True},
-    }
-    tooltip = [
-        {"field": "group", "title": "rows"},
-        {"field": "model"},
-        *({"field": field, "type": "quantitative", "format": ".1%"} for field in ("accuracy", "low", "high")),
-    ]
-    encoding: dict[str, Any] = {
-        "y": y | {"type": "nominal"},
-        **offset,
-        "color": colour | {"type": "nominal"},
-        "tooltip": tooltip,
-    }
-    if not several:
-        encoding["color"]["legend"] = None
+    scale = {"domain": ["base", "fine-tuned"], "range": [PALETTE[1], PALETTE[0]]}
+    x = {"title": "accuracy", "scale": {"domain": [0, 1]}, "axis": {"format": "%", "grid": True}}
     spec = {
         "height": (34 if several else 30) * (len(groups) if several else 2),
         "data": {"values": rows},
-        "encoding": encoding,
+        "encoding": {
+            "y": {"field": "group" if several else "model", "sort": None, "title": None, "type": "nominal"},
+            **({"yOffset": {"field": "model", "sort": None}} if several else {}),
+            "color": {"field": "model", "scale": scale, "type": "nominal"} | ({} if several else {"legend": None}),
+            "tooltip": [
+                {"field": "group", "title": "rows"},
+                {"field": "model"},
+                *(number(field, format=".1%") for field in ("accuracy", "low", "high")),
+            ],
+        },
         "layer": [
             {
                 "mark": {"type": "rule", "strokeWidth": 3},
-                "encoding": {"x": {"field": "low", **x}, "x2": {"field": "high"}},
+                "encoding": {"x": number("low", **x), "x2": {"field": "high"}},
             },
-            {"mark": {"type": "point", "size": 90}, "encoding": {"x": {"field": "accuracy", **x}}},
+            {"mark": {"type": "point", "size": 90}, "encoding": {"x": number("accuracy", **x)}},
         ],
     }
     gains = [row["accuracy"] - base["accuracy"] for base, row in zip(rows[::2], rows[1::2], strict=True)]
@@ -70,7 +59,7 @@ def scores(difference: Mapping[str, float], groups: Sequence[str], name: str, ti
 
 
 def group_name(group: str) -> str:
-    """Return the name of a group of difference.json as a reader would say it; "" is that of all rows."""
+    """Return the title of a group of difference.json; "" is the group of all rows."""
     if lengths := re.fullmatch(r"prompt_tokens_(\d+)_(\d+)", group):
         least, most = lengths.groups()
         return f"prompts of {least} tokens" if least == most else f"prompts of {least} to {most} tokens"
@@ -78,15 +67,15 @@ def group_name(group: str) -> str:
 
 
 def learning_curves(table: Path, objective: Objective) -> list[Chart]:
-    """Return loss and further metrics of an objective by step, in training and validation, from loss.csv."""
+    """Return the loss and other metrics of an objective by step, in training and validation, from loss.csv."""
     units = {"loss": objective.loss_unit, **{name: f"per {unit}" for name, unit in objective.metrics.items()}}
     return [_learning_curve(_read(table), name, unit) for name, unit in units.items()]
 
 
 def _learning_curve(read: list[dict[str, float]], name: str, unit: str) -> Chart:
     trained = [{"step": row["step"], name: row[name]} for row in read if name in row]
-    of_validation = f"{name}_validation"
-    validated = [{"step": row["step"], name: row[of_validation]} for row in read if of_validation in row]
+    key = f"{name}_validation"
+    validated = [{"step": row["step"], name: row[key]} for row in read if key in row]
     rows: list[dict[str, Any]] = [
         {"step": row["step"], "series": series, "value": row[name]}
         for series, own in (("training", thinned(trained)), ("validation", validated))
@@ -94,9 +83,9 @@ def _learning_curve(read: list[dict[str, float]], name: str, unit: str) -> Chart
     ]
     heading = name.replace("_", " ")
     names = ["training", "validation"] if validated else ["training"]
-    colour = {"field": "series", "type": "nominal", "scale": {"domain": names, "range": list(PALETTE[:2])}}
+    colour = category("series", scale={"domain": names, "range": list(PALETTE[:2])})
     encoding = {
-        "x": {"field": "step", "type": "quantitative", "axis": {"tickMinStep": 1}, "scale": {"nice": False}},
+        "x": number("step", axis={"tickMinStep": 1}, scale={"nice": False}),
         "y": loss_axis((row["value"] for row in rows), f"{heading} {unit}".strip()),
         "color": colour if validated else colour | {"legend": None},
     }
@@ -105,16 +94,19 @@ def _learning_curve(read: list[dict[str, float]], name: str, unit: str) -> Chart
         "data": {"values": rows},
         "layer": [{"mark": "line", "encoding": encoding}, {**points, "encoding": encoding}],
     }
-    summary = f"Training: {trained[0][name]:.4g} at step {trained[0]['step']:.0f}, "
-    summary += f"{trained[-1][name]:.4g} at step {trained[-1]['step']:.0f}."
+
+    def at(row: Mapping[str, float]) -> str:
+        return f"{row[name]:.4g} at step {row['step']:.0f}"
+
+    summary = f"Training: {at(trained[0])}, {at(trained[-1])}."
     if validated:
-        summary += f" Validation: {validated[-1][name]:.4g} at step {validated[-1]['step']:.0f}."
+        summary += f" Validation: {at(validated[-1])}."
     title = f"{heading[0].upper()}{heading[1:]}."
     return Chart(f"{name}-curve", title, summary + _thinning(trained), spec, rule_at_pointer("step", "step", names))
 
 
 def step_times(table: Path) -> list[Chart]:
-    """Return the parts of each step's time, and the tokens/s, from telemetry.csv; nothing if it has no times."""
+    """Return the parts of each step's time, and the tokens/s, from telemetry.csv; empty if it has no times."""
     read = [row for row in _read(table) if "seconds" in row]
     if not read:
         return []
@@ -128,7 +120,7 @@ def step_times(table: Path) -> list[Chart]:
     sums = {part: sum(row.get(f"{part}_seconds", 0) for row in read) for part in parts}
     whole = sum(sums.values())
     shares = ", ".join(f"{part} {sums[part] / whole:.1%}" for part in sorted(parts, key=lambda part: -sums[part]))
-    step = {"field": "step", "type": "quantitative", "axis": {"tickMinStep": 1}, "scale": {"nice": False}}
+    step = number("step", axis={"tickMinStep": 1}, scale={"nice": False})
     stacked = {
         "data": {"values": long},
         "layer": [
@@ -136,37 +128,31 @@ def step_times(table: Path) -> list[Chart]:
                 "mark": {"type": "area", "opacity": 0.9},
                 "encoding": {
                     "x": step,
-                    "y": {"field": "value", "type": "quantitative", "title": "seconds of a step", "stack": True},
+                    "y": number("value", title="seconds of a step", stack=True),
                     "order": {"field": "order"},
-                    "color": {"field": "series", "type": "nominal", "scale": {"domain": parts}},
+                    "color": category("series", scale={"domain": parts}),
                 },
             }
         ],
     }
-    rates = [row | {"series": "tokens/s", "value": row["tokens_per_second"]} for row in rows]
-    rates = [{name: row[name] for name in ("step", "series", "value")} for row in rates]
+    rates = [{"step": row["step"], "series": "tokens/s", "value": row["tokens_per_second"]} for row in rows]
     line = {
         "height": 130,
         "data": {"values": rates},
-        "layer": [
-            {
-                "mark": "line",
-                "encoding": {"x": step, "y": {"field": "value", "type": "quantitative", "title": "tokens/s"}},
-            }
-        ],
+        "layer": [{"mark": "line", "encoding": {"x": step, "y": number("value", title="tokens/s")}}],
     }
     values = sorted(row["tokens_per_second"] for row in read)
     middle = f"Median of all steps: {values[len(values) // 2]:,.4g}; least {values[0]:,.4g}, most {values[-1]:,.4g}."
-    pointed = rule_at_pointer("step", "step", parts, "s")
+    hover = rule_at_pointer("step", "step", parts, "s")
     return [
-        Chart("step-times", "Time of a step, by part.", f"Of all steps: {shares}.{_thinning(read)}", stacked, pointed),
+        Chart("step-times", "Time of a step, by part.", f"Of all steps: {shares}.{_thinning(read)}", stacked, hover),
         Chart("tokens", "Tokens per second.", middle, line, rule_at_pointer("step", "step", ["tokens/s"])),
     ]
 
 
 def load(table: Path) -> list[Chart]:
-    """Return the load of processors and GPU, and the memory in use, over time, from telemetry.csv. What was never read
-    has no chart."""
+    """Return the load of CPUs and GPU, and the memory in use, over time, from telemetry.csv. Unmeasured quantities have
+    no chart."""
     read = [row for row in _read(table) if "seconds" in row]
     ends = accumulate(row["seconds"] + row.get("between_seconds", 0) for row in read)
     rows = thinned([row | {"minutes": end / 60} for row, end in zip(read, ends, strict=True)])
@@ -190,7 +176,7 @@ def _over_time(
         if columns[key][0] in row
     ]
     scale = {"domain": [0, 100]} if unit == "%" else {}
-    colour = {"field": "series", "type": "nominal", "scale": {"domain": series}}
+    colour = category("series", scale={"domain": series})
     spec = {
         "height": 150,
         "data": {"values": long},
@@ -198,30 +184,30 @@ def _over_time(
             {
                 "mark": "line",
                 "encoding": {
-                    "x": {"field": "minutes", "type": "quantitative", "title": "minutes of training"},
-                    "y": {"field": "value", "type": "quantitative", "title": unit, "scale": scale},
+                    "x": number("minutes", title="minutes of training"),
+                    "y": number("value", title=unit, scale=scale),
                     "color": colour if len(series) > 1 else colour | {"legend": None},
                 },
             }
         ],
     }
-    said = []
+    means = []
     for key in series:
-        own = [row["value"] for row in long if row["series"] == key]
-        said.append(f"{key}: mean {sum(own) / len(own):.3g} {unit}, most {max(own):.3g} {unit}")
-    pointed = rule_at_pointer("minutes", "minutes", series, unit, ".3~g")
-    return [Chart(name, title, "; ".join(said) + ", of rank 0's node and device.", spec, pointed)]
+        values = [row["value"] for row in long if row["series"] == key]
+        means.append(f"{key}: mean {sum(values) / len(values):.3g} {unit}, most {max(values):.3g} {unit}")
+    hover = rule_at_pointer("minutes", "minutes", series, unit, ".3~g")
+    return [Chart(name, title, "; ".join(means) + ", of rank 0's node and device.", spec, hover)]
 
 
 def memory_bars(estimate: Mapping[str, Any], where: str, chosen: str, rendered: float, measured: float | None) -> Chart:
     """Return the predicted memory of every strategy, stacked by term, against the capacity.
 
-    `where` is "gpu" or "host"; `rendered` is predicted for the run as it was rendered, with strategy `chosen`, and
-    `measured` is its peak, both in bytes.
+    `where` is "gpu" or "host". `rendered` is the prediction for the rendered run, with strategy `chosen`; `measured` is
+    the run's peak. Both are in bytes.
     """
     entries = estimate["strategies"]
-    terms = {name for entry in entries for name, size in entry[where].items() if name not in AROUND and size > 0}
-    # Negative terms are left out: activations may use memory that is counted for gradients (memory/gpu.py).
+    terms = {name for entry in entries for name, size in entry[where].items() if name not in NOT_TERMS and size > 0}
+    # Without negative terms: activations may use memory that is counted for gradients (memory/gpu.py).
     ordered = sorted(terms, key=lambda term: (-max(entry[where][term] for entry in entries), term))
     rows = [
         {
@@ -236,52 +222,42 @@ def memory_bars(estimate: Mapping[str, Any], where: str, chosen: str, rendered: 
         if entry[where][term] > 0
     ]
     points = {"◇ predicted as rendered": rendered} | ({"◆ measured": measured} if measured else {})
-    ends = {entry["strategy"]: _end(entry, where) for entry in entries}
-    named = chosen in ends  # a DeepSpeed JSON of the user's own has no bar
-    if named:
+    ends = {
+        entry["strategy"]: sum(max(0, size) for name, size in entry[where].items() if name not in NOT_TERMS) / GIB
+        for entry in entries
+    }
+    has_bar = chosen in ends  # a user's own DeepSpeed JSON has none
+    if has_bar:
         ends[chosen] = max(ends[chosen], *(value / GIB for value in points.values()))
     notes = [
         {"strategy": entry["strategy"], "end": ends[entry["strategy"]], "note": note}
         for entry in entries
         if (note := "chosen" if entry["strategy"] == chosen else "" if entry["fits"] else "cannot run")
     ]
-    marked = f"datum.value == {json.dumps(chosen)}"
+    is_chosen = f"datum.value == {json.dumps(chosen)}"
     capacity = estimate["capacity"][where]
     per = "host" if where == "host" else "GPU" if capacity else "rank"
-    y = {
-        "field": "strategy",
-        "type": "nominal",
-        "sort": None,
-        "title": None,
-        "axis": {"labelFontWeight": {"condition": {"test": marked, "value": "bold"}, "value": "normal"}},
-    }
+    axis = {"labelFontWeight": {"condition": {"test": is_chosen, "value": "bold"}, "value": "normal"}}
+    y = category("strategy", sort=None, title=None, axis=axis)
     layers = [
         {
             "data": {"values": rows},
             "mark": "bar",
             "encoding": {
                 "y": y,
-                "x": {"field": "GiB", "type": "quantitative", "title": f"GiB per {per}", "axis": {"grid": True}},
-                "color": {
-                    "field": "term",
-                    "type": "nominal",
-                    "scale": {"domain": [term.replace("_", " ") for term in ordered]},
-                },
+                "x": number("GiB", title=f"GiB per {per}", axis={"grid": True}),
+                "color": category("term", scale={"domain": [term.replace("_", " ") for term in ordered]}),
                 "order": {"field": "order"},
                 "opacity": {"condition": {"test": "datum.fits", "value": 1}, "value": 0.35},
-                "tooltip": [
-                    {"field": "strategy"},
-                    {"field": "term"},
-                    {"field": "GiB", "type": "quantitative", "format": ".3f"},
-                ],
+                "tooltip": [{"field": "strategy"}, {"field": "term"}, number("GiB", format=".3f")],
             },
         },
         {
             "data": {"values": notes},
             "mark": {"type": "text", "align": "left", "dx": 10},
-            "encoding": {"y": y, "x": {"field": "end", "type": "quantitative"}, "text": {"field": "note"}},
+            "encoding": {"y": y, "x": number("end"), "text": {"field": "note"}},
         },
-        *(_diamond(value / GIB, what, chosen, y) for what, value in points.items() if named),
+        *(_diamond(value / GIB, what, chosen, y) for what, value in points.items() if has_bar),
     ]
     fitting = sum(bool(entry["fits"]) for entry in entries)
     summary = f"{fitting} of {len(entries)} strategies can run here"
@@ -294,14 +270,9 @@ def memory_bars(estimate: Mapping[str, Any], where: str, chosen: str, rendered: 
     return Chart(f"memory-{where}", title, summary, {"height": 21 * len(entries), "layer": layers})
 
 
-def _end(entry: Mapping[str, Any], where: str) -> float:
-    sizes: dict[str, float] = {name: size for name, size in entry[where].items() if name not in AROUND}
-    return sum(max(0, size) for size in sizes.values()) / GIB
-
-
 def _line(at: float, label: str) -> dict[str, Any]:
     """Return a vertical line with its label left of it."""
-    x = {"field": "at", "type": "quantitative"}
+    x = number("at")
     text = {"type": "text", "align": "right", "baseline": "top", "dx": -5}
     return {
         "data": {"values": [{"at": at, "label": label}]},
@@ -325,45 +296,38 @@ def _diamond(at: float, what: str, strategy: str, y: Mapping[str, Any]) -> dict[
         },
         "encoding": {
             "y": y,
-            "x": {"field": "GiB", "type": "quantitative"},
-            "tooltip": [{"field": "what"}, {"field": "GiB", "type": "quantitative", "format": ".3f"}],
+            "x": number("GiB"),
+            "tooltip": [{"field": "what"}, number("GiB", format=".3f")],
         },
     }
 
 
 def accuracy_of_prediction(ratios: Mapping[str, float]) -> Chart:
-    """Return what was measured over what was predicted, by quantity."""
+    """Return the ratios of measured to predicted figures, by quantity."""
     rows = [{"quantity": name, "ratio": ratio} for name, ratio in ratios.items()]
     furthest = max(2.0, *(max(ratio, 1 / ratio) for ratio in ratios.values())) * 1.1
-    x = {
-        "field": "ratio",
-        "type": "quantitative",
-        "title": "measured over predicted (log scale)",
-        "scale": {"type": "log", "domain": [1 / furthest, furthest], "nice": False},
-        "axis": {"format": "~g", "values": [0.1, 0.2, 0.5, 1, 2, 5, 10], "grid": True},
-    }
-    y = {"field": "quantity", "type": "nominal", "sort": None, "title": None}
+    x = number(
+        "ratio",
+        title="measured over predicted (log scale)",
+        scale={"type": "log", "domain": [1 / furthest, furthest], "nice": False},
+        axis={"format": "~g", "values": [0.1, 0.2, 0.5, 1, 2, 5, 10], "grid": True},
+    )
+    y = category("quantity", sort=None, title=None)
+    tooltip = [{"field": "quantity"}, number("ratio", format=".3f")]
     spec = {
         "height": 28 * len(rows),
         "data": {"values": rows},
         "layer": [
             {"mark": {"type": "rule", "strokeDash": [5, 4]}, "data": {"values": [{"ratio": 1}]}, "encoding": {"x": x}},
-            {
-                "mark": {"type": "bar", "height": 4},
-                "encoding": {"y": y, "x": x, "x2": {"datum": 1}},
-            },
+            {"mark": {"type": "bar", "height": 4}, "encoding": {"y": y, "x": x, "x2": {"datum": 1}}},
             {
                 "mark": {"type": "point", "size": 90, "color": PALETTE[0]},
-                "encoding": {
-                    "y": y,
-                    "x": x,
-                    "tooltip": [{"field": "quantity"}, {"field": "ratio", "type": "quantitative", "format": ".3f"}],
-                },
+                "encoding": {"y": y, "x": x, "tooltip": tooltip},
             },
         ],
     }
-    said = ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items())
-    return Chart("predicted", "Measured over predicted.", f"1 is exact: {said}.", spec)
+    values = ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items())
+    return Chart("predicted", "Measured over predicted.", f"1 is exact: {values}.", spec)
 
 
 def lengths(table: Path) -> Chart:
@@ -379,18 +343,17 @@ def lengths(table: Path) -> Chart:
         for row in read
     ]
     ends = [{"from": read[-1]["tokens"], "split": name, "rows": read[-1][name]} for name in splits if read]
-    x = {"field": "from", "type": "quantitative", "title": "tokens of a row", "scale": {"zero": False, "nice": False}}
+    x = number("from", title="tokens of a row", scale={"zero": False, "nice": False})
     encoding = {
         "x": x,
-        "y": {
-            "field": "rows",
-            "type": "quantitative",
-            "title": "rows (symlog scale)",
-            "stack": None,
-            "scale": {"type": "symlog"},
-            "axis": {"values": [0, *(10**power for power in range(10))]},
-        },
-        "color": {"field": "split", "type": "nominal", "scale": {"domain": splits}},
+        "y": number(
+            "rows",
+            title="rows (symlog scale)",
+            stack=None,
+            scale={"type": "symlog"},
+            axis={"values": [0, *(10**power for power in range(10))]},
+        ),
+        "color": category("split", scale={"domain": splits}),
     }
     tooltip = [
         {"field": "split"},
@@ -414,12 +377,8 @@ def lengths(table: Path) -> Chart:
             },
         ],
     }
-    said = (
-        f"Rows have over {read[0]['tokens'] - width:.0f} and up to {read[-1]['tokens']:.0f} tokens."
-        if read
-        else "No rows."
-    )
-    return Chart("lengths", "Lengths of rows.", said, spec)
+    limits = f"over {rows[0]['from']:.0f} and up to {read[-1]['tokens']:.0f} tokens" if read else ""
+    return Chart("lengths", "Lengths of rows.", f"Rows have {limits}." if read else "No rows.", spec)
 
 
 def _thinning(rows: Sequence[Any]) -> str:
@@ -428,7 +387,7 @@ def _thinning(rows: Sequence[Any]) -> str:
 
 
 def _read(table: Path) -> list[dict[str, float]]:
-    """Return the rows of a CSV file of numbers, without empty cells and those that are not finite."""
+    """Return the rows of a CSV file of numbers, without empty and non-finite cells."""
     with table.open(encoding="utf-8", newline="") as file:
         rows = [{name: float(cell) for name, cell in row.items() if cell} for row in csv.DictReader(file)]
     return [{name: value for name, value in row.items() if isfinite(value)} for row in rows]

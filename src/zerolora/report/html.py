@@ -1,41 +1,43 @@
-"""Pages that need nothing but their own file: shell.html with its style and script, and parts.html, which has macros
-for sections, charts and tables.
+"""Self-contained HTML pages: shell.html with its style and script, and macros for sections, charts and tables in
+parts.html.
 
-A page of another package extends the shell: `{% extends "shell.html" %}{% from "parts.html" import figure, section %}`.
-Everything that a template prints is escaped, unless it is one of the constants below.
+A page extends the shell: `{% extends "shell.html" %}{% from "parts.html" import figure, section %}`. Everything that a
+template prints is escaped, except for `Markup`.
 """
 
 import base64
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
-from zerolora.report.charts import Chart, javascript
+from zerolora.report.charts import javascript
 from zerolora.units import gib
 
 HERE = Path(__file__).parent
 
 
-def render(template: str, folder: Path = HERE, **values: Any) -> str:
-    """Return the page of a template in `folder`. Equal values give equal bytes.
+def render(template: str, **values: Any) -> str:
+    """Return the page of a template in this directory. Equal values give equal bytes.
 
-    The page's policy lets a browser run its own two scripts and load nothing.
+    The page's policy lets a browser run the page's two scripts and load nothing.
     """
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader([folder, HERE]),
+        loader=jinja2.FileSystemLoader(HERE),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {
+    filters: dict[str, Callable[[Any], str]] = {
         "gib": gib,
         "spec": lambda chart: Markup(chart.json()),  # noqa: S704 - JSON without <
-        "svg": _svg,
+        "svg": lambda chart: Markup(chart.svg()),  # noqa: S704 - Vega escapes its texts
     }
+    environment.filters |= filters
     scripts = [javascript(), (HERE / "page.js").read_text(encoding="utf-8")]
     return environment.get_template(template).render(
         style=Markup((HERE / "page.css").read_text(encoding="utf-8")),  # noqa: S704 - of this package
@@ -45,12 +47,8 @@ def render(template: str, folder: Path = HERE, **values: Any) -> str:
     )
 
 
-def _svg(chart: Chart) -> Markup:
-    return Markup(chart.svg())  # noqa: S704 - Vega escapes its texts
-
-
 def _policy(scripts: list[str]) -> str:
-    """Return the Content-Security-Policy: these scripts and no other, no request at all; Vega writes style elements."""
+    """Return the Content-Security-Policy: only these scripts and no requests. Vega writes style elements."""
     digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
     return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:; form-action 'none'"

@@ -1,4 +1,4 @@
-"""Text of a run as Markdown that means nothing else: code spans, tables, fenced blocks."""
+"""Text of a run escaped as Markdown: code spans, tables, fenced blocks."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -10,11 +10,11 @@ Cell = str | int | float | list[Any] | None
 
 
 class Written(str):
-    """Markdown of our own, which is not escaped."""
+    """Markdown that is not escaped again."""
 
 
 def code(text: str) -> str:
-    """Return text as a code span on one line, in which nothing has a meaning; also in a cell of a table."""
+    """Return text as a code span on one line, valid in a table cell too."""
     line = " ".join(printable(" ".join(text.split())).split()) or " "
     ticks = "`" * (1 + max((len(run) for run in re.findall("`+", line)), default=0))
     padding = " " if line[0] in "` " or line[-1] in "` " else ""
@@ -22,7 +22,7 @@ def code(text: str) -> str:
 
 
 def cell(value: Cell) -> str:
-    """Return a value as the text of a cell: texts as code, numbers as they are read."""
+    """Return a value as the text of a cell: text as code, numbers formatted."""
     if isinstance(value, Written):
         return value
     if value is None:
@@ -37,12 +37,12 @@ def cell(value: Cell) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
-    """Return a table; the header is our own text."""
+    """Return a table. The header is not escaped."""
     lines = [header, ["---"] * len(header), *([cell(value) for value in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def fenced(text: str, language: str) -> str:
-    """Return text as a fenced block, whose fence is longer than any in the text."""
+    """Return text as a fenced block. The fence is longer than any in the text."""
     ticks = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
     return f"{ticks}{language}\n{text.rstrip()}\n{ticks}"

@@ -1,4 +1,4 @@
-"""What a run was made of: the hashes of all it read, the commit, and the commands that make it again."""
+"""Provenance of a run: the hashes of its inputs, the commit, and the commands to reproduce it."""
 
 import re
 import subprocess
@@ -11,7 +11,7 @@ UNCOMMITTED = " with uncommitted changes"
 
 
 def provenance(run: str, model: Path, data: Path, results: Path, config: Path, lock: Path) -> dict[str, str]:
-    """Return {what: its name, number or sha256}. Raises UserError if a manifest is missing."""
+    """Return the name, number or sha256 of each input. Raises UserError if a manifest is missing."""
     base = read_json(model / MANIFEST, "zerolora fetch")
     prepared = read_json(data / "manifest.json", "zerolora prepare")
     weights = {name: file["sha256"] for name, file in base["files"].items() if name.endswith(".safetensors")}
@@ -42,7 +42,7 @@ def commit() -> str:
 
 
 def commands(commit: str, page: str) -> dict[str, str]:
-    """Return {what they do: shell commands}, in the project's directory; `page` is the path of the run's page there."""
+    """Return shell commands by purpose. They run in the project's directory; `page` is the run's page there."""
     revision = commit.removesuffix(UNCOMMITTED)
     compute = f".venv/bin/snakemake --profile profiles/local {page}"
     if not re.fullmatch("[0-9a-f]{40,64}", revision):
@@ -53,15 +53,20 @@ def commands(commit: str, page: str) -> dict[str, str]:
     }
 
 
+def adapter_origin(origin: dict[str, Any]) -> str:
+    """Return hash, source and licence of an adapter from the manifest of one that continues from it."""
+    source = "".join(f", {key} {value}" for key, value in origin.get("source", {}).items())
+    licence = f", {origin['license']}" if "license" in origin else ""
+    return f"sha256 {origin['sha256']}{source}{licence}"
+
+
 def _of_adapter(manifest: dict[str, Any]) -> dict[str, str]:
-    """Return the hashes of what was trained, and of each adapter that training continued from, the last one first."""
+    """Return the hashes of the adapter, and of each adapter that training continued from, latest first."""
     result = {
         f"{name} sha256": file["sha256"] for name, file in manifest["files"].items() if name.endswith(".safetensors")
     }
     origin, before = manifest.get("from_adapter"), "continues from"
     while origin:
-        source = "".join(f", {key} {value}" for key, value in origin.get("source", {}).items())
-        licence = f", {origin['license']}" if "license" in origin else ""
-        result[before] = f"{origin['directory']} (sha256 {origin['sha256']}{source}{licence})"
+        result[before] = f"{origin['directory']} ({adapter_origin(origin)})"
         origin, before = origin.get("from_adapter"), f"{before}, which continues from"
     return result

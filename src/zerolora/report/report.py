@@ -1,4 +1,4 @@
-"""Write the report page of a run from the outputs of the other stages.
+"""Stage report: the page of a run and its metrics, from the outputs of the other stages.
 
 zerolora report --settings JSON --run NAME … --usage results/NAME/usage.json --output results/NAME/report.html
 """
@@ -14,21 +14,18 @@ from zerolora.files import MANIFEST, read_json, write_json, write_text
 from zerolora.log import result
 from zerolora.planner.zero_json import ZeroJson
 from zerolora.report import figures, tasks
-from zerolora.report.headline_metrics import headline
-from zerolora.report.html import render as page_of
+from zerolora.report.html import render as render_page
 from zerolora.report.provenance import commands, provenance
-from zerolora.report.row import Planned, row
-from zerolora.report.run_cost import figures as cost
-from zerolora.report.run_cost import ratios
+from zerolora.report.row import Planned, headline, row
 from zerolora.report.show import before_and_after
-from zerolora.report.usage import table, usage
+from zerolora.report.usage import cost, ratios, table, usage
 from zerolora.train.objectives import OBJECTIVES
 from zerolora.train.objectives.objective import Objective
 
 SHOWN_FIRST = 3
-"""Answers beside the result."""
+"""Number of answers next to the result."""
 Pair = tuple[Answer, Answer]
-"""The answers of the base model and of the fine-tuned one to the same row."""
+"""The answers of base and fine-tuned model to the same row."""
 
 
 def report(
@@ -51,10 +48,10 @@ def report(
     row_file: Path,
     output: Path,
 ) -> None:
-    """Write the HTML page (self-contained), predicted and actual resource usage (usage.py), and the headline metrics
-    (headline_metrics.py), what changed row by row (evaluate/difference.py), and its row of the comparison (row.py).
+    """Write the self-contained HTML page, predicted and measured resources (usage.py), the changes row by row
+    (evaluate/difference.py), the headline metrics, and the run's row of the comparison (row.py).
 
-    `accounted` comes from Slurm's accounting, None without it. Raises UserError if an earlier stage's file is missing.
+    `accounted` has Slurm's accounting, None without it. Raises UserError if an earlier stage's file is missing.
     """
     metrics = results / "metrics"
     before, after = (read_json(folder / "evaluate.json", "zerolora evaluate") for folder in (base, metrics))
@@ -76,11 +73,13 @@ def report(
     compared = difference(before, after, answers)
     groups = [name.removesuffix(".difference") for name in compared if name.endswith(".difference")]
     tasks.set_aside(settings.tasks, base, results)
-    asked = tasks.compared(settings.tasks, base, results)
-    made_of = provenance(run, model, data, results, config, lock)
+    task_metrics = tasks.compared(settings.tasks, base, results)
+    origin = provenance(run, model, data, results, config, lock)
     zero = ZeroJson.read(zero_file)
     columns, rows = table(train_usage)
-    page = page_of(
+    pairs, changed_pairs = list(zip(*answers, strict=True)), changed(*answers)
+    failure = _gate_failure(settings.fail_if, compared)
+    page = render_page(
         "page.html",
         run=run,
         model=model.name,
@@ -89,14 +88,14 @@ def report(
         before=before,
         after=after,
         difference=compared,
-        metrics=_metrics(compared),
-        tasks=asked,
+        metrics=sorted(tasks.held_out_changes(compared).items(), key=lambda item: (item[0] != "accuracy", item[0])),
+        tasks=task_metrics,
         groups=groups,
         names_of_groups={group: figures.group_name(group) for group in ["", *groups]},
-        gate={"fail_if": settings.fail_if, "failure": _verdict(settings.fail_if, compared)},
-        pairs=list(zip(*answers, strict=True))[: settings.examples],
-        changed=changed(*answers)[: settings.examples],
-        first=_first(list(zip(*answers, strict=True)), changed(*answers))[: min(SHOWN_FIRST, settings.examples)],
+        gate={"fail_if": settings.fail_if, "failure": failure},
+        pairs=pairs[: settings.examples],
+        changed=changed_pairs[: settings.examples],
+        first=_first(pairs, changed_pairs)[: min(SHOWN_FIRST, settings.examples)],
         cost=cost(train_usage, trained, used["train"], sum(file["bytes"] for file in adapter["files"].values())),
         used=used,
         train=trained,
@@ -112,19 +111,16 @@ def report(
             compared, groups, data, metrics, estimate, render, zero, train_usage, used["train"], trained, objective
         ),
         loss_unit=objective.loss_unit,
-        provenance=made_of,
-        commands=commands(made_of["commit"], f"results/{run}/report.html"),
+        provenance=origin,
+        commands=commands(origin["commit"], f"results/{run}/report.html"),
     )
     write_json(usage_file, train_usage)
     write_json(summary_file, headline(before, compared, trained, used["train"], train_usage))
     write_json(difference_file, compared)
-    refused = _refused(settings.fail_if, compared)
+    reason = f"evaluate.fail_if: {settings.fail_if}: {failure}" if failure else None
     planned = Planned(estimate, zero.choice, render)
-    write_json(
-        row_file,
-        row(results, planned, compared, trained, used["train"], train_usage, refused, objective.loss_unit)
-        | tasks.flat(asked),
-    )
+    own_row = row(results, planned, compared, trained, used["train"], train_usage, reason, objective.loss_unit)
+    write_json(row_file, own_row | tasks.flat(task_metrics))
     write_text(output, page)
     result(before_and_after(before, compared))
 
@@ -142,7 +138,7 @@ def _charts(
     trained: Mapping[str, Any],
     objective: Objective,
 ) -> dict[str, Any]:
-    """Return the charts by the section of the page that shows them."""
+    """Return the charts by section of the page."""
     strategy = zero.choice.strategy
     telemetry = metrics / "telemetry.csv"
     rendered, wanted = render["choice"]["ranked"][0], render["slurm_resources"]
@@ -163,39 +159,18 @@ def _charts(
     }
 
 
-def _metrics(compared: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a row for each metric that both models have: its name, both values, the difference and its interval."""
-    names = [
-        name.removeprefix("base_")
-        for name in compared
-        if name.startswith("base_") and not name.endswith(("_low", "_high"))
-    ]
-    rows = []
-    for name in sorted((name for name in names if name in compared), key=lambda name: (name != "accuracy", name)):
-        at = "difference" if name == "accuracy" else f"{name}_difference"
-        ends = [compared[f"{at}_{end}"] for end in ("low", "high") if f"{at}_{end}" in compared]
-        rows.append({"name": name, "base": compared[f"base_{name}"], "tuned": compared[name], "interval": ends})
-    return rows
-
-
 def _first(pairs: Sequence[Pair], changed: Sequence[Pair]) -> list[Pair]:
-    """Return the answers that say most: one that was lost, then those that were gained, then the others."""
+    """Return the answers, most telling first: a lost one, all gained ones, the other lost ones, the unchanged ones."""
     lost = [pair for pair in changed if not pair[1]["right"]]
     gained = [pair for pair in changed if pair[1]["right"]]
     return [*lost[:1], *gained, *lost[1:], *(pair for pair in pairs if pair[0]["right"] == pair[1]["right"])]
 
 
-def _verdict(fail_if: str | None, compared: dict[str, Any]) -> str | None:
-    """Return why the stage accept will fail, None if it will not."""
+def _gate_failure(fail_if: str | None, compared: dict[str, Any]) -> str | None:
+    """Return why the stage accept will fail, None if it will pass."""
     if fail_if is None:
         return None
     try:
         return parse(fail_if).failure(compared)
     except KeyError as error:
         return f"there is no {error.args[0]}"
-
-
-def _refused(fail_if: str | None, compared: dict[str, Any]) -> str | None:
-    """Return why a run is not accepted, as the stage accept says it."""
-    failure = _verdict(fail_if, compared)
-    return f"evaluate.fail_if: {fail_if}: {failure}" if failure else None

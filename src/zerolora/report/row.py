@@ -1,4 +1,4 @@
-"""The row of a run in the comparison of all runs: results/compare/rows/<run>.json, which the stage compare reads."""
+"""Metrics of a run for other tools: its row in the comparison (results/compare/rows/<run>.json), and DVC's headline."""
 
 import csv
 from collections.abc import Iterable, Mapping
@@ -7,18 +7,19 @@ from typing import Any, NamedTuple
 
 from zerolora.config.settings import TrainingChoice
 from zerolora.files import MANIFEST, read_json
+from zerolora.report.figures import NOT_TERMS
 
 POINTS = 100
-"""Steps of a loss curve that a row keeps, evenly spaced."""
+"""Maximum points of a loss curve, evenly spaced."""
 PARTS = ("data", "forward", "backward", "communication", "optimizer", "between")
-"""Where a step's time goes, as in train_resources.json."""
+"""Parts of a step's time, as in train_resources.json."""
 LOADS = ("cpu_percent", "gpu_percent")
 FIGURES = ("accuracy", "accuracy_low", "accuracy_high", "loss")
-"""Of difference.json."""
+"""Keys of difference.json."""
 
 
 class Planned(NamedTuple):
-    """What was known of a run before it was trained."""
+    """Files of a run that precede its training."""
 
     estimate: Mapping[str, Any]
     """estimate.json."""
@@ -38,17 +39,17 @@ def row(
     failure: str | None,
     loss_unit: str,
 ) -> dict[str, Any]:
-    """Return the row of the run in `results`: a flat table of figures, and what its charts show.
+    """Return the row of the run in `results`: a flat table of figures, and the data of its charts.
 
-    compared: difference.json. trained, resources: train.json and train_resources.json. used: usage.json. failure: why
-    the gate does not let the run pass. loss_unit: what the loss is a mean over, as in "per supervised token". Sizes are
-    in bytes, times in seconds, energy in joules; what was not measured is left out.
+    compared: difference.json. trained, resources: train.json and train_resources.json. used: usage.json. failure: the
+    reason why the run does not pass its gate. loss_unit: the unit of the loss, as in "per supervised token". Sizes are
+    in bytes, times in seconds, energy in joules; unmeasured figures are missing.
 
         status, reason    done, or failed with the gate's reason
-        strategy          and micro_batch, accumulation, as render chose them
+        strategy          and micro_batch, accumulation: render's choice
         curve             [[step, training loss], …]
-        memory            {gpu, host: predicted bytes by term, capacity_gpu, capacity_host}; none for a JSON of the
-                          user's own, whose terms estimate.json does not have
+        memory            {gpu, host: predicted bytes by term, capacity_gpu, capacity_host}; empty for a user's own
+                          DeepSpeed JSON, whose terms are not in estimate.json
         parts             seconds of a step by PARTS
     """
     rendered = planned.choice
@@ -93,7 +94,7 @@ def _remarks(compared: Mapping[str, Any], trained: Mapping[str, Any]) -> Iterabl
 
 
 def _loads(telemetry: Path) -> dict[str, float]:
-    """Return the means of LOADS over the time of all steps."""
+    """Return the means of LOADS, weighted by the seconds of each step."""
     means = {}
     with telemetry.open(encoding="utf-8", newline="") as file:
         lines = list(csv.DictReader(file))
@@ -108,19 +109,57 @@ def _curve(table: Path) -> list[tuple[int, float]]:
     with table.open(encoding="utf-8", newline="") as file:
         points = [(int(line["step"]), float(line["loss"])) for line in csv.DictReader(file)]
     count = min(POINTS, len(points))
-    places = {round(place * (len(points) - 1) / max(1, count - 1)) for place in range(count)}
-    return [points[place] for place in sorted(places)]
+    indices = {round(index * (len(points) - 1) / max(1, count - 1)) for index in range(count)}
+    return [points[index] for index in sorted(indices)]
 
 
 def _memory(predicted: Mapping[str, Any], strategy: str) -> dict[str, Any]:
     for entry in predicted["strategies"]:
         if entry["strategy"] == strategy:
-            terms = {where: _terms(entry[where]) for where in ("gpu", "host")}
+            # Activations are negative where they use memory counted for gradients.
+            terms = {
+                where: {name: size for name, size in entry[where].items() if name not in NOT_TERMS and size > 0}
+                for where in ("gpu", "host")
+            }
             return {**terms, **{f"capacity_{where}": predicted["capacity"][where] for where in terms}}
     return {}
 
 
-def _terms(entry: Mapping[str, Any]) -> dict[str, float]:
-    """Return the terms that are there; activations can be negative, where they use memory counted for gradients."""
-    left_out = ("total", "model_states", "peak_phase")
-    return {name: value for name, value in entry.items() if name not in left_out and value > 0}
+def headline(
+    before: Mapping[str, float],
+    after: Mapping[str, float],
+    train: Mapping[str, float],
+    resources: Mapping[str, float],
+    used: Mapping[str, Any],
+) -> dict[str, float]:
+    """Return the headline metrics of a run, which `dvc metrics show` prints side by side: hence the short names.
+
+    before, accuracy     share of right answers of base and merged model; missing if no row has a prompt
+    acc_err              half the width of Wilson's 95 % interval of the accuracy (difference.json has its ends)
+    loss                 mean cross-entropy per supervised token of the fine-tuned model, on the same rows; missing,
+                         as the accuracies, with evaluate.enabled: false
+    tok/s, step_s        training: tokens per second, seconds per optimizer step
+    wall_s               seconds of training, including loading and saving
+    host_use, gpu_use    ratio of measured to predicted peak memory (usage.py); no gpu_use on CPU
+
+    before: evaluate.json of the base model. after: difference.json. train, resources: train.json and
+    train_resources.json. used: the result of `usage`.
+    """
+    metrics = {"loss": after["loss"]} if "loss" in after else {}
+    if "accuracy" in after:
+        metrics |= {"before": before["accuracy"], "accuracy": after["accuracy"]}
+        metrics |= {"acc_err": (after["accuracy_high"] - after["accuracy_low"]) / 2}
+    metrics |= {
+        "tok/s": resources["tokens_per_second"],
+        "step_s": resources["training_seconds"] / train["steps"],
+        "wall_s": resources["total_seconds"],
+        "host_use": used["measured_host_bytes"] / used["predicted_host_bytes"],
+    }
+    if used["predicted_gpu_bytes"]:
+        metrics["gpu_use"] = used["measured_gpu_bytes"] / used["predicted_gpu_bytes"]
+    return {name: _rounded(value) for name, value in metrics.items()}
+
+
+def _rounded(value: float) -> float:
+    """Round to four significant digits, or to a whole number from 1000 on."""
+    return round(value) if abs(value) >= 1000 else float(f"{value:.4g}")

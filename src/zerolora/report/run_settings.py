@@ -1,4 +1,4 @@
-"""The settings of runs as `resolve` wrote them: a file for each in results/settings/runs/."""
+"""The settings of runs, which `resolve` writes to results/settings/runs/."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ from zerolora.errors import UserError
 from zerolora.files import MANIFEST, read_object
 
 FOLDER = "settings"
-"""Of the results directory."""
+"""Relative to the results directory."""
 
 
 def run_names(results: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""The closing lines of `make run`: each run's accuracy before and after, its report page, and the next steps."""
+"""The last lines of `make run`: each run's accuracy before and after, its report page, and the next steps."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -40,7 +40,7 @@ def summary(results: Path) -> str:
 def before_and_after(before: Mapping[str, float], after: Mapping[str, float]) -> str:
     """Return the accuracies of base and fine-tuned model, or their losses if no row has a prompt.
 
-    `after` is the fine-tuned model's evaluate.json, or difference.json, which has the interval of the difference.
+    `after` is the fine-tuned model's evaluate.json or, with the interval of the difference, difference.json.
     """
     if not after.get("enabled", True):
         return "trained, not evaluated: evaluate.enabled is false"

@@ -10,7 +10,7 @@ from typing import Literal
 from zerolora.config.studies import Study, Trial, run_of
 from zerolora.errors import UserError, shown
 from zerolora.files import read_object
-from zerolora.report.comparison_terminal import width_here
+from zerolora.report.comparison_terminal import terminal_width
 
 RESULTS = Path("results")
 STATES = ("complete", "pruned", "waiting", "failed")
@@ -75,7 +75,7 @@ def table(name: str, study: Study) -> str:
         loss = "" if outcome.loss is None else f"{outcome.loss:.4f}"
         rows.add_row(*map(Text, [run_of(name, number), *values, loss, outcome.state]))
     file = io.StringIO()
-    console = Console(file=file, width=width_here(), no_color=True, highlight=False)
+    console = Console(file=file, width=terminal_width(), no_color=True, highlight=False)
     console.print(rows)
     for _, number, trial in trials:
         if trial.failed:

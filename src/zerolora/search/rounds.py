@@ -21,7 +21,7 @@ from zerolora.config.schema import Search
 from zerolora.config.studies import FOLDER, Study, path_of, read_study, run_of, write_study
 from zerolora.errors import UserError, shown
 from zerolora.log import LOGGER
-from zerolora.report.comparison_rows import NO_MESSAGE, what_is_there
+from zerolora.report.comparison_rows import NO_MESSAGE, all_runs
 from zerolora.search.outcomes import RESULTS, outcomes
 from zerolora.search.trial_values import choose
 
@@ -111,7 +111,7 @@ def _after(command: Sequence[str], name: str, study: Study, config: Path) -> Stu
 
 def _reasons() -> Iterator[tuple[str, str]]:
     """Yield each failed or refused run and the reason; runs that were stopped from outside have none."""
-    for row in what_is_there(RESULTS)[0] if (RESULTS / "config.json").exists() else ():
+    for row in all_runs(RESULTS)[0] if (RESULTS / "config.json").exists() else ():
         if row["status"] in ("failed", "refused") and NO_MESSAGE not in row["reason"]:
             yield row["run"], row["reason"]
 

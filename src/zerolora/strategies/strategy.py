@@ -133,8 +133,7 @@ class StepWork:
     head_dim: int
     vocabulary: int
     attended: float
-    """Mean number of scores of a token: the whole packed row if a mask hides other rows, half of the token's own row if
-    the kernel skips the rest."""
+    """Mean number of scores of a token: the packed row's tokens with a mask, half of its own row's without one."""
     supervised: float
     """Share of positions for which logits are computed."""
     checkpointing: bool

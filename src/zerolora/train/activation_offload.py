@@ -1,8 +1,7 @@
 """Activation offload (DeepSpeed's ALST, arXiv 2506.13996): inputs of checkpointed layers are kept on the host.
 
 Between forward and backward pass a checkpointed layer saves only its input. Here it is moved to pinned host memory and
-copied back when the layer is computed again. Tensors that recomputed layers, norms and the loss save stay on the
-device.
+copied back for the recomputation. The saved tensors of recomputed layers, norms and the loss stay on the device.
 """
 
 import contextlib
@@ -19,8 +18,7 @@ FUNCTION = "_gradient_checkpointing_func"  # of transformers' modules that check
 def offload_inputs(model: Any, device: torch.device) -> None:
     """Move the saved inputs of a transformers model's checkpointed layers to the host; on a CPU, without a copy.
 
-    transformers' own option (`offload` of `activation_checkpointing_enable`) requires pinned memory, and so a GPU, and
-    moves masks too.
+    transformers' own (`offload` of `activation_checkpointing_enable`) needs a GPU, for pinned memory, and moves masks.
     """
     for module in model.modules():
         if hasattr(module, FUNCTION):

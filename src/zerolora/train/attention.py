@@ -27,9 +27,8 @@ VARLEN_STEP = 8  # of their head sizes
 VARLEN_CAPABILITY = (8, 0)
 REFUSED = ("softcap", "s_aux", "position_bias")  # terms that a model adds to its scores
 LONGEST_SHORT = 192
-"""Tokens of the longest row whose attention on a CPU is computed by plain matrix products. The scores of a head then
-take 192 x 192 x 4 bytes = 144 KiB, which fits beside query, key and value into a core's L2 cache (512 KiB or more on
-current server CPUs)."""
+"""Tokens of the longest row whose attention on a CPU is by plain products. A head's scores, 192 x 192 x 4 bytes = 144
+KiB, then fit beside query, key and value into a core's L2 cache (512 KiB or more on current server CPUs)."""
 
 
 def no_attention(name: str, error: ValueError) -> UserError:
@@ -188,8 +187,7 @@ def is_short(query: torch.Tensor, key: torch.Tensor, dropout: float, window: int
 def attend_short(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None) -> torch.Tensor:
     """Return causal attention, [batch, heads, tokens, head size], by plain products in fp32.
 
-    Key and value may have fewer heads, each for several query heads in a row. As in the fused kernel, the backward pass
-    recomputes the scores.
+    Key and value may have fewer heads, each for several query heads in a row. The backward pass recomputes the scores.
     """
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     attended = _ShortAttention.apply(query, key, value, scale)  # type: ignore[no-untyped-call]
@@ -245,8 +243,7 @@ def _has_varlen(query: torch.Tensor, value: torch.Tensor, dropout: float) -> boo
 
 @functools.cache
 def has_varlen_kernel() -> bool:
-    """Return whether this torch has variable-length attention with all arguments of `_varlen`; an older one computes
-    row by row."""
+    """Return whether this torch has variable-length attention with all arguments of `_varlen`."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:

@@ -96,8 +96,7 @@ def shapes(weights: Path, dtype: torch.dtype, attention: str) -> Any:
 def quantization_config(plan: TrainingPlan, sharded: bool) -> BitsAndBytesConfig | None:
     """Return how transformers quantizes the base model (QLoRA); None if the method does not.
 
-    `sharded`: the engine shards the base model, which needs floating-point storage. Raises UserError if bitsandbytes is
-    not installed.
+    `sharded`: the engine shards the model, so storage is floating-point. Raises UserError without bitsandbytes.
     """
     if not TRAINABLE[plan.method].quantizes():
         return None

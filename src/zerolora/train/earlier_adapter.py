@@ -33,8 +33,7 @@ MEANING = {
 HARMLESS = (WITHOUT_MEANING - {"corda_config", "eva_config", "lora_ga_config"}) | SELECTING
 """Keys that do not; and keys that select the tensors and their shapes, which are compared themselves."""
 HARMLESS_INITS = (True, False, "gaussian", "orthogonal")
-"""Values of init_lora_weights that leave the base unchanged. Others change it (peft/tuners/lora/layer.py), so the saved
-factors belong to another base."""
+"""Values of init_lora_weights whose saved factors fit the unchanged base (peft/tuners/lora/layer.py)."""
 
 
 def load(
@@ -72,8 +71,7 @@ def check_start(
     tokens: Sequence[AddedToken],
     parameters: dict[str, Any],
 ) -> None:
-    """Raise UserError if names, shapes, scale or added tokens of a directory are not those of the method in `model`,
-    which publishes `parameters`."""
+    """Raise UserError if names, shapes, scale or added tokens of a directory are not those of the built `model`."""
     path = weights_of(directory, method)
     if (theirs := of_directory(directory)) != list(tokens):
         added = ", ".join(shown(each.token) for each in theirs) or "none"
@@ -100,8 +98,7 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 def _copies(model: Any, directory: Path, method: type[TrainableMethod]) -> set[str]:
-    """Return the names of copies of embedding and head beside the trained tensors; beginning.py and without_copies
-    compare their values."""
+    """Return the names of copies of embedding and head; beginning.py and without_copies compare their values."""
     base = model.get_base_model() if method.peft_type else model
     if not method.peft_type:
         return set(base.all_tied_weights_keys)

@@ -68,8 +68,7 @@ class Batches:
         return micro_batches, {name: int(counts[batch].sum()) for name, counts in self._units.items()}
 
     def sizes_at(self, step: int) -> tuple[int, int, int]:
-        """Return the tokens of a step's global batch, the sum of its rows' squared lengths, and its supervised tokens,
-        all without padding."""
+        """Return tokens, summed squared row lengths and supervised tokens of a global batch, without padding."""
         batch = self.order[step]
         return int(self.tokens[batch].sum()), int(self.work[batch].sum()), int(self._supervised[batch].sum())
 

@@ -84,8 +84,7 @@ def check_loss(model: Any, base: Any, device: torch.device, precision: Precision
     """Return whether the chunked loss (loss.py) equals that of the model's own logits. If not, as with a model that
     scales its logits, use the model's own logits from now on.
 
-    `model` is the engine, `base` the model under the adapter. Collective, like check_isolation. Raises UserError if a
-    weight is NaN or infinite.
+    `base` is the model under the adapter. Collective, like check_isolation. Raises UserError for non-finite weights.
     """
     draw = torch.Generator().manual_seed(0)
     tokens = _row(base.config.get_text_config().vocab_size, sum(LENGTHS), draw)["input_ids"]

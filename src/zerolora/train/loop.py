@@ -200,9 +200,8 @@ class Loop:
         return best
 
     def _validation_batches(self, rows: Any, packing: PackingPlan) -> Iterator[tuple[dict[str, Any], bool]]:
-        """Yield this rank's batches of a split, and whether each counts. Collective: all ranks get the same number, as
-        stage 3 gathers in each forward pass; a rank out of rows repeats one that does not count. Raises Stopped on a
-        stop signal."""
+        """Yield this rank's batches of a split, and whether each counts. Collective, as stage 3 gathers in each forward
+        pass: a rank out of rows repeats one that does not count. Raises Stopped on a stop signal."""
         count, size = len(packing.starts) - 1, self.plan.micro_batch
         for start in range(0, count, size * self.data_ranks):
             self.heartbeat.at(f"validation from row {start}", "step")

@@ -1,10 +1,9 @@
 """The cross-entropy of each supervised token, the input of objectives, computed in chunks.
 
 Logits are the largest tensor of a step: [tokens, vocabulary], in the model's precision and again in fp32. Here they are
-computed only for the positions before supervised tokens, a chunk at a time. With a frozen output head a chunk's
-gradient follows from its logits at once, so the gradient, [tokens, hidden], is kept and the logits are freed (arXiv
-2410.10989, 3.2). With a trained head the backward pass computes them again, as its gradient depends on the factors of
-the losses.
+computed only for positions before supervised tokens, a chunk at a time. With a frozen output head a chunk's gradient,
+[tokens, hidden], follows at once, and the logits are freed (arXiv 2410.10989, 3.2). With a trained head they are
+computed again in the backward pass, as the head's gradient depends on the factors of the losses.
 """
 
 from collections.abc import Iterator
@@ -34,8 +33,7 @@ def logits_of(model: Any, batch: dict[str, Any]) -> torch.Tensor:
 
 
 def _inputs(batch: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Return a model's inputs. Never use them with a cache: with one, models ignore that positions restart, and packed
-    rows see each other."""
+    """Return a model's inputs, for calls without cache: with one, models ignore restarting positions of packed rows."""
     lengths.set(batch["lengths"])
     return {name: batch[name] for name in ("input_ids", "attention_mask", "position_ids") if name in batch}
 

@@ -14,8 +14,7 @@ def global_batches(work: np.ndarray, seed: int, global_batch: int, epochs: int, 
     windows of WINDOW global batches rows are sorted by work and split into global batches, and those are shuffled. So
     the rows of a global batch are similar, and ranks wait little for each other. The global batch of the packed row
     `first`, by default the one of most work, comes first: that row needs most memory, so a run that does not fit fails
-    at once. Rows left after the last whole global batch of an epoch join the next epoch; in the last epoch they are
-    unused.
+    at once. Rows left after the last whole global batch of an epoch join the next epoch; those of the last are unused.
     """
     first = int(work.argmax()) if first is None else first
     steps = [np.zeros((0, global_batch), dtype=np.int64)]

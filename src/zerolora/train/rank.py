@@ -208,8 +208,7 @@ def _resumable() -> Iterator[None]:
 
 
 def read_plan(settings: TrainSettings, zero: Path) -> tuple[TrainingPlan, ZeroJson]:
-    """Return the training plan and the engine's options from a run's zero.json. Raises UserError if `render` did not
-    write the file."""
+    """Return the training plan and the engine's options. Raises UserError if `render` did not write the file."""
     config = ZeroJson.read(zero)
     return TrainingPlan.of(settings, config.choice), config
 
@@ -233,8 +232,7 @@ def _batches(paths: Paths, plan: TrainingPlan) -> Batches:
 
 
 def _check_model(engine: Engine, plan: TrainingPlan, packed: bool, device: torch.device) -> None:
-    """Test the loaded model. Raises UserError if packed rows would see each other, or ranks that share rows compute
-    other logits."""
+    """Raise UserError if packed rows would see each other, or ranks that share rows compute other logits."""
     base = base_of(engine.module)
     if not check_loss(engine, base, device, plan.precision) and torch.distributed.get_rank() == 0:
         LOGGER.info("this model post-processes its logits; using the unchunked loss")

@@ -1,7 +1,6 @@
 """PiSSA and OLoRA: the factors extracted from the base weights, the same ones whenever a run resumes.
 
-A decomposition differs between machines, so rank 0 computes it once and saves the factors beside the run's checkpoints,
-in the same format.
+A decomposition differs between machines, so rank 0 computes it once and saves it in the format of a checkpoint.
 """
 
 from collections.abc import Iterator
@@ -71,8 +70,7 @@ def extract(model: Any, plan: TrainingPlan, checkpoints: Checkpoints, sharded: b
 
 
 def _is_missing(path: Path, resume: str) -> bool:
-    """Return whether the factors must be computed; an unusable file is set aside. Raises UserError if they are needed,
-    but missing or unreadable."""
+    """Return whether to compute the factors; set an unusable file aside. Raises UserError if needed ones are lost."""
     try:
         read(path)
     except OtherVersion:

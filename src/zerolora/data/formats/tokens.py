@@ -5,13 +5,15 @@ from zerolora.data.formats.form import Form, Row
 from zerolora.data.formats.row_values import numbers_of
 from zerolora.data.prepared_rows import IGNORED
 from zerolora.errors import shown
+from zerolora.units import counted
 
 
 def _tokens(row: Row) -> Example:
     tokens = numbers_of(row.needed("input_ids"), row.name("input_ids"))
     if len(tokens) < 2:
         raise BadRow(
-            f"{row.name('input_ids')} has {len(tokens)} tokens; a row needs 2: a token is predicted from those before"
+            f"{row.name('input_ids')} has {counted(len(tokens), 'token')}; a row needs 2: a token is predicted "
+            "from those before"
         )
     if (lowest := min(tokens)) < 0:
         raise BadRow(f"{row.name('input_ids')}[{tokens.index(lowest)}] is {lowest}; token numbers begin at 0")

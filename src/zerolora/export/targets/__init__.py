@@ -1,7 +1,7 @@
-"""The targets that `export.targets` may name, one file each.
+"""The export targets, one file each.
 
-To add a target, write a file here that defines `TARGET` (target.py). The config, its JSON Schema and the stage export
-find it by its file. Nothing here imports torch or transformers before a target is run.
+To add a target, write a file here that defines `TARGET` (target.py); the config, its JSON Schema and the stage export
+discover it. Nothing here imports torch or transformers before a target runs.
 """
 
 import importlib

@@ -18,22 +18,22 @@ def _check(source: RunResult, settings: CompressedTensors) -> None:
     if not all(importlib.util.find_spec(each) for each in PACKAGES):
         raise UserError(
             f"export.targets: compressed_tensors is made by llm-compressor, which is not installed; {INSTALL}, or "
-            "export torchao, which needs nothing else"
+            "export torchao, which does not need it"
         )
     _layers(source, settings)
 
 
 def _layers(source: RunResult, settings: CompressedTensors) -> Layers:
     multiple = settings.group_size if settings.type == "int4" else 1
-    return linear_layers(source.merged_model, "export.compressed_tensors.group_size", takes=multiple)
+    return linear_layers(source.merged_model, "export.compressed_tensors.group_size", inputs=multiple)
 
 
 def _run(source: RunResult, settings: CompressedTensors, output: Path) -> dict[str, Any]:
-    """Quantize one file of the merged model after the other, by rounding, without calibration."""
+    """Quantize the merged model file by file, by rounding, without calibration."""
     from llmcompressor import model_free_ptq
     from loguru import logger
 
-    logger.disable("llmcompressor")  # a line for each file that is copied
+    logger.disable("llmcompressor")  # it logs each copied file
     layers = _layers(source, settings)
     model_free_ptq(
         str(source.merged_model),
@@ -47,7 +47,7 @@ def _run(source: RunResult, settings: CompressedTensors, output: Path) -> dict[s
 
 
 def _scheme(settings: CompressedTensors) -> Any:
-    """Return what compressed-tensors calls FP8_DYNAMIC, W8A16 by rows, or W4A16 by groups."""
+    """Return compressed-tensors' scheme: FP8_DYNAMIC, W8A16 by rows, or W4A16 by groups."""
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 
     if settings.type == "fp8":

@@ -1,4 +1,4 @@
-"""gguf: the merged model as one GGUF file, for llama.cpp and what is built on it."""
+"""gguf: the merged model as one GGUF file, for llama.cpp and programs built on it."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""gguf_adapter: the adapter alone as a GGUF file, which llama.cpp adds to the base model's (--lora)."""
+"""gguf_adapter: the adapter as a GGUF file, which llama.cpp adds to the base model (--lora)."""
 
 import tempfile
 from dataclasses import replace
@@ -16,7 +16,7 @@ FILE = "adapter.gguf"
 
 
 def _check(source: RunResult, settings: GgufAdapter) -> None:
-    # One alpha for the whole file (llama.cpp, convert_lora_to_gguf.py), divided by each factor's own rank.
+    # llama.cpp has one alpha per file (convert_lora_to_gguf.py), divided by each factor's rank.
     check_plain_lora(
         source.adapter, "export.targets: gguf_adapter", "llama.cpp", refused=("alpha_pattern", "use_rslora")
     )
@@ -34,22 +34,22 @@ def _run(source: RunResult, settings: GgufAdapter, output: Path) -> dict[str, An
 
 
 def _opened(source: RunResult, settings: GgufAdapter, output: Path) -> Opened:
-    """Open the file with llama.cpp, upon the base model as a GGUF file that is there for this alone; where llama.cpp is
-    not installed, with the gguf package, which reads the factors but computes nothing."""
+    """Open the file with llama.cpp on a temporary GGUF file of the base model; if llama.cpp is not installed, with the
+    gguf package, which reads the factors but cannot compute."""
     file = output / FILE
-    found = _contents(source, file)
+    details = _contents(source, file)
     if not llama_cpp.is_installed():
-        return Opened(f"gguf {version('gguf')}", None, found)
+        return Opened(f"gguf {version('gguf')}", None, details)
 
     def answers(prompts: list[list[int]], tokens: int, stops: list[int]) -> list[list[int]]:
         with tempfile.TemporaryDirectory(dir=output) as folder:  # as large as the base model
             base = Path(folder) / "base.gguf"
             llama_cpp.convert(llama_cpp.CONVERTER, source.weights, base, _exact_type(source.weights))
-            ask = llama_cpp.opened(base, file).answers
-            assert ask is not None
-            return ask(prompts, tokens, stops)
+            answer = llama_cpp.opened(base, file).answers
+            assert answer is not None
+            return answer(prompts, tokens, stops)
 
-    return replace(llama_cpp.opened(file), answers=answers, found=found)
+    return replace(llama_cpp.opened(file), answers=answers, details=details)
 
 
 def _contents(source: RunResult, file: Path) -> dict[str, Any]:
@@ -65,12 +65,12 @@ def _contents(source: RunResult, file: Path) -> dict[str, Any]:
 
 
 def _factors(adapter: Path) -> int:
-    """Return the number of an adapter's factors, without the copies of embedding and head that peft saves too."""
+    """Return the number of an adapter's factors, without the copies of embedding and head that peft also saves."""
     return sum(".lora_" in name for name in read_header(adapter / WEIGHTS).tensors)
 
 
 def _exact_type(directory: Path) -> str:
-    """Return the type of a GGUF file that holds the weights of a model as they are."""
+    """Return the GGUF type that stores a model's weights unchanged."""
     from zerolora.model.architecture import config_of
 
     return {"torch.bfloat16": "bf16", "torch.float16": "f16"}.get(str(config_of(directory).dtype), "f32")

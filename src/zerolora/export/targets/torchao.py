@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PACKAGE = "torchao"
 NVFP4_MULTIPLE = 16
-"""Of both sides of a weight (torchao/prototype/mx_formats/inference_workflow.py)."""
+"""Divisor of both dimensions of a weight (torchao/prototype/mx_formats/inference_workflow.py)."""
 
 
 def _check(source: RunResult, settings: TorchAo) -> None:
@@ -35,7 +35,7 @@ def _layers(source: RunResult, settings: TorchAo) -> Layers:
 
 
 def _run(source: RunResult, settings: TorchAo, output: Path) -> dict[str, Any]:
-    """Quantize one tensor after the other; what is in memory is a file of the merged model, quantized."""
+    """Quantize tensor by tensor; one quantized file of the merged model is in memory."""
     from safetensors.torch import save_file
     from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
     from transformers import TorchAoConfig
@@ -46,7 +46,7 @@ def _run(source: RunResult, settings: TorchAo, output: Path) -> dict[str, Any]:
 
     @functools.cache
     def described(shape: tuple[int, ...], dtype: "torch.dtype") -> str:
-        # The same for any values; so every file can list all tensors, as transformers reads them from the last one.
+        # Independent of the values, so every file can list all tensors: transformers reads the list of the last file.
         import torch
 
         flat = flatten_tensor_state_dict({"a.weight": _quantized(torch.zeros(shape, dtype=dtype), config)})
@@ -67,8 +67,8 @@ def _run(source: RunResult, settings: TorchAo, output: Path) -> dict[str, Any]:
         for name, stored in file.tensors.items():
             tensor = stored.read()
             flat = {name: _quantized(tensor, config) if name in chosen else tensor}
-            values, said = flatten_tensor_state_dict(flat)
-            assert said[name] == metadata[name], f"{name}: {said[name]}"
+            values, described_as = flatten_tensor_state_dict(flat)
+            assert described_as[name] == metadata[name], f"{name}: {described_as[name]}"
             parts |= values
         save_file(parts, output / file.path.name, metadata=metadata)
         index |= dict.fromkeys(parts, file.path.name)
@@ -80,7 +80,7 @@ def _run(source: RunResult, settings: TorchAo, output: Path) -> dict[str, Any]:
 
 
 def _config(type_: str) -> Any:
-    """Return torchao's config of a type. Compilers are not set up: nothing is compiled here."""
+    """Return torchao's config of a type, without a compiler setup: nothing is compiled here."""
     from torchao.quantization import Float8WeightOnlyConfig, Int8WeightOnlyConfig
 
     if type_ == "int8":

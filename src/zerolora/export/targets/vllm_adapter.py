@@ -1,4 +1,4 @@
-"""vllm_adapter: the adapter alone, checked against what vLLM serves (`vllm serve BASE --enable-lora`)."""
+"""vllm_adapter: the adapter, checked against the limits of vLLM (`vllm serve BASE --enable-lora`)."""
 
 import shutil
 from importlib.metadata import version
@@ -16,7 +16,7 @@ FILES = ("adapter_config.json", WEIGHTS)
 
 
 def _check(source: RunResult, settings: VllmAdapter) -> None:
-    """Raise UserError for what vLLM does not read as peft does, and for a rank above the server's."""
+    """Raise UserError for options that vLLM reads differently from peft, and for a rank above the server's."""
     config = check_for_vllm(source.adapter, "export.targets: vllm_adapter", MERGED)
     if (rank := largest_rank(config)) > settings.max_lora_rank:
         raise UserError(
@@ -32,7 +32,7 @@ def _run(source: RunResult, settings: VllmAdapter, output: Path) -> dict[str, An
 
 
 def _opened(source: RunResult, settings: VllmAdapter, output: Path) -> Opened:
-    """Open the copy with vLLM where the config names one, else with peft, on the base model."""
+    """Open the copy with vLLM if configured, else with peft on the base model."""
     if source.vllm_python is not None:
         return opened.by_vllm(source.vllm_python, source.weights, source.data, output, source.device)
     return opened.answering(opened.with_adapter(source.weights, output), f"peft {version('peft')}")

@@ -33,6 +33,7 @@ from zerolora.json_file import read_foreign
 from zerolora.planner.user_config import layout_of
 from zerolora.schedules import SCHEDULES
 from zerolora.strategies import STRATEGIES
+from zerolora.units import counted
 
 OPTIMIZERS = {
     "adamw_torch": "adamw",
@@ -337,7 +338,7 @@ def scaffold(draft: Draft) -> list[str]:
     hardware = {"device": "cuda", "gpus_per_node": degree, "gpu_memory": "80GiB", "compute_capability": 8.0}
     config["hardware"] = hardware
     lines.append(
-        f"hardware: the file names no machine; {degree} GPU{'s' * (degree > 1)} of 80 GB is written: correct it, and "
+        f"hardware: the file names no machine; {counted(degree, 'GPU')} of 80 GB is written: correct it, and "
         "train.nodes, train.ranks_per_node and train.global_batch with it"
     )
     train = config.setdefault("train", {})

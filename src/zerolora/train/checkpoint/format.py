@@ -123,8 +123,7 @@ def write(folder: Path, state: State, resume_key: dict[str, Any], run_fingerprin
 def read(path: Path) -> tuple[State, dict[str, Any]]:
     """Return a checkpoint and its manifest, after checking every byte.
 
-    Raises CorruptCheckpoint if it is damaged, OtherVersion, and UnreadCheckpoint if the operating system repeatedly
-    fails to read it.
+    Raises CorruptCheckpoint, OtherVersion, or UnreadCheckpoint if the operating system repeatedly fails to read it.
     """
     return _patiently(_read, path)
 

@@ -151,8 +151,7 @@ class Checkpoints:
     def newest(self) -> tuple[Path | None, list[str]]:
         """Return the newest complete checkpoint, and lines about others that are not resumed.
 
-        A finished run is resumed only if nothing at all has changed: the stage runs again to measure a change, such as
-        another strategy.
+        A finished run is resumed only if nothing has changed: the stage runs again to measure, say, another strategy.
         """
         lines: list[str] = []
         for path, _, manifest in self._whole(lines):
@@ -195,8 +194,7 @@ class Checkpoints:
         return named, lines
 
     def _whole(self, lines: list[str], after: int = 0) -> Iterator[tuple[Path, State, dict[str, Any]]]:
-        """Yield the complete checkpoints of more than `after` steps, the newest first; set damaged ones aside, with a
-        line about each."""
+        """Yield complete checkpoints after step `after`, the newest first; set damaged ones aside, with a line."""
         for path in newest_first(self.folder):
             if path <= path_of(self.folder, after):
                 return

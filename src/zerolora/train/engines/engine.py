@@ -60,13 +60,11 @@ class Engine(torch.nn.Module):
         raise NotImplementedError
 
     def gradient_norm(self) -> float | None:
-        """Return the norm of the last step's gradient before clipping; None if it was not computed, or fp16 overflowed
-        and the step was skipped."""
+        """Return the norm of the last gradient before clipping; None if it was not computed, or fp16 overflowed."""
         raise NotImplementedError
 
     def reduced(self) -> tuple[int, int, float]:
-        """Return calls, bytes and exposed seconds of the last step's all-reduces that telemetry/stopwatch.py cannot
-        count."""
+        """Return calls, bytes and exposed seconds of the last step's all-reduces that stopwatch.py cannot count."""
         return 0, 0, 0.0
 
     def part(self, part: str) -> Tensors:

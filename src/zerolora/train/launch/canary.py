@@ -25,8 +25,7 @@ from zerolora.planner.zero_json import ZeroJson
 TOLERANCE = {"fp32": 1e-4, "bf16": 1e-2, "fp16": 1e-2}
 """Relative tolerance of a loss by precision: about ten times that between strategies in this project's tests."""
 NORM_TOLERANCE = 10
-"""Tolerance of a gradient's norm, in tolerances of a loss. The norm reveals gradients of a wrong scale, which AdamW
-hides."""
+"""Tolerance of a gradient's norm, in those of a loss. It reveals a wrong scale of gradients, which AdamW hides."""
 Curves = dict[str, list[float]]
 """Loss and norm of the gradient of each step."""
 Start = Callable[[int, list[str], Path], None]

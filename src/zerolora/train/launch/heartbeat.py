@@ -200,8 +200,7 @@ class _Monitor:
         return text, self.now - longest.heard, self.patience
 
     def _standstill(self) -> tuple[str, float, float] | None:
-        """Return a message, the seconds since any rank made progress, and their limit. Only rank 0 judges that; during
-        start-up, each rank."""
+        """Return a message, the seconds without progress, and their limit; after start-up, on rank 0 only."""
         if self.own.rank and self.own.kind != "start-up":
             return None
         statuses = self._statuses()

@@ -2,13 +2,11 @@
 
     zerolora train --settings JSON --data … --zero … --weights … --output … --logs …
 
-The same command works everywhere. By itself, it starts the run's ranks on this machine. Under `srun`, once a node or
-once a rank, each task gets its ranks from the job's environment. With RANK set (torchrun, mpirun wrappers), it is that
-rank.
+By itself, it starts the run's ranks on this machine. Under `srun`, once a node or once a rank, each task gets its ranks
+from the job's environment. With RANK set (torchrun, mpirun wrappers), it is that rank.
 
 Several ranks are forks of one process that loads their libraries once (fork.py); they become children of this process,
-which temporarily reaps that process's orphans. A single rank is a process of its own, as are ranks without Linux's
-prctl.
+which temporarily reaps that process's orphans. A single rank, or ranks without Linux's prctl, are separate processes.
 """
 
 import contextlib

@@ -98,8 +98,7 @@ class Collectives:
         self._inside = False
 
     def watch(self) -> None:
-        """Count from now on, until the process ends. Call it before deepspeed.init_distributed, which keeps references
-        to some of the functions."""
+        """Count from now on. Call it before deepspeed.init_distributed, which keeps references to some functions."""
         wrap_collectives(self._counted)
         wrap_waits(self._timed, gpu=self.times.stream is not None)
 

@@ -1,8 +1,7 @@
 """Straggler detection: report a rank that computes slower than the others, which wait for it.
 
-A whole step takes equally long on every rank, since ranks wait for each other. So a part of the forward pass is timed
-that waits for no other rank at any ZeRO stage: frozen linear layers from the middle of the model, once their weights
-are gathered.
+A whole step takes equally long on every rank, since ranks wait for each other. Frozen linear layers from the middle of
+the model are timed, once their weights are gathered: they wait for no other rank at any ZeRO stage.
 """
 
 import functools

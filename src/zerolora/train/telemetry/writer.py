@@ -96,8 +96,7 @@ class TelemetryWriter:
         self.times.start()
 
     def write(self, step: int, loss: float, learning_rate: float, metrics: dict[str, float]) -> Row:
-        """Write the line of a finished step, warn of its faults, and return it; empty on ranks other than 0. `metrics`
-        are the objective's."""
+        """Write the line of a finished step, warn of its faults, and return it; empty on ranks other than 0."""
         self.times.stop()
         if self.rank:
             return {}
@@ -152,8 +151,7 @@ class TelemetryWriter:
         write_text(path, text(self.rows, self.columns))
 
     def routed(self) -> dict[str, float]:
-        """Return the mean over all steps of each router figure, with the digits on disk, so that a resumed run has the
-        same; empty without routers."""
+        """Return the mean over all steps of each router figure, from the digits on disk, as a resumed run has them."""
         means = {}
         for name in self.routers.columns:
             known = [float(_cell(name, row[name])) for row in self.rows if row[name] is not None]
