@@ -1,10 +1,8 @@
-"""The command `zerolora memory`: what it prints, its exit codes, its options, and every mistake as one line.
-
-The first test that runs a real model imports transformers, which takes some seconds.
-"""
+"""`zerolora memory`: output, exit codes, options, and one line for every mistake, damaged model files included."""
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -14,10 +12,12 @@ from typing import Any
 
 import pytest
 from conftest import ROOT, served
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from loopback_hub import REPOSITORY, REVISION, Hub, serving
+from test_shapes import OTHERS
 
+from zerolora.cli import app
 from zerolora.errors import UserError
 from zerolora.memory.decoder import evaluation
 from zerolora.memory.estimate import Capacity, fault_of
@@ -27,6 +27,7 @@ from zerolora.memory.search import largest, max_micro_batch, max_sequence_length
 from zerolora.memory.training_spec import TrainingSpec
 from zerolora.methods.lora import LoraMethod
 from zerolora.model import meta_device
+from zerolora.model.families import FAMILIES
 from zerolora.model.families.keys import ACTIVATIONS
 from zerolora.model.projections import NOTHING, ForwardSpec
 from zerolora.model.read_spec import from_config, read_model_spec
@@ -34,9 +35,6 @@ from zerolora.model.spec import ModelSpec
 from zerolora.planner.hardware import GPUS, offered
 from zerolora.strategies import STRATEGIES
 from zerolora.units import GIB
-
-RANKS = ("--rank-pattern", "q_proj=4", "--rank-pattern")
-NF4, INT8 = ("--method", "qlora"), ("--method", "qlora", "--quantization", "int8")
 
 MODELS = ROOT / "config/recipes/models"
 LLAMA, SMALL_LLAMA, MIXTRAL = (str(MODELS / f"{name}.json") for name in ("llama-3-8b", "llama-3.2-1b", "mixtral-8x7b"))
@@ -46,7 +44,7 @@ LIMIT = 10
 
 @pytest.fixture(scope="module", autouse=True)
 def _server() -> None:
-    """Start the server of commands, which takes longer than any of them."""
+    """Start the fork server first: it takes longer than any command."""
     run("--help")
 
 
@@ -58,7 +56,7 @@ def objects(*options: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in run(*options, "--json").stdout.splitlines()]
 
 
-# --- for people ---
+# --- the table ---
 
 
 def rows_of(output: str) -> dict[str, list[str]]:
@@ -69,39 +67,42 @@ def rows_of(output: str) -> dict[str, list[str]]:
     return {cells[0]: cells[1:] for cells in lines[start + 1 : end]}
 
 
-def told(output: str, label: str) -> str:
-    """Return the text behind a label, in one line."""
+def labelled(output: str, label: str) -> str:
+    """Return the text after a label, on one line."""
     lines = output.splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith(f"{label} "))
     end = next((number for number in range(start + 1, len(lines)) if not lines[number].startswith(" ")), len(lines))
     return " ".join(" ".join(lines[start:end]).split()).removeprefix(f"{label} ")
 
 
-def test_the_output_names_the_model_what_was_assumed_and_what_fits() -> None:
+def test_output_names_model_assumptions_and_fit() -> None:
     result = run("--model", LLAMA, "--gpus-per-node", "8", "--lora-r", "16", "--micro-batch", "2")
     assert result.returncode == 0
-    assert told(result.stdout, "model").startswith("llama-3-8b: llama, 8,030,261,248 parameters 32 layers")
-    assert told(result.stdout, "trained").startswith("41,943,040 parameters, 0.52%, by lora (r 16, targets all-linear)")
-    assert told(result.stdout, "hardware") == "1 node with 8 GPUs of 80.00 GiB and 512.00 GiB of host memory"
-    step = told(result.stdout, "step")
+    assert labelled(result.stdout, "model").startswith("llama-3-8b: llama, 8,030,261,248 parameters 32 layers")
+    assert labelled(result.stdout, "trained").startswith(
+        "41,943,040 parameters, 0.52%, by lora (r 16, targets all-linear)"
+    )
+    assert labelled(result.stdout, "hardware") == "1 node with 8 GPUs of 80.00 GiB and 512.00 GiB of host memory"
+    step = labelled(result.stdout, "step")
     for part in ("2 x 4,096 tokens a GPU", "bf16", "attention sdpa", "checkpointing: off", "logits of all positions"):
         assert part in step
-    assert "the reserve stands for" in told(result.stdout, "counted")
+    assert "the reserve stands for" in labelled(result.stdout, "counted")
     assert list(rows_of(result.stdout)) == list(STRATEGIES)
+    assert "of 80.00 GiB" in result.stdout and "#" in result.stdout
     entries = objects("--model", LLAMA, "--gpus-per-node", "8", "--lora-r", "16", "--micro-batch", "2")
     fitting = [entry["strategy"] for entry in entries if entry["fits"]]
     assert fitting and len(fitting) < len(STRATEGIES)
-    fits = told(result.stdout, "fits")
+    fits = labelled(result.stdout, "fits")
     assert fits.startswith(f"{len(fitting)} of {len(STRATEGIES)} strategies: {', '.join(fitting)}. Activations are")
     assert f"with {fitting[0]}, which of these shards and moves least" in fits
 
 
-def test_experts_that_a_token_is_not_routed_to_are_not_active() -> None:
+def test_active_parameters_count_routed_experts_only() -> None:
     """Mixtral 8x7B: 46.7 B parameters, of which 12.9 B compute a token (arXiv 2401.04088, section 1: 47 B and 13 B)."""
     model = read_model_spec(Path(MIXTRAL))
     assert (round(model.parameters / 1e9, 1), round(model.active_parameters / 1e9, 1)) == (46.7, 12.9)
     assert read_model_spec(Path(LLAMA)).active_parameters == 8_030_261_248
-    model_line = told(run("--model", MIXTRAL, "--strategy", "zero3").stdout, "model")
+    model_line = labelled(run("--model", MIXTRAL, "--strategy", "zero3").stdout, "model")
     assert "12,879,925,248 of them for a token (2 of 8 experts)" in model_line
 
 
@@ -120,13 +121,13 @@ def test_no_line_is_wider_than_a_terminal(options: list[str]) -> None:
     assert max(map(len, result.stdout.splitlines())) <= 120
 
 
-def test_long_names_are_wrapped_or_cut(tmp_path: Path) -> None:
+def test_long_names_are_wrapped(tmp_path: Path) -> None:
     folder = tmp_path / ("model-" * 30)
     folder.mkdir()
     (folder / "config.json").write_bytes(Path(SMALL_LLAMA).read_bytes())
-    own = tmp_path / ("x" * 200 + ".json")
-    own.write_text(json.dumps({"zero_optimization": {"stage": 2}}))
-    result = run("--model", str(folder), "--deepspeed", str(own), "--max-micro-batch", "--max-sequence-length")
+    user_json = tmp_path / ("x" * 200 + ".json")
+    user_json.write_text(json.dumps({"zero_optimization": {"stage": 2}}))
+    result = run("--model", str(folder), "--deepspeed", str(user_json), "--max-micro-batch", "--max-sequence-length")
     assert result.returncode == 0, result.stderr
     assert max(map(len, result.stdout.splitlines())) <= 120
     assert folder.name in "".join(result.stdout.split())
@@ -135,7 +136,7 @@ def test_long_names_are_wrapped_or_cut(tmp_path: Path) -> None:
 NOTHING_FITS = ["--model", LLAMA, "--gpu-memory", "40GiB"]
 
 
-def test_the_exit_code_is_3_when_nothing_fits() -> None:
+def test_exit_code_is_3_if_nothing_fits() -> None:
     assert run(*NOTHING_FITS, "--strategy", "zero2").returncode == 3
     as_json = run(*NOTHING_FITS, "--strategy", "zero2", "--json")
     assert as_json.returncode == 3 and not json.loads(as_json.stdout)["fits"]
@@ -155,63 +156,51 @@ REMEDIES: list[tuple[list[str], str]] = [
 
 
 @pytest.mark.parametrize(("options", "remedy"), REMEDIES, ids=[text for _, text in REMEDIES])
-def test_what_would_make_the_nearest_fit_is_said(options: list[str], remedy: str) -> None:
+def test_remedy_for_nearest_strategy(options: list[str], remedy: str) -> None:
     result = run(*NOTHING_FITS, *options)
-    fits = told(result.stdout, "fits")
+    fits = labelled(result.stdout, "fits")
     assert result.returncode == 3
     assert fits.startswith(f"none of 1 strategy. {options[1]} comes nearest: needs ")
     assert remedy in fits, fits
 
 
-def test_a_remedy_really_fits() -> None:
-    """The longest row that the summary names fits, when the command is asked about it."""
+def test_suggested_length_is_the_largest_that_fits() -> None:
     options = [*NOTHING_FITS, "--strategy", "zero2", "--attention", "flash"]
-    fits = told(run(*options, "--sequence-length", "300000").stdout, "fits")
+    fits = labelled(run(*options, "--sequence-length", "300000").stdout, "fits")
     length = int(fits.split("rows of up to ")[1].split()[0].replace(",", ""))
     changed = [*options, "--activation-checkpointing", "--loss", "fused", "--sequence-length"]
     assert run(*changed, str(length)).returncode == 0
     assert run(*changed, str(length + 1)).returncode == 3
 
 
-def test_offloaded_layer_inputs_are_on_the_host() -> None:
+def test_activation_offload_moves_layer_inputs_to_the_host() -> None:
     options = ["--model", LLAMA, "--strategy", "zero2", "--gpus-per-node", "8", "--sequence-length", "32768"]
     (kept,) = objects(*options, "--activation-checkpointing")
     (moved,) = objects(*options, "--activation-offload")
     size = 32768 * 4096 * 2
     assert moved["host"]["layer_inputs"] == 8 * 31 * size
     assert kept["host"]["layer_inputs"] == 0
-    # Logits set the peak, when of 32 inputs the GPU holds the first one only.
+    # At the logits, the peak, only the first of 32 inputs is on the GPU.
     states = ("activations", "logits", "buffers")
     assert sum(kept["gpu"][name] - moved["gpu"][name] for name in states) == 31 * size
-    step = told(run(*options, "--activation-offload").stdout, "step")
+    step = labelled(run(*options, "--activation-offload").stdout, "step")
     assert "only each layer's input is saved, on the host" in step
 
 
-def test_ranks_that_share_rows_hold_a_part_of_each() -> None:
-    """The longest row grows with the ranks that share it; attention is the one that can be shared."""
-    options = [
-        "--model",
-        LLAMA,
-        "--strategy",
-        "zero3",
-        "--gpus-per-node",
-        "8",
-        "--loss",
-        "fused",
-        "--attention",
-        "flash",
-    ]
+def test_sequence_parallel_raises_the_longest_row() -> None:
+    options = ["--model", LLAMA, "--strategy", "zero3", "--gpus-per-node", "8", "--loss", "fused"]
+    options += ["--attention", "flash"]
     alone, shared = (
         objects(*options, "--sequence-parallel", ranks, "--max-sequence-length")[0]["max_sequence_length"]
         for ranks in ("1", "8")
     )
     assert 7 * alone < shared < 8.1 * alone
-    step = told(run(*options[:-2], "--sequence-parallel", "8").stdout, "step")
+    step = labelled(run(*options[:-2], "--sequence-parallel", "8").stdout, "step")
     assert "1 x 4,096 tokens shared by 8 GPUs" in step
     assert "attention flash" in step
 
 
-def test_what_cannot_run_or_exceeds_the_host_is_listed_with_its_reason() -> None:
+def test_unusable_strategies_are_listed_with_reasons() -> None:
     result = run("--model", SMALL_LLAMA, "--precision", "fp16")
     reasons = " ".join(result.stdout.split())
     assert "train.precision is fp16, which needs DeepSpeed's loss scaling" in reasons
@@ -222,29 +211,29 @@ def test_what_cannot_run_or_exceeds_the_host_is_listed_with_its_reason() -> None
     assert rows_of(small_host)["ddp"][-1] == "host"
 
 
-def test_the_keys_of_an_object_do_not_depend_on_what_was_asked() -> None:
+def test_json_keys_do_not_depend_on_options() -> None:
     more = ["--max-micro-batch", "--max-sequence-length", "--evaluation-batch", "4"]
     more += ["--prompt-length", "100", "--answer-length", "10"]
-    plain, all_asked = (objects("--model", SMALL_LLAMA, "--strategy", "zero1", *each)[0] for each in ([], more))
-    assert plain.keys() == all_asked.keys()
+    plain, every = (objects("--model", SMALL_LLAMA, "--strategy", "zero1", *each)[0] for each in ([], more))
+    assert plain.keys() == every.keys()
     searched = ("max_micro_batch", "max_sequence_length", "evaluation", "generation")
     assert [plain[key] for key in searched] == [None] * 4 and plain["notes"] == []
-    assert None not in [all_asked[key] for key in searched]
+    assert None not in [every[key] for key in searched]
 
 
-def test_an_adapter_whose_activations_are_not_counted_is_noted() -> None:
+def test_uncounted_adapter_activations_are_noted() -> None:
     options = ["--model", LLAMA, "--strategy", "zero1", "--lora-targets"]
     assert "note" not in run(*options, "q_proj").stdout
-    assert told(run(*options, "q_proj,lm_head").stdout, "note").startswith("the adapters of lm_head: weights and")
+    assert labelled(run(*options, "q_proj,lm_head").stdout, "note").startswith("the adapters of lm_head: weights and")
 
 
-def test_attention_is_what_training_has_for_the_model(tmp_path: Path) -> None:
-    """Gemma 2 caps scores, which only eager attention does; that of Falcon and GPT-J is built in."""
+def test_attention_is_limited_to_what_training_supports(tmp_path: Path) -> None:
+    """Gemma 2's softcap needs eager attention; Falcon's and GPT-J's attention is built in."""
     gemma, falcon = str(MODELS / "gemma-2-9b.json"), str(MODELS / "falcon-7b.json")
     gptj = tmp_path / "gptj.json"
     gptj.write_text(json.dumps({"model_type": "gptj", "n_embd": 64, "n_head": 4, "n_layer": 2, "vocab_size": 99}))
     by_default = run("--model", gemma, "--strategy", "zero2")
-    assert "attention eager" in told(by_default.stdout, "step")
+    assert "attention eager" in labelled(by_default.stdout, "step")
     assert by_default.returncode == 3
     for model, attention, why in (
         (gemma, "flash", "a gemma2 has no flash attention; write eager"),
@@ -259,9 +248,9 @@ def test_attention_is_what_training_has_for_the_model(tmp_path: Path) -> None:
 # --- hardware by name ---
 
 
-def test_a_gpu_by_name_has_the_memory_of_its_datasheet() -> None:
+def test_named_gpu_has_memory_of_its_datasheet() -> None:
     result = run("--model", SMALL_LLAMA, "--gpu", "A100-40GB-SXM", "--strategy", "ddp")
-    assert "1 GPU (A100-40GB-SXM) of 40.00 GiB" in told(result.stdout, "hardware")
+    assert "1 GPU (A100-40GB-SXM) of 40.00 GiB" in labelled(result.stdout, "hardware")
     fits = {name: run("--model", LLAMA, "--gpu", name, "--strategy", "zero1").returncode for name in ("L4", "H100-SXM")}
     assert fits == {"L4": 3, "H100-SXM": 0}
 
@@ -276,7 +265,7 @@ def hub() -> Any:
 
 
 def from_hub(name: str, endpoint: str, cache: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """A process of its own, since the client reads its address when it is imported."""
+    """Run in a new process: the client reads its endpoint at import."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     return subprocess.run(
         [sys.executable, "-m", "zerolora", "memory", "--hub", name, "--strategy", "zero2", *options],
@@ -287,7 +276,7 @@ def from_hub(name: str, endpoint: str, cache: Path, *options: str) -> subprocess
     )
 
 
-def test_a_model_of_the_hub_is_estimated_from_its_config_alone(hub: Hub, tmp_path: Path) -> None:
+def test_hub_model_needs_only_its_config(hub: Hub, tmp_path: Path) -> None:
     result = from_hub(f"{REPOSITORY}@{REVISION}", hub.endpoint, tmp_path, "--json")
     assert result.returncode == 0, result.stderr
     (expected,) = objects("--model", SMALL_LLAMA, "--strategy", "zero2")
@@ -300,6 +289,7 @@ def test_a_model_of_the_hub_is_estimated_from_its_config_alone(hub: Hub, tmp_pat
 HUB_MISTAKES: list[tuple[str, str]] = [
     (f"{REPOSITORY}@{'f' * 40}", "the repository has no such commit"),
     (f"no/where@{REVISION}", "no such model, or a private one"),
+    (f"{REPOSITORY}@{REVISION}", "has no config.json; write the repository of a transformers model"),
     (f"{REPOSITORY}@main", "write NAME@REVISION, a repository and the 40 digits"),
     (REPOSITORY, "write NAME@REVISION, a repository and the 40 digits"),
     (f"a--b@{REVISION}", "is not the name of a repository"),
@@ -307,23 +297,16 @@ HUB_MISTAKES: list[tuple[str, str]] = [
 
 
 @pytest.mark.parametrize(("name", "message"), HUB_MISTAKES, ids=[name for name, _ in HUB_MISTAKES])
-def test_what_is_not_on_the_hub_is_one_line(hub: Hub, tmp_path: Path, name: str, message: str) -> None:
+def test_missing_hub_models_are_one_line(hub: Hub, tmp_path: Path, name: str, message: str) -> None:
+    if "config.json" in message:
+        hub.files = {}
     result = from_hub(name, hub.endpoint, tmp_path)
     assert result.returncode == 2
     (line,) = result.stderr.splitlines()
     assert message in line
 
 
-def test_a_repository_without_a_config_is_one_line(hub: Hub, tmp_path: Path) -> None:
-    hub.files = {}
-    result = from_hub(f"{REPOSITORY}@{REVISION}", hub.endpoint, tmp_path)
-    (line,) = result.stderr.splitlines()
-    assert line.endswith(
-        f"model {REPOSITORY} at {REVISION}: has no config.json; write the repository of a transformers model"
-    )
-
-
-def test_no_network_is_one_line(tmp_path: Path) -> None:
+def test_missing_network_is_one_line(tmp_path: Path) -> None:
     with serving(Hub({})) as server:
         endpoint = server.endpoint
     begun = time.monotonic()
@@ -337,7 +320,7 @@ def test_no_network_is_one_line(tmp_path: Path) -> None:
 
 
 @given(st.integers(0, 10**12))
-def test_a_search_finds_the_limit(limit: int) -> None:
+def test_search_returns_the_largest_that_fits(limit: int) -> None:
     assert largest(lambda number: number <= limit) == min(limit, 2**31 - 1)
 
 
@@ -351,7 +334,7 @@ def test_a_search_finds_the_limit(limit: int) -> None:
     st.integers(1, 64),
 )
 @settings(max_examples=30)
-def test_the_largest_fits_and_one_more_does_not(
+def test_largest_fits_and_one_more_does_not(
     model: ModelSpec, strategy: str, ranks: int, attention: Any, checkpointing: bool, loss: Any, gpu: int
 ) -> None:
     spec = TrainingSpec(strategy, LoraMethod(), 1, ranks, 2, 1, 300, checkpointing, attention, "bf16", loss=loss)
@@ -367,7 +350,7 @@ def test_the_largest_fits_and_one_more_does_not(
     assert not fits(length=length + 1)
 
 
-def test_the_largest_of_each_strategy_is_a_column() -> None:
+def test_largest_sizes_are_columns() -> None:
     options = ["--model", LLAMA, "--gpus-per-node", "8", "--max-micro-batch", "--max-sequence-length"]
     entries, cells = objects(*options), rows_of(run(*options).stdout)
     for entry in entries:
@@ -390,7 +373,7 @@ TOKENS = {"vocab_size": 99, "pad_token_id": 0, "eos_token_id": None, "bos_token_
 
 
 @pytest.mark.parametrize("config", CACHED, ids=lambda config: config["model_type"])
-def test_the_cache_has_the_bytes_of_a_real_one(config: dict[str, Any]) -> None:
+def test_kv_cache_matches_transformers(config: dict[str, Any]) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -415,19 +398,19 @@ def test_the_cache_has_the_bytes_of_a_real_one(config: dict[str, Any]) -> None:
     parts = (cache.self_attention_cache, cache.cross_attention_cache) if both else (cache,)
     layers = [layer for part in parts for layer in part.layers]
     real = sum(each.numel() * each.element_size() for layer in layers for each in (layer.keys, layer.values))
-    # The start token of an encoder-decoder's answer is one that it does not generate.
+    # An encoder-decoder does not generate its start token.
     predicted = cache_bytes(from_config(config, Path("config.json")), rows, prompt + answer - (not both), 4)
     assert predicted == real
 
 
-def test_the_cache_of_a_token_is_the_published_one() -> None:
+def test_kv_cache_of_a_token_matches_the_paper() -> None:
     """OPT-13B in fp16: 800 KB a token (arXiv 2309.06180, section 3)."""
     opt = {"hidden_size": 5120, "num_hidden_layers": 40, "num_attention_heads": 40, "ffn_dim": 20480}
     model = from_config({"model_type": "opt", "vocab_size": 50272, **opt}, Path("config.json"))
     assert cache_bytes(model, 1, 1, 2) == 800 * 1024
 
 
-def test_evaluation_and_generation_are_lines_of_their_own() -> None:
+def test_evaluation_and_generation_have_their_own_lines() -> None:
     options = ["--model", LLAMA, "--gpus-per-node", "2", "--evaluation-batch", "14"]
     options += ["--prompt-length", "1000", "--answer-length", "500"]
     result, entries = run(*options), objects(*options)
@@ -442,14 +425,14 @@ def test_evaluation_and_generation_are_lines_of_their_own() -> None:
         assert actual["fits_in_training"] == (actual["in_training"] <= 80 * GIB) or entry["strategy"].endswith("hybrid")
     fitting = [entry["strategy"] for entry in entries if entry["evaluation"]["fits_in_training"]]
     assert 0 < len(fitting) < len(entries)
-    assert told(result.stdout, "evaluation").startswith("14 x 4,096 tokens: forward pass ")
-    assert told(result.stdout, "evaluation").endswith(f"while training it fits with {', '.join(fitting)}")
-    assert told(result.stdout, "generation").startswith("14 x (1,000 + 500) tokens: key-value cache 2.56 GiB, at")
+    assert labelled(result.stdout, "evaluation").startswith("14 x 4,096 tokens: forward pass ")
+    assert labelled(result.stdout, "evaluation").endswith(f"while training it fits with {', '.join(fitting)}")
+    assert labelled(result.stdout, "generation").startswith("14 x (1,000 + 500) tokens: key-value cache 2.56 GiB, at")
 
 
 @given(st.integers(1, 32), st.integers(1, 4096), st.integers(1, 4096))
 @settings(max_examples=30)
-def test_generation_holds_the_cache_and_the_larger_of_both_passes(rows: int, prompt: int, answer: int) -> None:
+def test_generation_needs_cache_and_prompt_pass(rows: int, prompt: int, answer: int) -> None:
     model = read_model_spec(Path(SMALL_LLAMA))
     spec = TrainingSpec("ddp", LoraMethod(), 1, 1, 1, 1, prompt, False, "sdpa", "bf16")
     unlimited = Capacity(None, 0)
@@ -466,10 +449,10 @@ def test_generation_holds_the_cache_and_the_larger_of_both_passes(rows: int, pro
     assert evaluation_json(model, spec, unlimited, rows, 0)["cache"] == 0
 
 
-# --- a DeepSpeed JSON of one's own ---
+# --- user JSON of DeepSpeed ---
 
 
-def test_a_json_that_says_what_a_strategy_renders_is_estimated_like_it(tmp_path: Path) -> None:
+def test_json_of_a_rendered_strategy_has_the_same_estimate(tmp_path: Path) -> None:
     (named,) = objects("--model", LLAMA, "--gpus-per-node", "8", "--strategy", "zero2_offload")
     path = tmp_path / "own.json"
     sizes = {"reduce_bucket_size": 20_971_520, "allgather_bucket_size": 20_971_520, "overlap_comm": False}
@@ -496,7 +479,7 @@ OWN_MISTAKES: list[tuple[str, str]] = [
 
 
 @pytest.mark.parametrize(("text", "message"), OWN_MISTAKES, ids=[message for _, message in OWN_MISTAKES])
-def test_a_mistake_in_ones_own_json_is_one_line(tmp_path: Path, text: str, message: str) -> None:
+def test_mistake_in_user_json_is_one_line(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "own.json"
     path.write_text(text)
     line = refused("--model", SMALL_LLAMA, "--deepspeed", str(path))
@@ -544,36 +527,16 @@ FILES: list[tuple[str, str, str]] = [
     ),
     ("heads.json", changed(num_key_value_heads=5), "5 key-value heads for 32 attention heads; write"),
     ("olmo_kv.json", changed(**OLMO | {"num_key_value_heads": 5}), "5 key-value heads for 32 attention heads; write"),
-    (
-        "gemma.json",
-        changed("gemma-2-9b", final_logit_softcapping=float("nan")),
-        "expected a finite number",
-    ),
+    ("gemma.json", changed("gemma-2-9b", final_logit_softcapping=float("nan")), "expected a finite number"),
 ]
 
 
 @pytest.mark.parametrize(("name", "text", "message"), FILES, ids=[name for name, _, _ in FILES])
-def test_a_broken_model_file_is_one_line(tmp_path: Path, name: str, text: str, message: str) -> None:
+def test_broken_model_file_is_one_line(tmp_path: Path, name: str, text: str, message: str) -> None:
     path = tmp_path / name
     path.write_text(text)
     line = refused("--model", str(path), "--gpus-per-node", "8")
     assert line.startswith((f"zerolora: {path}: ", f"zerolora: {path}:1: ")) and message in line, line
-
-
-@pytest.mark.parametrize(
-    "text", [text for name, text, _ in FILES if name in ("layers9.json", "olmo.json", "heads.json")]
-)
-def test_the_stage_refuses_the_same_files(tmp_path: Path, text: str) -> None:
-    from zerolora.config.settings import EstimateSettings  # noqa: F401 (what the settings below are)
-
-    (tmp_path / "config.json").write_text(text)
-    stats = dict.fromkeys(("longest_packed_row", "most_supervised", "train_packed_rows", "train_tokens"), 1)
-    stats |= {"packing": True, "train_supervised_tokens": 1, "validation_packed_rows": 1}
-    (tmp_path / "stats.json").write_text(json.dumps(stats | {"train_mean_row_of_a_token": 1.0}))
-    result = estimate_stage(tmp_path, SETTINGS)
-    assert result.returncode == 2
-    (line,) = result.stderr.splitlines()
-    assert line.startswith(f"zerolora: {tmp_path}/config.json: ")
 
 
 SETTINGS: dict[str, Any] = {
@@ -589,7 +552,7 @@ def estimate_stage(folder: Path, settings: Any) -> subprocess.CompletedProcess[s
 
 
 @pytest.mark.parametrize("stats", ["[]", "7", '{"most_supervised": 1}', "null"])
-def test_a_damaged_plan_is_one_line(tmp_path: Path, stats: str) -> None:
+def test_damaged_packing_stats_are_one_line(tmp_path: Path, stats: str) -> None:
     (tmp_path / "config.json").write_bytes(Path(SMALL_LLAMA).read_bytes())
     (tmp_path / "stats.json").write_text(stats)
     result = estimate_stage(tmp_path, SETTINGS)
@@ -610,99 +573,97 @@ def render_stage(folder: Path, settings: Any) -> subprocess.CompletedProcess[str
     return served("zerolora", "render", "--settings", json.dumps(settings), *paths, "--reasons", str(folder / "r.json"))
 
 
-OPTIONS: list[tuple[list[str], str]] = [
+OPTIONS: list[tuple[str, str]] = [
+    ("--lora-targets lm_head", "lm_head shares its weight with another module"),
+    ("--lora-targets q_proj,nothing", "'nothing' is not in the model"),
+    ("--lora-targets ''", "--lora-targets '': a name is empty; write names with one comma"),
+    ("--lora-dropout 1", "--lora-dropout 1: nothing would be left to train; write less"),
+    ("--activation-offload --no-activation-checkpointing", "remove --no-activation"),
+    (
+        "--rank-pattern q_proj=4 --rank-pattern q_proj=8",
+        "--rank-pattern q_proj=8: q_proj has rank 4 already; write it once",
+    ),
+    (
+        "--method qlora --quantization int8 --double-quantization",
+        "--double-quantization: weights of int8 have one constant",
+    ),
+    (
+        "--method qlora --quantization int8 --quantization-block 64",
+        "--quantization-block: weights of int8 have one const",
+    ),
+    ("--method qlora --quantization int8 --method qdora", "--quantization int8: qdora needs the norms of unpacked"),
+    ("--method qlora --quantization-block 1", "--quantization-block 1: write one of 32, 64, 128"),
+    ("--modules-to-save nothing", "modules_to_save: 'nothing' is not in the model"),
+    ("--rank-pattern 'q_(=4'", "train.lora.rank_pattern: 'q_(' is not a valid regular expression (missing )"),
+    ("--rank-pattern nothing=4", "train.lora.rank_pattern: 'nothing' matches no adapted module; write"),
+    ("--lora-targets v_proj --rank-pattern q_proj=4", "matches no adapted module"),
+    ("--rank-pattern q_proj=0", "--rank-pattern q_proj=0: write a module and its rank"),
+    ("--method full --lora-r 4", "--lora-r: full has no such setting; remove it"),
+    ("--method lora --quantization fp4", "--quantization: lora has no such setting"),
+    ("--method nothing", "--method nothing: write one of dora, full"),
+    ("--gpu A100", f"--gpu 'A100': write one of {', '.join(offered(GPUS))}"),
+    ("--gpu L4 --gpu-memory 24GiB", "--gpu L4 and --gpu-memory 24GiB: write one of"),
+    ("--gpu T4", "--precision bf16: a T4 does not support it; write fp16"),
+    ("--reserve -1GiB", "--reserve -1GiB: write a size with its unit"),
+    ("--host-memory " + "9" * 400 + "TiB", "--host-memory 9999"),
+    ("--supervised-span 9", "--supervised-span 9: --loss full computes all logits; write"),
+    ("--supervised-span 9 --sequence-length 8 --loss fused", "a row has 8"),
+    ("--prompt-length 9", "--prompt-length and --answer-length: write both, or none"),
+    ("--strategy zero9", "--strategy zero9: write all or one of ddp, zero0"),
+    ("--optimizer sgd", "--optimizer sgd: write one of adamw, adamw_8bit"),
+    ("--gpu-memory 80", "--gpu-memory 80: write a size with its unit, as in 80GiB"),
+    ("--strategy zero2 --deepspeed x.json", "--deepspeed x.json: write one of the"),
+    ("--deepspeed nowhere.json", "nowhere.json: there is no such file"),
+    ("--sequence-parallel 2", "--sequence-parallel 2: it does not divide the number of GPUs, 1"),
+    (
+        "--sequence-parallel 2 --gpus-per-node 2 --attention sdpa",
+        "--sequence-parallel 2: rows are shared with --attention flash only",
+    ),
+    (
+        "--sequence-parallel 16 --gpus-per-node 16",
+        "--sequence-parallel is 16, but the model has 32 heads and 8 key-value heads",
+    ),
+    ("--nodes 0", "Invalid value for '--nodes'"),
+    ("--sequence-length 1000000000000000000000000000000", "Invalid value for '--sequence-length'"),
+    ("--lora-dropout nan", "Invalid value for '--lora-dropout'"),
+    ("--what", "No such option: --what"),
+]
+"""Options after `--model` of a small Llama."""
+MODELS_REFUSED: list[tuple[list[str], str]] = [
     (["--model", "/dev/null"], "/dev/null: is not a config.json; write the path of a model's directory"),
     (["--model", "nowhere"], "nowhere/config.json: there is no such file"),
     ([], "write either --model with a path, or --hub with NAME@REVISION"),
     (["--model", LLAMA, "--hub", "a@b"], "write either --model with a path, or --hub"),
     (["--model", LLAMA, "--lora-targets", "lm_head"], "lora adapts lm_head, none of which is in the attention"),
-    (["--model", SMALL_LLAMA, "--lora-targets", "lm_head"], "lm_head shares its weight with another module"),
-    (["--model", SMALL_LLAMA, "--lora-targets", "q_proj,nothing"], "'nothing' is not in the model"),
-    (["--model", SMALL_LLAMA, "--lora-targets", ""], "--lora-targets '': a name is empty; write names with one comma"),
-    (["--model", SMALL_LLAMA, "--modules-to-save", "norm,"], "--modules-to-save 'norm,': a name is empty; write names"),
-    (["--model", SMALL_LLAMA, "--lora-dropout", "1"], "--lora-dropout 1: leaves nothing to train; write less"),
-    (["--model", SMALL_LLAMA, "--activation-offload", "--no-activation-checkpointing"], "remove --no-activation"),
-    (["--model", SMALL_LLAMA, *RANKS, "q_proj=8"], "--rank-pattern q_proj=8: q_proj has rank 4 already; write it once"),
-    (
-        ["--model", SMALL_LLAMA, *INT8, "--double-quantization"],
-        "--double-quantization: weights of int8 have one constant",
-    ),
-    (
-        ["--model", SMALL_LLAMA, *INT8, "--quantization-block", "64"],
-        "--quantization-block: weights of int8 have one const",
-    ),
-    (["--model", SMALL_LLAMA, *INT8, "--method", "qdora"], "--quantization int8: qdora needs the norms of unpacked"),
-    (["--model", SMALL_LLAMA, *NF4, "--quantization-block", "1"], "--quantization-block 1: write one of 32, 64, 128"),
-    (["--model", SMALL_LLAMA, "--modules-to-save", "nothing"], "modules_to_save: 'nothing' is not in the model"),
-    (
-        ["--model", SMALL_LLAMA, "--rank-pattern", "q_(=4"],
-        "train.lora.rank_pattern: 'q_(' is not a valid regular expression (missing )",
-    ),
-    (
-        ["--model", SMALL_LLAMA, "--rank-pattern", "nothing=4"],
-        "train.lora.rank_pattern: 'nothing' matches no adapted module; write",
-    ),
-    (["--model", SMALL_LLAMA, "--rank-pattern", "layers.99.*=4"], "'layers.99.*' matches no adapted module"),
-    (["--model", SMALL_LLAMA, "--lora-targets", "v_proj", "--rank-pattern", "q_proj=4"], "matches no adapted module"),
-    (["--model", SMALL_LLAMA, "--rank-pattern", "q_proj=0"], "--rank-pattern q_proj=0: write a module and its rank"),
-    (["--model", SMALL_LLAMA, "--method", "full", "--lora-r", "4"], "--lora-r: full has no such setting; remove it"),
-    (["--model", SMALL_LLAMA, "--method", "lora", "--quantization", "fp4"], "--quantization: lora has no such setting"),
-    (["--model", SMALL_LLAMA, "--method", "ia3", "--added-tokens", "4"], "--added-tokens: ia3 has no such setting"),
-    (["--model", SMALL_LLAMA, "--method", "nothing"], "--method nothing: write one of dora, full"),
-    (["--model", SMALL_LLAMA, "--gpu", "A100"], f"--gpu 'A100': write one of {', '.join(offered(GPUS))}"),
-    (["--model", SMALL_LLAMA, "--gpu", "L4", "--gpu-memory", "24GiB"], "--gpu L4 and --gpu-memory 24GiB: write one of"),
-    (["--model", SMALL_LLAMA, "--gpu", "T4"], "--precision bf16: a T4 does not support it; write fp16"),
-    (["--model", SMALL_LLAMA, "--gpu-memory", "0GiB"], "--gpu-memory 0GiB: write a size with its unit"),
-    (["--model", SMALL_LLAMA, "--reserve", "-1GiB"], "--reserve -1GiB: write a size with its unit"),
-    (["--model", SMALL_LLAMA, "--host-memory", "9" * 400 + "TiB"], "--host-memory 9999"),
-    (["--model", SMALL_LLAMA, "--supervised-span", "9"], "--supervised-span 9: --loss full computes all logits; write"),
-    (
-        ["--model", SMALL_LLAMA, "--supervised-span", "9", "--sequence-length", "8", "--loss", "fused"],
-        "a row has 8",
-    ),
-    (["--model", SMALL_LLAMA, "--prompt-length", "9"], "--prompt-length and --answer-length: write both, or none"),
-    (["--model", SMALL_LLAMA, "--strategy", "zero2", "--deepspeed", "x.json"], "--deepspeed x.json: write one of the"),
-    (["--model", SMALL_LLAMA, "--deepspeed", "nowhere.json"], "nowhere.json: there is no such file"),
-    (
-        ["--model", SMALL_LLAMA, "--sequence-parallel", "2"],
-        "--sequence-parallel 2: it does not divide the number of GPUs, 1",
-    ),
-    (
-        ["--model", SMALL_LLAMA, "--sequence-parallel", "2", "--gpus-per-node", "2", "--attention", "sdpa"],
-        "--sequence-parallel 2: rows are shared with --attention flash only",
-    ),
-    (
-        ["--model", SMALL_LLAMA, "--sequence-parallel", "16", "--gpus-per-node", "16"],
-        "--sequence-parallel is 16, but the model has 32 heads and 8 key-value heads",
-    ),
-    (["--model", SMALL_LLAMA, "--nodes", "0"], "Invalid value for '--nodes'"),
-    (["--model", SMALL_LLAMA, "--sequence-length", "1" + "0" * 30], "Invalid value for '--sequence-length'"),
-    (["--model", SMALL_LLAMA, "--lora-dropout", "nan"], "Invalid value for '--lora-dropout'"),
-    (["--model", SMALL_LLAMA, "--what"], "No such option: --what"),
 ]
 
 
-@pytest.mark.parametrize(("options", "message"), OPTIONS, ids=[" ".join(each)[-60:] for each, _ in OPTIONS])
-def test_a_mistake_in_an_option_is_one_line(tmp_path: Path, options: list[str], message: str) -> None:
+@pytest.mark.parametrize(("options", "message"), OPTIONS, ids=[options[-60:] for options, _ in OPTIONS])
+def test_mistake_in_option_is_one_line(options: str, message: str) -> None:
+    assert message in refused("--model", SMALL_LLAMA, *shlex.split(options))
+
+
+@pytest.mark.parametrize(("options", "message"), MODELS_REFUSED, ids=[" ".join(each) for each, _ in MODELS_REFUSED])
+def test_mistake_in_model_is_one_line(tmp_path: Path, options: list[str], message: str) -> None:
     assert message in refused(*options, directory=tmp_path)
 
 
-def test_a_directory_called_config_json_is_one_line(tmp_path: Path) -> None:
+def test_directory_named_config_json_is_one_line(tmp_path: Path) -> None:
     folder = tmp_path / "config.json"
     folder.mkdir()
     assert f"{folder}: is a directory; write the path" in refused("--model", str(tmp_path))
     assert f"{folder}/config.json: there is no such file" in refused("--model", str(folder))
 
 
-def test_no_reserve_is_a_reserve() -> None:
+def test_reserve_may_be_zero() -> None:
     with_reserve, without = (
         objects("--model", SMALL_LLAMA, "--strategy", "zero2", "--reserve", size)[0]["gpu"] for size in ("1GiB", "0GiB")
     )
     assert with_reserve["total"] - without["total"] == GIB
 
 
-def test_a_part_of_a_composite_model_may_lack_defaults_which_is_said(tmp_path: Path) -> None:
-    """save_pretrained leaves out of a part what is its class's default; published files are like that."""
+def test_missing_sizes_of_composite_model_are_noted(tmp_path: Path) -> None:
+    """save_pretrained omits the defaults of a part's class, also in published files."""
     text = {"model_type": "gemma3_text", "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2}
     vision = {"model_type": "siglip_vision_model", "hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 40}
     config = {"model_type": "gemma3", "text_config": text, "vision_config": vision | {"num_attention_heads": 2}}
@@ -715,7 +676,7 @@ def test_a_part_of_a_composite_model_may_lack_defaults_which_is_said(tmp_path: P
     assert "has no vocab_size, which the architecture gemma3 needs" in refused("--model", str(tmp_path))
 
 
-def test_a_model_of_more_modules_than_any_has_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_modules_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     config = json.loads(changed(**OLMO, num_hidden_layers=4))
     built = len(from_config(config, Path("config.json")).modules)
     monkeypatch.setattr(meta_device, "MOST_MODULES", built)
@@ -725,13 +686,90 @@ def test_a_model_of_more_modules_than_any_has_is_not_built(monkeypatch: pytest.M
         from_config(config, Path("config.json"))
 
 
-def test_the_activations_are_those_of_transformers() -> None:
+def test_activations_match_transformers() -> None:
     from transformers.activations import ACT2FN
 
     assert set(ACTIVATIONS) == set(ACT2FN)
 
 
-def test_a_remedy_for_what_cannot_run_says_why() -> None:
+def test_remedy_gives_reason_if_strategy_cannot_run() -> None:
     spec = TrainingSpec("zero3_hpz", LoraMethod(), 1, 1, 1, 1, 512, False, "sdpa", "bf16")
     text = remedy(read_model_spec(Path(SMALL_LLAMA)), spec, Capacity(80 * GIB, 512 * GIB))
     assert text == "it cannot run here: a node has one rank: there is nothing to shard inside it"
+
+
+# --- damaged model files ---
+
+PUBLISHED = [json.loads(path.read_text()) for path in sorted(MODELS.glob("*.json"))]
+KNOWN = [config for config in PUBLISHED if config["model_type"] in FAMILIES]
+DROPPED = object()
+VALUES = st.one_of(
+    st.just(DROPPED),
+    st.integers(-1, 9),
+    st.sampled_from([10**5, 10**9, 2**31, 2**63, 10**30, -(10**12)]),
+    st.floats(),
+    st.text(max_size=8),
+    st.booleans(),
+    st.none(),
+    st.builds(lambda: [1, 1, 1]),
+    st.builds(lambda: {"a": {}}),
+)
+SECONDS = 8
+"""CPU seconds, for an estimate or a refusal of a damaged file."""
+
+
+@st.composite
+def damaged(draw: st.DrawFn, configs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return a config with up to three keys, at any depth, changed or removed."""
+    config: dict[str, Any] = json.loads(json.dumps(configs[draw(st.integers(0, len(configs) - 1))]))
+    for _ in range(draw(st.integers(1, 3))):
+        part = config
+        while True:
+            key = draw(st.sampled_from(sorted(part)))
+            if not isinstance(part[key], dict) or not part[key] or draw(st.booleans()):
+                break
+            part = part[key]
+        value = draw(VALUES)
+        if value is DROPPED:
+            del part[key]
+        else:
+            part[key] = value
+        if not part:
+            break
+    return config
+
+
+def estimated(path: Path, config: Any, *options: str) -> None:
+    """Run the command on a config: it must print an estimate or raise one line."""
+    path.write_text(json.dumps(config))
+    begun = time.process_time()
+    try:
+        app(["memory", "--model", str(path), *options], standalone_mode=False)
+    except UserError as error:
+        message = str(error)
+        assert message.startswith(f"{path}: ") or "adapts" in message, message
+        assert len(message.splitlines()) == 1 and message.isprintable()
+    assert time.process_time() - begun < SECONDS
+
+
+FUZZ = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
+
+
+@given(
+    config=damaged(KNOWN), strategy=st.sampled_from(list(STRATEGIES)), method=st.sampled_from(["lora", "ia3", "full"])
+)
+@settings(FUZZ, max_examples=200)
+def test_damaged_config_of_a_known_family_is_estimated_or_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], config: dict[str, Any], strategy: str, method: str
+) -> None:
+    estimated(tmp_path / "config.json", config, "--strategy", strategy, "--method", method)
+    assert max(map(len, capsys.readouterr().out.splitlines()), default=0) <= 120
+
+
+@given(config=damaged(OTHERS))
+@settings(FUZZ, max_examples=40)
+def test_damaged_config_of_another_architecture_is_estimated_or_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], config: dict[str, Any]
+) -> None:
+    estimated(tmp_path / "config.json", config, "--strategy", "zero2")
+    assert max(map(len, capsys.readouterr().out.splitlines()), default=0) <= 120

@@ -1,6 +1,6 @@
-"""The estimate of what is more than a dense decoder: experts, adapters of experts, lifted weights, and the reserve.
+"""Estimates of more than dense decoders: experts, adapted parameters, peft's fp32 casts, and the reserve.
 
-Counts are compared with what peft builds on the meta device; bytes with the traces, in test_memory.py.
+Parameter counts are compared with peft on the meta device; bytes with traces, in test_memory.py.
 """
 
 import json
@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 from conftest import ROOT
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from zerolora.compat.transformers_patches import quantizable_paths
 from zerolora.config import schema
@@ -27,13 +25,12 @@ from zerolora.methods import experts
 from zerolora.methods.dora import DoraMethod
 from zerolora.methods.lora import LoraMethod
 from zerolora.methods.qlora import QloraMethod
-from zerolora.methods.registry import METHODS, TRAINABLE, create
+from zerolora.methods.registry import TRAINABLE, create
 from zerolora.model.architecture import built_on_meta, takes_own_attention
 from zerolora.model.families import FAMILIES
 from zerolora.model.meta_device import build_on_meta
 from zerolora.model.read_spec import from_config, read_model_spec
 from zerolora.model.spec import ModelSpec, from_json, to_json
-from zerolora.strategies import STRATEGIES
 from zerolora.units import GIB, counted, parse_bytes
 
 MODELS = ROOT / "config/recipes/models"
@@ -97,8 +94,8 @@ QUANTIZED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("family", QUANTIZED)
-def test_what_is_counted_as_quantized_is_what_transformers_quantizes(family: str) -> None:
-    """It leaves subclasses of Linear, the routers of phimoe and llama4, and what a class keeps in fp32, as T5 does."""
+def test_quantized_parameters_match_transformers(family: str) -> None:
+    """Routers of phimoe and llama4 (subclasses of Linear) and T5's fp32 modules stay unquantized."""
     config = SMALL | QUANTIZED[family] | {"model_type": family}
     spec = from_config(config, WHERE)
     model = build_on_meta(config, WHERE)
@@ -121,9 +118,7 @@ ADAPTED: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(
     ("family", "options"), ADAPTED, ids=[f"{name}-{number}" for number, (name, _) in enumerate(ADAPTED)]
 )
-def test_every_tensor_of_an_adapter_is_peft_s(
-    family: str, options: dict[str, Any], mixtures: dict[str, ModelSpec]
-) -> None:
+def test_adapter_tensors_match_peft(family: str, options: dict[str, Any], mixtures: dict[str, ModelSpec]) -> None:
     import torch
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -136,7 +131,7 @@ def test_every_tensor_of_an_adapter_is_peft_s(
     assert not any("router" in name or ".gate." in name for name in trained), "the router stays frozen"
 
 
-def test_the_families_whose_experts_peft_adapts() -> None:
+def test_families_with_adaptable_experts_match_peft() -> None:
     from peft.utils import transformers_weight_conversion as conversion
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -159,18 +154,17 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("method", "message"), REFUSED)
-def test_what_peft_refuses_is_one_line(method: Any, message: str, mixtures: dict[str, ModelSpec]) -> None:
+def test_peft_limits_are_one_line(method: Any, message: str, mixtures: dict[str, ModelSpec]) -> None:
     with pytest.raises(UserError, match=re.escape(message)):
         method.parameters(mixtures["qwen3_moe"], 2)
 
 
-def test_layers_of_two_kinds(mixtures: dict[str, ModelSpec]) -> None:
+def test_dense_and_sparse_layers_are_counted_apart(mixtures: dict[str, ModelSpec]) -> None:
     model = mixtures["deepseek_v3"]
     assert [count for _, count in model.layer_kinds] == [1, 2]
     dense, sparse = ({module.name for module in modules} for modules, _ in model.layer_kinds)
     assert "experts" not in dense and "experts" in sparse
     assert model.latent == (16, 8, 12)
-    # A layer with experts is the larger one; all layers and the rest are the model.
     layers = {
         number: sum(each.parameters for each in model.in_layers if number in each.numbers)
         for number in range(model.layers)
@@ -187,7 +181,7 @@ def training(**changes: Any) -> TrainingSpec:
     return replace(base, **changes)
 
 
-def test_more_layers_of_either_kind_need_more() -> None:
+def test_sparse_layers_need_more_than_dense_ones() -> None:
     config = SMALL | MIXTURES["deepseek_v3"] | {"model_type": "deepseek_v3", "num_hidden_layers": 8}
     totals = [
         predict(from_config(config | {"first_k_dense_replace": dense}, WHERE), training()).gpu["total"]
@@ -196,57 +190,17 @@ def test_more_layers_of_either_kind_need_more() -> None:
     assert totals == sorted(totals)
 
 
-# --- laws of the terms ---
-
 SPECS = {
     name: read_model_spec(MODELS / f"{name}.json")
     for name in ("llama-3-70b", "gpt2", "falcon-7b", "t5-3b", "gemma-2-9b")
 }
-TERMS = ("model_states", "activations", "logits", "buffers", "reserve")
-
-
-@st.composite
-def runs(draw: st.DrawFn) -> tuple[str, TrainingSpec]:
-    model = draw(st.sampled_from(sorted(SPECS)))
-    methods = [name for name in sorted(METHODS) if model != "falcon-7b" or not TRAINABLE[name].quantizes()]
-    return model, training(
-        strategy=draw(st.sampled_from(list(STRATEGIES))),
-        method=create(draw(st.sampled_from(methods)), r=draw(st.sampled_from([1, 64]))),
-        nodes=draw(st.integers(1, 4)),
-        ranks_per_node=draw(st.integers(1, 8)),
-        micro_batch=draw(st.integers(1, 8)),
-        accumulation=draw(st.sampled_from([1, 4])),
-        length=draw(st.integers(8, 8192)),
-        activation_checkpointing=draw(st.booleans()),
-        precision=draw(st.sampled_from(["fp32", "bf16", "fp16"])),
-        loss=draw(st.sampled_from(["full", "supervised", "fused"])),
-        on_cpu=draw(st.booleans()),
-        reserve=draw(st.sampled_from([None, 0, GIB])),
-    )
-
-
 FULL = training(strategy="zero1", method=create("full"), length=4096, activation_checkpointing=False)
-
-
-@given(runs())
-@example(("llama-3-70b", FULL))
-@settings(max_examples=150, deadline=None)
-def test_terms_add_up_and_none_is_negative(run: tuple[str, TrainingSpec]) -> None:
-    """llama-3-70b, full, zero1 on two GPUs once had -65.7 GiB of activations."""
-    name, spec = run
-    prediction = predict(SPECS[name], spec)
-    for part in (prediction.gpu, prediction.host, prediction.disk):
-        assert all(value >= 0 for value in part.values() if not isinstance(value, str))
-    gpu = prediction.gpu
-    assert sum(gpu[term] for term in TERMS) == gpu["total"] == max(prediction.phases.values())
-    if spec.reserve is None and not spec.on_cpu:
-        assert sum(value for term, value in gpu.items() if term.startswith("reserve_")) == gpu["reserve"]
 
 
 # --- the reserve ---
 
 
-def test_the_reserve_is_context_nccl_and_a_share_of_the_tensors() -> None:
+def test_reserve_is_context_nccl_and_allocator_share() -> None:
     small = read_model_spec(MODELS / "smollm2-135m.json")
     alone, two = (predict(small, training(ranks_per_node=ranks)).gpu for ranks in (1, 2))
     assert alone["reserve_nccl"] == 0 < two["reserve_nccl"]
@@ -254,14 +208,14 @@ def test_the_reserve_is_context_nccl_and_a_share_of_the_tensors() -> None:
     tensors = alone["total"] - alone["reserve"]
     assert alone["reserve_allocator"] == pytest.approx(reserve.UNUSED * tensors, abs=1)
     assert alone["reserve"] < 0.6 * GIB
-    # Sharding within a node takes groups of ranks of its own.
+    # Sharding within a node needs further process groups.
     hybrid = predict(small, training(strategy="zero3_hpz", nodes=2)).gpu
     assert hybrid["reserve_nccl"] == 3 * two["reserve_nccl"]
     assert predict(small, training(reserve=0)).gpu["reserve"] == 0
     assert predict(small, training(on_cpu=True)).gpu["reserve"] == 0
 
 
-def test_a_reserve_of_nothing_can_be_written() -> None:
+def test_reserve_may_be_zero() -> None:
     assert schema.Estimate().reserve is None
     assert schema.Estimate(reserve="0GiB").reserve == "0GiB"
     assert parse_bytes("0GiB", zero=True) == 0
@@ -271,20 +225,20 @@ def test_a_reserve_of_nothing_can_be_written() -> None:
         schema.Estimate.model_validate({"reserve": 0})
 
 
-# --- kernels of CUDA, and weights that peft lifts ---
+# --- CUDA kernels, and weights that peft casts to fp32 ---
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
-def test_the_softmax_of_eager_attention_has_cuda_s_temporary(precision: Any) -> None:
+def test_eager_softmax_counts_cuda_temporary(precision: Any) -> None:
     model = read_model_spec(MODELS / "llama-3.2-1b.json")
     spec = training(attention="eager", precision=precision, loss="fused", logits=8, length=2048, reserve=0)
     on_gpu, on_cpu = (predict(model, replace(spec, on_cpu=each)).phases["backward"] for each in (False, True))
     scores = model.heads * 2048**2
-    # In fp16 CUDA's kernel reads the scores and returns their gradient as they are, where the CPU's takes fp32.
+    # In fp16, CUDA's kernel reads scores and writes their gradient in fp16, the CPU's in fp32.
     assert on_gpu - on_cpu == pytest.approx({"fp16": 4 - 2, "bf16": 4, "fp32": 4}[precision] * scores, rel=0.02)
 
 
-def test_peft_lifts_what_is_not_quantized_but_not_under_deepspeed() -> None:
+def test_peft_casts_unquantized_weights_except_under_deepspeed() -> None:
     model = read_model_spec(MODELS / "llama-3-8b.json")
     ours, lifted = QloraMethod(), QloraMethod(prepared_by="peft")
     rest = model.parameters - sum(module.inputs * module.outputs * module.count for module in model.linears)
@@ -297,8 +251,8 @@ def test_peft_lifts_what_is_not_quantized_but_not_under_deepspeed() -> None:
 
 
 @pytest.mark.parametrize("kind", ["nf4", "int8"])
-def test_a_quantized_vision_tower_counts_as_it_is(kind: Any, tmp_path: Path) -> None:
-    """Of a real Gemma-3 that transformers reads through bitsandbytes: tower and projector too, their norms not."""
+def test_quantized_vision_tower_matches_bitsandbytes(kind: Any, tmp_path: Path) -> None:
+    """bitsandbytes quantizes Gemma-3's vision tower and projector too, not their norms."""
     import torch
     from transformers import AutoConfig, AutoModelForImageTextToText, BitsAndBytesConfig
 
@@ -319,12 +273,12 @@ def test_a_quantized_vision_tower_counts_as_it_is(kind: Any, tmp_path: Path) -> 
     assert method.parameters(read_model_spec(tmp_path), 2).frozen_bytes == pytest.approx(held, rel=0.005)
 
 
-# --- what cannot be, and what is assumed ---
+# --- refusals and notes ---
 
 
 @pytest.mark.parametrize("strategy", ["zero3", "zero3_offload", "fsdp"])
-def test_each_rank_reads_a_quantized_model_whole(strategy: str) -> None:
-    """Llama-3-70B in 4 bits on eight GPUs: a GPU must hold all of it while it is read, whatever it keeps."""
+def test_every_rank_loads_a_quantized_model_whole(strategy: str) -> None:
+    """Llama-3-70B in 4 bits on eight GPUs: each GPU needs the whole model while loading."""
     model = read_model_spec(MODELS / "llama-3-70b.json")
     spec = replace(FULL, strategy=strategy, method=QloraMethod(), ranks_per_node=8, length=64)
     quantized, lora = predict(model, spec), predict(model, replace(spec, method=LoraMethod()))
@@ -340,7 +294,7 @@ def test_each_rank_reads_a_quantized_model_whole(strategy: str) -> None:
 
 
 @pytest.mark.parametrize("method", [create("qdora"), QloraMethod(quantization="int8")], ids=["qdora", "int8"])
-def test_what_would_lower_the_total_can_run(method: Any) -> None:
+def test_remedies_can_run(method: Any) -> None:
     model, capacity = read_model_spec(MODELS / "llama-3-70b.json"), Capacity(80 * GIB, 512 * GIB)
     changes = {
         name: [
@@ -354,15 +308,7 @@ def test_what_would_lower_the_total_can_run(method: Any) -> None:
     assert not [each for each in changes["quantized"] if each.startswith("zero3")]
 
 
-def test_attention_that_transformers_lacks_is_refused(mixtures: dict[str, ModelSpec]) -> None:
-    capacity = Capacity(80 * GIB, 512 * GIB)
-    actual = estimated(mixtures["gpt_oss"], training(), capacity)
-    assert (actual["fits"], actual["why"]) == (False, "a gpt_oss has no sdpa attention; write eager")
-    assert estimated(mixtures["gpt_oss"], training(attention="eager"), capacity)["fits"]
-    assert mixtures["gpt_oss"].attentions == ("eager",)
-
-
-def test_attentions_are_those_of_the_classes() -> None:
+def test_attentions_match_transformers_classes() -> None:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -380,14 +326,14 @@ def test_attentions_are_those_of_the_classes() -> None:
     assert {read_model_spec(path).family for path in MODELS.glob("*.json")} == set(FAMILIES) - {"gemma"}
 
 
-def test_gemma_2_without_a_cap_has_flash() -> None:
+def test_gemma_2_without_softcap_has_flash() -> None:
     config = SMALL | {"model_type": "gemma2", "head_dim": 8}
     assert from_config(config, WHERE).attentions == ("eager",)
     assert from_config(config | {"attn_logit_softcapping": None}, WHERE).attentions == ("flash", "eager")
 
 
 @pytest.mark.parametrize(
-    ("family", "found"),
+    ("family", "attentions"),
     [
         ("gptj", ("eager",)),  # its own is built in
         ("stablelm", ("sdpa", "eager")),  # likewise
@@ -397,14 +343,16 @@ def test_gemma_2_without_a_cap_has_flash() -> None:
         ("cohere", ("flash", "sdpa", "eager")),
     ],
 )
-def test_attentions_of_the_meta_device_are_those_of_training(family: str, found: tuple[str, ...]) -> None:
+def test_attentions_from_meta_device_match_training(family: str, attentions: tuple[str, ...]) -> None:
     from transformers import CONFIG_MAPPING
 
-    assert from_config(json.loads(CONFIG_MAPPING[family]().to_json_string(use_diff=False)), WHERE).attentions == found
+    assert (
+        from_config(json.loads(CONFIG_MAPPING[family]().to_json_string(use_diff=False)), WHERE).attentions == attentions
+    )
 
 
 @pytest.mark.parametrize("family", ["falcon_h1", "granitemoehybrid", "nemotron_h"])
-def test_a_file_with_an_infinite_number_is_read(family: str, tmp_path: Path) -> None:
+def test_config_with_infinity_is_read(family: str, tmp_path: Path) -> None:
     """As transformers writes it: {"__float__": "Infinity"}."""
     from transformers import CONFIG_MAPPING
 
@@ -425,8 +373,8 @@ IN_ONE_LINE = {
 
 
 @pytest.mark.parametrize("family", KINDS)
-def test_every_kind_is_estimated_or_refused_in_one_line(family: str) -> None:
-    """With transformers' default sizes, by every method of training."""
+def test_other_architectures_are_estimated_or_refused(family: str) -> None:
+    """With transformers' default sizes, by every training method."""
     from transformers import CONFIG_MAPPING
 
     config = json.loads(CONFIG_MAPPING[family]().to_json_string(use_diff=False))
@@ -440,20 +388,14 @@ def test_every_kind_is_estimated_or_refused_in_one_line(family: str) -> None:
             assert (family, method) != ("modernbert-decoder", "lora")
 
 
-def test_all_linear_of_a_model_without_linear_modules_is_refused() -> None:
+def test_all_linear_without_linear_modules_is_refused() -> None:
     model = SPECS["llama-3-70b"]
     without = replace(model, modules=tuple(each for each in model.modules if each.kind != "linear"))
     with pytest.raises(UserError, match="train.lora.targets is all-linear, and a llama has no linear module that can"):
         LoraMethod().parameters(without, 2)
 
 
-def test_a_model_without_attention_is_refused() -> None:
-    config = {"model_type": "mamba", "hidden_size": 48, "num_hidden_layers": 2, "vocab_size": 99, "state_size": 8}
-    with pytest.raises(UserError, match="a mamba has no attention, and only layers with attention can be estimated"):
-        from_config(config, WHERE)
-
-
-def test_notes_say_what_is_counted(mixtures: dict[str, ModelSpec]) -> None:
+def test_notes_name_assumptions(mixtures: dict[str, ModelSpec]) -> None:
     def notes(model: ModelSpec, **changes: Any) -> str:
         return "\n".join(estimated(model, training(**changes), Capacity(80 * GIB, 512 * GIB))["notes"])
 
