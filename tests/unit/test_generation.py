@@ -1,4 +1,4 @@
-"""Generation: the same answers for any batch and any number of ranks, stop tokens of their own, and after a kill."""
+"""Generation: equal answers for any batch size and number of ranks, stop tokens, continuation after a kill."""
 
 import json
 import signal
@@ -32,16 +32,8 @@ from zerolora.merge.merge import merge
 from zerolora.model import prompt_format
 
 LIMIT = 24
-SIZES: dict[str, Any] = {
-    "vocab_size": 60,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "initializer_range": 0.5,  # answers that do not repeat themselves
-}
-"""Of a model that answers at once."""
+SIZES: dict[str, Any] = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.5}  # answers without repetition
 SLOW = """
 import json, sys, time
 from pathlib import Path
@@ -62,8 +54,8 @@ def settings(**values: Any) -> EvaluateRunSettings:
 
 
 @pytest.fixture(scope="module")
-def asked() -> tuple[Any, list[list[int]], set[int], list[list[int]]]:
-    """Return a model whose answers end early and late, prompts of many lengths, stop tokens, one-by-one answers."""
+def case() -> tuple[Any, list[list[int]], set[int], list[list[int]]]:
+    """Return a model, prompts of many lengths, stop tokens that end answers early and late, and the answers."""
     torch.manual_seed(3)
     model = LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
     prompts = [torch.randint(1, 60, (length,)).tolist() for length in torch.randint(1, 30, (20,)).tolist()]
@@ -73,21 +65,17 @@ def asked() -> tuple[Any, list[list[int]], set[int], list[list[int]]]:
 
 
 @pytest.mark.parametrize("size", [3, 20])
-def test_the_same_answers_in_batches_of_any_size(asked: Any, size: int) -> None:
-    model, prompts, stops, alone = asked
+def test_answers_are_equal_in_batches_of_any_size(case: Any, size: int) -> None:
+    model, prompts, stops, alone = case
     assert len({len(answer) for answer in alone}) > 5
-    together = [
-        answer
-        for start in range(0, len(prompts), size)
-        for answer in answer_batch(model, 0, prompts[start : start + size], stops, LIMIT)
-    ]
-    assert together == alone
+    batches = (prompts[start : start + size] for start in range(0, len(prompts), size))
+    assert [answer for batch in batches for answer in answer_batch(model, 0, batch, stops, LIMIT)] == alone
 
 
 @pytest.mark.parametrize("size", [1, 3, 20])
-def test_what_all_prompts_begin_with_is_computed_once(asked: Any, size: int) -> None:
-    """The answers are those of the prompts as a whole, one by one, without a cache that is made beforehand."""
-    model, prompts, stops, _ = asked
+def test_shared_prefix_is_computed_once(case: Any, size: int) -> None:
+    """The answers equal those of transformers, one by one, without a shared cache."""
+    model, prompts, stops, _ = case
     prompts = [prompts[0][:3] * 4 + prompt for prompt in prompts]
     alone = [_by_transformers(model, prompt, stops) for prompt in prompts]
     computed: list[int] = []
@@ -96,9 +84,9 @@ def test_what_all_prompts_begin_with_is_computed_once(asked: Any, size: int) -> 
     )
     tokenizer = SimpleNamespace(pad_token_id=0, decode=lambda tokens, skip_special_tokens: tokens)
     rows = [{"input_ids": prompt, "prompt": len(prompt)} for prompt in prompts]
-    given: list[Any] = generate(model, tokenizer, rows, stops, settings(batch=size, max_new_tokens=LIMIT))[0]
+    answers: list[Any] = generate(model, tokenizer, rows, stops, settings(batch=size, max_new_tokens=LIMIT))[0]
     hook.remove()
-    assert given == alone
+    assert answers == alone
     shared = 12
     assert computed[0] == shared
     longest = max(map(len, prompts))
@@ -112,27 +100,26 @@ def _by_transformers(model: Any, prompt: list[int], stops: set[int]) -> list[int
     return list(whole[0, len(prompt) :].tolist())
 
 
-def test_windows_and_states_get_the_cache_of_transformers(asked: Any) -> None:
-    """A window counts places, padding too: prompts that share more than it holds are answered as one by one."""
+def test_sliding_windows_use_transformers_cache(case: Any) -> None:
+    """A window counts padding, so prompts that share more than a window get transformers' cache."""
     torch.manual_seed(5)
     model = MistralForCausalLM(MistralConfig(**SIZES, sliding_window=6)).eval()
-    prompts = [asked[1][0][:3] * 4 + prompt for prompt in asked[1][:6]]
+    prompts = [case[1][0][:3] * 4 + prompt for prompt in case[1][:6]]
     assert shared_prefix(model, prompts).length == 0 and cache_of(model, SharedPrefix(), 6, 60) is None
-    alone = [_by_transformers(model, prompt, asked[2]) for prompt in prompts]
-    assert answer_batch(model, 0, prompts, asked[2], LIMIT) == alone
+    alone = [_by_transformers(model, prompt, case[2]) for prompt in prompts]
+    assert answer_batch(model, 0, prompts, case[2], LIMIT) == alone
 
 
-def test_left_open_all_batches_are_of_about_the_same_size(asked: Any) -> None:
-    batches, left, sizes = PromptBatches(asked[0], settings(max_new_tokens=LIMIT)), 2 * AUTO_ROWS + 2, []
+def test_automatic_batches_have_about_equal_sizes(case: Any) -> None:
+    batches, left, sizes = PromptBatches(case[0], settings(max_new_tokens=LIMIT)), 2 * AUTO_ROWS + 2, []
     while left > 0:
         sizes.append(batches.rows(30, left))
         left -= sizes[-1]
     assert len(sizes) == 3 and max(sizes) - min(sizes) <= 1
 
 
-def test_ended_rows_leave_the_batch_and_no_token_is_generated_after_all_have_ended(asked: Any) -> None:
-    """Fewer positions are computed than a batch of its longest answer has, and none behind that."""
-    model, prompts, stops, alone = asked
+def test_ended_rows_leave_the_batch(case: Any) -> None:
+    model, prompts, stops, alone = case
     rows: list[int] = []
     hook = model.register_forward_pre_hook(
         lambda _, arguments, keywords: rows.append(len(keywords["input_ids"])), with_kwargs=True
@@ -144,9 +131,9 @@ def test_ended_rows_leave_the_batch_and_no_token_is_generated_after_all_have_end
     assert sum(rows) < 0.8 * len(alone) * lengths[-1]
 
 
-def test_no_token_is_generated_after_all_answers_have_a_text_of_until(asked: Any) -> None:
-    model, prompts, stops, alone = asked
-    ending = [place for place, own in enumerate(alone) if len(own) < LIMIT]
+def test_generation_ends_when_all_answers_contain_an_until_text(case: Any) -> None:
+    model, prompts, stops, alone = case
+    ending = [index for index, own in enumerate(alone) if len(own) < LIMIT]
 
     def decode(tokens: list[int], **_: Any) -> str:
         return "".join(chr(1000 + token) for token in tokens)
@@ -154,22 +141,21 @@ def test_no_token_is_generated_after_all_answers_have_a_text_of_until(asked: Any
     passes: list[int] = []
     hook = model.register_forward_pre_hook(lambda *_: passes.append(1))
     tokenizer = SimpleNamespace(pad_token_id=0, decode=decode)
-    rows = [{"input_ids": prompts[place], "prompt": len(prompts[place])} for place in ending]
+    rows = [{"input_ids": prompts[index], "prompt": len(prompts[index])} for index in ending]
     how = settings(batch=len(rows), max_new_tokens=LIMIT)
     answers = generate(model, tokenizer, rows, set(), how, until=[decode([stop]) for stop in stops])[0]
     hook.remove()
-    assert len(passes) == max(len(alone[place]) for place in ending)
-    assert all(answer.startswith(decode(alone[place])) for answer, place in zip(answers, ending, strict=True))
+    assert len(passes) == max(len(alone[index]) for index in ending)
+    assert all(answer.startswith(decode(alone[index])) for answer, index in zip(answers, ending, strict=True))
 
 
-def test_as_many_prompts_as_fit_into_the_free_memory_share_a_batch(asked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = asked[0]
+def test_batch_size_follows_free_memory(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = case[0]
     sizes = []
     for free in (0, 2**20, 2**21, 2**40):
         monkeypatch.setattr(batches_module, "free_memory", lambda device, free=free: free)
-        sizes.append(
-            [PromptBatches(model, settings(max_new_tokens=LIMIT)).rows(length, AUTO_ROWS) for length in (30, 300)]
-        )
+        batches = PromptBatches(model, settings(max_new_tokens=LIMIT))
+        sizes.append([batches.rows(length, AUTO_ROWS) for length in (30, 300)])
     assert sizes[0] == [1, 1]
     assert sizes[-1] == [AUTO_ROWS, AUTO_ROWS]
     assert 1 < sizes[1][0] < sizes[2][0] < AUTO_ROWS
@@ -192,8 +178,8 @@ def evaluated(bench: Bench, tiny_model: Path, tmp_path_factory: pytest.TempPathF
     return SimpleNamespace(folder=folder, data=data, model=model, answers=read_json(folder / "answers.json", ""))
 
 
-def test_base_and_adapter_answer_as_the_merged_model(evaluated: SimpleNamespace, tmp_path: Path) -> None:
-    """So do two ranks, and batches of other sizes."""
+def test_base_and_adapter_answer_like_the_merged_model(evaluated: SimpleNamespace, tmp_path: Path) -> None:
+    """Also on two ranks, with another batch size."""
     both = EvaluatedModel(evaluated.model.base, evaluated.model.adapter)
     evaluate(settings(ranks=2, batch=3), evaluated.data, both, tmp_path, tmp_path / "answers.json", tmp_path / "work")
     assert read_json(tmp_path / "answers.json", "") == evaluated.answers
@@ -205,23 +191,23 @@ def test_base_and_adapter_answer_as_the_merged_model(evaluated: SimpleNamespace,
     assert read_json(base / "evaluate.json", "")["loss"] > second["loss"]
 
 
-def test_base_and_adapter_are_asked_beside_the_merged_model(
+def test_unmerged_model_is_evaluated_beside_the_merged_one(
     evaluated: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Here they answer the same, and are judged alike; killed between them, the first is not asked again."""
+    """Both give the same answers here; after a kill between them the first is not repeated."""
     own, calls = ranks.answer, []
 
-    def second_fails(folder: Path, *arguments: Any) -> None:
+    def second_fails(folder: Path, *rest: Any) -> None:
         calls.append(folder.parent.name)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        own(folder, *arguments)
+        own(folder, *rest)
 
     monkeypatch.setattr(evaluate_module, "answer", second_fails)
-    given = settings(unmerged=True), evaluated.data, evaluated.model, tmp_path, tmp_path / "answers.json"
+    arguments = settings(unmerged=True), evaluated.data, evaluated.model, tmp_path, tmp_path / "answers.json"
     with pytest.raises(KeyboardInterrupt):
-        evaluate(*given, tmp_path / "work")
-    evaluate(*given, tmp_path / "work")
+        evaluate(*arguments, tmp_path / "work")
+    evaluate(*arguments, tmp_path / "work")
     assert calls == ["work", "work.unmerged", "work.unmerged"]
     assert not list(tmp_path.glob("work*"))
     answers = read_json(tmp_path / "answers.json", "")
@@ -236,10 +222,7 @@ def test_base_and_adapter_are_asked_beside_the_merged_model(
     assert actual["merged_over_unmerged_texts"] == 0 == actual["unmerged_over_base_texts"]
 
 
-def test_a_merged_model_and_an_adapter_say_themselves_where_answers_end(
-    evaluated: SimpleNamespace, tmp_path: Path
-) -> None:
-    """Without the stop token in their generation_config.json answers run on, though the prepared data names it."""
+def test_stop_tokens_come_from_generation_config(evaluated: SimpleNamespace, tmp_path: Path) -> None:
     for directory in (evaluated.model.merged, evaluated.model.adapter):
         config = read_json(directory / "generation_config.json", "")
         assert prompt_format.stop_tokens(directory, None) == {2}
@@ -248,7 +231,7 @@ def test_a_merged_model_and_an_adapter_say_themselves_where_answers_end(
     before = file.read_text()
     stop = _token_of(evaluated)
     counted = []
-    for ends in (stop, 1):  # a token that the model writes, and one that it does not
+    for ends in (stop, 1):  # one that the model generates, one that it does not
         write_json(file, json.loads(before) | {"eos_token_id": ends})
         evaluate(settings(), evaluated.data, evaluated.model, tmp_path, tmp_path / "answers.json")
         counted.append(read_json(tmp_path / "evaluate_resources.json", "")["generated_tokens"])
@@ -258,24 +241,18 @@ def test_a_merged_model_and_an_adapter_say_themselves_where_answers_end(
 
 
 def _token_of(evaluated: SimpleNamespace) -> int:
-    """Return a token of an answer that is not its last one."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(evaluated.model.merged)
     return int(tokenizer(evaluated.answers[0]["answer"])["input_ids"][1])
 
 
-def test_an_evaluation_that_was_killed_goes_on_from_its_answers(evaluated: SimpleNamespace, tmp_path: Path) -> None:
-    """A process of its own is killed when some rows have answers; starting it takes some seconds."""
+def test_killed_evaluation_continues_from_its_answers(evaluated: SimpleNamespace, tmp_path: Path) -> None:
     work = tmp_path / "work"
     model = evaluated.model
-    spec = {
-        "settings": settings(batch=2).model_dump(mode="json"),
-        "data": str(evaluated.data),
-        "model": [str(path) for path in (model.base, model.adapter, model.merged)],
-        "out": str(tmp_path / "out"),
-        "work": str(work),
-    }
+    spec = {"settings": settings(batch=2).model_dump(mode="json"), "data": str(evaluated.data), "work": str(work)}
+    paths = [str(path) for path in (model.base, model.adapter, model.merged)]
+    spec |= {"model": paths, "out": str(tmp_path / "out")}
     process = subprocess.Popen([sys.executable, "-c", SLOW, json.dumps(spec)], env=project_environment(Path.cwd()))
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and sum(len(kept_in(folder)) for folder in work.glob("*/")) < 4:
@@ -283,28 +260,26 @@ def test_an_evaluation_that_was_killed_goes_on_from_its_answers(evaluated: Simpl
     process.send_signal(signal.SIGKILL)
     process.wait()
     (folder,) = work.glob("*/")
-    kept = kept_in(folder)
-    assert 4 <= len(kept) < len(evaluated.answers)
+    stored = kept_in(folder)
+    assert 4 <= len(stored) < len(evaluated.answers)
     with (folder / "rank0.jsonl").open("a") as file:
-        file.write("[0, ")  # of a line that the kill cut off
-    place = next(iter(kept))
-    kept_line = json.dumps([place, "kept\u2028too", kept[place][1]], ensure_ascii=False)
-    with (folder / "rank0.jsonl").open("a") as file:
-        file.write(f"\n{kept_line}\n")  # shows that the row is not answered again
+        index = next(iter(stored))
+        line = json.dumps([index, "stored\u2028answer", stored[index][1]], ensure_ascii=False)
+        file.write(f"[0, \n{line}\n")  # a truncated line, and one that shows that the row is not answered again
     evaluate(settings(batch=5), evaluated.data, model, tmp_path, tmp_path / "answers.json", work)
     expected = [each["answer"] for each in evaluated.answers]
-    expected[place] = "kept\u2028too"
+    expected[index] = "stored\u2028answer"
     assert [each["answer"] for each in read_json(tmp_path / "answers.json", "")] == expected
     assert not work.exists()
-    # Of another model they are no answers.
-    key_of_other = tmp_path / "work/other"
-    key_of_other.mkdir(parents=True)
-    (key_of_other / "rank0.jsonl").write_text(f"{kept_line}\n")
+    # Answers of another model are ignored.
+    other = tmp_path / "work/other"
+    other.mkdir(parents=True)
+    (other / "rank0.jsonl").write_text(f"{line}\n")
     evaluate(settings(), evaluated.data, model, tmp_path, tmp_path / "answers.json", work)
     assert read_json(tmp_path / "answers.json", "") == evaluated.answers
 
 
-def test_the_model_is_found_by_transformers_alone(evaluated: SimpleNamespace) -> None:
+def test_merged_model_loads_in_transformers(evaluated: SimpleNamespace) -> None:
     merged = AutoModelForCausalLM.from_pretrained(evaluated.model.merged)
     assert merged.generation_config.pad_token_id == 0
     assert merged.generation_config.eos_token_id == 2

@@ -1,4 +1,4 @@
-"""The GPU benchmark without a GPU: its items call what there is; failures, budget, resumption; what the docs say."""
+"""The GPU benchmark without a GPU: items, failures, budget, continuation, and its mention in the docs."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ from benchmarks.gpu import Item
 from zerolora.files import read_json
 
 RESULTS = ROOT / "benchmarks/results"
-# The kind of an item, and the page that says whether it was measured.
+# The page and the words for each kind of item that was not measured.
 PAGES = {
     "probe": ("choice", "the rates that the planner assumes"),
     "memory": ("memory", "memory while training"),
@@ -32,7 +32,7 @@ PAGES = {
 }
 
 
-def test_items_call_scripts_and_models_that_there_are() -> None:
+def test_items_call_existing_scripts_and_models() -> None:
     planned = gpu.items()
     assert {item.name.split("_qwen")[0] for item in planned} == set(PAGES)
     assert len({item.name for item in planned}) == len(planned)
@@ -46,7 +46,7 @@ def test_items_call_scripts_and_models_that_there_are() -> None:
 
 
 @pytest.mark.parametrize("kind", PAGES)
-def test_the_documents_say_whether_it_was_measured(kind: str) -> None:
+def test_pages_state_whether_an_item_was_measured(kind: str) -> None:
     page, what = PAGES[kind]
     text = " ".join((ROOT / f"docs/{page}.md").read_text(encoding="utf-8").split())
     actual = [path for path in RESULTS.glob(f"gpu_{kind}*.json") if "measured" in json.loads(path.read_text())]
@@ -66,9 +66,7 @@ def measured(output: Path, name: str) -> dict[str, Any] | None:
 WRITES = "import sys; open(sys.argv[2], 'w').write('{\"a\": 1}')"
 
 
-def test_an_item_that_fails_or_hangs_is_recorded_and_the_rest_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failing_or_hanging_item_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "LEAST_LIMIT", 0)
     planned = [
         item("dies", "import sys; sys.exit('no such kernel')"),
@@ -89,9 +87,7 @@ def test_an_item_that_fails_or_hangs_is_recorded_and_the_rest_goes_on(
             assert "600" not in child.cmdline()
 
 
-def test_what_the_budget_cuts_short_is_left_for_a_later_call(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_items_beyond_the_budget_are_left_for_a_later_call(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     planned = [item("long", WRITES, 500), item("late", "import time; time.sleep(60)", 1), item("short", WRITES, 1)]
     gpu.measure_all(planned, tmp_path, 2)
     assert measured(tmp_path, "long") is None and measured(tmp_path, "late") is None
@@ -104,7 +100,7 @@ def test_what_the_budget_cuts_short_is_left_for_a_later_call(
     assert all(measured(tmp_path, name) for name in ("long", "late", "short"))
 
 
-def test_without_a_gpu_it_is_refused_in_a_line(tmp_path: Path) -> None:
+def test_missing_gpu_is_one_line(tmp_path: Path) -> None:
     import torch
 
     if torch.cuda.is_available():
@@ -115,7 +111,7 @@ def test_without_a_gpu_it_is_refused_in_a_line(tmp_path: Path) -> None:
     assert re.search(r"^memory_qwen2.5-7b +400 s  to do$", served(*command, "--list").stdout, re.MULTILINE)
 
 
-def test_without_the_base_model_a_tokenizer_is_trained(tmp_path: Path) -> None:
+def test_tokenizer_is_trained_without_the_base_model(tmp_path: Path) -> None:
     import contest
 
     contest.trained_tokenizer(1024).save_pretrained(tmp_path)

@@ -1,4 +1,4 @@
-"""Packed rows: refused where they would see each other, and equal to the rows by themselves everywhere else."""
+"""Packed rows: refused where they see each other, otherwise equal to single rows."""
 
 import contextlib
 from collections.abc import Iterable
@@ -21,15 +21,8 @@ from zerolora.train.loss import logits_of, make_chunked, make_whole, token_losse
 from zerolora.train.objectives import OBJECTIVES
 
 CPU = torch.device("cpu")
-SIZES = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-}
+SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
 NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 GPT = {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 128, **NO_DROPOUT}
 SOUND: dict[str, dict[str, Any]] = {
@@ -56,20 +49,19 @@ LEAKING: dict[str, dict[str, Any]] = {
     "gpt_oss": {"head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1},
     "mamba": {},
     "rwkv": {"attention_hidden_size": 32},
-    # Of these only a convolution over four tokens, or a state beside the attention, leads from row to row.
+    # These leak only through a convolution over four tokens or a state beside the attention.
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 4, "num_experts": 2}
     | {"use_mamba_kernels": False},
     "falcon_h1": {**SSM, "mamba_d_ssm": 64, "head_dim": 8},
 }
 EAGER_ONLY = {"gemma2", "bloom", "mpt", "gpt_oss", "mamba", "rwkv"}
-# Those that call what attention is registered. In lfm2 rows that are apart there still meet in its convolution.
+# Models that call the registered attention. Rows of lfm2 still meet in its convolution.
 EACH_ROW = {*SOUND, "lfm2"} - EAGER_ONLY
-PRECISIONS = [torch.float32, torch.float16, torch.bfloat16]
 
 
 def both(kinds: Iterable[str]) -> list[tuple[str, str]]:
-    """Return each architecture with each implementation of attention that it has."""
+    """Return each architecture with each attention implementation that it supports."""
     return [(kind, attention) for kind in kinds for attention in ("flash", "sdpa", "eager") if _has(kind, attention)]
 
 
@@ -79,8 +71,14 @@ def _has(kind: str, attention: str) -> bool:
     return attention == "eager" or kind not in EAGER_ONLY
 
 
+def precise(cases: Iterable[tuple[str, str]]) -> list[tuple[str, str, torch.dtype]]:
+    """Return the cases in each precision; fp16, finer than bf16, only for two architectures."""
+    precisions = (torch.float32, torch.bfloat16)
+    halves = [(*case, torch.float16) for case in cases if case[0] in ("llama", "bloom")]
+    return [(*case, precision) for case in cases for precision in precisions] + halves
+
+
 def build(kind: str, attention: str = "eager", precision: torch.dtype = torch.float32) -> Any:
-    """Return a tiny model of a real architecture, with random weights."""
     torch.manual_seed(0)
     config = AutoConfig.for_model(kind, **(SIZES | {**SOUND, **LEAKING}[kind]))
     attention = IMPLEMENTATIONS.get(attention, attention)
@@ -90,7 +88,7 @@ def build(kind: str, attention: str = "eager", precision: torch.dtype = torch.fl
 
 
 def build_loud(kind: str, attention: str) -> Any:
-    """Return a tiny model with weights so large that each part of it counts for the loss."""
+    """Return a tiny model with large weights, so that every part affects the loss."""
     model = build(kind, attention)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -99,18 +97,14 @@ def build_loud(kind: str, attention: str) -> Any:
     return model
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize(("kind", "attention"), [*both(SOUND), ("opt", "flash")])
-def test_architectures_that_keep_packed_rows_apart_pass(kind: str, attention: str, precision: torch.dtype) -> None:
+@pytest.mark.parametrize(("kind", "attention", "precision"), precise([*both(SOUND), ("opt", "flash")]))
+def test_architectures_with_isolated_rows_pass(kind: str, attention: str, precision: torch.dtype) -> None:
     check_isolation(*_model_and_config(kind, attention, precision), CPU)
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize(("kind", "attention"), both(LEAKING))
-def test_architectures_whose_packed_rows_see_each_other_are_refused(
-    kind: str, attention: str, precision: torch.dtype
-) -> None:
-    """Random weights leak little: in bf16 less than rounding does between a packed row and a row alone."""
+@pytest.mark.parametrize(("kind", "attention", "precision"), precise(both(LEAKING)))
+def test_architectures_with_leaking_rows_are_refused(kind: str, attention: str, precision: torch.dtype) -> None:
+    """Random weights leak little: in bf16 less than rounding."""
     said = rf"the {kind} model with {attention} attention the (first|second) row .* sees the .*write pack.packing: off"
     with pytest.raises(UserError, match=said):
         check_isolation(*_model_and_config(kind, attention, precision), CPU)
@@ -122,8 +116,8 @@ def _model_and_config(kind: str, attention: str, precision: torch.dtype) -> tupl
 
 
 @pytest.mark.parametrize("kind", ["llama", "opt"])
-def test_the_check_leaves_no_trace(kind: str) -> None:
-    """Whether it passes or not: modes of modules, random numbers, gradients."""
+def test_check_leaves_no_trace(kind: str) -> None:
+    """Of modules' modes, random numbers and gradients, whether it passes or not."""
     model = with_adapter(build(kind)).train()
     model.gradient_checkpointing_enable({"use_reentrant": True})
     model.enable_input_require_grads()
@@ -137,15 +131,15 @@ def test_the_check_leaves_no_trace(kind: str) -> None:
 
 
 class Wrapped(torch.nn.Module):
-    """A model called in another way, so that something is wrong with what packed rows get."""
+    """A wrapper that passes wrong inputs for packed rows."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
 
 
-def test_a_model_whose_positions_go_on_is_refused() -> None:
-    """Rows do not see each other, but the second of them stands elsewhere than alone."""
+def test_model_with_continuing_positions_is_refused() -> None:
+    """Rows are isolated, but the second has other positions than alone."""
 
     class Shifted(Wrapped):
         def forward(self, input_ids: Any, attention_mask: Any = None, position_ids: Any = None, **rest: Any) -> Any:
@@ -160,7 +154,7 @@ def test_a_model_whose_positions_go_on_is_refused() -> None:
         check_isolation(Shifted(model), model.config, CPU)
 
 
-def test_a_model_that_looks_ahead_is_refused() -> None:
+def test_model_that_attends_ahead_is_refused() -> None:
     class Reversed(Wrapped):
         def forward(self, input_ids: Any, attention_mask: Any = None, **rest: Any) -> Any:
             length = input_ids.shape[1]
@@ -172,7 +166,7 @@ def test_a_model_that_looks_ahead_is_refused() -> None:
         check_isolation(Reversed(model), model.config, CPU)
 
 
-def test_rounding_that_is_never_twice_the_same_is_no_leak() -> None:
+def test_nondeterministic_rounding_is_no_leak() -> None:
     class Trembling(Wrapped):
         def forward(self, **inputs: Any) -> Any:
             output = self.model(**inputs)
@@ -183,8 +177,8 @@ def test_rounding_that_is_never_twice_the_same_is_no_leak() -> None:
     check_isolation(Trembling(model), model.config, CPU)
 
 
-def test_a_model_that_is_handed_no_positions_is_refused() -> None:
-    """What transformers itself does when a trainer forgets them: the rows see each other, and nothing fails."""
+def test_model_without_position_ids_is_refused() -> None:
+    """As transformers does silently if a trainer passes none."""
 
     class Forgetful(Wrapped):
         def forward(self, position_ids: Any = None, **inputs: Any) -> Any:
@@ -196,7 +190,7 @@ def test_a_model_that_is_handed_no_positions_is_refused() -> None:
 
 
 def rows(*lengths: int) -> list[dict[str, Any]]:
-    """Return rows of random tokens; the first third of each is not learned."""
+    """Return rows of random tokens; the first third of each is not supervised."""
     draw = torch.Generator().manual_seed(sum(lengths))
     result = []
     for length in lengths:
@@ -209,8 +203,7 @@ def rows(*lengths: int) -> list[dict[str, Any]]:
 def with_adapter(model: Any) -> Any:
     from peft import LoraConfig, get_peft_model
 
-    targets = "all-linear"
-    adapted = get_peft_model(model, LoraConfig(r=2, target_modules=targets, task_type="CAUSAL_LM"))
+    adapted = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"))
     torch.manual_seed(1)
     for name, parameter in adapted.named_parameters():
         if "lora_B" in name:
@@ -233,15 +226,13 @@ def loss_and_gradients(model: Any, micro_batches: list[Any], packing: bool) -> t
     ("kind", "attention"),
     [*both(["llama", "qwen2", "mistral", "phi3", "gemma2", "gemma3_text", "gpt2", "gpt_neox"]), ("opt", "flash")],
 )
-def test_a_packed_batch_has_loss_and_gradients_of_its_rows_alone(
-    kind: str, attention: str, checkpointing: bool
-) -> None:
+def test_packed_batch_has_loss_and_gradients_of_single_rows(kind: str, attention: str, checkpointing: bool) -> None:
     model = with_adapter(build_loud(kind, attention)).train()
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": True})
         model.enable_input_require_grads()
     samples = rows(9, 14, 5, 21, 7, 3)
-    packed = [samples[:2], samples[2:5], samples[5:]]  # of 23, 33 and 3 tokens: two of them are padded
+    packed = [samples[:2], samples[2:5], samples[5:]]  # 23, 33 and 3 tokens: two are padded
     alone = loss_and_gradients(model, [[[row]] for row in samples], packing=False)
     together = loss_and_gradients(model, [packed], packing=True)
     one_by_one = loss_and_gradients(model, [[row] for row in packed], packing=True)
@@ -257,11 +248,9 @@ def test_a_packed_batch_has_loss_and_gradients_of_its_rows_alone(
 
 @pytest.mark.parametrize("kind", SOUND)
 @pytest.mark.parametrize("full", [False, True])
-def test_the_loss_by_chunks_is_that_of_the_models_own_logits(
-    kind: str, full: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Gemma's bounded logits too; several chunks; with a frozen head, and with all weights trained."""
-    monkeypatch.setattr("zerolora.model.spec.LEAST_CHUNK", 4)
+def test_chunked_loss_equals_that_of_the_models_logits(kind: str, full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with Gemma's capped logits, several chunks, a frozen head and full training."""
+    monkeypatch.setattr("zerolora.model.logit_chunks.LEAST_CHUNK", 4)
     base = build_loud(kind, "eager").requires_grad_(full)
     assert check_loss(base, base, CPU, "fp32")
     model = base.train() if full else with_adapter(base).train()
@@ -276,7 +265,7 @@ def test_the_loss_by_chunks_is_that_of_the_models_own_logits(
 
 
 @pytest.mark.parametrize("kind", ["cohere", "granite"])
-def test_a_model_that_scales_its_logits_has_its_own_loss(kind: str) -> None:
+def test_model_that_scales_its_logits_uses_the_unchunked_loss(kind: str) -> None:
     scale = {"cohere": {"logit_scale": 0.3}, "granite": {"logits_scaling": 3.0}}[kind]
     config = AutoConfig.for_model(kind, **(SIZES | scale | {"pad_token_id": 0}))
     model: Any = AutoModelForCausalLM.from_config(config)
@@ -286,7 +275,7 @@ def test_a_model_that_scales_its_logits_has_its_own_loss(kind: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "attention"), both(SOUND))
-def test_each_token_of_a_packed_row_has_the_loss_it_has_alone(kind: str, attention: str) -> None:
+def test_packed_tokens_have_the_loss_of_single_rows(kind: str, attention: str) -> None:
     model = build_loud(kind, attention).eval()
     samples = rows(9, 14, 5, 11)
     with torch.no_grad():
@@ -297,22 +286,21 @@ def test_each_token_of_a_packed_row_has_the_loss_it_has_alone(kind: str, attenti
 
 
 def own_losses(model: Any, packed_rows: list[Any], packing: bool) -> torch.Tensor:
-    """Return the loss of each supervised token."""
     batch = collate(packed_rows, packing, CPU)
     logits = logits_of(model, batch).flatten(0, 1)[batch["supervised"]]
     return torch.nn.functional.cross_entropy(logits, batch["targets"], reduction="none")
 
 
 @pytest.mark.parametrize("kind", ["gemma2", "gpt_oss"])
-def test_an_attention_that_the_model_has_not_is_a_users_mistake(kind: str, tmp_path: Path) -> None:
+def test_unsupported_attention_is_one_line(kind: str, tmp_path: Path) -> None:
     build(kind).save_pretrained(tmp_path)
     plan = training_plan(attention="sdpa", engine="deepspeed")
     with pytest.raises(UserError, match="train.attention is sdpa, which this model does not have.*attention: eager"):
         adapt(tmp_path, plan, zero_json(plan, stage=0), CPU)
 
 
-def test_no_rows_first_token_is_a_target() -> None:
-    """Even of rows whose every token is learned: the token before it belongs to another row."""
+def test_first_token_of_a_row_is_never_a_target() -> None:
+    """The token before it belongs to another row."""
     samples = [{"input_ids": [1, 2, 3], "labels": [1, 2, 3], "source": 0}] * 3
     batch = collate([samples], True, CPU)
     assert batch["targets"].tolist() == [2, 3] * 3

@@ -1,4 +1,4 @@
-"""MT-bench's protocol, with a judge on this machine that counts what it is asked."""
+"""MT-bench's protocol, with a local judge that counts requests."""
 
 import email.utils
 import json
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, served
+from conftest import ROOT, refusal, served
 from hypothesis import given
 from hypothesis import strategies as st
 from loopback_judge import Judge, Messages, fair, judging
@@ -41,7 +41,6 @@ def settings_of(judge: Judge, **changed: Any) -> JudgeSettings:
 
 
 def asked(judge: Judge, work: Path, waits: list[float] | None = None, **changed: Any) -> list[dict[str, Any]]:
-    """Return the records of all requests about QUESTIONS."""
     settings = settings_of(judge, **changed)
     slept = [] if waits is None else waits
     with Endpoint(settings, {"JUDGE_KEY": KEY}, slept.append) as endpoint:
@@ -51,13 +50,12 @@ def asked(judge: Judge, work: Path, waits: list[float] | None = None, **changed:
 # Questions and prompts
 
 
-def test_the_example_questions_are_of_the_eight_categories() -> None:
+def test_example_questions_cover_the_eight_categories() -> None:
     questions = read_questions(ROOT / "config/judge/questions.jsonl")
     categories = "writing roleplay extraction math reasoning coding stem humanities"
     assert [each.category for each in questions] == categories.split()
-    assert [bool(each.reference) for each in questions] == [
-        each.category in ("math", "reasoning", "coding") for each in questions
-    ]
+    with_reference = {each.category for each in questions if each.reference}
+    assert with_reference == {"math", "reasoning", "coding"}
 
 
 @pytest.mark.parametrize(
@@ -73,13 +71,12 @@ def test_the_example_questions_are_of_the_eight_categories() -> None:
         ('{"question_id": "\\ud800", "category": "a", "turns": ["x", "y"]}', "is not JSON"),
     ],
 )
-def test_a_bad_line_is_named(tmp_path: Path, line: str, said: str) -> None:
+def test_invalid_question_is_named_by_its_line(tmp_path: Path, line: str, said: str) -> None:
     file = tmp_path / "questions.jsonl"
     good = '{"question_id": 0, "category": "a", "turns": ["x \u2028", "y"]}'
     file.write_text(f"{good}\n\n{line}\n", encoding="utf-8")
-    with pytest.raises(UserError, match="questions.jsonl:3: ") as error:
-        read_questions(file)
-    assert said in str(error.value) and "\n" not in str(error.value)
+    refused = refusal(read_questions, file)
+    assert "questions.jsonl:3: " in refused and said in refused
 
 
 def test_files_without_questions_are_refused(tmp_path: Path) -> None:
@@ -111,7 +108,7 @@ def test_each_turn_is_graded_and_compared_in_both_orders() -> None:
     assert actual[0].key(model="judge") != actual[0].key(model="other")
 
 
-def test_a_reference_is_shown_only_where_mt_bench_shows_it() -> None:
+def test_references_are_only_shown_as_in_mt_bench() -> None:
     question = QUESTIONS[0]._replace(reference=("a reference", "another"))
     assert "reference" not in str([each.messages for each in requests([question], ANSWERS)])
 
@@ -120,19 +117,19 @@ def test_a_reference_is_shown_only_where_mt_bench_shows_it() -> None:
 
 
 @given(st.integers(1, 10), st.text(alphabet=st.characters(blacklist_characters="[]")))
-def test_a_rating_is_read_from_any_text(value: int, around: str) -> None:
+def test_rating_is_parsed_from_any_text(value: int, around: str) -> None:
     assert rating(f"{around}[[{value}]]{around}") == value
     assert rating(f"[[{value}]] or {around} [[{value % 10 + 1}]]") is None
     assert rating(f"{around}[{value}]{around}") is None
 
 
 @pytest.mark.parametrize("text", ["", "[[11]]", "[[0]]", "[[rating]]", "[[-3]]", "[[٣]]", "5", "[[7/10]]"])
-def test_what_is_no_rating_is_not_guessed(text: str) -> None:
+def test_invalid_rating_is_none(text: str) -> None:
     assert rating(text) is None
 
 
 @given(st.sampled_from([BASE, TUNED, TIE, None]), st.sampled_from([BASE, TUNED, TIE, None]))
-def test_a_win_needs_both_orders(one: str | None, other: str | None) -> None:
+def test_win_needs_both_orders(one: str | None, other: str | None) -> None:
     actual = outcome(one, other)
     assert actual == outcome(other, one)
     assert (actual is None) == (one is None or other is None)
@@ -140,7 +137,7 @@ def test_a_win_needs_both_orders(one: str | None, other: str | None) -> None:
 
 
 @given(st.sampled_from("AB"))
-def test_exchanging_the_assistants_exchanges_the_winner(letter: str) -> None:
+def test_swapping_the_assistants_swaps_the_winner(letter: str) -> None:
     assert {winner(f"[[{letter}]]", order) for order in ((BASE, TUNED), (TUNED, BASE))} == {BASE, TUNED}
     assert winner("[[C]]", (BASE, TUNED)) == TIE
     assert winner("[[A]] … no, [[B]]", (BASE, TUNED)) is None is winner("A", (BASE, TUNED))
@@ -157,19 +154,19 @@ def test_the_better_model_wins_in_both_orders(tmp_path: Path) -> None:
     assert (actual["prompt_tokens"], actual["completion_tokens"], actual["requests_without_usage"]) == (1600, 160, 0)
 
 
-def test_a_judge_that_prefers_a_position_makes_ties(tmp_path: Path) -> None:
+def test_position_bias_gives_ties(tmp_path: Path) -> None:
     with judging(lambda messages: "[[A]]" if "Assistant B" in messages[1]["content"] else "[[5]]") as judge:
         actual = metrics(asked(judge, tmp_path), 42)
     assert (actual["win_rate"], actual["tie_rate"], actual["loss_rate"]) == (0, 1, 0)
     assert actual["score_difference"] == 0
 
 
-def test_what_cannot_be_read_is_counted_and_left_out(tmp_path: Path) -> None:
+def test_unparsable_verdicts_are_counted_and_omitted(tmp_path: Path) -> None:
     def some(messages: Messages) -> str | None:
         text = messages[1]["content"]
-        return (
-            None if "1 + 1" in text and "2 + 2" not in text else "[[B]] or [[A]]" if "1 + 1" in text else fair(messages)
-        )
+        if "1 + 1" not in text:
+            return fair(messages)
+        return "[[B]] or [[A]]" if "2 + 2" in text else None
 
     with judging(some) as judge:
         records = asked(judge, tmp_path)
@@ -181,7 +178,7 @@ def test_what_cannot_be_read_is_counted_and_left_out(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.lists(st.floats(1, 10), max_size=2), min_size=1, max_size=20))
-def test_the_interval_lies_within_the_values_and_depends_on_the_seed_alone(values: list[list[float]]) -> None:
+def test_interval_is_within_the_values_and_seeded(values: list[list[float]]) -> None:
     by_question = {str(number): each for number, each in enumerate(values)}
     low, high = interval(by_question, 1)
     flat = [value for each in values for value in each]
@@ -194,7 +191,7 @@ def test_the_interval_lies_within_the_values_and_depends_on_the_seed_alone(value
 # The endpoint
 
 
-def test_a_busy_endpoint_is_asked_again(tmp_path: Path) -> None:
+def test_busy_endpoint_is_retried(tmp_path: Path) -> None:
     date = email.utils.formatdate(time.time() + 100, usegmt=True)
     with judging() as judge:
         judge.failures = [(503, {}), (429, {"retry-after": "7"}), "break", (500, {}), (429, {"retry-after": date})]
@@ -206,7 +203,7 @@ def test_a_busy_endpoint_is_asked_again(tmp_path: Path) -> None:
     assert metrics(records, 42)["win_rate"] == 1
 
 
-def test_an_endpoint_that_stays_busy_ends_the_command(tmp_path: Path) -> None:
+def test_endpoint_that_stays_busy_is_one_line(tmp_path: Path) -> None:
     waits: list[float] = []
     with judging() as judge:
         judge.failures = [(503, {})] * ATTEMPTS
@@ -229,19 +226,16 @@ def test_an_endpoint_that_stays_busy_ends_the_command(tmp_path: Path) -> None:
         (None, {"choices": [{"message": {"content": 5}}]}, "the answer is not a chat completion"),
     ],
 )
-def test_a_refusal_is_one_line_without_the_key(tmp_path: Path, failure: int | None, body: Any, said: str) -> None:
+def test_refusal_is_one_line_without_the_key(tmp_path: Path, failure: int | None, body: Any, said: str) -> None:
     with judging() as judge, judging() as other:
         judge.failures = [(failure, {"location": f"{other.endpoint}/chat/completions"})] if failure else []
         judge.body = body
-        with pytest.raises(UserError) as error:
-            asked(judge, tmp_path, key_variable="JUDGE_KEY")
+        text = refusal(asked, judge, tmp_path, key_variable="JUDGE_KEY")
         assert judge.keys == [f"Bearer {KEY}"] and other.asked == []
-    text = str(error.value)
-    assert said in text and text.startswith(f"judge.endpoint: {judge.endpoint}: ")
-    assert KEY not in text and "\n" not in text
+    assert said in text and text.startswith(f"judge.endpoint: {judge.endpoint}: ") and KEY not in text
 
 
-def test_a_server_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+def test_missing_server_is_one_line(tmp_path: Path) -> None:
     with judging() as judge:
         pass
     with pytest.raises(UserError, match="no connection .*refused.*; correct the address, or start the server"):
@@ -258,7 +252,7 @@ def test_a_server_that_is_not_there_is_one_line(tmp_path: Path) -> None:
         ({"key_variable": "JUDGE_KEY"}, {"JUDGE_KEY": "a\nb"}, "contains characters that no key has"),
     ],
 )
-def test_what_is_not_set_is_said(changed: dict[str, Any], environment: dict[str, str], said: str) -> None:
+def test_unset_or_invalid_values_are_named(changed: dict[str, Any], environment: dict[str, str], said: str) -> None:
     known = {"endpoint": "http://localhost:1", "model": "judge"}
     with pytest.raises(UserError, match=said) as error:
         Endpoint(JudgeSettings(**{**known, **changed}), environment)
@@ -276,21 +270,19 @@ def test_what_is_not_set_is_said(changed: dict[str, Any], environment: dict[str,
         "x",
     ],
 )
-def test_only_an_encrypted_or_a_local_endpoint_is_taken(address: str) -> None:
+def test_only_encrypted_or_local_endpoints_are_valid(address: str) -> None:
     with pytest.raises(ValueError, match="write"):
         JudgeSettings(endpoint=address)
-    for good in (
+    for valid in (
         "https://judge.example/v1/",
         "http://127.0.0.1:8000/v1",
         "http://[::1]:8000/v1",
         "http://localhost/v1",
     ):
-        assert JudgeSettings(endpoint=good).endpoint == good.rstrip("/")
+        assert JudgeSettings(endpoint=valid).endpoint == valid.rstrip("/")
 
 
-def test_a_proxy_of_the_environment_does_not_see_what_a_local_judge_is_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_local_judge_bypasses_the_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with judging() as judge, judging() as proxy:
         for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
             monkeypatch.setenv(name, proxy.endpoint.removesuffix("/v1"))
@@ -300,18 +292,13 @@ def test_a_proxy_of_the_environment_does_not_see_what_a_local_judge_is_asked(
         assert len(judge.asked) == 16 and proxy.asked == []
 
 
-def test_what_the_judge_is_asked_is_kept(tmp_path: Path) -> None:
+def test_requests_are_recorded(tmp_path: Path) -> None:
     with judging(lambda messages: f"{KEY} \ud800 {fair(messages)}") as judge:
         judge.usage = False
         records = asked(judge, tmp_path, key_variable="JUDGE_KEY", judge_tokens=77)
         bodies = judge.asked
-    assert bodies[0] == {
-        "path": "/v1/chat/completions",
-        "model": "judge",
-        "temperature": 0,
-        "max_tokens": 77,
-        "messages": records[0]["messages"],
-    }
+    request = {"path": "/v1/chat/completions", "model": "judge", "temperature": 0, "max_tokens": 77}
+    assert bodies[0] == {**request, "messages": records[0]["messages"]}
     assert [each["messages"] for each in bodies] == [record["messages"] for record in records]
     assert {(record["judge"], record["judge_reported"]) for record in records} == {("judge", "judge-2026-01")}
     assert records[0]["answer"] == "[key] ? Rating: [[4]]" and records[0]["finish_reason"] == "stop"
@@ -319,7 +306,7 @@ def test_what_the_judge_is_asked_is_kept(tmp_path: Path) -> None:
     assert records[0]["prompt_tokens"] == tokens_of(each["content"] for each in records[0]["messages"])
 
 
-# Killed and begun again
+# Continuation after a kill
 
 KILLED = """
 import sys
@@ -332,7 +319,7 @@ test_judge.asked(There, Path({work!r}))
 """
 
 
-def test_a_killed_command_asks_only_the_rest(tmp_path: Path) -> None:
+def test_killed_command_continues_with_the_rest(tmp_path: Path) -> None:
     with judging() as judge:
         text = KILLED.format(path=sys.path, endpoint=judge.endpoint, work=str(tmp_path))
         process = subprocess.Popen([sys.executable, "-c", text], env={**os.environ, "PYTHONPATH": str(ROOT / "src")})
@@ -352,7 +339,7 @@ def test_a_killed_command_asks_only_the_rest(tmp_path: Path) -> None:
         assert len(judge.asked) == 17 + 16
 
 
-def test_a_damaged_line_is_named(tmp_path: Path) -> None:
+def test_damaged_line_is_named(tmp_path: Path) -> None:
     (tmp_path / "verdicts.jsonl").write_text('{"key": "a"}\nnothing\n')
     with pytest.raises(UserError, match="verdicts.jsonl:2: is damaged; delete that line"):
         WorkFile(tmp_path / "verdicts.jsonl")
@@ -361,7 +348,7 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
 # The price
 
 
-def test_the_price_is_that_of_the_tokens(tmp_path: Path) -> None:
+def test_price_follows_the_tokens(tmp_path: Path) -> None:
     prices: dict[str, Any] = {"prompt_price": 2.5, "completion_price": 10.0}
     with judging() as judge:
         settings = settings_of(judge, **prices)
@@ -373,11 +360,11 @@ def test_the_price_is_that_of_the_tokens(tmp_path: Path) -> None:
 
 
 @given(st.text(), st.text())
-def test_a_longer_text_has_no_fewer_tokens(one: str, other: str) -> None:
+def test_longer_text_has_at_least_as_many_tokens(one: str, other: str) -> None:
     assert tokens_of([one]) <= tokens_of([one + other]) <= tokens_of([one, other])
 
 
-def test_nothing_is_asked_if_all_of_it_could_exceed_the_price(tmp_path: Path) -> None:
+def test_no_request_is_sent_if_the_estimate_exceeds_the_price(tmp_path: Path) -> None:
     prices: dict[str, Any] = {"prompt_price": 0.0, "completion_price": 1_000_000.0, "judge_tokens": 10}
     with judging() as judge:
         with pytest.raises(UserError, match="judge.max_price: 159 is less than 160.0000"):
@@ -389,10 +376,10 @@ def test_nothing_is_asked_if_all_of_it_could_exceed_the_price(tmp_path: Path) ->
         assert len(asked(judge, tmp_path, max_price=160.0, **prices)) == 16
 
 
-def test_it_stops_where_more_is_spent_than_was_estimated(tmp_path: Path) -> None:
+def test_judging_stops_before_the_price_is_exceeded(tmp_path: Path) -> None:
     with judging() as judge:
-        # 10 completion tokens each, where 1 was the most: 16 are allowed, and the second request could exceed them.
-        with pytest.raises(UserError, match=r"the next request \(rerun to resume from .*verdicts.jsonl\)"):
+        # 10 completion tokens each instead of 1: the second request could exceed the 16 allowed.
+        with pytest.raises(UserError, match="the next request, with .*verdicts.jsonl to continue from"):
             asked(judge, tmp_path, max_price=16.0, prompt_price=0.0, completion_price=1e6, judge_tokens=1)
         assert len(judge.asked) == 2
         asked(judge, tmp_path, max_price=160.0, prompt_price=0.0, completion_price=1e6, judge_tokens=1)
@@ -403,8 +390,8 @@ def test_it_stops_where_more_is_spent_than_was_estimated(tmp_path: Path) -> None
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
-    """Return a directory with the stamps of two models, an adapter of the first, and a data set's manifest."""
+def models(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
+    """Return a directory with two models, an adapter of the first, and a data set's manifest."""
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM
@@ -414,7 +401,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
     data = {"files": {}, "pad_token": "<|endoftext|>", "stop_tokens": ["<|im_end|>"], "settings": {}}
     (directory / "data/manifest.json").write_text(json.dumps(data))
     config = AutoConfig.from_pretrained(tiny_model)
-    config.tie_word_embeddings = False  # tied random weights say the last token again and again
+    config.tie_word_embeddings = False  # tied random weights repeat the last token
     for name in (TUNED, BASE):
         torch.manual_seed(len(name))
         model = LlamaForCausalLM(config)
@@ -422,38 +409,36 @@ def place(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
         AutoTokenizer.from_pretrained(tiny_model).save_pretrained(directory / name)
         (directory / f"{name}.json").write_text(json.dumps({"path": str(directory / name), "files": {}}))
     (directory / "unmerged.json").write_text(json.dumps({"enabled": False, "files": {}}))
-    get_peft_model(
-        model, LoraConfig(r=2, init_lora_weights=False, target_modules=["lm_head"], task_type="CAUSAL_LM")
-    ).save_pretrained(str(directory / "adapter"))
+    lora = LoraConfig(r=2, init_lora_weights=False, target_modules=["lm_head"], task_type="CAUSAL_LM")
+    get_peft_model(model, lora).save_pretrained(str(directory / "adapter"))
     lines = [{"question_id": each.id, "category": each.category, "turns": each.turns} for each in QUESTIONS]
     (directory / "questions.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     return directory
 
 
-def command(place: Path, output: Path, tuned: str = TUNED, **settings: Any) -> list[str]:
-    files = {"data": place / "data", "base": place / "base.json", "tuned": place / f"{tuned}.json"}
+def command(models: Path, output: Path, tuned: str = TUNED, **settings: Any) -> list[str]:
+    files = {"data": models / "data", "base": models / "base.json", "tuned": models / f"{tuned}.json"}
     files |= {"work": output / "work", "output": output / "judge"}
-    values = {"questions": str(place / "questions.jsonl"), "max_new_tokens": 12, **settings}
+    values = {"questions": str(models / "questions.jsonl"), "max_new_tokens": 12, **settings}
     options = [text for name, path in files.items() for text in (f"--{name}", str(path))]
     return ["zerolora", "--log", str(output / "log"), "judge", "--settings", json.dumps(values), *options]
 
 
-def test_two_models_answer_and_are_judged_and_the_key_stays_secret(place: Path, tmp_path: Path) -> None:
-    """Over 5 s, since a process loads torch and a model."""
+def test_two_models_are_judged_and_the_key_stays_secret(models: Path, tmp_path: Path) -> None:
     with judging(lambda messages: f"{KEY} {fair(messages)}") as judge:
         judge.failures = [(429, {"retry-after": "0"})]
         known = {"endpoint": judge.endpoint, "model": "judge", "key_variable": "JUDGE_KEY"}
-        result = served(*command(place, tmp_path, **known), JUDGE_KEY=KEY)
+        result = served(*command(models, tmp_path, **known), JUDGE_KEY=KEY)
         assert result.returncode == 0, (tmp_path / "log").read_text()
         assert len(judge.asked) == 17 and set(judge.keys) == {f"Bearer {KEY}"}
-        again = served(*command(place, tmp_path, **known), JUDGE_KEY=KEY)
+        again = served(*command(models, tmp_path, **known), JUDGE_KEY=KEY)
         assert again.returncode == 0 and len(judge.asked) == 17
     answers = [json.loads(line) for line in (tmp_path / "judge/answers.jsonl").read_text().splitlines()]
     assert all(each[BASE] != each[TUNED] and all(each[BASE]) and all(each[TUNED]) for each in answers)
     assert [len(each["turns"]) for each in answers] == [2, 2]
     verdicts = [json.loads(line) for line in (tmp_path / "judge/verdicts.jsonl").read_text().splitlines()]
     assert [each["verdict"] for each in verdicts[:4]] == [4, 4, "tie", "tie"]
-    # The second turn was asked after the first answer.
+    # The second turn follows the first answer.
     second = next(each for each in verdicts if each["turn"] == 2)["messages"][1]["content"]
     assert second.index(answers[0][BASE][0]) < second.index(QUESTIONS[0].turns[1]) < second.index(answers[0][BASE][1])
     assert json.loads((tmp_path / "judge/judge.json").read_text())["tie_rate"] == 1
@@ -463,38 +448,35 @@ def test_two_models_answer_and_are_judged_and_the_key_stays_secret(place: Path, 
     assert KEY not in result.stdout + result.stderr
 
 
-def test_an_adapter_that_was_not_merged_is_loaded_onto_the_base_model(place: Path, tmp_path: Path) -> None:
+def test_unmerged_adapter_is_judged_on_its_base(models: Path, tmp_path: Path) -> None:
     with judging() as judge:
         known = {"endpoint": judge.endpoint, "model": "judge"}
-        result = served(*command(place, tmp_path, "unmerged", **known), "--adapter", str(place / "adapter"))
-        without = served(*command(place, tmp_path, "unmerged", **known))
+        result = served(*command(models, tmp_path, "unmerged", **known), "--adapter", str(models / "adapter"))
+        without = served(*command(models, tmp_path, "unmerged", **known))
     assert (result.returncode, without.returncode) == (0, 2), (tmp_path / "log").read_text()
     assert "names no merged weights; add --adapter" in (tmp_path / "log").read_text()
     answers = [json.loads(line) for line in (tmp_path / "judge/answers.jsonl").read_text().splitlines()]
     assert all(each[BASE] != each[TUNED] for each in answers)
 
 
-def test_without_an_endpoint_nothing_is_generated(place: Path, tmp_path: Path) -> None:
-    result = served(*command(place, tmp_path))
+def test_without_an_endpoint_nothing_is_generated(models: Path, tmp_path: Path) -> None:
+    result = served(*command(models, tmp_path))
     assert result.returncode == 2
-    assert (tmp_path / "log").read_text().strip() == (
-        "zerolora: config/config.yaml: judge.endpoint is not set; write it, as docs/judge.md shows"
-    )
+    line = "zerolora: config/config.yaml: judge.endpoint is not set; write it, as docs/judge.md shows"
+    assert (tmp_path / "log").read_text().strip() == line
     assert not (tmp_path / "judge").exists() and not (tmp_path / "work").exists()
 
 
-def test_a_price_that_even_empty_answers_exceed_is_refused_before_the_models_answer(
-    place: Path, tmp_path: Path
-) -> None:
+def test_price_below_that_of_empty_answers_is_refused_first(models: Path, tmp_path: Path) -> None:
     with judging() as judge:
         prices: dict[str, Any] = {"prompt_price": 1.0, "completion_price": 1e6, "max_price": 1.0}
-        result = served(*command(place, tmp_path, endpoint=judge.endpoint, model="judge", **prices))
+        result = served(*command(models, tmp_path, endpoint=judge.endpoint, model="judge", **prices))
         assert result.returncode == 2 and judge.asked == []
     assert "judge.max_price: 1 is less than" in (tmp_path / "log").read_text()
     assert not (tmp_path / "work").exists()
 
 
-def test_a_request_is_known_by_all_that_is_asked() -> None:
+def test_request_key_depends_on_the_messages() -> None:
     request: JudgeRequest = requests(QUESTIONS, ANSWERS)[0]
     other = request._replace(messages=[request.messages[0], {"role": "user", "content": "other"}])
     assert request.key() != other.key()
