@@ -136,6 +136,9 @@ def _serve(source: str, address: str, stand_ins: str, client: socket.socket, end
     for name in CODE:
         importlib.import_module(f"zerolora.{name}")
     importlib.import_module("zerolora.train.engines.deepspeed").DeepSpeedEngine.load_library()
+    templates = importlib.import_module("zerolora.report.html").templates()
+    for name in templates.list_templates(extensions=["html"]):
+        templates.get_template(name)
     importlib.import_module("snakemake.cli").get_argument_parser()  # looks for plugins in all of sys.path, once
     forked = importlib.import_module("forked")
     gc.collect()

@@ -8,6 +8,7 @@ template prints is escaped, except for `Markup`.
 import base64
 import hashlib
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,9 @@ from zerolora.units import gib
 HERE = Path(__file__).parent
 
 
-def render(template: str, **values: Any) -> str:
-    """Return the page of a template in this directory. Equal values give equal bytes.
-
-    The page's policy lets a browser run the page's two scripts and load nothing.
-    """
+@cache
+def templates() -> jinja2.Environment:
+    """Return the environment of the templates in this directory."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE),
         autoescape=True,
@@ -38,13 +37,22 @@ def render(template: str, **values: Any) -> str:
         "svg": lambda chart: Markup(chart.svg()),  # noqa: S704 - Vega escapes its texts
     }
     environment.filters |= filters
+    return environment
+
+
+def render(template: str, **values: Any) -> str:
+    """Return the page of a template in this directory. Equal values give equal bytes.
+
+    The page's policy lets a browser run the page's two scripts and load nothing.
+    """
     scripts = [javascript(), (HERE / "page.js").read_text(encoding="utf-8")]
-    return environment.get_template(template).render(
+    page: str = templates().get_template(template).render(
         style=Markup((HERE / "page.css").read_text(encoding="utf-8")),  # noqa: S704 - of this package
         scripts=[Markup(script) for script in scripts],  # noqa: S704 - likewise
         policy=_policy(scripts),
         **values,
     )
+    return page
 
 
 def _policy(scripts: list[str]) -> str:
