@@ -46,11 +46,15 @@ def render(template: str, **values: Any) -> str:
     The page's policy lets a browser run the page's two scripts and load nothing.
     """
     scripts = [javascript(), (HERE / "page.js").read_text(encoding="utf-8")]
-    page: str = templates().get_template(template).render(
-        style=Markup((HERE / "page.css").read_text(encoding="utf-8")),  # noqa: S704 - of this package
-        scripts=[Markup(script) for script in scripts],  # noqa: S704 - likewise
-        policy=_policy(scripts),
-        **values,
+    page: str = (
+        templates()
+        .get_template(template)
+        .render(
+            style=Markup((HERE / "page.css").read_text(encoding="utf-8")),  # noqa: S704 - of this package
+            scripts=[Markup(script) for script in scripts],  # noqa: S704 - likewise
+            policy=_policy(scripts),
+            **values,
+        )
     )
     return page
 
