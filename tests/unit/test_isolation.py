@@ -250,7 +250,7 @@ def test_packed_batch_has_loss_and_gradients_of_single_rows(kind: str, attention
 @pytest.mark.parametrize("full", [False, True])
 def test_chunked_loss_equals_that_of_the_models_logits(kind: str, full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also with Gemma's capped logits, several chunks, a frozen head and full training."""
-    monkeypatch.setattr("zerolora.model.logit_chunks.LEAST_CHUNK", 4)
+    monkeypatch.setattr("zerolora.model.spec.LEAST_CHUNK", 4)
     base = build_loud(kind, "eager").requires_grad_(full)
     assert check_loss(base, base, CPU, "fp32")
     model = base.train() if full else with_adapter(base).train()

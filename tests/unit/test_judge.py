@@ -379,7 +379,7 @@ def test_no_request_is_sent_if_the_estimate_exceeds_the_price(tmp_path: Path) ->
 def test_judging_stops_before_the_price_is_exceeded(tmp_path: Path) -> None:
     with judging() as judge:
         # 10 completion tokens each instead of 1: the second request could exceed the 16 allowed.
-        with pytest.raises(UserError, match="the next request, with .*verdicts.jsonl to continue from"):
+        with pytest.raises(UserError, match="the next request .*verdicts.jsonl"):
             asked(judge, tmp_path, max_price=16.0, prompt_price=0.0, completion_price=1e6, judge_tokens=1)
         assert len(judge.asked) == 2
         asked(judge, tmp_path, max_price=160.0, prompt_price=0.0, completion_price=1e6, judge_tokens=1)

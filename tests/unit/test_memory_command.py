@@ -577,7 +577,7 @@ OPTIONS: list[tuple[str, str]] = [
     ("--lora-targets lm_head", "lm_head shares its weight with another module"),
     ("--lora-targets q_proj,nothing", "'nothing' is not in the model"),
     ("--lora-targets ''", "--lora-targets '': a name is empty; write names with one comma"),
-    ("--lora-dropout 1", "--lora-dropout 1: nothing would be left to train; write less"),
+    ("--lora-dropout 1", "--lora-dropout 1: leaves nothing to train; write less"),
     ("--activation-offload --no-activation-checkpointing", "remove --no-activation"),
     (
         "--rank-pattern q_proj=4 --rank-pattern q_proj=8",
