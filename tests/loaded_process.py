@@ -20,6 +20,8 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
+import jinja2
+
 LIBRARIES = (
     *("accelerate.tracking", "datasets", "deepspeed", "deepspeed.runtime.superoffload.superoffload_stage3"),
     *("peft", "torch", "torch._subclasses.schema_check_mode", "torch.distributed.fsdp"),
@@ -138,7 +140,8 @@ def _serve(source: str, address: str, stand_ins: str, client: socket.socket, end
     importlib.import_module("zerolora.train.engines.deepspeed").DeepSpeedEngine.load_library()
     templates = importlib.import_module("zerolora.report.html").templates()
     for name in templates.list_templates(extensions=["html"]):
-        templates.get_template(name)
+        with contextlib.suppress(jinja2.TemplateSyntaxError):  # of a test, for its own command to report
+            templates.get_template(name)
     importlib.import_module("snakemake.cli").get_argument_parser()  # looks for plugins in all of sys.path, once
     forked = importlib.import_module("forked")
     gc.collect()
