@@ -37,12 +37,12 @@ LINES = (
 # Tests of the registries, which hold for what was added as for the rest.
 CHECKS = {
     "test_formats.py": "example_and_stands",
-    "test_methods.py": "file_is or estimated or list_every",
+    "test_methods.py": "file_is or estimated or list_every_method",
     "test_prompt_formats.py": "human or table",
     "test_optimizers.py": "((its_states or its_traffic) and lion_8bit) or docs_is_the_registrys",
     "test_tasks.py": "words",
     "test_trackers.py": "jsonl",
-    "test_render.py": f"{NAME} or strategies",
+    "test_render.py": f"{NAME} or strategies_are_ordered",
     "test_docs.py": "names_of_the_choice",
     "test_dvc_yaml.py": "every_stage",
 }
