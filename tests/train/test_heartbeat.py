@@ -94,6 +94,7 @@ def test_a_hung_rank_is_named_with_its_step_and_ends_the_run_which_goes_on(
         assert (bench.folder / name / file).read_bytes() == (undisturbed / file).read_bytes(), file
 
 
+@pytest.mark.timeout(900)
 def test_a_rank_that_lags_is_named_once_and_the_fall_of_throughput_too(bench: Bench) -> None:
     """At a stage where all wait in each layer. It is stopped for most of the time, in turns too short for silence.
 
