@@ -3,8 +3,8 @@
     .venv/bin/python benchmarks/process_memory.py [PYTHON]
 
 Writes benchmarks/results/process_memory.json: the resident bytes of a process (the estimate's PROCESS_BYTES), and of
-the processes beside the ranks on the first node of a Slurm job (headroom.py's JOB_BYTES). With PYTHON, an interpreter
-whose torch is the CUDA build, also the resident bytes of its process (headroom.py's CUDA_BYTES).
+the processes beside the ranks on the first node of a Slurm job (reserve.py's JOB_BYTES). With PYTHON, an interpreter
+whose torch is the CUDA build, also the resident bytes of its process (reserve.py's CUDA_BYTES).
 """
 
 import sys

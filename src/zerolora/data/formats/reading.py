@@ -50,6 +50,6 @@ class Reading:
 
 
 def reading_of(section: Source | TaskRowsSettings, kind: str) -> Reading:
-    """Return the reading of a section for a kind of file (kinds.py)."""
+    """Return the reading of a section for a kind of file (`zerolora.data`)."""
     roles: dict[str, str] = {name.strip().lower(): role for name, role in section.roles.items()}
     return Reading(dict(section.columns), roles, frozenset(section.ignore), filled=kind in TABLES)
