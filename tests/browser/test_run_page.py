@@ -118,7 +118,7 @@ def test_tables_sort_by_click_and_by_keyboard(wide: Opened) -> None:
     assert wide.tab.locator("#memory thead th").nth(0).get_attribute("aria-sort") == "descending"
 
 
-def test_tables_are_filtered_by_what_is_typed(wide: Opened) -> None:
+def test_tables_are_filtered_by_typed_text(wide: Opened) -> None:
     field = wide.tab.get_by_role("searchbox", name="Filter rows: Predicted for every strategy")
     field.fill("zero3 off")
     assert wide.tab.locator("#memory tbody tr:visible").count() == 2

@@ -314,7 +314,7 @@ def disturbed(prepared: ClusterProject, undisturbed: dict[str, bytes], profile: 
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=[event.__name__ for event in EVENTS])
-def test_training_goes_on_from_its_checkpoint_after(
+def test_training_resumes_from_its_checkpoint_after(
     disturbed: Disturbed, profile: dict[str, Any], event: Disturbance
 ) -> None:
     assert not disturbed.failed_in, "nothing is known after what failed"

@@ -102,7 +102,7 @@ def test_every_job_asks_for_the_time_and_memory_that_were_computed_for_it(projec
         assert 0 < max(held) <= size(memory), name
 
 
-def test_the_report_sets_what_was_predicted_against_what_slurm_accounted(project: ClusterProject) -> None:
+def test_report_compares_predictions_with_slurms_accounting(project: ClusterProject) -> None:
     (job,) = project.jobs(TRAIN)
     elapsed, minutes = project.cluster.sacct(job, "ElapsedRaw", "TimelimitRaw")
     held = max(size(text) for (text,) in project.cluster.sacct_steps(job, "MaxRSS"))
@@ -121,7 +121,7 @@ def test_the_report_sets_what_was_predicted_against_what_slurm_accounted(project
     assert gib(held) in page and gib(wanted["host_bytes"]) in page
 
 
-def test_two_nodes_learn_what_two_ranks_of_one_machine_learn(project: ClusterProject, here: Path) -> None:
+def test_two_nodes_reach_the_losses_of_two_ranks_on_one_machine(project: ClusterProject, here: Path) -> None:
     assert_same_adapter(project.directory / "results/default", here)
 
 
@@ -233,7 +233,7 @@ def test_what_does_not_fit_is_refused_before_it_is_submitted(project: ClusterPro
     edit_config(project, **{"hardware.host_memory": "24GiB"})
 
 
-def test_runs_that_ask_for_the_same_are_one_job_array(project: ClusterProject) -> None:
+def test_runs_with_equal_requests_are_one_job_array(project: ClusterProject) -> None:
     """Two trainings that ask for the same become one array; one that asks for less is a job by itself."""
     changes = {"first": {"seed": 1}, "second": {"seed": 2}, "alone": {"nodes": 1}}
     runs = {run: {"dataset": "rows", "train": change} for run, change in changes.items()}

@@ -58,7 +58,7 @@ def test_a_strategy_that_scales_gradients_is_stopped_with_both_curves(bench: Ben
     assert "twice" in result.stderr and "twice" not in again.stderr
 
 
-def test_a_sound_strategy_goes_on_and_is_not_compared_again(
+def test_sound_strategy_continues_and_is_not_compared_again(
     bench: Bench, reference: dict[str, Any], risky: str
 ) -> None:
     command = bench.command("sound", risky, canary=2)

@@ -39,7 +39,7 @@ def middle(bench: Bench) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("strategy", STAGES)
-def test_fp16_learns_what_fp32_learns(bench: Bench, plain: dict[str, Any], strategy: str) -> None:
+def test_fp16_reaches_the_losses_of_fp32(bench: Bench, plain: dict[str, Any], strategy: str) -> None:
     run = trained(bench, f"fp16-{strategy}", strategy, initial_scale_power=8)
     assert metrics(run)["losses"] == pytest.approx(plain["losses"], rel=3e-3)
     assert newest(bench, f"fp16-{strategy}")["updates"] == 16

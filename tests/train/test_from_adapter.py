@@ -28,7 +28,7 @@ def continued(bench: Bench, name: str, strategy: str) -> Path:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_is_what_peft_makes_of_that_adapter(name: str, bench: Bench, tiny_model: Path) -> None:
+def test_it_equals_pefts_training_of_that_adapter(name: str, bench: Bench, tiny_model: Path) -> None:
     """The published adapter, opened by peft and trained on by a loop of one's own, with a fresh optimizer."""
     from peft import PeftModel, get_peft_model_state_dict
 
@@ -52,7 +52,7 @@ def test_it_is_what_peft_makes_of_that_adapter(name: str, bench: Bench, tiny_mod
     ("name", "strategy"),
     [("saved", "zero3"), ("saved", "fsdp"), ("dora", "ddp"), ("ia3", "fsdp"), ("full", "zero3"), ("nf4", "zero3")],
 )
-def test_it_goes_on_alike_under_every_engine(name: str, strategy: str, bench: Bench) -> None:
+def test_it_continues_alike_under_every_engine(name: str, strategy: str, bench: Bench) -> None:
     actual, expected = (metrics(continued(bench, name, each)) for each in (strategy, "zero0"))
     assert actual["losses"] == pytest.approx(expected["losses"], rel=1e-5)
     assert actual["loss_validation"] == pytest.approx(expected["loss_validation"], rel=1e-5)

@@ -69,9 +69,7 @@ def undisturbed(bench: Bench) -> Any:
 
 
 @pytest.mark.parametrize("stopped", [0, 1])
-def test_a_hung_rank_is_named_with_its_step_and_ends_the_run_which_goes_on(
-    bench: Bench, undisturbed: Path, stopped: int
-) -> None:
+def test_hung_rank_is_named_with_its_step_and_the_run_resumes(bench: Bench, undisturbed: Path, stopped: int) -> None:
     """Rank 0, which the others ask, is no exception."""
     name = f"hung-{stopped}"
     process = start(bench, name)
@@ -95,7 +93,7 @@ def test_a_hung_rank_is_named_with_its_step_and_ends_the_run_which_goes_on(
 
 
 @pytest.mark.timeout(900)
-def test_a_rank_that_lags_is_named_once_and_the_fall_of_throughput_too(bench: Bench) -> None:
+def test_slow_rank_and_falling_throughput_are_reported_once(bench: Bench) -> None:
     """At a stage where all wait in each layer. It is stopped for most of the time, in turns too short for silence.
 
     It takes a minute: throughput is compared over 20 steps, and ranks twice over at least 10 seconds.
@@ -161,7 +159,7 @@ def wait_until_they_go(*ranks: Started) -> None:
         time.sleep(0.05)
 
 
-def test_ranks_that_live_and_go_no_further_are_said_to_hang() -> None:
+def test_ranks_without_progress_are_reported_as_hanging() -> None:
     """Whose collective never ends because another rank is in something else."""
     other = stand_in(1, STANDS)
     first = stand_in(0, f"heartbeat.step(6, 'forward'); {STANDS}")

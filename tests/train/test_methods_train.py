@@ -309,7 +309,7 @@ def test_it_resumes_under_another_engine(name: str, before: str, after: str, ben
     assert metrics(bench.folder / resumed)["losses"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_in_bf16_saved_modules_and_what_was_taken_out_are_published_and_resumed(
+def test_bf16_run_with_saved_modules_and_pissa_is_published_and_resumed(
     bench: Bench, tiny_model: Path, tmp_path: Path
 ) -> None:
     """Where ddp keeps a saved module's weight under another name, and the first factors have the model's own type."""
@@ -332,7 +332,9 @@ def test_in_bf16_saved_modules_and_what_was_taken_out_are_published_and_resumed(
 
 
 @pytest.mark.parametrize("name", MERGED)
-def test_merged_it_is_what_was_trained(name: str, bench: Bench, tiny_model: Path, tmp_path: Path) -> None:
+def test_merged_model_has_the_validation_loss_of_training(
+    name: str, bench: Bench, tiny_model: Path, tmp_path: Path
+) -> None:
     """The merged model has the validation loss that training reports."""
     run = long_run(bench, name)
     merge(tiny_model, run / "adapter", tmp_path / "merged", tmp_path / "merged")
@@ -355,7 +357,7 @@ def validation_loss(bench: Bench, model: Path, data: str = "data") -> float:
     return total / tokens
 
 
-def test_a_run_goes_on_with_the_factors_that_it_started_with_or_not_at_all(bench: Bench) -> None:
+def test_run_resumes_only_with_its_starting_factors(bench: Bench) -> None:
     """Its checkpoints hold what was trained of them; without what was taken out of the base they mean another model."""
     begun, lost = short_run(bench, "pissa", "zero0").name, "pissa-lost"
     shutil.copytree(bench.folder / "checkpoints" / begun, bench.folder / "checkpoints" / lost)

@@ -76,7 +76,7 @@ def test_every_recipe_is_here_and_has_a_readme() -> None:
     assert set(summaries(RECIPES)) == shipped
 
 
-def test_what_the_recipe_of_boolq_gives_is_what_was_measured() -> None:
+def test_boolq_recipe_gives_the_measured_result() -> None:
     text = (RECIPES / "gemma-3-270m-boolq/README.md").read_text(encoding="utf-8")
     measured = json.loads((ROOT / "benchmarks/results/boolq.json").read_text(encoding="utf-8"))
     assert boolq.markdown(measured) in text

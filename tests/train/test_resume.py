@@ -33,12 +33,12 @@ STEPS = len(CHAIN) + 1
 LONG: dict[str, Any] = {"max_steps": STEPS, "epochs": 40, "global_batch": 6, "lora": {"r": 4, "alpha": 8.0}}
 
 
-def test_the_chain_is_what_it_claims() -> None:
+def test_chain_covers_the_claimed_changes() -> None:
     assert len(set(CHAIN)) == len(STAGES) * 2 and {ranks for _, ranks in CHAIN} == set(RANKS)
     assert all(one[0] != next_one[0] and one[1] != next_one[1] for one, next_one in itertools.pairwise(CHAIN))
 
 
-def test_a_run_handed_from_stage_to_stage_and_ranks_to_ranks_is_the_undisturbed_run(bench: Bench) -> None:
+def test_run_moved_between_stages_and_rank_counts_equals_the_undisturbed_one(bench: Bench) -> None:
     """Every run is asked to stop before its first step, makes that step, saves and leaves it to the next."""
     whole = metrics(bench.run("long", "zero2", ranks_per_node=2, **LONG))
     for step, (strategy, ranks) in enumerate(CHAIN, start=1):
@@ -83,7 +83,7 @@ def wait_until(happened: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_asked_to_stop_it_saves_the_step_it_is_in(bench: Bench, number: signal.Signals) -> None:
+def test_stop_signal_saves_the_current_step(bench: Bench, number: signal.Signals) -> None:
     """Ctrl-C reaches the whole group of processes: launcher and ranks."""
     name = f"asked-{number.name}"
     process = started(bench, name)
@@ -169,13 +169,13 @@ def interrupted(bench: Bench, finished: Path, name: str) -> list[Path]:
     return checkpoints(bench, name)
 
 
-def test_the_last_two_are_kept(bench: Bench, finished: Path) -> None:
+def test_last_two_checkpoints_stay(bench: Bench, finished: Path) -> None:
     actual = [header(path) for path in checkpoints(bench, "finished")]
     assert [manifest["step"] for manifest in actual] == [2, 3]
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "garbage"])
-def test_a_torn_checkpoint_is_named_and_passed_over(bench: Bench, finished: Path, damage: str) -> None:
+def test_corrupt_checkpoint_is_named_and_skipped(bench: Bench, finished: Path, damage: str) -> None:
     name = f"torn-{damage}"
     shutil.copytree(bench.folder / "checkpoints/finished", bench.folder / "checkpoints" / name)
     torn = checkpoints(bench, name)[-1]
@@ -190,7 +190,7 @@ def test_a_torn_checkpoint_is_named_and_passed_over(bench: Bench, finished: Path
         assert (bench.folder / name / file).read_bytes() == (finished / file).read_bytes(), file
 
 
-def test_without_a_whole_checkpoint_training_starts_anew(bench: Bench, finished: Path) -> None:
+def test_without_a_complete_checkpoint_training_starts_over(bench: Bench, finished: Path) -> None:
     for path in interrupted(bench, finished, "hopeless"):
         path.write_bytes(b"")
     result = bench.start("hopeless", ranks_per_node=1)
@@ -199,7 +199,7 @@ def test_without_a_whole_checkpoint_training_starts_anew(bench: Bench, finished:
     assert (bench.folder / "hopeless/metrics/loss.csv").read_bytes() == (finished / "metrics/loss.csv").read_bytes()
 
 
-def test_a_changed_config_starts_anew_and_says_what_differs(bench: Bench, finished: Path) -> None:
+def test_changed_config_starts_over_and_lists_the_differences(bench: Bench, finished: Path) -> None:
     old = interrupted(bench, finished, "changed")[-1]
     result = bench.start("changed", ranks_per_node=1, learning_rate=2e-2, seed=7)
     assert result.returncode == 0, result.stderr
@@ -208,7 +208,7 @@ def test_a_changed_config_starts_anew_and_says_what_differs(bench: Bench, finish
     assert old.exists()
 
 
-def test_a_checkpoint_that_is_asked_for_is_refused_if_the_config_differs(bench: Bench, finished: Path) -> None:
+def test_named_checkpoint_of_another_config_is_refused(bench: Bench, finished: Path) -> None:
     old = interrupted(bench, finished, "refused")[-1]
     result = bench.start("refused", ranks_per_node=1, weight_decay=0.5, resume=str(old))
     assert result.returncode == 2
@@ -217,7 +217,7 @@ def test_a_checkpoint_that_is_asked_for_is_refused_if_the_config_differs(bench: 
     assert not (bench.folder / "refused/adapter").exists()
 
 
-def test_what_changes_no_loss_is_resumed(bench: Bench, finished: Path) -> None:
+def test_settings_without_effect_on_the_loss_resume(bench: Bench, finished: Path) -> None:
     interrupted(bench, finished, "harmless")
     result = bench.start(
         "harmless", "zero3", ranks_per_node=2, checkpoint_minutes=1.0, activation_checkpointing=True, attention="eager"
@@ -227,14 +227,14 @@ def test_what_changes_no_loss_is_resumed(bench: Bench, finished: Path) -> None:
     assert metrics(bench.folder / "harmless")["losses"] == pytest.approx(metrics(finished)["losses"], rel=1e-5)
 
 
-def test_never_starts_anew(bench: Bench, finished: Path) -> None:
+def test_resume_never_starts_over(bench: Bench, finished: Path) -> None:
     interrupted(bench, finished, "never")
     result = bench.start("never", ranks_per_node=1, resume="never")
     assert result.returncode == 0, result.stderr
     assert "resuming at" not in result.stderr
 
 
-def test_a_finished_run_is_taken_up_only_if_nothing_has_changed(bench: Bench, finished: Path) -> None:
+def test_finished_run_is_reused_only_if_nothing_changed(bench: Bench, finished: Path) -> None:
     shutil.copytree(bench.folder / "checkpoints/finished", bench.folder / "checkpoints/again")
     again = bench.start("again", ranks_per_node=1, checkpoint_minutes=5.0)  # changes nothing of what is trained
     assert "resuming at step 3 of 3" in again.stderr
@@ -267,7 +267,7 @@ def test_dropout_resumes_to_the_same_bytes(bench: Bench) -> None:
     assert (resumed / file).read_bytes() == (whole / file).read_bytes()
 
 
-def test_where_nothing_can_be_written_one_line_says_so(bench: Bench) -> None:
+def test_unwritable_directory_is_one_line(bench: Bench) -> None:
     (bench.folder / "checkpoints").mkdir(exist_ok=True)
     (bench.folder / "checkpoints/blocked").write_text("a file where a folder should be")
     result = bench.start("blocked", ranks_per_node=1)

@@ -87,7 +87,7 @@ def test_ranks_that_share_rows_learn_the_same(
     assert_same(run, references[packing])
 
 
-def test_a_run_goes_on_with_ranks_that_share_rows(four_heads: Bench, references: dict[str, Path]) -> None:
+def test_run_resumes_with_ranks_that_share_rows(four_heads: Bench, references: dict[str, Path]) -> None:
     """As if the run of one rank had been killed after its second step; with layers that are computed again."""
     checkpoints = four_heads.folder / "checkpoints"
     shutil.copytree(checkpoints / "packed-alone", checkpoints / "handed")
@@ -112,7 +112,7 @@ def test_offload_changes_no_bit_of_rows_that_ranks_share(four_heads: Bench) -> N
         assert (offload / file).read_bytes() == (plain / file).read_bytes(), file
 
 
-def test_ranks_exchange_what_the_cost_model_says(four_heads: Bench) -> None:
+def test_ranks_exchange_the_bytes_of_the_cost_model(four_heads: Bench) -> None:
     """Counted in a run of rows of one length, as the cost model takes them to be."""
     run = four_heads.run("counted", "zero2", packing="whole", ranks_per_node=2, sequence_parallel=2, global_batch=1)
     counted = json.loads((run / "metrics/train_resources.json").read_text())

@@ -82,7 +82,7 @@ def found(bench: Bench, name: str, strategy: str) -> Path:
 
 
 @pytest.mark.parametrize("strategy", ["zero2", "zero3", "ddp", "fsdp"])
-def test_collectives_send_what_the_formula_says(bench: Bench, tiny_model: Path, strategy: str) -> None:
+def test_collectives_send_the_predicted_bytes(bench: Bench, tiny_model: Path, strategy: str) -> None:
     """φ trained parameters, two micro-batches; planner/cost.py says of each what is sent when."""
     run = found(bench, f"told-{strategy}", strategy)
     adapter = WIDTH * json.loads((run / "metrics/train.json").read_text())["trainable_parameters"]
@@ -142,7 +142,7 @@ def test_the_first_steps_of_a_resumed_run_keep_their_lines(bench: Bench) -> None
     assert live.read_text() == (again / "metrics/telemetry.csv").read_text()
 
 
-def test_lines_that_were_lost_leave_what_a_checkpoint_knows(bench: Bench) -> None:
+def test_lost_telemetry_lines_are_restored_from_the_checkpoint(bench: Bench) -> None:
     run = bench.run("unwatched", checkpoint_steps=1)
     folder = bench.folder / "checkpoints/unwatched-again"
     shutil.copytree(bench.folder / "checkpoints/unwatched", folder)
@@ -188,7 +188,7 @@ def test_tensorboard_gets_every_step_once(bench: Bench) -> None:
         assert [value for _, value in points] == pytest.approx([row[name] for row in told], rel=1e-4)
 
 
-def test_a_tracker_that_fails_is_told_once_and_training_goes_on(bench: Bench) -> None:
+def test_failing_tracker_is_reported_once_and_training_continues(bench: Bench) -> None:
     (bench.folder / "tracking").mkdir(exist_ok=True)
     (bench.folder / "tracking/blocked-tracker").write_text("a file where a folder should be")
     result = bench.start("blocked-tracker", tracker="tensorboard")
@@ -197,7 +197,7 @@ def test_a_tracker_that_fails_is_told_once_and_training_goes_on(bench: Bench) ->
     assert len(lines(bench.folder / "blocked-tracker")) == 3
 
 
-def test_a_tracker_that_is_not_installed_is_one_line_before_anything_loads(bench: Bench) -> None:
+def test_missing_tracker_package_is_one_line_before_anything_loads(bench: Bench) -> None:
     result = bench.start("untracked", tracker="swanlab")
     assert result.returncode == 2
     assert re.fullmatch(

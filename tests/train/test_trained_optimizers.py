@@ -183,7 +183,7 @@ def test_the_number_of_ranks_changes_nothing_for_lion(bench: Bench) -> None:
     assert metrics(bench.folder / "lion-one")["losses"] == pytest.approx(metrics(whole)["losses"], rel=1e-5)
 
 
-def test_another_optimizer_starts_anew(bench: Bench) -> None:
+def test_another_optimizer_starts_over(bench: Bench) -> None:
     whole = of(bench, "lion", "zero2")
     handed_on(bench, whole, "other")
     result = bench.start("other", "zero2", optimizer="adamw", **WIDE, max_steps=1)

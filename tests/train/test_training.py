@@ -371,7 +371,7 @@ def test_a_rank_that_dies_takes_the_others_down_and_leaves_nothing(bench: Bench)
     assert not (bench.folder / "killed/metrics").exists()
 
 
-def test_an_adapter_that_learned_nothing_is_not_published(bench: Bench) -> None:
+def test_untrained_adapter_is_not_published(bench: Bench) -> None:
     """A learning rate below what fp32 can add leaves every B at zero."""
     result = bench.start("untrained", learning_rate=1e-60, ranks_per_node=1)
     assert result.returncode == 2
@@ -380,7 +380,7 @@ def test_an_adapter_that_learned_nothing_is_not_published(bench: Bench) -> None:
     assert not (bench.folder / "untrained/metrics").exists()
 
 
-def test_a_users_mistake_in_training_is_one_line(bench: Bench) -> None:
+def test_users_mistake_in_training_is_one_line(bench: Bench) -> None:
     """Of settings that no render has seen, which would have said so."""
     command = bench.command("mistake", ranks_per_node=1, global_batch=4, micro_batch=4)
     at = command.index("--settings") + 1

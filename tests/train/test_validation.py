@@ -67,7 +67,7 @@ def test_the_published_adapter_is_that_of_the_best_step(bench: Bench, watched: P
     assert metrics(shorter)["loss_validation"] == metrics(watched)["loss_validation"]
 
 
-def test_the_checkpoint_of_the_best_step_is_kept_beside_the_last_two(bench: Bench, watched: Path) -> None:
+def test_best_checkpoint_stays_beside_the_last_two(bench: Bench, watched: Path) -> None:
     actual = metrics(watched)
     (folder,) = (path for path in (bench.folder / "checkpoints/early-stopped").iterdir() if path.is_dir())
     files = sorted(folder.glob("step-*"))

@@ -34,7 +34,7 @@ def refused(project: Project, *arguments: str) -> str:
     return result.stderr
 
 
-def test_a_config_that_is_a_directory_is_one_line(resolved: Project) -> None:
+def test_config_that_is_a_directory_is_one_line(resolved: Project) -> None:
     config = resolved.directory / "config/config.yaml"
     text = config.read_text()
     config.unlink()

@@ -66,7 +66,7 @@ def test_a_job_whose_shell_was_killed_publishes_nothing_and_runs_again(chaos: Ch
     assert chaos.ended(this) == "in the same bytes"
 
 
-def test_what_a_begun_job_left_is_never_taken_for_its_result(chaos: Chaos, project: Project) -> None:
+def test_partial_output_is_never_taken_for_a_result(chaos: Chaos, project: Project) -> None:
     """Here the page of the run before, whole, as a process that lived on would leave."""
     this = edited(project, "report", **{"report.examples": 1})
     killed(this, "report")
@@ -121,7 +121,7 @@ def test_a_lock_file_that_lacks_stages_is_completed(chaos: Chaos, project: Proje
     chaos.check_agreement(project)
 
 
-def test_what_dvcs_cache_has_lost_is_put_there_again(chaos: Chaos, project: Project) -> None:
+def test_missing_entry_of_dvcs_cache_is_restored(chaos: Chaos, project: Project) -> None:
     lock = json.dumps((project.directory / "dvc.lock").read_text())
     cache = project.directory / ".dvc/cache/files/md5"
     weights = project.directory / ADAPTER / "adapter_model.safetensors"
@@ -137,7 +137,7 @@ def test_what_dvcs_cache_has_lost_is_put_there_again(chaos: Chaos, project: Proj
     chaos.check_agreement(project)
 
 
-def test_a_torn_config_json_blames_no_other_file(project: Project) -> None:
+def test_corrupt_config_json_blames_no_other_file(project: Project) -> None:
     path: Path = project.directory / "results/config.json"
     content = path.read_bytes()
     path.unlink()

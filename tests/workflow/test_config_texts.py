@@ -46,7 +46,7 @@ def test_braces_reach_the_stages_as_they_are(project: Project) -> None:
     assert text.startswith(f"<|im_start|>system\n{BRACES}<|im_end|>")
 
 
-def test_braces_change_nothing_about_what_runs_next(project: Project) -> None:
+def test_braces_rerun_nothing(project: Project) -> None:
     assert not {"resolve", "fetch@tiny", "prepare@rows"} & snakemake_would_run(project)
     assert not {"resolve", "fetch@tiny", "prepare@rows"} & dvc_changed(project)
 

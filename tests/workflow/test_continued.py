@@ -38,7 +38,7 @@ def read(project: Project, name: str) -> Any:
     return json.loads((project.directory / "results" / name).read_text())
 
 
-def test_it_goes_on_where_the_other_run_ended(project: Project) -> None:
+def test_it_continues_from_the_end_of_the_other_run(project: Project) -> None:
     """Its first loss is lower than the other run's: on the same rows, with the other adapter."""
     first, second = (read(project, f"{run}/metrics/train.json") for run in ("default", "second"))
     assert second["loss_first"] < first["loss_first"]
@@ -57,7 +57,7 @@ def test_all_weights_go_through_the_whole_dag(project: Project) -> None:
     assert read(project, "whole/metrics/train.json")["trainable_parameters"] == model["parameters"]
 
 
-def test_both_engines_know_what_it_depends_on(project: Project) -> None:
+def test_both_engines_track_its_dependencies(project: Project) -> None:
     assert dvc_changed(project) == set()
     assert snakemake_would_run(project) == set()
     assert "train@default" in edges_of(project)["train@second"]

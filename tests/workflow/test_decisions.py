@@ -40,7 +40,7 @@ rule {name}:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_stage_runs_if_and_only_if_what_it_reads_has_changed(tmp_path: Path, seed: int) -> None:
+def test_stage_runs_if_and_only_if_its_inputs_changed(tmp_path: Path, seed: int) -> None:
     rules = [
         RULE.format(
             name=name,

@@ -128,7 +128,7 @@ def tutorial(make_project: Callable[[str], Project]) -> tuple[Project, list[str]
     return project, said
 
 
-def test_the_tutorial_says_what_happens(tutorial: tuple[Project, list[str]]) -> None:
+def test_tutorial_matches_the_output(tutorial: tuple[Project, list[str]]) -> None:
     said = dict(zip([f"{index} {line(each)}" for index, each in enumerate(TUTORIAL)], tutorial[1], strict=True))
     assert "accuracy" in said["0 make run"] and "accuracy" in said["1 zerolora show"]
     assert "Nothing to be done" in said["2 make run"]

@@ -110,7 +110,7 @@ def resources(project: Project) -> dict[str, str]:
     return {rule: match[1] for rule, block in blocks if (match := re.search(r"^    resources: (.*)$", block, re.M))}
 
 
-def test_a_job_asks_for_what_was_computed_unless_the_site_says_otherwise(project: Project) -> None:
+def test_job_requests_the_computed_resources_unless_the_site_overrides(project: Project) -> None:
     actual, wanted = resources(project), read(project, "render.json")["slurm_resources"]
     assert f"mem_mb={wanted['mem_mib']}," in actual["train"]
     assert f"runtime={wanted['minutes']}," in actual["train"]
@@ -128,7 +128,7 @@ def test_a_job_asks_for_what_was_computed_unless_the_site_says_otherwise(project
     assert "runtime=15" in actual["evaluate"] and "mem_mb=6000" in actual["evaluate"]
 
 
-def test_what_is_asked_for_is_read_afresh_and_reruns_nothing(project: Project) -> None:
+def test_requested_resources_are_read_again_and_rerun_nothing(project: Project) -> None:
     """Ten times the steps take longer; the rows, and with them what train reads before it trains, are the same."""
     before = read(project, "render.json")["slurm_resources"]
     zero = (project.directory / ZERO).read_bytes()
@@ -140,7 +140,7 @@ def test_what_is_asked_for_is_read_afresh_and_reruns_nothing(project: Project) -
     assert f"runtime={after['minutes']}," in resources(project)["train"]
 
 
-def test_gpus_are_asked_for_where_the_config_has_some(project: Project) -> None:
+def test_gpus_are_requested_if_the_config_has_them(project: Project) -> None:
     hardware = {"device": "cuda", "gpus_per_node": 2, "gpu_memory": "80GiB", "compute_capability": 8.0}
     edit_config(project, **{f"hardware.{key}": value for key, value in hardware.items()}, **{"train.ranks_per_node": 2})
     edit_config(project, **{"hardware.host_memory": "24GiB", "train.micro_batch": 1, "evaluate.max_new_tokens": 5})

@@ -122,7 +122,7 @@ def test_runs_of_a_grid_go_on_from_a_run_of_another(project: Project) -> None:
     assert "train@sweep-r4" in edges_of(project)["train@next-seed1"]
 
 
-def test_a_run_is_pushed_with_what_it_shares(project: Project) -> None:
+def test_run_is_pushed_with_its_shared_results(project: Project) -> None:
     """Its card and its check read what render wrote, which lies in another folder. Trains for five seconds."""
     project.snakemake("results/config.json", "results/next-seed1/accepted.json")
     push = ("zerolora", "push", "--run", "next-seed1", "--what", "adapter", "--to", "./shared/next")

@@ -170,7 +170,7 @@ def test_a_file_that_no_stage_wrote_is_not_recorded(project: Project) -> None:
     assert dvc_changed(project) == set()
 
 
-def test_damage_to_what_a_failed_run_wrote_is_noticed(project: Project) -> None:
+def test_damaged_output_of_a_failed_run_is_reported(project: Project) -> None:
     """A failed run records nothing in DVC, so only the record of outputs knows what its jobs wrote."""
     page = project.directory / "src/zerolora/report/page.html"
     template = page.read_text()
@@ -205,7 +205,7 @@ def test_results_without_any_record_are_judged_by_dvc(project: Project) -> None:
     assert (project.directory / ".snakemake/outputs.jsonl").exists()
 
 
-def test_what_is_damaged_before_the_run_ends_is_not_recorded(project: Project) -> None:
+def test_damage_before_the_run_ends_is_not_recorded(project: Project) -> None:
     """By a later job, which writes to the new adapter's config."""
     rule, written = project.directory / "workflow/rules/report.smk", "results/default/adapter/adapter_config.json"
     last = "--output {output.page}"
@@ -242,9 +242,7 @@ def after(project: Project, stage: str, command: str) -> None:
     ],
     ids=["config", "code", "input"],
 )
-def test_what_is_edited_during_a_run_is_not_recorded(
-    project: Project, command: str, said_of_it: str, stages: set[str]
-) -> None:
+def test_edit_during_a_run_is_not_recorded(project: Project, command: str, said_of_it: str, stages: set[str]) -> None:
     """By the job of report, at its end. (Ten seconds each: a run of four stages.)"""
     edit_config(project, **{"report.examples": 1})
     after(project, "report", command)

@@ -238,7 +238,7 @@ def test_a_push_goes_to_a_branch(here: Path, hub: Repositories) -> None:
         ),
     ],
 )
-def test_a_refusal_of_the_hub_is_one_line_and_commits_nothing(
+def test_refusal_by_the_hub_is_one_line_and_commits_nothing(
     start: str, refusal: tuple[int, str | None], said: str, here: Path, hub: Repositories
 ) -> None:
     hub.refusals[start] = [refusal]
@@ -385,7 +385,7 @@ def test_damaged_files_are_not_pushed(what: str, damaged: str, said: str, copy: 
     assert hub.asked == []
 
 
-def test_the_card_says_what_the_files_say(here: Path, hub: Repositories) -> None:
+def test_card_matches_the_files(here: Path, hub: Repositories) -> None:
     pushed()
     text = hub.repositories[TO].files["README.md"].decode()
     data: Any = ModelCard(text).data

@@ -291,7 +291,7 @@ def restore(project: Project, config: dict[str, Any], asker: Asker) -> None:
     asker.resolve()
 
 
-def test_the_judge_is_asked_only_on_request(finished: Project) -> None:
+def test_judge_runs_only_on_request(finished: Project) -> None:
     """It costs money: no engine starts it by itself, misses its outputs, or has it asked twice."""
     original = json.loads(json.dumps(finished.config))
     output = finished.directory / "results/default/judge/judge.json"

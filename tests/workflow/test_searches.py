@@ -79,7 +79,7 @@ def test_a_bar_stops_a_trial_which_its_row_says(project: tuple[Project, str]) ->
     assert snakemake_would_run(tune) == dvc_changed(tune) == set()
 
 
-def test_a_trial_that_fails_is_left_out_and_the_search_goes_on(project: tuple[Project, str]) -> None:
+def test_failed_trial_is_skipped_and_the_search_continues(project: tuple[Project, str]) -> None:
     """A trial of more rows in a batch than the data has is refused by training."""
     tune, _ = project
     values = {**trials(tune)[0]["values"], "train.global_batch": 100_000}

@@ -165,7 +165,7 @@ def test_each_setting_and_file_changes_the_stages_that_read_it(finished: Project
     assert dvc_changed(finished) == snakemake_would_run(finished) == set()
 
 
-def test_another_task_a_row_and_another_rank_run_what_depends_on_them(finished: Project) -> None:
+def test_another_task_row_or_rank_runs_the_dependent_stages(finished: Project) -> None:
     """One more task runs itself, and what shows it; another LoRA rank asks no base model; DVC and Snakemake agree after
     each."""
     shown = {"report@default", "compare"}

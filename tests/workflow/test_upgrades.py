@@ -135,7 +135,7 @@ def upgrade(finished: Project) -> Iterator[Upgrade]:
     edits.undo()
 
 
-def test_what_no_setting_chooses_runs_nothing_again(finished: Project, upgrade: Upgrade) -> None:
+def test_unused_registry_entries_rerun_nothing(finished: Project, upgrade: Upgrade) -> None:
     """`resolve`, which writes the fingerprints, is all that may run."""
     adapter = finished.directory / "results/default/adapter/adapter_model.safetensors"
     before = adapter.stat().st_mtime_ns
