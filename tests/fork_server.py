@@ -75,7 +75,7 @@ sys.exit(code if code >= 0 else 128 - code)
 
 
 def copy_kept(root: Path) -> None:
-    """Hand to another tree what this tree's commands have kept, so that it makes but what differs."""
+    """Copy the files that this tree's commands have cached to another tree."""
     for pattern in KEPT_FILES:
         for path in SOURCE.glob(pattern):
             (copy := root / path.relative_to(ROOT)).parent.mkdir(exist_ok=True)

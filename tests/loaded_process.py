@@ -119,7 +119,7 @@ def _fork(request: dict[str, str], client: socket.socket, open_: list[socket.soc
         _serve(**request, client=client, ended=ended)
     except BaseException:
         traceback.print_exc()
-        with contextlib.suppress(OSError):  # who asked knows already that it is ready
+        with contextlib.suppress(OSError):  # the client has its answer already
             client.sendall(b"0\n")
         os._exit(1)
 

@@ -21,7 +21,7 @@ RESOLVE = re.compile(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 
 
 class Request(NamedTuple):
-    """What was asked."""
+    """The requests."""
 
     method: str
     path: str

@@ -31,7 +31,7 @@ def browser() -> Iterator[Any]:
 
 @dataclass
 class Opened:
-    """A page in a tab, with all that it said and asked for."""
+    """A page in a tab, with its console messages and requests."""
 
     tab: Any
     said: list[str] = field(default_factory=list)

@@ -63,7 +63,7 @@ AccountingStorageHost={network}.1
 AccountingStoragePass={folder}/munge/socket
 AccountingStorageTRES=gres/gpu
 AccountingStoreFlags=job_comment
-# Jobs that ended can still be asked for.
+# Jobs that ended can still be queried.
 MinJobAge=86400
 # A lost node, a killed job and a free node are noticed within seconds.
 ReturnToService=2
@@ -156,7 +156,7 @@ class Cluster:
         return _captured(self._machines[node].enter(command), None, timeout)
 
     def sacct(self, job: str, *fields: str) -> list[str]:
-        """Return these fields of a job, as accounting knows them."""
+        """Return these fields of a job from accounting."""
         return self.sacct_steps(job, *fields, options=("-X",))[0]
 
     def sacct_steps(self, job: str, *fields: str, options: tuple[str, ...] = ()) -> list[list[str]]:
@@ -172,7 +172,7 @@ class Cluster:
         return [job for job, place, text in result if (place, text) == (str(directory), comment)]
 
     def job_state(self, job: str) -> str:
-        """Return a job's state, as in RUNNING, as the controller knows it."""
+        """Return a job's state from the controller, as in RUNNING."""
         return self.run("squeue", "-h", "-t", "all", "-j", job, "-o", "%T").stdout.strip()
 
     def wait_job_state(self, job: str, state: str, seconds: float) -> None:

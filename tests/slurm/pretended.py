@@ -58,7 +58,7 @@ class Machine:
 
     def network(self, *command: str) -> None:
         """Run a command of iproute2 in the machine's network."""
-        # Only the network is entered: a process id that `ip` is told is one of the table outside.
+        # Only the network is entered: `ip` takes a process id of the outer table.
         network = f"--net=/proc/{self._pid}/ns/net"
         subprocess.run(["nsenter", network, "--", "ip", *command], check=True, stdin=subprocess.DEVNULL)
 

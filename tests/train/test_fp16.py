@@ -1,4 +1,4 @@
-"""fp16 and its dynamic loss scale, on a CPU of which DeepSpeed is told that it can. PyTorch computes in fp16 there."""
+"""fp16 and its dynamic loss scale on a CPU: PyTorch computes it, and DeepSpeed's check of the device is patched."""
 
 import csv
 import json

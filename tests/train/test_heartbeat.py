@@ -124,7 +124,7 @@ def test_slow_rank_and_falling_throughput_are_reported_once(bench: Bench) -> Non
     assert [bool(re.fullmatch(words, line.strip())) for line in slow] == [True], slow
 
 
-# Two ranks that go through steps together, with nothing to compute; then each does what it was told.
+# Two ranks that go through steps together, with nothing to compute; then each runs its own text.
 TWO_RANKS = """
 import sys, time
 from zerolora import log

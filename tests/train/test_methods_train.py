@@ -61,7 +61,7 @@ def adapter_of(run: Path) -> dict[str, torch.Tensor]:
 
 
 def peft_config(settings: dict[str, Any]) -> Any:
-    """Return what somebody who knows peft would write for the same training."""
+    """Return peft's config for the same training."""
     from peft import IA3Config, LoraConfig, VeraConfig
 
     lora = {"r": 4} | settings.get("lora", {})
@@ -375,7 +375,7 @@ def test_run_resumes_only_with_its_starting_factors(bench: Bench) -> None:
 
 
 def test_added_tokens_are_in_the_merged_model_as_in_plain_pefts(bench: Bench, tiny_model: Path, tmp_path: Path) -> None:
-    """Its tokenizer has them, its logits are those of peft's on a resized base, and a base can be asked with them."""
+    """Its tokenizer has them, its logits equal those of peft on a resized base, and the base can be evaluated."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -39,7 +39,7 @@ def test_chain_covers_the_claimed_changes() -> None:
 
 
 def test_run_moved_between_stages_and_rank_counts_equals_the_undisturbed_one(bench: Bench) -> None:
-    """Every run is asked to stop before its first step, makes that step, saves and leaves it to the next."""
+    """Every run gets the stop signal before its first step, makes that step, saves, and the next one resumes."""
     whole = metrics(bench.run("long", "zero2", ranks_per_node=2, **LONG))
     for step, (strategy, ranks) in enumerate(CHAIN, start=1):
         code, errors = stopped(bench, "handed", strategy, ranks_per_node=ranks, **LONG)

@@ -76,7 +76,7 @@ def test_engines_agree_on_the_gradients_norm(bench: Bench) -> None:
 
 
 def found(bench: Bench, name: str, strategy: str) -> Path:
-    """Return a run of another test; if that was not asked for, make it."""
+    """Return a run of another test, or make it if that test was not selected."""
     run = bench.folder / name
     return run if (run / "metrics").exists() else bench.run(name, strategy, **LONG)
 

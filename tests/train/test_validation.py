@@ -1,4 +1,4 @@
-"""Validation while training continues: the best adapter, early stopping, and a resumed run that knows both."""
+"""Validation while training continues: the best adapter, early stopping, and both after a resume."""
 
 import csv
 import json

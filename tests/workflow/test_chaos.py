@@ -100,7 +100,7 @@ def test_a_stage_without_snakemakes_record_is_not_up_to_date(chaos: Chaos, proje
 
 
 def test_results_of_a_failed_run_without_its_record_are_made_again(chaos: Chaos, project: Project) -> None:
-    """DVC knows nothing of them, so nobody does."""
+    """DVC has no record of them either."""
     (project.directory / "dvc.lock").unlink()
     (project.directory / ".snakemake/outputs.jsonl").unlink()
     result = project.snakemake("all")

@@ -69,7 +69,7 @@ def test_refused_and_failed_runs_have_a_row_and_hold_up_no_engine(make_project: 
     assert "refused" in {row["status"] for row in rows.values()}
     assert "loss" not in rows["default"] or rows["default"]["loss"] == rows["second"]["loss"] == ""
     kept = set(table(project, "results/compare"))
-    assert kept == {"default", "second"}  # of the config before; both engines know that it is to be made again
+    assert kept == {"default", "second"}  # of the config before; both engines will rewrite it
 
     edit_config(project, **{"hardware.host_memory": "24GiB"})
     project.snakemake("all")

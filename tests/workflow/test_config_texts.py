@@ -82,7 +82,7 @@ def test_a_data_path_that_cannot_be_watched_fails_before_anything_runs(
 
 
 def test_until_a_stage_runs_it_and_all_before_it(make_project: Callable[[str], Project]) -> None:
-    """A dry run names them, and no change of the plan to come; both engines know what was run."""
+    """A dry run names them without announcing a change of the plan; both engines record what ran."""
     project = make_project("until")
     until = ["snakemake", "--profile", "profiles/local", "--until", "render"]
     planned = project.run(*until, "--dry-run").stdout

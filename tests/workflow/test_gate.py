@@ -32,7 +32,7 @@ def read(project: Project, name: str) -> Any:
 
 
 def test_a_model_that_cannot_be_trained_is_refused_by_the_stage(project: Project) -> None:
-    """As the estimate cannot know: the regular expression matches a whole block too, which peft does not adapt."""
+    """The estimate cannot see this: the regular expression matches a whole block too, which peft does not adapt."""
     before = json.loads(json.dumps(project.config))
     edit_config(project, **{"train.lora.targets": ".*self_attn.*"})
     assert project.snakemake("all", check=False).returncode != 0
@@ -47,7 +47,7 @@ def said(project: Project) -> str:
 
 
 def test_training_does_not_begin_where_it_will_not_fit(project: Project) -> None:
-    """The host holds stage 0, which has no buffers of ZeRO, not stage 2; what it is told to write then fits."""
+    """The host holds stage 0, which has no buffers of ZeRO, not stage 2; the suggested value then fits."""
     needed = {
         entry["strategy"]: with_headroom(entry["host"]["total"])
         for entry in read(project, "estimate.json")["strategies"]
@@ -93,7 +93,7 @@ def test_a_disk_without_room_is_refused(project: Project, tmp_path: Path) -> Non
         "render"
     ]
     estimate = read(project, "estimate.json")
-    # A vocabulary whose embedding no disk holds, nor a host: it is told that it has one.
+    # A vocabulary whose embedding fits on no disk and in no host; the host's size is pretended.
     estimate["shape"]["modules"][0]["weights"] = [["weight", [10**12, 10**6]]]
     (tmp_path / "estimate.json").write_text(json.dumps(estimate))
     files = ["--estimate", str(tmp_path / "estimate.json"), "--output", "refused.json", "--reasons", "why.json"]

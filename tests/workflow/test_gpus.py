@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 RUNS = ("one", "two", "three")
 ADAPTERS = [f"results/{run}/adapter/manifest.json" for run in RUNS]
-# No driver is asked, and every GPU can be used.
+# Without a driver, every GPU counts as usable.
 PRETENDED = """
 
 def fault(gpus: int = 1) -> None:

@@ -171,7 +171,7 @@ def test_a_file_that_no_stage_wrote_is_not_recorded(project: Project) -> None:
 
 
 def test_damaged_output_of_a_failed_run_is_reported(project: Project) -> None:
-    """A failed run records nothing in DVC, so only the record of outputs knows what its jobs wrote."""
+    """A failed run records nothing in DVC, so only the record of outputs has the files its jobs wrote."""
     page = project.directory / "src/zerolora/report/page.html"
     template = page.read_text()
     page.write_text("{% if %}")

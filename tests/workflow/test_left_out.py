@@ -35,7 +35,7 @@ ALTERED = {
     "train.telemetry.trackers": "TrackedRun.log = TrackedRun.close = lambda self, *_: None",
     "units": "byte_size = gib = lambda count: 'much'",
 }
-# These hand on what they are given, and cannot be altered without that; their reasons are in LEFT_OUT.
+# These pass their arguments on, which an alteration would break; their reasons are in LEFT_OUT.
 HAND_ON = {"", "cli", "commands", "config", "files", "types"}
 HAND_ON |= {"machine.devices", "model.foreign", "json_file"}
 # No stage calls these.

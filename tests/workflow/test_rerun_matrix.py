@@ -132,7 +132,7 @@ KEYS: dict[str, tuple[Any, set[str]]] = {
     "evaluate.rows": (2, JUDGE),
     "evaluate.batch": (1, JUDGE),
     "evaluate.max_new_tokens": (5, JUDGE),
-    # The stage judge runs only when it is asked for: no key of it reruns anything else.
+    # The stage judge runs only on request: no key of it reruns anything else.
     "judge.endpoint": ("https://judge.example/v1", set()),
     "judge.model": ("judge", set()),
     "judge.key_variable": ("JUDGE_KEY", set()),
@@ -248,7 +248,7 @@ def _section_of(annotation: Any) -> Any:
 
 
 def test_each_key_changes_the_stages_that_read_it(finished: Project) -> None:
-    """DVC is asked for each key, Snakemake for the first of each section and set of readers: both compare the same
+    """DVC is checked for each key, Snakemake for the first of each section and set of readers: both compare the same
     settings of a stage. Nothing runs but the resolving of the config.
 
     Asked in one process, since a start of each engine would take seventy times three CPU-seconds; what that process
@@ -292,7 +292,7 @@ def restore(project: Project, config: dict[str, Any], asker: Asker) -> None:
 
 
 def test_judge_runs_only_on_request(finished: Project) -> None:
-    """It costs money: no engine starts it by itself, misses its outputs, or has it asked twice."""
+    """It costs money: no engine starts it unasked, misses its outputs, or repeats its requests."""
     original = json.loads(json.dumps(finished.config))
     output = finished.directory / "results/default/judge/judge.json"
     with judging() as judge:
@@ -496,7 +496,7 @@ EDITS: list[tuple[str, tuple[Edit, ...], set[str]]] = [
 def test_each_edit_runs_the_same_stages_in_both_engines(
     finished: Project, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """One project is kept up to date by Snakemake, its twin by DVC, through the same edits, one after the other."""
+    """Snakemake updates one project and DVC its twin, through the same edits in turn."""
     twin = Project(tmp_path_factory.mktemp("twin") / "project")
     shutil.copytree(finished.directory, twin.directory, symlinks=True)
     twin.config = json.loads(json.dumps(finished.config))

@@ -118,7 +118,7 @@ SETTINGS: list[tuple[str, Any, set[str]]] = [
 
 
 def test_each_setting_and_file_changes_the_stages_that_read_it(finished: Project) -> None:
-    """Snakemake is asked for the first setting of each set of readers, DVC for all, as in test_rerun_matrix.py."""
+    """Snakemake is checked for the first setting of each set of readers, DVC for all, as in test_rerun_matrix.py."""
     original = json.loads(json.dumps(finished.config))
     edges, wrong = edges_of(finished), {}
     seen: set[frozenset[str]] = set()
