@@ -91,7 +91,7 @@ def peak_of(settings: RenderSettings) -> float | None:
 
 
 def _check_probe(probe: dict[str, Any], settings: RenderSettings) -> None:
-    """Raise UserError if a probe is of another device, or of too few ranks to measure every link."""
+    """Raise UserError if a probe ran on another device, or with too few ranks to measure every link."""
     if not isinstance(probe, dict) or "measured" not in probe:
         raise UserError("hardware.probe is not a file of zerolora probe; run `zerolora probe` again")
     made = checked(probe)
