@@ -1,0 +1,216 @@
+"""A fake GPU: torch's privateuse backend under fake tensors, which have shapes, types and devices, and no values.
+
+A tensor left on the CPU is an error there, as on a GPU, and so is an index on another GPU than its tensor. What kernels
+of a GPU require, which fake ones do not check, is checked here before each of them (KERNELS).
+"""
+
+import contextlib
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._guards import active_fake_mode
+from torch.utils import backend_registration
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from transformers import core_model_loading
+
+from zerolora.compat import bitsandbytes_patches, torchao_patches
+from zerolora.machine import devices
+
+torchao_patches.hide()
+bitsandbytes_patches.load()
+import bitsandbytes  # noqa: E402 (not before its patches)
+from bitsandbytes.nn.modules import Params4bit  # noqa: E402
+
+NAME = "fakegpu"
+HALF = (torch.float16, torch.bfloat16)
+FREE = 2**34
+"""Bytes of a GPU, all free."""
+
+
+class Gpus:
+    """The GPUs of this process: the functions of torch.cuda that zerolora calls, without their calls of CUDA."""
+
+    def __init__(self, count: int, capability: tuple[int, int]) -> None:
+        self.count, self.capability = count, capability
+
+    def module(self) -> types.SimpleNamespace:
+        """Return the functions of a device's module."""
+        return types.SimpleNamespace(
+            is_initialized=lambda: True,
+            is_available=lambda: True,
+            device_count=lambda: self.count,
+            current_device=lambda: 0,
+            set_device=lambda _: None,
+            _is_in_bad_fork=lambda: False,
+            manual_seed=lambda _: None,
+            manual_seed_all=lambda _: None,
+            get_rng_state=lambda *_: torch.zeros(16, dtype=torch.uint8),
+            set_rng_state=lambda *_: None,
+            get_amp_supported_dtype=lambda: list(HALF),
+            get_device_capability=lambda *_: self.capability,
+            is_bf16_supported=lambda *_, **__: self.capability >= (8, 0),
+            mem_get_info=lambda *_: (FREE, FREE),
+            memory_reserved=lambda *_: 0,
+            memory_allocated=lambda *_: 0,
+            max_memory_allocated=lambda *_: 0,
+            reset_peak_memory_stats=lambda *_: None,
+            empty_cache=lambda: None,
+            synchronize=lambda *_: None,
+        )
+
+
+def set_up(count: int = 1, capability: tuple[int, int] = (9, 0)) -> None:
+    """Give this process `count` fake GPUs, for good: torch registers a backend once."""
+    gpus = Gpus(count, capability).module()
+    backend_registration._setup_privateuseone_for_python_backend(NAME, gpus)
+    devices.GPU = NAME
+    for name, function in vars(gpus).items():
+        setattr(torch.cuda, name, function)
+    torch.nn.Module._apply = _apply  # type: ignore[method-assign, assignment]
+    core_model_loading._materialize_copy = _read
+    _fake_quantized_weights()
+
+
+@contextlib.contextmanager
+def computing() -> Iterator[None]:
+    """Compute with fake tensors; a value that is read of one is 1, or true."""
+    with Fakes(allow_non_fake_inputs=True), Checked():
+        yield
+
+
+class Fakes(FakeTensorMode):  # type: ignore[misc]
+    """Fake tensors, also of torch.tensor on a device, which would first make a real one there."""
+
+    avoid_device_init = True
+
+
+def _apply(module: Any, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+    """Module._apply with new parameters: a fake tensor cannot be changed to another device's in place."""
+    for child in module.children() if recurse else ():
+        child._apply(function)
+    for name, parameter in module._parameters.items():
+        if parameter is not None:
+            with torch.no_grad():
+                applied = function(parameter)
+            if applied is not parameter:
+                own = isinstance(applied, torch.nn.Parameter)
+                module._parameters[name] = applied if own else torch.nn.Parameter(applied, parameter.requires_grad)
+    for name, buffer in module._buffers.items():
+        if buffer is not None:
+            module._buffers[name] = function(buffer)
+    return module
+
+
+def _read(stored: Any, device: Any = None, dtype: Any = None) -> torch.Tensor:
+    """What transformers reads of a file: real, and fake from where it is placed."""
+    with _disable_current_modes():
+        real = stored[...]
+    mode = active_fake_mode()
+    tensor: torch.Tensor = mode.from_tensor(real).to(device=device, dtype=dtype)
+    return tensor
+
+
+def _fake_quantized_weights() -> None:
+    """Let bitsandbytes' 4-bit weights be fake tensors, which are a class of their own, as Params4bit is."""
+    real = Params4bit.__new__
+
+    def new(cls: Any, data: Any = None, requires_grad: bool = False, **settings: Any) -> Any:
+        if not isinstance(data, FakeTensor):
+            return real(cls, data, requires_grad, **settings)
+        weight = data.detach()
+        weight.__class__ = FakeParams4bit  # type: ignore[assignment]
+        with _disable_current_modes():
+            kept = real(Params4bit, torch.empty(0), **settings).__dict__
+        weight.__dict__.update({name: kept[name] for name in kept if name not in FakeTensor.__dict__})
+        return weight.requires_grad_(requires_grad)
+
+    Params4bit.__new__ = new  # type: ignore[method-assign]
+
+
+class FakeParams4bit(Params4bit, FakeTensor):  # type: ignore[misc]
+    """A fake 4-bit weight."""
+
+    def _quantize(self, device: Any) -> Any:
+        """As Params4bit does, but in a new tensor."""
+        codes, state = bitsandbytes.functional.quantize_4bit(
+            self.data.contiguous().to(device),
+            blocksize=self.blocksize,
+            compress_statistics=self.compress_statistics,
+            quant_type=self.quant_type,
+            quant_storage=self.quant_storage,
+        )
+        weight = self._like(codes)
+        weight.quant_state, weight.bnb_quantized = state, True
+        if self.module is not None:
+            self.module.quant_state = state
+        return weight
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self._like(self.detach())
+
+    def _like(self, data: Any) -> Any:
+        """Return fake data as a weight with this one's settings."""
+        data.__class__ = FakeParams4bit
+        data.__dict__.update({name: value for name, value in self.__dict__.items() if name not in data.__dict__})
+        return data
+
+
+class Checked(TorchDispatchMode):
+    """Checks the operands of kernels, and answers where a value is read."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.aten._local_scalar_dense.default:
+            dtype = args[0].dtype
+            return True if dtype == torch.bool else 1.0 if dtype.is_floating_point else 1
+        check = KERNELS.get(func.name().partition(".")[0])
+        if check and any(isinstance(each, torch.Tensor) and each.device.type == NAME for each in args):
+            check(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def refuse(fault: bool, text: str) -> None:
+    """Raise AssertionError of a kernel's requirement."""
+    if fault:
+        raise AssertionError(text)
+
+
+def _flash(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> None:
+    """pytorch/aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_varlen_fwd."""
+    sizes = [each.shape[-1] for each in (query, key, value)]
+    refuse(len(set(sizes)) > 1, f"flash attention with heads of {sizes}")
+    refuse(sizes[0] % 8 > 0 or sizes[0] > 256, f"flash attention with heads of {sizes[0]}")
+    kinds = {each.dtype for each in (query, key, value)}
+    refuse(len(kinds) > 1 or not kinds <= set(HALF), f"flash attention in {kinds}")
+    refuse(torch.cuda.get_device_capability(query.device) < (8, 0), "flash attention below 8.0")
+    refuse(query.shape[-2] % key.shape[-2] > 0, "flash attention with heads that are no multiple of the key's")
+    refuse(any(each.stride(-1) != 1 for each in (query, key, value)), "flash attention of heads that are not contiguous")
+
+
+def _index(tensor: Any, indices: Any, *_: Any, **__: Any) -> None:
+    """pytorch/aten/src/ATen/native/TensorAdvancedIndexing.cpp: an index is on the host or beside its tensor."""
+    for index in indices:
+        if isinstance(index, torch.Tensor):
+            refuse(index.device.type != "cpu" and index.device != tensor.device, f"{tensor.device}[{index.device}]")
+
+
+def _grouped(one: Any, other: Any, *_: Any, **__: Any) -> None:
+    """pytorch/aten/src/ATen/native/cuda/GroupedBlas.cpp, _grouped_mm_cuda: strides in multiples of 16 bytes."""
+    for each in (one, other):
+        last = each.stride()[-2:]
+        refuse(1 not in last, f"grouped product of a matrix of strides {last}")
+        refuse(max(last) * each.element_size() % 16 > 0, f"grouped product with rows of {max(last)} elements")
+
+
+KERNELS: dict[str, Callable[..., None]] = {
+    "aten::_flash_attention_forward": _flash,
+    "torch_attn::_varlen_attn": _flash,
+    "aten::index": _index,
+    "aten::index_put": _index,
+    "aten::index_put_": _index,
+    "aten::_grouped_mm": _grouped,
+}
+"""The requirements of kernels of a GPU by operation."""
