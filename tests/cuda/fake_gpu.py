@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._guards import active_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from transformers import core_model_loading
@@ -187,7 +187,7 @@ def _flash(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> None:
     refuse(len(kinds) > 1 or not kinds <= set(HALF), f"flash attention in {kinds}")
     refuse(torch.cuda.get_device_capability(query.device) < (8, 0), "flash attention below 8.0")
     refuse(query.shape[-2] % key.shape[-2] > 0, "flash attention with heads that are no multiple of the key's")
-    refuse(any(each.stride(-1) != 1 for each in (query, key, value)), "flash attention of heads that are not contiguous")
+    refuse(any(each.stride(-1) != 1 for each in (query, key, value)), "flash attention of strided heads")
 
 
 def _index(tensor: Any, indices: Any, *_: Any, **__: Any) -> None:

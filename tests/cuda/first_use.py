@@ -79,7 +79,7 @@ def import_all() -> None:
             importlib.import_module(module.name)
 
 
-def in_fork(function: Callable[[], Any]) -> dict[str, Any]:
+def in_fork(function: Callable[[], Any], trace: Trace) -> dict[str, Any]:
     """Return what a function returns in a fork, or how it ended, and the fork's calls of CUDA."""
     read, write = os.pipe()
     if not os.fork():
@@ -92,7 +92,7 @@ def in_fork(function: Callable[[], Any]) -> dict[str, Any]:
         except BaseException as error:
             traceback.print_exc()
             result = f"{type(error).__name__}: {error}"
-        os.write(write, json.dumps({"result": result, "bare": TRACE.bare, "initialised": TRACE.initialised}).encode())
+        os.write(write, json.dumps({"result": result, "bare": trace.bare, "initialised": trace.initialised}).encode())
         os._exit(0)
     os.close(write)
     os.wait()
@@ -149,16 +149,14 @@ KINDS: dict[str, Callable[[list[str]], Callable[[], Any]]] = {
     "forked_rank": forked_rank,
     "command": command,
 }
-TRACE: Trace
 
 
 def main() -> None:
-    global TRACE
-    TRACE = Trace()
+    trace = Trace()
     import_all()
-    print(json.dumps(["imports", {"result": None, "bare": TRACE.bare, "initialised": TRACE.initialised}]), flush=True)
+    print(json.dumps(["imports", {"result": None, "bare": trace.bare, "initialised": trace.initialised}]), flush=True)
     for name, kind, arguments in json.loads(sys.argv[1]):
-        print(json.dumps([name, in_fork(KINDS[kind](arguments))]), flush=True)
+        print(json.dumps([name, in_fork(KINDS[kind](arguments), trace)]), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
-"""Training and evaluation on fake GPUs: `python rehearsal.py FOLDER CASES`. Prints the faults of each case as JSON."""
+"""Training, evaluation and probe on fake GPUs (fake_gpu.py): `python rehearsal.py FILE`, with the cases in the file."""
 
+import contextlib
 import json
+import os
 import sys
 import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +20,23 @@ from zerolora.config.settings import EvaluateSettings
 from zerolora.errors import UserError
 from zerolora.evaluate import evaluated_models, generation
 from zerolora.evaluate.evaluate import loss
-from zerolora.evaluate.merged_logits import next_tokens
+from zerolora.evaluate.evaluated_models import EvaluatedModel
+from zerolora.evaluate.merged_logits import next_tokens, of_merged
 from zerolora.planner.zero_json import ZeroJson
+from zerolora.probe import probe_rank
 from zerolora.train.adapter import adapt
 from zerolora.train.engines.ddp import DDP, _compute_in
-from zerolora.train.engines.engine import trained
+from zerolora.train.engines.engine import DTYPES, trained
 from zerolora.train.feed import collate
 from zerolora.train.loop import Totals
 from zerolora.train.loss import token_losses
 from zerolora.train.objectives import OBJECTIVES
+from zerolora.train.objectives.objective import Objective
 from zerolora.train.telemetry.routers import Routers
 
 LENGTHS = (17, 30, 12)
+fake_gpu.set_up(count=2)
+DEVICE = torch.device(fake_gpu.NAME, 0)
 
 
 class Engine(DDP):
@@ -44,25 +52,28 @@ class Engine(DDP):
         return self.engine(**inputs)
 
 
-def train(weights: Path, settings: dict[str, Any], packed: bool, objective: str) -> list[str]:
+def train(weights: str, settings: dict[str, Any], packed: bool, objective: str) -> list[str]:
     """Return the faults of a step."""
     plan = training_plan(device="cuda", **settings)
     goal = OBJECTIVES[objective]
-    config = ZeroJson(options={"gradient_clipping": 1.0}, choice=plan)
-    device = torch.device(fake_gpu.NAME, 0)
+    config, device = ZeroJson(options={"gradient_clipping": 1.0}, choice=plan), DEVICE
     with fake_gpu.computing():
-        model = adapt(weights, plan, config, device)
+        model = adapt(Path(weights), plan, config, device)
         engine = Engine(model, config, plan, device)
         faults = [f"{name} is on {each.device}" for name, each in places_of(engine.module) if each.device != device]
+        for name, each in engine.module.named_parameters():
+            kind = torch.float32 if each.requires_grad else DTYPES[plan.precision]
+            if each.is_floating_point() and each.dtype != kind:
+                faults.append(f"{name} is {each.dtype}")
         engine.train()
         routers = Routers(engine.module)
         rows = [row_of(length, goal) for length in LENGTHS]
-        batches = [[rows[:2], rows[2:]]] if packed else [[[row] for row in rows]]
-        totals = Totals(goal, {name: 1 for name in goal.units}, 1)
-        for micro_batch in batches:
+        packed_rows = [[*rows[0], *rows[1]], rows[2]] if packed else [[each] for row in rows for each in row]
+        totals = Totals(goal, dict.fromkeys(goal.units, 1), 1)
+        for micro_batch in [packed_rows]:
             batch = collate(micro_batch, packed, device)
             with routers.watched(micro_batch, batch):
-                values = goal.values(token_losses(engine, batch), batch, {name: 1.0 for name in goal.before})
+                values = goal.values(token_losses(engine, batch), batch, dict.fromkeys(goal.before, 1.0))
             terms = totals.add(values)
             engine.backward(totals.weighted(terms, engine.divisor))
             for name, parameter in trained(engine.module).items():
@@ -71,37 +82,55 @@ def train(weights: Path, settings: dict[str, Any], packed: bool, objective: str)
                 elif parameter.grad.device != device or parameter.grad.dtype != torch.float32:
                     faults.append(f"the gradient of {name} is {parameter.grad.dtype} on {parameter.grad.device}")
             engine.step()
-        for parameter, state in engine.inner.state.items():
+        for state in engine.inner.state.values():
             for name, value in state.items():
                 if isinstance(value, torch.Tensor) and value.device != device and value.ndim:
                     faults.append(f"state {name} is on {value.device}")
     return faults
 
 
-def evaluate(weights: Path, spread: bool) -> list[str]:
-    """Return the faults of generation, of the loss and of the logits that a merged model is compared by; of a model
-    `spread` over two GPUs, or on one."""
-    device = torch.device(fake_gpu.NAME, 0)
-    rows = Dataset.from_list(
-        [
-            {"input_ids": list(range(3, 3 + length)), "labels": [-100] * 9 + [1] * (length - 9), "prompt": 9 + length % 3}
-            | {"length": length}
-            for length in (20, 15, 31, 17, 26, 22)
-        ]
-    )
-    settings = EvaluateSettings(check="exact", batch=6, max_new_tokens=5)
-    if spread:
-        layers = json.loads((weights / "config.json").read_text())["num_hidden_layers"]
+ROWS = Dataset.from_list(
+    [
+        {"input_ids": list(range(3, 3 + length)), "labels": [-100] * 9 + [1] * (length - 9)}
+        | {"prompt": 9 + length % 3, "length": length}
+        for length in (20, 15, 31, 17, 26, 22)
+    ]
+)
+
+
+def evaluate(weights: str, layers: int = 0) -> list[str]:
+    """Return the faults of generation, of the loss and of the logits that a merged model is compared by, of a model on
+    one GPU, or of its `layers` layers on two."""
+    settings = EvaluateSettings(check="exact", batch=6, max_new_tokens=3)
+    with spread(layers), fake_gpu.computing():
+        model, tokenizer = evaluated_models.load(Path(weights), DEVICE, [])
+        faults = [f"{name} is on {each.device}" for name, each in places_of(model) if each.device.type != DEVICE.type]
+        generation.generate(model, tokenizer, ROWS, {2}, settings, silent=True)
+        loss(model, ROWS)
+        next_tokens(model, ROWS)
+    return faults
+
+
+def compare(weights: str, adapter: str, layers: int = 0) -> list[str]:
+    """Return the faults of the comparison of a merged model with base and adapter, on one GPU or on two."""
+    with spread(layers), fake_gpu.computing():
+        merged = next_tokens(evaluated_models.load(Path(weights), DEVICE, [])[0], ROWS)
+        of_merged(merged, EvaluatedModel(Path(weights), Path(adapter), Path(weights), "cuda"), Path(weights), ROWS)
+    return []
+
+
+@contextlib.contextmanager
+def spread(layers: int) -> Iterator[None]:
+    """Load Llamas of this many layers, unless 0, as one that does not fit on a GPU: all but one layer on the second."""
+    own = evaluated_models.placement
+    if layers:
         places = {"model.embed_tokens": 0, "model.rotary_emb": 0, "model.norm": 1, "lm_head": 1}
         places |= {f"model.layers.{layer}": int(layer > 0) for layer in range(layers)}
         evaluated_models.placement = lambda *_: {"device_map": places}
-    with fake_gpu.computing():
-        model, tokenizer = evaluated_models.load(weights, device, [])
-        faults = [f"{name} is on {each.device}" for name, each in places_of(model) if each.device.type != device.type]
-        generation.generate(model, tokenizer, rows, {2}, settings, silent=True)
-        loss(model, rows)
-        next_tokens(model, rows)
-    return faults
+    try:
+        yield
+    finally:
+        evaluated_models.placement = own
 
 
 def half_ended(answers: torch.Tensor, *others: Any) -> list[int | None]:
@@ -119,32 +148,44 @@ def places_of(model: Any) -> list[tuple[str, torch.Tensor]]:
     return [*model.named_parameters(), *model.named_buffers()]
 
 
-def row_of(length: int, goal: Any) -> dict[str, Any]:
+def row_of(length: int, goal: Objective) -> list[dict[str, Any]]:
+    """Return the sequences of a prepared row."""
     tokens = list(range(5, 5 + length))
-    row = {"labels": [-100, -100, *tokens[2:]], "input_ids": tokens, "source": 0}
-    return row | {name: 1.0 for name in goal.numbers}
+    row: dict[str, Any] = {name: [-100, -100, *tokens[2:]] if "labels" in name else tokens for name in goal.columns}
+    return goal.sequences(row | {"source": 0} | dict.fromkeys(goal.numbers, 1.0))
+
+
+def probe() -> list[str]:
+    """Return the faults of the probe's measurements, but for the collectives."""
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    probe_rank.rendezvous = lambda _: None
+    with fake_gpu.computing():
+        rank = probe_rank.Rank("cuda")
+        for dtype in (torch.float32, torch.bfloat16):
+            probe_rank._matmul(rank, dtype)
+        probe_rank._issuing(rank)
+        measured = probe_rank._copying(rank)
+    return [f"{name} is not measured" for name, value in measured.items() if value is None]
+
+
+KINDS: dict[str, Callable[..., list[str]]] = {"train": train, "evaluate": evaluate, "compare": compare, "probe": probe}
 
 
 def main() -> None:
-    fake_gpu.set_up(count=2)
+    """Print a line of JSON for each case: its name, its faults, and the line with which it is refused."""
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
-    results = {}
-    for case in json.loads(sys.argv[1]):
-        import time
-        t = time.process_time()
+    for name, kind, arguments in json.loads(Path(sys.argv[1]).read_text()):
+        faults, refused = [], None
         try:
-            if "settings" in case:
-                faults = train(Path(case["weights"]), case["settings"], case["packed"], case["objective"])
-            else:
-                faults = evaluate(Path(case["weights"]), case["spread"])
+            faults = KINDS[kind](**arguments)
         except UserError as error:
-            faults = [f"refused: {error}"]
+            refused = str(error)
         except Exception as error:
             frames = traceback.extract_tb(error.__traceback__)
-            places_ = [f"{Path(each.filename).name}:{each.lineno} {each.line}" for each in frames][-14:]
-            faults = [f"{type(error).__name__}: {str(error)[:300].splitlines()[0]}", *places_]
-        results[case["name"]] = faults
-        print(case["name"], round(time.process_time() - t, 2), *faults, sep="\n   ", flush=True)
+            own = [f"{Path(each.filename).name}:{each.lineno}" for each in frames if "/src/zerolora/" in each.filename]
+            faults = [f"{type(error).__name__} in {', '.join(own[-3:])}: {str(error)[:300]}"]
+        print(json.dumps([name, faults, refused]), flush=True)
 
 
-main()
+if __name__ == "__main__":
+    main()

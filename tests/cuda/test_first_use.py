@@ -40,6 +40,7 @@ FIRST = {
 
 def stages(project: Project) -> list[tuple[str, str, list[str]]]:
     """Return each stage's name, kind and arguments; its settings are the finished run's, on a GPU."""
+
     def read(name: str) -> Any:
         return json.loads((project.directory / "results" / name).read_text())
 
@@ -51,7 +52,13 @@ def stages(project: Project) -> list[tuple[str, str, list[str]]]:
     asked = {"kind": "rows", "check": "sum", "check_settings": {}, "check_source": None, "chat_template": True}
     asked |= {"max_new_tokens": 4, "batch": 2, "seed": 1}
     judge |= {"endpoint": "http://127.0.0.1:9/v1", "model": "none"}
-    trained = ["--settings", canonical(run["train"] | {"device": "cuda"}), *SOURCE, "--zero", f"results/{run['rendered']}/zero.json"]
+    trained = [
+        "--settings",
+        canonical(run["train"] | {"device": "cuda"}),
+        *SOURCE,
+        "--zero",
+        f"results/{run['rendered']}/zero.json",
+    ]
     trained += ["--packing", f"results/{run['packed']}/packing", "--checkpoints", "c", "--output", "o"]
     merge = ["merge", "--weights", SOURCE[3], "--adapter", TUNED[3], "--output", "o/merged"]
     task = ["task", "--settings", canonical(asked), "--rows", "asked.jsonl", "--output", "o/t", "--answers", "o/a"]
@@ -68,7 +75,13 @@ def stages(project: Project) -> list[tuple[str, str, list[str]]]:
         ],
         "merge": merge,
         "render": [
-            *("render", "--settings", canonical(run["render"]), "--estimate", f"results/{run['estimated']}/estimate.json"),
+            *(
+                "render",
+                "--settings",
+                canonical(run["render"]),
+                "--estimate",
+                f"results/{run['estimated']}/estimate.json",
+            ),
             *("--output", "o/z", "--reasons", "o/r", "--model", "resources/models/tiny", "--weights"),
             *("resources/weights/tiny", "--data", SOURCE[1]),
         ],

@@ -33,7 +33,9 @@ class PromptBatches:
         if settings.batch == "auto":
             self.width = model.dtype.itemsize
             numbers = {each for each in getattr(model, "hf_device_map", {}).values() if isinstance(each, int)}
-            free = min((free_memory(torch.device(devices.GPU, each)) for each in numbers), default=free_memory(model.device))
+            free = min(
+                (free_memory(torch.device(devices.GPU, each)) for each in numbers), default=free_memory(model.device)
+            )
             self.parts = max(1, len(numbers))  # the cache is on the devices of the layers
             self.free = int(SHARE * free) // (ranks if model.device.type == "cpu" else 1)
             try:
