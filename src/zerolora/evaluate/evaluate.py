@@ -10,9 +10,11 @@ Writes evaluate.json (rates, loss, the logits of a merged model against base and
 import contextlib
 import gc
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -62,7 +64,8 @@ def evaluate(
     if model.device == "cpu":
         cpu_matmul.choose()
     rows = held_out(settings, data)
-    asked = [row for row in rows if task.asks(row)]
+    numbers = [number for number, row in enumerate(rows) if task.asks(row)]
+    asked = [rows[number] for number in numbers]
     with contextlib.ExitStack() as stack:
         folder = work or Path(stack.enter_context(tempfile.TemporaryDirectory()), "kept")
         # One folder for each model, cleared of other evaluations; kept until all have answered.
@@ -74,7 +77,7 @@ def evaluate(
         texts, loaded = _answers(settings, data, model, asked, kept[0])
         answered = [texts]
         resources = {"engine": engine, **_resources(kept[0])}
-        figures = {"loss": loss(loaded, rows)}
+        figures = {"loss": loss(loaded, rows, _of_rows(numbers, kept[0]))}
         if model.merged and model.adapter:
             merged = next_tokens(loaded, rows)
             # Free the memory before base and adapter are loaded.
@@ -85,7 +88,7 @@ def evaluate(
         for each, answers in zip(models[1:], kept[1:], strict=True):
             texts, loaded = _answers(settings, data, each, asked, answers)
             answered.append(texts)
-            figures["unmerged_loss"] = loss(loaded, rows)
+            figures["unmerged_loss"] = loss(loaded, rows, _of_rows(numbers, answers))
         for answers in kept:
             answers.remove()
     judged = [[task.judge(row, text.strip()) for row, text in zip(asked, texts, strict=True)] for texts in answered]
@@ -136,14 +139,14 @@ def _answers(
         ready = (loaded, tokenizer, stops)
         answer(kept.folder, 0, settings, ready, asked, left, memory, PromptBatches(loaded, settings))
     texts = [
-        each if isinstance(each, str) else tokenizer.decode(each, skip_special_tokens=True) for each, _ in kept.all()
+        each if isinstance(each, str) else tokenizer.decode(each, skip_special_tokens=True) for each, *_ in kept.all()
     ]
     return texts, loaded
 
 
 def _resources(kept: KeptAnswers) -> dict[str, float]:
     """Return the speed of the processes that answered, and their highest memory peaks."""
-    tokens = sum(number for _, number in kept.all())
+    tokens = sum(each.tokens for each in kept.all())
     figures = kept.figures()
     seconds = max((each["seconds"] for each in figures), default=0.0)
     peaks = {
@@ -155,11 +158,17 @@ def _resources(kept: KeptAnswers) -> dict[str, float]:
     return {"generated_tokens": tokens, "generated_tokens_per_second": speed, **peaks}
 
 
-def loss(model: Any, rows: Any) -> float:
-    """Return the mean cross-entropy per supervised token of the rows."""
+def _of_rows(numbers: list[int], kept: KeptAnswers) -> dict[int, float]:
+    """Return the losses that generation has computed, by number of the row; `numbers` are those of the asked rows."""
+    return {number: each.loss for number, each in zip(numbers, kept.all(), strict=True) if each.loss is not None}
+
+
+def loss(model: Any, rows: Any, known: Mapping[int, float] = MappingProxyType({})) -> float:
+    """Return the mean cross-entropy per supervised token of the rows; `known` are the sums of some rows, by number."""
     lengths = list(rows["length"])
-    order = sorted(range(len(rows)), key=lambda index: (lengths[index], index))
-    total, tokens = 0.0, 0
+    order = sorted({*range(len(rows))} - known.keys(), key=lambda index: (lengths[index], index))
+    total = sum(known.values())
+    tokens = sum(label != IGNORED for number in known for label in rows[number]["labels"][1:])
     while order:
         # Rows of similar length, up to EVALUATION_TOKENS tokens with padding, but at least one row.
         longest = lengths[order[-1]]

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 FEWEST = 8
 """Minimum tokens of a common prefix: a shorter one saves less than its part of attention costs."""
+WORTH = 1 / 16
+"""Minimum share of a micro-batch's tokens that are not computed again. With less, the copies of keys and values that
+each row sees may take more memory than the tokens save."""
 
 
 class Group(NamedTuple):
@@ -58,6 +61,12 @@ def _is_drawn(key: str, value: Any) -> bool:
     others = ("classifier", "summary", "seq_classif")
     named = any(word in key for word in ("drop", "jitter", "noise")) and not key.startswith(others)
     return named and isinstance(value, int | float) and value > 0
+
+
+def worthwhile(rows: Sequence[Sequence[int]], groups: Sequence[Group]) -> bool:
+    """Return whether groups of rows save enough."""
+    saved = sum(group.prefix * (len(group.rows) - 1) for group in groups)
+    return saved > 0 and saved >= WORTH * sum(map(len, rows))
 
 
 def grouped(rows: Sequence[Sequence[int]]) -> list[Group]:

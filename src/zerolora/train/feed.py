@@ -9,7 +9,7 @@ from zerolora.config.settings import TrainingPlan
 from zerolora.data.packing_plan import PackingPlan
 from zerolora.data.prepared_rows import IGNORED
 from zerolora.errors import UserError
-from zerolora.train.common_prefix import Branches, Group, grouped
+from zerolora.train.common_prefix import Branches, Group, grouped, worthwhile
 from zerolora.train.objectives import OBJECTIVES
 from zerolora.train.objectives.objective import Objective, Sequence
 from zerolora.train.order import assign, global_batches, spread
@@ -152,8 +152,8 @@ def collate(
     """
     if prefixes:
         rows = [row for packed in packed_rows for row in packed]
-        groups = grouped([row["input_ids"] for row in rows])
-        if any(group.prefix for group in groups):
+        tokens = [row["input_ids"] for row in rows]
+        if worthwhile(tokens, groups := grouped(tokens)):
             return joined(rows, groups, device)
     longest = max(sum(len(row["input_ids"]) for row in packed) for packed in packed_rows)
     longest += -longest % sequence.size
