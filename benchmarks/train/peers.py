@@ -1,7 +1,7 @@
 """One rank of a peer, in the peer's own virtual environment: peers.py llamafactory|swift SETTINGS, with RANK and so on.
 
 It imports nothing of zerolora. SETTINGS is a JSON file: for LLaMA-Factory the keys of its YAML, for ms-swift the
-options of `swift sft`. On a CPU both get the fp32 matmul kernels that zerolora chooses (zerolora/machine/cpu_matmul.py).
+options of `swift sft`. On a CPU both get the fp32 matmul kernels that zerolora chooses (machine/cpu_matmul.py).
 """
 
 import json
