@@ -25,6 +25,7 @@ from zerolora.evaluate import vllm_engine
 from zerolora.evaluate.batches import PromptBatches
 from zerolora.evaluate.difference import UNMERGED
 from zerolora.evaluate.evaluated_models import EvaluatedModel, stops_of
+from zerolora.evaluate.generation import shared_prefix
 from zerolora.evaluate.kept import KeptAnswers, key_of
 from zerolora.evaluate.merged_logits import next_tokens, of_merged
 from zerolora.evaluate.ranks import answer, answer_on_ranks, held_out, load_for
@@ -164,9 +165,13 @@ def _of_rows(numbers: list[int], kept: KeptAnswers) -> dict[int, float]:
 
 
 def loss(model: Any, rows: Any, known: Mapping[int, float] = MappingProxyType({})) -> float:
-    """Return the mean cross-entropy per supervised token of the rows; `known` are the sums of some rows, by number."""
+    """Return the mean cross-entropy per supervised token of the rows; `known` are the sums of some rows, by number.
+
+    The common prefix of the others, up to the first supervised token, is computed once.
+    """
     lengths = list(rows["length"])
     order = sorted({*range(len(rows))} - known.keys(), key=lambda index: (lengths[index], index))
+    prefix = shared_prefix(model, [_before_supervised(rows[index]) for index in order])
     total = sum(known.values())
     tokens = sum(label != IGNORED for number in known for label in rows[number]["labels"][1:])
     while order:
@@ -183,10 +188,10 @@ def loss(model: Any, rows: Any, known: Mapping[int, float] = MappingProxyType({}
         kept = longest - 1 - int((labels[:, 1:] != IGNORED).any(0).float().argmax())
         with torch.no_grad():
             output = model(
-                input_ids=ids.to(model.device),
+                input_ids=ids[:, prefix.length :].to(model.device),
                 attention_mask=mask.to(model.device),
-                use_cache=False,
                 logits_to_keep=kept + 1,
+                **prefix.inputs(model, len(members), longest),
             )
         targets = labels[:, -kept:].to(output.logits.device)
         total += torch.nn.functional.cross_entropy(
@@ -194,3 +199,10 @@ def loss(model: Any, rows: Any, known: Mapping[int, float] = MappingProxyType({}
         ).item()
         tokens += int((targets != IGNORED).sum())
     return total / tokens
+
+
+def _before_supervised(row: dict[str, Any]) -> list[int]:
+    """Return a row's tokens before the first supervised one."""
+    first = next((at for at in range(1, row["length"]) if row["labels"][at] != IGNORED), row["length"])
+    tokens: list[int] = row["input_ids"][:first]
+    return tokens

@@ -37,6 +37,12 @@ class SharedPrefix:
     states: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
     """Keys and values in each layer: shape (1, heads, length, width)."""
 
+    def inputs(self, model: Any, rows: int, positions: int) -> dict[str, Any]:
+        """Return the arguments of a forward pass on the tokens of `rows` rows after the prefix, up to `positions`."""
+        if not self.length:
+            return {"use_cache": False}
+        return {"past_key_values": cache_of(model, self, rows, positions), "use_cache": True}
+
 
 def generate(
     model: Any,
