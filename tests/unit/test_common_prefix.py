@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset
 from test_isolation import CPU, EACH_ROW, build, build_loud, with_adapter
 from training_plan import training_plan
 
+from zerolora.data import pack
 from zerolora.data.prepared_rows import IGNORED
 from zerolora.train.common_prefix import FEWEST, Branches, Group, allowed, grouped
 from zerolora.train.feed import collate, joined
@@ -68,10 +70,10 @@ def test_a_prefix_is_computed_once_for_each_group() -> None:
     assert batch["input_ids"].shape == batch["position_ids"].shape == (1, 12 + 9 + 9 + 13 + 7)
     assert batch["weights"].tolist() == [3] * 12 + [1] * 9 + [2] * 9 + [1] * 13 + [1] * 7
     assert batch["weights"].sum() == sum(len(row["input_ids"]) for row in rows)
-    starts = [0, 12, 17, 20, 21, 30, 41, 43]
-    assert [at for at in range(50) if at and batch["position_ids"][0, at] <= batch["position_ids"][0, at - 1]] == [
-        start for start in starts[2:] if start not in (30,)
-    ]
+    lengths = [12, 5, 3, 1, 9, 11, 2, 7]
+    firsts = [0, 12, 12, 12, 0, 9, 9, 0]  # the position that each segment goes on from
+    positions = [first + at for first, length in zip(firsts, lengths, strict=True) for at in range(length)]
+    assert batch["position_ids"][0].tolist() == positions
     assert batch["sequence"].tolist() == sorted(batch["sequence"].tolist())
     assert batch["sources"].tolist() == [row["source"] for row in rows]
 
@@ -118,6 +120,21 @@ def computed(rows: list[list[int]]) -> int:
 )
 def test_groups_of_few_rows(rows: list[list[int]], expected: list[Group]) -> None:
     assert grouped(rows) == expected
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 100])
+def test_common_prefix_of_all_rows_is_a_statistic(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pack, "CHUNK", chunk)
+    rows = [[1, 2, 3, 4, 5], [1, 2, 3, 4], [1, 2, 3, 9], [1, 2, 3]]
+
+    def of(rows: list[list[int]]) -> int:
+        return pack.common_prefix(Dataset.from_list([{"input_ids": row} for row in rows]))
+
+    assert of(rows) == 3
+    assert of(rows[:2]) == 4
+    assert of([*rows, [1, 7]]) == 1
+    assert of([*rows, [8]]) == 0
+    assert of(rows[:1]) == 5
 
 
 def test_batch_without_a_common_prefix_is_as_before() -> None:

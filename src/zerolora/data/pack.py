@@ -68,7 +68,7 @@ def _count(plan: PackingPlan, rows: Any, lengths: np.ndarray, capacity: int | No
     tokens = np.add.reduceat(lengths[plan.members].astype(np.int64), plan.starts[:-1])
     counts: dict[str, Any] = {
         "rows": len(lengths),
-        "common_prefix": _common_prefix(rows),
+        "common_prefix": common_prefix(rows),
         "tokens": int(tokens.sum()),
         "packed_rows": len(tokens),
         "longest_packed_row": int(tokens.max()),
@@ -85,7 +85,7 @@ def _count(plan: PackingPlan, rows: Any, lengths: np.ndarray, capacity: int | No
     return counts
 
 
-def _common_prefix(rows: Any) -> int:
+def common_prefix(rows: Any) -> int:
     """Return the number of tokens that all rows begin with."""
     first: np.ndarray | None = None
     for table in rows.with_format("arrow").iter(CHUNK):
