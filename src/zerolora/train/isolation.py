@@ -13,6 +13,7 @@ import torch
 
 from zerolora.data.prepared_rows import IGNORED
 from zerolora.errors import UserError, wording
+from zerolora.machine.devices import on_gpu
 from zerolora.train.attention import IMPLEMENTATIONS
 from zerolora.train.common_prefix import FEWEST, Group
 from zerolora.train.feed import PackedRow, collate, joined
@@ -169,7 +170,7 @@ def _evaluating(model: Any, device: torch.device) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+        with torch.no_grad(), torch.random.fork_rng([device] if on_gpu(device) else []):
             yield
     finally:
         for module, mode in modes:
