@@ -267,14 +267,14 @@ def test_a_prefix_that_training_does_not_share_is_not_counted(changed: dict[str,
 
 
 def test_rows_of_a_packed_row_share_a_prefix_too() -> None:
-    rows = {"common_prefix": 100, "rows": 8}
+    rows: dict[str, Any] = {"common_prefix": 100, "rows": 8}
     work = work_of("llama-3-8b", micro_batch=2, attention="flash", of_rows=rows)
     assert (work.saved, work.computed) == (100 * 15, 2 * 4096 - 1500)
 
 
 def test_offloaded_checkpoints_cross_the_host_link_twice() -> None:
     """Llama-3-8B: 32 layers' inputs of 4,096 tokens x 4,096 x 2 bytes, there and back, in each of 4 micro-batches."""
-    settings = {"activation_checkpointing": True, "accumulation": 4}
+    settings: dict[str, Any] = {"activation_checkpointing": True, "accumulation": 4}
     plain, offload = (work_of("llama-3-8b", activation_offload=each, **settings) for each in (False, True))
     machine = replace(NODE, host=Link("pcie", 1e9, 1e-3))
     without, moved = (step_seconds(each, ZERO3, machine) for each in (plain, offload))

@@ -105,8 +105,8 @@ def held_out_rows(prompts: list[list[int]]) -> Any:
         labels = [IGNORED] * len(prompt) + answer
         labels[len(prompt) - 1] = prompt[-1] if number == 2 else IGNORED
         labels = [IGNORED] * len(labels) if number == 3 else labels
-        row = {"input_ids": prompt + answer, "labels": labels, "prompt": len(prompt)}
-        result.append({**row, "length": len(row["input_ids"])})
+        row: dict[str, Any] = {"input_ids": prompt + answer, "labels": labels, "prompt": len(prompt)}
+        result.append({**row, "length": len(labels)})
     return Dataset.from_list(result)
 
 

@@ -69,10 +69,10 @@ def _of_part(
     with torch.no_grad():
         logits = model(**inputs, past_key_values=_Prompts.of(cache, part, before), use_cache=True).logits.float()
     labels = labels.to(logits.device)
-    each = torch.nn.functional.cross_entropy(
+    losses = torch.nn.functional.cross_entropy(
         logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="none"
     )
-    sums = each.view_as(labels).double().sum(1).tolist()
+    sums = losses.view_as(labels).double().sum(1).tolist()
     return [value if reference else None for value, reference in zip(sums, references, strict=True)]
 
 
@@ -89,10 +89,15 @@ class _Prompts(DynamicLayer):
     def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.lazy_initialization(keys, values)
-        self.keys, self.values = keys, values
+        self.prompts = keys, values
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the prompts' states with those of new tokens."""
-        return torch.cat([self.keys, key_states], -2), torch.cat([self.values, value_states], -2)
+        keys, values = self.prompts
+        return torch.cat([keys, key_states], -2), torch.cat([values, value_states], -2)
+
+    def get_seq_length(self) -> int:
+        """Return the tokens of the prompts."""
+        return self.prompts[0].shape[-2]

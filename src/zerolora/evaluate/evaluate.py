@@ -172,8 +172,8 @@ def loss(model: Any, rows: Any, known: Mapping[int, float] = MappingProxyType({}
     lengths = list(rows["length"])
     order = sorted({*range(len(rows))} - known.keys(), key=lambda index: (lengths[index], index))
     prefix = shared_prefix(model, [_before_supervised(rows[index]) for index in order])
-    total = sum(known.values())
-    tokens = sum(label != IGNORED for number in known for label in rows[number]["labels"][1:])
+    total: float = sum(known.values())
+    tokens = sum(1 for number in known for label in rows[number]["labels"][1:] if label != IGNORED)
     while order:
         # Rows of similar length, up to EVALUATION_TOKENS tokens with padding, but at least one row.
         longest = lengths[order[-1]]

@@ -86,8 +86,10 @@ def generate(
             sums: list[float | None] = [None] * len(members)
             references = [reference_of(rows[index]) for index in members] if losses else []
 
-            def score(*states: Any, into: list[float | None] = sums, of: Any = references) -> None:
-                into[:] = answer_losses(model, *states, of)
+            def score(
+                cache: Any, mask: torch.Tensor, last: torch.Tensor, into: Any = sums, of: Any = references
+            ) -> None:
+                into[:] = answer_losses(model, cache, mask, last, of)
 
             continued = answer_batch(
                 model,

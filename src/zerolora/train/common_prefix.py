@@ -69,7 +69,7 @@ def worthwhile(rows: Sequence[Sequence[int]], groups: Sequence[Group]) -> bool:
     return saved > 0 and saved >= WORTH * sum(map(len, rows))
 
 
-def grouped(rows: Sequence[Sequence[int]]) -> list[Group]:
+def grouped(rows: Sequence[list[int]]) -> list[Group]:
     """Group rows of tokens so that the fewest tokens are computed, at most one prefix a row.
 
     Of rows in lexicographic order, some neighbours are a group: its prefix is the shortest that two neighbours share.
