@@ -71,7 +71,7 @@ def test_a_prefix_is_computed_once_for_each_group() -> None:
     assert batch["weights"].tolist() == [3] * 12 + [1] * 9 + [2] * 9 + [1] * 13 + [1] * 7
     assert batch["weights"].sum() == sum(len(row["input_ids"]) for row in rows)
     lengths = [12, 5, 3, 1, 9, 11, 2, 7]
-    firsts = [0, 12, 12, 12, 0, 9, 9, 0]  # the position that each segment goes on from
+    firsts = [0, 12, 12, 12, 0, 9, 9, 0]  # the position that each segment starts at
     positions = [first + at for first, length in zip(firsts, lengths, strict=True) for at in range(length)]
     assert batch["position_ids"][0].tolist() == positions
     assert batch["sequence"].tolist() == sorted(batch["sequence"].tolist())
