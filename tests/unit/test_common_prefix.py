@@ -11,7 +11,8 @@ from training_plan import training_plan
 
 from zerolora.data import pack
 from zerolora.data.prepared_rows import IGNORED
-from zerolora.train.common_prefix import FEWEST, Branches, Group, allowed, grouped
+from zerolora.model.spec import FEWEST
+from zerolora.train.common_prefix import Branches, Group, allowed, grouped
 from zerolora.train.feed import collate, joined
 from zerolora.train.isolation import shares_prefixes
 from zerolora.train.loss import token_losses

@@ -15,14 +15,13 @@ from zerolora.config.settings import RenderSettings
 from zerolora.memory.estimate import Capacity, data_ranks, impossible, masked, open_attentions, too_large, training_spec
 from zerolora.memory.predict import predict, sized
 from zerolora.memory.training_spec import RowStatistics, TrainingSpec
-from zerolora.model.spec import ModelSpec
+from zerolora.model.spec import FEWEST, WORTH, ModelSpec
 from zerolora.planner.cost import Cost, step_seconds
 from zerolora.planner.hardware import HardwareRates
 from zerolora.planner.run_hardware import target_of
 from zerolora.planner.user_config import UserLayout
 from zerolora.strategies import STRATEGIES
 from zerolora.strategies.strategy import Buckets, StepWork, Strategy
-from zerolora.train.common_prefix import FEWEST, WORTH
 from zerolora.types import Attention
 
 ATTENTIONS = ("flash", "sdpa", "eager")  # the fastest first, as in a ModelSpec

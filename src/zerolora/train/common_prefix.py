@@ -10,14 +10,10 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from zerolora.model.spec import FEWEST, WORTH
+
 if TYPE_CHECKING:
     from zerolora.config.settings import TrainingPlan
-
-FEWEST = 8
-"""Minimum tokens of a common prefix: a shorter one saves less than its part of attention costs."""
-WORTH = 1 / 16
-"""Minimum share of a micro-batch's tokens that are not computed again. With less, the copies of keys and values that
-each row sees may take more memory than the tokens save."""
 
 
 class Group(NamedTuple):

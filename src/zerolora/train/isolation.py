@@ -14,8 +14,9 @@ import torch
 from zerolora.data.prepared_rows import IGNORED
 from zerolora.errors import UserError, wording
 from zerolora.machine.devices import on_gpu
+from zerolora.model.spec import FEWEST
 from zerolora.train.attention import IMPLEMENTATIONS
-from zerolora.train.common_prefix import FEWEST, Group
+from zerolora.train.common_prefix import Group
 from zerolora.train.feed import PackedRow, collate, joined
 from zerolora.train.loss import logits_of, make_whole, token_losses
 from zerolora.train.non_finite import check_finite
