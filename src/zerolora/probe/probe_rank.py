@@ -24,6 +24,7 @@ from zerolora.machine import cpu_matmul, devices
 from zerolora.machine.devices import on_gpu
 from zerolora.train.launch.fork import become_rank
 from zerolora.train.launch.rendezvous import rendezvous
+from zerolora.train.launch.topology import gpu_of_rank
 
 REPETITIONS = 7
 PACKAGES = ("torch", "deepspeed", "transformers", "peft")
@@ -46,10 +47,10 @@ class Rank:
 
     def __init__(self, device: str) -> None:
         self.rank, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        self.local, self.per_node = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-        self.kind = device
-        self.device = torch.device(devices.GPU, self.local) if device == "cuda" else torch.device(device)
+        self.per_node = int(os.environ["LOCAL_WORLD_SIZE"])
+        self.kind, self.device = device, torch.device(device)
         if device == "cuda":
+            self.device = torch.device(devices.GPU, gpu_of_rank(os.environ, torch.cuda.device_count()))
             torch.cuda.set_device(self.device)
         else:
             cpu_matmul.choose()  # as training does
