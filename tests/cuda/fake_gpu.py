@@ -168,7 +168,8 @@ class Checked(TorchDispatchMode):
             return True if dtype == torch.bool else 1.0 if dtype.is_floating_point else 1
         check = KERNELS.get(func.name().partition(".")[0])
         if check and any(isinstance(each, torch.Tensor) and each.device.type == NAME for each in args):
-            check(*args, **kwargs)
+            names = (each.name for each in func._schema.arguments)
+            check({**dict(zip(names, args, strict=False)), **kwargs})
         return func(*args, **kwargs)
 
 
@@ -178,39 +179,60 @@ def refuse(fault: bool, text: str) -> None:
         raise AssertionError(text)
 
 
-def _flash(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> None:
+Operands = dict[str, Any]
+"""By their names in the operation's schema."""
+
+
+def _flash(given: Operands) -> None:
     """pytorch/aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_varlen_fwd."""
-    sizes = [each.shape[-1] for each in (query, key, value)]
+    operands = query, key, _ = given["query"], given["key"], given["value"]
+    sizes, kinds = [each.shape[-1] for each in operands], {each.dtype for each in operands}
     refuse(len(set(sizes)) > 1, f"flash attention with heads of {sizes}")
     refuse(sizes[0] % 8 > 0 or sizes[0] > 256, f"flash attention with heads of {sizes[0]}")
-    kinds = {each.dtype for each in (query, key, value)}
     refuse(len(kinds) > 1 or not kinds <= set(HALF), f"flash attention in {kinds}")
     refuse(torch.cuda.get_device_capability(query.device) < (8, 0), "flash attention below 8.0")
     refuse(query.shape[-2] % key.shape[-2] > 0, "flash attention with heads that are no multiple of the key's")
-    refuse(any(each.stride(-1) != 1 for each in (query, key, value)), "flash attention of strided heads")
+    refuse(any(each.stride(-1) != 1 for each in operands), "flash attention of strided heads")
+    ends = [given[name] for name in ("cu_seq_q", "cu_seq_k") if name in given]
+    refuse(any(each.dtype != torch.int32 or each.device != query.device for each in ends), "flash attention of ends")
 
 
-def _index(tensor: Any, indices: Any, *_: Any, **__: Any) -> None:
-    """pytorch/aten/src/ATen/native/TensorAdvancedIndexing.cpp: an index is on the host or beside its tensor."""
-    for index in indices:
+def _index(given: Operands) -> None:
+    """pytorch/aten/src/ATen/native/TensorAdvancedIndexing.cpp, check_indices_on_cpu_or_selfdevice."""
+    device = given["self"].device
+    for index in given["indices"]:
         if isinstance(index, torch.Tensor):
-            refuse(index.device.type != "cpu" and index.device != tensor.device, f"{tensor.device}[{index.device}]")
+            refuse(index.device.type != "cpu" and index.device != device, f"{device} indexed on {index.device}")
 
 
-def _grouped(one: Any, other: Any, *_: Any, **__: Any) -> None:
+def _grouped(given: Operands) -> None:
     """pytorch/aten/src/ATen/native/cuda/GroupedBlas.cpp, _grouped_mm_cuda: strides in multiples of 16 bytes."""
-    for each in (one, other):
+    for each in (given["self"], given["mat2"]):
         last = each.stride()[-2:]
         refuse(1 not in last, f"grouped product of a matrix of strides {last}")
         refuse(max(last) * each.element_size() % 16 > 0, f"grouped product with rows of {max(last)} elements")
 
 
-KERNELS: dict[str, Callable[..., None]] = {
+def _blockwise(given: Operands) -> None:
+    """bitsandbytes/backends/cuda/ops.py: sizes of blocks, types of floats, all on one device."""
+    tensors = [each for each in given.values() if isinstance(each, torch.Tensor)]
+    refuse(len({each.device for each in tensors}) > 1, f"bitsandbytes on {[str(each.device) for each in tensors]}")
+    refuse(given["blocksize"] not in BLOCKS, f"bitsandbytes with blocks of {given['blocksize']}")
+    kind = given.get("dtype", given["A"].dtype)
+    refuse(kind not in (*HALF, torch.float32), f"bitsandbytes in {kind}")
+
+
+BLOCKS = (64, 128, 256, 512, 1024, 2048, 4096)
+KERNELS: dict[str, Callable[[Operands], None]] = {
     "aten::_flash_attention_forward": _flash,
     "torch_attn::_varlen_attn": _flash,
     "aten::index": _index,
     "aten::index_put": _index,
     "aten::index_put_": _index,
     "aten::_grouped_mm": _grouped,
+    "bitsandbytes::quantize_4bit": _blockwise,
+    "bitsandbytes::dequantize_4bit": _blockwise,
+    "bitsandbytes::quantize_blockwise": _blockwise,
+    "bitsandbytes::dequantize_blockwise": _blockwise,
 }
 """The requirements of kernels of a GPU by operation."""

@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import bitsandbytes
 import fake_gpu
 import torch
 import torch.distributed
 from datasets import Dataset
+from torch.nn.attention.varlen import varlen_attn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from training_plan import training_plan
 
@@ -168,7 +170,52 @@ def probe() -> list[str]:
     return [f"{name} is not measured" for name, value in measured.items() if value is None]
 
 
-KINDS: dict[str, Callable[..., list[str]]] = {"train": train, "evaluate": evaluate, "compare": compare, "probe": probe}
+def checked() -> list[str]:
+    """Return which mistakes a fake GPU accepts, of those that a GPU refuses."""
+    with fake_gpu.computing():
+        return _accepted()
+
+
+def _accepted() -> list[str]:
+    lengths = torch.tensor([0, 4], dtype=torch.int32)
+
+    def attend(size: int, own: int, dtype: torch.dtype = torch.bfloat16) -> Any:
+        heads = [torch.zeros(4, 2, width, dtype=dtype, device=DEVICE) for width in (size, size, own)]
+        return varlen_attn(heads[0], heads[1], heads[2], lengths.to(DEVICE), lengths.to(DEVICE), 4, 4)
+
+    def grouped(rows: int) -> Any:
+        one, other = torch.zeros(8, rows, device=DEVICE), torch.zeros(2, 16, rows, device=DEVICE)
+        ends = torch.tensor([4, 8], dtype=torch.int32).to(DEVICE)
+        return torch._grouped_mm(one.bfloat16(), other.bfloat16().transpose(1, 2), ends)
+
+    here, there = torch.zeros(4, device=DEVICE), torch.zeros(2, dtype=torch.long, device=f"{fake_gpu.NAME}:1")
+    mistakes: dict[str, Callable[[], Any]] = {
+        "a tensor left on the CPU": lambda: here + torch.zeros(4),
+        "an index on another GPU": lambda: here[there],
+        "heads of two sizes": lambda: attend(16, 24),
+        "heads of 20": lambda: attend(20, 20),
+        "heads of 264": lambda: attend(264, 264),
+        "attention in fp32": lambda: attend(16, 16, torch.float32),
+        "a grouped product of rows of 6 bytes": lambda: grouped(3),
+        "blocks of 48": lambda: bitsandbytes.functional.quantize_4bit(here.bfloat16(), blocksize=48),
+    }
+    for correct in (lambda: attend(16, 16), lambda: grouped(8), lambda: here[there.to(DEVICE)]):
+        correct()
+    result = []
+    for name, make in mistakes.items():
+        with contextlib.suppress(AssertionError, RuntimeError):
+            make()
+            result.append(name)
+    return result
+
+
+KINDS: dict[str, Callable[..., list[str]]] = {
+    "train": train,
+    "evaluate": evaluate,
+    "compare": compare,
+    "probe": probe,
+    "checked": checked,
+}
 
 
 def main() -> None:
@@ -185,6 +232,7 @@ def main() -> None:
             own = [f"{Path(each.filename).name}:{each.lineno}" for each in frames if "/src/zerolora/" in each.filename]
             faults = [f"{type(error).__name__} in {', '.join(own[-3:])}: {str(error)[:300]}"]
         print(json.dumps([name, faults, refused]), flush=True)
+    os._exit(0)  # the backward pass has made a thread for the fake device, which torch does not join
 
 
 if __name__ == "__main__":

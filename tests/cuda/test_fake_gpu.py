@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import test_models
 from conftest import ROOT, served
 from test_shapes import CASES
 
@@ -36,8 +37,10 @@ FACTORS: dict[str, Iterable[str]] = {
     "packed": ("packed", "unpacked"),
     "precision": get_args(Precision),
 }
-DECODERS = sorted(name for name in FAMILIES if name != "t5")
-"""Families that are trained; transformers has no decoder of T5."""
+# Values of DeepSeek's heads that differ in size from queries, as in the published models.
+MODELS = {**test_models.FAMILIES, "deepseek_v3": test_models.FAMILIES["deepseek_v3"] | {"v_head_dim": 16}}
+DECODERS = sorted({*FAMILIES, *MODELS} - {"t5"})
+"""Families of the registry, and others that are trained in tests; transformers has no decoder of T5."""
 Choice = tuple[str, ...]
 """A value of each of FACTORS."""
 
@@ -77,6 +80,8 @@ def config_of(family: str) -> dict[str, Any]:
     """Return the family's first case that a model can compute with, in two layers."""
     from transformers import CONFIG_MAPPING
 
+    if family in MODELS:
+        return MODELS[family] | {"vocab_size": 300}
     for case in CASES:
         config = CONFIG_MAPPING[family](**case) if case["model_type"] == family else None
         heads = getattr(config, "num_attention_heads", 1)
@@ -97,7 +102,7 @@ def found(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     from zerolora.model.architecture import auto_class
 
     folder = tmp_path_factory.mktemp("families")
-    cases: list[tuple[str, str, dict[str, Any]]] = [("probe", "probe", {})]
+    cases: list[tuple[str, str, dict[str, Any]]] = [("probe", "probe", {}), ("mistakes", "checked", {})]
     for family in DECODERS:
         shutil.copytree(tiny_model, folder / family, ignore=shutil.ignore_patterns("*.safetensors", "*config.json"))
         shutil.copy(tiny_model / "tokenizer_config.json", folder / family)
@@ -140,6 +145,10 @@ def test_family_trains_and_answers_on_its_device(family: str, found: Found) -> N
         expected = REFUSED.get((family, name.split()[1]))
         assert not faults, f"{name} {drawn().get(name)}: {faults}"
         assert (expected in refused) if expected and refused else expected == refused, f"{name}: {refused}"
+
+
+def test_mistakes_are_faults(found: Found) -> None:
+    assert found["mistakes"] == ([], None)
 
 
 @pytest.mark.parametrize("name", ["probe", "merged on one GPU", "merged on two GPUs", "answers on two GPUs"])
