@@ -26,6 +26,8 @@ from bitsandbytes.nn.modules import Params4bit  # noqa: E402
 
 NAME = "fakegpu"
 HALF = (torch.float16, torch.bfloat16)
+READ = 9
+"""An integer that is read of a fake tensor."""
 FREE = 2**34
 """Bytes of a GPU, all free."""
 
@@ -76,7 +78,7 @@ def set_up(count: int = 1, capability: tuple[int, int] = (9, 0)) -> None:
 
 @contextlib.contextmanager
 def computing() -> Iterator[None]:
-    """Compute with fake tensors; a value that is read of one is 1, or true."""
+    """Compute with fake tensors; a value that is read of one is true, 1.0 or READ."""
     with Fakes(allow_non_fake_inputs=True), Checked():
         yield
 
@@ -165,11 +167,14 @@ class Checked(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is torch.ops.aten._local_scalar_dense.default:
             dtype = args[0].dtype
-            return True if dtype == torch.bool else 1.0 if dtype.is_floating_point else 1
+            return True if dtype == torch.bool else 1.0 if dtype.is_floating_point else READ
         check = KERNELS.get(func.name().partition(".")[0])
         if check and any(isinstance(each, torch.Tensor) and each.device.type == NAME for each in args):
             names = (each.name for each in func._schema.arguments)
             check({**dict(zip(names, args, strict=False)), **kwargs})
+        if func is torch.ops.aten._grouped_mm.default and args[0].dtype != torch.bfloat16:
+            # The fake kernel takes this type alone, the real one all floats of up to 32 bits (GroupedBlas.cpp).
+            return func(args[0].bfloat16(), args[1].bfloat16(), *args[2:], **kwargs).to(args[0].dtype)
         return func(*args, **kwargs)
 
 

@@ -121,7 +121,9 @@ def found(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
             (name, "train", {"weights": weights, "settings": chosen, "packed": packed, "objective": objective})
         )
     llama = {"weights": str(folder / "llama")}
-    compared = llama | {"adapter": str(folder / "adapter")}
+    (folder / "data").mkdir()
+    (folder / "data/manifest.json").write_text("{}")
+    compared = llama | {"adapter": str(folder / "adapter"), "data": str(folder / "data")}
     cases += [("merged on one GPU", "compare", compared), ("merged on two GPUs", "compare", compared | {"layers": 2})]
     cases.append(("answers on two GPUs", "evaluate", llama | {"layers": 2}))
     (folder / "cases.json").write_text(json.dumps(cases))
