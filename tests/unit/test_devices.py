@@ -11,7 +11,7 @@ from zerolora.config.settings import HardwareSettings
 from zerolora.errors import UserError
 from zerolora.machine import devices
 from zerolora.planner.hardware import GPUS, offered
-from zerolora.probe.meta_trial import check_gpu
+from zerolora.planner.machine_limits import check_gpu
 
 
 @pytest.fixture(autouse=True)
