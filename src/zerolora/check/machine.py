@@ -36,7 +36,7 @@ class Torch:
 
 
 @dataclass(frozen=True)
-class Gpu:
+class GpuHere:
     """A visible GPU."""
 
     name: str
@@ -73,7 +73,7 @@ class Lock:
 
 
 @dataclass(frozen=True)
-class Disk:
+class FileSystem:
     """A file system that some folders are on."""
 
     folders: tuple[str, ...]
@@ -114,7 +114,7 @@ class Machine:
     """None where the project has no lock file."""
     torch: Torch | None
     driver: Driver | None
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[GpuHere, ...]
     tools: tuple[str, ...]
     """Tools that compile, only those that are here."""
     cores: int
@@ -122,7 +122,7 @@ class Machine:
     """Bytes of host memory."""
     available: int
     """Bytes of host memory that no process uses."""
-    disks: tuple[Disk, ...]
+    disks: tuple[FileSystem, ...]
     slurm: Slurm | None
     submits: bool
     """Whether jobs are submitted from here to other machines, by a cluster that answers."""
@@ -170,7 +170,7 @@ def torch_here() -> Torch | None:
     return Torch(release, cuda, devices.build_fault(), devices.architectures(cuda) if cuda else ())
 
 
-def gpus_here(torch: Torch | None) -> tuple[Driver | None, tuple[Gpu, ...]]:
+def gpus_here(torch: Torch | None) -> tuple[Driver | None, tuple[GpuHere, ...]]:
     """Return the driver and the visible GPUs."""
     library = devices.driver_library()
     if library is None:
@@ -181,13 +181,13 @@ def gpus_here(torch: Torch | None) -> tuple[Driver | None, tuple[Gpu, ...]]:
         fault, shown = fault or devices.gpu_fault(shown), []
     used = devices.memory_in_use()
     gpus = (
-        Gpu(gpu.name, gpu.memory, gpu.capability, devices.unsupported(gpu.capability, gpu.name), used.get(gpu.uuid))
+        GpuHere(gpu.name, gpu.memory, gpu.capability, devices.unsupported(gpu.capability, gpu.name), used.get(gpu.uuid))
         for gpu in shown
     )
     return Driver(devices.driver_version(), devices.newest_cuda(library), fault), tuple(gpus)
 
 
-def disks(folders: tuple[str, ...] = FOLDERS) -> tuple[Disk, ...]:
+def disks(folders: tuple[str, ...] = FOLDERS) -> tuple[FileSystem, ...]:
     """Return the free bytes of each file system that the folders are, or will be, on."""
     on: dict[int, list[str]] = {}
     free: dict[int, int] = {}
@@ -196,7 +196,7 @@ def disks(folders: tuple[str, ...] = FOLDERS) -> tuple[Disk, ...]:
         device = existing.stat().st_dev
         on.setdefault(device, []).append(folder)
         free[device] = shutil.disk_usage(existing).free
-    return tuple(Disk(tuple(names), free[device]) for device, names in on.items())
+    return tuple(FileSystem(tuple(names), free[device]) for device, names in on.items())
 
 
 def slurm_here() -> Slurm | None:

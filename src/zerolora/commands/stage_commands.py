@@ -217,7 +217,7 @@ def train(
     keep_checkpoints: Annotated[int, typer.Option(min=1, help="Keep the last N checkpoints, and the best.")] = 2,
 ) -> None:
     """Train the adapter with one or more ranks, or as a task of a Slurm job. Resumes from the last checkpoint."""
-    from zerolora.check.table import log_machine
+    from zerolora.check.check_table import log_machine
     from zerolora.config.settings import TrainSettings
     from zerolora.files import canonical
     from zerolora.methods.registry import TRAINABLE
@@ -336,7 +336,7 @@ def evaluate(
     work: Annotated[Path | None, typer.Option(help="Directory of answers to resume an evaluation from.")] = None,
 ) -> None:
     """Evaluate a model on the held-out rows."""
-    from zerolora.check.table import log_machine
+    from zerolora.check.check_table import log_machine
     from zerolora.config.settings import EvaluateRunSettings
     from zerolora.evaluate import write_skipped
     from zerolora.model.manifest import check_intact

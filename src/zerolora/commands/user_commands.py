@@ -69,7 +69,7 @@ def check(
     ] = None,
 ) -> None:
     """Show what this machine has against what the config needs; exit with 1 if anything is missing."""
-    from zerolora.check.command import check as stage
+    from zerolora.check.check_command import check as stage
 
     raise typer.Exit(stage(config))
 

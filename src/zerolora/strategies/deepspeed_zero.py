@@ -75,7 +75,8 @@ class DeepSpeed(Strategy):
 
     @property
     def compiled(self) -> tuple[Compiled, ...]:
-        return (("async_io",) if self.on_disk else ()) + (("quantizer",) if self.quantized else ())
+        disk: tuple[Compiled, ...] = ("async_io",) if self.on_disk else ()
+        return (*disk, "quantizer") if self.quantized else disk
 
     def buckets(self, model: ModelSizes, on_gpu: bool) -> Buckets:
         if self.stage == 0:

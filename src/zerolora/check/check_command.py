@@ -5,10 +5,10 @@ from pathlib import Path
 
 import typer
 
+from zerolora.check.check_table import closing, shows, table
 from zerolora.check.machine import this_machine
 from zerolora.check.needs import needs_of
 from zerolora.check.rows import rows
-from zerolora.check.table import closing, shows, table
 from zerolora.config.file import load
 from zerolora.report.comparison_terminal import terminal_width
 

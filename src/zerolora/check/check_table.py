@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from zerolora.check.machine import Machine, this_machine
-from zerolora.check.rows import Mark, Row, rows
+from zerolora.check.rows import Check, Mark, rows
 from zerolora.log import LOGGER
 from zerolora.types import Device
 from zerolora.units import counted
@@ -38,7 +38,7 @@ def shows(encoding: str | None, environment: Mapping[str, str] = os.environ) -> 
     return environment.get("TERM") not in ("linux", "dumb")
 
 
-def table(checked: Sequence[Row], width: int, *, colour: bool = False, plain: bool = False) -> str:
+def table(checked: Sequence[Check], width: int, *, colour: bool = False, plain: bool = False) -> str:
     """Return the rows as lines of at most `width` characters; a remedy is below its row."""
     marks = PLAIN if plain else MARKS
     mark, name = max(map(len, marks.values())), max(len(row.name) for row in checked)
@@ -70,7 +70,7 @@ def _styled(text: str, style: str, colour: bool) -> str:
     return typer.style(text, **STYLED[style]) if colour else text
 
 
-def closing(checked: Sequence[Row], config: str | None) -> str:
+def closing(checked: Sequence[Check], config: str | None) -> str:
     """Return the sentence below the table."""
     missing = sum(row.mark == "missing" for row in checked)
     against = f"what {config} needs" if config else "no config to compare with"
