@@ -12,7 +12,7 @@ PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --n
 HASHES := $(BIN)/pip-compile --quiet --generate-hashes --no-annotate --strip-extras --allow-unsafe --no-emit-find-links \
     --no-emit-index-url --no-emit-trusted-host
 
-.PHONY: help run test test-no-slurm test-fast lint format schema architecture docs lock checkout report clean
+.PHONY: help run test test-no-slurm test-fast test-pythons lint format schema architecture docs lock checkout report clean
 
 help:  ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile
@@ -30,6 +30,9 @@ test-no-slurm: $(INSTALLED)  ## run all tests but those that need packages of th
 
 test-fast: $(INSTALLED)  ## run the tests that train nothing and need no browser
 	$(PYTEST) -m "not slow and not browser"
+
+test-pythons: $(INSTALLED)  ## install everything with each python3.1x on PATH, and try it: a quarter of an hour for each
+	ZEROLORA_TEST_PYTHONS=1 $(BIN)/python -m pytest -n 0 tests/workflow/test_pythons.py
 
 lint: $(INSTALLED)  ## check style, types, workflow, spelling and terms
 	$(BIN)/ruff check
