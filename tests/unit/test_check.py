@@ -269,7 +269,7 @@ def test_exit_code_says_whether_anything_is_missing(
     here = replace(WORKSTATION, lock=Lock(2, ("peft==0.21.2",), ())) if missing else WORKSTATION
     monkeypatch.setattr("zerolora.check.check_command.this_machine", lambda: here)
     assert check(ROOT / "config/config.yaml") == code
-    assert ("1 thing missing (what" in capsys.readouterr().out) == missing
+    assert ("1 thing missing for " in capsys.readouterr().out) == missing
 
 
 def test_a_mistake_in_the_config_is_one_line(tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ def test_the_command_needs_neither_config_nor_torch(tmp_path: Path) -> None:
         [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
     )
     *_, closing, ending = done.stdout.splitlines()
-    assert (closing, ending) == ("Nothing is missing (no config to compare with).", "0 False")
+    assert (closing, ending) == ("Nothing is missing; there is no config to compare with.", "0 False")
     assert "ok  python" in done.stdout and done.stdout.isascii() and done.stderr == ""
 
 

@@ -73,10 +73,8 @@ def _styled(text: str, style: str, colour: bool) -> str:
 def closing(checked: Sequence[Check], config: str | None) -> str:
     """Return the sentence below the table."""
     missing = sum(row.mark == "missing" for row in checked)
-    against = f"what {config} needs" if config else "no config to compare with"
-    if missing:
-        return f"{counted(missing, 'thing')} missing ({against})."
-    return f"Nothing is missing ({against})."
+    what = f"{counted(missing, 'thing')} missing" if missing else "Nothing is missing"
+    return f"{what} for {config}." if config else f"{what}; there is no config to compare with."
 
 
 def short(machine: Machine, device: Device) -> list[str]:
