@@ -25,10 +25,9 @@ def test_slurm_hands_out_the_gpus_of_each_node(cluster: Cluster) -> None:
 
 
 def test_zerolora_check_reads_partitions_and_accounting(cluster: Cluster, tmp_path: Path) -> None:
-    zerolora = str(Path(sys.executable).with_name("zerolora"))
-    text = " ".join(
-        cluster.run(zerolora, "check", directory=tmp_path, environment={**os.environ, "COLUMNS": "300"}).stdout.split()
-    )
+    command = (str(Path(sys.executable).with_name("zerolora")), "check")
+    done = cluster.run(*command, directory=tmp_path, environment={**os.environ, "COLUMNS": "300"})
+    text = " ".join(done.stdout.split())
     each = f"{len(NODES)} nodes × {GPUS} GPUs"
     assert f"✓ Slurm normal: {each}; spare: {each}; urgent: {each}" in text, text
     assert "accounting" not in text  # sacct answers
