@@ -140,6 +140,8 @@ class StepWork:
     attention: Attention
     width: Literal[2, 4]
     """Bytes of a number in training."""
+    kernels: tuple[str, ...] = ()
+    """What liger-kernel computes (model/fused_kernels.py)."""
     live: int = 1_000_000_000
     """stage3_max_live_parameters; DeepSpeed's default."""
     outside: int = 0

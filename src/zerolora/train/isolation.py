@@ -5,6 +5,7 @@ loss is only slightly wrong. So it is tested on the model itself.
 """
 
 import contextlib
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 from zerolora.data.prepared_rows import IGNORED
 from zerolora.errors import UserError, wording
+from zerolora.train import kernels
 from zerolora.train.attention import IMPLEMENTATIONS
 from zerolora.train.feed import PackedRow, collate
 from zerolora.train.loss import logits_of, make_whole, token_losses
@@ -104,6 +106,28 @@ def check_loss(model: Any, base: Any, device: torch.device, precision: Precision
     if not same:
         make_whole(base)
     return same
+
+
+def check_kernels(model: Any, base: Any, device: torch.device) -> float:
+    """Return how much the logits and losses of a row change with liger-kernel's kernels, over the change that rounding
+    may cause: up to 1 they keep the model's output.
+
+    `base` is the model under the adapter. Collective, like check_isolation; the same on all ranks.
+    """
+    tokens = _row(base.config.get_text_config().vocab_size, sum(LENGTHS), torch.Generator().manual_seed(0))["input_ids"]
+    batch = collate([[{"input_ids": tokens, "labels": tokens, "source": 0}]], False, device)
+    with _evaluating(model, device):
+        fused = [logits_of(model, batch).float(), token_losses(model, batch)]
+        with kernels.off(base):
+            own = [logits_of(model, batch).float(), token_losses(model, batch)]
+    changes = [
+        ((one - other).square().mean().sqrt() / other.std()).item() for one, other in zip(fused, own, strict=True)
+    ]
+    # A number that is not finite compares as false, so it counts as a change.
+    worst = max(change if math.isfinite(change) else math.inf for change in changes) / _rounding(model)
+    result = torch.tensor(worst, device=device)
+    torch.distributed.all_reduce(result, torch.distributed.ReduceOp.MAX)
+    return float(result)
 
 
 def _row(vocabulary: int, length: int, draw: torch.Generator) -> dict[str, Any]:

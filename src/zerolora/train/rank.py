@@ -34,7 +34,7 @@ from zerolora.model.manifest import base_identity, located
 from zerolora.model.prompt_format import write_adapter_format
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.planner.zero_json import ZeroJson
-from zerolora.train import earlier_adapter, schedule
+from zerolora.train import earlier_adapter, kernels, schedule
 from zerolora.train.adapter import adapt, base_of, expected_tensors, method_of, save, starts_from_base
 from zerolora.train.base_model import loading_of
 from zerolora.train.checkpoint.resume_key import resume_key, run_fingerprint
@@ -42,7 +42,7 @@ from zerolora.train.checkpoint.store import Checkpoints
 from zerolora.train.engines import engine_class
 from zerolora.train.engines.engine import Engine, Tensors
 from zerolora.train.feed import Batches
-from zerolora.train.isolation import check_isolation, check_loss, check_sequence_parallel
+from zerolora.train.isolation import check_isolation, check_kernels, check_loss, check_sequence_parallel
 from zerolora.train.launch.fork import become_rank
 from zerolora.train.launch.heartbeat import Heartbeat
 from zerolora.train.launch.stop_signals import STOPPED, Stop, Stopped
@@ -233,12 +233,33 @@ def _batches(paths: Paths, plan: TrainingPlan) -> Batches:
 def _check_model(engine: Engine, plan: TrainingPlan, packed: bool, device: torch.device) -> None:
     """Raise UserError if packed rows would see each other, or ranks that share rows compute other logits."""
     base = base_of(engine.module)
+    if kernels.in_use(base):
+        _check_kernels(engine, base, plan, device)
     if not check_loss(engine, base, device, plan.precision) and torch.distributed.get_rank() == 0:
         LOGGER.info("this model post-processes its logits; using the unchunked loss")
     if plan.sequence_parallel > 1:
         check_sequence_parallel(engine, base.config, device)
     if packed:
         check_isolation(engine, base.config, device)
+
+
+def _check_kernels(engine: Engine, base: Any, plan: TrainingPlan, device: torch.device) -> None:
+    """Report what liger-kernel computes; where it changes the model's output, stop using it, or raise UserError if the
+    config names it."""
+    what = kernels.described(base)
+    change = check_kernels(engine, base, device)
+    if change <= 1:
+        message = f"fused kernels compute {what}"
+    elif plan.kernels == "liger":
+        raise UserError(
+            f"train.kernels is liger, but its kernels change the model's output {change:.3g} times as much as rounding "
+            f"may ({what}); write train.kernels: off"
+        )
+    else:
+        kernels.remove(base)
+        message = f"fused kernels are off: they change the model's output {change:.3g} times as much as rounding may"
+    if torch.distributed.get_rank() == 0:
+        LOGGER.info(message)
 
 
 def _sources(data: Path) -> list[str]:
