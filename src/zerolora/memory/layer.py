@@ -324,10 +324,8 @@ class Layer(Projections):
         if "gate_up" in self.roles:
             joined = self.projection("gate_up", hidden)
             gate, up = self.slice(joined, 0.5), self.slice(joined, 0.5)
-            if "mlp" in self.step.kernels:
-                up = self.fused_product(gate, up)
-            else:
-                up = self.mul(up, self.unary(gate, "input"))
+            fused = "mlp" in self.step.kernels
+            up = self.fused_product(gate, up) if fused else self.mul(up, self.unary(gate, "input"))
             del gate, joined
             return self.projection("down", up)
         if "gate" in self.roles and "mlp" in self.step.kernels:

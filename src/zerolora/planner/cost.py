@@ -170,7 +170,7 @@ def _passes(work: StepWork, hardware: HardwareRates) -> tuple[float, float, floa
 def _traffic(work: StepWork) -> tuple[float, float]:
     """Return the bytes that all layers move beside their products, forward and backward."""
     per_layer = work.tokens * work.hidden * work.width
-    forward, backward = TRAFFIC[work.kind, work.width]
+    forward, backward = map(float, TRAFFIC[work.kind, work.width])
     for part in work.kernels:
         less_forward, less_backward = FUSED.get((part, work.width), (0, 0))
         forward, backward = forward - less_forward, backward - less_backward

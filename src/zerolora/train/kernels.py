@@ -17,15 +17,9 @@ from zerolora.errors import UserError
 from zerolora.model.fused_kernels import PACKAGE, REMEDY, Part
 
 ROTARY = "apply_rotary_pos_emb"  # of transformers' modeling files
+LOSSES = "fused_losses"  # the attribute of a head that loss.py reads
 OPTIONS: dict[str, Part] = {"rope": "rotary", "rms_norm": "norm", "swiglu": "mlp", "geglu": "mlp"}
 """Arguments of the library's functions, and the part that each turns on."""
-ARGUMENTS = frozenset(
-    "X_ptr X_stride Y_ptr Y_stride weight_ptr loss_ptr z_loss_ptr loss_stride token_accuracy_ptr token_accuracy_stride "
-    "predicted_tokens_ptr predicted_tokens_stride n_cols n_non_ignore sum_non_ignore_weight weight_sum ignore_index "
-    "lse_square_scale label_smoothing reduction softcap RETURN_Z_LOSS RETURN_TOKEN_ACCURACY RETURN_PREDICTED_TOKENS "
-    "BLOCK_SIZE HAS_WEIGHT HAS_SOFTCAPPING HAS_GRADIENTS".split()
-)
-"""Arguments of the library's kernel for losses, in the versions that `fused_losses` is written for."""
 WARPS = 32  # liger_kernel/ops/cross_entropy.py, on Hopper and earlier
 
 FusedLosses = Callable[[torch.Tensor, torch.Tensor, float | None, bool], torch.Tensor]
@@ -49,18 +43,18 @@ def use(model: Any, parts: tuple[Part, ...]) -> None:
     classes = sys.modules[type(model).__module__]
     before = dict(vars(classes))
     apply(**options, model=model)
-    model.rotary = (before.get(ROTARY), getattr(classes, ROTARY, None))
+    model.fused_rotary = (before.get(ROTARY), getattr(classes, ROTARY, None))
     # The function also replaces classes, which models built later, such as one of shapes, would have.
     for name, value in before.items():
         if name != ROTARY and getattr(classes, name) is not value:
             setattr(classes, name, value)
     if "loss" in parts and has_fused_losses():
-        model.get_output_embeddings().fused_losses = fused_losses
+        setattr(model.get_output_embeddings(), LOSSES, fused_losses)
 
 
 def in_use(model: Any) -> bool:
     """Return whether a transformers model computes with the library's kernels."""
-    return hasattr(model, "rotary")
+    return hasattr(model, "fused_rotary")
 
 
 @contextlib.contextmanager
@@ -68,8 +62,7 @@ def off(model: Any) -> Iterator[None]:
     """Compute with the model's own operations within the context. `model` is the base model of an adapter."""
     fused = list(_fused(model))
     forwards = [(module, module.__dict__.pop("forward")) for module in fused]
-    head = model.get_output_embeddings()
-    losses = head.__dict__.pop("fused_losses", None)
+    heads = [(head, head.__dict__.pop(LOSSES)) for head in _heads(model)]
     _rotate_with(model, 0)
     try:
         yield
@@ -77,17 +70,18 @@ def off(model: Any) -> Iterator[None]:
         _rotate_with(model, 1)
         for module, forward in forwards:
             module.__dict__["forward"] = forward
-        if losses is not None:
-            head.fused_losses = losses
+        for head, losses in heads:
+            head.__dict__[LOSSES] = losses
 
 
 def remove(model: Any) -> None:
     """Compute with the model's own operations from now on."""
     for module in list(_fused(model)):
         del module.__dict__["forward"]
-    model.get_output_embeddings().__dict__.pop("fused_losses", None)
+    for head in _heads(model):
+        del head.__dict__[LOSSES]
     _rotate_with(model, 0)
-    del model.rotary
+    del model.fused_rotary
 
 
 def described(model: Any) -> str:
@@ -98,9 +92,9 @@ def described(model: Any) -> str:
         name = module.__dict__["forward"].__func__.__qualname__
         kinds[next(text for part, text in names.items() if part in name)] += 1
     parts = [f"{count} {name}" for name, count in sorted(kinds.items())]
-    own, other = model.rotary
+    own, other = model.fused_rotary
     parts += ["rotary embedding"] if own is not other else []
-    parts += ["losses"] if hasattr(model.get_output_embeddings(), "fused_losses") else []
+    parts += ["losses"] if _heads(model) else []
     return f"{', '.join(parts)} (liger-kernel {_version()})"
 
 
@@ -116,17 +110,23 @@ def _fused(model: Any) -> Iterator[Any]:
             yield module
 
 
+def _heads(model: Any) -> list[Any]:
+    """Return the output heads whose losses the library computes, copies in an adapter included."""
+    return [module for module in model.modules() if LOSSES in module.__dict__]
+
+
 def _rotate_with(model: Any, which: Literal[0, 1]) -> None:
     """Use the model's own function for rotary embeddings (0) or the library's (1)."""
-    if model.rotary[which] is not None:
-        setattr(sys.modules[type(model).__module__], ROTARY, model.rotary[which])
+    if model.fused_rotary[which] is not None:
+        setattr(sys.modules[type(model).__module__], ROTARY, model.fused_rotary[which])
 
 
 def has_fused_losses() -> bool:
-    """Return whether the library's kernel for losses has the arguments that `fused_losses` passes."""
+    """Return whether the library's kernel for losses has exactly the arguments that `fused_losses` passes."""
     from liger_kernel.ops.cross_entropy import liger_cross_entropy_kernel as kernel
 
-    return set(kernel.arg_names) == ARGUMENTS
+    nothing = torch.empty(1, 1)
+    return set(kernel.arg_names) == _arguments(nothing, nothing[0], nothing[0], None, True).keys()
 
 
 def fused_losses(
@@ -138,41 +138,47 @@ def fused_losses(
     The library's own function (ops/cross_entropy.py, cross_entropy_forward) returns losses in the logits' type, three
     digits in bf16, and waits for the GPU three times.
     """
-    import triton
-    from liger_kernel.ops.cross_entropy import MAX_FUSED_SIZE
     from liger_kernel.ops.cross_entropy import liger_cross_entropy_kernel as kernel
 
-    tokens, vocabulary = logits.shape
-    losses = torch.empty(tokens, dtype=torch.float32, device=logits.device)
-    kernel[(tokens,)](
-        X_ptr=logits,
-        X_stride=logits.stride(0),
-        Y_ptr=targets,
-        Y_stride=targets.stride(0),
-        weight_ptr=None,
-        loss_ptr=losses,
-        z_loss_ptr=None,
-        loss_stride=1,
-        token_accuracy_ptr=None,
-        token_accuracy_stride=0,
-        predicted_tokens_ptr=None,
-        predicted_tokens_stride=0,
-        n_cols=vocabulary,
-        n_non_ignore=tokens,
-        sum_non_ignore_weight=tokens,
-        weight_sum=0.0,
-        ignore_index=-1,
-        lse_square_scale=0.0,
-        label_smoothing=0.0,
-        reduction="none",
-        softcap=softcap or None,
-        RETURN_Z_LOSS=False,
-        RETURN_TOKEN_ACCURACY=False,
-        RETURN_PREDICTED_TOKENS=False,
-        BLOCK_SIZE=min(MAX_FUSED_SIZE, triton.next_power_of_2(vocabulary)),
-        HAS_WEIGHT=False,
-        HAS_SOFTCAPPING=bool(softcap),
-        HAS_GRADIENTS=with_gradient,
-        num_warps=WARPS,
-    )
+    losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
+    kernel[(len(logits),)](**_arguments(logits, targets, losses, softcap, with_gradient), num_warps=WARPS)
     return losses
+
+
+def _arguments(
+    logits: torch.Tensor, targets: torch.Tensor, losses: torch.Tensor, softcap: float | None, with_gradient: bool
+) -> dict[str, Any]:
+    import triton
+    from liger_kernel.ops.cross_entropy import MAX_FUSED_SIZE
+
+    tokens, vocabulary = logits.shape
+    return {
+        "X_ptr": logits,
+        "X_stride": logits.stride(0),
+        "Y_ptr": targets,
+        "Y_stride": targets.stride(0),
+        "weight_ptr": None,
+        "loss_ptr": losses,
+        "z_loss_ptr": None,
+        "loss_stride": 1,
+        "token_accuracy_ptr": None,
+        "token_accuracy_stride": 0,
+        "predicted_tokens_ptr": None,
+        "predicted_tokens_stride": 0,
+        "n_cols": vocabulary,
+        "n_non_ignore": tokens,
+        "sum_non_ignore_weight": tokens,
+        "weight_sum": 0.0,
+        "ignore_index": -1,
+        "lse_square_scale": 0.0,
+        "label_smoothing": 0.0,
+        "reduction": "none",
+        "softcap": softcap or None,
+        "RETURN_Z_LOSS": False,
+        "RETURN_TOKEN_ACCURACY": False,
+        "RETURN_PREDICTED_TOKENS": False,
+        "BLOCK_SIZE": min(MAX_FUSED_SIZE, triton.next_power_of_2(vocabulary)),
+        "HAS_WEIGHT": False,
+        "HAS_SOFTCAPPING": bool(softcap),
+        "HAS_GRADIENTS": with_gradient,
+    }

@@ -15,7 +15,7 @@ from zerolora.compat.peft_patches import without_rows
 from zerolora.compat.transformers_patches import replace_forward
 from zerolora.model.spec import chunk_size
 from zerolora.train.attention import lengths
-from zerolora.train.kernels import FusedLosses
+from zerolora.train.kernels import LOSSES, FusedLosses
 from zerolora.train.sequence_parallel import sequence
 
 
@@ -91,7 +91,7 @@ def _head_forward(
         return logits.index_copy(-1, numbers, torch.nn.functional.linear(hidden, rows.to(hidden.dtype)))
     if rows is not None:
         rows = rows.to(hidden.dtype)
-    fused = getattr(head, "fused_losses", None)  # kernels.py
+    fused = getattr(head, LOSSES, None)
     if trained:
         losses = TrainedHeadLoss.apply(  # type: ignore[no-untyped-call]
             hidden, head.weight, head.bias, targets, softcap, fused

@@ -69,17 +69,20 @@ class Paths:
     output: Path
 
 
-def train(settings: TrainSettings, paths: Paths, keep_checkpoints: int, losses_only: bool) -> None:
+def train(
+    settings: TrainSettings, paths: Paths, keep_checkpoints: int, losses_only: bool, no_kernels: bool = False
+) -> None:
     """Train one adapter and write `output`/adapter, metrics/train.json, train_resources.json, loss.csv, telemetry.csv.
 
     Resumes from the run's newest checkpoint, if there is one. Collective: every rank calls it; rank 0 writes. With
-    `losses_only` it writes `output`/telemetry.csv alone, without validation. Raises Stopped on a stop signal, with
+    `losses_only` it writes `output`/telemetry.csv alone, without validation; with `no_kernels` it uses none of
+    liger-kernel, whatever zero.json says. Raises Stopped on a stop signal, with
     everything saved, and UserError if the device is not the config's, packed rows would see each other, a loss is not
     finite, or the finished adapter is incomplete.
     """
     started = time.monotonic()
     stop, heartbeat = Stop(), Heartbeat()
-    plan, config = read_plan(settings, paths.zero)
+    plan, config = read_plan(settings, paths.zero, no_kernels)
     config = _own_folders(config, paths.checkpoints.name)
     device = claim_device(plan)
     times = Stopwatch(device)
@@ -206,10 +209,11 @@ def _resumable() -> Iterator[None]:
         raise UserError(f"{explained(error)}; the same command then resumes from the last checkpoint") from None
 
 
-def read_plan(settings: TrainSettings, zero: Path) -> tuple[TrainingPlan, ZeroJson]:
+def read_plan(settings: TrainSettings, zero: Path, no_kernels: bool = False) -> tuple[TrainingPlan, ZeroJson]:
     """Return the training plan and the engine's options. Raises UserError if `render` did not write the file."""
     config = ZeroJson.read(zero)
-    return TrainingPlan.of(settings, config.choice), config
+    plan = TrainingPlan.of(settings, config.choice)
+    return plan.model_copy(update={"kernels": "off"}) if no_kernels else plan, config
 
 
 def _own_folders(config: ZeroJson, run: str) -> ZeroJson:
@@ -365,6 +369,7 @@ def _arguments() -> argparse.Namespace:
         parser.add_argument(f"--{field.name}", type=Path, required=True)
     parser.add_argument("--keep-checkpoints", type=int, default=2)
     parser.add_argument("--losses-only", action="store_true")
+    parser.add_argument("--no-kernels", action="store_true")
     return parser.parse_args()
 
 
@@ -387,7 +392,7 @@ def main() -> None:
     set_up()
     try:
         paths = Paths(**{field.name: getattr(arguments, field.name) for field in fields(Paths)})
-        train(arguments.settings, paths, arguments.keep_checkpoints, arguments.losses_only)
+        train(arguments.settings, paths, arguments.keep_checkpoints, arguments.losses_only, arguments.no_kernels)
     except Stopped as stopped:
         if os.environ["RANK"] == "0":
             LOGGER.info("%s", stopped)
