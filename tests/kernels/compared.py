@@ -50,9 +50,7 @@ def built(family: str, method: str = "lora", fused: bool = True, checkpointing: 
     """Return a model with an adapter; `checkpointing`: whether it is reentrant, None for none."""
     torch.manual_seed(0)
     known = inspect.signature(CONFIG_MAPPING[family].__init__).parameters
-    config = CONFIG_MAPPING[family](
-        **{name: value for name, value in TINY.items() if name in known or "num_local" not in name}
-    )
+    config = CONFIG_MAPPING[family](**{name: value for name, value in TINY.items() if name in known})
     attention = "eager" if family == "gemma2" else "sdpa"
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
     for parameter in model.parameters():
@@ -79,65 +77,47 @@ def activation_of(config: Any) -> str:
 
 
 def batch_of() -> dict[str, Any]:
-    """Return two rows, of which the second half is supervised."""
-    draw = torch.Generator().manual_seed(0)
-    rows = []
-    for _ in range(2):
-        tokens = torch.randint(3, TINY["vocab_size"], (LENGTH,), generator=draw).tolist()
-        labels = [IGNORED] * (LENGTH // 2) + tokens[LENGTH // 2 :]
-        rows.append([{"input_ids": tokens, "labels": labels, "source": 0}])
-    return collate(rows, False, CPU)
+    """Return a row, of which the second half is supervised."""
+    tokens = torch.randint(3, TINY["vocab_size"], (LENGTH,), generator=torch.Generator().manual_seed(0)).tolist()
+    labels = [IGNORED] * (LENGTH // 2) + tokens[LENGTH // 2 :]
+    return collate([[{"input_ids": tokens, "labels": labels, "source": 0}]], False, CPU)
 
 
-def step(model: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Return losses and gradients."""
-    model.zero_grad()
-    torch.manual_seed(2)
-    losses = token_losses(model, batch_of())
-    losses.sum().backward()
-    return losses.detach(), {
-        name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None
-    }
-
-
-def saved_bytes(model: Any) -> int:
-    """Return the bytes that the graph of a forward pass saves, without weights, in blocks."""
+def step(model: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor], int]:
+    """Return losses, gradients, and the bytes that the graph saves, without weights, in blocks."""
     weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
-    found: dict[int, Any] = {}
+    saved: dict[int, Any] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
-        found[tensor.untyped_storage()._cdata] = tensor.untyped_storage()  # alive, so that no address occurs twice
+        saved[tensor.untyped_storage()._cdata] = tensor.untyped_storage()  # alive, so that no address occurs twice
         return tensor
 
+    model.zero_grad()
+    torch.manual_seed(2)
     with saved_tensors_hooks(pack, lambda tensor: tensor):
         losses = token_losses(model, batch_of())
-    result = sum(-(-each.nbytes() // BLOCK) * BLOCK for key, each in found.items() if key not in weights)
-    del losses
-    return result
+    size = sum(-(-each.nbytes() // BLOCK) * BLOCK for key, each in saved.items() if key not in weights)
+    losses.sum().backward()
+    gradients = {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+    return losses.detach(), gradients, size
 
 
-def difference(model: Any) -> dict[str, float]:
-    """Return how much losses and gradients change with the kernels, over their own norms."""
+def of(family: str, method: str = "lora", checkpointing: bool | None = None) -> dict[str, Any]:
+    """Return what the library computes in a model, and how much losses, gradients and saved bytes change with it."""
+    model = built(family, method, checkpointing=checkpointing)
     fused = step(model)
     with kernels.off(base_of(model)):
         own = step(model)
     assert fused[1].keys() == own[1].keys()
     gradients = [((fused[1][name] - each).norm() / each.norm()).item() for name, each in own[1].items() if each.any()]
     return {
+        "described": kernels.described(base_of(model)),
         "loss": ((fused[0] - own[0]).norm() / own[0].norm()).item(),
         "gradient": max(gradients),
         "gradients": len(gradients),
+        "on": fused[2],
+        "off": own[2],
     }
-
-
-def of_family(family: str) -> dict[str, Any]:
-    """Return what the library replaces in a family, and what that changes."""
-    model = built(family)
-    result = {**difference(model), "described": kernels.described(base_of(model)), "on": saved_bytes(model)}
-    result["check"] = check_kernels(model, base_of(model), CPU)
-    with kernels.off(base_of(model)):
-        result["off"] = saved_bytes(model)
-    return result
 
 
 def of_wrong_kernel() -> dict[str, Any]:
@@ -145,10 +125,11 @@ def of_wrong_kernel() -> dict[str, Any]:
     from liger_kernel.transformers.geglu import LigerGEGLUMLP
 
     model = built("llama")
+    right = check_kernels(model, base_of(model), CPU)
     for module in base_of(model).modules():
         if type(module).__name__ == "LlamaMLP":
             module.__dict__["forward"] = LigerGEGLUMLP.forward.__get__(module)
-    result = {"check": check_kernels(model, base_of(model), CPU)}
+    result = {"right": right, "wrong": check_kernels(model, base_of(model), CPU)}
     kernels.remove(base_of(model))
     with torch.no_grad():
         removed = token_losses(model, batch_of())
@@ -181,11 +162,11 @@ def main() -> None:
     result = {
         "library": sorted(MODEL_TYPE_TO_APPLY_LIGER_FN),
         "kernel for losses": kernels.has_fused_losses(),
-        "families": {family: of_family(family) for family in fused_kernels.FAMILIES},
-        "methods": {method: difference(built("llama", method)) for method in METHODS},
-        "checkpointing": {str(kind): difference(built("qwen3", checkpointing=kind)) for kind in (False, True)},
+        "families": {family: of(family) for family in fused_kernels.FAMILIES},
+        "methods": {method: of("llama", method) for method in METHODS},
+        "checkpointing": {str(kind): of("qwen3", checkpointing=kind) for kind in (False, True)},
         "losses": {str(softcap): of_losses(softcap) for softcap in (None, 5.0)},
-        "wrong kernel": of_wrong_kernel(),
+        "check": of_wrong_kernel(),
     }
     print(json.dumps(result))
 
