@@ -29,7 +29,7 @@ from zerolora.train.launch.canary import compare_first_steps
 
 TINY: dict[str, Any] = {
     "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
-    "intermediate_size": 128, "vocab_size": 128, "num_local_experts": 4,
+    "intermediate_size": 128, "vocab_size": 128,
 }  # fmt: skip
 """The models of tests/kernels/compared.py."""
 LENGTH, SUPERVISED = 8, 4
@@ -37,7 +37,7 @@ NAMES = {"norm": "norms", "mlp": "MLPs", "rotary": "rotary embedding", "loss": "
 
 
 def spec_of(family: str) -> Any:
-    return from_config(TINY | {"model_type": family}, Path("config.json"))
+    return from_config(TINY | {"model_type": family, "num_local_experts": 4}, Path("config.json"))
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,8 @@ def test_losses_of_one_kernel_are_fp32_and_their_gradient_replaces_the_logits(co
 
 @pytest.mark.slow
 def test_a_kernel_that_changes_the_output_is_noticed_and_removed(compared: dict[str, Any]) -> None:
-    assert compared["check"]["right"] < 0.1 < 1 < compared["check"]["wrong"]
+    assert compared["check"]["right"] < 0.1
+    assert compared["check"]["wrong"] > 1
     assert compared["check"]["removed"]
 
 
@@ -134,7 +135,7 @@ def test_auto_uses_kernels_where_a_gpu_and_the_family_have_them() -> None:
 def test_a_missing_package_is_refused_by_name_or_ignored_by_auto(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused_kernels, "is_installed", lambda: False)
     assert fused_kernels.used("auto", "cuda", "llama", "silu") == ()
-    with pytest.raises(UserError, match=r"liger-kernel is not installed; install it with pip install 'zerolora\[kern"):
+    with pytest.raises(UserError, match=r"liger-kernel is not installed; install it with pip install '.\[kern"):
         fused_kernels.used("liger", "cuda", "llama", "silu")
 
 

@@ -16,7 +16,7 @@ Part = Literal["norm", "rotary", "mlp", "loss"]
 gradient of its logits."""
 
 PACKAGE = "liger_kernel"
-REMEDY = "install it with pip install 'zerolora[kernels]', or write train.kernels: auto or off"
+REMEDY = "install it with pip install '.[kernels]', or write train.kernels: auto or off"
 EXPERTS: tuple[Part, ...] = ("norm", "rotary", "loss")
 DENSE: tuple[Part, ...] = (*EXPERTS, "mlp")
 FAMILIES: dict[str, tuple[Part, ...]] = {
