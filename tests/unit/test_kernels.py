@@ -28,8 +28,8 @@ from zerolora.planner.zero_json import ZeroJson
 from zerolora.train.launch.canary import compare_first_steps
 
 TINY: dict[str, Any] = {
-    "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
-    "intermediate_size": 128, "vocab_size": 128,
+    "hidden_size": 256, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
+    "intermediate_size": 1024, "vocab_size": 128,
 }  # fmt: skip
 """The models of tests/kernels/compared.py."""
 LENGTH, SUPERVISED = 8, 4
@@ -60,14 +60,14 @@ def compared() -> dict[str, Any]:
     return seen
 
 
-# About 40 s of interpreted kernels.
+# 25 s of CPU: the interpreter takes milliseconds for each token of each norm.
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_kernels_keep_losses_and_gradients_of_each_family(compared: dict[str, Any], family: str) -> None:
     seen = compared["families"][family]
     assert family in compared["library"]
     assert 0 < seen["loss"] < 1e-6 and 0 < seen["gradient"] < 1e-5  # they did compute, in another order
-    assert seen["gradients"] >= 20
+    assert seen["gradients"] >= 8
     for part, name in NAMES.items():
         assert (name in seen["described"]) == (part in FAMILIES[family]), seen["described"]
 
@@ -81,8 +81,9 @@ def test_saved_bytes_of_each_family_are_those_of_the_estimate(compared: dict[str
         for name, step in (("off", step_of(family)), ("on", replace(step_of(family), kernels=FAMILIES[family])))
     }
     saved = seen["off"] - seen["on"]
-    assert predicted["off"] - predicted["on"] == pytest.approx(saved, abs=2048)
-    assert saved > 0 or family == "mixtral"
+    small = 1024 * int(seen["described"].split(" norms")[0].split()[-1])  # two blocks of each norm's small tensors
+    assert predicted["off"] - predicted["on"] == pytest.approx(saved, abs=small)
+    assert saved > 4 * small or family == "mixtral"
 
 
 def step_of(family: str) -> ForwardSpec:

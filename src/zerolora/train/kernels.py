@@ -17,6 +17,8 @@ from zerolora.errors import UserError
 from zerolora.model.fused_kernels import PACKAGE, REMEDY, Part
 
 ROTARY = "apply_rotary_pos_emb"  # of transformers' modeling files
+OWN_ROTARY: dict[str, Any] = {}
+"""The functions of modeling files that the library's has replaced, by the file's name in Python."""
 LOSSES = "fused_losses"  # the attribute of a head that loss.py reads
 OPTIONS: dict[str, Part] = {"rope": "rotary", "rms_norm": "norm", "swiglu": "mlp", "geglu": "mlp"}
 """Arguments of the library's functions, and the part that each turns on."""
@@ -43,7 +45,7 @@ def use(model: Any, parts: tuple[Part, ...]) -> None:
     classes = sys.modules[type(model).__module__]
     before = dict(vars(classes))
     apply(**options, model=model)
-    model.fused_rotary = (before.get(ROTARY), getattr(classes, ROTARY, None))
+    model.fused_rotary = (OWN_ROTARY.setdefault(classes.__name__, before.get(ROTARY)), getattr(classes, ROTARY, None))
     # The function also replaces classes, which models built later, such as one of shapes, would have.
     for name, value in before.items():
         if name != ROTARY and getattr(classes, name) is not value:
