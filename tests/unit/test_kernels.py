@@ -81,9 +81,10 @@ def test_saved_bytes_of_each_family_are_those_of_the_estimate(compared: dict[str
         for name, step in (("off", step_of(family)), ("on", replace(step_of(family), kernels=FAMILIES[family])))
     }
     saved = seen["off"] - seen["on"]
-    small = 1024 * int(seen["described"].split(" norms")[0].split()[-1])  # two blocks of each norm's small tensors
+    # Blocks of each norm's small tensors: a number for each token, and Gemma's 1 + w, which the estimate leaves out.
+    small = 2048 * int(seen["described"].split(" norms")[0].split()[-1])
     assert predicted["off"] - predicted["on"] == pytest.approx(saved, abs=small)
-    assert saved > 4 * small or family == "mixtral"
+    assert saved > 2 * small or family == "mixtral"
 
 
 def step_of(family: str) -> ForwardSpec:
