@@ -26,6 +26,7 @@ from zerolora.model.read_spec import from_config
 from zerolora.planner.cost import FUSED, FUSED_OPERATIONS, OPERATIONS, TRAFFIC
 from zerolora.planner.zero_json import ZeroJson
 from zerolora.train.launch.canary import compare_first_steps
+from zerolora.types import Attention
 
 TINY: dict[str, Any] = {
     "hidden_size": 256, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
@@ -88,7 +89,7 @@ def test_saved_bytes_of_each_family_are_those_of_the_estimate(compared: dict[str
 
 
 def step_of(family: str) -> ForwardSpec:
-    attention = "eager" if family == "gemma2" else "sdpa"
+    attention: Attention = "eager" if family == "gemma2" else "sdpa"
     return ForwardSpec(1, LENGTH, 4, attention, False, False, "fused", SUPERVISED, on_cpu=True)
 
 

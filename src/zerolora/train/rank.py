@@ -34,7 +34,7 @@ from zerolora.model.manifest import base_identity, located
 from zerolora.model.prompt_format import write_adapter_format
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.planner.zero_json import ZeroJson
-from zerolora.train import earlier_adapter, kernels, schedule
+from zerolora.train import common_prefix, earlier_adapter, kernels, schedule
 from zerolora.train.adapter import adapt, base_of, expected_tensors, method_of, save, starts_from_base
 from zerolora.train.base_model import loading_of
 from zerolora.train.checkpoint.resume_key import resume_key, run_fingerprint
@@ -42,10 +42,18 @@ from zerolora.train.checkpoint.store import Checkpoints
 from zerolora.train.engines import engine_class
 from zerolora.train.engines.engine import Engine, Tensors
 from zerolora.train.feed import Batches
-from zerolora.train.isolation import check_isolation, check_kernels, check_loss, check_sequence_parallel
+from zerolora.train.isolation import (
+    check_isolation,
+    check_kernels,
+    check_loss,
+    check_sequence_parallel,
+    shares_prefixes,
+)
 from zerolora.train.launch.fork import become_rank
 from zerolora.train.launch.heartbeat import Heartbeat
+from zerolora.train.launch.rendezvous import check_own_gpu
 from zerolora.train.launch.stop_signals import STOPPED, Stop, Stopped
+from zerolora.train.launch.topology import gpu_of_rank
 from zerolora.train.loop import Loop
 from zerolora.train.sequence_parallel import sequence
 from zerolora.train.starting_factors import extract
@@ -88,7 +96,7 @@ def train(
     times = Stopwatch(device)
     sent = Collectives(times)
     sent.watch()  # before the engines keep torch's functions
-    engine_class(plan.engine).connect(config, device)
+    _connect(plan, config, device)
     sequence.set(plan.sequence_parallel)
     memory = PeakMemory(device)
 
@@ -118,12 +126,13 @@ def train(
     heartbeat.follow(engine.module, device)
 
     packed = read_json(paths.packing / "stats.json", "zerolora pack")["packing"]
-    _check_model(engine, plan, packed, device)
+    prefixes = _check_model(engine, plan, packed, device)
     loop = Loop(
         engine,
         batches,
         plan,
         packed=packed,
+        prefixes=prefixes,
         sources=len(_sources(paths.data)),
         device=device,
         checkpoints=checkpoints,
@@ -234,8 +243,9 @@ def _batches(paths: Paths, plan: TrainingPlan) -> Batches:
     return Batches(rows, packing, plan, rank // shared, world // shared)
 
 
-def _check_model(engine: Engine, plan: TrainingPlan, packed: bool, device: torch.device) -> None:
-    """Raise UserError if packed rows would see each other, or ranks that share rows compute other logits."""
+def _check_model(engine: Engine, plan: TrainingPlan, packed: bool, device: torch.device) -> bool:
+    """Return whether a prefix that rows share can be computed once. Raises UserError if packed rows would see each
+    other, or ranks that share rows compute other logits."""
     base = base_of(engine.module)
     if kernels.in_use(base):
         _check_kernels(engine, base, plan, device)
@@ -245,6 +255,7 @@ def _check_model(engine: Engine, plan: TrainingPlan, packed: bool, device: torch
         check_sequence_parallel(engine, base.config, device)
     if packed:
         check_isolation(engine, base.config, device)
+    return common_prefix.allowed(plan, base) and shares_prefixes(engine, base.config, device)
 
 
 def _check_kernels(engine: Engine, base: Any, plan: TrainingPlan, device: torch.device) -> None:
@@ -277,21 +288,23 @@ def claim_device(plan: TrainingPlan) -> torch.device:
     if plan.device == "cpu":
         cpu_matmul.choose()
         return torch.device("cpu")
-    local_rank = int(os.environ["LOCAL_RANK"])
-    if torch.cuda.device_count() <= local_rank:
-        raise UserError(
-            f"hardware.device is cuda, but this machine shows {torch.cuda.device_count()} GPUs to rank "
-            f"{os.environ['RANK']}; correct hardware, or run where the GPUs are"
-        )
-    torch.cuda.set_device(local_rank)
-    name, capability = torch.cuda.get_device_name(local_rank), torch.cuda.get_device_capability(local_rank)
+    number = gpu_of_rank(os.environ, torch.cuda.device_count())
+    torch.cuda.set_device(number)
+    name, capability = torch.cuda.get_device_name(number), torch.cuda.get_device_capability(number)
     if reason := devices.unsupported(capability, name):
         raise UserError(f"hardware.device is cuda, but {reason}")
     if TRAINABLE[plan.method].quantizes() or OPTIMIZERS[plan.optimizer].built.startswith("bitsandbytes."):
         bitsandbytes_patches.check_cuda_library()
     if plan.precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise UserError(f"{name} has no bf16, but this run trains in it; correct hardware.compute_capability")
-    return torch.device("cuda", local_rank)
+    return torch.device("cuda", number)
+
+
+def _connect(plan: TrainingPlan, config: ZeroJson, device: torch.device) -> None:
+    """Join the ranks into one process group. Collective. Raises UserError if two ranks use one GPU."""
+    engine_class(plan.engine).connect(config, device)
+    if device.type == "cuda":
+        check_own_gpu(device)
 
 
 def _write_metrics(
