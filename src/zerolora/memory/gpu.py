@@ -87,6 +87,7 @@ def traced(run: PlannedRun) -> TracedStep:
         spec.width,
         spec.precision == "fp16" and method.activation_width(spec.width) == spec.width,
         spec.offloads_inputs,
+        spec.kernels,
     )
     # DDP keeps trained weights in fp32 and computes with copies (train/engines/ddp.py, _compute_in), unless peft has
     # lifted activations to fp32.

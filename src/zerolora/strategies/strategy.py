@@ -9,6 +9,8 @@ from zerolora.errors import UserError
 from zerolora.types import Attention, Device, EngineName, Precision
 
 Placement = Literal["gpu", "cpu", "nvme"]
+Compiled = Literal["async_io", "quantizer"]
+"""Operations of DeepSpeed that are compiled where they are first used (deepspeed/ops/op_builder/)."""
 
 
 class Reason(NamedTuple):
@@ -140,6 +142,8 @@ class StepWork:
     attention: Attention
     width: Literal[2, 4]
     """Bytes of a number in training."""
+    kernels: tuple[str, ...] = ()
+    """What liger-kernel computes (model/fused_kernels.py)."""
     live: int = 1_000_000_000
     """stage3_max_live_parameters; DeepSpeed's default."""
     outside: int = 0
@@ -280,6 +284,11 @@ class Strategy(ABC):
     def gathered(self, work: StepWork) -> float:
         """Return the number of parameters gathered in one step over all micro-steps, counting every gather."""
         return 0.0
+
+    @property
+    def compiled(self) -> tuple[Compiled, ...]:
+        """The operations that a rank compiles when training starts."""
+        return ()
 
     @property
     def offloads(self) -> bool:
