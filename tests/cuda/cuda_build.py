@@ -18,7 +18,7 @@ from importlib.metadata import requires, version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-HASHES = {name: ROOT / f"envs/{name}.hashes" for name in ("requirements", "cuda")}
+HASHES = {name: ROOT / f"envs/{name}.hashes" for name in ("requirements", "cu13")}
 SECONDS = 900
 """After which an installation gives up: 2.7 GB are downloaded."""
 OTHERWISE = "the tests marked cuda are skipped"
@@ -40,7 +40,7 @@ def pinned() -> str:
 def folder() -> Path:
     """Return the folder of the lock's build for this interpreter."""
     release = f"{sys.version_info.major}.{sys.version_info.minor} {platform.system()} {platform.machine()}"
-    key = hashlib.sha256("\n".join([pinned(), HASHES["cuda"].read_text(), release]).encode()).hexdigest()
+    key = hashlib.sha256("\n".join([pinned(), HASHES["cu13"].read_text(), release]).encode()).hexdigest()
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "zerolora" / f"cuda-{key[:12]}"
 
@@ -78,7 +78,7 @@ def _install(target: Path) -> str | None:
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         command += ["--no-compile", "--no-cache-dir", "--no-deps", "--only-binary", ":all:", "--require-hashes"]
         command += ["--retries", "1", "--target", str(made), "--requirement", str(requirements)]
-        command += ["--requirement", str(HASHES["cuda"])]
+        command += ["--requirement", str(HASHES["cu13"])]
         try:
             result = subprocess.run(
                 command,

@@ -71,19 +71,22 @@ def set_up(count: int = 1, capability: tuple[int, int] = (9, 0)) -> None:
     devices.GPU = NAME
     for name, function in vars(gpus).items():
         setattr(torch.cuda, name, function)
-    torch.nn.Module._apply = _apply  # type: ignore[method-assign, assignment]
-    core_model_loading._materialize_copy = _read
+    module: Any = torch.nn.Module
+    module._apply = _apply
+    loading: Any = core_model_loading
+    loading._materialize_copy = _read
     _fake_quantized_weights()
 
 
 @contextlib.contextmanager
 def computing() -> Iterator[None]:
     """Compute with fake tensors; a value that is read of one is true, 1.0 or READ."""
-    with Fakes(allow_non_fake_inputs=True), Checked():
+    checked: Any = Checked
+    with Fakes(allow_non_fake_inputs=True), checked():
         yield
 
 
-class Fakes(FakeTensorMode):  # type: ignore[misc]
+class Fakes(FakeTensorMode):
     """Fake tensors, also of torch.tensor on a device, which would first make a real one there."""
 
     avoid_device_init = True
@@ -110,29 +113,30 @@ def _read(stored: Any, device: Any = None, dtype: Any = None) -> torch.Tensor:
     """What transformers reads of a file: real, and fake from where it is placed."""
     with _disable_current_modes():
         real = stored[...]
-    mode = active_fake_mode()
+    mode: Any = active_fake_mode()
     tensor: torch.Tensor = mode.from_tensor(real).to(device=device, dtype=dtype)
     return tensor
 
 
 def _fake_quantized_weights() -> None:
     """Let bitsandbytes' 4-bit weights be fake tensors, which are a class of their own, as Params4bit is."""
-    real = Params4bit.__new__
+    weights: Any = Params4bit
+    real = weights.__new__
 
     def new(cls: Any, data: Any = None, requires_grad: bool = False, **settings: Any) -> Any:
         if not isinstance(data, FakeTensor):
             return real(cls, data, requires_grad, **settings)
         weight = data.detach()
-        weight.__class__ = FakeParams4bit  # type: ignore[assignment]
+        weight.__class__ = FakeParams4bit
         with _disable_current_modes():
             kept = real(Params4bit, torch.empty(0), **settings).__dict__
         weight.__dict__.update({name: kept[name] for name in kept if name not in FakeTensor.__dict__})
         return weight.requires_grad_(requires_grad)
 
-    Params4bit.__new__ = new  # type: ignore[method-assign]
+    weights.__new__ = new
 
 
-class FakeParams4bit(Params4bit, FakeTensor):  # type: ignore[misc]
+class FakeParams4bit(Params4bit, FakeTensor):
     """A fake 4-bit weight."""
 
     def _quantize(self, device: Any) -> Any:

@@ -45,11 +45,17 @@ def stages(project: Project) -> list[tuple[str, str, list[str]]]:
         return json.loads((project.directory / "results" / name).read_text())
 
     run, judge = read("settings/runs/default.json")["runs"]["default"], read("config.json")["judge"]
-    question = {"place": "a", "question": "1 + 1", "prompt": "1 + 1", "choices": [], "expected": "2"}
+    question: dict[str, Any] = {"place": "a", "question": "1 + 1", "prompt": "1 + 1", "choices": [], "expected": "2"}
     question |= {"messages": [{"role": "user", "content": "1 + 1"}]}
     (project.directory / "asked.jsonl").write_text(json.dumps(question) + "\n")
     evaluated = run["evaluate"] | {"device": "cuda"}
-    asked = {"kind": "rows", "check": "sum", "check_settings": {}, "check_source": None, "chat_template": True}
+    asked: dict[str, Any] = {
+        "kind": "rows",
+        "check": "sum",
+        "check_settings": {},
+        "check_source": None,
+        "chat_template": True,
+    }
     asked |= {"max_new_tokens": 4, "batch": 2, "seed": 1}
     judge |= {"endpoint": "http://127.0.0.1:9/v1", "model": "none"}
     trained = [
