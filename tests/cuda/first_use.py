@@ -41,8 +41,8 @@ class Trace:
             function = getattr(torch._C, name)
             if name.startswith("_cuda_") and name not in CONSTANT and isinstance(function, BuiltinFunctionType):
                 setattr(torch._C, name, self._recorded(name, function))
-        torch.cuda._lazy_init = self._initialise
-        torch.cuda._device_count_nvml = lambda: 2  # type: ignore[assignment]
+        cuda: Any = torch.cuda
+        cuda._lazy_init, cuda._device_count_nvml = self._initialise, lambda: 2
 
     def _initialise(self) -> None:
         if not self.initialised:
@@ -135,9 +135,9 @@ def command(arguments: list[str]) -> Callable[[], Any]:
 
     def run() -> Any:
         from zerolora.cli import app
-        from zerolora.machine import devices
 
-        devices.driver_library = lambda: PretendedDriver(9.0, 9.0)  # type: ignore[assignment]
+        devices: Any = importlib.import_module("zerolora.machine.devices")
+        devices.driver_library = lambda: PretendedDriver(9.0, 9.0)
         return app(arguments, standalone_mode=False)
 
     return run

@@ -169,10 +169,9 @@ def once(rank: probe_rank.Rank, measure: probe_rank.Measure) -> float:
 def probe() -> list[str]:
     """Return the faults of the probe's measurements, but for the collectives."""
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-    probe_rank.rendezvous = lambda _: None
-    probe_rank.dist = SimpleNamespace(new_group=lambda *_, **__: None)
-    probe_rank.Rank._mine = lambda *_: None  # type: ignore[method-assign]
-    probe_rank.Rank.seconds = once  # type: ignore[method-assign]
+    module: Any = probe_rank
+    module.rendezvous, module.dist = lambda _: None, SimpleNamespace(new_group=lambda *_, **__: None)
+    module.Rank._mine, module.Rank.seconds = lambda *_: None, once
     with fake_gpu.computing():
         rank = probe_rank.Rank("cuda")
         for dtype in (torch.float32, torch.bfloat16):

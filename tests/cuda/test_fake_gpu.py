@@ -111,7 +111,7 @@ def found(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
         model.save_pretrained(folder / family)
         cases.append((f"{family} evaluated", "evaluate", {"weights": str(folder / family)}))
         if family == "llama":
-            get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj"])).save_pretrained(folder / "adapter")
+            get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj"])).save_pretrained(str(folder / "adapter"))
     for name, choice in drawn().items():
         settings = dict(zip(FACTORS, choice, strict=True))
         objective, packed = settings.pop("objective"), settings.pop("packed") == "packed"
