@@ -116,7 +116,7 @@ def built(name: str, trained: list[Any]) -> torch.optim.Optimizer:
     if name == "adamw":
         return torch.optim.AdamW(trained, lr=1e-4, foreach=True)
     recipe = OPTIMIZERS[name]
-    return recipe.build([{"params": trained}], 1e-4, 0.0, recipe.betas, recipe.epsilon)
+    return recipe.build([{"params": trained}], 1e-4, 0.0, recipe.betas, recipe.epsilon, on_host=False)
 
 
 def one_step(engine: Any, optimizer: Any, live: Live, case: Case) -> dict[str, int]:

@@ -7,7 +7,6 @@ Strategies define the collectives (strategies/).
 
 from dataclasses import dataclass, fields
 
-from zerolora.optimizers import OPTIMIZERS
 from zerolora.planner.hardware import HardwareRates
 from zerolora.strategies.strategy import EXCHANGE, REDUCE, Collective, StepWork, Strategy, exchanges
 
@@ -38,7 +37,6 @@ same models at stage 0."""
 CLIPPING_BYTES = 20
 """Bytes that a step moves on a GPU for each trained parameter beside the optimizer's: unscaling, clipping, copy to the
 working weights."""
-ADAMW_TRAFFIC = OPTIMIZERS["adamw"].traffic(on_cpu=True)  # of the optimizer whose rate a probe measures
 BATCH_BYTES = 4 * 8
 """Bytes of a token in a batch: ids, labels, positions and mask as int64."""
 
@@ -192,7 +190,7 @@ def _host_waits(strategy: Strategy, hardware: HardwareRates) -> bool:
 def _optimizer(work: StepWork, strategy: Strategy, hardware: HardwareRates) -> float:
     updated = work.trainable / strategy.owners(hardware.ranks, hardware.ranks_per_node)
     if hardware.cpu or strategy.optimizer != "gpu":
-        return updated / hardware.cpu_adam * work.update_traffic / ADAMW_TRAFFIC
+        return updated / hardware.host_adamw * work.update_on_host
     return updated * (work.update_traffic + CLIPPING_BYTES) / hardware.memory_bandwidth
 
 

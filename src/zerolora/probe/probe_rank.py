@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from zerolora.files import write_json
 from zerolora.machine import cpu_matmul
+from zerolora.optimizers import OPTIMIZERS
 from zerolora.train.launch.fork import become_rank
 from zerolora.train.launch.rendezvous import rendezvous
 
@@ -33,7 +34,7 @@ MATRIX = {"cpu": 768, "cuda": 8192}
 COPIED_BYTES = {"cpu": 64 * 2**20, "cuda": 2**30}
 SENT_BYTES = {"cpu": 8 * 2**20, "cuda": 256 * 2**20}
 PINNED_BYTES = 256 * 2**20
-ADAM_PARAMETERS = 4 * 2**20
+ADAMW_PARAMETERS = 16 * 2**20  # with their states more than a cache
 BLOCKS = 20
 OPERATIONS_PER_BLOCK = 12  # forward: norm, linear, silu, linear; backward: 1 + 3 + 1 + 3
 
@@ -95,7 +96,7 @@ def main() -> None:
     measured = {
         "matmul_fp32_flops_per_second": _matmul(rank, torch.float32),
         "matmul_16bit_flops_per_second": _matmul(rank, half),
-        "cpu_adam_parameters_per_second": _adam(rank),
+        "host_adamw_parameters_per_second_per_thread": _adamw(rank),
         "kernel_seconds": _issuing(rank),
         **_copying(rank),
         **_sending(rank),
@@ -113,11 +114,13 @@ def _matmul(rank: Rank, dtype: torch.dtype) -> float:
     return 2 * size**3 / rank.seconds(lambda: _done(torch.mm(one, other, out=result)))
 
 
-def _adam(rank: Rank) -> float:
-    parameter = torch.nn.Parameter(torch.randn(ADAM_PARAMETERS))
-    parameter.grad = torch.randn(ADAM_PARAMETERS)
-    optimizer = torch.optim.AdamW([parameter])
-    return ADAM_PARAMETERS / rank.seconds(lambda: _done(optimizer.step()))
+def _adamw(rank: Rank) -> float:
+    """Return the parameters/s of the optimizer that updates offloaded weights, for each of the rank's threads."""
+    parameter = torch.nn.Parameter(torch.randn(ADAMW_PARAMETERS))
+    parameter.grad = torch.randn(ADAMW_PARAMETERS)
+    recipe = OPTIMIZERS["adamw"]
+    optimizer = recipe.build([{"params": [parameter]}], 1e-3, 0.0, recipe.betas, recipe.epsilon, on_host=True)
+    return ADAMW_PARAMETERS / rank.seconds(lambda: _done(optimizer.step())) / torch.get_num_threads()
 
 
 def _issuing(rank: Rank) -> float:

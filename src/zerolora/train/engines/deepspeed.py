@@ -37,11 +37,15 @@ class DeepSpeedEngine(Engine):
     def loading(config: ZeroJson) -> Loading:
         return "sharded" if config.engine.zero_optimization.stage == 3 else "whole"
 
+    @staticmethod
+    def updates_on_host(config: ZeroJson, device: torch.device) -> bool:
+        return config.engine.zero_optimization.offloads_optimizer or device.type == "cpu"
+
     def __init__(self, model: Any, config: ZeroJson, plan: TrainingPlan, device: torch.device) -> None:
         super().__init__(model, config, plan, device)
         import deepspeed
 
-        self.client = build_optimizer(trained(model), plan)
+        self.client = build_optimizer(trained(model), plan, self.updates_on_host(config, device))
         parts = deepspeed.initialize(model=model, optimizer=self.client, config=config.options)
         self.engine, self.optimizer, *_ = parts
         if config.engine.zero_optimization.zero_quantized_nontrainable_weights:

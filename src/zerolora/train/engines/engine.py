@@ -51,6 +51,11 @@ class Engine(torch.nn.Module):
         """Return how ranks read the base weights."""
         return "whole"
 
+    @staticmethod
+    def updates_on_host(config: ZeroJson, device: torch.device) -> bool:
+        """Return whether the optimizer updates tensors on the host."""
+        return device.type == "cpu"
+
     def backward(self, loss: torch.Tensor) -> None:
         """Add a micro-batch's gradients."""
         raise NotImplementedError
@@ -126,7 +131,7 @@ class TorchEngine(Engine):
         self.held = {parameter: self.updated(parameter) for parameter in trained(self.module).values()}
         """The tensor that the optimizer updates, by parameter."""
         adapter = {name: self.held[parameter] for name, parameter in trained(self.module).items()}
-        self.optimizer = build_optimizer(adapter, plan)
+        self.optimizer = build_optimizer(adapter, plan, self.updates_on_host(config, device))
 
     def wrap(self, model: Any, config: ZeroJson, dtype: torch.dtype, device: torch.device) -> Any:
         """Return the model on its device, ready for calls on every rank; it computes in `dtype`."""
@@ -195,9 +200,9 @@ def backend(device: torch.device) -> str:
     return "nccl" if device.type == "cuda" else "gloo"
 
 
-def build_optimizer(adapter: dict[str, Any], settings: TrainSettings) -> torch.optim.Optimizer:
-    """Return the optimizer of trained tensors by name. With LoRA+ the second factors are a separate group, with
-    `plus_ratio` times the learning rate."""
+def build_optimizer(adapter: dict[str, Any], settings: TrainSettings, on_host: bool) -> torch.optim.Optimizer:
+    """Return the optimizer of trained tensors by name, which updates them on the host or on a GPU. With LoRA+ the
+    second factors are a separate group, with `plus_ratio` times the learning rate."""
     ratio = settings.lora.plus_ratio
     groups: list[dict[str, Any]] = [{"params": list(adapter.values()), "ratio": 1.0}]
     if ratio != 1:
@@ -212,6 +217,7 @@ def build_optimizer(adapter: dict[str, Any], settings: TrainSettings) -> torch.o
         settings.weight_decay,
         betas or recipe.betas,
         recipe.epsilon if settings.epsilon is None else settings.epsilon,
+        on_host,
     )
 
 
