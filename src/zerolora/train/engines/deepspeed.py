@@ -10,6 +10,7 @@ import torch.distributed
 
 from zerolora.compat import deepspeed_patches as compat
 from zerolora.config.settings import TrainingPlan
+from zerolora.machine.devices import on_gpu
 from zerolora.planner.zero_json import ZeroJson
 from zerolora.train.engines.engine import WEIGHT, Engine, Loading, Tensors, backend, build_optimizer, trained
 
@@ -39,7 +40,7 @@ class DeepSpeedEngine(Engine):
 
     @staticmethod
     def updates_on_host(config: ZeroJson, device: torch.device) -> bool:
-        return config.engine.zero_optimization.offloads_optimizer or device.type == "cpu"
+        return config.engine.zero_optimization.offloads_optimizer or not on_gpu(device)
 
     def __init__(self, model: Any, config: ZeroJson, plan: TrainingPlan, device: torch.device) -> None:
         super().__init__(model, config, plan, device)

@@ -9,6 +9,7 @@ import torch.distributed
 from torch.distributed.tensor import DTensor
 
 from zerolora.config.settings import TrainingPlan, TrainSettings
+from zerolora.machine.devices import on_gpu
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.planner.zero_json import ZeroJson
 from zerolora.train.launch.rendezvous import rendezvous
@@ -54,7 +55,7 @@ class Engine(torch.nn.Module):
     @staticmethod
     def updates_on_host(config: ZeroJson, device: torch.device) -> bool:
         """Return whether the optimizer updates tensors on the host."""
-        return device.type == "cpu"
+        return not on_gpu(device)
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add a micro-batch's gradients."""
@@ -197,7 +198,7 @@ class TorchEngine(Engine):
 
 def backend(device: torch.device) -> str:
     """Return the backend of torch.distributed for a device."""
-    return "nccl" if device.type == "cuda" else "gloo"
+    return "nccl" if on_gpu(device) else "gloo"
 
 
 def build_optimizer(adapter: dict[str, Any], settings: TrainSettings, on_host: bool) -> torch.optim.Optimizer:
