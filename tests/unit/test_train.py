@@ -192,7 +192,7 @@ def test_loss_matches_transformers(tiny_model: Any) -> None:
     ]
     batch = collate(rows, False, torch.device("cpu"))
     with torch.no_grad():
-        totals = Totals(OBJECTIVES["sft"], {"supervised token": 5}, 2)
+        totals = Totals(OBJECTIVES["sft"], {"supervised token": 5}, 2, torch.device("cpu"))
         totals.add(OBJECTIVES["sft"].values(token_losses(model, batch), batch, {}))
         labels = torch.tensor([[IGNORED, IGNORED, IGNORED, 8, 9, 10], [IGNORED, IGNORED, 11, 12, IGNORED, IGNORED]])
         theirs = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], labels=labels).loss

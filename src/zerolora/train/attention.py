@@ -72,17 +72,15 @@ class Lengths:
         if self._ends is None:
             of_rows = self.of_rows or [[tokens]] * batch
             sizes = [0, *itertools.chain.from_iterable(of_rows)]
-            self._ends = torch.tensor(sizes, dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
+            self._ends = moved(torch.tensor(sizes, dtype=torch.int32).cumsum(0, dtype=torch.int32), device)
         return self._ends
 
     def of_tokens(self, embedded: torch.Tensor) -> torch.Tensor:
         """Return the length of each token's row, fp32: [batch, tokens], the first two dimensions of `embedded`."""
         batch, tokens = len(embedded), embedded.shape[1] * sequence.size
         sizes = [length for row in self.of_rows or [[tokens]] * batch for length in row for _ in range(length)]
-        part: torch.Tensor = sequence.own_part(
-            torch.tensor(sizes, dtype=torch.float32, device=embedded.device).view(batch, tokens)
-        )
-        return part
+        part = sequence.own_part(torch.tensor(sizes, dtype=torch.float32).view(batch, tokens))
+        return moved(part, embedded.device)
 
     def longest(self, tokens: int) -> int:
         """Return the tokens of the longest row."""

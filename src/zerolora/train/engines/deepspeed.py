@@ -93,10 +93,13 @@ class DeepSpeedEngine(Engine):
         if self._grow:
             self._grow()
 
-    def gradient_norm(self) -> float | None:
-        norm = self.engine.get_global_grad_norm()
-        overflowed = self.engine.fp16_enabled() and norm is not None and not math.isfinite(norm)
-        return None if norm is None or overflowed else float(norm) / self._scale
+    def gradient_norm(self) -> torch.Tensor | float | None:
+        norm: torch.Tensor | float | None = self.engine.get_global_grad_norm()
+        return norm
+
+    def unscaled(self, norm: float) -> float | None:
+        overflowed = self.engine.fp16_enabled() and not math.isfinite(norm)
+        return None if overflowed else norm / self._scale
 
     @property
     def inner(self) -> torch.optim.Optimizer:

@@ -65,9 +65,13 @@ class Engine(torch.nn.Module):
         """Update the adapter if this was the step's last micro-batch."""
         raise NotImplementedError
 
-    def gradient_norm(self) -> float | None:
-        """Return the norm of the last gradient before clipping; None if it was not computed, or fp16 overflowed."""
+    def gradient_norm(self) -> torch.Tensor | float | None:
+        """Return the norm of the last gradient before clipping, where it is; None if it was not computed."""
         raise NotImplementedError
+
+    def unscaled(self, norm: float) -> float | None:
+        """Return the norm of the last gradient, from that of `gradient_norm`; None if fp16 overflowed."""
+        return norm
 
     def reduced(self) -> tuple[int, int, float]:
         """Return calls, bytes and exposed seconds of the last step's all-reduces that stopwatch.py cannot count."""
@@ -181,9 +185,8 @@ class TorchEngine(Engine):
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def gradient_norm(self) -> float | None:
-        norm = self.norm.to_local() if isinstance(self.norm, DTensor) else self.norm
-        return None if norm is None else float(norm)
+    def gradient_norm(self) -> torch.Tensor | None:
+        return self.norm.to_local() if isinstance(self.norm, DTensor) else self.norm
 
     def _clip(self, parameters: list[torch.Tensor]) -> None:
         """Clip as torch.nn.utils.clip_grad_norm_ does, and keep the norm."""
