@@ -22,6 +22,7 @@ import torch.distributed as dist
 from zerolora.files import write_json
 from zerolora.machine import cpu_matmul
 from zerolora.machine.devices import on_gpu
+from zerolora.machine.identity import processor
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.train.launch.fork import become_rank
 from zerolora.train.launch.rendezvous import rendezvous
@@ -191,7 +192,7 @@ def _done(_: object) -> None:
 
 def _machine(rank: Rank) -> dict[str, Any]:
     """Return the hardware and versions of rank 0's node."""
-    name = torch.cuda.get_device_name(rank.device) if on_gpu(rank.device) else _processor()
+    name = torch.cuda.get_device_name(rank.device) if on_gpu(rank.device) else processor()
     return {
         "device": rank.device.type,
         "nodes": rank.world // rank.per_node,
@@ -201,7 +202,7 @@ def _machine(rank: Rank) -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "hardware": {
             "name": name,
-            "processor": _processor(),
+            "processor": processor(),
             "cores": len(os.sched_getaffinity(0)),
             "memory_bytes": psutil.virtual_memory().total,
         },
@@ -210,12 +211,6 @@ def _machine(rank: Rank) -> dict[str, Any]:
             **{each: importlib.metadata.version(each) for each in PACKAGES},
         },
     }
-
-
-def _processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 if __name__ == "__main__":

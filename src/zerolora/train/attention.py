@@ -14,7 +14,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from zerolora.errors import UserError, wording
-from zerolora.machine.devices import on_gpu
+from zerolora.machine.devices import moved, on_gpu
 from zerolora.model.architecture import model_class, takes_own_attention
 from zerolora.train.sequence_parallel import sequence
 

@@ -1,7 +1,7 @@
 """The canary: before a run under risky settings, a short training under them must agree with one under safe settings.
 
 Both make the same first optimizer steps, with the same seed and data. Their curves are saved, so that a resumed run
-does not repeat them:
+does not repeat them; canary_verdict.py lets other runs share those of a canary that passed:
 
     work/canary/<run>/<key>.json
 """
@@ -21,6 +21,7 @@ from zerolora.errors import UserError
 from zerolora.files import MANIFEST, canonical, read_json, write_json
 from zerolora.log import LOGGER
 from zerolora.planner.zero_json import ZeroJson
+from zerolora.train.launch.canary_verdict import Verdict
 
 TOLERANCE = {"fp32": 1e-4, "bf16": 1e-2, "fp16": 1e-2}
 """Relative tolerance of a loss by precision: about ten times that between strategies in this project's tests."""
@@ -44,6 +45,14 @@ def compare_first_steps(settings: TrainSettings, paths: dict[str, Path], logs: P
         return
     checkpoints = paths["checkpoints"]
     result = checkpoints.parents[1] / "canary" / checkpoints.name / f"{_key(settings, zero, paths)}.json"
+    # Nodes may have separate homes, and all take part in a canary or none.
+    verdict = Verdict(settings, zero, paths) if settings.nodes == 1 and not result.exists() else None
+    passed = verdict.read() if verdict else None
+    if verdict and passed and not _differing(passed.curves, zero.choice):
+        LOGGER.info(f"canary: passed on {passed.date} on this machine, with these versions and setting: {verdict.path}")
+        record = {"reasons": canary.reasons, "curves": passed.curves, "seconds": 0.0, "passed": passed.date}
+        write_json(result, record)
+        return
     if not result.exists():
         started = time.monotonic()
         LOGGER.info(f"canary: the first {canary.steps} steps, twice: {'; '.join(canary.reasons)}")
@@ -59,7 +68,10 @@ def compare_first_steps(settings: TrainSettings, paths: dict[str, Path], logs: P
         write_json(result, {"reasons": canary.reasons, "curves": curves, "seconds": seconds})
         shutil.rmtree(work, ignore_errors=True)
         LOGGER.info(f"canary: took {seconds:.0f} s, which training's own times do not count")
-    _check(read_json(result, "zerolora train")["curves"], zero.choice, canary, result)
+    record = read_json(result, "zerolora train")
+    _check(record["curves"], zero.choice, canary, result)
+    if verdict:
+        verdict.write(record)
 
 
 def _arguments(settings: TrainSettings, steps: int, paths: dict[str, Path], zero: ZeroJson, work: Path) -> list[str]:
@@ -94,12 +106,9 @@ def _curves(telemetry: Path) -> Curves:
 
 
 def _check(curves: dict[str, Curves], chosen: TrainingChoice, canary: Canary, record: Path) -> None:
-    tolerance = TOLERANCE[chosen.precision]
-    risky, safe = curves["risky"], curves["safe"]
-    same = _agree(risky["loss"], safe["loss"], tolerance)
-    if same and _agree(risky["gradient_norm"], safe["gradient_norm"], NORM_TOLERANCE * tolerance):
+    figure = _differing(curves, chosen)
+    if figure is None:
         return
-    figure = "gradient_norm" if same else "loss"
     values = {name: ", ".join(f"{value:.5g}" for value in curve[figure]) for name, curve in curves.items()}
     name, instead = chosen.strategy, ZeroJson.of(canary.zero).choice
     raise UserError(
@@ -108,6 +117,14 @@ def _check(curves: dict[str, Curves], chosen: TrainingChoice, canary: Canary, re
         f"render.strategy: {instead.strategy} and train.attention: {instead.attention}, or train.canary: off "
         f"(see {record})"
     )
+
+
+def _differing(curves: dict[str, Curves], chosen: TrainingChoice) -> str | None:
+    """Return the first figure that differs between two trainings, None if all agree."""
+    tolerances = {"loss": TOLERANCE[chosen.precision], "gradient_norm": NORM_TOLERANCE * TOLERANCE[chosen.precision]}
+    risky, safe = curves["risky"], curves["safe"]
+    agree = {name: _agree(risky[name], safe[name], tolerance) for name, tolerance in tolerances.items()}
+    return next((name for name in agree if not agree[name]), None)
 
 
 def _agree(risky: list[float], safe: list[float], tolerance: float) -> bool:

@@ -95,9 +95,7 @@ class TelemetryWriter:
         self.sent.mark()
         self.times.start()
 
-    def write(
-        self, step: int, loss: float, learning_rate: float, norm: float | None, metrics: dict[str, float]
-    ) -> Row:
+    def write(self, step: int, loss: float, learning_rate: float, norm: float | None, metrics: dict[str, float]) -> Row:
         """Write the line of a finished step, warn of its faults, and return it; empty on ranks other than 0. `norm` is
         that of the gradient."""
         self.times.stop()
