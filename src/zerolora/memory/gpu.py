@@ -129,8 +129,9 @@ def by_phase(run: PlannedRun, step: TracedStep) -> dict[str, dict[str, float]]:
     for name, kinds in step.phases.items():
         extra = _reducing(run) if name == "backward_end" else 0.0
         of_loss = run.added.activations if name in ("loss", "backward") else 0.0
+        coming = _coming_back(run) if name in ("backward", "backward_end") else 0.0
         result[name] = {
-            "activations": kinds.get("activations", 0) + of_loss,
+            "activations": kinds.get("activations", 0) + of_loss + coming,
             "logits": kinds.get("logits", 0),
             "gradients": max(kept, kinds.get("gradients", 0)),
             "buffers": held + gathers[name] + extra + kinds.get("buffers", 0),
@@ -282,6 +283,17 @@ def _gathered_by_deepspeed(run: PlannedRun, step: TracedStep) -> dict[str, float
         "backward_end": float(max(held.before_last, held.backward_end) * spec.width),
         "evaluation": float(held.loss * spec.width),
     }
+
+
+def _coming_back(run: PlannedRun) -> float:
+    """Return the bytes of the layer's input that comes back from the host while the layer after it is computed
+    (train/activation_offload.py, OnOwnStream)."""
+    spec = run.spec
+    if not spec.offloads_inputs or run.model.layers < 2:
+        return 0.0
+    return float(
+        spec.micro_batch * spec.own_length * run.model.hidden * spec.prepared_method.activation_width(spec.width)
+    )
 
 
 def _gradient_buckets(run: PlannedRun) -> float:

@@ -94,7 +94,7 @@ def step_seconds(work: StepWork, strategy: Strategy, hardware: HardwareRates) ->
         optimizer=_optimizer(work, strategy, hardware),
         communication_node=node,
         communication_network=network,
-        offload=_offload(work, strategy, hardware),
+        offload=_offload(work, strategy, hardware, forward, backward + recompute),
         input=_input(work, hardware),
         overhead=overhead,
         hidden=hidden,
@@ -254,19 +254,21 @@ def _communication(
 # Offload
 
 
-def _offload(work: StepWork, strategy: Strategy, hardware: HardwareRates) -> float:
+def _offload(work: StepWork, strategy: Strategy, hardware: HardwareRates, forward: float, backward: float) -> float:
     moved = _optimizer_offload(work, strategy, hardware) + _parameter_offload(work, strategy, hardware)
-    return moved + _activation_offload(work, hardware)
+    return moved + _activation_offload(work, hardware, forward, backward)
 
 
-def _activation_offload(work: StepWork, hardware: HardwareRates) -> float:
+def _activation_offload(work: StepWork, hardware: HardwareRates, forward: float, backward: float) -> float:
+    """Return the seconds that a step waits for the inputs of its layers, with `forward` and `backward` seconds of
+    computation, in which they go to the host and come back (train/activation_offload.py)."""
     if not work.offloads_inputs:
         return 0.0
-    # Each layer's input goes to the host and comes back, on the stream that computes (torch/autograd/graph.py,
-    # save_on_cpu), so there is no overlap.
-    transfers = 2 * work.accumulation * work.layers
-    each = work.tokens * work.hidden * work.width
-    return transfers * (each / hardware.host.bandwidth + hardware.host.latency)
+    one = work.tokens * work.hidden * work.width / hardware.host.bandwidth + hardware.host.latency
+    all_of_them = work.accumulation * work.layers * one
+    # The last one to go is the first to come back, and nothing is computed meanwhile.
+    first = work.accumulation * one
+    return sum(max(first, all_of_them - computing) for computing in (forward, backward))
 
 
 def _optimizer_offload(work: StepWork, strategy: Strategy, hardware: HardwareRates) -> float:
