@@ -130,7 +130,8 @@ class Streams(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's
-        self.computing, self.current = Stream(self), None
+        self.computing = Stream(self)
+        self.current: Stream | None = None
         self.late: list[Any] = []
         self.recorded: list[int] = []
         """Tensors whose memory no other may take before this stream has copied."""

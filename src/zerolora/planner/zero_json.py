@@ -29,7 +29,7 @@ class ZeroOptimization(Section):
     @property
     def offloads_optimizer(self) -> bool:
         """Whether the optimizer updates master weights on the host."""
-        return (self.offload_optimizer or {}).get("device", "none") != "none"
+        return bool((self.offload_optimizer or {}).get("device", "none") != "none")
 
 
 class FsdpOptions(Section):

@@ -171,8 +171,8 @@ class Loop:
         sums = torch.cat([totals.sums[:1], asked, totals.sums[1:], routed])
         torch.distributed.all_reduce(sums)
         norm = self.engine.gradient_norm()
-        beside = isinstance(norm, torch.Tensor) and norm.device == sums.device
-        read = torch.cat([sums, norm.double().view(1)] if beside else [sums]).cpu()
+        beside = [norm.double().view(1)] if isinstance(norm, torch.Tensor) and norm.device == sums.device else []
+        read = torch.cat([sums, *beside]).cpu()
         if norm is not None:
             norm = self.engine.unscaled(float(read[-1] if beside else norm))
         first, asked, others, routed = read[: len(sums)].split([1, 2, len(totals.sums) - 1, len(routed)])

@@ -11,8 +11,9 @@ import hashlib
 import math
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from zerolora.config.compared import compared
 from zerolora.config.settings import Canary, TrainingChoice, TrainSettings
@@ -119,7 +120,7 @@ def _check(curves: dict[str, Curves], chosen: TrainingChoice, canary: Canary, re
     )
 
 
-def _differing(curves: dict[str, Curves], chosen: TrainingChoice) -> str | None:
+def _differing(curves: Mapping[Any, Mapping[Any, list[float]]], chosen: TrainingChoice) -> str | None:
     """Return the first figure that differs between two trainings, None if all agree."""
     tolerances = {"loss": TOLERANCE[chosen.precision], "gradient_norm": NORM_TOLERANCE * TOLERANCE[chosen.precision]}
     risky, safe = curves["risky"], curves["safe"]
