@@ -1,4 +1,4 @@
-"""Print the tables of docs/speed.md, docs/methods.md and docs/optimizers.md: .venv/bin/python benchmarks/train/tables.py"""
+"""Print the tables of docs/speed.md, methods.md and optimizers.md: .venv/bin/python benchmarks/train/tables.py"""
 
 import sys
 from collections.abc import Callable, Sequence
