@@ -23,7 +23,7 @@ from zerolora.train.adapter import base_of
 from zerolora.train.checkpoint.format import State, read_chosen
 from zerolora.train.checkpoint.store import Checkpoints
 from zerolora.train.engines.engine import WEIGHT, Engine
-from zerolora.train.feed import Batches, Feed, PackedRow, Units, collate, packed_row, units_of
+from zerolora.train.feed import Batches, Feed, PackedRow, Units, packed_row, units_of
 from zerolora.train.launch.heartbeat import Heartbeat
 from zerolora.train.launch.rendezvous import broadcast_json
 from zerolora.train.launch.stop_signals import Stop, Stopped
@@ -44,6 +44,7 @@ class Loop:
         plan: TrainingPlan,
         *,
         packed: bool,
+        prefixes: bool,
         sources: int,
         device: torch.device,
         checkpoints: Checkpoints,
@@ -51,10 +52,11 @@ class Loop:
         stop: Stop,
         heartbeat: Heartbeat,
     ) -> None:
-        """`packed`: several rows may share a packed row; `sources`: the number of data sources."""
-        self.engine, self.batches, self.plan, self.packed = engine, batches, plan, packed
+        """`packed`: several rows may share a packed row; `prefixes`: a prefix that rows of a micro-batch share is
+        computed once; `sources`: the number of data sources."""
+        self.engine, self.batches, self.plan = engine, batches, plan
         self.objective = batches.objective
-        self.feed = Feed(batches, packed, device)
+        self.feed = Feed(batches, packed, device, prefixes)
         self.sources, self.device, self.checkpoints = sources, device, checkpoints
         self.telemetry, self.stop, self.heartbeat = telemetry, stop, heartbeat
         self.rank, self.world = torch.distributed.get_rank(), torch.distributed.get_world_size()
@@ -186,7 +188,7 @@ class Loop:
         """Yield the batches of a step for `_means`; all of them count."""
         for micro_batch in micro_batches:
             self.heartbeat.step(self.step + 1, "forward")
-            yield collate(micro_batch, self.packed, self.device), True
+            yield self.feed.collated(micro_batch), True
 
     def validate(self, rows: Any, packing: PackingPlan) -> bool:
         """Compute the mean loss and the metrics of a split; return whether they are the best so far.
@@ -219,7 +221,7 @@ class Loop:
             first = start + self.data_rank * size
             numbers = range(first, min(first + size, count)) if first < count else [0]
             packed_rows = [packed_row(rows, packing, number, self.objective) for number in numbers]
-            yield collate(packed_rows, self.packed, self.device), first < count
+            yield self.feed.collated(packed_rows), first < count
             if self._stop_asked():
                 self._save()
                 self._stop()

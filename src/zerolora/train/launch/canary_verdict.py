@@ -10,9 +10,9 @@ import datetime
 import hashlib
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, ValidationError, field_validator
+from pydantic import BaseModel, ValidationError
 
 from zerolora.config.compared import compared
 from zerolora.config.fingerprint import fingerprints
@@ -67,18 +67,35 @@ class Verdict:
             write_json(self.path, {**record, "date": date, "machine": self.machine, "versions": self.versions})
 
 
+class Curve(BaseModel):
+    """The figures of a training's steps."""
+
+    loss: list[float]
+    gradient_norm: list[float]
+
+
+class Curves(BaseModel):
+    """The two trainings of a canary."""
+
+    risky: Curve
+    safe: Curve
+
+
 class Passed(BaseModel):
     """The part of a cached record that is read."""
 
     date: str
-    curves: dict[Literal["risky", "safe"], dict[Literal["loss", "gradient_norm"], list[float]]]
+    curves: Curves
 
-    @field_validator("curves")
-    @classmethod
-    def _whole(cls, curves: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, list[float]]]:
-        if len(curves) < 2 or any(len(curve) < 2 for curve in curves.values()):
-            raise ValueError("a curve is missing")
-        return curves
+    @property
+    def risky(self) -> dict[str, list[float]]:
+        """The curve of the run's own setting."""
+        return self.curves.risky.model_dump()
+
+    @property
+    def safe(self) -> dict[str, list[float]]:
+        """The curve of the safe setting."""
+        return self.curves.safe.model_dump()
 
 
 def _folder() -> Path:
