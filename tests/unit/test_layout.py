@@ -150,7 +150,7 @@ def test_module_names_are_unique() -> None:
 
 
 def test_one_function_compares_devices_with_gpus() -> None:
-    """devices.on_gpu, so that a fake GPU of torch takes their branches."""
+    """devices.on_gpu, so that a fake GPU takes their branches (tests/cuda/fake_gpu.py)."""
     guilty = []
     for path in fingerprint.PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
