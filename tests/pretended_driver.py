@@ -8,7 +8,7 @@ class PretendedDriver:
     """Has GPUs of these compute capabilities and supports CUDA up to `cuda`."""
 
     def __init__(self, *capabilities: float, cuda: tuple[int, int] = (13, 0), start: int = 0) -> None:
-        self.capabilities, self.cuda, self.start = capabilities, cuda, start
+        self.capabilities, self.cuda, self.start, self.maps_memory = capabilities, cuda, start, True
         self.asked: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -38,4 +38,4 @@ class PretendedDriver:
 
     def _cuDeviceGetAttribute(self, value: Any, attribute: int, handle: Any) -> None:
         tenths = round(10 * self.capabilities[handle.value])
-        value._obj.value = tenths // 10 if attribute == 75 else tenths % 10
+        value._obj.value = {75: tenths // 10, 76: tenths % 10, 102: int(self.maps_memory)}[attribute]

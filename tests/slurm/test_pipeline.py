@@ -234,3 +234,50 @@ def test_runs_with_equal_requests_are_one_job_array(project: ClusterProject) -> 
     assert {path.name for path in logs.glob("*.log")} == {f"{array}_1.log", f"{array}_2.log"}
     weights = {(project.directory / f"results/{run}/adapter/adapter_model.safetensors").read_bytes() for run in runs}
     assert len(weights) == 3
+
+
+# Without a driver, every GPU counts as usable.
+PRETENDED = """
+
+def fault(gpus: int = 1, otherwise: str = "") -> None:
+    return None
+"""
+# In the place of on_gpus: each task notes what it sees, and fails.
+SEEN = """#!/bin/sh
+echo "$SLURMD_NODENAME ${SLURM_STEP_NUM_TASKS:-1} $CUDA_VISIBLE_DEVICES" >> seen
+exit 1
+"""
+
+
+@pytest.mark.parametrize(("nodes", "ranks"), [(1, 4), (2, 2)])
+def test_gpus_are_requested_by_node(project: ClusterProject, nodes: int, ranks: int) -> None:
+    """Slurm gives each node of a training its ranks' GPUs, and an evaluation one; nothing computes on them."""
+    gpus = {"device": "cuda", "gpus_per_node": 4, "gpu_memory": "80GiB", "compute_capability": 8.0, "nodes": nodes}
+    edit_config(
+        project,
+        **{
+            "hardware": {**gpus, "host_memory": "24GiB"},
+            **{"train.nodes": nodes, "train.ranks_per_node": ranks, "train.global_batch": 8},
+            "runs": {"default": {"dataset": "rows"}},
+        },
+    )
+    devices = project.directory / "src/zerolora/machine/devices.py"
+    if PRETENDED not in devices.read_text(encoding="utf-8"):
+        devices.write_text(devices.read_text(encoding="utf-8") + PRETENDED, encoding="utf-8")
+    (project.directory / "workflow/scripts/on_gpus").write_text(SEEN, encoding="utf-8")
+    seen = project.directory / "seen"
+    seen.unlink(missing_ok=True)
+    targets = ("results/default/adapter/manifest.json", "results/base/rows/evaluate.json")
+    result = project.snakemake("--keep-going", "--retries", "0", *targets, check=False)
+    assert result.returncode and seen.exists(), result.stdout + result.stderr
+    training, evaluating = (
+        project.cluster.sacct(project.jobs(f"rule_{name}")[-1], "ReqTRES", "SubmitLine")
+        for name in ("train_wildcards_default", "evaluate_base_wildcards_rows")
+    )
+    for (tres, line), each, count, cores in ((training, ranks, nodes, 4 * ranks), (evaluating, 1, 1, 4)):
+        assert {f"node={count}", f"gres/gpu={each * count}", f"cpu={cores * count}"} <= set(tres.split(","))
+        assert f"--gres=gpu:{each}" in line and not re.search("--gpus|--ntasks-per-gpu", line)
+    tasks = sorted(line.split() for line in seen.read_text().splitlines())
+    of_training = [task for task in tasks if len(task[2].split(",")) == ranks]
+    assert len({task[0] for task in of_training}) == nodes and {task[1] for task in of_training} == {str(nodes)}
+    assert [len(task[2].split(",")) for task in tasks if task not in of_training] == [1]

@@ -33,6 +33,7 @@ ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_110", "sm_120
 """Architectures of PyPI's wheels of torch 2.13.0 for Linux, built for CUDA 13.0. Source: pytorch/pytorch,
 .ci/manywheel/build_cuda.sh, TORCH_CUDA_ARCH_LIST; aarch64 has some more than x86_64."""
 MAJOR, MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
+MAPS_MEMORY = 102  # CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
 NAME_BYTES = 256
 
 
@@ -44,6 +45,8 @@ class VisibleGpu:
     capability: tuple[int, int]
     uuid: str
     """Identifies the GPU on its machine, whatever CUDA_VISIBLE_DEVICES says."""
+    maps_memory: bool
+    """Whether CUDA can map memory into reserved addresses, which virtual GPUs cannot."""
 
 
 def on_gpu(device: "torch.device") -> bool:
@@ -197,12 +200,13 @@ def _gpu(library: Any, number: int) -> VisibleGpu:
     library.cuDeviceGet(ctypes.byref(handle), number)
     library.cuDeviceGetName(name, NAME_BYTES, handle)
     library.cuDeviceGetUuid_v2(uuid, handle)
-    capability = []
-    for attribute in (MAJOR, MINOR):
+    values = []
+    for attribute in (MAJOR, MINOR, MAPS_MEMORY):
         value = ctypes.c_int()
         library.cuDeviceGetAttribute(ctypes.byref(value), attribute, handle)
-        capability.append(value.value)
-    return VisibleGpu(name.value.decode(errors="replace"), (capability[0], capability[1]), bytes(uuid).hex())
+        values.append(value.value)
+    major, minor, maps = values
+    return VisibleGpu(name.value.decode(errors="replace"), (major, minor), bytes(uuid).hex(), bool(maps))
 
 
 def _numbers(architecture: str) -> tuple[int, int]:
