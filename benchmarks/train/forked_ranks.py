@@ -8,11 +8,11 @@ launcher, in the environment that Snakemake gives the rule, for `cpu` and for `c
 Their CPU and wall seconds go into the result's `start`; alternating rounds, medians.
 
 Without it, the base model is needed: run `make run` first; counting opened files needs strace. The embedded default is
-trained for two steps, with few validation rows, by `zerolora train`, which forks its ranks (train/launch/fork.py), and by
-ranks started one by one, as by a scheduler with one task a rank. Both write the same adapter. Measures the wall seconds
-until the first step has ended, and until all processes have ended: CPU seconds, wall seconds, peak memory of all
-processes, shared pages counted once (Pss), bytes read (rchar of /proc/PID/io, which includes the page cache but no mapped
-file), and, in a separate run, files opened. Writes benchmarks/results/train_forked_ranks.json.
+trained for two steps, with few validation rows, by `zerolora train`, which forks its ranks (train/launch/fork.py), and
+by ranks started one by one, as by a scheduler with one task a rank. Both write the same adapter. Measures the wall
+seconds until the first step has ended, and until all processes have ended: CPU seconds, wall seconds, peak memory of
+all processes, shared pages counted once (Pss), bytes read (rchar of /proc/PID/io, which includes the page cache but no
+mapped file), and, in a separate run, files opened. Writes benchmarks/results/train_forked_ranks.json.
 """
 
 import argparse
