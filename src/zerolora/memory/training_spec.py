@@ -119,6 +119,10 @@ class RowStatistics:
     """Mean over tokens of the length of a token's row."""
     validation_rows: int
     """Packed rows for validation."""
+    rows: int = 0
+    """For training, before packing."""
+    common_prefix: int = 0
+    """Tokens that all rows for training begin with."""
 
 
 def row_statistics(stats: dict[str, Any]) -> RowStatistics:
@@ -132,4 +136,6 @@ def row_statistics(stats: dict[str, Any]) -> RowStatistics:
         supervised_tokens=stats["train_supervised_tokens"],
         mean_row_of_a_token=stats["train_mean_row_of_a_token"],
         validation_rows=stats["validation_packed_rows"],
+        rows=stats["train_rows"],
+        common_prefix=stats["train_common_prefix"],
     )

@@ -127,11 +127,12 @@ def useful_flops(work: StepWork) -> dict[str, float]:
 
 def _passes(work: StepWork, hardware: HardwareRates) -> tuple[float, float, float]:
     """Return the seconds of forward, backward and recompute of one micro-step."""
-    tokens, head = work.tokens, work.vocabulary * work.hidden
+    tokens, head = work.computed, work.vocabulary * work.hidden
     body, adapters = work.matmul - work.idle - head, work.trainable - work.merged if work.frozen else 0
-    logits = tokens * work.supervised
+    logits = work.tokens * work.supervised
     # 2 for each parameter and token (arXiv 2001.08361, 2.1); q·k and scores·v: 4 · attended · heads · head_dim a token.
-    attention = 4 * work.attended * tokens * work.heads * work.head_dim * work.layers
+    scores = work.attended * work.tokens - work.saved * work.prefix / 2
+    attention = 4 * scores * work.heads * work.head_dim * work.layers
     products = 2 * tokens * (body + adapters) + 2 * work.merging
     # Backward has one product for the input and one for the weight; a frozen weight needs none (arXiv 2106.09685).
     per_weight = 1 if work.frozen else 2
@@ -153,7 +154,7 @@ def _passes(work: StepWork, hardware: HardwareRates) -> tuple[float, float, floa
 
 def _traffic(work: StepWork) -> tuple[float, float]:
     """Return the bytes that all layers move beside their products, forward and backward."""
-    per_layer = work.tokens * work.hidden * work.width
+    per_layer = work.computed * work.hidden * work.width
     forward, backward = TRAFFIC[work.kind, work.width]
     per_score = work.heads * work.length * work.tokens * work.width if work.attention == "eager" else 0
     scores_forward, scores_backward = SCORES[work.width]
@@ -178,7 +179,7 @@ def _operations(work: StepWork, strategy: Strategy) -> float:
 
 def _input(work: StepWork, hardware: HardwareRates) -> float:
     """Return the seconds of moving batches to the device."""
-    each = work.tokens * BATCH_BYTES / hardware.host.bandwidth + hardware.host.latency
+    each = work.computed * BATCH_BYTES / hardware.host.bandwidth + hardware.host.latency
     return work.accumulation * (1 + work.forwards_before) * each
 
 
@@ -267,7 +268,7 @@ def _activation_offload(work: StepWork, hardware: HardwareRates) -> float:
     # Each layer's input goes to the host and comes back, on the stream that computes (torch/autograd/graph.py,
     # save_on_cpu), so there is no overlap.
     transfers = 2 * work.accumulation * work.layers
-    each = work.tokens * work.hidden * work.width
+    each = work.computed * work.hidden * work.width
     return transfers * (each / hardware.host.bandwidth + hardware.host.latency)
 
 

@@ -34,7 +34,7 @@ def logits_of(model: Any, batch: dict[str, Any]) -> torch.Tensor:
 
 def _inputs(batch: dict[str, Any]) -> dict[str, torch.Tensor]:
     """Return a model's inputs, for calls without cache: with one, models ignore restarting positions of packed rows."""
-    lengths.set(batch["lengths"])
+    lengths.set(batch["lengths"], batch.get("branches", ()))
     return {name: batch[name] for name in ("input_ids", "attention_mask", "position_ids") if name in batch}
 
 

@@ -34,7 +34,7 @@ from zerolora.model.manifest import base_identity, located
 from zerolora.model.prompt_format import write_adapter_format
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.planner.zero_json import ZeroJson
-from zerolora.train import earlier_adapter, schedule
+from zerolora.train import common_prefix, earlier_adapter, schedule
 from zerolora.train.adapter import adapt, base_of, expected_tensors, method_of, save, starts_from_base
 from zerolora.train.base_model import loading_of
 from zerolora.train.checkpoint.resume_key import resume_key, run_fingerprint
@@ -42,7 +42,7 @@ from zerolora.train.checkpoint.store import Checkpoints
 from zerolora.train.engines import engine_class
 from zerolora.train.engines.engine import Engine, Tensors
 from zerolora.train.feed import Batches
-from zerolora.train.isolation import check_isolation, check_loss, check_sequence_parallel
+from zerolora.train.isolation import check_isolation, check_loss, check_sequence_parallel, shares_prefixes
 from zerolora.train.launch.fork import become_rank
 from zerolora.train.launch.heartbeat import Heartbeat
 from zerolora.train.launch.rendezvous import check_own_gpu
@@ -117,12 +117,13 @@ def train(settings: TrainSettings, paths: Paths, keep_checkpoints: int, losses_o
     heartbeat.follow(engine.module, device)
 
     packed = read_json(paths.packing / "stats.json", "zerolora pack")["packing"]
-    _check_model(engine, plan, packed, device)
+    prefixes = _check_model(engine, plan, packed, device)
     loop = Loop(
         engine,
         batches,
         plan,
         packed=packed,
+        prefixes=prefixes,
         sources=len(_sources(paths.data)),
         device=device,
         checkpoints=checkpoints,
@@ -232,8 +233,9 @@ def _batches(paths: Paths, plan: TrainingPlan) -> Batches:
     return Batches(rows, packing, plan, rank // shared, world // shared)
 
 
-def _check_model(engine: Engine, plan: TrainingPlan, packed: bool, device: torch.device) -> None:
-    """Raise UserError if packed rows would see each other, or ranks that share rows compute other logits."""
+def _check_model(engine: Engine, plan: TrainingPlan, packed: bool, device: torch.device) -> bool:
+    """Return whether a prefix that rows share can be computed once. Raises UserError if packed rows would see each
+    other, or ranks that share rows compute other logits."""
     base = base_of(engine.module)
     if not check_loss(engine, base, device, plan.precision) and torch.distributed.get_rank() == 0:
         LOGGER.info("this model post-processes its logits; using the unchunked loss")
@@ -241,6 +243,7 @@ def _check_model(engine: Engine, plan: TrainingPlan, packed: bool, device: torch
         check_sequence_parallel(engine, base.config, device)
     if packed:
         check_isolation(engine, base.config, device)
+    return common_prefix.allowed(plan, base) and shares_prefixes(engine, base.config, device)
 
 
 def _sources(data: Path) -> list[str]:
