@@ -47,7 +47,7 @@ def items() -> list[Item]:
     chosen = ("--layers", "0", "--length", "2048", "--packed", "4", "--global-batch", "16")
     few = ("--limit", "16", "--rounds", "2", "--steps", "2")
     return [
-        training("stages", "smollm2-135m", 240),
+        training("stages_by_hand", "smollm2-135m", 240),
         Item("probe", 40, probe),
         memory("qwen2.5-7b", 400),
         memory("qwen2.5-0.5b", 600),

@@ -21,7 +21,7 @@ from zerolora.files import read_json
 RESULTS = ROOT / "benchmarks/results"
 # The page and the words for each kind of item that was not measured.
 PAGES = {
-    "stages": ("gpu", "the stages of a run"),
+    "stages_by_hand": ("gpu", "the stages of a run"),
     "host_syncs": ("speed", "the host's waits"),
     "probe": ("choice", "the rates that the planner assumes"),
     "memory": ("memory", "memory while training"),
@@ -35,7 +35,7 @@ PAGES = {
 }
 
 
-ORDER = ("stages", "memory", "host_syncs", "against_trl")
+ORDER = ("stages_by_hand", "memory", "host_syncs", "against_trl")
 
 
 def test_items_call_existing_scripts_and_models() -> None:
@@ -148,7 +148,7 @@ def called(script: ModuleType, model: Path, output: Path, monkeypatch: pytest.Mo
 @pytest.mark.usefixtures("forked")
 def test_every_stage_runs_by_hand(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of the item but the GPU; three trainings of two steps, and two evaluations, take seconds."""
-    import stages
+    import stages_by_hand as stages
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     result = called(stages, tiny_model, tmp_path / "stages.json", monkeypatch)
@@ -161,7 +161,7 @@ def test_every_stage_runs_by_hand(tmp_path: Path, tiny_model: Path, monkeypatch:
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_a_failing_stage_is_recorded(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import stages
+    import stages_by_hand as stages
 
     class Broken(stages.Stages):
         def commands(self) -> dict[str, list[str]]:

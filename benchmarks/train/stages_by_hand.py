@@ -1,12 +1,13 @@
 """Run by hand, on one device, every stage of a run that Snakemake would start, and then two trainings at once.
 
-    .venv/bin/python benchmarks/train/stages.py --device cuda
+    .venv/bin/python benchmarks/train/stages_by_hand.py --device cuda
 
 The reference task of the embedded default, with its own base model after `make run`, or with a config.json as --model.
 The commands are those of workflow/rules/, in the order in which a run needs them; the base model's evaluation comes
 first. A stage that fails is recorded with its last line, and so are those that lack its output. The two trainings are
 started at once on one GPU, which src/zerolora/machine/assigned_gpus.py assigns; `overlapped` must be false. Writes
-benchmarks/results/stages.json: seconds and failure of each stage, both evaluations, and the peak memory of training.
+benchmarks/results/stages_by_hand.json: seconds and failure of each stage, both evaluations, and the peak memory of
+training.
 """
 
 import os
@@ -136,7 +137,7 @@ def stage(command: str, settings: Any, **options: Any) -> list[str]:
 
 def main() -> None:
     """Run all, write."""
-    made = parser(__doc__, "stages.json")
+    made = parser(__doc__, "stages_by_hand.json")
     made.add_argument("--rows", type=int, default=64, help="held-out rows to answer")
     options = made.parse_args()
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
