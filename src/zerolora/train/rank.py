@@ -237,7 +237,7 @@ def _batches(paths: Paths, plan: TrainingPlan) -> Batches:
 def _check_model(engine: Engine, plan: TrainingPlan, stats: dict[str, Any], device: torch.device) -> bool:
     """Return whether a prefix that rows share can be computed once; `stats` are those of the packing. Raises UserError
     if packed rows would see each other, or ranks that share rows compute other logits."""
-    packed, alike, first = stats["packing"], stats["train_common_prefix"], torch.distributed.get_rank() == 0
+    packed, alike, first = stats["packing"], stats.get("train_common_prefix", 0), torch.distributed.get_rank() == 0
     base = base_of(engine.module)
     if not check_loss(engine, base, device, plan.precision) and first:
         LOGGER.info("this model post-processes its logits; using the unchunked loss")
