@@ -102,8 +102,12 @@ def test_trl_and_zerolora_train_the_same(tmp_path: Path, tiny_model: Path, monke
         assert contest.loss_mean(each.steps) == pytest.approx(contest.loss_mean(ours.steps), rel=1e-5)
 
 
-def test_prefixes_computed_once_compute_less_for_the_same_results(contested: Contest) -> None:
-    tasks = contested(common_prefix, "--system", "30")["tasks"]
+def test_prefixes_computed_once_compute_less_for_the_same_results(
+    contested: Contest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(common_prefix, "LONGEST", 20)
+    monkeypatch.setattr(common_prefix.cpu_matmul, "choose", lambda: True)  # of this process
+    tasks = contested(common_prefix, "--system", "30", "--max-length", "128")["tasks"]
     assert {*tasks} == {"reference task", "system prompt", "system prompt, packed"}
     for each in tasks.values():
         assert each["largest_relative_difference_of_losses"] < 1e-5
@@ -133,8 +137,9 @@ def test_a_step_of_a_peer_is_a_difference(monkeypatch: pytest.MonkeyPatch) -> No
     assert "| task | 2.00 | 3.00 (1.50) |" in tables.TABLES["train_peers.json"](result)
 
 
-def test_rows_of_peers_are_ours(tmp_path: Path, tiny_model: Path) -> None:
+def test_rows_of_peers_are_ours(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """TRL's template, as that of the other peers, gives the tokens that we train on."""
+    monkeypatch.setattr(against_peers, "LONGEST", 10)
     options = argparse.Namespace(model=tiny_model, system=10)
     task = against_peers.chat_task(tmp_path, options)
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
