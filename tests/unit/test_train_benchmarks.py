@@ -117,24 +117,19 @@ def test_prefixes_computed_once_compute_less_for_the_same_results(
     assert chat["prefix once"] < chat["whole rows"]
 
 
-def test_a_step_of_a_peer_is_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two trainings, in which loading costs the same, by round."""
-    used = 0.0
-
-    def training(step: float) -> Callable[[int], None]:
-        def train(steps: int) -> None:
-            nonlocal used
-            used += 10 + steps * step
-
-        return train
-
-    monkeypatch.setattr(against_peers, "children_cpu_seconds", lambda: used)
-    options = argparse.Namespace(fewest=2, steps=12, rounds=2)
-    actual = against_peers.figures({"zerolora": training(2.0), "peer": training(3.0)}, options)
-    assert actual["cpu_seconds_a_step"]["zerolora"] == {"median": 2.0, "rounds": [2.0, 2.0]}
-    assert actual["over_ours"] == {"peer": 1.5}
-    result = {"tasks": {"task": actual}}
-    assert "| task | 2.00 | 3.00 (1.50) |" in tables.TABLES["train_peers.json"](result)
+def test_a_step_of_a_peer_is_a_difference(tmp_path: Path) -> None:
+    """Of the CPU seconds at the end of two steps, of both ranks, compared by round."""
+    options = argparse.Namespace(fewest=1, steps=3, rounds=2)
+    for rank, more in enumerate((0.5, 1.0)):
+        ends = [10.0, 30.0, 30.0 + more, 30.0 + 2 * more]  # with the beginning of training, or without
+        (tmp_path / f"rank{rank}.json").write_text(json.dumps({"cpu_seconds": ends[rank:]}))
+    assert against_peers._seconds(tmp_path, options) == 1.5
+    seconds = iter([2.0, 3.0, 8.0, 4.0])  # in the second round the peer is first
+    trainings = dict.fromkeys(("zerolora", "peer"), lambda: next(seconds))
+    actual = against_peers.figures(trainings, options)
+    assert actual["cpu_seconds_a_step"]["zerolora"] == {"median": 3.0, "rounds": [2.0, 4.0]}
+    assert actual["over_ours"] == {"peer": (1.5 + 2.0) / 2}
+    assert "| task | 3.00 | 5.50 (1.75) |" in tables.TABLES["train_peers.json"]({"tasks": {"task": actual}})
 
 
 def test_rows_of_peers_are_ours(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
