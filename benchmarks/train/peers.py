@@ -1,8 +1,8 @@
 """One rank of a peer, in the peer's own virtual environment: peers.py llamafactory|swift FOLDER, with RANK and so on.
 
 It imports nothing of zerolora. FOLDER/settings.json has LLaMA-Factory's keys, or the options of `swift sft`. Both get
-the fp32 matmul kernels that zerolora chooses on a CPU (machine/cpu_matmul.py). Writes the CPU seconds of this process at
-the end of every step to FOLDER/rank<N>.json.
+the fp32 matmul kernels that zerolora chooses on a CPU (machine/cpu_matmul.py). Writes the CPU seconds of this process
+at the end of every step to FOLDER/rank<N>.json.
 """
 
 import json
@@ -27,7 +27,7 @@ def main() -> None:
         seconds.append(time.process_time())
         return on_step_end(*arguments, **named)
 
-    CallbackHandler.on_step_end = noted
+    setattr(CallbackHandler, "on_step_end", noted)  # noqa: B010 - mypy allows no assignment to a method
     kind, folder = sys.argv[1], Path(sys.argv[2])
     settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
     {"llamafactory": llamafactory, "swift": swift}[kind](settings)
