@@ -6,6 +6,7 @@ from typing import Any
 
 from zerolora.memory.states import BYTES
 from zerolora.methods.method import Method, TrainedParameters
+from zerolora.model.fused_kernels import Part
 from zerolora.model.spec import ModelSpec
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.optimizers.optimizer import Optimizer
@@ -52,6 +53,8 @@ class TrainingSpec:
     """The layout of the user's DeepSpeed JSON; None for a named strategy."""
     sequence_parallel: int = 1
     """Ranks that share each row."""
+    kernels: tuple[Part, ...] = ()
+    """What liger-kernel computes."""
     activation_offload: bool = False
     """Keep the inputs of checkpointed layers on the host, where CPU ranks have them anyway."""
     objective: Objective = OBJECTIVES["sft"]

@@ -6,6 +6,7 @@ loss is only slightly wrong. So it is tested on the model itself.
 """
 
 import contextlib
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from zerolora.data.prepared_rows import IGNORED
 from zerolora.errors import UserError, wording
 from zerolora.machine.devices import on_gpu
 from zerolora.model.spec import FEWEST
+from zerolora.train import kernels
 from zerolora.train.attention import IMPLEMENTATIONS
 from zerolora.train.common_prefix import Group
 from zerolora.train.feed import PackedRow, collate, joined
@@ -128,9 +130,7 @@ def check_loss(model: Any, base: Any, device: torch.device, precision: Precision
     tokens = _row(base.config.get_text_config().vocab_size, sum(LENGTHS), draw)["input_ids"]
     batch = collate([[{"input_ids": tokens, "labels": tokens, "source": 0}]], False, device)
     with _evaluating(model, device):
-        ours = torch.zeros_like(batch["input_ids"], dtype=torch.float32)
-        ours[0, batch["supervised"]] = token_losses(model, batch)
-        ours = sequence.whole(ours)[0, : len(tokens) - 1]
+        ours = _losses(model, batch, len(tokens) - 1)
         logits = logits_of(model, batch)[0, : len(tokens) - 1].float()
     theirs = torch.nn.functional.cross_entropy(logits, torch.tensor(tokens[1:], device=device), reduction="none")
     finite = theirs.isfinite()
@@ -142,6 +142,34 @@ def check_loss(model: Any, base: Any, device: torch.device, precision: Precision
     if not same:
         make_whole(base)
     return same
+
+
+def check_kernels(model: Any, base: Any, device: torch.device) -> float:
+    """Return how much the logits and losses of a row change with liger-kernel's kernels, over the change that rounding
+    may cause: up to 1 they keep the model's output.
+
+    `base` is the model under the adapter. Collective, like check_isolation; the same on all ranks.
+    """
+    tokens = _row(base.config.get_text_config().vocab_size, sum(LENGTHS), torch.Generator().manual_seed(0))["input_ids"]
+    batch = collate([[{"input_ids": tokens, "labels": tokens, "source": 0}]], False, device)
+    count = len(tokens) - 1
+    with _evaluating(model, device):
+        fused = logits_of(model, batch)[:, :count].float(), _losses(model, batch, count)
+        with kernels.off(base):
+            own = logits_of(model, batch)[:, :count].float(), _losses(model, batch, count)
+    pairs = zip(fused, own, strict=True)
+    changes = [((one - other).square().mean().sqrt() / other.std()).item() for one, other in pairs]
+    worst = max(change if math.isfinite(change) else math.inf for change in changes) / _rounding(model)
+    result = torch.tensor(worst, device=device)
+    torch.distributed.all_reduce(result, torch.distributed.ReduceOp.MAX)
+    return float(result)
+
+
+def _losses(model: Any, batch: dict[str, Any], count: int) -> torch.Tensor:
+    """Return the losses of the first `count` tokens of a batch of one row, which ranks may share."""
+    losses = torch.zeros_like(batch["input_ids"], dtype=torch.float32)
+    losses[0, batch["supervised"]] = token_losses(model, batch)
+    return sequence.whole(losses)[0, :count]
 
 
 def _row(vocabulary: int, length: int, draw: torch.Generator, prefix: list[int] | None = None) -> dict[str, Any]:
