@@ -141,3 +141,19 @@ def test_compilers_of_nodes_are_not_judged_where_jobs_are_submitted(
     assert "training compiles on its own nodes" in caplog.text
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     assert refusal(machine_limits.check, settings, "zero3_nvme") == said
+
+
+@pytest.mark.parametrize(
+    ("device", "kernels", "refused"), [("cuda", "liger", True), ("cuda", "off", False), ("cpu", "liger", False)]
+)
+def test_fused_kernels_need_a_c_compiler_on_gpus(tools: Tool, device: Device, kernels: str, refused: bool) -> None:
+    run = resolve(load(ROOT / "config/config.yaml")).runs["default"].render
+    settings = run.model_copy(update={"device": device, "kernels": kernels})
+    said = list(machine_limits.without_launchers(settings))
+    assert bool(said) == refused
+    if refused:
+        assert "train.kernels is liger" in said[0] and "no C compiler (gcc, clang) is on PATH" in said[0]
+        assert said[0].endswith("or write train.kernels: off")
+    tools("clang")
+    tools("Python.h")
+    assert not list(machine_limits.without_launchers(settings))
