@@ -164,6 +164,6 @@ def test_fused_kernels_need_a_c_compiler_on_gpus(tools: Tool, device: Device, ke
     if refused:
         assert "train.kernels is liger" in said[0] and "no C compiler (gcc, clang) is on PATH" in said[0]
         assert said[0].endswith("or write train.kernels: off")
-    tools("clang")
-    tools("Python.h")
+    tools("clang", "")
+    tools("Python.h", "")
     assert not list(machine_limits.without_launchers(settings))
