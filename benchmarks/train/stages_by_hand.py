@@ -38,7 +38,7 @@ class Stages:
         self.run = resolved["runs"]["default"]
         self.base_settings = resolved["evaluate"]["rows"] | {"rows": answered}
         self.run["evaluate"] |= {"rows": answered}
-        self.records: dict[str, dict[str, Any]] = {}
+        self.records: list[dict[str, Any]] = []
 
     def commands(self) -> dict[str, list[str]]:
         """Return the command of each stage, in order."""
@@ -105,8 +105,9 @@ class Stages:
                 )
             (code,) = wait([process], LONGEST_SECONDS)
             failed = None if code == 0 else f"exit code {code}: {last_line(log)}"
-            self.records[name] = {"seconds": round(time.monotonic() - started, 1), "failed": failed}
-            print(f"{name}: {failed or 'done'} after {self.records[name]['seconds']} s", flush=True)
+            seconds = round(time.monotonic() - started, 1)
+            self.records.append({"stage": name, "seconds": seconds, "failed": failed})
+            print(f"{name}: {failed or 'done'} after {seconds} s", flush=True)
 
     def both(self) -> dict[str, Any]:
         """Start two trainings at once on the one GPU; return whether they overlapped, and why one failed."""
@@ -156,7 +157,7 @@ def main() -> None:
             }.items()
             if path.is_file()
         }
-    failures = {name: each["failed"] for name, each in result["stages"].items() if each["failed"]}
+    failures = {each["stage"]: each["failed"] for each in result["stages"] if each["failed"]}
     overlapped = {"overlapped": "two trainings on one GPU at once"} if result["two_trainings"]["overlapped"] else {}
     result["failures"] = (
         failures
