@@ -112,6 +112,8 @@ class Loop:
                     break
                 due = self.rank == 0 and self.checkpoints.due(self.step + 1)
                 totals, asked, due = self._optimizer_step(due)
+                if self.plan.compile:
+                    self._count_graphs()
                 loss, metrics = totals.loss, totals.metrics
                 if not math.isfinite(loss):
                     raise self._not_finite(loss)
@@ -175,6 +177,11 @@ class Loop:
 
     def _collated(self, packed_rows: list[PackedRow]) -> dict[str, Any]:
         return collate(packed_rows, self.packed, self.device, self.prefixes)
+
+    def _count_graphs(self) -> None:
+        from zerolora.train.compiled_layers import compiled_layers  # imports torch's compiler
+
+        compiled_layers.after_step()
 
     def _step_batches(self, micro_batches: list[list[PackedRow]]) -> Iterator[tuple[dict[str, Any], bool]]:
         """Yield the batches of a step for `_means`; all of them count."""

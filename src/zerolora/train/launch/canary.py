@@ -94,6 +94,8 @@ def _arguments(settings: TrainSettings, steps: int, paths: dict[str, Path], zero
             "tracker": NO_TRACKER,
         }
     )
+    if work.name == "safe":
+        short.compile = False
     zero.write(work / "zero.json")
     own = {
         **paths,
