@@ -1,8 +1,8 @@
 """Decoder layers compiled by torch (train.compile), in training mode; attention row by row stays as it is.
 
 A layer is compiled inside its activation checkpointing: around it, torch would run everything as it is. Attention row
-by row reads the rows' lengths from a list, each of which would be a graph of its own, so it is called between two graphs.
-Batches are padded to few lengths (feed.py, Padding), each of which is compiled once.
+by row reads the rows' lengths from a list, each of which would be a graph of its own, so it is called between two
+graphs. Batches are padded to few lengths (feed.py, Padding), each of which is compiled once.
 """
 
 import inspect
@@ -56,7 +56,7 @@ class Compiled:
         AttentionInterface.register(NAME, torch.compiler.disable(each_row))
         for module in model.modules():
             if isinstance(module, SparseDropout) and device.type == "cpu":
-                module.forward = torch.compiler.disable(module.forward)
+                vars(module)["forward"] = torch.compiler.disable(module.forward)
         forwards: dict[type, Callable[..., Any]] = {}
         for layer in layers:
             own = inspect.unwrap(type(layer).forward)

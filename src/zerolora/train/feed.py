@@ -160,7 +160,8 @@ def collate(
     is never a target.
 
     Their length is a multiple of padding.step. Where ranks share rows, the batch is this rank's part of the tokens: the
-    longest is a multiple of their number, and position_ids are always present, since a part of a row does not show its positions.
+    longest is a multiple of their number, and position_ids are always present, since a part of a row does not show its
+    positions.
     """
     if prefixes:
         rows = [row for packed in packed_rows for row in packed]
