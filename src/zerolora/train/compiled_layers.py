@@ -49,6 +49,7 @@ class Compiled:
             )
         if device.type == "cpu":
             _check_compiler()
+            torch._inductor.config.compile_threads = 1  # ranks share the cores
         torch._dynamo.config.recompile_limit = VARIANTS
         torch._dynamo.config.accumulated_recompile_limit = 4 * VARIANTS
         # Dropout draws what it draws uncompiled.

@@ -1,0 +1,34 @@
+"""train.compile: the same training with compiled layers, each compiled once for each length."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench import Bench, metrics
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # torch compiles with g++, a minute on two busy cores
+
+SETTINGS: dict[str, Any] = {
+    "ranks_per_node": 1, "micro_batch": 2, "global_batch": 4, "max_steps": 6, "epochs": 6, "validation_steps": 3,
+    "activation_checkpointing": True, "lora": {"dropout": 0.0},
+}  # fmt: skip
+
+
+def column(run: Path, name: str) -> list[float]:
+    return [float(row[name]) for row in csv.DictReader((run / "metrics/telemetry.csv").open())]
+
+
+def test_compiled_layers_train_alike_and_are_compiled_once_for_each_length(bench: Bench) -> None:
+    """With checkpointing, padding to more lengths than one, and validation, which is not compiled. Dropout would draw for
+    the padding too."""
+    plain, compiled = (bench.run(name, "ddp", compile=name == "compiled", **SETTINGS) for name in ("plain", "compiled"))
+    assert metrics(compiled)["losses"] == pytest.approx(metrics(plain)["losses"], rel=1e-5)
+    assert metrics(compiled)["loss_validation"] == pytest.approx(metrics(plain)["loss_validation"], rel=1e-5)
+    assert metrics(compiled)["tokens"] == metrics(plain)["tokens"]
+    assert column(compiled, "gradient_norm") == pytest.approx(column(plain, "gradient_norm"), rel=1e-4)
+    figures = json.loads((compiled / "metrics/train_resources.json").read_text())
+    assert figures["compiled_graphs"] >= 3 and figures["recompiled_graphs"] == 0
+    assert 1 < figures["compiled_lengths"] <= 4
+    assert "compiled_graphs" not in json.loads((plain / "metrics/train_resources.json").read_text())
