@@ -92,10 +92,9 @@ def _arguments(settings: TrainSettings, steps: int, paths: dict[str, Path], zero
             "checkpoint_minutes": 1e6,
             "resume": "never",
             "tracker": NO_TRACKER,
+            "compile": settings.compile and work.name != "safe",
         }
     )
-    if work.name == "safe":
-        short.compile = False
     zero.write(work / "zero.json")
     own = {
         **paths,
