@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from zerolora.errors import UserError, shown
-from zerolora.machine.devices import ARCHITECTURES, runs_on
+from zerolora.machine.devices import BUILDS, of_wheel, runs_on
 from zerolora.types import Precision
 from zerolora.units import GIB
 
@@ -163,11 +163,12 @@ def known(kind: str, name: str, table: Mapping[str, Entry]) -> Entry:
 
 
 def offered(table: Mapping[str, Any]) -> list[str]:
-    """Return the names of a table; of GPUs, those for which the lock's torch has kernels."""
+    """Return the names of a table; of GPUs, those for which a torch of the locks has kernels (x86_64)."""
+    wheels = [of_wheel(cuda, "x86_64") for cuda in BUILDS.values() if cuda]
     return [
         name
         for name, entry in table.items()
-        if not isinstance(entry, Gpu) or runs_on(divmod(round(10 * entry.capability), 10), ARCHITECTURES)
+        if not isinstance(entry, Gpu) or any(runs_on(divmod(round(10 * entry.capability), 10), each) for each in wheels)
     ]
 
 

@@ -9,6 +9,8 @@ from zerolora.errors import UserError
 from zerolora.types import Attention, Device, EngineName, Precision
 
 Placement = Literal["gpu", "cpu", "nvme"]
+Compiled = Literal["async_io", "quantizer"]
+"""Operations of DeepSpeed that are compiled where they are first used (deepspeed/ops/op_builder/)."""
 
 
 class Reason(NamedTuple):
@@ -282,6 +284,11 @@ class Strategy(ABC):
     def gathered(self, work: StepWork) -> float:
         """Return the number of parameters gathered in one step over all micro-steps, counting every gather."""
         return 0.0
+
+    @property
+    def compiled(self) -> tuple[Compiled, ...]:
+        """The operations that a rank compiles when training starts."""
+        return ()
 
     @property
     def offloads(self) -> bool:
