@@ -21,7 +21,7 @@ def column(run: Path, name: str) -> list[float]:
 
 
 def test_compiled_layers_train_alike_and_are_compiled_once_for_each_length(bench: Bench) -> None:
-    """With checkpointing, padding to more lengths than one, and validation, which is not compiled; without dropout, which
+    """With checkpointing, padding to several lengths, and validation, which is not compiled; without dropout, which
     draws for padding too."""
     plain, compiled = (bench.run(name, "ddp", compile=name == "compiled", **SETTINGS) for name in ("plain", "compiled"))
     assert metrics(compiled)["losses"] == pytest.approx(metrics(plain)["losses"], rel=1e-5)
