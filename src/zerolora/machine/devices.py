@@ -71,6 +71,16 @@ def on_gpu(device: "torch.device") -> bool:
     return device.type == GPU
 
 
+def moved(tensor: "torch.Tensor", device: "torch.device") -> "torch.Tensor":
+    """Return a tensor of the host on a device. A GPU copies it from pinned memory, and the host does not wait.
+
+    torch's allocator reuses the pinned memory only after the copy (c10/core/CachingDeviceAllocator.h).
+    """
+    if not on_gpu(device):
+        return tensor.to(device)
+    return tensor.new_empty(tensor.shape, pin_memory=True).copy_(tensor).to(device, non_blocking=True)
+
+
 def obey(device: Device, gpus: int = 1) -> None:
     """Restrict this process, and those that it starts, to `device`. Call it before CUDA is used.
 

@@ -25,8 +25,9 @@ maximum achievable matmul FLOPS); a model's shapes are not the best."""
 MEMORY_SHARE = 0.80
 """Of a GPU's memory bandwidth: about 80 % in a plain copy kernel (NVIDIA developer forum, zcopy thread)."""
 
-CPU_ADAM = 6e8
-"""Parameters/s of torch's AdamW on the host, per rank: four cores at 1.5e8. One core of a 2-core Xeon gave 1.9e8."""
+HOST_ADAMW = 1.2e9
+"""Parameters/s of torch's fused AdamW on one core, which a rank has (train/launch/launcher.py). Measured on an AMD EPYC
+(benchmarks/results/train_host_optimizers.json)."""
 
 KERNEL_SECONDS = 15e-6
 """Host time of one operation of a transformers model: an assumption; `probe` measures it. Decoding one token with a 7B
@@ -71,8 +72,8 @@ class HardwareRates:
     host: Link
     """Between a GPU and its host; on CPU ranks a copy in memory."""
     disk: Disk
-    cpu_adam: float
-    """Parameters/s that Adam updates on the host."""
+    host_adamw: float
+    """Parameters/s that a rank's AdamW updates on the host."""
     kernel_seconds: float
     """Host time to issue one operation."""
     ranks_per_node: int
@@ -140,7 +141,7 @@ def named(
         network=_planned(Link(wire.name, wire.bandwidth * adapters, wire.latency), LINK_SHARE),
         host=known("host link", host_link, HOST_LINKS),
         disk=known("disk", disk, DISKS),
-        cpu_adam=CPU_ADAM,
+        host_adamw=HOST_ADAMW,
         kernel_seconds=KERNEL_SECONDS,
         ranks_per_node=ranks_per_node,
         nodes=nodes,

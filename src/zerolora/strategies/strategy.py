@@ -159,7 +159,9 @@ class StepWork:
     merging: int = 0
     """Multiplications of that in a pass, whatever the tokens."""
     update_traffic: float = 80.0
-    """Bytes that the optimizer reads and writes for each trained parameter; by default AdamW's."""
+    """Bytes that the optimizer reads and writes for each trained parameter on a GPU; by default AdamW's."""
+    update_on_host: float = 1.0
+    """Time of the optimizer's step on the host, relative to AdamW's."""
     update_states: float = 8.0
     """Bytes of the optimizer's states for each trained parameter; by default AdamW's."""
     forwards_before: int = 0
