@@ -167,10 +167,12 @@ def wrong_with_kernels(paths: dict[str, Path], wrong: str, started: list[str]) -
 
 
 @pytest.fixture
-def paths(tmp_path: Path) -> dict[str, Path]:
+def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
     """Return the arguments of a training whose canary is due."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name in ("data", "packing"):
         write_json(tmp_path / name / "manifest.json", {"files": {}})
+    write_json(tmp_path / "packing/stats.json", {"packing": False, "capacity": None, "longest_packed_row": 8})
     write_json(tmp_path / "weights.json", {"files": {}})
     names = {"zero": "zero.json", "weights": "weights.json", "checkpoints": "checkpoints/run"}
     return {name: tmp_path / names.get(name, name) for name in ("data", "packing", "zero", "weights", "checkpoints")}
