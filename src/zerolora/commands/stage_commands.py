@@ -30,6 +30,7 @@ from zerolora.commands.options import (
     ZeroFile,
     stoppable,
 )
+from zerolora.compat.left_out import leave_out, refuse_import
 from zerolora.errors import UserError
 from zerolora.log import LOGGER, result
 from zerolora.machine.devices import obey
@@ -135,6 +136,8 @@ def prepare(
     ] = None,
 ) -> None:
     """Tokenize rows, mask their labels, and write three splits."""
+    leave_out("torch")
+    refuse_import("pandas")
     from zerolora.config.settings import PrepareSettings
     from zerolora.data.prepare import prepare as stage
 
@@ -144,6 +147,7 @@ def prepare(
 @app.command()
 def pack(settings: Settings, data: Data, output: Output) -> None:
     """Combine prepared rows into packed rows."""
+    refuse_import("pandas")
     from zerolora.config.settings import PackSettings
     from zerolora.data.pack import pack_rows
     from zerolora.model.manifest import check_intact
@@ -191,7 +195,7 @@ def render(
     checked = _typed(RenderSettings, settings)
     rendered, why = stage(checked, estimate)
     if model:
-        from zerolora.probe.meta_trial import check
+        from zerolora.probe.listed_trial import check
 
         check(checked, rendered.choice.attention, model, weights, data)
     write_json(reasons, why)

@@ -16,7 +16,7 @@ from zerolora.config.settings import PackSettings
 from zerolora.data.packing import pack
 from zerolora.data.packing_bound import lower_bound
 from zerolora.data.packing_plan import PackingPlan, open_plan, write_plan
-from zerolora.data.prepared_rows import open_split
+from zerolora.data.prepared_rows import open_table
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, describe, sha256, staged_directory, write_json
 from zerolora.log import result
@@ -32,8 +32,8 @@ def pack_rows(settings: PackSettings, data: Path, output: Path) -> None:
     stats = compared(settings)
     with staged_directory(output) as staged:
         for split in ("train", "validation"):
-            rows = open_split(data, split)
-            lengths = rows.with_format("numpy")["length"][:]
+            rows = open_table(data, split)
+            lengths = rows["length"].to_numpy()
             if capacity:
                 if lengths.max() > capacity:
                     raise UserError(
@@ -62,7 +62,7 @@ def pack_rows(settings: PackSettings, data: Path, output: Path) -> None:
 
 
 def _count(plan: PackingPlan, rows: Any, lengths: np.ndarray, capacity: int | None) -> dict[str, Any]:
-    supervised = rows.with_format("numpy")["supervised"][:].astype(np.int64)
+    supervised = rows["supervised"].to_numpy().astype(np.int64)
     tokens = np.add.reduceat(lengths[plan.members].astype(np.int64), plan.starts[:-1])
     counts: dict[str, Any] = {
         "rows": len(lengths),

@@ -119,6 +119,12 @@ def count_parameters(directory: Path) -> int:
     return sum(math.prod(tensor.shape) for header in headers for tensor in header.tensors.values())
 
 
+def weight_directory(model: Path, weights: Path) -> Path:
+    """Return the directory with the weights of `model`, written by fetch: the user's own, or `weights`."""
+    source = foreign.manifest(model / MANIFEST, "zerolora fetch", "source")["source"]
+    return Path(source.get("path", weights))
+
+
 def is_weight(name: str) -> bool:
     """Return whether a file of a model directory is a file of weights."""
     return name.endswith(".safetensors")
