@@ -121,7 +121,7 @@ def weights(
 ) -> None:
     """Ensure that the base weights are on this machine and match the recorded hashes."""
     obey(device)
-    from zerolora.fetch.models import restore
+    from zerolora.fetch.restore import restore
 
     restore(model, weights)
 
@@ -313,10 +313,11 @@ def merged_weights(
     data: TrainedOn = None,
 ) -> None:
     """Ensure that the merged weights are on this machine, merging again if needed."""
-    from zerolora.model.manifest import is_merged, located
+    from zerolora.model.manifest import is_merged, is_whole, located
 
     obey("cpu")
-    if not is_merged(manifest):
+    located(weights)
+    if not is_merged(manifest) or is_whole(manifest):
         return
     from zerolora.merge.merge import restore
 

@@ -177,6 +177,13 @@ def is_merged(stamp: Path) -> bool:
     return bool(foreign.manifest(stamp, "zerolora merge").get("enabled", True))
 
 
+def is_whole(stamp: Path) -> bool:
+    """Return whether all files that the manifest of a merged model names are on this machine, in their size."""
+    record = foreign.manifest(stamp, "zerolora merge", "files", "path")
+    paths = {Path(record["path"]) / name: file["bytes"] for name, file in record["files"].items()}
+    return all(path.is_file() and path.stat().st_size == size for path, size in paths.items())
+
+
 BASE = "base_model"
 """Key of an adapter's manifest."""
 

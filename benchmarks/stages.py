@@ -1,0 +1,125 @@
+"""Measure what `make run` takes outside fetch, training and generation, against an earlier commit.
+
+    .venv/bin/python benchmarks/stages.py --project DIR --before DIR
+
+Both are copies of the project whose pipeline has run, each with its own .venv. They take turns: Snakemake runs all other
+stages again, whose results must be the same bytes, and then the commands that restore weights before a stage. Writes the
+CPU seconds of each command and of all, in medians over the rounds, to benchmarks/results/stages.json. Other processes
+hardly disturb CPU seconds.
+"""
+
+import hashlib
+import json
+import os
+import re
+import statistics
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from measuring import RESULTS, machine, parser_of, timed, turns
+
+from zerolora.files import as_json, write_json
+
+STAGES = ("resolve", "prepare", "pack", "estimate", "render", "merge", "report", "accept", "compare")
+ROUNDS = 5
+JOB = "ZEROLORA_JOB_SHELL"
+"""In the command of each job (workflow/scripts/startup.py)."""
+TRAP = 'trap \'{ printf "%s\\n" "${BASH_EXECUTION_STRING//$\'"\'"\'\\n\'"\'"\'/ }"; times; } >> "$CPU_SECONDS"\' EXIT\n'
+"""In BASH_ENV: at the end of each shell, write its command in one line and, in two, `times`: of itself, of children."""
+TIME = re.compile(r"(\d+)m([\d.]+)s")
+RESTORED = {"weights": 3, "merged-weights": 1}
+"""Commands before evaluate_base, train and evaluate, which are not run again here."""
+
+
+def main() -> None:
+    """Measure and write the result."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--project", type=Path, required=True)
+    parser.add_argument("--before", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    arguments = parser.parse_args()
+    projects = {"before": arguments.before.resolve(), "after": arguments.project.resolve()}
+    rounds: dict[str, list[Counter[str]]] = {name: [] for name in projects}
+    results: dict[str, set[str]] = {name: set() for name in projects}
+    for name in turns(projects, arguments.rounds):
+        rounds[name].append(seconds(projects[name]))
+        results[name].add(digest(projects[name]))
+    if len(each := results["before"] | results["after"]) != 1:
+        sys.exit(f"the results differ: {len(each)} different ones")
+    medians = {
+        name: {key: round(statistics.median(each[key] for each in done), 2) for key in sorted(done[0])}
+        for name, done in rounds.items()
+    }
+    figures = {
+        "machine": machine(("snakemake", "torch", "transformers")),
+        "rounds": arguments.rounds,
+        "commits": {name: commit(project) for name, project in projects.items()},
+        "cpu_seconds": medians,
+        "ratio": round(medians["after"]["all"] / medians["before"]["all"], 3),
+    }
+    write_json(RESULTS / "stages.json", figures)
+    print(as_json(figures))
+
+
+def seconds(project: Path) -> Counter[str]:
+    """Run the stages again, and return the CPU seconds of each command, of Snakemake and of all."""
+    binaries = project / ".venv/bin"
+    with tempfile.TemporaryDirectory() as folder:
+        trap, log = Path(folder) / "trap", Path(folder) / "log"
+        trap.write_text(TRAP, encoding="utf-8")
+        command = [binaries / "snakemake", "--profile", "profiles/local", "--forcerun", *STAGES, "all"]
+        whole = timed(command, project, "report", BASH_ENV=str(trap), CPU_SECONDS=str(log)).cpu_seconds
+        jobs = jobs_of(log.read_text(encoding="utf-8"))
+    if missing := set(STAGES) - jobs.keys():
+        sys.exit(f"{project}: Snakemake did not run {', '.join(sorted(missing))}")
+    result = Counter({"Snakemake": whole - jobs.total(), **jobs})
+    run = json.loads((project / "results/default/adapter/manifest.json").read_text(encoding="utf-8"))
+    assert run["files"]
+    model = next((project / "resources/models").iterdir()).name
+    data = next(path for path in (project / "results/data").iterdir() if path.is_dir())
+    stamp = f"resources/weights/{model}.json"
+    options = {
+        "weights": ["--model", f"resources/models/{model}", "--weights", f"resources/weights/{model}"],
+        "merged-weights": [
+            *("--weights", stamp, "--adapter", "results/default/adapter", "--data", data),
+            *("--manifest", "results/default/merged/manifest.json"),
+        ],
+    }
+    for name, count in RESTORED.items():
+        result[name] = count * timed([binaries / "zerolora", name, *options[name]], project).cpu_seconds
+    result["all"] = result.total()
+    return result
+
+
+def jobs_of(log: str) -> Counter[str]:
+    """Return the CPU seconds of the jobs in a log of TRAP, by stage."""
+    result: Counter[str] = Counter()
+    for command, *times in re.findall(r"^(.*)\n(\S+ \S+)\n(\S+ \S+)$", log, re.MULTILINE):
+        if JOB in command:
+            name = re.search(r"--log results/logs/(\w+)", command)
+            assert name, command
+            result[name[1]] += sum(60 * int(minutes) + float(rest) for minutes, rest in TIME.findall(" ".join(times)))
+    return result
+
+
+def digest(project: Path) -> str:
+    """Return a hash of the results of these stages, without the code's fingerprints and what is read off the clock."""
+    left_out = ("logs", "settings", "config.json")
+    files = (each for each in sorted((project / "results").rglob("*")) if each.is_file())
+    named = ((each.relative_to(project / "results"), each) for each in files)
+    hashes = [
+        f"{name} {hashlib.sha256(each.read_bytes()).hexdigest()}" for name, each in named if name.parts[0] not in left_out
+    ]
+    return hashlib.sha256("\n".join(hashes).encode()).hexdigest()
+
+
+def commit(project: Path) -> str:
+    """Return the short name of a project's commit."""
+    return timed(["git", "rev-parse", "--short=8", "HEAD"], project).stdout.strip()
+
+
+if __name__ == "__main__":
+    os.environ.pop("PYTHONPATH", None)
+    main()
