@@ -12,6 +12,7 @@ from transformers.integrations.deepspeed import HfDeepSpeedConfig
 from zerolora.compat.bitsandbytes_patches import keep_layout
 from zerolora.config.settings import TrainingPlan
 from zerolora.errors import UserError
+from zerolora.machine.devices import on_gpu
 from zerolora.methods.registry import TRAINABLE
 from zerolora.model.architecture import auto_class, config_of
 from zerolora.planner.zero_json import ZeroJson
@@ -67,7 +68,7 @@ def read(
     With a GPU as device_map transformers materializes each tensor there itself, from a slice of the mapped file
     (core_model_loading.py); on CPU parameters are the mapped file's own pages.
     """
-    placed = device is not None and (device.type == "cuda" or quantization is not None)
+    placed = device is not None and (on_gpu(device) or quantization is not None)
     options: dict[str, Any] = {"device_map": {"": device}} if placed else {}
     if quantization is not None:
         options["quantization_config"] = quantization
