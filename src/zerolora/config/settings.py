@@ -124,7 +124,7 @@ class RenderSettings(EstimateSettings):
     validation_steps: int | None
     nvme: str | None
     hardware: HardwareSettings
-    sections: MethodSections = MethodSections()
+    sections: MethodSections = MethodSections.model_construct()
     """Settings of the run's method, for the trial on shapes."""
     canary: Literal["auto", "off"] | int = "auto"
     """Whether, or for how many steps, first losses are compared with those under safe settings."""
