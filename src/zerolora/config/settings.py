@@ -96,6 +96,8 @@ class EstimateSettings(Section):
     optimizer: OptimizerName = "adamw"
     added_tokens: int = 0
     """Tokens that the data set adds to the tokenizer."""
+    compute_capability: float | None = None
+    """CUDA compute capability of the GPUs; None without GPUs."""
 
 
 class HardwareSettings(Section):

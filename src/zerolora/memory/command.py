@@ -107,6 +107,7 @@ def memory(
     from zerolora.memory.method_options import method_of_options
     from zerolora.memory.training_spec import TrainingSpec
     from zerolora.model.spec import with_rows
+    from zerolora.planner.hardware import GPUS
     from zerolora.optimizers import OPTIMIZERS
     from zerolora.train.objectives import OBJECTIVES
 
@@ -152,6 +153,7 @@ def memory(
         logits=supervised_span or 0,
         sequence_parallel=sequence_parallel,
         reserve=None if reserve is None else _bytes("--reserve", reserve, zero=True),
+        capability=None if gpu is None else GPUS[gpu].capability,
     )
     _check_sharing(model_spec, spec)
     specs = _specs(model_spec, spec, strategies, deepspeed)
