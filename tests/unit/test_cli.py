@@ -116,7 +116,8 @@ for command, allowed in {commands!r}:
     child = os.fork()
     if not child:
         app(command, standalone_mode=False)
-        assert not (loaded := [name for name in heavy if name not in allowed and sys.modules.get(name)]), (loaded, command)
+        loaded = [name for name in heavy if name not in allowed and sys.modules.get(name)]
+        assert not loaded, (loaded, command)
         os._exit(0)
     assert not os.waitpid(child, 0)[1], command
 """

@@ -89,6 +89,27 @@ def test_terms_add_up_and_none_is_negative(run: tuple[str, TrainingSpec]) -> Non
         assert prediction.phases["backward"] >= states + model.layer_parameters * spec.width
 
 
+def test_docs_have_the_predictions_beside_published_peaks() -> None:
+    """peft's example: LoRA of Llama-2-70B on eight GPUs of 80 GB; its script shards a base in fp32 under FSDP."""
+    published = replace(
+        SHARDED,
+        method=LoraMethod(dropout=0.1),
+        nodes=1,
+        micro_batch=8,
+        accumulation=4,
+        length=2048,
+        attention="flash",
+        loss="full",
+        reserve=None,
+    )
+    model = SPECS["llama-2-70b"]
+    page = (ROOT / "docs/memory.md").read_text(encoding="utf-8")
+    for strategy, line in (("fsdp", "| FSDP | 72 to 80 GB, 90 to 98 % |"), ("zero3", "| stage 3 | 64 GB, 80 % |")):
+        total = predict(model, replace(published, strategy=strategy)).gpu["total"]
+        assert f"{line} {total / GIB:.1f} GiB | " in page
+    assert f"| {2 * model.parameters / 8 / GIB:.1f} GiB: their script" in page
+
+
 # --- units ---
 
 

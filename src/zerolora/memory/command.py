@@ -107,8 +107,8 @@ def memory(
     from zerolora.memory.method_options import method_of_options
     from zerolora.memory.training_spec import TrainingSpec
     from zerolora.model.spec import with_rows
-    from zerolora.planner.hardware import GPUS
     from zerolora.optimizers import OPTIMIZERS
+    from zerolora.planner.hardware import GPUS
     from zerolora.train.objectives import OBJECTIVES
 
     for option, name, registry in (("optimizer", optimizer, OPTIMIZERS), ("objective", objective, OBJECTIVES)):

@@ -235,12 +235,7 @@ def _probabilities(queries: torch.Tensor, keys: torch.Tensor, scaling: float, to
 
 
 def _has_varlen(query: torch.Tensor, value: torch.Tensor, dropout: float) -> bool:
-    return (
-        on_gpu(query.device)
-        and not dropout
-        and _has_flash(query, value)
-        and has_varlen_kernel()
-    )
+    return on_gpu(query.device) and not dropout and _has_flash(query, value) and has_varlen_kernel()
 
 
 def _has_flash(query: torch.Tensor, value: torch.Tensor) -> bool:
