@@ -76,7 +76,8 @@ def traced(heads: int, key_heads: int, length: int, width: int) -> tuple[int, in
         count = each * length * 64
         weight = Parameter(layer.tracer, count, width, 1.0)
         values.append(Value(layer.tracer.new(count, width).storage, count, width, weight))
-    result = layer.unfused(*values, None, heads / key_heads)
+    query, key, value = values
+    result = layer.unfused(query, key, value, None, heads / key_heads)
     after = layer.tracer.live
     layer.tracer.restart()
     layer.tracer.backward(result, layer.tracer.new(result.count, width))
@@ -95,7 +96,7 @@ def actual(heads: int, key_heads: int, length: int, kind: torch.dtype) -> tuple[
             )
         after = live.now
         live.restart()
-        result.backward(torch.zeros_like(result))  # type: ignore[no-untyped-call]
+        result.backward(torch.zeros_like(result))
         return after, live.peak
 
 

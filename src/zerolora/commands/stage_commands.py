@@ -252,7 +252,7 @@ def train(
         here = topology(os.environ, checked.nodes, checked.ranks_per_node)
         launch(here if here.listener else replace(here, port=here.port + 1 + number), short, checked.device, into)
 
-    compare_first_steps(checked, paths, logs, short_run)
+    arguments += compare_first_steps(checked, paths, logs, short_run)
     options = ["--settings", canonical(checked.model_dump(mode="json")), "--keep-checkpoints", str(keep_checkpoints)]
     launch(where, [*options, *arguments], checked.device, logs)
 

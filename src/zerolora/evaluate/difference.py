@@ -110,7 +110,7 @@ def mcnemar(gained: int, lost: int) -> float:
     for fewer in range(min(gained, lost) + 1):
         tail += ways
         ways = ways * (rows - fewer) // (fewer + 1)
-    return 2 * tail / 2**rows
+    return 2 * tail / (1 << rows)
 
 
 def _rates(one: "np.ndarray[Any, Any]", other: "np.ndarray[Any, Any]") -> dict[str, float]:

@@ -90,6 +90,7 @@ def traced(run: PlannedRun) -> TracedStep:
         spec.capability,
         spec.sequence_parallel,
         spec.offloads_inputs,
+        spec.kernels,
     )
     # DDP keeps trained weights in fp32 and computes with copies (train/engines/ddp.py, _compute_in), unless peft has
     # lifted activations to fp32.

@@ -25,6 +25,22 @@ TRAFFIC = {
     ("full", 4): (58, 128),
 }
 """Bytes read and written, in tokens x hidden x width; by kind and width. Norms in fp32 make 16 bits need more."""
+FUSED: dict[tuple[str, int], tuple[float, float]] = {
+    ("norm", 2): (32.1, 82.1),
+    ("norm", 4): (10.1, 34.1),
+    ("rotary", 2): (16.5, 34.5),
+    ("rotary", 4): (16.5, 34.5),
+    ("mlp", 2): (5.5, 11.0),
+    ("mlp", 4): (5.5, 11.0),
+}
+"""Of TRAFFIC, the bytes that a kernel of liger-kernel does not move, by part and width: those of the operations that it
+replaces, counted in the same models, less its own (liger_kernel/ops): each input is read and each result written once.
+Not measured on a GPU."""
+FUSED_OPERATIONS = {"norm": (14, 26), "rotary": (9, 17), "mlp": (1, 2)}
+"""Of OPERATIONS, those that a kernel saves, in bf16."""
+FUSED_LOGITS = (4, 1)
+"""Times that a logit is written or read with liger-kernel, forward and backward: by the head's product, twice and once
+by the kernel for losses, by the product of its gradient. Without, each also has the bytes LOGITS."""
 SCORES = {2: (13.6, 12.5), 4: (5.6, 3.5)}
 """Further bytes of eager attention, in heads x length² x width; by width. Other kernels write no score matrix."""
 LOGITS = 2 * (4 + 4)
@@ -127,11 +143,12 @@ def useful_flops(work: StepWork) -> dict[str, float]:
 
 def _passes(work: StepWork, hardware: HardwareRates) -> tuple[float, float, float]:
     """Return the seconds of forward, backward and recompute of one micro-step."""
-    tokens, head = work.tokens, work.vocabulary * work.hidden
+    tokens, head = work.computed, work.vocabulary * work.hidden
     body, adapters = work.matmul - work.idle - head, work.trainable - work.merged if work.frozen else 0
-    logits = tokens * work.supervised
+    logits = work.tokens * work.supervised
     # 2 for each parameter and token (arXiv 2001.08361, 2.1); q·k and scores·v: 4 · attended · heads · head_dim a token.
-    attention = 4 * work.attended * tokens * work.heads * work.head_dim * work.layers
+    scores = work.attended * work.tokens - work.saved * work.prefix / 2
+    attention = 4 * scores * work.heads * work.head_dim * work.layers
     products = 2 * tokens * (body + adapters) + 2 * work.merging
     # Backward has one product for the input and one for the weight; a frozen weight needs none (arXiv 2106.09685).
     per_weight = 1 if work.frozen else 2
@@ -143,9 +160,9 @@ def _passes(work: StepWork, hardware: HardwareRates) -> tuple[float, float, floa
         + ATTENTION_BACKWARD[work.attention] * attention
     )
     layer_forward, layer_backward = _traffic(work)
-    unembedding = logits * work.vocabulary * (work.width + LOGITS)
-    forward = _roofline(forward_flops, work.matmul * work.width, layer_forward + unembedding, hardware)
-    backward = _roofline(backward_flops, work.matmul * work.width, layer_backward + unembedding, hardware)
+    unembedding = [logits * work.vocabulary * each for each in _logit_traffic(work)]
+    forward = _roofline(forward_flops, work.matmul * work.width, layer_forward + unembedding[0], hardware)
+    backward = _roofline(backward_flops, work.matmul * work.width, layer_backward + unembedding[1], hardware)
     # With many tokens every expert gets some, so all weights are read.
     recompute = _roofline(products + attention, (work.matmul - head) * work.width, layer_forward, hardware)
     return forward * (1 + work.forwards_before), backward, recompute if work.checkpointing else 0.0
@@ -153,14 +170,24 @@ def _passes(work: StepWork, hardware: HardwareRates) -> tuple[float, float, floa
 
 def _traffic(work: StepWork) -> tuple[float, float]:
     """Return the bytes that all layers move beside their products, forward and backward."""
-    per_layer = work.tokens * work.hidden * work.width
-    forward, backward = TRAFFIC[work.kind, work.width]
+    per_layer = work.computed * work.hidden * work.width
+    forward, backward = map(float, TRAFFIC[work.kind, work.width])
+    for part in work.kernels:
+        less_forward, less_backward = FUSED.get((part, work.width), (0, 0))
+        forward, backward = forward - less_forward, backward - less_backward
     per_score = work.heads * work.length * work.tokens * work.width if work.attention == "eager" else 0
     scores_forward, scores_backward = SCORES[work.width]
     return (
         work.layers * (forward * per_layer + scores_forward * per_score),
         work.layers * (backward * per_layer + scores_backward * per_score),
     )
+
+
+def _logit_traffic(work: StepWork) -> tuple[float, float]:
+    """Return the bytes that a logit moves, forward and backward."""
+    if "loss" in work.kernels and work.frozen:
+        return FUSED_LOGITS[0] * work.width, FUSED_LOGITS[1] * work.width
+    return work.width + LOGITS, work.width + LOGITS
 
 
 def _roofline(flops: float, weights: float, traffic: float, hardware: HardwareRates) -> float:
@@ -170,6 +197,9 @@ def _roofline(flops: float, weights: float, traffic: float, hardware: HardwareRa
 def _operations(work: StepWork, strategy: Strategy) -> float:
     """Return the operations that the host issues in a step."""
     forward, backward = OPERATIONS[work.kind]
+    for part in work.kernels:
+        less_forward, less_backward = FUSED_OPERATIONS.get(part, (0, 0))
+        forward, backward = forward - less_forward, backward - less_backward
     layers = work.layers * (forward * (1 + work.forwards_before + work.checkpointing) + backward)
     passes = layers + strategy.host_operations(work)
     tensors = work.modules * (2 if work.frozen else 1)  # an adapter is two matrices
@@ -178,7 +208,7 @@ def _operations(work: StepWork, strategy: Strategy) -> float:
 
 def _input(work: StepWork, hardware: HardwareRates) -> float:
     """Return the seconds of moving batches to the device."""
-    each = work.tokens * BATCH_BYTES / hardware.host.bandwidth + hardware.host.latency
+    each = work.computed * BATCH_BYTES / hardware.host.bandwidth + hardware.host.latency
     return work.accumulation * (1 + work.forwards_before) * each
 
 
@@ -267,7 +297,7 @@ def _activation_offload(work: StepWork, hardware: HardwareRates) -> float:
     # Each layer's input goes to the host and comes back, on the stream that computes (torch/autograd/graph.py,
     # save_on_cpu), so there is no overlap.
     transfers = 2 * work.accumulation * work.layers
-    each = work.tokens * work.hidden * work.width
+    each = work.computed * work.hidden * work.width
     return transfers * (each / hardware.host.bandwidth + hardware.host.latency)
 
 

@@ -140,6 +140,8 @@ class StepWork:
     attention: Attention
     width: Literal[2, 4]
     """Bytes of a number in training."""
+    kernels: tuple[str, ...] = ()
+    """What liger-kernel computes (model/fused_kernels.py)."""
     live: int = 1_000_000_000
     """stage3_max_live_parameters; DeepSpeed's default."""
     outside: int = 0
@@ -162,11 +164,25 @@ class StepWork:
     """Forward passes of the global batch before the step, without gradient."""
     offloads_inputs: bool = False
     """Inputs of checkpointed layers are moved to the host and back."""
+    prefix: int = 0
+    """Tokens that all rows begin with, computed once a micro-step (train/common_prefix.py)."""
+    rows: float = 1.0
+    """Rows of a packed row."""
 
     @property
     def tokens(self) -> int:
-        """Tokens that the rank computes in a micro-step."""
+        """Tokens of the rank's rows in a micro-step."""
         return self.micro_batch * -(-self.length // self.sequence_parallel)
+
+    @property
+    def saved(self) -> float:
+        """Those of them that are not computed again, as the rows share their prefix."""
+        return self.prefix * max(0.0, self.micro_batch * self.rows - 1)
+
+    @property
+    def computed(self) -> float:
+        """Tokens that the rank computes in a micro-step."""
+        return max(1.0, self.tokens - self.saved)
 
     @property
     def kind(self) -> Literal["lora", "full"]:

@@ -43,6 +43,7 @@ class Loop:
         plan: TrainingPlan,
         *,
         packed: bool,
+        prefixes: bool,
         sources: int,
         device: torch.device,
         checkpoints: Checkpoints,
@@ -50,8 +51,9 @@ class Loop:
         stop: Stop,
         heartbeat: Heartbeat,
     ) -> None:
-        """`packed`: several rows may share a packed row; `sources`: the number of data sources."""
-        self.engine, self.batches, self.plan, self.packed = engine, batches, plan, packed
+        """`packed`: several rows may share a packed row; `prefixes`: a prefix that rows of a micro-batch share is
+        computed once; `sources`: the number of data sources."""
+        self.engine, self.batches, self.plan, self.packed, self.prefixes = engine, batches, plan, packed, prefixes
         self.objective = batches.objective
         self.sources, self.device, self.checkpoints = sources, device, checkpoints
         self.telemetry, self.stop, self.heartbeat = telemetry, stop, heartbeat
@@ -147,7 +149,7 @@ class Loop:
             self.engine.train()
             self.telemetry.times.lap("forward")
         for micro_batch in micro_batches:
-            batch = collate(micro_batch, self.packed, self.device)
+            batch = self._collated(micro_batch)
             self.telemetry.times.lap("data")
             self.heartbeat.step(self.step + 1, "forward")
             with self.telemetry.routers.watched(micro_batch, batch):
@@ -171,11 +173,14 @@ class Loop:
         self.loss_by_source += totals.by_source
         return totals, bool(asked[0]), bool(asked[1])
 
+    def _collated(self, packed_rows: list[PackedRow]) -> dict[str, Any]:
+        return collate(packed_rows, self.packed, self.device, self.prefixes)
+
     def _step_batches(self, micro_batches: list[list[PackedRow]]) -> Iterator[tuple[dict[str, Any], bool]]:
         """Yield the batches of a step for `_means`; all of them count."""
         for micro_batch in micro_batches:
             self.heartbeat.step(self.step + 1, "forward")
-            yield collate(micro_batch, self.packed, self.device), True
+            yield self._collated(micro_batch), True
 
     def validate(self, rows: Any, packing: PackingPlan) -> bool:
         """Compute the mean loss and the metrics of a split; return whether they are the best so far.
@@ -208,7 +213,7 @@ class Loop:
             first = start + self.data_rank * size
             numbers = range(first, min(first + size, count)) if first < count else [0]
             packed_rows = [packed_row(rows, packing, number, self.objective) for number in numbers]
-            yield collate(packed_rows, self.packed, self.device), first < count
+            yield self._collated(packed_rows), first < count
             if self._stop_asked():
                 self._save()
                 self._stop()
