@@ -14,8 +14,9 @@ import re
 import statistics
 import sys
 import tempfile
-from collections import Counter
+from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 from measuring import RESULTS, machine, parser_of, timed, turns
 
@@ -40,7 +41,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     arguments = parser.parse_args()
     projects = {"before": arguments.before.resolve(), "after": arguments.project.resolve()}
-    rounds: dict[str, list[Counter[str]]] = {name: [] for name in projects}
+    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in projects}
     for name in turns(projects, arguments.rounds):
         rounds[name].append(seconds(projects[name]))
     medians = {
@@ -59,7 +60,7 @@ def main() -> None:
     print(as_json(figures))
 
 
-def seconds(project: Path) -> Counter[str]:
+def seconds(project: Path) -> dict[str, float]:
     """Run the stages again, and return the CPU seconds of each command, of Snakemake and of all."""
     binaries = project / ".venv/bin"
     with tempfile.TemporaryDirectory() as folder:
@@ -70,11 +71,11 @@ def seconds(project: Path) -> Counter[str]:
         jobs = jobs_of(log.read_text(encoding="utf-8"))
     if missing := set(STAGES) - jobs.keys():
         sys.exit(f"{project}: Snakemake did not run {', '.join(sorted(missing))}")
-    result = Counter({"Snakemake": whole - jobs.total(), **jobs})
+    result = {"Snakemake": whole - sum(jobs.values()), **jobs}
     model = next((project / "resources/models").iterdir()).name
     data = next(path for path in (project / "results/data").iterdir() if path.is_dir())
     stamp = f"resources/weights/{model}.json"
-    options = {
+    options: dict[str, list[Any]] = {
         "weights": ["--model", f"resources/models/{model}", "--weights", f"resources/weights/{model}"],
         "merged-weights": [
             *("--weights", stamp, "--adapter", "results/default/adapter", "--data", data),
@@ -83,13 +84,12 @@ def seconds(project: Path) -> Counter[str]:
     }
     for name, count in RESTORED.items():
         result[name] = count * timed([binaries / "zerolora", name, *options[name]], project).cpu_seconds
-    result["all"] = result.total()
-    return result
+    return result | {"all": sum(result.values())}
 
 
-def jobs_of(log: str) -> Counter[str]:
+def jobs_of(log: str) -> dict[str, float]:
     """Return the CPU seconds of the jobs in a log of TRAP, by stage."""
-    result: Counter[str] = Counter()
+    result: dict[str, float] = defaultdict(float)
     for command, *times in re.findall(r"^(.*)\n(\S+ \S+)\n(\S+ \S+)$", log, re.MULTILINE):
         if JOB in command:
             name = re.search(r"--log results/logs/(\w+)", command)
