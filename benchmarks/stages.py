@@ -18,7 +18,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from measuring import RESULTS, machine, parser_of, timed, turns
+from measuring import RESULTS, machine, parser_of, put, table, timed, turns
 
 from zerolora.files import as_json, write_json
 
@@ -57,7 +57,16 @@ def main() -> None:
         "ratio": round(medians["after"]["all"] / medians["before"]["all"], 3),
     }
     write_json(RESULTS / "stages.json", figures)
+    put("speed.md", "light stages", section(figures))
     print(as_json(figures))
+
+
+def section(figures: dict[str, Any]) -> str:
+    """Return the table of a result."""
+    before, after = (figures["cpu_seconds"][name] for name in ("before", "after"))
+    names = [*sorted(before.keys() - {"all"}, key=lambda name: -before[name]), "all"]
+    rows = [(name, f"{before[name]:.1f}", f"{after[name]:.1f}", f"{after[name] / before[name]:.2f}") for name in names]
+    return table(("CPU seconds", "before", "after", "after over before"), rows, right=3)
 
 
 def seconds(project: Path) -> dict[str, float]:
