@@ -71,6 +71,7 @@ def start(
     if context.invoked_subcommand != "export":
         leave_out("torchao")
     quiet = {"HF_HUB_DISABLE_TELEMETRY": "1", "TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore"}
+    quiet["PYDANTIC_DISABLE_PLUGINS"] = "__all__"  # it would search all installed packages for some
     for name, value in quiet.items():
         os.environ.setdefault(name, value)
 
