@@ -189,11 +189,13 @@ def render(
     """Choose a run's configuration and write it with the options of its engine."""
     from zerolora.config.settings import RenderSettings
     from zerolora.files import write_json
+    from zerolora.planner import machine_limits
     from zerolora.planner.render import lines
     from zerolora.planner.render import render as stage
 
     checked = _typed(RenderSettings, settings)
     rendered, why = stage(checked, estimate)
+    machine_limits.check(checked, rendered.choice.strategy)
     if model:
         from zerolora.probe.listed_trial import check
 
@@ -219,6 +221,7 @@ def train(
     keep_checkpoints: Annotated[int, typer.Option(min=1, help="Keep the last N checkpoints, and the best.")] = 2,
 ) -> None:
     """Train the adapter with one or more ranks, or as a task of a Slurm job. Resumes from the last checkpoint."""
+    from zerolora.check.check_table import log_machine
     from zerolora.config.settings import TrainSettings
     from zerolora.files import canonical
     from zerolora.methods.registry import TRAINABLE
@@ -233,6 +236,7 @@ def train(
     check(checked.tracker)
     where = topology(os.environ, checked.nodes, checked.ranks_per_node)
     obey(checked.device, len(where.ranks))
+    log_machine(checked.device)
     check_intact(data, "zerolora prepare")
     check_intact(packing, "zerolora pack")
     if checked.from_adapter:
@@ -337,6 +341,7 @@ def evaluate(
     work: Annotated[Path | None, typer.Option(help="Directory of answers to resume an evaluation from.")] = None,
 ) -> None:
     """Evaluate a model on the held-out rows."""
+    from zerolora.check.check_table import log_machine
     from zerolora.config.settings import EvaluateRunSettings
     from zerolora.evaluate import write_skipped
     from zerolora.model.manifest import check_intact
@@ -346,6 +351,7 @@ def evaluate(
         write_skipped(output, answers)
         return
     obey(checked.device)
+    log_machine(checked.device)
     _let_threads_sleep()
     from zerolora.evaluate.evaluate import evaluate as stage
 

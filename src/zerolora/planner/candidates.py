@@ -194,7 +194,6 @@ def step_work(model: ModelSpec, spec: TrainingSpec, rows: RowStatistics) -> Step
         matmul += model.vocabulary * model.hidden
     mean = max(1, round(rows.tokens / rows.packed_rows))
     merged, merging = merged_factors(model, parameters.ranks)
-    on_cpu = spec.on_cpu or spec.layout.optimizer != "gpu"
     # Without a kernel all scores are written, as by eager attention.
     masked = spec.masked and spec.attention == "sdpa"
     scores = not spec.on_cpu and computes_scores(model, spec.attention, spec.capability, spec.width == 2, masked)
@@ -226,7 +225,8 @@ def step_work(model: ModelSpec, spec: TrainingSpec, rows: RowStatistics) -> Step
         merging=merging,
         forwards_before=spec.objective.forwards_before,
         offloads_inputs=spec.offloads_inputs,
-        update_traffic=spec.optimizer.traffic(on_cpu),
+        update_traffic=spec.optimizer.traffic(),
+        update_on_host=spec.optimizer.host_time,
         update_states=spec.optimizer.state_bytes(parameters) / parameters.trained,
         outside=sum(module.parameters for module in model.modules if not IN_A_LAYER.search(module.path)),
         prefix=_prefix(model, spec, rows),

@@ -7,7 +7,6 @@ Strategies define the collectives (strategies/).
 
 from dataclasses import dataclass, fields
 
-from zerolora.optimizers import OPTIMIZERS
 from zerolora.planner.hardware import HardwareRates
 from zerolora.strategies.strategy import EXCHANGE, REDUCE, Collective, StepWork, Strategy, exchanges
 
@@ -54,7 +53,6 @@ same models at stage 0."""
 CLIPPING_BYTES = 20
 """Bytes that a step moves on a GPU for each trained parameter beside the optimizer's: unscaling, clipping, copy to the
 working weights."""
-ADAMW_TRAFFIC = OPTIMIZERS["adamw"].traffic(on_cpu=True)  # of the optimizer whose rate a probe measures
 BATCH_BYTES = 4 * 8
 """Bytes of a token in a batch: ids, labels, positions and mask as int64."""
 
@@ -112,7 +110,7 @@ def step_seconds(work: StepWork, strategy: Strategy, hardware: HardwareRates) ->
         optimizer=_optimizer(work, strategy, hardware),
         communication_node=node,
         communication_network=network,
-        offload=_offload(work, strategy, hardware),
+        offload=_offload(work, strategy, hardware, forward, backward + recompute),
         input=_input(work, hardware),
         overhead=overhead,
         hidden=hidden,
@@ -222,7 +220,7 @@ def _host_waits(strategy: Strategy, hardware: HardwareRates) -> bool:
 def _optimizer(work: StepWork, strategy: Strategy, hardware: HardwareRates) -> float:
     updated = work.trainable / strategy.owners(hardware.ranks, hardware.ranks_per_node)
     if hardware.cpu or strategy.optimizer != "gpu":
-        return updated / hardware.cpu_adam * work.update_traffic / ADAMW_TRAFFIC
+        return updated / hardware.host_adamw * work.update_on_host
     return updated * (work.update_traffic + CLIPPING_BYTES) / hardware.memory_bandwidth
 
 
@@ -286,19 +284,21 @@ def _communication(
 # Offload
 
 
-def _offload(work: StepWork, strategy: Strategy, hardware: HardwareRates) -> float:
+def _offload(work: StepWork, strategy: Strategy, hardware: HardwareRates, forward: float, backward: float) -> float:
     moved = _optimizer_offload(work, strategy, hardware) + _parameter_offload(work, strategy, hardware)
-    return moved + _activation_offload(work, hardware)
+    return moved + _activation_offload(work, hardware, forward, backward)
 
 
-def _activation_offload(work: StepWork, hardware: HardwareRates) -> float:
+def _activation_offload(work: StepWork, hardware: HardwareRates, forward: float, backward: float) -> float:
+    """Return the seconds that a step waits for the inputs of its layers, with `forward` and `backward` seconds of
+    computation, in which they go to the host and come back (train/activation_offload.py)."""
     if not work.offloads_inputs:
         return 0.0
-    # Each layer's input goes to the host and comes back, on the stream that computes (torch/autograd/graph.py,
-    # save_on_cpu), so there is no overlap.
-    transfers = 2 * work.accumulation * work.layers
-    each = work.computed * work.hidden * work.width
-    return transfers * (each / hardware.host.bandwidth + hardware.host.latency)
+    one = work.computed * work.hidden * work.width / hardware.host.bandwidth + hardware.host.latency
+    all_of_them = work.accumulation * work.layers * one
+    # The last one to go is the first to come back, and nothing is computed meanwhile.
+    first = work.accumulation * one
+    return sum(max(first, all_of_them - computing) for computing in (forward, backward))
 
 
 def _optimizer_offload(work: StepWork, strategy: Strategy, hardware: HardwareRates) -> float:

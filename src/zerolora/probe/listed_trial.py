@@ -36,7 +36,7 @@ def _is_listed(settings: RenderSettings, attention: Attention, model: Path, weig
     spec = family_spec(model)
     if spec is None or spec.encoder_layers or attention not in spec.attentions:
         return False
-    if settings.targets or settings.from_adapter or settings.device == "cuda":
+    if settings.targets or settings.from_adapter:
         return False
     if not TRAINABLE[settings.method.name].fits_listed(settings.sections, spec):
         return False

@@ -9,6 +9,8 @@ from zerolora.errors import UserError
 from zerolora.types import Attention, Device, EngineName, Precision
 
 Placement = Literal["gpu", "cpu", "nvme"]
+Compiled = Literal["async_io", "quantizer"]
+"""Operations of DeepSpeed that are compiled where they are first used (deepspeed/ops/op_builder/)."""
 
 
 class Reason(NamedTuple):
@@ -157,7 +159,9 @@ class StepWork:
     merging: int = 0
     """Multiplications of that in a pass, whatever the tokens."""
     update_traffic: float = 80.0
-    """Bytes that the optimizer reads and writes for each trained parameter; by default AdamW's."""
+    """Bytes that the optimizer reads and writes for each trained parameter on a GPU; by default AdamW's."""
+    update_on_host: float = 1.0
+    """Time of the optimizer's step on the host, relative to AdamW's."""
     update_states: float = 8.0
     """Bytes of the optimizer's states for each trained parameter; by default AdamW's."""
     forwards_before: int = 0
@@ -282,6 +286,11 @@ class Strategy(ABC):
     def gathered(self, work: StepWork) -> float:
         """Return the number of parameters gathered in one step over all micro-steps, counting every gather."""
         return 0.0
+
+    @property
+    def compiled(self) -> tuple[Compiled, ...]:
+        """The operations that a rank compiles when training starts."""
+        return ()
 
     @property
     def offloads(self) -> bool:

@@ -16,7 +16,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from zerolora.errors import UserError, wording
-from zerolora.machine.devices import on_gpu
+from zerolora.machine.devices import moved, on_gpu
 from zerolora.model.architecture import model_class, takes_own_attention
 from zerolora.model.attention_kernels import FLASH_CAPABILITY, FLASH_HEAD
 from zerolora.train.common_prefix import Branches
@@ -102,10 +102,8 @@ class Lengths:
         """Return the length of each token's row, fp32: [batch, tokens], the first two dimensions of `embedded`."""
         batch, tokens = len(embedded), embedded.shape[1] * sequence.size
         sizes = [length for row in self.of_rows or [[tokens]] * batch for length in row for _ in range(length)]
-        part: torch.Tensor = sequence.own_part(
-            torch.tensor(sizes, dtype=torch.float32, device=embedded.device).view(batch, tokens)
-        )
-        return part
+        part = sequence.own_part(torch.tensor(sizes, dtype=torch.float32).view(batch, tokens))
+        return moved(part, embedded.device)
 
     def longest(self, tokens: int) -> int:
         """Return the tokens of the longest row."""
@@ -122,7 +120,7 @@ class Lengths:
 
 
 def _ends(sizes: Iterable[int], device: torch.device) -> torch.Tensor:
-    return torch.tensor([0, *sizes], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
+    return moved(torch.tensor([0, *sizes], dtype=torch.int32).cumsum(0, dtype=torch.int32), device)
 
 
 lengths = Lengths()

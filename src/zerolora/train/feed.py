@@ -9,6 +9,7 @@ from zerolora.config.settings import TrainingPlan
 from zerolora.data.packing_plan import PackingPlan
 from zerolora.data.prepared_rows import IGNORED
 from zerolora.errors import UserError
+from zerolora.machine.devices import moved
 from zerolora.train.common_prefix import Branches, Group, grouped, worthwhile
 from zerolora.train.objectives import OBJECTIVES
 from zerolora.train.objectives.objective import Objective, Sequence
@@ -119,6 +120,39 @@ class Batches:
         return per_source
 
 
+class Feed:
+    """The micro-batches of a rank's steps on its device, each built while the device computes the one before."""
+
+    def __init__(self, batches: Batches, packing: bool, device: torch.device, prefixes: bool = False) -> None:
+        """`packing` and `prefixes`: as in `collate`."""
+        self.batches, self.packing, self.device, self.prefixes = batches, packing, device, prefixes
+        self._step: tuple[int, list[list[PackedRow]], Units] | None = None
+        self._batch: tuple[int, int, dict[str, Any]] | None = None
+
+    def at(self, step: int) -> tuple[list[list[PackedRow]], Units]:
+        """Return this rank's micro-batches of a step, and the units of the whole global batch."""
+        if self._step is None or self._step[0] != step:
+            self._step = step, *self.batches.at(step)
+        return self._step[1:]
+
+    def collated(self, packed_rows: list[PackedRow]) -> dict[str, Any]:
+        """Return a batch of packed rows."""
+        return collate(packed_rows, self.packing, self.device, self.prefixes)
+
+    def batch(self, step: int, number: int) -> dict[str, Any]:
+        """Return a micro-batch, from `build` or built now."""
+        self.build(step, number)
+        assert self._batch is not None
+        return self._batch[2]
+
+    def build(self, step: int, number: int) -> None:
+        """Build a micro-batch ahead. Past the last of a step it is the first of the next; after all steps, none."""
+        if number == len(self.at(step)[0]):
+            step, number = step + 1, 0
+        if step < self.batches.steps and (self._batch is None or self._batch[:2] != (step, number)):
+            self._batch = step, number, self.collated(self.at(step)[0][number])
+
+
 def units_of(rows: Any, packing: PackingPlan, objective: Objective) -> Units:
     """Return the units of all packed rows."""
     return {name: int(counts.sum()) for name, counts in _units(rows, packing, objective).items()}
@@ -188,7 +222,7 @@ def collate(
     batch |= {"supervised": supervised, "targets": labels[supervised], "sequence": sequences[supervised]}
     batch["sources"] = np.array(sources, dtype=np.int64)
     batch["source"] = batch["sources"][batch["sequence"]]
-    tensors = {name: torch.from_numpy(values).to(device) for name, values in batch.items()}
+    tensors = {name: moved(torch.from_numpy(values), device) for name, values in batch.items()}
     return {**tensors, "lengths": of_rows, "numbers": _numbers(packed_rows, device)}
 
 
@@ -229,7 +263,7 @@ def joined(rows: list[Sequence], groups: list[Group], device: torch.device) -> d
     batch["sequence"] = np.repeat(np.arange(len(rows)), [len(targets) for _, targets in of_rows])
     batch["sources"] = np.array([row["source"] for row in rows], dtype=np.int64)
     batch["source"] = batch["sources"][batch["sequence"]]
-    tensors = {name: torch.from_numpy(values).to(device) for name, values in batch.items()}
+    tensors = {name: moved(torch.from_numpy(values), device) for name, values in batch.items()}
     segments = [size for each in branches for size in each.segments]
     return {**tensors, "lengths": [segments], "branches": branches, "numbers": _numbers([rows], device)}
 
@@ -237,7 +271,7 @@ def joined(rows: list[Sequence], groups: list[Group], device: torch.device) -> d
 def _numbers(packed_rows: list[PackedRow], device: torch.device) -> dict[str, torch.Tensor]:
     names = packed_rows[0][0].keys() - {"input_ids", "labels", "source"}
     return {
-        name: torch.tensor([row[name] for packed in packed_rows for row in packed], dtype=torch.float64, device=device)
+        name: moved(torch.tensor([row[name] for packed in packed_rows for row in packed], dtype=torch.float64), device)
         for name in names
     }
 

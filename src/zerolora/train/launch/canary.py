@@ -1,7 +1,7 @@
 """The canary: before a run under risky settings, a short training under them must agree with one under safe settings.
 
 Both make the same first optimizer steps, with the same seed and data. Their curves are saved, so that a resumed run
-does not repeat them:
+does not repeat them; canary_verdict.py lets other runs share those of a canary that passed:
 
     work/canary/<run>/<key>.json
 """
@@ -21,6 +21,7 @@ from zerolora.errors import UserError
 from zerolora.files import MANIFEST, canonical, read_json, write_json
 from zerolora.log import LOGGER
 from zerolora.planner.zero_json import ZeroJson
+from zerolora.train.launch.canary_verdict import Verdict
 from zerolora.types import Precision
 
 TOLERANCE = {"fp32": 1e-4, "bf16": 1e-2, "fp16": 1e-2}
@@ -56,6 +57,14 @@ def compare_first_steps(settings: TrainSettings, paths: dict[str, Path], logs: P
         start(number, arguments, logs / "canary" / name)
         return _curves(work / name / "telemetry.csv")
 
+    # Nodes may have separate homes, and all take part in a canary or none.
+    verdict = Verdict(settings, zero, paths) if settings.nodes == 1 and not result.exists() else None
+    passed = verdict.read() if verdict else None
+    if verdict and passed and not _differs(passed.risky, passed.safe, zero.choice.precision):
+        LOGGER.info(f"canary: passed on {passed.date} on this machine, with these versions and setting: {verdict.path}")
+        curves = {"risky": passed.risky, "safe": passed.safe}
+        write_json(result, {"reasons": canary.reasons, "curves": curves, "seconds": 0.0, "passed": passed.date})
+        return []
     if not result.exists():
         started = time.monotonic()
         LOGGER.info(f"canary: the first {canary.steps} steps, twice: {'; '.join(canary.reasons)}")
@@ -69,9 +78,12 @@ def compare_first_steps(settings: TrainSettings, paths: dict[str, Path], logs: P
         write_json(result, {"reasons": canary.reasons, "curves": curves, "seconds": seconds})
         shutil.rmtree(work, ignore_errors=True)
         LOGGER.info(f"canary: took {seconds:.0f} s, which training's own times do not count")
-    curves = read_json(result, "zerolora train")["curves"]
+    record = read_json(result, "zerolora train")
+    curves = record["curves"]
     if "own" not in curves:
         _check(curves, zero.choice, canary, result)
+        if verdict:
+            verdict.write(record)
         return []
     _check({"risky": curves["own"], "safe": curves["safe"]}, own, canary, result)
     LOGGER.info(

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from zerolora.machine.devices import moved
 from zerolora.train.feed import PackedRow
 from zerolora.train.sequence_parallel import sequence
 
@@ -46,14 +47,15 @@ class Routers:
             yield
             return
         tokens = batch["input_ids"]
+        lengths = torch.tensor([sum(len(row["input_ids"]) for row in packed) for packed in packed_rows])
         if "weights" in batch:
-            weights = batch["weights"]
+            self._weights = batch["weights"]
+            self._tokens += int(lengths.sum())  # of the weights, without a read of the device
         else:
-            lengths = torch.tensor([sum(len(row["input_ids"]) for row in packed) for packed in packed_rows])
             weights = (torch.arange(tokens.shape[1] * sequence.size) < lengths.unsqueeze(1)).long()
             weights = sequence.own_part(weights).flatten()
-        self._weights = weights.to(tokens.device)
-        self._tokens += int(weights.sum())
+            self._weights = moved(weights, tokens.device)
+            self._tokens += int(weights.sum())
         try:
             yield
         finally:
@@ -62,15 +64,16 @@ class Routers:
     def sums(self) -> torch.Tensor:
         """Return this rank's counts of a step, to be summed over all ranks, and reset them; empty without routers.
 
-        The result is on the host and has the same length on every rank.
+        The result is where the routers are, and has the same length on every rank.
         """
         if self._counts is None or self._shares is None:
             return torch.empty(0, dtype=torch.float64)
-        parts = (self._counts.flatten(), self._shares, torch.tensor([float(self._tokens)]))
+        tokens = moved(torch.tensor([self._tokens], dtype=torch.float64), self._counts.device)
+        parts = (self._counts.flatten(), self._shares, tokens)
         self._experts = len(self._shares)
         self._counts = self._shares = None
         self._tokens = 0
-        return torch.cat([part.cpu().double() for part in parts])
+        return torch.cat([part.double() for part in parts])
 
     def take(self, sums: torch.Tensor) -> None:
         """Compute a step's figures from the sums over all ranks."""
