@@ -39,9 +39,13 @@ def held_out(settings: EvaluateSettings, data: Path) -> Any:
 def load_for(settings: EvaluateSettings, data: Path, model: EvaluatedModel, asked: list[Any]) -> tuple[Any, Any]:
     """Return the model, placed with room for the answers to `asked`, and its tokenizer."""
     weights = model.merged or model.base
-    longest = max((row["prompt"] for row in asked), default=1)
-    beside = least_bytes(weights, settings, longest)
+    beside = room_beside(settings, weights, asked)
     return load(weights, model.torch_device, added_tokens.of_data(data), model.loaded_adapter, beside)
+
+
+def room_beside(settings: EvaluateSettings, weights: Path, asked: list[Any]) -> int:
+    """Return the bytes that answers to `asked` take at least beside the weights."""
+    return least_bytes(weights, settings, max((row["prompt"] for row in asked), default=1))
 
 
 def answer_on_ranks(
