@@ -59,6 +59,8 @@ class TrainingSpec:
     """Decoder layers are compiled."""
     activation_offload: bool = False
     """Keep the inputs of checkpointed layers on the host, where CPU ranks have them anyway."""
+    capability: float | None = None
+    """Compute capability of the GPUs; None for those that have flash attention."""
     objective: Objective = OBJECTIVES["sft"]
     optimizer: Optimizer = OPTIMIZERS["adamw"]
 
