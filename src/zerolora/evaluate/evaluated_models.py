@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from zerolora.files import MANIFEST
+from zerolora.machine import devices
 from zerolora.machine.devices import on_gpu
 from zerolora.methods.method import WHOLE_WEIGHTS
 from zerolora.methods.peft_format import CONFIG
@@ -41,7 +42,7 @@ class EvaluatedModel:
     @property
     def torch_device(self) -> torch.device:
         """The first GPU of this process, or the CPU."""
-        return torch.device("cuda", 0) if self.device == "cuda" else torch.device("cpu")
+        return torch.device(devices.GPU, 0) if self.device == "cuda" else torch.device("cpu")
 
     @property
     def loaded_adapter(self) -> Path | None:

@@ -32,11 +32,15 @@ def next_tokens(model: Any, rows: Any) -> torch.Tensor:
     for index in range(min(ROWS, len(rows))):
         row = rows[index]
         supervised = [at for at in range(1, row["length"]) if row["labels"][at] != IGNORED][:TOKENS]
-        ids = torch.tensor([row["input_ids"][: row["length"]]]).to(model.device)
-        before = torch.tensor(supervised, device=model.device) - 1
+        if not supervised:
+            continue
+        # Logits of the last positions, by their number: a model spread over several GPUs would get a tensor of
+        # positions on its first GPU, and index hidden states on its last.
+        first, last = supervised[0], supervised[-1]
+        ids = torch.tensor([row["input_ids"][:last]]).to(model.device)
         with torch.no_grad():
-            logits = model(input_ids=ids, use_cache=False, logits_to_keep=before).logits
-        result.append(logits[0].float().log_softmax(-1).cpu())
+            logits = model(input_ids=ids, use_cache=False, logits_to_keep=last - first + 1).logits
+        result.append(logits[0, [at - first for at in supervised]].float().log_softmax(-1).cpu())
     return torch.cat(result)
 
 

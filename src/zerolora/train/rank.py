@@ -5,6 +5,7 @@ import contextlib
 import copy
 import csv
 import gc
+import importlib
 import io
 import os
 import sys
@@ -297,13 +298,13 @@ def claim_device(plan: TrainingPlan) -> torch.device:
         bitsandbytes_patches.check_cuda_library()
     if plan.precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise UserError(f"{name} has no bf16, but this run trains in it; correct hardware.compute_capability")
-    return torch.device("cuda", number)
+    return torch.device(devices.GPU, number)
 
 
 def _connect(plan: TrainingPlan, config: ZeroJson, device: torch.device) -> None:
     """Join the ranks into one process group. Collective. Raises UserError if two ranks use one GPU."""
     engine_class(plan.engine).connect(config, device)
-    if device.type == "cuda":
+    if devices.on_gpu(device):
         check_own_gpu(device)
 
 
@@ -388,7 +389,8 @@ def _arguments() -> argparse.Namespace:
 
 def _load(arguments: argparse.Namespace) -> None:
     """Import libraries that are needed later: forked ranks share everything loaded before."""
-    bitsandbytes_patches.load()
+    bitsandbytes_patches.load()  # before peft, so no module here imports that
+    importlib.import_module("transformers.optimization")  # for schedule.py
     with contextlib.suppress(UserError):  # the rank itself reports it
         plan, _ = read_plan(arguments.settings, arguments.zero)
         engine_class(plan.engine).load_library()
