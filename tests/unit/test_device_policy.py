@@ -66,7 +66,7 @@ def test_each_stage_loads_the_model_on_its_device(models: SimpleNamespace, monke
     model = EvaluatedModel(models.base, models.adapter, models.merged, "cuda")
     for started in (
         lambda: asked_task.loaded(model, models.data),
-        lambda: merged_logits.of_merged(torch.zeros(1), model, models.data, []),
+        lambda: merged_logits.of_base(model, models.data, []),
         lambda: ranks.load_for(settings(), models.data, model, []),
     ):
         with pytest.raises(LookupError):

@@ -33,6 +33,7 @@ from zerolora.methods.registry import TRAINABLE
 from zerolora.model import added_tokens, foreign
 from zerolora.model.manifest import base_identity, located
 from zerolora.model.prompt_format import write_adapter_format
+from zerolora.model.spec import FEWEST
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.planner.zero_json import ZeroJson
 from zerolora.train import common_prefix, earlier_adapter, kernels, schedule
@@ -126,13 +127,13 @@ def train(
     gc.enable()
     heartbeat.follow(engine.module, device)
 
-    packed = read_json(paths.packing / "stats.json", "zerolora pack")["packing"]
-    prefixes = _check_model(engine, plan, packed, device)
+    stats = read_json(paths.packing / "stats.json", "zerolora pack")
+    prefixes = _check_model(engine, plan, stats, device)
     loop = Loop(
         engine,
         batches,
         plan,
-        packed=packed,
+        packed=stats["packing"],
         prefixes=prefixes,
         sources=len(_sources(paths.data)),
         device=device,
@@ -244,19 +245,23 @@ def _batches(paths: Paths, plan: TrainingPlan) -> Batches:
     return Batches(rows, packing, plan, rank // shared, world // shared)
 
 
-def _check_model(engine: Engine, plan: TrainingPlan, packed: bool, device: torch.device) -> bool:
-    """Return whether a prefix that rows share can be computed once. Raises UserError if packed rows would see each
-    other, or ranks that share rows compute other logits."""
+def _check_model(engine: Engine, plan: TrainingPlan, stats: dict[str, Any], device: torch.device) -> bool:
+    """Return whether a prefix that rows share can be computed once; `stats` are those of the packing. Raises UserError
+    if packed rows would see each other, or ranks that share rows compute other logits."""
+    packed, alike, first = stats["packing"], stats.get("train_common_prefix", 0), torch.distributed.get_rank() == 0
     base = base_of(engine.module)
     if kernels.in_use(base):
         _check_kernels(engine, base, plan, device)
-    if not check_loss(engine, base, device, plan.precision) and torch.distributed.get_rank() == 0:
+    if not check_loss(engine, base, device, plan.precision) and first:
         LOGGER.info("this model post-processes its logits; using the unchunked loss")
     if plan.sequence_parallel > 1:
         check_sequence_parallel(engine, base.config, device)
     if packed:
         check_isolation(engine, base.config, device)
-    return common_prefix.allowed(plan, base) and shares_prefixes(engine, base.config, device)
+    prefixes = common_prefix.allowed(plan, base) and shares_prefixes(engine, base.config, device)
+    if prefixes and first and alike >= FEWEST and (packed or plan.micro_batch > 1):
+        LOGGER.info(f"the {alike} tokens that all rows begin with are computed once in a micro-batch")
+    return prefixes
 
 
 def _check_kernels(engine: Engine, base: Any, plan: TrainingPlan, device: torch.device) -> None:
