@@ -80,6 +80,17 @@ def _forked_ranks(result: Result) -> str:
             read = f"{each['read_bytes'] / 2**20:.0f} MiB"
             rows.append((f"{ranks}, {text}", *seconds, _gib(each["pss_bytes"]), each["opened_files"], read))
     header = ["ranks, and how they start", "first step made after", "CPU time", "memory", "opened files", "read"]
+    return "\n\n".join([measuring.table(header, rows), _starts(result["start"])])
+
+
+def _starts(start: Result) -> str:
+    rows = []
+    for device in ("cpu", "cuda"):
+        for ranks, ways in start.get(device, {}).items():
+            seconds = [f"{ways[way]['cpu_seconds']:.1f} s" for way in ("separate", "forked")]
+            walls = [f"{ways[way]['wall_seconds']:.1f} s" for way in ("separate", "forked")]
+            rows.append((f"{ranks}, {device}", *seconds, f"{ways['cpu_forked_over_separate']:.2f}", *walls))
+    header = ["ranks", "CPU time separately", "forked", "ratio", "wall time separately", "forked"]
     return measuring.table(header, rows)
 
 
@@ -110,6 +121,28 @@ def _methods(result: Result) -> str:
     return measuring.table(header, rows)
 
 
+def _common_prefix(result: Result) -> str:
+    rows = []
+    for name, each in result["tasks"].items():
+        (whole, once), (computed, fewer) = each["cpu_seconds"].values(), each["positions"].values()
+        seconds = (f"{whole:.2f} s", f"{once:.2f} s", f"{each['ratio']['median']:.2f}")
+        rows.append((name, f"{fewer / computed:.0%}", *seconds))
+    return measuring.table(["", "positions computed", "whole rows", "prefix once", "ratio"], rows)
+
+
+def _peers(result: Result) -> str:
+    names = list(next(iter(result["tasks"].values()))["cpu_seconds_a_step"])
+    rows = []
+    for task, each in result["tasks"].items():
+        cells = []
+        for name in names:
+            median = each["cpu_seconds_a_step"][name]["median"]
+            over = f" ({each['over_ours'][name]:.2f})" if name in each["over_ours"] else ""
+            cells.append(f"{median:.2f}{over}")
+        rows.append((task, *cells))
+    return measuring.table(["CPU seconds a step (over ours)", *names], rows)
+
+
 def _host_optimizers(result: Result) -> str:
     rows = [
         (name, f"{each['parameters_per_second'] / 1e6:,.0f} million", f"{each['time_over_adamw']:.1f}", "", "")
@@ -133,6 +166,8 @@ def _gib(size: float) -> str:
 TABLES: dict[str, Callable[[Result], str]] = {
     "train_reference.json": _reference,
     "train_trl.json": _trl,
+    "train_common_prefix.json": _common_prefix,
+    "train_peers.json": _peers,
     "train_limit.json": _limit,
     "train_scaling.json": _scaling,
     "train_start_up.json": _start_up,

@@ -55,8 +55,12 @@ class TrainingSpec:
     """Ranks that share each row."""
     kernels: tuple[Part, ...] = ()
     """What liger-kernel computes."""
+    compiles: bool = False
+    """Decoder layers are compiled."""
     activation_offload: bool = False
     """Keep the inputs of checkpointed layers on the host, where CPU ranks have them anyway."""
+    capability: float | None = None
+    """Compute capability of the GPUs; None for those that have flash attention."""
     objective: Objective = OBJECTIVES["sft"]
     optimizer: Optimizer = OPTIMIZERS["adamw"]
 

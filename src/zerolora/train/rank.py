@@ -32,7 +32,9 @@ from zerolora.machine.peak_memory import PeakMemory
 from zerolora.methods.registry import TRAINABLE
 from zerolora.model import added_tokens, foreign
 from zerolora.model.manifest import base_identity, located
+from zerolora.model.padded_lengths import step_of
 from zerolora.model.prompt_format import write_adapter_format
+from zerolora.model.spec import FEWEST
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.planner.zero_json import ZeroJson
 from zerolora.train import common_prefix, earlier_adapter, kernels, schedule
@@ -42,7 +44,7 @@ from zerolora.train.checkpoint.resume_key import resume_key, run_fingerprint
 from zerolora.train.checkpoint.store import Checkpoints
 from zerolora.train.engines import engine_class
 from zerolora.train.engines.engine import Engine, Tensors
-from zerolora.train.feed import Batches
+from zerolora.train.feed import Batches, padding
 from zerolora.train.isolation import (
     check_isolation,
     check_kernels,
@@ -126,13 +128,13 @@ def train(
     gc.enable()
     heartbeat.follow(engine.module, device)
 
-    packed = read_json(paths.packing / "stats.json", "zerolora pack")["packing"]
-    prefixes = _check_model(engine, plan, packed, device)
+    stats = read_json(paths.packing / "stats.json", "zerolora pack")
+    prefixes = _check_model(engine, plan, stats, device)
     loop = Loop(
         engine,
         batches,
         plan,
-        packed=packed,
+        packed=stats["packing"],
         prefixes=prefixes,
         sources=len(_sources(paths.data)),
         device=device,
@@ -238,25 +240,31 @@ def _own_folders(config: ZeroJson, run: str) -> ZeroJson:
 
 
 def _batches(paths: Paths, plan: TrainingPlan) -> Batches:
-    """Return the batches of this rank; ranks that share rows count as one."""
+    """Return the batches of this rank, and with train.compile set their lengths; ranks that share rows count as one."""
+    if plan.compile:
+        padding.step = step_of(read_json(paths.packing / "stats.json", "zerolora pack")["longest_packed_row"])
     rank, world, shared = torch.distributed.get_rank(), torch.distributed.get_world_size(), plan.sequence_parallel
     rows, packing = open_split(paths.data, "train"), open_plan(paths.packing / "train.arrow")
     return Batches(rows, packing, plan, rank // shared, world // shared)
 
 
-def _check_model(engine: Engine, plan: TrainingPlan, packed: bool, device: torch.device) -> bool:
-    """Return whether a prefix that rows share can be computed once. Raises UserError if packed rows would see each
-    other, or ranks that share rows compute other logits."""
+def _check_model(engine: Engine, plan: TrainingPlan, stats: dict[str, Any], device: torch.device) -> bool:
+    """Return whether a prefix that rows share can be computed once; `stats` are those of the packing. Raises UserError
+    if packed rows would see each other, or ranks that share rows compute other logits."""
+    packed, alike, first = stats["packing"], stats.get("train_common_prefix", 0), torch.distributed.get_rank() == 0
     base = base_of(engine.module)
     if kernels.in_use(base):
         _check_kernels(engine, base, plan, device)
-    if not check_loss(engine, base, device, plan.precision) and torch.distributed.get_rank() == 0:
+    if not check_loss(engine, base, device, plan.precision) and first:
         LOGGER.info("this model post-processes its logits; using the unchunked loss")
     if plan.sequence_parallel > 1:
         check_sequence_parallel(engine, base.config, device)
     if packed:
         check_isolation(engine, base.config, device)
-    return common_prefix.allowed(plan, base) and shares_prefixes(engine, base.config, device)
+    prefixes = common_prefix.allowed(plan, base) and shares_prefixes(engine, base.config, device)
+    if prefixes and first and alike >= FEWEST and (packed or plan.micro_batch > 1):
+        LOGGER.info(f"the {alike} tokens that all rows begin with are computed once in a micro-batch")
+    return prefixes
 
 
 def _check_kernels(engine: Engine, base: Any, plan: TrainingPlan, device: torch.device) -> None:
@@ -344,6 +352,7 @@ def _write_metrics(
         **loop.telemetry.routed(),
         **_by_source(_sources(paths.data), loop.loss_by_source.tolist(), batches),
     }
+    compiled = _compiled(loop.plan)
     # Figures that differ between two equal runs are in a separate file, so that their train.json are the same bytes.
     resources = {
         "ranks": loop.world,
@@ -353,6 +362,7 @@ def _write_metrics(
         "tokens_per_second": tokens / loop.seconds,
         **loop.telemetry.summary(),
         **measured,
+        **compiled,
         **({"checkpoint_bytes": loop.checkpoints.size} if loop.checkpoints.size else {}),
     }
     loop.telemetry.publish(directory / FILE)
@@ -361,6 +371,21 @@ def _write_metrics(
     write_json(directory / "train_resources.json", resources)
     losses = "loss {loss_first:.3g} -> {loss_last:.3g}, validation {loss_validation:.3g}".format_map(metrics)
     result(f"{losses}, {resources['tokens_per_second']:.0f} tokens/s")
+
+
+def _compiled(plan: TrainingPlan) -> dict[str, int]:
+    """Return the numbers of compiled graphs; empty without train.compile."""
+    if not plan.compile:
+        return {}
+    from zerolora.train.compiled_layers import compiled_layers  # imports torch's compiler
+
+    figures = compiled_layers.summary()
+    if figures["recompiled_graphs"]:
+        LOGGER.warning(
+            f"train.compile: {figures['recompiled_graphs']} of {figures['compiled_graphs']} graphs were compiled after "
+            "the first step with their length; each takes seconds"
+        )
+    return figures
 
 
 def _by_source(sources: list[str], losses: list[float], batches: Batches) -> dict[str, float]:
