@@ -46,6 +46,7 @@ def predict(model: ModelSpec, spec: TrainingSpec) -> Prediction:
         spec.ranks_per_node,
         spec.precision,
         spec.optimizer.state_bytes(parameters) / parameters.trained,
+        parameters.constants,
     )
     run = gpu.PlannedRun(model, spec, parameters, states, spec.buckets or sized(model, spec))
     try:

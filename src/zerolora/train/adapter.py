@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from zerolora.compat.transformers_patches import resizable
 from zerolora.config.method_sections import DEFAULT_INIT
 from zerolora.config.settings import TrainingPlan, TrainSettings
 from zerolora.errors import UserError, wording
@@ -43,7 +44,8 @@ def adapt(
     engine = engine_class(plan.engine)
     model = base_model.load(weights, plan, config, engine, device)
     gathering = base_model.sharded(plan, config, engine)
-    rows = add_rows(model, tokens)
+    with resizable(model):
+        rows = add_rows(model, tokens)
     del gathering
     model.config.use_cache = False
     make_chunked(model)

@@ -1,6 +1,7 @@
 """The base model, read from safetensors to where it computes: no rank holds the whole model on the host of a GPU."""
 
 import importlib.util
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from transformers import BitsAndBytesConfig
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from zerolora.compat.bitsandbytes_patches import keep_layout
+from zerolora.compat.transformers_patches import kept_as_read, quantize_subclasses
 from zerolora.config.settings import TrainingPlan
 from zerolora.errors import UserError
 from zerolora.methods.registry import TRAINABLE
@@ -24,7 +26,8 @@ def load(weights: Path, plan: TrainingPlan, config: ZeroJson, engine: type[Engin
 
     whole: on `device`. A GPU gets each tensor as it is read; on CPU the weights stay mapped from the file, and the
     ranks of a node share its pages. sharded: each rank has its part of every tensor (DeepSpeed's zero.Init).
-    first_rank: rank 0 reads, and the weights of other ranks are only shapes. Every rank reads a quantized model whole.
+    first_rank: rank 0 reads, and the weights of other ranks are only shapes. Of a model that is quantized to 4 bits and
+    not read whole, every rank quantizes each weight as it is read, and keeps its part (Engine.keep).
     Raises UserError if the model does not have the plan's attention, or bitsandbytes is not installed.
     """
     check_attention(plan.attention, config_of(weights))
@@ -32,9 +35,13 @@ def load(weights: Path, plan: TrainingPlan, config: ZeroJson, engine: type[Engin
     quantization = quantization_config(plan, sharded=engine.loading(config) != "whole")
     attention = IMPLEMENTATIONS.get(plan.attention, plan.attention)
     dtype = DTYPES[plan.precision]
-    sharding = sharded(plan, config, engine)
+    sharding = None if quantization else sharded(plan, config, engine)
     try:
-        if loading == "first_rank" and torch.distributed.get_rank():
+        if quantization and loading != "whole":
+            with kept_as_read(engine.keep(config, plan, device), device):
+                model = read(weights, dtype, attention, torch.device("cpu"), quantization)
+            _move_buffers(model, device)
+        elif loading == "first_rank" and torch.distributed.get_rank():
             model = shapes(weights, dtype, attention)
         else:
             model = read(weights, dtype, attention, device if loading == "whole" else None, quantization)
@@ -49,8 +56,8 @@ def load(weights: Path, plan: TrainingPlan, config: ZeroJson, engine: type[Engin
 
 
 def loading_of(plan: TrainingPlan, config: ZeroJson, engine: type[Engine]) -> Loading:
-    """Return how ranks read the base weights: as the engine needs it; to be quantized, whole."""
-    return "whole" if TRAINABLE[plan.method].quantizes() else engine.loading(config)
+    """Return how ranks read the base weights: as the engine needs it, unless all must be there to be adapted."""
+    return "whole" if TRAINABLE[plan.method].of(plan).reads_whole else engine.loading(config)
 
 
 def sharded(plan: TrainingPlan, config: ZeroJson, engine: type[Engine]) -> HfDeepSpeedConfig | None:
@@ -71,15 +78,24 @@ def read(
     options: dict[str, Any] = {"device_map": {"": device}} if placed else {}
     if quantization is not None:
         options["quantization_config"] = quantization
-    return auto_class(config_of(weights)).from_pretrained(
-        weights,
-        dtype=dtype,
-        use_safetensors=True,
-        attn_implementation=attention,
-        local_files_only=True,
-        trust_remote_code=False,
-        **options,
-    )
+    with nullcontext() if quantization is None else quantize_subclasses():
+        return auto_class(config_of(weights)).from_pretrained(
+            weights,
+            dtype=dtype,
+            use_safetensors=True,
+            attn_implementation=attention,
+            local_files_only=True,
+            trust_remote_code=False,
+            **options,
+        )
+
+
+def _move_buffers(model: Any, device: torch.device) -> None:
+    """Move computed buffers, such as rotary frequencies, to `device`, in place."""
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = buffer.to(device)
 
 
 def shapes(weights: Path, dtype: torch.dtype, attention: str) -> Any:
