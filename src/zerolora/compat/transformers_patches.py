@@ -148,7 +148,7 @@ def quantizable_paths(model: Any) -> list[str]:
     return [
         path
         for path, module in model.named_modules()
-        if (isinstance(module, Conv1D) or computes_linearly(type(module)) or _is_quantized(module))
+        if (isinstance(module, Conv1D) or computes_linearly(module) or _is_quantized(module))
         and should_convert_module(path, skipped)
     ]
 
@@ -157,13 +157,16 @@ def _is_quantized(module: Any) -> bool:
     return type(module).__name__ in ("Linear4bit", "Linear8bitLt")
 
 
-@functools.cache
-def computes_linearly(kind: Any) -> bool:
+def computes_linearly(module: Any) -> bool:
     """Return whether a module's class is nn.Linear, or a subclass with a forward pass of its own that returns what
-    nn.Linear's would.
+    nn.Linear's would. A subclass that inherits the forward pass has another purpose."""
+    kind: Any = type(module)
+    return _computes_linearly(kind)
 
-    It is called with small random numbers. A subclass that inherits the forward pass has another purpose.
-    """
+
+@functools.cache
+def _computes_linearly(kind: Any) -> bool:
+    """Compare a class's forward pass with nn.Linear's on small random numbers."""
     import torch
 
     if kind is torch.nn.Linear:
@@ -211,7 +214,7 @@ def quantize_subclasses() -> Iterator[None]:
     def of_plain_modules(kind: Any) -> Any:
         def before_loading(quantizer: Any, model: Any, *arguments: Any, **named: Any) -> Any:
             for module in model.modules():
-                if computes_linearly(type(module)):
+                if computes_linearly(module):
                     module.__class__ = nn.Linear
             return kind._process_model_before_weight_loading(quantizer, model, *arguments, **named)
 
