@@ -232,6 +232,7 @@ def quantize_subclasses() -> Iterator[None]:
     "transformers",
     upstream="none known; from_pretrained shards no quantized model",
     features=(
+        "transformers.integrations.bitsandbytes:Bnb4bitDeserialize",
         "transformers.integrations.bitsandbytes:Bnb4bitQuantize",
         "transformers.quantizers.auto:AUTO_QUANTIZER_MAPPING",
         "transformers.quantizers.quantizer_bnb_4bit:Bnb4BitHfQuantizer.get_quantize_ops",
@@ -242,7 +243,8 @@ def quantize_subclasses() -> Iterator[None]:
 @contextlib.contextmanager
 def kept_as_read(keep: Callable[[Any], Any], device: Any) -> Iterator[None]:
     """Within the context, make from_pretrained pass each parameter of a 4-bit model through `keep` once it has been
-    read, and quantized on `device` if it is to be, before it reads the next.
+    read, and quantized on `device` if it is to be, before it reads the next; biases of a model that is stored in 4 bits
+    excepted.
 
     `keep` returns the parameter to use, which may have another shape.
     """
@@ -252,6 +254,7 @@ def kept_as_read(keep: Callable[[Any], Any], device: Any) -> Iterator[None]:
     from transformers.quantizers.quantizers_utils import get_module_from_name
 
     mapping, operation = vars(auto)["AUTO_QUANTIZER_MAPPING"], vars(integration)["Bnb4bitQuantize"]
+    unpacking = vars(integration)["Bnb4bitDeserialize"]
     kind = "bitsandbytes_4bit"
     replaced = mapping[kind]
 
@@ -268,6 +271,15 @@ def kept_as_read(keep: Callable[[Any], Any], device: Any) -> Iterator[None]:
             result[name] = keep(parameter)
         return result
 
+    def read_packed(step: Any, input_dict: dict[str, Any], model: Any = None, **others: Any) -> dict[str, Any]:
+        if len(input_dict) == 1:  # a weight that is not quantized
+            ((name, read),) = input_dict.items()
+            tensor = read[0] if isinstance(read, list) else read
+            return {name: keep(torch.nn.Parameter(tensor, requires_grad=tensor.is_floating_point()))}
+        moved = {name: (read[0] if isinstance(read, list) else read).to(device) for name, read in input_dict.items()}
+        ((name, parameter),) = unpacking.convert(step, moved, model=model, **others).items()
+        return {name: keep(parameter)}
+
     def is_parameter(_: Any, model: Any, param_name: str, **__: Any) -> bool:
         module, name = get_module_from_name(model, param_name)
         return name in module._parameters
@@ -276,7 +288,12 @@ def kept_as_read(keep: Callable[[Any], Any], device: Any) -> Iterator[None]:
         return kept(quantizer)
 
     kept = type("KeptAsRead", (operation,), {"convert": convert})
-    own = {"param_needs_quantization": is_parameter, "get_quantize_ops": made}
+    operations = {"deserialize": type("KeptAsStored", (unpacking,), {"convert": read_packed})}
+    own = {
+        "param_needs_quantization": is_parameter,
+        "get_quantize_ops": made,
+        "get_load_operations": lambda _: operations,
+    }
     mapping[kind] = type("Keeping", (replaced,), own)
     try:
         yield

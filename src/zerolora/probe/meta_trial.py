@@ -28,7 +28,7 @@ from zerolora.model import foreign
 from zerolora.model.added_tokens import AddedToken, add_rows, of_data
 from zerolora.model.architecture import built_on_meta, config_of
 from zerolora.model.base_check import check_shared
-from zerolora.model.manifest import check_not_quantized
+from zerolora.model.stored_quantization import check_trainable, stored_quantization, unpacked
 from zerolora.model.weight_files import WEIGHTS, weight_files
 from zerolora.planner.hardware import GPUS
 from zerolora.planner.run_hardware import typical
@@ -51,7 +51,15 @@ def check(settings: RenderSettings, attention: Attention, model: Path, weights: 
     """
     if settings.device == "cuda":
         check_gpu(settings.hardware)
-    check_not_quantized(model)
+    stored = stored_quantization(model)
+    method = TRAINABLE[settings.method.name]
+    check_trainable(stored, method.name, method.quantizes(), settings.sections.quantization)
+    if stored and (settings.merged or settings.targets):
+        key, value = ("merge.enabled", "false") if settings.merged else ("export.targets", "[]")
+        raise UserError(
+            f"{key}: the base model is stored in 4 bits ({stored.type}), to which nothing can be added; write {key}: "
+            f"{value}, or fetch the checkpoint in bf16, fp16 or fp32 that it was made of"
+        )
     bitsandbytes_patches.load()
     config = config_of(model)
     updates, published = _updates(_attending(config, attention), settings)
@@ -65,11 +73,13 @@ def check(settings: RenderSettings, attention: Attention, model: Path, weights: 
         LOGGER.info("%s: no weights here, so the names that merge updates are not checked", directory)
         return
     built = built_on_meta(config)
-    files, names = [read_header(path) for path in weight_files(directory)], stored_names(built)
+    headers = [read_header(path) for path in weight_files(directory)]
+    files, names = unpacked(directory, headers), stored_names(built)
     if settings.from_adapter and data is not None:
         check_copies(Path(settings.from_adapter), TRAINABLE[settings.method.name], directory)
     check_shared(files, names, built.all_tied_weights_keys, model / "config.json")
-    _merge(files, names, updates, model)
+    if stored is None:
+        _merge(files, names, updates, model)
 
 
 def check_gpu(hardware: HardwareSettings) -> None:

@@ -16,6 +16,7 @@ from zerolora.config.settings import TrainingPlan
 from zerolora.errors import UserError
 from zerolora.methods.registry import TRAINABLE
 from zerolora.model.architecture import auto_class, config_of
+from zerolora.model.stored_quantization import check_trainable, stored_quantization
 from zerolora.planner.zero_json import ZeroJson
 from zerolora.train.attention import IMPLEMENTATIONS, check_attention, no_attention
 from zerolora.train.engines.engine import DTYPES, Engine, Loading
@@ -32,6 +33,8 @@ def load(weights: Path, plan: TrainingPlan, config: ZeroJson, engine: type[Engin
     """
     check_attention(plan.attention, config_of(weights))
     loading = loading_of(plan, config, engine)
+    stored = stored_quantization(weights)
+    check_trainable(stored, plan.method, TRAINABLE[plan.method].quantizes(), plan.quantization)
     quantization = quantization_config(plan, sharded=engine.loading(config) != "whole")
     attention = IMPLEMENTATIONS.get(plan.attention, plan.attention)
     dtype = DTYPES[plan.precision]
@@ -76,10 +79,16 @@ def read(
     """
     placed = device is not None and (device.type == "cuda" or quantization is not None)
     options: dict[str, Any] = {"device_map": {"": device}} if placed else {}
+    config = config_of(weights)
     if quantization is not None:
-        options["quantization_config"] = quantization
+        if stored_quantization(weights):
+            # Its own config says how the run that made it computed.
+            config.quantization_config = quantization.to_dict()
+            options["config"] = config
+        else:
+            options["quantization_config"] = quantization
     with nullcontext() if quantization is None else quantize_subclasses():
-        return auto_class(config_of(weights)).from_pretrained(
+        return auto_class(config).from_pretrained(
             weights,
             dtype=dtype,
             use_safetensors=True,
