@@ -2,17 +2,26 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from bench import Bench
-from conftest import ROOT, project_environment
+from bench import Bench, metrics
+from conftest import ROOT, project_environment, saved_in_4_bits
+from safetensors.torch import load_file
+from test_models import assert_merged, bench_of
 
+from zerolora.config.settings import EvaluateRunSettings
+from zerolora.evaluate.evaluate import EvaluatedModel, evaluate
+from zerolora.methods.quantized_base import quantized_weights
+from zerolora.model.architecture import built_on_meta, config_of
 from zerolora.train.launch.launcher import CPU_MALLOC
 from zerolora.train.launch.topology import topology
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+__all__ = ["bench_of"]  # a fixture
 
 STRATEGIES = ("zero3", "zero3_offload", "zero3_hpz", "fsdp", "fsdp_offload", "fsdp_hybrid")
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -59,3 +68,48 @@ def test_losses_equal_those_of_a_model_read_whole(name: str, readings: list[dict
     for rank in readings:
         assert rank[name]["shards"] == rank[name]["whole"]
         assert len(set(rank[name]["whole"])) == 4
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero3", "fsdp"])
+def test_base_stored_in_4_bits_trains_as_one_quantized_while_read(
+    strategy: str, bench: Bench, stored: Bench, tiny_model: Path
+) -> None:
+    settings = {"method": "qlora", "checkpoint_steps": None}
+    run, expected = (
+        stored.run(f"stored-{strategy}", strategy, **settings),
+        bench.run(f"read-{strategy}", strategy, **settings),
+    )
+    assert metrics(run)["losses"] == metrics(expected)["losses"]
+    (ours, theirs) = (load_file(each / "adapter/adapter_model.safetensors") for each in (run, expected))
+    assert all(ours[name].equal(tensor) for name, tensor in theirs.items())
+    kept, read = (json.loads((each / "adapter/manifest.json").read_text()) for each in (run, expected))
+    assert kept["quantization"] == read["quantization"] == {"type": "nf4", "double": True, "precision": "fp32"}
+    if strategy == "ddp":
+        model = EvaluatedModel(stored.folder / "w/tiny", run / "adapter")
+        split = EvaluateRunSettings(split="validation", batch=2, max_new_tokens=4, check="sum")
+        evaluate(split, stored.folder / "data", model, run / "evaluated", run / "answers.json")
+        loss = json.loads((run / "evaluated/evaluate.json").read_text())["loss"]
+        assert loss == pytest.approx(metrics(run)["loss_validation"], rel=1e-5)
+
+
+def test_base_stored_in_4_bits_refuses_another_method(stored: Bench) -> None:
+    result = stored.start("stored-lora", "zero3", method="lora")
+    assert result.returncode == 2
+    assert "train.method is lora, and the base model is stored in 4 bits (nf4); write method: qlora" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.fixture(scope="module")
+def stored(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    """Return a bench whose model is stored in 4 bits."""
+    folder = tmp_path_factory.mktemp("stored")
+    (folder / "bench").mkdir()
+    return Bench(folder / "bench", saved_in_4_bits(tiny_model, folder / "model"))
+
+
+def test_falcon_is_quantized_and_merged(bench_of: Callable[[str], Bench], tmp_path: Path) -> None:
+    """All of its linear modules but the head: eight of nine, of a subclass of nn.Linear."""
+    place = bench_of("falcon")
+    run = place.run("qlora", "zero3", method="qlora", attention="sdpa", checkpoint_steps=None)
+    assert len(quantized_weights(built_on_meta(config_of(place.folder / "m/tiny")))) == 8
+    assert_merged(place, run, tmp_path / "merged", dequantized=True)

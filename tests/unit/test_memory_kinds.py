@@ -292,7 +292,7 @@ def test_no_rank_holds_a_4_bit_model_whole_while_loading(strategy: str) -> None:
     qdora = replace(spec, method=create("qdora"))
     assert said not in estimated(model, spec, Capacity(80 * GIB, 512 * GIB))["notes"]
     assert said in estimated(model, qdora, Capacity(80 * GIB, 512 * GIB))["notes"]
-    assert predict(model, qdora).phases["loading"] > whole
+    assert predict(model, qdora).phases["loading"] >= whole
 
 
 @pytest.mark.parametrize(("double", "expected"), [(True, 5.49), (False, 8.46)])

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import refusal
+from conftest import refusal, saved_in_4_bits
 from safetensors.torch import load_file, save_file
 
-from zerolora.compat import bitsandbytes_patches
 from zerolora.config.method_sections import Quantization
 from zerolora.errors import UserError
 from zerolora.merge.merge import write_model
@@ -26,20 +25,6 @@ from zerolora.model.stored_quantization import (
 
 FILE = "model.safetensors"
 WEIGHT = "model.layers.0.self_attn.q_proj.weight"
-
-
-def saved_in_4_bits(model: Path, output: Path, **options: Any) -> Path:
-    """Save a model as transformers quantizes it, and return its directory."""
-    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
-
-    bitsandbytes_patches.load()
-    kinds = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True} | options
-    quantization = BitsAndBytesConfig(load_in_4bit=True, **kinds)
-    shutil.copytree(model, output, ignore=shutil.ignore_patterns("*.safetensors"))
-    AutoModelForCausalLM.from_pretrained(
-        model, dtype=torch.float32, quantization_config=quantization, device_map={"": "cpu"}
-    ).save_pretrained(output)
-    return output
 
 
 @pytest.fixture(scope="module")

@@ -59,7 +59,6 @@ def keep_layout(model: Any) -> None:
             module.support_avx512bf16_for_cpu = False
 
 
-@patch("bitsandbytes", features=("bitsandbytes.nn.modules:Params4bit",))
 def is_packed(parameter: Any) -> bool:
     """Return whether a parameter is a quantized 4-bit weight."""
     from bitsandbytes.nn.modules import Params4bit
@@ -69,7 +68,8 @@ def is_packed(parameter: Any) -> bool:
 
 @patch("bitsandbytes", features=("bitsandbytes.nn.modules:Params4bit",))
 def on_meta(parameter: Any, shape: Any) -> Any:
-    """Return a 4-bit parameter of `shape` on the meta device, with the quantization constants of `parameter`."""
+    """Return a 4-bit parameter of `shape` on the meta device, with the attributes of `parameter`, such as quantization
+    constants, which its own methods lose or move with it."""
     import torch
     from bitsandbytes.nn.modules import Params4bit
 

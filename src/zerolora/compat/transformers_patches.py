@@ -175,21 +175,22 @@ def _computes_linearly(kind: Any) -> bool:
         return False
     module: Any = kind.__new__(kind)
     torch.nn.Module.__init__(module)
-    drawn = torch.Generator().manual_seed(0)
-    module.in_features, module.out_features = 5, 3
-    module.weight = torch.nn.Parameter(torch.rand(3, 5, generator=drawn))
-    values = torch.rand(2, 4, 5, generator=drawn)
-    for bias in (None, torch.nn.Parameter(torch.rand(3, generator=drawn))):
-        module.bias = bias
-        expected = torch.nn.functional.linear(values, module.weight, bias)
-        try:
-            result = kind.forward(module, values)
-        except Exception:  # its own attributes are missing
-            return False
-        if not isinstance(result, torch.Tensor) or result.shape != expected.shape:
-            return False
-        if not torch.allclose(result, expected, rtol=1e-5, atol=1e-6):
-            return False
+    with torch.device("cpu"):  # models are built within the meta device
+        drawn = torch.Generator().manual_seed(0)
+        values = torch.rand(2, 4, 5, generator=drawn)
+        module.in_features, module.out_features = 5, 3
+        module.weight = torch.nn.Parameter(torch.rand(3, 5, generator=drawn))
+        for bias in (None, torch.nn.Parameter(torch.rand(3, generator=drawn))):
+            module.bias = bias
+            expected = torch.nn.functional.linear(values, module.weight, bias)
+            try:
+                result = kind.forward(module, values)
+            except Exception:  # its own attributes are missing
+                return False
+            if not isinstance(result, torch.Tensor) or result.shape != expected.shape:
+                return False
+            if not torch.allclose(result, expected, rtol=1e-5, atol=1e-6):
+                return False
     return True
 
 
