@@ -16,6 +16,7 @@ from zerolora.config.settings import EvaluateRunSettings
 from zerolora.evaluate.evaluate import EvaluatedModel, evaluate
 from zerolora.methods.quantized_base import quantized_weights
 from zerolora.model.architecture import built_on_meta, config_of
+from zerolora.model.manifest import located
 from zerolora.train.launch.launcher import CPU_MALLOC
 from zerolora.train.launch.topology import topology
 
@@ -71,21 +72,17 @@ def test_losses_equal_those_of_a_model_read_whole(name: str, readings: list[dict
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero3", "fsdp"])
-def test_base_stored_in_4_bits_trains_as_one_quantized_while_read(
-    strategy: str, bench: Bench, stored: Bench, tiny_model: Path
-) -> None:
+def test_base_stored_in_4_bits_trains_as_one_quantized_while_read(strategy: str, bench: Bench, stored: Bench) -> None:
     settings = {"method": "qlora", "checkpoint_steps": None}
-    run, expected = (
-        stored.run(f"stored-{strategy}", strategy, **settings),
-        bench.run(f"read-{strategy}", strategy, **settings),
-    )
+    run = stored.run(f"stored-{strategy}", strategy, **settings)
+    expected = bench.run(f"read-{strategy}", strategy, **settings)
     assert metrics(run)["losses"] == metrics(expected)["losses"]
     (ours, theirs) = (load_file(each / "adapter/adapter_model.safetensors") for each in (run, expected))
     assert all(ours[name].equal(tensor) for name, tensor in theirs.items())
     kept, read = (json.loads((each / "adapter/manifest.json").read_text()) for each in (run, expected))
     assert kept["quantization"] == read["quantization"] == {"type": "nf4", "double": True, "precision": "fp32"}
     if strategy == "ddp":
-        model = EvaluatedModel(stored.folder / "w/tiny", run / "adapter")
+        model = EvaluatedModel(located(stored.folder / "w/tiny.json"), run / "adapter")
         split = EvaluateRunSettings(split="validation", batch=2, max_new_tokens=4, check="sum")
         evaluate(split, stored.folder / "data", model, run / "evaluated", run / "answers.json")
         loss = json.loads((run / "evaluated/evaluate.json").read_text())["loss"]

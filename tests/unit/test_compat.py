@@ -783,7 +783,7 @@ def test_needed_on_meta() -> None:
     constants = packed.quant_state.absmax
     whole = bitsandbytes_patches.on_meta(packed, (4096, 1))
     assert whole.is_meta and whole.shape == (4096, 1) and whole.quant_state.absmax is constants
-    assert packed.to("meta").shape == (2048, 1) and packed.quant_state.absmax.is_meta
+    assert vars(Params4bit)["to"](packed, "meta").shape == (2048, 1) and packed.quant_state.absmax.is_meta
 
 
 def test_needed_sharder() -> None:

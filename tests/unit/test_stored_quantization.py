@@ -40,7 +40,7 @@ def test_4_bits_are_taken_as_they_are(tiny_model: Path, tmp_path: Path, double: 
     assert stored_quantization(path) == StoredQuantization("nf4", double)
     assert count_parameters(path) == count_parameters(tiny_model)
     assert stored_precision(path) == "fp32"
-    assert stored_quantization(tiny_model) is stored_precision(tiny_model) is None
+    assert stored_quantization(tiny_model) is None and stored_precision(tiny_model) is None
 
 
 def without(name: str) -> Callable[[dict[str, Any]], None]:
