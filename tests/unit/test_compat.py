@@ -779,11 +779,12 @@ def test_needed_on_meta() -> None:
     """A 4-bit parameter on the meta device has its shard's shape, and its constants are moved with it."""
     from bitsandbytes.nn.modules import Params4bit
 
-    packed: Any = Params4bit(torch.rand(64, 64), quant_type="nf4").to("cpu")
+    move: Any = vars(Params4bit)["to"]
+    packed = move(Params4bit(torch.rand(64, 64), quant_type="nf4"), "cpu")
     constants = packed.quant_state.absmax
     whole = bitsandbytes_patches.on_meta(packed, (4096, 1))
     assert whole.is_meta and whole.shape == (4096, 1) and whole.quant_state.absmax is constants
-    assert vars(Params4bit)["to"](packed, "meta").shape == (2048, 1) and packed.quant_state.absmax.is_meta
+    assert move(packed, "meta").shape == (2048, 1) and packed.quant_state.absmax.is_meta
 
 
 def test_needed_sharder() -> None:
