@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -131,30 +130,9 @@ def test_both_engines_have_nothing_to_do_afterwards(project: ClusterProject) -> 
 
 
 def test_two_ranks_on_each_of_two_nodes_learn_the_same(project: ClusterProject, here: Path, tmp_path: Path) -> None:
-    """The ranks and the rendezvous of other shapes: the next test."""
+    """The ranks and the rendezvous of other shapes: test_topology.py."""
     project.run("srun", *shape(2, 2), *project.training(tmp_path / "run", 2, 2))
     assert_same_adapter(tmp_path / "run", here)
-
-
-@pytest.mark.parametrize(
-    ("nodes", "ranks_per_node", "tasks"), [(1, 1, 1), (1, 2, 1), (1, 2, 2), (2, 1, 2), (2, 2, 2), (2, 2, 4)]
-)
-def test_the_tasks_of_a_step_share_out_all_ranks_and_agree_where_to_meet(
-    project: ClusterProject, nodes: int, ranks_per_node: int, tasks: int
-) -> None:
-    code = (
-        "import os; from zerolora.train.launch.topology import topology; "
-        f"print(topology(os.environ, {nodes}, {ranks_per_node}))"
-    )
-    result = project.run("srun", *shape(nodes, tasks), sys.executable, "-c", code)
-    places = [
-        re.fullmatch(r"Topology\(ranks=range\((\d+), (\d+)\), (.*)\)", line) for line in result.stdout.splitlines()
-    ]
-    assert len(places) == tasks
-    assert sorted(rank for actual in places if actual for rank in range(int(actual[1]), int(actual[2]))) == list(
-        range(nodes * ranks_per_node)
-    )
-    assert len({actual[3] for actual in places if actual}) == 1
 
 
 def test_the_probe_measures_the_network_between_the_nodes_of_a_job(project: ClusterProject, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import math
 import re
-import socket
 import tempfile
 from collections.abc import Callable
 from itertools import pairwise
@@ -29,7 +28,6 @@ from zerolora.train.attention import lengths
 from zerolora.train.engines import engine_class, names
 from zerolora.train.feed import Batches, collate
 from zerolora.train.launch import rendezvous
-from zerolora.train.launch.topology import first_host, topology
 from zerolora.train.loop import Totals
 from zerolora.train.loss import make_chunked, token_losses
 from zerolora.train.module_forwards import add_noise
@@ -232,69 +230,6 @@ def test_adapter_check_refuses_broken_adapters(expected: dict[str, torch.Size], 
     faults = faults_of(actual, expected, LoraMethod)
     assert len(faults) == (message is not None)
     assert message is None or message in faults[0]
-
-
-def test_topology_of_one_machine() -> None:
-    where = topology({}, 1, 3)
-    assert list(where.ranks) == [0, 1, 2]
-    environment = where.environment(2)
-    assert (environment["RANK"], environment["LOCAL_RANK"], environment["WORLD_SIZE"]) == ("2", "2", "3")
-    assert environment["MASTER_ADDR"] == "127.0.0.1"
-    # The port stays bound until the rendezvous, so that runs on one machine never share one.
-    with pytest.raises(OSError, match="in use"), socket.socket() as other:
-        other.bind((where.address, int(environment["MASTER_PORT"])))
-
-
-SLURM = {"SLURM_STEP_ID": "0", "SLURM_JOB_ID": "4711", "SLURM_STEP_NODELIST": "node[03-05,9]"}
-
-
-@pytest.mark.parametrize(
-    ("task", "tasks", "ranks", "rank", "local"), [(1, 2, [4, 5, 6, 7], 5, "1"), (6, 8, [6], 6, "2")]
-)
-def test_slurm_tasks_are_nodes_or_ranks(task: int, tasks: int, ranks: list[int], rank: int, local: str) -> None:
-    where = topology(SLURM | {"SLURM_PROCID": str(task), "SLURM_STEP_NUM_TASKS": str(tasks)}, 2, 4)
-    assert list(where.ranks) == ranks
-    assert (where.address, where.port) == ("node03", 24711)
-    assert where.environment(rank)["LOCAL_RANK"] == local
-
-
-@pytest.mark.parametrize(
-    ("environment", "message"),
-    [
-        ({**SLURM, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "3"}, r"3 tasks.*start 2 tasks \(one a node\) or 8"),
-        ({"SLURM_JOB_ID": "4711"}, "train.nodes is 2.*srun"),
-        ({"RANK": "3", "WORLD_SIZE": "4"}, "WORLD_SIZE is 4"),
-    ],
-)
-def test_other_numbers_of_processes_are_refused(environment: dict[str, str], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        topology(environment, 2, 4)
-
-
-@pytest.mark.parametrize("job", ["1", "31999", "67108863"])
-def test_slurm_port_is_not_ephemeral(job: str) -> None:
-    where = topology(SLURM | {"SLURM_JOB_ID": job, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}, 2, 1)
-    assert 1024 <= where.port < 32_768
-
-
-def test_rank_of_another_launcher() -> None:
-    where = topology({"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "head", "MASTER_PORT": "1234"}, 2, 2)
-    assert (list(where.ranks), where.address, where.port) == ([3], "head", 1234)
-
-
-@pytest.mark.parametrize(
-    ("nodelist", "host"),
-    [
-        ("a", "a"),
-        ("a,b", "a"),
-        ("n[1-3]", "n1"),
-        ("n[03,7]", "n03"),
-        ("gpu-01-[2-4]", "gpu-01-2"),
-        ("r1n[2-3]x,z", "r1n2x"),
-    ],
-)
-def test_first_host_of_a_node_list(nodelist: str, host: str) -> None:
-    assert first_host(nodelist) == host
 
 
 def test_engines_are_modules() -> None:

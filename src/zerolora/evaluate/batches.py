@@ -10,6 +10,7 @@ import torch
 
 from zerolora.config.settings import EvaluateSettings
 from zerolora.errors import UserError
+from zerolora.machine.devices import on_gpu
 from zerolora.memory.inference import AUTO_ROWS, answering
 from zerolora.model.read_spec import from_config, read_model_spec
 
@@ -80,7 +81,7 @@ def paged_cache(settings: EvaluateSettings, config: Any, length: int) -> tuple[i
 
 def free_memory(device: torch.device) -> int:
     """Return the free bytes of a device: for a CPU, the minimum over the machine and the job's cgroups."""
-    if device.type == "cuda":
+    if on_gpu(device):
         return int(torch.cuda.mem_get_info(device)[0])
     free = psutil.virtual_memory().available
     for folder in _cgroups():

@@ -8,6 +8,7 @@ import torch
 
 from zerolora.compat.bitsandbytes_patches import keep_layout
 from zerolora.files import MANIFEST
+from zerolora.machine.devices import on_gpu
 from zerolora.methods.method import WHOLE_WEIGHTS
 from zerolora.methods.peft_format import CONFIG
 from zerolora.methods.quantized_base import load_library
@@ -75,7 +76,7 @@ def load(
     # On a CPU, fp32 is both faster and exact; on a GPU, the weights keep their dtype.
     model = auto_class(config).from_pretrained(
         weights,
-        dtype="auto" if device.type == "cuda" else torch.float32,
+        dtype="auto" if on_gpu(device) else torch.float32,
         use_safetensors=True,
         local_files_only=True,
         trust_remote_code=False,
@@ -133,7 +134,7 @@ def with_adapter(model: Any, adapter: Path) -> Any:
 def placement(weights: Path, device: torch.device, beside: float = 0) -> dict[str, Any]:
     """Return the arguments for transformers and accelerate to spread a model that does not fit on one GPU over all
     GPUs, and host memory for the rest; empty if it fits."""
-    if device.type != "cuda":
+    if not on_gpu(device):
         return {}
     size = sum(path.stat().st_size for path in weight_files(weights))
     return {"device_map": "auto"} if size + beside > SHARE * torch.cuda.mem_get_info(device)[0] else {}

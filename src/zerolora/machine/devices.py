@@ -12,11 +12,16 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zerolora.errors import UserError
 from zerolora.types import Device
 
+if TYPE_CHECKING:
+    import torch
+
+GPU = "cuda"
+"""torch's name for the devices that are GPUs."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 """The GPUs that CUDA shows a process, by number or identifier, separated by commas; unset, all of them."""
 LIBRARY = "libcuda.so.1"
@@ -39,6 +44,11 @@ class VisibleGpu:
     capability: tuple[int, int]
     uuid: str
     """Identifies the GPU on its machine, whatever CUDA_VISIBLE_DEVICES says."""
+
+
+def on_gpu(device: "torch.device") -> bool:
+    """Return whether this is a GPU. Other modules ask here, so that a rehearsal can name another device (GPU)."""
+    return device.type == GPU
 
 
 def obey(device: Device, gpus: int = 1) -> None:

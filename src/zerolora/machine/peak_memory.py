@@ -7,6 +7,8 @@ from pathlib import Path
 import torch
 import torch.distributed
 
+from zerolora.machine.devices import on_gpu
+
 
 class PeakMemory:
     """The peak memory of this process since this object was created, in bytes.
@@ -24,7 +26,7 @@ class PeakMemory:
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
         # torch refuses to before CUDA is initialised.
-        if self.device.type == "cuda" and torch.cuda.is_initialized():
+        if on_gpu(self.device) and torch.cuda.is_initialized():
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def host(self) -> int:
@@ -37,7 +39,7 @@ class PeakMemory:
 
     def gpu(self) -> int:
         """Return the peak bytes of torch's allocator; 0 on CPU."""
-        return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
+        return torch.cuda.max_memory_allocated(self.device) if on_gpu(self.device) else 0
 
     def of_all_ranks(self) -> dict[str, int]:
         """Return the highest GPU and host peak of any rank and the sum of the host peaks. Collective."""

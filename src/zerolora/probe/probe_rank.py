@@ -21,8 +21,10 @@ import torch.distributed as dist
 
 from zerolora.files import write_json
 from zerolora.machine import cpu_matmul
+from zerolora.machine.devices import on_gpu
 from zerolora.train.launch.fork import become_rank
 from zerolora.train.launch.rendezvous import rendezvous
+from zerolora.train.launch.topology import gpu_of_rank
 
 REPETITIONS = 7
 PACKAGES = ("torch", "deepspeed", "transformers", "peft")
@@ -45,9 +47,10 @@ class Rank:
 
     def __init__(self, device: str) -> None:
         self.rank, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        self.local, self.per_node = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-        self.device = torch.device(device, self.local) if device == "cuda" else torch.device(device)
+        self.per_node = int(os.environ["LOCAL_WORLD_SIZE"])
+        self.device = torch.device(device)
         if device == "cuda":
+            self.device = torch.device(device, gpu_of_rank(os.environ, torch.cuda.device_count()))
             torch.cuda.set_device(self.device)
         else:
             cpu_matmul.choose()  # as training does
@@ -79,7 +82,7 @@ class Rank:
         return float(slowest)
 
     def _settle(self) -> None:
-        if self.device.type == "cuda":
+        if on_gpu(self.device):
             torch.cuda.synchronize(self.device)
 
 
@@ -90,7 +93,7 @@ def main() -> None:
     arguments = parser.parse_args()
     become_rank()
     rank = Rank(arguments.device)
-    no_bf16 = rank.device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
+    no_bf16 = on_gpu(rank.device) and not torch.cuda.is_bf16_supported(including_emulation=False)
     half = torch.float16 if no_bf16 else torch.bfloat16
     measured = {
         "matmul_fp32_flops_per_second": _matmul(rank, torch.float32),
@@ -137,7 +140,7 @@ def _copying(rank: Rank) -> dict[str, float | None]:
     source, target = (torch.zeros(count // 4, device=rank.device) for _ in range(2))
     memory = 2 * count / rank.seconds(lambda: _done(target.copy_(source)))
     up = down = None
-    if rank.device.type == "cuda":
+    if on_gpu(rank.device):
         pinned = torch.zeros(PINNED_BYTES // 4, pin_memory=True)
         there = torch.zeros(PINNED_BYTES // 4, device=rank.device)
         up = PINNED_BYTES / rank.seconds(lambda: _done(there.copy_(pinned, non_blocking=True)))
@@ -185,7 +188,7 @@ def _done(_: object) -> None:
 
 def _machine(rank: Rank) -> dict[str, Any]:
     """Return the hardware and versions of rank 0's node."""
-    name = torch.cuda.get_device_name(rank.device) if rank.device.type == "cuda" else _processor()
+    name = torch.cuda.get_device_name(rank.device) if on_gpu(rank.device) else _processor()
     return {
         "device": rank.device.type,
         "nodes": rank.world // rank.per_node,

@@ -14,6 +14,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from zerolora.errors import UserError, wording
+from zerolora.machine.devices import on_gpu
 from zerolora.model.architecture import model_class, takes_own_attention
 from zerolora.train.sequence_parallel import sequence
 
@@ -232,7 +233,7 @@ def _probabilities(queries: torch.Tensor, keys: torch.Tensor, scaling: float, to
 
 def _has_varlen(query: torch.Tensor, value: torch.Tensor, dropout: float) -> bool:
     return (
-        query.device.type == "cuda"
+        on_gpu(query.device)
         and query.dtype in HALF
         and not dropout
         and max(query.shape[-1], value.shape[-1]) <= VARLEN_HEAD

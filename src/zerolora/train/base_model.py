@@ -14,6 +14,7 @@ from zerolora.compat.bitsandbytes_patches import keep_layout
 from zerolora.compat.transformers_patches import kept_as_read, quantize_subclasses
 from zerolora.config.settings import TrainingPlan
 from zerolora.errors import UserError
+from zerolora.machine.devices import on_gpu
 from zerolora.methods.registry import TRAINABLE
 from zerolora.model.architecture import auto_class, config_of
 from zerolora.model.stored_quantization import check_trainable, stored_quantization
@@ -77,7 +78,7 @@ def read(
     With a GPU as device_map transformers materializes each tensor there itself, from a slice of the mapped file
     (core_model_loading.py); on CPU parameters are the mapped file's own pages.
     """
-    placed = device is not None and (device.type == "cuda" or quantization is not None)
+    placed = device is not None and (on_gpu(device) or quantization is not None)
     options: dict[str, Any] = {"device_map": {"": device}} if placed else {}
     config = config_of(weights)
     if quantization is not None:

@@ -12,6 +12,7 @@ import torch
 
 from zerolora.data.prepared_rows import IGNORED
 from zerolora.errors import UserError, wording
+from zerolora.machine.devices import on_gpu
 from zerolora.train.attention import IMPLEMENTATIONS
 from zerolora.train.feed import PackedRow, collate
 from zerolora.train.loss import logits_of, make_whole, token_losses
@@ -133,7 +134,7 @@ def _evaluating(model: Any, device: torch.device) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+        with torch.no_grad(), torch.random.fork_rng([device] if on_gpu(device) else []):
             yield
     finally:
         for module, mode in modes:

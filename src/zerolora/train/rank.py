@@ -46,7 +46,9 @@ from zerolora.train.feed import Batches
 from zerolora.train.isolation import check_isolation, check_loss, check_sequence_parallel
 from zerolora.train.launch.fork import become_rank
 from zerolora.train.launch.heartbeat import Heartbeat
+from zerolora.train.launch.rendezvous import check_own_gpu
 from zerolora.train.launch.stop_signals import STOPPED, Stop, Stopped
+from zerolora.train.launch.topology import gpu_of_rank
 from zerolora.train.loop import Loop
 from zerolora.train.sequence_parallel import sequence
 from zerolora.train.starting_factors import extract
@@ -86,7 +88,7 @@ def train(settings: TrainSettings, paths: Paths, keep_checkpoints: int, losses_o
     times = Stopwatch(device)
     sent = Collectives(times)
     sent.watch()  # before the engines keep torch's functions
-    engine_class(plan.engine).connect(config, device)
+    _connect(plan, config, device)
     sequence.set(plan.sequence_parallel)
     memory = PeakMemory(device)
 
@@ -253,21 +255,23 @@ def claim_device(plan: TrainingPlan) -> torch.device:
     if plan.device == "cpu":
         cpu_matmul.choose()
         return torch.device("cpu")
-    local_rank = int(os.environ["LOCAL_RANK"])
-    if torch.cuda.device_count() <= local_rank:
-        raise UserError(
-            f"hardware.device is cuda, but this machine shows {torch.cuda.device_count()} GPUs to rank "
-            f"{os.environ['RANK']}; correct hardware, or run where the GPUs are"
-        )
-    torch.cuda.set_device(local_rank)
-    name, capability = torch.cuda.get_device_name(local_rank), torch.cuda.get_device_capability(local_rank)
+    number = gpu_of_rank(os.environ, torch.cuda.device_count())
+    torch.cuda.set_device(number)
+    name, capability = torch.cuda.get_device_name(number), torch.cuda.get_device_capability(number)
     if reason := devices.unsupported(capability, name):
         raise UserError(f"hardware.device is cuda, but {reason}")
     if TRAINABLE[plan.method].quantizes() or OPTIMIZERS[plan.optimizer].built.startswith("bitsandbytes."):
         bitsandbytes_patches.check_cuda_library()
     if plan.precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise UserError(f"{name} has no bf16, but this run trains in it; correct hardware.compute_capability")
-    return torch.device("cuda", local_rank)
+    return torch.device("cuda", number)
+
+
+def _connect(plan: TrainingPlan, config: ZeroJson, device: torch.device) -> None:
+    """Join the ranks into one process group. Collective. Raises UserError if two ranks use one GPU."""
+    engine_class(plan.engine).connect(config, device)
+    if device.type == "cuda":
+        check_own_gpu(device)
 
 
 def _write_metrics(

@@ -7,6 +7,7 @@ import torch
 from torch.nn.utils import parametrize
 
 from zerolora.compat.torch_patches import ddp_reductions, time_every_reduction
+from zerolora.machine.devices import on_gpu
 from zerolora.planner.zero_json import ZeroJson
 from zerolora.train.engines.engine import WEIGHT, TorchEngine
 
@@ -19,7 +20,7 @@ class DDP(TorchEngine):
         _compute_in(dtype, model)
         self.engine = torch.nn.parallel.DistributedDataParallel(
             model,
-            device_ids=[device] if device.type == "cuda" else None,
+            device_ids=[device] if on_gpu(device) else None,
             # All ranks read the same files and drew the same adapter.
             init_sync=False,
             broadcast_buffers=False,

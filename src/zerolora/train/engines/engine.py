@@ -9,6 +9,7 @@ import torch.distributed
 from torch.distributed.tensor import DTensor
 
 from zerolora.config.settings import TrainingPlan, TrainSettings
+from zerolora.machine.devices import on_gpu
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.planner.zero_json import ZeroJson
 from zerolora.train.launch.rendezvous import rendezvous
@@ -198,7 +199,7 @@ class TorchEngine(Engine):
 
 def backend(device: torch.device) -> str:
     """Return the backend of torch.distributed for a device."""
-    return "nccl" if device.type == "cuda" else "gloo"
+    return "nccl" if on_gpu(device) else "gloo"
 
 
 def build_optimizer(adapter: dict[str, Any], settings: TrainSettings) -> torch.optim.Optimizer:

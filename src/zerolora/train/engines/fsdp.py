@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from zerolora.compat.bitsandbytes_patches import is_packed, on_meta
 from zerolora.config.settings import TrainingPlan
 from zerolora.errors import UserError
+from zerolora.machine.devices import on_gpu
 from zerolora.planner.zero_json import FsdpOptions, ZeroJson
 from zerolora.train.engines.engine import DTYPES, WEIGHT, Loading, Tensors, TorchEngine, backend
 from zerolora.train.launch.rendezvous import broadcast_json, rendezvous
@@ -23,7 +24,7 @@ class FSDP(TorchEngine):
     @staticmethod
     def connect(config: ZeroJson, device: torch.device) -> None:
         # Offloaded tensors are clipped, gathered and saved by collectives on the host.
-        both = _options(config).offload and device.type == "cuda"
+        both = _options(config).offload and on_gpu(device)
         rendezvous("cpu:gloo,cuda:nccl" if both else backend(device))
 
     @staticmethod
@@ -51,7 +52,7 @@ class FSDP(TorchEngine):
         shape = tuple(options.mesh)
         mesh = init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
         policy = MixedPrecisionPolicy(DTYPES[options.param_dtype], DTYPES[options.reduce_dtype])
-        offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if options.offload else OffloadPolicy()
+        offload = CPUOffloadPolicy(pin_memory=on_gpu(device)) if options.offload else OffloadPolicy()
         rules: dict[str, Any] = {"mesh": mesh, "mp_policy": policy, "offload_policy": offload}
         source, chunks = _take_values(model)
         layers = model._no_split_modules  # of the transformers model, also through peft's

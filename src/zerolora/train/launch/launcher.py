@@ -2,8 +2,8 @@
 
     zerolora train --settings JSON --data … --zero … --weights … --output … --logs …
 
-By itself, it starts the run's ranks on this machine. Under `srun`, once a node or once a rank, each task gets its ranks
-from the job's environment. With RANK set (torchrun, mpirun wrappers), it is that rank.
+By itself, it starts the run's ranks on this machine. Under `srun` or another launcher, once a node or once a rank, each
+task gets its ranks from the environment (topology.py). With RANK set (torchrun, wrappers), it is that rank.
 
 Several ranks are forks of one process that loads their libraries once (fork.py); they become children of this process,
 which temporarily reaps that process's orphans. A single rank, or ranks without Linux's prctl, are separate processes.
@@ -27,7 +27,7 @@ from zerolora.log import PREFIX
 from zerolora.machine.devices import VISIBLE
 from zerolora.train.launch.fork import REQUEST, Request
 from zerolora.train.launch.stop_signals import ASKED, ASKING, STOPPED, Stopped
-from zerolora.train.launch.topology import Topology
+from zerolora.train.launch.topology import FOREIGN, Topology
 
 TERM_SECONDS = 25  # from SIGTERM to the end; Slurm's own grace (KillWait) is 30 s
 SECOND_CTRL_C = 1  # seconds after the first; within them both are the same one, from terminal and parent
@@ -124,7 +124,8 @@ def environment_of(device: str) -> dict[str, str]:
     # Threads that OpenBLAS starts when numpy loads would prevent forks (fork.py).
     # DeepSpeed and bitsandbytes look for a GPU when they are imported, also if none is visible. torch would then call
     # CUDA, after which no process that uses it can be forked.
-    environment = {"OMP_NUM_THREADS": "1"} | os.environ | dict.fromkeys(OPENBLAS, "1")
+    inherited = {name: value for name, value in os.environ.items() if name not in FOREIGN}
+    environment = {"OMP_NUM_THREADS": "1"} | inherited | dict.fromkeys(OPENBLAS, "1")
     environment |= {"DS_ACCELERATOR": device, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     return CPU_MALLOC | environment | {VISIBLE: ""} if device == "cpu" else environment
 

@@ -7,11 +7,13 @@ trusted, as torch and NCCL require. No object is exchanged by pickle, which coul
 import datetime
 import json
 import os
+import socket
 from typing import Any
 
 import torch
 import torch.distributed
 
+from zerolora.errors import UserError, printable
 from zerolora.train.launch.topology import LISTENER
 
 TIMEOUT = datetime.timedelta(minutes=30)  # as DeepSpeed's: other ranks wait while rank 0 reads a large model
@@ -27,10 +29,29 @@ def rendezvous(backend: str) -> None:
         torch.distributed.init_process_group(backend, timeout=TIMEOUT)
         return
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    socket = None if rank else int(os.environ[LISTENER])
+    listener = None if rank else int(os.environ[LISTENER])
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = torch.distributed.TCPStore(*address, world, not rank, TIMEOUT, master_listen_fd=socket)
+    store = torch.distributed.TCPStore(*address, world, not rank, TIMEOUT, master_listen_fd=listener)
     torch.distributed.init_process_group(backend, timeout=TIMEOUT, store=store, rank=rank, world_size=world)
+
+
+def check_own_gpu(device: torch.device) -> None:
+    """Raise UserError if another rank uses this rank's GPU, which NCCL refuses. Collective."""
+    gpu = f"{torch.cuda.get_device_properties(device).uuid} of {printable(socket.gethostname())}"
+    store = torch.distributed.distributed_c10d._get_default_store()
+    check_shared_by_none(store, torch.distributed.get_rank(), torch.distributed.get_world_size(), gpu)
+
+
+def check_shared_by_none(store: torch.distributed.Store, rank: int, world: int, gpu: str) -> None:
+    """Raise UserError if another rank names the same GPU. Collective."""
+    store.set(f"gpu/{rank}", gpu)
+    others = store.multi_get([f"gpu/{number}" for number in range(world)])
+    sharing = [number for number, name in enumerate(others) if name == gpu.encode()]
+    if len(sharing) > 1:
+        raise UserError(
+            f"ranks {' and '.join(map(str, sharing))} use the same GPU ({gpu}), since each sees only that one; give "
+            "each its own (srun --gpus-per-task=1), or let all see the node's GPUs (srun --gpus-per-node)"
+        )
 
 
 def broadcast_json(value: Any, device: torch.device) -> Any:

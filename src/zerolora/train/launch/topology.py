@@ -1,24 +1,55 @@
 """The ranks that a process starts, and the rendezvous of all ranks, from its environment.
 
-By itself a process starts all ranks of one machine; under `srun`, once a node or once a rank, those of its task; with
-RANK set (torchrun, mpirun wrappers), that rank.
+By itself a process starts all ranks of one machine. Under a launcher (srun, mpirun, flux), started once a node or once
+a rank, it starts those of its task. With RANK set (torchrun, wrappers), it is that rank. The ranks of a node are always
+consecutive: DeepSpeed and torch divide ranks into nodes that way.
 """
 
 import os
 import re
 import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, NoReturn
 
-from zerolora.errors import UserError
+from zerolora.errors import UserError, shown
+from zerolora.units import counted
 
 FIRST_PORT, PORTS = 20_000, 12_000  # of Slurm jobs
 LISTENER = "ZEROLORA_LISTENER"
 """The file descriptor of the listening socket for the rendezvous on one machine (rendezvous.py)."""
 LAUNCHER = "ZEROLORA_LAUNCHER"
 """The launcher's process id; a rank with another parent has lost its launcher (stop_signals.py)."""
+TORCH_PORT = 29500
+"""Port of the rendezvous if a launcher sets none: that of torch's own launchers."""
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """The variables in which a launcher numbers the tasks that it starts."""
+
+    command: str
+    number: str
+    count: str
+    local: tuple[str, ...]
+    """The task's number on its node; the first that is set counts."""
+
+
+SRUN = Launcher("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", ("SLURM_LOCALID",))
+LAUNCHERS = (
+    # Before srun's, since mpirun starts its daemons with srun; PMI's last, since srun may set them too.
+    Launcher("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", ("OMPI_COMM_WORLD_LOCAL_RANK",)),
+    Launcher("mpirun", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", ("MV2_COMM_WORLD_LOCAL_RANK",)),
+    Launcher("jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", ("JSM_NAMESPACE_LOCAL_RANK",)),
+    Launcher("flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", ("FLUX_TASK_LOCAL_ID",)),
+    SRUN,
+    Launcher("mpiexec", "PMI_RANK", "PMI_SIZE", ("MPI_LOCALRANKID", "PALS_LOCAL_RANKID", "PMI_LOCAL_RANK")),
+)
+"""Launchers that zerolora knows. Sources: Open MPI's and MVAPICH2's user guides, IBM's JSM, flux-shell(1),
+srun(1), Hydra (MPICH, Intel MPI) and PALS."""
+FOREIGN = tuple(name for each in LAUNCHERS if each is not SRUN for name in (each.number, each.count, *each.local))
+"""Variables that ranks do not inherit: DeepSpeed would compare them with its own."""
 
 
 @dataclass(frozen=True)
@@ -57,27 +88,58 @@ class Topology:
 def topology(environment: Mapping[str, str], nodes: int, ranks_per_node: int) -> Topology:
     """Return this process's part of `nodes` x `ranks_per_node` ranks.
 
-    Raises UserError if the environment has another number of processes than the config.
+    Raises UserError if the environment has another number of processes than the config, or contradicts itself.
     """
-    world = nodes * ranks_per_node
     if "RANK" in environment:
-        if environment.get("WORLD_SIZE") != str(world):
-            raise UserError(
-                f"WORLD_SIZE is {environment.get('WORLD_SIZE')} but the config asks for {nodes} nodes x "
-                f"{ranks_per_node} ranks; start {world} processes, or change train.nodes and ranks_per_node"
-            )
-        rank = int(environment["RANK"])
-        address, port = environment.get("MASTER_ADDR", "127.0.0.1"), int(environment.get("MASTER_PORT", "29500"))
-        return Topology(range(rank, rank + 1), world, ranks_per_node, address, port)
-    # Only a step started by srun has a task id; a plain command in a job's script does not.
-    if "SLURM_STEP_ID" in environment and "SLURM_PROCID" in environment:
-        return _slurm_topology(environment, nodes, ranks_per_node)
+        return _given_rank(environment, nodes, ranks_per_node)
+    started = _started(environment)
+    if started and not started.count == nodes == 1:
+        return _of_task(started, environment, nodes, ranks_per_node)
     if nodes > 1:
         raise UserError(
             f"train.nodes is {nodes}, but this command was started once, on one machine; inside a Slurm job start "
             "it with srun, one task a node (profiles/slurm does so), or set train.nodes to 1"
         )
-    return _own_topology(world)
+    return _own_topology(ranks_per_node)
+
+
+@dataclass(frozen=True)
+class Started:
+    """This process among the tasks of a launcher."""
+
+    launcher: Launcher
+    number: int
+    count: int
+    local: int | None
+    """Its number on its node."""
+    source: str
+    """The variable of `local`."""
+
+
+def _started(environment: Mapping[str, str]) -> Started | None:
+    """Return this process's place among a launcher's tasks; None if no launcher started it."""
+    for launcher in LAUNCHERS:
+        if launcher.number not in environment:
+            continue
+        # Only a step started by srun has a task id; a plain command in a job's script does not.
+        if launcher is SRUN and "SLURM_STEP_ID" not in environment:
+            continue
+        count = launcher.count
+        if launcher is SRUN and count not in environment:
+            count = "SLURM_NTASKS"
+        if count not in environment:
+            continue
+        source = next((name for name in launcher.local if name in environment), "")
+        local = _number(environment, source) if source else None
+        return Started(launcher, _number(environment, launcher.number), _number(environment, count), local, source)
+    return None
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    text = environment[name]
+    if not re.fullmatch(r"[0-9]{1,9}", text):
+        raise UserError(f"{name} is {shown(text)}, which is no number; unset it, or correct what sets it")
+    return int(text)
 
 
 def _own_topology(ranks: int) -> Topology:
@@ -87,26 +149,107 @@ def _own_topology(ranks: int) -> Topology:
     return Topology(range(ranks), ranks, ranks, address, port, listener)
 
 
-def _slurm_topology(environment: Mapping[str, str], nodes: int, ranks_per_node: int) -> Topology:
+def _given_rank(environment: Mapping[str, str], nodes: int, ranks_per_node: int) -> Topology:
+    """Return the topology of the rank in RANK, as torchrun and wrappers set it."""
     world = nodes * ranks_per_node
-    tasks = int(environment.get("SLURM_STEP_NUM_TASKS", environment.get("SLURM_NTASKS", "1")))
-    task = int(environment["SLURM_PROCID"])
-    if tasks == nodes == 1:
-        return _own_topology(world)
-    if tasks == world:
-        ranks = range(task, task + 1)
-    elif tasks == nodes:
-        ranks = range(task * ranks_per_node, (task + 1) * ranks_per_node)
-    else:
+    if environment.get("WORLD_SIZE") != str(world):
         raise UserError(
-            f"srun started {tasks} tasks, but the config asks for {nodes} nodes x {ranks_per_node} ranks; "
-            f"start {nodes} tasks (one a node) or {world} (one a rank)"
+            f"WORLD_SIZE is {environment.get('WORLD_SIZE')} but the config asks for {nodes} nodes x "
+            f"{ranks_per_node} ranks; start {world} processes, or change train.nodes and ranks_per_node"
         )
-    hosts = environment.get("SLURM_STEP_NODELIST", environment.get("SLURM_JOB_NODELIST", "127.0.0.1"))
-    # Two jobs on a node need different ports, and every task of a job must derive the same one. Linux assigns ephemeral
-    # ports above these (net.ipv4.ip_local_port_range).
-    port = FIRST_PORT + int(environment.get("SLURM_JOB_ID", "0")) % PORTS
-    return Topology(ranks, world, ranks_per_node, first_host(hosts), port)
+    if environment.get("LOCAL_WORLD_SIZE", str(ranks_per_node)) != str(ranks_per_node):
+        raise UserError(
+            f"LOCAL_WORLD_SIZE is {environment['LOCAL_WORLD_SIZE']}, but train.ranks_per_node is {ranks_per_node}; "
+            f"start {ranks_per_node} processes on each node (torchrun --nproc-per-node), or change it"
+        )
+    rank = _number(environment, "RANK")
+    if rank >= world:
+        raise UserError(f"RANK is {rank} and WORLD_SIZE {world}; ranks are 0 to {world - 1}: correct what sets RANK")
+    local = {"LOCAL_RANK": _number(environment, "LOCAL_RANK")} if "LOCAL_RANK" in environment else {}
+    started = _started(environment)
+    # A launcher may have started torchrun, whose tasks are its own: then its numbers say nothing of the rank.
+    if started and started.local is not None and (started.number, started.count) == (rank, world):
+        local[started.source] = started.local
+    if not local and nodes > 1:
+        raise UserError(
+            "RANK is set, but LOCAL_RANK, the rank's number on its node, is not; export it too, or start the command "
+            "with torchrun"
+        )
+    if len(set(local.values())) > 1:
+        values = " but ".join(f"{name} is {value}" for name, value in local.items())
+        raise UserError(f"{values}; unset LOCAL_RANK, or export it as the rank's number on its node")
+    for name, value in local.items():
+        if value != rank % ranks_per_node:
+            _refuse_order(rank, value, name, ranks_per_node)
+    return Topology(range(rank, rank + 1), world, ranks_per_node, *_meeting(environment, nodes))
+
+
+def _of_task(started: Started, environment: Mapping[str, str], nodes: int, ranks_per_node: int) -> Topology:
+    """Return the topology of a launcher's task: a node, or a rank."""
+    world, by_srun = nodes * ranks_per_node, started.launcher is SRUN
+    if started.count not in (world, nodes):
+        raise UserError(
+            f"{started.launcher.command} started {started.count} tasks, but the config asks for {nodes} nodes x "
+            f"{ranks_per_node} ranks; start {nodes} tasks (one a node) or {world} (one a rank)"
+        )
+    on_node = 1 if started.count == nodes else ranks_per_node
+    if by_srun:
+        # Slurm names the node of a task, so any distribution (block, cyclic, plane) has consecutive ranks.
+        node = _number(environment, "SLURM_NODEID") if "SLURM_NODEID" in environment else started.number // on_node
+        local = started.number % on_node if started.local is None else started.local
+        if node >= nodes or local >= on_node:
+            raise UserError(
+                f"srun started task {started.number} as number {local} of node {node} (SLURM_LOCALID, SLURM_NODEID), "
+                f"but the config asks for {nodes} nodes x {ranks_per_node} ranks; start {started.count} tasks with "
+                f"--nodes={nodes} --ntasks-per-node={on_node}"
+            )
+    else:
+        node, local = divmod(started.number, on_node)
+        if started.local is not None and started.local != local:
+            _refuse_order(started.number, started.local, started.source, ranks_per_node)
+    first = node * ranks_per_node + local
+    ranks = range(first, first + ranks_per_node // on_node)
+    if by_srun:
+        hosts = environment.get("SLURM_STEP_NODELIST", environment.get("SLURM_JOB_NODELIST", "127.0.0.1"))
+        # Two jobs on a node need different ports, and every task of a job must derive the same one. Linux assigns
+        # ephemeral ports above these (net.ipv4.ip_local_port_range).
+        port = FIRST_PORT + int(environment.get("SLURM_JOB_ID", "0")) % PORTS
+        return Topology(ranks, world, ranks_per_node, first_host(hosts), port)
+    return Topology(ranks, world, ranks_per_node, *_meeting(environment, nodes))
+
+
+def _refuse_order(rank: int, local: int, source: str, ranks_per_node: int) -> NoReturn:
+    raise UserError(
+        f"rank {rank} is number {local} on its node ({source}), where {rank % ranks_per_node} is expected: a node's "
+        f"{ranks_per_node} ranks must be consecutive; start them node by node (srun --distribution=block, mpirun "
+        f"--map-by ppr:{ranks_per_node}:node)"
+    )
+
+
+def _meeting(environment: Mapping[str, str], nodes: int) -> tuple[str, int]:
+    """Return the address and port of the rendezvous from MASTER_ADDR and MASTER_PORT."""
+    if nodes > 1 and "MASTER_ADDR" not in environment:
+        raise UserError(f"train.nodes is {nodes}, but MASTER_ADDR, the host of rank 0, is not set; export it to all")
+    port = _number(environment, "MASTER_PORT") if "MASTER_PORT" in environment else TORCH_PORT
+    return environment.get("MASTER_ADDR", "127.0.0.1"), port
+
+
+def gpu_of_rank(environment: MutableMapping[str, str], visible: int) -> int:
+    """Return the number of this rank's GPU among the `visible` ones, and set LOCAL_RANK to it, as DeepSpeed and torch
+    read it.
+
+    A rank that sees a single GPU uses that: `srun --gpus-per-task=1` hides those of other ranks. Raises UserError if
+    the GPUs are more than one, but fewer than the node's ranks, since they might be another rank's too.
+    """
+    local, ranks = int(environment["LOCAL_RANK"]), int(environment["LOCAL_WORLD_SIZE"])
+    if not visible or 1 < visible < ranks:
+        raise UserError(
+            f"hardware.device is cuda, but this machine shows {counted(visible, 'GPU')} to rank {environment['RANK']}, "
+            f"one of {ranks} on its node; let it see all of the node's GPUs, or its own alone (srun --gpus-per-task=1)"
+        )
+    number = 0 if visible == 1 else local
+    environment["LOCAL_RANK"] = str(number)
+    return number
 
 
 def first_host(nodelist: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from zerolora.compat.torch_patches import Function, wrap_collectives, wrap_waits
+from zerolora.machine.devices import on_gpu
 
 Counts = dict[str, dict[str, int]]
 PARTS = ("data", "forward", "backward", "communication", "optimizer")
@@ -25,7 +26,7 @@ class Stopwatch:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        self.stream = torch.cuda.current_stream(device) if on_gpu(device) else None
         self._laps: list[tuple[str, Any, Any, list[tuple[Any, Any]]]] = []
         self._waits: list[tuple[Any, Any]] = []
         self._mark: Any = None

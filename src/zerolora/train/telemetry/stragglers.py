@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 import torch
 
+from zerolora.machine.devices import on_gpu
+
 # Judgement, not measured; the reason stands beside each.
 LAYERS = 8  # timed linear layers; a decoder layer has 7
 STEPS = 20  # of a comparison at least, so that one slow step does not count
@@ -26,7 +28,7 @@ class ForwardTimer:
 
     def __init__(self, model: Any, device: torch.device) -> None:
         """`model` is the engine's: its hooks run before these, so they are not timed."""
-        self.on_gpu = device.type == "cuda"
+        self.on_gpu = on_gpu(device)
         self._seconds, self._began = 0.0, 0.0
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         frozen = [

@@ -7,6 +7,8 @@ import psutil
 import torch
 import torch.distributed
 
+from zerolora.machine.devices import on_gpu
+
 EVERY = 0.2  # seconds; shorter spans make shares of busy time unreliable (psutil.cpu_percent recommends 0.1 or more)
 
 
@@ -34,7 +36,7 @@ class SystemMonitor:
 
     def _gpu(self) -> dict[str, float | None]:
         result: dict[str, float | None] = {"gpu_percent": None, "gpu_memory_bytes": None}
-        if self.device.type == "cuda":
+        if on_gpu(self.device):
             from pynvml import NVMLError
 
             try:  # a part of a GPU (MIG) has no utilisation, and containers may lack the driver's library
@@ -50,7 +52,7 @@ class EnergyMeter:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._handle = _handle_of(device) if device.type == "cuda" else None
+        self._handle = _handle_of(device) if on_gpu(device) else None
         self._began = self._last = self._read()
 
     def since_last(self) -> float | None:

@@ -1,0 +1,66 @@
+"""The ranks of a step's tasks, and their GPUs, as a real srun numbers and divides them."""
+
+import json
+import sys
+from typing import Any
+
+import pytest
+from cluster import Cluster
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(120)]
+
+# Without a driver: the names in CUDA_VISIBLE_DEVICES stand for the GPUs.
+TASK = """
+import json, os
+from zerolora.errors import UserError
+from zerolora.machine.devices import visible_names
+from zerolora.train.launch.topology import gpu_of_rank, topology
+
+try:
+    where = topology(os.environ, {nodes}, {ranks})
+    names, gpus = visible_names() or [], []
+    for rank in where.ranks if names else ():
+        gpus.append(names[gpu_of_rank(where.environment(rank), len(names))])
+    meeting = [where.address, where.port]
+    print(json.dumps([os.environ["SLURMD_NODENAME"], [*where.ranks], gpus, meeting]))
+except UserError as error:
+    print(json.dumps(str(error)))
+"""
+
+
+def of_tasks(cluster: Cluster, nodes: int, ranks: int, *options: str) -> list[Any]:
+    """Return what each task prints: its node, ranks, their GPUs and the rendezvous; or a refusal."""
+    code = TASK.format(nodes=nodes, ranks=ranks)
+    result = cluster.run("srun", "--immediate=20", *options, sys.executable, "-c", code)
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "ranks", "options"),
+    [
+        (1, 1, "--ntasks=1"),
+        (1, 2, "--ntasks=1 --gres=gpu:2"),
+        (1, 2, "--ntasks=2 --gres=gpu:2"),
+        (2, 2, "--ntasks=2 --gres=gpu:2"),
+        (2, 2, "--ntasks=4 --ntasks-per-node=2 --gres=gpu:2"),
+        (2, 2, "--ntasks=4 --ntasks-per-node=2 --gres=gpu:2 --distribution=cyclic"),
+        (2, 2, "--ntasks=4 --ntasks-per-node=2 --gpus-per-task=1 --distribution=cyclic"),
+        (2, 4, "--ntasks=8 --ntasks-per-node=4 --gres=gpu:4 --distribution=plane=2"),
+    ],
+)
+def test_tasks_share_out_all_ranks_and_gpus(cluster: Cluster, nodes: int, ranks: int, options: str) -> None:
+    tasks = of_tasks(cluster, nodes, ranks, f"--nodes={nodes}", *options.split())
+    hosts = sorted({task[0] for task in tasks})
+    assert len(hosts) == nodes
+    on_host = {host: sorted(rank for task in tasks if task[0] == host for rank in task[1]) for host in hosts}
+    assert on_host == {host: [*range(at * ranks, (at + 1) * ranks)] for at, host in enumerate(hosts)}, tasks
+    gpus = ranks if "gpu" in options else 0
+    for host in hosts:
+        assert len({gpu for task in tasks if task[0] == host for gpu in task[2]}) == gpus, tasks
+    if "--ntasks=1 " not in f"{options} ":
+        assert len({tuple(task[3]) for task in tasks}) == 1 and tasks[0][3][0] == hosts[0]
+
+
+def test_nodes_with_different_numbers_of_ranks_are_refused(cluster: Cluster) -> None:
+    tasks = of_tasks(cluster, 2, 2, "--nodes=2", "--ntasks=4", "--distribution=plane=3")
+    assert any("the config asks for 2 nodes x 2 ranks; start 4 tasks with --nodes=2" in str(task) for task in tasks)

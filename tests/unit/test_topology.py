@@ -1,0 +1,233 @@
+"""Each process finds its ranks, and each rank its number on its node, in the launcher's own variables."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch.distributed
+
+from zerolora.errors import UserError
+from zerolora.train.launch import launcher
+from zerolora.train.launch.rendezvous import check_shared_by_none
+from zerolora.train.launch.topology import first_host, gpu_of_rank, topology
+
+TORCHRUN = {
+    **{"RANK": "6", "WORLD_SIZE": "8", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "4"},
+    **{"MASTER_ADDR": "head", "MASTER_PORT": "1234"},
+}
+MPIRUN = {
+    **{"OMPI_COMM_WORLD_RANK": "6", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "2"},
+    **{"MASTER_ADDR": "head", "MASTER_PORT": "1234"},
+}
+
+
+def test_topology_of_one_machine() -> None:
+    where = topology({}, 1, 3)
+    assert list(where.ranks) == [0, 1, 2]
+    environment = where.environment(2)
+    assert (environment["RANK"], environment["LOCAL_RANK"], environment["WORLD_SIZE"]) == ("2", "2", "3")
+    assert environment["MASTER_ADDR"] == "127.0.0.1"
+    # The port stays bound until the rendezvous, so that runs on one machine never share one.
+    with pytest.raises(OSError, match="in use"), socket.socket() as other:
+        other.bind((where.address, int(environment["MASTER_PORT"])))
+
+
+SLURM = {"SLURM_STEP_ID": "0", "SLURM_JOB_ID": "4711", "SLURM_STEP_NODELIST": "node[03-05,9]"}
+
+
+@pytest.mark.parametrize(
+    ("task", "tasks", "ranks", "rank", "local"), [(1, 2, [4, 5, 6, 7], 5, "1"), (6, 8, [6], 6, "2")]
+)
+def test_slurm_tasks_are_nodes_or_ranks(task: int, tasks: int, ranks: list[int], rank: int, local: str) -> None:
+    where = topology(SLURM | {"SLURM_PROCID": str(task), "SLURM_STEP_NUM_TASKS": str(tasks)}, 2, 4)
+    assert list(where.ranks) == ranks
+    assert (where.address, where.port) == ("node03", 24711)
+    assert where.environment(rank)["LOCAL_RANK"] == local
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({**SLURM, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "3"}, r"3 tasks.*start 2 tasks \(one a node\) or 8"),
+        ({"SLURM_JOB_ID": "4711"}, "train.nodes is 2.*srun"),
+        ({"RANK": "3", "WORLD_SIZE": "4"}, "WORLD_SIZE is 4"),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "8"}, "LOCAL_WORLD_SIZE is 8, but train.ranks_per_node is 4"),
+        ({**MPIRUN, "OMPI_COMM_WORLD_SIZE": "3"}, r"mpirun started 3 tasks.*start 2 tasks \(one a node\) or 8"),
+    ],
+)
+def test_other_numbers_of_processes_are_refused(environment: dict[str, str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        topology(environment, 2, 4)
+
+
+@pytest.mark.parametrize("job", ["1", "31999", "67108863"])
+def test_slurm_port_is_not_ephemeral(job: str) -> None:
+    where = topology(SLURM | {"SLURM_JOB_ID": job, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}, 2, 1)
+    assert 1024 <= where.port < 32_768
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "host"),
+    [
+        ("a", "a"),
+        ("a,b", "a"),
+        ("n[1-3]", "n1"),
+        ("n[03,7]", "n03"),
+        ("gpu-01-[2-4]", "gpu-01-2"),
+        ("r1n[2-3]x,z", "r1n2x"),
+    ],
+)
+def test_first_host_of_a_node_list(nodelist: str, host: str) -> None:
+    assert first_host(nodelist) == host
+
+
+# Task 6 of 8 on two nodes: number 2 of the second node, under block distribution.
+CYCLIC = {**SLURM, "SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_NODEID": "1", "SLURM_LOCALID": "2"}
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        TORCHRUN,
+        {"RANK": "6", "WORLD_SIZE": "8", "LOCAL_RANK": "2", "MASTER_ADDR": "head", "MASTER_PORT": "1234"},
+        # A wrapper that exports RANK alone.
+        {**MPIRUN, "RANK": "6", "WORLD_SIZE": "8"},
+        # torchrun, which srun started once on each node.
+        {**TORCHRUN, **SLURM, "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0"},
+        MPIRUN,
+        # mpirun, whose daemon on this node srun started.
+        {**MPIRUN, **SLURM, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_LOCALID": "0"},
+        {**{"MV2_COMM_WORLD_RANK": "6", "MV2_COMM_WORLD_SIZE": "8"}, "MASTER_ADDR": "head", "MASTER_PORT": "1234"},
+        {
+            **{"FLUX_TASK_RANK": "6", "FLUX_JOB_SIZE": "8", "FLUX_TASK_LOCAL_ID": "2"},
+            **{"MASTER_ADDR": "head", "MASTER_PORT": "1234"},
+        },
+        {"PMI_RANK": "6", "PMI_SIZE": "8", "MPI_LOCALRANKID": "2", "MASTER_ADDR": "head", "MASTER_PORT": "1234"},
+        CYCLIC,
+    ],
+)
+def test_a_task_of_a_launcher_is_one_rank(environment: dict[str, str]) -> None:
+    where = topology(environment, 2, 4)
+    assert list(where.ranks) == [6]
+    assert where.environment(6)["LOCAL_RANK"] == "2"
+    assert (where.address, where.port) == ("node03", 24711) if environment is CYCLIC else ("head", 1234)
+
+
+@pytest.mark.parametrize(
+    ("task", "own"),
+    [
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "MASTER_ADDR": "head"}, [4, 5, 6, 7]),
+        ({"JSM_NAMESPACE_RANK": "0", "JSM_NAMESPACE_SIZE": "2", "MASTER_ADDR": "head"}, [0, 1, 2, 3]),
+    ],
+)
+def test_a_task_of_a_launcher_is_one_node(task: dict[str, str], own: list[int]) -> None:
+    where = topology(task, 2, 4)
+    assert (list(where.ranks), where.port) == (own, 29500)
+
+
+def test_a_launcher_of_one_task_changes_nothing() -> None:
+    """As a session or a job manager that starts everything by mpirun or srun does."""
+    where = topology({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", "PMI_RANK": "0", "PMI_SIZE": "1"}, 1, 2)
+    assert list(where.ranks) == [0, 1] and where.listener
+
+
+@pytest.mark.parametrize(
+    "distribution",
+    [
+        [(task // 4, task % 4) for task in range(8)],
+        [(task % 2, task // 2) for task in range(8)],
+        [(task // 2 % 2, task // 4 * 2 + task % 2) for task in range(8)],
+    ],
+    ids=["block", "cyclic", "plane"],
+)
+def test_ranks_of_a_node_are_consecutive_under_any_distribution(distribution: list[tuple[int, int]]) -> None:
+    ranks = {}
+    for task, (node, local) in enumerate(distribution):
+        own = {"SLURM_PROCID": str(task), "SLURM_NODEID": str(node), "SLURM_LOCALID": str(local)}
+        where = topology({**SLURM, **own, "SLURM_STEP_NUM_TASKS": "8"}, 2, 4)
+        (rank,) = where.ranks
+        ranks[rank] = (node, where.environment(rank)["LOCAL_RANK"])
+    assert ranks == {rank: (rank // 4, str(rank % 4)) for rank in range(8)}
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({**TORCHRUN, "LOCAL_RANK": "1"}, r"rank 6 is number 1 on its node \(LOCAL_RANK\), where 2 is expected"),
+        ({**MPIRUN, **TORCHRUN, "LOCAL_RANK": "0"}, "LOCAL_RANK is 0 but OMPI_COMM_WORLD_LOCAL_RANK is 2; unset"),
+        ({**MPIRUN, "OMPI_COMM_WORLD_LOCAL_RANK": "3"}, r"number 3 on its node \(OMPI.*mpirun --map-by ppr:4:node"),
+        ({**TORCHRUN, "RANK": "x"}, "RANK is 'x', which is no number"),
+        ({**TORCHRUN, "RANK": "8"}, "RANK is 8 and WORLD_SIZE 8; ranks are 0 to 7"),
+        ({**TORCHRUN, "MASTER_PORT": "auto"}, "MASTER_PORT is 'auto'"),
+        ({"RANK": "6", "WORLD_SIZE": "8", "MASTER_ADDR": "head"}, "RANK is set, but LOCAL_RANK"),
+        ({"RANK": "6", "WORLD_SIZE": "8", "LOCAL_RANK": "2"}, "MASTER_ADDR, the host of rank 0, is not set"),
+        ({**CYCLIC, "SLURM_LOCALID": "4"}, "task 5 as number 4 of node 1 .*--nodes=2 --ntasks-per-node=4"),
+        ({**CYCLIC, "SLURM_NODEID": "2"}, "number 2 of node 2 .*--nodes=2 --ntasks-per-node=4"),
+        ({**CYCLIC, "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}, "--nodes=2 --ntasks-per-node=1"),
+    ],
+)
+def test_contradictions_are_refused(environment: dict[str, str], message: str) -> None:
+    with pytest.raises(UserError, match=message) as refused:
+        topology(environment, 2, 4)
+    assert "\n" not in str(refused.value)
+
+
+def test_ranks_do_not_inherit_numbers_of_another_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSpeed compares Open MPI's with LOCAL_RANK, which is 0 where a rank sees its own GPU alone."""
+    for name, value in MPIRUN.items():
+        monkeypatch.setenv(name, value)
+    assert not [name for name in launcher.environment_of("cuda") if name.startswith("OMPI_")]
+
+
+@pytest.mark.parametrize(("visible", "number"), [(4, "2"), (8, "2"), (1, "0")])
+def test_a_rank_uses_its_own_gpu_or_the_only_one(visible: int, number: str) -> None:
+    environment = topology(TORCHRUN, 2, 4).environment(6)
+    assert gpu_of_rank(environment, visible) == int(number)
+    assert environment["LOCAL_RANK"] == number
+
+
+@pytest.mark.parametrize("visible", [0, 2, 3])
+def test_a_rank_that_sees_a_part_of_the_gpus_is_refused(visible: int) -> None:
+    with pytest.raises(UserError, match=rf"shows {visible} GPUs to rank 6, one of 4 on its node; .*gpus-per-task=1"):
+        gpu_of_rank(topology(TORCHRUN, 2, 4).environment(6), visible)
+
+
+@pytest.mark.parametrize(("gpus", "refused"), [(["a", "b", "c"], []), (["a", "b", "a"], [0, 2])])
+def test_two_ranks_never_use_one_gpu(gpus: list[str], refused: list[int]) -> None:
+    """As under `srun --gpus=1` with several tasks, which all see that GPU."""
+    store, said = torch.distributed.HashStore(), {}
+
+    def rank(number: int) -> None:
+        try:
+            check_shared_by_none(store, number, len(gpus), gpus[number])
+        except UserError as error:
+            said[number] = str(error)
+
+    threads = [threading.Thread(target=rank, args=[number]) for number in range(len(gpus))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(said) == refused
+    assert all(text.startswith("ranks 0 and 2 use the same GPU") for text in said.values())
+
+
+def test_torchruns_own_variables(tmp_path: Path) -> None:
+    """The real torchrun; it loads torch, which takes seconds."""
+    code = "import os; from zerolora.train.launch.topology import topology; t = topology(os.environ, 1, 2); "
+    code += "print(*t.ranks, t.environment(t.ranks[0])['LOCAL_RANK'])"
+    torchrun = Path(sys.executable).with_name("torchrun")
+    options = ["--standalone", "--no-python", "--nproc-per-node=2"]
+    result = subprocess.run(
+        [torchrun, *options, sys.executable, "-c", code],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert sorted(result.stdout.splitlines()) == ["0 0", "1 1"], result.stderr
