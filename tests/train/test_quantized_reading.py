@@ -48,7 +48,7 @@ def readings(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> list[dic
     bench.mark()
     request = {}
     for name, (strategy, settings) in CASES.items():
-        command = bench.command(f"read-{name}", strategy, method="qlora", **settings)
+        command = bench.command(f"read-{name}", strategy, method="qlora", max_steps=4, **settings)
         options = dict(zip(command[2::2], command[3::2], strict=True))
         train = json.loads(options.pop("--settings"))
         request[name] = {"settings": train, "paths": {key[2:]: path for key, path in options.items()}}

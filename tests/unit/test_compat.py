@@ -728,7 +728,9 @@ def test_needed_quantize_subclasses(tmp_path: Path) -> None:
     from bitsandbytes.nn.modules import Linear4bit
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig, FalconConfig, FalconForCausalLM
 
-    FalconForCausalLM(FalconConfig(vocab_size=8, hidden_size=16, num_hidden_layers=1)).save_pretrained(tmp_path)
+    FalconForCausalLM(
+        FalconConfig(vocab_size=8, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+    ).save_pretrained(tmp_path)
     counts = []
     for within in (contextlib.nullcontext(), transformers_patches.quantize_subclasses()):
         with within:

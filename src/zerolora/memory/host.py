@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from zerolora.memory.gpu import PlannedRun, TracedStep, largest_module
+from zerolora.memory.gpu import PlannedRun, TracedStep, largest_module, quantizing
 from zerolora.memory.states import BYTES
 
 NVME_BUFFERS = 5  # offload_param.buffer_count (deepspeed/runtime/zero/offload_config.py)
@@ -99,6 +99,9 @@ def _loading(run: PlannedRun) -> dict[str, float]:
     # Full fine-tuning has no frozen bytes, but reads as much.
     reading = run.parameters.frozen_bytes or stored
     if spec.on_cpu:
+        if spec.layout.stage == 3 and spec.method.frozen_type is not None and not run.quantizes_whole:
+            constants = run.parameters.constants
+            return {"loading": (stored + (reading - constants) / spec.ranks + constants + quantizing(run)) * local}
         if spec.layout.stage == 3:
             # The mapped file counts; a lone rank's shard is as large as the gathered weight.
             gathered = largest_module(run.model) * spec.width if spec.ranks == 1 else 0.0
