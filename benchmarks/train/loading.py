@@ -81,8 +81,8 @@ def both(ours: Ours, every: float) -> dict[str, Any]:
 
 
 def peaks(ours: Ours, every: float, whole: bool = False) -> dict[str, float]:
-    """Return the peak bytes of all ranks together (`node_bytes`) and of the rank with the most private memory, and the
-    seconds of the slowest rank for its model and for its engine."""
+    """Return the peak bytes of all ranks together (`node_bytes`) and of the rank with the most private memory, in total
+    and before its engine, and the seconds of the slowest rank for its model and for its engine."""
     request = ours.folder / "loading.json"
     weights = str(ours.task.folder / "weights/model.json")
     paths = {"zero": str(ours.folder / "zero.json"), "weights": weights}
@@ -92,21 +92,26 @@ def peaks(ours: Ours, every: float, whole: bool = False) -> dict[str, float]:
     if ours.settings["device"] == "cpu":
         own |= CPU_MALLOC | {"DS_ACCELERATOR": "cpu"}
     where = topology({}, 1, ours.ranks)
-    samples = [(0, 0)]
+    samples = [(0, 0, 0)]
+    markers = [ours.folder / f"adapted{rank}" for rank in where.ranks]
+    for marker in markers:
+        marker.unlink(missing_ok=True)
 
     def sample() -> None:
         ranks = [kernel_sizes(each.pid, "smaps_rollup") for each in processes]
-        samples.append((sum(each["Pss"] for each in ranks), max(each["Anonymous"] for each in ranks)))
+        anonymous = max(each["Anonymous"] for each in ranks)
+        before = 0 if all(marker.exists() for marker in markers) else anonymous
+        samples.append((sum(each["Pss"] for each in ranks), anonymous, before))
 
     with (ours.folder / "loading.log").open("wb") as log:
         processes = [where.start(rank, command, os.environ | QUIET | own, log) for rank in where.ranks]
         codes = wait(processes, LONGEST_SECONDS, every, sample)
     if any(codes):
         raise SystemExit((ours.folder / "loading.log").read_text(errors="replace")[-2000:])
-    node, anonymous = (max(each) for each in zip(*samples, strict=True))
+    node, anonymous, before = (max(each) for each in zip(*samples, strict=True))
     seconds = [read_json(ours.folder / f"loaded{rank}.json", "loading.py") for rank in where.ranks]
     slowest = {name: max(each[name] for each in seconds) for name in seconds[0]}
-    return {"node_bytes": node, "rank_anonymous_bytes": anonymous, **slowest}
+    return {"node_bytes": node, "rank_anonymous_bytes": anonymous, "model_anonymous_bytes": before, **slowest}
 
 
 def load(request: Path) -> None:
@@ -120,10 +125,14 @@ def load(request: Path) -> None:
     torch.distributed.barrier()
     started = time.monotonic()
     model = adapt(located(Path(settings["weights"])), plan, config, device)
+    model_seconds = time.monotonic() - started
+    request.with_name(f"adapted{os.environ['RANK']}").touch()
+    torch.distributed.barrier()
+    time.sleep(0.2)  # for a sample of its memory
     adapted = time.monotonic()
     engine_class(plan.engine)(model, config, plan, device)
     torch.distributed.barrier()
-    seconds = {"model_seconds": adapted - started, "engine_seconds": time.monotonic() - adapted}
+    seconds = {"model_seconds": model_seconds, "engine_seconds": time.monotonic() - adapted}
     write_json(request.with_name(f"loaded{os.environ['RANK']}.json"), seconds)
     os._exit(0)  # as rank.py exits
 

@@ -95,7 +95,7 @@ def _loading(result: Result) -> str:
 def _quantized_loading(result: Result) -> str:
     weights = f"{_gib(result['weights_bytes'])} of weights, {result['ranks']} ranks"
     rows = [("libraries alone", "", _gib(result["libraries_anonymous_bytes"]))] + [
-        (name, *(_gib(each[way]["rank_anonymous_bytes"]) for way in ("whole", "shard_by_shard")))
+        (name, *(_gib(each[way]["model_anonymous_bytes"]) for way in ("whole", "shard_by_shard")))
         for name, each in result["strategies"].items()
     ]
     return measuring.table([weights, "read whole", "shard by shard"], rows)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from deepspeed.utils import groups
 
 from zerolora.config.settings import TrainSettings
 from zerolora.data.packing_plan import open_plan
@@ -69,6 +70,7 @@ def losses_of(case: dict[str, Any]) -> list[float]:
             total += loss.item()
         losses.append(total)
     engine.close()
+    vars(groups)["_ZERO_PARAM_INTRA_PARALLEL_GROUP"] = None  # hpZ's, which DeepSpeed makes once a process
     del engine
     gc.collect()
     return losses
