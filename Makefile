@@ -9,8 +9,10 @@ PIP := --quiet --disable-pip-version-check
 # Four files of tests at a time, which share nothing: for two cores, since those of Slurm and of hanging ranks mostly wait.
 # A thread each, as more threads than cores are slower. What pytest compiles of the tests is kept for the next run.
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --durations 10
+HASHES := $(BIN)/pip-compile --quiet --generate-hashes --no-annotate --strip-extras --allow-unsafe --no-emit-find-links \
+    --no-emit-index-url --no-emit-trusted-host
 
-.PHONY: help run test test-no-slurm test-fast lint format schema architecture docs lock checkout report clean
+.PHONY: help run test test-no-slurm test-fast test-pythons lint format schema architecture docs lock checkout report clean
 
 help:  ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile
@@ -29,6 +31,9 @@ test-no-slurm: $(INSTALLED)  ## run all tests but those that need packages of th
 test-fast: $(INSTALLED)  ## run the tests that train nothing and need no browser
 	$(PYTEST) -m "not slow and not browser"
 
+test-pythons: $(INSTALLED)  ## install everything with each python3.1x on PATH, and try it: a quarter of an hour for each
+	ZEROLORA_TEST_PYTHONS=1 $(BIN)/python -m pytest -n 0 tests/workflow/test_pythons.py
+
 lint: $(INSTALLED)  ## check style, types, workflow, spelling and terms
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -41,6 +46,7 @@ lint: $(INSTALLED)  ## check style, types, workflow, spelling and terms
 	$(BIN)/python docs/method_table.py --check
 	$(BIN)/python docs/predictions.py --check
 	$(BIN)/python docs/import_table.py --check
+	$(BIN)/python docs/check_table.py --check
 
 format: $(INSTALLED)  ## write the style that lint asks for
 	$(BIN)/ruff check --fix
@@ -58,19 +64,19 @@ architecture: $(INSTALLED)  ## write what the docs take from the source: modules
 	$(BIN)/python docs/predictions.py
 	$(BIN)/python docs/import_table.py
 	$(BIN)/python docs/recipe_plans.py
+	$(BIN)/python docs/check_table.py
 
 docs: $(INSTALLED)  ## build the site, site/index.html; no page loads anything from another host
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-lock: $(INSTALLED)  ## write requirements.lock and the two files of hashes after a change of requirements.in or cuda.in
+lock: $(INSTALLED)  ## write requirements.lock and the files of hashes after a change of requirements.in, cu12.in or cu13.in
 	$(BIN)/python -m pip install --quiet pip-tools
 	$(BIN)/pip-compile --quiet --strip-extras --allow-unsafe --no-emit-find-links --no-emit-index-url \
 	    --no-emit-trusted-host --output-file envs/requirements.lock envs/requirements.in
 	sed -i 's/^\(torch==[0-9.]*\)+cpu/\1/' envs/requirements.lock
-	$(BIN)/pip-compile --quiet --generate-hashes --no-annotate --strip-extras --allow-unsafe --no-emit-find-links \
-	    --no-emit-index-url --no-emit-trusted-host --output-file envs/requirements.hashes envs/requirements.lock
-	$(BIN)/pip-compile --quiet --generate-hashes --no-annotate --strip-extras --allow-unsafe --no-emit-find-links \
-	    --no-emit-index-url --no-emit-trusted-host --output-file envs/cuda.hashes envs/cuda.in
+	$(HASHES) --output-file envs/requirements.hashes envs/requirements.lock
+	$(HASHES) --output-file envs/cu12.hashes envs/cu12.in
+	$(HASHES) --output-file envs/cu13.hashes envs/cu13.in
 
 checkout: $(INSTALLED)  ## REV=commit: go there with its results
 	workflow/scripts/checkout $(REV)
@@ -81,23 +87,24 @@ report: $(INSTALLED)  ## Snakemake's own report, with every run's page in it
 clean:  ## remove .venv and caches; results and DVC's cache stay
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-$(INSTALLED): envs/requirements.lock envs/requirements.hashes envs/cuda.hashes pyproject.toml
+# Another build than the one that was asked for last installs again.
+ifneq ($(and $(TORCH),$(filter-out $(shell cat $(INSTALLED) 2>/dev/null),$(TORCH))),)
+.PHONY: $(INSTALLED)
+endif
+
+$(INSTALLED): envs/requirements.lock envs/requirements.hashes envs/cu12.hashes envs/cu13.hashes pyproject.toml
 	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo "python3 is older than 3.11; install a newer one" >&2; exit 1; }
 	@python3 -m venv $(VENV) >/dev/null 2>&1 || { rm -rf $(VENV); apt-get install -y -qq python3-venv && python3 -m venv $(VENV); } || \
 	    { echo "python3 has no venv; on Debian: sudo apt-get install python3-venv" >&2; exit 1; }
-# What is installed has one of the hashes. torch comes in a build for CPUs and one for CUDA: pip download takes the one
-# that this machine's settings of pip prefer, which an installation by hashes would not. Nothing of a wheel runs before its
-# hash is checked; a source would be built for its metadata.
-	$(BIN)/python -m pip download $(PIP) --no-deps --only-binary :all: --dest $(VENV)/torch $$(grep '^torch==' envs/requirements.lock)
-	sed -n '/^torch==/,/[^\\]$$/p' envs/requirements.hashes >$(VENV)/torch/hashes
-	$(BIN)/python -m pip install $(PIP) --no-compile --require-hashes --no-deps --no-index --find-links $(VENV)/torch --requirement $(VENV)/torch/hashes
-	@rm -r $(VENV)/torch
+# What is installed has one of the hashes; torch's builds for CPUs and CUDA 12, from an index of the user's, may have none,
+# which is printed. pip download takes a build, which an installation by hashes would not. Nothing of a wheel runs before
+# its hash is checked; a source would be built for its metadata.
+	@PYTHONPATH=src python3 -m zerolora.machine.torch_install wheel $(BIN)/python $(TORCH)
 	$(BIN)/python -m pip install $(PIP) --no-compile --require-hashes --no-deps --requirement envs/requirements.hashes
-	if $(BIN)/python -c 'import importlib.metadata, sys; sys.exit("cuda-toolkit" not in str(importlib.metadata.requires("torch")))'; then \
-	    $(BIN)/python -m pip install $(PIP) --no-compile --require-hashes --no-deps --requirement envs/cuda.hashes; fi
+	@PYTHONPATH=src python3 -m zerolora.machine.torch_install libraries $(BIN)/python
 # What pip would compile on one core: a minute. Some packages have files that are no Python of this version.
 	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	$(BIN)/python -m pip install $(PIP) --no-deps --no-build-isolation --editable .
 	$(BIN)/python -m pip check
-	@touch $@
+	@echo "$(TORCH)" >$@

@@ -149,7 +149,8 @@ class Bench:
     @property
     def environment(self) -> dict[str, str]:
         """A user's variables."""
-        return project_environment(ROOT) | {"TORCH_EXTENSIONS_DIR": str(self.folder / "extensions")}
+        own = {"TORCH_EXTENSIONS_DIR": "extensions", "XDG_CACHE_HOME": "cache"}
+        return project_environment(ROOT) | {name: str(self.folder / path) for name, path in own.items()}
 
     def run(self, name: str, strategy: str = "zero2", **train: Any) -> Path:
         """Train and return the run's directory."""

@@ -5,10 +5,12 @@ from typing import Any
 
 
 class PretendedDriver:
-    """Has GPUs of these compute capabilities and supports CUDA up to `cuda`."""
+    """Has GPUs of these compute capabilities and this memory in bytes, and supports CUDA up to `cuda`."""
 
-    def __init__(self, *capabilities: float, cuda: tuple[int, int] = (13, 0), start: int = 0) -> None:
-        self.capabilities, self.cuda, self.start = capabilities, cuda, start
+    def __init__(
+        self, *capabilities: float, cuda: tuple[int, int] = (13, 0), start: int = 0, memory: int = 80 * 2**30
+    ) -> None:
+        self.capabilities, self.cuda, self.start, self.memory = capabilities, cuda, start, memory
         self.asked: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -35,6 +37,9 @@ class PretendedDriver:
 
     def _cuDeviceGetUuid_v2(self, uuid: Any, handle: Any) -> None:
         ctypes.memset(uuid, handle.value + 1, 16)
+
+    def _cuDeviceTotalMem_v2(self, size: Any, _: Any) -> None:
+        size._obj.value = self.memory
 
     def _cuDeviceGetAttribute(self, value: Any, attribute: int, handle: Any) -> None:
         tenths = round(10 * self.capabilities[handle.value])

@@ -117,7 +117,7 @@ def built(name: str, trained: list[Any]) -> torch.optim.Optimizer:
     if name == "adamw":
         return torch.optim.AdamW(trained, lr=1e-4, foreach=True)
     recipe = OPTIMIZERS[name]
-    return recipe.build([{"params": trained}], 1e-4, 0.0, recipe.betas, recipe.epsilon)
+    return recipe.build([{"params": trained}], 1e-4, 0.0, recipe.betas, recipe.epsilon, on_host=False)
 
 
 def one_step(engine: Any, optimizer: Any, live: Live, case: Case) -> dict[str, int]:
@@ -227,12 +227,24 @@ def on_meta(case: Case) -> Any:
 
 
 class Elsewhere(torch.autograd.graph.saved_tensors_hooks):
-    """Saved tensors leave the counted device and come back as new ones, as from a host."""
+    """Saved tensors leave the counted device and come back as new ones, as from a host; each while the one after it is
+    used, as with train/activation_offload.py's OnOwnStream."""
 
-    def __init__(self, pin_memory: bool) -> None:
-        super().__init__(
-            lambda saved: (saved.shape, saved.dtype), lambda packed: torch.empty(packed[0], dtype=packed[1])
-        )
+    def __init__(self) -> None:
+        super().__init__(self._pack, self._unpack)
+        self._saved: list[tuple[torch.Size, torch.dtype]] = []
+        self._coming: torch.Tensor | None = None
+
+    def _pack(self, saved: torch.Tensor) -> None:
+        self._saved.append((saved.shape, saved.dtype))
+
+    def _unpack(self, _: None) -> torch.Tensor:
+        shape, dtype = self._saved.pop()
+        tensor = torch.empty(shape, dtype=dtype) if self._coming is None else self._coming
+        self._coming = None
+        if self._saved:
+            self._coming = torch.empty(self._saved[-1][0], dtype=self._saved[-1][1])
+        return tensor
 
 
 def quantize(model: Any, dtype: torch.dtype, kind: str) -> None:

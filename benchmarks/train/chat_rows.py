@@ -19,10 +19,12 @@ LONGEST = 600
 """Words of a conversation: with the documents' 2 tokens a word, and at most 3, none is cut at 2,048 tokens."""
 
 
-def write_chat(path: Path, count: int, seed: int = 0, longest: int = LONGEST) -> None:
-    """Write `count` conversations as JSONL, each {"messages": [{"role", "content"}, …]}."""
+def write_chat(path: Path, count: int, seed: int = 0, longest: int = LONGEST, system: int = 0) -> None:
+    """Write `count` conversations as JSONL, each {"messages": [{"role", "content"}, …]}; with `system`, all have a
+    system prompt of so many words, and `longest` does not count it."""
     draw, words = np.random.default_rng(seed), document_words()
-    rows = (json.dumps({"messages": _conversation(draw, words, longest)}) for _ in range(count))
+    first = [{"role": "system", "content": " ".join(words[:system])}] if system else []
+    rows = (json.dumps({"messages": [*first, *_conversation(draw, words, longest)]}) for _ in range(count))
     path.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
 
 

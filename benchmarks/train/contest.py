@@ -211,6 +211,10 @@ class Ours:
     def train(self) -> Run:
         """Train once."""
         finished([self.command()], [{"OMP_NUM_THREADS": self.threads}], self.folder)
+        return self.read()
+
+    def read(self) -> Run:
+        """Return the steps and peaks of the training that has ended."""
         metrics = self.folder / "run/metrics"
         resources = read_json(metrics / "train_resources.json", "train")
         with (metrics / "telemetry.csv").open(newline="") as file:

@@ -1,4 +1,4 @@
-"""Print the tables of docs/speed.md and docs/methods.md: .venv/bin/python benchmarks/train/tables.py"""
+"""Print the tables of docs/speed.md, methods.md and optimizers.md: .venv/bin/python benchmarks/train/tables.py"""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -119,6 +119,22 @@ def _methods(result: Result) -> str:
     return measuring.table(header, rows)
 
 
+def _host_optimizers(result: Result) -> str:
+    rows = [
+        (name, f"{each['parameters_per_second'] / 1e6:,.0f} million", f"{each['time_over_adamw']:.1f}", "", "")
+        for name, each in result["optimizers"].items()
+    ]
+    names = {"adamw": "fused", "adamw, unfused": "unfused"}
+    steps = [(each, result["zero2_offload"].get(names.get(each[0], ""))) for each in rows]
+    return measuring.table(
+        ["optimizer", "parameters/s", "time over `adamw`", "offloaded step", "its optimizer"],
+        [
+            each if step is None else (*each[:3], f"{step['step_seconds']:.2f} s", f"{step['optimizer_seconds']:.2f} s")
+            for each, step in steps
+        ],
+    )
+
+
 def _gib(size: float) -> str:
     return f"{size / 2**30:.2f} GiB"
 
@@ -133,6 +149,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "train_loading.json": _loading,
     "train_loading_quantized.json": _quantized_loading,
     "train_methods.json": _methods,
+    "train_host_optimizers.json": _host_optimizers,
 }
 
 if __name__ == "__main__":

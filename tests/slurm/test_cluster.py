@@ -1,7 +1,11 @@
 """The pretended cluster does what clusters do, so that what is tried on it means something."""
 
+import os
+import sys
+from pathlib import Path
+
 import pytest
-from cluster import NODES, Cluster
+from cluster import GPUS, NODES, Cluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -18,6 +22,15 @@ def test_every_node_is_a_machine_of_its_own(cluster: Cluster) -> None:
 def test_slurm_hands_out_the_gpus_of_each_node(cluster: Cluster) -> None:
     result = cluster.run("srun", "--nodes=2", "--gres=gpu:2", "printenv", "CUDA_VISIBLE_DEVICES")
     assert result.stdout.split() == ["0,1", "0,1"]
+
+
+def test_zerolora_check_reads_partitions_and_accounting(cluster: Cluster, tmp_path: Path) -> None:
+    command = (str(Path(sys.executable).with_name("zerolora")), "check")
+    done = cluster.run(*command, directory=tmp_path, environment={**os.environ, "COLUMNS": "300"})
+    text = " ".join(done.stdout.split())
+    each = f"{len(NODES)} nodes × {GPUS} GPUs"
+    assert f"✓ Slurm normal: {each}; spare: {each}; urgent: {each}" in text, text
+    assert "accounting" not in text  # sacct answers
 
 
 def test_two_nodes_can_lose_each_other_and_meet_again(cluster: Cluster) -> None:

@@ -9,7 +9,11 @@ import pytest
 from bench import Bench, metrics
 
 from zerolora.config import registry_names
+from zerolora.config.settings import TrainSettings
+from zerolora.machine import identity
+from zerolora.planner.zero_json import ZeroJson
 from zerolora.strategies import STRATEGIES
+from zerolora.train.launch.canary_verdict import Verdict
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # real ranks, seconds each
 
@@ -56,6 +60,7 @@ def test_a_strategy_that_scales_gradients_is_stopped_with_both_curves(bench: Ben
     again = bench.server.run(command, bench.folder, bench.environment, SCALED)
     assert again.returncode == 2 and again.stderr.splitlines()[-1] == last
     assert "twice" in result.stderr and "twice" not in again.stderr
+    assert not (bench.folder / "cache/zerolora/canary").exists()
 
 
 def test_sound_strategy_continues_and_is_not_compared_again(
@@ -70,3 +75,54 @@ def test_sound_strategy_continues_and_is_not_compared_again(
     assert not kept(bench, "sound").with_suffix("").exists()
     again = bench.server.run(command, bench.folder, bench.environment)
     assert again.returncode == 0 and "canary" not in again.stderr
+
+    # Another run of the same setting, with other rates and seed, shares the verdict.
+    (verdict,) = (bench.folder / "cache/zerolora/canary").glob("*.json")
+    record = json.loads(verdict.read_text())
+    assert record["curves"] == actual["curves"]
+    command = bench.command("shared", risky, canary=2, seed=7, learning_rate=3e-4, max_steps=2)
+    shared = bench.server.run(command, bench.folder, bench.environment)
+    assert shared.returncode == 0 and "twice" not in shared.stderr, shared.stderr[-2000:]
+    assert f"canary: passed on {record['date']} on this machine, with these versions and setting" in shared.stderr
+    assert json.loads(kept(bench, "shared").read_text())["passed"] == record["date"]
+    # A failure in its place, or a damaged one, is not read as a pass: the canary runs again.
+    record["curves"]["risky"]["loss"][0] *= 2
+    verdict.write_text(json.dumps(record))
+    command = bench.command("doubted", risky, canary=2, seed=8, max_steps=2)
+    doubted = bench.server.run(command, bench.folder, bench.environment)
+    assert doubted.returncode == 0 and "canary: the first 2 steps, twice" in doubted.stderr
+    assert json.loads(verdict.read_text())["curves"]["risky"]["loss"][0] != record["curves"]["risky"]["loss"][0]
+
+
+def test_a_verdict_holds_for_one_machine_versions_and_setting(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(bench.folder / "other-cache"))
+    command = bench.command("verdicts")
+    option = {name.removeprefix("--"): value for name, value in zip(command[2::2], command[3::2], strict=True)}
+    settings, zero = TrainSettings.model_validate_json(option["settings"]), ZeroJson.read(Path(option["zero"]))
+    paths = {name: Path(option[name]) for name in ("data", "packing", "weights", "checkpoints")}
+
+    def path(settings: TrainSettings = settings, zero: ZeroJson = zero) -> Path:
+        return Verdict(settings, zero, paths).path
+
+    first = path()
+    assert first.is_relative_to(bench.folder / "other-cache")
+    assert path(settings.model_copy(update={"seed": 9, "learning_rate": 1.0, "epochs": 7})) == first
+    others = [
+        path(settings.model_copy(update={"optimizer": "lion"})),
+        path(zero=ZeroJson(options={**zero.options, "overlap_comm": True}, choice=zero.choice)),
+        path(zero=ZeroJson(options=zero.options, choice=zero.choice.model_copy(update={"attention": "eager"}))),
+    ]
+    with monkeypatch.context() as changed:
+        changed.setattr(identity, "processor", lambda: "another")
+        others.append(path())
+    with monkeypatch.context() as changed:
+        versions = {**identity.versions(), "torch": "2.13.1"}
+        changed.setattr(identity, "versions", lambda: versions)
+        others.append(path())
+    assert len({first, *others}) == 1 + len(others)
+
+    verdict = Verdict(settings, zero, paths)
+    for damaged in ("", "[]", "{}", '{"date": "2026-01-01", "curves": {"risky": {"loss": [1.0]}}}'):
+        verdict.path.parent.mkdir(parents=True, exist_ok=True)
+        verdict.path.write_text(damaged)
+        assert verdict.read() is None

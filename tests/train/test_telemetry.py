@@ -21,6 +21,39 @@ LONG: dict[str, Any] = {"max_steps": STEPS, "epochs": 40, "checkpoint_steps": No
 WIDTH = 4  # bytes of fp32
 SUMS = 8 * (3 + 1)  # the loop's own all-reduce: loss and two flags, and the loss of the one source
 NORM = 4
+# In the process that forks the ranks: writes the operations of each step for which a host waits for its GPU, up to and
+# with its first read of the sums; what it reads then is its own.
+COUNTING = """
+import json, os, torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from zerolora.train.loop import Loop
+WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive")
+waits, step = [], Loop._optimizer_step
+class Counting(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, arguments=(), named=None):
+        name = function.name().partition(".")[0].removeprefix("aten::")
+        by_mask = name == "index" and any(each is not None and each.dtype == torch.bool for each in arguments[1])
+        if name in WAITS or by_mask:
+            waits.append(name)
+        return function(*arguments, **(named or {}))
+def counted(name):
+    function = getattr(torch.Tensor, name)
+    def call(*arguments, **named):
+        waits.append(name)
+        return function(*arguments, **named)
+    setattr(torch.Tensor, name, call)
+for name in ("cpu", "tolist", "numpy"):
+    counted(name)
+def counted_step(self, due):
+    waits.clear()
+    with Counting():
+        result = step(self, due)
+    until = waits.index("cpu") + 1
+    with open(os.environ["COUNTED"] + os.environ["RANK"], "a") as file:
+        file.write(json.dumps(waits[:until] + ["cpu"] * waits[until:].count("cpu")) + chr(10))
+    return result
+Loop._optimizer_step = counted_step
+"""
 
 
 def lines(run: Path) -> list[dict[str, Any]]:
@@ -35,7 +68,14 @@ def resources(run: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("strategy", ["zero0", "zero2", "zero3", "ddp", "fsdp"])
 def test_every_engine_leaves_a_line_a_step(bench: Bench, strategy: str) -> None:
-    run = bench.run(f"told-{strategy}", strategy, **LONG)
+    run, counts = bench.folder / f"told-{strategy}", bench.folder / f"waits-{strategy}-"
+    command = bench.command(run.name, strategy, **LONG)
+    result = bench.server.run(command, bench.folder, bench.environment | {"COUNTED": str(counts)}, COUNTING)
+    assert result.returncode == 0, result.stderr[-3000:]
+    if strategy in ("ddp", "fsdp"):  # DeepSpeed itself reads more
+        for rank in (0, 1):
+            steps = counts.with_name(f"{counts.name}{rank}").read_text().splitlines()
+            assert [json.loads(line) for line in steps] == [["cpu"]] * STEPS
     actual = lines(run)
     assert [row["step"] for row in actual] == list(range(1, STEPS + 1))
     assert all(tuple(row) == COLUMNS for row in actual)

@@ -1,5 +1,8 @@
 """Activation offload: which tensors move to the host, that the device frees them, that gradients stay equal."""
 
+import contextlib
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +10,10 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
 from training_plan import training_plan, zero_json
 
+from zerolora.machine import devices
 from zerolora.train import activation_offload
 from zerolora.train.adapter import adapt
 
@@ -25,8 +30,7 @@ class Elsewhere(saved_tensors_hooks):
     packed: list[torch.Tensor]
     unpacked: int
 
-    def __init__(self, pin_memory: bool) -> None:
-        assert not pin_memory, "a CPU has no memory to pin"
+    def __init__(self) -> None:
         super().__init__(self.pack, self.unpack)
 
     @classmethod
@@ -119,3 +123,93 @@ def test_training_offloads_only_if_configured(elsewhere: type[Elsewhere], tiny_m
         # The first layer's is a leaf of the graph, since the embedding is frozen.
         assert len(elsewhere.packed) == elsewhere.unpacked == (model.config.num_hidden_layers - 1 if offload else 0)
         assert all(each.grad is not None for each in model.parameters() if each.requires_grad)
+
+
+class Streams(TorchDispatchMode):
+    """Streams of a GPU on a CPU. What a stream copies happens as late as allowed: when another waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's
+        self.computing = Stream(self)
+        self.current: Stream | None = None
+        self.late: list[Any] = []
+        self.recorded: list[int] = []
+        """Tensors whose memory no other may take before this stream has copied."""
+
+    def __torch_dispatch__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.current is None or function is not torch.ops.aten.copy_.default:
+            return function(*args, **(kwargs or {}))
+        assert kwargs is None or kwargs.get("non_blocking", True)
+        target, source = args[:2]
+        assert len(args) > 2 and args[2], "the host would wait"
+        self.late.append((target, source))
+        return target
+
+    @contextlib.contextmanager
+    def on(self, stream: "Stream") -> Iterator[None]:
+        self.current = stream
+        yield
+        self.current = None
+
+
+class Stream:
+    """A stream: the computing one, which computes at once, or another."""
+
+    def __init__(self, streams: Streams) -> None:
+        self.streams = streams
+
+    def record_event(self) -> int:
+        return len(self.streams.late)
+
+    def wait_event(self, event: int) -> None:
+        """Make the copies before the event."""
+        assert self is self.streams.computing
+        for number, pair in enumerate(self.streams.late[:event]):
+            if pair is not None:
+                with torch.no_grad():
+                    torch._foreach_copy_([pair[0]], [pair[1]])
+                self.streams.late[number] = None
+
+    def wait_stream(self, other: "Stream") -> None:
+        assert other is self.streams.computing is not self, "nothing else is to be waited for"
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
+    """Let a CPU pass for a GPU with streams."""
+    made = Streams()
+    empty = torch.Tensor.new_empty
+    monkeypatch.setattr(devices, "GPU", "cpu")
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream(made))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: made.computing)
+    monkeypatch.setattr(torch.cuda, "stream", made.on)
+    monkeypatch.setattr(
+        torch.Tensor, "new_empty", lambda self, shape, device, pin_memory: empty(self, shape).fill_(math.nan)
+    )
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: made.recorded.append(self.data_ptr()))
+    return made
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_stream_of_its_own_copies_beside_the_computation(streams: Streams, reentrant: bool) -> None:
+    """Each copy is waited for before its result is used; the next tensor is fetched while a layer is computed."""
+    model = checkpointing("llama", reentrant)
+    expected = gradients(model)
+    activation_offload.offload_inputs(model, torch.device("cpu"))
+    under_way: list[int] = []
+    for layer in model.model.layers:
+        layer.mlp.register_forward_pre_hook(
+            lambda module, args: under_way.append(sum(pair is not None for pair in streams.late))
+        )
+    for _ in range(2):
+        under_way.clear()
+        with streams:
+            actual = gradients(model)
+        assert [name for name in expected if not torch.equal(actual[name], expected[name])] == []
+        # Forward: the input of the layer leaves, with reentrant checkpointing that of the one before. Backward: that of
+        # the layer before comes.
+        assert under_way == [int(not reentrant)] + [1] * (LAYERS - 1) + [1] * (LAYERS - 1) + [0]
+        assert len(streams.late) == 2 * LAYERS
+        assert len(streams.recorded) == 2 * LAYERS
+        streams.late.clear()
+        streams.recorded.clear()

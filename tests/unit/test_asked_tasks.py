@@ -17,6 +17,7 @@ from zerolora.errors import UserError
 from zerolora.evaluate import asked_task
 from zerolora.evaluate.asked_task import _cut, ask
 from zerolora.evaluate.evaluated_models import EvaluatedModel
+from zerolora.evaluate.generation import SharedPrefix
 from zerolora.evaluate.harness import ask_harness, flat
 from zerolora.evaluate.intervals import bootstrap, wilson
 from zerolora.export.targets.ollama import prompt_format
@@ -124,6 +125,26 @@ def test_choices_have_the_same_likelihood_batched_and_alone(model: Path, here: P
         prompts([{**rows[0], "cities": [city, "Rome"]}], here, **CAPITALS)
         alone.append(asked(model, here, "multiple_choice", batch=1)[1][0]["answer"][0])
     assert together == pytest.approx(alone, abs=1e-5)
+
+
+def test_what_all_prompts_begin_with_is_computed_once(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The likelihoods are those of whole rows, with continuations that are a part of each other too."""
+    loaded, tokenizer, _ = asked_task.loaded(EvaluatedModel(model), None)
+    solved = "The capital of Italy is Rome. The capital of Spain is Madrid. "
+    asked = [(f"{solved}{question}", f" {text}", text) for question in ("a", "b c d") for text in ("e", "e f", "e g h")]
+    computed: list[int] = []
+    hook = loaded.register_forward_pre_hook(
+        lambda _, arguments, keywords: computed.append(keywords["input_ids"].shape[1]), with_kwargs=True
+    )
+    once = asked_task.of_continuations(loaded, tokenizer, asked, 4)
+    shared, *parts = computed
+    assert shared > 8 and max(parts) < shared
+    computed.clear()
+    monkeypatch.setattr(asked_task, "shared_prefix", lambda *_: SharedPrefix())
+    whole = asked_task.of_continuations(loaded, tokenizer, asked, 4)
+    hook.remove()
+    assert max(computed) == shared + max(parts)
+    assert [each.logarithm for each in once] == pytest.approx([each.logarithm for each in whole], abs=1e-5)
 
 
 def test_perplexity_equals_the_harness_beyond_the_context_length(model: Path, here: Path) -> None:

@@ -115,6 +115,7 @@ def test_light_commands_never_import_torch(tmp_path: Path, tiny_model: Path) -> 
     packing.mkdir()
     lengths = {"longest_packed_row": 100, "most_supervised": 50, "train_packed_rows": 9, "train_tokens": 700}
     lengths |= {"train_supervised_tokens": 300, "train_mean_row_of_a_token": 80, "validation_packed_rows": 3}
+    lengths |= {"train_rows": 9, "train_common_prefix": 0}
     (packing / "stats.json").write_text(json.dumps({"packing": False, **lengths}))
     (tmp_path / "model").mkdir()
     (tmp_path / "model/config.json").write_text((tiny_model / "config.json").read_text())

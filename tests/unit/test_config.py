@@ -166,6 +166,11 @@ MISTAKES = [
     ),
     (
         "train",
+        {"kernels": "liger"},
+        ["train.kernels", "liger with device cpu", "write auto or off"],
+    ),
+    (
+        "train",
         {"ranks_per_node": 2, "sequence_parallel": 2, "attention": "sdpa"},
         ["train.attention", "sdpa with sequence_parallel 2", "write flash or auto"],
     ),

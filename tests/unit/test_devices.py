@@ -11,12 +11,13 @@ from zerolora.config.settings import HardwareSettings
 from zerolora.errors import UserError
 from zerolora.machine import devices
 from zerolora.planner.hardware import GPUS, offered
-from zerolora.probe.meta_trial import check_gpu
+from zerolora.planner.machine_limits import check_gpu
 
 
 @pytest.fixture(autouse=True)
 def built(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pretend a torch built for CUDA 13.0, like the lock's wheels."""
+    """Pretend a torch built for CUDA 13.0, like the lock's wheels, on x86_64."""
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.setattr(devices, "torch_build", lambda: ("2.13.0+cu130", "13.0"))
     monkeypatch.delenv(devices.VISIBLE, raising=False)
 
@@ -51,7 +52,7 @@ def test_unusable_gpu_is_refused_with_a_remedy(monkeypatch: pytest.MonkeyPatch) 
 def test_cpu_torch_refers_to_the_locks_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "torch_build", lambda: ("2.13.0+cpu", None))
     said = devices.unsupported((7, 0), "V100")
-    assert said and "and the torch of envs/requirements.lock carries kernels for 7.5 and later GPUs" in said
+    assert said and "and the torch of envs/requirements.lock carries kernels for sm_75, sm_80" in said
 
 
 @pytest.mark.parametrize(
@@ -81,19 +82,30 @@ def test_driver_of_the_same_or_a_later_major_version_suffices(
 
 def test_gpu_without_kernels_in_the_wheel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, PretendedDriver(9.0, 7.0))
-    said = "pretended GPU 1 has compute capability 7.0, and torch 2.13.0+cu130 carries kernels for 7.5 and later"
-    assert said in refused()
+    said = "pretended GPU 1 has compute capability 7.0, and torch 2.13.0+cu130 carries kernels for sm_75, sm_80, sm_86"
+    assert said in refused() and "(`make TORCH=cu12`, docs/gpu.md)" in refused()
+
+
+@pytest.mark.parametrize(("capability", "build"), [((10, 0), "cu13"), ((12, 0), "cu13"), ((3, 5), None)])
+def test_build_of_torch_for_a_gpu_is_named(
+    capability: tuple[int, int], build: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "torch_build", lambda: ("2.13.0+cu126", "12.6"))
+    assert devices.unsupported((7, 0), "V100") is None
+    said = devices.unsupported(capability, "this GPU")
+    assert said and (f"make TORCH={build}" if build else "none of the locks has one") in said
 
 
 @pytest.mark.parametrize(
     ("capability", "runs"),
     [
-        *((each, False) for each in (5.0, 6.1, 7.0, 7.2)),
-        *((each, True) for each in (7.5, 8.0, 8.6, 8.7, 8.9, 9.0, 10.0, 10.3, 12.0, 12.1, 13.0)),
+        *((each, False) for each in (5.0, 6.1, 7.0, 7.2, 13.0)),
+        *((each, True) for each in (7.5, 8.0, 8.6, 8.7, 8.9, 9.0, 10.0, 10.3, 12.0, 12.1)),
     ],
 )
 def test_compute_capabilities_of_the_locks_wheel(capability: float, runs: bool) -> None:
-    assert devices.runs_on(divmod(round(10 * capability), 10), devices.ARCHITECTURES) == runs
+    """Release wheels have no PTX, which later GPUs could compile (build_env_setup.py, _ptx_arches)."""
+    assert devices.runs_on(divmod(round(10 * capability), 10), devices.of_wheel("13.0")) == runs
 
 
 @pytest.mark.parametrize(
@@ -107,7 +119,7 @@ def test_compute_capabilities_of_the_locks_wheel(capability: float, runs: bool) 
 )
 def test_render_refuses_unsupported_gpus(monkeypatch: pytest.MonkeyPatch, hardware: dict[str, Any], said: str) -> None:
     pretend(monkeypatch, None)
-    with pytest.raises(UserError, match=f"^hardware: {said}, and torch 2.13.0.cu130 carries kernels for 7.5 and later"):
+    with pytest.raises(UserError, match=f"^hardware: {said}, and torch 2.13.0.cu130 carries kernels for sm_75"):
         check_gpu(HardwareSettings(probe=None, disk="nvme", **hardware))
 
 
@@ -134,13 +146,12 @@ def test_architectures_match_as_in_cuda() -> None:
     assert devices.runs_on((10, 0), ["sm_80", "compute_90"]) and not devices.runs_on((8, 6), ["compute_90"])
 
 
-def test_table_covers_the_installed_wheel() -> None:
-    """PyPI's wheel for x86_64 may have fewer architectures than the table, which covers aarch64, too."""
+def test_table_is_that_of_the_installed_wheel() -> None:
     import torch
 
     if torch.version.cuda is None:
         pytest.skip("torch is built for CPUs alone here")
-    assert set(str(torch._C._cuda_getArchFlags()).split()) <= set(devices.ARCHITECTURES)
+    assert tuple(str(torch._C._cuda_getArchFlags()).split()) == devices.of_wheel(torch.version.cuda)
 
 
 @pytest.mark.parametrize("file", ["README.md", "docs/gpu.md", "envs/conda.yaml", "envs/apptainer.def"])
@@ -156,7 +167,7 @@ def test_recipes_use_supported_gpus() -> None:
     hardware = [(yaml.safe_load(path.read_text(encoding="utf-8")) or {}).get("hardware", {}) for path in configs]
     capabilities = {each["compute_capability"] for each in hardware if each.get("device") == "cuda"}
     assert len(capabilities) > 2
-    assert all(devices.runs_on(divmod(round(10 * each), 10), devices.ARCHITECTURES) for each in capabilities)
+    assert all(devices.runs_on(divmod(round(10 * each), 10), devices.of_wheel("13.0")) for each in capabilities)
     assert not {each.get("gpu") for each in hardware} & {name for name in GPUS if name not in offered(GPUS)}
 
 

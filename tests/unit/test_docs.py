@@ -346,12 +346,17 @@ def test_hashes_match_the_locked_versions() -> None:
     assert len(HASHED.findall(text)) == len(locked)
 
 
-def test_cuda_libraries_match_torch() -> None:
-    pins = dict(HASHED.findall((ROOT / "envs/cuda.hashes").read_text(encoding="utf-8")))
-    lines = [line.partition("#")[0] for line in (ROOT / "envs/cuda.in").read_text(encoding="utf-8").splitlines()]
+@pytest.mark.parametrize(("build", "suffix"), [("cu12", "cu12"), ("cu13", "cu13")])
+def test_gpu_libraries_match_torch(build: str, suffix: str) -> None:
+    """The installed torch's own requirements, if it is this build."""
+    pins = dict(HASHED.findall((ROOT / f"envs/{build}.hashes").read_text(encoding="utf-8")))
+    lines = [line.partition("#")[0] for line in (ROOT / f"envs/{build}.in").read_text(encoding="utf-8").splitlines()]
     needed = [line for line in requires("torch") or [] if re.match("cuda|nvidia|triton", line)]
+    if not any(f"-{suffix}" in line for line in needed):
+        needed = []
     for each in map(Requirement, filter(None, (*lines, *needed))):
         assert pins[each.name] in each.specifier, each
+    assert any(name.endswith(suffix) for name in pins)
 
 
 def test_security_page_names_existing_tests() -> None:
@@ -366,7 +371,7 @@ MEASURED = [name for name in tables.TABLES if (ROOT / "benchmarks/results" / nam
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_training_tables_match_measurements(name: str) -> None:
-    page = "methods" if name == "train_methods.json" else "speed"
+    page = {"train_methods.json": "methods", "train_host_optimizers.json": "optimizers"}.get(name, "speed")
     assert tables.table(name) in (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
 
 

@@ -14,16 +14,18 @@ import pytest
 import torch
 from bench import Bench
 from conftest import project_environment
+from datasets import Dataset
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from zerolora.config.settings import EvaluateRunSettings, PrepareSettings
 from zerolora.data.prepare import prepare
+from zerolora.data.prepared_rows import IGNORED
 from zerolora.evaluate import batches as batches_module
 from zerolora.evaluate import evaluate as evaluate_module
 from zerolora.evaluate import ranks
 from zerolora.evaluate.batches import PromptBatches
 from zerolora.evaluate.difference import with_unmerged
-from zerolora.evaluate.evaluate import EvaluatedModel, evaluate
+from zerolora.evaluate.evaluate import EvaluatedModel, evaluate, loss
 from zerolora.evaluate.generation import SharedPrefix, answer_batch, cache_of, generate, shared_prefix
 from zerolora.evaluate.kept import kept_in
 from zerolora.files import read_json, write_json
@@ -91,6 +93,60 @@ def test_shared_prefix_is_computed_once(case: Any, size: int) -> None:
     assert computed[0] == shared
     longest = max(map(len, prompts))
     assert computed[1] == min(size, len(prompts)) * (longest - shared)
+
+
+def held_out_rows(prompts: list[list[int]]) -> Any:
+    """Return rows with an answer each; in the third a token of the prompt is supervised too, the fourth has no answer
+    to learn, and the last is longer than any generated one."""
+    draw, result = torch.Generator().manual_seed(2), []
+    for number, prompt in enumerate(prompts):
+        count = 2 * LIMIT if prompt is prompts[-1] else 1 + number % 5
+        answer = torch.randint(1, 60, (count,), generator=draw).tolist()
+        labels = [IGNORED] * len(prompt) + answer
+        labels[len(prompt) - 1] = prompt[-1] if number == 2 else IGNORED
+        labels = [IGNORED] * len(labels) if number == 3 else labels
+        row: dict[str, Any] = {"input_ids": prompt + answer, "labels": labels, "prompt": len(prompt)}
+        result.append({**row, "length": len(labels)})
+    return Dataset.from_list(result)
+
+
+@pytest.mark.parametrize("size", [1, 3, 20])
+@pytest.mark.parametrize("shared", [False, True])
+def test_loss_of_answers_reuses_the_prompts_states(case: Any, size: int, shared: bool) -> None:
+    """Each row's equals that of a forward pass of its own, for whatever batch, and the answers stay the same."""
+    model, prompts, stops, alone = case
+    if shared:
+        prompts = [prompts[0][:3] * 4 + prompt for prompt in prompts]
+        alone = [_by_transformers(model, prompt, stops) for prompt in prompts]
+    rows = held_out_rows(prompts)
+    kept: dict[int, Any] = {}
+    tokenizer = SimpleNamespace(pad_token_id=0, decode=lambda tokens, skip_special_tokens: tokens)
+    how = settings(batch=size, max_new_tokens=LIMIT)
+    lengths: list[int] = []
+    hook = model.register_forward_pre_hook(
+        lambda _, arguments, keywords: lengths.append(keywords["input_ids"].shape[1]), with_kwargs=True
+    )
+    answers: list[Any] = generate(model, tokenizer, rows, stops, how, kept.update, losses=True)[0]
+    hook.remove()
+    assert answers == alone
+    assert lengths.count(2 * LIMIT) == 1  # the last row's answer alone
+    losses = {number: answer.loss for number, answer in kept.items()}
+    assert [number for number in sorted(losses) if losses[number] is None] == [2, 3]
+    known = {number: value for number, value in losses.items() if value is not None}
+    for number, value in known.items():
+        row = rows.select([number])
+        assert value / (row[0]["length"] - row[0]["prompt"]) == pytest.approx(loss(model, row), rel=1e-5)
+    assert loss(model, rows, known) == pytest.approx(loss(model, rows), rel=1e-6)
+
+
+def test_loss_of_a_model_with_windows_is_not_of_its_cache(case: Any) -> None:
+    torch.manual_seed(5)
+    model = MistralForCausalLM(MistralConfig(**SIZES, sliding_window=6)).eval()
+    kept: dict[int, Any] = {}
+    tokenizer = SimpleNamespace(pad_token_id=0, decode=lambda tokens, skip_special_tokens: tokens)
+    how = settings(batch=3, max_new_tokens=4)
+    generate(model, tokenizer, held_out_rows(case[1][:5]), set(), how, kept.update, losses=True)
+    assert [answer.loss for answer in kept.values()] == [None] * 5
 
 
 def _by_transformers(model: Any, prompt: list[int], stops: set[int]) -> list[int]:

@@ -20,7 +20,7 @@ from zerolora.planner.hardware import (
 )
 from zerolora.planner.run_hardware import checked, measured
 
-MEASURED: dict[str, float | None] = {"kernel_seconds": 9e-6, "cpu_adam_parameters_per_second": 1.6e8}
+MEASURED: dict[str, float | None] = {"kernel_seconds": 9e-6, "host_adamw_parameters_per_second_per_thread": 1.6e8}
 MEASURED |= {
     "matmul_fp32_flops_per_second": 8e10,
     "matmul_16bit_flops_per_second": 4e11,
@@ -31,6 +31,7 @@ MEASURED |= {"node_all_reduce_bytes_per_second": 9e8, "node_all_gather_bytes_per
 MEASURED |= {"network_all_reduce_bytes_per_second": None, "network_all_gather_bytes_per_second": None}
 MEASURED |= {"node_latency_seconds": 3e-4, "network_latency_seconds": None}
 PROBE: dict[str, Any] = {"device": "cpu", "nodes": 1, "ranks_per_node": 2, "precision_16bit": "bf16"}
+PROBE |= {"threads_per_rank": 3}
 PROBE |= {"hardware": {"name": "a CPU"}, "measured": MEASURED}
 
 

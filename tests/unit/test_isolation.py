@@ -213,7 +213,7 @@ def with_adapter(model: Any) -> Any:
 
 def loss_and_gradients(model: Any, micro_batches: list[Any], packing: bool) -> tuple[Any, Any, dict[str, Any]]:
     model.zero_grad()
-    totals = Totals(OBJECTIVES["sft"], {"supervised token": 1}, 2)
+    totals = Totals(OBJECTIVES["sft"], {"supervised token": 1}, 2, CPU)
     for packed in micro_batches:
         batch = collate(packed, packing, CPU)
         totals.add(OBJECTIVES["sft"].values(token_losses(model, batch), batch, {}))["loss"].backward()

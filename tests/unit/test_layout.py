@@ -20,7 +20,7 @@ LAYERS: list[set[str]] = [
     {"__main__"},
     {"cli"},
     {"commands"},
-    {"memory.command", "publish", "imports", "search"},
+    {"memory.command", "check", "publish", "imports", "search"},
     {"config.file", "config.rules", "config.resolve"},
     {"probe", "judge"},
     {"report"},

@@ -107,6 +107,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "longest_packed_row": 512,
         "most_supervised": 100,
         "train_packed_rows": 64,
+        "train_rows": 640,
+        "train_common_prefix": 0,
         "validation_packed_rows": 8,
     }
     stats |= {"train_tokens": 30000, "train_supervised_tokens": 6000, "train_mean_row_of_a_token": 50.0}

@@ -89,7 +89,7 @@ def trained(rows: Dataset, together: int, ranks: int, micro_batch: int) -> tuple
     sums, totals = torch.zeros(()), None
     for rank in range(ranks):
         micro_batches, units = Batches(rows, packing, plan, rank, ranks).at(0)
-        totals = Totals(PREFERENCE, units, 2)
+        totals = Totals(PREFERENCE, units, 2, torch.device("cpu"))
         for micro_batch_rows in micro_batches:
             batch = collate(micro_batch_rows, True, torch.device("cpu"))
             logits = table[batch["input_ids"].flatten()[batch["supervised"]]]

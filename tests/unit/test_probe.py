@@ -37,7 +37,7 @@ def test_probe_of_two_ranks(tmp_path: Path) -> None:
     assert 1e7 < values["node_all_reduce_bytes_per_second"] < 1e11
     assert 1e7 < values["node_all_gather_bytes_per_second"] < 1e11
     assert 1e-6 < values["node_latency_seconds"] < 0.1
-    assert 1e6 < values["cpu_adam_parameters_per_second"] < 1e10
+    assert 1e6 < values["host_adamw_parameters_per_second_per_thread"] < 1e10
     assert 1e-7 < values["kernel_seconds"] < 1e-3
     absent = {name for name, value in values.items() if value is None}
     assert absent == {

@@ -99,6 +99,8 @@ STATS = {
     "longest_packed_row": 100,
     "most_supervised": 10,
     "train_packed_rows": 12,
+    "train_rows": 12,
+    "train_common_prefix": 0,
     "validation_packed_rows": 3,
     "train_tokens": 900,
     "train_supervised_tokens": 90,

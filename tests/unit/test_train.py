@@ -14,6 +14,7 @@ import torch
 from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 from training_plan import training_plan
 
 from zerolora.config.method_sections import Lora
@@ -21,12 +22,13 @@ from zerolora.config.settings import TrainSettings
 from zerolora.data.packing_plan import CHUNK, PackingPlan, open_plan, write_plan
 from zerolora.data.prepared_rows import IGNORED
 from zerolora.errors import UserError
+from zerolora.machine import devices
 from zerolora.methods.lora import LoraMethod
 from zerolora.strategies import STRATEGIES
 from zerolora.train.adapter import expected_tensors, faults_of
 from zerolora.train.attention import lengths
 from zerolora.train.engines import engine_class, names
-from zerolora.train.feed import Batches, collate
+from zerolora.train.feed import Batches, Feed, collate
 from zerolora.train.launch import rendezvous
 from zerolora.train.loop import Totals
 from zerolora.train.loss import make_chunked, token_losses
@@ -124,6 +126,63 @@ def test_padding_and_spread_match_the_ranks() -> None:
     assert balance["rank_tokens_spread_worst"] >= (max(by_rank) - min(by_rank)) / (sum(by_rank) / 2) - 1e-6
 
 
+class Copies(TorchDispatchMode):
+    """Records whether the host waits for each copy to a device."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's
+        self.waiting: list[bool] = []
+
+    def __torch_dispatch__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function is torch.ops.aten._to_copy.default and torch.device(kwargs.get("device", "cpu")).type == "meta":
+            self.waiting.append(not kwargs.get("non_blocking"))
+        return function(*args, **kwargs)
+
+
+def test_the_host_waits_for_no_copy_to_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything that a batch takes to the device comes from pinned memory."""
+    pinned: list[int] = []
+    empty = torch.Tensor.new_empty
+
+    def new_empty(tensor: torch.Tensor, shape: Any, pin_memory: bool) -> torch.Tensor:
+        assert pin_memory
+        made = empty(tensor, shape)
+        pinned.append(made.data_ptr())
+        return made
+
+    monkeypatch.setattr(devices, "GPU", "meta")
+    monkeypatch.setattr(torch.Tensor, "new_empty", new_empty)
+    row = {"input_ids": [1, 2, 3], "labels": [IGNORED, 2, 3], "source": 0, "weight": 0.5}
+    gpu = torch.device("meta")
+    with Copies() as copies:
+        batch = collate([[row, row]], True, gpu)
+        lengths.set(batch["lengths"])
+        ends, of_tokens = lengths.ends(1, 6, gpu), lengths.of_tokens(torch.empty(1, 6, 4, device=gpu))
+    lengths.set(None)
+    tensors = [*(each for each in batch.values() if isinstance(each, torch.Tensor)), *batch["numbers"].values()]
+    tensors += [ends, of_tokens]
+    assert {each.device.type for each in tensors} == {"meta"}
+    assert copies.waiting == [False] * len(tensors) and len(pinned) == len(tensors) == 10
+
+
+def test_batches_built_ahead_are_those_of_each_step() -> None:
+    """Past the last micro-batch of a step comes the first of the next, and after the last step none."""
+    plan = training_plan(**{**BATCH, "accumulation": 2})
+    batches, cpu = Batches(rows_of(24), plan_of(24), plan, 0, 1), torch.device("cpu")
+    feed = Feed(batches, True, cpu)
+    for step in range(batches.steps):
+        micro_batches, units = feed.at(step)
+        assert (micro_batches, units) == batches.at(step)
+        for number, micro_batch in enumerate(micro_batches):
+            expected, actual = collate(micro_batch, True, cpu), feed.batch(step, number)
+            feed.build(step, number + 1)
+            assert actual.keys() == expected.keys()
+            assert all(torch.equal(actual[name], expected[name]) for name in ("input_ids", "targets", "source"))
+    feed = Feed(batches, True, cpu)  # resumed at a later step
+    assert torch.equal(feed.batch(3, 0)["input_ids"], collate(batches.at(3)[0][0], True, cpu)["input_ids"])
+
+
 def test_longest_packed_row_comes_first() -> None:
     """Not the one of most attention work, [4, 3], which needs less memory."""
     lengths = [4, 3, *[2] * 22]
@@ -192,7 +251,7 @@ def test_loss_matches_transformers(tiny_model: Any) -> None:
     ]
     batch = collate(rows, False, torch.device("cpu"))
     with torch.no_grad():
-        totals = Totals(OBJECTIVES["sft"], {"supervised token": 5}, 2)
+        totals = Totals(OBJECTIVES["sft"], {"supervised token": 5}, 2, torch.device("cpu"))
         totals.add(OBJECTIVES["sft"].values(token_losses(model, batch), batch, {}))
         labels = torch.tensor([[IGNORED, IGNORED, IGNORED, 8, 9, 10], [IGNORED, IGNORED, 11, 12, IGNORED, IGNORED]])
         theirs = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], labels=labels).loss

@@ -25,7 +25,7 @@ from zerolora.evaluate import evaluated_models as models_module
 from zerolora.evaluate import vllm_engine
 from zerolora.evaluate.evaluate import evaluate
 from zerolora.evaluate.evaluated_models import EvaluatedModel, load, placement
-from zerolora.evaluate.kept import Answerer, KeptAnswers, kept_in, wait_for
+from zerolora.evaluate.kept import Answer, Answerer, KeptAnswers, kept_in, wait_for
 from zerolora.evaluate.ranks import gpus_of
 from zerolora.files import read_json, write_json
 
@@ -171,7 +171,7 @@ def test_failing_rank_ends_the_others(tmp_path: Path) -> None:
         wait_for(ranks, kept)
     assert time.monotonic() - started < 10
     assert [each.process.returncode for each in ranks] == [-9, 3]
-    assert kept_in(kept.folder) == {0: ("before", 1), 2: ("now", 1)} and kept.left() == [1, 3]
+    assert kept_in(kept.folder) == {0: Answer("before", 1), 2: Answer("now", 1)} and kept.left() == [1, 3]
 
 
 def test_one_progress_bar_for_all_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -81,7 +81,7 @@ def recipe(target: list[str]) -> list[list[str]]:
     """Return the commands that make would run, without those that install."""
     needed = (
         ".venv/installed",
-        *(f"envs/{name}" for name in ("requirements.lock", "requirements.hashes", "cuda.hashes")),
+        *(f"envs/{name}" for name in ("requirements.lock", "requirements.hashes", "cu12.hashes", "cu13.hashes")),
     )
     old = [f"--assume-old={path}" for path in (*needed, "pyproject.toml")]
     told = subprocess.run(["make", "--dry-run", *old, *target], cwd=ROOT, capture_output=True, text=True, check=False)

@@ -37,7 +37,7 @@ ALTERED = {
 }
 # These pass their arguments on, which an alteration would break; their reasons are in LEFT_OUT.
 HAND_ON = {"", "cli", "commands", "config", "files", "types"}
-HAND_ON |= {"machine.devices", "model.foreign", "json_file"}
+HAND_ON |= {"machine.devices", "planner.machine_limits", "model.foreign", "json_file"}
 # No stage calls these.
 BY_HAND = {"imports"}
 # Files that hold times, memory or sizes as text, and what is made of them.

@@ -82,6 +82,7 @@ KEYS: dict[str, tuple[Any, set[str]]] = {
     "train.activation_checkpointing": (True, {E, R}),
     "train.activation_offload": (True, {E, R, T}),
     "train.attention": ("eager", {E, R}),
+    "train.kernels": ("off", set()),
     "train.canary": ("off", {R}),
     "train.neftune_alpha": (5.0, {T}),
     "train.seed": (7, {T}),

@@ -185,11 +185,13 @@ def render(
     """Choose a run's configuration and write it with the options of its engine."""
     from zerolora.config.settings import RenderSettings
     from zerolora.files import write_json
+    from zerolora.planner import machine_limits
     from zerolora.planner.render import lines
     from zerolora.planner.render import render as stage
 
     checked = _typed(RenderSettings, settings)
     rendered, why = stage(checked, estimate)
+    machine_limits.check(checked, rendered.choice.strategy)
     if model:
         from zerolora.probe.meta_trial import check
 
@@ -215,6 +217,7 @@ def train(
     keep_checkpoints: Annotated[int, typer.Option(min=1, help="Keep the last N checkpoints, and the best.")] = 2,
 ) -> None:
     """Train the adapter with one or more ranks, or as a task of a Slurm job. Resumes from the last checkpoint."""
+    from zerolora.check.check_table import log_machine
     from zerolora.config.settings import TrainSettings
     from zerolora.files import canonical
     from zerolora.methods.registry import TRAINABLE
@@ -229,6 +232,7 @@ def train(
     check(checked.tracker)
     where = topology(os.environ, checked.nodes, checked.ranks_per_node)
     obey(checked.device, len(where.ranks))
+    log_machine(checked.device)
     check_intact(data, "zerolora prepare")
     check_intact(packing, "zerolora pack")
     if checked.from_adapter:
@@ -248,7 +252,7 @@ def train(
         here = topology(os.environ, checked.nodes, checked.ranks_per_node)
         launch(here if here.listener else replace(here, port=here.port + 1 + number), short, checked.device, into)
 
-    compare_first_steps(checked, paths, logs, short_run)
+    arguments += compare_first_steps(checked, paths, logs, short_run)
     options = ["--settings", canonical(checked.model_dump(mode="json")), "--keep-checkpoints", str(keep_checkpoints)]
     launch(where, [*options, *arguments], checked.device, logs)
 
@@ -332,6 +336,7 @@ def evaluate(
     work: Annotated[Path | None, typer.Option(help="Directory of answers to resume an evaluation from.")] = None,
 ) -> None:
     """Evaluate a model on the held-out rows."""
+    from zerolora.check.check_table import log_machine
     from zerolora.config.settings import EvaluateRunSettings
     from zerolora.evaluate import write_skipped
     from zerolora.model.manifest import check_intact
@@ -341,6 +346,7 @@ def evaluate(
         write_skipped(output, answers)
         return
     obey(checked.device)
+    log_machine(checked.device)
     _let_threads_sleep()
     from zerolora.evaluate.evaluate import evaluate as stage
 

@@ -63,6 +63,18 @@ def import_file(
 
 
 @app.command()
+def check(
+    config: Annotated[
+        Path | None, typer.Option(help="The config to compare with. Default: config/config.yaml, if it exists.")
+    ] = None,
+) -> None:
+    """Show what this machine has against what the config needs; exit with 1 if anything is missing."""
+    from zerolora.check.check_command import check as stage
+
+    raise typer.Exit(stage(config))
+
+
+@app.command()
 def expand(config: Config = Path("config/config.yaml")) -> None:
     """Write config/runs.yaml, the list of runs for DVC. Both engines also do so automatically."""
     from zerolora.config.file import load

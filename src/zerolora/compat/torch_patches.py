@@ -85,8 +85,9 @@ def ddp_reductions(model: torch.nn.parallel.DistributedDataParallel) -> tuple[in
 
 
 @patch("torch", features=("torch.optim:AdamW._init_group",))
-def fresh_state(tensor: torch.Tensor, updates: int) -> dict[str, torch.Tensor]:
+def fresh_state(tensor: torch.Tensor, updates: int, fused: bool) -> dict[str, torch.Tensor]:
     """Return AdamW's initial state of a tensor (torch/optim/adam.py, _init_group) with this number of updates. There is
-    no public way to create it without a step."""
+    no public way to create it without a step. The fused kernels read the updates on the tensor's device."""
     moments = {name: torch.zeros_like(tensor, memory_format=torch.preserve_format).detach() for name in MOMENTS}
-    return {"step": torch.tensor(float(updates)), **moments}
+    step = torch.tensor(float(updates), dtype=torch.float32, device=tensor.device if fused else "cpu")
+    return {"step": step, **moments}

@@ -33,6 +33,7 @@ LEFT_OUT: Mapping[str, str] = {
     "commands": "pass files and settings to the stages",
     "config": "its values reach a stage as settings, which are compared by value; only resolve keeps it",
     "machine.devices": "rejects unusable GPUs and hides unused ones",
+    "planner.machine_limits": "rejects what this machine cannot compute or compile",
     "errors": "messages",
     "evaluate.batches": "chooses which prompts share a batch; an answer does not depend on it",
     "files": "writes values unchanged",

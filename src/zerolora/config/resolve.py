@@ -258,6 +258,7 @@ def stages_of(config: Config, run: str) -> RunSettings:
         "precision": device_precision(hardware) if train.precision == "auto" else train.precision,
         "activation_checkpointing": _open(train.activation_checkpointing),
         "attention": _open(train.attention),
+        "kernels": "off" if train.kernels == "auto" and hardware.device == "cpu" else train.kernels,
         "keeps_best": train.validation_steps is not None and train.keep == "best",
         "method": stages.MethodSettings(name=train.method, settings=_costly(TRAINABLE[train.method].of(train))),
         "added_tokens": len(data.add_special_tokens) + len(data.add_tokens) if data else 0,

@@ -401,6 +401,8 @@ def _impossible_batch(settings: RunSections) -> Iterable[RunMistake]:
     if shared > 1 and train.attention in ("sdpa", "eager"):
         text = f"{train.attention} with sequence_parallel {shared}, which needs attention without a mask of whole rows"
         yield "train.attention", f"{text}; write flash or auto"
+    if train.kernels == "liger" and hardware.device == "cpu":
+        yield "train.kernels", "liger with device cpu, for which Triton compiles no kernels; write auto or off"
     if shared > 1 and not OBJECTIVES[train.objective].by_token:
         text = f"{shared} with objective {train.objective}, whose loss needs whole rows; write sequence_parallel: 1"
         yield "train.sequence_parallel", text

@@ -59,6 +59,7 @@ from zerolora.config.values import (
     TemplateName,
     TrackerName,
 )
+from zerolora.types import Kernels
 
 
 class Hardware(Section):
@@ -402,6 +403,10 @@ class Train(TrainSection):
     attention: Literal["auto", "flash", "sdpa", "eager"] = "auto"
     """Attention implementation. flash = PyTorch's fused kernels on each row of a packed row; sdpa = the same kernels on
     whole packed rows with a mask; eager = plain matrix products; auto = the fastest that the model supports."""
+    kernels: Kernels = "auto"
+    """Fused kernels of liger-kernel for norms, rotary embedding, MLP and loss (docs/kernels.md). liger = use them, or
+    stop before training; auto = use them on GPUs if the package is installed, the model has them and its output stays
+    the same; off = the model's own operations."""
 
     keep_checkpoints: Positive = 2
     """Number of recent checkpoints to keep, in addition to the one with the lowest validation loss. A change reruns

@@ -11,7 +11,7 @@ from zerolora.config import schema
 from zerolora.config.method_sections import MethodSections
 from zerolora.config.section import AlwaysCompared, Section
 from zerolora.config.values import AnyCheck, Check, ObjectiveName, OptimizerName
-from zerolora.types import Attention, Device, EngineName, Precision
+from zerolora.types import Attention, Device, EngineName, Kernels, Precision
 
 
 class FetchPackage(schema.PackageModel):
@@ -87,6 +87,8 @@ class EstimateSettings(Section):
     precision: Precision
     activation_checkpointing: bool | None
     attention: Attention | None
+    kernels: Kernels = "off"
+    """Whether liger-kernel's kernels are used; auto = if installed."""
     keeps_best: bool
     """Whether the best adapter so far is stored in addition to the one in training."""
     keep_checkpoints: int = 2
@@ -173,6 +175,8 @@ class TrainingChoice(Section):
     activation_checkpointing: bool
     attention: Attention
     precision: Precision
+    kernels: Kernels = "off"
+    """Whether liger-kernel's kernels are used; auto = unless they change the model's output."""
     flops: UsefulFlops
     canary: Canary | None = None
     """The canary before the run, if it needs one."""

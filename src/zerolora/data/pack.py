@@ -22,6 +22,8 @@ from zerolora.files import MANIFEST, describe, sha256, staged_directory, write_j
 from zerolora.log import result
 from zerolora.units import counted
 
+CHUNK = 4096  # rows compared at a time
+
 
 def pack_rows(settings: PackSettings, data: Path, output: Path) -> None:
     """Write the plans of a prepared data set: packed rows of up to `capacity` tokens, or single rows with packing off.
@@ -66,6 +68,7 @@ def _count(plan: PackingPlan, rows: Any, lengths: np.ndarray, capacity: int | No
     tokens = np.add.reduceat(lengths[plan.members].astype(np.int64), plan.starts[:-1])
     counts: dict[str, Any] = {
         "rows": len(lengths),
+        "common_prefix": common_prefix(rows),
         "tokens": int(tokens.sum()),
         "packed_rows": len(tokens),
         "longest_packed_row": int(tokens.max()),
@@ -80,3 +83,19 @@ def _count(plan: PackingPlan, rows: Any, lengths: np.ndarray, capacity: int | No
             "efficiency": round(int(tokens.sum()) / (len(tokens) * capacity), 6),
         }
     return counts
+
+
+def common_prefix(rows: Any) -> int:
+    """Return the number of tokens that all rows begin with."""
+    first: np.ndarray | None = None
+    for table in rows.with_format("arrow").iter(CHUNK):
+        column = table["input_ids"].combine_chunks()
+        starts, ends = (column.offsets.to_numpy()[part].astype(np.int64) for part in (slice(-1), slice(1, None)))
+        tokens = column.values.to_numpy()
+        first = tokens[starts[0] : ends[0]] if first is None else first
+        first = first[: (ends - starts).min()]
+        differ = (tokens[starts[:, None] + np.arange(len(first))] != first).any(0)
+        first = first[: int(differ.argmax())] if differ.any() else first
+        if not len(first):
+            break
+    return 0 if first is None else len(first)

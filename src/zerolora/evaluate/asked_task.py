@@ -15,7 +15,7 @@ import torch
 from zerolora.config.settings import AskedTaskSettings, EvaluateSettings
 from zerolora.errors import UserError
 from zerolora.evaluate.evaluated_models import EvaluatedModel, load, load_tokenizer, stops_of
-from zerolora.evaluate.generation import generate
+from zerolora.evaluate.generation import generate, shared_prefix
 from zerolora.evaluate.intervals import bootstrap, bootstrap_mean, wilson
 from zerolora.evaluate.tasks import task_of
 from zerolora.evaluate.tasks.task import Judgement, Likelihood, Task
@@ -249,7 +249,8 @@ def _encoded(tokenizer: Any, prompt: str, continuation: str) -> tuple[list[int],
 def _sums(model: Any, pairs: Sequence[tuple[list[int], list[int]]], batch: int) -> list[float]:
     """Return the summed log-probability of the second tokens of each pair, after the first.
 
-    Pairs that differ only in their last token, such as the letters of a choice, share a forward pass.
+    Pairs that differ only in their last token, such as the letters of a choice, share a forward pass. What all begin
+    with, such as solved rows, is computed once.
     """
     longest = longest_input(model)
     places: dict[tuple[tuple[int, ...], int], list[int]] = {}
@@ -258,6 +259,7 @@ def _sums(model: Any, pairs: Sequence[tuple[list[int], list[int]]], batch: int) 
         places.setdefault((taken, len(tokens)), []).append(number)
     order = sorted(places, key=lambda key: (-len(key[0]), key))
     sums = [0.0] * len(pairs)
+    prefix = shared_prefix(model, [list(taken[: len(taken) - count + 1]) for taken, count in order])
     with Progress("rate", len(order)) as bar:
         while order:
             width = len(order[0][0])
@@ -270,7 +272,11 @@ def _sums(model: Any, pairs: Sequence[tuple[list[int], list[int]]], batch: int) 
             kept = max(width - len(taken) + count for taken, count in members)
             # No mask: padding comes after the tokens, and attention is faster without one.
             with torch.inference_mode():
-                logits = model(input_ids=ids.to(model.device), use_cache=False, logits_to_keep=kept).logits
+                logits = model(
+                    input_ids=ids[:, prefix.length :].to(model.device),
+                    logits_to_keep=kept,
+                    **prefix.inputs(model, len(members), width),
+                ).logits
             for row, key in enumerate(members):
                 taken, count = key
                 end = len(taken) - (width - kept)

@@ -10,9 +10,11 @@ Writes evaluate.json (rates, loss, the logits of a merged model against base and
 import contextlib
 import gc
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from zerolora.evaluate import vllm_engine
 from zerolora.evaluate.batches import PromptBatches
 from zerolora.evaluate.difference import UNMERGED
 from zerolora.evaluate.evaluated_models import EvaluatedModel, stops_of
+from zerolora.evaluate.generation import shared_prefix
 from zerolora.evaluate.kept import KeptAnswers, key_of
 from zerolora.evaluate.merged_logits import next_tokens, of_merged
 from zerolora.evaluate.ranks import answer, answer_on_ranks, held_out, load_for
@@ -62,7 +65,8 @@ def evaluate(
     if model.device == "cpu":
         cpu_matmul.choose()
     rows = held_out(settings, data)
-    asked = [row for row in rows if task.asks(row)]
+    numbers = [number for number, row in enumerate(rows) if task.asks(row)]
+    asked = [rows[number] for number in numbers]
     with contextlib.ExitStack() as stack:
         folder = work or Path(stack.enter_context(tempfile.TemporaryDirectory()), "kept")
         # One folder for each model, cleared of other evaluations; kept until all have answered.
@@ -74,7 +78,7 @@ def evaluate(
         texts, loaded = _answers(settings, data, model, asked, kept[0])
         answered = [texts]
         resources = {"engine": engine, **_resources(kept[0])}
-        figures = {"loss": loss(loaded, rows)}
+        figures = {"loss": loss(loaded, rows, _of_rows(numbers, kept[0]))}
         if model.merged and model.adapter:
             merged = next_tokens(loaded, rows)
             # Free the memory before base and adapter are loaded.
@@ -85,7 +89,7 @@ def evaluate(
         for each, answers in zip(models[1:], kept[1:], strict=True):
             texts, loaded = _answers(settings, data, each, asked, answers)
             answered.append(texts)
-            figures["unmerged_loss"] = loss(loaded, rows)
+            figures["unmerged_loss"] = loss(loaded, rows, _of_rows(numbers, answers))
         for answers in kept:
             answers.remove()
     judged = [[task.judge(row, text.strip()) for row, text in zip(asked, texts, strict=True)] for texts in answered]
@@ -136,14 +140,14 @@ def _answers(
         ready = (loaded, tokenizer, stops)
         answer(kept.folder, 0, settings, ready, asked, left, memory, PromptBatches(loaded, settings))
     texts = [
-        each if isinstance(each, str) else tokenizer.decode(each, skip_special_tokens=True) for each, _ in kept.all()
+        each if isinstance(each, str) else tokenizer.decode(each, skip_special_tokens=True) for each, *_ in kept.all()
     ]
     return texts, loaded
 
 
 def _resources(kept: KeptAnswers) -> dict[str, float]:
     """Return the speed of the processes that answered, and their highest memory peaks."""
-    tokens = sum(number for _, number in kept.all())
+    tokens = sum(each.tokens for each in kept.all())
     figures = kept.figures()
     seconds = max((each["seconds"] for each in figures), default=0.0)
     peaks = {
@@ -155,11 +159,21 @@ def _resources(kept: KeptAnswers) -> dict[str, float]:
     return {"generated_tokens": tokens, "generated_tokens_per_second": speed, **peaks}
 
 
-def loss(model: Any, rows: Any) -> float:
-    """Return the mean cross-entropy per supervised token of the rows."""
+def _of_rows(numbers: list[int], kept: KeptAnswers) -> dict[int, float]:
+    """Return the losses that generation has computed, by number of the row; `numbers` are those of the asked rows."""
+    return {number: each.loss for number, each in zip(numbers, kept.all(), strict=True) if each.loss is not None}
+
+
+def loss(model: Any, rows: Any, known: Mapping[int, float] = MappingProxyType({})) -> float:
+    """Return the mean cross-entropy per supervised token of the rows; `known` are the sums of some rows, by number.
+
+    The common prefix of the others, up to the first supervised token, is computed once.
+    """
     lengths = list(rows["length"])
-    order = sorted(range(len(rows)), key=lambda index: (lengths[index], index))
-    total, tokens = 0.0, 0
+    order = sorted({*range(len(rows))} - known.keys(), key=lambda index: (lengths[index], index))
+    prefix = shared_prefix(model, [_before_supervised(rows[index]) for index in order])
+    total: float = sum(known.values())
+    tokens = sum(1 for number in known for label in rows[number]["labels"][1:] if label != IGNORED)
     while order:
         # Rows of similar length, up to EVALUATION_TOKENS tokens with padding, but at least one row.
         longest = lengths[order[-1]]
@@ -174,10 +188,10 @@ def loss(model: Any, rows: Any) -> float:
         kept = longest - 1 - int((labels[:, 1:] != IGNORED).any(0).float().argmax())
         with torch.no_grad():
             output = model(
-                input_ids=ids.to(model.device),
+                input_ids=ids[:, prefix.length :].to(model.device),
                 attention_mask=mask.to(model.device),
-                use_cache=False,
                 logits_to_keep=kept + 1,
+                **prefix.inputs(model, len(members), longest),
             )
         targets = labels[:, -kept:].to(output.logits.device)
         total += torch.nn.functional.cross_entropy(
@@ -185,3 +199,10 @@ def loss(model: Any, rows: Any) -> float:
         ).item()
         tokens += int((targets != IGNORED).sum())
     return total / tokens
+
+
+def _before_supervised(row: dict[str, Any]) -> list[int]:
+    """Return a row's tokens before the first supervised one."""
+    first = next((at for at in range(1, row["length"]) if row["labels"][at] != IGNORED), row["length"])
+    tokens: list[int] = row["input_ids"][:first]
+    return tokens

@@ -18,7 +18,9 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from zerolora.config.settings import EvaluateSettings
+from zerolora.evaluate.answer_loss import answer_losses, reference_of
 from zerolora.evaluate.batches import PromptBatches
+from zerolora.evaluate.kept import Answer
 from zerolora.progress import Progress
 
 SMALLEST = 4
@@ -35,6 +37,12 @@ class SharedPrefix:
     states: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
     """Keys and values in each layer: shape (1, heads, length, width)."""
 
+    def inputs(self, model: Any, rows: int, positions: int) -> dict[str, Any]:
+        """Return the arguments of a forward pass on the tokens of `rows` rows after the prefix, up to `positions`."""
+        if not self.length:
+            return {"use_cache": False}
+        return {"past_key_values": cache_of(model, self, rows, positions), "use_cache": True}
+
 
 def generate(
     model: Any,
@@ -42,18 +50,19 @@ def generate(
     rows: Any,
     stops: set[int],
     settings: EvaluateSettings,
-    keep: Callable[[dict[int, tuple[str, int]]], None] | None = None,
+    keep: Callable[[dict[int, Answer]], None] | None = None,
     done: Iterable[int] = (),
     batches: PromptBatches | None = None,
     *,
     silent: bool = False,
     until: Sequence[str] = (),
+    losses: bool = False,
 ) -> tuple[list[str], int]:
     """Return the greedy answers to the rows' prompts, in order, and the number of generated tokens.
 
     Generation stops at any token of `stops`, and soon after any text of `until`. `keep` is called with the answers of
-    each finished batch and their token counts, by index in `rows`; rows with an index in `done` are skipped, and their
-    answers are empty. `silent` shows no bar.
+    each finished batch, by index in `rows`, with the losses of the data's answers if `losses`; rows with an index in
+    `done` are skipped, and their answers are empty. `silent` shows no bar.
     """
     done = set(done)
     batches = batches or PromptBatches(model, settings)
@@ -74,6 +83,14 @@ def generate(
             size = batches.rows(len(prompts[order[0]]), len(order))
             members, order = order[:size], order[size:]
             finished = {}
+            sums: list[float | None] = [None] * len(members)
+            references = [reference_of(rows[index]) for index in members] if losses else []
+
+            def score(
+                cache: Any, mask: torch.Tensor, last: torch.Tensor, into: Any = sums, of: Any = references
+            ) -> None:
+                into[:] = answer_losses(model, cache, mask, last, of)
+
             continued = answer_batch(
                 model,
                 tokenizer.pad_token_id,
@@ -82,10 +99,11 @@ def generate(
                 settings.max_new_tokens,
                 prefix,
                 ended if until else None,
+                score if any(references) else None,
             )
-            for index, tokens in zip(members, continued, strict=True):
+            for index, tokens, loss in zip(members, continued, sums, strict=True):
                 answers[index] = tokenizer.decode(tokens, skip_special_tokens=True)
-                finished[index] = answers[index], len(tokens)
+                finished[index] = Answer(answers[index], len(tokens), loss)
                 generated += len(tokens)
             if keep:
                 keep(finished)
@@ -101,11 +119,13 @@ def answer_batch(
     limit: int,
     prefix: SharedPrefix | None = None,
     ended: Callable[[list[int]], bool] | None = None,
+    score: Callable[[Any, torch.Tensor, torch.Tensor], None] | None = None,
 ) -> list[list[int]]:
     """Return the tokens after each prompt, up to and including the first stop token, at most `limit`.
 
     An answer for which `ended` is true may stop there, without a stop token. All prompts begin with `prefix`, followed
-    by the padding.
+    by the padding. `score` is called once with the cache of all prompts, their mask and last tokens, if the model's
+    cache has keys and values of every token.
     """
     prefix = prefix or SharedPrefix()
     longest, shared = max(map(len, prompts)), prefix.length
@@ -114,6 +134,7 @@ def answer_batch(
     mask = torch.tensor([[1] * shared + [0] * len(pads) + [1] * len(own) for _, pads, own in rows]).to(model.device)
     answers: list[list[int]] = [[] for _ in prompts]
     alive, cache = list(range(len(prompts))), cache_of(model, prefix, len(prompts), longest + limit - 1)
+    score = score if cache is not None else None
     while alive:
         left = limit + longest - tokens.shape[1]
         half = 0 if len(alive) <= SMALLEST else len(alive) // 2
@@ -135,6 +156,9 @@ def answer_batch(
                 return_dict_in_generate=True,
             )
         tokens, cache = output.sequences, output.past_key_values
+        if score:  # while the cache has all rows
+            score(cache, mask, tokens[:, longest - 1])
+            score = None
         ends = _ends(tokens[:, longest:], stops, ended)
         over = tokens.shape[1] - longest >= limit
         rest = []

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from zerolora.config import fingerprint
 from zerolora.config.code import chosen_by_check
@@ -27,8 +27,16 @@ from zerolora.progress import Progress
 NO_ANSWER = ("batch", "ranks", "unmerged")
 """Settings of speed, or of the models that answer, which change no answer."""
 POLL_SECONDS = 0.1
-Answer = tuple[str | list[int], int]
-"""A text, or its tokens if it is not decoded yet, and their number."""
+
+
+class Answer(NamedTuple):
+    """An answer on disk."""
+
+    answer: str | list[int]
+    """A text, or its tokens if it is not decoded yet."""
+    tokens: int
+    loss: float | None = None
+    """The summed cross-entropy of the data's answer, if the process that answered has computed it."""
 
 
 class KeptAnswers:
@@ -125,9 +133,9 @@ def kept_in(folder: Path) -> dict[int, Answer]:
     for path in sorted(folder.glob("rank*.jsonl")):
         # splitlines() also splits at U+2028 and others, which answers may contain.
         for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
-            with contextlib.suppress(ValueError):
-                index, answer, tokens = json.loads(line)
-                result[index] = answer, tokens
+            with contextlib.suppress(ValueError, TypeError):
+                index, *answer = json.loads(line)
+                result[index] = Answer(*answer)
     return result
 
 

@@ -21,7 +21,7 @@ from zerolora.errors import UserError
 from zerolora.evaluate.batches import PromptBatches, least_bytes
 from zerolora.evaluate.evaluated_models import EvaluatedModel, load, stops_of
 from zerolora.evaluate.generation import generate
-from zerolora.evaluate.kept import Answerer, KeptAnswers, wait_for
+from zerolora.evaluate.kept import Answer, Answerer, KeptAnswers, wait_for
 from zerolora.evaluate.tasks import task_of
 from zerolora.files import canonical, read_json, write_json
 from zerolora.log import set_up
@@ -134,9 +134,9 @@ def answer(
         # Ends a line that a kill may have cut off.
         file.write("\n")
 
-        def keep(finished: dict[int, tuple[str, int]]) -> None:
-            for index, (text, tokens) in finished.items():
-                file.write(json.dumps([index, text, tokens], ensure_ascii=False) + "\n")
+        def keep(finished: dict[int, Answer]) -> None:
+            for index, each in finished.items():
+                file.write(json.dumps([index, *each], ensure_ascii=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
             if parent is not None and os.getppid() != parent:
@@ -144,7 +144,9 @@ def answer(
 
         loaded, tokenizer, stops = model
         silent = parent is not None
-        _, tokens = generate(loaded, tokenizer, asked, stops, settings, keep, others, batches, silent=silent)
+        _, tokens = generate(
+            loaded, tokenizer, asked, stops, settings, keep, others, batches, silent=silent, losses=True
+        )
     generating = {"host": memory.host(), "gpu": memory.gpu()}
     seconds = time.monotonic() - started
     figures = {"tokens": tokens, "seconds": seconds, "loading": loading, "generating": generating}

@@ -19,6 +19,7 @@ from zerolora.export.targets import TARGETS
 from zerolora.export.targets.target import RunResult
 from zerolora.files import write_json
 from zerolora.log import LOGGER
+from zerolora.machine.submit_host import submits
 from zerolora.methods import lora_init
 from zerolora.methods.peft_format import ADAPTER, CONFIG, portable
 from zerolora.methods.registry import TRAINABLE
@@ -72,7 +73,7 @@ def _check_target(name: str, source: RunResult, settings: Any) -> None:
     try:
         target.check(source, settings)
     except MissingProgram as error:
-        if not shutil.which("sbatch"):
+        if not submits():
             raise
         LOGGER.warning("%s (on this machine; export checks its own machine)", error)
     target.try_out(source, settings)

@@ -100,7 +100,7 @@ def by_vllm(python: str, weights: Path, data: Path, adapter: Path | None = None,
             kept = KeptAnswers(Path(folder), "answers", len(rows))
             settings = base_settings.model_copy(update={"max_new_tokens": tokens, "batch": len(rows)})
             vllm_engine.answer_with_vllm(settings, data, model, rows, kept)
-            result: list[Any] = [answer for answer, _ in kept.all()]  # vLLM writes tokens, never texts
+            result: list[Any] = [each.answer for each in kept.all()]  # vLLM writes tokens, never texts
             return result
 
     return Opened(vllm_engine.check(base_settings, data, model), answers, {})

@@ -7,6 +7,7 @@ so must not fork children that use GPUs.
 import ctypes
 import importlib.util
 import os
+import platform
 import runpy
 import sys
 from collections.abc import Iterable, Mapping
@@ -29,9 +30,26 @@ DRIVER_VERSION = Path("/sys/module/nvidia/version")
 DRIVERS = {11: "450.80", 12: "525.60", 13: "580.65"}
 """The first Linux driver for each major version of CUDA. Source: NVIDIA, CUDA Compatibility, "Minor Version
 Compatibility"."""
-ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_110", "sm_120", "compute_120")
-"""Architectures of PyPI's wheels of torch 2.13.0 for Linux, built for CUDA 13.0. Source: pytorch/pytorch,
-.ci/manywheel/build_cuda.sh, TORCH_CUDA_ARCH_LIST; aarch64 has some more than x86_64."""
+ARCHITECTURES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "12.6": {
+        "x86_64": ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90"),
+        "aarch64": ("sm_80", "sm_90"),
+    },
+    "13.0": {
+        "x86_64": ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"),
+        "aarch64": ("sm_80", "sm_90", "sm_100", "sm_110", "sm_120"),
+    },
+    "13.2": {
+        "x86_64": ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"),
+        "aarch64": ("sm_80", "sm_90", "sm_100", "sm_110", "sm_120"),
+    },
+}
+"""Architectures of torch 2.13.0's wheels for Linux, by the CUDA version that they are built for and the machine's
+processor. Source: pytorch/pytorch, .ci/manywheel/build_env_setup.py, TORCH_CUDA_ARCH_LIST_TABLE."""
+BUILDS: Mapping[str, str | None] = {"cpu": None, "cu13": "13.0", "cu12": "12.6"}
+"""The builds of torch that `make TORCH=…` installs, with the version of CUDA of each."""
+DEFAULT_CUDA = "13.0"
+"""CUDA of PyPI's wheels, and so of envs/requirements.lock."""
 MAJOR, MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
 NAME_BYTES = 256
 
@@ -44,11 +62,23 @@ class VisibleGpu:
     capability: tuple[int, int]
     uuid: str
     """Identifies the GPU on its machine, whatever CUDA_VISIBLE_DEVICES says."""
+    memory: int
+    """Bytes."""
 
 
 def on_gpu(device: "torch.device") -> bool:
     """Return whether this is a GPU. Other modules ask here, so that a rehearsal can name another device (GPU)."""
     return device.type == GPU
+
+
+def moved(tensor: "torch.Tensor", device: "torch.device") -> "torch.Tensor":
+    """Return a tensor of the host on a device. A GPU copies it from pinned memory, and the host does not wait.
+
+    torch's allocator reuses the pinned memory only after the copy (c10/core/CachingDeviceAllocator.h).
+    """
+    if not on_gpu(device):
+        return tensor.to(device)
+    return tensor.new_empty(tensor.shape, pin_memory=True).copy_(tensor).to(device, non_blocking=True)
 
 
 def obey(device: Device, gpus: int = 1) -> None:
@@ -67,20 +97,32 @@ def fault(gpus: int = 1, otherwise: str = "hardware.device: cpu") -> str | None:
 
     `otherwise` is the setting to compute on the CPU.
     """
-    release, built = torch_build()
-    if built is None:
-        rocm = _torch_version().get("hip")
-        other = "AMD's GPUs (ROCm), which zerolora does not use" if rocm else "CPUs alone"
-        return (
-            f"torch {release} is built for {other}; install a torch built for CUDA (envs/requirements.lock on Linux "
-            f"with PyPI's wheels), or write {otherwise}"
-        )
+    if reason := build_fault(otherwise):
+        return reason
     library = driver_library()
     if library is None:
         return f"this machine has no NVIDIA driver ({LIBRARY}); run where the GPUs are, or write {otherwise}"
-    if reason := old_driver(release, built, library):
-        return reason
-    shown, names = visible(library), os.environ.get(VISIBLE)
+    release, built = torch_build()
+    assert built is not None
+    return old_driver(release, built, library) or gpu_fault(visible(library), gpus)
+
+
+def build_fault(otherwise: str = "hardware.device: cpu") -> str | None:
+    """Return why the installed torch is of no use to GPUs, with a remedy; None if it is built for CUDA."""
+    release, built = torch_build()
+    if built is not None:
+        return None
+    rocm = _torch_version().get("hip")
+    other = "AMD's GPUs (ROCm), which zerolora does not use" if rocm else "CPUs alone"
+    return (
+        f"torch {release} is built for {other}; install a torch built for CUDA (`make TORCH=cu13` or `make TORCH=cu12` "
+        f"on Linux, docs/gpu.md), or write {otherwise}"
+    )
+
+
+def gpu_fault(shown: list[VisibleGpu] | int, gpus: int = 1) -> str | None:
+    """Return why `gpus` of the visible GPUs, or the error code of the driver, cannot be used, with a remedy."""
+    names = os.environ.get(VISIBLE)
     limited = "" if names is None else f" ({VISIBLE}={names})"
     if isinstance(shown, int):
         return f"its NVIDIA driver cannot start (cuInit returned {shown}){limited}; does nvidia-smi list the GPUs?"
@@ -92,22 +134,30 @@ def fault(gpus: int = 1, otherwise: str = "hardware.device: cpu") -> str | None:
 
 def old_driver(release: str, built: str, library: Any = None) -> str | None:
     """Return a message if this machine's driver, if any, is too old for torch `release`, `built` for this CUDA."""
-    library = library or driver_library()
-    if library is None:
-        return None
-    number = ctypes.c_int()
-    if library.cuDriverGetVersion(ctypes.byref(number)):
-        return None
-    major, minor = number.value // 1000, number.value % 1000 // 10
+    newest = newest_cuda(library or driver_library())
     needed = int(built.partition(".")[0])
-    if major >= needed:
+    if newest is None or newest[0] >= needed:
         return None
-    named = DRIVER_VERSION.read_text().strip() if DRIVER_VERSION.is_file() else "here"
+    major, minor = newest
+    install = f"`make TORCH=cu{major}`, docs/gpu.md" if f"cu{major}" in BUILDS else "an older release"
     return (
-        f"the NVIDIA driver {named} goes up to CUDA {major}.{minor}, and torch {release} is built for CUDA {built}, "
-        f"which needs driver {DRIVERS.get(needed, 'a later one')} or later; update the driver, or install a torch "
-        f"built for CUDA {major}"
+        f"the NVIDIA driver {driver_version() or 'here'} goes up to CUDA {major}.{minor}, and torch {release} is built "
+        f"for CUDA {built}, which needs driver {DRIVERS.get(needed, 'a later one')} or later; update the driver, or "
+        f"install a torch built for CUDA {major} ({install})"
     )
+
+
+def newest_cuda(library: Any) -> tuple[int, int] | None:
+    """Return the newest version of CUDA that a driver supports, as in (13, 0); None if unknown, or without a driver."""
+    number = ctypes.c_int()
+    if library is None or library.cuDriverGetVersion(ctypes.byref(number)):
+        return None
+    return number.value // 1000, number.value % 1000 // 10
+
+
+def driver_version() -> str | None:
+    """Return the version of the loaded NVIDIA driver, as in 580.95.05; None if there is none, or if it is unknown."""
+    return DRIVER_VERSION.read_text().strip() if DRIVER_VERSION.is_file() else None
 
 
 def visible(library: Any) -> list[VisibleGpu] | int:
@@ -120,17 +170,39 @@ def visible(library: Any) -> list[VisibleGpu] | int:
     return [_gpu(library, number) for number in range(count.value)]
 
 
+def memory_in_use() -> dict[str, int]:
+    """Return the bytes that any process uses on each GPU of this machine, by UUID; empty if the driver's management
+    library is missing. Starts no CUDA."""
+    import pynvml
+
+    result = {}
+    try:
+        pynvml.nvmlInit()
+        try:
+            for number in range(pynvml.nvmlDeviceGetCount()):
+                handle = pynvml.nvmlDeviceGetHandleByIndex(number)
+                uuid = str(pynvml.nvmlDeviceGetUUID(handle)).removeprefix("GPU-").replace("-", "")
+                result[uuid] = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        pass
+    return result
+
+
 def unsupported(capability: tuple[int, int], name: str) -> str | None:
     """Return a message if torch has no kernels for a GPU of this compute capability."""
     release, built = torch_build()
-    carried = _carried(built)
-    if carried is None or runs_on(capability, carried):
+    carried = architectures(built)
+    if not carried or runs_on(capability, carried):
         return None
-    lowest = min(_numbers(each) for each in carried)
     carrier = f"torch {release}" if built else "the torch of envs/requirements.lock"
+    others = (name for name, cuda in BUILDS.items() if cuda and cuda != built and runs_on(capability, of_wheel(cuda)))
+    other = next(others, None)
+    install = f"`make TORCH={other}`, docs/gpu.md" if other else "none of the locks has one"
     return (
-        f"{name} has compute capability {_text(capability)}, and {carrier} carries kernels for {_text(lowest)} "
-        f"and later GPUs ({', '.join(carried)}); use such a GPU, or install a torch that is built for this one"
+        f"{name} has compute capability {capability_text(capability)}, and {carrier} carries kernels for "
+        f"{', '.join(carried)}; use such a GPU, or install a torch that is built for this one ({install})"
     )
 
 
@@ -175,13 +247,20 @@ def visible_names(environment: Mapping[str, str] = os.environ) -> list[str] | No
     return names[: names.index("-1")] if "-1" in names else names
 
 
-def _carried(built: str | None) -> tuple[str, ...] | None:
-    """Return the architectures of torch; of a CPU build, those of the lock's wheels; None if unknown until loaded."""
+def architectures(built: str | None) -> tuple[str, ...]:
+    """Return the architectures of the installed torch, built for this version of CUDA; of a CPU build, those of
+    envs/requirements.lock. Empty if unknown until torch is loaded."""
     torch = sys.modules.get("torch")
     flags = getattr(getattr(torch, "_C", None), "_cuda_getArchFlags", None)
     if built is not None and flags is not None:
         return tuple(str(flags()).split())
-    return ARCHITECTURES if built is None or built.startswith("13.") else None
+    return of_wheel(built or DEFAULT_CUDA)
+
+
+def of_wheel(cuda: str, machine: str | None = None) -> tuple[str, ...]:
+    """Return the architectures of the locks' wheel for a version of CUDA, and this machine's kind of processor by
+    default; empty if unknown."""
+    return ARCHITECTURES.get(cuda, {}).get(machine or platform.machine(), ())
 
 
 def driver_library() -> Any:
@@ -202,7 +281,10 @@ def _gpu(library: Any, number: int) -> VisibleGpu:
         value = ctypes.c_int()
         library.cuDeviceGetAttribute(ctypes.byref(value), attribute, handle)
         capability.append(value.value)
-    return VisibleGpu(name.value.decode(errors="replace"), (capability[0], capability[1]), bytes(uuid).hex())
+    memory = ctypes.c_size_t()
+    library.cuDeviceTotalMem_v2(ctypes.byref(memory), handle)
+    pair = (capability[0], capability[1])
+    return VisibleGpu(name.value.decode(errors="replace"), pair, bytes(uuid).hex(), memory.value)
 
 
 def _numbers(architecture: str) -> tuple[int, int]:
@@ -211,5 +293,6 @@ def _numbers(architecture: str) -> tuple[int, int]:
     return int(digits[:-1]), int(digits[-1])
 
 
-def _text(capability: tuple[int, int]) -> str:
+def capability_text(capability: tuple[int, int]) -> str:
+    """Return a compute capability as CUDA writes it, as in 8.6."""
     return f"{capability[0]}.{capability[1]}"

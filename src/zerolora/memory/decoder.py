@@ -234,15 +234,16 @@ class Decoder(Layer):
         gradient = new(hidden.count, width) if hidden.needs_gradient else None
         size = min(tokens, chunk_size(tokens, model.hidden, model.vocabulary))
         logits = new(size * model.vocabulary, width)
-        in_fp32 = self.cast(logits, 4)
-        del logits
-        if model.softcap_logits and gradient:
-            slope = new(size * model.vocabulary, 4)
-            del slope
-        if gradient:
-            as_weight = self.cast(in_fp32, width)
-            del as_weight
-        del in_fp32
+        if "loss" not in self.step.kernels or self.trained.rows or self.trained.trains_base:  # one writes over them
+            in_fp32 = self.cast(logits, 4)
+            del logits
+            if model.softcap_logits and gradient:
+                slope = new(size * model.vocabulary, 4)
+                del slope
+            if gradient:
+                as_weight = self.cast(in_fp32, width)
+                del as_weight
+            del in_fp32
         loss = new(1, 4)
         count = hidden.count
         saved = [gradient] if gradient else []

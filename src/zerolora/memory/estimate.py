@@ -18,6 +18,7 @@ from zerolora.memory.predict import Prediction, predict
 from zerolora.memory.reserve import with_headroom
 from zerolora.memory.training_spec import RowStatistics, TrainingSpec, row_statistics
 from zerolora.methods.registry import create
+from zerolora.model import fused_kernels
 from zerolora.model.read_spec import read_model_spec
 from zerolora.model.spec import ModelSpec, to_json, with_rows
 from zerolora.optimizers import OPTIMIZERS
@@ -89,6 +90,7 @@ def training_spec(model: ModelSpec, settings: EstimateSettings, rows: RowStatist
         activation_offload=settings.activation_offload,
         attention=open_attentions(model, settings)[0],
         precision=settings.precision,
+        kernels=fused_kernels.used(settings.kernels, settings.device, model.family, model.activation),
         masked=masked(rows, micro_batch),
         # Training may have to compute all logits of an unknown family at once (train/isolation.py).
         loss="fused" if model.counted == "config.json" else "full",

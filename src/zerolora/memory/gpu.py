@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from zerolora.memory import reserve
-from zerolora.memory.decoder import Phases, evaluation, phases
+from zerolora.memory.decoder import Phases, evaluation, phases, pinned
 from zerolora.memory.fsdp_units import REDUCED, Units, fsdp_units
 from zerolora.memory.gathering import gathered
 from zerolora.memory.states import BYTES, States
@@ -92,6 +92,7 @@ def traced(run: PlannedRun) -> TracedStep:
         spec.width,
         spec.precision == "fp16" and method.activation_width(spec.width) == spec.width,
         spec.offloads_inputs,
+        spec.kernels,
     )
     # DDP keeps trained weights in fp32 and computes with copies (train/engines/ddp.py, _compute_in), unless peft has
     # lifted activations to fp32.
@@ -136,8 +137,9 @@ def by_phase(run: PlannedRun, step: TracedStep) -> dict[str, dict[str, float]]:
     for name, kinds in step.phases.items():
         extra = _reducing(run) if name == "backward_end" else 0.0
         of_loss = run.added.activations if name in ("loss", "backward") else 0.0
+        coming = _coming_back(run, step) if name == "backward" else 0.0
         result[name] = {
-            "activations": kinds.get("activations", 0) + of_loss,
+            "activations": kinds.get("activations", 0) + of_loss + coming,
             "logits": kinds.get("logits", 0),
             "gradients": max(kept, kinds.get("gradients", 0)),
             "buffers": held + gathers[name] + extra + kinds.get("buffers", 0),
@@ -315,6 +317,14 @@ def _gathered_by_deepspeed(run: PlannedRun, step: TracedStep) -> dict[str, float
         "backward_end": float(max(held.before_last, held.backward_end) * spec.width),
         "evaluation": float(held.loss * spec.width),
     }
+
+
+def _coming_back(run: PlannedRun, step: TracedStep) -> float:
+    """Return the bytes of the layer's input that comes back from the host while the layer after it is computed
+    (train/activation_offload.py, OnOwnStream)."""
+    spec = run.spec
+    one = spec.micro_batch * spec.own_length * run.model.hidden * spec.prepared_method.activation_width(spec.width)
+    return float(one) if step.offloaded >= 2 * pinned(one) else 0.0
 
 
 def _gradient_buckets(run: PlannedRun) -> float:

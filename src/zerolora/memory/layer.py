@@ -6,6 +6,7 @@ Sources: transformers/models/*/modeling_*.py, integrations/sdpa_attention.py.
 
 import math
 
+from zerolora.model.fused_kernels import COPIES, GRADIENT_COPIES
 from zerolora.model.projections import ExpertLayer, ForwardSpec, Projections, Trained
 from zerolora.model.spec import ModelSpec, Module
 from zerolora.model.tracer import Parameter, Value
@@ -51,9 +52,12 @@ class Layer(Projections):
             hidden = self.norm(hidden)
         return self.add(residual, hidden)
 
-    def norm(self, value: Value) -> Value:
-        """One kernel for layer norm; several operations in fp32 for RMS norm."""
+    def norm(self, value: Value, size: int = 0) -> Value:
+        """One kernel for layer norm; several operations in fp32 for RMS norm. `size`: numbers that are normed together,
+        by default the hidden width."""
         full = self.trained.trains_base
+        if "norm" in self.step.kernels:
+            return self.fused_norm(value, size or self.model.hidden)
         new, count, width = self.tracer.new, value.count, value.width
         if self.model.norm == "layer":
             weights = [self.of(self.trained_weight(self.model.hidden))] if full else []
@@ -70,6 +74,22 @@ class Layer(Projections):
             return self.cast(self.by_weight(scaled), width)
         in_fp32 = self.scaled_by_root(in_fp32)
         return self.by_weight(self.cast(in_fp32, width))
+
+    def fused_norm(self, value: Value, size: int) -> Value:
+        """One kernel, which saves its input and an fp32 number for each token or head; most write the input's gradient
+        over the output's (liger_kernel/ops/rms_norm.py)."""
+        full = self.trained.trains_base
+        new, count, width = self.tracer.new, value.count, value.width
+        weights = [self.of(self.trained_weight(size))] if full else []
+        copied = self.model.family in GRADIENT_COPIES
+        result, roots = new(count, width), new(count / size, 4)
+
+        def backward(gradient: Value) -> list[Value]:
+            of_input = new(count, width) if copied else Value(gradient.storage, count, width, None)
+            return [of_input, new(size, width)][: 1 + full]
+
+        result.source = self.tracer.node([value, *weights], [value, roots, *weights], backward)
+        return result
 
     def scaled_by_root(self, value: Value) -> Value:
         """x · rsqrt(mean(x²)): saves x once, and a number per token."""
@@ -112,8 +132,10 @@ class Layer(Projections):
         else:
             query, key, value = self.projections(hidden)
             if model.qk_norm:
-                query, key = self.norm(query), self.norm(key)
-            if model.rotary:
+                query, key = self.norm(query, model.head_dim), self.norm(key, model.head_dim)
+            if "rotary" in step.kernels:
+                query, key = self.rotated_in_place(query), self.rotated_in_place(key)
+            elif model.rotary:
                 query, key = self.rotated(query), self.rotated(key)
         groups = model.heads / model.key_heads
         if step.attention == "eager":
@@ -127,7 +149,7 @@ class Layer(Projections):
                 attend = self.fused if model.fused_attention or step.attention == "flash" else self.unfused
                 output = attend(query, key, value, mask)
         del query, key, value
-        if self.joined and step.attention != "eager":
+        if self.joined and step.attention != "eager" and "rotary" not in step.kernels:
             output = self.unary(output)  # laid out by heads, as the query is, so it is copied before the projection
         output = self.projection("o", output)
         return self.dropped(output) if model.hidden_dropout else output
@@ -152,6 +174,14 @@ class Layer(Projections):
         if self.joined:
             del product, turned, halves
             result = self.unary(result)  # concatenated with the unrotated part
+        return result
+
+    def rotated_in_place(self, value: Value) -> Value:
+        """One kernel, which writes over its input, or over a copy of a part of a joined projection; its gradient over
+        that of its output (liger_kernel/ops/rope.py)."""
+        count, width = value.count, value.width
+        result = self.tracer.new(count, width) if self.model.family in COPIES else self.view(value)
+        result.source = self.tracer.node([value], [], lambda gradient: [Value(gradient.storage, count, width, None)])
         return result
 
     def eager(self, query: Value, key: Value, value: Value, mask: Value | None) -> Value:
@@ -294,13 +324,33 @@ class Layer(Projections):
         if "gate_up" in self.roles:
             joined = self.projection("gate_up", hidden)
             gate, up = self.slice(joined, 0.5), self.slice(joined, 0.5)
-            up = self.mul(up, self.unary(gate, "input"))
+            fused = "mlp" in self.step.kernels
+            up = self.fused_product(gate, up) if fused else self.mul(up, self.unary(gate, "input"))
             del gate, joined
             return self.projection("down", up)
+        if "gate" in self.roles and "mlp" in self.step.kernels:
+            product = self.fused_product(self.projection("gate", hidden), self.projection("up", hidden))
+            return self.projection("down", product)
         if "gate" in self.roles:
             product = self.mul(self.unary(self.projection("gate", hidden), "input"), self.projection("up", hidden))
             return self.projection("down", product)
         return self.projection("down", self.activation(self.projection("up", hidden)))
+
+    def fused_product(self, gate: Value, up: Value) -> Value:
+        """The activation of `gate` times `up` in one kernel, which saves both, or copies of the parts of a joined
+        projection, and writes their gradients over them (liger_kernel/ops/swiglu.py, geglu.py)."""
+        new, count, width = self.tracer.new, gate.count, gate.width
+        saved = [new(count, width) if self.model.family in COPIES else each for each in (gate, up)]
+        result = new(count, width)
+        over = [each.storage for each in saved]
+
+        def backward(gradient: Value) -> list[Value]:
+            gradients = [Value(storage, count, width, None) for storage in over]
+            over.clear()  # they are freed with the gradients
+            return gradients
+
+        result.source = self.tracer.node([gate, up], saved, backward)
+        return result
 
     def activation(self, value: Value) -> Value:
         """One kernel, or gelu_new's several."""

@@ -37,22 +37,11 @@ def predict(model: ModelSpec, spec: TrainingSpec) -> Prediction:
 
     Raises UserError if a module to train is not in the model, or if no traced module is trained.
     """
-    parameters = spec.parameters(model)
-    states = model_states(
-        parameters.frozen_bytes,
-        parameters.trained,
-        spec.layout,
-        spec.ranks,
-        spec.ranks_per_node,
-        spec.precision,
-        spec.optimizer.state_bytes(parameters) / parameters.trained,
-        parameters.constants,
-    )
-    run = gpu.PlannedRun(model, spec, parameters, states, spec.buckets or sized(model, spec))
+    run = _planned(model, spec)
     try:
         step = gpu.traced(run)
     except NothingTrained:
-        names = ", ".join(sorted({path.rpartition(".")[2] for path, _ in parameters.ranks})) or "nothing"
+        names = ", ".join(sorted({path.rpartition(".")[2] for path, _ in run.parameters.ranks})) or "nothing"
         raise UserError(
             f"{spec.method.name} adapts {names}, none of which is in the attention or the MLP that is traced for a "
             f"{model.family}; adapt modules there, or estimate a model of another architecture"
@@ -76,3 +65,26 @@ def sized(model: ModelSpec, spec: TrainingSpec) -> Buckets:
     trained, largest = spec.parameters(model).trained, gpu.largest_module(model)
     sizes = ModelSizes(model.hidden, trained, model.layer_parameters, largest, model.parameters)
     return spec.layout.buckets(sizes, not spec.on_cpu)
+
+
+def disk(model: ModelSpec, spec: TrainingSpec) -> dict[str, int]:
+    """Predict the terms of the disk space of training a model, in bytes, without tracing its step.
+
+    Raises UserError if a module to train is not in the model.
+    """
+    return host.disk_terms(_planned(model, spec))
+
+
+def _planned(model: ModelSpec, spec: TrainingSpec) -> gpu.PlannedRun:
+    parameters = spec.parameters(model)
+    states = model_states(
+        parameters.frozen_bytes,
+        parameters.trained,
+        spec.layout,
+        spec.ranks,
+        spec.ranks_per_node,
+        spec.precision,
+        spec.optimizer.state_bytes(parameters) / parameters.trained,
+        parameters.constants,
+    )
+    return gpu.PlannedRun(model, spec, parameters, states, spec.buckets or sized(model, spec))

@@ -6,6 +6,7 @@ from typing import Any
 
 from zerolora.memory.states import BYTES
 from zerolora.methods.method import Method, TrainedParameters
+from zerolora.model.fused_kernels import Part
 from zerolora.model.spec import ModelSpec
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.optimizers.optimizer import Optimizer
@@ -52,6 +53,8 @@ class TrainingSpec:
     """The layout of the user's DeepSpeed JSON; None for a named strategy."""
     sequence_parallel: int = 1
     """Ranks that share each row."""
+    kernels: tuple[Part, ...] = ()
+    """What liger-kernel computes."""
     activation_offload: bool = False
     """Keep the inputs of checkpointed layers on the host, where CPU ranks have them anyway."""
     objective: Objective = OBJECTIVES["sft"]
@@ -125,6 +128,10 @@ class RowStatistics:
     """Mean over tokens of the length of a token's row."""
     validation_rows: int
     """Packed rows for validation."""
+    rows: int = 0
+    """For training, before packing."""
+    common_prefix: int = 0
+    """Tokens that all rows for training begin with."""
 
 
 def row_statistics(stats: dict[str, Any]) -> RowStatistics:
@@ -138,4 +145,6 @@ def row_statistics(stats: dict[str, Any]) -> RowStatistics:
         supervised_tokens=stats["train_supervised_tokens"],
         mean_row_of_a_token=stats["train_mean_row_of_a_token"],
         validation_rows=stats["validation_packed_rows"],
+        rows=stats["train_rows"],
+        common_prefix=stats["train_common_prefix"],
     )

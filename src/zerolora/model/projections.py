@@ -4,6 +4,7 @@ import functools
 from dataclasses import dataclass
 from typing import Protocol
 
+from zerolora.model.fused_kernels import Part
 from zerolora.model.operations import Operations
 from zerolora.model.spec import ModelSpec, Module
 from zerolora.model.tracer import MemoryTracer, Parameter, Value
@@ -59,6 +60,8 @@ class ForwardSpec:
     """Whether activations are fp16, which CUDA's softmax reads without a copy."""
     offloads: bool = False
     """Whether the inputs of checkpointed layers move to the host (train/activation_offload.py)."""
+    kernels: tuple[Part, ...] = ()
+    """What liger-kernel computes (fused_kernels.py)."""
 
 
 class TracedMethod(Protocol):

@@ -231,6 +231,12 @@ LEAST_CHUNK = 256
 """Minimum tokens of a chunk of logits: with fewer, reading the head's weight takes longer than the products."""
 EVALUATION_TOKENS = 2048
 """Tokens of one forward pass of evaluation without generation, padding included."""
+FEWEST = 8
+"""Minimum tokens of a common prefix that training computes once (train/common_prefix.py): a shorter one saves less than
+its part of attention costs."""
+WORTH = 1 / 16
+"""Minimum share of a micro-batch's tokens that are then not computed again. With less, the copies of keys and values
+that each row sees may take more memory than the tokens save."""
 
 
 def chunk_size(tokens: float, hidden: int, vocabulary: int) -> int:

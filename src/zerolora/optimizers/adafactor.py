@@ -43,13 +43,13 @@ class Adafactor(Optimizer):
     def step_bytes(self, elements: float, largest: float, on_cpu: bool) -> float:
         return 2 * FP32_BYTES * largest  # the squared gradient, then the update, and one copy
 
-    def traffic(self, on_cpu: bool) -> float:
+    def traffic(self) -> float:
         return 92.0  # counted for a matrix, beside which rows and columns are few
 
     def parts(self, shape: Sequence[int]) -> tuple[str, ...]:
         return MATRIX if len(shape) > 1 else (VECTOR,)
 
-    def create(self, groups: list[dict[str, Any]], **options: Any) -> "torch.optim.Optimizer":
+    def create(self, groups: list[dict[str, Any]], on_host: bool, **options: Any) -> "torch.optim.Optimizer":
         from transformers.optimization import Adafactor as Factored
 
         return Factored(groups, **options, scale_parameter=False, relative_step=False)

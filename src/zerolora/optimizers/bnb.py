@@ -32,8 +32,6 @@ class Bitsandbytes(Optimizer):
     """States are in CUDA's unified memory, which moves to the host when the GPU is full."""
     on_cpu: int = field(default=3, compare=False)
     """fp32 copies of a tensor that a step on a CPU allocates (backends/cpu/ops.py); CUDA's kernels allocate none."""
-    cpu_traffic: float = field(default=108.0, compare=False)
-    """Bytes that a step on a CPU reads and writes for each trained parameter (backends/cpu/ops.py). Counted."""
 
     def conflict(self, strategy: Strategy, target: Target) -> Conflict | None:
         if self.paged and target.device == "cpu":
@@ -60,9 +58,9 @@ class Bitsandbytes(Optimizer):
         # Tensors are updated one after the other.
         return self.on_cpu * FP32_BYTES * largest if on_cpu else 0.0
 
-    def traffic(self, on_cpu: bool) -> float:
+    def traffic(self) -> float:
         # CUDA's one kernel reads weight, gradient and states, and writes weight and states (csrc/kernels.cu).
-        return self.cpu_traffic if on_cpu else 3 * FP32_BYTES + 2 * self._bytes_per_parameter
+        return 3 * FP32_BYTES + 2 * self._bytes_per_parameter
 
     @property
     def _bytes_per_parameter(self) -> float:
@@ -72,7 +70,7 @@ class Bitsandbytes(Optimizer):
     def unpacked_bytes(self, elements: float) -> float:
         return FP32_BYTES * elements if self.bits == 8 else 0.0
 
-    def create(self, groups: list[dict[str, Any]], **options: Any) -> "torch.optim.Optimizer":
+    def create(self, groups: list[dict[str, Any]], on_host: bool, **options: Any) -> "torch.optim.Optimizer":
         import bitsandbytes
 
         kind = getattr(bitsandbytes.optim, self.built.rpartition(".")[2])

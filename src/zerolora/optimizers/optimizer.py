@@ -35,6 +35,9 @@ class Optimizer(ABC):
     """Default of train.betas, if it has any."""
     epsilon: float | None = 1e-8
     """Default of train.epsilon, if it has one."""
+    host_time: float = field(default=1.0, compare=False)
+    """Time of a step on one thread of a CPU, relative to AdamW's with as many parameters. Measured
+    (benchmarks/train/host_optimizers.py)."""
     cost: str = field(compare=False)
     """Bytes of its states for each trained parameter, for the same table."""
     where: str = field(compare=False)
@@ -57,8 +60,9 @@ class Optimizer(ABC):
         """Return the bytes that a step allocates and frees for `elements` parameters, in tensors up to `largest`."""
 
     @abstractmethod
-    def traffic(self, on_cpu: bool) -> float:
-        """Return the bytes that a step reads and writes for each trained parameter, with fp32 weight and gradient."""
+    def traffic(self) -> float:
+        """Return the bytes that a step on a GPU reads and writes for each trained parameter, with fp32 weight and
+        gradient."""
 
     def unpacked_bytes(self, elements: float) -> float:
         """Return the bytes that `unpacked` allocates for one state of `elements` parameters."""
@@ -71,15 +75,19 @@ class Optimizer(ABC):
         weight_decay: float,
         betas: tuple[float, float] | None,
         epsilon: float | None,
+        on_host: bool,
     ) -> "torch.optim.Optimizer":
-        """Return the library's optimizer of parameter groups; betas and epsilon are None where it has none."""
+        """Return the library's optimizer of parameter groups; betas and epsilon are None where it has none.
+
+        `on_host`: it will update tensors on the host. The groups may still have others, which an engine replaces.
+        """
         options: dict[str, Any] = {"lr": learning_rate, "weight_decay": weight_decay}
         options |= {name: value for name, value in (("betas", betas), ("eps", epsilon)) if value is not None}
-        return self.create(groups, **options)
+        return self.create(groups, on_host, **options)
 
     @abstractmethod
-    def create(self, groups: list[dict[str, Any]], **options: Any) -> "torch.optim.Optimizer":
-        """Return the library's optimizer; the options are lr, weight_decay and, where it has them, betas and eps."""
+    def create(self, groups: list[dict[str, Any]], on_host: bool, **options: Any) -> "torch.optim.Optimizer":
+        """Return the library's optimizer, as `build`; options: lr, weight_decay and, if it has them, betas and eps."""
 
     @abstractmethod
     def start(self, inner: "torch.optim.Optimizer", tensor: "torch.Tensor", updates: int) -> None:

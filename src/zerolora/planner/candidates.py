@@ -15,7 +15,8 @@ from zerolora.config.settings import RenderSettings
 from zerolora.memory.estimate import Capacity, data_ranks, impossible, masked, open_attentions, too_large, training_spec
 from zerolora.memory.predict import predict, sized
 from zerolora.memory.training_spec import RowStatistics, TrainingSpec
-from zerolora.model.spec import ModelSpec
+from zerolora.model.fused_kernels import Part
+from zerolora.model.spec import FEWEST, WORTH, ModelSpec
 from zerolora.planner.cost import Cost, step_seconds
 from zerolora.planner.hardware import HardwareRates
 from zerolora.planner.run_hardware import target_of
@@ -45,6 +46,8 @@ class Choice:
     attention: Attention
     buckets: Buckets
     """DeepSpeed's sizes, in elements; all 0 for the other engines."""
+    kernels: tuple[Part, ...] = ()
+    """What liger-kernel computes."""
 
 
 @dataclass(frozen=True)
@@ -171,6 +174,7 @@ def predicted(planning: Planning, spec: TrainingSpec) -> Candidate:
             spec.activation_checkpointing,
             spec.attention,
             prediction.buckets,
+            spec.kernels,
         ),
         spec=spec,
         gpu=prediction.gpu["total"],
@@ -189,7 +193,6 @@ def step_work(model: ModelSpec, spec: TrainingSpec, rows: RowStatistics) -> Step
         matmul += model.vocabulary * model.hidden
     mean = max(1, round(rows.tokens / rows.packed_rows))
     merged, merging = merged_factors(model, parameters.ranks)
-    on_cpu = spec.on_cpu or spec.layout.optimizer != "gpu"
     return StepWork(
         length=mean,
         micro_batch=spec.micro_batch,
@@ -207,6 +210,7 @@ def step_work(model: ModelSpec, spec: TrainingSpec, rows: RowStatistics) -> Step
         supervised=rows.supervised_tokens / rows.tokens,
         checkpointing=spec.activation_checkpointing,
         attention=spec.attention,
+        kernels=spec.kernels,
         width=cast(Literal[2, 4], spec.width),
         live=spec.buckets.live if spec.buckets and spec.buckets.live else 0,
         key_heads=model.key_heads,
@@ -216,10 +220,26 @@ def step_work(model: ModelSpec, spec: TrainingSpec, rows: RowStatistics) -> Step
         merging=merging,
         forwards_before=spec.objective.forwards_before,
         offloads_inputs=spec.offloads_inputs,
-        update_traffic=spec.optimizer.traffic(on_cpu),
+        update_traffic=spec.optimizer.traffic(),
+        update_on_host=spec.optimizer.host_time,
         update_states=spec.optimizer.state_bytes(parameters) / parameters.trained,
         outside=sum(module.parameters for module in model.modules if not IN_A_LAYER.search(module.path)),
+        prefix=_prefix(model, spec, rows),
+        rows=max(1.0, rows.rows / rows.packed_rows),
     )
+
+
+def _prefix(model: ModelSpec, spec: TrainingSpec, rows: RowStatistics) -> int:
+    """Return the tokens that training computes once for the rows of a micro-batch (train/common_prefix.py, `allowed`
+    and `worthwhile`); 0 for an unknown family, which may mix tokens outside of attention. NEFTune, which also prevents
+    it, is not in the settings."""
+    drawn = spec.method.drops or model.attention_dropout or model.hidden_dropout
+    if model.counted != "config.json" or rows.common_prefix < FEWEST:
+        return 0
+    if spec.attention != "flash" or spec.sequence_parallel > 1 or drawn:
+        return 0
+    shared = rows.common_prefix * (spec.micro_batch * rows.rows / rows.packed_rows - 1)
+    return rows.common_prefix if shared >= WORTH * spec.micro_batch * rows.tokens / rows.packed_rows else 0
 
 
 def merged_factors(model: ModelSpec, ranks: tuple[tuple[str, int], ...]) -> tuple[int, int]:

@@ -7,7 +7,6 @@ Strategies define the collectives (strategies/).
 
 from dataclasses import dataclass, fields
 
-from zerolora.optimizers import OPTIMIZERS
 from zerolora.planner.hardware import HardwareRates
 from zerolora.strategies.strategy import EXCHANGE, REDUCE, Collective, StepWork, Strategy, exchanges
 
@@ -25,6 +24,22 @@ TRAFFIC = {
     ("full", 4): (58, 128),
 }
 """Bytes read and written, in tokens x hidden x width; by kind and width. Norms in fp32 make 16 bits need more."""
+FUSED: dict[tuple[str, int], tuple[float, float]] = {
+    ("norm", 2): (32.1, 82.1),
+    ("norm", 4): (10.1, 34.1),
+    ("rotary", 2): (16.5, 34.5),
+    ("rotary", 4): (16.5, 34.5),
+    ("mlp", 2): (5.5, 11.0),
+    ("mlp", 4): (5.5, 11.0),
+}
+"""Of TRAFFIC, the bytes that a kernel of liger-kernel does not move, by part and width: those of the operations that it
+replaces, counted in the same models, less its own (liger_kernel/ops): each input is read and each result written once.
+Not measured on a GPU."""
+FUSED_OPERATIONS = {"norm": (14, 26), "rotary": (9, 17), "mlp": (1, 2)}
+"""Of OPERATIONS, those that a kernel saves, in bf16."""
+FUSED_LOGITS = (4, 1)
+"""Times that a logit is written or read with liger-kernel, forward and backward: by the head's product, twice and once
+by the kernel for losses, by the product of its gradient. Without, each also has the bytes LOGITS."""
 SCORES = {2: (13.6, 12.5), 4: (5.6, 3.5)}
 """Further bytes of eager attention, in heads x length² x width; by width. Other kernels write no score matrix."""
 LOGITS = 2 * (4 + 4)
@@ -38,7 +53,6 @@ same models at stage 0."""
 CLIPPING_BYTES = 20
 """Bytes that a step moves on a GPU for each trained parameter beside the optimizer's: unscaling, clipping, copy to the
 working weights."""
-ADAMW_TRAFFIC = OPTIMIZERS["adamw"].traffic(on_cpu=True)  # of the optimizer whose rate a probe measures
 BATCH_BYTES = 4 * 8
 """Bytes of a token in a batch: ids, labels, positions and mask as int64."""
 
@@ -96,7 +110,7 @@ def step_seconds(work: StepWork, strategy: Strategy, hardware: HardwareRates) ->
         optimizer=_optimizer(work, strategy, hardware),
         communication_node=node,
         communication_network=network,
-        offload=_offload(work, strategy, hardware),
+        offload=_offload(work, strategy, hardware, forward, backward + recompute),
         input=_input(work, hardware),
         overhead=overhead,
         hidden=hidden,
@@ -127,11 +141,12 @@ def useful_flops(work: StepWork) -> dict[str, float]:
 
 def _passes(work: StepWork, hardware: HardwareRates) -> tuple[float, float, float]:
     """Return the seconds of forward, backward and recompute of one micro-step."""
-    tokens, head = work.tokens, work.vocabulary * work.hidden
+    tokens, head = work.computed, work.vocabulary * work.hidden
     body, adapters = work.matmul - work.idle - head, work.trainable - work.merged if work.frozen else 0
-    logits = tokens * work.supervised
+    logits = work.tokens * work.supervised
     # 2 for each parameter and token (arXiv 2001.08361, 2.1); q·k and scores·v: 4 · attended · heads · head_dim a token.
-    attention = 4 * work.attended * tokens * work.heads * work.head_dim * work.layers
+    scores = work.attended * work.tokens - work.saved * work.prefix / 2
+    attention = 4 * scores * work.heads * work.head_dim * work.layers
     products = 2 * tokens * (body + adapters) + 2 * work.merging
     # Backward has one product for the input and one for the weight; a frozen weight needs none (arXiv 2106.09685).
     per_weight = 1 if work.frozen else 2
@@ -143,9 +158,9 @@ def _passes(work: StepWork, hardware: HardwareRates) -> tuple[float, float, floa
         + ATTENTION_BACKWARD[work.attention] * attention
     )
     layer_forward, layer_backward = _traffic(work)
-    unembedding = logits * work.vocabulary * (work.width + LOGITS)
-    forward = _roofline(forward_flops, work.matmul * work.width, layer_forward + unembedding, hardware)
-    backward = _roofline(backward_flops, work.matmul * work.width, layer_backward + unembedding, hardware)
+    unembedding = [logits * work.vocabulary * each for each in _logit_traffic(work)]
+    forward = _roofline(forward_flops, work.matmul * work.width, layer_forward + unembedding[0], hardware)
+    backward = _roofline(backward_flops, work.matmul * work.width, layer_backward + unembedding[1], hardware)
     # With many tokens every expert gets some, so all weights are read.
     recompute = _roofline(products + attention, (work.matmul - head) * work.width, layer_forward, hardware)
     return forward * (1 + work.forwards_before), backward, recompute if work.checkpointing else 0.0
@@ -153,14 +168,24 @@ def _passes(work: StepWork, hardware: HardwareRates) -> tuple[float, float, floa
 
 def _traffic(work: StepWork) -> tuple[float, float]:
     """Return the bytes that all layers move beside their products, forward and backward."""
-    per_layer = work.tokens * work.hidden * work.width
-    forward, backward = TRAFFIC[work.kind, work.width]
+    per_layer = work.computed * work.hidden * work.width
+    forward, backward = map(float, TRAFFIC[work.kind, work.width])
+    for part in work.kernels:
+        less_forward, less_backward = FUSED.get((part, work.width), (0, 0))
+        forward, backward = forward - less_forward, backward - less_backward
     per_score = work.heads * work.length * work.tokens * work.width if work.attention == "eager" else 0
     scores_forward, scores_backward = SCORES[work.width]
     return (
         work.layers * (forward * per_layer + scores_forward * per_score),
         work.layers * (backward * per_layer + scores_backward * per_score),
     )
+
+
+def _logit_traffic(work: StepWork) -> tuple[float, float]:
+    """Return the bytes that a logit moves, forward and backward."""
+    if "loss" in work.kernels and work.frozen:
+        return FUSED_LOGITS[0] * work.width, FUSED_LOGITS[1] * work.width
+    return work.width + LOGITS, work.width + LOGITS
 
 
 def _roofline(flops: float, weights: float, traffic: float, hardware: HardwareRates) -> float:
@@ -170,6 +195,9 @@ def _roofline(flops: float, weights: float, traffic: float, hardware: HardwareRa
 def _operations(work: StepWork, strategy: Strategy) -> float:
     """Return the operations that the host issues in a step."""
     forward, backward = OPERATIONS[work.kind]
+    for part in work.kernels:
+        less_forward, less_backward = FUSED_OPERATIONS.get(part, (0, 0))
+        forward, backward = forward - less_forward, backward - less_backward
     layers = work.layers * (forward * (1 + work.forwards_before + work.checkpointing) + backward)
     passes = layers + strategy.host_operations(work)
     tensors = work.modules * (2 if work.frozen else 1)  # an adapter is two matrices
@@ -178,7 +206,7 @@ def _operations(work: StepWork, strategy: Strategy) -> float:
 
 def _input(work: StepWork, hardware: HardwareRates) -> float:
     """Return the seconds of moving batches to the device."""
-    each = work.tokens * BATCH_BYTES / hardware.host.bandwidth + hardware.host.latency
+    each = work.computed * BATCH_BYTES / hardware.host.bandwidth + hardware.host.latency
     return work.accumulation * (1 + work.forwards_before) * each
 
 
@@ -192,7 +220,7 @@ def _host_waits(strategy: Strategy, hardware: HardwareRates) -> bool:
 def _optimizer(work: StepWork, strategy: Strategy, hardware: HardwareRates) -> float:
     updated = work.trainable / strategy.owners(hardware.ranks, hardware.ranks_per_node)
     if hardware.cpu or strategy.optimizer != "gpu":
-        return updated / hardware.cpu_adam * work.update_traffic / ADAMW_TRAFFIC
+        return updated / hardware.host_adamw * work.update_on_host
     return updated * (work.update_traffic + CLIPPING_BYTES) / hardware.memory_bandwidth
 
 
@@ -256,19 +284,21 @@ def _communication(
 # Offload
 
 
-def _offload(work: StepWork, strategy: Strategy, hardware: HardwareRates) -> float:
+def _offload(work: StepWork, strategy: Strategy, hardware: HardwareRates, forward: float, backward: float) -> float:
     moved = _optimizer_offload(work, strategy, hardware) + _parameter_offload(work, strategy, hardware)
-    return moved + _activation_offload(work, hardware)
+    return moved + _activation_offload(work, hardware, forward, backward)
 
 
-def _activation_offload(work: StepWork, hardware: HardwareRates) -> float:
+def _activation_offload(work: StepWork, hardware: HardwareRates, forward: float, backward: float) -> float:
+    """Return the seconds that a step waits for the inputs of its layers, with `forward` and `backward` seconds of
+    computation, in which they go to the host and come back (train/activation_offload.py)."""
     if not work.offloads_inputs:
         return 0.0
-    # Each layer's input goes to the host and comes back, on the stream that computes (torch/autograd/graph.py,
-    # save_on_cpu), so there is no overlap.
-    transfers = 2 * work.accumulation * work.layers
-    each = work.tokens * work.hidden * work.width
-    return transfers * (each / hardware.host.bandwidth + hardware.host.latency)
+    one = work.computed * work.hidden * work.width / hardware.host.bandwidth + hardware.host.latency
+    all_of_them = work.accumulation * work.layers * one
+    # The last one to go is the first to come back, and nothing is computed meanwhile.
+    first = work.accumulation * one
+    return sum(max(first, all_of_them - computing) for computing in (forward, backward))
 
 
 def _optimizer_offload(work: StepWork, strategy: Strategy, hardware: HardwareRates) -> float:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from zerolora.errors import UserError, shown
-from zerolora.machine.devices import ARCHITECTURES, runs_on
+from zerolora.machine.devices import BUILDS, of_wheel, runs_on
 from zerolora.types import Precision
 from zerolora.units import GIB
 
@@ -25,8 +25,9 @@ maximum achievable matmul FLOPS); a model's shapes are not the best."""
 MEMORY_SHARE = 0.80
 """Of a GPU's memory bandwidth: about 80 % in a plain copy kernel (NVIDIA developer forum, zcopy thread)."""
 
-CPU_ADAM = 6e8
-"""Parameters/s of torch's AdamW on the host, per rank: four cores at 1.5e8. One core of a 2-core Xeon gave 1.9e8."""
+HOST_ADAMW = 1.2e9
+"""Parameters/s of torch's fused AdamW on one core, which a rank has (train/launch/launcher.py). Measured on an AMD EPYC
+(benchmarks/results/train_host_optimizers.json)."""
 
 KERNEL_SECONDS = 15e-6
 """Host time of one operation of a transformers model: an assumption; `probe` measures it. Decoding one token with a 7B
@@ -71,8 +72,8 @@ class HardwareRates:
     host: Link
     """Between a GPU and its host; on CPU ranks a copy in memory."""
     disk: Disk
-    cpu_adam: float
-    """Parameters/s that Adam updates on the host."""
+    host_adamw: float
+    """Parameters/s that a rank's AdamW updates on the host."""
     kernel_seconds: float
     """Host time to issue one operation."""
     ranks_per_node: int
@@ -140,7 +141,7 @@ def named(
         network=_planned(Link(wire.name, wire.bandwidth * adapters, wire.latency), LINK_SHARE),
         host=known("host link", host_link, HOST_LINKS),
         disk=known("disk", disk, DISKS),
-        cpu_adam=CPU_ADAM,
+        host_adamw=HOST_ADAMW,
         kernel_seconds=KERNEL_SECONDS,
         ranks_per_node=ranks_per_node,
         nodes=nodes,
@@ -163,11 +164,12 @@ def known(kind: str, name: str, table: Mapping[str, Entry]) -> Entry:
 
 
 def offered(table: Mapping[str, Any]) -> list[str]:
-    """Return the names of a table; of GPUs, those for which the lock's torch has kernels."""
+    """Return the names of a table; of GPUs, those for which a torch of the locks has kernels (x86_64)."""
+    wheels = [of_wheel(cuda, "x86_64") for cuda in BUILDS.values() if cuda]
     return [
         name
         for name, entry in table.items()
-        if not isinstance(entry, Gpu) or runs_on(divmod(round(10 * entry.capability), 10), ARCHITECTURES)
+        if not isinstance(entry, Gpu) or any(runs_on(divmod(round(10 * entry.capability), 10), each) for each in wheels)
     ]
 
 

@@ -25,7 +25,7 @@ from zerolora.planner.zero_json import ZeroJson
 from zerolora.strategies import STRATEGIES
 from zerolora.strategies.deepspeed_zero import ZERO, torch_optimizer_options
 from zerolora.strategies.strategy import Reason, Target, nested
-from zerolora.types import Precision
+from zerolora.types import Kernels, Precision
 from zerolora.units import counted, gib
 
 JsonObject = dict[str, Any]
@@ -74,7 +74,7 @@ def render(settings: RenderSettings, estimate: Path) -> tuple[ZeroJson, Rendered
         options, overrides = rendered_user_config(choice, settings, planning.model.hidden)
     work = step_work(planning.model, training_spec(planning.model, settings, planning.rows), planning.rows)
     flops = UsefulFlops(**useful_flops(work), peak=peak_of(settings))
-    chosen = training_choice(choice, settings.precision, flops)
+    chosen = training_choice(choice, settings.precision, flops, settings.kernels)
     canary, comparison = _canary(choice, options, chosen, planning)
     chosen = chosen.model_copy(update={"canary": canary})
     return ZeroJson(options=options, choice=chosen), {
@@ -162,9 +162,10 @@ def _described(choice: Choice, settings: RenderSettings) -> str:
     if settings.user_config is not None:
         why = "your own"
     saving = "with" if choice.activation_checkpointing else "without"
+    fused = f", kernels of liger-kernel for {', '.join(choice.kernels)}" if choice.kernels else ""
     return (
         f"{choice.strategy}, {why}; micro-batch {choice.micro_batch} x {choice.accumulation}, {saving} activation "
-        f"checkpointing, {choice.attention} attention"
+        f"checkpointing, {choice.attention} attention{fused}"
     )
 
 
@@ -192,7 +193,9 @@ def rendered_user_config(choice: Choice, settings: RenderSettings, hidden: int) 
     return options, overrides
 
 
-def training_choice(choice: Choice, precision: Precision, flops: UsefulFlops) -> TrainingChoice:
+def training_choice(
+    choice: Choice, precision: Precision, flops: UsefulFlops, kernels: Kernels = "off"
+) -> TrainingChoice:
     """Return training's settings beside the options of its engine."""
     return TrainingChoice(
         engine=STRATEGIES[choice.strategy].engine if choice.strategy in STRATEGIES else "deepspeed",
@@ -202,6 +205,7 @@ def training_choice(choice: Choice, precision: Precision, flops: UsefulFlops) ->
         activation_checkpointing=choice.activation_checkpointing,
         attention=choice.attention,
         precision=precision,
+        kernels=kernels if choice.kernels else "off",
         flops=flops,
     )
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from zerolora.config.settings import RenderSettings
 from zerolora.errors import UserError, shown
 from zerolora.methods.registry import create
-from zerolora.planner.hardware import DISKS, GPUS, KERNEL_SECONDS, HardwareRates, Link, known, named
+from zerolora.planner.hardware import DISKS, GPUS, HOST_ADAMW, KERNEL_SECONDS, HardwareRates, Link, known, named
 from zerolora.strategies.strategy import Target
 from zerolora.types import Precision
 
@@ -29,7 +29,7 @@ NVLINK = {7.0: "nvlink2", 8.0: "nvlink3", 9.0: "nvlink4", 10.0: "nvlink5"}
 
 # A core of a current server CPU: two 8-wide fp32 multiply-adds per cycle at 2.5 GHz, half of it in a matrix product; a
 # few bytes per cycle from memory. An assumption; `zerolora probe` measures it.
-CPU_RATE, CPU_MEMORY, CPU_ADAM = 4e10, 5e9, 1.5e8
+CPU_RATE, CPU_MEMORY = 4e10, 5e9
 
 
 def hardware_of(settings: RenderSettings) -> tuple[HardwareRates, str]:
@@ -126,7 +126,7 @@ def unmeasured_cpu(ranks_per_node: int, nodes: int, disk: str) -> HardwareRates:
         network=Link("10gbe", 1.0e9, 5e-5),
         host=Link("memory", CPU_MEMORY / 2, 0.0),
         disk=DISKS[disk],
-        cpu_adam=CPU_ADAM,
+        host_adamw=HOST_ADAMW,
         kernel_seconds=KERNEL_SECONDS,
         ranks_per_node=ranks_per_node,
         nodes=nodes,
@@ -156,7 +156,7 @@ class _Measured(_Checked):
     network_all_reduce_bytes_per_second: Rate | None
     network_all_gather_bytes_per_second: Rate | None
     network_latency_seconds: Rate | None
-    cpu_adam_parameters_per_second: Rate
+    host_adamw_parameters_per_second_per_thread: Rate
     kernel_seconds: Rate
 
 
@@ -170,6 +170,7 @@ class Probe(_Checked):
     device: Literal["cpu", "cuda"]
     nodes: Count
     ranks_per_node: Count
+    threads_per_rank: Count
     precision_16bit: str
     hardware: _Machine
     measured: _Measured
@@ -214,7 +215,7 @@ def measured(probe: Mapping[str, Any], precision: Precision, disk: str = "nvme")
         network=_link(values, "network"),
         host=host,
         disk=known("disk", disk, DISKS),
-        cpu_adam=values.cpu_adam_parameters_per_second,
+        host_adamw=values.host_adamw_parameters_per_second_per_thread * file.threads_per_rank,
         kernel_seconds=values.kernel_seconds,
         ranks_per_node=file.ranks_per_node,
         nodes=file.nodes,

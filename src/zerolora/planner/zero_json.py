@@ -24,6 +24,12 @@ class ZeroOptimization(Section):
 
     stage: int = 0
     zero_quantized_nontrainable_weights: bool = False
+    offload_optimizer: dict[str, Any] | None = None
+
+    @property
+    def offloads_optimizer(self) -> bool:
+        """Whether the optimizer updates master weights on the host."""
+        return bool((self.offload_optimizer or {}).get("device", "none") != "none")
 
 
 class FsdpOptions(Section):

@@ -5,7 +5,6 @@ tensors are merged into the names and shapes of the base model's files. That tak
 """
 
 import logging
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from zerolora.compat import bitsandbytes_patches
 from zerolora.compat.transformers_patches import StoredNames, stored_names
-from zerolora.config.settings import HardwareSettings, RenderSettings
+from zerolora.config.settings import RenderSettings
 from zerolora.errors import UserError
 from zerolora.export.early import TrainedShapes, check_targets
 from zerolora.files import MANIFEST
 from zerolora.log import LOGGER
-from zerolora.machine import devices
 from zerolora.merge.merge_plan import plan_merge
 from zerolora.methods.method import Update
 from zerolora.methods.registry import TRAINABLE, check_published
@@ -30,8 +28,6 @@ from zerolora.model.architecture import built_on_meta, config_of
 from zerolora.model.base_check import check_shared
 from zerolora.model.stored_quantization import check_trainable, stored_quantization, unpacked
 from zerolora.model.weight_files import WEIGHTS, weight_files
-from zerolora.planner.hardware import GPUS
-from zerolora.planner.run_hardware import typical
 from zerolora.tensor_file import TensorFile, read_header
 from zerolora.train.attention import IMPLEMENTATIONS, check_attention, no_attention
 from zerolora.train.beginning import check_copies, check_identity
@@ -49,8 +45,6 @@ def check(settings: RenderSettings, attention: Attention, model: Path, weights: 
     `data` is the prepared data with its added tokens; without it, train.from_adapter is not checked. `weights` is the
     directory of downloaded weights. Names are checked only where those are on this machine.
     """
-    if settings.device == "cuda":
-        check_gpu(settings.hardware)
     stored = stored_quantization(model)
     method = TRAINABLE[settings.method.name]
     check_trainable(stored, method.name, method.quantizes(), settings.sections.quantization)
@@ -80,25 +74,6 @@ def check(settings: RenderSettings, attention: Attention, model: Path, weights: 
     check_shared(files, names, built.all_tied_weights_keys, model / "config.json")
     if stored is None:
         _merge(files, names, updates, model)
-
-
-def check_gpu(hardware: HardwareSettings) -> None:
-    """Raise UserError if the installed torch has no kernels for the config's GPU, or this machine's driver is too old.
-    On a machine that submits to Slurm the driver is only a warning: nodes may have another one."""
-    named = GPUS[hardware.gpu] if hardware.gpu else None
-    described = {(named.name, named.capability)} if named else set()
-    if hardware.compute_capability is not None:
-        described.add((hardware.gpu or f"a GPU as {typical(hardware.compute_capability)}", hardware.compute_capability))
-    for name, capability in sorted(described):
-        major, minor = divmod(round(10 * capability), 10)
-        if reason := devices.unsupported((major, minor), name):
-            raise UserError(f"hardware: {reason}")
-    release, built = devices.torch_build()
-    reason = devices.old_driver(release, built) if built else None
-    if reason and shutil.which("sbatch"):
-        LOGGER.warning("hardware.device is cuda, and on this machine %s; training checks its own nodes", reason)
-    elif reason:
-        raise UserError(f"hardware.device is cuda, but {reason}")
 
 
 def _attending(config: Any, attention: Attention) -> Any:

@@ -22,6 +22,8 @@ import torch.distributed as dist
 from zerolora.files import write_json
 from zerolora.machine import cpu_matmul
 from zerolora.machine.devices import on_gpu
+from zerolora.machine.identity import processor
+from zerolora.optimizers import OPTIMIZERS
 from zerolora.train.launch.fork import become_rank
 from zerolora.train.launch.rendezvous import rendezvous
 from zerolora.train.launch.topology import gpu_of_rank
@@ -35,7 +37,7 @@ MATRIX = {"cpu": 768, "cuda": 8192}
 COPIED_BYTES = {"cpu": 64 * 2**20, "cuda": 2**30}
 SENT_BYTES = {"cpu": 8 * 2**20, "cuda": 256 * 2**20}
 PINNED_BYTES = 256 * 2**20
-ADAM_PARAMETERS = 4 * 2**20
+ADAMW_PARAMETERS = 16 * 2**20  # with their states more than a cache
 BLOCKS = 20
 OPERATIONS_PER_BLOCK = 12  # forward: norm, linear, silu, linear; backward: 1 + 3 + 1 + 3
 
@@ -98,7 +100,7 @@ def main() -> None:
     measured = {
         "matmul_fp32_flops_per_second": _matmul(rank, torch.float32),
         "matmul_16bit_flops_per_second": _matmul(rank, half),
-        "cpu_adam_parameters_per_second": _adam(rank),
+        "host_adamw_parameters_per_second_per_thread": _adamw(rank),
         "kernel_seconds": _issuing(rank),
         **_copying(rank),
         **_sending(rank),
@@ -116,11 +118,13 @@ def _matmul(rank: Rank, dtype: torch.dtype) -> float:
     return 2 * size**3 / rank.seconds(lambda: _done(torch.mm(one, other, out=result)))
 
 
-def _adam(rank: Rank) -> float:
-    parameter = torch.nn.Parameter(torch.randn(ADAM_PARAMETERS))
-    parameter.grad = torch.randn(ADAM_PARAMETERS)
-    optimizer = torch.optim.AdamW([parameter])
-    return ADAM_PARAMETERS / rank.seconds(lambda: _done(optimizer.step()))
+def _adamw(rank: Rank) -> float:
+    """Return the parameters/s of the optimizer that updates offloaded weights, for each of the rank's threads."""
+    parameter = torch.nn.Parameter(torch.randn(ADAMW_PARAMETERS))
+    parameter.grad = torch.randn(ADAMW_PARAMETERS)
+    recipe = OPTIMIZERS["adamw"]
+    optimizer = recipe.build([{"params": [parameter]}], 1e-3, 0.0, recipe.betas, recipe.epsilon, on_host=True)
+    return ADAMW_PARAMETERS / rank.seconds(lambda: _done(optimizer.step())) / torch.get_num_threads()
 
 
 def _issuing(rank: Rank) -> float:
@@ -188,7 +192,7 @@ def _done(_: object) -> None:
 
 def _machine(rank: Rank) -> dict[str, Any]:
     """Return the hardware and versions of rank 0's node."""
-    name = torch.cuda.get_device_name(rank.device) if on_gpu(rank.device) else _processor()
+    name = torch.cuda.get_device_name(rank.device) if on_gpu(rank.device) else processor()
     return {
         "device": rank.device.type,
         "nodes": rank.world // rank.per_node,
@@ -198,7 +202,7 @@ def _machine(rank: Rank) -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "hardware": {
             "name": name,
-            "processor": _processor(),
+            "processor": processor(),
             "cores": len(os.sched_getaffinity(0)),
             "memory_bytes": psutil.virtual_memory().total,
         },
@@ -207,12 +211,6 @@ def _machine(rank: Rank) -> dict[str, Any]:
             **{each: importlib.metadata.version(each) for each in PACKAGES},
         },
     }
-
-
-def _processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from zerolora.strategies.strategy import (
     SCATTER,
     Buckets,
     Collective,
+    Compiled,
     Conflict,
     ModelSizes,
     Placement,
@@ -71,6 +72,11 @@ class DeepSpeed(Strategy):
                 "hardware.nvme names no directory to move states to", "write hardware.nvme: /path/on/a/local/nvme"
             )
         return None
+
+    @property
+    def compiled(self) -> tuple[Compiled, ...]:
+        disk: tuple[Compiled, ...] = ("async_io",) if self.on_disk else ()
+        return (*disk, "quantizer") if self.quantized else disk
 
     def buckets(self, model: ModelSizes, on_gpu: bool) -> Buckets:
         if self.stage == 0:

@@ -9,6 +9,8 @@ from zerolora.errors import UserError
 from zerolora.types import Attention, Device, EngineName, Precision
 
 Placement = Literal["gpu", "cpu", "nvme"]
+Compiled = Literal["async_io", "quantizer"]
+"""Operations of DeepSpeed that are compiled where they are first used (deepspeed/ops/op_builder/)."""
 
 
 class Reason(NamedTuple):
@@ -140,6 +142,8 @@ class StepWork:
     attention: Attention
     width: Literal[2, 4]
     """Bytes of a number in training."""
+    kernels: tuple[str, ...] = ()
+    """What liger-kernel computes (model/fused_kernels.py)."""
     live: int = 1_000_000_000
     """stage3_max_live_parameters; DeepSpeed's default."""
     outside: int = 0
@@ -155,18 +159,34 @@ class StepWork:
     merging: int = 0
     """Multiplications of that in a pass, whatever the tokens."""
     update_traffic: float = 80.0
-    """Bytes that the optimizer reads and writes for each trained parameter; by default AdamW's."""
+    """Bytes that the optimizer reads and writes for each trained parameter on a GPU; by default AdamW's."""
+    update_on_host: float = 1.0
+    """Time of the optimizer's step on the host, relative to AdamW's."""
     update_states: float = 8.0
     """Bytes of the optimizer's states for each trained parameter; by default AdamW's."""
     forwards_before: int = 0
     """Forward passes of the global batch before the step, without gradient."""
     offloads_inputs: bool = False
     """Inputs of checkpointed layers are moved to the host and back."""
+    prefix: int = 0
+    """Tokens that all rows begin with, computed once a micro-step (train/common_prefix.py)."""
+    rows: float = 1.0
+    """Rows of a packed row."""
 
     @property
     def tokens(self) -> int:
-        """Tokens that the rank computes in a micro-step."""
+        """Tokens of the rank's rows in a micro-step."""
         return self.micro_batch * -(-self.length // self.sequence_parallel)
+
+    @property
+    def saved(self) -> float:
+        """Those of them that are not computed again, as the rows share their prefix."""
+        return self.prefix * max(0.0, self.micro_batch * self.rows - 1)
+
+    @property
+    def computed(self) -> float:
+        """Tokens that the rank computes in a micro-step."""
+        return max(1.0, self.tokens - self.saved)
 
     @property
     def kind(self) -> Literal["lora", "full"]:
@@ -266,6 +286,11 @@ class Strategy(ABC):
     def gathered(self, work: StepWork) -> float:
         """Return the number of parameters gathered in one step over all micro-steps, counting every gather."""
         return 0.0
+
+    @property
+    def compiled(self) -> tuple[Compiled, ...]:
+        """The operations that a rank compiles when training starts."""
+        return ()
 
     @property
     def offloads(self) -> bool:

@@ -16,12 +16,14 @@ from zerolora.methods import lora_init
 from zerolora.methods.method import WHOLE_WEIGHTS, TrainableMethod
 from zerolora.methods.peft_format import ADAPTER, CONFIG, portable
 from zerolora.methods.registry import TRAINABLE
+from zerolora.model import fused_kernels
 from zerolora.model.added_tokens import AddedToken, add_rows, write
 from zerolora.model.architecture import built_on_meta, config_of
 from zerolora.model.manifest import BASE
+from zerolora.model.read_spec import read_model_spec
 from zerolora.planner.zero_json import ZeroJson
 from zerolora.tensor_file import save_tensors
-from zerolora.train import base_model, earlier_adapter
+from zerolora.train import base_model, earlier_adapter, kernels
 from zerolora.train.activation_offload import offload_inputs
 from zerolora.train.engines import engine_class
 from zerolora.train.engines.engine import WEIGHT, Engine, Tensors, trained
@@ -49,6 +51,9 @@ def adapt(
     del gathering
     model.config.use_cache = False
     make_chunked(model)
+    if plan.kernels != "off":
+        spec = read_model_spec(weights)
+        kernels.use(model, fused_kernels.parts(spec.family, spec.activation))
     if plan.neftune_alpha:
         add_noise(model, plan.neftune_alpha)
     if plan.activation_checkpointing:

@@ -2,20 +2,23 @@
 
 transformers separates packed rows by a mask of [tokens, tokens], and computes all scores that the mask then hides. Here
 the fused kernels get single rows: on CUDA all of them in one call (torch.nn.attention.varlen), elsewhere one call each.
-Padding on the right needs no mask: causal attention never reads it.
+Padding on the right needs no mask: causal attention never reads it. Rows with a common prefix (common_prefix.py) are a
+segment for the prefix and one for the rest of each row, whose queries see the keys of the prefix and their own.
 """
 
 import functools
 import inspect
 import itertools
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from zerolora.errors import UserError, wording
-from zerolora.machine.devices import on_gpu
+from zerolora.machine.devices import moved, on_gpu
 from zerolora.model.architecture import model_class, takes_own_attention
+from zerolora.train.common_prefix import Branches
 from zerolora.train.sequence_parallel import sequence
 
 # Its name in transformers, which looks for the package flash-attn where a name contains "flash".
@@ -61,32 +64,64 @@ class Lengths:
 
     def __init__(self) -> None:
         self.of_rows: list[list[int]] | None = None
+        self.branches: Sequence[Branches] = ()
+        """The groups of rows with a common prefix, if the batch is made of them."""
         self._ends: torch.Tensor | None = None
+        self._ends_of_keys: torch.Tensor | None = None
 
-    def set(self, of_rows: list[list[int]] | None) -> None:
-        """Set the lengths of the rows in each packed row, padding as the last; None if a packed row is one row."""
-        self.of_rows, self._ends = of_rows, None
+    def set(self, of_rows: list[list[int]] | None, branches: Sequence[Branches] = ()) -> None:
+        """Set the lengths of the rows in each packed row, padding as the last; None if a packed row is one row. With
+        `branches`, they are the segments of one."""
+        self.of_rows, self.branches = of_rows, branches
+        self._ends = self._ends_of_keys = None
+
+    def seen(self, states: torch.Tensor) -> list[torch.Tensor]:
+        """Return the keys, or values, that each segment of the `branches` sees, from [1, heads, tokens, head size]."""
+        pieces, result = iter(states.split([size for each in self.branches for size in each.segments], 2)), []
+        for each in self.branches:
+            prefix = [next(pieces)] if each.prefix else []
+            result += prefix
+            for _ in each.rests:
+                rest = next(pieces)
+                result.append(torch.cat([*prefix, rest], 2) if prefix else rest)
+        return result
 
     def ends(self, batch: int, tokens: int, device: torch.device) -> torch.Tensor:
         """Return the boundaries of rows among all tokens of the batch: [rows + 1], int32."""
         if self._ends is None:
             of_rows = self.of_rows or [[tokens]] * batch
-            sizes = [0, *itertools.chain.from_iterable(of_rows)]
-            self._ends = torch.tensor(sizes, dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
+            self._ends = _ends(itertools.chain.from_iterable(of_rows), device)
         return self._ends
+
+    def ends_of_keys(self, device: torch.device) -> torch.Tensor:
+        """Return the boundaries of what each segment of the `branches` sees (`seen`): [segments + 1], int32."""
+        if self._ends_of_keys is None:
+            self._ends_of_keys = _ends(self._seen_sizes(), device)
+        return self._ends_of_keys
 
     def of_tokens(self, embedded: torch.Tensor) -> torch.Tensor:
         """Return the length of each token's row, fp32: [batch, tokens], the first two dimensions of `embedded`."""
         batch, tokens = len(embedded), embedded.shape[1] * sequence.size
         sizes = [length for row in self.of_rows or [[tokens]] * batch for length in row for _ in range(length)]
-        part: torch.Tensor = sequence.own_part(
-            torch.tensor(sizes, dtype=torch.float32, device=embedded.device).view(batch, tokens)
-        )
-        return part
+        part = sequence.own_part(torch.tensor(sizes, dtype=torch.float32).view(batch, tokens))
+        return moved(part, embedded.device)
 
     def longest(self, tokens: int) -> int:
         """Return the tokens of the longest row."""
+        if self.branches:
+            return max(self._seen_sizes())
         return max(max(lengths) for lengths in self.of_rows) if self.of_rows else tokens
+
+    def _seen_sizes(self) -> list[int]:
+        return [
+            size
+            for each in self.branches
+            for size in ([each.prefix] if each.prefix else []) + [each.prefix + rest for rest in each.rests]
+        ]
+
+
+def _ends(sizes: Iterable[int], device: torch.device) -> torch.Tensor:
+    return moved(torch.tensor([0, *sizes], dtype=torch.int32).cumsum(0, dtype=torch.int32), device)
 
 
 lengths = Lengths()
@@ -134,6 +169,10 @@ def _row_by_row(
     def attend(*row: torch.Tensor) -> torch.Tensor:
         return _attend(*row, dropout=dropout, scaling=scaling, window=window).transpose(1, 2)
 
+    if lengths.branches:
+        (sizes,) = lengths.of_rows or [[query.shape[2]]]
+        segments = zip(query.split(sizes, 2), lengths.seen(key), lengths.seen(value), strict=True)
+        return torch.cat([attend(*segment) for segment in segments], 1)
     if lengths.of_rows is None:
         return attend(query, key, value).contiguous()
     packed_rows = []
@@ -152,12 +191,18 @@ def _attend(
     scaling: float | None,
     window: int | None,
 ) -> torch.Tensor:
-    """Return attention of rows of one length, [batch, heads, tokens, head size]."""
+    """Return attention of rows of one length, [batch, heads, tokens, head size].
+
+    The queries are the last of a row: keys and values may have more tokens, which come before them.
+    """
     if is_short(query, key, dropout, window):
         return attend_short(query, key, value, scaling)
-    tokens, mask = query.shape[2], None
-    if window is not None and tokens > window:
-        mask = torch.ones(tokens, tokens, dtype=torch.bool, device=query.device).tril().triu(1 - window)
+    tokens, of_row, mask = query.shape[2], key.shape[2], None
+    before = of_row - tokens
+    if before or (window is not None and of_row > window):
+        mask = torch.ones(tokens, of_row, dtype=torch.bool, device=query.device).tril(before)
+        if window is not None:
+            mask = mask.triu(before + 1 - window)
     return torch.nn.functional.scaled_dot_product_attention(
         query,
         key,
@@ -176,10 +221,10 @@ def is_short(query: torch.Tensor, key: torch.Tensor, dropout: float, window: int
     For short rows in 16 bits, torch's fused kernel for CPUs is several times slower than the products themselves; in
     fp32 it is about as fast (docs/training.md).
     """
-    tokens = query.shape[2]
+    tokens = key.shape[2]
     return (
         query.device.type == "cpu"
-        and key.shape[2] == tokens <= LONGEST_SHORT
+        and query.shape[2] <= tokens <= LONGEST_SHORT
         and not dropout
         and (window is None or tokens <= window)
     )
@@ -188,7 +233,8 @@ def is_short(query: torch.Tensor, key: torch.Tensor, dropout: float, window: int
 def attend_short(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None) -> torch.Tensor:
     """Return causal attention, [batch, heads, tokens, head size], by plain products in fp32.
 
-    Key and value may have fewer heads, each for several query heads in a row. The backward pass recomputes the scores.
+    Key and value may have fewer heads, each for several query heads in a row, and more tokens, which come before the
+    queries. The backward pass recomputes the scores.
     """
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     attended = _ShortAttention.apply(query, key, value, scale)  # type: ignore[no-untyped-call]
@@ -224,10 +270,10 @@ def _grouped(queries: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
 
 
 def _probabilities(queries: torch.Tensor, keys: torch.Tensor, scaling: float, tokens: int) -> torch.Tensor:
-    """Return the attention probabilities: [batch, key heads, heads of each x tokens, tokens]."""
-    scores = (queries @ keys.transpose(-1, -2)).mul_(scaling)
-    later = torch.ones(tokens, tokens, dtype=torch.bool).triu_(1)
-    scores.view(*scores.shape[:2], -1, tokens, tokens).masked_fill_(later, float("-inf"))
+    """Return the attention probabilities: [batch, key heads, heads of each x tokens, tokens of the row]."""
+    scores, of_row = (queries @ keys.transpose(-1, -2)).mul_(scaling), keys.shape[2]
+    later = torch.ones(tokens, of_row, dtype=torch.bool).triu_(of_row - tokens + 1)
+    scores.view(*scores.shape[:2], -1, tokens, of_row).masked_fill_(later, float("-inf"))
     return scores.softmax(-1)
 
 
@@ -265,19 +311,25 @@ def _varlen(
     (batch, heads, tokens, size), own = query.shape, value.shape[-1]
     scaling = size**-0.5 if scaling is None else scaling
     wide = -(-max(size, own) // VARLEN_STEP) * VARLEN_STEP
-    query, key, value = (_widened(each.transpose(1, 2).flatten(0, 1), wide) for each in (query, key, value))
     ends, longest = lengths.ends(batch, tokens, query.device), lengths.longest(tokens)
+    ends_of_keys = ends
+    if lengths.branches:
+        # Of a segment with more keys than queries, the kernel aligns the ends, as in flash-attn since 2.1.
+        key, value = (torch.cat(lengths.seen(each), 2) for each in (key, value))
+        ends_of_keys = lengths.ends_of_keys(query.device)
+    enable_gqa = key.shape[1] != heads
+    query, key, value = (_widened(each.transpose(1, 2).flatten(0, 1), wide) for each in (query, key, value))
     attended = varlen_attn(
         query,
         key,
         value,
         ends,
-        ends,
+        ends_of_keys,
         longest,
         longest,
         scale=scaling,
         window_size=(window - 1 if window else -1, 0),
-        enable_gqa=key.shape[1] != heads,
+        enable_gqa=enable_gqa,
     )
     assert isinstance(attended, torch.Tensor)
     return attended.view(batch, tokens, heads, wide)[..., :own]

@@ -9,6 +9,8 @@ from zerolora.config.settings import TrainingPlan
 from zerolora.data.packing_plan import PackingPlan
 from zerolora.data.prepared_rows import IGNORED
 from zerolora.errors import UserError
+from zerolora.machine.devices import moved
+from zerolora.train.common_prefix import Branches, Group, grouped, worthwhile
 from zerolora.train.objectives import OBJECTIVES
 from zerolora.train.objectives.objective import Objective, Sequence
 from zerolora.train.order import assign, global_batches, spread
@@ -118,6 +120,39 @@ class Batches:
         return per_source
 
 
+class Feed:
+    """The micro-batches of a rank's steps on its device, each built while the device computes the one before."""
+
+    def __init__(self, batches: Batches, packing: bool, device: torch.device, prefixes: bool = False) -> None:
+        """`packing` and `prefixes`: as in `collate`."""
+        self.batches, self.packing, self.device, self.prefixes = batches, packing, device, prefixes
+        self._step: tuple[int, list[list[PackedRow]], Units] | None = None
+        self._batch: tuple[int, int, dict[str, Any]] | None = None
+
+    def at(self, step: int) -> tuple[list[list[PackedRow]], Units]:
+        """Return this rank's micro-batches of a step, and the units of the whole global batch."""
+        if self._step is None or self._step[0] != step:
+            self._step = step, *self.batches.at(step)
+        return self._step[1:]
+
+    def collated(self, packed_rows: list[PackedRow]) -> dict[str, Any]:
+        """Return a batch of packed rows."""
+        return collate(packed_rows, self.packing, self.device, self.prefixes)
+
+    def batch(self, step: int, number: int) -> dict[str, Any]:
+        """Return a micro-batch, from `build` or built now."""
+        self.build(step, number)
+        assert self._batch is not None
+        return self._batch[2]
+
+    def build(self, step: int, number: int) -> None:
+        """Build a micro-batch ahead. Past the last of a step it is the first of the next; after all steps, none."""
+        if number == len(self.at(step)[0]):
+            step, number = step + 1, 0
+        if step < self.batches.steps and (self._batch is None or self._batch[:2] != (step, number)):
+            self._batch = step, number, self.collated(self.at(step)[0][number])
+
+
 def units_of(rows: Any, packing: PackingPlan, objective: Objective) -> Units:
     """Return the units of all packed rows."""
     return {name: int(counts.sum()) for name, counts in _units(rows, packing, objective).items()}
@@ -131,8 +166,11 @@ def packed_row(rows: Any, packing: PackingPlan, number: int, objective: Objectiv
     return [each for values in members for each in objective.sequences(dict(zip(names, values, strict=True)))]
 
 
-def collate(packed_rows: list[PackedRow], packing: bool, device: torch.device) -> dict[str, Any]:
-    """Return a batch of packed rows, padded on the right to the longest.
+def collate(
+    packed_rows: list[PackedRow], packing: bool, device: torch.device, prefixes: bool = False
+) -> dict[str, Any]:
+    """Return a batch of packed rows, padded on the right to the longest; with `prefixes`, rows that begin with the same
+    tokens are joined to one row instead (`joined`).
 
     input_ids: [packed rows, longest]. [supervised tokens] each: `supervised`, the positions in the flattened batch that
     predict supervised tokens; `targets`, those tokens; `sequence`, their sequence's number; `source`, their data
@@ -146,6 +184,11 @@ def collate(packed_rows: list[PackedRow], packing: bool, device: torch.device) -
     Where ranks share rows, the batch is this rank's part of the tokens: the longest is a multiple of their number, and
     position_ids are always present, since a part of a row does not show its positions.
     """
+    if prefixes:
+        rows = [row for packed in packed_rows for row in packed]
+        tokens = [row["input_ids"] for row in rows]
+        if worthwhile(tokens, groups := grouped(tokens)):
+            return joined(rows, groups, device)
     longest = max(sum(len(row["input_ids"]) for row in packed) for packed in packed_rows)
     longest += -longest % sequence.size
     shape = (len(packed_rows), longest)
@@ -179,14 +222,56 @@ def collate(packed_rows: list[PackedRow], packing: bool, device: torch.device) -
     batch |= {"supervised": supervised, "targets": labels[supervised], "sequence": sequences[supervised]}
     batch["sources"] = np.array(sources, dtype=np.int64)
     batch["source"] = batch["sources"][batch["sequence"]]
-    tensors = {name: torch.from_numpy(values).to(device) for name, values in batch.items()}
+    tensors = {name: moved(torch.from_numpy(values), device) for name, values in batch.items()}
     return {**tensors, "lengths": of_rows, "numbers": _numbers(packed_rows, device)}
+
+
+def joined(rows: list[Sequence], groups: list[Group], device: torch.device) -> dict[str, Any]:
+    """Return a batch of groups of rows, each with its common prefix once: like `collate`'s, but for one packed row
+    without padding, whose `branches` are the lengths of the groups.
+
+    A supervised token of a prefix counts once for each row, so the position that predicts it is in `supervised` as
+    often. `weights`: the rows of which each token is a part, [tokens].
+    """
+    ids, positions, weights, branches = [], [], [], []
+    of_rows: list[tuple[np.ndarray, np.ndarray]] = [(np.zeros(0, np.int64), np.zeros(0, np.int64))] * len(rows)
+    start = 0
+    for prefix, members in groups:
+        rests = [len(rows[number]["input_ids"]) - prefix for number in members]
+        branches.append(Branches(prefix, tuple(rests)))
+        ids.append(rows[members[0]]["input_ids"][:prefix])
+        positions.append(np.arange(prefix))
+        weights.append(np.full(prefix, len(members)))
+        first = start + prefix
+        for number, rest in zip(members, rests, strict=True):
+            row = rows[number]
+            ids.append(row["input_ids"][prefix:])
+            positions.append(np.arange(prefix, prefix + rest))
+            weights.append(np.ones(rest, dtype=np.int64))
+            labels = np.asarray(row["labels"][1:], dtype=np.int64)
+            wanted = np.flatnonzero(labels != IGNORED)
+            before = np.concatenate([np.arange(start, start + prefix), np.arange(first, first + rest)])
+            of_rows[number] = before[wanted], labels[wanted]
+            first += rest
+        start = first
+    batch = {
+        name: np.concatenate(parts).astype(np.int64)
+        for name, parts in (("input_ids", ids), ("position_ids", positions), ("weights", weights))
+    }
+    batch["input_ids"], batch["position_ids"] = batch["input_ids"][None], batch["position_ids"][None]
+    batch["supervised"], batch["targets"] = (np.concatenate(parts) for parts in zip(*of_rows, strict=True))
+    batch["sequence"] = np.repeat(np.arange(len(rows)), [len(targets) for _, targets in of_rows])
+    batch["sources"] = np.array([row["source"] for row in rows], dtype=np.int64)
+    batch["source"] = batch["sources"][batch["sequence"]]
+    tensors = {name: moved(torch.from_numpy(values), device) for name, values in batch.items()}
+    segments = [size for each in branches for size in each.segments]
+    return {**tensors, "lengths": [segments], "branches": branches, "numbers": _numbers([rows], device)}
 
 
 def _numbers(packed_rows: list[PackedRow], device: torch.device) -> dict[str, torch.Tensor]:
     names = packed_rows[0][0].keys() - {"input_ids", "labels", "source"}
     return {
-        name: torch.tensor([row[name] for packed in packed_rows for row in packed], dtype=torch.float64, device=device)
+        name: moved(torch.tensor([row[name] for packed in packed_rows for row in packed], dtype=torch.float64), device)
         for name in names
     }
 

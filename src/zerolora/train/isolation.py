@@ -1,10 +1,12 @@
-"""Tests of the loaded model before the first step: its loss is the intended one, and packed rows do not see each other.
+"""Tests of the loaded model before the first step: its loss is the intended one, packed rows do not see each other, and
+rows with a common prefix, computed once, are as if alone.
 
-Whether they do depends on the architecture and on the implementation of attention, and nothing fails if they do: the
+Whether they are depends on the architecture and on the implementation of attention, and nothing fails if they do: the
 loss is only slightly wrong. So it is tested on the model itself.
 """
 
 import contextlib
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,8 +15,11 @@ import torch
 from zerolora.data.prepared_rows import IGNORED
 from zerolora.errors import UserError, wording
 from zerolora.machine.devices import on_gpu
+from zerolora.model.spec import FEWEST
+from zerolora.train import kernels
 from zerolora.train.attention import IMPLEMENTATIONS
-from zerolora.train.feed import PackedRow, collate
+from zerolora.train.common_prefix import Group
+from zerolora.train.feed import PackedRow, collate, joined
 from zerolora.train.loss import logits_of, make_whole, token_losses
 from zerolora.train.non_finite import check_finite
 from zerolora.train.sequence_parallel import sequence
@@ -61,6 +66,40 @@ def check_isolation(model: Any, config: Any, device: torch.device) -> None:
         )
 
 
+def shares_prefixes(model: Any, config: Any, device: torch.device) -> bool:
+    """Return whether rows with a common prefix, computed once, have the logits that each has alone, and see nothing of
+    each other.
+
+    They do not if a model mixes tokens outside of the attention that `train.attention: flash` replaces, as in a
+    convolution or a recurrent layer. Collective, like check_isolation.
+    """
+    draw = torch.Generator().manual_seed(0)
+    vocabulary = config.get_text_config().vocab_size
+    prefix = _row(vocabulary, FEWEST, draw)["input_ids"]
+    one, other_one, two, other_two = (_row(vocabulary, length, draw, prefix) for length in LENGTHS for _ in range(2))
+    rows = [one, two, other_one, two, one, other_two, one, two]
+    groups = [Group(FEWEST, (number, number + 1)) for number in range(0, len(rows), 2)]
+    with _evaluating(model, device):
+        # All in one forward pass, as in check_isolation.
+        logits = logits_of(model, joined(rows, groups, device))[0].float()
+        alone = [_logits(model, [[row]], False, device)[0] for row in (one, two)]
+    of_groups = [part.split((FEWEST, *LENGTHS)) for part in logits.split(FEWEST + sum(LENGTHS))]
+    noise = max(_largest(one - other) for one, other in zip(of_groups[0], of_groups[3], strict=True))
+    seen = (
+        *(_largest(of_groups[0][0] - others[0]) for others in of_groups[1:3]),  # by the prefix
+        _largest(of_groups[0][1] - of_groups[2][1]),  # by the first of the second
+        _largest(of_groups[0][2] - of_groups[1][2]),
+    )
+    if not max(seen) <= 4 * noise:
+        return False
+    prefix_of_alone = [(each[:FEWEST], each[FEWEST:]) for each in alone]
+    pairs = [(of_groups[0][0], before) for before, _ in prefix_of_alone]
+    pairs += [(of_groups[0][1 + number], after) for number, (_, after) in enumerate(prefix_of_alone)]
+    return all(
+        bool((ours - theirs).square().mean().sqrt() <= _rounding(model) * theirs.std()) for ours, theirs in pairs
+    )
+
+
 def check_sequence_parallel(model: Any, config: Any, device: torch.device) -> None:
     """Raise UserError if ranks that share a row compute other logits than a rank alone.
 
@@ -91,9 +130,7 @@ def check_loss(model: Any, base: Any, device: torch.device, precision: Precision
     tokens = _row(base.config.get_text_config().vocab_size, sum(LENGTHS), draw)["input_ids"]
     batch = collate([[{"input_ids": tokens, "labels": tokens, "source": 0}]], False, device)
     with _evaluating(model, device):
-        ours = torch.zeros_like(batch["input_ids"], dtype=torch.float32)
-        ours[0, batch["supervised"]] = token_losses(model, batch)
-        ours = sequence.whole(ours)[0, : len(tokens) - 1]
+        ours = _losses(model, batch, len(tokens) - 1)
         logits = logits_of(model, batch)[0, : len(tokens) - 1].float()
     theirs = torch.nn.functional.cross_entropy(logits, torch.tensor(tokens[1:], device=device), reduction="none")
     finite = theirs.isfinite()
@@ -107,9 +144,37 @@ def check_loss(model: Any, base: Any, device: torch.device, precision: Precision
     return same
 
 
-def _row(vocabulary: int, length: int, draw: torch.Generator) -> dict[str, Any]:
-    tokens = torch.randint(vocabulary, (length,), generator=draw).tolist()
-    return {"input_ids": tokens, "labels": [IGNORED] * length, "source": 0}
+def check_kernels(model: Any, base: Any, device: torch.device) -> float:
+    """Return how much the logits and losses of a row change with liger-kernel's kernels, over the change that rounding
+    may cause: up to 1 they keep the model's output.
+
+    `base` is the model under the adapter. Collective, like check_isolation; the same on all ranks.
+    """
+    tokens = _row(base.config.get_text_config().vocab_size, sum(LENGTHS), torch.Generator().manual_seed(0))["input_ids"]
+    batch = collate([[{"input_ids": tokens, "labels": tokens, "source": 0}]], False, device)
+    count = len(tokens) - 1
+    with _evaluating(model, device):
+        fused = logits_of(model, batch)[:, :count].float(), _losses(model, batch, count)
+        with kernels.off(base):
+            own = logits_of(model, batch)[:, :count].float(), _losses(model, batch, count)
+    pairs = zip(fused, own, strict=True)
+    changes = [((one - other).square().mean().sqrt() / other.std()).item() for one, other in pairs]
+    worst = max(change if math.isfinite(change) else math.inf for change in changes) / _rounding(model)
+    result = torch.tensor(worst, device=device)
+    torch.distributed.all_reduce(result, torch.distributed.ReduceOp.MAX)
+    return float(result)
+
+
+def _losses(model: Any, batch: dict[str, Any], count: int) -> torch.Tensor:
+    """Return the losses of the first `count` tokens of a batch of one row, which ranks may share."""
+    losses = torch.zeros_like(batch["input_ids"], dtype=torch.float32)
+    losses[0, batch["supervised"]] = token_losses(model, batch)
+    return sequence.whole(losses)[0, :count]
+
+
+def _row(vocabulary: int, length: int, draw: torch.Generator, prefix: list[int] | None = None) -> dict[str, Any]:
+    tokens = [*(prefix or []), *torch.randint(vocabulary, (length,), generator=draw).tolist()]
+    return {"input_ids": tokens, "labels": [IGNORED] * len(tokens), "source": 0}
 
 
 def _logits(model: Any, packed_rows: list[PackedRow], packing: bool, device: torch.device) -> torch.Tensor:

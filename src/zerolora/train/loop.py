@@ -16,13 +16,14 @@ from zerolora.config.settings import TrainingPlan
 from zerolora.data.packing_plan import PackingPlan
 from zerolora.errors import UserError, wording
 from zerolora.log import LOGGER
+from zerolora.machine.devices import moved
 from zerolora.progress import Progress
 from zerolora.train import schedule
 from zerolora.train.adapter import base_of
 from zerolora.train.checkpoint.format import State, read_chosen
 from zerolora.train.checkpoint.store import Checkpoints
 from zerolora.train.engines.engine import WEIGHT, Engine
-from zerolora.train.feed import Batches, PackedRow, Units, collate, packed_row, units_of
+from zerolora.train.feed import Batches, Feed, PackedRow, Units, packed_row, units_of
 from zerolora.train.launch.heartbeat import Heartbeat
 from zerolora.train.launch.rendezvous import broadcast_json
 from zerolora.train.launch.stop_signals import Stop, Stopped
@@ -43,6 +44,7 @@ class Loop:
         plan: TrainingPlan,
         *,
         packed: bool,
+        prefixes: bool,
         sources: int,
         device: torch.device,
         checkpoints: Checkpoints,
@@ -50,9 +52,11 @@ class Loop:
         stop: Stop,
         heartbeat: Heartbeat,
     ) -> None:
-        """`packed`: several rows may share a packed row; `sources`: the number of data sources."""
-        self.engine, self.batches, self.plan, self.packed = engine, batches, plan, packed
+        """`packed`: several rows may share a packed row; `prefixes`: a prefix that rows of a micro-batch share is
+        computed once; `sources`: the number of data sources."""
+        self.engine, self.batches, self.plan = engine, batches, plan
         self.objective = batches.objective
+        self.feed = Feed(batches, packed, device, prefixes)
         self.sources, self.device, self.checkpoints = sources, device, checkpoints
         self.telemetry, self.stop, self.heartbeat = telemetry, stop, heartbeat
         self.rank, self.world = torch.distributed.get_rank(), torch.distributed.get_world_size()
@@ -109,7 +113,7 @@ class Loop:
                 if self.step == steps or self.validations.exhausted or self.validations.above_bar:
                     break
                 due = self.rank == 0 and self.checkpoints.due(self.step + 1)
-                totals, asked, due = self._optimizer_step(due)
+                totals, norm, asked, due = self._optimizer_step(due)
                 loss, metrics = totals.loss, totals.metrics
                 if not math.isfinite(loss):
                     raise self._not_finite(loss)
@@ -118,7 +122,7 @@ class Loop:
                     self.metrics[name].append(value)
                 self.step += 1
                 self.seconds = before + time.monotonic() - started
-                row = self.telemetry.write(self.step, loss, self._learning_rate(self.step - 1), metrics)
+                row = self.telemetry.write(self.step, loss, self._learning_rate(self.step - 1), norm, metrics)
                 tokens = self.batches.tokens_until(self.step) - tokens_before
                 bar.update(text=_figures(loss, tokens / (time.monotonic() - started), row.get("gradient_norm")))
                 if asked or due or self.step == steps:
@@ -129,25 +133,26 @@ class Loop:
             why = wording(", which is above its bar (train.stop_above)" if self.validations.above_bar else "")
             LOGGER.info(f"stops early: {self.validations}{why}")
 
-    def _optimizer_step(self, due: bool) -> "tuple[Totals, bool, bool]":
+    def _optimizer_step(self, due: bool) -> "tuple[Totals, float | None, bool, bool]":
         """Make a step on a global batch; `due`: a checkpoint is due on this rank.
 
-        Returns the totals of the global batch, and whether any rank got a stop signal or has a checkpoint due.
+        Returns the totals of the global batch, the norm of its gradient, and whether any rank got a stop signal or has
+        a checkpoint due. The host reads the device once, at the end.
         """
         self.telemetry.start()
         for group in self.engine.optimizer.param_groups:
             group["lr"] = group["ratio"] * self._learning_rate(self.step)
         # A resumed step draws the same dropout as an uninterrupted one, and every rank draws its own.
         torch.manual_seed(_seed(self.plan.seed, self.step, self.rank))
-        micro_batches, units = self.batches.at(self.step)
-        totals = Totals(self.objective, units, self.sources)
+        micro_batches, units = self.feed.at(self.step)
+        totals = Totals(self.objective, units, self.sources, self.device)
         means: dict[str, float] = {}
         if self.objective.before:
             means = self._means(self._step_batches(micro_batches), units)
             self.engine.train()
             self.telemetry.times.lap("forward")
-        for micro_batch in micro_batches:
-            batch = collate(micro_batch, self.packed, self.device)
+        for number, micro_batch in enumerate(micro_batches):
+            batch = self.feed.batch(self.step, number)
             self.telemetry.times.lap("data")
             self.heartbeat.step(self.step + 1, "forward")
             with self.telemetry.routers.watched(micro_batch, batch):
@@ -160,22 +165,30 @@ class Loop:
             self.telemetry.times.lap("backward")
             self.engine.step()
             self.telemetry.times.lap("optimizer")
+            self.feed.build(self.step, number + 1)
+        self.telemetry.times.lap("data")
         self.heartbeat.step(self.step + 1, "sum of the losses")
-        asked = torch.tensor([self.stop.asked, due], dtype=torch.float64)
-        routed = self.telemetry.routers.sums()
-        summed = self._summed(torch.cat([totals.sums[:1], asked, totals.sums[1:], routed]))
-        first, asked, others, routed = summed.split([1, 2, len(totals.sums) - 1, len(routed)])
+        asked = moved(torch.tensor([self.stop.asked, due], dtype=torch.float64), self.device)
+        routed = self.telemetry.routers.sums().to(self.device)  # without routers empty, and on the host
+        sums = torch.cat([totals.sums[:1], asked, totals.sums[1:], routed])
+        torch.distributed.all_reduce(sums)
+        norm = self.engine.gradient_norm()
+        beside = [norm.double().view(1)] if isinstance(norm, torch.Tensor) and norm.device == sums.device else []
+        read = torch.cat([sums, *beside]).cpu()
+        if norm is not None:
+            norm = self.engine.unscaled(float(read[-1] if beside else norm))
+        first, asked, others, routed = read[: len(sums)].split([1, 2, len(totals.sums) - 1, len(routed)])
         totals.sums = torch.cat([first, others])
         self.telemetry.routers.take(routed)
         self.telemetry.times.lap("communication")
         self.loss_by_source += totals.by_source
-        return totals, bool(asked[0]), bool(asked[1])
+        return totals, norm, bool(asked[0]), bool(asked[1])
 
     def _step_batches(self, micro_batches: list[list[PackedRow]]) -> Iterator[tuple[dict[str, Any], bool]]:
         """Yield the batches of a step for `_means`; all of them count."""
         for micro_batch in micro_batches:
             self.heartbeat.step(self.step + 1, "forward")
-            yield collate(micro_batch, self.packed, self.device), True
+            yield self.feed.collated(micro_batch), True
 
     def validate(self, rows: Any, packing: PackingPlan) -> bool:
         """Compute the mean loss and the metrics of a split; return whether they are the best so far.
@@ -184,7 +197,7 @@ class Loop:
         """
         self.engine.eval()
         units = units_of(rows, packing, self.objective)
-        totals = Totals(self.objective, units, self.sources)
+        totals = Totals(self.objective, units, self.sources, self.device)
         with torch.no_grad():
             means = self._means(self._validation_batches(rows, packing), units) if self.objective.before else {}
             for batch, own in self._validation_batches(rows, packing):
@@ -208,7 +221,7 @@ class Loop:
             first = start + self.data_rank * size
             numbers = range(first, min(first + size, count)) if first < count else [0]
             packed_rows = [packed_row(rows, packing, number, self.objective) for number in numbers]
-            yield collate(packed_rows, self.packed, self.device), first < count
+            yield self.feed.collated(packed_rows), first < count
             if self._stop_asked():
                 self._save()
                 self._stop()
@@ -217,12 +230,12 @@ class Loop:
         """Return the objective's means `before` over the batches of all ranks, which have `units`, by forward passes.
         Collective; leaves the model in evaluation mode."""
         self.engine.eval()
-        sums = torch.zeros(len(self.objective.before), dtype=torch.float64)
+        sums = torch.zeros(len(self.objective.before), dtype=torch.float64, device=self.device)
         with torch.no_grad():
             for batch, own in batches:
                 values = self.objective.values_before(token_losses(self.engine, batch), batch)
                 if own:
-                    sums += torch.stack([values[name].double().sum().cpu() for name in self.objective.before])
+                    sums += torch.stack([values[name].double().sum() for name in self.objective.before])
         names = self.objective.before.items()
         return {
             name: total / max(1, units[unit])
@@ -285,7 +298,7 @@ class Loop:
             self._stop()
 
     def _stop_asked(self) -> bool:
-        return bool(self._summed(torch.tensor(float(self.stop.asked))))
+        return bool(self._summed(moved(torch.tensor(float(self.stop.asked)), self.device)))
 
     def _stop(self) -> None:
         """Raise Stopped, with the state on disk. Collective."""
@@ -296,8 +309,7 @@ class Loop:
         raise Stopped(f"training stopped on request; {step} is saved in {self.checkpoints.folder}")
 
     def _summed(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the sums over all ranks, on the host."""
-        values = values.to(self.device)
+        """Return the sums over all ranks, on the host, of tensors on the device."""
         torch.distributed.all_reduce(values)
         return values.cpu()
 
@@ -314,26 +326,27 @@ def _seed(seed: int, step: int, rank: int) -> int:
 class Totals:
     """Sums of an objective's terms and metrics over micro-batches and ranks, for batches with known units."""
 
-    def __init__(self, objective: Objective, units: Units, sources: int) -> None:
-        """`units` are those of all batches of all ranks."""
+    def __init__(self, objective: Objective, units: Units, sources: int, device: torch.device) -> None:
+        """`units` are those of all batches of all ranks; batches are on `device`."""
         self.objective, self.units, self.sources = objective, units, sources
         self.first, *more = objective.terms
         self.names = (*more, *objective.metrics)
         self.unit_of = {**objective.terms, **objective.metrics}
-        self.sums = torch.zeros(1 + sources + len(self.names), dtype=torch.float64)
-        """The first term, the loss of each source (`by_source`), the other terms, the metrics."""
+        self.sums = torch.zeros(1 + sources + len(self.names), dtype=torch.float64, device=device)
+        """The first term, the loss of each source (`by_source`), the other terms, the metrics. Read once, at the end of
+        a step: until then the host would wait for the device."""
 
     def add(self, values: Mapping[str, Values]) -> dict[str, torch.Tensor]:
         """Add the terms and metrics of a batch, and return the sum of each term, with its gradient."""
         terms = {name: values[name].each.sum() for name in self.objective.terms}
-        self.sums[0] += terms[self.first].detach().cpu()
+        self.sums[0] += terms[self.first].detach()
         for name in self.objective.terms:
             each, source = values[name]
             parts = torch.zeros(self.sources, dtype=each.dtype, device=each.device)
             parts.index_add_(0, source, each.detach())
-            self.sums[1 : 1 + self.sources] += parts.cpu() * (self.count(self.first) / self.count(name))
+            self.sums[1 : 1 + self.sources] += parts * (self.count(self.first) / self.count(name))
         for index, name in enumerate(self.names, 1 + self.sources):
-            self.sums[index] += values[name].each.detach().sum().cpu()
+            self.sums[index] += values[name].each.detach().sum()
         return terms
 
     def weighted(self, terms: Mapping[str, torch.Tensor], factor: float) -> torch.Tensor:

@@ -15,6 +15,7 @@ from zerolora.compat.peft_patches import without_rows
 from zerolora.compat.transformers_patches import replace_forward
 from zerolora.model.spec import chunk_size
 from zerolora.train.attention import lengths
+from zerolora.train.kernels import LOSSES, FusedLosses
 from zerolora.train.sequence_parallel import sequence
 
 
@@ -34,7 +35,7 @@ def logits_of(model: Any, batch: dict[str, Any]) -> torch.Tensor:
 
 def _inputs(batch: dict[str, Any]) -> dict[str, torch.Tensor]:
     """Return a model's inputs, for calls without cache: with one, models ignore restarting positions of packed rows."""
-    lengths.set(batch["lengths"])
+    lengths.set(batch["lengths"], batch.get("branches", ()))
     return {name: batch[name] for name in ("input_ids", "attention_mask", "position_ids") if name in batch}
 
 
@@ -90,13 +91,14 @@ def _head_forward(
         return logits.index_copy(-1, numbers, torch.nn.functional.linear(hidden, rows.to(hidden.dtype)))
     if rows is not None:
         rows = rows.to(hidden.dtype)
+    fused = getattr(head, LOSSES, None)
     if trained:
         losses = TrainedHeadLoss.apply(  # type: ignore[no-untyped-call]
-            hidden, head.weight, head.bias, targets, softcap
+            hidden, head.weight, head.bias, targets, softcap, fused
         )
     else:
         losses = ChunkedLoss.apply(  # type: ignore[no-untyped-call]
-            hidden, head.weight, head.bias, targets, softcap, numbers, rows
+            hidden, head.weight, head.bias, targets, softcap, numbers, rows, fused
         )
     assert isinstance(losses, torch.Tensor)
     return losses
@@ -124,6 +126,7 @@ class ChunkedLoss(torch.autograd.Function):
         softcap: float | None,
         numbers: torch.Tensor | None = None,
         rows: torch.Tensor | None = None,
+        fused: FusedLosses | None = None,
     ) -> torch.Tensor:
         """Return the losses [tokens] of hidden states [tokens, hidden] and targets [tokens].
 
@@ -138,7 +141,7 @@ class ChunkedLoss(torch.autograd.Function):
             added = None
             if numbers is not None and rows is not None and changes is not None:
                 added = Added(numbers, rows, changes[part])
-            losses[part] = _chunk(hidden[part], weight, bias, targets[part], softcap, into, added)
+            losses[part] = _chunk(hidden[part], weight, bias, targets[part], softcap, into, added, fused)
         if gradient is not None:
             ctx.save_for_backward(gradient, *(() if changes is None else (changes, hidden)))
         return losses
@@ -149,7 +152,7 @@ class ChunkedLoss(torch.autograd.Function):
         gradient, *added = ctx.saved_tensors
         each = outputs[0].unsqueeze(1).to(gradient.dtype)
         of_rows = (added[0] * each).T @ added[1] if added else None
-        return gradient * each, None, None, None, None, None, of_rows
+        return gradient * each, None, None, None, None, None, of_rows, None
 
 
 class TrainedHeadLoss(torch.autograd.Function):
@@ -163,11 +166,12 @@ class TrainedHeadLoss(torch.autograd.Function):
         bias: torch.Tensor | None,
         targets: torch.Tensor,
         softcap: float | None,
+        fused: FusedLosses | None = None,
     ) -> torch.Tensor:
         """Return the losses [tokens] of hidden states [tokens, hidden] and targets [tokens]."""
         losses = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
         for part in _chunks(hidden, weight):
-            losses[part] = _chunk(hidden[part], weight, bias, targets[part], softcap, None)
+            losses[part] = _chunk(hidden[part], weight, bias, targets[part], softcap, None, None, fused)
         ctx.save_for_backward(hidden, weight, bias, targets)
         ctx.softcap = softcap
         return losses
@@ -191,7 +195,7 @@ class TrainedHeadLoss(torch.autograd.Function):
             of_weight.addmm_(change.T, hidden[part])
             if of_bias is not None:
                 of_bias.add_(change.sum(0))
-        return of_hidden, of_weight, of_bias, None, None
+        return of_hidden, of_weight, of_bias, None, None, None
 
 
 def _chunks(hidden: torch.Tensor, weight: torch.Tensor) -> Iterator[slice]:
@@ -229,8 +233,15 @@ def _chunk(
     softcap: float | None,
     gradient: torch.Tensor | None,
     added: Added | None = None,
+    fused: FusedLosses | None = None,
 ) -> torch.Tensor:
     """Return the losses of a chunk, and write its hidden states' gradient to `gradient`."""
+    if fused is not None and added is None:
+        logits = torch.nn.functional.linear(hidden, weight, bias)
+        losses = fused(logits, targets, softcap, gradient is not None)
+        if gradient is not None:
+            torch.mm(logits, weight, out=gradient)
+        return losses
     logits, slope = _logits(hidden, weight, bias, softcap, gradient is not None, added)
     of_target = targets.unsqueeze(1)
     logits.sub_(logits.amax(1, keepdim=True))

@@ -35,7 +35,7 @@ from zerolora.model.prompt_format import write_adapter_format
 from zerolora.model.stored_quantization import stored_precision
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.planner.zero_json import ZeroJson
-from zerolora.train import earlier_adapter, schedule
+from zerolora.train import common_prefix, earlier_adapter, kernels, schedule
 from zerolora.train.adapter import adapt, base_of, expected_tensors, method_of, save, starts_from_base
 from zerolora.train.base_model import loading_of
 from zerolora.train.checkpoint.resume_key import resume_key, run_fingerprint
@@ -43,7 +43,13 @@ from zerolora.train.checkpoint.store import Checkpoints
 from zerolora.train.engines import engine_class
 from zerolora.train.engines.engine import Engine, Tensors
 from zerolora.train.feed import Batches
-from zerolora.train.isolation import check_isolation, check_loss, check_sequence_parallel
+from zerolora.train.isolation import (
+    check_isolation,
+    check_kernels,
+    check_loss,
+    check_sequence_parallel,
+    shares_prefixes,
+)
 from zerolora.train.launch.fork import become_rank
 from zerolora.train.launch.heartbeat import Heartbeat
 from zerolora.train.launch.rendezvous import check_own_gpu
@@ -72,17 +78,20 @@ class Paths:
     output: Path
 
 
-def train(settings: TrainSettings, paths: Paths, keep_checkpoints: int, losses_only: bool) -> None:
+def train(
+    settings: TrainSettings, paths: Paths, keep_checkpoints: int, losses_only: bool, no_kernels: bool = False
+) -> None:
     """Train one adapter and write `output`/adapter, metrics/train.json, train_resources.json, loss.csv, telemetry.csv.
 
     Resumes from the run's newest checkpoint, if there is one. Collective: every rank calls it; rank 0 writes. With
-    `losses_only` it writes `output`/telemetry.csv alone, without validation. Raises Stopped on a stop signal, with
+    `losses_only` it writes `output`/telemetry.csv alone, without validation; with `no_kernels` it uses none of
+    liger-kernel, whatever zero.json says. Raises Stopped on a stop signal, with
     everything saved, and UserError if the device is not the config's, packed rows would see each other, a loss is not
     finite, or the finished adapter is incomplete.
     """
     started = time.monotonic()
     stop, heartbeat = Stop(), Heartbeat()
-    plan, config = read_plan(settings, paths.zero)
+    plan, config = read_plan(settings, paths.zero, no_kernels)
     config = _own_folders(config, paths.checkpoints.name)
     device = claim_device(plan)
     times = Stopwatch(device)
@@ -118,12 +127,13 @@ def train(settings: TrainSettings, paths: Paths, keep_checkpoints: int, losses_o
     heartbeat.follow(engine.module, device)
 
     packed = read_json(paths.packing / "stats.json", "zerolora pack")["packing"]
-    _check_model(engine, plan, packed, device)
+    prefixes = _check_model(engine, plan, packed, device)
     loop = Loop(
         engine,
         batches,
         plan,
         packed=packed,
+        prefixes=prefixes,
         sources=len(_sources(paths.data)),
         device=device,
         checkpoints=checkpoints,
@@ -209,10 +219,11 @@ def _resumable() -> Iterator[None]:
         raise UserError(f"{explained(error)}; the same command then resumes from the last checkpoint") from None
 
 
-def read_plan(settings: TrainSettings, zero: Path) -> tuple[TrainingPlan, ZeroJson]:
+def read_plan(settings: TrainSettings, zero: Path, no_kernels: bool = False) -> tuple[TrainingPlan, ZeroJson]:
     """Return the training plan and the engine's options. Raises UserError if `render` did not write the file."""
     config = ZeroJson.read(zero)
-    return TrainingPlan.of(settings, config.choice), config
+    plan = TrainingPlan.of(settings, config.choice)
+    return plan.model_copy(update={"kernels": "off"}) if no_kernels else plan, config
 
 
 def _own_folders(config: ZeroJson, run: str) -> ZeroJson:
@@ -233,15 +244,38 @@ def _batches(paths: Paths, plan: TrainingPlan) -> Batches:
     return Batches(rows, packing, plan, rank // shared, world // shared)
 
 
-def _check_model(engine: Engine, plan: TrainingPlan, packed: bool, device: torch.device) -> None:
-    """Raise UserError if packed rows would see each other, or ranks that share rows compute other logits."""
+def _check_model(engine: Engine, plan: TrainingPlan, packed: bool, device: torch.device) -> bool:
+    """Return whether a prefix that rows share can be computed once. Raises UserError if packed rows would see each
+    other, or ranks that share rows compute other logits."""
     base = base_of(engine.module)
+    if kernels.in_use(base):
+        _check_kernels(engine, base, plan, device)
     if not check_loss(engine, base, device, plan.precision) and torch.distributed.get_rank() == 0:
         LOGGER.info("this model post-processes its logits; using the unchunked loss")
     if plan.sequence_parallel > 1:
         check_sequence_parallel(engine, base.config, device)
     if packed:
         check_isolation(engine, base.config, device)
+    return common_prefix.allowed(plan, base) and shares_prefixes(engine, base.config, device)
+
+
+def _check_kernels(engine: Engine, base: Any, plan: TrainingPlan, device: torch.device) -> None:
+    """Report what liger-kernel computes; where it changes the model's output, stop using it, or raise UserError if the
+    config names it."""
+    what = kernels.described(base)
+    change = check_kernels(engine, base, device)
+    if change <= 1:
+        message = f"fused kernels compute {what}"
+    elif plan.kernels == "liger":
+        raise UserError(
+            f"train.kernels is liger, but its kernels change the model's output {change:.3g} times as much as rounding "
+            f"may ({what}); write train.kernels: off"
+        )
+    else:
+        kernels.remove(base)
+        message = f"fused kernels are off: they change the model's output {change:.3g} times as much as rounding may"
+    if torch.distributed.get_rank() == 0:
+        LOGGER.info(message)
 
 
 def _sources(data: Path) -> list[str]:
@@ -349,6 +383,7 @@ def _arguments() -> argparse.Namespace:
         parser.add_argument(f"--{field.name}", type=Path, required=True)
     parser.add_argument("--keep-checkpoints", type=int, default=2)
     parser.add_argument("--losses-only", action="store_true")
+    parser.add_argument("--no-kernels", action="store_true")
     return parser.parse_args()
 
 
@@ -371,7 +406,7 @@ def main() -> None:
     set_up()
     try:
         paths = Paths(**{field.name: getattr(arguments, field.name) for field in fields(Paths)})
-        train(arguments.settings, paths, arguments.keep_checkpoints, arguments.losses_only)
+        train(arguments.settings, paths, arguments.keep_checkpoints, arguments.losses_only, arguments.no_kernels)
     except Stopped as stopped:
         if os.environ["RANK"] == "0":
             LOGGER.info("%s", stopped)

@@ -188,13 +188,18 @@ def _shared(value: Any, draft: Draft) -> str | None:
 def _plugins(value: Any, draft: Draft) -> str | None:
     unknown = []
     for plugin in texts(value):
-        what = PLUGINS.get(plugin.rpartition(".")[2])
+        name = plugin.rpartition(".")[2]
+        what = PLUGINS.get(name)
+        if name == "LigerPlugin":
+            common.kernels(True, draft)
         if what:
             raise Unlike(f"{shown(plugin)}: {what}")
         if what is None:
             unknown.append(plugin)
     if unknown:
         raise NoEqual(f"zerolora has no plugins: {', '.join(map(shown, unknown))}")
+    if draft.config["train"].get("kernels"):
+        return None
     raise NoEqual(KERNELS, NO_EFFECT)
 
 
@@ -462,8 +467,14 @@ FORMAT = Format(
         **each("flash_attn_fuse_qkv flash_attn_fuse_mlp", idle("zerolora replaces no modules of the model")),
         "tiled_mlp": idle("activations of a row are not split"),
         "llama4_linearized_experts": lost("experts are left as in the model"),
-        "plugins": unless_off(Rule("", _plugins, "kernels change nothing; others are reported or stop the import")),
-        **starting("liger_", AXOLOTL, idle(KERNELS)),
+        "plugins": unless_off(
+            Rule(
+                "train.kernels",
+                _plugins,
+                "LigerPlugin → auto; no other kernel changes a result; others are reported or stop",
+            )
+        ),
+        **starting("liger_", AXOLOTL, idle("train.kernels covers all parts that a model has")),
         **each("sequence_parallel_degree context_parallel_size", Rule("train.sequence_parallel", _shared)),
         "fsdp": unless_off(Rule("render.strategy", _strategy, "full_shard → fsdp")),
         **each("fsdp_version fsdp_config.fsdp_version", Rule("render.strategy", _version)),

@@ -285,6 +285,15 @@ def offered(path: str, value_if_true: Any) -> Rule:
     return Rule(path, translate, f"true → {str(value_if_true).lower()}")
 
 
+def kernels(value: Any, draft: Draft) -> str | None:
+    """Translate a flag that turns liger-kernel's kernels on, which these tools too leave out where a model has none."""
+    draft.set("train.kernels", "auto" if flag(value) else "off")
+    return None
+
+
+LIGER = Rule("train.kernels", kernels, "true → auto, false → off")
+
+
 def tracked(name: str) -> Rule:
     """Return the rule of a key that enables a tracker."""
 

@@ -27,6 +27,7 @@ FREE = frozenset(
         "activation_checkpointing",
         "activation_offload",
         "attention",
+        "kernels",
         "device",
         "engine",
         "strategy",

@@ -11,6 +11,7 @@ import torch.distributed
 from zerolora.compat import deepspeed_patches as compat
 from zerolora.compat.bitsandbytes_patches import is_packed
 from zerolora.config.settings import TrainingPlan
+from zerolora.machine.devices import on_gpu
 from zerolora.planner.zero_json import ZeroJson
 from zerolora.train.engines.engine import DTYPES, WEIGHT, Engine, Loading, Tensors, backend, build_optimizer, trained
 
@@ -51,6 +52,10 @@ class DeepSpeedEngine(Engine):
 
         return keep
 
+    @staticmethod
+    def updates_on_host(config: ZeroJson, device: torch.device) -> bool:
+        return config.engine.zero_optimization.offloads_optimizer or not on_gpu(device)
+
     def __init__(self, model: Any, config: ZeroJson, plan: TrainingPlan, device: torch.device) -> None:
         super().__init__(model, config, plan, device)
         import deepspeed
@@ -60,7 +65,7 @@ class DeepSpeedEngine(Engine):
             for parameter in trained(model).values():
                 if not hasattr(parameter, "ds_id"):
                     parameter.data = parameter.data.to(DTYPES[plan.precision])
-        self.client = build_optimizer(trained(model), plan)
+        self.client = build_optimizer(trained(model), plan, self.updates_on_host(config, device))
         parts = deepspeed.initialize(model=model, optimizer=self.client, config=config.options)
         self.engine, self.optimizer, *_ = parts
         if config.engine.zero_optimization.zero_quantized_nontrainable_weights:
@@ -107,10 +112,13 @@ class DeepSpeedEngine(Engine):
         if self._grow:
             self._grow()
 
-    def gradient_norm(self) -> float | None:
-        norm = self.engine.get_global_grad_norm()
-        overflowed = self.engine.fp16_enabled() and norm is not None and not math.isfinite(norm)
-        return None if norm is None or overflowed else float(norm) / self._scale
+    def gradient_norm(self) -> torch.Tensor | float | None:
+        norm: torch.Tensor | float | None = self.engine.get_global_grad_norm()
+        return norm
+
+    def unscaled(self, norm: float) -> float | None:
+        overflowed = self.engine.fp16_enabled() and not math.isfinite(norm)
+        return None if overflowed else norm / self._scale
 
     @property
     def inner(self) -> torch.optim.Optimizer:

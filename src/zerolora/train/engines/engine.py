@@ -58,6 +58,11 @@ class Engine(torch.nn.Module):
         rank keeps of it until the engine is made. Collective."""
         raise NotImplementedError
 
+    @staticmethod
+    def updates_on_host(config: ZeroJson, device: torch.device) -> bool:
+        """Return whether the optimizer updates tensors on the host."""
+        return not on_gpu(device)
+
     def backward(self, loss: torch.Tensor) -> None:
         """Add a micro-batch's gradients."""
         raise NotImplementedError
@@ -66,9 +71,13 @@ class Engine(torch.nn.Module):
         """Update the adapter if this was the step's last micro-batch."""
         raise NotImplementedError
 
-    def gradient_norm(self) -> float | None:
-        """Return the norm of the last gradient before clipping; None if it was not computed, or fp16 overflowed."""
+    def gradient_norm(self) -> torch.Tensor | float | None:
+        """Return the norm of the last gradient before clipping, where it is; None if it was not computed."""
         raise NotImplementedError
+
+    def unscaled(self, norm: float) -> float | None:
+        """Return the norm of the last gradient, from that of `gradient_norm`; None if fp16 overflowed."""
+        return norm
 
     def reduced(self) -> tuple[int, int, float]:
         """Return calls, bytes and exposed seconds of the last step's all-reduces that stopwatch.py cannot count."""
@@ -133,7 +142,7 @@ class TorchEngine(Engine):
         self.held = {parameter: self.updated(parameter) for parameter in trained(self.module).values()}
         """The tensor that the optimizer updates, by parameter."""
         adapter = {name: self.held[parameter] for name, parameter in trained(self.module).items()}
-        self.optimizer = build_optimizer(adapter, plan)
+        self.optimizer = build_optimizer(adapter, plan, self.updates_on_host(config, device))
 
     def wrap(self, model: Any, config: ZeroJson, dtype: torch.dtype, device: torch.device) -> Any:
         """Return the model on its device, ready for calls on every rank; it computes in `dtype`."""
@@ -182,9 +191,8 @@ class TorchEngine(Engine):
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def gradient_norm(self) -> float | None:
-        norm = self.norm.to_local() if isinstance(self.norm, DTensor) else self.norm
-        return None if norm is None else float(norm)
+    def gradient_norm(self) -> torch.Tensor | None:
+        return self.norm.to_local() if isinstance(self.norm, DTensor) else self.norm
 
     def _clip(self, parameters: list[torch.Tensor]) -> None:
         """Clip as torch.nn.utils.clip_grad_norm_ does, and keep the norm."""
@@ -202,9 +210,9 @@ def backend(device: torch.device) -> str:
     return "nccl" if on_gpu(device) else "gloo"
 
 
-def build_optimizer(adapter: dict[str, Any], settings: TrainSettings) -> torch.optim.Optimizer:
-    """Return the optimizer of trained tensors by name. With LoRA+ the second factors are a separate group, with
-    `plus_ratio` times the learning rate."""
+def build_optimizer(adapter: dict[str, Any], settings: TrainSettings, on_host: bool) -> torch.optim.Optimizer:
+    """Return the optimizer of trained tensors by name, which updates them on the host or on a GPU. With LoRA+ the
+    second factors are a separate group, with `plus_ratio` times the learning rate."""
     ratio = settings.lora.plus_ratio
     groups: list[dict[str, Any]] = [{"params": list(adapter.values()), "ratio": 1.0}]
     if ratio != 1:
@@ -219,6 +227,7 @@ def build_optimizer(adapter: dict[str, Any], settings: TrainSettings) -> torch.o
         settings.weight_decay,
         betas or recipe.betas,
         recipe.epsilon if settings.epsilon is None else settings.epsilon,
+        on_host,
     )
 
 

@@ -47,6 +47,10 @@ class FSDP(TorchEngine):
 
         return keep
 
+    @staticmethod
+    def updates_on_host(config: ZeroJson, device: torch.device) -> bool:
+        return _options(config).offload or not on_gpu(device)
+
     def wrap(self, model: Any, config: ZeroJson, dtype: torch.dtype, device: torch.device) -> Any:
         options = _options(config)
         shape = tuple(options.mesh)

@@ -1,7 +1,7 @@
 """The canary: before a run under risky settings, a short training under them must agree with one under safe settings.
 
 Both make the same first optimizer steps, with the same seed and data. Their curves are saved, so that a resumed run
-does not repeat them:
+does not repeat them; canary_verdict.py lets other runs share those of a canary that passed:
 
     work/canary/<run>/<key>.json
 """
@@ -21,6 +21,8 @@ from zerolora.errors import UserError
 from zerolora.files import MANIFEST, canonical, read_json, write_json
 from zerolora.log import LOGGER
 from zerolora.planner.zero_json import ZeroJson
+from zerolora.train.launch.canary_verdict import Verdict
+from zerolora.types import Precision
 
 TOLERANCE = {"fp32": 1e-4, "bf16": 1e-2, "fp16": 1e-2}
 """Relative tolerance of a loss by precision: about ten times that between strategies in this project's tests."""
@@ -32,34 +34,62 @@ Start = Callable[[int, list[str], Path], None]
 """Runs the ranks of training number n with arguments and a directory for logs, and waits for them."""
 
 
-def compare_first_steps(settings: TrainSettings, paths: dict[str, Path], logs: Path, start: Start) -> None:
-    """Run the canary of zero.json, if it has not run before. Raises UserError if the two trainings differ.
+def compare_first_steps(settings: TrainSettings, paths: dict[str, Path], logs: Path, start: Start) -> list[str]:
+    """Run the canary of zero.json, if it has not run before; return further arguments of training. Raises UserError if
+    the two trainings differ.
 
-    `paths` are the arguments of training by option. The launcher of every node calls it: all take part in both
-    trainings, and read the result of rank 0.
+    With train.kernels: auto, a third training without liger-kernel's kernels follows if they differ; if that one agrees
+    with the safe one, training goes without them. `paths` are the arguments of training by option. The launcher of
+    every node calls it: all take part in all trainings, and read the result of rank 0.
     """
     zero = ZeroJson.read(paths["zero"])
     canary = zero.choice.canary
     if canary is None:
-        return
+        return []
     checkpoints = paths["checkpoints"]
     result = checkpoints.parents[1] / "canary" / checkpoints.name / f"{_key(settings, zero, paths)}.json"
+    work = result.with_suffix("")
+    alone = zero.choice.model_copy(update={"canary": None})
+    own = alone.model_copy(update={"kernels": "off"})
+
+    def curves_of(name: str, number: int, short: ZeroJson) -> Curves:
+        arguments = _arguments(settings, canary.steps, paths, short, work / name)
+        start(number, arguments, logs / "canary" / name)
+        return _curves(work / name / "telemetry.csv")
+
+    # Nodes may have separate homes, and all take part in a canary or none.
+    verdict = Verdict(settings, zero, paths) if settings.nodes == 1 and not result.exists() else None
+    passed = verdict.read() if verdict else None
+    if verdict and passed and not _differs(passed.risky, passed.safe, zero.choice.precision):
+        LOGGER.info(f"canary: passed on {passed.date} on this machine, with these versions and setting: {verdict.path}")
+        curves = {"risky": passed.risky, "safe": passed.safe}
+        write_json(result, {"reasons": canary.reasons, "curves": curves, "seconds": 0.0, "passed": passed.date})
+        return []
     if not result.exists():
         started = time.monotonic()
         LOGGER.info(f"canary: the first {canary.steps} steps, twice: {'; '.join(canary.reasons)}")
-        work = result.with_suffix("")
-        alone = zero.choice.model_copy(update={"canary": None})
-        pair = {"risky": ZeroJson(options=zero.options, choice=alone), "safe": ZeroJson.of(canary.zero)}
-        curves = {}
-        for number, (name, own) in enumerate(pair.items()):
-            arguments = _arguments(settings, canary.steps, paths, own, work / name)
-            start(number, arguments, logs / "canary" / name)
-            curves[name] = _curves(work / name / "telemetry.csv")
+        curves = {
+            "risky": curves_of("risky", 0, ZeroJson(options=zero.options, choice=alone)),
+            "safe": curves_of("safe", 1, ZeroJson.of(canary.zero)),
+        }
+        if zero.choice.kernels == "auto" and _differs(curves["risky"], curves["safe"], zero.choice.precision):
+            curves["own"] = curves_of("own", 2, ZeroJson(options=zero.options, choice=own))
         seconds = time.monotonic() - started
         write_json(result, {"reasons": canary.reasons, "curves": curves, "seconds": seconds})
         shutil.rmtree(work, ignore_errors=True)
         LOGGER.info(f"canary: took {seconds:.0f} s, which training's own times do not count")
-    _check(read_json(result, "zerolora train")["curves"], zero.choice, canary, result)
+    record = read_json(result, "zerolora train")
+    curves = record["curves"]
+    if "own" not in curves:
+        _check(curves, zero.choice, canary, result)
+        if verdict:
+            verdict.write(record)
+        return []
+    _check({"risky": curves["own"], "safe": curves["safe"]}, own, canary, result)
+    LOGGER.info(
+        "canary: fused kernels are off, since the first steps differ with them and agree without (train.kernels)"
+    )
+    return ["--no-kernels"]
 
 
 def _arguments(settings: TrainSettings, steps: int, paths: dict[str, Path], zero: ZeroJson, work: Path) -> list[str]:
@@ -94,20 +124,27 @@ def _curves(telemetry: Path) -> Curves:
 
 
 def _check(curves: dict[str, Curves], chosen: TrainingChoice, canary: Canary, record: Path) -> None:
-    tolerance = TOLERANCE[chosen.precision]
-    risky, safe = curves["risky"], curves["safe"]
-    same = _agree(risky["loss"], safe["loss"], tolerance)
-    if same and _agree(risky["gradient_norm"], safe["gradient_norm"], NORM_TOLERANCE * tolerance):
+    figure = _differs(curves["risky"], curves["safe"], chosen.precision)
+    if figure is None:
         return
-    figure = "gradient_norm" if same else "loss"
     values = {name: ", ".join(f"{value:.5g}" for value in curve[figure]) for name, curve in curves.items()}
     name, instead = chosen.strategy, ZeroJson.of(canary.zero).choice
+    kernels = " and train.kernels: off" if chosen.kernels != "off" else ""
     raise UserError(
         f"train.canary: the first {canary.steps} steps under {name} ({'; '.join(canary.reasons)}) are not those of a "
         f"safe setting: {figure.replace('_', ' ')} {values['risky']} instead of {values['safe']}; write "
-        f"render.strategy: {instead.strategy} and train.attention: {instead.attention}, or train.canary: off "
+        f"render.strategy: {instead.strategy} and train.attention: {instead.attention}{kernels}, or train.canary: off "
         f"(see {record})"
     )
+
+
+def _differs(risky: Curves, safe: Curves, precision: Precision) -> str | None:
+    """Return the figure in which two trainings differ; None if they agree."""
+    tolerance = TOLERANCE[precision]
+    if not _agree(risky["loss"], safe["loss"], tolerance):
+        return "loss"
+    norms = _agree(risky["gradient_norm"], safe["gradient_norm"], NORM_TOLERANCE * tolerance)
+    return None if norms else "gradient_norm"
 
 
 def _agree(risky: list[float], safe: list[float], tolerance: float) -> bool:

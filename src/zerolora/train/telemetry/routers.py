@@ -1,7 +1,8 @@
 """The routers of a mixture of experts in a step: the tokens of each expert, and the auxiliary loss.
 
 The auxiliary loss is reported but not added to the loss: it would train the routers, which are frozen. Hooks record the
-routers' outputs in the forward passes of training, without recomputations and validations. Padding does not count.
+routers' outputs in the forward passes of training, without recomputations and validations. Padding does not count, and
+a token of a common prefix (common_prefix.py) counts for each of its rows.
 """
 
 import contextlib
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 
+from zerolora.machine.devices import moved
 from zerolora.train.feed import PackedRow
 from zerolora.train.sequence_parallel import sequence
 
@@ -28,7 +30,8 @@ class Routers:
         self.columns = (*LOAD, AUXILIARY)[: 3 if has_loss else 2] if routers else ()
         """Columns of telemetry.csv; none for a model without routers."""
         self._size = len(routers)
-        self._real: torch.Tensor | None = None  # tokens of a forward pass that are not padding; None outside of one
+        # Rows of which each token of a forward pass is a part, 0 for padding; None outside of one.
+        self._weights: torch.Tensor | None = None
         self._counts: torch.Tensor | None = None  # [routers, experts], tokens x experts of a token
         self._shares: torch.Tensor | None = None  # [experts], probabilities summed over tokens and routers
         self._tokens = 0
@@ -45,26 +48,32 @@ class Routers:
             return
         tokens = batch["input_ids"]
         lengths = torch.tensor([sum(len(row["input_ids"]) for row in packed) for packed in packed_rows])
-        real = torch.arange(tokens.shape[1] * sequence.size) < lengths.unsqueeze(1)
-        self._real = sequence.own_part(real).flatten().to(tokens.device)
-        self._tokens += int(sequence.own_part(real).sum())
+        if "weights" in batch:
+            self._weights = batch["weights"]
+            self._tokens += int(lengths.sum())  # of the weights, without a read of the device
+        else:
+            weights = (torch.arange(tokens.shape[1] * sequence.size) < lengths.unsqueeze(1)).long()
+            weights = sequence.own_part(weights).flatten()
+            self._weights = moved(weights, tokens.device)
+            self._tokens += int(weights.sum())
         try:
             yield
         finally:
-            self._real = None
+            self._weights = None
 
     def sums(self) -> torch.Tensor:
         """Return this rank's counts of a step, to be summed over all ranks, and reset them; empty without routers.
 
-        The result is on the host and has the same length on every rank.
+        The result is where the routers are, and has the same length on every rank.
         """
         if self._counts is None or self._shares is None:
             return torch.empty(0, dtype=torch.float64)
-        parts = (self._counts.flatten(), self._shares, torch.tensor([float(self._tokens)]))
+        tokens = moved(torch.tensor([self._tokens], dtype=torch.float64), self._counts.device)
+        parts = (self._counts.flatten(), self._shares, tokens)
         self._experts = len(self._shares)
         self._counts = self._shares = None
         self._tokens = 0
-        return torch.cat([part.cpu().double() for part in parts])
+        return torch.cat([part.double() for part in parts])
 
     def take(self, sums: torch.Tensor) -> None:
         """Compute a step's figures from the sums over all ranks."""
@@ -85,7 +94,7 @@ class Routers:
 
     @torch.no_grad()
     def _record(self, number: int, index: int, module: Any, _: Any, output: Any) -> None:
-        if self._real is None:
+        if self._weights is None:
             return
         logits = output[index].detach().flatten(0, -2)
         whole = (each for each in output if isinstance(each, torch.Tensor) and not each.is_floating_point())
@@ -93,15 +102,15 @@ class Routers:
         if chosen is None:
             chosen = logits.topk(module.top_k, -1).indices
         chosen = chosen.flatten(0, -2)
-        assert len(chosen) == len(self._real), "a router sees every token"
+        assert len(chosen) == len(self._weights), "a router sees every token"
         if self._counts is None:
             self._counts = torch.zeros(self._size, logits.shape[-1], dtype=torch.int64, device=logits.device)
             self._shares = torch.zeros(logits.shape[-1], dtype=torch.float64, device=logits.device)
-        real = self._real.unsqueeze(1)
-        self._counts[number].scatter_add_(0, chosen.flatten(), real.expand_as(chosen).flatten().long())
+        weights = self._weights.unsqueeze(1)
+        self._counts[number].scatter_add_(0, chosen.flatten(), weights.expand_as(chosen).flatten())
         if AUXILIARY in self.columns:
             assert self._shares is not None
-            self._shares += (logits.float().softmax(-1) * real).sum(0, dtype=torch.float64)
+            self._shares += (logits.float().softmax(-1) * weights).sum(0, dtype=torch.float64)
 
 
 def _routers(model: Any) -> Iterator[tuple[Any, int]]:

@@ -95,8 +95,9 @@ class TelemetryWriter:
         self.sent.mark()
         self.times.start()
 
-    def write(self, step: int, loss: float, learning_rate: float, metrics: dict[str, float]) -> Row:
-        """Write the line of a finished step, warn of its faults, and return it; empty on ranks other than 0."""
+    def write(self, step: int, loss: float, learning_rate: float, norm: float | None, metrics: dict[str, float]) -> Row:
+        """Write the line of a finished step, warn of its faults, and return it; empty on ranks other than 0. `norm` is
+        that of the gradient."""
         self.times.stop()
         if self.rank:
             return {}
@@ -119,7 +120,7 @@ class TelemetryWriter:
             "step": step,
             "loss": loss,
             "learning_rate": learning_rate,
-            "gradient_norm": self.engine.gradient_norm(),
+            "gradient_norm": norm,
             "tokens": tokens,
             "tokens_per_second": tokens / seconds,
             "tflops_per_second": rate / 1e12,

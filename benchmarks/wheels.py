@@ -1,0 +1,62 @@
+"""Find the packages of the lock that have no wheel for a version of Python on this kind of machine.
+
+    .venv/bin/python benchmarks/wheels.py [--python 3.11.0 3.12 3.13 3.14]
+
+pip resolves envs/requirements.lock for each version without installing anything; the interpreters need not be here. It
+reads PyPI alone, whatever pip's settings are. What has no wheel is built from its source when it is installed. Writes
+benchmarks/results/wheels.json; minutes for each version.
+"""
+
+import datetime
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from measuring import RESULTS, ROOT, parser_of
+
+from zerolora.files import as_json, write_json
+
+LOCK = ROOT / "envs/requirements.lock"
+VERSIONS = ("3.11.0", "3.12.0", "3.13.0", "3.14.0")
+PIP = ("install", "--isolated", "--quiet", "--dry-run", "--ignore-installed", "--no-deps", "--only-binary", ":all:")
+
+
+def main() -> None:
+    """Resolve for each version and write the result."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--python", nargs="+", default=VERSIONS)
+    versions = parser.parse_args().python
+    pins = re.findall(r"^\S+==\S+", LOCK.read_text(encoding="utf-8"), re.MULTILINE)
+    result = {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "machine": f"{platform.system()} {platform.machine()}",
+        "packages": len(pins),
+        "without_a_wheel": {version: without_wheel(version, pins) for version in versions},
+    }
+    write_json(RESULTS / "wheels.json", result)
+    print(as_json(result))
+
+
+def without_wheel(version: str, pins: list[str]) -> list[str]:
+    """Return the pins without a wheel for a version of Python."""
+    missing: list[str] = []
+    with tempfile.TemporaryDirectory() as folder:
+        while True:
+            lock = Path(folder, "lock")
+            lock.write_text("\n".join(pin for pin in pins if pin not in missing))
+            command = [*PIP, "--python-version", version, "--target", folder, "--requirement", str(lock)]
+            done = subprocess.run([sys.executable, "-m", "pip", *command], capture_output=True, text=True, check=False)
+            if done.returncode == 0:
+                return missing
+            named = re.search(r"No matching distribution found for (\S+==[^\s;]+)", done.stderr)
+            if named is None or named[1] in missing:
+                sys.exit(f"pip for Python {version}: {done.stderr[-2000:]}")
+            missing.append(named[1])
+            print(f"Python {version}: {named[1]} has no wheel", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

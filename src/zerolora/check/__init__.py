@@ -1,0 +1,1 @@
+"""`zerolora check`: what this machine has, against what the config needs."""

@@ -1,0 +1,28 @@
+"""The command `zerolora check`."""
+
+import sys
+from pathlib import Path
+
+import typer
+
+from zerolora.check.check_table import closing, shows, table
+from zerolora.check.machine import this_machine
+from zerolora.check.needs import needs_of
+from zerolora.check.rows import rows
+from zerolora.config.file import load
+from zerolora.report.comparison_terminal import terminal_width
+
+DEFAULT = Path("config/config.yaml")
+
+
+def check(config: Path | None) -> int:
+    """Print this machine against what a config needs, and return the exit code: 1 if anything is missing.
+
+    Without `config` the project's config is read, if it has one. Raises UserError if a config is invalid.
+    """
+    file = config or (DEFAULT if DEFAULT.is_file() else None)
+    checked = rows(this_machine(), needs_of(load(file)) if file else None)
+    plain = not shows(sys.stdout.encoding)
+    typer.echo(table(checked, terminal_width(), colour=sys.stdout.isatty(), plain=plain))
+    typer.echo(closing(checked, str(file) if file else None))
+    return int(any(row.mark == "missing" for row in checked))
