@@ -92,15 +92,6 @@ def _loading(result: Result) -> str:
     return measuring.table([weights, "all ranks together", "most private memory of a rank"], rows)
 
 
-def _quantized_loading(result: Result) -> str:
-    weights = f"{_gib(result['weights_bytes'])} of weights, {result['ranks']} ranks"
-    rows = [("libraries alone", "", _gib(result["libraries_anonymous_bytes"]))] + [
-        (name, *(_gib(each[way]["model_anonymous_bytes"]) for way in ("whole", "shard_by_shard")))
-        for name, each in result["strategies"].items()
-    ]
-    return measuring.table([weights, "read whole", "shard by shard"], rows)
-
-
 def _methods(result: Result) -> str:
     rows = [
         (
@@ -147,7 +138,6 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "train_start_up.json": _start_up,
     "train_forked_ranks.json": _forked_ranks,
     "train_loading.json": _loading,
-    "train_loading_quantized.json": _quantized_loading,
     "train_methods.json": _methods,
     "train_host_optimizers.json": _host_optimizers,
 }

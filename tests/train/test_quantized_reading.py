@@ -41,9 +41,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.fixture(scope="module")
-def readings(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, list[float]]]]:
+def ways(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, list[float]]]]:
     """Return each rank's losses of each case by reading, of two ranks that train all of them: 20 trainings."""
-    folder = tmp_path_factory.mktemp("readings")
+    folder = tmp_path_factory.mktemp("ways")
     bench.mark()
     request = {}
     for name, (strategy, settings) in CASES.items():
@@ -53,7 +53,7 @@ def readings(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> list[dic
         request[name] = {"settings": train, "paths": {key[2:]: path for key, path in options.items()}}
     (folder / "request.json").write_text(json.dumps(request))
     where = topology({}, 1, 2)
-    script = Path(__file__).with_name("two_readings.py")
+    script = Path(__file__).with_name("two_ways.py")
     environment = project_environment(ROOT) | CPU_MALLOC | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(script), str(folder / "request.json"), str(folder)]
     with (folder / "log").open("wb") as log:
@@ -68,8 +68,8 @@ def readings(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> list[dic
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_losses_equal_those_of_a_model_read_whole(name: str, readings: list[dict[str, dict[str, list[float]]]]) -> None:
-    for rank in readings:
+def test_losses_equal_those_of_a_model_read_whole(name: str, ways: list[dict[str, dict[str, list[float]]]]) -> None:
+    for rank in ways:
         assert rank[name]["shards"] == rank[name]["whole"]
         assert len(set(rank[name]["whole"])) == 4
 

@@ -1,4 +1,4 @@
-"""One rank that trains quantized models twice, read whole and shard by shard: python two_readings.py REQUEST OUTPUT.
+"""One rank that trains quantized models twice, read whole and shard by shard: python two_ways.py REQUEST OUTPUT.
 
 REQUEST has "cases" by name, each with the files of a training (rank.Paths) and its settings. OUTPUT, of each rank, gets
 the losses of each case's steps by reading. A process of its own, since a rank has one process group.
@@ -35,12 +35,12 @@ def main() -> None:
     engine_class("deepspeed").connect(None, torch.device("cpu"))  # type: ignore[arg-type]  # it does not read it
     result = {}
     for name, case in request.items():
-        readings = {"shards": losses_of(case)}
+        ways = {"shards": losses_of(case)}
         loading_of = base_model.loading_of
         vars(base_model)["loading_of"] = lambda *_: "whole"
-        readings["whole"] = losses_of(case)
+        ways["whole"] = losses_of(case)
         vars(base_model)["loading_of"] = loading_of
-        result[name] = readings
+        result[name] = ways
     (output / f"rank{os.environ['RANK']}.json").write_text(json.dumps(result))
     os._exit(0)  # as rank.py exits
 
