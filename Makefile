@@ -20,16 +20,17 @@ help:  ## show this
 run: $(INSTALLED)  ## run the pipeline of config/config.yaml
 	$(BIN)/snakemake --profile $(PROFILE) all
 
-test: $(INSTALLED)  ## run all tests, fast ones first; on Debian, installs a Slurm and a browser for those that need one
+test: $(INSTALLED)  ## run all tests, fast ones first; installs a Slurm and a browser (on Debian) and torch's build for CUDA
 	@tests/slurm/install
 	@tests/browser/install
+	@tests/cuda/install
 	$(PYTEST)
 
 test-no-slurm: $(INSTALLED)  ## run all tests but those that need packages of the system: a Slurm, a browser
 	$(PYTEST) -m "not slurm and not browser"
 
-test-fast: $(INSTALLED)  ## run the tests that train nothing and need no browser
-	$(PYTEST) -m "not slow and not browser"
+test-fast: $(INSTALLED)  ## run the tests that train nothing and need neither a browser nor torch's build for CUDA
+	$(PYTEST) -m "not slow and not browser and not cuda"
 
 test-pythons: $(INSTALLED)  ## install everything with each python3.1x on PATH, and try it: a quarter of an hour for each
 	ZEROLORA_TEST_PYTHONS=1 $(BIN)/python -m pytest -n 0 tests/workflow/test_pythons.py

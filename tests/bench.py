@@ -18,7 +18,8 @@ from zerolora.config.settings import EstimateSettings, FetchDirectory, PackSetti
 from zerolora.data.pack import pack_rows
 from zerolora.data.prepare import prepare
 from zerolora.data.reference import records
-from zerolora.fetch.models import fetch, restore
+from zerolora.fetch.models import fetch
+from zerolora.fetch.restore import restore
 from zerolora.files import canonical, write_json
 from zerolora.memory.estimate import estimate
 from zerolora.planner.render import render
@@ -66,6 +67,20 @@ class Bench:
             folder / "mixed",
         )
         pack_rows(PackSettings(packing=True, capacity=300), folder / "mixed", folder / "mixed-packing")
+
+    def alike(self) -> None:
+        """Add a data set whose rows begin with the same question, and its packings, of single rows and of several."""
+        rows = [
+            row | {"instruction": f"Which two numbers have this sum? {row['instruction']}"}
+            for row in records("tens", 0)
+        ]
+        write_json(self.folder / "alike.json", rows[:24])
+        settings = self.settings["prepare"]["rows"] | {"path": str(self.folder / "alike.json"), "max_length": 160}
+        prepare(PrepareSettings.model_validate(settings), self.folder / "m/tiny/manifest.json", self.folder / "alike")
+        for name, capacity in {"alike-single": None, "alike-packed": 300}.items():
+            pack_rows(
+                PackSettings(packing=bool(capacity), capacity=capacity), self.folder / "alike", self.folder / name
+            )
 
     def mark(self) -> None:
         """Add a data set whose prompt format and texts have tokens that the model lacks, and its packing."""

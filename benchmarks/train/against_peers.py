@@ -6,8 +6,9 @@ PYTHON is the interpreter of a virtual environment with the peer (llamafactory 0
 versions of transformers and peft); without it the peer is left out. Needs the base model: run `make run` first. All
 train the same adapter on the same rows, eight a step on two ranks of a thread each, in fp32 without activation
 checkpointing: the reference task, and a chat set with a system prompt of --system words. All compute fp32 products by
-the kernels that zerolora chooses. A step costs the difference of a training of --steps and one of --fewest steps, so
-loading, preparation and the end do not count. Writes benchmarks/results/train_peers.json.
+the kernels that zerolora chooses. A step costs what both ranks use from the end of step --fewest to that of step
+--steps, so loading and preparation do not count: for zerolora the difference of two trainings with all their processes,
+for the peers as each process counts it. Writes benchmarks/results/train_peers.json.
 """
 
 import argparse
@@ -27,7 +28,7 @@ from measuring import children_cpu_seconds, turns
 from transformers import AutoTokenizer
 
 from zerolora.data.reference import records
-from zerolora.files import write_json
+from zerolora.files import read_json, write_json
 from zerolora.train.launch.topology import topology
 
 RANKS, ROWS = 2, 4  # rows of a rank, one micro-batch
@@ -41,8 +42,8 @@ TEMPLATE = (
     "{{ message['content'] + '<|im_end|>' }}{% endgeneration %}{% else %}{{ message['content'] + '<|im_end|>' }}"
     "{% endif %}{% if not loop.last %}{{ '\\n' }}{% endif %}{% endfor %}"
 )
-Train = Callable[[int], None]
-"""Trains for so many steps."""
+Train = Callable[[], float]
+"""Trains, and returns CPU seconds a step."""
 
 
 def main() -> None:
@@ -68,12 +69,7 @@ def figures(trainings: dict[str, Train], options: argparse.Namespace) -> dict[st
     """Return each contestant's CPU seconds a step, and theirs over ours by round."""
     seconds: dict[str, list[float]] = {name: [] for name in trainings}
     for name in turns(trainings, options.rounds):
-        used = {}
-        for steps in (options.fewest, options.steps):
-            before = children_cpu_seconds()
-            trainings[name](steps)
-            used[steps] = children_cpu_seconds() - before
-        seconds[name].append((used[options.steps] - used[options.fewest]) / (options.steps - options.fewest))
+        seconds[name].append(trainings[name]())
         print(f"{name}: {seconds[name][-1]:.2f} CPU seconds a step", flush=True)
     ours, *others = seconds
     return {
@@ -132,33 +128,40 @@ TASKS = {"reference task": sums_task, "system prompt": chat_task}
 def contestants(task: Task, options: argparse.Namespace) -> dict[str, Train]:
     """Return all trainers, ours first."""
     made: dict[str, Train] = {
-        "zerolora": functools.partial(_ours, task),
-        "TRL": functools.partial(_trl, task),
+        "zerolora": functools.partial(_ours, task, options),
+        "TRL": functools.partial(_trl, task, options),
     }
     if options.llamafactory:
-        made["LLaMA-Factory"] = functools.partial(_llamafactory, task, options.llamafactory)
+        made["LLaMA-Factory"] = functools.partial(_llamafactory, task, options)
     if options.swift:
-        made["ms-swift"] = functools.partial(_swift, task, options.swift)
+        made["ms-swift"] = functools.partial(_swift, task, options)
     return made
 
 
-def _ours(task: Task, steps: int) -> None:
-    train = {**TRAIN, "max_steps": steps, "global_batch": ROWS * RANKS, "micro_batch": ROWS, "ranks_per_node": RANKS}
-    task.ours(f"ours-{steps}", {**train, "precision": "fp32"}, {}, threads="1").train()
+def _ours(task: Task, options: argparse.Namespace) -> float:
+    train = {**TRAIN, "global_batch": ROWS * RANKS, "micro_batch": ROWS, "ranks_per_node": RANKS, "precision": "fp32"}
+    used = []
+    for steps in (options.fewest, options.steps):
+        ours = task.ours(f"ours-{steps}", {**train, "max_steps": steps}, {}, threads="1")
+        before = children_cpu_seconds()
+        ours.train()
+        used.append(children_cpu_seconds() - before)
+    return (used[1] - used[0]) / (options.steps - options.fewest)
 
 
-def _trl(task: Task, steps: int) -> None:
+def _trl(task: Task, options: argparse.Namespace) -> float:
     settings = {
         **TRAIN, "model": str(task.model), "rows": str(task.folder / "rows/train.jsonl"), "device": "cpu",
         "template": TEMPLATE, "precision": "fp32", "attention": "sdpa", "lora": LORA, "micro_batch": ROWS,
-        "accumulation": 1, "max_steps": steps, "gradient_checkpointing": False, "onednn": True,
+        "accumulation": 1, "max_steps": options.steps, "gradient_checkpointing": False, "onednn": True,
         "sft": {"max_length": LENGTH, "train_sampling_strategy": "group_by_length"},
     }  # fmt: skip
-    opponent("trl", task.folder / f"trl-{steps}", settings, RANKS)
+    opponent("trl", task.folder / "trl", settings, RANKS)
+    return _seconds(task.folder / "trl", options)
 
 
-def _llamafactory(task: Task, python: str, steps: int) -> None:
-    folder = task.folder / f"llamafactory-{steps}"
+def _llamafactory(task: Task, options: argparse.Namespace) -> float:
+    folder = task.folder / "llamafactory"
     folder.mkdir(exist_ok=True)
     tags = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
     rows = {
@@ -171,13 +174,13 @@ def _llamafactory(task: Task, python: str, steps: int) -> None:
         "lora_alpha": int(LORA["alpha"]), "lora_dropout": LORA["dropout"], "lora_target": "all",
         "model_name_or_path": str(task.model), "dataset": "rows", "dataset_dir": str(folder), "template": "chatml",
         "cutoff_len": LENGTH, "flash_attn": "sdpa", "disable_gradient_checkpointing": True,
-        "preprocessing_num_workers": 1, **_arguments(folder, steps),
+        "preprocessing_num_workers": 1, **_arguments(folder, options.steps),
     }  # fmt: skip
-    _peer("llamafactory", python, folder, settings)
+    return _peer("llamafactory", options.llamafactory, folder, settings, options)
 
 
-def _swift(task: Task, python: str, steps: int) -> None:
-    folder = task.folder / f"swift-{steps}"
+def _swift(task: Task, options: argparse.Namespace) -> float:
+    folder = task.folder / "swift"
     folder.mkdir(exist_ok=True)
     settings = {
         "model": str(task.model), "model_type": "llama", "template": "chatml", "tuner_type": "lora",
@@ -185,9 +188,9 @@ def _swift(task: Task, python: str, steps: int) -> None:
         "lora_rank": LORA["r"], "lora_alpha": int(LORA["alpha"]), "lora_dropout": LORA["dropout"],
         "target_modules": LORA["targets"], "max_length": LENGTH, "attn_impl": "sdpa",
         "gradient_checkpointing": False, "eval_strategy": "no", "dataset_num_proc": 1,
-        **_arguments(folder, steps),
+        **_arguments(folder, options.steps),
     }  # fmt: skip
-    _peer("swift", python, folder, settings)
+    return _peer("swift", options.swift, folder, settings, options)
 
 
 def _arguments(folder: Path, steps: int) -> dict[str, Any]:
@@ -202,15 +205,25 @@ def _arguments(folder: Path, steps: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _peer(kind: str, python: str, folder: Path, settings: dict[str, Any]) -> None:
+def _peer(kind: str, python: str, folder: Path, settings: dict[str, Any], options: argparse.Namespace) -> float:
     """Train with a peer on RANKS ranks."""
     write_json(folder / "settings.json", settings)
     where = topology({}, 1, RANKS)
     assert where.listener
     where.listener.close()  # their first rank opens its own
-    command = [python, str(Path(__file__).with_name("peers.py")), kind, str(folder / "settings.json")]
+    command = [python, str(Path(__file__).with_name("peers.py")), kind, str(folder)]
     own = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     finished([command] * RANKS, [own | where.environment(rank) for rank in where.ranks], folder)
+    return _seconds(folder, options)
+
+
+def _seconds(folder: Path, options: argparse.Namespace) -> float:
+    """Return CPU seconds a step from the files of a peer's ranks."""
+    used = 0.0
+    for rank in range(RANKS):
+        seconds = read_json(folder / f"rank{rank}.json", "peers.py")["cpu_seconds"]
+        used += seconds[-1] - seconds[options.fewest - options.steps - 1]
+    return used / (options.steps - options.fewest)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,8 @@ class Clock(TrainerCallback):
     def __init__(self) -> None:
         self.ends: list[float] = []
         """Times of training's start and of every step's end."""
+        self.cpu_seconds: list[float] = []
+        """CPU seconds of this process by then."""
         self.counts: list[torch.Tensor] = []
         """By micro-step: its step, real tokens, supervised tokens, sum of losses."""
 
@@ -51,18 +53,21 @@ class Clock(TrainerCallback):
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         self.ends.append(time.time())
+        self.cpu_seconds.append(time.process_time())
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         self.ends.append(time.time())
+        self.cpu_seconds.append(time.process_time())
 
     def result(self) -> dict[str, Any]:
         """Return the steps' columns."""
         counts = torch.stack(self.counts).cpu()
         sums = torch.zeros(len(self.ends) - 1, 3, dtype=torch.float64).index_add_(0, counts[:, 0].long(), counts[:, 1:])
         tokens, supervised, losses = sums.T.tolist()
-        return {"ends": self.ends, "tokens": tokens, "supervised": supervised, "losses": losses}
+        counted = {"tokens": tokens, "supervised": supervised, "losses": losses}
+        return {"ends": self.ends, "cpu_seconds": self.cpu_seconds, **counted}
 
 
 def main() -> None:

@@ -110,6 +110,28 @@ def _methods(result: Result) -> str:
     return measuring.table(header, rows)
 
 
+def _common_prefix(result: Result) -> str:
+    rows = []
+    for name, each in result["tasks"].items():
+        (whole, once), (computed, fewer) = each["cpu_seconds"].values(), each["positions"].values()
+        seconds = (f"{whole:.2f} s", f"{once:.2f} s", f"{each['ratio']['median']:.2f}")
+        rows.append((name, f"{fewer / computed:.0%}", *seconds))
+    return measuring.table(["", "positions computed", "whole rows", "prefix once", "ratio"], rows)
+
+
+def _peers(result: Result) -> str:
+    names = list(next(iter(result["tasks"].values()))["cpu_seconds_a_step"])
+    rows = []
+    for task, each in result["tasks"].items():
+        cells = []
+        for name in names:
+            median = each["cpu_seconds_a_step"][name]["median"]
+            over = f" ({each['over_ours'][name]:.2f})" if name in each["over_ours"] else ""
+            cells.append(f"{median:.2f}{over}")
+        rows.append((task, *cells))
+    return measuring.table(["CPU seconds a step (over ours)", *names], rows)
+
+
 def _host_optimizers(result: Result) -> str:
     rows = [
         (name, f"{each['parameters_per_second'] / 1e6:,.0f} million", f"{each['time_over_adamw']:.1f}", "", "")
@@ -133,6 +155,8 @@ def _gib(size: float) -> str:
 TABLES: dict[str, Callable[[Result], str]] = {
     "train_reference.json": _reference,
     "train_trl.json": _trl,
+    "train_common_prefix.json": _common_prefix,
+    "train_peers.json": _peers,
     "train_limit.json": _limit,
     "train_scaling.json": _scaling,
     "train_start_up.json": _start_up,

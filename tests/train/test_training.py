@@ -249,6 +249,36 @@ def test_any_attention_gives_the_same_losses(bench: Bench, packed: dict[str, Any
     assert actual["losses"] == pytest.approx(packed["losses"], rel=1e-5)
 
 
+@pytest.fixture(scope="module")
+def whole_rows(bench: Bench) -> dict[str, Path]:
+    """Return runs on rows that begin alike, single and packed, with an attention that computes whole rows."""
+    bench.alike()
+    how: dict[str, Any] = {"data": "alike", "micro_batch": 2, "attention": "sdpa"}
+    return {each: bench.run(f"whole-{each}", packing=f"alike-{each}", **how) for each in ("single", "packed")}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "packing", "checkpointing"),
+    [("zero2", "single", False), ("zero3", "packed", True), ("fsdp", "single", True)],
+)
+def test_prefix_computed_once_gives_the_losses_of_whole_rows(
+    bench: Bench, whole_rows: dict[str, Path], strategy: str, packing: str, checkpointing: bool
+) -> None:
+    """Of training and validation, and the same adapter, on two ranks."""
+    name = f"prefix-{strategy}-{packing}"
+    how: dict[str, Any] = {"data": "alike", "micro_batch": 2, "activation_checkpointing": checkpointing}
+    result = bench.start(name, strategy, packing=f"alike-{packing}", **how)
+    assert re.search(r"the \d+ tokens that all rows begin with are computed once in a micro-batch", result.stderr)
+    actual, expected = metrics(bench.folder / name), metrics(whole_rows[packing])
+    assert actual["losses"] == pytest.approx(expected["losses"], rel=1e-5)
+    assert actual["loss_validation"] == pytest.approx(expected["loss_validation"], rel=1e-5)
+    one, other = (
+        load_file(run / "adapter/adapter_model.safetensors") for run in (bench.folder / name, whole_rows[packing])
+    )
+    for weight, tensor in one.items():
+        assert torch.allclose(tensor, other[weight], rtol=1e-4, atol=1e-4), weight
+
+
 @pytest.mark.parametrize("strategy", ["zero2", "zero3"])
 def test_activation_checkpointing_changes_no_loss(bench: Bench, reference: dict[str, Any], strategy: str) -> None:
     run = bench.run(f"{strategy}-checkpointing", strategy, activation_checkpointing=True)

@@ -16,7 +16,8 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from zerolora.compat.transformers_patches import quantizable_paths
 from zerolora.config.settings import FetchDirectory
-from zerolora.fetch.models import fetch, restore
+from zerolora.fetch.models import fetch
+from zerolora.fetch.restore import restore
 from zerolora.merge.user_merge import merge_by_hand
 from zerolora.model.architecture import auto_class, built_on_meta, config_of
 from zerolora.model.base_check import check_base, check_weights

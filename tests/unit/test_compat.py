@@ -323,7 +323,7 @@ print(sys.modules.get("torchao") is not None)
 
 @pytest.fixture(scope="module")
 def imports() -> list[subprocess.CompletedProcess[str]]:
-    hide = "from zerolora.compat import torchao_patches; torchao_patches.hide()"
+    hide = "from zerolora.compat.left_out import leave_out; leave_out('torchao')"
     load = "from zerolora.compat.bitsandbytes_patches import load; load()"
     return [
         alone("-c", IMPORTS.format(hide=first, load=second))

@@ -66,7 +66,7 @@ def test_each_stage_loads_the_model_on_its_device(models: SimpleNamespace, monke
     model = EvaluatedModel(models.base, models.adapter, models.merged, "cuda")
     for started in (
         lambda: asked_task.loaded(model, models.data),
-        lambda: merged_logits.of_merged(torch.zeros(1), model, models.data, []),
+        lambda: merged_logits.of_base(model, models.data, []),
         lambda: ranks.load_for(settings(), models.data, model, []),
     ):
         with pytest.raises(LookupError):
@@ -121,11 +121,23 @@ def outcome(command: str, device: str) -> str:
     return str(CliRunner().invoke(app, [command, *arguments]).exception)
 
 
+UNUSABLE = {
+    "no driver": (None, "this machine has no NVIDIA driver"),
+    "no visible GPU": (PretendedDriver(), "a GPU is needed and none visible"),
+    "an old driver": (PretendedDriver(9.0, cuda=(12, 4)), "goes up to CUDA 12.4"),
+    "a driver that cannot start": (PretendedDriver(9.0, start=999), "cuInit returned 999"),
+    "an old GPU": (PretendedDriver(7.0), "has compute capability 7.0"),
+}
+"""What a machine may have instead of a GPU that torch can use, and what is said of it."""
+
+
+@pytest.mark.parametrize("machine", UNUSABLE)
 @pytest.mark.parametrize("command", COMMANDS)
-def test_stage_without_a_gpu_reads_no_file(command: str, driver: Driver) -> None:
-    driver(None)
+def test_stage_without_a_usable_gpu_reads_no_file(command: str, machine: str, driver: Driver) -> None:
+    pretended, said = UNUSABLE[machine]
+    driver(pretended)
     text = outcome(command, "cuda")
-    assert "device is cuda, but " in text and "this machine has no NVIDIA driver" in text and "\n" not in text
+    assert "device is cuda, but " in text and said in text and "\n" not in text
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS.keys() - {"probe"}))

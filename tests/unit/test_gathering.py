@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from benchmarks.memory import compare
 from zerolora.memory.gathering import Gathered, gathered
+from zerolora.methods.lora import LoraMethod
 from zerolora.model.read_spec import from_config
 from zerolora.model.spec import ModelSpec
 from zerolora.strategies.strategy import Buckets
@@ -30,7 +31,7 @@ def gathers(
     model: ModelSpec, checkpointing: bool = True, together: bool = True, head: bool = False, **sizes: Any
 ) -> Gathered:
     buckets = replace(Buckets(persistence=HIDDEN), **sizes)
-    return gathered(model, (("", 1),), buckets, checkpointing, head, together)
+    return gathered(model, (("", 1),), buckets, checkpointing, head, together, LoraMethod(), 2)
 
 
 def most(each: Gathered) -> int:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,7 @@ from zerolora.data.prepare import prepare
 from zerolora.data.prepared_rows import IGNORED
 from zerolora.evaluate import batches as batches_module
 from zerolora.evaluate import evaluate as evaluate_module
-from zerolora.evaluate import ranks
+from zerolora.evaluate import merged_logits, ranks
 from zerolora.evaluate.batches import PromptBatches
 from zerolora.evaluate.difference import with_unmerged
 from zerolora.evaluate.evaluate import EvaluatedModel, evaluate, loss
@@ -247,11 +248,25 @@ def test_base_and_adapter_answer_like_the_merged_model(evaluated: SimpleNamespac
     assert read_json(base / "evaluate.json", "")["loss"] > second["loss"]
 
 
+def noting(load: Callable[..., Any], loads: list[Path]) -> Callable[..., Any]:
+    """Return a function that notes the directories of models that it loads."""
+
+    def call(weights: Path, *others: Any, **named: Any) -> Any:
+        loads.append(weights)
+        return load(weights, *others, **named)
+
+    return call
+
+
 def test_unmerged_model_is_evaluated_beside_the_merged_one(
     evaluated: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both give the same answers here; after a kill between them the first is not repeated."""
+    """Both give the same answers here; after a kill between them the first is not repeated. Base and adapter are loaded
+    once, for the comparison of logits and for their answers."""
     own, calls = ranks.answer, []
+    loads: list[Path] = []
+    for module in (ranks, merged_logits):
+        monkeypatch.setattr(module, "load", noting(module.load, loads))
 
     def second_fails(folder: Path, *rest: Any) -> None:
         calls.append(folder.parent.name)
@@ -263,7 +278,9 @@ def test_unmerged_model_is_evaluated_beside_the_merged_one(
     arguments = settings(unmerged=True), evaluated.data, evaluated.model, tmp_path, tmp_path / "answers.json"
     with pytest.raises(KeyboardInterrupt):
         evaluate(*arguments, tmp_path / "work")
+    loads.clear()
     evaluate(*arguments, tmp_path / "work")
+    assert loads == [evaluated.model.merged, evaluated.model.base]
     assert calls == ["work", "work.unmerged", "work.unmerged"]
     assert not list(tmp_path.glob("work*"))
     answers = read_json(tmp_path / "answers.json", "")

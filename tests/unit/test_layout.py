@@ -147,3 +147,18 @@ def test_class_names_are_unique() -> None:
 def test_module_names_are_unique() -> None:
     names = Counter(path.stem for path in fingerprint.PACKAGE.rglob("*.py") if not path.stem.startswith("__"))
     assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_one_function_compares_devices_with_gpus() -> None:
+    """devices.on_gpu, so that a fake GPU of torch takes their branches."""
+    guilty = []
+    for path in fingerprint.PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Compare(left=ast.Attribute(attr="type"), comparators=[ast.Constant(value="cuda")]):
+                    guilty.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+                case ast.Call(func=ast.Attribute(attr="device"), args=[ast.Constant(value="cuda"), *_]):
+                    guilty.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+                case ast.Attribute(attr="is_cuda"):
+                    guilty.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert not guilty

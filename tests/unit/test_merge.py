@@ -14,7 +14,7 @@ from zerolora.config.method_sections import MethodSections
 from zerolora.data.prepared_rows import IGNORED
 from zerolora.errors import UserError
 from zerolora.evaluate.evaluated_models import EvaluatedModel, load
-from zerolora.evaluate.merged_logits import BOUND, next_tokens, of_merged
+from zerolora.evaluate.merged_logits import BOUND, next_tokens, of_base, of_merged
 from zerolora.fail_if import OF_MERGED, OF_TRAINED
 from zerolora.merge.merge import merge, restore
 from zerolora.merge.user_merge import merge_by_hand
@@ -269,7 +269,8 @@ def data(tmp_path: Path) -> Path:
 def figures(base: Path, adapter: Path, merged: Path, data: Path) -> dict[str, float]:
     logits = next_tokens(load(merged, CPU, [])[0], ROWS)
     assert logits.shape[0] == 3 + 4 + 2  # supervised tokens with a token before them
-    return of_merged(logits, EvaluatedModel(base, adapter, merged), data, ROWS)
+    model = EvaluatedModel(base, adapter, merged)
+    return of_merged(logits, *of_base(model, data, ROWS)[:2], model, data, ROWS)
 
 
 def test_merge_loses_nothing(tiny_model: Path, tmp_path: Path, data: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -299,7 +300,8 @@ def test_divergence_matches_torch(tiny_model: Path, tmp_path: Path, data: Path) 
     adapter = make_adapter(tiny_model, tmp_path / "adapter")
     other = next_tokens(load(tiny_model, CPU, [])[0], ROWS)
     tuned = next_tokens(load(tiny_model, CPU, [], adapter)[0], ROWS)
-    actual = of_merged(other, EvaluatedModel(tiny_model, adapter, tiny_model), data, ROWS)
+    model = EvaluatedModel(tiny_model, adapter, tiny_model)
+    actual = of_merged(other, *of_base(model, data, ROWS)[:2], model, data, ROWS)
     theirs = torch.nn.functional.kl_div(other, tuned, log_target=True, reduction="batchmean")
     assert actual["merged_kl"] == pytest.approx(theirs.item(), rel=1e-4)
     assert actual["merged_logits"] == pytest.approx((other - tuned).abs().max().item())

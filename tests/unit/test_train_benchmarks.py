@@ -11,8 +11,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import against_peers
 import against_reference
 import against_trl
+import common_prefix
 import contest
 import limit
 import methods
@@ -22,6 +24,9 @@ import tables
 import weak_scaling
 from chat_rows import write_chat
 from conftest import ROOT, SERVERS, project_environment
+from transformers import AutoTokenizer
+
+from zerolora.data.prepared_rows import open_split
 
 Contest = Callable[..., dict[str, Any]]
 FEW = ("--steps", "2", "--warm-up", "1", "--rounds", "1")
@@ -95,6 +100,52 @@ def test_trl_and_zerolora_train_the_same(tmp_path: Path, tiny_model: Path, monke
         assert sum(step.tokens for step in each.steps) == task.stats["train_tokens"]
         assert sum(step.supervised for step in each.steps) == task.stats["train_supervised_tokens"]
         assert contest.loss_mean(each.steps) == pytest.approx(contest.loss_mean(ours.steps), rel=1e-5)
+
+
+def test_prefixes_computed_once_compute_less_for_the_same_results(
+    contested: Contest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(common_prefix, "LONGEST", 20)
+    monkeypatch.setattr(common_prefix.cpu_matmul, "choose", lambda: True)  # of this process
+    tasks = contested(common_prefix, "--system", "30", "--max-length", "128")["tasks"]
+    assert {*tasks} == {"reference task", "system prompt", "system prompt, packed"}
+    for each in tasks.values():
+        assert each["largest_relative_difference_of_losses"] < 1e-5
+        assert each["largest_relative_difference_of_gradients"] < 1e-4
+        assert each["ratio"]["rounds"] and all(each["cpu_seconds"].values())
+    chat = tasks["system prompt"]["positions"]
+    assert chat["prefix once"] < chat["whole rows"]
+
+
+def test_a_step_of_a_peer_is_a_difference(tmp_path: Path) -> None:
+    """Of the CPU seconds at the end of two steps, of both ranks, compared by round."""
+    options = argparse.Namespace(fewest=1, steps=3, rounds=2)
+    for rank, more in enumerate((0.5, 1.0)):
+        ends = [10.0, 30.0, 30.0 + more, 30.0 + 2 * more]  # with the beginning of training, or without
+        (tmp_path / f"rank{rank}.json").write_text(json.dumps({"cpu_seconds": ends[rank:]}))
+    assert against_peers._seconds(tmp_path, options) == 1.5
+    seconds = iter([2.0, 3.0, 8.0, 4.0])  # in the second round the peer is first
+    trainings = dict.fromkeys(("zerolora", "peer"), lambda: next(seconds))
+    actual = against_peers.figures(trainings, options)
+    assert actual["cpu_seconds_a_step"]["zerolora"] == {"median": 3.0, "rounds": [2.0, 4.0]}
+    assert actual["over_ours"] == {"peer": (1.5 + 2.0) / 2}
+    assert "| task | 3.00 | 5.50 (1.75) |" in tables.TABLES["train_peers.json"]({"tasks": {"task": actual}})
+
+
+def test_rows_of_peers_are_ours(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TRL's template, as that of the other peers, gives the tokens that we train on."""
+    monkeypatch.setattr(against_peers, "LONGEST", 10)
+    options = argparse.Namespace(model=tiny_model, system=10)
+    task = against_peers.chat_task(tmp_path, options)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    lines = (tmp_path / "rows/train.jsonl").read_text().splitlines()
+    rows = open_split(task.data, "train")
+    ours = {tuple(row) for row in rows["input_ids"]}
+    for line in lines[:5]:
+        text = tokenizer.apply_chat_template(
+            json.loads(line)["messages"], tokenize=False, chat_template=against_peers.TEMPLATE
+        )
+        assert tuple(tokenizer.encode(text, add_special_tokens=False)) in ours
 
 
 @pytest.mark.slow

@@ -250,6 +250,7 @@ def stages_of(config: Config, run: str) -> RunSettings:
     start = train.from_adapter
     memory = {
         "device": hardware.device,
+        "compute_capability": hardware.compute_capability if hardware.device == "cuda" else None,
         "gpu_memory": parse_bytes(hardware.gpu_memory) if hardware.gpu_memory else None,
         "host_memory": parse_bytes(hardware.host_memory),
         "reserve": parse_bytes(settings.estimate.reserve, zero=True) if settings.estimate.reserve else None,

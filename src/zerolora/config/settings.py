@@ -98,6 +98,8 @@ class EstimateSettings(Section):
     optimizer: OptimizerName = "adamw"
     added_tokens: int = 0
     """Tokens that the data set adds to the tokenizer."""
+    compute_capability: float | None = None
+    """CUDA compute capability of the GPUs; None without GPUs."""
 
 
 class HardwareSettings(Section):
@@ -126,7 +128,7 @@ class RenderSettings(EstimateSettings):
     validation_steps: int | None
     nvme: str | None
     hardware: HardwareSettings
-    sections: MethodSections = MethodSections()
+    sections: MethodSections = MethodSections.model_construct()
     """Settings of the run's method, for the trial on shapes."""
     canary: Literal["auto", "off"] | int = "auto"
     """Whether, or for how many steps, first losses are compared with those under safe settings."""

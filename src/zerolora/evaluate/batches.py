@@ -10,6 +10,7 @@ import torch
 
 from zerolora.config.settings import EvaluateSettings
 from zerolora.errors import UserError
+from zerolora.machine import devices
 from zerolora.machine.devices import on_gpu
 from zerolora.memory.inference import AUTO_ROWS, answering
 from zerolora.model.read_spec import from_config, read_model_spec
@@ -31,9 +32,11 @@ class PromptBatches:
         self.settings, self.free, self.spec = settings, 0, None
         if settings.batch == "auto":
             self.width = model.dtype.itemsize
-            devices = {each for each in getattr(model, "hf_device_map", {}).values() if isinstance(each, int)}
-            free = min((free_memory(torch.device("cuda", each)) for each in devices), default=free_memory(model.device))
-            self.parts = max(1, len(devices))  # the cache is on the devices of the layers
+            numbers = {each for each in getattr(model, "hf_device_map", {}).values() if isinstance(each, int)}
+            free = min(
+                (free_memory(torch.device(devices.GPU, each)) for each in numbers), default=free_memory(model.device)
+            )
+            self.parts = max(1, len(numbers))  # the cache is on the devices of the layers
             self.free = int(SHARE * free) // (ranks if model.device.type == "cpu" else 1)
             try:
                 self.spec = from_config(json.loads(model.config.to_json_string(use_diff=False)), Path("config.json"))

@@ -24,17 +24,18 @@ from zerolora.data.prepared_rows import FIELDS, IGNORED
 from zerolora.evaluate import vllm_engine
 from zerolora.evaluate.batches import PromptBatches
 from zerolora.evaluate.difference import UNMERGED
-from zerolora.evaluate.evaluated_models import EvaluatedModel, stops_of
+from zerolora.evaluate.evaluated_models import EvaluatedModel, load_tokenizer, stops_of
 from zerolora.evaluate.generation import shared_prefix
 from zerolora.evaluate.kept import KeptAnswers, key_of
-from zerolora.evaluate.merged_logits import next_tokens, of_merged
-from zerolora.evaluate.ranks import answer, answer_on_ranks, held_out, load_for
+from zerolora.evaluate.merged_logits import next_tokens, of_base, of_merged
+from zerolora.evaluate.ranks import answer, answer_on_ranks, held_out, load_for, room_beside
 from zerolora.evaluate.tasks import task_of
 from zerolora.files import MANIFEST, write_json
 from zerolora.log import result
 from zerolora.machine import cpu_matmul
 from zerolora.machine.peak_memory import PeakMemory
-from zerolora.model import foreign
+from zerolora.methods.quantized_base import was_quantized
+from zerolora.model import added_tokens, foreign
 from zerolora.model.spec import EVALUATION_TOKENS
 from zerolora.units import counted
 
@@ -85,9 +86,12 @@ def evaluate(
             del loaded
             gc.collect()
             torch.cuda.empty_cache()
-            figures |= of_merged(merged, model, data, rows)
+            base, tuned, adapted = of_base(model, data, rows, room_beside(settings, model.base, asked))
+            if was_quantized(model.adapter) or settings.ranks > 1 or settings.engine == "vllm":
+                adapted = None  # another model is loaded, here or by the processes that answer
+            figures |= of_merged(merged, base, tuned, model, data, rows)
         for each, answers in zip(models[1:], kept[1:], strict=True):
-            texts, loaded = _answers(settings, data, each, asked, answers)
+            texts, loaded = _answers(settings, data, each, asked, answers, adapted)
             answered.append(texts)
             figures["unmerged_loss"] = loss(loaded, rows, _of_rows(numbers, answers))
         for answers in kept:
@@ -125,16 +129,25 @@ def evaluate(
 
 
 def _answers(
-    settings: EvaluateSettings, data: Path, model: EvaluatedModel, asked: list[Any], kept: KeptAnswers
+    settings: EvaluateSettings,
+    data: Path,
+    model: EvaluatedModel,
+    asked: list[Any],
+    kept: KeptAnswers,
+    loaded: Any = None,
 ) -> tuple[list[str], Any]:
-    """Return a model's answers to the rows in `asked`, including those in `kept`, and the loaded model."""
+    """Return a model's answers to the rows in `asked`, including those in `kept`, and the loaded model; `loaded` if it
+    is already."""
     # Other processes answer before this one loads the model for the loss.
     if kept.left() and settings.engine == "vllm":
         vllm_engine.answer_with_vllm(settings, data, model, asked, kept)
     elif kept.left() and settings.ranks > 1:
         answer_on_ranks(settings, data, model, asked, kept)
     memory = PeakMemory(model.torch_device)
-    loaded, tokenizer = load_for(settings, data, model, asked)
+    if loaded is None:
+        loaded, tokenizer = load_for(settings, data, model, asked)
+    else:
+        tokenizer, _ = load_tokenizer(model.base, added_tokens.of_data(data), model.loaded_adapter)
     if left := kept.left():
         stops = stops_of(model, loaded, tokenizer, data)
         ready = (loaded, tokenizer, stops)

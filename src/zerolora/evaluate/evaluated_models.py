@@ -8,6 +8,7 @@ import torch
 
 from zerolora.compat.bitsandbytes_patches import keep_layout
 from zerolora.files import MANIFEST
+from zerolora.machine import devices
 from zerolora.machine.devices import on_gpu
 from zerolora.methods.method import WHOLE_WEIGHTS
 from zerolora.methods.peft_format import CONFIG
@@ -44,7 +45,7 @@ class EvaluatedModel:
     @property
     def torch_device(self) -> torch.device:
         """The first GPU of this process, or the CPU."""
-        return torch.device("cuda", 0) if self.device == "cuda" else torch.device("cpu")
+        return torch.device(devices.GPU, 0) if self.device == "cuda" else torch.device("cpu")
 
     @property
     def loaded_adapter(self) -> Path | None:

@@ -171,7 +171,7 @@ def answer_batch(
             # A state that cannot be indexed by row, such as a recurrent layer's, is computed again.
             cache = None
         elif rest:
-            cache.batch_select_indices(torch.tensor(rest, device=model.device))
+            cache.batch_select_indices(torch.tensor(rest))  # on the host: layers may be on several GPUs
         alive = [alive[index] for index in rest]
         tokens = tokens[rest]
         ones = mask.new_ones(len(rest), tokens.shape[1] - mask.shape[1])

@@ -32,16 +32,23 @@ def next_tokens(model: Any, rows: Any) -> torch.Tensor:
     for index in range(min(ROWS, len(rows))):
         row = rows[index]
         supervised = [at for at in range(1, row["length"]) if row["labels"][at] != IGNORED][:TOKENS]
-        ids = torch.tensor([row["input_ids"][: row["length"]]]).to(model.device)
-        before = torch.tensor(supervised, device=model.device) - 1
+        if not supervised:
+            continue
+        # Logits of the last positions, by their number: a model spread over several GPUs would get a tensor of
+        # positions on its first GPU, and index hidden states on its last.
+        first, last = supervised[0], supervised[-1]
+        ids = torch.tensor([row["input_ids"][:last]]).to(model.device)
         with torch.no_grad():
-            logits = model(input_ids=ids, use_cache=False, logits_to_keep=before).logits
-        result.append(logits[0].float().log_softmax(-1).cpu())
+            logits = model(input_ids=ids, use_cache=False, logits_to_keep=last - first + 1).logits
+        result.append(logits[0, [at - first for at in supervised]].float().log_softmax(-1).cpu())
     return torch.cat(result)
 
 
-def of_merged(merged: torch.Tensor, model: EvaluatedModel, data: Path, rows: Any) -> dict[str, float]:
-    """Compare `merged`, the `next_tokens` of a merged model, with base and adapter.
+def of_merged(
+    merged: torch.Tensor, base: torch.Tensor, tuned: torch.Tensor, model: EvaluatedModel, data: Path, rows: Any
+) -> dict[str, float]:
+    """Compare `merged`, the `next_tokens` of a merged model, with `base` and `tuned`, those of the base model and of
+    base and adapter. If training quantized the base, it is loaded for that comparison.
 
     merged_kl         mean of KL(base and adapter || merged), nats per token (S. Kullback, R. Leibler, 1951)
     merged_kl_share   merged_kl over KL(base and adapter || base), the change by fine-tuning; 0 if that is below LEAST
@@ -53,7 +60,6 @@ def of_merged(merged: torch.Tensor, model: EvaluatedModel, data: Path, rows: Any
     Warns of a merged_kl_share above BOUND.
     """
     assert model.adapter is not None
-    base, tuned = _of_base(model, data, rows)
     lost, changed = _divergence(tuned, merged), _divergence(tuned, base)
     share = lost / changed if changed > LEAST else 0.0
     if share > BOUND:
@@ -70,15 +76,20 @@ def of_merged(merged: torch.Tensor, model: EvaluatedModel, data: Path, rows: Any
     if not quantized_base.was_quantized(model.adapter):
         return figures
     quantization = quantized_base.quantization_of(model.adapter)
-    _, trained = _of_base(model, data, rows, quantization)
+    _, trained, _ = of_base(model, data, rows, quantization=quantization)
     return figures | dict(zip(OF_TRAINED, (_divergence(trained, merged), _largest(trained, merged)), strict=True))
 
 
-def _of_base(
-    model: EvaluatedModel, data: Path, rows: Any, quantization: quantized_base.BaseQuantization | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the `next_tokens` of the base model, quantized if `quantization` is set, and of base and adapter."""
-    loaded, _ = load(model.base, model.torch_device, added_tokens.of_data(data))
+def of_base(
+    model: EvaluatedModel,
+    data: Path,
+    rows: Any,
+    beside: float = 0,
+    quantization: quantized_base.BaseQuantization | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, Any]:
+    """Return the `next_tokens` of the base model, quantized if `quantization` is set, and of base and adapter, and that
+    model, placed with `beside` bytes next to its weights (evaluated_models.py, `load`)."""
+    loaded, _ = load(model.base, model.torch_device, added_tokens.of_data(data), beside=beside)
     if quantization is not None:
         quantized_base.round_weights(loaded, quantization)
     base = next_tokens(loaded, rows)
@@ -86,7 +97,7 @@ def _of_base(
     adapted = with_adapter(loaded, model.adapter).eval()
     if not hasattr(loaded, "hf_device_map"):  # on a model spread over several GPUs, peft has placed it already
         adapted.to(device=loaded.device)
-    return base, next_tokens(adapted, rows)
+    return base, next_tokens(adapted, rows), adapted
 
 
 def _largest(one: torch.Tensor, other: torch.Tensor) -> float:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from zerolora.compat import torchao_patches
+from zerolora.compat.left_out import leave_out
 from zerolora.config.settings import EvaluateRunSettings, EvaluateSettings
 from zerolora.data.prepared_rows import open_split
 from zerolora.errors import UserError
@@ -39,9 +39,13 @@ def held_out(settings: EvaluateSettings, data: Path) -> Any:
 def load_for(settings: EvaluateSettings, data: Path, model: EvaluatedModel, asked: list[Any]) -> tuple[Any, Any]:
     """Return the model, placed with room for the answers to `asked`, and its tokenizer."""
     weights = model.merged or model.base
-    longest = max((row["prompt"] for row in asked), default=1)
-    beside = least_bytes(weights, settings, longest)
+    beside = room_beside(settings, weights, asked)
     return load(weights, model.torch_device, added_tokens.of_data(data), model.loaded_adapter, beside)
+
+
+def room_beside(settings: EvaluateSettings, weights: Path, asked: list[Any]) -> int:
+    """Return the bytes that answers to `asked` take at least beside the weights."""
+    return least_bytes(weights, settings, max((row["prompt"] for row in asked), default=1))
 
 
 def answer_on_ranks(
@@ -155,7 +159,7 @@ def answer(
 
 if __name__ == "__main__":
     set_up()
-    torchao_patches.hide()
+    leave_out("torchao")
     try:
         run_rank(read_json(Path(sys.argv[1]), "zerolora evaluate"))
     except UserError as error:

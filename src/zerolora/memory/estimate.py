@@ -100,6 +100,7 @@ def training_spec(model: ModelSpec, settings: EstimateSettings, rows: RowStatist
         keep_checkpoints=settings.keep_checkpoints,
         reserve=settings.reserve,
         sequence_parallel=settings.sequence_parallel,
+        capability=settings.compute_capability,
         objective=OBJECTIVES[settings.objective],
         optimizer=OPTIMIZERS[settings.optimizer],
     )
@@ -280,6 +281,8 @@ SOURCES = {
     "NVIDIA/nccl#986; not measured here",
     "reserve_allocator": "2.4 % of the tensors, which torch's allocator holds besides: "
     "vllm-project/compressed-tensors#587; not measured here",
+    "reserve_streams": "the most that the stream which gathers weights needs, beyond its part at the peak: "
+    "partitioned_param_coordinator.py, _fsdp_collectives.py, CUDACachingAllocator.cpp",
     "processes": "a rank that has loaded nothing: benchmarks/process_memory.py",
     "loading": "the largest weight, in transfer to the GPU, and shards that stay on the host; on CPU ranks the "
     "weights: train/base_model.py",

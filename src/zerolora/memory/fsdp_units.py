@@ -50,6 +50,11 @@ class Units:
         buffers."""
         return self.root + (1 if alone else 2) * max(self.layers, default=0)
 
+    def buffers(self) -> float:
+        """Return the most parameters in all-gather buffers at once: two units in a row, the root before the first
+        layer."""
+        return max((one + other for one, other in pairwise((self.root, *self.layers))), default=self.root)
+
     def reaching(self, alone: bool) -> list[float]:
         """Return the most gathered parameters before each layer's forward pass; before the first one, the root's buffer
         is still live."""

@@ -4,13 +4,14 @@ On CPU ranks the same bytes are in host memory. File names without a path are in
 """
 
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from zerolora.memory import reserve
 from zerolora.memory.decoder import Phases, evaluation, phases, pinned
 from zerolora.memory.fsdp_units import REDUCED, Units, fsdp_units
-from zerolora.memory.gathering import gathered
+from zerolora.memory.gathering import Gathered, gathered
 from zerolora.memory.states import BYTES, States
 from zerolora.memory.training_spec import TrainingSpec
 from zerolora.methods.method import TrainedParameters
@@ -91,6 +92,8 @@ def traced(run: PlannedRun) -> TracedStep:
         spec.on_cpu,
         spec.width,
         spec.precision == "fp16" and method.activation_width(spec.width) == spec.width,
+        spec.capability,
+        spec.sequence_parallel,
         spec.offloads_inputs,
         spec.kernels,
     )
@@ -162,10 +165,36 @@ def by_phase(run: PlannedRun, step: TracedStep) -> dict[str, dict[str, float]]:
     if spec.layout.optimizer == "gpu":
         tensor += spec.optimizer.unpacked_bytes(parameters.trained / (spec.ranks if spec.layout.stage else 1))
     result["saving"] = _phase(gradients=allocated, buffers=held + tensor)
+    idle = idle_bytes(run, gathers)
     for name, values in result.items():
         if name != "loading":
             values["total"] = static + sum(values.values())
+        values["idle"] = 0.0 if name == "loading" else idle.get(name, idle["other"])
     return result
+
+
+def idle_bytes(run: PlannedRun, gathers: Mapping[str, float]) -> dict[str, float]:
+    """Return the bytes of the gathering stream's memory that are unused at the peak of each traced phase and of
+    evaluation, and in "other" phases.
+
+    DeepSpeed gathers weights, and FSDP fills its all-gather buffers, on a stream of their own
+    (partitioned_param_coordinator.py, __allgather_stream; torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py,
+    all_gather_copy_in_stream). torch's allocator keeps the freed blocks of a stream for that stream
+    (c10/cuda/CUDACachingAllocator.cpp, BlockComparatorSize), so its part of the memory stays at its own peak.
+    """
+    spec, layout = run.spec, run.spec.layout
+    if layout.stage < 3 or spec.on_cpu or spec.ranks == 1:
+        return {"other": 0.0}
+    if layout.engine == "fsdp":
+        units = _units(run)[0]
+        most = units.buffers() * spec.width
+        used = dict.fromkeys((*PHASES, "evaluation"), max(units.layers, default=0.0) * spec.width)
+    else:
+        held = _held(run)
+        forward = spec.width * max((size for _, _, size in held.forward), default=0)
+        used = {**gathers, "forward": float(forward)}
+        most = max(used.values(), default=0.0)
+    return {"other": most} | {name: max(0.0, most - value) for name, value in used.items()}
 
 
 def terms(run: PlannedRun, at_peak: dict[str, float], peak: str) -> dict[str, Any]:
@@ -175,7 +204,7 @@ def terms(run: PlannedRun, at_peak: dict[str, float], peak: str) -> dict[str, An
     `buffers` are reduced by it.
     """
     states = run.states
-    shares = reserve.shares(run.spec, int(at_peak["total"]))
+    shares = reserve.shares(run.spec, int(at_peak["total"]), at_peak["idle"])
     named = {
         "frozen_weights": states.frozen_weights,
         **({"quantization_constants": states.constants} if states.constants else {}),
@@ -260,15 +289,8 @@ def _gathered(run: PlannedRun, step: TracedStep) -> dict[str, float]:
 
 def _gathered_by_fsdp(run: PlannedRun, step: TracedStep) -> dict[str, float]:
     """Return the same for torch's fully_shard, with gradients before they are sharded."""
-    spec, parameters, width = run.spec, run.parameters, run.spec.width
-    base = fsdp_units(run.model, lambda module: spec.prepared_method.packed(module, width))
-    if parameters.ranks:
-        # An adapter that is partly outside of the layers counts as gathered with the root.
-        inside = all("{}" in path for path, _ in parameters.ranks) and not spec.prepared_method.rows
-        units = base.with_adapter(*((parameters.trained, 0) if inside else (0, parameters.trained)))
-        trained = Units(units.root - base.root, tuple(map(operator.sub, units.layers, base.layers)))
-    else:
-        units, trained = base, Units(max(0, parameters.trained - sum(base.layers)), base.layers)
+    spec, width = run.spec, run.spec.width
+    units, trained = _units(run)
     alone = spec.layout.owners(spec.ranks, spec.ranks_per_node) == 1
     accumulates = spec.accumulation > 1
     whole = REDUCED * trained.total if accumulates else 0.0
@@ -289,13 +311,23 @@ def _gathered_by_fsdp(run: PlannedRun, step: TracedStep) -> dict[str, float]:
     }
 
 
-def _gathered_by_deepspeed(run: PlannedRun, step: TracedStep) -> dict[str, float]:
-    """Return the same for DeepSpeed's stage 3 on GPUs."""
+def _units(run: PlannedRun) -> tuple[Units, Units]:
+    """Return the units that FSDP gathers, and their trained parameters."""
+    method, width, parameters = run.spec.prepared_method, run.spec.width, run.parameters
+    base = fsdp_units(run.model, lambda module: method.packed(module, width))
+    if not parameters.ranks:
+        return base, Units(max(0, parameters.trained - sum(base.layers)), base.layers)
+    # An adapter that is partly outside of the layers counts as gathered with the root.
+    inside = all("{}" in path for path, _ in parameters.ranks) and not method.rows
+    units = base.with_adapter(*((parameters.trained, 0) if inside else (0, parameters.trained)))
+    return units, Units(units.root - base.root, tuple(map(operator.sub, units.layers, base.layers)))
+
+
+def _held(run: PlannedRun) -> Gathered:
+    """Return the gathered weights of a step at DeepSpeed's stage 3."""
     spec = run.spec
-    if spec.ranks == 1 and spec.layout.parameters == "gpu":  # the shard is the weight (NoGatherHandle)
-        return dict.fromkeys((*step.phases, "evaluation"), 0.0)
     ranks = run.parameters.ranks if run.parameters.frozen else ()
-    held = gathered(
+    return gathered(
         run.model,
         ranks,
         run.buckets,
@@ -305,6 +337,14 @@ def _gathered_by_deepspeed(run: PlannedRun, step: TracedStep) -> dict[str, float
         spec.prepared_method,
         spec.width,
     )
+
+
+def _gathered_by_deepspeed(run: PlannedRun, step: TracedStep) -> dict[str, float]:
+    """Return the same for DeepSpeed's stage 3 on GPUs."""
+    spec = run.spec
+    if spec.ranks == 1 and spec.layout.parameters == "gpu":  # the shard is the weight (NoGatherHandle)
+        return dict.fromkeys((*step.phases, "evaluation"), 0.0)
+    held = _held(run)
     # The peaks of gathered weights and of activations may be at different modules of a layer.
     peak, layer = step.phases["forward"]["total"], step.kept / run.model.layers
     both = max(step.modules.get(path, peak) - later * layer + most * spec.width for path, later, most in held.forward)

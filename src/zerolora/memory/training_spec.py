@@ -57,6 +57,8 @@ class TrainingSpec:
     """What liger-kernel computes."""
     activation_offload: bool = False
     """Keep the inputs of checkpointed layers on the host, where CPU ranks have them anyway."""
+    capability: float | None = None
+    """Compute capability of the GPUs; None for those that have flash attention."""
     objective: Objective = OBJECTIVES["sft"]
     optimizer: Optimizer = OPTIMIZERS["adamw"]
 

@@ -25,7 +25,7 @@ from zerolora.methods.method import tied_weights
 from zerolora.model import added_tokens, foreign
 from zerolora.model.architecture import built_on_meta, config_of
 from zerolora.model.base_check import listed_shapes
-from zerolora.model.manifest import is_weight, model_files
+from zerolora.model.manifest import is_weight, is_whole, model_files
 from zerolora.model.prompt_format import write_prompt_format, write_tokens
 from zerolora.model.stored_quantization import check_mergeable
 from zerolora.model.weight_files import WEIGHT_INDEX, weight_files
@@ -69,8 +69,7 @@ def restore(base: Path, adapter: Path, manifest: Path, data: Path | None = None)
     """
     expected = foreign.manifest(manifest, "zerolora merge", "files", "path")
     directory = Path(expected["path"])
-    sizes = {name: file["bytes"] for name, file in expected["files"].items()}
-    if not all((directory / name).is_file() and (directory / name).stat().st_size == sizes[name] for name in sizes):
+    if not is_whole(manifest):
         with staged_directory(directory) as staged:
             dequantized = expected.get("dequantized", False)
             hashes = write_model(base, [(adapter, 1.0)], staged, directory, data, dequantized, hashed=True)

@@ -365,6 +365,19 @@ class TrainedLowRank(LowRank, PeftMethod):
             check_pattern(adapted, f"train.lora.{key}", pattern)
         return wrapped
 
+    @classmethod
+    def fits_listed(cls, settings: "MethodSections", model: "ModelSpec") -> bool:
+        """Return whether all targets are linear modules that the spec lists: peft adapts those, and the files contain
+        their weights. A regular expression may match modules that it does not list."""
+        method = cls.of(settings)
+        if method.init != DEFAULT_INIT or method.modules_to_save:
+            return False
+        if isinstance(method.targets, str) and method.targets != "all-linear":
+            return False
+        method.parameters(model, 2)
+        modules, parameters = method._targets(model)
+        return not parameters and all(module.kind == "linear" for module in modules)
+
     @staticmethod
     def is_untrained(name: str, tensor: "torch.Tensor") -> bool:
         return "lora_B" in name and (not bool(tensor.any()) or is_start(tensor))

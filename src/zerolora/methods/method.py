@@ -138,6 +138,13 @@ class TrainableMethod(Method):
         a module that the model lacks.
         """
 
+    @classmethod
+    def fits_listed(cls, settings: "MethodSections", model: ModelSpec) -> bool:
+        """Return whether `build` and `updates_of` accept every base with the weights of this spec, so that render need
+        not build its class (probe/listed_trial.py). Raises UserError if a setting names a module that the model lacks.
+        """
+        return False
+
     @staticmethod
     @abstractmethod
     def published(model: Any, trained: "dict[str, torch.Tensor]") -> "dict[str, torch.Tensor]":

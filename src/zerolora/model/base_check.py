@@ -85,6 +85,13 @@ def listed_spec(directory: Path, files: Iterable[TensorFile]) -> ModelSpec | Non
 
     None if they contain others, or if the family is not in model/families/: the class must be built to check those.
     """
+    spec = family_spec(directory)
+    stored = {name: each.shape for file in files for name, each in file.tensors.items()}
+    return spec if spec is not None and listed_shapes(spec) == stored else None
+
+
+def family_spec(directory: Path) -> ModelSpec | None:
+    """Return the spec that model/families/ lists for the config.json in `directory`; None without one."""
     path = directory / "config.json"
     config = foreign.model_config(directory)
     family = config.get("model_type")
@@ -92,11 +99,9 @@ def listed_spec(directory: Path, files: Iterable[TensorFile]) -> ModelSpec | Non
         return None
     try:
         check_sizes(config, path)
-        spec = FAMILIES[family](Keys(config, path, family))
+        return FAMILIES[family](Keys(config, path, family))
     except UserError:
         return None
-    stored = {name: each.shape for file in files for name, each in file.tensors.items()}
-    return spec if listed_shapes(spec) == stored else None
 
 
 def listed_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:

@@ -106,6 +106,12 @@ def count_parameters(directory: Path) -> int:
     return sum(math.prod(tensor.shape) for header in headers for tensor in header.tensors.values())
 
 
+def weight_directory(model: Path, weights: Path) -> Path:
+    """Return the directory with the weights of `model`, written by fetch: the user's own, or `weights`."""
+    source = foreign.manifest(model / MANIFEST, "zerolora fetch", "source")["source"]
+    return Path(source.get("path", weights))
+
+
 def is_weight(name: str) -> bool:
     """Return whether a file of a model directory is a file of weights."""
     return name.endswith(".safetensors")
@@ -156,6 +162,13 @@ def located(stamp: Path) -> Path:
 def is_merged(stamp: Path) -> bool:
     """Return whether the manifest of a run's merged model names weights; with merge.enabled: false there are none."""
     return bool(foreign.manifest(stamp, "zerolora merge").get("enabled", True))
+
+
+def is_whole(stamp: Path) -> bool:
+    """Return whether all files that the manifest of a merged model names are on this machine, in their size."""
+    record = foreign.manifest(stamp, "zerolora merge", "files", "path")
+    paths = {Path(record["path"]) / name: file["bytes"] for name, file in record["files"].items()}
+    return all(path.is_file() and path.stat().st_size == size for path, size in paths.items())
 
 
 BASE = "base_model"

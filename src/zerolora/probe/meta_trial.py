@@ -22,11 +22,11 @@ from zerolora.log import LOGGER
 from zerolora.merge.merge_plan import plan_merge
 from zerolora.methods.method import Update
 from zerolora.methods.registry import TRAINABLE, check_published
-from zerolora.model import foreign
 from zerolora.model.added_tokens import AddedToken, add_rows, of_data
 from zerolora.model.architecture import built_on_meta, config_of
 from zerolora.model.base_check import check_shared
-from zerolora.model.stored_quantization import check_trainable, stored_quantization, unpacked
+from zerolora.model.manifest import weight_directory
+from zerolora.model.stored_quantization import stored_quantization, unpacked
 from zerolora.model.weight_files import WEIGHTS, weight_files
 from zerolora.tensor_file import TensorFile, read_header
 from zerolora.train.attention import IMPLEMENTATIONS, check_attention, no_attention
@@ -43,23 +43,16 @@ def check(settings: RenderSettings, attention: Attention, model: Path, weights: 
     train.from_adapter, or the result could not be merged into its files or exported.
 
     `data` is the prepared data with its added tokens; without it, train.from_adapter is not checked. `weights` is the
-    directory of downloaded weights. Names are checked only where those are on this machine.
+    directory of downloaded weights. Names are checked only where those are on this machine. listed_trial.py calls this
+    after check_stored.
     """
     stored = stored_quantization(model)
-    method = TRAINABLE[settings.method.name]
-    check_trainable(stored, method.name, method.quantizes(), settings.sections.quantization)
-    if stored and (settings.merged or settings.targets):
-        key, value = ("merge.enabled", "false") if settings.merged else ("export.targets", "[]")
-        raise UserError(
-            f"{key}: the base model is stored in 4 bits ({stored.type}), to which nothing can be added; write {key}: "
-            f"{value}, or fetch the checkpoint in bf16, fp16 or fp32 that it was made of"
-        )
     bitsandbytes_patches.load()
     config = config_of(model)
     updates, published = _updates(_attending(config, attention), settings)
     if settings.from_adapter and data is not None:
         _check_start(settings, Path(settings.from_adapter), config, model, of_data(data))
-    directory = Path(foreign.manifest(model / MANIFEST, "zerolora fetch", "source")["source"].get("path", weights))
+    directory = weight_directory(model, weights)
     present = any(directory.glob(WEIGHTS))
     if settings.targets:
         check_targets(settings, published, model, directory if present else None, data)

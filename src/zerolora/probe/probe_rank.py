@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from zerolora.files import write_json
-from zerolora.machine import cpu_matmul
+from zerolora.machine import cpu_matmul, devices
 from zerolora.machine.devices import on_gpu
 from zerolora.machine.identity import processor
 from zerolora.optimizers import OPTIMIZERS
@@ -50,9 +50,9 @@ class Rank:
     def __init__(self, device: str) -> None:
         self.rank, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.per_node = int(os.environ["LOCAL_WORLD_SIZE"])
-        self.device = torch.device(device)
+        self.kind, self.device = device, torch.device(device)
         if device == "cuda":
-            self.device = torch.device(device, gpu_of_rank(os.environ, torch.cuda.device_count()))
+            self.device = torch.device(devices.GPU, gpu_of_rank(os.environ, torch.cuda.device_count()))
             torch.cuda.set_device(self.device)
         else:
             cpu_matmul.choose()  # as training does
@@ -112,7 +112,7 @@ def main() -> None:
 
 
 def _matmul(rank: Rank, dtype: torch.dtype) -> float:
-    size = MATRIX[rank.device.type]
+    size = MATRIX[rank.kind]
     one, other = (torch.randn(size, size, device=rank.device, dtype=dtype) for _ in range(2))
     result = torch.empty_like(one)
     return 2 * size**3 / rank.seconds(lambda: _done(torch.mm(one, other, out=result)))
@@ -140,7 +140,7 @@ def _issuing(rank: Rank) -> float:
 
 def _copying(rank: Rank) -> dict[str, float | None]:
     """Measure bytes/s of memory, reads and writes, and of pinned copies between host and device (None on CPU)."""
-    count = COPIED_BYTES[rank.device.type]
+    count = COPIED_BYTES[rank.kind]
     source, target = (torch.zeros(count // 4, device=rank.device) for _ in range(2))
     memory = 2 * count / rank.seconds(lambda: _done(target.copy_(source)))
     up = down = None
@@ -174,7 +174,7 @@ def _collectives(rank: Rank, where: str, group: Any, members: int, lanes: int) -
     if members == 1:
         return dict.fromkeys(names)
     # all_gather needs a size divisible by the number of members.
-    share = SENT_BYTES[rank.device.type] // 4 // members
+    share = SENT_BYTES[rank.kind] // 4 // members
     whole, part = (torch.zeros(count, device=rank.device) for count in (share * members, share))
     sent = lanes * part.nbytes * (members - 1)
     small, one = torch.zeros(members, device=rank.device), torch.zeros(1, device=rank.device)
@@ -194,7 +194,7 @@ def _machine(rank: Rank) -> dict[str, Any]:
     """Return the hardware and versions of rank 0's node."""
     name = torch.cuda.get_device_name(rank.device) if on_gpu(rank.device) else processor()
     return {
-        "device": rank.device.type,
+        "device": rank.kind,
         "nodes": rank.world // rank.per_node,
         "ranks_per_node": rank.per_node,
         "threads_per_rank": torch.get_num_threads(),

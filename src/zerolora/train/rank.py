@@ -5,6 +5,7 @@ import contextlib
 import copy
 import csv
 import gc
+import importlib
 import io
 import os
 import sys
@@ -32,6 +33,7 @@ from zerolora.methods.registry import TRAINABLE
 from zerolora.model import added_tokens, foreign
 from zerolora.model.manifest import base_identity, located
 from zerolora.model.prompt_format import write_adapter_format
+from zerolora.model.spec import FEWEST
 from zerolora.model.stored_quantization import stored_precision
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.planner.zero_json import ZeroJson
@@ -126,13 +128,13 @@ def train(
     gc.enable()
     heartbeat.follow(engine.module, device)
 
-    packed = read_json(paths.packing / "stats.json", "zerolora pack")["packing"]
-    prefixes = _check_model(engine, plan, packed, device)
+    stats = read_json(paths.packing / "stats.json", "zerolora pack")
+    prefixes = _check_model(engine, plan, stats, device)
     loop = Loop(
         engine,
         batches,
         plan,
-        packed=packed,
+        packed=stats["packing"],
         prefixes=prefixes,
         sources=len(_sources(paths.data)),
         device=device,
@@ -244,19 +246,23 @@ def _batches(paths: Paths, plan: TrainingPlan) -> Batches:
     return Batches(rows, packing, plan, rank // shared, world // shared)
 
 
-def _check_model(engine: Engine, plan: TrainingPlan, packed: bool, device: torch.device) -> bool:
-    """Return whether a prefix that rows share can be computed once. Raises UserError if packed rows would see each
-    other, or ranks that share rows compute other logits."""
+def _check_model(engine: Engine, plan: TrainingPlan, stats: dict[str, Any], device: torch.device) -> bool:
+    """Return whether a prefix that rows share can be computed once; `stats` are those of the packing. Raises UserError
+    if packed rows would see each other, or ranks that share rows compute other logits."""
+    packed, alike, first = stats["packing"], stats.get("train_common_prefix", 0), torch.distributed.get_rank() == 0
     base = base_of(engine.module)
     if kernels.in_use(base):
         _check_kernels(engine, base, plan, device)
-    if not check_loss(engine, base, device, plan.precision) and torch.distributed.get_rank() == 0:
+    if not check_loss(engine, base, device, plan.precision) and first:
         LOGGER.info("this model post-processes its logits; using the unchunked loss")
     if plan.sequence_parallel > 1:
         check_sequence_parallel(engine, base.config, device)
     if packed:
         check_isolation(engine, base.config, device)
-    return common_prefix.allowed(plan, base) and shares_prefixes(engine, base.config, device)
+    prefixes = common_prefix.allowed(plan, base) and shares_prefixes(engine, base.config, device)
+    if prefixes and first and alike >= FEWEST and (packed or plan.micro_batch > 1):
+        LOGGER.info(f"the {alike} tokens that all rows begin with are computed once in a micro-batch")
+    return prefixes
 
 
 def _check_kernels(engine: Engine, base: Any, plan: TrainingPlan, device: torch.device) -> None:
@@ -298,13 +304,13 @@ def claim_device(plan: TrainingPlan) -> torch.device:
         bitsandbytes_patches.check_cuda_library()
     if plan.precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise UserError(f"{name} has no bf16, but this run trains in it; correct hardware.compute_capability")
-    return torch.device("cuda", number)
+    return torch.device(devices.GPU, number)
 
 
 def _connect(plan: TrainingPlan, config: ZeroJson, device: torch.device) -> None:
     """Join the ranks into one process group. Collective. Raises UserError if two ranks use one GPU."""
     engine_class(plan.engine).connect(config, device)
-    if device.type == "cuda":
+    if devices.on_gpu(device):
         check_own_gpu(device)
 
 
@@ -389,7 +395,8 @@ def _arguments() -> argparse.Namespace:
 
 def _load(arguments: argparse.Namespace) -> None:
     """Import libraries that are needed later: forked ranks share everything loaded before."""
-    bitsandbytes_patches.load()
+    bitsandbytes_patches.load()  # before peft, so no module here imports that
+    importlib.import_module("transformers.optimization")  # for schedule.py
     with contextlib.suppress(UserError):  # the rank itself reports it
         plan, _ = read_plan(arguments.settings, arguments.zero)
         engine_class(plan.engine).load_library()

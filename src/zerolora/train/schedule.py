@@ -5,7 +5,6 @@ import json
 from collections.abc import Callable
 
 import torch
-from transformers.optimization import get_scheduler
 
 from zerolora.config.settings import TrainSettings
 from zerolora.errors import UserError
@@ -42,6 +41,8 @@ def check(settings: TrainSettings, steps: int) -> None:
 @functools.lru_cache(maxsize=1)
 def _factor_of(name: str, options: str, warmup: int, steps: int, peak: float) -> Callable[[int], float]:
     """Return transformers' factor of the learning rate as a function of the step. `options` is JSON."""
+    from transformers.optimization import get_scheduler  # with peft, whose import rank.py orders
+
     chosen = {key: value for key, value in json.loads(options).items() if value is not None}
     # transformers' "constant" has no warm-up. Given both stable steps and all steps, it would read the first and warn.
     name = "constant_with_warmup" if name == "constant" else name

@@ -1,0 +1,137 @@
+"""No import calls CUDA, and each stage initialises it at its first use, with torch's build for CUDA and a pretended GPU
+(first_use.py)."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cuda_build
+import pytest
+from conftest import ROOT, Project
+
+from zerolora.files import canonical
+from zerolora.train.launch.launcher import environment_of
+
+pytestmark = [pytest.mark.cuda, pytest.mark.slow]
+
+SOURCE = ("--data", "results/data/rows", "--weights", "resources/weights/tiny.json")
+TUNED = ("--base", "resources/weights/tiny.json", "--adapter", "results/default/adapter")
+MERGED = ("--weights", "results/default/merged/manifest.json", *TUNED)
+LOADED = "evaluated_models.placement"
+FIRST = {
+    "imports": None,
+    "forked_rank": None,
+    "rank": "rank.claim_device",
+    "probe_rank": "probe_rank.__init__",
+    "evaluate_base": LOADED,
+    "evaluate": LOADED,
+    "task_base": LOADED,
+    "task": LOADED,
+    "judge": LOADED,
+    "merge": None,
+    "render": None,
+}
+"""The function of zerolora in which each stage initialises CUDA; None if it never does."""
+
+
+def stages(project: Project) -> list[tuple[str, str, list[str]]]:
+    """Return each stage's name, kind and arguments; its settings are the finished run's, on a GPU."""
+
+    def read(name: str) -> Any:
+        return json.loads((project.directory / "results" / name).read_text())
+
+    run, judge = read("settings/runs/default.json")["runs"]["default"], read("config.json")["judge"]
+    question: dict[str, Any] = {"place": "a", "question": "1 + 1", "prompt": "1 + 1", "choices": [], "expected": "2"}
+    question |= {"messages": [{"role": "user", "content": "1 + 1"}]}
+    (project.directory / "asked.jsonl").write_text(json.dumps(question) + "\n")
+    evaluated = run["evaluate"] | {"device": "cuda"}
+    asked: dict[str, Any] = {
+        "kind": "rows",
+        "check": "sum",
+        "check_settings": {},
+        "check_source": None,
+        "chat_template": True,
+    }
+    asked |= {"max_new_tokens": 4, "batch": 2, "seed": 1}
+    judge |= {"endpoint": "http://127.0.0.1:9/v1", "model": "none"}
+    trained = [
+        "--settings",
+        canonical(run["train"] | {"device": "cuda"}),
+        *SOURCE,
+        "--zero",
+        f"results/{run['rendered']}/zero.json",
+    ]
+    trained += ["--packing", f"results/{run['packed']}/packing", "--checkpoints", "c", "--output", "o"]
+    merge = ["merge", "--weights", SOURCE[3], "--adapter", TUNED[3], "--output", "o/merged"]
+    task = ["task", "--settings", canonical(asked), "--rows", "asked.jsonl", "--output", "o/t", "--answers", "o/a"]
+    commands = {
+        "evaluate_base": ["evaluate", "--settings", canonical(evaluated), *SOURCE, "--output", "o", "--answers", "o/a"],
+        "evaluate": [
+            *("evaluate", "--settings", canonical(evaluated), *SOURCE[:2], *MERGED, "--output", "o", "--answers", "o/a")
+        ],
+        "task_base": [*task, *SOURCE, "--device", "cuda"],
+        "task": [*task, *MERGED, "--device", "cuda"],
+        "judge": [
+            *("judge", "--settings", canonical(judge), *SOURCE[:2], "--base", SOURCE[3], "--tuned", MERGED[1]),
+            *("--adapter", TUNED[3], "--work", "o/w", "--output", "o/j", "--device", "cuda"),
+        ],
+        "merge": merge,
+        "render": [
+            *(
+                "render",
+                "--settings",
+                canonical(run["render"]),
+                "--estimate",
+                f"results/{run['estimated']}/estimate.json",
+            ),
+            *("--output", "o/z", "--reasons", "o/r", "--model", "resources/models/tiny", "--weights"),
+            *("resources/weights/tiny", "--data", SOURCE[1]),
+        ],
+    }
+    return [
+        ("forked_rank", "forked_rank", trained),
+        ("rank", "rank", trained),
+        ("probe_rank", "probe_rank", ["--output", "o/p", "--device", "cuda"]),
+        *((name, "command", arguments) for name, arguments in commands.items()),
+    ]
+
+
+@pytest.fixture(scope="module")
+def traced(copy_finished: Callable[[str], Project]) -> dict[str, dict[str, Any]]:
+    """Return what each stage did, by name."""
+    if reason := cuda_build.missing():
+        pytest.skip(reason)
+    project = copy_finished("first_use")
+    path = [*cuda_build.path(), str(ROOT / "src"), str(ROOT / "tests"), str(ROOT / "tests/cuda")]
+    variables = environment_of("cuda") | {"PYTHONPATH": os.pathsep.join(path), "CUDA_VISIBLE_DEVICES": "0,1"}
+    command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("first_use.py"))]
+    result = subprocess.run(
+        [*command, json.dumps(stages(project))],
+        cwd=project.directory,
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    print(result.stderr)  # where each stage initialised CUDA
+    assert result.returncode == 0
+    return dict(json.loads(line) for line in result.stdout.splitlines() if line.startswith('["'))
+
+
+@pytest.mark.parametrize("stage", FIRST)
+def test_cuda_is_initialised_where_it_is_first_used(stage: str, traced: dict[str, dict[str, Any]]) -> None:
+    """By a call that initialises it, none before; stages that compute on the CPU never call it."""
+    used = traced[stage]
+    assert used["initialised"] == FIRST[stage] and not used["bare"], used
+    assert used["result"] == "initialises CUDA" if FIRST[stage] else "rror" not in str(used["result"])
+
+
+def test_ranks_are_forked_beside_gpus(traced: dict[str, dict[str, Any]]) -> None:
+    """After their imports, of which bitsandbytes' finds its library for CUDA."""
+    expected = {"hindrance": None, "called": False, "library": "CudaBNBNativeLibrary"}
+    assert traced["forked_rank"]["result"] == expected
