@@ -109,7 +109,7 @@ def test_unadapted_experts_stay_gathered_until_backward() -> None:
     adapted = tuple((f"{experts.path}.{name}", 1) for name, _ in experts.weights)
     buckets = Buckets()
     views, sums, neither = (
-        gathered(model, ranks, buckets, checkpointing, False, True).loss
+        gathered(model, ranks, buckets, checkpointing, False, True, LoraMethod(), 2).loss
         for ranks, checkpointing in (((("", 1),), False), (adapted, False), ((("", 1),), True))
     )
     assert views == neither + 6 * experts.parameters
