@@ -338,6 +338,9 @@ class TrainSection(MethodSections):
     activation_offload: bool = False
     """Keep the inputs of checkpointed layers in host memory between forward and backward pass (DeepSpeed ALST, arXiv
     2506.13996), so that a GPU holds only one of them. Needs activation_checkpointing, which auto then turns on."""
+    compile: bool = False
+    """Compile decoder layers with torch.compile; batches are then padded to at most four lengths, each of which is
+    compiled once (docs/compile.md)."""
     global_batch: Positive = 8
     """Packed rows per optimizer step, over all ranks. The order of the data depends only on it and the seed."""
     epochs: Positive = 1

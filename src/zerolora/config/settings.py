@@ -83,6 +83,8 @@ class EstimateSettings(Section):
     """Ranks that share each row."""
     activation_offload: bool = False
     """Whether inputs of checkpointed layers are offloaded to the host."""
+    compile: bool = False
+    """Whether decoder layers are compiled, and batches padded for it."""
     micro_batch: int | None
     precision: Precision
     activation_checkpointing: bool | None

@@ -19,6 +19,7 @@ from zerolora.memory.reserve import with_headroom
 from zerolora.memory.training_spec import RowStatistics, TrainingSpec, row_statistics
 from zerolora.methods.registry import create
 from zerolora.model import fused_kernels
+from zerolora.model.padded_lengths import padded, step_of
 from zerolora.model.read_spec import read_model_spec
 from zerolora.model.spec import ModelSpec, to_json, with_rows
 from zerolora.optimizers import OPTIMIZERS
@@ -77,7 +78,7 @@ def training_spec(model: ModelSpec, settings: EstimateSettings, rows: RowStatist
     """
     check_sharing(model, settings.sequence_parallel, world_size(settings), "train.sequence_parallel")
     micro_batch = settings.micro_batch or 1
-    on_cpu = settings.device == "cpu"
+    on_cpu, longest = settings.device == "cpu", rows.longest_packed_row
     return TrainingSpec(
         strategy="zero0",
         method=create(settings.method.name, **{**settings.method.settings, "added_tokens": settings.added_tokens}),
@@ -85,7 +86,8 @@ def training_spec(model: ModelSpec, settings: EstimateSettings, rows: RowStatist
         ranks_per_node=settings.ranks_per_node,
         micro_batch=micro_batch,
         accumulation=settings.global_batch // (micro_batch * data_ranks(settings)),
-        length=rows.longest_packed_row,
+        length=padded(longest, step_of(longest)) if settings.compile else longest,
+        compiles=settings.compile,
         activation_checkpointing=settings.activation_offload or settings.activation_checkpointing is not False,
         activation_offload=settings.activation_offload,
         attention=open_attentions(model, settings)[0],
@@ -196,6 +198,10 @@ def impossible(spec: TrainingSpec, model: ModelSpec) -> str | None:
     target = target_of(spec, nvme="assumed")  # the planner checks the run's directory
     if conflict := spec.layout.conflict(target) or spec.optimizer.conflict(spec.layout, target):
         return conflict.problem
+    if spec.compiles and spec.layout.stage == 3 and spec.layout.engine == "deepspeed":
+        return "DeepSpeed gathers weights inside a layer, which train.compile compiles as a whole; write compile: false"
+    if spec.compiles and model.experts:
+        return f"the experts of a {model.family} are not compiled; write train.compile: false"
     if spec.layout.within_node and spec.ranks_per_node == 1:
         return "a node has one rank: there is nothing to shard inside it"
     return None

@@ -55,6 +55,8 @@ class TrainingSpec:
     """Ranks that share each row."""
     kernels: tuple[Part, ...] = ()
     """What liger-kernel computes."""
+    compiles: bool = False
+    """Decoder layers are compiled."""
     activation_offload: bool = False
     """Keep the inputs of checkpointed layers on the host, where CPU ranks have them anyway."""
     capability: float | None = None

@@ -241,7 +241,7 @@ def _prefix(model: ModelSpec, spec: TrainingSpec, rows: RowStatistics) -> int:
     drawn = spec.method.drops or model.attention_dropout or model.hidden_dropout
     if model.counted != "config.json" or rows.common_prefix < FEWEST:
         return 0
-    if spec.attention != "flash" or spec.sequence_parallel > 1 or drawn:
+    if spec.attention != "flash" or spec.sequence_parallel > 1 or spec.compiles or drawn:
         return 0
     shared = rows.common_prefix * (spec.micro_batch * rows.rows / rows.packed_rows - 1)
     return rows.common_prefix if shared >= WORTH * spec.micro_batch * rows.tokens / rows.packed_rows else 0

@@ -68,6 +68,10 @@ def adapt(
     del gathering
     train_rows(model)
     make_sparse(model)
+    if plan.compile:
+        from zerolora.train.compiled_layers import compiled_layers  # imports torch's compiler
+
+        compiled_layers.use(base_of(model), device)
     return model
 
 
