@@ -80,6 +80,17 @@ def _forked_ranks(result: Result) -> str:
             read = f"{each['read_bytes'] / 2**20:.0f} MiB"
             rows.append((f"{ranks}, {text}", *seconds, _gib(each["pss_bytes"]), each["opened_files"], read))
     header = ["ranks, and how they start", "first step made after", "CPU time", "memory", "opened files", "read"]
+    return "\n\n".join([measuring.table(header, rows), _starts(result["start"])])
+
+
+def _starts(start: Result) -> str:
+    rows = []
+    for device in ("cpu", "cuda"):
+        for ranks, ways in start.get(device, {}).items():
+            seconds = [f"{ways[way]['cpu_seconds']:.1f} s" for way in ("separate", "forked")]
+            walls = [f"{ways[way]['wall_seconds']:.1f} s" for way in ("separate", "forked")]
+            rows.append((f"{ranks}, {device}", *seconds, f"{ways['cpu_forked_over_separate']:.2f}", *walls))
+    header = ["ranks", "CPU time separately", "forked", "ratio", "wall time separately", "forked"]
     return measuring.table(header, rows)
 
 

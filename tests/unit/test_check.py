@@ -299,6 +299,7 @@ def test_the_page_shows_what_the_command_prints(
     monkeypatch.undo()
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr("zerolora.check.check_command.this_machine", check_table.facts)
+    monkeypatch.setattr("zerolora.check.check_command.needs_of", lambda _: check_table.needs())
     monkeypatch.setattr("zerolora.check.check_command.terminal_width", lambda: check_table.WIDTH)
     monkeypatch.setattr("zerolora.check.check_command.shows", lambda _: True)
     assert check(Path(check_table.CONFIG)) == 1

@@ -1,6 +1,7 @@
 """What DeepSpeed compiles when training starts is named by render where a tool for it is missing."""
 
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -59,12 +60,21 @@ def test_nothing_is_missing_where_all_tools_are(tools: Tool) -> None:
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler here: apt-get install g++")
-@pytest.mark.parametrize(("flags", "links"), [("", None), ("-L/nowhere -Wl,--no-such-option", False)])
-def test_libaio_is_compiled_and_linked_for_real(
-    flags: str, links: bool | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LDFLAGS", flags)
-    assert toolchain.links_libaio() == (Path("/usr/include/libaio.h").is_file() if links is None else links)
+def test_libaio_is_compiled_and_linked_with_the_users_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in of libaio in a folder that only CFLAGS and LDFLAGS name."""
+    (tmp_path / "libaio.h").write_text("int io_submit(int context, long number, void *requests);\n")
+    source = tmp_path / "libaio.c"
+    source.write_text("int io_submit(int context, long number, void *requests) { return 0; }\n")
+    command = ["c++", "-x", "c", "-shared", "-fPIC", str(source), "-o", str(tmp_path / "libaio.so")]
+    subprocess.run(command, check=True)
+    monkeypatch.setenv("CFLAGS", f"-I{tmp_path}")
+    monkeypatch.setenv("LDFLAGS", f"-L{tmp_path}")
+    assert toolchain.links_libaio()
+    monkeypatch.setenv("CFLAGS", f"-I{tmp_path} -Dio_submit=something_else")
+    assert not toolchain.links_libaio()
+    monkeypatch.setenv("CFLAGS", "")
+    monkeypatch.setenv("LDFLAGS", "-nostdlib -L/nowhere")
+    assert not toolchain.links_libaio()
 
 
 @pytest.mark.parametrize(
@@ -141,3 +151,19 @@ def test_compilers_of_nodes_are_not_judged_where_jobs_are_submitted(
     assert "training compiles on its own nodes" in caplog.text
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     assert refusal(machine_limits.check, settings, "zero3_nvme") == said
+
+
+@pytest.mark.parametrize(
+    ("device", "kernels", "refused"), [("cuda", "liger", True), ("cuda", "off", False), ("cpu", "liger", False)]
+)
+def test_fused_kernels_need_a_c_compiler_on_gpus(tools: Tool, device: Device, kernels: str, refused: bool) -> None:
+    run = resolve(load(ROOT / "config/config.yaml")).runs["default"].render
+    settings = run.model_copy(update={"device": device, "kernels": kernels})
+    said = list(machine_limits.without_launchers(settings))
+    assert bool(said) == refused
+    if refused:
+        assert "train.kernels is liger" in said[0] and "no C compiler (gcc, clang) is on PATH" in said[0]
+        assert said[0].endswith("or write train.kernels: off")
+    tools("clang", "")
+    tools("Python.h", "")
+    assert not list(machine_limits.without_launchers(settings))

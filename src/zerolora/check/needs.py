@@ -14,10 +14,8 @@ from zerolora.memory.predict import disk
 from zerolora.memory.training_spec import RowStatistics
 from zerolora.model.read_spec import read_model_spec
 from zerolora.model.spec import ModelSpec, with_rows
-from zerolora.planner.machine_limits import strategy_of
+from zerolora.planner.machine_limits import strategy_of, uncompiled, uses_kernels, without_launchers
 from zerolora.strategies import STRATEGIES
-from zerolora.strategies.strategy import Strategy
-from zerolora.types import Device
 
 ROWS = RowStatistics(
     packing=False,
@@ -45,12 +43,13 @@ class Gpus:
 
 @dataclass(frozen=True)
 class Compiling:
-    """A strategy that compiles operations of DeepSpeed."""
+    """What a run compiles when training starts."""
 
-    strategy: Strategy
-    device: Device
+    what: str
     certain: bool
-    """Whether it is named, not only one that `auto` may choose."""
+    """Whether it is compiled anyway, not only under a strategy that `auto` may choose."""
+    fault: str | None
+    """Why it cannot be compiled here."""
 
 
 @dataclass(frozen=True)
@@ -103,14 +102,18 @@ def _gpus(planned: Iterable[RenderSettings]) -> Gpus | None:
 
 
 def _compiling(planned: Iterable[RenderSettings]) -> Iterable[Compiling]:
-    compiling: dict[tuple[str, Device], Compiling] = {}
+    compiling: dict[tuple[str, str], Compiling] = {}
     for run in planned:
         certain = run.strategy != "auto"
         names = [run.strategy] if certain else ["zero3_nvme"] if run.nvme else []
-        for name in names:
-            strategy = strategy_of(run, name) if certain else STRATEGIES[name]
+        for strategy in (strategy_of(run, name) if certain else STRATEGIES[name] for name in names):
             if strategy.compiled:
-                compiling.setdefault((strategy.name, run.device), Compiling(strategy, run.device, certain))
+                what = f"{', '.join(strategy.compiled)} ({strategy.name})"
+                fault = next(uncompiled(strategy, run.device), None)
+                compiling.setdefault((what, run.device), Compiling(what, certain, fault))
+        if uses_kernels(run):
+            what = "Triton's kernels (train.kernels)"
+            compiling.setdefault((what, run.device), Compiling(what, True, next(without_launchers(run), None)))
     return compiling.values()
 
 

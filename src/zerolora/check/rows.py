@@ -163,14 +163,10 @@ def _compilers(machine: Machine, needs: "Needs | None") -> Iterator[Check]:
     if not compiling:
         yield Check("compilers", "right" if machine.tools else "note", here)
     for each in compiling:
-        from zerolora.planner.machine_limits import uncompiled
-
-        needed = f"{', '.join(each.strategy.compiled)} ({each.strategy.name})"
-        reasons = list(uncompiled(each.strategy, each.device))
-        if reasons and not each.certain:
-            yield Check("compilers", "note", here, needed, f"render.strategy: auto may choose it: {reasons[0]}")
+        if each.fault and not each.certain:
+            yield Check("compilers", "note", here, each.what, f"render.strategy: auto may choose it: {each.fault}")
         else:
-            yield _judged("compilers", here, needed, reasons[0] if reasons else None, machine)
+            yield _judged("compilers", here, each.what, each.fault, machine)
 
 
 def _disks(machine: Machine, needs: "Needs | None") -> Iterator[Check]:

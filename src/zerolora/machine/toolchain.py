@@ -1,7 +1,8 @@
-"""The tools with which DeepSpeed compiles an operation where it is first used, and what a machine lacks of them.
+"""The tools with which DeepSpeed and Triton compile where something is first used, and what a machine lacks of them.
 
 A rank compiles when training starts, possibly hours after its job was submitted. Sources: DeepSpeed,
-op_builder/builder.py (jit_load, installed_cuda_version) and async_io.py; torch, utils/cpp_extension.py.
+op_builder/builder.py (jit_load, installed_cuda_version) and async_io.py; torch, utils/cpp_extension.py; Triton,
+runtime/build.py.
 """
 
 import importlib.util
@@ -34,13 +35,26 @@ def lacking(operation: str, device: Device, cuda: str | None) -> list[str]:
     return [] if _installed(operation) else list(_lacking(operation, device, cuda))
 
 
+def lacking_for_triton() -> list[str]:
+    """Return what this machine lacks to compile what starts Triton's kernels, each with a remedy."""
+    named = os.environ.get("CC")
+    found = shutil.which(named) if named else shutil.which("gcc") or shutil.which("clang")
+    compiled_by = f"CC is {named}, which is not on PATH" if named else "no C compiler (gcc, clang) is on PATH"
+    missing = [] if found else [f"{compiled_by}; install one (apt-get install gcc), or load its module"]
+    return missing + list(_headers_fault())
+
+
+def _headers_fault() -> Iterator[str]:
+    if not (headers() / "Python.h").is_file():
+        yield f"{headers()} has no Python.h; install Python's headers (apt-get install python3-dev)"
+
+
 def _lacking(operation: str, device: Device, cuda: str | None) -> Iterator[str]:
     if compiler() is None:
         name = os.environ.get("CXX")
         named = f"CXX is {name}, which is not on PATH" if name else "no C++ compiler (c++) is on PATH"
         yield f"{named}; install one (apt-get install g++), or load its module"
-    if not (headers() / "Python.h").is_file():
-        yield f"{headers()} has no Python.h; install Python's headers (apt-get install python3-dev)"
+    yield from _headers_fault()
     if ninja() is None:
         yield "ninja is not installed; it is in envs/requirements.lock: run `make`"
     if operation == "async_io" and compiler() is not None and not links_libaio():

@@ -3,6 +3,7 @@
 `render` refuses what cannot work before a job waits in a queue, and `zerolora check` shows it.
 """
 
+import importlib.util
 from collections.abc import Iterator
 
 from zerolora.config.settings import HardwareSettings, RenderSettings
@@ -10,6 +11,7 @@ from zerolora.errors import UserError
 from zerolora.log import LOGGER
 from zerolora.machine import devices, toolchain
 from zerolora.machine.submit_host import submits
+from zerolora.model.fused_kernels import PACKAGE
 from zerolora.planner.hardware import GPUS
 from zerolora.planner.run_hardware import typical
 from zerolora.planner.user_config import filled, layout_of
@@ -28,7 +30,7 @@ def check(settings: RenderSettings, chosen: str) -> None:
     """
     if settings.device == "cuda":
         check_gpu(settings.hardware)
-    for reason in uncompiled(strategy_of(settings, chosen), settings.device):
+    for reason in (*uncompiled(strategy_of(settings, chosen), settings.device), *without_launchers(settings)):
         if not submits():
             raise UserError(reason)
         LOGGER.warning("%s (on this machine; training compiles on its own nodes)", reason)
@@ -75,3 +77,18 @@ def uncompiled(strategy: Strategy, device: Device) -> Iterator[str]:
                 f"render.strategy is {strategy.name}, which compiles DeepSpeed's {operation} when training starts, and "
                 f"{'; and '.join(missing)}; or write {OTHERWISE[operation]}"
             )
+
+
+def without_launchers(settings: RenderSettings) -> Iterator[str]:
+    """Yield a message, with remedies, if a run's fused kernels cannot be compiled here."""
+    if uses_kernels(settings) and (missing := toolchain.lacking_for_triton()):
+        yield (
+            f"train.kernels is {settings.kernels}, whose kernels Triton compiles when training starts, and "
+            f"{'; and '.join(missing)}; or write train.kernels: off"
+        )
+
+
+def uses_kernels(settings: RenderSettings) -> bool:
+    """Return whether a run may compute with fused kernels on GPUs."""
+    installed = importlib.util.find_spec(PACKAGE) is not None
+    return settings.device == "cuda" and (settings.kernels == "liger" or (settings.kernels == "auto" and installed))
