@@ -1,4 +1,4 @@
-"""Run the benchmarks that need a GPU, the most important first.
+"""Run the benchmarks that need a GPU: first what shows whether a run works there, then memory, then speed.
 
     .venv/bin/python benchmarks/gpu.py --output benchmarks/results --budget 3000
     .venv/bin/python benchmarks/gpu.py --output DIR --list    # the items in order, with estimated seconds and state
@@ -47,12 +47,14 @@ def items() -> list[Item]:
     chosen = ("--layers", "0", "--length", "2048", "--packed", "4", "--global-batch", "16")
     few = ("--limit", "16", "--rounds", "2", "--steps", "2")
     return [
+        training("stages_by_hand", "smollm2-135m", 240),
         Item("probe", 40, probe),
         memory("qwen2.5-7b", 400),
+        memory("qwen2.5-0.5b", 600),
+        training("host_syncs", "qwen2.5-0.5b", 120),
+        training("against_trl", "qwen2.5-0.5b", 300, "--rounds", "2", "--batch", "8"),
         training("limit", "qwen2.5-0.5b", 200, "--rounds", "2"),
         training("against_reference", "qwen2.5-0.5b", 180, "--rounds", "2"),
-        training("against_trl", "qwen2.5-0.5b", 300, "--rounds", "2", "--batch", "8"),
-        memory("qwen2.5-0.5b", 600),
         training("loading", "qwen2.5-7b", 200, "--ranks", "1", "--strategies", "zero2", "zero3"),
         training("start_up", "qwen2.5-0.5b", 120, "--rounds", "3"),
         training("methods", "qwen2.5-0.5b", 300, "--rounds", "1"),
@@ -114,9 +116,19 @@ def measure_all(planned: list[Item], output: Path, budget: float) -> None:
             skipped.append(item)
             continue
         write_json(path, {"item": item.name, "command": item.command[1:], **result})
-        print(f"{item.name}: {result.get('failed') or 'measured'} in {result['seconds_used']} s", flush=True)
+        print(f"{item.name}: {outcome(result)} in {result['seconds_used']} s", flush=True)
     if skipped:
         print(f"left for a later call: {', '.join(item.name for item in skipped)}")
+
+
+def outcome(result: dict[str, Any]) -> str:
+    """Return an item's outcome in words: why it failed, or what failed in what it measured."""
+    if "failed" in result:
+        return f"failed: {result['failed']}"
+    failures = result["measured"].get("failures")
+    return (
+        f"done, with failures: {'; '.join(f'{name}: {why}' for name, why in failures.items())}" if failures else "done"
+    )
 
 
 def measured(item: Item, path: Path, deadline: float) -> dict[str, Any] | None:
@@ -170,7 +182,7 @@ def listed(planned: list[Item], output: Path) -> str:
     for item in planned:
         path = result_path(output, item)
         result = read_json(path, "gpu.py") if path.is_file() else None
-        state = "to do" if result is None else f"failed: {result['failed']}" if "failed" in result else "done"
+        state = "to do" if result is None else outcome(result)
         lines.append(f"{item.name:<40}{item.seconds:>6} s  {state}")
     return "\n".join([*lines, f"{'together':<40}{sum(item.seconds for item in planned):>6} s"])
 

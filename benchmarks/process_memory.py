@@ -25,8 +25,8 @@ subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)
 print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 """
 PROBE = """
-from zerolora.compat import torchao_patches
-torchao_patches.hide()
+from zerolora.compat.left_out import leave_out
+leave_out("torchao")
 import datasets, zerolora.train.rank
 print([line.split()[1] for line in open("/proc/self/status") if line.startswith("VmRSS")][0])
 """

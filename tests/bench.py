@@ -18,7 +18,8 @@ from zerolora.config.settings import EstimateSettings, FetchDirectory, PackSetti
 from zerolora.data.pack import pack_rows
 from zerolora.data.prepare import prepare
 from zerolora.data.reference import records
-from zerolora.fetch.models import fetch, restore
+from zerolora.fetch.models import fetch
+from zerolora.fetch.restore import restore
 from zerolora.files import canonical, write_json
 from zerolora.memory.estimate import estimate
 from zerolora.planner.render import render

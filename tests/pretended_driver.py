@@ -11,6 +11,7 @@ class PretendedDriver:
         self, *capabilities: float, cuda: tuple[int, int] = (13, 0), start: int = 0, memory: int = 80 * 2**30
     ) -> None:
         self.capabilities, self.cuda, self.start, self.memory = capabilities, cuda, start, memory
+        self.maps_memory = True
         self.asked: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -43,4 +44,4 @@ class PretendedDriver:
 
     def _cuDeviceGetAttribute(self, value: Any, attribute: int, handle: Any) -> None:
         tenths = round(10 * self.capabilities[handle.value])
-        value._obj.value = tenths // 10 if attribute == 75 else tenths % 10
+        value._obj.value = {75: tenths // 10, 76: tenths % 10, 102: int(self.maps_memory)}[attribute]

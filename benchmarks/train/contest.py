@@ -44,7 +44,8 @@ from zerolora.data.packing_plan import open_plan
 from zerolora.data.prepare import prepare
 from zerolora.data.prepared_rows import open_split
 from zerolora.data.reference import records
-from zerolora.fetch.models import fetch, restore
+from zerolora.fetch.models import fetch
+from zerolora.fetch.restore import restore
 from zerolora.files import canonical, read_json, write_json
 from zerolora.memory.estimate import estimate
 from zerolora.planner.render import render

@@ -1,24 +1,32 @@
 """Compare two ways to start the ranks of a node: forks of one loaded process, and processes that load by themselves.
 
     .venv/bin/python benchmarks/train/forked_ranks.py
+    .venv/bin/python benchmarks/train/forked_ranks.py --start
 
-Needs the base model: run `make run` first; counting opened files needs strace. The embedded default is trained for two
-steps, with few validation rows, by `zerolora train`, which forks its ranks (train/launch/fork.py), and by ranks started
-one by one, as by a scheduler with one task a rank. Both write the same adapter. Measures the wall seconds until the
-first step has ended, and until all processes have ended: CPU seconds, wall seconds, peak memory of all processes,
-shared pages counted once (Pss), bytes read (rchar of /proc/PID/io, which includes the page cache but no mapped file),
-and, in a separate run, files opened. Writes benchmarks/results/train_forked_ranks.json.
+With --start, only what differs is measured: ranks that load training's libraries and end, started both ways by the
+launcher, in the environment that Snakemake gives the rule, for `cpu` and for `cuda` (where no rank needs a GPU yet).
+Their CPU and wall seconds go into the result's `start`; alternating rounds, medians.
+
+Without it, the base model is needed: run `make run` first; counting opened files needs strace. The embedded default is
+trained for two steps, with few validation rows, by `zerolora train`, which forks its ranks (train/launch/fork.py), and
+by ranks started one by one, as by a scheduler with one task a rank. Both write the same adapter. Measures the wall
+seconds until the first step has ended, and until all processes have ended: CPU seconds, wall seconds, peak memory of
+all processes, shared pages counted once (Pss), bytes read (rchar of /proc/PID/io, which includes the page cache but no
+mapped file), and, in a separate run, files opened. Writes benchmarks/results/train_forked_ranks.json.
 """
 
+import argparse
 import contextlib
 import hashlib
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +35,42 @@ from contest import QUIET, Ours, about, parser, reference, training_settings
 from measuring import children_cpu_seconds, kernel_sizes, medians, turns
 
 from zerolora.files import write_json
-from zerolora.train.launch.launcher import environment_of
+from zerolora.train.launch import launcher
+from zerolora.train.launch.launcher import OPENBLAS, Ranks, environment_of
 from zerolora.train.launch.topology import topology
 from zerolora.train.telemetry.writer import FILE
 
+THREADS = ("GOTO_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+"""Variables that Snakemake sets to a job's threads, beside those that the rule sets again."""
 EVERY = 0.3  # seconds between two samples of memory
 OFTEN = 0.05  # seconds between two checks for the first step
 Start = Callable[[Ours, list[str]], list["subprocess.Popen[bytes]"]]
+
+
+# A rank until it is one: all of training's libraries, but no training.
+LOADED = """
+import gc
+gc.disable()
+from zerolora.compat import torchao_patches
+torchao_patches.hide()
+from zerolora.train import rank
+from zerolora.train.launch.fork import become_rank
+become_rank()
+"""
+FORKED, SEPARATE = "forked", "separate"
 
 
 def main() -> None:
     """Start ranks in both ways, in turn, write."""
     made = parser(__doc__, "train_forked_ranks.json")
     made.add_argument("--ranks", type=int, nargs="+", default=[2, 8], help="numbers of ranks to start")
+    made.add_argument("--start", action="store_true", help="measure only the start, and update the result")
     options = made.parse_args()
-    result: dict[str, Any] = about(options.device)
+    if options.start:
+        result = json.loads(options.output.read_text(encoding="utf-8")) if options.output.exists() else {}
+        write_json(options.output, result | {"start": about("cpu") | {"rounds": options.rounds} | starts(options)})
+        return
+    result = about(options.device)
     result |= {"model": options.model.stem, "rounds": options.rounds, "ranks": {}}
     train = training_settings() | {"micro_batch": 1, "max_steps": 2, "precision": options.precision}
     with reference(options) as task:
@@ -49,6 +78,50 @@ def main() -> None:
             ours = task.ours(f"ours-{ranks}", {**train, "ranks_per_node": ranks}, {}, "zero2", "1")
             result["ranks"][str(ranks)] = compared(ours, options.rounds)
     write_json(options.output, result)
+
+
+def starts(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the medians of each way to start ranks, by device and number of ranks."""
+    result: dict[str, Any] = {}
+    for device in ("cpu", "cuda"):
+        for ranks in options.ranks:
+            ways: dict[str, list[dict[str, float]]] = {FORKED: [], SEPARATE: []}
+            for way in turns(ways, options.rounds):
+                ways[way].append(loaded(way, device, ranks))
+                print(f"{device}, {ranks} ranks, {way}: {ways[way][-1]}", flush=True)
+            figures = {way: medians(of_way) for way, of_way in ways.items()}
+            ratio = figures[FORKED]["cpu_seconds"] / figures[SEPARATE]["cpu_seconds"]
+            result.setdefault(device, {})[str(ranks)] = figures | {"cpu_forked_over_separate": ratio, "of_rounds": ways}
+    return result
+
+
+def loaded(way: str, device: str, ranks: int) -> dict[str, float]:
+    """Start ranks that end once they are ranks; return CPU and wall seconds, and whether they were forks."""
+    given = {name: str(ranks) for name in THREADS}  # Snakemake's, and then the rule's
+    own = (
+        environment_of(device) | given | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} | dict.fromkeys(OPENBLAS, "1")
+    )
+    with tempfile.TemporaryDirectory() as folder:
+
+        def log_of(rank: int) -> Path:
+            return Path(folder, f"{rank}.log")
+
+        before, begun = children_cpu_seconds(), time.monotonic()
+        kind = Ranks if way == FORKED else Separate
+        running = kind(topology({}, 1, ranks), [sys.executable, "-c", LOADED], own, log_of)
+        launcher.check(launcher.wait_for(running, lambda _: False), log_of)
+        said = log_of(0).read_text(encoding="utf-8")
+        figures = {"cpu_seconds": children_cpu_seconds() - before, "wall_seconds": time.monotonic() - begun}
+    return figures | {"forks": float(way == FORKED and "loads its libraries itself" not in said)}
+
+
+class Separate(Ranks):
+    """Ranks that the launcher starts as separate processes."""
+
+    def _fork(self, command: list[str], environment: Mapping[str, str]) -> None:
+        for rank in self._where.ranks:
+            with launcher._output(self._logs(rank)) as output:
+                self._processes[rank] = self._where.start(rank, command, environment, output)
 
 
 def compared(ours: Ours, rounds: int) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/train/host_optimizers.py
 
-Times by the process's CPU seconds, on one thread: a step of each optimizer on matrices of a layer, in turn, as
+Times are CPU seconds of one thread: a step of each optimizer on matrices of a layer, in turn, as
 `train.optimizer` builds it, and of torch's AdamW unfused and with foreach. `time_over_adamw` is `host_time` in
 src/zerolora/optimizers. Then 20 steps of fused and unfused AdamW with the same gradients are compared, and a training
 of all weights under zero2_offload is made with either. Needs the base model (`make run`) or --model. Writes
@@ -16,21 +16,24 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from contest import QUIET, TRAIN, Ours, about, parser, reference
 from measuring import turns
 
-from zerolora.files import write_json
+from zerolora.files import read_json, write_json
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.optimizers.adamw import AdamW
 from zerolora.train import rank
+from zerolora.train.engines.deepspeed import DeepSpeedEngine
 from zerolora.train.launch.launcher import environment_of
 from zerolora.train.launch.topology import topology
+from zerolora.train.loop import Loop
 
 SHAPES = [(2048, 2048)] * 4 + [(5632, 2048)]  # 28 million parameters: with their states more than a cache
 STEPS = 20
+TIMES = "times.json"
 Build = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 
 
@@ -128,7 +131,7 @@ def offloaded(ours: Ours, options: Any) -> dict[str, Any]:
 
 
 def trained(ours: Ours, name: str, warm_up: int) -> dict[str, float]:
-    """Train once, and return the medians of a step's seconds and the last loss."""
+    """Train once, and return the medians of a step's CPU seconds, and the last loss."""
     where = topology({}, 1, 1)
     assert where.listener
     script, arguments = str(Path(__file__).resolve()), ours.command()[4:]
@@ -136,13 +139,9 @@ def trained(ours: Ours, name: str, warm_up: int) -> dict[str, float]:
     environment = environment_of("cpu") | QUIET | where.environment(0)
     subprocess.run(command, env=environment, check=True, pass_fds=[where.listener.fileno()])
     where.listener.close()
-    run = ours.read()
-    steps = run.steps[warm_up:]
-    return {
-        "step_seconds": statistics.median(step.seconds for step in steps),
-        "optimizer_seconds": statistics.median(step.parts["optimizer"] for step in steps),
-        "loss_last": run.steps[-1].loss,
-    }
+    steps = read_json(ours.folder / TIMES, "host_optimizers.py")[warm_up:]
+    figures = {key: statistics.median(step[key] for step in steps) for key in steps[0]}
+    return {**figures, "loss_last": ours.read().steps[-1].loss}
 
 
 def without(arguments: list[str], option: str) -> list[str]:
@@ -156,9 +155,27 @@ def _rank() -> None:
     _, _, name, *arguments = sys.argv
     if name == "unfused":
         create = AdamW.create
-        vars_of: Any = AdamW
-        vars_of.create = lambda recipe, groups, on_host, **options: create(recipe, groups, False, **options)
+        recipe_class = cast(Any, AdamW)
+        recipe_class.create = lambda recipe, groups, on_host, **options: create(recipe, groups, False, **options)
     sys.argv[1:] = arguments
+    times: list[dict[str, float]] = []
+    engine_step, loop_step = DeepSpeedEngine.step, Loop._optimizer_step
+
+    def step(engine: Any) -> None:
+        started = time.process_time()
+        engine_step(engine)
+        times[-1]["optimizer_seconds"] += time.process_time() - started
+
+    def counted(loop: Any, due: bool) -> Any:
+        times.append({"optimizer_seconds": 0.0})
+        started = time.process_time()
+        result = loop_step(loop, due)
+        times[-1]["step_seconds"] = time.process_time() - started
+        write_json(loop.checkpoints.folder.parents[2] / TIMES, times)
+        return result
+
+    engine, loop = cast(Any, DeepSpeedEngine), cast(Any, Loop)
+    engine.step, loop._optimizer_step = step, counted
     rank.main()
 
 

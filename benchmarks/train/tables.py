@@ -80,6 +80,17 @@ def _forked_ranks(result: Result) -> str:
             read = f"{each['read_bytes'] / 2**20:.0f} MiB"
             rows.append((f"{ranks}, {text}", *seconds, _gib(each["pss_bytes"]), each["opened_files"], read))
     header = ["ranks, and how they start", "first step made after", "CPU time", "memory", "opened files", "read"]
+    return "\n\n".join([measuring.table(header, rows), _starts(result["start"])])
+
+
+def _starts(start: Result) -> str:
+    rows = []
+    for device in ("cpu", "cuda"):
+        for ranks, ways in start.get(device, {}).items():
+            seconds = [f"{ways[way]['cpu_seconds']:.1f} s" for way in ("separate", "forked")]
+            walls = [f"{ways[way]['wall_seconds']:.1f} s" for way in ("separate", "forked")]
+            rows.append((f"{ranks}, {device}", *seconds, f"{ways['cpu_forked_over_separate']:.2f}", *walls))
+    header = ["ranks", "CPU time separately", "forked", "ratio", "wall time separately", "forked"]
     return measuring.table(header, rows)
 
 
@@ -113,9 +124,11 @@ def _methods(result: Result) -> str:
 def _common_prefix(result: Result) -> str:
     rows = []
     for name, each in result["tasks"].items():
-        (whole, once), (computed, fewer) = each["cpu_seconds"].values(), each["positions"].values()
-        seconds = (f"{whole:.2f} s", f"{once:.2f} s", f"{each['ratio']['median']:.2f}")
-        rows.append((name, f"{fewer / computed:.0%}", *seconds))
+        whole, once = (
+            (each["positions"][variant], each["cpu_seconds"][variant]) for variant in ("whole rows", "prefix once")
+        )
+        seconds = (f"{whole[1]:.2f} s", f"{once[1]:.2f} s", f"{each['ratio']['median']:.2f}")
+        rows.append((name, f"{once[0] / whole[0]:.0%}", *seconds))
     return measuring.table(["", "positions computed", "whole rows", "prefix once", "ratio"], rows)
 
 

@@ -69,9 +69,9 @@ def place() -> str:
 
 def import_all() -> None:
     """Import every module of zerolora."""
-    from zerolora.compat import torchao_patches
+    from zerolora.compat.left_out import leave_out
 
-    torchao_patches.hide()
+    leave_out("torchao")
     import zerolora
 
     for module in pkgutil.walk_packages(zerolora.__path__, "zerolora."):

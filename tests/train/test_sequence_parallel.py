@@ -12,7 +12,8 @@ from bench import Bench, metrics
 from safetensors.torch import load_file
 
 from zerolora.config.settings import FetchDirectory
-from zerolora.fetch.models import fetch, restore
+from zerolora.fetch.models import fetch
+from zerolora.fetch.restore import restore
 from zerolora.strategies.strategy import StepWork, exchanges
 from zerolora.train.checkpoint.store import FINISHED
 

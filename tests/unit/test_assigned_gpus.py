@@ -137,6 +137,13 @@ def test_locks_use_physical_gpu_ids(monkeypatch: pytest.MonkeyPatch) -> None:
         assigned_gpus.check_visible(1, 0)
 
 
+def test_a_task_that_sees_its_own_gpu_alone_is_not_refused(environment: dict[str, str]) -> None:
+    """As with `srun --gpus-per-task=1`, of a training that needs four GPUs of each of two nodes."""
+    step = {"SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_NUM_NODES": "2", devices.VISIBLE: "2"}
+    command = [sys.executable, "-m", "zerolora.machine.assigned_gpus", "4", "2", "8", "printenv", devices.VISIBLE]
+    assert subprocess.run(command, env=environment | step, capture_output=True, text=True, check=True).stdout == "2\n"
+
+
 def test_srun_tasks_use_their_assigned_gpus() -> None:
     assert not assigned_gpus.placed_by_srun({})
     assert not assigned_gpus.placed_by_srun({"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "2"})

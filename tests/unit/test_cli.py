@@ -3,18 +3,22 @@
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from conftest import BIN, ROOT, TINY_CONFIG, served
+from finished_run import FinishedRun
 from typer.main import get_command
 
 from zerolora.cli import app
 from zerolora.commands.long_argument import argument_of, settings_of
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
+from zerolora.config.settings import FetchDirectory
+from zerolora.fetch.models import fetch
 
 
 def zerolora(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -104,41 +108,66 @@ def test_tasks_of_one_slurm_step_share_a_log(tmp_path: Path) -> None:
     assert [line.split()[1] for line in log.read_text().splitlines()] == ["none0.yaml:", "none1.yaml:", "none2.yaml:"]
 
 
-def test_light_commands_never_import_torch(tmp_path: Path, tiny_model: Path) -> None:
-    """They answer at once on a login node; importing torch alone takes seconds."""
+LIGHT = """
+import os, sys
+from zerolora.cli import app
+heavy = "torch transformers deepspeed datasets peft scipy pandas vl_convert xllamacpp".split()
+for command, allowed in {commands!r}:
+    child = os.fork()
+    if not child:
+        app(command, standalone_mode=False)
+        loaded = [name for name in heavy if name not in allowed and sys.modules.get(name)]
+        assert not loaded, (loaded, command)
+        os._exit(0)
+    assert not os.waitpid(child, 0)[1], command
+"""
+
+
+def test_light_stages_import_no_heavy_package(tmp_path: Path, tiny_model: Path) -> None:
+    """Each command in a process of its own. Importing torch takes seconds, and some answer on a login node."""
     import yaml
 
-    config = tmp_path / "config.yaml"
-    config.write_text(yaml.safe_dump(TINY_CONFIG))
-    run = resolve(load(config)).model_dump(mode="json")["runs"]["default"]
-    packing = tmp_path / "packing"
-    packing.mkdir()
-    lengths = {"longest_packed_row": 100, "most_supervised": 50, "train_packed_rows": 9, "train_tokens": 700}
-    lengths |= {"train_supervised_tokens": 300, "train_mean_row_of_a_token": 80, "validation_packed_rows": 3}
-    lengths |= {"train_rows": 9, "train_common_prefix": 0}
-    (packing / "stats.json").write_text(json.dumps({"packing": False, **lengths}))
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model/config.json").write_text((tiny_model / "config.json").read_text())
-    estimate = ["--model", "model", "--packing", "packing", "--output", "e.json"]
-    render = ["--estimate", "e.json", "--output", "z.json", "--reasons", "r.json"]
-    commands = [
-        ["estimate", "--settings", json.dumps(run["estimate"]), *estimate],
-        ["render", "--settings", json.dumps(run["render"]), *render],
-        ["resolve", "--config", "config.yaml", "--output", "c.json"],
-        ["init"],
-        ["import", str(ROOT / "config/deepspeed/reference-stage2.json"), "--output", "imported.yaml"],
-        ["--help"],
-    ]
-    script = f"""
-import sys
-from zerolora.cli import app
-for command in {commands!r}:
-    app(command, standalone_mode=False)
-heavy = set("torch transformers deepspeed datasets peft vl_convert xllamacpp".split()) & set(sys.modules)
-assert not heavy, heavy
-"""
-    result = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    rows = [{"instruction": "Add.", "input": f"{n} + {n}", "output": str(2 * n)} for n in range(24)]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(TINY_CONFIG))
+    resolved = resolve(load(tmp_path / "config.yaml")).model_dump(mode="json")
+    run = resolved["runs"]["default"]
+    done = FinishedRun(tmp_path / "finished")
+    result = done.folder / "default"
+    fetch(FetchDirectory(path=str(model), license="MIT"), tmp_path / "weights/tiny", tmp_path / "models/tiny")
+    commands: list[tuple[list[str], list[str]]] = []
+
+    def stage(line: str, settings: object = None, allowed: str = "") -> None:
+        options = [] if settings is None else ["--settings", json.dumps(settings)]
+        commands.append(([*shlex.split(line), *options], allowed.split()))
+
+    stage("resolve --config config.yaml --output c.json")
+    stage("weights --model models/tiny --weights weights/tiny")
+    manifest = "--model models/tiny/manifest.json"
+    stage(f"prepare {manifest} --output data --workers 2", resolved["prepare"]["rows"], "transformers")
+    stage("pack --data data --output packing", run["pack"])
+    stage("estimate --model models/tiny --packing packing --output e.json", run["estimate"])
+    tried = "--model models/tiny --weights weights/tiny --data data"
+    stage(f"render {tried} --estimate e.json --output z.json --reasons r.json", run["render"])
+    planned = f"--estimate {result}/estimate.json --zero {result}/zero.json --reasons {result}/render.json"
+    read = f"--model {done.folder}/model --data {done.folder}/data/reference --packing {result}/packing {planned}"
+    lock = f"--lock {ROOT}/envs/requirements.lock --config {ROOT}/config/config.yaml"
+    written = "--usage usage.json --summary summary.json --difference d.json --row rows/default.json --output page.html"
+    stage(
+        f"report --run default {read} {lock} --base {done.folder}/base --results {result} {written}",
+        {"strategy": "zero2"},
+        "vl_convert",
+    )
+    stage("accept --difference d.json --output accepted.json", {"fail_if": None})
+    stage("compare --rows rows --output compare", {"runs": {"default": {}}}, "vl_convert")
+    stage("init")
+    stage(f"import {ROOT}/config/deepspeed/reference-stage2.json --output imported.yaml")
+    stage("memory --model models/tiny/config.json")
+    stage("--help")
+    script = LIGHT.format(commands=commands)
+    done_ = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done_.returncode == 0, done_.stderr
     assert json.loads((tmp_path / "z.json").read_text())["zero_optimization"]["stage"] == 2
 
 

@@ -15,7 +15,7 @@ from documented import COMMANDS, PAGES
 from loopback_hub import REPOSITORY, REVISION, Hub, serving
 from packaging.requirements import Requirement
 
-from benchmarks import chaos, dvc_diff, export
+from benchmarks import chaos, dvc_diff, export, stages
 from benchmarks import strategies as measured_strategies
 from benchmarks.evaluate import boolq, public_benchmarks
 from benchmarks.memory import compare
@@ -107,6 +107,13 @@ def test_start_up_cost_matches_measurements() -> None:
     assert f"{fingerprints['parsed_cpu_seconds']:.2f} s" in ENGINE_SYNC
     assert f"{ratios['nothing_to_do']:.2f} times the CPU time of a bare Snakemake" in README
     assert f"`zerolora --help` {ratios['help']:.2f} times" in README
+
+
+def test_light_stages_match_measurements() -> None:
+    measured: Any = result("stages.json")
+    page = (ROOT / "docs/speed.md").read_text(encoding="utf-8")
+    assert stages.section(measured) in page and measured["commits"]["before"] in page
+    assert set(measured["files_that_differ"]) <= {"results/default/estimate.json", "results/default/report.html"}
 
 
 def test_candidate_table_matches_measurements() -> None:

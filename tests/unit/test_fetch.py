@@ -16,7 +16,8 @@ from test_merge import shard
 from zerolora.config.settings import FetchDirectory, FetchHub, FetchPackage
 from zerolora.errors import UserError
 from zerolora.fetch import model_sources
-from zerolora.fetch.models import fetch, restore
+from zerolora.fetch.models import fetch
+from zerolora.fetch.restore import restore
 from zerolora.files import sha256
 from zerolora.model.manifest import located
 

@@ -6,11 +6,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import psutil
 import pytest
-from conftest import ROOT, served
+from conftest import ROOT, SERVERS, project_environment, served
 from transformers import AutoTokenizer
 
 from benchmarks import gpu
@@ -20,6 +21,8 @@ from zerolora.files import read_json
 RESULTS = ROOT / "benchmarks/results"
 # The page and the words for each kind of item that was not measured.
 PAGES = {
+    "stages_by_hand": ("gpu", "the stages of a run"),
+    "host_syncs": ("speed", "the host's waits"),
     "probe": ("choice", "the rates that the planner assumes"),
     "memory": ("memory", "memory while training"),
     "limit": ("speed", "tokens/s and MFU"),
@@ -32,11 +35,17 @@ PAGES = {
 }
 
 
+ORDER = ("stages_by_hand", "memory", "host_syncs", "against_trl")
+
+
 def test_items_call_existing_scripts_and_models() -> None:
     planned = gpu.items()
-    assert {item.name.split("_qwen")[0] for item in planned} == set(PAGES)
+    assert {re.split("_(?:qwen|smollm)", item.name)[0] for item in planned} == set(PAGES)
+    # First what shows whether a run works on a GPU, then memory, then speed.
+    order = [next(index for index, item in enumerate(planned) if item.name.startswith(name)) for name in ORDER]
+    assert order == sorted(order) and order[0] == 0
     assert len({item.name for item in planned}) == len(planned)
-    for item in planned[1:]:
+    for item in (item for item in planned if item.command[1] != "-m"):
         text = (ROOT / item.command[1]).read_text()
         if item.command[1].startswith("benchmarks/train/"):
             text += (ROOT / "benchmarks/train/contest.py").read_text()
@@ -109,6 +118,81 @@ def test_missing_gpu_is_one_line(tmp_path: Path) -> None:
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode and ended.stderr == "torch sees no GPU\n"
     assert re.search(r"^memory_qwen2.5-7b +400 s  to do$", served(*command, "--list").stdout, re.MULTILINE)
+
+
+def test_failures_within_an_item_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As of a stage that fails: the other stages are measured."""
+    code = "import json, sys; json.dump({'failures': {'evaluate': 'exit code 2'}}, open(sys.argv[2], 'w'))"
+    gpu.measure_all([item("stages", code)], tmp_path, 600)
+    text = "done, with failures: evaluate: exit code 2"
+    assert text in capsys.readouterr().out and text in gpu.listed([item("stages", code)], tmp_path)
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make processes started with sys.executable forks."""
+    monkeypatch.setattr(sys, "executable", str(SERVERS.of(ROOT, project_environment(ROOT)).stand_ins / "python"))
+
+
+def called(script: ModuleType, model: Path, output: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Run a script on the CPU with the tiny model, and return its result."""
+    few = ("--steps", "2", "--precision", "fp32")
+    monkeypatch.setattr(
+        sys, "argv", ["script", "--device", "cpu", "--model", str(model), "--output", str(output), *few]
+    )
+    script.main()
+    return dict(json.loads(output.read_text(encoding="utf-8")))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked")
+def test_every_stage_runs_by_hand(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of the item but the GPU; three trainings of two steps, and two evaluations, take seconds."""
+    import stages_by_hand as stages
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    result = called(stages, tiny_model, tmp_path / "stages.json", monkeypatch)
+    names = [each["stage"] for each in result["stages"]]
+    assert result["failures"] == {} and names[0] == "evaluate_base" and names[-1] == "report" and len(names) == 9
+    assert result["two_trainings"] == {"overlapped": False, "failed": None}
+    assert result["metrics"]["tuned"]["rows"] == result["metrics"]["base"]["rows"] > 0
+    assert "merged_kl" in result["metrics"]["tuned"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked")
+def test_a_failing_stage_is_recorded(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import stages_by_hand as stages
+
+    every = stages.Stages.commands
+
+    def few(made: Any) -> dict[str, list[str]]:
+        return {name: command for name, command in every(made).items() if name in ("evaluate_base", "report")}
+
+    monkeypatch.setattr(stages.Stages, "commands", few)
+    monkeypatch.setattr(stages.Stages, "both", lambda _: {"overlapped": True, "failed": None})
+    result = called(stages, tiny_model, tmp_path / "stages.json", monkeypatch)
+    assert result["stages"][0]["failed"] is None
+    assert (
+        set(result["failures"]) == {"report", "overlapped"}
+        and "exit code 2: zerolora: " in result["failures"]["report"]
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked")
+def test_host_waits_are_counted_by_step(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU nothing waits; the warnings are those that torch's own text has."""
+    import host_syncs
+
+    assert called(host_syncs, tiny_model, tmp_path / "syncs.json", monkeypatch)["waits_of_a_step"] == 0
+    warning = (
+        "UserWarning: called a synchronizing CUDA operation (Triggered internally at ../c10/cuda/CUDAFunctions.cpp"
+    )
+    log = [f"/a/zerolora/train/{line}: {warning}:1.)\n  loss.item()" for line in ("loop.py:7", "loop.py:9")]
+    few, more = (host_syncs.counted_in("\n".join([log[0]] * 2 + [log[1]] * count)) for count in (2, 10))
+    counted = host_syncs.of_a_step(few, more, 4)
+    assert counted["waits_of_a_step"] == 2 and counted["lines"] == {"train/loop.py:9": 2}
 
 
 def test_tokenizer_is_trained_without_the_base_model(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 from conftest import ROOT
-from jobs import Jobs
+from jobs import Job, Jobs
 from snakemake.exceptions import WorkflowError
 
 GPUS = {"device": "cuda", "gpus_per_node": 4, "gpu_memory": "80GiB", "host_memory": "64GiB", "compute_capability": 8.0}
@@ -61,6 +61,26 @@ def test_training_requests_the_gpus_of_each_node_and_of_all(jobs: Jobs) -> None:
     train = jobs.of({"run": "default"})
     requested = {what: train.requested("train", what, 1, 1) for what in ("gpus", "all_gpus", "gres")}
     assert requested == {"gpus": train.ranks, "all_gpus": 2 * train.ranks, "gres": f"gpu:{train.ranks}"}
+
+
+def test_ranks_on_gpus_request_four_cores_each(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = jobs.of({"run": "default"})
+    assert job.ranks == 2 and (job.training_cores, job.evaluation_cores) == (8, 4)
+    for counted, cores in ((6, 6), (1, 2), (64, 8)):
+        hardware = job._run.render.hardware.model_copy(update={"probe": {"hardware": {"cores": counted}}})
+        render = job._run.render.model_copy(update={"hardware": hardware})
+        monkeypatch.setitem(jobs.resolved.runs, "default", job._run.model_copy(update={"render": render}))
+        assert job.training_cores == cores
+    evaluate = job._run.evaluate.model_copy(update={"device": "cpu"})
+    monkeypatch.setitem(jobs.resolved.runs, "default", job._run.model_copy(update={"evaluate": evaluate}))
+    assert (job.training_cores, job.evaluation_cores) == (job.ranks, 2)
+
+
+def test_stages_that_run_on_one_node_request_its_gpus_once(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluate = jobs.of({"run": "default"})
+    monkeypatch.setattr(Job, "_resources", lambda *_: {"gpus": 3})
+    requested = {what: evaluate.requested("evaluate", what, 1, 1) for what in ("gpus", "all_gpus", "gres")}
+    assert requested == {"gpus": 3, "all_gpus": 3, "gres": "gpu:3"}
 
 
 def test_resources_that_depend_on_other_jobs_are_undetermined(jobs: Jobs) -> None:

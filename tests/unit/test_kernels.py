@@ -158,7 +158,8 @@ def wrong_with_kernels(paths: dict[str, Path], wrong: str, started: list[str]) -
     def start(number: int, arguments: list[str], logs: Path) -> None:
         options = dict(zip(arguments[::2], arguments[1::2], strict=False))
         kernels = ZeroJson.read(Path(options["--zero"])).choice.kernels
-        started.append(kernels)
+        compiled = " compiled" if json.loads(options["--settings"])["compile"] else ""
+        started.append(f"{kernels}{compiled}")
         loss = 2.5 if kernels == wrong else 2.0
         (Path(options["--output"]) / "telemetry.csv").write_text(f"loss,gradient_norm\n{loss},1.0\n")
 
@@ -166,10 +167,12 @@ def wrong_with_kernels(paths: dict[str, Path], wrong: str, started: list[str]) -
 
 
 @pytest.fixture
-def paths(tmp_path: Path) -> dict[str, Path]:
+def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
     """Return the arguments of a training whose canary is due."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name in ("data", "packing"):
         write_json(tmp_path / name / "manifest.json", {"files": {}})
+    write_json(tmp_path / "packing/stats.json", {"packing": False, "capacity": None, "longest_packed_row": 8})
     write_json(tmp_path / "weights.json", {"files": {}})
     names = {"zero": "zero.json", "weights": "weights.json", "checkpoints": "checkpoints/run"}
     return {name: tmp_path / names.get(name, name) for name in ("data", "packing", "zero", "weights", "checkpoints")}
@@ -202,8 +205,8 @@ def test_kernels_that_agree_stay(paths: dict[str, Path], tmp_path: Path) -> None
     write_zero(paths, "auto")
     started: list[str] = []
     start = wrong_with_kernels(paths, "none", started)
-    assert compare_first_steps(TrainSettings(device="cpu"), paths, tmp_path, start) == []
-    assert started == ["auto", "off"]
+    assert compare_first_steps(TrainSettings(device="cpu", compile=True), paths, tmp_path, start) == []
+    assert started == ["auto compiled", "off"]  # the safe training compiles nothing either
 
 
 def test_kernels_required_by_name_stop_the_run_if_its_first_steps_differ(

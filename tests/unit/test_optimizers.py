@@ -190,7 +190,7 @@ def test_a_fused_kernel_has_its_updates_on_the_device_of_its_tensor() -> None:
         assert optimizer.state[tensor]["step"].device.type == where
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=str)
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=list(STRATEGIES))
 def test_engines_update_on_the_host_under_every_offload(strategy: Strategy) -> None:
     target = Target(device="cuda", precision="bf16", nodes=1, ranks_per_node=2, nvme="/disk")
     sizes = Buckets(reduce=1, allgather=1, prefetch=1, persistence=1, live=1)

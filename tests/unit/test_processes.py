@@ -12,9 +12,11 @@ from typing import Any
 import psutil
 import pytest
 from conftest import ROOT, project_environment
+from pretended_driver import PretendedDriver
 
 from zerolora.errors import UserError
-from zerolora.train.launch.launcher import Codes, Ranks, check, environment_of, wait_for
+from zerolora.machine import devices
+from zerolora.train.launch.launcher import ALLOCATOR, GROWING_SEGMENTS, Codes, Ranks, check, environment_of, wait_for
 from zerolora.train.launch.topology import topology
 
 # A program whose ranks record their state and then run the code in `then`.
@@ -91,6 +93,28 @@ def test_openblas_starts_no_threads_in_ranks(monkeypatch: pytest.MonkeyPatch) ->
         command = [sys.executable, "-c", code]
         done = subprocess.run(command, env=environment_of(device), capture_output=True, text=True, check=True)
         assert done.stdout == "1\n"
+
+
+def test_ranks_on_gpus_have_growing_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the user sets torch's allocator, or a GPU is a virtual one, whose memory cannot be mapped."""
+    driver = PretendedDriver(9.0, 9.0)
+    monkeypatch.setattr(devices, "driver_library", lambda: driver)
+    for name in ALLOCATOR:
+        monkeypatch.delenv(name, raising=False)
+    assert environment_of("cuda")["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    assert "PYTORCH_ALLOC_CONF" not in environment_of("cpu")
+    driver.maps_memory = False
+    assert "PYTORCH_ALLOC_CONF" not in environment_of("cuda")
+    driver.maps_memory = True
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:128")
+    assert "PYTORCH_ALLOC_CONF" not in environment_of("cuda")
+
+
+def test_torch_reads_the_allocators_setting() -> None:
+    code = "import torch; print(torch._C._accelerator_getAllocatorSettings())"
+    own = {**os.environ, ALLOCATOR[0]: GROWING_SEGMENTS}
+    done = subprocess.run([sys.executable, "-c", code], env=own, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == GROWING_SEGMENTS
 
 
 def test_cpu_ranks_call_no_cuda() -> None:

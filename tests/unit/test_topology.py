@@ -160,6 +160,10 @@ def test_ranks_of_a_node_are_consecutive_under_any_distribution(distribution: li
         ({**TORCHRUN, "LOCAL_RANK": "1"}, r"rank 6 is number 1 on its node \(LOCAL_RANK\), where 2 is expected"),
         ({**MPIRUN, **TORCHRUN, "LOCAL_RANK": "0"}, "LOCAL_RANK is 0 but OMPI_COMM_WORLD_LOCAL_RANK is 2; unset"),
         ({**MPIRUN, "OMPI_COMM_WORLD_LOCAL_RANK": "3"}, r"number 3 on its node \(OMPI.*mpirun --map-by ppr:4:node"),
+        (
+            {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"},
+            r"task 1 is number 1 on its node .*, where 0 is expected: each node has 1, .*ppr:1:node",
+        ),
         ({**TORCHRUN, "RANK": "x"}, "RANK is 'x', which is no number"),
         ({**TORCHRUN, "RANK": "8"}, "RANK is 8 and WORLD_SIZE 8; ranks are 0 to 7"),
         ({**TORCHRUN, "MASTER_PORT": "auto"}, "MASTER_PORT is 'auto'"),

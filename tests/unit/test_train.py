@@ -166,19 +166,29 @@ def test_the_host_waits_for_no_copy_to_a_gpu(monkeypatch: pytest.MonkeyPatch) ->
     assert copies.waiting == [False] * len(tensors) and len(pinned) == len(tensors) == 10
 
 
-def test_batches_built_ahead_are_those_of_each_step() -> None:
+def test_batches_built_ahead_are_those_of_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Past the last micro-batch of a step comes the first of the next, and after the last step none."""
     plan = training_plan(**{**BATCH, "accumulation": 2})
     batches, cpu = Batches(rows_of(24), plan_of(24), plan, 0, 1), torch.device("cpu")
-    feed = Feed(batches, True, cpu)
+    feed, made = Feed(batches, True, cpu), 0
+
+    def collated(packed_rows: Any) -> dict[str, Any]:
+        nonlocal made
+        made += 1
+        return collate(packed_rows, True, cpu)
+
+    monkeypatch.setattr(feed, "collated", collated)
     for step in range(batches.steps):
         micro_batches, units = feed.at(step)
         assert (micro_batches, units) == batches.at(step)
         for number, micro_batch in enumerate(micro_batches):
+            before = made
             expected, actual = collate(micro_batch, True, cpu), feed.batch(step, number)
+            assert made == before + (step == number == 0)  # the others are built already
             feed.build(step, number + 1)
             assert actual.keys() == expected.keys()
             assert all(torch.equal(actual[name], expected[name]) for name in ("input_ids", "targets", "source"))
+    assert made == sum(len(batches.at(step)[0]) for step in range(batches.steps))
     feed = Feed(batches, True, cpu)  # resumed at a later step
     assert torch.equal(feed.batch(3, 0)["input_ids"], collate(batches.at(3)[0][0], True, cpu)["input_ids"])
 

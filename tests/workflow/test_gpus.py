@@ -10,53 +10,70 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 RUNS = ("one", "two", "three")
 ADAPTERS = [f"results/{run}/adapter/manifest.json" for run in RUNS]
+# A job of every other rule that computes on a GPU, for the run that is trained already.
+OTHERS = {
+    "evaluate_base": "results/base/rows/evaluate.json",
+    "evaluate": "results/default/metrics/evaluate.json",
+    "task_base": "results/base/rows/tasks/more.json",
+    "task": "results/default/tasks/more.json",
+    "judge": "results/default/judge/judge.json",
+    "export_target": "results/default/export/vllm_adapter/manifest.json",
+}
 # Without a driver, every GPU counts as usable.
 PRETENDED = """
 
-def fault(gpus: int = 1) -> None:
+def fault(gpus: int = 1, otherwise: str = "") -> None:
     return None
 
 
 def driver_library() -> None:
     return None
 """
-# In the place of record_slurm_step: what the rule calls in it, but for training itself, which notes that it has its
-# GPUs for half a second, so that others would meet it, and fails.
+# In the place of on_gpus: it calls on_gpus with another command than the stage's, which notes that it has its GPUs for
+# half a second, so that others would meet it, and fails.
 STEP = """#!/bin/sh
-exec "$2" "$3" "$4" "$5" sh -c '
-for gpu in $(echo "$CUDA_VISIBLE_DEVICES" | tr , " "); do mkdir "busy/$gpu" || echo overlap >> used; done
-echo "$CUDA_VISIBLE_DEVICES" >> used
+each=$1 nodes=$2 granted=$3
+shift 3
+exec workflow/scripts/assigned "$each" "$nodes" "$granted" sh -c '
+for gpu in $(echo "$CUDA_VISIBLE_DEVICES" | tr , " "); do mkdir "busy/$gpu" || echo "overlap $2" >> used; done
+echo "$CUDA_VISIBLE_DEVICES $2" >> used
 sleep 0.5
 for gpu in $(echo "$CUDA_VISIBLE_DEVICES" | tr , " "); do rmdir "busy/$gpu"; done
-exit 1'
+exit 1' "$@"
 """
 
 
 @pytest.fixture(scope="module")
-def project(make_project: Callable[[str], Project]) -> Project:
-    """Return a project of three runs of one GPU each, of which all that comes before training is done."""
-    project = make_project("gpus")
+def project(copy_finished: Callable[[str], Project]) -> Project:
+    """Return a project of a finished run and of three more, of one GPU each, whose configuration is chosen."""
+    project = copy_finished("gpus")
     edit_config(
         project,
         **{
             "hardware": {"device": "cuda", "gpus_per_node": 4, "gpu_memory": "80GiB", "compute_capability": 8.0},
-            "runs": {run: {"dataset": "rows", "train": {"seed": seed}} for seed, run in enumerate(RUNS)},
+            "runs": {"default": {"dataset": "rows"}}
+            | {run: {"dataset": "rows", "train": {"seed": seed}} for seed, run in enumerate(RUNS, start=1)},
+            "tasks": {"rows": {"more": {"path": "rows.json"}}},
+            "evaluate.engine": "vllm",
         },
     )
     devices = project.directory / "src/zerolora/machine/devices.py"
     devices.write_text(devices.read_text(encoding="utf-8") + PRETENDED, encoding="utf-8")
-    (project.directory / "workflow/scripts/record_slurm_step").write_text(STEP, encoding="utf-8")
+    scripts = project.directory / "workflow/scripts"
+    (scripts / "on_gpus").rename(scripts / "assigned")
+    (scripts / "on_gpus").write_text(STEP, encoding="utf-8")
+    (scripts / "on_gpus").chmod(0o755)
     (project.directory / "busy").mkdir()
-    project.snakemake(*(f"results/{run}/zero.json" for run in RUNS))
+    project.snakemake(*(f"results/{run}/zero.json" for run in RUNS), "results/tasks/more.jsonl")
     return project
 
 
-def trained(project: Project, visible: str, *options: str) -> tuple[list[str], str]:
-    """Have all runs trained; return the GPUs that each had, and what was said."""
+def used_by(project: Project, visible: str, *arguments: str) -> tuple[list[list[str]], str]:
+    """Have Snakemake make targets; return the GPUs and the command of each job, and the output."""
     used = project.directory / "used"
     used.unlink(missing_ok=True)
     result = project.run(
-        *("snakemake", "--profile", "profiles/local", "--keep-going", *options, "--", *ADAPTERS),
+        *("snakemake", "--profile", "profiles/local", "--keep-going", *arguments),
         check=False,
         CUDA_VISIBLE_DEVICES=visible,
         TMPDIR=str(project.directory),
@@ -64,17 +81,21 @@ def trained(project: Project, visible: str, *options: str) -> tuple[list[str], s
     assert result.returncode
     said = result.stdout + result.stderr
     assert "waiting for" not in said, said  # Snakemake starts no job for which there is no GPU
-    return used.read_text().split() if used.exists() else [], said
+    return [line.split() for line in used.read_text().splitlines()] if used.exists() else [], said
 
 
-def test_three_runs_never_share_the_one_gpu_that_is_visible(project: Project) -> None:
-    used, _ = trained(project, "5", "--cores", "3")
-    assert used == ["5"] * 3
+def test_jobs_of_every_rule_never_share_the_one_gpu_that_is_visible(project: Project) -> None:
+    """Three trainings beside evaluations, tasks, a judge and an export that vLLM opens."""
+    forced = ("--rerun-triggers", "mtime", "--forcerun", *OTHERS)
+    used, said = used_by(project, "5", "--cores", "4", *forced, "--", *ADAPTERS, *OTHERS.values())
+    assert {each[0] for each in used} == {"5"}, (used, said)
+    stages = [rule.removesuffix("_target") for rule in OTHERS] + ["train"] * 3
+    assert sorted(log.split("/")[2] for _, log in used) == sorted(stages), (used, said)
 
 
-def test_runs_at_the_same_time_get_different_gpus(project: Project) -> None:
-    used, _ = trained(project, "4,GPU-7f", "--cores", "3")
-    assert len(used) == 3 and set(used) <= {"4", "GPU-7f"}
+def test_jobs_at_the_same_time_get_different_gpus(project: Project) -> None:
+    used, _ = used_by(project, "4,GPU-7f", "--cores", "3", "--", *ADAPTERS)
+    assert len(used) == 3 and {gpu for gpu, _ in used} <= {"4", "GPU-7f"}
 
 
 # Starts a command as srun does on the one node of an allocation.
@@ -108,10 +129,11 @@ def test_three_runs_of_an_allocation_never_share_its_one_gpu(project: Project) -
     )
     assert result.returncode
     said = result.stdout + result.stderr
-    assert used.is_file() and used.read_text().split() == ["3"] * 3 and "waiting for" not in said, said
+    assert used.is_file() and "waiting for" not in said, said
+    assert [line.split()[0] for line in used.read_text().splitlines()] == ["3"] * 3
 
 
 def test_what_the_user_does_not_grant_is_refused(project: Project) -> None:
     """Snakemake alone would cap the request, and start all three."""
-    used, said = trained(project, "0", "--resources", "gpu=0")
+    used, said = used_by(project, "0", "--cores", "3", "--resources", "gpu=0", "--", *ADAPTERS)
     assert not used and said.count("needs 1 GPU, and Snakemake may give it 0 (--resources gpu=0") >= 3

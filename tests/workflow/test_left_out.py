@@ -16,6 +16,7 @@ ALTERED = {
     "model.base_check": "check_base = check_settings = check_shared = lambda *_: None",
     "errors": "explained = lambda error: 'it failed'",
     "evaluate.batches": "PromptBatches.rows = lambda self, prompt, left: 1",
+    "probe.listed_trial": "check = lambda *_: None",
     "probe.meta_trial": "check = lambda *_: None",
     "methods.adapter_check": "check_adapter = check_whole = check_finite = lambda *_: None",
     "log": "LOGGER.disabled = True\nresult = lambda text: None",

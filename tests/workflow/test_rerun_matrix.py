@@ -83,6 +83,7 @@ KEYS: dict[str, tuple[Any, set[str]]] = {
     "train.activation_offload": (True, {E, R, T}),
     "train.attention": ("eager", {E, R}),
     "train.kernels": ("off", set()),
+    "train.compile": (True, {E, R, T}),
     "train.canary": ("off", {R}),
     "train.neftune_alpha": (5.0, {T}),
     "train.seed": (7, {T}),

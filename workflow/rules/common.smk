@@ -54,12 +54,16 @@ def requested(stage, what):
 
 
 def gpu_resources(stage):
-    """The resources of a stage that may use GPUs."""
+    """The resources of a stage that may use GPUs. `gpu` and `request_gpus` are a job's total, for Snakemake and the
+    executors of other schedulers (docs/gpu.md); `gres` and `node_gpus` are those of each node.
+    """
     requests = {
         "runtime": "minutes",
         "mem_mb": "mem_mib",
         "gres": "gres",
-        "gpu": "gpus",
+        "gpu": "all_gpus",
+        "request_gpus": "all_gpus",
         "node_gpus": "gpus",
     }
-    return {name: requested(stage, what) for name, what in requests.items()}
+    of_job = {name: requested(stage, what) for name, what in requests.items()}
+    return {**of_job, "gpu_manufacturer": "nvidia"}

@@ -13,7 +13,7 @@ rule evaluate_base:
         "results/logs/evaluate_base/{dataset}.log",
     conda:
         "../../envs/conda.yaml"
-    threads: 2
+    threads: job("evaluation_cores")
     resources:
         **gpu_resources("evaluate"),
     params:
@@ -48,7 +48,7 @@ rule evaluate:
         "results/logs/evaluate/{run}.log",
     conda:
         "../../envs/conda.yaml"
-    threads: 2
+    threads: job("evaluation_cores")
     resources:
         **gpu_resources("evaluate"),
     params:

@@ -14,7 +14,7 @@ rule judge:
         "results/logs/judge/{run}.log",
     conda:
         "../../envs/conda.yaml"
-    threads: 2
+    threads: job("evaluation_cores")
     resources:
         **gpu_resources("evaluate"),
     params:

@@ -29,7 +29,7 @@ rule task_base:
         "results/logs/task_base/{dataset}-{task}.log",
     conda:
         "../../envs/conda.yaml"
-    threads: 2
+    threads: job("evaluation_cores")
     resources:
         **gpu_resources("evaluate"),
     params:
@@ -59,7 +59,7 @@ rule task:
         "results/logs/task/{run}-{task}.log",
     conda:
         "../../envs/conda.yaml"
-    threads: 2
+    threads: job("evaluation_cores")
     resources:
         **gpu_resources("evaluate"),
     params:

@@ -16,17 +16,13 @@ rule train:
         "results/logs/train/{run}.log",
     conda:
         "../../envs/conda.yaml"
-    threads: job("ranks")
+    threads: job("training_cores")
     resources:
         nodes=job("nodes"),
         # One task for each node: zerolora starts the node's ranks. With an empty mpi the plugin does not use srun.
         tasks=job("nodes"),
         tasks_per_gpu=0,
-        gres=requested("train", "gres"),
-        gpu=requested("train", "all_gpus"),
-        node_gpus=requested("train", "gpus"),
-        runtime=requested("train", "minutes"),
-        mem_mb=requested("train", "mem_mib"),
+        **gpu_resources("train"),
         mpi="",
         launcher="",
         # Not a parameter: a change would run training again.

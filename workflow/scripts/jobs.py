@@ -34,6 +34,10 @@ from zerolora.files import MANIFEST, canonical
 CONFIG_FILE = "config/config.yaml"
 RESOLVED = "results/config.json"
 ALL_STAGES = STAGES | ON_REQUEST
+GPU_RANK_CORES = 4
+"""Cores for each rank on a GPU: one issues kernels, others run the backward pass, read rows, serve NCCL, and write
+checkpoints."""
+CPU_EVALUATION_CORES = 2
 
 
 class Jobs:
@@ -351,6 +355,23 @@ class Job:
         return self._run.train.ranks_per_node
 
     @property
+    def training_cores(self) -> int:
+        """Cores of each node for training: one for each rank on a CPU, which has one thread."""
+        return self._gpu_cores(self.ranks) if self.device == "cuda" else self.ranks
+
+    @property
+    def evaluation_cores(self) -> int:
+        """Cores for a stage in which a model answers."""
+        return self._gpu_cores(self._evaluate.ranks) if self.device == "cuda" else CPU_EVALUATION_CORES
+
+    def _gpu_cores(self, ranks: int) -> int:
+        """Return the cores for ranks on GPUs: GPU_RANK_CORES each, but not more than a machine has, as far as known."""
+        wanted = GPU_RANK_CORES * ranks
+        machine = (self._run.render.hardware.probe or {}).get("hardware")
+        counted = machine.get("cores") if isinstance(machine, dict) else None
+        return max(ranks, min(wanted, counted)) if isinstance(counted, int) else wanted
+
+    @property
     def nodes(self) -> int:
         """Nodes for training."""
         return self._run.train.nodes
@@ -379,7 +400,7 @@ class Job:
         if what == "gres":
             return f"gpu:{number}" if number else ""
         if what == "all_gpus":
-            return number * self.nodes
+            return number * (self.nodes if stage == "train" else 1)
         if what == "gpus":
             return number
         number *= 1 if stage == "train" else attempt

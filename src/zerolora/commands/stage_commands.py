@@ -30,6 +30,7 @@ from zerolora.commands.options import (
     ZeroFile,
     stoppable,
 )
+from zerolora.compat.left_out import leave_out, refuse_import
 from zerolora.errors import UserError
 from zerolora.log import LOGGER, result
 from zerolora.machine.devices import obey
@@ -120,7 +121,7 @@ def weights(
 ) -> None:
     """Ensure that the base weights are on this machine and match the recorded hashes."""
     obey(device)
-    from zerolora.fetch.models import restore
+    from zerolora.fetch.restore import restore
 
     restore(model, weights)
 
@@ -135,6 +136,8 @@ def prepare(
     ] = None,
 ) -> None:
     """Tokenize rows, mask their labels, and write three splits."""
+    leave_out("torch")
+    refuse_import("pandas")
     from zerolora.config.settings import PrepareSettings
     from zerolora.data.prepare import prepare as stage
 
@@ -144,6 +147,7 @@ def prepare(
 @app.command()
 def pack(settings: Settings, data: Data, output: Output) -> None:
     """Combine prepared rows into packed rows."""
+    refuse_import("pandas")
     from zerolora.config.settings import PackSettings
     from zerolora.data.pack import pack_rows
     from zerolora.model.manifest import check_intact
@@ -193,7 +197,7 @@ def render(
     rendered, why = stage(checked, estimate)
     machine_limits.check(checked, rendered.choice.strategy)
     if model:
-        from zerolora.probe.meta_trial import check
+        from zerolora.probe.listed_trial import check
 
         check(checked, rendered.choice.attention, model, weights, data)
     write_json(reasons, why)
@@ -313,10 +317,11 @@ def merged_weights(
     data: TrainedOn = None,
 ) -> None:
     """Ensure that the merged weights are on this machine, merging again if needed."""
-    from zerolora.model.manifest import is_merged, located
+    from zerolora.model.manifest import is_merged, is_whole, located
 
     obey("cpu")
-    if not is_merged(manifest):
+    located(weights)
+    if not is_merged(manifest) or is_whole(manifest):
         return
     from zerolora.merge.merge import restore
 

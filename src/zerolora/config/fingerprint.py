@@ -38,6 +38,7 @@ LEFT_OUT: Mapping[str, str] = {
     "evaluate.batches": "chooses which prompts share a batch; an answer does not depend on it",
     "files": "writes values unchanged",
     "model.foreign": "rejects invalid files; returns others unchanged",
+    "probe.listed_trial": "rejects what cannot be trained or merged; no value passes through it",
     "probe.meta_trial": "rejects what cannot be trained or merged; no value passes through it",
     "imports": "no stage calls it",
     "json_file": "rejects invalid files; otherwise returns the result of json",

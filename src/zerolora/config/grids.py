@@ -142,7 +142,7 @@ ESTIMATE = (
         f"train.{key}"
         for key in (
             *("nodes", "ranks_per_node", "global_batch", "micro_batch", "sequence_parallel", "precision", "attention"),
-            "kernels",
+            *("kernels", "compile"),
             *("activation_checkpointing", "activation_offload", "validation_steps", "keep", "keep_checkpoints"),
             *("method", "objective", "optimizer"),
             *MethodSections.model_fields,
@@ -152,7 +152,7 @@ ESTIMATE = (
 """Those that `estimate` or its inputs depend on."""
 RENDER = (
     *ESTIMATE,
-    *("render", "export"),
+    *("render", "export", "merge.enabled"),
     *(f"train.{key}" for key in ("gradient_clipping", "canary", "epochs", "max_steps", "from_adapter")),
 )
 """Those that `render` or its inputs depend on."""

@@ -96,11 +96,11 @@ class Quantization(Section):
 class MethodSections(Section):
     """The settings of all training methods."""
 
-    lora: Lora = Lora()
+    lora: Lora = Lora.model_construct()
     """The adapter of lora, dora, qlora and qdora."""
     ia3: Ia3 = Ia3()
     """The adapter of ia3."""
-    vera: Vera = Vera()
+    vera: Vera = Vera.model_construct()
     """The adapter of vera."""
-    quantization: Quantization = Quantization()
+    quantization: Quantization = Quantization.model_construct()
     """Quantization of the base model for qlora and qdora."""

@@ -236,7 +236,7 @@ def models_by_source(config: Config) -> Iterable[tuple[str, dict[str, Any]]]:
 
 READ_BY_ESTIMATE = (
     *("nodes", "ranks_per_node", "global_batch", "sequence_parallel", "activation_offload", "keep_checkpoints"),
-    *("objective", "optimizer"),
+    *("objective", "optimizer", "compile"),
 )
 READ_BY_RENDER = ("gradient_clipping", "canary", "epochs", "max_steps", "validation_steps")
 """Keys of `train` that `estimate` and `render` read unchanged."""
@@ -250,6 +250,7 @@ def stages_of(config: Config, run: str) -> RunSettings:
     start = train.from_adapter
     memory = {
         "device": hardware.device,
+        "compute_capability": hardware.compute_capability if hardware.device == "cuda" else None,
         "gpu_memory": parse_bytes(hardware.gpu_memory) if hardware.gpu_memory else None,
         "host_memory": parse_bytes(hardware.host_memory),
         "reserve": parse_bytes(settings.estimate.reserve, zero=True) if settings.estimate.reserve else None,
@@ -258,7 +259,7 @@ def stages_of(config: Config, run: str) -> RunSettings:
         "precision": device_precision(hardware) if train.precision == "auto" else train.precision,
         "activation_checkpointing": _open(train.activation_checkpointing),
         "attention": _open(train.attention),
-        "kernels": "off" if train.kernels == "auto" and hardware.device == "cpu" else train.kernels,
+        "kernels": "off" if train.kernels == "auto" and (hardware.device == "cpu" or train.compile) else train.kernels,
         "keeps_best": train.validation_steps is not None and train.keep == "best",
         "method": stages.MethodSettings(name=train.method, settings=_costly(TRAINABLE[train.method].of(train))),
         "added_tokens": len(data.add_special_tokens) + len(data.add_tokens) if data else 0,
@@ -279,6 +280,7 @@ def stages_of(config: Config, run: str) -> RunSettings:
             hardware=_hardware(hardware),
             sections=MethodSections(**{name: getattr(train, name) for name in TRAINABLE[train.method].sections}),
             targets={name: getattr(settings.export, name).model_dump() for name in settings.export.targets},
+            merged=settings.merge.enabled,
         ),
         train=stages.TrainSettings(**_training(train), device=hardware.device),
         merge=settings.merge,

@@ -367,6 +367,7 @@ def _impossible_in(config: Config, run: str) -> Iterable[Mistake]:
     data = config.prepare.get(config.all_runs[run].dataset)
     for path, text in itertools.chain(
         _impossible_batch(settings),
+        _impossible_kernels(settings),
         _impossible_method(settings.train, data),
         _impossible_merge(settings),
         _impossible_strategy(config, run, settings),
@@ -401,8 +402,6 @@ def _impossible_batch(settings: RunSections) -> Iterable[RunMistake]:
     if shared > 1 and train.attention in ("sdpa", "eager"):
         text = f"{train.attention} with sequence_parallel {shared}, which needs attention without a mask of whole rows"
         yield "train.attention", f"{text}; write flash or auto"
-    if train.kernels == "liger" and hardware.device == "cpu":
-        yield "train.kernels", "liger with device cpu, for which Triton compiles no kernels; write auto or off"
     if shared > 1 and not OBJECTIVES[train.objective].by_token:
         text = f"{shared} with objective {train.objective}, whose loss needs whole rows; write sequence_parallel: 1"
         yield "train.sequence_parallel", text
@@ -412,6 +411,18 @@ def _impossible_batch(settings: RunSections) -> Iterable[RunMistake]:
     for key in ("patience", "stop_above") if train.validation_steps is None else ():
         if getattr(train, key):
             yield f"train.{key}", "needs validation_steps; write both, or neither"
+
+
+def _impossible_kernels(settings: RunSections) -> Iterable[RunMistake]:
+    train = settings.train
+    if train.kernels == "liger" and settings.hardware.device == "cpu":
+        yield "train.kernels", "liger with device cpu, for which Triton compiles no kernels; write auto or off"
+    elif train.kernels == "liger" and train.compile:
+        text = "liger with compile: true, which compiles the same operations"
+        yield "train.kernels", f"{text}; write auto or off, or compile: false"
+    if train.compile and TRAINABLE[train.method].quantizes():
+        text = f"true with method {train.method}, whose quantized layers are not compiled"
+        yield "train.compile", f"{text}; write false, or method: lora or dora"
 
 
 def _impossible_method(train: Train, data: Prepare | None) -> Iterable[RunMistake]:

@@ -338,6 +338,9 @@ class TrainSection(MethodSections):
     activation_offload: bool = False
     """Keep the inputs of checkpointed layers in host memory between forward and backward pass (DeepSpeed ALST, arXiv
     2506.13996), so that a GPU holds only one of them. Needs activation_checkpointing, which auto then turns on."""
+    compile: bool = False
+    """Compile decoder layers with torch.compile; batches are then padded to at most four lengths, each of which is
+    compiled once (docs/compile.md)."""
     global_batch: Positive = 8
     """Packed rows per optimizer step, over all ranks. The order of the data depends only on it and the seed."""
     epochs: Positive = 1
@@ -719,31 +722,31 @@ class Expanded:
 class Config(Section):
     """config/config.yaml."""
 
-    hardware: Hardware = Hardware()
+    hardware: Hardware = Hardware.model_construct()
     """The machines to train on."""
     fetch: Fetch
     """Base models, data sets and adapters to download."""
     prepare: dict[Name, Prepare]
     """Data sets by name."""
-    pack: Pack = Pack()
+    pack: Pack = Pack.model_construct()
     """Packing."""
-    estimate: Estimate = Estimate()
+    estimate: Estimate = Estimate.model_construct()
     """The memory estimate."""
-    render: Render = Render()
+    render: Render = Render.model_construct()
     """The parallelism strategy."""
-    train: Train = Train()
+    train: Train = Train.model_construct()
     """Training."""
-    merge: Merge = Merge()
+    merge: Merge = Merge.model_construct()
     """Merging."""
-    export: Export = Export()
+    export: Export = Export.model_construct()
     """Other formats of the result."""
-    evaluate: Evaluate = Evaluate()
+    evaluate: Evaluate = Evaluate.model_construct()
     """Evaluation on held-out rows."""
-    tasks: Tasks = Tasks()
+    tasks: Tasks = Tasks.model_construct()
     """Further evaluation tasks."""
-    judge: Judge = Judge()
+    judge: Judge = Judge.model_construct()
     """MT-bench with an LLM judge."""
-    report: Report = Report()
+    report: Report = Report.model_construct()
     """The report page."""
     runs: dict[Name, Run] = {}
     """Runs by name; each trains one adapter and writes to results/<name>/."""

@@ -35,9 +35,13 @@ def _field_docstrings(section: "type[Section]") -> dict[str, str]:
 
 
 class Section(BaseModel):
-    """A part of the config, or of a stage's settings: immutable, without unknown keys or type conversion."""
+    """A part of the config, or of a stage's settings: immutable, without unknown keys or type conversion.
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+    Its validator is built when first used, since a command uses a few of the many classes. Defaults that are sections
+    are therefore written as SECTION.model_construct(), which validates nothing.
+    """
+
+    model_config = ConfigDict(extra="forbid", defer_build=True, strict=True, allow_inf_nan=False, frozen=True)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:

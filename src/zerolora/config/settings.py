@@ -83,6 +83,8 @@ class EstimateSettings(Section):
     """Ranks that share each row."""
     activation_offload: bool = False
     """Whether inputs of checkpointed layers are offloaded to the host."""
+    compile: bool = False
+    """Whether decoder layers are compiled, and batches padded for it."""
     micro_batch: int | None
     precision: Precision
     activation_checkpointing: bool | None
@@ -98,6 +100,8 @@ class EstimateSettings(Section):
     optimizer: OptimizerName = "adamw"
     added_tokens: int = 0
     """Tokens that the data set adds to the tokenizer."""
+    compute_capability: float | None = None
+    """CUDA compute capability of the GPUs; None without GPUs."""
 
 
 class HardwareSettings(Section):
@@ -126,7 +130,7 @@ class RenderSettings(EstimateSettings):
     validation_steps: int | None
     nvme: str | None
     hardware: HardwareSettings
-    sections: MethodSections = MethodSections()
+    sections: MethodSections = MethodSections.model_construct()
     """Settings of the run's method, for the trial on shapes."""
     canary: Literal["auto", "off"] | int = "auto"
     """Whether, or for how many steps, first losses are compared with those under safe settings."""
@@ -134,6 +138,8 @@ class RenderSettings(EstimateSettings):
     """Adapter directory that training starts from; None for a run's adapter, whose settings are compared instead."""
     targets: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Settings of the run's export targets by name, for the trial on shapes."""
+    merged: bool = True
+    """Whether the adapter is merged, which a base model that is stored quantized does not allow."""
 
 
 class UsefulFlops(Section):

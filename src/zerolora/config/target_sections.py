@@ -62,15 +62,15 @@ class VllmAdapter(Section):
 class ExportSections(Section):
     """The settings of all export targets."""
 
-    compressed_tensors: CompressedTensors = CompressedTensors()
+    compressed_tensors: CompressedTensors = CompressedTensors.model_construct()
     """Settings of compressed_tensors: the merged model with weights in 8 or 4 bits, in vLLM's format."""
-    gguf: Gguf = Gguf()
+    gguf: Gguf = Gguf.model_construct()
     """Settings of gguf: the merged model as a GGUF file."""
-    gguf_adapter: GgufAdapter = GgufAdapter()
+    gguf_adapter: GgufAdapter = GgufAdapter.model_construct()
     """Settings of gguf_adapter: the adapter as a GGUF file."""
-    ollama: Ollama = Ollama()
+    ollama: Ollama = Ollama.model_construct()
     """Settings of ollama: a GGUF file with a Modelfile for Ollama."""
-    torchao: TorchAo = TorchAo()
+    torchao: TorchAo = TorchAo.model_construct()
     """Settings of torchao: the merged model with weights in 8 or 4 bits."""
-    vllm_adapter: VllmAdapter = VllmAdapter()
+    vllm_adapter: VllmAdapter = VllmAdapter.model_construct()
     """Settings of vllm_adapter: the adapter within vLLM's limits."""

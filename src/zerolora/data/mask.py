@@ -9,12 +9,10 @@ import numpy as np
 
 from zerolora.config.settings import PrepareSettings
 from zerolora.data.formats.reading import FACTORS, REASONING, SWITCHES, Seen
-from zerolora.data.prepared_rows import IGNORED, open_split
+from zerolora.data.prepared_rows import IGNORED, open_table
 from zerolora.data.statistics import printed
 from zerolora.errors import UserError
 from zerolora.files import write_text
-from zerolora.model.added_tokens import extend
-from zerolora.model.architecture import tokenizer_of
 
 SAMPLE = 20  # rows on the page
 LONGEST = 2000  # tokens shown of a row
@@ -118,18 +116,16 @@ class ReadSource(NamedTuple):
 
 
 def write_page(
-    data: Path, model: Path, settings: PrepareSettings, proof: dict[str, Any], sources: list[ReadSource]
+    data: Path, tokenizer: Any, settings: PrepareSettings, proof: dict[str, Any], sources: list[ReadSource]
 ) -> None:
     """Write mask.html to the prepared `data`: counts by role, the columns and keys of each source, and SAMPLE training
     rows token by token, supervised tokens in green and context in grey."""
-    tokenizer = tokenizer_of(model)
-    extend(tokenizer, settings.add_special_tokens, settings.add_tokens)
-    rows = open_split(data, "train")
+    rows = open_table(data, "train")
     drawn = np.sort(np.random.default_rng(settings.seed).permutation(len(rows))[:SAMPLE])
     names = (_names_table(source, settings.template, settings.loss) for source in sources)
     parts = [_PAGE, _summary(proof), *names]
     for number in drawn.tolist():
-        row = rows[number]
+        row = rows.slice(number, 1).to_pylist()[0]
         parts.append(
             f"<h2>row {number + 1:,} of train</h2><p>{row['length']:,} tokens, {row['supervised']:,} supervised</p>"
             f"<pre>{_coloured(tokenizer, row['input_ids'], row['labels'])}</pre>"

@@ -16,7 +16,7 @@ from zerolora.config.settings import PackSettings
 from zerolora.data.packing import pack
 from zerolora.data.packing_bound import lower_bound
 from zerolora.data.packing_plan import PackingPlan, open_plan, write_plan
-from zerolora.data.prepared_rows import open_split
+from zerolora.data.prepared_rows import open_table
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, describe, sha256, staged_directory, write_json
 from zerolora.log import result
@@ -34,8 +34,8 @@ def pack_rows(settings: PackSettings, data: Path, output: Path) -> None:
     stats = compared(settings)
     with staged_directory(output) as staged:
         for split in ("train", "validation"):
-            rows = open_split(data, split)
-            lengths = rows.with_format("numpy")["length"][:]
+            rows = open_table(data, split)
+            lengths = rows["length"].to_numpy()
             if capacity:
                 if lengths.max() > capacity:
                     raise UserError(
@@ -64,7 +64,7 @@ def pack_rows(settings: PackSettings, data: Path, output: Path) -> None:
 
 
 def _count(plan: PackingPlan, rows: Any, lengths: np.ndarray, capacity: int | None) -> dict[str, Any]:
-    supervised = rows.with_format("numpy")["supervised"][:].astype(np.int64)
+    supervised = rows["supervised"].to_numpy().astype(np.int64)
     tokens = np.add.reduceat(lengths[plan.members].astype(np.int64), plan.starts[:-1])
     counts: dict[str, Any] = {
         "rows": len(lengths),
@@ -86,10 +86,10 @@ def _count(plan: PackingPlan, rows: Any, lengths: np.ndarray, capacity: int | No
 
 
 def common_prefix(rows: Any) -> int:
-    """Return the number of tokens that all rows begin with."""
+    """Return the number of tokens that all rows of a pyarrow.Table begin with."""
     first: np.ndarray | None = None
-    for table in rows.with_format("arrow").iter(CHUNK):
-        column = table["input_ids"].combine_chunks()
+    for batch in rows.select(["input_ids"]).to_batches(CHUNK):
+        column = batch["input_ids"]
         starts, ends = (column.offsets.to_numpy()[part].astype(np.int64) for part in (slice(-1), slice(1, None)))
         tokens = column.values.to_numpy()
         first = tokens[starts[0] : ends[0]] if first is None else first

@@ -82,7 +82,7 @@ def prepare(settings: PrepareSettings, model: Path, output: Path, workers: int |
             ReadSource(source.name, form, source.settings.columns, seen)
             for source, (form, _), seen in zip(sources, forms, statistics.seen, strict=True)
         ]
-        write_page(staged, model.parent, settings, proof.as_json(), read)
+        write_page(staged, work.tokenizer, settings, proof.as_json(), read)
         write_json(
             staged / MANIFEST,
             {

@@ -1,5 +1,7 @@
 """Prepared rows: their Arrow schema, and memory-mapped access."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +26,37 @@ def schema(held_out: bool) -> Any:
     return pyarrow.schema(columns)
 
 
-def open_split(data: Path, split: str) -> Any:
-    """Return a split of the prepared data in `data` as a memory-mapped `datasets.Dataset`. Raises UserError if it is
-    missing or incomplete."""
+def open_table(data: Path, split: str) -> Any:
+    """Return a split of the prepared data in `data` as a memory-mapped pyarrow.Table. Raises UserError if it is missing
+    or incomplete."""
     import pyarrow
+
+    path = data / f"{split}.arrow"
+    with _explained(path):
+        return pyarrow.ipc.open_stream(pyarrow.memory_map(str(path))).read_all()
+
+
+def open_split(data: Path, split: str) -> Any:
+    """Return a split of the prepared data in `data` as a memory-mapped `datasets.Dataset`, whose import takes more than
+    a second. Raises UserError if it is missing or incomplete."""
     from datasets import Dataset
     from datasets.utils.logging import disable_progress_bar
 
     disable_progress_bar()
     path = data / f"{split}.arrow"
+    with _explained(path):
+        return Dataset.from_file(str(path))
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Raise UserError if an Arrow file is missing or incomplete."""
+    import pyarrow
+
     if not path.is_file():
         raise UserError(f"{path}: there is no such file; `zerolora prepare` writes it")
     try:
-        return Dataset.from_file(str(path))
+        yield
     except (pyarrow.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"{path}: is not a whole Arrow file ({reason}); run `zerolora prepare` again") from None

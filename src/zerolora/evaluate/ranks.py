@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from zerolora.compat import torchao_patches
+from zerolora.compat.left_out import leave_out
 from zerolora.config.settings import EvaluateRunSettings, EvaluateSettings
 from zerolora.data.prepared_rows import open_split
 from zerolora.errors import UserError
@@ -159,7 +159,7 @@ def answer(
 
 if __name__ == "__main__":
     set_up()
-    torchao_patches.hide()
+    leave_out("torchao")
     try:
         run_rank(read_json(Path(sys.argv[1]), "zerolora evaluate"))
     except UserError as error:

@@ -33,10 +33,10 @@ def main(arguments: list[str]) -> int:
     each_node, nodes, granted = (int(text) for text in arguments[:3])
     command = arguments[3:]
     try:
-        gpus = lockable()
-        check_visible(each_node, len(gpus))
         check_granted(each_node * nodes, granted)
         if not placed_by_srun(os.environ):
+            gpus = lockable()
+            check_visible(each_node, len(gpus))
             os.environ[devices.VISIBLE] = ",".join(take(each_node, gpus, lock_folder()))
         os.execvp(command[0], command)  # noqa: S606 (the rule's own command)
     except UserError as error:

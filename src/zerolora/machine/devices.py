@@ -51,6 +51,7 @@ BUILDS: Mapping[str, str | None] = {"cpu": None, "cu13": "13.0", "cu12": "12.6"}
 DEFAULT_CUDA = "13.0"
 """CUDA of PyPI's wheels, and so of envs/requirements.lock."""
 MAJOR, MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
+MAPS_MEMORY = 102  # CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
 NAME_BYTES = 256
 
 
@@ -64,6 +65,8 @@ class VisibleGpu:
     """Identifies the GPU on its machine, whatever CUDA_VISIBLE_DEVICES says."""
     memory: int
     """Bytes."""
+    maps_memory: bool
+    """Whether CUDA can map memory into reserved addresses, which virtual GPUs cannot."""
 
 
 def on_gpu(device: "torch.device") -> bool:
@@ -276,15 +279,16 @@ def _gpu(library: Any, number: int) -> VisibleGpu:
     library.cuDeviceGet(ctypes.byref(handle), number)
     library.cuDeviceGetName(name, NAME_BYTES, handle)
     library.cuDeviceGetUuid_v2(uuid, handle)
-    capability = []
-    for attribute in (MAJOR, MINOR):
+    values = []
+    for attribute in (MAJOR, MINOR, MAPS_MEMORY):
         value = ctypes.c_int()
         library.cuDeviceGetAttribute(ctypes.byref(value), attribute, handle)
-        capability.append(value.value)
+        values.append(value.value)
+    major, minor, maps = values
     memory = ctypes.c_size_t()
     library.cuDeviceTotalMem_v2(ctypes.byref(memory), handle)
-    pair = (capability[0], capability[1])
-    return VisibleGpu(name.value.decode(errors="replace"), pair, bytes(uuid).hex(), memory.value)
+    shown = name.value.decode(errors="replace")
+    return VisibleGpu(shown, (major, minor), bytes(uuid).hex(), memory.value, bool(maps))
 
 
 def _numbers(architecture: str) -> tuple[int, int]:

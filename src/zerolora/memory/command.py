@@ -108,6 +108,7 @@ def memory(
     from zerolora.memory.training_spec import TrainingSpec
     from zerolora.model.spec import with_rows
     from zerolora.optimizers import OPTIMIZERS
+    from zerolora.planner.hardware import GPUS
     from zerolora.train.objectives import OBJECTIVES
 
     for option, name, registry in (("optimizer", optimizer, OPTIMIZERS), ("objective", objective, OBJECTIVES)):
@@ -152,6 +153,7 @@ def memory(
         logits=supervised_span or 0,
         sequence_parallel=sequence_parallel,
         reserve=None if reserve is None else _bytes("--reserve", reserve, zero=True),
+        capability=None if gpu is None else GPUS[gpu].capability,
     )
     _check_sharing(model_spec, spec)
     specs = _specs(model_spec, spec, strategies, deepspeed)

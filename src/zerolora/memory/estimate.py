@@ -19,6 +19,7 @@ from zerolora.memory.reserve import with_headroom
 from zerolora.memory.training_spec import RowStatistics, TrainingSpec, row_statistics
 from zerolora.methods.registry import create
 from zerolora.model import fused_kernels
+from zerolora.model.padded_lengths import padded, step_of
 from zerolora.model.read_spec import read_model_spec
 from zerolora.model.spec import ModelSpec, to_json, with_rows
 from zerolora.optimizers import OPTIMIZERS
@@ -77,7 +78,7 @@ def training_spec(model: ModelSpec, settings: EstimateSettings, rows: RowStatist
     """
     check_sharing(model, settings.sequence_parallel, world_size(settings), "train.sequence_parallel")
     micro_batch = settings.micro_batch or 1
-    on_cpu = settings.device == "cpu"
+    on_cpu, longest = settings.device == "cpu", rows.longest_packed_row
     return TrainingSpec(
         strategy="zero0",
         method=create(settings.method.name, **{**settings.method.settings, "added_tokens": settings.added_tokens}),
@@ -85,7 +86,8 @@ def training_spec(model: ModelSpec, settings: EstimateSettings, rows: RowStatist
         ranks_per_node=settings.ranks_per_node,
         micro_batch=micro_batch,
         accumulation=settings.global_batch // (micro_batch * data_ranks(settings)),
-        length=rows.longest_packed_row,
+        length=padded(longest, step_of(longest)) if settings.compile else longest,
+        compiles=settings.compile,
         activation_checkpointing=settings.activation_offload or settings.activation_checkpointing is not False,
         activation_offload=settings.activation_offload,
         attention=open_attentions(model, settings)[0],
@@ -100,6 +102,7 @@ def training_spec(model: ModelSpec, settings: EstimateSettings, rows: RowStatist
         keep_checkpoints=settings.keep_checkpoints,
         reserve=settings.reserve,
         sequence_parallel=settings.sequence_parallel,
+        capability=settings.compute_capability,
         objective=OBJECTIVES[settings.objective],
         optimizer=OPTIMIZERS[settings.optimizer],
     )
@@ -195,6 +198,10 @@ def impossible(spec: TrainingSpec, model: ModelSpec) -> str | None:
     target = target_of(spec, nvme="assumed")  # the planner checks the run's directory
     if conflict := spec.layout.conflict(target) or spec.optimizer.conflict(spec.layout, target):
         return conflict.problem
+    if spec.compiles and spec.layout.stage == 3 and spec.layout.engine == "deepspeed":
+        return "DeepSpeed gathers weights inside a layer, which train.compile compiles as a whole; write compile: false"
+    if spec.compiles and model.experts:
+        return f"the experts of a {model.family} are not compiled; write train.compile: false"
     if spec.layout.within_node and spec.ranks_per_node == 1:
         return "a node has one rank: there is nothing to shard inside it"
     return None
@@ -259,8 +266,11 @@ def strategy_changes(spec: TrainingSpec) -> list[tuple[str, TrainingSpec]]:
 
 
 SOURCES = {
-    "frozen_weights": "2 or 4 bytes a parameter, 4 bits with constants for QLoRA; sharded at stage 3 "
+    "frozen_weights": "2 or 4 bytes a parameter, 4 bits for QLoRA; sharded at stage 3 "
     "(arXiv 1910.02054 section 3; 2305.14314 section 3)",
+    "quantization_constants": "maxima of blocks of 64 weights, in fp32, or in 8 bits with constants of their own "
+    "(arXiv 2305.14314 section 3); attributes of modules, so that no engine shards or offloads them "
+    "(bitsandbytes/nn/modules.py, Linear4bit)",
     "adapter_weights": "φ parameters: arXiv 2106.09685 section 4.1, 2402.09353, 2205.05638",
     "gradients": "2 bytes of each trained parameter, 4 without DeepSpeed; sharded from stage 2 (arXiv 1910.02054)",
     "master": "4 bytes of each trained parameter; sharded from stage 1 (arXiv 1910.02054)",
@@ -277,6 +287,8 @@ SOURCES = {
     "NVIDIA/nccl#986; not measured here",
     "reserve_allocator": "2.4 % of the tensors, which torch's allocator holds besides: "
     "vllm-project/compressed-tensors#587; not measured here",
+    "reserve_streams": "the most that the stream which gathers weights needs, beyond its part at the peak: "
+    "partitioned_param_coordinator.py, _fsdp_collectives.py, CUDACachingAllocator.cpp",
     "processes": "a rank that has loaded nothing: benchmarks/process_memory.py",
     "loading": "the largest weight, in transfer to the GPU, and shards that stay on the host; on CPU ranks the "
     "weights: train/base_model.py",

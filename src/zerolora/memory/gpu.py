@@ -4,13 +4,14 @@ On CPU ranks the same bytes are in host memory. File names without a path are in
 """
 
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from zerolora.memory import reserve
 from zerolora.memory.decoder import Phases, evaluation, phases, pinned
 from zerolora.memory.fsdp_units import REDUCED, Units, fsdp_units
-from zerolora.memory.gathering import gathered
+from zerolora.memory.gathering import Gathered, gathered
 from zerolora.memory.states import BYTES, States
 from zerolora.memory.training_spec import TrainingSpec
 from zerolora.methods.method import TrainedParameters
@@ -20,6 +21,7 @@ from zerolora.strategies.strategy import Buckets
 from zerolora.train.objectives.objective import AddedMemory
 
 PHASES = ("forward", "loss", "backward", "backward_end")  # of a traced step
+QUANTIZED_BLOCK = 64  # weights of one constant (methods/qlora.py, BLOCK)
 GATHER_LIMIT = 500_000_000  # elements that DeepSpeed's stage 0 reduces at a time (runtime/engine.py)
 
 
@@ -34,10 +36,14 @@ class PlannedRun:
     buckets: Buckets
 
     @property
-    def reads_whole(self) -> bool:
-        """Whether each rank reads the whole base model before it keeps its shard, as of a quantized one
-        (train/base_model.py)."""
-        return self.spec.method.frozen_type is not None and self.spec.layout.stage == 3
+    def quantizes_whole(self) -> bool:
+        """Whether each rank quantizes the whole base model before it keeps its shard (train/base_model.py)."""
+        return self.spec.method.reads_whole and self.spec.layout.stage == 3
+
+    @property
+    def packed(self) -> float:
+        """The frozen weights as a number of weights of the run's precision, without constants."""
+        return self.parameters.frozen - self.spec.saved_by_packing(self.model)
 
     @property
     def added(self) -> AddedMemory:
@@ -86,6 +92,8 @@ def traced(run: PlannedRun) -> TracedStep:
         spec.on_cpu,
         spec.width,
         spec.precision == "fp16" and method.activation_width(spec.width) == spec.width,
+        spec.capability,
+        spec.sequence_parallel,
         spec.offloads_inputs,
         spec.kernels,
     )
@@ -117,15 +125,17 @@ def by_phase(run: PlannedRun, step: TracedStep) -> dict[str, dict[str, float]]:
     Gradients are a term of their own; "total" also includes the other model states.
     """
     spec, states, parameters = run.spec, run.states, run.parameters
-    static = states.frozen_weights + states.trained_weights + states.master + states.moments
+    static = states.total - states.gradients
     # Gradients are live from the second micro-step on; stage 3 allocates them at the start (stage3.py,
     # grad_partitions_flat_buffer).
     allocated = states.gradients if run.deepspeed_stage == 3 else 0.0
     kept = states.gradients if spec.accumulation > 1 else allocated
     held, gathers = _resident(run) + run.added.states, _gathered(run, step)
-    loaded = states.trained_weights + states.frozen_weights
-    if run.reads_whole:
+    loaded = states.trained_weights + states.frozen_weights + states.constants
+    if run.quantizes_whole:
         loaded = states.trained_weights + parameters.frozen_bytes
+    elif spec.method.frozen_type is not None and spec.layout.stage == 3:
+        loaded += quantizing(run)
     result: dict[str, dict[str, float]] = {"loading": {"total": loaded}}
     for name, kinds in step.phases.items():
         extra = _reducing(run) if name == "backward_end" else 0.0
@@ -155,10 +165,36 @@ def by_phase(run: PlannedRun, step: TracedStep) -> dict[str, dict[str, float]]:
     if spec.layout.optimizer == "gpu":
         tensor += spec.optimizer.unpacked_bytes(parameters.trained / (spec.ranks if spec.layout.stage else 1))
     result["saving"] = _phase(gradients=allocated, buffers=held + tensor)
+    idle = idle_bytes(run, gathers)
     for name, values in result.items():
         if name != "loading":
             values["total"] = static + sum(values.values())
+        values["idle"] = 0.0 if name == "loading" else idle.get(name, idle["other"])
     return result
+
+
+def idle_bytes(run: PlannedRun, gathers: Mapping[str, float]) -> dict[str, float]:
+    """Return the bytes of the gathering stream's memory that are unused at the peak of each traced phase and of
+    evaluation, and in "other" phases.
+
+    DeepSpeed gathers weights, and FSDP fills its all-gather buffers, on a stream of their own
+    (partitioned_param_coordinator.py, __allgather_stream; torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py,
+    all_gather_copy_in_stream). torch's allocator keeps the freed blocks of a stream for that stream
+    (c10/cuda/CUDACachingAllocator.cpp, BlockComparatorSize), so its part of the memory stays at its own peak.
+    """
+    spec, layout = run.spec, run.spec.layout
+    if layout.stage < 3 or spec.on_cpu or spec.ranks == 1:
+        return {"other": 0.0}
+    if layout.engine == "fsdp":
+        units = _units(run)[0]
+        most = units.buffers() * spec.width
+        used = dict.fromkeys((*PHASES, "evaluation"), max(units.layers, default=0.0) * spec.width)
+    else:
+        held = _held(run)
+        forward = spec.width * max((size for _, _, size in held.forward), default=0)
+        used = {**gathers, "forward": float(forward)}
+        most = max(used.values(), default=0.0)
+    return {"other": most} | {name: max(0.0, most - value) for name, value in used.items()}
 
 
 def terms(run: PlannedRun, at_peak: dict[str, float], peak: str) -> dict[str, Any]:
@@ -168,9 +204,10 @@ def terms(run: PlannedRun, at_peak: dict[str, float], peak: str) -> dict[str, An
     `buffers` are reduced by it.
     """
     states = run.states
-    shares = reserve.shares(run.spec, int(at_peak["total"]))
+    shares = reserve.shares(run.spec, int(at_peak["total"]), at_peak["idle"])
     named = {
         "frozen_weights": states.frozen_weights,
+        **({"quantization_constants": states.constants} if states.constants else {}),
         "adapter_weights": states.trained_weights,
         "gradients": states.gradients,
         "master": states.master,
@@ -195,6 +232,21 @@ def largest_module(model: ModelSpec) -> int:
     return max(module.parameters for module in model.modules)
 
 
+def quantizing(run: PlannedRun) -> float:
+    """Return the bytes for one weight as it is read, beside the parts of those before it (train/base_model.py).
+
+    It is whole in the run's precision; one to be quantized also in 4 bits, with its constants twice in fp32
+    (bitsandbytes/functional.py, quantize_4bit).
+    """
+    width, method = run.spec.width, run.spec.prepared_method
+    return max(
+        module.parameters * width
+        if method.packed(module, width) == module.parameters
+        else module.inputs * module.outputs * (width + 0.5 + 2 * 4 / QUANTIZED_BLOCK)
+        for module in run.model.modules
+    )
+
+
 def _phase(
     activations: float = 0.0, logits: float = 0.0, gradients: float = 0.0, buffers: float = 0.0
 ) -> dict[str, float]:
@@ -212,7 +264,8 @@ def _resident(run: PlannedRun) -> float:
         if not layout.within_node:
             return bucket
         # hpZ's second shard of the weights (partition_parameters.py, ds_secondary_tensor)
-        return bucket + (parameters.frozen + parameters.trained) * spec.width / spec.ranks_per_node
+        sharded = parameters.frozen_bytes - parameters.constants if parameters.frozen else 0.0
+        return bucket + (sharded + parameters.trained * spec.width) / spec.ranks_per_node
     if run.deepspeed_stage in (1, 2) and layout.optimizer != "gpu":
         return float(parameters.largest_trained * spec.width)  # temp_grad_buffer_for_gpu_offload
     return 0.0
@@ -227,7 +280,7 @@ def _gathered(run: PlannedRun, step: TracedStep) -> dict[str, float]:
         return _gathered_by_fsdp(run, step)
     elif spec.on_cpu:
         # The constants fitted to CPU ranks (host.py) include weights gathered beyond the limit.
-        everything = run.parameters.frozen + run.parameters.trained
+        everything = run.packed + run.parameters.trained
         most = float(min(everything, run.buckets.live) * spec.width)
     else:
         return _gathered_by_deepspeed(run, step)
@@ -236,15 +289,8 @@ def _gathered(run: PlannedRun, step: TracedStep) -> dict[str, float]:
 
 def _gathered_by_fsdp(run: PlannedRun, step: TracedStep) -> dict[str, float]:
     """Return the same for torch's fully_shard, with gradients before they are sharded."""
-    spec, parameters, width = run.spec, run.parameters, run.spec.width
-    base = fsdp_units(run.model)
-    if parameters.ranks:
-        # An adapter that is partly outside of the layers counts as gathered with the root.
-        inside = all("{}" in path for path, _ in parameters.ranks) and not spec.prepared_method.rows
-        units = base.with_adapter(*((parameters.trained, 0) if inside else (0, parameters.trained)))
-        trained = Units(units.root - base.root, tuple(map(operator.sub, units.layers, base.layers)))
-    else:
-        units, trained = base, Units(max(0, parameters.trained - sum(base.layers)), base.layers)
+    spec, width = run.spec, run.spec.width
+    units, trained = _units(run)
     alone = spec.layout.owners(spec.ranks, spec.ranks_per_node) == 1
     accumulates = spec.accumulation > 1
     whole = REDUCED * trained.total if accumulates else 0.0
@@ -265,13 +311,40 @@ def _gathered_by_fsdp(run: PlannedRun, step: TracedStep) -> dict[str, float]:
     }
 
 
+def _units(run: PlannedRun) -> tuple[Units, Units]:
+    """Return the units that FSDP gathers, and their trained parameters."""
+    method, width, parameters = run.spec.prepared_method, run.spec.width, run.parameters
+    base = fsdp_units(run.model, lambda module: method.packed(module, width))
+    if not parameters.ranks:
+        return base, Units(max(0, parameters.trained - sum(base.layers)), base.layers)
+    # An adapter that is partly outside of the layers counts as gathered with the root.
+    inside = all("{}" in path for path, _ in parameters.ranks) and not method.rows
+    units = base.with_adapter(*((parameters.trained, 0) if inside else (0, parameters.trained)))
+    return units, Units(units.root - base.root, tuple(map(operator.sub, units.layers, base.layers)))
+
+
+def _held(run: PlannedRun) -> Gathered:
+    """Return the gathered weights of a step at DeepSpeed's stage 3."""
+    spec = run.spec
+    ranks = run.parameters.ranks if run.parameters.frozen else ()
+    return gathered(
+        run.model,
+        ranks,
+        run.buckets,
+        spec.activation_checkpointing,
+        spec.loss == "fused",
+        spec.ranks > 1,
+        spec.prepared_method,
+        spec.width,
+    )
+
+
 def _gathered_by_deepspeed(run: PlannedRun, step: TracedStep) -> dict[str, float]:
     """Return the same for DeepSpeed's stage 3 on GPUs."""
     spec = run.spec
     if spec.ranks == 1 and spec.layout.parameters == "gpu":  # the shard is the weight (NoGatherHandle)
         return dict.fromkeys((*step.phases, "evaluation"), 0.0)
-    ranks = run.parameters.ranks if run.parameters.frozen else ()
-    held = gathered(run.model, ranks, run.buckets, spec.activation_checkpointing, spec.loss == "fused", spec.ranks > 1)
+    held = _held(run)
     # The peaks of gathered weights and of activations may be at different modules of a layer.
     peak, layer = step.phases["forward"]["total"], step.kept / run.model.layers
     both = max(step.modules.get(path, peak) - later * layer + most * spec.width for path, later, most in held.forward)

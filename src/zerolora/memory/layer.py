@@ -6,6 +6,7 @@ Sources: transformers/models/*/modeling_*.py, integrations/sdpa_attention.py.
 
 import math
 
+from zerolora.model.attention_kernels import computes_scores, has_flash
 from zerolora.model.fused_kernels import COPIES, GRADIENT_COPIES
 from zerolora.model.projections import ExpertLayer, ForwardSpec, Projections, Trained
 from zerolora.model.spec import ModelSpec, Module
@@ -141,18 +142,32 @@ class Layer(Projections):
         if step.attention == "eager":
             output = self.eager(query, self.repeat(key, groups), self.repeat(value, groups), mask)
         else:
-            if mask and step.attention == "sdpa" and model.fused_attention:
+            if self.repeats_heads(mask):
                 key, value = self.repeat(key, groups), self.repeat(value, groups)
-            if step.exchanges:
-                output = self.shared(query, key, value)
-            else:
-                attend = self.fused if model.fused_attention or step.attention == "flash" else self.unfused
-                output = attend(query, key, value, mask)
+            output = self.shared(query, key, value) if step.exchanges else self.by_kernel(query, key, value, mask)
         del query, key, value
         if self.joined and step.attention != "eager" and "rotary" not in step.kernels:
             output = self.unary(output)  # laid out by heads, as the query is, so it is copied before the projection
         output = self.projection("o", output)
         return self.dropped(output) if model.hidden_dropout else output
+
+    def by_kernel(self, query: Value, key: Value, value: Value, mask: Value | None) -> Value:
+        """One kernel, or all scores where none takes these heads."""
+        model, step = self.model, self.step
+        if not model.fused_attention and step.attention != "flash":
+            return self.unfused(query, key, value, mask)
+        half, masked = query.width == 2, mask is not None
+        if step.on_cpu or not computes_scores(model, step.attention, step.capability, half, masked):
+            return self.fused(query, key, value, mask)
+        return self.unfused(query, key, value, mask, model.heads / model.key_heads)
+
+    def repeats_heads(self, mask: Value | None) -> bool:
+        """Whether keys and values are repeated for all heads before the kernel: by transformers' sdpa for a mask, by
+        this project's flash where no kernel takes groups of heads (train/attention.py)."""
+        model, step = self.model, self.step
+        if step.attention == "sdpa":
+            return mask is not None and model.fused_attention
+        return not step.on_cpu and not has_flash(model, "flash", step.capability, step.width == 2, False)
 
     def projections(self, hidden: Value) -> tuple[Value, Value, Value]:
         """Query, key and value, from one projection or three."""
@@ -293,7 +308,7 @@ class Layer(Projections):
         """Attention of rows that ranks share, between two exchanges (train/sequence_parallel.py): of all tokens for a
         rank's share of the heads, as many elements as its share of the tokens for all heads."""
         query, key, value = self.exchanged(query, key, value)
-        output = self.fused(query, key, value, None)
+        output = self.by_kernel(query, key, value, None)
         del query, key, value
         (output,) = self.exchanged(output)
         return output
@@ -306,12 +321,15 @@ class Layer(Projections):
         del buffer
         return results
 
-    def unfused(self, query: Value, key: Value, value: Value, mask: Value | None) -> Value:
-        """sdpa's fallback: scores, softmax and weighted sum in fp32 (aten/src/ATen/native/transformers/attention.cpp,
-        _scaled_dot_product_attention_math)."""
-        width = query.width
-        count, returned = self.step.rows * self.model.heads * self.step.length**2, self.attended(query)
+    def unfused(self, query: Value, key: Value, value: Value, mask: Value | None, groups: float = 1) -> Value:
+        """sdpa's fallback: scores, softmax and weighted sum in fp32, with each head of keys and values repeated for its
+        group of queries (aten/src/ATen/native/transformers/attention.cpp, _scaled_dot_product_attention_math)."""
+        width, step = query.width, self.step
+        # Ranks that share rows have a share of the heads, and all tokens.
+        count = step.rows * self.model.heads * step.length**2 * (step.shared_by if step.exchanges else 1)
+        returned = self.attended(query)
         query, key, value = self.cast(query, 4), self.cast(key, 4), self.cast(value, 4)
+        key, value = self.repeat(key, groups), self.repeat(value, groups)
         scores = self.matmul(self.unary(query), self.unary(key), count)
         if mask:
             scores = self.unary(scores)

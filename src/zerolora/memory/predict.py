@@ -47,13 +47,14 @@ def predict(model: ModelSpec, spec: TrainingSpec) -> Prediction:
             f"{model.family}; adapt modules there, or estimate a model of another architecture"
         ) from None
     phases = gpu.by_phase(run, step)
-    peak = max(phases, key=lambda name: phases[name]["total"])
     totals = {name: int(values["total"]) for name, values in phases.items()}
+    whole = {name: each + reserve.shares(spec, each, phases[name]["idle"])["total"] for name, each in totals.items()}
+    peak = max(whole, key=lambda name: whole[name])
     return Prediction(
         gpu.terms(run, phases[peak], peak),
         host.terms(run, step, totals),
         host.disk_terms(run),
-        {name: value + reserve.shares(spec, value)["total"] for name, value in totals.items()},
+        whole,
         int(host.offloaded(run)),
         int(host.stepping(run)),
         run.buckets,
@@ -85,5 +86,6 @@ def _planned(model: ModelSpec, spec: TrainingSpec) -> gpu.PlannedRun:
         spec.ranks_per_node,
         spec.precision,
         spec.optimizer.state_bytes(parameters) / parameters.trained,
+        parameters.constants,
     )
     return gpu.PlannedRun(model, spec, parameters, states, spec.buckets or sized(model, spec))

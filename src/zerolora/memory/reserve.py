@@ -28,13 +28,17 @@ CUDA_BYTES = 360 * 1024**2
 ranks of a node (benchmarks/process_memory.py)."""
 
 
-def shares(spec: TrainingSpec, allocated: float) -> dict[str, int]:
-    """Return the bytes beside `allocated` bytes of tensors, by share and in total; only the total if it is set."""
+def shares(spec: TrainingSpec, allocated: float, idle: float = 0.0) -> dict[str, int]:
+    """Return the bytes beside `allocated` bytes of tensors, by share and in total; only the total if it is set.
+
+    `idle`: bytes that torch's allocator keeps for the stream that gathers weights (gpu.py, idle_bytes).
+    """
     if spec.on_cpu:
         return {"total": 0}
     if spec.reserve is not None:
         return {"total": spec.reserve}
     result = {"context": CONTEXT, "nccl": CONNECTION * CHANNELS * groups(spec), "allocator": int(UNUSED * allocated)}
+    result["streams"] = int(idle)
     return {**result, "total": sum(result.values())}
 
 

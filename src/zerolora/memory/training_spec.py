@@ -55,8 +55,12 @@ class TrainingSpec:
     """Ranks that share each row."""
     kernels: tuple[Part, ...] = ()
     """What liger-kernel computes."""
+    compiles: bool = False
+    """Decoder layers are compiled."""
     activation_offload: bool = False
     """Keep the inputs of checkpointed layers on the host, where CPU ranks have them anyway."""
+    capability: float | None = None
+    """Compute capability of the GPUs; None for those that have flash attention."""
     objective: Objective = OBJECTIVES["sft"]
     optimizer: Optimizer = OPTIMIZERS["adamw"]
 
@@ -93,6 +97,12 @@ class TrainingSpec:
     def added_by_objective(self, trained: int) -> AddedMemory:
         """Return the bytes of a rank that the objective adds with `trained` parameters."""
         return self.objective.memory(self.micro_batch * (self.logits or self.own_length), trained)
+
+    def saved_by_packing(self, model: ModelSpec) -> float:
+        """Return by how many weights of the run's precision quantization makes the base model smaller, without
+        constants."""
+        method, width = self.prepared_method, self.width
+        return sum((module.parameters - method.packed(module, width)) * module.count for module in model.modules)
 
     def parameters(self, model: ModelSpec) -> TrainedParameters:
         """Return the trained parameters. Raises UserError if a module to train is not in the model."""

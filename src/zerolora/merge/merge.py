@@ -25,8 +25,9 @@ from zerolora.methods.method import tied_weights
 from zerolora.model import added_tokens, foreign
 from zerolora.model.architecture import built_on_meta, config_of
 from zerolora.model.base_check import listed_shapes
-from zerolora.model.manifest import is_weight, model_files
+from zerolora.model.manifest import is_weight, is_whole, model_files
 from zerolora.model.prompt_format import write_prompt_format, write_tokens
+from zerolora.model.stored_quantization import check_mergeable
 from zerolora.model.weight_files import WEIGHT_INDEX, weight_files
 from zerolora.tensor_file import read_header
 from zerolora.units import byte_size
@@ -68,8 +69,7 @@ def restore(base: Path, adapter: Path, manifest: Path, data: Path | None = None)
     """
     expected = foreign.manifest(manifest, "zerolora merge", "files", "path")
     directory = Path(expected["path"])
-    sizes = {name: file["bytes"] for name, file in expected["files"].items()}
-    if not all((directory / name).is_file() and (directory / name).stat().st_size == sizes[name] for name in sizes):
+    if not is_whole(manifest):
         with staged_directory(directory) as staged:
             dequantized = expected.get("dequantized", False)
             hashes = write_model(base, [(adapter, 1.0)], staged, directory, data, dequantized, hashed=True)
@@ -91,6 +91,7 @@ def write_model(
 
     Messages name `directory`. Returns the sha256 of the weight files by name; without `hashed`, nothing.
     """
+    check_mergeable(base)
     files = [read_header(path) for path in weight_files(base)]
     spec = None if dequantized else listed_model(base, files, [path for path, _ in adapters])
     tokens = added_tokens.of_directory(adapters[0][0])

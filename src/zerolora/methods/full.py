@@ -58,6 +58,11 @@ class FullMethod(TrainableMethod):
             parameter.requires_grad_(not name.startswith(parts))
         return model
 
+    @classmethod
+    def fits_listed(cls, settings: "MethodSections", model: "ModelSpec") -> bool:
+        """Return True: the files contain every weight that the spec lists."""
+        return True
+
     @staticmethod
     def published(model: Any, trained: "dict[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
         """Return the weights, each once: a tied head has none."""

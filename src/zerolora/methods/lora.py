@@ -105,6 +105,7 @@ class LowRank(Method):
             tuple(ranks.items()),
             max(tensors),
             factored,
+            self.constants(model),
         )
 
     def adapted(self, model: "ModelSpec") -> tuple[list[int], int, dict[str, int]]:
@@ -188,6 +189,10 @@ class LowRank(Method):
     def frozen_bytes(self, model: "ModelSpec", width: int) -> float:
         """Return the bytes of the base model; `width` is the bytes of a weight."""
         return float(model.parameters * width)
+
+    def constants(self, model: "ModelSpec") -> float:
+        """Return the bytes of quantization constants among them."""
+        return 0.0
 
     def replaced(self, model: "ModelSpec") -> int:
         """Return the parameters of the modules from whose weights the initial factors are subtracted."""
@@ -359,6 +364,19 @@ class TrainedLowRank(LowRank, PeftMethod):
         for key, pattern in (("rank_pattern", lora.rank_pattern), ("alpha_pattern", lora.alpha_pattern)):
             check_pattern(adapted, f"train.lora.{key}", pattern)
         return wrapped
+
+    @classmethod
+    def fits_listed(cls, settings: "MethodSections", model: "ModelSpec") -> bool:
+        """Return whether all targets are linear modules that the spec lists: peft adapts those, and the files contain
+        their weights. A regular expression may match modules that it does not list."""
+        method = cls.of(settings)
+        if method.init != DEFAULT_INIT or method.modules_to_save:
+            return False
+        if isinstance(method.targets, str) and method.targets != "all-linear":
+            return False
+        method.parameters(model, 2)
+        modules, parameters = method._targets(model)
+        return not parameters and all(module.kind == "linear" for module in modules)
 
     @staticmethod
     def is_untrained(name: str, tensor: "torch.Tensor") -> bool:

@@ -11,6 +11,7 @@ from zerolora.errors import UserError, shown
 from zerolora.files import MANIFEST, canonical, checked_name, sha256
 from zerolora.log import LOGGER
 from zerolora.model import foreign
+from zerolora.model.stored_quantization import unpacked
 from zerolora.model.weight_files import weight_files
 from zerolora.tensor_file import read_header
 
@@ -99,24 +100,16 @@ def check_needs_no_code(directory: Path) -> None:
         )
 
 
-def check_not_quantized(directory: Path) -> None:
-    """Raise UserError if config.json says that the weights are quantized: no adapter could be merged into them."""
-    path = directory / "config.json"
-    config = foreign.config_file(path)
-    for part in (config, *config.values()):
-        if isinstance(part, dict) and isinstance(stored := part.get("quantization_config"), dict):
-            kind = shown(stored.get("quant_method", "unnamed"))
-            raise UserError(
-                f"{path}: quantization_config: the weights are stored quantized ({kind}), so that nothing trained "
-                "could be merged into them; write the checkpoint in bf16, fp16 or fp32 that they were made of, with "
-                "method: qlora if it is to take fewer bits in training"
-            )
-
-
 def count_parameters(directory: Path) -> int:
     """Return the number of parameters in a directory's weight files, from their headers; a tied tensor counts once."""
-    headers = (read_header(path) for path in weight_files(directory))
+    headers = unpacked(directory, (read_header(path) for path in weight_files(directory)))
     return sum(math.prod(tensor.shape) for header in headers for tensor in header.tensors.values())
+
+
+def weight_directory(model: Path, weights: Path) -> Path:
+    """Return the directory with the weights of `model`, written by fetch: the user's own, or `weights`."""
+    source = foreign.manifest(model / MANIFEST, "zerolora fetch", "source")["source"]
+    return Path(source.get("path", weights))
 
 
 def is_weight(name: str) -> bool:
@@ -169,6 +162,13 @@ def located(stamp: Path) -> Path:
 def is_merged(stamp: Path) -> bool:
     """Return whether the manifest of a run's merged model names weights; with merge.enabled: false there are none."""
     return bool(foreign.manifest(stamp, "zerolora merge").get("enabled", True))
+
+
+def is_whole(stamp: Path) -> bool:
+    """Return whether all files that the manifest of a merged model names are on this machine, in their size."""
+    record = foreign.manifest(stamp, "zerolora merge", "files", "path")
+    paths = {Path(record["path"]) / name: file["bytes"] for name, file in record["files"].items()}
+    return all(path.is_file() and path.stat().st_size == size for path, size in paths.items())
 
 
 BASE = "base_model"

@@ -58,6 +58,10 @@ class ForwardSpec:
     """Bytes of an element in which quantized modules compute; 0 = `width`."""
     half: bool = False
     """Whether activations are fp16, which CUDA's softmax reads without a copy."""
+    capability: float | None = None
+    """Compute capability of the GPU; None for one that has flash attention."""
+    shared_by: int = 1
+    """Ranks that share rows, if they `exchanges`."""
     offloads: bool = False
     """Whether the inputs of checkpointed layers move to the host (train/activation_offload.py)."""
     kernels: tuple[Part, ...] = ()

@@ -15,6 +15,7 @@ from zerolora.config.settings import RenderSettings
 from zerolora.memory.estimate import Capacity, data_ranks, impossible, masked, open_attentions, too_large, training_spec
 from zerolora.memory.predict import predict, sized
 from zerolora.memory.training_spec import RowStatistics, TrainingSpec
+from zerolora.model.attention_kernels import computes_scores
 from zerolora.model.fused_kernels import Part
 from zerolora.model.spec import FEWEST, WORTH, ModelSpec
 from zerolora.planner.cost import Cost, step_seconds
@@ -193,11 +194,15 @@ def step_work(model: ModelSpec, spec: TrainingSpec, rows: RowStatistics) -> Step
         matmul += model.vocabulary * model.hidden
     mean = max(1, round(rows.tokens / rows.packed_rows))
     merged, merging = merged_factors(model, parameters.ranks)
+    # Without a kernel all scores are written, as by eager attention.
+    masked = spec.masked and spec.attention == "sdpa"
+    scores = not spec.on_cpu and computes_scores(model, spec.attention, spec.capability, spec.width == 2, masked)
+    attention: Attention = "eager" if scores else spec.attention
     return StepWork(
         length=mean,
         micro_batch=spec.micro_batch,
         accumulation=spec.accumulation,
-        frozen=parameters.frozen,
+        frozen=round(parameters.frozen - spec.saved_by_packing(model)),
         trainable=parameters.trained,
         matmul=matmul,
         modules=sum(module.count for module in linears),
@@ -209,7 +214,7 @@ def step_work(model: ModelSpec, spec: TrainingSpec, rows: RowStatistics) -> Step
         attended=rows.mean_row_of_a_token / 2 if spec.attention == "flash" else mean,
         supervised=rows.supervised_tokens / rows.tokens,
         checkpointing=spec.activation_checkpointing,
-        attention=spec.attention,
+        attention=attention,
         kernels=spec.kernels,
         width=cast(Literal[2, 4], spec.width),
         live=spec.buckets.live if spec.buckets and spec.buckets.live else 0,
@@ -236,7 +241,7 @@ def _prefix(model: ModelSpec, spec: TrainingSpec, rows: RowStatistics) -> int:
     drawn = spec.method.drops or model.attention_dropout or model.hidden_dropout
     if model.counted != "config.json" or rows.common_prefix < FEWEST:
         return 0
-    if spec.attention != "flash" or spec.sequence_parallel > 1 or drawn:
+    if spec.attention != "flash" or spec.sequence_parallel > 1 or spec.compiles or drawn:
         return 0
     shared = rows.common_prefix * (spec.micro_batch * rows.rows / rows.packed_rows - 1)
     return rows.common_prefix if shared >= WORTH * spec.micro_batch * rows.tokens / rows.packed_rows else 0

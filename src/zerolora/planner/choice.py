@@ -28,6 +28,7 @@ STEPS = 5
 LEAST_STEPS = 100
 """Minimum steps of a run for a canary with auto, since a canary takes ten steps and loads the model twice."""
 VARLEN = "attention flash computes rows of many lengths in one kernel of its own (torch.nn.attention.varlen)"
+COMPILE = "train.compile: torch compiles the decoder layers"
 KERNELS = "train.kernels: liger-kernel's kernels replace the model's own operations"
 SHOWN = 10  # fitting candidates in the table
 FREE = {"micro_batch": None, "activation_checkpointing": None, "attention": None}
@@ -152,6 +153,8 @@ def risks(choice: Choice, options: dict[str, Any], settings: RenderSettings) -> 
         yield VARLEN
     if choice.kernels:
         yield KERNELS
+    if settings.compile:
+        yield COMPILE
 
 
 def due(settings: RenderSettings, steps: int) -> int:
@@ -163,7 +166,7 @@ def due(settings: RenderSettings, steps: int) -> int:
 
 def safe_choice(planning: Planning) -> Choice | None:
     """Return the safe choice that fits and differs least from the settings; None if none fits."""
-    planning = replace(planning, settings=planning.settings.model_copy(update={"kernels": "off"}))
+    planning = replace(planning, settings=planning.settings.model_copy(update={"kernels": "off", "compile": False}))
     candidates = (predicted(planning, spec) for spec in open_specs(_of_any_strategy(planning)))
     nearest = _nearest_of([each for each in candidates if _is_safe(each, planning.settings)], planning)
     return _without_overlap(nearest.choice) if nearest else None

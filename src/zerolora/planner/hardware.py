@@ -25,7 +25,7 @@ maximum achievable matmul FLOPS); a model's shapes are not the best."""
 MEMORY_SHARE = 0.80
 """Of a GPU's memory bandwidth: about 80 % in a plain copy kernel (NVIDIA developer forum, zcopy thread)."""
 
-HOST_ADAMW = 1.2e9
+HOST_ADAMW = 1.4e9
 """Parameters/s of torch's fused AdamW on one core, which a rank has (train/launch/launcher.py). Measured on an AMD EPYC
 (benchmarks/results/train_host_optimizers.json)."""
 

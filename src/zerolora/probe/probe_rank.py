@@ -37,7 +37,7 @@ MATRIX = {"cpu": 768, "cuda": 8192}
 COPIED_BYTES = {"cpu": 64 * 2**20, "cuda": 2**30}
 SENT_BYTES = {"cpu": 8 * 2**20, "cuda": 256 * 2**20}
 PINNED_BYTES = 256 * 2**20
-ADAMW_PARAMETERS = 16 * 2**20  # with their states more than a cache
+ADAMW_PARAMETERS = 8 * 2**20  # with their states more than a cache
 BLOCKS = 20
 OPERATIONS_PER_BLOCK = 12  # forward: norm, linear, silu, linear; backward: 1 + 3 + 1 + 3
 

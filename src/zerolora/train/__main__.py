@@ -9,9 +9,9 @@ import gc
 def main() -> None:
     # Imports create many objects and release few: collections would take a fifth of their time. rank.py enables them.
     gc.disable()
-    from zerolora.compat import torchao_patches
+    from zerolora.compat.left_out import leave_out
 
-    torchao_patches.hide()
+    leave_out("torchao")
     from zerolora.train import rank
 
     rank.main()

@@ -18,6 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from zerolora.errors import UserError, wording
 from zerolora.machine.devices import moved, on_gpu
 from zerolora.model.architecture import model_class, takes_own_attention
+from zerolora.model.attention_kernels import FLASH_CAPABILITY, FLASH_HEAD
 from zerolora.train.common_prefix import Branches
 from zerolora.train.sequence_parallel import sequence
 
@@ -26,9 +27,7 @@ NAME = "each_row"
 IMPLEMENTATIONS = {"flash": NAME}
 """Names of transformers for those of the config, where they differ."""
 HALF = (torch.float16, torch.bfloat16)
-VARLEN_HEAD = 256  # the largest head size of flash attention's kernels
 VARLEN_STEP = 8  # of their head sizes
-VARLEN_CAPABILITY = (8, 0)
 REFUSED = ("softcap", "s_aux", "position_bias")  # terms that a model adds to its scores
 LONGEST_SHORT = 192
 """Tokens of the longest row whose attention on a CPU is by plain products. A head's scores, 192 x 192 x 4 bytes = 144
@@ -203,6 +202,10 @@ def _attend(
         mask = torch.ones(tokens, of_row, dtype=torch.bool, device=query.device).tril(before)
         if window is not None:
             mask = mask.triu(before + 1 - window)
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1 and on_gpu(query.device) and (mask is not None or not _has_flash(query, value)):
+        # Kernels without groups of heads; with enable_gqa torch would compute all scores (model/attention_kernels.py).
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     return torch.nn.functional.scaled_dot_product_attention(
         query,
         key,
@@ -278,13 +281,15 @@ def _probabilities(queries: torch.Tensor, keys: torch.Tensor, scaling: float, to
 
 
 def _has_varlen(query: torch.Tensor, value: torch.Tensor, dropout: float) -> bool:
+    return on_gpu(query.device) and not dropout and _has_flash(query, value) and has_varlen_kernel()
+
+
+def _has_flash(query: torch.Tensor, value: torch.Tensor) -> bool:
+    """Return whether flash attention's kernels take these heads on a GPU, the smaller ones widened."""
     return (
-        on_gpu(query.device)
-        and query.dtype in HALF
-        and not dropout
-        and max(query.shape[-1], value.shape[-1]) <= VARLEN_HEAD
-        and torch.cuda.get_device_capability(query.device) >= VARLEN_CAPABILITY
-        and has_varlen_kernel()
+        query.dtype in HALF
+        and max(query.shape[-1], value.shape[-1]) <= FLASH_HEAD
+        and torch.cuda.get_device_capability(query.device) >= divmod(round(10 * FLASH_CAPABILITY), 10)
     )
 
 

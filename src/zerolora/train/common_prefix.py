@@ -42,10 +42,10 @@ def allowed(plan: "TrainingPlan", base: Any) -> bool:
     """Return whether the settings of a training allow that a prefix is computed once; `base` is the transformers model,
     with the adapter in it.
 
-    The attention must be this project's, in one rank. Whatever is drawn at random, such as dropout, would be drawn once
-    for all rows of a prefix, and not for each.
+    The attention must be this project's, in one rank; compiled layers need batches of few lengths. Whatever is drawn at
+    random, such as dropout, would be drawn once for all rows of a prefix, and not for each.
     """
-    if plan.attention != "flash" or plan.sequence_parallel > 1 or plan.neftune_alpha:
+    if plan.attention != "flash" or plan.sequence_parallel > 1 or plan.neftune_alpha or plan.compile:
         return False
     drawn = any("Dropout" in type(module).__name__ and getattr(module, "p", 0) for module in base.modules())
     return not drawn and not any(_is_drawn(*each) for each in base.config.get_text_config().to_dict().items())

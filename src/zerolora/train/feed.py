@@ -10,6 +10,7 @@ from zerolora.data.packing_plan import PackingPlan
 from zerolora.data.prepared_rows import IGNORED
 from zerolora.errors import UserError
 from zerolora.machine.devices import moved
+from zerolora.model.padded_lengths import padded
 from zerolora.train.common_prefix import Branches, Group, grouped, worthwhile
 from zerolora.train.objectives import OBJECTIVES
 from zerolora.train.objectives.objective import Objective, Sequence
@@ -166,6 +167,17 @@ def packed_row(rows: Any, packing: PackingPlan, number: int, objective: Objectiv
     return [each for values in members for each in objective.sequences(dict(zip(names, values, strict=True)))]
 
 
+class Padding:
+    """The lengths to which batches are padded. Set here, as `sequence` is."""
+
+    def __init__(self) -> None:
+        self.step = 1
+        """All lengths are multiples of it."""
+
+
+padding = Padding()
+
+
 def collate(
     packed_rows: list[PackedRow], packing: bool, device: torch.device, prefixes: bool = False
 ) -> dict[str, Any]:
@@ -181,8 +193,9 @@ def collate(
     across rows; position_ids that restart at every row, and at the padding, separate them, and the first token of a row
     is never a target.
 
-    Where ranks share rows, the batch is this rank's part of the tokens: the longest is a multiple of their number, and
-    position_ids are always present, since a part of a row does not show its positions.
+    Their length is a multiple of padding.step. Where ranks share rows, the batch is this rank's part of the tokens: the
+    longest is a multiple of their number, and position_ids are always present, since a part of a row does not show its
+    positions.
     """
     if prefixes:
         rows = [row for packed in packed_rows for row in packed]
@@ -190,6 +203,7 @@ def collate(
         if worthwhile(tokens, groups := grouped(tokens)):
             return joined(rows, groups, device)
     longest = max(sum(len(row["input_ids"]) for row in packed) for packed in packed_rows)
+    longest = padded(longest, padding.step)
     longest += -longest % sequence.size
     shape = (len(packed_rows), longest)
     packing = packing or sequence.size > 1

@@ -114,6 +114,8 @@ class Loop:
                     break
                 due = self.rank == 0 and self.checkpoints.due(self.step + 1)
                 totals, norm, asked, due = self._optimizer_step(due)
+                if self.plan.compile:
+                    self._count_graphs()
                 loss, metrics = totals.loss, totals.metrics
                 if not math.isfinite(loss):
                     raise self._not_finite(loss)
@@ -183,6 +185,11 @@ class Loop:
         self.telemetry.times.lap("communication")
         self.loss_by_source += totals.by_source
         return totals, norm, bool(asked[0]), bool(asked[1])
+
+    def _count_graphs(self) -> None:
+        from zerolora.train.compiled_layers import compiled_layers  # imports torch's compiler
+
+        compiled_layers.after_step()
 
     def _step_batches(self, micro_batches: list[list[PackedRow]]) -> Iterator[tuple[dict[str, Any], bool]]:
         """Yield the batches of a step for `_means`; all of them count."""

@@ -32,8 +32,10 @@ from zerolora.machine.peak_memory import PeakMemory
 from zerolora.methods.registry import TRAINABLE
 from zerolora.model import added_tokens, foreign
 from zerolora.model.manifest import base_identity, located
+from zerolora.model.padded_lengths import step_of
 from zerolora.model.prompt_format import write_adapter_format
 from zerolora.model.spec import FEWEST
+from zerolora.model.stored_quantization import stored_precision
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.planner.zero_json import ZeroJson
 from zerolora.train import common_prefix, earlier_adapter, kernels, schedule
@@ -43,7 +45,7 @@ from zerolora.train.checkpoint.resume_key import resume_key, run_fingerprint
 from zerolora.train.checkpoint.store import Checkpoints
 from zerolora.train.engines import engine_class
 from zerolora.train.engines.engine import Engine, Tensors
-from zerolora.train.feed import Batches
+from zerolora.train.feed import Batches, padding
 from zerolora.train.isolation import (
     check_isolation,
     check_kernels,
@@ -190,9 +192,9 @@ def _publish(
         write_adapter_format(paths.data, base, staged, tokens=tokens)
         _check_launcher(loop)
 
-    identity = base_identity(paths.weights)
+    identity, was = base_identity(paths.weights), stored_precision(base)
     with _resumable():
-        save(loop.engine, plan, output, loop.rank, expected, best, start, identity, origin, tokens, carry)
+        save(loop.engine, plan, output, loop.rank, expected, best, start, identity, origin, tokens, carry, was)
     peaks, energy = memory.of_all_ranks(), loop.telemetry.energy.of_all_ranks()
     loop.checkpoints.wait()  # its size is known then
     if loop.rank == 0:
@@ -239,7 +241,9 @@ def _own_folders(config: ZeroJson, run: str) -> ZeroJson:
 
 
 def _batches(paths: Paths, plan: TrainingPlan) -> Batches:
-    """Return the batches of this rank; ranks that share rows count as one."""
+    """Return the batches of this rank, and with train.compile set their lengths; ranks that share rows count as one."""
+    if plan.compile:
+        padding.step = step_of(read_json(paths.packing / "stats.json", "zerolora pack")["longest_packed_row"])
     rank, world, shared = torch.distributed.get_rank(), torch.distributed.get_world_size(), plan.sequence_parallel
     rows, packing = open_split(paths.data, "train"), open_plan(paths.packing / "train.arrow")
     return Batches(rows, packing, plan, rank // shared, world // shared)
@@ -349,6 +353,7 @@ def _write_metrics(
         **loop.telemetry.routed(),
         **_by_source(_sources(paths.data), loop.loss_by_source.tolist(), batches),
     }
+    compiled = _compiled(loop.plan)
     # Figures that differ between two equal runs are in a separate file, so that their train.json are the same bytes.
     resources = {
         "ranks": loop.world,
@@ -358,6 +363,7 @@ def _write_metrics(
         "tokens_per_second": tokens / loop.seconds,
         **loop.telemetry.summary(),
         **measured,
+        **compiled,
         **({"checkpoint_bytes": loop.checkpoints.size} if loop.checkpoints.size else {}),
     }
     loop.telemetry.publish(directory / FILE)
@@ -366,6 +372,21 @@ def _write_metrics(
     write_json(directory / "train_resources.json", resources)
     losses = "loss {loss_first:.3g} -> {loss_last:.3g}, validation {loss_validation:.3g}".format_map(metrics)
     result(f"{losses}, {resources['tokens_per_second']:.0f} tokens/s")
+
+
+def _compiled(plan: TrainingPlan) -> dict[str, int]:
+    """Return the numbers of compiled graphs; empty without train.compile."""
+    if not plan.compile:
+        return {}
+    from zerolora.train.compiled_layers import compiled_layers  # imports torch's compiler
+
+    figures = compiled_layers.summary()
+    if figures["recompiled_graphs"]:
+        LOGGER.warning(
+            f"train.compile: {figures['recompiled_graphs']} of {figures['compiled_graphs']} graphs were compiled after "
+            "the first step with their length; each takes seconds"
+        )
+    return figures
 
 
 def _by_source(sources: list[str], losses: list[float], batches: Batches) -> dict[str, float]:

@@ -28,6 +28,7 @@ FREE = frozenset(
         "activation_offload",
         "attention",
         "kernels",
+        "compile",
         "device",
         "engine",
         "strategy",

@@ -104,6 +104,7 @@ def _arguments(settings: TrainSettings, steps: int, paths: dict[str, Path], zero
             "checkpoint_minutes": 1e6,
             "resume": "never",
             "tracker": NO_TRACKER,
+            "compile": settings.compile and work.name != "safe",
         }
     )
     zero.write(work / "zero.json")

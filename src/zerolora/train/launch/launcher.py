@@ -24,6 +24,7 @@ from typing import IO
 
 from zerolora.errors import UserError, wording
 from zerolora.log import PREFIX
+from zerolora.machine import devices
 from zerolora.machine.devices import VISIBLE
 from zerolora.train.launch.fork import REQUEST, Request
 from zerolora.train.launch.stop_signals import ASKED, ASKING, STOPPED, Stopped
@@ -46,6 +47,11 @@ CPU_MALLOC = {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0:glibc.malloc.mxfast
 
 OPENBLAS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS")
 """Number of threads of OpenBLAS, which training does not use. Snakemake sets both for a job."""
+
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+"""torch's settings of its allocator; the first is the current name (c10/core/AllocatorConfig.h)."""
+GROWING_SEGMENTS = "expandable_segments:True"
+"""Has torch map GPU memory into segments that grow: steps of different lengths leave fewer gaps."""
 
 Codes = dict[int, int | None]
 """Exit code by rank; negative, the signal that ended it; None while it runs."""
@@ -127,7 +133,18 @@ def environment_of(device: str) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if name not in FOREIGN}
     environment = {"OMP_NUM_THREADS": "1"} | inherited | dict.fromkeys(OPENBLAS, "1")
     environment |= {"DS_ACCELERATOR": device, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-    return CPU_MALLOC | environment | {VISIBLE: ""} if device == "cpu" else environment
+    if device == "cpu":
+        return CPU_MALLOC | environment | {VISIBLE: ""}
+    if not any(name in environment for name in ALLOCATOR) and _gpus_map_memory():
+        environment[ALLOCATOR[0]] = GROWING_SEGMENTS
+    return environment
+
+
+def _gpus_map_memory() -> bool:
+    """Return whether all visible GPUs support growing segments; without a driver there are none."""
+    library = devices.driver_library()
+    gpus = devices.visible(library) if library is not None else []
+    return isinstance(gpus, list) and all(gpu.maps_memory for gpu in gpus)
 
 
 class Fork:

@@ -180,7 +180,7 @@ def _given_rank(environment: Mapping[str, str], nodes: int, ranks_per_node: int)
         raise UserError(f"{values}; unset LOCAL_RANK, or export it as the rank's number on its node")
     for name, value in local.items():
         if value != rank % ranks_per_node:
-            _refuse_order(rank, value, name, ranks_per_node)
+            _refuse_order(f"rank {rank}", value, name, rank % ranks_per_node, ranks_per_node)
     return Topology(range(rank, rank + 1), world, ranks_per_node, *_meeting(environment, nodes))
 
 
@@ -206,7 +206,7 @@ def _of_task(started: Started, environment: Mapping[str, str], nodes: int, ranks
     else:
         node, local = divmod(started.number, on_node)
         if started.local is not None and started.local != local:
-            _refuse_order(started.number, started.local, started.source, ranks_per_node)
+            _refuse_order(f"task {started.number}", started.local, started.source, local, on_node)
     first = node * ranks_per_node + local
     ranks = range(first, first + ranks_per_node // on_node)
     if by_srun:
@@ -218,11 +218,10 @@ def _of_task(started: Started, environment: Mapping[str, str], nodes: int, ranks
     return Topology(ranks, world, ranks_per_node, *_meeting(environment, nodes))
 
 
-def _refuse_order(rank: int, local: int, source: str, ranks_per_node: int) -> NoReturn:
+def _refuse_order(name: str, local: int, source: str, expected: int, on_node: int) -> NoReturn:
     raise UserError(
-        f"rank {rank} is number {local} on its node ({source}), where {rank % ranks_per_node} is expected: a node's "
-        f"{ranks_per_node} ranks must be consecutive; start them node by node (srun --distribution=block, mpirun "
-        f"--map-by ppr:{ranks_per_node}:node)"
+        f"{name} is number {local} on its node ({source}), where {expected} is expected: each node has {on_node}, "
+        f"one after the other; start them that way (srun --distribution=block, mpirun --map-by ppr:{on_node}:node)"
     )
 
 

