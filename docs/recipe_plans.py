@@ -47,6 +47,7 @@ ASSUMED = {
     "gemma-3-4b-lora-1x24gb": Assumed(MIXTURES / "gemma-3-4b.json"),
     "llama-2-70b-lora-2x8xt4": Assumed(MODELS / "llama-2-70b.json"),
     "llama-3-70b-lora-2x8x80gb": Assumed(MODELS / "llama-3-70b.json"),
+    "llama-3-70b-qlora-2x24gb": Assumed(MODELS / "llama-3-70b.json"),
     "llama-3-8b-dora-1x80gb": Assumed(MODELS / "llama-3-8b.json"),
     "llama-3-8b-lora-8x80gb": Assumed(MODELS / "llama-3-8b.json"),
     "llama-3.1-8b-128k-8x80gb": Assumed(MODELS / "llama-3.1-8b.json", row=131_072),

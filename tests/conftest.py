@@ -156,6 +156,23 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
 
 
+def saved_in_4_bits(model: Path, output: Path, **options: Any) -> Path:
+    """Save a model as transformers quantizes it, and return its directory."""
+    import torch
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    from zerolora.compat import bitsandbytes_patches
+
+    bitsandbytes_patches.load()
+    kinds = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True} | options
+    quantization = BitsAndBytesConfig(load_in_4bit=True, **kinds)
+    shutil.copytree(model, output, ignore=shutil.ignore_patterns("*.safetensors"))
+    AutoModelForCausalLM.from_pretrained(
+        model, dtype=torch.float32, quantization_config=quantization, device_map={"": "cpu"}
+    ).save_pretrained(output)
+    return output
+
+
 def make_tiny_model(directory: Path, seed: int = 0) -> Path:
     """Write a two-layer Llama (24k parameters) with random weights to `directory`."""
     import torch

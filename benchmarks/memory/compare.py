@@ -152,7 +152,9 @@ def every_method() -> list[dict[str, Any]]:
                 continue  # the drawn cases have stage 3
             if method == "qlora-peft" and model_of(case).experts:
                 continue  # torch's fake kernel multiplies no experts in fp32
-            with contextlib.suppress(UserError):  # peft has no DoRA of experts, transformers no 4-bit Falcon
+            if model == "falcon-7b" and method in ("qdora", "qlora", "qlora-peft"):
+                continue  # not traced yet
+            with contextlib.suppress(UserError):  # peft has no DoRA of experts
                 spec_of(case).parameters(model_of(case))
                 result.append(case)
                 if (method, strategy) == ("qlora", "zero2") and model in IN_8_BITS:

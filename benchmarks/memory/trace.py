@@ -29,6 +29,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from zerolora.compat.transformers_patches import computes_linearly
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.train.engines.ddp import _compute_in
 from zerolora.train.sequence_parallel import sequence
@@ -257,7 +258,7 @@ def quantize(model: Any, dtype: torch.dtype, kind: str) -> None:
     head = model.get_output_embeddings()
     for parent in list(model.modules()):
         for name, module in list(parent.named_children()):
-            if (type(module) is torch.nn.Linear or isinstance(module, Conv1D)) and module is not head:
+            if (computes_linearly(module) or isinstance(module, Conv1D)) and module is not head:
                 outputs, inputs = module.weight.shape[::-1] if isinstance(module, Conv1D) else module.weight.shape
                 bias = module.bias is not None
                 if kind == "int8":

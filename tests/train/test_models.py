@@ -124,10 +124,10 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
     return {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
 
 
-def assert_merged(bench: Bench, run: Path, output: Path) -> dict[str, torch.Tensor]:
+def assert_merged(bench: Bench, run: Path, output: Path, dequantized: bool = False) -> dict[str, torch.Tensor]:
     """Merge a run's adapter, see that the merged model has the validation loss that training reports, and return its
     weights."""
-    merge(base_of(bench), run / "adapter", output, output)
+    merge(base_of(bench), run / "adapter", output, output, dequantized=dequantized)
     model = auto_class(config_of(output)).from_pretrained(output, dtype=torch.float32)
     total, tokens = 0.0, 0
     with torch.no_grad():

@@ -12,7 +12,8 @@ from zerolora.data.prepare import prepare
 from zerolora.errors import UserError
 from zerolora.merge.merge import update_index
 from zerolora.model.architecture import config_of, tokenizer_of
-from zerolora.model.manifest import check_needs_no_code, check_not_quantized
+from zerolora.model.manifest import check_needs_no_code
+from zerolora.model.stored_quantization import stored_quantization
 
 CONFIG = {"model_type": "llama", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 9}
 
@@ -77,7 +78,7 @@ def test_a_broken_config_is_one_line(model: Path, name: str, content: str, wrong
 def test_checks_at_fetch_refuse_the_same(model: Path, content: str) -> None:
     (model / "config.json").write_text(content)
     with pytest.raises(UserError, match=r"config\.json: "):
-        check_not_quantized(model)
+        stored_quantization(model)
     with pytest.raises(UserError, match=r"config\.json: "):
         check_needs_no_code(model)
 

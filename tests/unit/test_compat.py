@@ -3,6 +3,7 @@
 When a test fails because the library has fixed the problem, remove the patch with its test.
 """
 
+import contextlib
 import datetime
 import importlib
 import inspect
@@ -22,7 +23,7 @@ import torch
 from conftest import ROOT, project_environment, refusal, served
 
 from zerolora import compat
-from zerolora.compat import versions
+from zerolora.compat import bitsandbytes_patches, transformers_patches, versions
 from zerolora.compat.versions import PATCHES, Patch
 from zerolora.errors import UserError
 
@@ -720,3 +721,78 @@ def test_needed_quantizable_paths() -> None:
 
     names = {*dir(base.HfQuantizer), *dir(quantizers_utils)}
     assert not {name for name in names if "paths" in name or "modules_to_convert" in name}
+
+
+def test_needed_quantize_subclasses(tmp_path: Path) -> None:
+    """transformers quantizes no module of a Falcon, whose class is a subclass of nn.Linear with the same result."""
+    from bitsandbytes.nn.modules import Linear4bit
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig, FalconConfig, FalconForCausalLM
+
+    FalconForCausalLM(
+        FalconConfig(vocab_size=8, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+    ).save_pretrained(tmp_path)
+    counts = []
+    for within in (contextlib.nullcontext(), transformers_patches.quantize_subclasses()):
+        with within:
+            model = AutoModelForCausalLM.from_pretrained(
+                tmp_path, quantization_config=BitsAndBytesConfig(load_in_4bit=True), device_map={"": "cpu"}
+            )
+        counts.append(sum(isinstance(module, Linear4bit) for module in model.modules()))
+    assert counts == [0, 4]
+
+
+def test_needed_kept_as_read(tmp_path: Path) -> None:
+    """transformers passes what it reads to no one, and shards only what is not quantized."""
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    LlamaForCausalLM(LlamaConfig(vocab_size=8, num_attention_heads=1, **sizes)).save_pretrained(tmp_path)
+    kept: list[Any] = []
+
+    def keep(parameter: Any) -> Any:
+        kept.append(parameter)
+        return parameter
+
+    with transformers_patches.kept_as_read(keep, torch.device("cpu")):
+        model = AutoModelForCausalLM.from_pretrained(
+            tmp_path, quantization_config=BitsAndBytesConfig(load_in_4bit=True), device_map={"": "cpu"}
+        )
+    parameters = list(model.parameters())
+    assert len(kept) == len(parameters) == 12
+    assert {id(each) for each in kept} == {id(each) for each in parameters}
+    assert sum(bitsandbytes_patches.is_packed(each) for each in kept) == 7
+    source = inspect.getsource(PreTrainedModel.get_init_context)
+    assert "if not is_quantized and not _is_ds_init_called" in source
+
+
+def test_needed_resizable() -> None:
+    """transformers gathers sharded embeddings that it resizes, but not those of a quantized model."""
+    from transformers import PreTrainedModel
+
+    source = inspect.getsource(PreTrainedModel._get_resized_embeddings)
+    assert source.count("is_deepspeed_zero3_enabled() and not is_quantized") == source.count("GatheredParameters") == 4
+    model = SimpleNamespace(hf_quantizer=5)
+    with transformers_patches.resizable(model):
+        assert not hasattr(model, "hf_quantizer")
+    assert model.hf_quantizer == 5
+
+
+def test_needed_on_meta() -> None:
+    """A 4-bit parameter on the meta device has its shard's shape, and its constants are moved with it."""
+    from bitsandbytes.nn.modules import Params4bit
+
+    move: Any = vars(Params4bit)["to"]
+    packed = move(Params4bit(torch.rand(64, 64), quant_type="nf4"), "cpu")
+    constants = packed.quant_state.absmax
+    whole = bitsandbytes_patches.on_meta(packed, (4096, 1))
+    assert whole.is_meta and whole.shape == (4096, 1) and whole.quant_state.absmax is constants
+    assert move(packed, "meta").shape == (2048, 1) and packed.quant_state.absmax.is_meta
+
+
+def test_needed_sharder() -> None:
+    """DeepSpeed's zero.Init has no public method that shards a parameter."""
+    from deepspeed.runtime.zero.partition_parameters import Init
+
+    methods = {name for name, value in vars(Init).items() if callable(value)}
+    assert "_convert_to_deepspeed_param" in methods
+    assert not {name for name in methods if not name.startswith("_") and ("convert" in name or "shard" in name)}

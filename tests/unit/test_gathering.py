@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from benchmarks.memory import compare
 from zerolora.memory.gathering import Gathered, gathered
+from zerolora.methods.lora import LoraMethod
 from zerolora.model.read_spec import from_config
 from zerolora.model.spec import ModelSpec
 from zerolora.strategies.strategy import Buckets
@@ -30,7 +31,7 @@ def gathers(
     model: ModelSpec, checkpointing: bool = True, together: bool = True, head: bool = False, **sizes: Any
 ) -> Gathered:
     buckets = replace(Buckets(persistence=HIDDEN), **sizes)
-    return gathered(model, (("", 1),), buckets, checkpointing, head, together)
+    return gathered(model, (("", 1),), buckets, checkpointing, head, together, LoraMethod(), 2)
 
 
 def most(each: Gathered) -> int:
@@ -108,7 +109,7 @@ def test_unadapted_experts_stay_gathered_until_backward() -> None:
     adapted = tuple((f"{experts.path}.{name}", 1) for name, _ in experts.weights)
     buckets = Buckets()
     views, sums, neither = (
-        gathered(model, ranks, buckets, checkpointing, False, True).loss
+        gathered(model, ranks, buckets, checkpointing, False, True, LoraMethod(), 2).loss
         for ranks, checkpointing in (((("", 1),), False), (adapted, False), ((("", 1),), True))
     )
     assert views == neither + 6 * experts.parameters

@@ -192,7 +192,9 @@ def shared_in(folder: Path, over: dict[str, Any], **more: Any) -> list[Shared]:
         ),
         ({"train.epochs": [1, 2]}, {("sweep", "sweep", f"sweep-epochs{number}") for number in (1, 2)}),
         ({"pack.packing": [True, False]}, {(f"sweep-packing_{each}",) * 3 for each in ("true", "false")}),
-        ({"merge.enabled": [True, False], "report.examples": [1, 2]}, {("sweep",) * 3}),
+        ({"merge.version": [True, False], "report.examples": [1, 2]}, {("sweep",) * 3}),
+        # A base model that is stored quantized cannot be merged into, which render checks.
+        ({"merge.enabled": [True, False]}, {("sweep", "sweep", f"sweep-enabled_{each}") for each in ("true", "false")}),
     ],
 )
 def test_runs_share_independent_stages(tmp_path: Path, over: dict[str, Any], names: set[tuple[str, str, str]]) -> None:

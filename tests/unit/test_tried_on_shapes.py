@@ -163,7 +163,13 @@ REFUSED: dict[str, tuple[str, Callable[[Path], None], dict[str, Any], str]] = {
         "llama",
         quantized,
         {},
-        "config.json: quantization_config: the weights are stored quantized ('bitsandbytes'), so that nothing trained",
+        "train.method is lora, and the base model is stored in 4 bits (nf4); write method: qlora, or fetch",
+    ),
+    "a merge into weights in nf4": (
+        "llama",
+        quantized,
+        {"method": "qlora", "quantization": {"double": False}},
+        "merge.enabled: the base model is stored in 4 bits (nf4), to which nothing can be added; write merge.enabled:",
     ),
     "two different weights in the place of a shared one": (
         "llama",

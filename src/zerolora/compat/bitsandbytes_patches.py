@@ -59,6 +59,24 @@ def keep_layout(model: Any) -> None:
             module.support_avx512bf16_for_cpu = False
 
 
+def is_packed(parameter: Any) -> bool:
+    """Return whether a parameter is a quantized 4-bit weight."""
+    from bitsandbytes.nn.modules import Params4bit
+
+    return isinstance(parameter, Params4bit)
+
+
+@patch("bitsandbytes", features=("bitsandbytes.nn.modules:Params4bit",))
+def on_meta(parameter: Any, shape: Any) -> Any:
+    """Return a 4-bit parameter of `shape` on the meta device, with the attributes of `parameter`, such as quantization
+    constants, which its own methods lose or move with it."""
+    import torch
+    from bitsandbytes.nn.modules import Params4bit
+
+    data = torch.empty(shape, dtype=parameter.dtype, device="meta")
+    return Params4bit(data, requires_grad=False, **vars(parameter))
+
+
 def check_cuda_library() -> None:
     """Raise UserError if bitsandbytes has no CUDA library: its kernels would fail, or compute on the CPU."""
     import torch

@@ -218,6 +218,23 @@ def link_states(optimizer: Any) -> None:
         optimizer._lazy_init_hp_params_optimizer_state()
 
 
+@patch("deepspeed", upstream="none known; zero.Init shards the parameters of modules that are built within it")
+def sharder(options: dict[str, Any]) -> Callable[[Any], None]:
+    """Return a function that shards a parameter, in place, as stage 3 would. `options`: those of deepspeed.initialize.
+
+    Each rank passes the same values, which are not sent.
+    """
+    import deepspeed
+
+    owner = deepspeed.zero.Init(config_dict_or_path=options)  # not entered, which would change torch's functions
+
+    def shard(parameter: Any) -> None:
+        owner._convert_to_deepspeed_param(parameter)
+        parameter.partition()
+
+    return shard
+
+
 @patch("deepspeed")
 def own_shard(value: torch.Tensor, parameter: Any) -> torch.Tensor:
     """Return this rank's shard of a tensor as stage 3 shards it: flat, of equal sizes, the last padded with zeros.

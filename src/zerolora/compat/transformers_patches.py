@@ -137,10 +137,9 @@ def stored_names(model: Any) -> "StoredNames":
 def quantizable_paths(model: Any) -> list[str]:
     """Return the paths of a model's modules that transformers quantizes, or has quantized, with bitsandbytes.
 
-    Subclasses of Linear, such as routers, are not quantized. Source: transformers/integrations/bitsandbytes.py,
-    replace_with_bnb_linear.
+    Subclasses of Linear are quantized if `quantize_subclasses` makes them plain; routers never are. Source:
+    transformers/integrations/bitsandbytes.py, replace_with_bnb_linear.
     """
-    from torch import nn
     from transformers.pytorch_utils import Conv1D
     from transformers.quantizers.base import HfQuantizer
     from transformers.quantizers.quantizers_utils import should_convert_module
@@ -149,13 +148,175 @@ def quantizable_paths(model: Any) -> list[str]:
     return [
         path
         for path, module in model.named_modules()
-        if (isinstance(module, Conv1D) or type(module) is nn.Linear or _is_quantized(module))
+        if (isinstance(module, Conv1D) or computes_linearly(module) or _is_quantized(module))
         and should_convert_module(path, skipped)
     ]
 
 
 def _is_quantized(module: Any) -> bool:
     return type(module).__name__ in ("Linear4bit", "Linear8bitLt")
+
+
+def computes_linearly(module: Any) -> bool:
+    """Return whether a module's class is nn.Linear, or a subclass with a forward pass of its own that returns what
+    nn.Linear's would. A subclass that inherits the forward pass has another purpose."""
+    kind: Any = type(module)
+    return _computes_linearly(kind)
+
+
+@functools.cache
+def _computes_linearly(kind: Any) -> bool:
+    """Compare a class's forward pass with nn.Linear's on small random numbers."""
+    import torch
+
+    if kind is torch.nn.Linear:
+        return True
+    if not issubclass(kind, torch.nn.Linear) or "forward" not in vars(kind):
+        return False
+    module: Any = kind.__new__(kind)
+    torch.nn.Module.__init__(module)
+    with torch.device("cpu"):  # models are built within the meta device
+        drawn = torch.Generator().manual_seed(0)
+        values = torch.rand(2, 4, 5, generator=drawn)
+        module.in_features, module.out_features = 5, 3
+        module.weight = torch.nn.Parameter(torch.rand(3, 5, generator=drawn))
+        for bias in (None, torch.nn.Parameter(torch.rand(3, generator=drawn))):
+            module.bias = bias
+            expected = torch.nn.functional.linear(values, module.weight, bias)
+            try:
+                result = kind.forward(module, values)
+            except Exception:  # its own attributes are missing
+                return False
+            if not isinstance(result, torch.Tensor) or result.shape != expected.shape:
+                return False
+            if not torch.allclose(result, expected, rtol=1e-5, atol=1e-6):
+                return False
+    return True
+
+
+@patch(
+    "transformers",
+    upstream="none known; replace_with_bnb_linear takes modules of type nn.Linear only",
+    features=(
+        "transformers.quantizers.auto:AUTO_QUANTIZER_MAPPING",
+        "transformers.quantizers.quantizer_bnb_4bit:Bnb4BitHfQuantizer._process_model_before_weight_loading",
+        "transformers.quantizers.quantizer_bnb_8bit:Bnb8BitHfQuantizer._process_model_before_weight_loading",
+    ),
+)
+@contextlib.contextmanager
+def quantize_subclasses() -> Iterator[None]:
+    """Within the context, make from_pretrained quantize modules of subclasses that compute as nn.Linear too, such as
+    Falcon's: they become nn.Linear before it replaces those."""
+    from torch import nn
+    from transformers.quantizers import auto
+
+    mapping: dict[str, Any] = vars(auto)["AUTO_QUANTIZER_MAPPING"]
+
+    def of_plain_modules(kind: Any) -> Any:
+        def before_loading(quantizer: Any, model: Any, *arguments: Any, **named: Any) -> Any:
+            for module in model.modules():
+                if computes_linearly(module):
+                    module.__class__ = nn.Linear
+            return kind._process_model_before_weight_loading(quantizer, model, *arguments, **named)
+
+        return type("OfPlainModules", (kind,), {"_process_model_before_weight_loading": before_loading})
+
+    replaced = {kind: mapping[kind] for kind in ("bitsandbytes_4bit", "bitsandbytes_8bit")}
+    mapping.update({kind: of_plain_modules(each) for kind, each in replaced.items()})
+    try:
+        yield
+    finally:
+        mapping.update(replaced)
+
+
+@patch(
+    "transformers",
+    upstream="none known; from_pretrained shards no quantized model",
+    features=(
+        "transformers.integrations.bitsandbytes:Bnb4bitDeserialize",
+        "transformers.integrations.bitsandbytes:Bnb4bitQuantize",
+        "transformers.quantizers.auto:AUTO_QUANTIZER_MAPPING",
+        "transformers.quantizers.quantizer_bnb_4bit:Bnb4BitHfQuantizer.get_quantize_ops",
+        "transformers.quantizers.quantizer_bnb_4bit:Bnb4BitHfQuantizer.param_needs_quantization",
+        "transformers.quantizers.quantizers_utils:get_module_from_name",
+    ),
+)
+@contextlib.contextmanager
+def kept_as_read(keep: Callable[[Any], Any], device: Any) -> Iterator[None]:
+    """Within the context, make from_pretrained pass each parameter of a 4-bit model through `keep` once it has been
+    read, and quantized on `device` if it is to be, before it reads the next; biases of a model that is stored in 4 bits
+    excepted.
+
+    `keep` returns the parameter to use, which may have another shape.
+    """
+    import torch
+    from transformers.integrations import bitsandbytes as integration
+    from transformers.quantizers import auto
+    from transformers.quantizers.quantizers_utils import get_module_from_name
+
+    mapping, operation = vars(auto)["AUTO_QUANTIZER_MAPPING"], vars(integration)["Bnb4bitQuantize"]
+    unpacking = vars(integration)["Bnb4bitDeserialize"]
+    kind = "bitsandbytes_4bit"
+    replaced = mapping[kind]
+
+    def convert(step: Any, input_dict: dict[str, Any], model: Any = None, **others: Any) -> dict[str, Any]:
+        result = {}
+        for name, read in input_dict.items():
+            tensor = read[0] if isinstance(read, list) else read
+            if replaced.param_needs_quantization(step.hf_quantizer, model, name):
+                (parameter,) = operation.convert(step, {name: tensor.to(device)}, model=model, **others).values()
+            else:
+                expected = model.get_parameter(name).shape
+                assert tensor.shape == expected, f"{name} is {list(tensor.shape)}, not {list(expected)}"
+                parameter = torch.nn.Parameter(tensor, requires_grad=tensor.is_floating_point())
+            result[name] = keep(parameter)
+        return result
+
+    def read_packed(step: Any, input_dict: dict[str, Any], model: Any = None, **others: Any) -> dict[str, Any]:
+        if len(input_dict) == 1:  # a weight that is not quantized
+            ((name, read),) = input_dict.items()
+            tensor = read[0] if isinstance(read, list) else read
+            return {name: keep(torch.nn.Parameter(tensor, requires_grad=tensor.is_floating_point()))}
+        moved = {name: (read[0] if isinstance(read, list) else read).to(device) for name, read in input_dict.items()}
+        ((name, parameter),) = unpacking.convert(step, moved, model=model, **others).items()
+        return {name: keep(parameter)}
+
+    def is_parameter(_: Any, model: Any, param_name: str, **__: Any) -> bool:
+        module, name = get_module_from_name(model, param_name)
+        return name in module._parameters
+
+    def made(quantizer: Any) -> Any:
+        return kept(quantizer)
+
+    kept = type("KeptAsRead", (operation,), {"convert": convert})
+    operations = {"deserialize": type("KeptAsStored", (unpacking,), {"convert": read_packed})}
+    own = {
+        "param_needs_quantization": is_parameter,
+        "get_quantize_ops": made,
+        "get_load_operations": lambda _: operations,
+    }
+    mapping[kind] = type("Keeping", (replaced,), own)
+    try:
+        yield
+    finally:
+        mapping[kind] = replaced
+
+
+@patch(
+    "transformers",
+    upstream="none known; resize_token_embeddings gathers no weights of a quantized model at stage 3",
+    features=("transformers:PreTrainedModel.resize_token_embeddings",),
+)
+@contextlib.contextmanager
+def resizable(model: Any) -> Iterator[None]:
+    """Within the context, let resize_token_embeddings gather the sharded embedding of a quantized model, which it takes
+    for whole."""
+    quantizer = vars(model).pop("hf_quantizer", None)
+    try:
+        yield
+    finally:
+        if quantizer is not None:
+            model.hf_quantizer = quantizer
 
 
 @dataclass(frozen=True)

@@ -152,7 +152,7 @@ ESTIMATE = (
 """Those that `estimate` or its inputs depend on."""
 RENDER = (
     *ESTIMATE,
-    *("render", "export"),
+    *("render", "export", "merge.enabled"),
     *(f"train.{key}" for key in ("gradient_clipping", "canary", "epochs", "max_steps", "from_adapter")),
 )
 """Those that `render` or its inputs depend on."""

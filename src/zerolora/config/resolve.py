@@ -280,6 +280,7 @@ def stages_of(config: Config, run: str) -> RunSettings:
             hardware=_hardware(hardware),
             sections=MethodSections(**{name: getattr(train, name) for name in TRAINABLE[train.method].sections}),
             targets={name: getattr(settings.export, name).model_dump() for name in settings.export.targets},
+            merged=settings.merge.enabled,
         ),
         train=stages.TrainSettings(**_training(train), device=hardware.device),
         merge=settings.merge,

@@ -138,6 +138,8 @@ class RenderSettings(EstimateSettings):
     """Adapter directory that training starts from; None for a run's adapter, whose settings are compared instead."""
     targets: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Settings of the run's export targets by name, for the trial on shapes."""
+    merged: bool = True
+    """Whether the adapter is merged, which a base model that is stored quantized does not allow."""
 
 
 class UsefulFlops(Section):

@@ -6,15 +6,18 @@ from typing import Any
 
 import torch
 
+from zerolora.compat.bitsandbytes_patches import keep_layout
 from zerolora.files import MANIFEST
 from zerolora.machine import devices
 from zerolora.machine.devices import on_gpu
 from zerolora.methods.method import WHOLE_WEIGHTS
 from zerolora.methods.peft_format import CONFIG
+from zerolora.methods.quantized_base import load_library
 from zerolora.methods.registry import check_published
 from zerolora.model import added_tokens, foreign, prompt_format
 from zerolora.model.added_tokens import AddedToken
 from zerolora.model.architecture import auto_class, config_of, tokenizer_of
+from zerolora.model.stored_quantization import stored_quantization
 from zerolora.model.weight_files import weight_files
 from zerolora.types import Device
 
@@ -63,8 +66,16 @@ def load(
         check_published(adapter, weights)
     tokenizer, lacking = load_tokenizer(weights, tokens, adapter)
     placed = placement(weights, device, beside)
+    config = config_of(weights)
+    stored = stored_quantization(weights)
+    if stored:
+        load_library()
+        # Its own config says how the run that made it computed.
+        dtype = "float32" if device.type == "cpu" else str(config.dtype).removeprefix("torch.")
+        config.quantization_config["bnb_4bit_compute_dtype"] = dtype
+        placed = {"config": config, **placed}
     # On a CPU, fp32 is both faster and exact; on a GPU, the weights keep their dtype.
-    model = auto_class(config_of(weights)).from_pretrained(
+    model = auto_class(config).from_pretrained(
         weights,
         dtype="auto" if on_gpu(device) else torch.float32,
         use_safetensors=True,
@@ -72,10 +83,12 @@ def load(
         trust_remote_code=False,
         **placed,
     )
+    if stored:
+        keep_layout(model)
     added_tokens.add_rows(model, lacking)
     if adapter is not None:
         model = with_adapter(model, adapter)
-    return (model.eval() if placed else model.eval().to(device=device)), tokenizer
+    return (model.eval() if "device_map" in placed else model.eval().to(device=device)), tokenizer
 
 
 def load_tokenizer(weights: Path, tokens: list[AddedToken], adapter: Path | None) -> tuple[Any, list[AddedToken]]:

@@ -30,6 +30,7 @@ from zerolora.methods.adapter_config import largest_rank
 from zerolora.methods.registry import check_published
 from zerolora.model import added_tokens, foreign
 from zerolora.model.architecture import config_of
+from zerolora.model.stored_quantization import stored_quantization
 
 WORKER = Path(vllm_worker.__file__)
 ENVIRONMENT = {
@@ -71,6 +72,11 @@ def check(settings: EvaluateSettings, data: Path, model: EvaluatedModel) -> str:
     if config_of(model.merged or model.base).is_encoder_decoder:
         raise UserError(
             f"evaluate.engine: vllm: {model.base} is an encoder-decoder, which vLLM has no form for; {INSTEAD}"
+        )
+    if stored_quantization(model.merged or model.base):
+        raise UserError(
+            f"evaluate.engine: vllm: {model.base} is stored in 4 bits, with which no answers of vLLM were compared; "
+            f"{INSTEAD}"
         )
     tokens = added_tokens.of_data(data)
     if tokens and model.merged is None:

@@ -266,8 +266,11 @@ def strategy_changes(spec: TrainingSpec) -> list[tuple[str, TrainingSpec]]:
 
 
 SOURCES = {
-    "frozen_weights": "2 or 4 bytes a parameter, 4 bits with constants for QLoRA; sharded at stage 3 "
+    "frozen_weights": "2 or 4 bytes a parameter, 4 bits for QLoRA; sharded at stage 3 "
     "(arXiv 1910.02054 section 3; 2305.14314 section 3)",
+    "quantization_constants": "maxima of blocks of 64 weights, in fp32, or in 8 bits with constants of their own "
+    "(arXiv 2305.14314 section 3); attributes of modules, so that no engine shards or offloads them "
+    "(bitsandbytes/nn/modules.py, Linear4bit)",
     "adapter_weights": "φ parameters: arXiv 2106.09685 section 4.1, 2402.09353, 2205.05638",
     "gradients": "2 bytes of each trained parameter, 4 without DeepSpeed; sharded from stage 2 (arXiv 1910.02054)",
     "master": "4 bytes of each trained parameter; sharded from stage 1 (arXiv 1910.02054)",

@@ -11,10 +11,11 @@ unit's is filled (post_backward). Before the last micro-step of an optimizer ste
 """
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from zerolora.model.spec import ModelSpec
+from zerolora.model.spec import ModelSpec, Module
 
 TOWER_LAYERS = ("layers", "layer", "blocks")
 """Names of a vision or audio tower's lists of layers that are units (_no_split_modules of transformers' classes); lists
@@ -79,15 +80,16 @@ class Units:
         return self.root * width + most
 
 
-def fsdp_units(model: ModelSpec) -> Units:
-    layers: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
-    root = 0
+def fsdp_units(model: ModelSpec, size: Callable[[Module], float]) -> Units:
+    """Return the units of a model; `size` returns the parameters of one copy of a module."""
+    layers: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    root = 0.0
     for module in model.modules:
         if module.kind == "outside" and module.stack.rpartition(".")[2] in TOWER_LAYERS:
             continue
         if module.stack and module.kind != "outside":
             for number in module.numbers:
-                layers[module.stack][number] += module.parameters
+                layers[module.stack][number] += size(module)
         else:
-            root += module.parameters * module.count
+            root += size(module) * module.count
     return Units(root, tuple(size for stack in layers.values() for _, size in sorted(stack.items())))

@@ -13,10 +13,10 @@ partition_parameters.py, all_gather_coalesced and AllGatherCoalescedHandle.
 import functools
 import math
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from zerolora.methods.method import SHARED
+from zerolora.methods.method import SHARED, Method
 from zerolora.model.spec import ModelSpec, Module
 from zerolora.strategies.strategy import Buckets
 
@@ -44,14 +44,22 @@ class Gathered:
 
 @functools.lru_cache(maxsize=8192)
 def gathered(
-    model: ModelSpec, ranks: Ranks, buckets: Buckets, checkpointing: bool, keeps_head: bool, together: bool
+    model: ModelSpec,
+    ranks: Ranks,
+    buckets: Buckets,
+    checkpointing: bool,
+    keeps_head: bool,
+    together: bool,
+    method: Method,
+    width: int,
 ) -> Gathered:
     """Return the gathered weights of a rank. `ranks` is empty in full fine-tuning.
 
     `keeps_head`: the head's weight is live in the whole step, as with a fused loss (train/loss.py). `together`: weights
-    gathered at once arrive in one buffer, as among several ranks.
+    gathered at once arrive in one buffer, as among several ranks. `method` packs quantized weights; `width` is the
+    bytes of an element.
     """
-    before, layers, after = _modules(model, dict(ranks))
+    before, layers, after = _modules(model, dict(ranks), lambda module: method.packed(module, width))
     every = [*before, *(owner for layer in layers for owner in layer), *after]
     backward: list[list[_Owner]] = [after[::-1], [], []]
     for number, layer in enumerate(reversed(layers)):
@@ -229,7 +237,9 @@ class _Coordinator:
         self.peak = max(self.peak, self.held)
 
 
-def _modules(model: ModelSpec, ranks: dict[str, int]) -> tuple[list[_Owner], list[list[_Owner]], list[_Owner]]:
+def _modules(
+    model: ModelSpec, ranks: dict[str, int], packed: Callable[[Module], float]
+) -> tuple[list[_Owner], list[list[_Owner]], list[_Owner]]:
     """Return the modules with weights before the layers, in each layer, and after the layers."""
     shared = _Weight(model.vocabulary * model.hidden)  # of embedding and head, if they are tied
     in_layers = set(model.in_layers)
@@ -239,21 +249,31 @@ def _modules(model: ModelSpec, ranks: dict[str, int]) -> tuple[list[_Owner], lis
     for module in model.modules:
         if module in in_layers:
             for number in module.numbers:
-                layers[number] += _owners(module, ranks, number, model.family not in TRANSPOSED)
+                layers[number] += _owners(module, ranks, packed, number, model.family not in TRANSPOSED)
         elif module.kind != "outside" and not module.stack:
             tied = model.tied and module.kind in SHARED and module.parameters in (0, shared.size)
-            result = [_Owner(module.path, None, [shared])] if tied else _owners(module, ranks, None)
+            result = [_Owner(module.path, None, [shared])] if tied else _owners(module, ranks, packed, None)
             (before if module.kind == "embedding" else after).extend(result)
     return before, layers, after
 
 
-def _owners(module: Module, ranks: dict[str, int], layer: int | None, viewed: bool = False) -> Iterator[_Owner]:
+def _owners(
+    module: Module,
+    ranks: dict[str, int],
+    packed: Callable[[Module], float],
+    layer: int | None,
+    viewed: bool = False,
+) -> Iterator[_Owner]:
     """Yield a module and its adapter's modules, each with its weights."""
+    saved = module.parameters - packed(module)  # by the one matrix of a quantized module
     yield _Owner(
         module.path,
         layer,
         [
-            _Weight(math.prod(shape), viewed=viewed and len(shape) == 3 and f"{module.path}.{name}" not in ranks)
+            _Weight(
+                math.prod(shape) - (int(saved) if len(shape) > 1 else 0),
+                viewed=viewed and len(shape) == 3 and f"{module.path}.{name}" not in ranks,
+            )
             for name, shape in module.weights
         ],
     )

@@ -21,6 +21,7 @@ from zerolora.strategies.strategy import Buckets
 from zerolora.train.objectives.objective import AddedMemory
 
 PHASES = ("forward", "loss", "backward", "backward_end")  # of a traced step
+QUANTIZED_BLOCK = 64  # weights of one constant (methods/qlora.py, BLOCK)
 GATHER_LIMIT = 500_000_000  # elements that DeepSpeed's stage 0 reduces at a time (runtime/engine.py)
 
 
@@ -35,10 +36,14 @@ class PlannedRun:
     buckets: Buckets
 
     @property
-    def reads_whole(self) -> bool:
-        """Whether each rank reads the whole base model before it keeps its shard, as of a quantized one
-        (train/base_model.py)."""
-        return self.spec.method.frozen_type is not None and self.spec.layout.stage == 3
+    def quantizes_whole(self) -> bool:
+        """Whether each rank quantizes the whole base model before it keeps its shard (train/base_model.py)."""
+        return self.spec.method.reads_whole and self.spec.layout.stage == 3
+
+    @property
+    def packed(self) -> float:
+        """The frozen weights as a number of weights of the run's precision, without constants."""
+        return self.parameters.frozen - self.spec.saved_by_packing(self.model)
 
     @property
     def added(self) -> AddedMemory:
@@ -120,15 +125,17 @@ def by_phase(run: PlannedRun, step: TracedStep) -> dict[str, dict[str, float]]:
     Gradients are a term of their own; "total" also includes the other model states.
     """
     spec, states, parameters = run.spec, run.states, run.parameters
-    static = states.frozen_weights + states.trained_weights + states.master + states.moments
+    static = states.total - states.gradients
     # Gradients are live from the second micro-step on; stage 3 allocates them at the start (stage3.py,
     # grad_partitions_flat_buffer).
     allocated = states.gradients if run.deepspeed_stage == 3 else 0.0
     kept = states.gradients if spec.accumulation > 1 else allocated
     held, gathers = _resident(run) + run.added.states, _gathered(run, step)
-    loaded = states.trained_weights + states.frozen_weights
-    if run.reads_whole:
+    loaded = states.trained_weights + states.frozen_weights + states.constants
+    if run.quantizes_whole:
         loaded = states.trained_weights + parameters.frozen_bytes
+    elif spec.method.frozen_type is not None and spec.layout.stage == 3:
+        loaded += quantizing(run)
     result: dict[str, dict[str, float]] = {"loading": {"total": loaded}}
     for name, kinds in step.phases.items():
         extra = _reducing(run) if name == "backward_end" else 0.0
@@ -200,6 +207,7 @@ def terms(run: PlannedRun, at_peak: dict[str, float], peak: str) -> dict[str, An
     shares = reserve.shares(run.spec, int(at_peak["total"]), at_peak["idle"])
     named = {
         "frozen_weights": states.frozen_weights,
+        **({"quantization_constants": states.constants} if states.constants else {}),
         "adapter_weights": states.trained_weights,
         "gradients": states.gradients,
         "master": states.master,
@@ -224,6 +232,21 @@ def largest_module(model: ModelSpec) -> int:
     return max(module.parameters for module in model.modules)
 
 
+def quantizing(run: PlannedRun) -> float:
+    """Return the bytes for one weight as it is read, beside the parts of those before it (train/base_model.py).
+
+    It is whole in the run's precision; one to be quantized also in 4 bits, with its constants twice in fp32
+    (bitsandbytes/functional.py, quantize_4bit).
+    """
+    width, method = run.spec.width, run.spec.prepared_method
+    return max(
+        module.parameters * width
+        if method.packed(module, width) == module.parameters
+        else module.inputs * module.outputs * (width + 0.5 + 2 * 4 / QUANTIZED_BLOCK)
+        for module in run.model.modules
+    )
+
+
 def _phase(
     activations: float = 0.0, logits: float = 0.0, gradients: float = 0.0, buffers: float = 0.0
 ) -> dict[str, float]:
@@ -241,7 +264,8 @@ def _resident(run: PlannedRun) -> float:
         if not layout.within_node:
             return bucket
         # hpZ's second shard of the weights (partition_parameters.py, ds_secondary_tensor)
-        return bucket + (parameters.frozen + parameters.trained) * spec.width / spec.ranks_per_node
+        sharded = parameters.frozen_bytes - parameters.constants if parameters.frozen else 0.0
+        return bucket + (sharded + parameters.trained * spec.width) / spec.ranks_per_node
     if run.deepspeed_stage in (1, 2) and layout.optimizer != "gpu":
         return float(parameters.largest_trained * spec.width)  # temp_grad_buffer_for_gpu_offload
     return 0.0
@@ -256,7 +280,7 @@ def _gathered(run: PlannedRun, step: TracedStep) -> dict[str, float]:
         return _gathered_by_fsdp(run, step)
     elif spec.on_cpu:
         # The constants fitted to CPU ranks (host.py) include weights gathered beyond the limit.
-        everything = run.parameters.frozen + run.parameters.trained
+        everything = run.packed + run.parameters.trained
         most = float(min(everything, run.buckets.live) * spec.width)
     else:
         return _gathered_by_deepspeed(run, step)
@@ -289,11 +313,12 @@ def _gathered_by_fsdp(run: PlannedRun, step: TracedStep) -> dict[str, float]:
 
 def _units(run: PlannedRun) -> tuple[Units, Units]:
     """Return the units that FSDP gathers, and their trained parameters."""
-    base, parameters = fsdp_units(run.model), run.parameters
+    method, width, parameters = run.spec.prepared_method, run.spec.width, run.parameters
+    base = fsdp_units(run.model, lambda module: method.packed(module, width))
     if not parameters.ranks:
         return base, Units(max(0, parameters.trained - sum(base.layers)), base.layers)
     # An adapter that is partly outside of the layers counts as gathered with the root.
-    inside = all("{}" in path for path, _ in parameters.ranks) and not run.spec.prepared_method.rows
+    inside = all("{}" in path for path, _ in parameters.ranks) and not method.rows
     units = base.with_adapter(*((parameters.trained, 0) if inside else (0, parameters.trained)))
     return units, Units(units.root - base.root, tuple(map(operator.sub, units.layers, base.layers)))
 
@@ -302,7 +327,16 @@ def _held(run: PlannedRun) -> Gathered:
     """Return the gathered weights of a step at DeepSpeed's stage 3."""
     spec = run.spec
     ranks = run.parameters.ranks if run.parameters.frozen else ()
-    return gathered(run.model, ranks, run.buckets, spec.activation_checkpointing, spec.loss == "fused", spec.ranks > 1)
+    return gathered(
+        run.model,
+        ranks,
+        run.buckets,
+        spec.activation_checkpointing,
+        spec.loss == "fused",
+        spec.ranks > 1,
+        spec.prepared_method,
+        spec.width,
+    )
 
 
 def _gathered_by_deepspeed(run: PlannedRun, step: TracedStep) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from zerolora.memory.gpu import PlannedRun, TracedStep, largest_module
+from zerolora.memory.gpu import PlannedRun, TracedStep, largest_module, quantizing
 from zerolora.memory.states import BYTES
 
 NVME_BUFFERS = 5  # offload_param.buffer_count (deepspeed/runtime/zero/offload_config.py)
@@ -99,6 +99,9 @@ def _loading(run: PlannedRun) -> dict[str, float]:
     # Full fine-tuning has no frozen bytes, but reads as much.
     reading = run.parameters.frozen_bytes or stored
     if spec.on_cpu:
+        if spec.layout.stage == 3 and spec.method.frozen_type is not None and not run.quantizes_whole:
+            constants = run.parameters.constants
+            return {"loading": (stored + (reading - constants) / spec.ranks + constants + quantizing(run)) * local}
         if spec.layout.stage == 3:
             # The mapped file counts; a lone rank's shard is as large as the gathered weight.
             gathered = largest_module(run.model) * spec.width if spec.ranks == 1 else 0.0
@@ -106,10 +109,10 @@ def _loading(run: PlannedRun) -> dict[str, float]:
         return {"loading": reading * local}
     # Weights go to the GPU tensor by tensor, straight from the mapped file (train/base_model.py), so a rank's host
     # memory has at most the largest. At stage 3 and with FSDP only rank 0 reads, and sends the other ranks their shards
-    # (transformers/modeling_utils.py; train/engines/fsdp.py), unless weights are quantized.
-    readers = 1 if spec.layout.stage == 3 and not run.reads_whole else local
+    # (transformers/modeling_utils.py; train/engines/fsdp.py), unless weights are quantized, which all ranks read.
+    readers = 1 if spec.layout.stage == 3 and spec.method.frozen_type is None else local
     in_transfer = largest_module(run.model) * spec.width * readers
-    shards = reading / spec.ranks * local if spec.layout.parameters == "cpu" else 0.0
+    shards = (reading - run.parameters.constants) / spec.ranks * local if spec.layout.parameters == "cpu" else 0.0
     # Pages of a weight whose shard is on the host are not read again.
     return {"loading": in_transfer + shards, "page_cache": max(0.0, stored - shards)}
 

@@ -60,7 +60,7 @@ def _weights(model: ModelSpec, spec: TrainingSpec) -> Iterator[str]:
         )
     if model.stored_as:
         yield f"weights: stored as {model.stored_as}, counted in the run's precision"
-    if spec.method.frozen_type is not None and spec.layout.stage == 3:
+    if spec.method.reads_whole and spec.layout.stage == 3:
         yield "loading: each rank reads the quantized base model whole before it keeps its shard"
 
 

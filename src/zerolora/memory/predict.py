@@ -86,5 +86,6 @@ def _planned(model: ModelSpec, spec: TrainingSpec) -> gpu.PlannedRun:
         spec.ranks_per_node,
         spec.precision,
         spec.optimizer.state_bytes(parameters) / parameters.trained,
+        parameters.constants,
     )
     return gpu.PlannedRun(model, spec, parameters, states, spec.buckets or sized(model, spec))

@@ -23,13 +23,16 @@ class States:
     gradients: float
     master: float
     moments: float
+    constants: float = 0.0
+    """Of quantized weights."""
     host: float = 0.0
     disk: float = 0.0
 
     @property
     def total(self) -> float:
         """Bytes on the GPU."""
-        return self.frozen_weights + self.trained_weights + self.gradients + self.master + self.moments
+        weights = self.frozen_weights + self.constants + self.trained_weights
+        return weights + self.gradients + self.master + self.moments
 
 
 def model_states(
@@ -40,10 +43,13 @@ def model_states(
     ranks_per_node: int,
     precision: str,
     moments: float = MOMENTS,
+    constants: float = 0.0,
 ) -> States:
     """Return the bytes per rank of frozen weights and `trained` parameters under a strategy.
 
-    `moments`: bytes of the optimizer's states for each trained parameter. Full fine-tuning, without frozen bytes, in 16
+    `moments`: bytes of the optimizer's states for each trained parameter. `constants`: of `frozen_bytes`, those of the
+    constants of quantized weights, which are no parameters: engines neither shard nor offload them (bitsandbytes/nn/
+    modules.py, Linear4bit.quant_state). Full fine-tuning, without frozen bytes, in 16
     bits has ZeRO's 16x, 4x + 12x/N, 2x + 14x/N and 16x/N.
     """
     size = BYTES[precision]
@@ -53,7 +59,7 @@ def model_states(
     gradient_share = shards if stage >= 2 else 1
     optimizer_share = shards if stage >= 1 else 1
     adapter, gradient, master = _widths(strategy, size)
-    frozen = frozen_bytes / weights_share
+    frozen = (frozen_bytes - constants) / weights_share
     if strategy.quantized and precision == "fp16":  # the only precision in which DeepSpeed does (docs/rendering.md)
         frozen *= (1 + SCALE) / size
     trained_weights = trained * adapter / weights_share
@@ -69,7 +75,14 @@ def model_states(
         frozen = trained_weights = 0.0
     on_disk = "nvme" in (strategy.optimizer, strategy.parameters)
     return States(
-        frozen, trained_weights, gradients, masters, moments, 0.0 if on_disk else away, away if on_disk else 0.0
+        frozen,
+        trained_weights,
+        gradients,
+        masters,
+        moments,
+        constants,
+        host=0.0 if on_disk else away,
+        disk=away if on_disk else 0.0,
     )
 
 

@@ -98,6 +98,12 @@ class TrainingSpec:
         """Return the bytes of a rank that the objective adds with `trained` parameters."""
         return self.objective.memory(self.micro_batch * (self.logits or self.own_length), trained)
 
+    def saved_by_packing(self, model: ModelSpec) -> float:
+        """Return by how many weights of the run's precision quantization makes the base model smaller, without
+        constants."""
+        method, width = self.prepared_method, self.width
+        return sum((module.parameters - method.packed(module, width)) * module.count for module in model.modules)
+
     def parameters(self, model: ModelSpec) -> TrainedParameters:
         """Return the trained parameters. Raises UserError if a module to train is not in the model."""
         return _parameters(self.prepared_method, model, self.width)

@@ -27,6 +27,7 @@ from zerolora.model.architecture import built_on_meta, config_of
 from zerolora.model.base_check import listed_shapes
 from zerolora.model.manifest import is_weight, is_whole, model_files
 from zerolora.model.prompt_format import write_prompt_format, write_tokens
+from zerolora.model.stored_quantization import check_mergeable
 from zerolora.model.weight_files import WEIGHT_INDEX, weight_files
 from zerolora.tensor_file import read_header
 from zerolora.units import byte_size
@@ -90,6 +91,7 @@ def write_model(
 
     Messages name `directory`. Returns the sha256 of the weight files by name; without `hashed`, nothing.
     """
+    check_mergeable(base)
     files = [read_header(path) for path in weight_files(base)]
     spec = None if dequantized else listed_model(base, files, [path for path, _ in adapters])
     tokens = added_tokens.of_directory(adapters[0][0])

@@ -105,6 +105,7 @@ class LowRank(Method):
             tuple(ranks.items()),
             max(tensors),
             factored,
+            self.constants(model),
         )
 
     def adapted(self, model: "ModelSpec") -> tuple[list[int], int, dict[str, int]]:
@@ -188,6 +189,10 @@ class LowRank(Method):
     def frozen_bytes(self, model: "ModelSpec", width: int) -> float:
         """Return the bytes of the base model; `width` is the bytes of a weight."""
         return float(model.parameters * width)
+
+    def constants(self, model: "ModelSpec") -> float:
+        """Return the bytes of quantization constants among them."""
+        return 0.0
 
     def replaced(self, model: "ModelSpec") -> int:
         """Return the parameters of the modules from whose weights the initial factors are subtracted."""

@@ -40,6 +40,8 @@ class TrainedParameters:
     """Parameters of the largest trained tensor."""
     factored: int
     """Rows and columns of the trained matrices, and elements of trained vectors, each with a value in Adafactor."""
+    constants: float = 0.0
+    """Of `frozen_bytes`: the constants of quantized weights, which no engine shards or offloads."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,11 @@ class Method(ABC):
     @property
     def unpacks(self) -> bool:
         """Whether it needs the unpacked weights of quantized modules outside of their forward pass."""
+        return False
+
+    @property
+    def reads_whole(self) -> bool:
+        """Whether each rank must read a quantized base model whole before it keeps its part."""
         return False
 
     @property
@@ -91,6 +98,10 @@ class Method(ABC):
 
         Raises UserError if a setting names a module that the model lacks.
         """
+
+    def packed(self, module: "Module", width: int) -> float:
+        """Return a module's weights as a number of weights of `width` bytes, without constants: fewer if quantized."""
+        return float(module.parameters)
 
     def replaced(self, model: "ModelSpec") -> int:
         """Return the parameters of the base model that a rank replaces by another form than stored."""

@@ -20,3 +20,8 @@ class QdoraMethod(DoraMethod, QloraMethod):
     def unpacks(self) -> bool:
         """True, for the norms."""
         return True
+
+    @property
+    def reads_whole(self) -> bool:
+        """True: peft unpacks each weight for its first norms."""
+        return True

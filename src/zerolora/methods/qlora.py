@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 # mean, and a table of 256 numbers (QLoRA section 3, bitsandbytes/functional.py quantize_4bit).
 BLOCK, SECOND_BLOCK = 64, 256
 LIFTED = 4  # bytes of a weight that peft lifts to fp32
-NOT_QUANTIZED = ("falcon",)
-"""Families with a subclass of nn.Linear, which transformers does not quantize (integrations/bitsandbytes.py,
-replace_with_bnb_linear)."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +52,11 @@ class QloraMethod(TrainedLowRank):
     def frozen_type(self) -> str | None:
         """The type of a quantized weight."""
         return self.quantization
+
+    @property
+    def reads_whole(self) -> bool:
+        """Whether the type is int8, whose weights no engine shards."""
+        return self.quantization == "int8"
 
     @classmethod
     def of(cls, settings: "MethodSections") -> Self:
@@ -95,32 +97,33 @@ class QloraMethod(TrainedLowRank):
         return super().parameter_tensors(parameter, r)
 
     def frozen_bytes(self, model: "ModelSpec", width: int) -> float:
-        """Return the bytes of the base model: quantized linear modules, and others in `width` bytes a weight or fp32.
-
-        Raises UserError if transformers quantizes none of the model's modules.
-        """
-        if model.family in NOT_QUANTIZED:
-            raise UserError(
-                f"qlora: transformers quantizes none of a {model.family}'s modules, which are of a class of their own; "
-                "write another method, such as lora"
-            )
+        """Return the bytes of the base model: quantized linear modules, other weights of `width` bytes or fp32."""
         width = self.activation_width(width)
         quantized = self.replaced(model)
-        scales = 4 * sum(each.outputs * each.count for each in _quantized(model)) if self.quantization == "int8" else 0
-        return model.parameters * width + quantized * (self._bytes_of_a_weight() - width) + scales
+        return model.parameters * width + quantized * (self._bytes_of_a_weight() - width) + self.constants(model)
+
+    def constants(self, model: "ModelSpec") -> float:
+        """Return the bytes of the quantization constants: of 4-bit types by block, of int8 by output."""
+        if self.quantization == "int8":
+            return 4.0 * sum(each.outputs * each.count for each in _quantized(model))
+        if not self.double_quantization:
+            return self.replaced(model) * 4 / self.quantization_block
+        return self.replaced(model) * (1 / self.quantization_block + 4 / (self.quantization_block * SECOND_BLOCK))
+
+    def packed(self, module: "Module", width: int) -> float:
+        """Return a module's weights as a number of weights of `width` bytes, without constants."""
+        if not (module.quantizable and module.inputs and module.kind in ("linear", "conv1d", "outside")):
+            return super().packed(module, width)
+        weight = module.inputs * module.outputs
+        return module.parameters - weight * (1 - self._bytes_of_a_weight() / width)
 
     def replaced(self, model: "ModelSpec") -> int:
         """Return the parameters of the quantized modules."""
         return sum(module.inputs * module.outputs * module.count for module in _quantized(model))
 
     def _bytes_of_a_weight(self) -> float:
-        """Return the bytes of one quantized weight with its share of a block's constants; int8 has constants per
-        output."""
-        if self.quantization == "int8":
-            return 1.0
-        if not self.double_quantization:
-            return 0.5 + 4 / self.quantization_block
-        return 0.5 + 1 / self.quantization_block + 4 / (self.quantization_block * SECOND_BLOCK)
+        """Return the bytes of one quantized weight without constants."""
+        return 1.0 if self.quantization == "int8" else 0.5
 
     def project(self, layer: "Projections", module: "Module", role: str, value: "Value") -> "Value":
         """Trace a quantized module with its adapter (peft/tuners/lora/bnb.py)."""

@@ -9,15 +9,16 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from zerolora.compat.transformers_patches import StoredNames, load_report, stored_names
+from zerolora.compat.transformers_patches import StoredNames, load_report, quantizable_paths, stored_names
 from zerolora.errors import UserError, shown
 from zerolora.model import foreign
 from zerolora.model.architecture import auto_class, tokenizer_of
 from zerolora.model.families import FAMILIES
 from zerolora.model.families.keys import Keys
-from zerolora.model.manifest import check_loadable, check_needs_no_code, check_not_quantized
+from zerolora.model.manifest import check_loadable, check_needs_no_code
 from zerolora.model.meta_device import build_on_meta, check_sizes
 from zerolora.model.spec import ModelSpec
+from zerolora.model.stored_quantization import packed_weights, stored_quantization, unpacked
 from zerolora.model.weight_files import WEIGHT_INDEX, check_read_as_it_is, few, weight_files, weight_map
 from zerolora.tensor_file import TYPES, StoredTensor, TensorFile, equal, read_header
 
@@ -38,7 +39,7 @@ def check_settings(directory: Path) -> None:
     config = directory / "config.json"
     if not config.is_file():
         raise UserError(f"{directory}: has no config.json, so it is not a transformers model; write another path")
-    check_not_quantized(directory)
+    stored_quantization(directory)
     check_read_as_it_is(directory)
     foreign.check_model(directory)
     check_needs_no_code(directory)
@@ -54,15 +55,29 @@ def check_weights(directory: Path) -> list[TensorFile]:
     Raises UserError unless they contain exactly the weights that config.json describes, each once and in its shape.
     """
     check_loadable(directory)
-    check_not_quantized(directory)
+    stored = stored_quantization(directory)
     check_needs_no_code(directory)
-    files = [read_header(path) for path in weight_files(directory)]
-    _check_index(directory, files)
+    headers = [read_header(path) for path in weight_files(directory)]
+    _check_index(directory, headers)
+    files = unpacked(directory, headers)
+    if stored:
+        _check_packed(directory, headers)
     if listed_spec(directory, files) is None:
         _compare(directory, files)
     else:
         _check_types(tensor for file in files for tensor in file.tensors.values())
     return files
+
+
+def _check_packed(directory: Path, files: list[TensorFile]) -> None:
+    """Raise UserError unless the weights that are stored in 4 bits are those that training would quantize."""
+    expected = {f"{path}.weight" for path in quantizable_paths(_build(directory))}
+    if wrong := sorted(expected.symmetric_difference(packed_weights(files))):
+        which = "are not stored in 4 bits" if wrong[0] in expected else "are stored in 4 bits"
+        raise UserError(
+            f"{directory}: {few(wrong)} {which}, unlike what method: qlora quantizes; write the checkpoint in bf16, "
+            "fp16 or fp32 that it was made of"
+        )
 
 
 def listed_spec(directory: Path, files: Iterable[TensorFile]) -> ModelSpec | None:

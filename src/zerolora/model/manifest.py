@@ -11,6 +11,7 @@ from zerolora.errors import UserError, shown
 from zerolora.files import MANIFEST, canonical, checked_name, sha256
 from zerolora.log import LOGGER
 from zerolora.model import foreign
+from zerolora.model.stored_quantization import unpacked
 from zerolora.model.weight_files import weight_files
 from zerolora.tensor_file import read_header
 
@@ -99,23 +100,9 @@ def check_needs_no_code(directory: Path) -> None:
         )
 
 
-def check_not_quantized(directory: Path) -> None:
-    """Raise UserError if config.json says that the weights are quantized: no adapter could be merged into them."""
-    path = directory / "config.json"
-    config = foreign.config_file(path)
-    for part in (config, *config.values()):
-        if isinstance(part, dict) and isinstance(stored := part.get("quantization_config"), dict):
-            kind = shown(stored.get("quant_method", "unnamed"))
-            raise UserError(
-                f"{path}: quantization_config: the weights are stored quantized ({kind}), so that nothing trained "
-                "could be merged into them; write the checkpoint in bf16, fp16 or fp32 that they were made of, with "
-                "method: qlora if it is to take fewer bits in training"
-            )
-
-
 def count_parameters(directory: Path) -> int:
     """Return the number of parameters in a directory's weight files, from their headers; a tied tensor counts once."""
-    headers = (read_header(path) for path in weight_files(directory))
+    headers = unpacked(directory, (read_header(path) for path in weight_files(directory)))
     return sum(math.prod(tensor.shape) for header in headers for tensor in header.tensors.values())
 
 

@@ -32,8 +32,8 @@ class Module:
     layers: tuple[int, ...] = ()
     """Numbers of its layers, if they are not the first ones."""
     quantizable: bool = True
-    """Whether transformers quantizes a linear or conv1d with bitsandbytes. It skips subclasses of nn.Linear, such as
-    some routers, and modules that a class keeps in fp32 (compat/transformers_patches.py, quantizable_paths)."""
+    """Whether a linear or conv1d is quantized with bitsandbytes: not if its class computes otherwise than nn.Linear, as
+    some routers do, or is kept in fp32 (compat/transformers_patches.py, quantizable_paths)."""
 
     @property
     def name(self) -> str:

@@ -202,7 +202,7 @@ def step_work(model: ModelSpec, spec: TrainingSpec, rows: RowStatistics) -> Step
         length=mean,
         micro_batch=spec.micro_batch,
         accumulation=spec.accumulation,
-        frozen=parameters.frozen,
+        frozen=round(parameters.frozen - spec.saved_by_packing(model)),
         trainable=parameters.trained,
         matmul=matmul,
         modules=sum(module.count for module in linears),

@@ -8,10 +8,12 @@ runs are tried on shapes (meta_trial.py).
 from pathlib import Path
 
 from zerolora.config.settings import RenderSettings
+from zerolora.errors import UserError
 from zerolora.log import LOGGER
 from zerolora.methods.registry import TRAINABLE
 from zerolora.model.base_check import FLOATS, family_spec, listed_spec
-from zerolora.model.manifest import check_not_quantized, weight_directory
+from zerolora.model.manifest import weight_directory
+from zerolora.model.stored_quantization import check_trainable, stored_quantization
 from zerolora.model.weight_files import WEIGHTS, weight_files
 from zerolora.tensor_file import read_header
 from zerolora.types import Attention
@@ -24,11 +26,23 @@ def check(settings: RenderSettings, attention: Attention, model: Path, weights: 
     `data` is the prepared data with its added tokens; without it, train.from_adapter is not checked. `weights` is the
     directory of downloaded weights. Names are checked only where those are on this machine.
     """
-    check_not_quantized(model)
+    check_stored(settings, model)
     if not _is_listed(settings, attention, model, weights):
         from zerolora.probe.meta_trial import check as try_on_shapes
 
         try_on_shapes(settings, attention, model, weights, data)
+
+
+def check_stored(settings: RenderSettings, model: Path) -> None:
+    """Raise UserError if a base model that is stored quantized does not allow a run's method, merge or exports."""
+    stored, method = stored_quantization(model), TRAINABLE[settings.method.name]
+    check_trainable(stored, method.name, method.quantizes(), settings.sections.quantization)
+    if stored and (settings.merged or settings.targets):
+        key, value = ("merge.enabled", "false") if settings.merged else ("export.targets", "[]")
+        raise UserError(
+            f"{key}: the base model is stored in 4 bits ({stored.type}), to which nothing can be added; write {key}: "
+            f"{value}, or fetch the checkpoint in bf16, fp16 or fp32 that it was made of"
+        )
 
 
 def _is_listed(settings: RenderSettings, attention: Attention, model: Path, weights: Path) -> bool:

@@ -26,6 +26,7 @@ from zerolora.model.added_tokens import AddedToken, add_rows, of_data
 from zerolora.model.architecture import built_on_meta, config_of
 from zerolora.model.base_check import check_shared
 from zerolora.model.manifest import weight_directory
+from zerolora.model.stored_quantization import stored_quantization, unpacked
 from zerolora.model.weight_files import WEIGHTS, weight_files
 from zerolora.tensor_file import TensorFile, read_header
 from zerolora.train.attention import IMPLEMENTATIONS, check_attention, no_attention
@@ -43,8 +44,9 @@ def check(settings: RenderSettings, attention: Attention, model: Path, weights: 
 
     `data` is the prepared data with its added tokens; without it, train.from_adapter is not checked. `weights` is the
     directory of downloaded weights. Names are checked only where those are on this machine. listed_trial.py calls this
-    after check_not_quantized.
+    after check_stored.
     """
+    stored = stored_quantization(model)
     bitsandbytes_patches.load()
     config = config_of(model)
     updates, published = _updates(_attending(config, attention), settings)
@@ -58,11 +60,13 @@ def check(settings: RenderSettings, attention: Attention, model: Path, weights: 
         LOGGER.info("%s: no weights here, so the names that merge updates are not checked", directory)
         return
     built = built_on_meta(config)
-    files, names = [read_header(path) for path in weight_files(directory)], stored_names(built)
+    headers = [read_header(path) for path in weight_files(directory)]
+    files, names = unpacked(directory, headers), stored_names(built)
     if settings.from_adapter and data is not None:
         check_copies(Path(settings.from_adapter), TRAINABLE[settings.method.name], directory)
     check_shared(files, names, built.all_tied_weights_keys, model / "config.json")
-    _merge(files, names, updates, model)
+    if stored is None:
+        _merge(files, names, updates, model)
 
 
 def _attending(config: Any, attention: Attention) -> Any:

@@ -122,7 +122,7 @@ class StepWork:
     accumulation: int
     """Forward passes of a step."""
     frozen: int
-    """Frozen parameters Ψ; 0 = full fine-tuning."""
+    """Frozen parameters Ψ, quantized ones as fewer of the run's precision; 0 = full fine-tuning."""
     trainable: int
     """Trained parameters φ."""
     matmul: int

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from zerolora.compat.transformers_patches import resizable
 from zerolora.config.method_sections import DEFAULT_INIT
 from zerolora.config.settings import TrainingPlan, TrainSettings
 from zerolora.errors import UserError, wording
@@ -45,7 +46,8 @@ def adapt(
     engine = engine_class(plan.engine)
     model = base_model.load(weights, plan, config, engine, device)
     gathering = base_model.sharded(plan, config, engine)
-    rows = add_rows(model, tokens)
+    with resizable(model):
+        rows = add_rows(model, tokens)
     del gathering
     model.config.use_cache = False
     make_chunked(model)
@@ -100,13 +102,15 @@ def save(
     origin: dict[str, Any] | None = None,
     tokens: Sequence[AddedToken] = (),
     carry: Callable[[Path], None] | None = None,
+    precision: str | None = None,
 ) -> None:
     """Write the trained adapter in peft's format, fp32 tensors and a config that names the base model, or with full
     fine-tuning all weights in fp32; and the added tokens.
 
     `best` replaces the engine's state where rank 0 has one; `start` are the factors taken out of the base weights;
     `base` identifies the base model (model/manifest.py); `origin` is the provenance of train.from_adapter; `carry`
-    writes further files into the directory, such as the prompt format.
+    writes further files into the directory, such as the prompt format; `precision` is that of the base weights before
+    they were quantized, if it is not the run's.
     Collective: every rank takes part in the gathering, rank 0 writes. The file is read back and compared with
     `expected` before it appears; raises UserError if it is incomplete, not finite or untrained.
     """
@@ -133,7 +137,7 @@ def save(
             manifest["quantization"] = {
                 "type": quantization.type,
                 "double": quantization.double,
-                "precision": settings.precision,
+                "precision": precision or settings.precision,
             }
         write_json(staged / MANIFEST, manifest)
 

@@ -1,6 +1,7 @@
 """The base model, read from safetensors to where it computes: no rank holds the whole model on the host of a GPU."""
 
 import importlib.util
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,13 @@ from transformers import BitsAndBytesConfig
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from zerolora.compat.bitsandbytes_patches import keep_layout
+from zerolora.compat.transformers_patches import kept_as_read, quantize_subclasses
 from zerolora.config.settings import TrainingPlan
 from zerolora.errors import UserError
 from zerolora.machine.devices import on_gpu
 from zerolora.methods.registry import TRAINABLE
 from zerolora.model.architecture import auto_class, config_of
+from zerolora.model.stored_quantization import check_trainable, stored_quantization
 from zerolora.planner.zero_json import ZeroJson
 from zerolora.train.attention import IMPLEMENTATIONS, check_attention, no_attention
 from zerolora.train.engines.engine import DTYPES, Engine, Loading
@@ -25,17 +28,24 @@ def load(weights: Path, plan: TrainingPlan, config: ZeroJson, engine: type[Engin
 
     whole: on `device`. A GPU gets each tensor as it is read; on CPU the weights stay mapped from the file, and the
     ranks of a node share its pages. sharded: each rank has its part of every tensor (DeepSpeed's zero.Init).
-    first_rank: rank 0 reads, and the weights of other ranks are only shapes. Every rank reads a quantized model whole.
+    first_rank: rank 0 reads, and the weights of other ranks are only shapes. Of a model that is quantized to 4 bits and
+    not read whole, every rank quantizes each weight as it is read, and keeps its part (Engine.keep).
     Raises UserError if the model does not have the plan's attention, or bitsandbytes is not installed.
     """
     check_attention(plan.attention, config_of(weights))
     loading = loading_of(plan, config, engine)
+    stored = stored_quantization(weights)
+    check_trainable(stored, plan.method, TRAINABLE[plan.method].quantizes(), plan.quantization)
     quantization = quantization_config(plan, sharded=engine.loading(config) != "whole")
     attention = IMPLEMENTATIONS.get(plan.attention, plan.attention)
     dtype = DTYPES[plan.precision]
-    sharding = sharded(plan, config, engine)
+    sharding = None if quantization else sharded(plan, config, engine)
     try:
-        if loading == "first_rank" and torch.distributed.get_rank():
+        if quantization and loading != "whole":
+            with kept_as_read(engine.keep(config, plan, device), device):
+                model = read(weights, dtype, attention, torch.device("cpu"), quantization)
+            _move_buffers(model, device)
+        elif loading == "first_rank" and torch.distributed.get_rank():
             model = shapes(weights, dtype, attention)
         else:
             model = read(weights, dtype, attention, device if loading == "whole" else None, quantization)
@@ -50,8 +60,8 @@ def load(weights: Path, plan: TrainingPlan, config: ZeroJson, engine: type[Engin
 
 
 def loading_of(plan: TrainingPlan, config: ZeroJson, engine: type[Engine]) -> Loading:
-    """Return how ranks read the base weights: as the engine needs it; to be quantized, whole."""
-    return "whole" if TRAINABLE[plan.method].quantizes() else engine.loading(config)
+    """Return how ranks read the base weights: as the engine needs it, unless all must be there to be adapted."""
+    return "whole" if TRAINABLE[plan.method].of(plan).reads_whole else engine.loading(config)
 
 
 def sharded(plan: TrainingPlan, config: ZeroJson, engine: type[Engine]) -> HfDeepSpeedConfig | None:
@@ -70,17 +80,32 @@ def read(
     """
     placed = device is not None and (on_gpu(device) or quantization is not None)
     options: dict[str, Any] = {"device_map": {"": device}} if placed else {}
+    config = config_of(weights)
     if quantization is not None:
-        options["quantization_config"] = quantization
-    return auto_class(config_of(weights)).from_pretrained(
-        weights,
-        dtype=dtype,
-        use_safetensors=True,
-        attn_implementation=attention,
-        local_files_only=True,
-        trust_remote_code=False,
-        **options,
-    )
+        if stored_quantization(weights):
+            # Its own config says how the run that made it computed.
+            config.quantization_config = quantization.to_dict()
+            options["config"] = config
+        else:
+            options["quantization_config"] = quantization
+    with nullcontext() if quantization is None else quantize_subclasses():
+        return auto_class(config).from_pretrained(
+            weights,
+            dtype=dtype,
+            use_safetensors=True,
+            attn_implementation=attention,
+            local_files_only=True,
+            trust_remote_code=False,
+            **options,
+        )
+
+
+def _move_buffers(model: Any, device: torch.device) -> None:
+    """Move computed buffers, such as rotary frequencies, to `device`, in place."""
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = buffer.to(device)
 
 
 def shapes(weights: Path, dtype: torch.dtype, attention: str) -> Any:

@@ -35,6 +35,7 @@ from zerolora.model.manifest import base_identity, located
 from zerolora.model.padded_lengths import step_of
 from zerolora.model.prompt_format import write_adapter_format
 from zerolora.model.spec import FEWEST
+from zerolora.model.stored_quantization import stored_precision
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.planner.zero_json import ZeroJson
 from zerolora.train import common_prefix, earlier_adapter, kernels, schedule
@@ -191,9 +192,9 @@ def _publish(
         write_adapter_format(paths.data, base, staged, tokens=tokens)
         _check_launcher(loop)
 
-    identity = base_identity(paths.weights)
+    identity, was = base_identity(paths.weights), stored_precision(base)
     with _resumable():
-        save(loop.engine, plan, output, loop.rank, expected, best, start, identity, origin, tokens, carry)
+        save(loop.engine, plan, output, loop.rank, expected, best, start, identity, origin, tokens, carry, was)
     peaks, energy = memory.of_all_ranks(), loop.telemetry.energy.of_all_ranks()
     loop.checkpoints.wait()  # its size is known then
     if loop.rank == 0:

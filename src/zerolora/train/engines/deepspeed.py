@@ -9,10 +9,11 @@ import torch
 import torch.distributed
 
 from zerolora.compat import deepspeed_patches as compat
+from zerolora.compat.bitsandbytes_patches import is_packed
 from zerolora.config.settings import TrainingPlan
 from zerolora.machine.devices import on_gpu
 from zerolora.planner.zero_json import ZeroJson
-from zerolora.train.engines.engine import WEIGHT, Engine, Loading, Tensors, backend, build_optimizer, trained
+from zerolora.train.engines.engine import DTYPES, WEIGHT, Engine, Loading, Tensors, backend, build_optimizer, trained
 
 
 class DeepSpeedEngine(Engine):
@@ -39,6 +40,19 @@ class DeepSpeedEngine(Engine):
         return "sharded" if config.engine.zero_optimization.stage == 3 else "whole"
 
     @staticmethod
+    def keep(config: ZeroJson, plan: TrainingPlan, device: torch.device) -> Callable[[Any], Any]:
+        shard, dtype = compat.sharder(config.options), DTYPES[plan.precision]
+
+        def keep(parameter: Any) -> Any:
+            whole = parameter.data.to(device)
+            # DeepSpeed casts unsharded weights itself (engine.py, _cast_module_mixed_precision).
+            parameter.data = whole.to(dtype) if whole.is_floating_point() and not is_packed(parameter) else whole
+            shard(parameter)
+            return parameter
+
+        return keep
+
+    @staticmethod
     def updates_on_host(config: ZeroJson, device: torch.device) -> bool:
         return config.engine.zero_optimization.offloads_optimizer or not on_gpu(device)
 
@@ -46,6 +60,11 @@ class DeepSpeedEngine(Engine):
         super().__init__(model, config, plan, device)
         import deepspeed
 
+        if any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
+            # Of a model with sharded parameters DeepSpeed casts none. peft's are fp32 where the base's are uint8.
+            for parameter in trained(model).values():
+                if not hasattr(parameter, "ds_id"):
+                    parameter.data = parameter.data.to(DTYPES[plan.precision])
         self.client = build_optimizer(trained(model), plan, self.updates_on_host(config, device))
         parts = deepspeed.initialize(model=model, optimizer=self.client, config=config.options)
         self.engine, self.optimizer, *_ = parts

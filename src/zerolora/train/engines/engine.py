@@ -1,6 +1,6 @@
 """The interface of an engine, and the code that engines share: the optimizer, its states and their names."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
@@ -51,6 +51,12 @@ class Engine(torch.nn.Module):
     def loading(config: ZeroJson) -> Loading:
         """Return how ranks read the base weights."""
         return "whole"
+
+    @staticmethod
+    def keep(config: ZeroJson, plan: TrainingPlan, device: torch.device) -> Callable[[Any], Any]:
+        """Return a function of a parameter that every rank has just read, quantized or not, which returns what this
+        rank keeps of it until the engine is made. Collective."""
+        raise NotImplementedError
 
     @staticmethod
     def updates_on_host(config: ZeroJson, device: torch.device) -> bool:

@@ -1,5 +1,6 @@
 """torch's fully_shard (FSDP2): one unit a decoder layer, and the rest of the model."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -8,6 +9,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
+from zerolora.compat.bitsandbytes_patches import is_packed, on_meta
+from zerolora.config.settings import TrainingPlan
 from zerolora.errors import UserError
 from zerolora.machine.devices import on_gpu
 from zerolora.planner.zero_json import FsdpOptions, ZeroJson
@@ -29,6 +32,22 @@ class FSDP(TorchEngine):
         return "first_rank"
 
     @staticmethod
+    def keep(config: ZeroJson, plan: TrainingPlan, device: torch.device) -> Callable[[Any], Any]:
+        options = _options(config)
+        ranks, rank, home = options.mesh[-1], torch.distributed.get_rank(), _home(options, device)
+
+        def keep(parameter: Any) -> Any:
+            if is_packed(parameter):
+                whole = parameter.detach().as_subclass(torch.Tensor)
+                parameter.data = _own_chunk(whole, ranks, rank % ranks).to(home, copy=True)
+                parameter.whole_shape = whole.shape
+                return parameter
+            # As in a model that only rank 0 reads.
+            return torch.nn.Parameter(parameter.to("meta"), parameter.requires_grad) if rank else parameter
+
+        return keep
+
+    @staticmethod
     def updates_on_host(config: ZeroJson, device: torch.device) -> bool:
         return _options(config).offload or not on_gpu(device)
 
@@ -39,7 +58,7 @@ class FSDP(TorchEngine):
         policy = MixedPrecisionPolicy(DTYPES[options.param_dtype], DTYPES[options.reduce_dtype])
         offload = CPUOffloadPolicy(pin_memory=on_gpu(device)) if options.offload else OffloadPolicy()
         rules: dict[str, Any] = {"mesh": mesh, "mp_policy": policy, "offload_policy": offload}
-        source = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        source, chunks = _take_values(model)
         layers = model._no_split_modules  # of the transformers model, also through peft's
         for module in model.modules():
             if type(module).__name__ in layers:
@@ -47,7 +66,7 @@ class FSDP(TorchEngine):
         fully_shard(model, **rules)
         for unit in _units(model):
             unit.set_force_sum_reduction_for_comms(device.type == "cpu")  # gloo has no average
-        _fill(model, source, device, torch.device("cpu") if options.offload else device)
+        _fill(model, source, chunks, device, _home(options, device))
         return model
 
     def forward(self, **inputs: Any) -> Any:
@@ -119,9 +138,48 @@ def _units(model: Any) -> list[FSDPModule]:
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
-def _fill(model: Any, source: dict[str, torch.Tensor], device: torch.device, home: torch.device) -> None:
-    """Distribute shards of the weights that rank 0 read; the other ranks' `source` has only shapes. Shards are on
-    `home`, everything else on `device`. Raises UserError if ranks built different models."""
+def _home(options: FsdpOptions, device: torch.device) -> torch.device:
+    """Return the device of shards between uses."""
+    return torch.device("cpu") if options.offload else device
+
+
+def _own_chunk(whole: torch.Tensor, ranks: int, rank: int) -> torch.Tensor:
+    """Return a rank's shard as FSDP divides a tensor; the last ranks' may be empty."""
+    chunks = torch.chunk(whole, ranks)
+    return chunks[rank] if rank < len(chunks) else whole[:0]
+
+
+def _take_values(model: Any) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Return the values of all parameters by name, and of those of which `keep` left a chunk, that chunk.
+
+    In the model whole shapes replace them: fully_shard would move the values of a whole unit to the device.
+    """
+    source, chunks = {}, {}
+    replaced: dict[Any, Any] = {}
+    for name, parameter in model.named_parameters():
+        if hasattr(parameter, "whole_shape"):
+            chunks[name] = parameter.detach().as_subclass(torch.Tensor)
+            source[name] = replaced[parameter] = on_meta(parameter, parameter.whole_shape)
+        else:
+            source[name] = parameter.detach()
+            replaced[parameter] = torch.nn.Parameter(source[name].to("meta"), parameter.requires_grad)
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                module._parameters[name] = replaced[parameter]
+    return source, chunks
+
+
+def _fill(
+    model: Any,
+    source: dict[str, torch.Tensor],
+    chunks: dict[str, torch.Tensor],
+    device: torch.device,
+    home: torch.device,
+) -> None:
+    """Fill the shards with this rank's `chunks` of weights, and with those that rank 0 distributes of the weights that
+    it alone read; the other ranks' `source` has only shapes. Shards are on `home`, everything else on `device`. Raises
+    UserError if ranks built different models."""
     # Computed buffers, such as rotary frequencies, exist on every rank.
     buffers = {name: buffer.to(device) for name, buffer in model.named_buffers()}
     model.to_empty(device=home)
@@ -133,6 +191,9 @@ def _fill(model: Any, source: dict[str, torch.Tensor], device: torch.device, hom
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             whole = source.pop(name)
+            if name in chunks:
+                _shard(parameter).copy_(chunks.pop(name))
+                continue
             whole = whole.to(device) if first else torch.empty(whole.shape, dtype=whole.dtype, device=device)
             parameter.copy_(distribute_tensor(whole, parameter.device_mesh, parameter.placements))
 

@@ -1,0 +1,115 @@
+"""4-bit bases that ranks read shard by shard."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench import Bench, metrics
+from conftest import ROOT, project_environment, saved_in_4_bits
+from safetensors.torch import load_file
+from test_models import assert_merged, bench_of
+
+from zerolora.config.settings import EvaluateRunSettings
+from zerolora.evaluate.evaluate import EvaluatedModel, evaluate
+from zerolora.methods.quantized_base import quantized_weights
+from zerolora.model.architecture import built_on_meta, config_of
+from zerolora.model.manifest import located
+from zerolora.train.launch.launcher import CPU_MALLOC
+from zerolora.train.launch.topology import topology
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+__all__ = ["bench_of"]  # a fixture
+
+HALF, BYTES = {"precision": "bf16"}, {"precision": "bf16", "quantization": {"storage": "uint8"}}
+MARKED = {"data": "marked", "packing": "marked-packing"}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "zero3": ("zero3", {}),
+    "zero3, bf16 in bytes": ("zero3", BYTES),
+    "zero3, single, fp4, added tokens": ("zero3", MARKED | {"quantization": {"type": "fp4", "double": False}}),
+    "zero3_offload, bf16": ("zero3_offload", HALF),
+    "zero3_hpz, saved modules": ("zero3_hpz", {"lora": {"r": 4, "modules_to_save": ["norm"]}}),
+    "fsdp, bf16": ("fsdp", HALF),
+    "fsdp, in bytes": ("fsdp", {"quantization": {"storage": "uint8"}}),
+    "fsdp, added tokens": ("fsdp", MARKED),
+    "fsdp_offload, bf16 in bytes": ("fsdp_offload", BYTES),
+    "fsdp_hybrid, saved modules": ("fsdp_hybrid", {"lora": {"r": 4, "modules_to_save": ["norm"]}}),
+}
+
+
+@pytest.fixture(scope="module")
+def ways(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, list[float]]]]:
+    """Return each rank's losses of each case by reading, of two ranks that train all of them: 20 trainings."""
+    folder = tmp_path_factory.mktemp("ways")
+    bench.mark()
+    request = {}
+    for name, (strategy, settings) in CASES.items():
+        command = bench.command(f"read-{name}", strategy, method="qlora", max_steps=4, **settings)
+        options = dict(zip(command[2::2], command[3::2], strict=True))
+        train = json.loads(options.pop("--settings"))
+        request[name] = {"settings": train, "paths": {key[2:]: path for key, path in options.items()}}
+    (folder / "request.json").write_text(json.dumps(request))
+    where = topology({}, 1, 2)
+    script = Path(__file__).with_name("two_ways.py")
+    environment = project_environment(ROOT) | CPU_MALLOC | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(script), str(folder / "request.json"), str(folder)]
+    with (folder / "log").open("wb") as log:
+        processes = [where.start(rank, command, environment, log) for rank in where.ranks]
+        try:
+            codes = [process.wait() for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+    assert codes == [0, 0], (folder / "log").read_text()[-3000:]
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in where.ranks]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_losses_equal_those_of_a_model_read_whole(name: str, ways: list[dict[str, dict[str, list[float]]]]) -> None:
+    for rank in ways:
+        assert rank[name]["shards"] == rank[name]["whole"]
+        assert len(set(rank[name]["whole"])) == 4
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero3", "fsdp"])
+def test_base_stored_in_4_bits_trains_as_one_quantized_while_read(strategy: str, bench: Bench, stored: Bench) -> None:
+    settings = {"method": "qlora", "checkpoint_steps": None}
+    run = stored.run(f"stored-{strategy}", strategy, **settings)
+    expected = bench.run(f"read-{strategy}", strategy, **settings)
+    assert metrics(run)["losses"] == metrics(expected)["losses"]
+    (ours, theirs) = (load_file(each / "adapter/adapter_model.safetensors") for each in (run, expected))
+    assert all(ours[name].equal(tensor) for name, tensor in theirs.items())
+    kept, read = (json.loads((each / "adapter/manifest.json").read_text()) for each in (run, expected))
+    assert kept["quantization"] == read["quantization"] == {"type": "nf4", "double": True, "precision": "fp32"}
+    if strategy == "ddp":
+        model = EvaluatedModel(located(stored.folder / "w/tiny.json"), run / "adapter")
+        split = EvaluateRunSettings(split="validation", batch=2, max_new_tokens=4, check="sum")
+        evaluate(split, stored.folder / "data", model, run / "evaluated", run / "answers.json")
+        loss = json.loads((run / "evaluated/evaluate.json").read_text())["loss"]
+        assert loss == pytest.approx(metrics(run)["loss_validation"], rel=1e-5)
+
+
+def test_base_stored_in_4_bits_refuses_another_method(stored: Bench) -> None:
+    result = stored.start("stored-lora", "zero3", method="lora")
+    assert result.returncode == 2
+    assert "train.method is lora, and the base model is stored in 4 bits (nf4); write method: qlora" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.fixture(scope="module")
+def stored(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    """Return a bench whose model is stored in 4 bits."""
+    folder = tmp_path_factory.mktemp("stored")
+    (folder / "bench").mkdir()
+    return Bench(folder / "bench", saved_in_4_bits(tiny_model, folder / "model"))
+
+
+def test_falcon_is_quantized_and_merged(bench_of: Callable[[str], Bench], tmp_path: Path) -> None:
+    """All of its linear modules but the head: eight of nine, of a subclass of nn.Linear."""
+    place = bench_of("falcon")
+    run = place.run("qlora", "zero3", method="qlora", attention="sdpa", checkpoint_steps=None)
+    assert len(quantized_weights(built_on_meta(config_of(place.folder / "m/tiny")))) == 8
+    assert_merged(place, run, tmp_path / "merged", dequantized=True)
