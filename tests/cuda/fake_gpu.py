@@ -18,10 +18,11 @@ from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from transformers import core_model_loading
 
-from zerolora.compat import bitsandbytes_patches, torchao_patches
+from zerolora.compat import bitsandbytes_patches
+from zerolora.compat.left_out import leave_out
 from zerolora.machine import devices
 
-torchao_patches.hide()
+leave_out("torchao")
 bitsandbytes_patches.load()
 import bitsandbytes  # noqa: E402 (not before its patches)
 from bitsandbytes.nn.modules import Params4bit  # noqa: E402

@@ -24,7 +24,7 @@ from zerolora.errors import UserError
 from zerolora.evaluate import evaluated_models, generation
 from zerolora.evaluate.evaluate import loss
 from zerolora.evaluate.evaluated_models import EvaluatedModel
-from zerolora.evaluate.merged_logits import next_tokens, of_merged
+from zerolora.evaluate.merged_logits import next_tokens, of_base, of_merged
 from zerolora.planner.zero_json import ZeroJson
 from zerolora.probe import probe_rank
 from zerolora.train.adapter import adapt
@@ -119,7 +119,8 @@ def compare(weights: str, adapter: str, data: str, layers: int = 0) -> list[str]
     with spread(layers), fake_gpu.computing():
         merged = next_tokens(evaluated_models.load(Path(weights), DEVICE, [])[0], ROWS)
         model = EvaluatedModel(Path(weights), Path(adapter), Path(weights), "cuda")
-        of_merged(merged, model, Path(data), ROWS)
+        base, tuned, _ = of_base(model, Path(data), ROWS)
+        of_merged(merged, base, tuned, model, Path(data), ROWS)
     return []
 
 
