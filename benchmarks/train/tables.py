@@ -124,9 +124,11 @@ def _methods(result: Result) -> str:
 def _common_prefix(result: Result) -> str:
     rows = []
     for name, each in result["tasks"].items():
-        (whole, once), (computed, fewer) = each["cpu_seconds"].values(), each["positions"].values()
-        seconds = (f"{whole:.2f} s", f"{once:.2f} s", f"{each['ratio']['median']:.2f}")
-        rows.append((name, f"{fewer / computed:.0%}", *seconds))
+        whole, once = (
+            (each["positions"][variant], each["cpu_seconds"][variant]) for variant in ("whole rows", "prefix once")
+        )
+        seconds = (f"{whole[1]:.2f} s", f"{once[1]:.2f} s", f"{each['ratio']['median']:.2f}")
+        rows.append((name, f"{once[0] / whole[0]:.0%}", *seconds))
     return measuring.table(["", "positions computed", "whole rows", "prefix once", "ratio"], rows)
 
 
