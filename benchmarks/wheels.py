@@ -30,32 +30,41 @@ def main() -> None:
     parser.add_argument("--python", nargs="+", default=VERSIONS)
     versions = parser.parse_args().python
     pins = re.findall(r"^\S+==\S+", LOCK.read_text(encoding="utf-8"), re.MULTILINE)
+    found: dict[str, list[str]] = {}
+    for version in versions:
+        found[version] = without_wheel(version, pins, next(reversed(found.values()), []))
     result = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "machine": f"{platform.system()} {platform.machine()}",
         "packages": len(pins),
-        "without_a_wheel": {version: without_wheel(version, pins) for version in versions},
+        "without_a_wheel": found,
     }
     write_json(RESULTS / "wheels.json", result)
     print(as_json(result))
 
 
-def without_wheel(version: str, pins: list[str]) -> list[str]:
-    """Return the pins without a wheel for a version of Python."""
-    missing: list[str] = []
+def without_wheel(version: str, pins: list[str], suspected: list[str]) -> list[str]:
+    """Return the pins without a wheel for a version of Python; `suspected` ones are tried one by one first."""
+    missing = [pin for pin in suspected if named_missing(version, [pin])]
+    while name := named_missing(version, [pin for pin in pins if pin not in missing]):
+        missing.append(name)
+        print(f"Python {version}: {name} has no wheel", file=sys.stderr, flush=True)
+    return sorted(missing)
+
+
+def named_missing(version: str, pins: list[str]) -> str | None:
+    """Return the first of the pins for which pip has no wheel. Exits if pip fails for another reason."""
     with tempfile.TemporaryDirectory() as folder:
-        while True:
-            lock = Path(folder, "lock")
-            lock.write_text("\n".join(pin for pin in pins if pin not in missing))
-            command = [*PIP, "--python-version", version, "--target", folder, "--requirement", str(lock)]
-            done = subprocess.run([sys.executable, "-m", "pip", *command], capture_output=True, text=True, check=False)
-            if done.returncode == 0:
-                return missing
-            named = re.search(r"No matching distribution found for (\S+==[^\s;]+)", done.stderr)
-            if named is None or named[1] in missing:
-                sys.exit(f"pip for Python {version}: {done.stderr[-2000:]}")
-            missing.append(named[1])
-            print(f"Python {version}: {named[1]} has no wheel", file=sys.stderr, flush=True)
+        lock = Path(folder, "lock")
+        lock.write_text("\n".join(pins))
+        command = [*PIP, "--python-version", version, "--target", folder, "--requirement", str(lock)]
+        done = subprocess.run([sys.executable, "-m", "pip", *command], capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return None
+    named = re.search(r"No matching distribution found for (\S+==[^\s;]+)", done.stderr)
+    if named is None:
+        sys.exit(f"pip for Python {version}: {done.stderr[-2000:]}")
+    return named[1]
 
 
 if __name__ == "__main__":

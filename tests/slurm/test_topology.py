@@ -1,11 +1,17 @@
 """The ranks of a step's tasks, and their GPUs, as a real srun numbers and divides them."""
 
+import importlib
 import json
+import shlex
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from cluster import Cluster
+
+from zerolora.compat.slurm_executor_patches import gpus_of_each_node
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -64,3 +70,38 @@ def test_tasks_share_out_all_ranks_and_gpus(cluster: Cluster, nodes: int, ranks:
 def test_nodes_with_different_numbers_of_ranks_are_refused(cluster: Cluster) -> None:
     tasks = of_tasks(cluster, 2, 2, "--nodes=2", "--ntasks=4", "--distribution=plane=3")
     assert any("the config asks for 2 nodes x 2 ranks; start 4 tasks with --nodes=2" in str(task) for task in tasks)
+
+
+class Resources(dict[str, Any]):
+    __getattr__ = dict.__getitem__
+
+
+@pytest.mark.parametrize(("nodes", "ranks"), [(1, 4), (2, 2)])
+def test_a_training_has_one_task_and_its_gpus_on_each_node(
+    cluster: Cluster, tmp_path: Path, nodes: int, ranks: int
+) -> None:
+    """The line with which Snakemake's executor submits the rule's resources, and the profile's srun in the job."""
+    executor = importlib.import_module("snakemake_executor_plugin_slurm")
+    gpus_of_each_node(executor)
+    asked = {
+        "nodes": nodes,
+        "tasks": nodes,
+        "tasks_per_gpu": 0,
+        "gres": f"gpu:{ranks}",
+        "gpu": ranks * nodes,
+        "mpi": "",
+    }
+    resources = Resources(asked | {"mem_mb": 500, "request_gpus": ranks * nodes, "gpu_manufacturer": "nvidia"})
+    job: Any = SimpleNamespace(resources=resources, threads=4 * ranks, name="train")
+    names = {"run_uuid": "train", "slurm_logfile": "/dev/null", "comment_str": "train"}
+    line = executor.get_submit_command(job, {**names, "account": "", "partition": "", "workdir": str(tmp_path)})
+    line += executor.set_gres_string(job)
+    assert "--gpus" not in line and "--ntasks" not in line
+    task = "srun --label sh -c 'echo $SLURM_STEP_NUM_TASKS $CUDA_VISIBLE_DEVICES'"
+    options = ("--wait", f"--output={tmp_path}/%j", "--wrap", task)
+    job_id = cluster.run(*shlex.split(line), *options).stdout.strip().split(";")[0]
+    tasks = sorted((tmp_path / job_id).read_text().splitlines())
+    assert tasks == [f"{task}: {nodes} {','.join(map(str, range(ranks)))}" for task in range(nodes)]
+    cluster.wait(lambda: cluster.sacct(job_id, "ReqTRES") != [""], "accounting has the job", 30)
+    tres = cluster.sacct(job_id, "ReqTRES")[0].split(",")
+    assert {f"node={nodes}", f"cpu={4 * ranks * nodes}", f"gres/gpu={ranks * nodes}"} <= set(tres)

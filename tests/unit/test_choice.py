@@ -358,7 +358,7 @@ def test_unnamed_gpu_is_guessed_from_its_capability() -> None:
 
 
 def test_unknown_gpu_is_refused() -> None:
-    with pytest.raises(UserError, match="'H1000' is not known; write one of T4, A10"):
+    with pytest.raises(UserError, match="'H1000' is not known; write one of V100-16GB, V100-32GB, T4, A10"):
         hardware_of(settings_of(hardware=HARDWARE | {"gpu": "H1000"}))
 
 

@@ -74,7 +74,7 @@ def test_named_hardware_has_the_reached_rates() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"gpu": "H1000"}, "GPU 'H1000' is not known; write one of T4, A10, A100-40GB-SXM"),
+        ({"gpu": "H1000"}, "GPU 'H1000' is not known; write one of V100-16GB, V100-32GB, T4, A10"),
         ({"node_link": "usb"}, "node link 'usb' is not known; write one of pcie3"),
         ({"network": "infiniband"}, "network 'infiniband' is not known; write one of 1gbe, 10gbe"),
         ({"host_link": "nvlink4"}, "host link 'nvlink4' is not known; write one of pcie3, pcie4, pcie5"),

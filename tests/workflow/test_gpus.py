@@ -1,5 +1,6 @@
 """Snakemake, with a pretended number of GPUs: jobs that need the same one never overlap, and each gets its own."""
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -131,6 +132,18 @@ def test_three_runs_of_an_allocation_never_share_its_one_gpu(project: Project) -
     said = result.stdout + result.stderr
     assert used.is_file() and "waiting for" not in said, said
     assert [line.split()[0] for line in used.read_text().splitlines()] == ["3"] * 3
+
+
+@pytest.mark.parametrize("profile", ["local", "slurm"])
+def test_a_dry_run_shows_what_each_executor_reads(project: Project, profile: str) -> None:
+    options = ("--profile", f"profiles/{profile}", "--dry-run", "--cores", "8")
+    said = project.run("snakemake", *options, ADAPTERS[0], "results/base/rows/evaluate.json").stdout
+    for rule in ("train", "evaluate_base"):
+        text = re.search(rf"^rule {rule}:\n((?:    .*\n)+)", said, re.MULTILINE)
+        assert text and "    threads: 4\n" in text[1], said
+        requested = dict(re.findall(r"(\w+)=([^,\n]*)", text[1].partition("    resources: ")[2]))
+        assert requested.items() >= {"gpu": "1", "request_gpus": "1", "gpu_manufacturer": "nvidia"}.items()
+        assert (requested["gres"], requested["node_gpus"]) == ("gpu:1", "1")
 
 
 def test_what_the_user_does_not_grant_is_refused(project: Project) -> None:
