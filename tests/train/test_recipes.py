@@ -29,7 +29,7 @@ PLANNED: dict[str, dict[str, tuple[str, int, bool]]] = {
     "gemma-3-4b-lora-1x24gb": {"text": ("ddp", 1, False)},
     "llama-2-70b-lora-2x8xt4": {"lora": ("zero3_offload", 2, True)},
     "llama-3-70b-lora-2x8x80gb": {"hpz": ("zero3_hpz", 1, True), "hybrid": ("fsdp_hybrid", 1, True)},
-    "llama-3-70b-qlora-2x24gb": {"qlora": ("fsdp_offload", 4, True)},
+    "llama-3-70b-qlora-2x24gb": {"qlora": ("fsdp_offload", 2, True)},
     "llama-3-8b-dora-1x80gb": {"dora": ("ddp", 1, False)},
     "llama-3-8b-lora-8x80gb": {"lora": ("ddp", 1, False)},
     "llama-3.1-8b-128k-8x80gb": {"long": ("ddp", 1, True)},
