@@ -55,8 +55,8 @@ REFUSED = {
     ("gpt_oss", "sdpa"): "which this model does not have",
 }
 """What is said of an attention that a family does not have."""
-EXPERTS = ("deepseek_v3", "gpt_oss", "mixtral", "qwen3_moe")
-"""Families with experts, of which peft has no DoRA."""
+EXPERTS = ("deepseek_v3", "mixtral", "qwen3_moe")
+"""Families whose experts an adapter targets; peft has no DoRA of them."""
 BY_VALUE = ("qwen2_5_vl",)
 """Families that generate with positions that depend on the values of tokens, which fake ones lack."""
 
