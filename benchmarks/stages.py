@@ -64,7 +64,7 @@ def main() -> None:
 def section(figures: dict[str, Any]) -> str:
     """Return the table of a result."""
     before, after = (figures["cpu_seconds"][name] for name in ("before", "after"))
-    names = [*sorted(before.keys() - {"all"}, key=lambda name: -before[name]), "all"]
+    names = [*sorted((name for name in before if name != "all"), key=lambda name: (-before[name], name)), "all"]
     rows = [(name, f"{before[name]:.1f}", f"{after[name]:.1f}", f"{after[name] / before[name]:.2f}") for name in names]
     return table(("CPU seconds", "before", "after", "after over before"), rows, right=3)
 

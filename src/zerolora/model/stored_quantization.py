@@ -102,7 +102,8 @@ def unpacked(directory: Path, files: Iterable[TensorFile]) -> list[TensorFile]:
 
     Raises UserError if a weight is quantized otherwise than config.json states, or lacks a part.
     """
-    stored, files = stored_quantization(directory), list(files)
+    files = list(files)  # a broken header is refused before the config is read
+    stored = stored_quantization(directory)
     if stored is None:
         return files
     every = {name: each for file in files for name, each in file.tensors.items()}
