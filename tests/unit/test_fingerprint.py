@@ -93,7 +93,7 @@ NEUTRAL: list[Change] = [
     ("src/zerolora/train/schedule.py", SUMMARY, '"""Another docstring."""\n# a remark\n'),
     ("src/zerolora/train/schedule.py", "\ndef check(", "\n\n# a remark\ndef  check("),
     ("workflow/rules/train.smk", "rule train:\n", "# a remark\nrule train:\n"),
-    ("workflow/rules/train.smk", '    threads: job("ranks")\n', "    threads: 3\n"),
+    ("workflow/rules/train.smk", '    threads: job("training_cores")\n', "    threads: 3\n"),
     ("workflow/rules/report.smk", '"results/{run}/report.html",\n', '"results/{run}/report.html"  ,  # the page\n'),
     ("src/zerolora/progress.py", "import sys\n", "import sys\n\nNAME = 1\n"),
     ("src/zerolora/train/schedule.py", "UserError(", "UserError('Read this. '"),
