@@ -52,7 +52,7 @@ def items() -> list[Item]:
         memory("qwen2.5-7b", 400),
         memory("qwen2.5-0.5b", 600),
         training("host_syncs", "qwen2.5-0.5b", 120),
-        training("against_trl", "qwen2.5-0.5b", 300, "--rounds", "2", "--batch", "8"),
+        training("against_trl", "qwen2.5-0.5b", 450, "--rounds", "2", "--batch", "8"),
         training("limit", "qwen2.5-0.5b", 200, "--rounds", "2"),
         training("against_reference", "qwen2.5-0.5b", 180, "--rounds", "2"),
         training("loading", "qwen2.5-7b", 200, "--ranks", "1", "--strategies", "zero2", "zero3"),
@@ -61,7 +61,7 @@ def items() -> list[Item]:
         script("choice", "choice.py", "qwen2.5-0.5b", 450, "--ranks", "1", *chosen, *few),
         memory("qwen2.5-14b", 300),
         training("limit", "qwen2.5-7b", 300, "--rounds", "2"),
-        training("against_trl", "qwen2.5-7b", 500, "--rounds", "2", "--batch", "8"),
+        training("against_trl", "qwen2.5-7b", 750, "--rounds", "2", "--batch", "8"),
     ]
 
 

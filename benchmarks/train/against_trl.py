@@ -6,12 +6,13 @@
 
 Needs the base model: run `make run` first. Both train the same adapter on the same conversations (chat_rows.py), with
 loss on the assistant's turns, the same optimizer, learning rate and precision, without activation checkpointing,
-evaluation or checkpoints. First each trainer's options are tried once: with packing and without, on one process and on
-several, implementations of attention, liger-kernel if it is installed. On a CPU TRL gets zerolora's fp32 matmul kernels
-(zerolora/machine/cpu_matmul.py), which are not its own. The fastest of each then take turns. A step is --batch packed
-rows of --capacity tokens; without packing, as many rows as fill them on average. Only real tokens of the steps after
---warm-up are counted, without loading and preparing. That both train the same shows in the result: supervised tokens
-over all tokens, and the mean loss. Writes benchmarks/results/train_trl.json.
+evaluation or checkpoints. First each trainer's options are tried once: with packing and without, on one process and
+on several, implementations of attention; on a GPU with liger-kernel and without, if it is installed. On a CPU TRL
+gets zerolora's fp32 matmul kernels (zerolora/machine/cpu_matmul.py), which are not its own. The fastest of each then
+take turns, and those without liger-kernel. A step is --batch packed rows of --capacity tokens; without packing, as
+many rows as fill them on average. Only real tokens of the steps after --warm-up are counted, without loading and
+preparing. That both train the same shows in the result: supervised tokens over all tokens, and the mean loss. Writes
+benchmarks/results/train_trl.json.
 """
 
 import argparse
@@ -51,6 +52,7 @@ TEMPLATE = (
     "{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}"
     "{% if not loop.last %}{{ '\\n' }}{% endif %}{% endfor %}"
 )
+FUSED = ", liger"  # the end of the labels of runs with liger-kernel
 Contestants = dict[str, Callable[[], Run]]
 
 
@@ -70,9 +72,19 @@ def main() -> None:
         ours, theirs = our_settings(task, options), their_settings(task, options)
         tried = {label: take_turns({label: run}, 1)[label][0] for label, run in [*theirs.items(), *ours.items()]}
         rates = {label: run.tokens_per_second(options.warm_up) for label, run in tried.items()}
-        best, rival = (max(labels, key=rates.__getitem__) for labels in (ours, theirs))
-        runs = take_turns({best: ours[best], rival: theirs[rival]}, options.rounds)
-        result |= {"tried": rates, **compared(best, runs[best], rival, runs[rival], options.warm_up)}
+
+        def fastest(fused: bool) -> dict[str, Any]:
+            """Compare the fastest of each; without liger-kernel unless `fused`."""
+            best, rival = (
+                max((label for label in labels if fused or not label.endswith(FUSED)), key=rates.__getitem__)
+                for labels in (ours, theirs)
+            )
+            runs = take_turns({best: ours[best], rival: theirs[rival]}, options.rounds)
+            return compared(best, runs[best], rival, runs[rival], options.warm_up)
+
+        result |= {"tried": rates, **fastest(fused=True)}
+        if any(label.endswith(FUSED) for label in rates):
+            result["without_liger"] = fastest(fused=False)
         write_json(options.output, result)
         print(json.dumps({name: result[name] for name in ("speed", "gpu_memory", "host_memory")}))
 
@@ -90,15 +102,19 @@ def chat_task(folder: Path, model: Path, options: argparse.Namespace) -> Task:
 
 
 def our_settings(task: Task, options: argparse.Namespace) -> Contestants:
-    """Return zerolora's options: one process or one a core; on a GPU one or several packed rows at a time."""
+    """Return zerolora's options: one process or one a core; on a GPU one or several packed rows at a time, with
+    liger-kernel and without."""
     steps = {"max_steps": options.steps, "global_batch": options.batch, "precision": options.precision}
     pack = {"packing": True, "capacity": options.capacity}
     return {
-        f"zerolora, {ranks} ranks, micro-batch {micro}": task.ours(
-            f"ours-{ranks}-{micro}", {**TRAIN, **steps, "ranks_per_node": ranks, "micro_batch": micro}, pack
+        f"zerolora, {ranks} ranks, micro-batch {micro}{FUSED if kernels == 'auto' else ''}": task.ours(
+            f"ours-{ranks}-{micro}-{kernels}",
+            {**TRAIN, **steps, "ranks_per_node": ranks, "micro_batch": micro, "kernels": kernels},
+            pack,
         ).train
         for ranks in ranks_of(task.device)
         for micro in micro_batches(task.device, options.batch // ranks)
+        for kernels in (("off", "auto") if has_liger(task.device) else ("off",))
     }
 
 
@@ -120,10 +136,10 @@ def their_settings(task: Task, options: argparse.Namespace) -> Contestants:
     if task.device == "cpu":
         label = "TRL, 1 ranks, packing, sdpa, products by MKL"
         made[label] = _trl(task, options, label, 1, "sdpa", (1, options.batch), PACKED, onednn=False)
-    if task.device == "cuda" and importlib.util.find_spec("liger_kernel"):
+    if has_liger(task.device):
         liger = {**PACKED, "use_liger_kernel": True}
         for attention in attentions(task.device):
-            label = f"TRL, 1 ranks, packing, {attention}, liger"
+            label = f"TRL, 1 ranks, packing, {attention}{FUSED}"
             made[label] = _trl(task, options, label, 1, attention, (1, options.batch), liger)
     return made
 
@@ -145,6 +161,11 @@ def _trl(
 def micro_batches(device: str, most: int) -> list[int]:
     """Return the packed rows of a forward pass to try: one on a CPU, where more are not faster."""
     return [1] if device == "cpu" else [micro for micro in (1, 4) if micro <= most]
+
+
+def has_liger(device: str) -> bool:
+    """Return whether runs with liger-kernel are compared, too."""
+    return device == "cuda" and importlib.util.find_spec("liger_kernel") is not None
 
 
 def attentions(device: str) -> list[str]:

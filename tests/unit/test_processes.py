@@ -134,8 +134,9 @@ print(os.waitstatus_to_exitcode(os.wait()[1]), torch.cuda.is_available())
     assert done.stdout == "0 False\n"
 
 
-def test_cuda_call_before_the_fork_is_reported(tmp_path: Path) -> None:
+def test_cuda_call_before_the_fork_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulated: a CPU build of torch has no such call."""
+    monkeypatch.delenv("DS_ACCELERATOR", raising=False)  # modules of other tests set it as they are imported
     before = "import types; sys.modules['torch'] = types.SimpleNamespace(cuda=types.SimpleNamespace(" + (
         "is_initialized=lambda: False, _is_in_bad_fork=lambda: True))"
     )

@@ -161,6 +161,19 @@ def test_against_trl(contested: Contest) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked")
+def test_both_are_compared_with_liger_and_without(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(against_trl, "has_liger", lambda _: True)
+    monkeypatch.setattr(against_trl, "ROWS", {"train": 20, "validation": 1, "test": 1})
+    options = argparse.Namespace(device="cpu", precision="fp32", capacity=512, longest=30, batch=2, steps=2)
+    task = against_trl.chat_task(tmp_path, tiny_model, options)
+    for labels in (against_trl.our_settings(task, options), against_trl.their_settings(task, options)):
+        assert {label.endswith(against_trl.FUSED) for label in labels} == {True, False}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 def test_against_the_reference(contested: Contest) -> None:
     result = contested(against_reference, "--ranks", "1", "--max-length", "128")
     contestants = result["contestants"]
