@@ -280,7 +280,8 @@ def stages_of(config: Config, run: str) -> RunSettings:
             hardware=_hardware(hardware),
             sections=MethodSections(**{name: getattr(train, name) for name in TRAINABLE[train.method].sections}),
             targets={name: getattr(settings.export, name).model_dump() for name in settings.export.targets},
-            merged=settings.merge.enabled,
+            # Only a quantized method trains on a base that is stored quantized; for the others the key changes nothing.
+            merged=settings.merge.enabled or not TRAINABLE[train.method].quantizes(),
         ),
         train=stages.TrainSettings(**_training(train), device=hardware.device),
         merge=settings.merge,
