@@ -21,7 +21,8 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-os.environ |= {"DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+if __name__ == "__main__":
+    os.environ |= {"DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
