@@ -6,15 +6,17 @@ since the speed of the machine drifts.
 """
 
 import argparse
+import contextlib
 import csv
 import itertools
 import os
+import random
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -147,7 +149,7 @@ class Task:
         return Ours(self, self.folder / name, train, pack, strategy, threads or threads_of(train["ranks_per_node"]))
 
 
-@contextmanager
+@contextlib.contextmanager
 def reference(options: argparse.Namespace, validated: int | None = VALIDATED) -> Iterator[Task]:
     """Yield the reference task for the model of the options, in a temporary folder."""
     with tempfile.TemporaryDirectory() as name:
@@ -273,7 +275,8 @@ def opponent(kind: str, folder: Path, settings: dict[str, Any], ranks: int) -> R
     assert where.listener
     where.listener.close()  # their first rank opens its own
     own = {"OMP_NUM_THREADS": threads_of(ranks)} | ({"DS_ACCELERATOR": "cpu"} if settings["device"] == "cpu" else {})
-    finished([command] * ranks, [own | where.environment(rank) for rank in where.ranks], folder)
+    meeting = {"MASTER_PORT": str(free_port())}
+    finished([command] * ranks, [own | where.environment(rank) | meeting for rank in where.ranks], folder)
     result = [read_json(folder / f"rank{rank}.json", "opponents.py") for rank in where.ranks]
     steps = [
         Step(
@@ -289,6 +292,16 @@ def opponent(kind: str, folder: Path, settings: dict[str, Any], ranks: int) -> R
         sum(each["peak_host_bytes"] for each in result),
         max(each["peak_gpu_bytes"] for each in result),
     )
+
+
+def free_port() -> int:
+    """Return a port that no program uses, and that the system gives to none before the first rank opens it: below
+    Linux's ip_local_port_range."""
+    while True:
+        with contextlib.suppress(OSError), socket.socket() as listener:
+            port = random.randrange(20_000, 32_000)  # noqa: S311 (not a secret)
+            listener.bind(("", port))
+            return port
 
 
 def threads_of(ranks: int) -> str:
