@@ -27,6 +27,7 @@ ADAPTER = "results/default/adapter/adapter_model.safetensors"
 ELSEWHERE = {
     r"zerolora memory": "tests/unit/test_docs.py runs it",
     r"make docs": "tests/unit/test_site.py builds the site",
+    r"make TORCH=.*": "installs another torch: tests/unit/test_torch_install.py",
     r"python benchmarks/gpu.py .*--list": "tests/unit/test_gpu_benchmark.py runs it",
     r"zerolora init --recipe": "replaces the config; tests/unit/test_init.py runs it",
     r"zerolora search": "needs a search in the config; tests/workflow/test_searches.py runs it",
