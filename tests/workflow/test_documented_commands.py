@@ -45,7 +45,7 @@ NOT_RUN = {
     r"srun": "needs a Slurm, and GPUs",
     r"apptainer": "needs Apptainer; the definition was never built",
     r"python3.11 -m venv": "makes an environment of gigabytes",
-    r"pip install (vllm|--no-deps llmcompressor)": "installs what is not in the lock",
+    r"pip install (vllm|--no-deps llmcompressor|\.\[kernels\])": "installs what is not in the lock",
     r"hf auth login": "asks for a token",
     r"zerolora push .*OWNER/NAME": "needs a token of the hub; tests/workflow/test_push.py has a hub of its own",
     r"zerolora judge": "asks a judge that costs money; tests/unit/test_judge.py has one of its own",
