@@ -32,6 +32,7 @@ ELSEWHERE = {
     r"zerolora init --recipe": "replaces the config; tests/unit/test_init.py runs it",
     r"zerolora search": "needs a search in the config; tests/workflow/test_searches.py runs it",
     r"results/data/mine/": "needs a data set of that name; tests/workflow/test_config_texts.py prepares one alone",
+    r"zerolora check --config": "needs another config; tests/unit/test_check.py runs it",
     r"zerolora import": "needs a file of another tool; tests/unit/test_import.py runs it",
 }
 NOT_RUN = {
