@@ -49,7 +49,7 @@ def measured(size: int, folder: Path) -> dict[str, Any]:
             file.write(f'{{"instruction": "What comes after {number}?", "output": "{number + 1} does."}}\n')
     settings = Prepare.model_validate(
         {"model": "smollm2", "path": str(rows), "split": {"validation": 100, "test": 100}}
-    ).model_dump(exclude={"check"})
+    ).model_dump(exclude={"check", "check_settings"})
     command = ["prepare", "--settings", canonical(settings), "--model", str(MODEL / "manifest.json")]
     started = time.monotonic()
     process = subprocess.Popen([sys.executable, "-m", "zerolora", *command, "--output", str(folder / "out")])

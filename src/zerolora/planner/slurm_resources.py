@@ -41,8 +41,8 @@ MINIMUM_MINUTES = 15
 SHARED_DISK = 2e8
 """Bytes/s of a file system that many nodes share: an assumption."""
 # Measured by benchmarks/prepare_memory.py: bytes of a process, bytes per byte of input, bytes/s of a process.
-PREPARE_PROCESS, PREPARE_GROWTH, PREPARE_RATE = 170_000_000, 0.4, 2.0e5
-PREPARE_LIBRARIES = 780_000_000
+PREPARE_PROCESS, PREPARE_GROWTH, PREPARE_RATE = 75_000_000, 0.4, 2.0e5
+PREPARE_LIBRARIES = 150_000_000
 """Resident bytes of libraries, as Slurm counts them: including pages shared with other processes of the node.
 tests/unit/test_slurm_resources.py compares it with a real run."""
 LIBRARIES = 375 * 1024**2
