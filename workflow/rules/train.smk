@@ -18,11 +18,11 @@ rule train:
         "../../envs/conda.yaml"
     threads: job("training_cores")
     resources:
+        **gpu_resources("train"),
         nodes=job("nodes"),
         # One task for each node: zerolora starts the node's ranks. With an empty mpi the plugin does not use srun.
         tasks=job("nodes"),
         tasks_per_gpu=0,
-        **gpu_resources("train"),
         mpi="",
         launcher="",
         # Not a parameter: a change would run training again.
