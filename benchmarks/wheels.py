@@ -30,14 +30,14 @@ def main() -> None:
     parser.add_argument("--python", nargs="+", default=VERSIONS)
     versions = parser.parse_args().python
     pins = re.findall(r"^\S+==\S+", LOCK.read_text(encoding="utf-8"), re.MULTILINE)
-    found: dict[str, list[str]] = {}
+    lacking: dict[str, list[str]] = {}
     for version in versions:
-        found[version] = without_wheel(version, pins, next(reversed(found.values()), []))
+        lacking[version] = without_wheel(version, pins, next(reversed(lacking.values()), []))
     result = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "machine": f"{platform.system()} {platform.machine()}",
         "packages": len(pins),
-        "without_a_wheel": found,
+        "without_a_wheel": lacking,
     }
     write_json(RESULTS / "wheels.json", result)
     print(as_json(result))

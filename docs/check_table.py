@@ -53,7 +53,7 @@ def shown(colour: bool = False) -> str:
 def page(text: str) -> str:
     """Return the page with the current table."""
     indented = "\n".join(f"    {line}".rstrip() for line in shown().splitlines())
-    return BLOCK.sub(lambda found: f"{found[1]}\n{indented}\n\n{found[2]}", text)
+    return BLOCK.sub(lambda block: f"{block[1]}\n{indented}\n\n{block[2]}", text)
 
 
 def picture() -> str:

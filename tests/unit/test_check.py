@@ -194,6 +194,16 @@ def test_gres_of_a_partition(line: str, gpus: int) -> None:
     assert partition(line).gpus == gpus
 
 
+def test_an_unknown_form_of_partitions_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, said in (("sbatch", ""), ("sinfo", "PARTITION AVAIL"), ("sacct", "")):
+        (tmp_path / name).write_text(f"#!/bin/sh\necho {said}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    slurm = facts.slurm_here()
+    assert slurm is not None and slurm.partitions == ()
+    assert slurm.fault == "lists partitions in another form: PARTITION AVAIL"
+
+
 def test_gpus_are_listed_through_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "driver_library", lambda: PretendedDriver(7.0, 9.0, cuda=(12, 4), memory=32 * GIB))
     monkeypatch.setattr(devices, "driver_version", lambda: "550.54")

@@ -204,7 +204,10 @@ def slurm_here() -> Slurm | None:
     if shutil.which("sbatch") is None:
         return None
     text, fault = _answer("sinfo", "--noheader", "--format=%R|%D|%m|%G")
-    partitions = tuple(map(partition, text.splitlines()))
+    try:
+        partitions = tuple(map(partition, text.splitlines()))
+    except ValueError:
+        partitions, fault = (), f"lists partitions in another form: {text.splitlines()[0][:80]}"
     _, unaccounted = _answer("sacct", "--allocations", "--noheader", "--user=nobody")
     return Slurm(partitions, fault or (None if partitions else "lists no partition"), unaccounted is None)
 
@@ -237,7 +240,7 @@ def tools() -> tuple[str, ...]:
     version = toolchain.toolkit_version(directory) if directory else None
     headers = (toolchain.headers() / "Python.h").is_file()
     here = {"c++": toolchain.compiler(), "Python.h": headers, "ninja": toolchain.ninja(), f"CUDA {version}": version}
-    return tuple(name for name, found in here.items() if found)
+    return tuple(name for name, usable in here.items() if usable)
 
 
 def this_machine(job: Device | None = None) -> Machine:

@@ -24,8 +24,7 @@ def hardware(device: Device) -> dict[str, Any]:
     library = devices.driver_library()
     gpus = devices.visible(library) if library else []
     named = [] if isinstance(gpus, int) else [[gpu.name, *gpu.capability] for gpu in gpus]
-    driver = devices.DRIVER_VERSION.read_text().strip() if devices.DRIVER_VERSION.is_file() else None
-    return {**result, "gpus": named, "driver": driver}
+    return {**result, "gpus": named, "driver": devices.driver_version()}
 
 
 def versions() -> dict[str, str]:

@@ -38,9 +38,9 @@ def lacking(operation: str, device: Device, cuda: str | None) -> list[str]:
 def lacking_for_triton() -> list[str]:
     """Return what this machine lacks to compile what starts Triton's kernels, each with a remedy."""
     named = os.environ.get("CC")
-    found = shutil.which(named) if named else shutil.which("gcc") or shutil.which("clang")
+    path = shutil.which(named) if named else shutil.which("gcc") or shutil.which("clang")
     compiled_by = f"CC is {named}, which is not on PATH" if named else "no C compiler (gcc, clang) is on PATH"
-    missing = [] if found else [f"{compiled_by}; install one (apt-get install gcc), or load its module"]
+    missing = [] if path else [f"{compiled_by}; install one (apt-get install gcc), or load its module"]
     return missing + list(_headers_fault())
 
 
@@ -89,8 +89,8 @@ def toolkit() -> Path | None:
     """Return the directory of the CUDA toolkit, as torch looks for it."""
     if named := os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH"):
         return Path(named)
-    if found := shutil.which("nvcc"):
-        return Path(found).parents[1]
+    if path := shutil.which("nvcc"):
+        return Path(path).parents[1]
     return TOOLKIT if TOOLKIT.exists() else None
 
 
