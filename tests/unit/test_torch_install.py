@@ -163,6 +163,17 @@ def test_requirement_of_a_build(
     assert torch_install.requirements(RELEASE, build) == wanted
 
 
+def test_a_damaged_lock_is_named(index: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lock = index.parent / "envs/requirements.hashes"
+    lock.write_text(lock.read_text()[:5])
+    assert torch_install.main(["wheel", sys.executable]) == 2
+    lock.unlink()
+    assert torch_install.main(["wheel", sys.executable]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("zerolora: envs/requirements.hashes has no line torch==VERSION; restore it")
+    assert second.startswith("zerolora: envs/requirements.hashes: No such file or directory")
+
+
 def test_an_unknown_build_is_refused() -> None:
     said = refusal(torch_install.install_wheel, "python", "cu11")
     assert said == "TORCH=cu11 is not a build; write one of cpu, cu13, cu12"

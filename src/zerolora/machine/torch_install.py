@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from zerolora.errors import UserError
+from zerolora.errors import UserError, explained
 from zerolora.machine import devices
 
 PREFIX = "zerolora: "  # as in log.py, whose libraries are not installed yet
@@ -37,8 +37,11 @@ def main(arguments: Sequence[str]) -> int:
             install_libraries(python)
     except UserError as error:
         _say(str(error))
-        return 2
-    return 0
+    except OSError as error:
+        _say(explained(error))
+    else:
+        return 0
+    return 2
 
 
 def install_wheel(python: str, asked: str | None) -> None:
@@ -101,9 +104,10 @@ def fitting() -> str | None:
 
 
 def pinned() -> str:
-    """Return the release of torch in the lock."""
+    """Return the release of torch in the lock. Raises UserError if it has none, as if it was cut off."""
     release = re.search(r"^torch==([0-9.]+)", LOCK.read_text(encoding="utf-8"), re.MULTILINE)
-    assert release is not None
+    if release is None:
+        raise UserError(f"{LOCK} has no line torch==VERSION; restore it (git checkout {LOCK})")
     return release[1]
 
 
