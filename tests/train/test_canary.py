@@ -119,6 +119,11 @@ def test_a_verdict_holds_for_one_machine_versions_and_setting(bench: Bench, monk
         versions = {**identity.versions(), "torch": "2.13.1"}
         changed.setattr(identity, "versions", lambda: versions)
         others.append(path())
+    weights = json.loads(paths["weights"].read_text())
+    name = next(iter(weights["files"]))
+    other_weights = bench.folder / "other-weights.json"
+    other_weights.write_text(json.dumps({**weights, "files": {f"other-{name}": weights["files"][name]}}))
+    others.append(Verdict(settings, zero, {**paths, "weights": other_weights}).path)
     assert len({first, *others}) == 1 + len(others)
 
     verdict = Verdict(settings, zero, paths)
