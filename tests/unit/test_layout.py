@@ -149,6 +149,12 @@ def test_module_names_are_unique() -> None:
     assert [name for name, count in names.items() if count > 1] == []
 
 
+def test_names_of_test_files_are_unique() -> None:
+    """pytest imports them by name: of two alike, a worker that has imported one cannot collect the other."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("*.py") if path.name.startswith("test_"))
+    assert [name for name, count in names.items() if count > 1] == []
+
+
 def test_one_function_compares_devices_with_gpus() -> None:
     """devices.on_gpu, so that a fake GPU takes their branches (tests/cuda/fake_gpu.py)."""
     guilty = []
