@@ -187,6 +187,17 @@ def test_activation_offload_moves_layer_inputs_to_the_host() -> None:
     assert "only each layer's input is saved, on the host" in step
 
 
+def test_kernels_save_no_copy_of_a_norms_input_and_no_activation_of_a_gate() -> None:
+    options = ["--model", LLAMA, "--strategy", "zero2", "--attention", "flash", "--loss", "supervised"]
+    options += ["--supervised-span", "1"]
+    (own,), (fused,) = objects(*options), objects(*options, "--kernels", "liger")
+    norms, gates = 65 * 4096 * (4 - 2), 32 * 14336 * 2  # bytes a token: the input in bf16 instead of fp32
+    fewer = own["gpu"]["activations"] - fused["gpu"]["activations"]
+    assert fewer / 4096 == pytest.approx(norms + gates, rel=0.03)
+    step = labelled(run(*options, "--kernels", "liger").stdout, "step")
+    assert step.endswith("; kernels of liger-kernel for norm, rotary, mlp")  # its kernel for losses is of chunks
+
+
 def test_sequence_parallel_raises_the_longest_row() -> None:
     options = ["--model", LLAMA, "--strategy", "zero3", "--gpus-per-node", "8", "--loss", "fused"]
     options += ["--attention", "flash"]
@@ -634,6 +645,7 @@ MODELS_REFUSED: list[tuple[list[str], str]] = [
     (["--model", "nowhere"], "nowhere/config.json: there is no such file"),
     ([], "write either --model with a path, or --hub with NAME@REVISION"),
     (["--model", LLAMA, "--hub", "a@b"], "write either --model with a path, or --hub"),
+    (["--model", f"{MODELS}/gpt2.json", "--kernels", "liger"], "--kernels liger: it has no kernels for a gpt2 here"),
     (["--model", LLAMA, "--lora-targets", "lm_head"], "lora adapts lm_head, none of which is in the attention"),
 ]
 

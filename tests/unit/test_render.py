@@ -18,6 +18,7 @@ from zerolora import strategies
 from zerolora.config.settings import RenderSettings, UsefulFlops
 from zerolora.errors import UserError
 from zerolora.memory.estimate import estimate
+from zerolora.model import fused_kernels
 from zerolora.planner.candidates import Choice
 from zerolora.planner.deepspeed_keys import (
     OFFLOADS,
@@ -151,6 +152,24 @@ def test_epochs_together_fill_a_global_batch(predicted: Path) -> None:
     """Remaining rows of an epoch join the next one, as in order.global_batches."""
     _, explained = render(settings_of(global_batch=14, epochs=2), predicted)
     assert explained["choice"]["steps"] == 1
+
+
+@pytest.mark.parametrize(
+    ("installed", "changed", "logged"),
+    [(False, {}, True), (True, {}, False), (False, {"kernels": "off"}, False), (False, {"device": "cpu"}, False)],
+)
+def test_auto_kernels_without_their_package_are_a_line_of_the_log(
+    predicted: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    installed: bool,
+    changed: dict[str, Any],
+    logged: bool,
+) -> None:
+    monkeypatch.setattr(fused_kernels, "is_installed", lambda: installed)
+    with caplog.at_level("INFO", "zerolora"):
+        render(settings_of(**({"kernels": "auto"} | changed)), predicted)
+    assert ("train.kernels is auto, but liger-kernel is not installed" in caplog.text) == logged
 
 
 def impossible(name: str, device: str, precision: str, nvme: str | None) -> bool:

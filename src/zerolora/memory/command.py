@@ -20,6 +20,7 @@ from zerolora.types import Attention, Loss, Precision
 if TYPE_CHECKING:
     from zerolora.memory.estimate import Capacity
     from zerolora.memory.training_spec import TrainingSpec
+    from zerolora.model.fused_kernels import Part
     from zerolora.model.spec import ModelSpec
 
 NOTHING_FITS = 3
@@ -92,6 +93,9 @@ def memory(
     attention: Annotated[
         Attention | None, _option("Implementation of attention.", "sdpa, or what the model has")
     ] = None,
+    kernels: Annotated[
+        Literal["off", "liger"], _option("liger = fused kernels of norms, rotary embedding and MLP (train.kernels).")
+    ] = "off",
     precision: Annotated[Precision, _option("Of weights and activations.")] = "bf16",
     loss: Annotated[Loss, _option("Logits of all positions, supervised ones, or by chunks.")] = "full",
     supervised_span: Annotated[
@@ -149,6 +153,7 @@ def memory(
         activation_offload=activation_offload,
         attention=attention or _attention(model_spec, sequence_parallel),
         precision=precision,
+        kernels=() if kernels == "off" else _kernels(model_spec, loss),
         loss=loss,
         logits=supervised_span or 0,
         sequence_parallel=sequence_parallel,
@@ -172,6 +177,20 @@ def _attention(model: "ModelSpec", sequence_parallel: int) -> Attention:
     if sequence_parallel > 1:
         return "flash"
     return "sdpa" if "sdpa" in model.attentions else model.attentions[0]
+
+
+def _kernels(model: "ModelSpec", loss: Loss) -> "tuple[Part, ...]":
+    """Return the parts of a model that liger-kernel computes; losses only by chunks (train/loss.py). Raises UserError
+    if there are none."""
+    from zerolora.model import fused_kernels
+
+    parts = fused_kernels.parts(model.family, model.activation)
+    if not parts:
+        raise UserError(
+            f"--kernels liger: it has no kernels for a {model.family} here (docs/kernels.md lists the families); "
+            "write off"
+        )
+    return tuple(part for part in parts if part != "loss" or loss == "fused")
 
 
 def _check_sharing(model: "ModelSpec", spec: "TrainingSpec") -> None:

@@ -37,6 +37,7 @@ def head(name: str, model: ModelSpec, spec: TrainingSpec, capacity: Capacity, gp
     kept += ", on the host" if spec.offloads_inputs else ""
     supervised = f" ({spec.logits:,} of a row)" if spec.logits else ""
     model_of_gpu = f" ({gpu})" if gpu else ""
+    kernels = f"; kernels of liger-kernel for {', '.join(spec.kernels)}" if spec.kernels else ""
     sharing = f"shared by {spec.sequence_parallel:,} GPUs" if spec.sequence_parallel > 1 else "a GPU"
     assert capacity.gpu
     return "\n".join(
@@ -57,7 +58,7 @@ def head(name: str, model: ModelSpec, spec: TrainingSpec, capacity: Capacity, gp
                 f"{spec.micro_batch:,} x {spec.length:,} tokens {sharing}, {spec.accumulation:,} times; "
                 f"{spec.precision}; {spec.optimizer.name}; "
                 f"attention {spec.attention}{' with a mask' if spec.masked else ''}; "
-                f"activation checkpointing: {kept}; loss {spec.loss}: {LOSSES[spec.loss]}{supervised}",
+                f"activation checkpointing: {kept}; loss {spec.loss}: {LOSSES[spec.loss]}{supervised}{kernels}",
             ),
             line(
                 "counted",

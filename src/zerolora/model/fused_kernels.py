@@ -50,6 +50,11 @@ def parts(family: str, activation: str) -> tuple[Part, ...]:
     return known if activation in own else tuple(part for part in known if part != "mlp")
 
 
+def lacks_package(wanted: Kernels, device: Device, family: str, activation: str) -> bool:
+    """Return whether training computes without kernels only because liger-kernel is not installed."""
+    return wanted == "auto" and device == "cuda" and bool(parts(family, activation)) and not is_installed()
+
+
 def used(wanted: Kernels, device: Device, family: str, activation: str) -> tuple[Part, ...]:
     """Return the parts that training computes with kernels on a device. Raises UserError if kernels are `wanted` by
     name and cannot be used."""

@@ -11,9 +11,11 @@ from typing import Any, TypedDict
 from zerolora.config.settings import Canary, RenderSettings, TrainingChoice, UsefulFlops
 from zerolora.errors import UserError
 from zerolora.files import read_json
+from zerolora.log import LOGGER
 from zerolora.memory.estimate import data_ranks, training_spec
 from zerolora.memory.predict import predict
 from zerolora.memory.training_spec import RowStatistics
+from zerolora.model.fused_kernels import lacks_package
 from zerolora.model.spec import ModelSpec, from_json
 from zerolora.planner.candidates import Candidate, Choice, Planning, step_work
 from zerolora.planner.choice import Summary, choose, due, risks, safe_choice, steps_of, summary, table
@@ -77,6 +79,11 @@ def render(settings: RenderSettings, estimate: Path) -> tuple[ZeroJson, Rendered
     chosen = training_choice(choice, settings.precision, flops, settings.kernels)
     canary, comparison = _canary(choice, options, chosen, planning)
     chosen = chosen.model_copy(update={"canary": canary})
+    if lacks_package(settings.kernels, settings.device, planning.model.family, planning.model.activation):
+        LOGGER.info(
+            "train.kernels is auto, but liger-kernel is not installed, so training uses the model's own operations; "
+            "pip install '.[kernels]' adds it"
+        )
     return ZeroJson(options=options, choice=chosen), {
         "strategy": _described(choice, settings),
         "hardware": source,
