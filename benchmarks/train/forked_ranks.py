@@ -3,16 +3,18 @@
     .venv/bin/python benchmarks/train/forked_ranks.py
     .venv/bin/python benchmarks/train/forked_ranks.py --start
 
-With --start, only what differs is measured: ranks that load training's libraries and end, started both ways by the
-launcher, in the environment that Snakemake gives the rule, for `cpu` and for `cuda` (where no rank needs a GPU yet).
-Their CPU and wall seconds go into the result's `start`; alternating rounds, medians.
+With --start, only what differs is measured: ranks that load what training loads before it uses its device, and end,
+started both ways by the launcher, in the environment that Snakemake gives the rule. For `cpu`, and for `cuda`, with
+torch's build for CUDA (tests/cuda/install) and as many pretended GPUs as ranks: libraries see them while they load, and
+no rank uses one. CPU and wall seconds go into the result's `start`; alternating rounds, medians.
 
-Without it, the base model is needed: run `make run` first; counting opened files needs strace. The embedded default is
-trained for two steps, with few validation rows, by `zerolora train`, which forks its ranks (train/launch/fork.py), and
-by ranks started one by one, as by a scheduler with one task a rank. Both write the same adapter. Measures the wall
-seconds until the first step has ended, and until all processes have ended: CPU seconds, wall seconds, peak memory of
-all processes, shared pages counted once (Pss), bytes read (rchar of /proc/PID/io, which includes the page cache but no
-mapped file), and, in a separate run, files opened. Writes benchmarks/results/train_forked_ranks.json.
+It needs the base model, as from `make run`, or a config.json as --model; counting opened files needs strace. The
+embedded default is trained for two steps, with few validation rows, by `zerolora train`, which forks its ranks
+(train/launch/fork.py), and by ranks started one by one, as by a scheduler with one task a rank. Both write the same
+adapter. Measures the wall seconds until the first step has ended, and until all processes have ended: CPU seconds, wall
+seconds, peak memory of all processes, shared pages counted once (Pss), bytes read (rchar of /proc/PID/io, which
+includes the page cache but no mapped file), and, in a separate run, files opened. Writes
+benchmarks/results/train_forked_ranks.json.
 """
 
 import argparse
@@ -30,11 +32,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests/cuda"))
+import cuda_build
 import psutil
 from contest import QUIET, Ours, about, parser, reference, training_settings
 from measuring import children_cpu_seconds, kernel_sizes, medians, turns
 
 from zerolora.files import write_json
+from zerolora.machine import devices
 from zerolora.train.launch import launcher
 from zerolora.train.launch.launcher import OPENBLAS, Ranks, environment_of
 from zerolora.train.launch.topology import topology
@@ -47,15 +52,22 @@ OFTEN = 0.05  # seconds between two checks for the first step
 Start = Callable[[Ours, list[str]], list["subprocess.Popen[bytes]"]]
 
 
-# A rank until it is one: all of training's libraries, but no training.
+# A rank until it uses its device (train/__main__.py, rank.py).
 LOADED = """
-import gc
+import gc, sys
 gc.disable()
-from zerolora.compat import torchao_patches
-torchao_patches.hide()
+from zerolora.compat.left_out import leave_out
+leave_out("torchao")
+{gpus}
 from zerolora.train import rank
-from zerolora.train.launch.fork import become_rank
-become_rank()
+rank._load(rank._arguments())
+rank.become_rank()
+import torch
+assert not torch.cuda.is_initialized()
+"""
+GPUS = """
+import torch
+torch.cuda._device_count_nvml = lambda: {count}
 """
 FORKED, SEPARATE = "forked", "separate"
 
@@ -65,10 +77,14 @@ def main() -> None:
     made = parser(__doc__, "train_forked_ranks.json")
     made.add_argument("--ranks", type=int, nargs="+", default=[2, 8], help="numbers of ranks to start")
     made.add_argument("--start", action="store_true", help="measure only the start, and update the result")
+    made.add_argument("--start-devices", nargs="+", choices=("cpu", "cuda"), default=["cpu", "cuda"])
     options = made.parse_args()
     if options.start:
         result = json.loads(options.output.read_text(encoding="utf-8")) if options.output.exists() else {}
-        write_json(options.output, result | {"start": about("cpu") | {"rounds": options.rounds} | starts(options)})
+        with reference(options) as task:
+            train = training_settings() | {"micro_batch": 1, "max_steps": 2, "precision": "fp32", "ranks_per_node": 2}
+            started = starts(options, rank_arguments(task.ours("ours", train, {}, "zero2", "1")))
+        write_json(options.output, result | {"start": result.get("start", {}) | about("cpu") | started})
         return
     result = about(options.device)
     result |= {"model": options.model.stem, "rounds": options.rounds, "ranks": {}}
@@ -80,14 +96,17 @@ def main() -> None:
     write_json(options.output, result)
 
 
-def starts(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the medians of each way to start ranks, by device and number of ranks."""
+def starts(options: argparse.Namespace, arguments: list[str]) -> dict[str, Any]:
+    """Return the medians of each way to start ranks with a rank's arguments, by device and number of ranks."""
     result: dict[str, Any] = {}
-    for device in ("cpu", "cuda"):
+    for device in options.start_devices:
+        if device == "cuda" and (reason := cuda_build.missing()):
+            print(f"without cuda: {reason}", flush=True)
+            continue
         for ranks in options.ranks:
             ways: dict[str, list[dict[str, float]]] = {FORKED: [], SEPARATE: []}
             for way in turns(ways, options.rounds):
-                ways[way].append(loaded(way, device, ranks))
+                ways[way].append(loaded(way, device, ranks, arguments))
                 print(f"{device}, {ranks} ranks, {way}: {ways[way][-1]}", flush=True)
             figures = {way: medians(of_way) for way, of_way in ways.items()}
             ratio = figures[FORKED]["cpu_seconds"] / figures[SEPARATE]["cpu_seconds"]
@@ -95,12 +114,18 @@ def starts(options: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
-def loaded(way: str, device: str, ranks: int) -> dict[str, float]:
-    """Start ranks that end once they are ranks; return CPU and wall seconds, and whether they were forks."""
+def loaded(way: str, device: str, ranks: int, arguments: list[str]) -> dict[str, float]:
+    """Start ranks that end before they use their device; return CPU and wall seconds, and whether they were forks."""
     given = {name: str(ranks) for name in THREADS}  # Snakemake's, and then the rule's
     own = (
         environment_of(device) | given | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} | dict.fromkeys(OPENBLAS, "1")
     )
+    gpus = ""
+    if device == "cuda":
+        gpus = GPUS.format(count=ranks)
+        path = [*cuda_build.path(), *filter(None, [os.environ.get("PYTHONPATH")])]
+        own |= {"PYTHONPATH": os.pathsep.join(path), devices.VISIBLE: ",".join(map(str, range(ranks)))}
+    command = [sys.executable, "-c", LOADED.format(gpus=gpus), *arguments]
     with tempfile.TemporaryDirectory() as folder:
 
         def log_of(rank: int) -> Path:
@@ -108,7 +133,7 @@ def loaded(way: str, device: str, ranks: int) -> dict[str, float]:
 
         before, begun = children_cpu_seconds(), time.monotonic()
         kind = Ranks if way == FORKED else Separate
-        running = kind(topology({}, 1, ranks), [sys.executable, "-c", LOADED], own, log_of)
+        running = kind(topology({}, 1, ranks), command, own, log_of)
         launcher.check(launcher.wait_for(running, lambda _: False), log_of)
         said = log_of(0).read_text(encoding="utf-8")
         figures = {"cpu_seconds": children_cpu_seconds() - before, "wall_seconds": time.monotonic() - begun}
@@ -199,13 +224,18 @@ def forked(ours: Ours, tracer: list[str]) -> list["subprocess.Popen[bytes]"]:
 def separate(ours: Ours, tracer: list[str]) -> list["subprocess.Popen[bytes]"]:
     """Start each rank as a separate process."""
     where = topology({}, 1, ours.ranks)
-    arguments = ours.command()[4:]
-    logs = arguments.index("--logs")
-    del arguments[logs : logs + 2]
-    command = [*tracer, sys.executable, "-m", "zerolora.train", *arguments]
+    command = [*tracer, sys.executable, "-m", "zerolora.train", *rank_arguments(ours)]
     own = environment_of(ours.task.device) | QUIET | {"OMP_NUM_THREADS": ours.threads}
     with (ours.folder / "separate.log").open("wb") as log:
         return [where.start(rank, command, own, log) for rank in where.ranks]
+
+
+def rank_arguments(ours: Ours) -> list[str]:
+    """Return the arguments of a rank: those of `zerolora train`, without the launcher's."""
+    arguments = ours.command()[4:]
+    logs = arguments.index("--logs")
+    del arguments[logs : logs + 2]
+    return arguments
 
 
 def family(processes: list["subprocess.Popen[bytes]"]) -> list[psutil.Process]:
