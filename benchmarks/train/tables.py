@@ -1,4 +1,7 @@
-"""Print the tables of docs/speed.md, methods.md and optimizers.md: .venv/bin/python benchmarks/train/tables.py"""
+"""Print the tables of docs/speed.md, methods.md, optimizers.md, kernels.md and compile.md.
+
+.venv/bin/python benchmarks/train/tables.py
+"""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -161,6 +164,43 @@ def _host_optimizers(result: Result) -> str:
     )
 
 
+COMPILING = ("own code", "own code, padded", "compiled")  # the variants of compile.py
+
+
+def _compile(result: Result) -> str:
+    rows = []
+    for name, case in result["cases"].items():
+        own, padded, compiled = (case["epoch_cpu_seconds"][variant] for variant in COMPILING)
+        count = sum(each["micro_batches_of_the_data"] for each in case["lengths"].values())
+        before, after = (case["bytes_of_longest"][variant] for variant in COMPILING[1:])
+        rows.append(
+            (
+                name, *(f"{each / count:.2f} s" for each in (own, padded, compiled)), f"{own / compiled:.2f}",
+                f"{padded / compiled:.2f}", f"{case['compile_cpu_seconds']:.0f} s",
+                f"{after['saved'] / before['saved']:.2f}", f"{after['peak'] / before['peak']:.2f}",
+            )
+        )  # fmt: skip
+    header = ["", "own code", "own code, padded", "compiled", "own over compiled", "padded over compiled", "compiling"]
+    return measuring.table([*header, "saved bytes", "peak bytes"], rows)
+
+
+def _kernels(result: Result) -> str:
+    rows = []
+    for name, precisions in result["models"].items():
+        for precision, each in precisions.items():
+            less, whole = (each["saved_bytes_a_token"][what] for what in ("less", "whole"))
+            cells = [
+                f"{less[part]['measured']:,.0f} ({less[part]['predicted']:,.0f})" if part in less else ""
+                for part in ("norm", "mlp", "all")
+            ]
+            share = whole["all"]["measured"] / whole["own"]["measured"]
+            errors = [f"{each[what]['gradients']:.1e}" for what in ("own_from_fp32", "fused_from_fp32")]
+            errors = errors if precision != "fp32" else ["", f"{each['fused_from_own']['gradients']:.1e}"]
+            rows.append((f"{name}, {precision}", *cells, f"{share:.2f}", *errors))
+    header = ["bytes a token that kernels do not save", "norm", "MLP", "all", "saved, over own"]
+    return measuring.table([*header, "own gradients from fp32", "fused gradients from fp32"], rows)
+
+
 def _gib(size: float) -> str:
     return f"{size / 2**30:.2f} GiB"
 
@@ -169,6 +209,8 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "train_reference.json": _reference,
     "train_trl.json": _trl,
     "train_common_prefix.json": _common_prefix,
+    "train_compile.json": _compile,
+    "train_kernels.json": _kernels,
     "train_peers.json": _peers,
     "train_limit.json": _limit,
     "train_scaling.json": _scaling,

@@ -24,13 +24,14 @@ def column(run: Path, name: str) -> list[float]:
 
 
 def test_compiled_layers_train_alike_and_are_compiled_once_for_each_length(tmp_path: Path, tiny_model: Path) -> None:
-    """With checkpointing, padding to several lengths, and validation, which is not compiled; without dropout, which
-    draws for padding too."""
+    """With checkpointing, FSDP's hooks around each layer, padding to several lengths, and validation, which is not
+    compiled; without dropout, which draws for padding too."""
     bench, runs = Bench(tmp_path, tiny_model), []
     bench.mix()
     pack_rows(PackSettings(packing=False, capacity=None), tmp_path / "mixed", tmp_path / "mixed-rows")
     for name in ("plain", "compiled"):
-        command = bench.command(name, "ddp", "mixed-rows", "mixed", compile=name == "compiled", **SETTINGS)
+        strategy = "fsdp" if name == "compiled" else "ddp"
+        command = bench.command(name, strategy, "mixed-rows", "mixed", compile=name == "compiled", **SETTINGS)
         result = bench.server.run(command, tmp_path, bench.environment)
         assert result.returncode == 0, result.stderr[-3000:]
         runs.append(tmp_path / name)

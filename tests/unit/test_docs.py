@@ -378,7 +378,9 @@ MEASURED = [name for name in tables.TABLES if (ROOT / "benchmarks/results" / nam
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_training_tables_match_measurements(name: str) -> None:
-    page = {"train_methods.json": "methods", "train_host_optimizers.json": "optimizers"}.get(name, "speed")
+    pages = {"train_methods": "methods", "train_host_optimizers": "optimizers"}
+    pages |= {"train_kernels": "kernels", "train_compile": "compile"}
+    page = pages.get(name.removesuffix(".json"), "speed")
     assert tables.table(name) in (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from conftest import ROOT
+from tables import TABLES
 
 from zerolora.config.settings import Canary, TrainingChoice, TrainSettings, UsefulFlops
 from zerolora.errors import UserError
@@ -49,9 +50,10 @@ def compared() -> dict[str, Any]:
     )
     if folder.returncode:
         pytest.skip(f"liger-kernel and Triton cannot be installed: {folder.stderr.splitlines()[-1]}")
+    path = [f"{ROOT}/tests", f"{ROOT}/tests/kernels", f"{ROOT}/benchmarks", f"{ROOT}/benchmarks/train"]
     result = subprocess.run(
         [sys.executable, ROOT / "tests/kernels/compared.py"],
-        env=os.environ | {"PYTHONPATH": f"{ROOT}/tests/kernels:{folder.stdout.strip()}", "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([*path, folder.stdout.strip()]), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=False,
@@ -102,6 +104,29 @@ def trained(model: Any) -> Trained:
 def test_kernels_keep_losses_and_gradients_of_each_method_and_checkpointing(compared: dict[str, Any]) -> None:
     for seen in (*compared["methods"].values(), *compared["checkpointing"].values()):
         assert 0 < seen["loss"] < 1e-6 and 0 < seen["gradient"] < 2e-5, seen
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["zero3", "fsdp"])
+def test_kernels_keep_losses_under_engines_that_shard_weights(compared: dict[str, Any], strategy: str) -> None:
+    """In bf16, one rank."""
+    seen = compared["engines"][strategy]
+    assert 0 < seen["losses"] < 1e-2 and 0 < seen["gradient norm"] < 1e-2, seen
+
+
+@pytest.mark.slow
+def test_benchmark_compares_saved_bytes_of_each_part_with_the_estimate(compared: dict[str, Any]) -> None:
+    """And kernels are as far from fp32 in bf16 as the operations that they replace."""
+    assert {*compared["benchmark"]} == {"fp32", "bf16"}
+    for seen in compared["benchmark"].values():
+        less = seen["saved_bytes_a_token"]["less"]
+        assert {*less} == {"norm", "rotary", "mlp", "loss", "all"}
+        for part in ("norm", "mlp", "all"):
+            assert less[part]["measured"] == pytest.approx(less[part]["predicted"], rel=0.2, abs=256), part
+        assert less["all"]["measured"] == sum(less[part]["measured"] for part in ("norm", "rotary", "mlp", "loss"))
+    rounded = compared["benchmark"]["bf16"]
+    assert 0 < rounded["fused_from_fp32"]["gradients"] < 2 * rounded["own_from_fp32"]["gradients"]
+    assert "| tiny, bf16 |" in TABLES["train_kernels.json"]({"models": {"tiny": compared["benchmark"]}})
 
 
 @pytest.mark.slow

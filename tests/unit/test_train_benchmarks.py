@@ -15,18 +15,22 @@ import against_peers
 import against_reference
 import against_trl
 import common_prefix
+import compile as compiling
 import contest
 import limit
 import methods
 import opponents
 import pytest
 import tables
+import torch
 import weak_scaling
 from chat_rows import write_chat
 from conftest import ROOT, SERVERS, project_environment
 from transformers import AutoTokenizer
 
 from zerolora.data.prepared_rows import open_split
+from zerolora.train import compiled_layers
+from zerolora.train.compiled_layers import Compiled
 
 Contest = Callable[..., dict[str, Any]]
 FEW = ("--steps", "2", "--warm-up", "1", "--rounds", "1")
@@ -115,6 +119,31 @@ def test_prefixes_computed_once_compute_less_for_the_same_results(
         assert each["ratio"]["rounds"] and all(each["cpu_seconds"].values())
     chat = tasks["system prompt"]["positions"]
     assert chat["prefix once"] < chat["whole rows"]
+
+
+def test_compiled_layers_are_compared_at_each_length(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a compiler that changes nothing; tests/train/test_compile.py has torch's."""
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    monkeypatch.setattr(torch.compiler, "disable", lambda function: function)
+    monkeypatch.setattr(compiling.cpu_matmul, "choose", lambda: True)  # of this process
+    monkeypatch.setattr(compiling.padding, "step", 1)
+    layers = Compiled()
+    for module in (compiling, compiled_layers):
+        monkeypatch.setattr(module, "compiled_layers", layers)
+    case = tmp_path / "case.json"
+    monkeypatch.setattr(sys, "argv", ["script", "--case", str(tiny_model), "--longest", "15", "--output", str(case)])
+    compiling.main()
+    actual = json.loads(case.read_text())
+    assert len(actual["lengths"]) == actual["compiled_lengths"] > 1
+    for each in actual["lengths"].values():
+        assert all(each["cpu_seconds"].values()) and len(each["over_compiled"]["own code"]["rounds"]) == 5
+    own, compiled = (actual["bytes_of_longest"][name] for name in (compiling.PADDED, compiling.COMPILED))
+    assert own["saved"] == compiled["saved"] > 0
+    assert own["peak"] == pytest.approx(compiled["peak"], rel=0.01) and own["peak"] > own["saved"]
+    assert actual["largest_relative_difference_of_gradients"] == 0
+    assert "| tiny |" in tables.TABLES["train_compile.json"]({"cases": {"tiny": actual}})
 
 
 def test_a_step_of_a_peer_is_a_difference(tmp_path: Path) -> None:
