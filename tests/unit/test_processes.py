@@ -237,6 +237,6 @@ time.sleep(1000)
     assert len(forked) == RANKS
     launcher.kill()
     launcher.communicate()
-    _, alive = psutil.wait_procs(forked, timeout=20)
+    _, alive = psutil.wait_procs(forked, timeout=600)
     assert alive == []
     assert not list(tmp_path.glob("*.json"))
