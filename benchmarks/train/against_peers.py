@@ -9,11 +9,11 @@ activation checkpointing: the reference task, and a chat set with a system promp
 of rows of similar length, as each trainer makes them of a large set. zerolora trains the chat set packed, too; its step
 then counts as a peer's on as many rows. All compute fp32 products by the kernels that zerolora chooses.
 
-CPU seconds are those of the second of two epochs of --steps steps, the same rows for all, so loading, preparation and
-the first use of kernels do not count: for zerolora the difference of trainings of two epochs and of one with all their
-processes, for the peers as each rank counts its own. The learning rate is almost 0, so that all have the base model's
-losses: a peer that trained other tokens than zerolora, or has another mean loss, ends the script. Writes
-benchmarks/results/train_peers.json.
+CPU seconds are those of the second of two epochs of --steps steps, half as many for the chat set, on the same rows for
+all. So loading, preparation and the first use of kernels do not count: for zerolora the difference of trainings of two
+epochs and of one with all their processes, for the peers as each rank counts its own. The learning rate is almost 0, so
+that all have the base model's losses: a peer that trained other tokens than zerolora, or has another mean loss, ends
+the script. Writes benchmarks/results/train_peers.json.
 """
 
 import argparse
@@ -77,16 +77,17 @@ def main() -> None:
     made.add_argument("--swift", help="the Python of ms-swift's virtual environment")
     options = made.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        result = about("cpu", ("trl",)) | {"model": options.model.stem, "steps": options.steps, "tasks": {}}
+        result = about("cpu", ("trl",)) | {"model": options.model.stem, "tasks": {}}
         for peer, python in {"llamafactory": options.llamafactory, "ms-swift": options.swift}.items():
             if python:
                 result["machine"][peer] = _versions(python, peer)
+        steps = options.steps
         for task in options.tasks:
             folder = Path(name, task)
             folder.mkdir()
-            write = TASKS[task]
-            trainings = contestants(write(folder, options), options, packed=write is chat_task)
-            result["tasks"][task] = figures(trainings, options)
+            write, chats = TASKS[task], TASKS[task] is chat_task
+            options.steps = steps // 2 if chats else steps
+            result["tasks"][task] = figures(contestants(write(folder, options), options, packed=chats), options)
             write_json(options.output, result)
 
 
@@ -99,15 +100,16 @@ def _versions(python: str, peer: str) -> dict[str, str]:
 
 
 def figures(trainings: dict[str, Train], options: argparse.Namespace) -> dict[str, Any]:
-    """Return each contestant's CPU seconds a step, what it computed in an epoch, and theirs over ours by round."""
+    """Return each contestant's CPU seconds a step, their mean losses, and theirs over ours by round."""
     runs: dict[str, list[Trained]] = {name: [] for name in trainings}
+    ours, *others = runs
     for name in turns(trainings, options.rounds):
         runs[name].append(trainings[name]())
+        check(name, runs[name][-1].steps, runs[ours][0].steps)
         print(f"{name}: {runs[name][-1].cpu_seconds:.2f} CPU seconds a step", flush=True)
     seconds = {name: [each.cpu_seconds for each in trained] for name, trained in runs.items()}
-    ours, *others = runs
-    losses = agreeing({name: trained[0].steps for name, trained in runs.items()})
     return {
+        "steps": options.steps,
         "cpu_seconds_a_step": {
             name: {"median": statistics.median(each), "rounds": each} for name, each in seconds.items()
         },
@@ -115,26 +117,21 @@ def figures(trainings: dict[str, Train], options: argparse.Namespace) -> dict[st
             name: statistics.median(other / own for other, own in zip(seconds[name], seconds[ours], strict=True))
             for name in others
         },
-        "mean_loss": losses,
+        "mean_loss": {name: loss_mean(trained[0].steps) for name, trained in runs.items()},
     }  # fmt: skip
 
 
-def agreeing(trained: dict[str, list[Step]]) -> dict[str, float]:
-    """Return each contestant's mean loss. Raises SystemExit if one trained other tokens than the first, or if its mean
-    loss differs."""
-    losses = {name: loss_mean(steps) for name, steps in trained.items()}
-    counts = {
-        name: (sum(step.tokens for step in steps), sum(step.supervised for step in steps))
-        for name, steps in trained.items()
-    }
-    ours = next(iter(trained))
-    for name in trained:
-        if counts[name] != counts[ours] or abs(losses[name] / losses[ours] - 1) > TOLERANCE:
-            raise SystemExit(
-                f"{name}: {counts[name]} tokens and supervised tokens at a mean loss of {losses[name]}, "
-                f"but {ours} has {counts[ours]} at {losses[ours]}"
-            )
-    return losses
+def check(name: str, steps: list[Step], ours: list[Step]) -> None:
+    """Raise SystemExit if a trainer's steps are of other tokens than ours, or have another mean loss."""
+    counts, expected = (
+        (sum(step.tokens for step in each), sum(step.supervised for step in each)) for each in (steps, ours)
+    )
+    loss, wanted = loss_mean(steps), loss_mean(ours)
+    if counts != expected or abs(loss / wanted - 1) > TOLERANCE:
+        raise SystemExit(
+            f"{name}: {counts} tokens and supervised tokens at a mean loss of {loss}, but zerolora has {expected} at "
+            f"{wanted}"
+        )
 
 
 def chat_task(folder: Path, options: argparse.Namespace) -> Task:

@@ -137,10 +137,10 @@ def test_a_step_of_a_peer_is_a_difference(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("change", [{"tokens": 10}, {"supervised": 5}, {"loss": 2.0001}])
 def test_a_peer_that_trains_something_else_is_named(change: dict[str, Any]) -> None:
-    step = {"seconds": 1.0, "tokens": 9, "supervised": 4, "loss": 2.0}
-    trained = {"zerolora": [contest.Step(**step)], "peer": [contest.Step(**step | change)]}
+    step: dict[str, Any] = {"seconds": 1.0, "tokens": 9, "supervised": 4, "loss": 2.0}
+    against_peers.check("peer", [contest.Step(**step)], [contest.Step(**step)])
     with pytest.raises(SystemExit, match="peer: "):
-        against_peers.agreeing(trained)
+        against_peers.check("peer", [contest.Step(**step | change)], [contest.Step(**step)])
 
 
 def test_rows_of_peers_are_ours(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,9 +161,7 @@ def test_rows_of_peers_are_ours(tmp_path: Path, tiny_model: Path, monkeypatch: p
         lengths.append(len(tokens))
         assert tokens in ours
     batches = sorted(sorted(lengths[start : start + 8]) for start in range(0, len(lengths), 8))
-    assert len(batches) == 3 and [*itertools.chain(*batches)] == sorted(
-        lengths
-    )  # no batch has rows of another's length
+    assert len(batches) == 3 and [*itertools.chain(*batches)] == sorted(lengths)  # lengths of batches do not overlap
 
 
 @pytest.mark.slow
