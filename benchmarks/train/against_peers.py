@@ -248,7 +248,7 @@ def _llamafactory(task: Task, options: argparse.Namespace) -> Trained:
     settings = {
         "stage": "sft", "do_train": True, "finetuning_type": "lora", "lora_rank": LORA["r"],
         "lora_alpha": int(LORA["alpha"]), "lora_dropout": LORA["dropout"], "lora_target": "all",
-        "model_name_or_path": str(task.model), "dataset": "rows", "dataset_dir": str(folder), "template": "chatml",
+        "model_name_or_path": str(task.model), "dataset": "rows", "dataset_dir": str(folder), "template": "rows",
         "cutoff_len": LENGTH, "flash_attn": "sdpa", "disable_gradient_checkpointing": True, "disable_shuffling": True,
         "preprocessing_num_workers": 1, "train_sampling_strategy": "sequential", **_arguments(folder, options.steps),
     }  # fmt: skip
@@ -259,7 +259,7 @@ def _swift(task: Task, options: argparse.Namespace) -> Trained:
     folder = task.folder / "swift"
     folder.mkdir(exist_ok=True)
     settings = {
-        "model": str(task.model), "model_type": "llama", "template": "chatml", "tuner_type": "lora",
+        "model": str(task.model), "model_type": "llama", "template": "rows", "tuner_type": "lora",
         "dataset": str(task.folder / "rows/train.jsonl"), "split_dataset_ratio": 0, "torch_dtype": "float32",
         "lora_rank": LORA["r"], "lora_alpha": int(LORA["alpha"]), "lora_dropout": LORA["dropout"],
         "target_modules": LORA["targets"], "max_length": LENGTH, "attn_impl": "sdpa",

@@ -1,10 +1,11 @@
 """One rank of a peer, in the peer's own virtual environment: peers.py llamafactory|swift FOLDER, with RANK and so on.
 
 It imports nothing of zerolora. FOLDER/settings.json has LLaMA-Factory's keys, or the options of `swift sft`. Both get
-the fp32 matmul kernels that zerolora chooses on a CPU (machine/cpu_matmul.py). Writes the CPU seconds of this process
-at the end of every step, and its tokens, supervised tokens and loss, to FOLDER/rank<N>.json. The loss is this rank's
-sum over the supervised tokens of the step's global batch, times the number of ranks: as transformers' Trainer has it
-before ranks are averaged.
+the fp32 matmul kernels that zerolora chooses on a CPU (machine/cpu_matmul.py), and a ChatML template named `rows`:
+without the newline that their own train after each turn, since zerolora and TRL train none. Writes the CPU seconds of
+this process at the end of every step, and its tokens, supervised tokens and loss, to FOLDER/rank<N>.json. The loss is
+this rank's sum over the supervised tokens of the step's global batch, times the number of ranks, as transformers'
+Trainer has it before ranks are averaged.
 """
 
 import json
@@ -13,6 +14,10 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+
+END = "<|im_end|>"
+SYSTEM = "<|im_start|>system\n{}" + END
+USER = "\n<|im_start|>user\n{}" + END + "\n<|im_start|>assistant\n"
 
 
 def main() -> None:
@@ -47,14 +52,30 @@ def main() -> None:
 
 
 def llamafactory(settings: dict[str, Any]) -> None:
+    from llamafactory.data.formatter import StringFormatter
+    from llamafactory.data.template import register_template
     from llamafactory.train.tuner import run_exp
 
+    def formatter(text: str) -> Any:
+        return StringFormatter(slots=[text.format("{{content}}")])
+
+    register_template(
+        name="rows", format_user=formatter(USER), format_assistant=formatter("{}" + END),
+        format_system=formatter(SYSTEM), stop_words=[END], replace_eos=True, replace_jinja_template=True,
+    )  # fmt: skip
     run_exp(settings)
 
 
 def swift(settings: dict[str, Any]) -> None:
     from swift.pipelines import sft_main
+    from swift.template import TemplateMeta, register_template
 
+    register_template(
+        TemplateMeta(
+            "rows", prefix=[], prompt=[USER.format("{{QUERY}}")], chat_sep=[END], suffix=[END],
+            system_prefix=[SYSTEM.format("{{SYSTEM}}")],
+        )
+    )  # fmt: skip
     sft_main([text for name, value in settings.items() for text in (f"--{name}", str(value))])
 
 
