@@ -23,7 +23,7 @@ import json
 import statistics
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,8 +87,9 @@ def main() -> None:
             folder.mkdir()
             write, chats = TASKS[task], TASKS[task] is chat_task
             options.steps = steps // 2 if chats else steps
-            result["tasks"][task] = figures(contestants(write(folder, options), options, packed=chats), options)
-            write_json(options.output, result)
+            for measured in rounds(contestants(write(folder, options), options, packed=chats), options):
+                result["tasks"][task] = measured
+                write_json(options.output, result)
 
 
 def _versions(python: str, peer: str) -> dict[str, str]:
@@ -99,26 +100,28 @@ def _versions(python: str, peer: str) -> dict[str, str]:
     return versions
 
 
-def figures(trainings: dict[str, Train], options: argparse.Namespace) -> dict[str, Any]:
-    """Return each contestant's CPU seconds a step, their mean losses, and theirs over ours by round."""
+def rounds(trainings: dict[str, Train], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield after each round each contestant's CPU seconds a step, their mean losses, and theirs over ours by round."""
     runs: dict[str, list[Trained]] = {name: [] for name in trainings}
     ours, *others = runs
-    for name in turns(trainings, options.rounds):
+    for number, name in enumerate(turns(trainings, options.rounds), 1):
         runs[name].append(trainings[name]())
         check(name, runs[name][-1].steps, runs[ours][0].steps)
         print(f"{name}: {runs[name][-1].cpu_seconds:.2f} CPU seconds a step", flush=True)
-    seconds = {name: [each.cpu_seconds for each in trained] for name, trained in runs.items()}
-    return {
-        "steps": options.steps,
-        "cpu_seconds_a_step": {
-            name: {"median": statistics.median(each), "rounds": each} for name, each in seconds.items()
-        },
-        "over_ours": {
-            name: statistics.median(other / own for other, own in zip(seconds[name], seconds[ours], strict=True))
-            for name in others
-        },
-        "mean_loss": {name: loss_mean(trained[0].steps) for name, trained in runs.items()},
-    }  # fmt: skip
+        if number % len(trainings):
+            continue
+        seconds = {name: [each.cpu_seconds for each in trained] for name, trained in runs.items()}
+        yield {
+            "steps": options.steps,
+            "cpu_seconds_a_step": {
+                name: {"median": statistics.median(each), "rounds": each} for name, each in seconds.items()
+            },
+            "over_ours": {
+                name: statistics.median(other / own for other, own in zip(seconds[name], seconds[ours], strict=True))
+                for name in others
+            },
+            "mean_loss": {name: loss_mean(trained[0].steps) for name, trained in runs.items()},
+        }  # fmt: skip
 
 
 def check(name: str, steps: list[Step], ours: list[Step]) -> None:
@@ -168,8 +171,8 @@ def write_rows(folder: Path, write: Callable[[Path, int, int], None]) -> None:
 def batched(path: Path, model: Path, steps: int) -> None:
     """Leave in a file of rows `steps` global batches of rows of similar length, in an order of their own.
 
-    All rows are sorted by length and cut into global batches, of which evenly spaced ones stay: an epoch then has the
-    lengths of the whole set, padded as little as in a large set grouped by length.
+    All rows are sorted by length and cut into global batches, of which the middle one of each of `steps` parts stays:
+    an epoch then has the lengths of the whole set, padded as little as in a large set grouped by length.
     """
     lines = path.read_text(encoding="utf-8").splitlines()
     tokenizer = AutoTokenizer.from_pretrained(model)
@@ -177,8 +180,8 @@ def batched(path: Path, model: Path, steps: int) -> None:
     encoded = tokenizer.apply_chat_template(texts, chat_template=TEMPLATE, return_dict=False)
     order = sorted(range(len(lines)), key=lambda row: -len(encoded[row]))
     batches = np.array(order[: len(order) // (ROWS * RANKS) * ROWS * RANKS]).reshape(-1, ROWS * RANKS)
-    spaced = np.linspace(0, len(batches) - 1, steps).round().astype(int)
-    chosen = np.random.default_rng(0).permutation(batches[spaced]).ravel().tolist()
+    middle = ((np.arange(steps) + 0.5) * len(batches) / steps).astype(int)
+    chosen = np.random.default_rng(0).permutation(batches[middle]).ravel().tolist()
     path.write_text("".join(f"{lines[row]}\n" for row in chosen), encoding="utf-8")
 
 

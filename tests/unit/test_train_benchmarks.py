@@ -128,7 +128,8 @@ def test_a_step_of_a_peer_is_a_difference(tmp_path: Path) -> None:
     steps = [contest.Step(seconds=1.0, tokens=9, supervised=4, loss=2.0)]
     seconds = iter([2.0, 3.0, 8.0, 4.0])  # in the second round the peer is first
     trainings = dict.fromkeys(("zerolora", "peer"), lambda: against_peers.Trained(next(seconds), steps))
-    actual = against_peers.figures(trainings, options)
+    first, actual = against_peers.rounds(trainings, options)
+    assert first["over_ours"] == {"peer": 1.5}
     assert actual["cpu_seconds_a_step"]["zerolora"] == {"median": 3.0, "rounds": [2.0, 4.0]}
     assert actual["over_ours"] == {"peer": (1.5 + 2.0) / 2} and actual["mean_loss"] == {"zerolora": 2.0, "peer": 2.0}
     table = tables.TABLES["train_peers.json"]({"tasks": {"task": actual}})
