@@ -175,7 +175,7 @@ def batched(path: Path, model: Path, steps: int) -> None:
     an epoch then has the lengths of the whole set, padded as little as in a large set grouped by length.
     """
     lines = path.read_text(encoding="utf-8").splitlines()
-    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer: Any = AutoTokenizer.from_pretrained(model)
     texts = [json.loads(line)["messages"] for line in lines]
     encoded = tokenizer.apply_chat_template(texts, chat_template=TEMPLATE, return_dict=False)
     order = sorted(range(len(lines)), key=lambda row: -len(encoded[row]))
