@@ -20,6 +20,7 @@ import argparse
 import functools
 import itertools
 import json
+import shutil
 import statistics
 import subprocess
 import tempfile
@@ -287,6 +288,7 @@ def _arguments(folder: Path, steps: int) -> dict[str, Any]:
 
 def _peer(kind: str, python: str, folder: Path, settings: dict[str, Any], options: argparse.Namespace) -> Trained:
     """Train with a peer on RANKS ranks."""
+    shutil.rmtree(folder / "output", ignore_errors=True)  # LLaMA-Factory refuses that of an earlier round
     write_json(folder / "settings.json", settings)
     where = topology({}, 1, RANKS)
     assert where.listener
