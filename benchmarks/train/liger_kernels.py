@@ -83,7 +83,7 @@ def of_model(values: dict[str, Any], tokens: int) -> dict[str, Any]:
         own = compared.step(model, tokens)
         exact = exact or own
         fused = {}
-        for name, some in {**{part: (part,) for part in parts}, ALL: parts}.items():
+        for name, some in subsets(parts).items():
             kernels.use(base, some)
             fused[name] = compared.step(model, tokens)
             described = kernels.described(base)
@@ -105,7 +105,7 @@ def saved(values: dict[str, Any], precision: str, tokens: int, own: Step, fused:
     them, and how many each part saves less."""
     predicted = {
         name: kept(values, precision, tokens, parts)
-        for name, parts in {"own": (), **{part: (part,) for part in parts_of(values)}, ALL: parts_of(values)}.items()
+        for name, parts in ({"own": ()} | subsets(parts_of(values))).items()
     }
     measured = {"own": own[2], **{name: step[2] for name, step in fused.items()}}
     whole = {
@@ -119,6 +119,12 @@ def saved(values: dict[str, Any], precision: str, tokens: int, own: Step, fused:
         for name in fused
     }
     return {"whole": whole, "less": less}
+
+
+def subsets(parts: tuple[Part, ...]) -> dict[str, tuple[Part, ...]]:
+    """Return each part by itself, and all of them, by name."""
+    result: dict[str, tuple[Part, ...]] = {part: (part,) for part in parts}
+    return result | {ALL: parts}
 
 
 def parts_of(values: dict[str, Any]) -> tuple[Part, ...]:
