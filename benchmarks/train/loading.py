@@ -1,8 +1,9 @@
-"""Measure the host memory of ranks of one node while they load a model, under every engine and stage.
+r"""Measure the host memory of ranks of one node while they load a model, under every engine and stage.
 
     .venv/bin/python benchmarks/train/loading.py
     .venv/bin/python benchmarks/train/loading.py --model config/recipes/models/qwen2.5-7b.json --precision bf16
-    .venv/bin/python benchmarks/train/loading.py --method qlora --ranks 2 --precision bf16 --model benchmarks/train/llama-0.8b.json
+    .venv/bin/python benchmarks/train/loading.py --method qlora --ranks 2 --precision bf16 \
+        --model benchmarks/train/llama-0.8b.json
 
 Needs the base model: run `make run` first; for a config.json, weights are drawn at random. Ranks load as train/rank.py
 does, from their start until the engine is ready; /proc/PID/smaps_rollup of each is read every --every seconds. Reports
@@ -13,7 +14,7 @@ and for its engine. Writes benchmarks/results/train_loading.json.
 
 With --method qlora, strategies that shard weights read the base model twice: shard by shard, and whole, as they do for
 methods that need it whole. Private memory is reported of each rank and stage, less what the rank had before it began to
-read. Writes benchmarks/results/train_loading_quantized.json.
+read, beside the size of the whole base in 4 bits. Writes benchmarks/results/train_loading_quantized.json.
 """
 
 import gc
@@ -29,7 +30,10 @@ from measuring import RESULTS, kernel_sizes, timed, wait
 
 from zerolora.config.settings import TrainSettings
 from zerolora.files import read_json, write_json
+from zerolora.memory.states import BYTES
+from zerolora.methods.registry import create
 from zerolora.model.manifest import located
+from zerolora.model.read_spec import read_model_spec
 from zerolora.train import base_model
 from zerolora.train.adapter import adapt
 from zerolora.train.engines import engine_class
@@ -75,6 +79,9 @@ def main() -> None:
             "libraries_anonymous_bytes": int(timed([sys.executable, "-c", IMPORTS], BENCHMARKS).stdout),
             "strategies": values,
         }  # fmt: skip
+        if quantized:
+            base = create("qlora").parameters(read_model_spec(task.model), BYTES[options.precision])
+            result |= {"quantized_bytes": base.frozen_bytes, "constants_bytes": base.constants}
     write_json(options.output, result)
 
 
