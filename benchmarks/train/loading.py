@@ -43,7 +43,7 @@ from zerolora.train.rank import claim_device, read_plan
 
 STRATEGIES = ("ddp", "zero0", "zero1", "zero2", "zero3", "fsdp")
 STAGES = ("model", "engine")
-SHARDING = ("zero3", "zero3_offload", "fsdp", "fsdp_offload")
+SHARDING = ("zero3", "fsdp")  # with offload, a CPU has the same in the same memory
 BENCHMARKS = Path(__file__).resolve().parents[1]
 IMPORTS = """
 import deepspeed, measuring, zerolora.train.rank

@@ -135,7 +135,8 @@ def found(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     for name, choice in drawn().items():
         settings = dict(zip(FACTORS, choice, strict=True))
         objective, packed = settings.pop("objective"), settings.pop("packed") == "packed"
-        chosen = settings | METHODS[settings["method"]] | CHECKPOINTING[settings.pop("checkpointing")]
+        checkpointing = CHECKPOINTING[settings.pop("checkpointing")]
+        chosen = settings | METHODS[settings["method"]] | checkpointing
         weights = str(folder / name.split()[0])
         cases.append(
             (name, "train", {"weights": weights, "settings": chosen, "packed": packed, "objective": objective})
