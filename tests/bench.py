@@ -181,7 +181,7 @@ def metrics(run: Path) -> dict[str, Any]:
 
 def rank_process(launcher: int, rank: int) -> int:
     """Return the process id of a rank of a launcher, once it runs."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while time.monotonic() < deadline:
         for child in psutil.Process(launcher).children(recursive=True):
             try:

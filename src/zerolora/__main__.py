@@ -1,5 +1,19 @@
-"""`python -m zerolora` is the `zerolora` command."""
+"""The `zerolora` command, also as `python -m zerolora`."""
 
-from zerolora.cli import main
+import sys
 
-main()
+from zerolora.fetch.ready import nothing_to_restore
+
+
+def main() -> None:
+    """Run the command."""
+    if nothing_to_restore(sys.argv[1:]):
+        return
+    # After the check above, since it takes longer to import.
+    from zerolora.cli import main as run
+
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -17,6 +17,7 @@ from typer.main import get_command_name
 from zerolora import log as messages
 from zerolora.commands import stage_commands, user_commands
 from zerolora.compat.left_out import leave_out
+from zerolora.compat.transformers_import import import_quickly
 from zerolora.errors import UserError, explained
 from zerolora.log import LOGGER
 from zerolora.machine import parents
@@ -70,6 +71,7 @@ def start(
         os.environ["HF_HUB_OFFLINE"] = "1"
     if context.invoked_subcommand != "export":
         leave_out("torchao")
+    import_quickly()
     quiet = {"HF_HUB_DISABLE_TELEMETRY": "1", "TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore"}
     quiet["PYDANTIC_DISABLE_PLUGINS"] = "__all__"  # it would search all installed packages for some
     for name, value in quiet.items():

@@ -46,7 +46,7 @@ def start(bench: Bench, name: str, patience: float = PATIENCE, **train: Any) -> 
     """Start a run, and return it once it has written a checkpoint."""
     process = bench.begin(name, variables={"ZEROLORA_PATIENCE": str(patience)}, **{**LONG, **train})
     BEGUN.append(process)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while not step_of(bench, name):
         assert process.runs(), process.errors()
         assert time.monotonic() < deadline
@@ -154,7 +154,7 @@ def stand_in(rank: int, then: str) -> Started:
 
 def wait_until_they_go(*ranks: Started) -> None:
     """Wait until these stand-ins make steps."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while any(rank.output() != "goes\n" for rank in ranks):
         assert time.monotonic() < deadline, [rank.errors() for rank in ranks]
         time.sleep(0.05)

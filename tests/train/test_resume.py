@@ -76,7 +76,7 @@ def started(bench: Bench, name: str) -> Started:
 
 
 def wait_until(happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while not happened():
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -107,7 +107,7 @@ def test_ctrl_c_while_ranks_still_load_is_no_traceback(bench: Bench) -> None:
     ranks = [rank_process(process.pid, rank) for rank in (0, 1)]
     for pid in [process.pid, *ranks]:
         os.kill(pid, signal.SIGINT)
-    errors = process.communicate(timeout=120)[1]
+    errors = process.communicate(timeout=600)[1]
     assert process.returncode == STOPPED, errors
     assert "Traceback" not in errors and "KeyboardInterrupt" not in errors
 
@@ -129,7 +129,7 @@ def test_when_the_launcher_is_killed_its_ranks_save_and_go(bench: Bench) -> None
     process = started(bench, "orphaned")
     ranks = [psutil.Process(rank_process(process.pid, rank)) for rank in (0, 1)]
     process.kill()
-    _, alive = psutil.wait_procs(ranks, timeout=60)
+    _, alive = psutil.wait_procs(ranks, timeout=600)
     assert not alive
     step = header(checkpoints(bench, "orphaned")[-1])["step"]
     code, errors = stopped(bench, "orphaned", "zero2", **ENDLESS)

@@ -38,7 +38,7 @@ def gpus_of(started: "subprocess.Popen[str]") -> list[str]:
 
 
 def end(started: "subprocess.Popen[str]") -> str:
-    return started.communicate("\n", timeout=60)[1]
+    return started.communicate("\n", timeout=600)[1]
 
 
 def test_jobs_get_different_gpus_and_wait_for_more(environment: dict[str, str]) -> None:

@@ -6,6 +6,7 @@ When a test fails because the library has fixed the problem, remove the patch wi
 import contextlib
 import datetime
 import importlib
+import importlib.util
 import inspect
 import json
 import os
@@ -23,7 +24,7 @@ import torch
 from conftest import ROOT, project_environment, refusal, served
 
 from zerolora import compat
-from zerolora.compat import bitsandbytes_patches, transformers_patches, versions
+from zerolora.compat import bitsandbytes_patches, transformers_import, transformers_patches, versions
 from zerolora.compat.versions import PATCHES, Patch
 from zerolora.errors import UserError
 
@@ -119,7 +120,9 @@ def test_untested_series_is_allowed_if_its_features_exist(monkeypatch: pytest.Mo
         Patch("some", "torch", "2.13.0", ("2.1",), "none known", ()).check()
 
 
-@pytest.mark.parametrize("name", ["snakemake_patches", "slurm_executor_patches", "transformers_patches", "versions"])
+@pytest.mark.parametrize(
+    "name", ["snakemake_patches", "slurm_executor_patches", "transformers_patches", "transformers_import", "versions"]
+)
 def test_light_modules_import_no_torch(name: str) -> None:
     loaded = "{'torch', 'transformers', 'snakemake'} & set(sys.modules)"
     alone("-c", f"import sys, zerolora.compat.{name}; assert not {loaded}").check_returncode()
@@ -318,12 +321,14 @@ import torch
 print("torch._inductor.compile_fx" in sys.modules, "bitsandbytes" in sys.modules)
 import transformers.modeling_utils
 print(sys.modules.get("torchao") is not None)
+print(hasattr(transformers.utils.import_utils.fetch__all__, "__wrapped__"))
 """
 
 
 @pytest.fixture(scope="module")
 def imports() -> list[subprocess.CompletedProcess[str]]:
     hide = "from zerolora.compat.left_out import leave_out; leave_out('torchao')"
+    hide += "; from zerolora.compat.transformers_import import import_quickly; import_quickly()"
     load = "from zerolora.compat.bitsandbytes_patches import load; load()"
     return [
         alone("-c", IMPORTS.format(hide=first, load=second))
@@ -340,6 +345,30 @@ def test_torchao_is_only_imported_when_quantizing(imports: list[subprocess.Compl
     """transformers imports torchao in every process that builds a model, unless it is hidden."""
     assert [each.stdout.splitlines()[1] for each in imports] == ["True", "False"]
     assert "torchao" in imports[0].stderr and "torchao" not in imports[1].stderr
+
+
+def test_needed_read_exports_quickly(imports: list[subprocess.CompletedProcess[str]]) -> None:
+    """The cache of plain transformers is smaller than the number of its models; the lazy modules are the same."""
+    assert [each.stdout.splitlines()[2] for each in imports] == ["False", "True"]
+    models = Path(importlib.import_module("transformers.models").__path__[0])
+    spec: Any = importlib.util.find_spec(transformers_import.MODULE)
+    plain, quick = (importlib.util.module_from_spec(spec) for _ in range(2))
+    for module in (plain, quick):
+        spec.loader.exec_module(module)
+    transformers_import.read_exports_quickly(quick)
+    assert quick.define_import_structure(models) == plain.define_import_structure(models)
+    assert plain.create_import_structure_from_path.cache_info().maxsize < len(list(models.iterdir()))
+    assert quick.create_import_structure_from_path.cache_info().maxsize is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "x = 1\n", "# __all__\n", "__all__ = ['a', 'b']", "x = 1\n__all__ = [\n    'a',\n]\n__all__ = [\n    'b',\n]"],
+)
+def test_exports_are_those_of_the_whole_text(text: str) -> None:
+    fetch: Any = importlib.import_module(transformers_import.MODULE).fetch__all__
+    plain = inspect.unwrap(fetch)
+    assert transformers_import.exports_from_end(plain)(text) == plain(text)
 
 
 def test_needed_keep_layout(monkeypatch: pytest.MonkeyPatch) -> None:

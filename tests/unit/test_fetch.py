@@ -17,6 +17,7 @@ from zerolora.config.settings import FetchDirectory, FetchHub, FetchPackage
 from zerolora.errors import UserError
 from zerolora.fetch import model_sources
 from zerolora.fetch.models import fetch
+from zerolora.fetch.ready import nothing_to_restore
 from zerolora.fetch.restore import restore
 from zerolora.files import sha256
 from zerolora.model.manifest import located
@@ -51,8 +52,14 @@ def test_manifest_has_the_parameter_count(tmp_path: Path, tiny_model: Path) -> N
 def test_changed_weights_are_refused(tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / "model")
     fetch(directory_settings(model), tmp_path / "weights", tmp_path / "models/tiny")
+    line = ["weights", "--model", str(tmp_path / "models/tiny"), "--weights", str(tmp_path / "weights/tiny")]
+    assert not nothing_to_restore(line)
     restore(tmp_path / "models/tiny", tmp_path / "weights/tiny")
+    assert nothing_to_restore(line) and nothing_to_restore([*line, "--device", "cpu"])
+    for other in ([*line, "--device", "cuda"], line[:4], line[:3], [*line, "--help"], [*line, *line[1:]], ["fetch"]):
+        assert not nothing_to_restore(other), other
     make_tiny_model(model, seed=1)
+    assert not nothing_to_restore(line)
     with pytest.raises(UserError, match="model.safetensors: differs from"):
         restore(tmp_path / "models/tiny", tmp_path / "weights/tiny")
     (model / "model.safetensors").unlink()

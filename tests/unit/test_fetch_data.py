@@ -340,10 +340,10 @@ def test_interrupted_command_leaves_nothing_and_can_be_repeated(hub: Hub, tmp_pa
         assert not output.exists()
         process.send_signal(signal.SIGINT)
         hub.released.set()
-        process.communicate(timeout=60)
+        process.communicate(timeout=600)
     assert process.returncode not in (0, 2)
     assert not list((tmp_path / "hub").iterdir())
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
     assert result.returncode == 0, result.stderr
     assert {name: data for name, data in tree(output).items() if name != "manifest.json"} == WANTED
 

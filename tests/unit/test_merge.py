@@ -16,6 +16,7 @@ from zerolora.errors import UserError
 from zerolora.evaluate.evaluated_models import EvaluatedModel, load
 from zerolora.evaluate.merged_logits import BOUND, next_tokens, of_base, of_merged
 from zerolora.fail_if import OF_MERGED, OF_TRAINED
+from zerolora.fetch.ready import nothing_to_restore
 from zerolora.merge.merge import merge, restore
 from zerolora.merge.user_merge import merge_by_hand
 from zerolora.methods.registry import TRAINABLE
@@ -84,9 +85,17 @@ def test_restore_rebuilds_weights_byte_for_byte(tmp_path: Path, tiny_model: Path
     merge(tiny_model, adapter, output, place)
     assert [path.name for path in output.iterdir()] == ["manifest.json"]
     before = (place / "model.safetensors").read_bytes()
+    stamp = tmp_path / "stamp.json"
+    stamp.write_text(json.dumps({"path": str(tiny_model), "files": {}}))
+    options = {"--weights": stamp, "--adapter": adapter, "--data": tmp_path, "--manifest": output / "manifest.json"}
+    line = ["merged-weights", *(str(text) for option in options.items() for text in option)]
+    assert nothing_to_restore(line) and not nothing_to_restore(line[:-2])
     (place / "model.safetensors").unlink()
+    assert not nothing_to_restore(line)
     restore(tiny_model, adapter, output / "manifest.json")
     assert (place / "model.safetensors").read_bytes() == before
+    stamp.unlink()
+    assert not nothing_to_restore(line)
 
 
 def test_restore_refuses_other_weights(tmp_path: Path, tiny_model: Path) -> None:

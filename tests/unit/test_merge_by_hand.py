@@ -139,7 +139,7 @@ def test_plain_lora_merges_without_transformers(
     """With the same bytes as after building the model class."""
     options = ["--base", tiny_model, "--adapter", adapter, "--output"]
     command = [sys.executable, "-c", BY_LIST, *map(str, options), str(tmp_path / "listed")]
-    out = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    out = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
     assert out.stdout.splitlines()[-1] == ""
     monkeypatch.setattr(merging, "listed_model", lambda *_: None)
     merge(*options, tmp_path / "built")

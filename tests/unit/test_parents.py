@@ -67,7 +67,7 @@ def started(*arguments: str, **variables: str) -> Iterator[tuple[subprocess.Pope
 def test_job_and_child_end_with_engine_or_shell(killed: str) -> None:
     with started() as (engine, actual):
         (engine if killed == "engine" else actual["shell"]).kill()
-        _, alive = psutil.wait_procs([actual["job"], actual["child"]], timeout=20)
+        _, alive = psutil.wait_procs([actual["job"], actual["child"]], timeout=600)
         assert alive == []
 
 
@@ -75,7 +75,7 @@ def test_job_and_child_end_with_engine_or_shell(killed: str) -> None:
 def test_job_may_save_its_state_first(killed: str) -> None:
     with started("saves") as (engine, actual):
         (engine if killed == "engine" else actual["shell"]).kill()
-        psutil.wait_procs([actual["job"]], timeout=20)
+        psutil.wait_procs([actual["job"]], timeout=600)
         assert engine.stdout and "saved" in iter(lambda: engine.stdout.readline().strip(), "")  # type: ignore[union-attr]
 
 
@@ -94,7 +94,7 @@ def test_job_of_an_ended_engine_does_nothing() -> None:
         [sys.executable, "-c", text], env=project_environment(ROOT), capture_output=True, text=True, check=True
     )
     late = job(**{ENGINE: named.stdout.strip()})
-    assert late.communicate(timeout=20)[0] == ""
+    assert late.communicate(timeout=600)[0] == ""
     assert late.returncode == -signal.SIGKILL
 
 
@@ -154,7 +154,7 @@ def test_engine_ends_with_its_dvc(tmp_path: Path, killed_before: bool) -> None:
     if not killed_before:
         assert dvc.stdout.readline() == "watches\n"
         dvc.kill()
-    assert psutil.wait_procs([engine], timeout=20)[1] == []
+    assert psutil.wait_procs([engine], timeout=600)[1] == []
     assert dvc.communicate()[0] == ""
 
 
@@ -174,4 +174,4 @@ def test_workers_end_with_their_command() -> None:
     workers = [psutil.Process(int(pid)) for pid in process.stdout.readline().split()]
     process.kill()
     process.communicate()
-    assert psutil.wait_procs(workers, timeout=20)[1] == []
+    assert psutil.wait_procs(workers, timeout=600)[1] == []

@@ -279,7 +279,7 @@ def interrupted(command):
 subprocess.Popen = interrupted
 print(_run(["sleep", "20"]))
 """
-    search = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=10)
+    search = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=600)
     assert search.stdout == f"{-signal.SIGTERM}\n"
 
 

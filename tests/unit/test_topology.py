@@ -232,6 +232,6 @@ def test_torchruns_own_variables(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=600,
     )
     assert sorted(result.stdout.splitlines()) == ["0 0", "1 1"], result.stderr

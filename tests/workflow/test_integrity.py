@@ -319,7 +319,7 @@ def test_a_lock_whose_owner_was_killed_is_taken_over(project: Project, tmp_path:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    give_up = time.monotonic() + 120
+    give_up = time.monotonic() + 600
     while not (locks.is_dir() and any(locks.iterdir())) and time.monotonic() < give_up:
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGKILL)

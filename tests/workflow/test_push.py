@@ -142,7 +142,7 @@ def test_a_push_that_is_stopped_commits_nothing(finished: Project, tmp_path: Pat
         process = begun(finished, hub, tmp_path)
         assert hub.stalled.wait(120)
         process.terminate()
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=600)
     assert (process.returncode, out) == (STOPPED, "")
     assert err == "zerolora: stopped by SIGTERM; me/sums has either all of the push or none of it\n"
     assert hub.repositories[TO].messages == ["initial commit"]

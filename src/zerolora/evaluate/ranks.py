@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from zerolora.compat.left_out import leave_out
+from zerolora.compat.transformers_import import import_quickly
 from zerolora.config.settings import EvaluateRunSettings, EvaluateSettings
 from zerolora.data.prepared_rows import open_split
 from zerolora.errors import UserError
@@ -160,6 +161,7 @@ def answer(
 if __name__ == "__main__":
     set_up()
     leave_out("torchao")
+    import_quickly()
     try:
         run_rank(read_json(Path(sys.argv[1]), "zerolora evaluate"))
     except UserError as error:

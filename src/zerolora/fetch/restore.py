@@ -37,6 +37,13 @@ def restore(model: Path, weights: Path) -> None:
         write_json(stamp, {"path": str(directory), "source": manifest["source"], "files": expected, "dates": dates})
 
 
+def is_restored(model: Path, weights: Path) -> bool:
+    """Return whether the weights of `model`/manifest.json have the size and modification time of their stamp."""
+    manifest = foreign.manifest(model / MANIFEST, "zerolora fetch", "files", "source")
+    stamp = weights.with_name(f"{weights.name}.json")
+    return _stamped(stamp, weight_directory(model, weights), manifest)
+
+
 def _download(source: dict[str, Any], weights: Path) -> None:
     """Download the weights of a manifest's source. Its settings' classes take longer to import than all else here."""
     from pydantic import TypeAdapter

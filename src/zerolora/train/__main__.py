@@ -10,8 +10,10 @@ def main() -> None:
     # Imports create many objects and release few: collections would take a fifth of their time. rank.py enables them.
     gc.disable()
     from zerolora.compat.left_out import leave_out
+    from zerolora.compat.transformers_import import import_quickly
 
     leave_out("torchao")
+    import_quickly()
     from zerolora.train import rank
 
     rank.main()
