@@ -76,7 +76,7 @@ def main() -> None:
             "model": options.model.stem, "method": options.method, "precision": options.precision,
             "ranks": options.ranks,
             "weights_bytes": sum(path.stat().st_size for path in task.model.glob("*.safetensors")),
-            "libraries_anonymous_bytes": int(timed([sys.executable, "-c", IMPORTS], BENCHMARKS).stdout),
+            "libraries_anonymous_bytes": int(timed([sys.executable, "-c", IMPORTS], BENCHMARKS).stdout.split()[-1]),
             "strategies": values,
         }  # fmt: skip
         if quantized:
@@ -104,7 +104,7 @@ def peaks(ours: Ours, every: float, whole: bool = False) -> dict[str, Any]:
     if ours.settings["device"] == "cpu":
         own |= CPU_MALLOC | {"DS_ACCELERATOR": "cpu"}
     where = topology({}, 1, ours.ranks)
-    samples = []
+    samples: list[tuple[int, int]] = []
     stages: list[dict[str, int]] = [dict.fromkeys(STAGES, 0) for _ in where.ranks]
     for name in (*STAGES, "loaded"):
         for marker in ours.folder.glob(f"{name}*.json"):
