@@ -148,14 +148,14 @@ def _common_prefix(result: Result) -> str:
 
 
 def _peers(result: Result) -> str:
-    names = list(next(iter(result["tasks"].values()))["cpu_seconds_a_step"])
+    names = list(dict.fromkeys(name for each in result["tasks"].values() for name in each["cpu_seconds_a_step"]))
     rows = []
     for task, each in result["tasks"].items():
         cells = []
         for name in names:
-            median = each["cpu_seconds_a_step"][name]["median"]
+            seconds = each["cpu_seconds_a_step"].get(name)
             over = f" ({each['over_ours'][name]:.2f})" if name in each["over_ours"] else ""
-            cells.append(f"{median:.2f}{over}")
+            cells.append(f"{seconds['median']:.2f}{over}" if seconds else "")
         rows.append((task, *cells))
     return measuring.table(["CPU seconds a step (over ours)", *names], rows)
 

@@ -4,6 +4,7 @@ Their processes are forks (fork_server.py).
 """
 
 import argparse
+import itertools
 import json
 import sys
 from collections.abc import Callable
@@ -118,34 +119,50 @@ def test_prefixes_computed_once_compute_less_for_the_same_results(
 
 
 def test_a_step_of_a_peer_is_a_difference(tmp_path: Path) -> None:
-    """Of the CPU seconds at the end of two steps, of both ranks, compared by round."""
-    options = argparse.Namespace(fewest=1, steps=3, rounds=2)
+    """Of the CPU seconds at the end of two epochs, of both ranks, compared by round."""
+    options = argparse.Namespace(steps=2, rounds=2)
     for rank, more in enumerate((0.5, 1.0)):
-        ends = [10.0, 30.0, 30.0 + more, 30.0 + 2 * more]  # with the beginning of training, or without
+        ends = [10.0, 20.0, 30.0, 30.0 + more, 30.0 + 2 * more]  # with the beginning of training, or without
         (tmp_path / f"rank{rank}.json").write_text(json.dumps({"cpu_seconds": ends[rank:]}))
-    assert against_peers._seconds(tmp_path, options) == 1.5
+    assert against_peers._trained(tmp_path, [], options).cpu_seconds == 1.5
+    steps = [contest.Step(seconds=1.0, tokens=9, supervised=4, loss=2.0)]
     seconds = iter([2.0, 3.0, 8.0, 4.0])  # in the second round the peer is first
-    trainings = dict.fromkeys(("zerolora", "peer"), lambda: next(seconds))
-    actual = against_peers.figures(trainings, options)
+    trainings = dict.fromkeys(("zerolora", "peer"), lambda: against_peers.Trained(next(seconds), steps))
+    first, actual = against_peers.rounds(trainings, options)
+    assert first["over_ours"] == {"peer": 1.5}
     assert actual["cpu_seconds_a_step"]["zerolora"] == {"median": 3.0, "rounds": [2.0, 4.0]}
-    assert actual["over_ours"] == {"peer": (1.5 + 2.0) / 2}
-    assert "| task | 3.00 | 5.50 (1.75) |" in tables.TABLES["train_peers.json"]({"tasks": {"task": actual}})
+    assert actual["over_ours"] == {"peer": (1.5 + 2.0) / 2} and actual["mean_loss"] == {"zerolora": 2.0, "peer": 2.0}
+    table = tables.TABLES["train_peers.json"]({"tasks": {"task": actual}})
+    assert "| task | 3.00 | 5.50 (1.75) |" in table
+
+
+@pytest.mark.parametrize("change", [{"tokens": 10}, {"supervised": 5}, {"loss": 2.0001}])
+def test_a_peer_that_trains_something_else_is_named(change: dict[str, Any]) -> None:
+    step: dict[str, Any] = {"seconds": 1.0, "tokens": 9, "supervised": 4, "loss": 2.0}
+    against_peers.check("peer", [contest.Step(**step)], [contest.Step(**step)])
+    with pytest.raises(SystemExit, match="peer: "):
+        against_peers.check("peer", [contest.Step(**step | change)], [contest.Step(**step)])
 
 
 def test_rows_of_peers_are_ours(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """TRL's template, as that of the other peers, gives the tokens that we train on."""
     monkeypatch.setattr(against_peers, "LONGEST", 10)
-    options = argparse.Namespace(model=tiny_model, system=10)
+    options = argparse.Namespace(model=tiny_model, system=10, steps=3)
     task = against_peers.chat_task(tmp_path, options)
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     lines = (tmp_path / "rows/train.jsonl").read_text().splitlines()
     rows = open_split(task.data, "train")
     ours = {tuple(row) for row in rows["input_ids"]}
-    for line in lines[:5]:
+    lengths = []
+    for line in lines:
         text = tokenizer.apply_chat_template(
             json.loads(line)["messages"], tokenize=False, chat_template=against_peers.TEMPLATE
         )
-        assert tuple(tokenizer.encode(text, add_special_tokens=False)) in ours
+        tokens = tuple(tokenizer.encode(text, add_special_tokens=False))
+        lengths.append(len(tokens))
+        assert tokens in ours
+    batches = sorted(sorted(lengths[start : start + 8]) for start in range(0, len(lengths), 8))
+    assert len(batches) == 3 and [*itertools.chain(*batches)] == sorted(lengths)  # lengths of batches do not overlap
 
 
 @pytest.mark.slow
