@@ -4,7 +4,7 @@
 
 Both are copies of the project whose pipeline has run, each with its own .venv. They take turns: Snakemake runs all
 other stages again, and then the commands that restore weights before a stage run by themselves. Writes the CPU seconds
-of each command and of all, in medians over the rounds, and the names of the results that differ, to
+of each command and of all, in medians over the rounds, and the names of prepared files that differ, to
 benchmarks/results/stages.json. Other processes hardly disturb CPU seconds.
 """
 
@@ -108,11 +108,13 @@ def jobs_of(log: str) -> dict[str, float]:
 
 
 def differing(one: Path, other: Path) -> list[str]:
-    """Return the results that differ, but for logs and the settings with the code's fingerprints."""
-    paths = ((each, path) for each in (one, other) for path in (each / "results").rglob("*") if path.is_file())
-    names = {path.relative_to(each) for each, path in paths}
-    kept = sorted(name for name in names if name.parts[1] not in ("logs", "settings", "config.json"))
-    return [str(name) for name in kept if not filecmp.cmp(one / name, other / name, shallow=False)]
+    """Return the prepared data sets' files and the engine's options that differ. Other results name their commit, or
+    are made of a training, an evaluation or a cost model that changed in between."""
+    patterns = ("results/data/**/*", "results/*/zero.json")
+    paths = ((each, path) for each in (one, other) for pattern in patterns for path in each.glob(pattern))
+    names = sorted({path.relative_to(each) for each, path in paths if path.is_file()})
+    assert names
+    return [str(name) for name in names if not filecmp.cmp(one / name, other / name, shallow=False)]
 
 
 def commit(project: Path) -> str:

@@ -35,6 +35,7 @@ from zerolora.config.settings import EvaluateSettings
 from zerolora.data.prepared_rows import open_split
 from zerolora.evaluate import evaluate as stage
 from zerolora.evaluate import generation
+from zerolora.evaluate.answer_loss import answer_losses
 from zerolora.evaluate.evaluated_models import EvaluatedModel, load, stops_of
 from zerolora.files import write_json
 from zerolora.machine import cpu_matmul
@@ -51,7 +52,7 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--model", type=Path, default=MODEL, help="a directory with weights")
     parser.add_argument("--tuned", type=Path, default=TUNED, help="the merged model of the reference task")
-    parser.add_argument("--rows", type=int, default=48)
+    parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--max-new-tokens", type=int, default=32)
     parser.add_argument("--max-length", type=int, default=64, help="tokens of a row of the reference task")
     parser.add_argument("--system", type=int, default=100, help="words of the system prompt")
@@ -106,20 +107,21 @@ def figures(model: Path, data: Path, options: argparse.Namespace) -> dict[str, A
         print(f"{name}: {done[name][-1]}", flush=True)
     return {
         "ways": {name: medians(rounds) for name, rounds in done.items()},
-        "ratio": {name: over(done[name], done[ONCE]) for name in (WHOLE, PREFIX)},
+        "ratio": {name: over(done[name], done[ONCE], "cpu_seconds") for name in (WHOLE, PREFIX)},
+        "loss_ratio": {name: over(done[name], done[ONCE], "loss_cpu_seconds") for name in (WHOLE, PREFIX)},
         "rounds": done,
     }
 
 
-def over(others: list[dict[str, float]], ours: list[dict[str, float]]) -> dict[str, Any]:
-    """Return by how many times the CPU seconds of `others` are those of `ours`, by round, and the median."""
-    rounds = [other["cpu_seconds"] / our["cpu_seconds"] for other, our in zip(others, ours, strict=True)]
+def over(others: list[dict[str, float]], ours: list[dict[str, float]], figure: str) -> dict[str, Any]:
+    """Return a figure of `others` over that of `ours`, by round, and the median."""
+    rounds = [other[figure] / our[figure] for other, our in zip(others, ours, strict=True)]
     return {"median": statistics.median(rounds), "rounds": rounds}
 
 
 @contextlib.contextmanager
 def ways(name: str) -> Iterator[None]:
-    """Find no common prefix inside the block if `name` is WHOLE."""
+    """Use no common prefix inside the block if `name` is WHOLE."""
     with contextlib.ExitStack() as stack:
         if name == WHOLE:
             for module in (generation, stage):
@@ -130,21 +132,30 @@ def ways(name: str) -> Iterator[None]:
 def evaluation(
     model: Any, tokenizer: Any, rows: Any, stops: set[int], settings: EvaluateSettings, *, once: bool
 ) -> dict[str, float]:
-    """Answer the rows and compute their loss; return CPU seconds of the whole, those of the loss alone after the
-    answers, the loss, and the rows whose loss was computed with their answers."""
+    """Answer the rows and compute their loss; return CPU seconds of both, those of the loss, the loss, and the rows
+    whose loss was computed with their answers."""
     known: dict[int, float] = {}
+    of_loss = 0.0
 
     def keep(answers: dict[int, Any]) -> None:
         known.update({index: answer.loss for index, answer in answers.items() if answer.loss is not None})
 
+    def scored(*arguments: Any) -> list[float | None]:
+        nonlocal of_loss
+        before = time.process_time()
+        result = answer_losses(*arguments)
+        of_loss += time.process_time() - before
+        return result
+
     started = time.process_time()
-    generation.generate(model, tokenizer, rows, stops, settings, keep, losses=once, silent=True)
+    with patch.object(generation, "answer_losses", scored):
+        generation.generate(model, tokenizer, rows, stops, settings, keep, losses=once, silent=True)
     answered = time.process_time()
     loss = stage.loss(model, rows, known)
     ended = time.process_time()
     return {
         "cpu_seconds": ended - started,
-        "cpu_seconds_after_answers": ended - answered,
+        "loss_cpu_seconds": of_loss + ended - answered,
         "loss": loss,
         "rows_with_cached_prompt": len(known),
     }
@@ -154,10 +165,11 @@ def section(result: dict[str, Any]) -> str:
     """Return the table of a result."""
     rows = []
     for name, each in result["evaluations"].items():
-        seconds = [f"{each['ways'][way]['cpu_seconds']:.1f}" for way in (WHOLE, PREFIX, ONCE)]
-        ratios = [f"{each['ratio'][way]['median']:.2f}" for way in (WHOLE, PREFIX)]
         cached = f"{each['ways'][ONCE]['rows_with_cached_prompt']:.0f} of {result['rows']}"
-        rows.append((name, cached, *seconds, *ratios))
+        for kind, key, ratio in (("", "cpu_seconds", "ratio"), (", losses alone", "loss_cpu_seconds", "loss_ratio")):
+            seconds = [f"{each['ways'][way][key]:.1f}" for way in (WHOLE, PREFIX, ONCE)]
+            ratios = [f"{each[ratio][way]['median']:.2f}" for way in (WHOLE, PREFIX)]
+            rows.append((f"{name}{kind}", cached, *seconds, *ratios))
     header = ("CPU seconds", "rows from the cache", WHOLE, PREFIX, ONCE, f"{WHOLE} over it", f"{PREFIX} over it")
     return table(header, rows, right=6)
 

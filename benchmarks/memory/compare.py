@@ -152,8 +152,6 @@ def every_method() -> list[dict[str, Any]]:
                 continue  # the drawn cases have stage 3
             if method == "qlora-peft" and model_of(case).experts:
                 continue  # torch's fake kernel multiplies no experts in fp32
-            if model == "falcon-7b" and method in ("qdora", "qlora", "qlora-peft"):
-                continue  # not traced yet
             with contextlib.suppress(UserError):  # peft has no DoRA of experts
                 spec_of(case).parameters(model_of(case))
                 result.append(case)

@@ -106,6 +106,21 @@ def _loading(result: Result) -> str:
     return measuring.table([weights, "all ranks together", "most private memory of a rank"], rows)
 
 
+def _loading_quantized(result: Result) -> str:
+    def most(way: Result, figure: str) -> str:
+        return _gib(max(each[figure] for each in way["ranks"]))
+
+    figures = ("model_peak_bytes", "model_end_bytes", "engine_peak_bytes")
+    rows = [
+        (name, text, *(most(ways[way], figure) for figure in figures))
+        for name, ways in result["strategies"].items()
+        for way, text in {"shard_by_shard": "shard by shard", "whole": "whole"}.items()
+    ]
+    base = f"{_gib(result['weights_bytes'])} in {result['precision']}, {_gib(result['quantized_bytes'])} in 4 bits"
+    header = [base, "read", "while it is read", "then", "while its engine is made"]
+    return measuring.table(header, rows)
+
+
 def _methods(result: Result) -> str:
     rows = [
         (
@@ -217,6 +232,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "train_start_up.json": _start_up,
     "train_forked_ranks.json": _forked_ranks,
     "train_loading.json": _loading,
+    "train_loading_quantized.json": _loading_quantized,
     "train_methods.json": _methods,
     "train_host_optimizers.json": _host_optimizers,
 }

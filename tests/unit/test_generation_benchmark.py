@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import generation
+import prompts_once
 import pytest
 from conftest import ROOT, project_environment
 
@@ -45,3 +46,13 @@ def test_documented_tables_match_measurements() -> None:
     free = measured["free"]
     assert free["zerolora"]["same_texts"] and measured["loaded"]["zerolora"]["same_texts"]
     assert free["zerolora"]["rows_per_second"] >= 8 * free[generation.REFERENCE]["rows_per_second"]
+
+
+def test_documented_prompts_match_measurements() -> None:
+    text = (ROOT / "docs/evaluation.md").read_text(encoding="utf-8")
+    measured = json.loads(prompts_once.RESULT.read_text())
+    assert prompts_once.section(measured) in text
+    for each in measured["evaluations"].values():
+        losses = [way["loss"] for way in each["ways"].values()]
+        assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)
+        assert min(ratio["median"] for ratio in each["loss_ratio"].values()) > 1

@@ -84,9 +84,10 @@ def test_terms_add_up_and_none_is_negative(run: tuple[str, TrainingSpec]) -> Non
     if spec.reserve is None and not spec.on_cpu:
         assert sum(value for term, value in gpu.items() if term.startswith("reserve_")) == gpu["reserve"]
     if spec.layout.engine == "fsdp":
-        states = gpu["model_states"] - gpu["gradients"]
-        assert prediction.phases["forward"] >= states + model.layer_parameters * spec.width
-        assert prediction.phases["backward"] >= states + model.layer_parameters * spec.width
+        least = gpu["model_states"] - gpu["gradients"]
+        least += int(model.largest_layer(lambda module: module.parameters)) * spec.width
+        assert prediction.phases["forward"] >= least
+        assert prediction.phases["backward"] >= least
 
 
 def test_docs_have_the_predictions_beside_published_peaks() -> None:

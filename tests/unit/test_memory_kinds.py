@@ -31,6 +31,8 @@ from zerolora.model.families import FAMILIES
 from zerolora.model.meta_device import build_on_meta
 from zerolora.model.read_spec import from_config, read_model_spec
 from zerolora.model.spec import ModelSpec, from_json, to_json
+from zerolora.planner.candidates import open_buckets
+from zerolora.planner.hardware import named
 from zerolora.units import GIB, counted, parse_bytes
 
 MODELS = ROOT / "config/recipes/models"
@@ -169,7 +171,7 @@ def test_dense_and_sparse_layers_are_counted_apart(mixtures: dict[str, ModelSpec
         number: sum(each.parameters for each in model.in_layers if number in each.numbers)
         for number in range(model.layers)
     }
-    assert model.layer_parameters == layers[2] > layers[0]
+    assert model.largest_layer(lambda module: module.parameters) == layers[2] > layers[0]
     rest = sum(module.parameters * module.count for module in model.modules if not module.stack)
     assert sum(layers.values()) + rest == model.parameters
     for each in mixtures.values():
@@ -269,6 +271,32 @@ def test_quantized_vision_tower_matches_bitsandbytes(kind: Any, tmp_path: Path) 
         held += 0 if scales is None else scales.numel() * 4
     method = QloraMethod(quantization=kind, double_quantization=False)
     assert method.parameters(read_model_spec(tmp_path), 2).frozen_bytes == pytest.approx(held, rel=0.005)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_stage_3_buckets_have_4_bit_weights_as_deepspeed_counts_them(precision: Any, tmp_path: Path) -> None:
+    """By the elements of the packed tensor, which is of the run's type where weights are sharded (storage: auto)."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
+
+    dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[precision]
+    config = AutoConfig.for_model(**SMALL, model_type="llama")
+    AutoModelForCausalLM.from_config(config, dtype=dtype).save_pretrained(tmp_path)
+    quantization = BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype, bnb_4bit_quant_storage=dtype
+    )
+    stored = AutoModelForCausalLM.from_pretrained(
+        tmp_path, dtype=dtype, quantization_config=quantization, device_map={"": "cpu"}
+    )
+    assert {each.dtype for each in stored.parameters()} == {dtype}
+    layer, everything = (sum(each.numel() for each in part.parameters()) for part in (stored.model.layers[0], stored))
+    model = read_model_spec(tmp_path)
+    spec = training(strategy="zero3", method=QloraMethod(targets=("q_proj",)), precision=precision)
+    trained, largest = spec.parameters(model).trained, stored.lm_head.weight.numel()
+    one_rank = named("A100-80GB-SXM", "nvlink3", "infiniband-hdr", "bf16", 1)  # no latency asks for more
+    least, *more = open_buckets(model, spec, one_rank)
+    assert (least.prefetch, least.live) == (layer, min(everything, 2 * layer + largest))
+    assert more[-1].live == everything + trained
 
 
 # --- refusals and notes ---

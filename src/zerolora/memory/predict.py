@@ -4,6 +4,7 @@ Model states (states.py) and the engines' allocations (gpu.py, host.py) are adde
 with its source.
 """
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,8 @@ from zerolora.errors import UserError
 from zerolora.memory import gpu, host, reserve
 from zerolora.memory.states import model_states
 from zerolora.memory.training_spec import TrainingSpec
-from zerolora.model.spec import ModelSpec
+from zerolora.methods.method import Method
+from zerolora.model.spec import ModelSpec, Module
 from zerolora.model.tracer import NothingTrained
 from zerolora.strategies.strategy import Buckets, ModelSizes
 
@@ -63,9 +65,23 @@ def predict(model: ModelSpec, spec: TrainingSpec) -> Prediction:
 
 def sized(model: ModelSpec, spec: TrainingSpec) -> Buckets:
     """Return the bucket sizes that render would write for a model."""
-    trained, largest = spec.parameters(model).trained, gpu.largest_module(model)
-    sizes = ModelSizes(model.hidden, trained, model.layer_parameters, largest, model.parameters)
+    sizes = ModelSizes(
+        model.hidden, spec.parameters(model).trained, *_stored_sizes(model, spec.prepared_method, spec.width)
+    )
     return spec.layout.buckets(sizes, not spec.on_cpu)
+
+
+@functools.lru_cache(maxsize=64)
+def _stored_sizes(model: ModelSpec, method: Method, width: int) -> tuple[int, int, int]:
+    """Return the elements of the largest layer, of the largest module and of the base model, as DeepSpeed counts them:
+    of a 4-bit weight those of the tensor that is sharded (partition_parameters.py, ds_numel)."""
+
+    def stored(module: Module) -> float:
+        return method.packed(module, width)
+
+    largest = max(map(stored, model.modules))
+    everything = sum(stored(module) * module.count for module in model.modules)
+    return round(model.largest_layer(stored)), round(largest), round(everything)
 
 
 def disk(model: ModelSpec, spec: TrainingSpec) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -167,13 +167,13 @@ class ModelSpec:
             kinds[tuple(module for module in beside if number in module.numbers)] += 1
         return tuple(kinds.items())
 
-    @cached_property
-    def layer_parameters(self) -> int:
-        """Elements of the largest layer."""
-        sizes: dict[int, int] = defaultdict(int)
+    def largest_layer(self, size: Callable[[Module], float]) -> float:
+        """Return the size of the largest layer, from that of each module."""
+        sizes: dict[int, float] = defaultdict(float)
         for module in self.in_layers:
+            each = size(module)
             for number in module.numbers:
-                sizes[number] += module.parameters
+                sizes[number] += each
         return max(sizes.values())
 
 

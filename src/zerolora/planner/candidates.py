@@ -144,7 +144,7 @@ def open_buckets(model: ModelSpec, spec: TrainingSpec, hardware: HardwareRates) 
     least = sized(model, spec)
     if not least.prefetch:  # below stage 3, and with weights on NVMe
         return [least]
-    everything = model.parameters + spec.parameters(model).trained
+    everything = round(model.parameters - spec.saved_by_packing(model)) + spec.parameters(model).trained
     # Prefetch enough to make the link's latency a small part of the time; prefetched weights are live too.
     ahead = min(everything, max(least.prefetch, int(worthwhile(hardware) / spec.width)))
     live = min(everything, least.live + ahead - least.prefetch)
