@@ -25,7 +25,7 @@ from zerolora.machine import devices
 leave_out("torchao")
 bitsandbytes_patches.load()
 import bitsandbytes  # noqa: E402 (not before its patches)
-from bitsandbytes.nn.modules import Params4bit  # noqa: E402
+from bitsandbytes.nn.modules import Int8Params, Params4bit  # noqa: E402
 
 NAME = "fakegpu"
 HALF = (torch.float16, torch.bfloat16)
@@ -156,21 +156,33 @@ def _read_all(path: str, device: Any = "cpu") -> dict[str, torch.Tensor]:
 
 
 def _fake_quantized_weights() -> None:
-    """Let bitsandbytes' 4-bit weights be fake tensors, which are a class of their own, as Params4bit is."""
-    weights: Any = Params4bit
-    real = weights.__new__
+    """Let bitsandbytes' weights be fake tensors, which are a class of their own, as Params4bit and Int8Params are."""
+    for kind, fake in ((Params4bit, FakeParams4bit), (Int8Params, FakeInt8Params)):
+        _make_fakes(kind, fake)
+
+
+def _make_fakes(kind: Any, fake: Any) -> None:
+    """Let `kind` make a `fake` of fake data."""
+    real = kind.__new__
 
     def new(cls: Any, data: Any = None, requires_grad: bool = False, **settings: Any) -> Any:
         if not isinstance(data, FakeTensor):
             return real(cls, data, requires_grad, **settings)
         weight = data.detach()
-        weight.__class__ = FakeParams4bit
+        weight.__class__ = fake
         with _disable_current_modes():
-            kept = real(Params4bit, torch.empty(0), **settings).__dict__
+            kept = real(kind, torch.empty(0), **settings).__dict__
         weight.__dict__.update({name: kept[name] for name in kept if name not in FakeTensor.__dict__})
         return weight.requires_grad_(requires_grad)
 
-    weights.__new__ = new
+    kind.__new__ = new
+
+
+def _like(weight: Any, data: Any) -> Any:
+    """Return fake data as a weight with the settings of another."""
+    data.__class__ = type(weight)
+    data.__dict__.update({name: value for name, value in weight.__dict__.items() if name not in data.__dict__})
+    return data
 
 
 class FakeParams4bit(Params4bit, FakeTensor):
@@ -185,23 +197,33 @@ class FakeParams4bit(Params4bit, FakeTensor):
             quant_type=self.quant_type,
             quant_storage=self.quant_storage,
         )
-        weight = self._like(codes)
+        weight = _like(self, codes)
         weight.quant_state, weight.bnb_quantized = state, True
         if self.module is not None:
             self.module.quant_state = state
         return weight
 
     def __deepcopy__(self, memo: Any) -> Any:
-        return self._like(self.detach())
-
-    def _like(self, data: Any) -> Any:
-        """Return fake data as a weight with this one's settings."""
-        data.__class__ = FakeParams4bit
-        data.__dict__.update({name: value for name, value in self.__dict__.items() if name not in data.__dict__})
-        return data
+        return _like(self, self.detach())
 
 
-FakeParams4bit.__name__ = Params4bit.__name__  # by which peft knows it (peft/utils/integrations.py)
+class FakeInt8Params(Int8Params, FakeTensor):
+    """A fake 8-bit weight."""
+
+    def _quantize(self, device: Any) -> Any:
+        """As Int8Params does, but in a new tensor."""
+        values = self.data.contiguous().to(device=device, dtype=torch.float16)
+        codes, scales, _ = bitsandbytes.functional.int8_vectorwise_quant(values)
+        weight = _like(self, codes)
+        weight.CB, weight.SCB = weight.data, scales
+        return weight
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return _like(self, self.detach())
+
+
+# By these peft knows them (peft/utils/integrations.py).
+FakeParams4bit.__name__, FakeInt8Params.__name__ = Params4bit.__name__, Int8Params.__name__
 
 
 class Checked(TorchDispatchMode):
@@ -218,6 +240,13 @@ class Checked(TorchDispatchMode):
         if check and any(isinstance(each, torch.Tensor) and each.device.type == NAME for each in args):
             names = (each.name for each in func._schema.arguments)
             check({**dict(zip(names, args, strict=False)), **kwargs})
+        if func.name().partition(".")[0] == "bitsandbytes::int8_vectorwise_quant" and any(args[1:]):
+            # The fake kernel cannot count the columns with outliers; here there are none.
+            codes, scales, _ = func(args[0])
+            return codes, scales, codes.new_empty(0, dtype=torch.int64)
+        if func.name().partition(".")[0] == "bitsandbytes::int8_mixed_scaled_mm":
+            rows, weights = args[0], args[2]
+            return rows.new_empty(*rows.shape[:-1], len(weights)), rows.new_empty(0)
         if func is torch.ops.aten._grouped_mm.default and args[0].dtype != torch.bfloat16:
             # The fake kernel takes this type alone, the real one all floats of up to 32 bits (GroupedBlas.cpp).
             return func(args[0].bfloat16(), args[1].bfloat16(), *args[2:], **kwargs).to(args[0].dtype)
@@ -273,6 +302,25 @@ def _blockwise(given: Operands) -> None:
     refuse(kind not in (*HALF, torch.float32), f"bitsandbytes in {kind}")
 
 
+def _products(given: Operands) -> None:
+    """bitsandbytes/backends/cuda/ops.py, _int8_linear_matmul_impl: int8 rows and weights of one length, with fp32
+    scales, all on one device."""
+    tensors = [each for each in given.values() if isinstance(each, torch.Tensor)]
+    refuse(len({each.device for each in tensors}) > 1, f"int8 on {[str(each.device) for each in tensors]}")
+    kinds = [given[name].dtype for name in ("CA", "CB", "SCA", "SCB")]
+    refuse(kinds != [torch.int8, torch.int8, torch.float32, torch.float32], f"an int8 product of {kinds}")
+    refuse(given["CA"].shape[-1] != given["CB"].shape[-1], "an int8 product of rows of another length")
+
+
+def _updates(given: Operands) -> None:
+    """bitsandbytes/backends/cuda/ops.py and functional.py, is_on_gpu: all on one device, but paged states; 32-bit
+    states in fp32."""
+    tensors = [each for each in given.values() if isinstance(each, torch.Tensor) and not hasattr(each, "is_paged")]
+    refuse(len({each.device for each in tensors}) > 1, f"an update on {[str(each.device) for each in tensors]}")
+    kinds = {given[name].dtype for name in ("state1", "state2") if given.get(name) is not None}
+    refuse(not kinds <= {torch.float32, torch.uint8}, f"an update of states in {kinds}")
+
+
 BLOCKS = (64, 128, 256, 512, 1024, 2048, 4096)
 KERNELS: dict[str, Callable[[Operands], None]] = {
     "aten::_flash_attention_forward": _flash,
@@ -285,5 +333,8 @@ KERNELS: dict[str, Callable[[Operands], None]] = {
     "bitsandbytes::dequantize_4bit": _blockwise,
     "bitsandbytes::quantize_blockwise": _blockwise,
     "bitsandbytes::dequantize_blockwise": _blockwise,
+    "bitsandbytes::int8_mixed_scaled_mm": _products,
+    "bitsandbytes::optimizer_update_32bit": _updates,
+    "bitsandbytes::optimizer_update_8bit_blockwise": _updates,
 }
 """The requirements of kernels of a GPU by operation."""

@@ -130,23 +130,41 @@ def forked_rank(arguments: list[str]) -> Callable[[], Any]:
     return run
 
 
+def evaluate_rank(arguments: list[str]) -> Callable[[], Any]:
+    """Return what the process of a rank of an evaluation does."""
+
+    def run() -> Any:
+        from zerolora.evaluate.ranks import run_rank
+
+        with_pretended_driver()
+        return run_rank(json.loads(Path(arguments[0]).read_text()) | {"parent": os.getppid()})
+
+    return run
+
+
 def command(arguments: list[str]) -> Callable[[], Any]:
     """Return what a command of zerolora does."""
 
     def run() -> Any:
         from zerolora.cli import app
 
-        devices: Any = importlib.import_module("zerolora.machine.devices")
-        devices.driver_library = lambda: PretendedDriver(9.0, 9.0)
+        with_pretended_driver()
         return app(arguments, standalone_mode=False)
 
     return run
+
+
+def with_pretended_driver() -> None:
+    """Pretend a driver with two GPUs."""
+    devices: Any = importlib.import_module("zerolora.machine.devices")
+    devices.driver_library = lambda: PretendedDriver(9.0, 9.0)
 
 
 KINDS: dict[str, Callable[[list[str]], Callable[[], Any]]] = {
     "rank": functools.partial(rank, "zerolora.train.rank"),
     "probe_rank": functools.partial(rank, "zerolora.probe.probe_rank"),
     "forked_rank": forked_rank,
+    "evaluate_rank": evaluate_rank,
     "command": command,
 }
 

@@ -1,8 +1,8 @@
 """A step of training, an evaluation and the probe of every family on a fake GPU (fake_gpu.py, rehearsal.py).
 
-The cases are made of the registries: each family with each attention, and method, activation checkpointing, objective,
-packing and precision drawn for them so that each pair of these values, and each with each attention, has a case. The
-product of all would be 20 times as many.
+The cases are made of the registries: each family with each attention, and method, optimizer, activation checkpointing,
+objective, packing and precision drawn for them so that each pair of these values, and each with each attention, has a
+case. The product of all would be 150 times as many.
 """
 
 import itertools
@@ -19,6 +19,7 @@ from test_shapes import CASES
 
 from zerolora.methods.registry import TRAINABLE
 from zerolora.model.families import FAMILIES
+from zerolora.optimizers import OPTIMIZERS
 from zerolora.train.objectives import OBJECTIVES
 from zerolora.types import Attention, Precision
 
@@ -29,9 +30,13 @@ CHECKPOINTING: dict[str, dict[str, bool]] = {
     "recomputed": {"activation_checkpointing": True},
     "offloaded": {"activation_checkpointing": True, "activation_offload": True},
 }
+METHODS: dict[str, dict[str, Any]] = {name: {"method": name} for name in TRAINABLE} | {
+    "qlora int8": {"method": "qlora", "quantization": {"type": "int8"}}
+}
 FACTORS: dict[str, Iterable[str]] = {
     "attention": get_args(Attention),
-    "method": TRAINABLE,
+    "method": METHODS,
+    "optimizer": OPTIMIZERS,
     "checkpointing": CHECKPOINTING,
     "objective": OBJECTIVES,
     "packed": ("packed", "unpacked"),
@@ -130,7 +135,8 @@ def found(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     for name, choice in drawn().items():
         settings = dict(zip(FACTORS, choice, strict=True))
         objective, packed = settings.pop("objective"), settings.pop("packed") == "packed"
-        chosen = settings | CHECKPOINTING[settings.pop("checkpointing")]
+        checkpointing = CHECKPOINTING[settings.pop("checkpointing")]
+        chosen = settings | METHODS[settings["method"]] | checkpointing
         weights = str(folder / name.split()[0])
         cases.append(
             (name, "train", {"weights": weights, "settings": chosen, "packed": packed, "objective": objective})

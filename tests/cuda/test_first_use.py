@@ -29,6 +29,7 @@ FIRST = {
     "probe_rank": "probe_rank.__init__",
     "evaluate_base": LOADED,
     "evaluate": LOADED,
+    "evaluate_rank": LOADED,
     "task_base": LOADED,
     "task": LOADED,
     "judge": LOADED,
@@ -92,8 +93,16 @@ def stages(project: Project) -> list[tuple[str, str, list[str]]]:
             *("resources/weights/tiny", "--data", SOURCE[1]),
         ],
     }
+    rank = {
+        "settings": evaluated | {"ranks": 2},
+        "data": SOURCE[1],
+        "model": ["resources/weights/tiny", TUNED[3], "results/default/merged"],
+        **{"device": "cuda", "folder": "o", "share": [0], "rank": 0, "ranks": 2},
+    }
+    (project.directory / "rank0.json").write_text(canonical(rank))
     return [
         ("forked_rank", "forked_rank", trained),
+        ("evaluate_rank", "evaluate_rank", ["rank0.json"]),
         ("rank", "rank", trained),
         ("probe_rank", "probe_rank", ["--output", "o/p", "--device", "cuda"]),
         *((name, "command", arguments) for name, arguments in commands.items()),

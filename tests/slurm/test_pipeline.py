@@ -13,6 +13,7 @@ from cluster import Cluster
 from cluster_project import ClusterProject
 from conftest import Project, served
 from engines import dvc_changed, edit_config, snakemake_would_run
+from jobs import GPU_RANK_CORES
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
@@ -234,3 +235,43 @@ def test_runs_with_equal_requests_are_one_job_array(project: ClusterProject) -> 
     assert {path.name for path in logs.glob("*.log")} == {f"{array}_1.log", f"{array}_2.log"}
     weights = {(project.directory / f"results/{run}/adapter/adapter_model.safetensors").read_bytes() for run in runs}
     assert len(weights) == 3
+
+
+# Without a driver, every GPU counts as usable.
+PRETENDED = """
+
+def fault(gpus: int = 1, otherwise: str = "") -> None:
+    return None
+"""
+# In the place of on_gpus: each task writes its arguments and what Slurm gave it, and fails.
+GIVEN = """#!/bin/sh
+echo "$1 $2 $3 $SLURMD_NODENAME $SLURM_STEP_NUM_TASKS $CUDA_VISIBLE_DEVICES" >> "given-$SLURM_JOB_NUM_NODES"
+exit 1
+"""
+
+
+def test_training_gets_its_gpus_on_each_node(project: ClusterProject) -> None:
+    """Two GPUs of one node, and of each of two; nothing computes on them."""
+    gpus = {"device": "cuda", "gpus_per_node": 4, "gpu_memory": "80GiB", "compute_capability": 8.0, "nodes": 2}
+    runs = {f"on{nodes}": {"dataset": "rows", "train": {"nodes": nodes, "ranks_per_node": 2}} for nodes in (1, 2)}
+    edit_config(project, hardware=gpus | {"host_memory": "24GiB"}, runs=runs)
+    devices = project.directory / "src/zerolora/machine/devices.py"
+    devices.write_text(devices.read_text(encoding="utf-8") + PRETENDED, encoding="utf-8")
+    (project.directory / "workflow/scripts/on_gpus").write_text(GIVEN, encoding="utf-8")
+    options = ("--keep-going", "--retries", "0", "--rerun-triggers", "mtime")
+    result = project.snakemake(*options, "--", *(f"results/{run}/adapter/manifest.json" for run in runs), check=False)
+    for run, nodes in (("on1", 1), ("on2", 2)):
+        ids = project.jobs(f"rule_train_wildcards_{run}")
+        assert len(ids) == 1, result.stdout + result.stderr
+        tres, minutes = project.cluster.sacct(ids[0], "AllocTRES", "TimelimitRaw")
+        allocated = dict(each.split("=") for each in tres.split(","))
+        wanted = json.loads((project.directory / f"results/{run}/render.json").read_text())["slurm_resources"]
+        assert size(allocated["mem"]) == nodes * wanted["mem_mib"] * 1024**2
+        assert int(minutes) == wanted["minutes"]
+        expected = {"node": nodes, "cpu": nodes * 2 * GPU_RANK_CORES, "gres/gpu": nodes * 2}
+        assert {name: int(allocated[name]) for name in expected} == expected
+        tasks = [line.split() for line in (project.directory / f"given-{nodes}").read_text().splitlines()]
+        assert len({node for *_, node, _, _ in tasks}) == len(tasks) == nodes
+        assert {(*asked, count, shown) for *asked, _, count, shown in tasks} == {
+            ("2", str(nodes), str(2 * nodes), str(nodes), "0,1")
+        }
