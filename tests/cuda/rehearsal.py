@@ -64,8 +64,11 @@ def train(weights: str, settings: dict[str, Any], packed: bool, objective: str) 
         model = adapt(Path(weights), plan, config, device)
         engine = Engine(model, config, plan, device)
         faults = [f"{name} is on {each.device}" for name, each in places_of(engine.module) if each.device != device]
+        base = engine.module.get_base_model() if hasattr(engine.module, "get_base_model") else engine.module
+        in_fp32 = set(base._keep_in_fp32_modules or ()) if plan.precision == "fp16" else set()
         for name, each in engine.module.named_parameters():
-            kind = torch.float32 if each.requires_grad else DTYPES[plan.precision]
+            stays = each.requires_grad or in_fp32 & set(name.split("."))
+            kind = torch.float32 if stays else DTYPES[plan.precision]
             if each.is_floating_point() and each.dtype != kind:
                 faults.append(f"{name} is {each.dtype}")
         engine.train()

@@ -62,6 +62,8 @@ REFUSED = {
 """What is said of an attention that a family does not have."""
 EXPERTS = ("deepseek_v3", "mixtral", "qwen3_moe")
 """Families whose experts an adapter targets; peft has no DoRA of them."""
+WITH_TOWERS = ("qwen2_5_vl",)
+"""Families with parts beside the language model, as one for images."""
 BY_VALUE = ("qwen2_5_vl",)
 """Families that generate with positions that depend on the values of tokens, which fake ones lack."""
 
@@ -71,6 +73,8 @@ def refusal(name: str, choice: Choice) -> str | None:
     family, attention = name.split()
     if family in EXPERTS and "dora" in choice[1]:
         return "does not work with use_dora"
+    if family in WITH_TOWERS and choice[1] == "vera":
+        return "adapts all parts of a model"
     return REFUSED.get((family, attention))
 
 
