@@ -112,6 +112,7 @@ def prepared(
         write_chat(folder / f"rows/{split}.jsonl", count, seed=number, longest=options.longest)
     rows = {
         "path": str(folder / "rows"), "max_length": CAPACITY, "split": {"validation": 0, "test": 0},
+        "too_long": "drop",  # a tokenizer of bytes makes more tokens of some words
         "sources": {f"{split}.jsonl": {"split": split} for split in ("train", "validation", "test")},
     }  # fmt: skip
     task = Task(folder, directory, "cpu", rows)
