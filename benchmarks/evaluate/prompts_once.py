@@ -27,8 +27,7 @@ from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "train"))
 import torch
-from chat_rows import write_chat
-from contest import MODEL, ROOT, Task, about, reference_task
+from contest import MODEL, ROOT, about, chat_task, reference_task
 from measuring import RESULTS, medians, parser_of, put, table, turns
 
 from zerolora.config.settings import EvaluateSettings
@@ -67,10 +66,11 @@ def main() -> None:
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for part in ("reference", "chat"):
-            (folder / part).mkdir()
+        (folder / "reference").mkdir()
         reference = reference_task(folder / "reference", options.model.resolve(), options)
-        chat = chat_task(folder / "chat", options)
+        counts = {"train": 8, "validation": 8, "test": options.rows}
+        model, words = options.model.resolve(), options.system
+        chat = chat_task(folder / "chat", model, "cpu", counts, CAPACITY, longest=LONGEST, system=words)
         result["evaluations"] = {
             "reference task, base": figures(options.model, reference.data, options),
             "reference task, tuned": figures(options.tuned, reference.data, options),
@@ -78,19 +78,6 @@ def main() -> None:
         }
     write_json(RESULT, result)
     put("evaluation.md", "prompts once", section(result))
-
-
-def chat_task(folder: Path, options: argparse.Namespace) -> Task:
-    """Return the chat set, prepared for the model."""
-    (folder / "rows").mkdir()
-    for number, (split, count) in enumerate({"train": 8, "validation": 8, "test": options.rows}.items()):
-        path = folder / f"rows/{split}.jsonl"
-        write_chat(path, count, seed=number, longest=LONGEST, system=options.system)
-    prepared = {
-        "path": str(folder / "rows"), "max_length": CAPACITY, "split": {"validation": 0, "test": 0},
-        "sources": {f"{split}.jsonl": {"split": split} for split in ("train", "validation", "test")},
-    }  # fmt: skip
-    return Task(folder, options.model.resolve(), "cpu", prepared)
 
 
 def figures(model: Path, data: Path, options: argparse.Namespace) -> dict[str, Any]:

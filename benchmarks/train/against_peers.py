@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from chat_rows import write_chat
 from common_prefix import CAPACITY, LONGEST
-from contest import LORA, TRAIN, Step, Task, about, finished, loss_mean, model_of, opponent, parser
+from contest import LORA, TRAIN, Step, Task, about, finished, loss_mean, model_of, opponent, parser, split_task
 from measuring import children_cpu_seconds, turns
 from transformers import AutoTokenizer
 
@@ -189,11 +189,7 @@ def batched(path: Path, model: Path, steps: int) -> None:
 def _task(folder: Path, options: argparse.Namespace) -> Task:
     model = model_of(options, folder)
     batched(folder / "rows/train.jsonl", model, options.steps)
-    prepared = {
-        "path": str(folder / "rows"), "max_length": LENGTH, "split": {"validation": 0, "test": 0},
-        "sources": {f"{split}.jsonl": {"split": split} for split in COUNTS},
-    }  # fmt: skip
-    return Task(folder, model, "cpu", prepared)
+    return split_task(folder, model, "cpu", COUNTS, LENGTH)
 
 
 TASKS = {"reference task": sums_task, "system prompt": chat_task}

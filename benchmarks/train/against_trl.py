@@ -24,13 +24,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from chat_rows import write_chat
 from contest import (
     LORA,
     TRAIN,
     Run,
     Task,
     about,
+    chat_task,
     model_of,
     opponent,
     parser,
@@ -63,7 +63,7 @@ def main() -> None:
     options = made.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        task = chat_task(folder, model_of(options, folder), options)
+        task = mixed_task(folder, model_of(options, folder), options)
         result = about(task.device, ("trl",)) | {
             "model": options.model.stem, "precision": options.precision, "lora": LORA, "train": TRAIN,
             "data": task.stats, "capacity": options.capacity, "packed_rows_a_step": options.batch,
@@ -89,16 +89,9 @@ def main() -> None:
         print(json.dumps({name: result[name] for name in ("speed", "gpu_memory", "host_memory")}))
 
 
-def chat_task(folder: Path, model: Path, options: argparse.Namespace) -> Task:
-    """Return the chat task, with one source for each split, so that both train on the same rows."""
-    for number, (split, count) in enumerate(ROWS.items()):
-        (folder / "rows").mkdir(exist_ok=True)
-        write_chat(folder / f"rows/{split}.jsonl", count, seed=number, longest=options.longest)
-    prepared = {
-        "path": str(folder / "rows"), "max_length": options.capacity, "split": {"validation": 0, "test": 0},
-        "sources": {f"{split}.jsonl": {"split": split} for split in ROWS},
-    }  # fmt: skip
-    return Task(folder, model, options.device, prepared)
+def mixed_task(folder: Path, model: Path, options: argparse.Namespace) -> Task:
+    """Return the chat task of the options."""
+    return chat_task(folder, model, options.device, ROWS, options.capacity, longest=options.longest)
 
 
 def our_settings(task: Task, options: argparse.Namespace) -> Contestants:

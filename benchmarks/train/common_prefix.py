@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from chat_rows import write_chat
-from contest import TRAIN, Task, about, model_of, parser, reference_task
+from contest import TRAIN, Task, about, chat_task, model_of, parser, reference_task
 from measuring import turns
 
 from zerolora.config.settings import TrainingPlan, TrainSettings
@@ -57,15 +56,8 @@ def tasks(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     model = model_of(options, folder)
     (folder / "reference").mkdir()
     reference = reference_task(folder / "reference", model, options)
-    (folder / "chat/rows").mkdir(parents=True)
-    for number, (split, count) in enumerate({"train": 400, "validation": 8, "test": 8}.items()):
-        path = folder / f"chat/rows/{split}.jsonl"
-        write_chat(path, count, seed=number, longest=LONGEST, system=options.system)
-    prepared = {
-        "path": str(folder / "chat/rows"), "max_length": CAPACITY, "split": {"validation": 0, "test": 0},
-        "sources": {f"{split}.jsonl": {"split": split} for split in ("train", "validation", "test")},
-    }  # fmt: skip
-    chat = Task(folder / "chat", model, "cpu", prepared)
+    counts = {"train": 400, "validation": 8, "test": 8}
+    chat = chat_task(folder / "chat", model, "cpu", counts, CAPACITY, longest=LONGEST, system=options.system)
     packing = {"packing": True, "capacity": CAPACITY}
     return {
         "reference task": figures(reference, options, {}, ROWS),

@@ -28,8 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from chat_rows import write_chat
-from contest import QUIET, TRAIN, Task, about, model_of, parser
+from contest import QUIET, TRAIN, about, chat_task, model_of, parser
 from measuring import ROOT, children_cpu_seconds, random_model, turns
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile
@@ -107,15 +106,9 @@ def prepared(
         random_model(model, torch.float32, folder / "fewer", layers)
         options.model = folder / "fewer/config.json"
     directory = model_of(options, folder)
-    (folder / "rows").mkdir()
-    for number, (split, count) in enumerate({"train": 120, "validation": 1, "test": 1}.items()):
-        write_chat(folder / f"rows/{split}.jsonl", count, seed=number, longest=options.longest)
-    rows = {
-        "path": str(folder / "rows"), "max_length": CAPACITY, "split": {"validation": 0, "test": 0},
-        "too_long": "drop",  # a tokenizer of bytes makes more tokens of some words
-        "sources": {f"{split}.jsonl": {"split": split} for split in ("train", "validation", "test")},
-    }  # fmt: skip
-    task = Task(folder, directory, "cpu", rows)
+    counts = {"train": 120, "validation": 1, "test": 1}
+    # A tokenizer of bytes makes more tokens of some words than fit.
+    task = chat_task(folder, directory, "cpu", counts, CAPACITY, longest=options.longest, too_long="drop")
     wanted = {**TRAIN, "compile": True, "global_batch": ROWS, "micro_batch": ROWS, "precision": "fp32", **train}
     ours = task.ours("ours", wanted, {"packing": False}, strategy="ddp", threads="1")
     plan = TrainingPlan.of(TrainSettings.model_validate(ours.settings), ours.zero.choice)

@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import psutil
 import torch
 import yaml
-from chat_rows import document_words
+from chat_rows import LONGEST, document_words, write_chat
 from measuring import PACKAGES, RESULTS, ROOT, machine, parser_of, random_model, turns, wait
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -168,6 +168,34 @@ def reference_task(
     if validated is not None:
         wanted["split"] = {**wanted["split"], "validation": validated}
     return Task(folder, model, options.device, wanted | {"max_length": options.max_length})
+
+
+def chat_task(
+    folder: Path,
+    model: Path,
+    device: str,
+    counts: Mapping[str, int],
+    max_length: int,
+    *,
+    longest: int = LONGEST,
+    system: int = 0,
+    **prepared: Any,
+) -> Task:
+    """Return a chat set of `counts` conversations by split; `longest` and `system`: as in write_chat."""
+    (folder / "rows").mkdir(parents=True)
+    for number, (split, count) in enumerate(counts.items()):
+        write_chat(folder / f"rows/{split}.jsonl", count, seed=number, longest=longest, system=system)
+    return split_task(folder, model, device, counts, max_length, **prepared)
+
+
+def split_task(folder: Path, model: Path, device: str, splits: Iterable[str], max_length: int, **prepared: Any) -> Task:
+    """Return the rows of `folder`/rows, a file for each split, so that all contestants train the same; `prepared`: more
+    of the config's section for them."""
+    section = {
+        "path": str(folder / "rows"), "max_length": max_length, "split": {"validation": 0, "test": 0},
+        "sources": {f"{split}.jsonl": {"split": split} for split in splits},
+    }  # fmt: skip
+    return Task(folder, model, device, section | prepared)
 
 
 def training_settings() -> dict[str, Any]:

@@ -15,7 +15,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from against_trl import chat_options, chat_task
+from against_trl import chat_options, mixed_task
 from contest import TRAIN, Ours, Run, about, model_of, parser, ranks_of, reference_task
 from measuring import medians
 
@@ -59,7 +59,7 @@ def trainings(folder: Path, model: Path, options: argparse.Namespace) -> dict[st
     (folder / "reference").mkdir()
     (folder / "chat").mkdir()
     reference = reference_task(folder / "reference", model, options)
-    chat = chat_task(folder / "chat", model, options)
+    chat = mixed_task(folder / "chat", model, options)
     steps = {**TRAIN, "max_steps": options.steps, "precision": options.precision}
     pack = {"packing": True, "capacity": options.capacity}
     made = {}

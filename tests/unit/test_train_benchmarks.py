@@ -90,7 +90,7 @@ def test_padding_keeps_supervised_tokens_aligned() -> None:
 def test_trl_and_zerolora_train_the_same(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(against_trl, "ROWS", {"train": 20, "validation": 1, "test": 1})
     options = argparse.Namespace(device="cpu", precision="fp32", capacity=512, longest=30)
-    task = against_trl.chat_task(tmp_path, tiny_model, options)
+    task = against_trl.mixed_task(tmp_path, tiny_model, options)
     still = {**contest.TRAIN, "learning_rate": 1e-12}
     monkeypatch.setattr(against_trl, "TRAIN", still)
     # One epoch without changes of weights, a packed row a step: sums do not depend on the order.
@@ -213,7 +213,7 @@ def test_both_are_compared_with_liger_and_without(
     monkeypatch.setattr(against_trl, "has_liger", lambda _: True)
     monkeypatch.setattr(against_trl, "ROWS", {"train": 20, "validation": 1, "test": 1})
     options = argparse.Namespace(device="cpu", precision="fp32", capacity=512, longest=30, batch=2, steps=2)
-    task = against_trl.chat_task(tmp_path, tiny_model, options)
+    task = against_trl.mixed_task(tmp_path, tiny_model, options)
     for labels in (against_trl.our_settings(task, options), against_trl.their_settings(task, options)):
         assert {label.endswith(against_trl.FUSED) for label in labels} == {True, False}
 
