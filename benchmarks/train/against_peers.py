@@ -7,7 +7,8 @@ versions of transformers and peft); without it the peer is left out. Needs the b
 train the same adapter on the same global batches of eight rows, on two ranks of a thread each, in fp32 without
 activation checkpointing: the reference task, and a chat set with a system prompt of --system words. Global batches are
 of rows of similar length, as each trainer makes them of a large set. zerolora trains the chat set packed, too; its step
-then counts as a peer's on as many rows. All compute fp32 products by the kernels that zerolora chooses.
+then counts as a peer's on as many rows. Each peer computes fp32 products once as installed, and once by the kernels
+that zerolora chooses.
 
 CPU seconds are those of the second of two epochs of --steps steps, half as many for the chat set, on the same rows for
 all. So loading, preparation and the first use of kernels do not count: for zerolora the difference of trainings of two
@@ -47,6 +48,7 @@ LENGTH = 1024  # tokens, which no row has
 STILL = {**TRAIN, "learning_rate": 1e-12}
 TOLERANCE = 1e-5
 """Of the mean loss, relative."""
+KERNELS = "zerolora's matmul kernels"
 TURN = "'<|im_start|>' + message['role'] + '\\n'"
 # ChatML with the mark that TRL needs.
 TEMPLATE = (
@@ -71,7 +73,7 @@ Train = Callable[[], Trained]
 def main() -> None:
     """Take turns, compare, write."""
     made = parser(__doc__, "train_peers.json")
-    made.set_defaults(steps=8, rounds=ROUNDS)
+    made.set_defaults(steps=16, rounds=ROUNDS)
     made.add_argument("--system", type=int, default=100, help="words of the chat set's system prompt")
     made.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     made.add_argument("--llamafactory", help="the Python of its virtual environment")
@@ -197,14 +199,15 @@ TASKS = {"reference task": sums_task, "system prompt": chat_task}
 
 def contestants(task: Task, options: argparse.Namespace, packed: bool) -> dict[str, Train]:
     """Return all trainers, ours first; with `packed` also ours on packed rows."""
-    made: dict[str, Train] = {
-        "zerolora": functools.partial(_ours, task, options, {}),
-        "TRL": functools.partial(_trl, task, options),
-    }
+    made: dict[str, Train] = {"zerolora": functools.partial(_ours, task, options, {})}
+    peers: dict[str, Callable[..., Trained]] = {"TRL": _trl}
     if options.llamafactory:
-        made["LLaMA-Factory"] = functools.partial(_llamafactory, task, options)
+        peers["LLaMA-Factory"] = _llamafactory
     if options.swift:
-        made["ms-swift"] = functools.partial(_swift, task, options)
+        peers["ms-swift"] = _swift
+    for name, train in peers.items():
+        made[name] = functools.partial(train, task, options, False)
+        made[f"{name}, {KERNELS}"] = functools.partial(train, task, options, True)
     if packed:
         made["zerolora, packed"] = functools.partial(_ours, task, options, {"packing": True, "capacity": CAPACITY})
     return made
@@ -225,18 +228,18 @@ def _ours(task: Task, options: argparse.Namespace, pack: dict[str, Any]) -> Trai
     return Trained((used[1] - used[0]) * share / options.steps, runs[1].steps)
 
 
-def _trl(task: Task, options: argparse.Namespace) -> Trained:
+def _trl(task: Task, options: argparse.Namespace, onednn: bool) -> Trained:
     settings = {
         **STILL, "model": str(task.model), "rows": str(task.folder / "rows/train.jsonl"), "device": "cpu",
         "template": TEMPLATE, "precision": "fp32", "attention": "sdpa", "lora": LORA, "micro_batch": ROWS,
-        "accumulation": 1, "max_steps": 2 * options.steps, "gradient_checkpointing": False, "onednn": True,
+        "accumulation": 1, "max_steps": 2 * options.steps, "gradient_checkpointing": False, "onednn": onednn,
         "sft": {"max_length": LENGTH, "train_sampling_strategy": "sequential"},
     }  # fmt: skip
     run = opponent("trl", task.folder / "trl", settings, RANKS)
     return _trained(task.folder / "trl", run.steps, options)
 
 
-def _llamafactory(task: Task, options: argparse.Namespace) -> Trained:
+def _llamafactory(task: Task, options: argparse.Namespace, onednn: bool) -> Trained:
     folder = task.folder / "llamafactory"
     folder.mkdir(exist_ok=True)
     tags = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
@@ -252,10 +255,10 @@ def _llamafactory(task: Task, options: argparse.Namespace) -> Trained:
         "cutoff_len": LENGTH, "flash_attn": "sdpa", "disable_gradient_checkpointing": True, "disable_shuffling": True,
         "preprocessing_num_workers": 1, "train_sampling_strategy": "sequential", **_arguments(folder, options.steps),
     }  # fmt: skip
-    return _peer("llamafactory", options.llamafactory, folder, settings, options)
+    return _peer("llamafactory", options.llamafactory, folder, settings, options, onednn)
 
 
-def _swift(task: Task, options: argparse.Namespace) -> Trained:
+def _swift(task: Task, options: argparse.Namespace, onednn: bool) -> Trained:
     folder = task.folder / "swift"
     folder.mkdir(exist_ok=True)
     settings = {
@@ -267,7 +270,7 @@ def _swift(task: Task, options: argparse.Namespace) -> Trained:
         "dataset_shuffle": False, "train_dataloader_shuffle": False,
         **_arguments(folder, options.steps),
     }  # fmt: skip
-    return _peer("swift", options.swift, folder, settings, options)
+    return _peer("swift", options.swift, folder, settings, options, onednn)
 
 
 def _arguments(folder: Path, steps: int) -> dict[str, Any]:
@@ -282,14 +285,16 @@ def _arguments(folder: Path, steps: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _peer(kind: str, python: str, folder: Path, settings: dict[str, Any], options: argparse.Namespace) -> Trained:
+def _peer(
+    kind: str, python: str, folder: Path, settings: dict[str, Any], options: argparse.Namespace, onednn: bool
+) -> Trained:
     """Train with a peer on RANKS ranks."""
     shutil.rmtree(folder / "output", ignore_errors=True)  # LLaMA-Factory refuses that of an earlier round
     write_json(folder / "settings.json", settings)
     where = topology({}, 1, RANKS)
     assert where.listener
     where.listener.close()  # their first rank opens its own
-    command = [python, str(Path(__file__).with_name("peers.py")), kind, str(folder)]
+    command = [python, str(Path(__file__).with_name("peers.py")), kind, str(folder), *(["--onednn"] if onednn else [])]
     own = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     finished([command] * RANKS, [own | where.environment(rank) for rank in where.ranks], folder)
     ranks = [read_json(folder / f"rank{rank}.json", "peers.py") for rank in where.ranks]

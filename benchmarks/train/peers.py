@@ -1,11 +1,11 @@
-"""One rank of a peer, in the peer's own virtual environment: peers.py llamafactory|swift FOLDER, with RANK and so on.
+"""One rank of a peer, in the peer's own environment: peers.py llamafactory|swift FOLDER [--onednn], with RANK …
 
-It imports nothing of zerolora. FOLDER/settings.json has LLaMA-Factory's keys, or the options of `swift sft`. Both get
-the fp32 matmul kernels that zerolora chooses on a CPU (machine/cpu_matmul.py), and a ChatML template named `rows`:
-without the newline that their own train after each turn, since zerolora and TRL train none. Writes the CPU seconds of
-this process at the end of every step, and its tokens, supervised tokens and loss, to FOLDER/rank<N>.json. The loss is
-this rank's sum over the supervised tokens of the step's global batch, times the number of ranks, as transformers'
-Trainer has it before ranks are averaged.
+It imports nothing of zerolora. FOLDER/settings.json has LLaMA-Factory's keys, or the options of `swift sft`. Both get a
+ChatML template named `rows`: without the newline that their own train after each turn, since zerolora and TRL train
+none. --onednn: with the fp32 matmul kernels that zerolora chooses on a CPU (machine/cpu_matmul.py). Writes the CPU
+seconds of this process at the end of every step, and its tokens, supervised tokens and loss, to FOLDER/rank<N>.json.
+The loss is this rank's sum over the supervised tokens of the step's global batch, times the number of ranks, as
+transformers' Trainer has it before ranks are averaged.
 """
 
 import json
@@ -22,13 +22,16 @@ USER = "\n<|im_start|>user\n{}" + END + "\n<|im_start|>assistant\n"
 
 def main() -> None:
     """Train once."""
-    os.environ.setdefault("LRU_CACHE_CAPACITY", "64")
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
+    onednn = "--onednn" in sys.argv
+    if onednn:
+        os.environ.setdefault("LRU_CACHE_CAPACITY", "64")
+        os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
     import torch
     from transformers import Trainer
     from transformers.trainer_callback import CallbackHandler
 
-    torch.set_float32_matmul_precision("medium")
+    if onednn:
+        torch.set_float32_matmul_precision("medium")
     columns: dict[str, list[float]] = {name: [] for name in ("cpu_seconds", "tokens", "supervised", "losses")}
     on_step_end, training_step = CallbackHandler.on_step_end, Trainer.training_step
 

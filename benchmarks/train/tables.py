@@ -151,16 +151,16 @@ def _common_prefix(result: Result) -> str:
 
 
 def _peers(result: Result) -> str:
-    names = list(dict.fromkeys(name for each in result["tasks"].values() for name in each["cpu_seconds_a_step"]))
+    tasks = result["tasks"]
     rows = []
-    for task, each in result["tasks"].items():
+    for name in dict.fromkeys(name for each in tasks.values() for name in each["cpu_seconds_a_step"]):
         cells = []
-        for name in names:
+        for each in tasks.values():
             seconds = each["cpu_seconds_a_step"].get(name)
             over = f" ({each['over_ours'][name]:.2f})" if name in each["over_ours"] else ""
             cells.append(f"{seconds['median']:.2f}{over}" if seconds else "")
-        rows.append((task, *cells))
-    return measuring.table(["CPU seconds a step (over ours)", *names], rows)
+        rows.append((name, *cells))
+    return measuring.table(["CPU seconds a step (over ours)", *tasks], rows)
 
 
 def _host_optimizers(result: Result) -> str:

@@ -162,7 +162,7 @@ def test_a_step_of_a_peer_is_a_difference(tmp_path: Path) -> None:
     assert actual["cpu_seconds_a_step"]["zerolora"] == {"median": 3.0, "rounds": [2.0, 4.0]}
     assert actual["over_ours"] == {"peer": (1.5 + 2.0) / 2} and actual["mean_loss"] == {"zerolora": 2.0, "peer": 2.0}
     table = tables.TABLES["train_peers.json"]({"tasks": {"task": actual}})
-    assert "| task | 3.00 | 5.50 (1.75) |" in table
+    assert "| zerolora | 3.00 |" in table and "| peer | 5.50 (1.75) |" in table
 
 
 @pytest.mark.parametrize("change", [{"tokens": 10}, {"supervised": 5}, {"loss": 2.0001}])
