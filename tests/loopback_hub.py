@@ -33,7 +33,8 @@ class Asked(NamedTuple):
 class Hub(http.server.ThreadingHTTPServer):
     """Serves `files`; those in `large` like Git LFS, from another URL. Attributes simulate failures.
 
-    listed: the listing shows sizes and hashes of these files. xet: large files are missing in Xet storage.
+    card: the metadata of its README.md. listed: the listing shows sizes and hashes of these files. xet: large files are
+    missing in Xet storage.
     token: required for files. private: required for the listing, too.
     refusal: status and error code of an answer without the token. failures: of the next downloads, in order:
     "break" (closes the connection half way), "reset" (resets it), "error" (status 500), "stall" (waits half way until
@@ -44,6 +45,7 @@ class Hub(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.files, self.large = files, large
         self.listed: dict[str, bytes] = {}
+        self.card: dict[str, Any] = {}
         self.xet = False
         self.token: str | None = None
         self.private = False
@@ -78,6 +80,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         url = urlsplit(self.path)
         path = unquote(url.path)
+        if path in (f"/api/models/{REPOSITORY}", f"/api/models/{REPOSITORY}/revision/main"):
+            path = f"/api/models/{REPOSITORY}/revision/{REVISION}"  # of the default branch
         token = (self.headers["Authorization"] or "").removeprefix("Bearer ") or None
         self.server.asked.append(Asked(self.command, path, token, self.headers["Range"]))
         kind, _, rest = REPOSITORIES.sub("", path.removeprefix("/api"), count=1).partition("/")
@@ -96,7 +100,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.answer(status, {"X-Error-Message": "Terms first"} | ({"X-Error-Code": code} if code else {}))
         elif kind == "revision":
             siblings = [{"rfilename": name, "size": len(data)} for name, data in self.server.files.items()]
-            self.answer(200, {}, json.dumps({"id": REPOSITORY, "sha": REVISION, "siblings": siblings}).encode())
+            about = {"id": REPOSITORY, "sha": REVISION, "siblings": siblings, "cardData": self.server.card}
+            self.answer(200, {}, json.dumps(about).encode())
         elif kind == "tree":
             self.send_tree(int(parse_qs(url.query).get("cursor", ["0"])[0]))
         elif kind == "xet-read-token":

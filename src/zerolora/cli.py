@@ -60,6 +60,7 @@ def start(
     if log:
         messages.redirect(log)
     if context.invoked_subcommand not in (
+        "init",
         "fetch",
         "fetch-data",
         "fetch-package-data",

@@ -20,7 +20,7 @@ LAYERS: list[set[str]] = [
     {"__main__"},
     {"cli"},
     {"commands"},
-    {"memory.command", "check", "publish", "imports", "search"},
+    {"memory.command", "check", "publish", "imports", "search", "first_config"},
     {"config.file", "config.rules", "config.resolve"},
     {"probe", "judge"},
     {"report"},

@@ -30,6 +30,7 @@ ELSEWHERE = {
     r"make TORCH=.*": "installs another torch: tests/unit/test_torch_install.py",
     r"python benchmarks/gpu.py .*--list": "tests/unit/test_gpu_benchmark.py runs it",
     r"zerolora init --recipe": "replaces the config; tests/unit/test_init.py runs it",
+    r"zerolora init --model": "replaces the config; tests/unit/test_first_config.py runs it",
     r"zerolora search": "needs a search in the config; tests/workflow/test_searches.py runs it",
     r"results/data/mine/": "needs a data set of that name; tests/workflow/test_config_texts.py prepares one alone",
     r"zerolora check --config": "needs another config; tests/unit/test_check.py runs it",

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 from zerolora.commands.options import Config, Output, stoppable
+from zerolora.errors import UserError
 from zerolora.log import result
 from zerolora.memory.command import memory
 from zerolora.types import Device
@@ -21,11 +22,24 @@ app = typer.Typer()
 
 @app.command()
 def init(
-    recipe: Annotated[str | None, typer.Option(help="Name of a recipe. Default: list all recipes.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Directory of a base model, or its NAME[@REVISION] on the Hugging Face Hub.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="File of rows to train --model on, or a directory of them.")] = None,
+    recipe: Annotated[str | None, typer.Option(help="Name of a recipe, in place of --model and --data.")] = None,
     output: Annotated[Path, typer.Option(help="The config to write.")] = Path("config/config.yaml"),
     force: Annotated[bool, typer.Option("--force", help="Replace --output if it exists.")] = False,
 ) -> None:
-    """Write a project's config from a recipe of config/recipes/, or list the recipes."""
+    """Write a project's config for a model and rows, or from a recipe of config/recipes/; or list the recipes."""
+    if model is not None or data is not None:
+        if model is None or data is None or recipe is not None:
+            raise UserError("write --model and --data, both, or --recipe alone")
+        from zerolora.first_config.first_config import first_config
+
+        for line in first_config(model, data, output, force):
+            typer.echo(line)
+        result(f"{output} is written; train with `make run`")
+        return
     from zerolora.config import recipes
 
     folder = recipes.find(Path.cwd())

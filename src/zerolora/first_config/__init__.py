@@ -1,0 +1,1 @@
+"""The first config of a project, from a model, a file of rows and this machine."""

@@ -1,0 +1,88 @@
+"""The base model that a user names: a directory, or a repository of the Hugging Face Hub."""
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from zerolora.config.values import LONGEST_NAME
+from zerolora.errors import UserError, shown
+from zerolora.fetch.hub_client import explained_errors
+from zerolora.fetch.model_sources import NOT_READ, SMALL_HUB_FILES
+from zerolora.files import MANIFEST, write_json
+from zerolora.model.manifest import is_weight, model_files
+
+REPOSITORY = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
+UNKNOWN = "unknown"
+"""The licence of a model that states none."""
+
+
+class GivenModel(NamedTuple):
+    """A base model for the config."""
+
+    name: str
+    group: str
+    """Its group in `fetch`."""
+    entry: dict[str, str]
+    """Its entry there."""
+    files: Path
+    """Directory with its config, tokenizer and templates, and a manifest without hashes."""
+
+
+def given_model(text: str, into: Path) -> GivenModel:
+    """Return the model of a directory or of NAME[@REVISION], with its small files in `into`.
+
+    Of a repository the commit and the licence are looked up. Raises UserError if there is no such model, or if it
+    cannot be looked up.
+    """
+    directory, match = Path(text), REPOSITORY.fullmatch(text)
+    if directory.is_dir():
+        for path in model_files(directory):
+            if not is_weight(path.name):
+                shutil.copyfile(path, into / path.name)
+        entry = {"path": text, "license": _license_of(directory)}
+        group, name = "directory", directory.resolve().name
+    elif match:
+        group, (repository, revision) = "hub", match.groups()
+        entry = _looked_up(repository, revision, into)
+        name = repository.partition("/")[2]
+    else:
+        raise UserError(
+            f"--model {shown(text)}: no such directory, and no repository; write a directory with config.json and "
+            "safetensors, or a name on the hub, as in Qwen/Qwen2.5-0.5B-Instruct"
+        )
+    if not (into / "config.json").is_file():
+        raise UserError(f"--model {shown(text)}: has no config.json; write the directory of a transformers model")
+    write_json(into / MANIFEST, {"files": {}})
+    return GivenModel(slug(name, "model"), group, entry, into)
+
+
+def slug(text: str, otherwise: str) -> str:
+    """Return a text as a name in the config: lower-case letters, digits, - and _."""
+    return re.sub(r"[^a-z0-9_]+", "-", text.lower()).strip("-_")[:LONGEST_NAME] or otherwise
+
+
+def _license_of(directory: Path) -> str:
+    """Return the licence that a model's README.md states."""
+    from huggingface_hub import metadata_load
+
+    readme = directory / "README.md"
+    try:
+        stated = (metadata_load(readme) or {}).get("license") if readme.is_file() else None
+    except (ValueError, OSError):  # no YAML; the README is no input of any stage
+        stated = None
+    return str(stated or UNKNOWN)
+
+
+def _looked_up(repository: str, revision: str | None, into: Path) -> dict[str, str]:
+    """Return the hub's entry of a repository: the commit of the revision, and its licence. Download its small files."""
+    from huggingface_hub import HfApi, snapshot_download
+
+    name = f"model {repository}" + (f" at {revision}" if revision else "")
+    with explained_errors(name, "model"):
+        about: Any = HfApi().model_info(repository, revision=revision)
+        snapshot_download(
+            repository, revision=about.sha, allow_patterns=SMALL_HUB_FILES, ignore_patterns=NOT_READ, local_dir=into
+        )
+    stated = getattr(about.card_data, "license", None) if about.card_data else None
+    return {"repository": repository, "revision": about.sha, "license": str(stated or UNKNOWN)}

@@ -1,0 +1,171 @@
+"""A config from a model, rows and this machine: `zerolora init --model … --data …`."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import refusal, served, write_rows
+from loopback_hub import REPOSITORY, REVISION, Hub, serving
+from pretended_driver import PretendedDriver
+
+from zerolora.config.file import load
+from zerolora.config.resolve import resolve
+from zerolora.first_config import first_config as module
+from zerolora.first_config.first_config import first_config
+from zerolora.machine import devices
+
+LICENSED = "---\nlicense: apache-2.0\n---\n# A model\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder with a model and 40 rows, in which the test runs."""
+    shutil.copytree(tiny_model, tmp_path / "My Model")
+    (tmp_path / "My Model/README.md").write_text(LICENSED)
+    write_rows(tmp_path / "rows.json", 40)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def init(folder: Path, *options: str, model: str = "My Model", data: str = "rows.json") -> Any:
+    command = ("zerolora", "init", "--model", model, "--data", data, "--output", "config.yaml", *options)
+    return served(*command, directory=folder)
+
+
+def test_config_is_short_and_its_plan_is_printed(folder: Path) -> None:
+    result = init(folder)
+    assert result.returncode == 0, result.stderr
+    text = (folder / "config.yaml").read_text()
+    assert len(text.splitlines()) <= 12
+    assert text.startswith("# zerolora init --model 'My Model' --data rows.json\n")
+    config = load(folder / "config.yaml")
+    assert config.fetch.directory["my-model"].model_dump() == {"path": "My Model", "license": "apache-2.0"}
+    assert config.prepare["rows"].split.model_dump() == {"validation": 2, "test": 2}
+    run = resolve(config).runs["rows"]
+    assert (run.dataset, run.render.strategy, config.hardware.device) == ("rows", "auto", "cpu")
+    data, row, trains, fits, takes = result.stdout.splitlines()
+    longest = resolve(config).prepare["rows"].max_length
+    assert "36 rows of alpaca, the longest of " in data and "2 more for validation and 2 for the test" in data
+    assert longest % 64 == 0 and longest - 64 < int(data.partition("longest of ")[2].split()[0]) <= longest
+    assert "user⏎" in row and row.partition("「")[2].partition("」")[0].startswith("王大丫丫的回答是")
+    assert "lora, " in trains and " 4 steps" in trains
+    assert " of the machine" in fits and "minutes, predicted" in takes
+    assert "config.yaml is written; train with `make run`" in result.stderr
+
+
+def test_rows_beyond_the_models_positions_are_counted(folder: Path) -> None:
+    rows = [{"instruction": f"{number}", "output": "a" * (600 if number < 3 else 9)} for number in range(40)]
+    (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    result = init(folder, data="rows.jsonl")
+    assert "3 rows are longer than the model's 512 tokens and left out" in result.stdout
+    assert load(folder / "config.yaml").prepare["rows"].too_long == "drop"
+
+
+def test_an_existing_config_stays(folder: Path) -> None:
+    (folder / "config.yaml").write_text("mine")
+    result = init(folder)
+    assert result.returncode == 2 and (folder / "config.yaml").read_text() == "mine"
+    assert result.stderr.endswith("config.yaml: exists; write --force to replace it, or another --output\n")
+    assert init(folder, "--force").returncode == 0
+
+
+MISTAKES: list[tuple[dict[str, str], str]] = [
+    ({"model": "nowhere"}, "--model 'nowhere': no such directory, and no repository; write a directory"),
+    ({"model": "empty"}, "--model 'empty': has no config.json"),
+    ({"data": "few.json"}, "--data few.json: has 19 rows; write a file of at least 20"),
+    ({"data": "none.json"}, "none.json"),
+]
+
+
+@pytest.mark.parametrize(("given", "said"), MISTAKES)
+def test_mistake_is_one_line_and_writes_nothing(folder: Path, given: dict[str, str], said: str) -> None:
+    (folder / "empty").mkdir()
+    write_rows(folder / "few.json", 19)
+    result = init(folder, **given)
+    assert result.returncode == 2 and not (folder / "config.yaml").exists()
+    assert said in result.stderr.splitlines()[-1] and "Traceback" not in result.stderr
+
+
+def test_model_and_data_come_together(folder: Path) -> None:
+    for options in (["--model", "My Model"], ["--model", "My Model", "--data", "rows.json", "--recipe", "any"]):
+        result = served("zerolora", "init", *options, directory=folder)
+        assert result.returncode == 2
+        assert "write --model and --data, both, or --recipe alone" in result.stderr
+
+
+@pytest.fixture
+def hub(tiny_model: Path) -> Iterator[Hub]:
+    files = {path.name: path.read_bytes() for path in tiny_model.iterdir()}
+    with serving(Hub(files | {"README.md": LICENSED.encode()})) as server:
+        server.card = {"license": "apache-2.0"}
+        yield server
+
+
+@pytest.mark.parametrize("revision", ["", "@main", f"@{REVISION}"])
+def test_commit_and_licence_of_a_repository_are_looked_up(folder: Path, hub: Hub, revision: str) -> None:
+    """In a new process: the client reads its endpoint at import."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    options = ["--model", f"{REPOSITORY}{revision}", "--data", "rows.json", "--output", "config.yaml"]
+    result = subprocess.run(
+        [sys.executable, "-m", "zerolora", "init", *options],
+        env={**environment, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(folder / "home")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    entry = yaml.safe_load((folder / "config.yaml").read_text())["fetch"]["hub"]["data"]
+    assert entry == {"repository": REPOSITORY, "revision": REVISION, "license": "apache-2.0"}
+    assert not [name for name in hub.downloads() if name.endswith(".safetensors")]
+
+
+def test_gpus_of_this_machine_are_planned_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "torch_build", lambda: ("2.13.0+cu130", "13.0"))
+    monkeypatch.setattr(devices, "driver_library", lambda: PretendedDriver(9.0, 8.0))
+    monkeypatch.delenv(devices.VISIBLE, raising=False)
+    lines = [*first_config("My Model", "rows.json", Path("config.yaml"), force=False)]
+    config = load(folder / "config.yaml")
+    hardware = config.hardware
+    assert (hardware.device, hardware.gpus_per_node, hardware.gpu_memory) == ("cuda", 2, "81920MiB")
+    assert hardware.compute_capability == 8.0 and config.train.ranks_per_node == 2
+    assert " of a GPU's 81920MiB, " in lines[3]
+
+
+def test_what_fits_only_in_4_bits_is_planned_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of 7B on a GPU of 12 GiB, from its config alone."""
+    source = Path(__file__).parents[2] / "config/recipes/models/qwen2.5-7b.json"
+    monkeypatch.setattr(devices, "torch_build", lambda: ("2.13.0+cu130", "13.0"))
+    monkeypatch.setattr(devices, "driver_library", lambda: PretendedDriver(8.6, memory=12 * 2**30))
+    monkeypatch.setattr(module.psutil, "virtual_memory", lambda: type("Memory", (), {"total": 64 * 2**30}))
+    monkeypatch.delenv(devices.VISIBLE, raising=False)
+    shutil.copyfile(source, folder / "My Model/config.json")
+    lines = [*first_config("My Model", "rows.json", Path("config.yaml"), force=False)]
+    assert load(folder / "config.yaml").train.method == "qlora"
+    assert lines[2].startswith("trains  qlora, ")
+
+
+def test_what_does_not_fit_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.psutil, "virtual_memory", lambda: type("Memory", (), {"total": 2**30}))
+    source = Path(__file__).parents[2] / "config/recipes/models/qwen2.5-7b.json"
+    shutil.copyfile(source, folder / "My Model/config.json")
+    with pytest.raises(Exception, match="nothing fits"):
+        [*first_config("My Model", "rows.json", Path("config.yaml"), force=False)]
+    assert not (folder / "config.yaml").exists()
+
+
+def test_a_readme_without_metadata_leaves_the_licence_open(folder: Path) -> None:
+    (folder / "My Model/README.md").write_text("---\n- [broken\n---\n")
+    assert init(folder).returncode == 0
+    assert "license: unknown}  # its README.md states no licence" in (folder / "config.yaml").read_text()
+
+
+def test_refusals_are_one_line(folder: Path) -> None:
+    said = refusal(lambda: [*first_config("a b", "rows.json", Path("config.yaml"), force=False)])
+    assert said.startswith("--model 'a b': no such directory")

@@ -1,0 +1,21 @@
+"""What `zerolora init` writes for a model and rows, run to its end."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+from conftest import Project
+
+pytestmark = [pytest.mark.slow]
+
+
+def test_a_model_and_a_file_become_an_adapter(make_project: Callable[[str], Project]) -> None:
+    """Slow: a whole run. Both engines have nothing to do afterwards."""
+    project = make_project("own")
+    said = project.run("zerolora", "init", "--model", "model", "--data", "rows.json", "--force")
+    assert said.stdout.count("\n") == 5
+    project.snakemake("all")
+    trained = json.loads((project.directory / "results/rows/metrics/train.json").read_text())
+    assert trained["steps"] == 2 and (project.directory / "results/rows/report.html").is_file()
+    assert "Nothing to be done" in project.snakemake("all").stderr
+    assert "up to date" in project.run("dvc", "status").stdout
