@@ -206,6 +206,8 @@ MISTAKES = [
     ("render.strategy", "config/deepspeed/none.json", ["render.strategy", "none.json", "no such file"]),
     ("prepare.rows.model", "huge", ["prepare.rows.model", "'huge'", "tiny"]),
     ("prepare.rows.split.test", -1, ["prepare.rows.split.test", "0 or more"]),
+    ("prepare.rows.split.test", 1.5, ["prepare.rows.split.test", "whole number of rows, or a share below 1"]),
+    ("prepare.rows.split.test", True, ["prepare.rows.split.test", "a number of rows, 0 or more, or their share"]),
     ("prepare.rows.split.test", 0, ["prepare.rows.split.test", "0 rows, and no source is the test split", "1 or more"]),
     ("prepare.rows.format", "alpacca", ["prepare.rows.format", "'alpacca'", "alpaca, messages"]),
     ("prepare.rows.columns", {"question": "q"}, ["prepare.rows.columns", "question", "instruction"]),

@@ -86,7 +86,7 @@ def test_an_example_of_axolotl(tmp_path: Path) -> None:
     assert (rows["max_length"], rows["loss"], rows["pad_token"]) == (512, "assistant", "<|end_of_text|>")
     assert written["fetch"]["directory"]["llama-3-70b-fp16"]["path"] == "models/llama-3-70b-fp16"
     lines = by_key(translation)
-    assert lines["val_set_size"][0] == "differs"
+    assert lines["val_set_size"][0] == "translated" and rows["split"]["validation"] == 0.05
     assert lines["fsdp_config.fsdp_state_dict_type"] == ("no equal", FORMATS["axolotl"].rules["fsdp_config"].remark)
 
 
@@ -341,12 +341,20 @@ def test_programs_are_refused_and_not_run(tmp_path: Path, suffix: str, said: str
 
 
 @pytest.mark.parametrize(("text", "key"), [(AXOLOTL, "val_set_size"), (FACTORY, "val_size")])
-@pytest.mark.parametrize("size", ["0.05", "0"])
+@pytest.mark.parametrize("size", ["1.5", "0"])
 def test_another_number_of_validation_rows_changes_the_result(tmp_path: Path, text: str, key: str, size: str) -> None:
     translation, written = of(f"{text}{key}: {size}\n", tmp_path)
     (line,) = (line for line in translation.of(CHANGES) if line.key == key)
     assert "200 is written" in line.text and size in line.text.replace("no rows there", "0")
     assert written["prepare"]["rows"]["split"]["validation"] == 200
+
+
+@pytest.mark.parametrize(("text", "key"), [(AXOLOTL, "val_set_size"), (FACTORY, "val_size")])
+@pytest.mark.parametrize("size", [0.05, 300])
+def test_a_share_of_validation_rows_stays_one(tmp_path: Path, text: str, key: str, size: float) -> None:
+    translation, written = of(f"{text}{key}: {size}\n", tmp_path)
+    assert written["prepare"]["rows"]["split"]["validation"] == size
+    assert by_key(translation)[key][0] == "translated"
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,11 @@ def test_only_the_answer_and_its_stop_token_are_supervised(folder: Folder, token
     assert [len(open_split(folder.output, name)) for name in SPLITS] == [12, 4, 4]
 
 
+def test_a_share_of_the_rows_is_held_out_and_at_least_one(folder: Folder) -> None:
+    folder.prepare(ROWS, split={"validation": 0.2, "test": 0.01})
+    assert [len(open_split(folder.output, name)) for name in SPLITS] == [15, 4, 1]
+
+
 MANY = [{"instruction": f"{number}=", "input": "", "output": str(number)} for number in range(3500)]
 
 

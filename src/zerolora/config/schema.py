@@ -49,6 +49,7 @@ from zerolora.config.values import (
     Resume,
     Role,
     RowField,
+    RowsOrShare,
     ScheduleName,
     Seed,
     Sha256,
@@ -196,12 +197,13 @@ def data_folders(fetch: Fetch) -> dict[str, str]:
 
 
 class Split(Section):
-    """Number of held-out rows, drawn from the sources that are not assigned to a split. The rest is for training."""
+    """Held-out rows, drawn from the sources that are not assigned to a split. The rest is for training."""
 
-    validation: Annotated[int, Field(ge=0)]
-    """Validation rows, for choosing hyperparameters. 0 only if a source is the validation split."""
-    test: Annotated[int, Field(ge=0)]
-    """Test rows, never used for a choice. 0 only if a source is the test split."""
+    validation: RowsOrShare
+    """Validation rows, for choosing hyperparameters: their number, or their share of the rows, e.g. 0.05. 0 only if a
+    source is the validation split."""
+    test: RowsOrShare
+    """Test rows, never used for a choice: their number or share. 0 only if a source is the test split."""
 
 
 class Source(Section):

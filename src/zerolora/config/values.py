@@ -58,6 +58,16 @@ def _name(value: str) -> str:
     return value
 
 
+def _rows_or_share(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (value >= 0):
+        raise ValueError("write a number of rows, 0 or more, or their share, as in 0.05")
+    if 0 < value < 1:
+        return float(value)
+    if value != value // 1:
+        raise ValueError("write a whole number of rows, or a share below 1, as in 0.05")
+    return int(value)
+
+
 def _size(example: str, zero: bool = False) -> BeforeValidator:
     def check(value: Any) -> Any:
         if not isinstance(value, str):
@@ -173,6 +183,7 @@ Condition = Annotated[str, AfterValidator(_condition)]
 Size = Annotated[str, _size("80GiB")]
 SizeOrZero = Annotated[str, _size("2GiB or 0GiB", zero=True)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
+RowsOrShare = Annotated[int | float, BeforeValidator(_rows_or_share), Field(ge=0)]
 Role = Literal["system", "user", "assistant", "tool"]
 RowField = Annotated[str, _one_of(FIELDS)]
 COLUMNS = Field(json_schema_extra={"propertyNames": {"enum": list(FIELDS)}})

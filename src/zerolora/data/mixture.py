@@ -81,13 +81,18 @@ def _split(index: Index, settings: PrepareSettings, sources: Sequence[Source], k
     own = np.array([SPLITS.index(source.split) if source.split else -1 for source in sources], np.int8)[index.source]
     drawn = array("I", np.flatnonzero(kept & (own < 0)).astype(np.uint32).tobytes())
     random.Random(settings.seed).shuffle(drawn)  # noqa: S311 - data, not secrets
-    validation, test = settings.split.validation, settings.split.test
+    validation, test = (_held_out(getattr(settings.split, name), len(drawn)) for name in SPLITS[1:])
     if len(drawn) < validation + test or (len(drawn) == validation + test and not (kept & (own == 0)).any()):
         raise _TooFewError(f"has {counted(len(drawn), 'row')}, and split takes {validation + test:,}", "lower split")
     order = np.frombuffer(drawn, dtype=np.uint32) if len(drawn) else np.zeros(0, np.uint32)
     train = len(order) - validation - test
     parts = np.split(order, [train, train + validation])
     return [np.concatenate([part, np.flatnonzero(kept & (own == number))]) for number, part in enumerate(parts)]
+
+
+def _held_out(wanted: int | float, rows: int) -> int:
+    """Return the number of rows of a split; of a share of the rows, at least one."""
+    return wanted if isinstance(wanted, int) else max(1, round(wanted * rows))
 
 
 def _leaks(index: Index, split: list[np.ndarray], drop: bool) -> dict[str, int]:

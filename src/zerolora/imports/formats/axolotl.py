@@ -381,7 +381,7 @@ FORMAT = Format(
         "shuffle_merged_datasets": common.only(True, "rows are always shuffled by the seed"),
         "curriculum_sampling": lost("rows are always shuffled by the seed"),
         "dataset_exact_deduplication": common.offered("prepare.rows.duplicates", "drop"),
-        "val_set_size": Rule("prepare.rows.split.validation", common.validation, "a fraction there, a number here"),
+        "val_set_size": Rule("prepare.rows.split.validation", common.validation),
         "chat_template": Rule(
             "prepare.rows.template",
             axolotl_data.template,

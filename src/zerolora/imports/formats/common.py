@@ -196,19 +196,17 @@ def steps(path: str) -> Rule:
 
 
 def validation(value: Any, draft: Draft) -> str | None:
-    """Store the number of validation rows."""
+    """Store the number of validation rows, or their share."""
     size = number(value)
     if not 0 <= size < LARGEST:
         raise NoEqual(f"{shown(value)} is neither a fraction nor a number of rows; {ROWS} is written", FILL_IN)
-    if size >= 1 and size == int(size):
-        draft.facts["validation"] = int(size)
+    if 0 < size < 1 or (size >= 1 and size == int(size)):
+        draft.facts["validation"] = size if size < 1 else int(size)
         return None
     draft.facts["validation"] = ROWS
     if not size:
         return Remark(f"no rows there, but some are needed here: {ROWS} is written and not trained on", CHANGES)
-    return Remark(
-        f"{size:g} of the rows there, a number here: {ROWS} is written, regardless of the number of rows; correct it"
-    )
+    return Remark(f"{size:g} is no whole number of rows: {ROWS} is written; correct it", CHANGES)
 
 
 def _precision(name: str) -> Rule:

@@ -338,7 +338,7 @@ FORMAT = Format(
         "packing": fact("packing", "pack.packing", flag, "rows attend to each other there without neat_packing"),
         "neat_packing": fact("neat", "pack.packing", flag),
         "block_diag_attn": idle("rows in a packed row do not attend to each other"),
-        "val_size": Rule("prepare.rows.split.validation", common.validation, "a fraction there, a number here"),
+        "val_size": Rule("prepare.rows.split.validation", common.validation),
         "disable_shuffling": lost("rows are always shuffled by the seed"),
         "overwrite_cache": idle("stages rerun when their inputs change"),
         **each(
