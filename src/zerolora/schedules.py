@@ -1,10 +1,11 @@
-"""The learning-rate schedules of `train.schedule` and their options; train/schedule.py computes them.
+"""The number of steps of a run, and the learning-rate schedules of `train.schedule`; train/schedule.py computes them.
 
 Names, options and defaults are those of transformers/optimization.py, without reduce_lr_on_plateau and greedy, which
 depend on the loss.
 """
 
 import math
+from fractions import Fraction
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -14,6 +15,12 @@ from zerolora.units import counted
 
 WARMUP_RATIO = 0.03
 """Default of train.warmup_ratio."""
+
+
+def steps_in(rows: int, epochs: float, global_batch: int) -> int:
+    """Return the number of whole global batches in so many passes over the rows, or parts of one."""
+    return int(rows * Fraction(str(epochs)) // global_batch)
+
 
 Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]

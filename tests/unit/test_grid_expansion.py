@@ -137,7 +137,7 @@ def test_names_are_unique_and_stable(over: dict[str, list[Any]], random: Any, va
         ({"over": {"dataset": ["rows"]}}, "over.dataset: the grid also sets dataset: 'rows' for all its runs;"),
         ({"over": {"dataset": ["none"]}, "dataset": None}, "over.dataset: 'none' is not a data set of prepare;"),
         ({"dataset": "none"}, "grids.sweep.dataset: 'none' is not a data set of prepare; write one of rows"),
-        ({"train": {"epochs": 0}}, "grids.sweep.train.epochs: 0 is not valid; write 1 or more"),
+        ({"train": {"epochs": 0}}, "grids.sweep.train.epochs: 0 is not valid; write more than 0"),
         ({"train": {"sedd": 0}}, "grids.sweep.train.sedd: there is no such key"),
         ({"prepare": {}}, "grids.sweep.prepare: prepare is shared by all runs"),
         (

@@ -23,6 +23,8 @@ def test_epochs_see_every_row_once_except_a_remainder(
     assert epochs * len(work) - seen.sum() < global_batch
     assert np.array_equal(order, global_batches(work, seed, global_batch, epochs))
     # A run with one more epoch starts with it.
+    part = global_batches(work, seed, global_batch, epochs - 0.25)
+    assert len(part) == int(len(work) * (epochs - 0.25) // global_batch) and np.array_equal(part, order[: len(part)])
     longer = global_batches(work, seed, global_batch, epochs + 1)
     assert np.array_equal(order, longer[: len(order)])
 

@@ -35,6 +35,7 @@ from zerolora.config.values import (
     Commit,
     Condition,
     Endpoint,
+    Epochs,
     Expression,
     Format,
     Jinja,
@@ -345,8 +346,8 @@ class TrainSection(MethodSections):
     compiled once (docs/compile.md)."""
     global_batch: Positive = 8
     """Packed rows per optimizer step, over all ranks. The order of the data depends only on it and the seed."""
-    epochs: Positive = 1
-    """Number of passes over the training rows."""
+    epochs: Epochs = 1
+    """Number of passes over the training rows, e.g. 3, or 0.5 for half of them."""
     max_steps: Positive | None = None
     """Stop after this many optimizer steps."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4

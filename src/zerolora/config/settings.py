@@ -10,7 +10,7 @@ from pydantic import Field
 from zerolora.config import schema
 from zerolora.config.method_sections import MethodSections
 from zerolora.config.section import AlwaysCompared, Section
-from zerolora.config.values import AnyCheck, Check, ObjectiveName, OptimizerName
+from zerolora.config.values import AnyCheck, Check, Epochs, ObjectiveName, OptimizerName
 from zerolora.types import Attention, Device, EngineName, Kernels, Precision
 
 
@@ -125,7 +125,7 @@ class RenderSettings(EstimateSettings):
     user_config: dict[str, Any] | None
     """Content of the user's DeepSpeed JSON; None for a named strategy."""
     gradient_clipping: float
-    epochs: int
+    epochs: Epochs
     max_steps: int | None
     validation_steps: int | None
     nvme: str | None

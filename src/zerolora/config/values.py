@@ -68,6 +68,11 @@ def _rows_or_share(value: Any) -> Any:
     return int(value)
 
 
+def _epochs(value: Any) -> Any:
+    """Return a whole number of epochs as an integer, so that 2 and 2.0 are the same run."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def _size(example: str, zero: bool = False) -> BeforeValidator:
     def check(value: Any) -> Any:
         if not isinstance(value, str):
@@ -183,6 +188,7 @@ Condition = Annotated[str, AfterValidator(_condition)]
 Size = Annotated[str, _size("80GiB")]
 SizeOrZero = Annotated[str, _size("2GiB or 0GiB", zero=True)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Epochs = Annotated[int | float, BeforeValidator(_epochs), Field(gt=0, lt=2**31)]
 RowsOrShare = Annotated[int | float, BeforeValidator(_rows_or_share), Field(ge=0)]
 Role = Literal["system", "user", "assistant", "tool"]
 RowField = Annotated[str, _one_of(FIELDS)]

@@ -15,6 +15,7 @@ from zerolora.memory.estimate import Capacity, estimated, world_size
 from zerolora.memory.table import rows as memory_table
 from zerolora.memory.training_spec import RowStatistics
 from zerolora.planner.candidates import Candidate, Choice, Planning, candidates, open_specs, predicted
+from zerolora.schedules import steps_in
 from zerolora.strategies import STRATEGIES
 from zerolora.strategies.deepspeed_zero import RISKY, ZERO
 from zerolora.strategies.strategy import Placement, Strategy
@@ -235,7 +236,7 @@ def summary(candidates: Sequence[Candidate], settings: RenderSettings, rows: Row
 
 def steps_of(settings: RenderSettings, rows: RowStatistics) -> int:
     """Return the optimizer steps of a run."""
-    steps = rows.packed_rows * settings.epochs // settings.global_batch
+    steps = steps_in(rows.packed_rows, settings.epochs, settings.global_batch)
     return min(steps, settings.max_steps or steps)
 
 

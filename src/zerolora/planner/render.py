@@ -100,7 +100,7 @@ def _check_one_step(settings: RenderSettings, rows: RowStatistics) -> None:
 
     `render` is the first stage that reads both numbers; runs that share `pack` may differ in them.
     """
-    available, share = rows.packed_rows * settings.epochs, data_ranks(settings) * (settings.micro_batch or 1)
+    available, share = int(rows.packed_rows * settings.epochs), data_ranks(settings) * (settings.micro_batch or 1)
     if available >= settings.global_batch:
         return
     kind, packing = ("packed rows", ", or pack.packing: false") if rows.packing else ("rows", "")

@@ -54,7 +54,7 @@ class Batches:
         if len(self.order) == 0:
             raise UserError(
                 f"train.global_batch is {plan.global_batch}, but {plan.epochs} epochs have only "
-                f"{len(self.work) * plan.epochs} rows; lower it"
+                f"{int(len(self.work) * plan.epochs)} rows; lower it"
             )
         self.order = self.order[: plan.max_steps]
         self.planned = self.steps = len(self.order)

@@ -1,13 +1,19 @@
 """The packed rows of each global batch, and their assignment to ranks."""
 
+import math
+
 import numpy as np
+
+from zerolora.schedules import steps_in
 
 WINDOW = 50
 """Global batches within which rows are grouped by work, as transformers groups by length (trainer_pt_utils.py,
 get_length_grouped_indices). A larger window makes rows more alike and the order less random."""
 
 
-def global_batches(work: np.ndarray, seed: int, global_batch: int, epochs: int, first: int | None = None) -> np.ndarray:
+def global_batches(
+    work: np.ndarray, seed: int, global_batch: int, epochs: float, first: int | None = None
+) -> np.ndarray:
     """Return the packed rows of every optimizer step, [steps, global_batch]; they depend only on seed and global batch.
 
     `work` is each packed row's attention work, the sum of its squared row lengths. Each epoch is a shuffle; within
@@ -15,11 +21,12 @@ def global_batches(work: np.ndarray, seed: int, global_batch: int, epochs: int, 
     the rows of a global batch are similar, and ranks wait little for each other. The global batch of the packed row
     `first`, by default the one of most work, comes first: that row needs most memory, so a run that does not fit fails
     at once. Rows left after the last whole global batch of an epoch join the next epoch; those of the last are unused.
+    A part of an epoch is the beginning of a whole one.
     """
     first = int(work.argmax()) if first is None else first
     steps = [np.zeros((0, global_batch), dtype=np.int64)]
     left = np.array([first])
-    for epoch in range(epochs):
+    for epoch in range(math.ceil(epochs)):
         draw = np.random.default_rng([seed, epoch])
         shuffled = draw.permutation(len(work))
         rows = np.concatenate([left, shuffled if epoch else shuffled[shuffled != first]])
@@ -33,7 +40,7 @@ def global_batches(work: np.ndarray, seed: int, global_batch: int, epochs: int, 
     if len(result):
         holding = int((result[:WINDOW] == first).any(1).argmax())
         result[[0, holding]] = result[[holding, 0]]
-    return result
+    return result[: steps_in(len(work), epochs, global_batch)]
 
 
 def assign(work: np.ndarray, ranks: int, micro_batch: int) -> np.ndarray:

@@ -426,7 +426,7 @@ FORMAT = Format(
         "micro_batch_size": fact("micro_batch", "train.micro_batch, train.global_batch", whole),
         "batch_size": none("write train.global_batch", FILL_IN),
         "eval_batch_size": idle("chosen by evaluate.batch: auto"),
-        "num_epochs": Rule("train.epochs", common.epochs, "a whole number here"),
+        "num_epochs": Rule("train.epochs", common.epochs),
         "max_steps": common.steps("train.max_steps"),
         "optimizer": common.optimizer_rule(),
         **each("embedding_lr embedding_lr_scale lr_groups", lost("all weights have the same learning rate")),

@@ -170,13 +170,12 @@ def _warmup(value: Any, draft: Draft) -> str | None:
 
 
 def epochs(value: Any, draft: Draft) -> str | None:
-    """Set train.epochs, rounded to an integer."""
+    """Set train.epochs."""
     count = number(value)
     if not 0 < count < 2**31:
         raise NoEqual(f"{shown(value)} is not a number of epochs")
-    rounded = max(1, round(count))
-    draft.set("train.epochs", rounded)
-    return None if rounded == count else f"{count:g} is rounded to {rounded}, since epochs are whole here"
+    draft.set("train.epochs", int(count) if count == int(count) else count)
+    return None
 
 
 def steps(path: str) -> Rule:

@@ -361,7 +361,7 @@ FORMAT = Format(
             "accumulation", "train.global_batch", whole, "times batch size and number of GPUs"
         ),
         "per_device_eval_batch_size": idle("chosen by evaluate.batch: auto"),
-        "num_train_epochs": Rule("train.epochs", common.epochs, "a whole number here"),
+        "num_train_epochs": Rule("train.epochs", common.epochs),
         "max_steps": unless_off(common.steps("train.max_steps")),
         "lr_scheduler_type": common.schedule_rule(),
         "optim": common.optimizer_rule(),
