@@ -22,6 +22,11 @@ def steps_in(rows: int, epochs: float, global_batch: int) -> int:
     return int(rows * Fraction(str(epochs)) // global_batch)
 
 
+def every(interval: float, steps: int) -> int:
+    """Return an interval in steps; below 1 it is a share of all steps."""
+    return int(interval) if interval >= 1 else math.ceil(steps * Fraction(str(interval)))
+
+
 Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Cycles = Annotated[float, Field(gt=0)]

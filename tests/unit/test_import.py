@@ -78,6 +78,7 @@ def test_an_example_of_axolotl(tmp_path: Path) -> None:
     train |= {"quantization": {"type": "nf4"}, "ranks_per_node": 1, "global_batch": 4, "micro_batch": 1, "epochs": 4}
     train |= {"learning_rate": 1e-5, "optimizer": "adamw", "schedule": "cosine", "warmup_steps": 10}
     train |= {"weight_decay": 0.0, "gradient_clipping": 1.0, "activation_checkpointing": True, "attention": "flash"}
+    train |= {"validation_steps": 0.0625}  # four in each of four epochs
     assert written["train"] == train
     assert written["render"] == {"strategy": "fsdp_offload"}
     assert written["pack"] == {"packing": False}
@@ -891,7 +892,7 @@ def test_invalid_val_size_is_a_line(tmp_path: Path, size: str) -> None:
 
 def test_options_without_effect_are_not_changes(tmp_path: Path) -> None:
     quiet = (
-        "output_dir: x\ntf32: true\nlogging_steps: 1\nsaves_per_epoch: 1\nwandb_project: p\nstrict: false\n"
+        "output_dir: x\ntf32: true\nlogging_steps: 1\nwandb_project: p\nstrict: false\n"
         "flash_attn_cross_entropy: true\nplugins: [axolotl.integrations.liger.LigerPlugin]\nliger_rope: true\n"
         "lora_mlp_kernel: true\nsave_strategy: steps\ntorch_compile: true\nddp_timeout: 9\ndebug:\n"
     )
@@ -985,3 +986,27 @@ def test_documented_tables_are_current() -> None:
     text = import_table.DOCUMENT.read_text(encoding="utf-8")
     assert [match[2] for match in import_table.MARK.finditer(text)] == ["axolotl", "llamafactory", "deepspeed"]
     assert import_table.written(text) == text, "run `python docs/import_table.py`"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"{AXOLOTL}num_epochs: 2\nevals_per_epoch: 4\n", (0.125, "last")),
+        (f"{AXOLOTL}num_epochs: 2\nevals_per_epoch: 4\nsaves_per_epoch: 1\n", (0.125, None)),
+        (f"{AXOLOTL}eval_steps: 5\nsave_steps: 10\n", (5, None)),
+        (f"{AXOLOTL}num_epochs: 1\nevals_per_epoch: 1\n", (None, None)),  # as at the end of each training
+        (f"{AXOLOTL}evals_per_epoch: 2\nload_best_model_at_end: false\n", (0.5, "last")),
+        (f"{FACTORY}eval_strategy: epoch\nnum_train_epochs: 4.0\n", (0.25, "last")),
+        (f"{FACTORY}eval_strategy: steps\neval_steps: 0.1\n", (0.1, "last")),
+        (f"{FACTORY}eval_strategy: steps\neval_steps: 50\nload_best_model_at_end: true\n", (50, None)),
+        (f"{FACTORY}eval_strategy: no\neval_steps: 50\n", (None, None)),
+    ],
+)
+def test_validation_is_as_often_as_there(tmp_path: Path, text: str, expected: tuple[float | None, str | None]) -> None:
+    _, written = of(text, tmp_path)
+    assert (written["train"].get("validation_steps"), written["train"].get("keep")) == expected
+
+
+def test_epochs_may_be_fractions(tmp_path: Path) -> None:
+    translation, written = of(f"{FACTORY}num_train_epochs: 0.5\n", tmp_path)
+    assert written["train"]["epochs"] == 0.5 and by_key(translation)["num_train_epochs"][0] == "translated"

@@ -99,7 +99,7 @@ def test_pruning_matches_optunas_median_pruner(complete: list[list[float]], ours
     steps = (5, 10, 15)
     trials = [Outcome("complete", losses[-1], list(zip(steps, losses, strict=True))) for losses in complete]
     settings = {"device": "cpu", "validation_steps": 5, "stop_above": [each.model_dump() for each in bounds(trials)]}
-    validations = Validations(TrainSettings.model_validate(settings))
+    validations = Validations(TrainSettings.model_validate(settings), 100)
     study = optuna.create_study(pruner=optuna.pruners.MedianPruner(n_startup_trials=FEWEST))
     for trial in trials:
         frozen = optuna.trial.create_trial(value=trial.loss, intermediate_values=dict(trial.validations))

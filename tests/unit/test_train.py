@@ -355,7 +355,7 @@ def test_noise_depends_on_the_length_of_each_row() -> None:
 
 
 def validations(*losses: float, patience: int | None = None) -> Validations:
-    result = Validations(training_plan(validation_steps=10, patience=patience))
+    result = Validations(training_plan(validation_steps=10, patience=patience), 100)
     for number, each in enumerate(losses, start=1):
         result.add(10 * number, {"loss": each})
     return result
@@ -374,7 +374,7 @@ def validations(*losses: float, patience: int | None = None) -> Validations:
 def test_best_is_the_first_of_the_lowest(losses: tuple[float, ...], best: int, exhausted: bool) -> None:
     result = validations(*losses, patience=2)
     assert (result.best_of_all[0], result.exhausted) == (best, exhausted)
-    again = Validations(training_plan(validation_steps=10, patience=2))
+    again = Validations(training_plan(validation_steps=10, patience=2), 100)
     again.restore(result.state(), {})
     assert (again.best_of_all[0], again.exhausted) == (best, exhausted)
 
@@ -383,3 +383,9 @@ def test_step_is_validated_once() -> None:
     result = validations(1.0)
     assert [step for step in range(31) if result.due(step)] == [20, 30]
     assert not validations().due(0)
+
+
+@pytest.mark.parametrize(("interval", "steps", "due"), [(10, 25, [10, 20]), (0.25, 10, [3, 6, 9]), (0.5, 1, [1])])
+def test_an_interval_below_one_is_a_share_of_all_steps(interval: float, steps: int, due: list[int]) -> None:
+    validations = Validations(training_plan(validation_steps=interval), steps)
+    assert [step for step in range(1, steps + 1) if validations.due(step)] == due

@@ -56,6 +56,7 @@ from zerolora.config.values import (
     Sha256,
     Size,
     SizeOrZero,
+    StepsOrShare,
     Strategy,
     TargetName,
     TemplateName,
@@ -373,8 +374,9 @@ class TrainSection(MethodSections):
     arXiv 2310.05914)."""
     seed: Seed = 42
     """Seed of adapter initialization, dropout and the order of the rows."""
-    validation_steps: Positive | None = None
-    """Validate every N optimizer steps, in addition to the end of training."""
+    validation_steps: StepsOrShare | None = None
+    """Validate every N optimizer steps, or after each such share of all steps, e.g. 0.25, in addition to the end of
+    training."""
     patience: Positive | None = None
     """Stop early after N validations without a lower loss. Needs validation_steps."""
     stop_above: list[StopAbove] = []
@@ -382,8 +384,9 @@ class TrainSection(MethodSections):
     [{step: 20, loss: 1.5}]. Needs validation_steps. Set by searches that prune."""
     keep: Literal["best", "last"] = "best"
     """Adapter to save: best = lowest validation loss, if validation_steps is set; last = after the last step."""
-    checkpoint_steps: Positive | None = None
-    """Write a checkpoint every N optimizer steps, in addition to checkpoint_minutes."""
+    checkpoint_steps: StepsOrShare | None = None
+    """Write a checkpoint every N optimizer steps, or after each such share of all steps, in addition to
+    checkpoint_minutes."""
     checkpoint_minutes: Annotated[float, Field(gt=0)] = 10.0
     """Write a checkpoint when the last one is N minutes old; a crash costs at most that much training."""
     resume: Resume = "auto"

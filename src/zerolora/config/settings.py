@@ -10,7 +10,7 @@ from pydantic import Field
 from zerolora.config import schema
 from zerolora.config.method_sections import MethodSections
 from zerolora.config.section import AlwaysCompared, Section
-from zerolora.config.values import AnyCheck, Check, Epochs, ObjectiveName, OptimizerName
+from zerolora.config.values import AnyCheck, Check, Epochs, ObjectiveName, OptimizerName, StepsOrShare
 from zerolora.types import Attention, Device, EngineName, Kernels, Precision
 
 
@@ -127,7 +127,7 @@ class RenderSettings(EstimateSettings):
     gradient_clipping: float
     epochs: Epochs
     max_steps: int | None
-    validation_steps: int | None
+    validation_steps: StepsOrShare | None
     nvme: str | None
     hardware: HardwareSettings
     sections: MethodSections = MethodSections.model_construct()

@@ -68,6 +68,16 @@ def _rows_or_share(value: Any) -> Any:
     return int(value)
 
 
+def _steps_or_share(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (0 < value < 2**31):
+        raise ValueError("write a number of steps, 1 or more, or a share of all steps, as in 0.25")
+    if value < 1:
+        return float(value)
+    if value != int(value):
+        raise ValueError("write a whole number of steps, or a share of all steps below 1, as in 0.25")
+    return int(value)
+
+
 def _epochs(value: Any) -> Any:
     """Return a whole number of epochs as an integer, so that 2 and 2.0 are the same run."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
@@ -189,6 +199,7 @@ Size = Annotated[str, _size("80GiB")]
 SizeOrZero = Annotated[str, _size("2GiB or 0GiB", zero=True)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Epochs = Annotated[int | float, BeforeValidator(_epochs), Field(gt=0, lt=2**31)]
+StepsOrShare = Annotated[int | float, BeforeValidator(_steps_or_share), Field(gt=0, lt=2**31)]
 RowsOrShare = Annotated[int | float, BeforeValidator(_rows_or_share), Field(ge=0)]
 Role = Literal["system", "user", "assistant", "tool"]
 RowField = Annotated[str, _one_of(FIELDS)]

@@ -30,6 +30,7 @@ from zerolora.planner.candidates import Candidate, Planning, step_work
 from zerolora.planner.choice import steps_of
 from zerolora.planner.cost import OPERATIONS, step_seconds
 from zerolora.planner.run_hardware import hardware_of
+from zerolora.schedules import every
 from zerolora.strategies import STRATEGIES
 from zerolora.tensor_file import read_header
 
@@ -83,7 +84,7 @@ def training(candidate: Candidate, planning: Planning, canary: int = 0) -> Train
     settings, rows = planning.settings, planning.rows
     steps = steps_of(settings, rows)
     # An upper bound: validating a row takes less time than training on it.
-    validations = 1 + (steps // settings.validation_steps if settings.validation_steps else 0)
+    validations = 1 + (steps // every(settings.validation_steps, steps) if settings.validation_steps else 0)
     stepping = candidate.seconds * (steps + 2 * canary + validations * rows.validation_rows / settings.global_batch)
     prediction = predict(planning.model, candidate.spec)
     loads = settings.nodes * (3 if canary else 1)

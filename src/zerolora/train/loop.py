@@ -70,7 +70,7 @@ class Loop:
         """The objective's further metrics of each step."""
         self.loss_by_source = torch.zeros(sources, dtype=torch.float64)
         """Summed loss of all steps so far: [sources]."""
-        self.validations = Validations(plan)
+        self.validations = Validations(plan, batches.planned)
         self.resumes = 0
         self.seconds = 0.0
         """Seconds of training, without loading and pauses."""

@@ -38,6 +38,7 @@ from zerolora.model.spec import FEWEST
 from zerolora.model.stored_quantization import stored_precision
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.planner.zero_json import ZeroJson
+from zerolora.schedules import every
 from zerolora.train import common_prefix, earlier_adapter, kernels, schedule
 from zerolora.train.adapter import adapt, base_of, expected_tensors, method_of, save, starts_from_base
 from zerolora.train.base_model import loading_of
@@ -110,7 +111,7 @@ def train(
         paths.checkpoints,
         resume_key(plan, config, paths.data, paths.packing, paths.weights),
         run_fingerprint(plan, config, batches.steps),
-        every_steps=plan.checkpoint_steps,
+        every_steps=None if plan.checkpoint_steps is None else every(plan.checkpoint_steps, batches.planned),
         every_minutes=plan.checkpoint_minutes,
         keep=keep_checkpoints,
     )

@@ -6,14 +6,17 @@ import torch
 
 from zerolora.config.settings import TrainSettings
 from zerolora.errors import wording
+from zerolora.schedules import every
 from zerolora.train.objectives import OBJECTIVES
 
 
 class Validations:
     """Loss and metrics of the validations so far, and the adapter of the best."""
 
-    def __init__(self, settings: TrainSettings) -> None:
-        self.every, self.patience = settings.validation_steps, settings.patience
+    def __init__(self, settings: TrainSettings, steps: int) -> None:
+        """`steps`: those of the whole run."""
+        self.every = None if settings.validation_steps is None else every(settings.validation_steps, steps)
+        self.patience = settings.patience
         self.stop_above = {bar.step: bar.loss for bar in settings.stop_above}
         self.keeps_best = settings.keep == "best" and self.every is not None
         self.objective = OBJECTIVES[settings.objective]

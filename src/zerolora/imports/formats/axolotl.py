@@ -230,7 +230,19 @@ def _finish(draft: Draft) -> list[str]:
     lines += common.set_strategy(draft, "deepspeed or fsdp")
     lines += [*_schedule(draft), *_warmed_up(draft)]
     lines += axolotl_data.write_data(ours, draft)
+    _keep_best(draft)
     return lines + common.scaffold(draft)
+
+
+def _keep_best(draft: Draft) -> None:
+    """Note whether axolotl publishes the best adapter: unless told not to, if it saves whenever it validates, or at
+    multiples of that (core/builders/base.py, _configure_save_and_eval_strategy)."""
+    facts, train = draft.facts, draft.config.get("train", {})
+    evaluations, saves = facts.get("evaluations"), facts.get("saves")
+    by_epoch = bool(evaluations and saves and evaluations % saves == 0)
+    steps = train.get("checkpoint_steps"), train.get("validation_steps")
+    by_steps = all(isinstance(each, int) for each in steps) and steps[0] % steps[1] == 0
+    facts.setdefault("best", by_epoch or by_steps or "patience" in train)
 
 
 def _constant(value: Any, draft: Draft) -> str | None:
@@ -501,7 +513,7 @@ FORMAT = Format(
         **each("max_memory gpu_memory_limit", idle("write hardware.gpu_memory")),
         **each("experimental_skip_move_to_device torchdistx_path", idle("weights are always loaded in parts")),
         "use_ray": idle("`zerolora train` starts ranks itself, on a cluster by Slurm (docs/slurm.md)"),
-        "evals_per_epoch": idle("write train.validation_steps, a number of steps"),
+        "evals_per_epoch": unless_off(Rule("train.validation_steps", common.evaluations, "a share of all steps")),
         "eval_table_size": idle("the report shows report.examples answers"),
         "eval_max_new_tokens": same("evaluate.max_new_tokens", whole),
         **each("eval_causal_lm_metrics do_causal_lm_eval", idle("tasks are in docs/tasks.md")),
@@ -511,7 +523,8 @@ FORMAT = Format(
             "loss_watchdog_threshold loss_watchdog_patience",
             idle("training always warns of rising losses (docs/telemetry.md)"),
         ),
-        **each("saves_per_epoch save_first_step", idle("checkpoints are written by time: train.checkpoint_minutes")),
+        "saves_per_epoch": unless_off(fact("saves", "train.checkpoint_minutes", whole)),
+        **each("save_first_step", idle("checkpoints are written by time: train.checkpoint_minutes")),
         "save_strategy": Rule("", _saved, "checkpoints are written by time", NO_EFFECT),
         "auto_resume_from_checkpoints": idle("a run resumes from its last checkpoint automatically (train.resume)"),
         "profiler_steps": idle("telemetry.csv has the parts of each step"),

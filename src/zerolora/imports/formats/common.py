@@ -120,10 +120,10 @@ def shared_rules() -> dict[str, Rule]:
         "local_rank": idle("set by the launcher"),
         "ray_num_workers": idle("write train.nodes and train.ranks_per_node"),
         **each("dataloader_num_workers dataloader_pin_memory dataloader_prefetch_factor", PREPARED),
-        "eval_steps": unless_off(steps("train.validation_steps")),
-        **each("eval_strategy evaluation_strategy", VALIDATED),
-        "load_best_model_at_end": idle("train.keep: best is the default"),
-        "save_steps": unless_off(steps("train.checkpoint_steps")),
+        "eval_steps": unless_off(interval("train.validation_steps")),
+        **each("eval_strategy evaluation_strategy", Rule("train.validation_steps", _evaluated, "by its interval")),
+        "load_best_model_at_end": Rule("train.keep", _best, "true → best, false → last"),
+        "save_steps": unless_off(interval("train.checkpoint_steps")),
         "save_total_limit": unless_off(same("train.keep_checkpoints", whole)),
         "save_only_model": idle("checkpoints always contain everything needed to resume"),
         "save_safetensors": idle("weights are always safetensors"),
@@ -192,6 +192,57 @@ def steps(path: str) -> Rule:
         return None
 
     return Rule(path, translate)
+
+
+def interval(path: str) -> Rule:
+    """Return the rule of a number of steps or of a share of all; -1 means none."""
+
+    def translate(value: Any, draft: Draft) -> str | None:
+        if value == -1:
+            return None
+        if isinstance(value, float) and 0 < value < 1:
+            draft.set(path, value)
+            return None
+        try:
+            draft.set(path, whole(value))
+        except NoEqual:
+            raise NoEqual(f"{shown(value)} is not a number of steps, which {path} is", NO_EFFECT) from None
+        return None
+
+    return Rule(path, translate)
+
+
+def _evaluated(value: Any, draft: Draft) -> str | None:
+    """Note when transformers validates: never, by steps or after each epoch."""
+    if value in ("epoch", "no", False):
+        draft.facts["evaluations"] = 1 if value == "epoch" else 0
+    elif value != "steps":
+        raise NoEqual(f"{shown(value)} is not a strategy of evaluation; write train.validation_steps", NO_EFFECT)
+    return None
+
+
+def _best(value: Any, draft: Draft) -> str | None:
+    draft.facts["best"] = flag(value)
+    return None
+
+
+def evaluations(value: Any, draft: Draft) -> str | None:
+    """Note the validations in each epoch."""
+    draft.facts["evaluations"] = whole(value)
+    return None
+
+
+def set_validation(draft: Draft) -> None:
+    """Set train.validation_steps from the validations in an epoch, and train.keep if the best adapter is not wanted."""
+    train, facts = draft.config.setdefault("train", {}), draft.facts
+    count = facts.get("evaluations")
+    draft.key = ""
+    if count == 0:
+        train.pop("validation_steps", None)
+    elif count and count * train.get("epochs", 1) > 1:
+        draft.set("train.validation_steps", round(1 / (count * train.get("epochs", 1)), 6))
+    if "validation_steps" in train and facts.get("best") is False:
+        draft.set("train.keep", "last")
 
 
 def validation(value: Any, draft: Draft) -> str | None:
@@ -367,6 +418,7 @@ def scaffold(draft: Draft) -> list[str]:
     if betas := [key for key in ("beta1", "beta2") if key in facts]:
         draft.key = f"adam_{betas[0]}"
         draft.set("train.betas", [facts.get("beta1", 0.9), facts.get("beta2", 0.999)])
+    set_validation(draft)
     data = config["prepare"]["rows"]
     held_out = any(source.get("split") == "validation" for source in data.get("sources", {}).values())
     data["split"] = {"validation": 0 if held_out else facts.get("validation", ROWS), "test": ROWS}

@@ -210,6 +210,7 @@ def _finish(draft: Draft) -> list[str]:
     if "dataset" not in facts:
         draft.unlike.append(("dataset", "is missing: the file serves or exports a model and trains nothing"))
     lines += llamafactory_data.write_data(ours, draft)
+    facts.setdefault("best", False)  # of transformers; axolotl loads the best where it can
     return lines + common.scaffold(draft)
 
 
