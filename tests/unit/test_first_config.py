@@ -78,7 +78,7 @@ def test_an_existing_config_stays(folder: Path) -> None:
 
 MISTAKES: list[tuple[dict[str, str], str]] = [
     ({"model": "nowhere"}, "--model 'nowhere': no such directory, and no repository; write a directory"),
-    ({"model": "empty"}, "--model 'empty': has no config.json"),
+    ({"model": "empty"}, "empty: has no .safetensors weights"),
     ({"data": "few.json"}, "--data few.json: has 19 rows; write a file of at least 20"),
     ({"data": "none.json"}, "none.json"),
 ]
@@ -138,7 +138,7 @@ def test_gpus_of_this_machine_are_planned_for(folder: Path, monkeypatch: pytest.
     assert " of a GPU's 81920MiB, " in lines[3]
 
 
-def test_what_fits_only_in_4_bits_is_planned_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fits_only_offloaded_is_planned_in_4_bits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model of 7B on a GPU of 12 GiB, from its config alone."""
     source = Path(__file__).parents[2] / "config/recipes/models/qwen2.5-7b.json"
     monkeypatch.setattr(devices, "torch_build", lambda: ("2.13.0+cu130", "13.0"))

@@ -38,7 +38,7 @@ STEP = 64
 """Tokens to whose multiple the longest row is rounded up for max_length."""
 SHOWN_TOKENS = 200
 QUANTIZED = "qlora"
-"""Method for a model that does not fit otherwise."""
+"""Method for a model that fits only offloaded, or not at all."""
 
 
 class Plan(NamedTuple):
@@ -47,6 +47,16 @@ class Plan(NamedTuple):
     values: dict[str, Any]
     rendered: Any
     estimated: dict[str, Any]
+
+    @property
+    def strategy(self) -> str:
+        """The strategy that was chosen."""
+        return str(self.rendered["choice"]["ranked"][0]["strategy"])
+
+    @property
+    def seconds(self) -> float:
+        """Predicted seconds of training."""
+        return float(self.rendered["slurm_resources"]["seconds"])
 
 
 def first_config(model: str, data: str, output: Path, force: bool) -> Iterator[str]:
@@ -132,14 +142,21 @@ def _resolved(values: dict[str, Any], folder: Path) -> Resolved:
 
 
 def _planned(values: dict[str, Any], given: GivenModel, folder: Path) -> Plan:
-    """Return the plan of a run; of a quantized base if the model does not fit otherwise. Raises UserError if nothing
-    fits."""
+    """Return the plan of a run, on GPUs with a quantized base if that is predicted to be faster than to offload states.
+    Raises UserError if nothing fits."""
+    plans: list[Plan] = []
     try:
-        return _plan(values, given, folder)
+        plans.append(_plan(values, given, folder))
     except UserError:
         if values["hardware"]["device"] == "cpu":
             raise
-        return _plan(values | {"train": values["train"] | {"method": QUANTIZED}}, given, folder)
+    if not plans or ("offload" in plans[0].strategy and values["hardware"]["device"] == "cuda"):
+        try:
+            plans.append(_plan(values | {"train": values["train"] | {"method": QUANTIZED}}, given, folder))
+        except UserError:
+            if not plans:
+                raise
+    return min(plans, key=lambda plan: plan.seconds)
 
 
 def _plan(values: dict[str, Any], given: GivenModel, folder: Path) -> Plan:
@@ -165,9 +182,8 @@ def _said(plan: Plan) -> Iterator[str]:
     memory = f"{gib(chosen['host_bytes'])} of {hardware['host_memory']} of the machine"
     if hardware["device"] == "cuda":
         memory = f"{gib(chosen['gpu_bytes'])} of a GPU's {hardware['gpu_memory']}, {memory}"
-    yield f"fits    {chosen['strategy']}, {chosen['micro_batch']} rows at a time: {memory}"
-    seconds = plan.rendered["slurm_resources"]["seconds"]
-    yield f"takes   {seconds / 60:,.0f} minutes, predicted; hardware: {plan.rendered['hardware']}"
+    yield f"fits    {plan.strategy}, {chosen['micro_batch']} rows at a time: {memory}"
+    yield f"takes   {plan.seconds / 60:,.0f} minutes, predicted; hardware: {plan.rendered['hardware']}"
 
 
 def _text(values: dict[str, Any], given: GivenModel, model: str, data: str) -> str:

@@ -5,6 +5,8 @@ import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import yaml
+
 from zerolora.config.values import LONGEST_NAME
 from zerolora.errors import UserError, shown
 from zerolora.fetch.hub_client import explained_errors
@@ -69,7 +71,7 @@ def _license_of(directory: Path) -> str:
     readme = directory / "README.md"
     try:
         stated = (metadata_load(readme) or {}).get("license") if readme.is_file() else None
-    except (ValueError, OSError):  # no YAML; the README is no input of any stage
+    except (ValueError, yaml.YAMLError):  # the README is no input of any stage
         stated = None
     return str(stated or UNKNOWN)
 
