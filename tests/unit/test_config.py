@@ -48,6 +48,12 @@ def edited(dotted: str, value: Any) -> dict[str, Any]:
 GPU = {"device": "cuda", "gpus_per_node": 2, "gpu_memory": "16GiB", "compute_capability": 7.0}
 
 
+def test_without_test_rows_the_validation_rows_are_evaluated(tmp_path: Path) -> None:
+    for test, split in ((4, "test"), (0, "validation")):
+        actual = resolved(write(tmp_path, edited("prepare.rows.split.test", test)))
+        assert actual["evaluate"]["rows"]["split"] == actual["runs"]["default"]["evaluate"]["split"] == split
+
+
 def test_run_replaces_free_keys_and_merges_sections(tmp_path: Path) -> None:
     config = copy.deepcopy(TINY_CONFIG)
     lora = {"r": 4, "rank_pattern": {"q_proj": 8}, "alpha_pattern": {"q_proj": 8.0, "v_proj": 4.0}}
@@ -208,7 +214,7 @@ MISTAKES = [
     ("prepare.rows.split.test", -1, ["prepare.rows.split.test", "0 or more"]),
     ("prepare.rows.split.test", 1.5, ["prepare.rows.split.test", "whole number of rows, or a share below 1"]),
     ("prepare.rows.split.test", True, ["prepare.rows.split.test", "a number of rows, 0 or more, or their share"]),
-    ("prepare.rows.split.test", 0, ["prepare.rows.split.test", "0 rows, and no source is the test split", "1 or more"]),
+    ("prepare.rows.split.validation", 0, ["prepare.rows.split.validation", "0 rows, and no source is the validation"]),
     ("prepare.rows.format", "alpacca", ["prepare.rows.format", "'alpacca'", "alpaca, messages"]),
     ("prepare.rows.columns", {"question": "q"}, ["prepare.rows.columns", "question", "instruction"]),
     ("prepare.rows.template", "alpacca", ["prepare.rows.template", "'alpacca'", "chat, plain, alpaca, chatml", "zep"]),

@@ -110,6 +110,14 @@ def test_a_share_of_the_rows_is_held_out_and_at_least_one(folder: Folder) -> Non
     assert [len(open_split(folder.output, name)) for name in SPLITS] == [15, 4, 1]
 
 
+def test_there_may_be_no_test_rows(folder: Folder) -> None:
+    folder.prepare(ROWS, split={"validation": 4, "test": 0})
+    assert [len(open_split(folder.output, name)) for name in SPLITS] == [16, 4, 0]
+    stats = folder.stats()
+    assert stats["test_rows"] == stats["test_tokens"] == 0
+    assert open_split(folder.output, "test").column_names == open_split(folder.output, "validation").column_names
+
+
 MANY = [{"instruction": f"{number}=", "input": "", "output": str(number)} for number in range(3500)]
 
 

@@ -10,12 +10,16 @@ pytestmark = [pytest.mark.slow]
 
 
 def test_a_model_and_a_file_become_an_adapter(make_project: Callable[[str], Project]) -> None:
-    """Slow: a whole run. Both engines have nothing to do afterwards."""
+    """Without test rows, the validation rows are evaluated. Slow: a whole run."""
     project = make_project("own")
     said = project.run("zerolora", "init", "--model", "model", "--data", "rows.json", "--force")
     assert said.stdout.count("\n") == 5
+    config = project.directory / "config/config.yaml"
+    config.write_text(config.read_text().replace("test: 1}", "test: 0}"))
     project.snakemake("all")
     trained = json.loads((project.directory / "results/rows/metrics/train.json").read_text())
     assert trained["steps"] == 2 and (project.directory / "results/rows/report.html").is_file()
+    row = json.loads((project.directory / "results/compare/rows/rows.json").read_text())
+    assert row["reason"] == "evaluated on the validation rows, which also choose the best adapter"
     assert "Nothing to be done" in project.snakemake("all").stderr
     assert "up to date" in project.run("dvc", "status").stdout

@@ -70,7 +70,9 @@ def resolve(config: Config) -> Resolved:
             for name, data in config.prepare.items()
         },
         evaluate={
-            name: stages.EvaluateSettings(**_evaluation(config), **_check(data), device=_base_device(config, name))
+            name: stages.EvaluateSettings(
+                **_evaluation(config, data), **_check(data), device=_base_device(config, name)
+            )
             for name, data in config.prepare.items()
         },
         task_rows={
@@ -186,9 +188,10 @@ def _dotted(values: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _evaluation(config: Config) -> dict[str, Any]:
-    """Return the evaluation settings common to base and fine-tuned models."""
-    return config.evaluate.model_dump(exclude={"fail_if", "unmerged"})
+def _evaluation(config: Config, data: schema.Prepare | None) -> dict[str, Any]:
+    """Return the evaluation settings common to base and fine-tuned models; without test rows, of validation rows."""
+    result = config.evaluate.model_dump(exclude={"fail_if", "unmerged"})
+    return result if data is None or data.holds_out("test") else result | {"split": "validation"}
 
 
 def _base_device(config: Config, dataset: str) -> Device:
@@ -286,7 +289,7 @@ def stages_of(config: Config, run: str) -> RunSettings:
         train=stages.TrainSettings(**_training(train), device=hardware.device),
         merge=settings.merge,
         evaluate=stages.EvaluateRunSettings(
-            **_evaluation(config),
+            **_evaluation(config, data),
             **(_check(data) if data else {"check": schema.Prepare.model_fields["check"].default}),
             device=hardware.device,
             unmerged=config.evaluate.unmerged and config.evaluate.enabled and settings.merge.enabled,

@@ -307,9 +307,9 @@ def _impossible_data(config: Config, name: str) -> Iterable[Mistake]:
     except UserError as error:
         yield (*here, "template"), str(error)
     yield from _impossible_check(here, data)
-    for split in ("validation", "test"):
-        if getattr(data.split, split) == 0 and not any(source.split == split for source in data.sources.values()):
-            yield (*here, "split", split), f"0 rows, and no source is the {split} split; write 1 or more"
+    if not data.holds_out("validation"):
+        text = "0 rows, and no source is the validation split; write 1 or more"
+        yield (*here, "split", "validation"), text
     added = [*data.add_special_tokens, *data.add_tokens]
     for key in ("add_special_tokens", "add_tokens"):
         if twice := next((token for token in getattr(data, key) if added.count(token) > 1), None):

@@ -205,7 +205,8 @@ class Split(Section):
     """Validation rows, for choosing hyperparameters: their number, or their share of the rows, e.g. 0.05. 0 only if a
     source is the validation split."""
     test: RowsOrShare
-    """Test rows, never used for a choice: their number or share. 0 only if a source is the test split."""
+    """Test rows, never used for a choice: their number or share. 0 without a source that is the test split: the
+    validation rows are evaluated instead."""
 
 
 class Source(Section):
@@ -283,6 +284,10 @@ class PrepareSection(Section):
     """What to do with repeated rows: count them, or also drop them."""
     leakage: Literal["report", "drop"] = "report"
     """What to do with training rows whose prompt also occurs in validation or test: count them, or also drop them."""
+
+    def holds_out(self, split: str) -> bool:
+        """Return whether there are rows of this split, validation or test."""
+        return bool(getattr(self.split, split)) or any(source.split == split for source in self.sources.values())
 
 
 class Prepare(PrepareSection):

@@ -162,9 +162,9 @@ class Statistics:
                 f"{name}_rows": len(lengths),
                 f"{name}_tokens": tokens,
                 f"{name}_supervised_tokens": self.supervised[name],
-                f"{name}_supervised_share": round(self.supervised[name] / tokens, 6),
-                f"{name}_longest_row": int(lengths.max()),
-                f"{name}_mean_row": round(float(lengths.mean()), 2),
+                f"{name}_supervised_share": round(self.supervised[name] / max(1, tokens), 6),
+                f"{name}_longest_row": int(lengths.max(initial=0)),
+                f"{name}_mean_row": round(float(lengths.mean()), 2) if len(lengths) else 0.0,
             }
         result["longest_row"] = max(result[f"{name}_longest_row"] for name in SPLITS)
         if len(self.sources) > 1:
@@ -215,7 +215,7 @@ class Statistics:
 
 def write_lengths(path: Path, lengths: dict[str, np.ndarray]) -> None:
     """Write a histogram of row lengths for each split, with bins of equal width; `tokens` is a bin's upper end."""
-    longest = max(int(part.max()) for part in lengths.values())
+    longest = max(int(part.max(initial=0)) for part in lengths.values())
     width = -(-longest // BINS)
     edges = np.arange(0, longest + width, width)
     table = io.StringIO()

@@ -60,7 +60,7 @@ def loaded_check(kind: ExportTarget, source: RunResult, settings: Section, expor
     `agreement` is the share of tokens before the first difference, over all rows. There are no answers if the library
     cannot compute. Raises UserError if the export cannot be opened.
     """
-    held_out = open_split(source.data, "test")
+    held_out = open_split(source.data, "test") or open_split(source.data, "validation")
     rows = held_out.select(range(min(ROWS, len(held_out))))
     prompts = [list(row["input_ids"][: row["prompt"] or UNPROMPTED]) for row in rows]
     # First, so that only one model is in memory at a time.

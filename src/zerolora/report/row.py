@@ -91,6 +91,8 @@ def _remarks(compared: Mapping[str, Any], trained: Mapping[str, Any]) -> Iterabl
         yield f"stopped early, after {trained['steps']} of {trained['planned_steps']} steps"
     if not compared.get("enabled", True):
         yield "not evaluated: evaluate.enabled is false"
+    elif compared.get("split") == "validation":
+        yield "evaluated on the validation rows, which also choose the best adapter"
 
 
 def _loads(telemetry: Path) -> dict[str, float]:

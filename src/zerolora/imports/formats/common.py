@@ -62,7 +62,7 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 LARGEST = 2**31  # bound of integers in the config
 LARGEST_FILE = 16 * 2**20  # bytes of a file of settings
 ROWS = 200
-"""Number of validation rows for a fraction of unknown size, and of test rows, which other tools lack."""
+"""Number of validation rows where a file has none: adapters are compared by their loss."""
 
 
 def schedule_rule() -> Rule:
@@ -421,11 +421,12 @@ def scaffold(draft: Draft) -> list[str]:
     set_validation(draft)
     data = config["prepare"]["rows"]
     held_out = any(source.get("split") == "validation" for source in data.get("sources", {}).values())
-    data["split"] = {"validation": 0 if held_out else facts.get("validation", ROWS), "test": ROWS}
-    lines.append(
-        f"prepare.rows.split: {data['split']['validation']} validation and {ROWS} test rows are held out of training; "
-        "correct them"
-    )
+    data["split"] = {"validation": 0 if held_out else facts.get("validation", ROWS), "test": 0}
+    if held_out or "validation" in facts:
+        text = "prepare.rows.split: there are no test rows, as there; the validation rows are evaluated"
+        lines.append(Remark(text, NO_EFFECT))
+    else:
+        lines.append(f"prepare.rows.split: {ROWS} validation rows are held out of training; correct their number")
     config["runs"] = {"imported": {"dataset": "rows"}}
     return lines
 
