@@ -421,8 +421,9 @@ def model_of(options: argparse.Namespace, folder: Path) -> Path:
     if options.model.is_dir():
         return Path(options.model).resolve()
     config = random_model(options.model, DTYPES[options.precision], folder / "model")
-    known = options.tokenizer.is_dir()
-    tokenizer = AutoTokenizer.from_pretrained(options.tokenizer) if known else trained_tokenizer(config.vocab_size)
+    tokenizer = AutoTokenizer.from_pretrained(options.tokenizer) if options.tokenizer.is_dir() else None
+    if tokenizer is None or len(tokenizer) > config.vocab_size:
+        tokenizer = trained_tokenizer(config.vocab_size)
     tokenizer.save_pretrained(folder / "model")
     return folder / "model"
 

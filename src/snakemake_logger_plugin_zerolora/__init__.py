@@ -32,7 +32,7 @@ HIDDEN = (
 """Prefixes of messages that say nothing to a user, or repeat that a stage failed."""
 SHOWN = (
     *("Nothing to be done", "Creating conda environment", "Pulling singularity image"),
-    *("Waiting at most", "Job rate limit reached"),
+    *("Waiting at most", "Job rate limit reached", "submitted a job array of"),
     *("Will exit after", "Terminating processes"),  # when it is interrupted
 )
 """Prefixes of messages for the user among those of level INFO that Snakemake logs during a run without an event."""

@@ -156,6 +156,10 @@ def files_of(folder: Path) -> dict[str, bytes]:
 def cancelled(disturbed: Disturbed) -> None:
     disturbed.stop_rank(1)  # it makes no step meanwhile; whom Slurm ends it lets continue
     disturbed.cluster.run("scancel", disturbed.job)
+    # Cancelled by the user, so it is the user who goes on.
+    disturbed.snakemake.wait()
+    assert f"train-default: job {disturbed.job} was cancelled" in disturbed.said.read_text()
+    disturbed.again()
 
 
 def rank_killed(disturbed: Disturbed) -> None:

@@ -74,6 +74,8 @@ def test_every_stage_that_computes_was_a_job_and_training_had_two_nodes(project:
     comments = [f"rule_{stage}_wildcards_rows" for stage in stages[0]]
     comments += [f"rule_{stage}_wildcards_default" for stage in stages[1]]
     assert {comment: len(project.jobs(comment)) for comment in comments} == dict.fromkeys(comments, 1)
+    names = {comment: project.cluster.sacct(project.jobs(comment)[0], "JobName") for comment in comments}
+    assert names == {comment: ["-".join(comment.split("_wildcards_")).removeprefix("rule_")] for comment in comments}
     *site, tres, minutes = last_training(project)
     assert site == ["COMPLETED", "2", "lab", "normal"]
     wanted = asked_for_training(project)
@@ -98,8 +100,9 @@ def test_every_job_asks_for_the_time_and_memory_that_were_computed_for_it(projec
         (job,) = project.jobs(f"rule_{name}")
         memory, minutes = project.cluster.sacct(job, "ReqMem", "TimelimitRaw")
         assert (size(memory), int(minutes)) == (expected["mem_mib"] * 1024**2, expected["minutes"]), name
-        held = [size(text) for (text,) in project.cluster.sacct_steps(job, "MaxRSS")]
-        assert 0 < max(held) <= size(memory), name
+        steps = project.cluster.sacct_steps(job, "JobID", "MaxRSS")
+        assert [step for step, _ in steps] == [job, f"{job}.batch"], "a second Snakemake would be a step"
+        assert 0 < max(size(text) for _, text in steps) <= size(memory), name
 
 
 def test_report_compares_predictions_with_slurms_accounting(project: ClusterProject) -> None:
@@ -218,7 +221,7 @@ def test_runs_with_equal_requests_are_one_job_array(project: ClusterProject) -> 
     runs = {run: {"dataset": "rows", "train": change} for run, change in changes.items()}
     edit_config(project, runs=project.config["runs"] | runs)
     adapters = [f"results/{run}/adapter/manifest.json" for run in runs]
-    project.snakemake(*adapters)
+    result = project.snakemake(*adapters)
     requests, ids = {}, {}
     for run in runs:
         steps = project.directory / f"results/logs/train/{run}/steps"
@@ -231,6 +234,9 @@ def test_runs_with_equal_requests_are_one_job_array(project: ClusterProject) -> 
     assert requests == {"first": ["COMPLETED", "2"], "second": ["COMPLETED", "2"], "alone": ["COMPLETED", "1"]}
     array = ids["first"].partition("_")[0]
     assert {ids["first"], ids["second"]} == {f"{array}_1", f"{array}_2"} and "_" not in ids["alone"]
+    said = re.search(r"submitted a job array of train: (\S+) (\S+), (\S+) (\S+)\n", result.stdout + result.stderr)
+    assert said and {said[2]: said[1], said[4]: said[3]} == {run: ids[run] for run in ("first", "second")}
+    assert project.cluster.sacct(array, "JobName") == [f"train-{said[2]}+{said[4]}"]
     logs = project.directory / ".snakemake/slurm_logs/rule_train"
     assert {path.name for path in logs.glob("*.log")} == {f"{array}_1.log", f"{array}_2.log"}
     weights = {(project.directory / f"results/{run}/adapter/adapter_model.safetensors").read_bytes() for run in runs}

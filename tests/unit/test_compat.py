@@ -695,8 +695,9 @@ def test_needed_undetermined() -> None:
     assert not [name for name in dir(snakemake.api) if "TBD" in name]
 
 
-def test_needed_preempted_is_cancelled() -> None:
-    """The executor never reports the end of a preempted job. On a real Slurm: tests/slurm/test_events.py."""
+def test_needed_ends_in_its_own_words() -> None:
+    """The executor never reports the end of a preempted job, and Snakemake retries a cancelled one. On a real Slurm:
+    tests/slurm/test_events.py."""
     import snakemake_executor_plugin_slurm as executor
 
     source = inspect.getsource(executor.Executor.check_active_jobs)
@@ -731,6 +732,24 @@ class Resources(dict):
 print(executor.set_gres_string(SimpleNamespace(resources=Resources(gpu=2, gres="gpu:2"))))
 """
     assert alone("-c", script).stdout.split() == ["--gres=gpu:2", "--gpus=2"]
+
+
+def test_needed_jobs_named_by_stage_and_run() -> None:
+    """Unpatched, all jobs of a workflow have one random name. On a real Slurm: tests/slurm/test_pipeline.py."""
+    import snakemake_executor_plugin_slurm as executor
+
+    for submit in (executor.Executor.run_job, executor.Executor.run_array_jobs):
+        assert '"run_uuid": self.run_uuid,' in inspect.getsource(submit)
+    assert " --name a-name" in executor.query_job_status_squeue("a-name")
+
+
+def test_needed_one_snakemake_a_job() -> None:
+    """Unpatched, the Snakemake of a job starts another. On a real Slurm: tests/slurm/test_pipeline.py."""
+    import snakemake_executor_plugin_slurm as executor
+    import snakemake_executor_plugin_slurm_jobstep as jobstep
+
+    assert "--executor slurm-jobstep" in inspect.getsource(executor.Executor.additional_general_args)
+    assert "srun -n1" in inspect.getsource(jobstep.Executor.run_job)
 
 
 def test_needed_load_report() -> None:

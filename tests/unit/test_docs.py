@@ -391,6 +391,12 @@ def test_training_meets_its_documented_speed() -> None:
     assert start["compiled_files"] == [] and start["to_first_step"]["warm_seconds"] < 10
     trl: Any = result("train_trl.json")
     assert trl["speed"]["median"] >= 1.15 and trl["host_memory"]["median"] < 1
+    peers: Any = result("train_peers.json")
+    fastest = [
+        min(each["over_ours"][name] for name in each["over_ours"] if "zerolora," not in name)
+        for each in peers["tasks"].values()
+    ]
+    assert len(fastest) == 2 and min(fastest) >= 1.5
     loading: Any = result("train_loading.json")
     own = {name: each["rank_anonymous_bytes"] for name, each in loading["strategies"].items()}
     libraries, weights = loading["libraries_anonymous_bytes"], loading["weights_bytes"]
@@ -400,6 +406,7 @@ def test_training_meets_its_documented_speed() -> None:
     for ways in quantized["strategies"].values():
         most = {way: max(each["model_peak_bytes"] for each in ways[way]["ranks"]) for way in ways}
         assert most["shard_by_shard"] < quantized["quantized_bytes"] < most["whole"] < quantized["weights_bytes"]
+        assert all(each["engine_peak_bytes"] < quantized["quantized_bytes"] for each in ways["shard_by_shard"]["ranks"])
     scaling: Any = result("train_scaling.json")
     sent = {name: each["counted_over_predicted"] for name, each in scaling["strategies"].items()}
     assert all(0.95 < each < 1.05 for each in sent.values())

@@ -107,8 +107,25 @@ def test_every_job_of_a_refused_array_is_reported(tmp_path: Path) -> None:
         set_gres_string=lambda job: "",
     )
     slurm_executor_patches.arrays_of_equal_jobs(plugin)
-    jobs = [SimpleNamespace(name="train", resources={}) for _ in range(3)]
+    jobs = [
+        SimpleNamespace(name="train", resources={}, wildcards=[f"run{number}"], is_group=lambda: False)
+        for number in range(3)
+    ]
     executor: Any = Refused()
     executor.run_array_jobs(jobs)
     assert [job for job, _ in executor.errors] == jobs
     assert all("was not submitted: no such partition" in message for _, message in executor.errors)
+
+
+def test_an_array_is_named_after_its_runs() -> None:
+    def named(*runs: str) -> str:
+        jobs = [SimpleNamespace(name="train", wildcards=[run] if run else [], is_group=lambda: False) for run in runs]
+        return slurm_executor_patches.job_name(jobs)
+
+    assert named("default") == "train-default" and named("") == "train"
+    assert named("first", "second") == "train-first+second"
+    assert (
+        named(*(f"run{number:03}" for number in range(20)))
+        == "train-" + "+".join(f"run{number:03}" for number in range(8)) + "+"
+    )
+    assert named("a" * 100) == f"train-{'a' * 60}+"

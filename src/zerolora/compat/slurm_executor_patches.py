@@ -1,10 +1,13 @@
-"""Snakemake's Slurm executor: preempted jobs end, job arrays have equal jobs, and GPUs are requested by node.
+"""Snakemake's Slurm executor: jobs are named after stage and run, preempted jobs end, job arrays have equal jobs, GPUs
+are requested by node, and a job starts Snakemake once.
 
 Imported by workflow/, so nothing here imports torch.
 """
 
 import functools
+import getpass
 import importlib
+import re
 import shlex
 import subprocess
 import sys
@@ -18,37 +21,74 @@ LIBRARY = "snakemake-executor-plugin-slurm"
 GATHERING_SECONDS = 30
 """Seconds that the first job of an array waits for others: longer than estimate and render take between two runs, but
 short compared with the queue's wait."""
+SUBMITTED = "submitted a job array of"
+"""Beginning of the line that names the tasks of an array and their runs."""
+EVENTS = {
+    "CANCELLED": "was cancelled, so it is not submitted again; start Snakemake again to continue",
+    "DEADLINE": "missed its deadline",
+    "NODE_FAIL": "lost a node",
+    "OUT_OF_MEMORY": "used more memory than it requested",
+    "PREEMPTED": "was preempted",
+    "TIMEOUT": "reached its time limit",
+}
+"""What ended a job, by its state in Slurm."""
+STARTED = ("RUNNING", "COMPLETING", "CONFIGURING", "STOPPED", "SUSPENDED")
+REQUEUED = "is in the queue again: it lost a node, was preempted or requeued"
+LONGEST_NAME = 60
+"""Characters of the runs in an array's name."""
 
 
 def patch_slurm_executor() -> None:
     """Apply this module's patches if this process submits jobs to Slurm."""
     executor: Any = sys.modules.get("snakemake_executor_plugin_slurm")
     if executor is not None:
-        preempted_is_cancelled(executor)
+        ends_in_its_own_words(executor)
         arrays_of_equal_jobs(executor)
         gpus_of_each_node(executor)
+        one_snakemake_a_job(executor)
+        jobs_named_by_stage_and_run(executor)
 
 
 @patch(LIBRARY)
-def preempted_is_cancelled(executor: Any) -> None:
-    """Make the executor treat a job that ended as PREEMPTED like a cancelled one.
+def ends_in_its_own_words(executor: Any) -> None:
+    """Make the executor treat a preempted job like a failed one, print what Slurm did to a job, and never submit a
+    cancelled one again.
 
     Slurm preempts by REQUEUE, after which the job is pending, or by CANCEL, after which it ends as PREEMPTED. The
     executor assumes the first and waits forever (check_active_jobs, `status == "PREEMPTED"`). Only states from the
     controller (squeue) are changed: there a requeued job is PENDING at once, while accounting (sacct) reports it as
-    PREEMPTED until it runs again.
+    PREEMPTED until it runs again. The executor's messages name no cause, and Snakemake retries a job that its user has
+    cancelled.
     """
     if is_replaced(executor.query_job_status):
         return
-    original = executor.query_job_status
+    query, report = executor.query_job_status, executor.Executor._report_job_submission_threadsafe
+    submitted: dict[str, Any] = {}
+    before: dict[str, str] = {}
+
+    def report_job_submission(self: Any, job_info: Any) -> None:
+        submitted[job_info.external_jobid] = job_info.job
+        report(self, job_info)
 
     async def query_job_status(command: str, logger: Any) -> tuple[Mapping[str, str] | None, float | None]:
-        states, seconds = await original(command, logger)
+        states, seconds = await query(command, logger)
+        for number, job in submitted.items():
+            state = (states or {}).get(number, "").partition(" ")[0]  # as in CANCELLED by 1000
+            last = before.get(number, "")
+            if not state or state == last:
+                continue
+            before[number] = state
+            event = REQUEUED if state == "PENDING" and last in STARTED else EVENTS.get(state)
+            if event:
+                logger.warning(f"{job_name([job])}: job {number} {event}")
+            if state == "CANCELLED":
+                job._attempt = job.restart_times + 1  # its property would compute the resources again
         if states and command.startswith("squeue"):
-            states = {job: "CANCELLED" if state == "PREEMPTED" else state for job, state in states.items()}
+            states = {number: "FAILED" if state == "PREEMPTED" else state for number, state in states.items()}
         return states, seconds
 
     executor.query_job_status = replaced(query_job_status)
+    executor.Executor._report_job_submission_threadsafe = replaced(report_job_submission)
 
 
 @patch(LIBRARY)
@@ -113,6 +153,78 @@ def gpus_of_each_node(executor: Any) -> None:
             setattr(module, name, replaced(functools.partial(_by_node, original)))
 
 
+@patch(LIBRARY)
+def one_snakemake_a_job(executor: Any) -> None:
+    """Make the Snakemake that a job's script starts run the job itself.
+
+    The executor lets it start a second one, in a step of its own (snakemake-executor-plugin-slurm-jobstep), which reads
+    the workflow again: seconds, for each of a run's jobs. The step has the job's cores and memory, as the script has.
+    """
+    kind = executor.Executor
+    if not is_replaced(kind.additional_general_args):
+        kind.additional_general_args = replaced(_no_further_args)
+
+
+def _no_further_args(_: Any) -> str:
+    return ""
+
+
+@patch(LIBRARY)
+def jobs_named_by_stage_and_run(executor: Any) -> None:
+    """Name each job after its stage and run, as in train-default, and an array after its stage and the runs.
+
+    The executor gives all jobs of a workflow a random name, by which it queries their states and reports their
+    efficiency. Here it queries the states of all of the user's jobs, of which it reads those that it submitted.
+    """
+    if is_replaced(executor.get_submit_command):
+        return
+    report = importlib.import_module("snakemake_executor_plugin_slurm.efficiency_report")
+    submit, submitted, read = executor.get_submit_command, executor.validate_or_get_slurm_job_id, report.get_sacct_data
+    names: set[str] = set()
+    jobs: set[str] = set()
+
+    def get_submit_command(job: Any, params: dict[str, Any], *arguments: Any, **options: Any) -> str:
+        prefix = params["run_uuid"].rpartition("_")[0]  # slurm-jobname-prefix
+        name = "_".join(filter(None, (prefix, params.get("name", job_name([job])))))
+        names.add(name)
+        command: str = submit(job, params | {"run_uuid": name}, *arguments, **options)
+        return command
+
+    def validate_or_get_slurm_job_id(*arguments: Any) -> str:
+        job: str = submitted(*arguments)
+        jobs.add(job)
+        return job
+
+    def get_sacct_data(_: str, logger: Any) -> list[str] | None:
+        lines: list[str] | None = read(",".join(names), logger)
+        return lines and [line for line in lines if re.split(r"\D", line, maxsplit=1)[0] in jobs]
+
+    executor.get_submit_command = replaced(get_submit_command)
+    executor.validate_or_get_slurm_job_id = replaced(validate_or_get_slurm_job_id)
+    report.get_sacct_data = replaced(get_sacct_data)
+    for name in ("query_job_status_squeue", "query_job_status_sacct"):
+        setattr(executor, name, replaced(functools.partial(_of_user, getattr(executor, name))))
+
+
+def job_name(jobs: list[Any]) -> str:
+    """Return the name of a job, or of an array of jobs of one stage."""
+    runs = "+".join(wildcards for job in jobs if (wildcards := _run_of(job)))
+    if len(runs) > LONGEST_NAME:
+        runs = f"{runs[:LONGEST_NAME].rpartition('+')[0] or runs[:LONGEST_NAME]}+"
+    return "-".join(filter(None, (jobs[0].name, runs)))
+
+
+def _run_of(job: Any) -> str:
+    return "" if job.is_group() else "-".join(job.wildcards).replace("/", "-")
+
+
+def _of_user(original: Callable[[str], str], run: str) -> str:
+    command = shlex.split(original(run))
+    by_name = command.index("--name")
+    command[by_name : by_name + 2] = ["--user", getpass.getuser()]
+    return shlex.join(command)
+
+
 def _by_node(original: Callable[[Any], Any], job: Any) -> Any:
     return original(_WithoutCount(job) if job.resources.get("gres") else job)
 
@@ -143,6 +255,7 @@ def _submit_array(executor: Any, self: Any, jobs: list[Any]) -> None:
         executor.validate_slurm_extra(each)
     parameters = {
         "run_uuid": self.run_uuid,
+        "name": job_name(jobs),
         "slurm_logfile": log,
         "comment_str": f"rule_{job.name}_array",
         "account": next(self.get_account_arg(job)),
@@ -158,7 +271,8 @@ def _submit_array(executor: Any, self: Any, jobs: list[Any]) -> None:
     if result.returncode:
         raise RuntimeError(f"{result.stderr.strip()}\n{call}")
     array = executor.validate_or_get_slurm_job_id(result.stdout.strip().split(";")[0], result.stdout)
-    self.logger.info(f"Job array {array} has been submitted: {len(jobs)} jobs of {job.name}.")
+    tasks = ", ".join(f"{array}_{task} {_run_of(each)}" for task, each in enumerate(jobs, start=1))
+    self.logger.info(f"{SUBMITTED} {job.name}: {tasks}")
     names = ("cluster", "clusters", "slurm_cluster")
     cluster = next((job.resources.get(name) for name in names if job.resources.get(name)), None)
     if cluster:

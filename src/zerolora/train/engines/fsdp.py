@@ -177,12 +177,25 @@ def _fill(
     device: torch.device,
     home: torch.device,
 ) -> None:
-    """Fill the shards with this rank's `chunks` of weights, and with those that rank 0 distributes of the weights that
-    it alone read; the other ranks' `source` has only shapes. Shards are on `home`, everything else on `device`. Raises
-    UserError if ranks built different models."""
+    """Make this rank's `chunks` of weights their shards, and fill the others with what rank 0 distributes of the
+    weights that it alone read; the other ranks' `source` has only shapes. Shards are on `home`, everything else on
+    `device`. Raises UserError if ranks built different models."""
     # Computed buffers, such as rotary frequencies, exist on every rank.
     buffers = {name: buffer.to(device) for name, buffer in model.named_buffers()}
-    model.to_empty(device=home)
+    filled = set(chunks)
+    own = {parameter: chunks.pop(name) for name, parameter in model.named_parameters() if name in filled}
+
+    def materialized(tensor: Any) -> torch.Tensor:
+        if not tensor.is_meta:
+            assert isinstance(tensor, torch.Tensor)
+            return tensor
+        if tensor not in own:
+            return torch.empty_like(tensor, device=home)
+        shape, stride = tensor.shape, tensor.stride()
+        # The chunk itself: a copy would double this rank's part of the model.
+        return DTensor.from_local(own.pop(tensor), tensor.device_mesh, tensor.placements, shape=shape, stride=stride)
+
+    model._apply(materialized)
     for name, buffer in buffers.items():
         owner, _, own = name.rpartition(".")
         model.get_submodule(owner)._buffers[own] = buffer
@@ -191,8 +204,7 @@ def _fill(
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             whole = source.pop(name)
-            if name in chunks:
-                _shard(parameter).copy_(chunks.pop(name))
+            if name in filled:
                 continue
             whole = whole.to(device) if first else torch.empty(whole.shape, dtype=whole.dtype, device=device)
             parameter.copy_(distribute_tensor(whole, parameter.device_mesh, parameter.placements))
