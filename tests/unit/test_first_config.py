@@ -17,7 +17,6 @@ from pretended_driver import PretendedDriver
 
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
-from zerolora.first_config import first_config as module
 from zerolora.first_config.first_config import first_config
 from zerolora.machine import devices
 
@@ -143,7 +142,7 @@ def test_what_fits_only_offloaded_is_planned_in_4_bits(folder: Path, monkeypatch
     source = Path(__file__).parents[2] / "config/recipes/models/qwen2.5-7b.json"
     monkeypatch.setattr(devices, "torch_build", lambda: ("2.13.0+cu130", "13.0"))
     monkeypatch.setattr(devices, "driver_library", lambda: PretendedDriver(8.6, memory=12 * 2**30))
-    monkeypatch.setattr(module.psutil, "virtual_memory", lambda: type("Memory", (), {"total": 64 * 2**30}))
+    monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"total": 64 * 2**30}))
     monkeypatch.delenv(devices.VISIBLE, raising=False)
     shutil.copyfile(source, folder / "My Model/config.json")
     lines = [*first_config("My Model", "rows.json", Path("config.yaml"), force=False)]
@@ -152,7 +151,7 @@ def test_what_fits_only_offloaded_is_planned_in_4_bits(folder: Path, monkeypatch
 
 
 def test_what_does_not_fit_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.psutil, "virtual_memory", lambda: type("Memory", (), {"total": 2**30}))
+    monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"total": 2**30}))
     source = Path(__file__).parents[2] / "config/recipes/models/qwen2.5-7b.json"
     shutil.copyfile(source, folder / "My Model/config.json")
     with pytest.raises(Exception, match="nothing fits"):

@@ -178,7 +178,7 @@ def jobs_named_by_stage_and_run(executor: Any) -> None:
     """
     if is_replaced(executor.get_submit_command):
         return
-    report = importlib.import_module("snakemake_executor_plugin_slurm.efficiency_report")
+    report: Any = importlib.import_module("snakemake_executor_plugin_slurm.efficiency_report")
     submit, submitted, read = executor.get_submit_command, executor.validate_or_get_slurm_job_id, report.get_sacct_data
     names: set[str] = set()
     jobs: set[str] = set()

@@ -301,6 +301,7 @@ def stages_of(config: Config, run: str) -> RunSettings:
             objective=train.objective,
             fail_if=config.evaluate.fail_if,
             tasks=sorted([*config.tasks.rows, *config.tasks.harness]),
+            split=_evaluation(config, data)["split"],
         ),
         accept=stages.AcceptSettings(fail_if=config.evaluate.fail_if),
     )

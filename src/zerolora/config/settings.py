@@ -270,6 +270,8 @@ class ReportSettings(schema.Report):
     """Condition under which the run fails; the page shows the result."""
     tasks: list[str] = Field(default_factory=list)
     """Names of the further evaluation tasks."""
+    split: Literal["validation", "test"] = "test"
+    """The split that is evaluated."""
 
 
 class AcceptSettings(Section):

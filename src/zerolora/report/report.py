@@ -119,7 +119,9 @@ def report(
     write_json(difference_file, compared)
     reason = f"evaluate.fail_if: {settings.fail_if}: {failure}" if failure else None
     planned = Planned(estimate, zero.choice, render)
-    own_row = row(results, planned, compared, trained, used["train"], train_usage, reason, objective.loss_unit)
+    own_row = row(
+        results, planned, compared, trained, used["train"], train_usage, reason, objective.loss_unit, settings.split
+    )
     write_json(row_file, own_row | tasks.flat(task_metrics))
     write_text(output, page)
     result(before_and_after(before, compared))
