@@ -117,6 +117,7 @@ def test_flash_repeats_heads_where_no_kernel_takes_groups(
     monkeypatch.setattr(attention, "on_gpu", lambda device: True)
     monkeypatch.setattr(attention, "has_varlen_kernel", lambda: False)
     monkeypatch.setattr(attention, "is_short", lambda *_: False)
+    monkeypatch.setattr(attention, "lengths", attention.Lengths())  # another test may have left some
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: divmod(round(10 * capability), 10))
     heads: list[int] = []
     own = torch.nn.functional.scaled_dot_product_attention

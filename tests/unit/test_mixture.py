@@ -110,3 +110,5 @@ def test_empty_split_is_refused() -> None:
     sources = [PLAIN, Source(split="validation")]
     with pytest.raises(UserError, match="no row is left for validation"):
         mix(index([0] * 9), prepare_settings(split={"validation": 0, "test": 2}), sources)
+    with pytest.raises(UserError, match="no row is left for test"):
+        mix(index([0] * 9), prepare_settings(split={"validation": 2, "test": 0}), [PLAIN, Source(split="test")])
