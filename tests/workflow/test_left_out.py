@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from conftest import Project
@@ -53,11 +54,20 @@ MEASURED = {
     *(f"compare/{name}" for name in ("index.html", "metrics.json", "rows/default.json", "table.csv", "table.md")),
     "default/usage.json",
 }
+# Files of losses, which depend on the rows of a batch by rounding: oneDNN's kernels differ by the number of rows.
+ROUNDED = {"base/rows/evaluate.json", "default/metrics/evaluate.json", "default/metrics/difference.json"}
+ROUNDED |= {"default/tasks/held_out.metrics.json"}
 
 
 def test_every_module_that_is_left_out_is_altered_or_hands_on() -> None:
     assert set(ALTERED) | HAND_ON | BY_HAND == set(LEFT_OUT)
     assert not set(ALTERED) & (HAND_ON | BY_HAND)
+
+
+def is_close(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(is_close(each, other[name]) for name, each in one.items())
+    return bool(one == other or (isinstance(one, float) and one == pytest.approx(other, rel=1e-6)))
 
 
 def test_altered_they_change_no_output(make_project: Callable[[str], Project]) -> None:
@@ -89,7 +99,8 @@ def test_altered_they_change_no_output(make_project: Callable[[str], Project]) -
     one, other = actual["as-it-is"], actual["altered"]
     assert one.keys() == other.keys() > MEASURED
     different = {name for name in one if one[name] != other[name]}
-    assert different <= MEASURED
+    assert different <= MEASURED | ROUNDED
+    assert all(is_close(json.loads(one[name]), json.loads(other[name])) for name in different & ROUNDED)
     resources = [json.loads(each["default/metrics/train_resources.json"]) for each in (one, other)]
     assert [each["peak_host_bytes_all_ranks"] == 7 for each in resources] == [False, True]
     assert ["all_reduce_calls_per_step" in each for each in resources] == [True, False]

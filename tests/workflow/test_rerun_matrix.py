@@ -130,7 +130,7 @@ KEYS: dict[str, tuple[Any, set[str]]] = {
     "evaluate.engine": ("vllm", JUDGE),
     "evaluate.vllm_python": ("python3", JUDGE),
     "evaluate.fail_if": ("loss > 1000", {P, "accept@default"}),
-    "evaluate.split": ("validation", JUDGE),
+    "evaluate.split": ("validation", JUDGE | {P}),
     "evaluate.rows": (2, JUDGE),
     "evaluate.batch": (1, JUDGE),
     "evaluate.max_new_tokens": (5, JUDGE),

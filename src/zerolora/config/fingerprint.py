@@ -35,7 +35,7 @@ LEFT_OUT: Mapping[str, str] = {
     "machine.devices": "rejects unusable GPUs and hides unused ones",
     "planner.machine_limits": "rejects what this machine cannot compute or compile",
     "errors": "messages",
-    "evaluate.batches": "chooses which prompts share a batch; an answer does not depend on it",
+    "evaluate.batches": "chooses which prompts share a batch; a loss depends on it by rounding alone",
     "files": "writes values unchanged",
     "model.foreign": "rejects invalid files; returns others unchanged",
     "probe.listed_trial": "rejects what cannot be trained or merged; no value passes through it",
