@@ -17,7 +17,9 @@ from pretended_driver import PretendedDriver
 
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
+from zerolora.first_config import first_config as module
 from zerolora.first_config.first_config import first_config
+from zerolora.first_config.given_model import given_model
 from zerolora.machine import devices
 
 LICENSED = "---\nlicense: apache-2.0\n---\n# A model\n"
@@ -79,7 +81,10 @@ MISTAKES: list[tuple[dict[str, str], str]] = [
     ({"model": "nowhere"}, "--model 'nowhere': no such directory, and no repository; write a directory"),
     ({"model": "empty"}, "empty: has no .safetensors weights"),
     ({"data": "few.json"}, "--data few.json: has 19 rows; write a file of at least 20"),
-    ({"data": "none.json"}, "none.json"),
+    ({"data": "none.json"}, "--data 'none.json': there is no such file or directory"),
+    ({"data": "x\ny"}, "--data 'x\\ny': there is no such file or directory"),
+    ({"data": "{x}.json"}, "Snakemake takes {...} in a file's name for a wildcard; rename the file"),
+    ({"model": "code"}, "code"),
 ]
 
 
@@ -87,8 +92,15 @@ MISTAKES: list[tuple[dict[str, str], str]] = [
 def test_mistake_is_one_line_and_writes_nothing(folder: Path, given: dict[str, str], said: str) -> None:
     (folder / "empty").mkdir()
     write_rows(folder / "few.json", 19)
+    write_rows(folder / "{x}.json", 40)
+    shutil.copytree(folder / "My Model", folder / "code")
+    config = json.loads((folder / "code/config.json").read_text())
+    (folder / "code/config.json").write_text(
+        json.dumps(config | {"model_type": "internlm2", "auto_map": {"AutoConfig": "m.C"}})
+    )
     result = init(folder, **given)
     assert result.returncode == 2 and not (folder / "config.yaml").exists()
+    assert "/tmp" not in result.stderr.replace(str(folder), "")
     assert said in result.stderr.splitlines()[-1] and "Traceback" not in result.stderr
 
 
@@ -168,3 +180,30 @@ def test_a_readme_without_metadata_leaves_the_licence_open(folder: Path) -> None
 def test_refusals_are_one_line(folder: Path) -> None:
     said = refusal(lambda: [*first_config("a b", "rows.json", Path("config.yaml"), force=False)])
     assert said.startswith("--model 'a b': no such directory")
+
+
+def test_a_file_may_have_the_name_of_a_stages_folder(folder: Path) -> None:
+    (folder / "rows.json").rename(folder / "data.json")
+    assert init(folder, data="data.json").returncode == 0
+    assert list(load(folder / "config.yaml").runs) == ["rows"]
+
+
+def test_limit_is_that_of_the_text_model(folder: Path) -> None:
+    """Its key is inside text_config, or has the name of GPT-2."""
+    inside = json.loads((folder / "My Model/config.json").read_text())
+    for config in (
+        {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "text_config": {
+            "model_type": "gemma3_text", "max_position_embeddings": 96, "vocab_size": inside["vocab_size"],
+            "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "head_dim": 8, "intermediate_size": 48}},
+        {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_positions": 96, "n_embd": 32, "n_layer": 2,
+         "n_head": 4, "vocab_size": inside["vocab_size"]},
+    ):  # fmt: skip
+        (folder / "My Model/config.json").write_text(json.dumps(config))
+        values = module._values(given_model("My Model", _empty(folder / config["model_type"])), "rows.json")
+        assert values["prepare"]["rows"]["max_length"] == 96
+
+
+def _empty(folder: Path) -> Path:
+    folder.mkdir()
+    return folder

@@ -109,6 +109,7 @@ def test_empty_split_is_refused() -> None:
         mix(index([0] * 5), SETTINGS, [PLAIN])
     sources = [PLAIN, Source(split="validation")]
     with pytest.raises(UserError, match="no row is left for validation"):
-        mix(index([0] * 9), prepare_settings(split={"validation": 0, "test": 2}), sources)
+        mix(index([0] * 9), prepare_settings(split={"validation": 0, "test": 2}, sources={"held": sources[1]}), sources)
     with pytest.raises(UserError, match="no row is left for test"):
-        mix(index([0] * 9), prepare_settings(split={"validation": 2, "test": 0}), [PLAIN, Source(split="test")])
+        settings = prepare_settings(split={"validation": 2, "test": 0}, sources={"held": Source(split="test")})
+        mix(index([0] * 9), settings, [PLAIN, Source(split="test")])

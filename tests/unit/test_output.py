@@ -100,7 +100,7 @@ def test_stages_have_one_line_at_start_and_one_at_end(tmp_path: Path) -> None:
         "other not evaluated yet",
         "",
         "Next: open results/default/report.html: answers, memory, provenance.",
-        "Then set your own model and data in config/config.yaml (config/README.md), and run again.",
+        "Then train on your own rows: zerolora init --model DIRECTORY --data FILE --force, and run again.",
     ]
     log = (tmp_path / "one.log").read_text()
     for text in ("a library's chatter", "a detail", "step 4/4 loss 3", "4 steps"):

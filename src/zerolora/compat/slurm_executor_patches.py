@@ -21,8 +21,6 @@ LIBRARY = "snakemake-executor-plugin-slurm"
 GATHERING_SECONDS = 30
 """Seconds that the first job of an array waits for others: longer than estimate and render take between two runs, but
 short compared with the queue's wait."""
-SUBMITTED = "submitted a job array of"
-"""Beginning of the line that names the tasks of an array and their runs."""
 EVENTS = {
     "CANCELLED": "was cancelled, so it is not submitted again; start Snakemake again to continue",
     "DEADLINE": "missed its deadline",
@@ -272,7 +270,7 @@ def _submit_array(executor: Any, self: Any, jobs: list[Any]) -> None:
         raise RuntimeError(f"{result.stderr.strip()}\n{call}")
     array = executor.validate_or_get_slurm_job_id(result.stdout.strip().split(";")[0], result.stdout)
     tasks = ", ".join(f"{array}_{task} {_run_of(each)}" for task, each in enumerate(jobs, start=1))
-    self.logger.info(f"{SUBMITTED} {job.name}: {tasks}")
+    self.logger.info(f"submitted a job array of {job.name}: {tasks}")
     names = ("cluster", "clusters", "slurm_cluster")
     cluster = next((job.resources.get(name) for name in names if job.resources.get(name)), None)
     if cluster:

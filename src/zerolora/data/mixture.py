@@ -49,10 +49,7 @@ def mix(index: Index, settings: PrepareSettings, sources: Sequence[Source], drop
         split = _split(index, settings, sources, kept)
         counts |= _leaks(index, split, drop=settings.leakage == "drop")
         for number, name in enumerate(SPLITS):
-            wanted = name != "train" and (
-                getattr(settings.split, name) or any(source.split == name for source in sources)
-            )
-            if wanted and len(split[number]) == 0:
+            if name != "train" and len(split[number]) == 0 and settings.holds_out(name):
                 raise _TooFewError(
                     f"no row is left for {name}", f"raise split.{name}, or give a source `split: {name}`"
                 )

@@ -4,6 +4,7 @@ What the config leaves to choose is chosen by the stages themselves: the rows ar
 time estimated, as the pipeline does it, in a temporary folder.
 """
 
+import re
 import shlex
 import tempfile
 from collections.abc import Iterator
@@ -13,20 +14,22 @@ from typing import Any, NamedTuple
 import psutil
 import yaml
 
-from zerolora.config.file import load
+from zerolora.config.file import check_files, load
 from zerolora.config.resolve import resolve
 from zerolora.config.settings import Resolved
+from zerolora.config.values import RESERVED_RUNS
 from zerolora.data.formats import FORMS
 from zerolora.data.pack import pack_rows
 from zerolora.data.prepare import prepare
 from zerolora.data.prepared_rows import IGNORED, open_table
 from zerolora.data.readers import chunks
 from zerolora.data.source_files import form_of, sources_of
-from zerolora.errors import UserError
+from zerolora.errors import UserError, shown
 from zerolora.files import MANIFEST, read_json, write_json, write_text
 from zerolora.first_config.given_model import UNKNOWN, GivenModel, given_model, slug
 from zerolora.machine import devices
 from zerolora.memory.estimate import estimate
+from zerolora.model.architecture import config_of
 from zerolora.planner.render import render
 from zerolora.units import gib
 
@@ -66,6 +69,8 @@ def first_config(model: str, data: str, output: Path, force: bool) -> Iterator[s
     """
     if output.exists() and not force:
         raise UserError(f"{output}: exists; write --force to replace it, or another --output")
+    if not Path(data).exists():
+        raise UserError(f"--data {shown(data)}: there is no such file or directory; correct the path")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "model").mkdir()
@@ -101,8 +106,9 @@ def first_config(model: str, data: str, output: Path, force: bool) -> Iterator[s
 
 def _values(given: GivenModel, data: str) -> dict[str, Any]:
     """Return a config's values, with the model's own limit as the longest row."""
-    run = slug(Path(data).stem, "rows")
-    limit = read_json(given.files / "config.json", "the model").get("max_position_embeddings")
+    run = slug(Path(data).stem, "rows", RESERVED_RUNS)
+    # The text model's, by the name that all of transformers' classes have for it.
+    limit = getattr(config_of(given.files).get_text_config(), "max_position_embeddings", None)
     hardware = _hardware()
     return {
         "hardware": hardware,
@@ -138,7 +144,12 @@ def _resolved(values: dict[str, Any], folder: Path) -> Resolved:
     """Return the settings of every stage, checked as those of any config."""
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
-    return resolve(load(path))
+    try:
+        config = load(path)
+        check_files(path, config)
+    except UserError as error:
+        raise UserError(re.sub(rf"{re.escape(str(path))}(:\d+)?: ", "", str(error))) from None
+    return resolve(config)
 
 
 def _planned(values: dict[str, Any], given: GivenModel, folder: Path) -> Plan:

@@ -2,16 +2,18 @@
 
 import re
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
-from zerolora.config.values import LONGEST_NAME
+from zerolora.config.values import LONGEST_NAME, REPETITIVE
 from zerolora.errors import UserError, shown
 from zerolora.fetch.hub_client import explained_errors
 from zerolora.fetch.model_sources import NOT_READ, SMALL_HUB_FILES
 from zerolora.files import MANIFEST, write_json
+from zerolora.model.base_check import check_settings
 from zerolora.model.manifest import is_weight, model_files
 
 REPOSITORY = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
@@ -53,15 +55,18 @@ def given_model(text: str, into: Path) -> GivenModel:
             f"--model {shown(text)}: no such directory, and no repository; write a directory with config.json and "
             "safetensors, or a name on the hub, as in Qwen/Qwen2.5-0.5B-Instruct"
         )
-    if not (into / "config.json").is_file():
-        raise UserError(f"--model {shown(text)}: has no config.json; write the directory of a transformers model")
+    try:
+        check_settings(into)
+    except UserError as error:
+        raise UserError(str(error).replace(str(into), text)) from None
     write_json(into / MANIFEST, {"files": {}})
     return GivenModel(slug(name, "model"), group, entry, into)
 
 
-def slug(text: str, otherwise: str) -> str:
-    """Return a text as a name in the config: lower-case letters, digits, - and _."""
-    return re.sub(r"[^a-z0-9_]+", "-", text.lower()).strip("-_")[:LONGEST_NAME] or otherwise
+def slug(text: str, otherwise: str, reserved: Collection[str] = ()) -> str:
+    """Return a text as a name in the config: lower-case letters, digits, - and _; `otherwise` if that is no name."""
+    name = re.sub(r"[^a-z0-9_]+", "-", text.lower()).strip("-_")[:LONGEST_NAME]
+    return otherwise if not name or name in reserved or REPETITIVE.search(name) else name
 
 
 def _license_of(directory: Path) -> str:

@@ -32,7 +32,7 @@ def summary(results: Path) -> str:
         lines += [
             "",
             f"Next: open {pages[0]}: answers, memory, provenance.",
-            "Then set your own model and data in config/config.yaml (config/README.md), and run again.",
+            "Then train on your own rows: zerolora init --model DIRECTORY --data FILE --force, and run again.",
         ]
     return "\n".join(lines)
 

@@ -120,10 +120,10 @@ def shared_rules() -> dict[str, Rule]:
         "local_rank": idle("set by the launcher"),
         "ray_num_workers": idle("write train.nodes and train.ranks_per_node"),
         **each("dataloader_num_workers dataloader_pin_memory dataloader_prefetch_factor", PREPARED),
-        "eval_steps": unless_off(interval("train.validation_steps")),
+        "eval_steps": unless_off(steps("train.validation_steps", share=True)),
         **each("eval_strategy evaluation_strategy", Rule("train.validation_steps", _evaluated, "by its interval")),
         "load_best_model_at_end": Rule("train.keep", _best, "true → best, false → last"),
-        "save_steps": unless_off(interval("train.checkpoint_steps")),
+        "save_steps": unless_off(steps("train.checkpoint_steps", share=True)),
         "save_total_limit": unless_off(same("train.keep_checkpoints", whole)),
         "save_only_model": idle("checkpoints always contain everything needed to resume"),
         "save_safetensors": idle("weights are always safetensors"),
@@ -178,35 +178,18 @@ def epochs(value: Any, draft: Draft) -> str | None:
     return None
 
 
-def steps(path: str) -> Rule:
-    """Return the rule of a number of steps; -1 means none, and a fraction has no equal."""
+def steps(path: str, share: bool = False) -> Rule:
+    """Return the rule of a number of steps, or also of a share of all; -1 means none."""
     group = CHANGES if path == "train.max_steps" else NO_EFFECT
 
     def translate(value: Any, draft: Draft) -> str | None:
         if value == -1:  # transformers' value for none
             return None
+        is_share = share and isinstance(value, float) and 0 < value < 1
         try:
-            draft.set(path, whole(value))
+            draft.set(path, value if is_share else whole(value))
         except NoEqual:
             raise NoEqual(f"{shown(value)} is not a number of steps, which {path} is", group) from None
-        return None
-
-    return Rule(path, translate)
-
-
-def interval(path: str) -> Rule:
-    """Return the rule of a number of steps or of a share of all; -1 means none."""
-
-    def translate(value: Any, draft: Draft) -> str | None:
-        if value == -1:
-            return None
-        if isinstance(value, float) and 0 < value < 1:
-            draft.set(path, value)
-            return None
-        try:
-            draft.set(path, whole(value))
-        except NoEqual:
-            raise NoEqual(f"{shown(value)} is not a number of steps, which {path} is", NO_EFFECT) from None
         return None
 
     return Rule(path, translate)
