@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -95,12 +96,11 @@ def test_mistake_is_one_line_and_writes_nothing(folder: Path, given: dict[str, s
     write_rows(folder / "{x}.json", 40)
     shutil.copytree(folder / "My Model", folder / "code")
     config = json.loads((folder / "code/config.json").read_text())
-    (folder / "code/config.json").write_text(
-        json.dumps(config | {"model_type": "internlm2", "auto_map": {"AutoConfig": "m.C"}})
-    )
+    config |= {"model_type": "internlm2", "auto_map": {"AutoConfig": "m.C"}}
+    (folder / "code/config.json").write_text(json.dumps(config))
     result = init(folder, **given)
     assert result.returncode == 2 and not (folder / "config.yaml").exists()
-    assert "/tmp" not in result.stderr.replace(str(folder), "")
+    assert tempfile.gettempdir() not in result.stderr.replace(str(folder), "")
     assert said in result.stderr.splitlines()[-1] and "Traceback" not in result.stderr
 
 
@@ -200,7 +200,8 @@ def test_limit_is_that_of_the_text_model(folder: Path) -> None:
          "n_head": 4, "vocab_size": inside["vocab_size"]},
     ):  # fmt: skip
         (folder / "My Model/config.json").write_text(json.dumps(config))
-        values = module._values(given_model("My Model", _empty(folder / config["model_type"])), "rows.json")
+        into = _empty(folder / str(config["model_type"]))
+        values = module._values(given_model("My Model", into), "rows.json")
         assert values["prepare"]["rows"]["max_length"] == 96
 
 
