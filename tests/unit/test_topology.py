@@ -222,16 +222,19 @@ def test_two_ranks_never_use_one_gpu(gpus: list[str], refused: list[int]) -> Non
 
 def test_torchruns_own_variables(tmp_path: Path) -> None:
     """The real torchrun; it loads torch, which takes seconds."""
-    code = "import os; from zerolora.train.launch.topology import topology; t = topology(os.environ, 1, 2); "
-    code += "print(*t.ranks, t.environment(t.ranks[0])['LOCAL_RANK'])"
+    # A file for each rank: what two processes print at once is mixed.
+    code = "import os, pathlib; from zerolora.train.launch.topology import topology; t = topology(os.environ, 1, 2); "
+    code += "pathlib.Path(os.environ['RANK']).write_text(t.environment(t.ranks[0])['LOCAL_RANK'] + str(t.ranks.start))"
     torchrun = Path(sys.executable).with_name("torchrun")
     options = ["--standalone", "--no-python", "--nproc-per-node=2"]
     result = subprocess.run(
         [torchrun, *options, sys.executable, "-c", code],
         env={**os.environ, "TMPDIR": str(tmp_path)},
+        cwd=tmp_path,
         capture_output=True,
         text=True,
         check=False,
         timeout=600,
     )
-    assert sorted(result.stdout.splitlines()) == ["0 0", "1 1"], result.stderr
+    assert result.returncode == 0, result.stderr
+    assert [(tmp_path / rank).read_text() for rank in "01"] == ["00", "11"]
