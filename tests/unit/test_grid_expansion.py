@@ -283,6 +283,7 @@ def test_runs_file_for_dvc() -> None:
     assert actual == {
         "models": {"big": {"source": "results/settings/fetch/big.json"}, "tiny": {"source": "model"}},
         **{"hub_data": {}, "package_data": {}, "adapters": {}},
+        "prepare": {"rows": {"path": "rows.json", "model": "tiny"}},
         "packed": {name: {"dataset": "rows"} for name in ("again", "default", "sweep")},
         "estimated": {
             **{name: {"packed": name} for name in ("again", "default")},

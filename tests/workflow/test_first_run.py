@@ -4,7 +4,9 @@ import json
 from collections.abc import Callable
 
 import pytest
+import yaml
 from conftest import Project
+from engines import snakemake_ran
 
 pytestmark = [pytest.mark.slow]
 
@@ -23,3 +25,15 @@ def test_a_model_and_a_file_become_an_adapter(make_project: Callable[[str], Proj
     assert row["reason"] == "evaluated on the validation rows, which also choose the best adapter"
     assert "Nothing to be done" in project.snakemake("all").stderr
     assert "up to date" in project.run("dvc", "status").stdout
+    # The same in shorthands, without hardware: every stage has the same settings.
+    long = yaml.safe_load(config.read_text())
+    ((name, (model,)),) = [(group, entry.values()) for group, entry in long["fetch"].items()]
+    data = {key: value for key, value in long["prepare"]["rows"].items() if key != "model"}
+    assert name == "directory" and model["license"] == "unknown"
+    short = {key: value for key, value in long.items() if key in ("render", "train")}
+    project.write_config(yaml.safe_dump({"model": model["path"], "data": data, **short}))
+    assert snakemake_ran(project) == {"resolve"}
+    assert "up to date" in project.run("dvc", "status").stdout
+    refused = project.run("snakemake", "--profile", "profiles/slurm", "--forcerun", "report", "all", check=False)
+    line = "config/config.yaml: hardware: is missing, which stands for this machine, but the jobs run on others"
+    assert refused.returncode == 1 and line in refused.stderr and "Traceback" not in refused.stderr

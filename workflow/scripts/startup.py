@@ -65,11 +65,23 @@ def around_planning(workflow: Any, jobs: "Jobs", every_output: list[str]) -> Non
     from zerolora.compat.snakemake_patches import around_planning
 
     def before() -> None:
+        check_hardware(workflow, jobs)
         limit_jobs(workflow, jobs)
         engine_sync.before_planning(workflow, jobs.config, jobs.values, every_output, jobs.read_files, jobs.texts)
 
     if workflow.is_main_process:
         around_planning(workflow, before, lambda: engine_sync.after_planning(workflow))
+
+
+def check_hardware(workflow: Any, jobs: "Jobs") -> None:
+    """Raise WorkflowError if the config has no `hardware`, which stands for this machine, and jobs run on others."""
+    from snakemake.exceptions import WorkflowError
+
+    if "hardware" not in jobs.values and not (workflow.local_exec or workflow.dryrun):
+        raise WorkflowError(
+            "config/config.yaml: hardware: is missing, which stands for this machine, but the jobs run on others; "
+            "write theirs (config/README.md)"
+        )
 
 
 def limit_jobs(workflow: Any, jobs: "Jobs") -> None:

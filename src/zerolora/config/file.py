@@ -1,5 +1,6 @@
 """Reads and checks config/config.yaml. Each mistake is reported in one line: file, line, key, value, remedy."""
 
+import copy
 import math
 import re
 from collections.abc import Iterable, Iterator
@@ -12,6 +13,7 @@ from pydantic import ValidationError
 from zerolora.config.grid_rules import location_of
 from zerolora.config.rules import impossible
 from zerolora.config.schema import VALUES, Config, data_folders
+from zerolora.config.shorthands import ShorthandError, WrittenOut, written_out
 from zerolora.config.studies import read_study
 from zerolora.config.values import HUB_ADAPTERS, remedy
 from zerolora.errors import LONGEST as LONGEST_SHOWN
@@ -29,9 +31,12 @@ def load(path: Path, *, before_first_trial: bool = False) -> Config:
 
     Raises UserError with one line per mistake: file and line, key, value, remedy.
     """
-    value, lines = _parse(path)
+    written, lines = _parse(path)
+    out = _written_out(path, written, lines)
+    value = out.values
 
     def line(location: tuple[str, ...], text: str) -> str:
+        location = out.origin(location)
         return f"{_where(path, location, lines)}: {_dotted(location)}: {text}"
 
     for location, each in _leaves(value):
@@ -41,7 +46,7 @@ def load(path: Path, *, before_first_trial: bool = False) -> Config:
     try:
         config = Config.model_validate(value)
     except ValidationError as error:
-        raise UserError(_some(list(_mistakes(path, error, lines)))) from None
+        raise UserError(_some(list(_mistakes(path, error, lines, out)))) from None
     for location, each in _leaves(value):
         if isinstance(each, float) and not math.isfinite(each):  # in mappings with free keys, e.g. check_settings
             raise UserError(line(location, "is not finite; write a finite number, as in 2e-4"))
@@ -86,22 +91,34 @@ def check_files(path: Path, config: Config) -> None:
                 text = "Snakemake takes {...} in a file's name for a wildcard; rename the file"
                 mistakes[location] = f"{shown(str(file))}: {text}"
     if mistakes:
-        lines = _parse(path)[1]
+        written, lines = _parse(path)
+        out = _written_out(path, written, lines)
+        places = {at: out.origin(at) for at in sorted(mistakes)}
         raise UserError(
-            "\n".join(f"{_where(path, at, lines)}: {'.'.join(at)}: {mistakes[at]}" for at in sorted(mistakes))
+            "\n".join(f"{_where(path, here, lines)}: {'.'.join(here)}: {mistakes[at]}" for at, here in places.items())
         )
 
 
-SECTIONS = (
-    "sections such as fetch, prepare, runs are expected; write them, or take them from a recipe "
-    "(`zerolora init --recipe NAME --force`)"
-)
+SECTIONS = "sections such as fetch, prepare, runs are expected; write them, or let `zerolora init --force` write them"
 
 
 def read_values(path: Path, expected: str = SECTIONS, longest: int = LONGEST) -> dict[str, Any]:
     """Return the unchecked values in a file of at most `longest` characters. Raises UserError if it is not a YAML
     mapping."""
     return _parse(path, expected, longest)[0]
+
+
+def read_written_out(path: Path) -> dict[str, Any]:
+    """Return the unchecked values in a config, without shorthands. Raises UserError as `read_values` does."""
+    return _written_out(path, *_parse(path)).values
+
+
+def _written_out(path: Path, values: dict[str, Any], lines: dict[tuple[str, ...], int]) -> WrittenOut:
+    try:
+        return written_out(copy.deepcopy(values))
+    except ShorthandError as error:
+        location, text = error.args
+        raise UserError(f"{_where(path, location, lines)}: {_dotted(location)}: {text}") from None
 
 
 def _parse(
@@ -182,15 +199,16 @@ def _where(path: Path, location: tuple[str, ...], lines: dict[tuple[str, ...], i
     return str(path)
 
 
-def _mistakes(path: Path, error: ValidationError, lines: dict[tuple[str, ...], int]) -> Iterable[str]:
+def _mistakes(path: Path, error: ValidationError, lines: dict[tuple[str, ...], int], out: WrittenOut) -> Iterable[str]:
     messages: dict[tuple[str, ...], str] = {}
-    known = {part for location in lines for part in location}
+    known = {part for location in (*lines, *out.origins) for part in location}
     for mistake in error.errors():
         location = tuple(str(part) for part in mistake["loc"] if part != "[key]")
         # A union reports an error for each alternative: show the first, and further accepted words.
         located = tuple(part for part in location if (part in known) or location.index(part) == 0)
         if located not in messages:
-            messages[located] = f"{_where(path, location, lines)}: {_dotted(_readable(location))}: {remedy(mistake)}"
+            here = out.origin(location)
+            messages[located] = f"{_where(path, here, lines)}: {_dotted(_readable(here))}: {remedy(mistake)}"
         elif mistake["type"] == "literal_error":
             messages[located] += f", or {mistake['ctx']['expected']}"
     return messages.values()

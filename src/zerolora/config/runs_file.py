@@ -61,6 +61,7 @@ def _groups(config: Config) -> dict[str, Names]:
         "hub_data": {name: {} for name in fetch.data},
         "package_data": {name: {} for name in fetch.package_data},
         "adapters": {name: {} for name in fetch.adapter},
+        "prepare": {name: {"path": data.path, "model": data.model} for name, data in config.prepare.items()},
         "packed": packed,
         "estimated": estimated,
         "rendered": rendered,
@@ -103,6 +104,6 @@ def check_runs(config: Config) -> None:
     """Write the file if it is out of date and raise UserError, since DVC has already read it."""
     if write_runs(config):
         raise UserError(
-            f"{RUNS}: was written for other runs, models or tasks than config/config.yaml has, and is up to date now; "
+            f"{RUNS}: was written for other runs, models, data or tasks than config/config.yaml has, and is up to date now; "
             "run `dvc repro` again"
         )

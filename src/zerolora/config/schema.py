@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    ConfigDict,
     Discriminator,
     Field,
     GetJsonSchemaHandler,
@@ -30,6 +31,7 @@ from zerolora.config.values import (
     MANY,
     NO_TRACKER,
     PACKAGE_DATA,
+    UNKNOWN_LICENSE,
     AnyCheck,
     Check,
     Commit,
@@ -143,8 +145,8 @@ class _Hub(Section):
     repository: Repository
     """Repository ID, e.g. Qwen/Qwen2.5-14B-Instruct."""
     revision: Commit
-    """Full 40-digit commit hash."""
-    license: str
+    """Full 40-digit commit hash. `zerolora pin` writes that of a branch or tag."""
+    license: str = UNKNOWN_LICENSE
     """SPDX expression of the licence."""
 
 
@@ -170,7 +172,7 @@ class DirectoryModel(Section):
 
     path: Text
     """The directory, absolute or relative to the project."""
-    license: str
+    license: str = UNKNOWN_LICENSE
     """SPDX expression of the licence."""
 
 
@@ -730,11 +732,29 @@ class Expanded:
     """Names of the outputs that the run shares with others."""
 
 
+class Data(Prepare):
+    """The keys of an entry of `prepare`, none of them required but `path`. For editors alone (shorthands.py)."""
+
+    model: Name | None = None  # type: ignore[assignment]
+    """A name in `fetch`. Default: the config's `model`."""
+    split: Split | None = None  # type: ignore[assignment]
+    """Number or share of validation and test rows. Default: 0.05 each."""
+
+
 class Config(Section):
     """config/config.yaml."""
 
+    # An editor sees the file, in which shorthands may stand for the required sections.
+    model_config = ConfigDict(json_schema_extra=lambda schema: schema.pop("required"))
+
+    model: Text | None = None
+    """Short for an entry of `fetch`: the base model of every entry of `prepare` without one, as a directory or as
+    NAME@COMMIT of the Hugging Face Hub."""
+    data: Text | Data | None = None
+    """Short for an entry of `prepare`: a file or directory of rows, or the keys of the entry. Without `runs`, it is
+    trained on."""
     hardware: Hardware = Hardware.model_construct()
-    """The machines to train on."""
+    """The machines to train on. Default: this machine."""
     fetch: Fetch
     """Base models, data sets and adapters to download."""
     prepare: dict[Name, Prepare]

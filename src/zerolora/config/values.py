@@ -44,6 +44,7 @@ HUB_ADAPTERS = "resources/adapters"  # downloaded adapters
 RESERVED_RUNS = ("base", "compare", "data", "logs", "settings", "tasks")
 MANY = Field(min_length=1)
 NO_TRACKER = "none"
+UNKNOWN_LICENSE = "unknown"
 SHARED_SECTIONS = ("fetch", "prepare", "evaluate", "tasks", "judge")
 GENERATED = [name for name, ask in TASKS.items() if ask == "generate"]
 

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import psutil
 import yaml
 
 from zerolora.config.file import check_files, load
 from zerolora.config.resolve import resolve
 from zerolora.config.settings import Resolved
-from zerolora.config.values import RESERVED_RUNS
+from zerolora.config.shorthands import slug
+from zerolora.config.values import RESERVED_RUNS, UNKNOWN_LICENSE
 from zerolora.data.formats import FORMS
 from zerolora.data.pack import pack_rows
 from zerolora.data.prepare import prepare
@@ -26,8 +26,8 @@ from zerolora.data.readers import chunks
 from zerolora.data.source_files import form_of, sources_of
 from zerolora.errors import UserError, shown
 from zerolora.files import MANIFEST, read_json, write_json, write_text
-from zerolora.first_config.given_model import UNKNOWN, GivenModel, given_model, slug
-from zerolora.machine import devices
+from zerolora.first_config.given_model import GivenModel, given_model
+from zerolora.machine import this_machine
 from zerolora.memory.estimate import estimate
 from zerolora.model.architecture import config_of
 from zerolora.planner.render import render
@@ -109,7 +109,7 @@ def _values(given: GivenModel, data: str) -> dict[str, Any]:
     run = slug(Path(data).stem, "rows", RESERVED_RUNS)
     # The text model's, by the name that all of transformers' classes have for it.
     limit = getattr(config_of(given.files).get_text_config(), "max_position_embeddings", None)
-    hardware = _hardware()
+    hardware = this_machine.hardware()
     return {
         "hardware": hardware,
         "fetch": {given.group: {given.name: given.entry}},
@@ -123,21 +123,6 @@ def _values(given: GivenModel, data: str) -> dict[str, Any]:
         "train": {"ranks_per_node": hardware.get("gpus_per_node", 1)},
         "runs": {run: {"dataset": run}},
     }  # fmt: skip
-
-
-def _hardware() -> dict[str, Any]:
-    """Return the section `hardware` of this machine."""
-    memory = {"host_memory": f"{psutil.virtual_memory().total // 2**30}GiB"}
-    library = devices.driver_library()
-    gpus = devices.visible(library) if library else []
-    if isinstance(gpus, int) or not gpus or devices.fault():
-        return {"device": "cpu"} | memory
-    smallest = min(gpus, key=lambda gpu: gpu.memory)
-    capability = min(gpu.capability for gpu in gpus)
-    return {
-        "device": "cuda", "gpus_per_node": len(gpus), "gpu_memory": f"{smallest.memory // 2**20}MiB",
-        "compute_capability": float(devices.capability_text(capability)),
-    } | memory  # fmt: skip
 
 
 def _resolved(values: dict[str, Any], folder: Path) -> Resolved:
@@ -214,7 +199,7 @@ def _text(values: dict[str, Any], given: GivenModel, model: str, data: str) -> s
 
 
 def _remark(entry: dict[str, str]) -> str:
-    return "  # its README.md states no licence" if entry["license"] == UNKNOWN else ""
+    return "  # its README.md states no licence" if entry["license"] == UNKNOWN_LICENSE else ""
 
 
 def _flow(value: dict[str, Any]) -> str:

@@ -2,13 +2,13 @@
 
 import re
 import shutil
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
-from zerolora.config.values import LONGEST_NAME, REPETITIVE
+from zerolora.config.shorthands import slug
+from zerolora.config.values import UNKNOWN_LICENSE
 from zerolora.errors import UserError, shown
 from zerolora.fetch.hub_client import explained_errors
 from zerolora.fetch.model_sources import NOT_READ, SMALL_HUB_FILES
@@ -17,8 +17,6 @@ from zerolora.model.base_check import check_settings
 from zerolora.model.manifest import is_weight, model_files
 
 REPOSITORY = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
-UNKNOWN = "unknown"
-"""The licence of a model that states none."""
 
 
 class GivenModel(NamedTuple):
@@ -63,12 +61,6 @@ def given_model(text: str, into: Path) -> GivenModel:
     return GivenModel(slug(name, "model"), group, entry, into)
 
 
-def slug(text: str, otherwise: str, reserved: Collection[str] = ()) -> str:
-    """Return a text as a name in the config: lower-case letters, digits, - and _; `otherwise` if that is no name."""
-    name = re.sub(r"[^a-z0-9_]+", "-", text.lower()).strip("-_")[:LONGEST_NAME]
-    return otherwise if not name or name in reserved or REPETITIVE.search(name) else name
-
-
 def _license_of(directory: Path) -> str:
     """Return the licence that a model's README.md states."""
     from huggingface_hub import metadata_load
@@ -78,7 +70,7 @@ def _license_of(directory: Path) -> str:
         stated = (metadata_load(readme) or {}).get("license") if readme.is_file() else None
     except (ValueError, yaml.YAMLError):  # the README is no input of any stage
         stated = None
-    return str(stated or UNKNOWN)
+    return str(stated or UNKNOWN_LICENSE)
 
 
 def _looked_up(repository: str, revision: str | None, into: Path) -> dict[str, str]:
@@ -92,4 +84,4 @@ def _looked_up(repository: str, revision: str | None, into: Path) -> dict[str, s
             repository, revision=about.sha, allow_patterns=SMALL_HUB_FILES, ignore_patterns=NOT_READ, local_dir=into
         )
     stated = getattr(about.card_data, "license", None) if about.card_data else None
-    return {"repository": repository, "revision": about.sha, "license": str(stated or UNKNOWN)}
+    return {"repository": repository, "revision": about.sha, "license": str(stated or UNKNOWN_LICENSE)}

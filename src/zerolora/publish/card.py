@@ -12,7 +12,7 @@ import jinja2
 import yaml
 
 from zerolora import __version__
-from zerolora.config.file import read_values
+from zerolora.config.file import read_written_out
 from zerolora.config.schema import data_folders
 from zerolora.config.values import HUB_ADAPTERS
 from zerolora.errors import UserError, printable
@@ -274,7 +274,7 @@ def _pins() -> dict[str, str]:
 
 def _config_of_run(run: FinishedRun) -> tuple[str, bool]:
     """Return the run's part of config/config.yaml as YAML, and whether absolute paths in it were cut to their names."""
-    values = read_values(CONFIG)
+    values = read_written_out(CONFIG)
     names = _with_origins(run)
     datasets = {run.resolved.runs[name].dataset for name in names}
     models = {run.resolved.prepare[name].model for name in datasets}
