@@ -104,6 +104,6 @@ def check_runs(config: Config) -> None:
     """Write the file if it is out of date and raise UserError, since DVC has already read it."""
     if write_runs(config):
         raise UserError(
-            f"{RUNS}: was written for other runs, models, data or tasks than config/config.yaml has, and is up to date now; "
-            "run `dvc repro` again"
+            f"{RUNS}: was written for other runs, models, data or tasks than config/config.yaml has, and is up to date "
+            "now; run `dvc repro` again"
         )
