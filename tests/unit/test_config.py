@@ -54,6 +54,34 @@ def test_without_test_rows_the_validation_rows_are_evaluated(tmp_path: Path) -> 
         assert actual["evaluate"]["rows"]["split"] == actual["runs"]["default"]["evaluate"]["split"] == split
 
 
+def test_without_held_out_rows_nothing_is_evaluated(tmp_path: Path) -> None:
+    actual = resolved(write(tmp_path, edited("prepare.rows.split", {"validation": 0, "test": 0})))
+    run = actual["runs"]["default"]
+    assert not actual["evaluate"]["rows"]["enabled"] and not run["evaluate"]["enabled"]
+    assert run["report"]["split"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"train": {"validation_steps": 2}}, "train.validation_steps: 2, but the data set has no validation rows"),
+        ({"evaluate": {"fail_if": "accuracy < 0.5"}}, "0, and 0 test rows, but evaluate.fail_if, 'accuracy < 0.5'"),
+        (
+            {"searches": {"s": {"dataset": "rows", "over": {"train.seed": [1, 2]}}}},
+            "searches.s: compares validation losses, but rows has no validation rows",
+        ),
+    ],
+    ids=["validation", "gate", "search"],
+)
+def test_what_needs_held_out_rows_is_refused_without_them(tmp_path: Path, other: dict[str, Any], said: str) -> None:
+    config = edited("prepare.rows.split", {"validation": 0, "test": 0})
+    for section, values in other.items():
+        config[section] = {**config.get(section, {}), **values}
+    with pytest.raises(UserError) as raised:
+        load(write(tmp_path, config), before_first_trial=True)
+    assert said in str(raised.value) and "\n" not in str(raised.value)
+
+
 def test_run_replaces_free_keys_and_merges_sections(tmp_path: Path) -> None:
     config = copy.deepcopy(TINY_CONFIG)
     lora = {"r": 4, "rank_pattern": {"q_proj": 8}, "alpha_pattern": {"q_proj": 8.0, "v_proj": 4.0}}
@@ -214,7 +242,6 @@ MISTAKES = [
     ("prepare.rows.split.test", -1, ["prepare.rows.split.test", "0 or more"]),
     ("prepare.rows.split.test", 1.5, ["prepare.rows.split.test", "whole number of rows, or a share below 1"]),
     ("prepare.rows.split.test", True, ["prepare.rows.split.test", "a number of rows, 0 or more, or their share"]),
-    ("prepare.rows.split.validation", 0, ["prepare.rows.split.validation", "0 rows, and no source is the validation"]),
     ("prepare.rows.format", "alpacca", ["prepare.rows.format", "'alpacca'", "alpaca, messages"]),
     ("prepare.rows.columns", {"question": "q"}, ["prepare.rows.columns", "question", "instruction"]),
     ("prepare.rows.template", "alpacca", ["prepare.rows.template", "'alpacca'", "chat, plain, alpaca, chatml", "zep"]),

@@ -342,12 +342,22 @@ def test_programs_are_refused_and_not_run(tmp_path: Path, suffix: str, said: str
 
 
 @pytest.mark.parametrize(("text", "key"), [(AXOLOTL, "val_set_size"), (FACTORY, "val_size")])
-@pytest.mark.parametrize("size", ["1.5", "0"])
-def test_another_number_of_validation_rows_changes_the_result(tmp_path: Path, text: str, key: str, size: str) -> None:
-    translation, written = of(f"{text}{key}: {size}\n", tmp_path)
+def test_another_number_of_validation_rows_changes_the_result(tmp_path: Path, text: str, key: str) -> None:
+    translation, written = of(f"{text}{key}: 1.5\n", tmp_path)
     (line,) = (line for line in translation.of(CHANGES) if line.key == key)
-    assert "200 is written" in line.text and size in line.text.replace("no rows there", "0")
+    assert "200 is written" in line.text and "1.5" in line.text
     assert written["prepare"]["rows"]["split"]["validation"] == 200
+
+
+@pytest.mark.parametrize(("text", "key"), [(AXOLOTL, "val_set_size"), (FACTORY, "val_size")])
+@pytest.mark.parametrize("line", ["", "{key}: 0\n", "{key}: 0.0\n{key_of_steps}: 5\n"])
+def test_no_rows_are_held_out_where_none_are_there(tmp_path: Path, text: str, key: str, line: str) -> None:
+    line = line.format(key=key, key_of_steps="eval_steps")
+    translation, written = of(f"{text}{line}", tmp_path)
+    assert written["prepare"]["rows"]["split"] == {"validation": 0, "test": 0}
+    assert not {"validation_steps", "keep", "patience"} & written["train"].keys()
+    said = [line.text for line in translation.of(NO_EFFECT)]
+    assert "no rows are held out, as there; nothing is evaluated" in said
 
 
 @pytest.mark.parametrize(("text", "key"), [(AXOLOTL, "val_set_size"), (FACTORY, "val_size")])
@@ -552,9 +562,12 @@ def test_files_splits_and_commits_of_a_data_set(tmp_path: Path) -> None:
     _, rows = data("[{path: ./in, type: alpaca, data_files: [x.jsonl, y.jsonl]}]", tmp_path)
     assert rows["sources"] == {"in/x.jsonl": {}, "in/y.jsonl": {}}
     lines, rows = data("[{path: a/b, type: alpaca, split: 'train[:1000]'}]", tmp_path)
-    assert rows["sources"] == {"b": {"at_most": 1000}} and "datasets[0]" not in lines
-    lines, _ = data("[{path: a/b, type: alpaca, split: 'train[:20%]'}]", tmp_path)
-    assert lines["datasets[0]"] == (FILL_IN, "train[:20%] is a slice of a split; bring only those rows")
+    assert (rows["at_most"], rows["path"]) == (1000, "data/b") and "datasets[0]" not in lines
+    lines, rows = data("[{path: a/b, type: alpaca, split: 'train[:20%]'}]", tmp_path)
+    assert rows["at_most"] == 0.2 and "datasets[0]" not in lines
+    assert "at_most" not in data("[{path: a/b, type: alpaca, split: 'train[:100%]'}]", tmp_path)[1]
+    lines, _ = data("[{path: a/b, type: alpaca, split: 'train[20%:]'}]", tmp_path)
+    assert lines["datasets[0]"] == (FILL_IN, "train[20%:] is a slice of a split; bring only those rows")
     commit = "0123456789" * 4
     pinned = f"{{path: a/b, type: alpaca, revision: '{commit}', data_files: [x.jsonl]}}"
     _, written = of(f"{AXOLOTL}datasets: [{pinned}]\n", tmp_path)
@@ -1003,7 +1016,7 @@ def test_documented_tables_are_current() -> None:
     ],
 )
 def test_validation_is_as_often_as_there(tmp_path: Path, text: str, expected: tuple[float | None, str | None]) -> None:
-    _, written = of(text, tmp_path)
+    _, written = of(f"{text}{'val_set_size' if text.startswith(AXOLOTL) else 'val_size'}: 0.1\n", tmp_path)
     assert (written["train"].get("validation_steps"), written["train"].get("keep")) == expected
 
 

@@ -566,6 +566,35 @@ def test_at_most_reads_the_first_rows_of_a_source_and_repeats_none(folder: Folde
     assert questions <= {row["instruction"] for row in [*MANY[:1500], *MANY[3000:3010]]}
 
 
+def test_at_most_of_the_data_set_holds_for_each_source(folder: Folder) -> None:
+    """A share is that of all files of a source, rounded; `rows` of a source replaces it."""
+    lines = [json.dumps(row) + "\n" for row in MANY]
+    folder.write("mix/a/1.jsonl", lines[:30])
+    folder.write("mix/a/2.jsonl", lines[30:55])
+    folder.write("mix/b.jsonl", lines[60:70])
+    folder.write("mix/c.jsonl", lines[80:90])
+    sources: dict[str, Any] = {"a": {}, "b.jsonl": {"at_most": 3}, "c.jsonl": {"rows": 12}}
+    folder.prepare(path="mix", sources=sources, at_most=0.6, split={"validation": 4, "test": 4})
+    stats = folder.stats()
+    assert [stats["sources"][name]["read_rows"] for name in sources] == [33, 3, 10]
+    folder.write("rows.jsonl", lines[:55])
+    folder.prepare(path="rows.jsonl", at_most=0.2, split={"validation": 9, "test": 0})
+    assert folder.stats()["read_rows"] == 11
+    questions = {row["question"] for row in open_split(folder.output, "validation")}
+    assert questions <= {row["instruction"] for row in MANY[:11]} and len(folder.all_rows()) == 11
+
+
+def test_no_rows_need_be_held_out(folder: Folder) -> None:
+    folder.prepare(ROWS, split={"validation": 0, "test": 0})
+    stats = folder.stats()
+    assert (stats["train_rows"], stats["validation_rows"], stats["test_rows"]) == (20, 0, 0)
+    for packing, capacity in ((True, 400), (False, None)):
+        pack_rows(PackSettings(packing=packing, capacity=capacity), folder.output, folder.path / "packing")
+        packed = json.loads((folder.path / "packing/stats.json").read_text())
+        assert packed["train_rows"] == 20 and packed["validation_packed_rows"] == 0
+        assert len(open_plan(folder.path / "packing/validation.arrow").starts) == 1
+
+
 def test_dropped_rows_count_in_at_most(folder: Folder) -> None:
     folder.write("mix/a.jsonl", [{"instruction": "x", "output": ""}, *MANY])
     folder.prepare(path="mix", sources={"a.jsonl": {"at_most": 20}}, bad_row="drop")

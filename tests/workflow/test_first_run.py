@@ -34,6 +34,17 @@ def test_a_model_and_a_file_become_an_adapter(make_project: Callable[[str], Proj
     project.write_config(yaml.safe_dump({"model": model["path"], "data": data, **short}))
     assert snakemake_ran(project) == {"resolve"}
     assert "up to date" in project.run("dvc", "status").stdout
+    # Without held-out rows nothing is judged, and the report says so.
+    data["split"] = {"validation": 0, "test": 0}
+    project.write_config(yaml.safe_dump({"model": model["path"], "data": data, **short}))
+    project.snakemake("all")
+    row = json.loads((project.directory / "results/compare/rows/rows.json").read_text())
+    assert row["status"] == "done" and row["reason"] == "not evaluated: no row is held out (split)"
+    trained = json.loads((project.directory / "results/rows/metrics/train.json").read_text())
+    assert not {"loss_validation", "loss", "accuracy"} & {*row, *trained} and trained["published_step"] == 2
+    page = (project.directory / "results/rows/report.html").read_text()
+    assert "Not evaluated: no row is held out (split)." in page and "validation loss" not in page
+    assert "up to date" in project.run("dvc", "status").stdout
     refused = project.run("snakemake", "--profile", "profiles/slurm", "--forcerun", "report", "all", check=False)
     line = "config/config.yaml: hardware: is missing, which stands for this machine, but the jobs run on others"
     assert refused.returncode == 1 and line in refused.stderr and "Traceback" not in refused.stderr

@@ -22,6 +22,10 @@ def impossible_grids(config: Config) -> Iterable[Mistake]:
         for owner, each in owners.items():
             yield from _wrong_keys(config, section, owner, each)
     for owner, search in config.searches.items():
+        for name in map(str, datasets_of(search)):
+            if name in config.prepare and not config.prepare[name].holds_out("validation"):
+                text = f"compares validation losses, but {name} has no validation rows; write its split.validation"
+                yield ("searches", owner), text
         steps = with_values({"validation_steps": config.train.validation_steps}, search.train)["validation_steps"]
         if search.prune and not steps and "train.validation_steps" not in search.over:
             yield (

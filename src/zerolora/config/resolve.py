@@ -189,9 +189,12 @@ def _dotted(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _evaluation(config: Config, data: schema.Prepare | None) -> dict[str, Any]:
-    """Return the evaluation settings common to base and fine-tuned models; without test rows, of validation rows."""
+    """Return the evaluation settings common to base and fine-tuned models; without test rows, of validation rows;
+    without these, of none."""
     result = config.evaluate.model_dump(exclude={"fail_if", "unmerged"})
-    return result if data is None or data.holds_out("test") else result | {"split": "validation"}
+    if data is None or data.holds_out("test"):
+        return result
+    return result | ({"split": "validation"} if data.holds_out("validation") else {"enabled": False})
 
 
 def _base_device(config: Config, dataset: str) -> Device:
@@ -268,6 +271,7 @@ def stages_of(config: Config, run: str) -> RunSettings:
         "added_tokens": len(data.add_special_tokens) + len(data.add_tokens) if data else 0,
     }
     capacity = settings.pack.capacity or (data.max_length if data else None)
+    evaluation = _evaluation(config, data)
     return RunSettings(
         dataset=config.all_runs[run].dataset,
         **config.shared_by(run)._asdict(),
@@ -289,10 +293,10 @@ def stages_of(config: Config, run: str) -> RunSettings:
         train=stages.TrainSettings(**_training(train), device=hardware.device),
         merge=settings.merge,
         evaluate=stages.EvaluateRunSettings(
-            **_evaluation(config, data),
+            **evaluation,
             **(_check(data) if data else {"check": schema.Prepare.model_fields["check"].default}),
             device=hardware.device,
-            unmerged=config.evaluate.unmerged and config.evaluate.enabled and settings.merge.enabled,
+            unmerged=config.evaluate.unmerged and evaluation["enabled"] and settings.merge.enabled,
         ),
         export=settings.export,
         report=stages.ReportSettings(
@@ -301,7 +305,7 @@ def stages_of(config: Config, run: str) -> RunSettings:
             objective=train.objective,
             fail_if=config.evaluate.fail_if,
             tasks=sorted([*config.tasks.rows, *config.tasks.harness]),
-            split=_evaluation(config, data)["split"],
+            split=evaluation["split"] if evaluation["enabled"] or not config.evaluate.enabled else "none",
         ),
         accept=stages.AcceptSettings(fail_if=config.evaluate.fail_if),
     )

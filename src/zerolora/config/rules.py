@@ -180,6 +180,10 @@ def _impossible_gate(config: Config) -> Iterable[Mistake]:
         return
     if not config.evaluate.enabled:
         yield here, f"{shown(condition)} needs an evaluation; set evaluate.enabled: true, or remove the condition"
+    for name, data in config.prepare.items():
+        if not data.holds_out("test") and not data.holds_out("validation"):
+            text = f"0, and 0 test rows, but evaluate.fail_if, {shown(condition)}, judges them; write 1 or more"
+            yield ("prepare", name, "split", "validation"), text
     gate = parse(condition)
     metric, merged = gate.metric, OF_MERGED if config.merge.enabled and not gate.relative else ()
     for name, data in config.prepare.items():
@@ -307,9 +311,6 @@ def _impossible_data(config: Config, name: str) -> Iterable[Mistake]:
     except UserError as error:
         yield (*here, "template"), str(error)
     yield from _impossible_check(here, data)
-    if not data.holds_out("validation"):
-        text = "0 rows, and no source is the validation split; write 1 or more"
-        yield (*here, "split", "validation"), text
     added = [*data.add_special_tokens, *data.add_tokens]
     for key in ("add_special_tokens", "add_tokens"):
         if twice := next((token for token in getattr(data, key) if added.count(token) > 1), None):
@@ -367,6 +368,7 @@ def _impossible_in(config: Config, run: str) -> Iterable[Mistake]:
     data = config.prepare.get(config.all_runs[run].dataset)
     for path, text in itertools.chain(
         _impossible_batch(settings),
+        _impossible_validation(settings.train, data),
         _impossible_kernels(settings),
         _impossible_method(settings.train, data),
         _impossible_merge(settings),
@@ -408,9 +410,15 @@ def _impossible_batch(settings: RunSections) -> Iterable[RunMistake]:
     if train.activation_offload and train.activation_checkpointing is False:
         text = "false with activation_offload, which keeps the inputs of checkpointed layers on the host"
         yield "train.activation_checkpointing", f"{text}; write true or auto, or activation_offload: false"
+
+
+def _impossible_validation(train: Train, data: Prepare | None) -> Iterable[RunMistake]:
     for key in ("patience", "stop_above") if train.validation_steps is None else ():
         if getattr(train, key):
             yield f"train.{key}", "needs validation_steps; write both, or neither"
+    if train.validation_steps and data and not data.holds_out("validation"):
+        text = f"{train.validation_steps}, but the data set has no validation rows; write its split.validation"
+        yield "train.validation_steps", f"{text}, or remove it"
 
 
 def _impossible_kernels(settings: RunSections) -> Iterable[RunMistake]:

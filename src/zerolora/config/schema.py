@@ -58,6 +58,7 @@ from zerolora.config.values import (
     Sha256,
     Size,
     SizeOrZero,
+    SomeRows,
     StepsOrShare,
     Strategy,
     TargetName,
@@ -204,11 +205,11 @@ class Split(Section):
     """Held-out rows, drawn from the sources that are not assigned to a split. The rest is for training."""
 
     validation: RowsOrShare
-    """Validation rows, for choosing hyperparameters: their number, or their share of the rows, e.g. 0.05. 0 only if a
-    source is the validation split."""
+    """Validation rows, for choosing hyperparameters: their number, or their share of the rows, e.g. 0.05. 0 without a
+    source that is the validation split: training has no validation loss."""
     test: RowsOrShare
     """Test rows, never used for a choice: their number or share. 0 without a source that is the test split: the
-    validation rows are evaluated instead."""
+    validation rows are evaluated instead; without these, nothing is."""
 
 
 class Source(Section):
@@ -227,8 +228,9 @@ class Source(Section):
     without repeating any."""
     rows: Positive | None = None
     """Number of training rows to draw with the seed; rows repeat if the source has fewer."""
-    at_most: Positive | None = None
-    """Read at most this many rows, in file order. No row is repeated."""
+    at_most: SomeRows | None = None
+    """Read at most this many rows, or this share of them, e.g. 0.2, in file order. No row is repeated. Default: the
+    data set's."""
     split: Literal["train", "validation", "test"] | None = None
     """Assign all rows to this split. Default: split them as the data set's `split` says."""
 
@@ -252,6 +254,8 @@ class PrepareSection(Section):
     sources: dict[str, Source] = {}
     """Files, directories or glob patterns (data/train-*) relative to `path`, each with the keys in which it differs
     from the data set."""
+    at_most: SomeRows | None = None
+    """Read at most this many rows of each source, or this share of them, e.g. 0.2, in file order."""
     template: TemplateName = "chat"
     """Prompt format. chat = the model's own chat template; plain = BOS, system, instruction and input, with nothing in
     between; a well-known format of docs/data.md, e.g. alpaca; or your own Jinja file, e.g.

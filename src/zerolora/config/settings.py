@@ -270,8 +270,8 @@ class ReportSettings(schema.Report):
     """Condition under which the run fails; the page shows the result."""
     tasks: list[str] = Field(default_factory=list)
     """Names of the further evaluation tasks."""
-    split: Literal["validation", "test"] = "test"
-    """The split that is evaluated."""
+    split: Literal["validation", "test", "none"] = "test"
+    """The split that is evaluated; none without held-out rows."""
 
 
 class AcceptSettings(Section):

@@ -69,6 +69,12 @@ def _rows_or_share(value: Any) -> Any:
     return int(value)
 
 
+def _some_rows(value: Any) -> Any:
+    if _rows_or_share(value) == 0:
+        raise ValueError("write a number of rows, 1 or more, or their share, as in 0.2")
+    return _rows_or_share(value)
+
+
 def _steps_or_share(value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | float) or not (0 < value < 2**31):
         raise ValueError("write a number of steps, 1 or more, or a share of all steps, as in 0.25")
@@ -202,6 +208,7 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Epochs = Annotated[int | float, BeforeValidator(_epochs), Field(gt=0, lt=2**31)]
 StepsOrShare = Annotated[int | float, BeforeValidator(_steps_or_share), Field(gt=0, lt=2**31)]
 RowsOrShare = Annotated[int | float, BeforeValidator(_rows_or_share), Field(ge=0)]
+SomeRows = Annotated[int | float, BeforeValidator(_some_rows), Field(gt=0)]
 Role = Literal["system", "user", "assistant", "tool"]
 RowField = Annotated[str, _one_of(FIELDS)]
 COLUMNS = Field(json_schema_extra={"propertyNames": {"enum": list(FIELDS)}})

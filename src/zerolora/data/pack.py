@@ -22,6 +22,10 @@ from zerolora.files import MANIFEST, describe, sha256, staged_directory, write_j
 from zerolora.log import result
 from zerolora.units import counted
 
+COUNTS = (
+    *("rows", "common_prefix", "tokens", "packed_rows", "longest_packed_row", "most_supervised", "supervised_tokens"),
+    "mean_row_of_a_token",
+)
 CHUNK = 4096  # rows compared at a time
 
 
@@ -37,7 +41,7 @@ def pack_rows(settings: PackSettings, data: Path, output: Path) -> None:
             rows = open_table(data, split)
             lengths = rows["length"].to_numpy()
             if capacity:
-                if lengths.max() > capacity:
+                if len(lengths) and lengths.max() > capacity:
                     raise UserError(
                         f"pack.capacity is {capacity}, but a row of {split} has {lengths.max()} tokens; raise it, or "
                         "cut rows with prepare's max_length and too_long"
@@ -64,6 +68,8 @@ def pack_rows(settings: PackSettings, data: Path, output: Path) -> None:
 
 
 def _count(plan: PackingPlan, rows: Any, lengths: np.ndarray, capacity: int | None) -> dict[str, Any]:
+    if not len(lengths):
+        return dict.fromkeys((*COUNTS, *(("fewest_possible", "efficiency") if capacity else ())), 0)
     supervised = rows["supervised"].to_numpy().astype(np.int64)
     tokens = np.add.reduceat(lengths[plan.members].astype(np.int64), plan.starts[:-1])
     counts: dict[str, Any] = {

@@ -124,6 +124,9 @@ def _jobs(sources: list[SourceFiles], forms: list[tuple[str, str]]) -> Iterator[
 def _read(source: SourceFiles) -> Iterator[tuple[Chunk, int | None]]:
     """Yield the chunks of a source, each with the number of rows to read (None: all)."""
     left = source.settings.at_most
+    if isinstance(left, float):
+        # Rounded as `datasets` rounds train[:20%].
+        left = round(left * sum(1 for path in source.files for chunk in chunks(path) for _ in chunk.records()))
     for path in source.files:
         for chunk in chunks(path):
             if left is None:

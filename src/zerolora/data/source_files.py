@@ -36,7 +36,8 @@ def sources_of(settings: PrepareSettings) -> list[SourceFiles]:
     if not settings.sources:
         files = files_of(path)
         check_not_pooled(path, path, files, settings.split, named=path.is_file())
-        return [SourceFiles(path.name, files, Source(**{key: getattr(settings, key) for key in HOW_READ}))]
+        own = Source(**{key: getattr(settings, key) for key in (*HOW_READ, "at_most")})
+        return [SourceFiles(path.name, files, own)]
     if not path.is_dir():
         raise UserError(f"{path}: is not a directory, so it cannot hold the sources {', '.join(settings.sources)}")
     result = []
@@ -50,6 +51,7 @@ def sources_of(settings: PrepareSettings) -> list[SourceFiles]:
                 raise UserError(f"{file}: belongs to two sources, {owners[file]} and {name}; name it in one only")
             owners[file] = name
         own = {key: getattr(entry, key) or getattr(settings, key) for key in HOW_READ}
+        own["at_most"] = entry.at_most or (None if entry.rows else settings.at_most)
         result.append(SourceFiles(name, files, entry.model_copy(update=own)))
     return result
 

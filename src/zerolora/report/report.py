@@ -16,7 +16,7 @@ from zerolora.planner.zero_json import ZeroJson
 from zerolora.report import figures, tasks
 from zerolora.report.html import render as render_page
 from zerolora.report.provenance import commands, provenance
-from zerolora.report.row import Planned, headline, row
+from zerolora.report.row import Planned, headline, row, why_not
 from zerolora.report.show import before_and_after
 from zerolora.report.usage import cost, ratios, table, usage
 from zerolora.train.objectives import OBJECTIVES
@@ -84,7 +84,7 @@ def report(
         run=run,
         model=model.name,
         data=data.name,
-        evaluated=after.get("enabled", True),
+        not_evaluated="" if after.get("enabled", True) else why_not(settings.split),
         before=before,
         after=after,
         difference=compared,

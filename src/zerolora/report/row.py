@@ -65,7 +65,7 @@ def row(
         **{name: compared[name] for name in FIGURES if name in compared},
         "steps": trained["steps"],
         "trainable_parameters": trained["trainable_parameters"],
-        "loss_validation": trained["loss_validation"],
+        **{name: trained[name] for name in ("loss_validation",) if name in trained},
         "wall_seconds": resources["total_seconds"],
         "step_seconds": step,
         "predicted_step_seconds": planned.reasons["choice"]["ranked"][0]["step_seconds"],
@@ -91,9 +91,14 @@ def _remarks(compared: Mapping[str, Any], trained: Mapping[str, Any], split: str
     if trained["steps"] < trained["planned_steps"]:
         yield f"stopped early, after {trained['steps']} of {trained['planned_steps']} steps"
     if not compared.get("enabled", True):
-        yield "not evaluated: evaluate.enabled is false"
+        yield f"not evaluated: {why_not(split)}"
     elif split == "validation":
         yield "evaluated on the validation rows, which also choose the best adapter"
+
+
+def why_not(split: str) -> str:
+    """Return the reason for a run without an evaluation."""
+    return "no row is held out (split)" if split == "none" else "evaluate.enabled is false"
 
 
 def _loads(telemetry: Path) -> dict[str, float]:

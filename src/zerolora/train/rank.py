@@ -151,7 +151,7 @@ def train(
         if loop.rank == 0:
             _open_telemetry(loop, paths)
         loop.run(split, of_split)
-        if not losses_only and not loop.validations.has(loop.step):
+        if len(split) and not losses_only and not loop.validations.has(loop.step):
             loop.validate(split, of_split)
     loop.batches.end_after(loop.step)
     if losses_only:
@@ -329,7 +329,9 @@ def _write_metrics(
     """Write loss.csv, telemetry.csv, train.json and train_resources.json. Rank 0 only."""
     batches, validations = loop.batches, loop.validations
     tokens, validated = batches.tokens_until(batches.steps), dict(validations.made)
-    published_step, published = validations.best_of_all if validations.best else validations.made[-1]
+    # Without validation rows the last adapter is published, and its loss on them is missing.
+    last = validations.made[-1] if validations.made else (loop.step, {})
+    published_step, published = validations.best_of_all if validations.best else last
     table = io.StringIO()
     names = [*loop.metrics, *(f"{name}_validation" for name in loop.metrics)]
     columns = ["step", "loss", "learning_rate", "loss_validation", *names]
@@ -371,7 +373,8 @@ def _write_metrics(
     write_text(directory / "loss.csv", table.getvalue())
     write_json(directory / "train.json", metrics)
     write_json(directory / "train_resources.json", resources)
-    losses = "loss {loss_first:.3g} -> {loss_last:.3g}, validation {loss_validation:.3g}".format_map(metrics)
+    losses = "loss {loss_first:.3g} -> {loss_last:.3g}".format_map(metrics)
+    losses += f", validation {metrics['loss_validation']:.3g}" if published else ", no validation rows"
     result(f"{losses}, {resources['tokens_per_second']:.0f} tokens/s")
 
 

@@ -62,7 +62,7 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 LARGEST = 2**31  # bound of integers in the config
 LARGEST_FILE = 16 * 2**20  # bytes of a file of settings
 ROWS = 200
-"""Number of validation rows where a file has none: adapters are compared by their loss."""
+"""Number of validation rows where that of a file cannot be read."""
 
 
 def schedule_rule() -> Rule:
@@ -230,15 +230,13 @@ def set_validation(draft: Draft) -> None:
 
 def validation(value: Any, draft: Draft) -> str | None:
     """Store the number of validation rows, or their share."""
+    draft.facts["validation"] = ROWS
     size = number(value)
     if not 0 <= size < LARGEST:
         raise NoEqual(f"{shown(value)} is neither a fraction nor a number of rows; {ROWS} is written", FILL_IN)
-    if 0 < size < 1 or (size >= 1 and size == int(size)):
-        draft.facts["validation"] = size if size < 1 else int(size)
+    if 0 < size < 1 or size == int(size):
+        draft.facts["validation"] = size if 0 < size < 1 else int(size)
         return None
-    draft.facts["validation"] = ROWS
-    if not size:
-        return Remark(f"no rows there, but some are needed here: {ROWS} is written and not trained on", CHANGES)
     return Remark(f"{size:g} is no whole number of rows: {ROWS} is written; correct it", CHANGES)
 
 
@@ -404,12 +402,15 @@ def scaffold(draft: Draft) -> list[str]:
     set_validation(draft)
     data = config["prepare"]["rows"]
     held_out = any(source.get("split") == "validation" for source in data.get("sources", {}).values())
-    data["split"] = {"validation": 0 if held_out else facts.get("validation", ROWS), "test": 0}
-    if held_out or "validation" in facts:
+    data["split"] = {"validation": 0 if held_out else facts.get("validation", 0), "test": 0}
+    if held_out or data["split"]["validation"]:
         text = "prepare.rows.split: there are no test rows, as there; the validation rows are evaluated"
-        lines.append(Remark(text, NO_EFFECT))
     else:
-        lines.append(f"prepare.rows.split: {ROWS} validation rows are held out of training; correct their number")
+        text = "prepare.rows.split: no rows are held out, as there; nothing is evaluated"
+        if "validation_steps" in train:  # without effect there
+            for key in {"validation_steps", "patience", "keep"} & train.keys():
+                del train[key]
+    lines.append(Remark(text, NO_EFFECT))
     config["runs"] = {"imported": {"dataset": "rows"}}
     return lines
 

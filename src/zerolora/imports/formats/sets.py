@@ -17,7 +17,7 @@ REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 FOLDER = "data/imported"
 DATA_FILE = re.compile(r"\.(jsonl?|ndjson|csv|tsv|txt|parquet|arrow)(\.(gz|bz2|xz|zst))?$")
 SLICE = re.compile(r"([\w.-]+)(\[(.*)\])?")
-FIRST = re.compile(r":([0-9]+)")
+FIRST = re.compile(r":([0-9]+)(%?)")
 
 
 @dataclass
@@ -42,7 +42,7 @@ class DataSet:
     revision: str | None = None
     files: list[str] = field(default_factory=list)
     """The files of the path to read. Empty = all."""
-    at_most: int | None = None
+    at_most: int | float | None = None
     """Maximum number of rows to use."""
     rows: int | None = None
     """Number of rows to use, repeated if it has fewer."""
@@ -67,10 +67,11 @@ def write_sets(sets: list[DataSet], draft: Draft, folder_there: Path | None = No
         rows["path"] = "data/rows.json"
         return ["prepare.rows.path: the file names no data set; write your file of rows"]
     only = sets[0]
-    plain = not (only.rows or only.at_most or only.weight or only.held_out)
+    plain = not (only.rows or only.weight or only.held_out)
     if len(sets) == 1 and plain and len(only.files) < 2:
         path, line = _path(only, draft)
         rows |= {"path": path, "format": only.form} | _names_in_rows(only)
+        rows |= {"at_most": only.at_most} if only.at_most else {}
         return [*lines, *line]
     if all(each.local for each in sets) and (folder := _folder(sets, folder_there)):
         rows["path"] = folder
@@ -112,12 +113,14 @@ def unread(form: str, read: Iterable[str]) -> list[str]:
 
 
 def _read_part(each: DataSet) -> list[str]:
-    """Turn a slice of a split, e.g. train[:1000], into `at_most`."""
+    """Turn a slice of a split, e.g. train[:1000] or train[:20%], into `at_most`."""
     match = SLICE.fullmatch(each.split or "")
     if not match or not match[2]:
         return []
     if first := FIRST.fullmatch(match[3]):
-        each.split, each.at_most = match[1], int(first[1]) or None
+        count, percent = int(first[1]), bool(first[2])
+        each.split = match[1]
+        each.at_most = (count / 100 if count < 100 else None) if percent and count else count or None
         return []
     return [Remark(f"{each.key}: {each.split} is a slice of a split; bring only those rows", FILL_IN)]
 
@@ -131,7 +134,8 @@ def _read_files(each: DataSet) -> list[str]:
         text = f"{each.key}: {', '.join(elsewhere)} is outside of {each.path}; bring it, and correct prepare.rows"
         lines.append(Remark(text, FILL_IN))
     if each.at_most and len(each.files) > 1:
-        text = f"{each.key}: the first {each.at_most} rows of all files there, of each file here"
+        part = f"{each.at_most:.0%}" if isinstance(each.at_most, float) else each.at_most
+        text = f"{each.key}: the first {part} rows of all files there, of each file here"
         lines.append(Remark(f"{text}; correct at_most of prepare.rows.sources"))
     return lines
 
