@@ -50,9 +50,9 @@ def sources_of(settings: PrepareSettings) -> list[SourceFiles]:
             if file in owners:
                 raise UserError(f"{file}: belongs to two sources, {owners[file]} and {name}; name it in one only")
             owners[file] = name
-        own = {key: getattr(entry, key) or getattr(settings, key) for key in HOW_READ}
-        own["at_most"] = entry.at_most or (None if entry.rows else settings.at_most)
-        result.append(SourceFiles(name, files, entry.model_copy(update=own)))
+        filled = {key: getattr(entry, key) or getattr(settings, key) for key in HOW_READ}
+        filled["at_most"] = entry.at_most or (None if entry.rows else settings.at_most)
+        result.append(SourceFiles(name, files, entry.model_copy(update=filled)))
     return result
 
 
