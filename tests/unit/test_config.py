@@ -244,7 +244,11 @@ MISTAKES = [
     ("prepare.rows.split.test", True, ["prepare.rows.split.test", "a number of rows, 0 or more, or their share"]),
     ("prepare.rows.format", "alpacca", ["prepare.rows.format", "'alpacca'", "alpaca, messages"]),
     ("prepare.rows.columns", {"question": "q"}, ["prepare.rows.columns", "question", "instruction"]),
-    ("prepare.rows.template", "alpacca", ["prepare.rows.template", "'alpacca'", "chat, plain, alpaca, chatml", "zep"]),
+    (
+        "prepare.rows.template",
+        "alpacca",
+        ["prepare.rows.template", "'alpacca'", "chat, plain, alpaca, ", "zep"],
+    ),
     ("prepare.rows.template", "mine.jinja", ["prepare.rows.template", "as in config/templates/mine.jinja"]),
     ("prepare.rows.template", "config/templates/../x.jinja", ["prepare.rows.template", "config/templates/mine.jinja"]),
     ("prepare.rows.template", "config/templates/none.jinja", ["prepare.rows.template", "none.jinja: there is no such"]),

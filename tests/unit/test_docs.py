@@ -325,6 +325,16 @@ def test_documented_paths_exist() -> None:
             assert (ROOT / path).exists() or example, f"{document.name}: {path}"
 
 
+def test_counts_of_imports_are_the_results() -> None:
+    text = (ROOT / "docs/import.md").read_text(encoding="utf-8")
+    counted: Any = result("imports.json")
+    for name, title in (("axolotl", "axolotl"), ("llamafactory", "LLaMA-Factory")):
+        each = counted[name]
+        counts = " | ".join(str(len(each[kind])) for kind in ("equal", "changed", "refused"))
+        assert f"| {title} | {each['date']} | {counts} |" in text
+        assert all(key in {*counted[name]["keys"]} for keys in each["changed"].values() for key in keys)
+
+
 def test_config_readme_explains_every_key() -> None:
     text = (ROOT / "config/README.md").read_text(encoding="utf-8")
     schema = Config.model_json_schema()

@@ -83,7 +83,7 @@ def test_an_example_of_axolotl(tmp_path: Path) -> None:
     assert written["render"] == {"strategy": "fsdp_offload"}
     assert written["pack"] == {"packing": False}
     rows = written["prepare"]["rows"]
-    assert (rows["path"], rows["format"], rows["template"]) == ("data/alpaca", "alpaca", "alpaca")
+    assert (rows["path"], rows["format"], rows["template"]) == ("data/alpaca", "alpaca", "alpaca-newline")
     assert (rows["max_length"], rows["loss"], rows["pad_token"]) == (512, "assistant", "<|end_of_text|>")
     assert written["fetch"]["directory"]["llama-3-70b-fp16"]["path"] == "models/llama-3-70b-fp16"
     lines = by_key(translation)
@@ -101,7 +101,7 @@ def test_an_example_of_llamafactory(tmp_path: Path) -> None:
     rows = written["prepare"]["rows"]
     assert rows["path"] == "data"
     assert rows["sources"] == {"identity.json": {"at_most": 1000}, "alpaca_en_demo.json": {"at_most": 1000}}
-    assert (rows["template"], rows["too_long"]) == ("llama-3", "truncate_right")
+    assert (rows["template"], rows["too_long"]) == ("llama-3", "truncate_turns")
     said = "examples/deepspeed/ds_z3_config.json is not here; its name says zero3: correct it"
     assert by_key(translation)["deepspeed"] == ("differs", said)
 
@@ -433,7 +433,7 @@ def test_data_sets_of_equal_names_are_distinguished(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "form", "template", "system", "said"),
     [
-        ("alpaca", "alpaca", "alpaca", None, "### Response: is followed by a line break there"),
+        ("alpaca", "alpaca", "alpaca-newline", None, ""),
         ("alpaca:chatml", "alpaca", "chatml", "Below is an instruction", "longer system prompt"),
         ("alpaca:chat", "alpaca", "vicuna", "Below is an instruction", "SYSTEM:, USER: and ASSISTANT:"),
         ("alpaca:phi", "alpaca", "phi-3", "Below is an instruction", "an input follows the end of a turn"),
@@ -454,12 +454,12 @@ def test_axolotl_type_selects_prompt(
 def test_chat_template_does_not_apply_to_alpaca_rows(tmp_path: Path) -> None:
     more = "chat_template: llama3\n"
     lines, rows = data("[{path: a/b, type: alpaca}]", tmp_path, more)
-    assert rows["template"] == "alpaca"
-    said = "not used by the data sets' types, whose prompt is alpaca"
+    assert rows["template"] == "alpaca-newline"
+    said = "not used by the data sets' types, whose prompt is alpaca-newline"
     assert lines["chat_template"] == (NO_EFFECT, said)
     lines, rows = data("[{path: a/b, type: alpaca}, {path: c/d, type: chat_template}]", tmp_path, more)
     group, text = lines["prepare.rows.template"]
-    assert group == CHANGES and "(alpaca, llama-3), but one here" in text
+    assert group == CHANGES and "(alpaca-newline, llama-3), but one here" in text
 
 
 ROLES = "[{path: a/b, type: chat_template, roles_to_train: [assistant, user]}%s]"
@@ -683,7 +683,7 @@ def test_packing_without_isolation_is_a_line(tmp_path: Path, more: str, packing:
     assert written.get("pack", {}).get("packing") == packing
     lines = [line.text for line in translation.of(CHANGES) if line.key == "packing"]
     assert bool(lines) == bool(said) and all(said in line for line in lines)
-    assert written["prepare"]["rows"]["too_long"] == ("drop" if packing else "truncate_right")
+    assert written["prepare"]["rows"]["too_long"] == ("drop" if packing else "truncate_turns")
 
 
 @pytest.mark.parametrize("more", ["bit: 4\nquantization_method: bnb", "bit: 8\nquantization_method: bitsandbytes"])

@@ -20,12 +20,15 @@ from pyarrow import parquet
 
 from zerolora import bounded
 from zerolora.config.settings import EvaluateRunSettings, PackSettings, PrepareSettings
+from zerolora.data.encode import CONTEXT, Tokens
 from zerolora.data.mask import Proof
 from zerolora.data.pack import pack_rows
 from zerolora.data.packing_plan import open_plan
 from zerolora.data.prepare import prepare
 from zerolora.data.prepared_rows import IGNORED, SPLITS, open_split
+from zerolora.data.ragged import Ragged
 from zerolora.data.reference import records
+from zerolora.data.truncation import fitted
 from zerolora.errors import UserError
 from zerolora.evaluate.evaluate import EvaluatedModel, evaluate
 from zerolora.evaluate.tasks import TASKS
@@ -446,6 +449,40 @@ def test_split_text_is_complete(folder: Folder, tokenizer: Any) -> None:
     assert folder.stats()["split_rows"] == 3
 
 
+def lengths_there(source_len: int, target_len: int, cutoff_len: int) -> tuple[int, int]:
+    """LLaMA-Factory's infer_seqlen (src/llamafactory/data/processor/processor_utils.py, Apache-2.0)."""
+    if target_len * 2 < cutoff_len:
+        max_target_len = cutoff_len
+    elif source_len * 2 < cutoff_len:
+        max_target_len = cutoff_len - source_len
+    else:
+        max_target_len = int(cutoff_len * (target_len / (source_len + target_len)))
+    new_target_len = min(max_target_len, target_len)
+    max_source_len = max(cutoff_len - new_target_len, 0)
+    return min(max_source_len, source_len), new_target_len
+
+
+@given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=1, max_size=5), st.integers(1, 30))
+def test_turns_are_shortened_as_by_llama_factory(turns: list[tuple[int, int]], longest: int) -> None:
+    """turns: tokens before each answer and of it."""
+    total = sum(map(sum, turns))
+    roles = [number for source, target in turns for number in [CONTEXT] * source + [0] * target]
+    ids = Ragged(np.arange(total), np.array([0, total]))
+    tokens = Tokens(ids, np.array(roles), np.array([0]), ["assistant"], {})
+    expected: list[int] = []
+    start = 0
+    for source, target in turns if total > longest else ():
+        if len(expected) >= longest:
+            break
+        before, after = lengths_there(source, target, longest - len(expected))
+        expected += [*range(start, start + before), *range(start + source, start + source + after)]
+        start += source + target
+    expected = expected or list(range(total))
+    parts = fitted(tokens, longest, "truncate_turns", None)
+    supervised = any(roles[number] != CONTEXT for number in expected[1:])
+    assert [list(parts.tokens.ids[row]) for row in range(len(parts.tokens.ids))] == ([expected] if supervised else [])
+
+
 CHAT = [
     {"role": "system", "content": "Be kind."},
     {"role": "user", "content": "one"},
@@ -783,7 +820,7 @@ def test_evaluation_uses_stop_and_padding_tokens(
     [
         (
             {"template": "llama-3"},
-            r"template: llama-3 writes <\|start_header_id\|>, .* plain, alpaca, chatml, deepseek,",
+            r"template: llama-3 writes <\|start_header_id\|>, .* plain, alpaca, alpaca-newline, chatml, deepseek,",
         ),
         (
             {"stop_tokens": ["</s>"]},

@@ -44,6 +44,8 @@ TALK = [{"role": "system", "content": "Be brief."}, *CONVERSATIONS["multi"]]
 TALKS = {
     "alpaca": "<s>Be brief.\n\n### Instruction:\nWho are you?\n\n### Response:«I am Bo.</s>»\n\n"
     "### Instruction:\nAnd now?\n\n### Response:«Now I rest.</s>»",
+    "alpaca-newline": "<s>Be brief.\n\n### Instruction:\nWho are you?\n\n### Response:\n«I am Bo.</s>»\n\n"
+    "### Instruction:\nAnd now?\n\n### Response:\n«Now I rest.</s>»",
     "deepseek-3": "<s>Be brief.<｜User｜>Who are you?<｜Assistant｜>«I am Bo.</s>»"
     "<｜User｜>And now?<｜Assistant｜>«Now I rest.</s>»",
     "mistral": "<s>[INST] Be brief.\n\nWho are you?[/INST]« I am Bo.</s>»[INST] And now?[/INST]« Now I rest.</s>»",
@@ -243,7 +245,7 @@ def test_missing_chat_template_lists_usable_formats() -> None:
         f"the model's tokenizer has no chat template; write template: plain, {', '.join(PLAIN_TEXT)}, "
         "or a file as in config/templates/mine.jinja"
     )
-    assert PLAIN_TEXT == ["alpaca", "deepseek", "llama-2", "mistral", "vicuna", "zephyr"]
+    assert PLAIN_TEXT == ["alpaca", "alpaca-newline", "deepseek", "llama-2", "mistral", "vicuna", "zephyr"]
 
 
 def test_missing_tokens_of_a_format_are_named() -> None:

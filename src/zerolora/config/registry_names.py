@@ -46,6 +46,7 @@ FIELDS = (
 
 PROMPT_FORMATS = (
     "alpaca",
+    "alpaca-newline",
     "chatml",
     "deepseek",
     "deepseek-3",

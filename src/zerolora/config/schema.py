@@ -281,9 +281,9 @@ class PrepareSection(Section):
     """Seed for splitting rows and for drawing rows from each source."""
     max_length: Positive = 512
     """Maximum length of a row in tokens."""
-    too_long: Literal["fail", "drop", "truncate_left", "truncate_right", "split"] = "fail"
-    """What to do with rows longer than max_length: fail, drop them, truncate at the beginning or end, or split them
-    into several rows."""
+    too_long: Literal["fail", "drop", "truncate_left", "truncate_right", "truncate_turns", "split"] = "fail"
+    """What to do with rows longer than max_length: fail, drop them, truncate at the beginning or end, shorten each turn
+    and what comes before it in proportion, or split them into several rows."""
     bad_row: Literal["fail", "drop"] = "fail"
     """What to do with unusable rows: fail, or drop, count and list them in dropped.jsonl."""
     duplicates: Literal["report", "drop"] = "report"

@@ -47,12 +47,7 @@ class PromptFormat:
         return CHECKS + (ALTERNATION if self.alternates else "") + self.template
 
 
-PROMPT_FORMATS: dict[str, PromptFormat] = entries_by_name(
-    PromptFormat(
-        name="alpaca",
-        about="Stanford Alpaca's instruction, input and response, for several turns too",
-        source="PROMPT_DICT of Stanford Alpaca's `train.py`, with and without input",
-        template="""{{- bos_token -}}
+_ALPACA = """{{- bos_token -}}
 {%- if messages and messages[0].role != "system" -%}
 {%- if "\\n\\n### Input:\\n" in messages[0].content -%}
 {{- "Below is an instruction that describes a task, paired with an input that provides further context. " -}}
@@ -67,14 +62,33 @@ PROMPT_FORMATS: dict[str, PromptFormat] = entries_by_name(
 {%- elif message.role == "user" -%}
 {{- "### Instruction:\\n" + message.content + "\\n\\n" -}}
 {%- else -%}
-{{- "### Response:" + message.content + eos_token + "\\n\\n" -}}
+{{- "### Response:RESPONSE" + message.content + eos_token + "\\n\\n" -}}
 {%- endif -%}
 {%- endfor -%}
-{%- if add_generation_prompt %}{{ "### Response:" }}{% endif -%}""",
+{%- if add_generation_prompt %}{{ "### Response:RESPONSE" }}{% endif -%}"""
+
+PROMPT_FORMATS: dict[str, PromptFormat] = entries_by_name(
+    PromptFormat(
+        name="alpaca",
+        about="Stanford Alpaca's instruction, input and response, for several turns too",
+        source="PROMPT_DICT of Stanford Alpaca's `train.py`, with and without input",
+        template=_ALPACA.replace("RESPONSE", ""),
         example=(
             "<s>Below is an instruction that describes a task. "
             "Write a response that appropriately completes the request."
             "\n\n### Instruction:\nHi\n\n### Response:«Hello</s>»"
+        ),
+        input="\n\n### Input:\n",
+    ),
+    PromptFormat(
+        name="alpaca-newline",
+        about="alpaca with a line break before each response, which most tools write",
+        source="AlpacaPrompter of axolotl's `prompters.py`",
+        template=_ALPACA.replace("RESPONSE", "\\n"),
+        example=(
+            "<s>Below is an instruction that describes a task. "
+            "Write a response that appropriately completes the request."
+            "\n\n### Instruction:\nHi\n\n### Response:\n«Hello</s>»"
         ),
         input="\n\n### Input:\n",
     ),

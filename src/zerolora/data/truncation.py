@@ -19,8 +19,8 @@ class Parts(NamedTuple):
 def fitted(tokens: Tokens, longest: int, policy: str, bos: int | None) -> Parts:
     """Return rows as parts of at most `longest` tokens, by the policy too_long.
 
-    Parts without supervised tokens are dropped. truncate_left keeps BOS. A row with a truncated prompt loses its
-    `prompt`, so evaluation skips it.
+    Parts without supervised tokens are dropped. truncate_left keeps BOS. truncate_turns shortens a turn and what comes
+    before it in proportion. A row with a truncated prompt loses its `prompt`, so evaluation skips it.
     """
     ids = tokens.ids
     if not tokens.wrong and not (ids.lengths > longest).any():
@@ -29,7 +29,10 @@ def fitted(tokens: Tokens, longest: int, policy: str, bos: int | None) -> Parts:
     slices: list[list[tuple[int, int]]] = []
     for row, (start, end) in enumerate(itertools.pairwise(ids.offsets.tolist())):
         if row not in tokens.wrong:
-            result = _cuts(start, end, longest, policy, ids.values[start] == bos)
+            if policy == "truncate_turns" and end - start > longest:
+                result = [_shortened_turns(start, tokens.supervised_role[start:end] != CONTEXT, longest)]
+            else:
+                result = _cuts(start, end, longest, policy, ids.values[start] == bos)
             rows += [row] * len(result)
             slices += result
     starts, ends = np.array([pair for part in slices for pair in part], np.int64).reshape(-1, 2).T
@@ -62,3 +65,28 @@ def _cuts(start: int, end: int, longest: int, policy: str, keep_first: bool) -> 
         case "split":
             return [[(first, min(first + longest, end))] for first in range(start, end, longest)]
     return []
+
+
+def _shortened_turns(start: int, supervised: np.ndarray, longest: int) -> list[tuple[int, int]]:
+    """Return the slices of a row from `start` that LLaMA-Factory keeps (infer_seqlen and _encode_data_example in its
+    src/llamafactory/data/processor). supervised: whether each token of the row is [tokens]."""
+    edges = np.flatnonzero(np.diff(supervised.astype(np.int8))) + 1
+    bounds = [0, *([0] * bool(supervised[0])), *edges.tolist(), len(supervised)]
+    bounds += [len(supervised)] * (len(bounds) % 2 == 0)
+    slices = []
+    left = longest
+    for source, target, end in zip(bounds[:-1:2], bounds[1::2], bounds[2::2], strict=True):
+        if left <= 0:
+            break
+        before, after = target - source, end - target
+        if 2 * after < left:
+            most = left
+        elif 2 * before < left:
+            most = left - before
+        else:
+            most = int(left * (after / (before + after)))
+        after = min(most, after)
+        before = min(before, max(left - after, 0))
+        slices += [(start + source, start + source + before), (start + target, start + target + after)]
+        left -= before + after
+    return slices

@@ -198,7 +198,7 @@ def _plugins(value: Any, draft: Draft) -> str | None:
             unknown.append(plugin)
     if unknown:
         raise NoEqual(f"zerolora has no plugins: {', '.join(map(shown, unknown))}")
-    if draft.config["train"].get("kernels"):
+    if draft.config.get("train", {}).get("kernels"):
         return None
     raise NoEqual(KERNELS, NO_EFFECT)
 

@@ -76,8 +76,7 @@ class Kind(NamedTuple):
 STYLES = {
     "instruct": Kind(
         "alpaca",
-        template="alpaca",
-        differs="### Response: is followed by a line break there, but not in Stanford's prompt",
+        template="alpaca-newline",
     ),
     "chatml": Kind(
         "alpaca", template="chatml", system=ALPACA, differs="rows with an input have a longer system prompt there"

@@ -46,6 +46,8 @@ TEMPLATES = {
     "mistral": "mistral",
     "phi": "phi-3",
     "phi4": "phi-4",
+    "qwen": "chatml",
+    "qwen3_nothink": "chatml",
     "vicuna": "vicuna",
     "zephyr": "zephyr",
 }
@@ -62,7 +64,8 @@ DIFFERS = {
     "zephyr": "each turn ends with a line break here but not there",
 }
 """Differences of our templates, by LLaMA-Factory's name (src/llamafactory/data/template.py)."""
-SYSTEM = {"zephyr": "You are Zephyr, a helpful assistant."}
+QWEN = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
+SYSTEM = {"qwen": QWEN, "zephyr": "You are Zephyr, a helpful assistant."}
 """Default system prompts that our templates lack."""
 TRACKERS = ("wandb", "mlflow", "swanlab", "tensorboard")
 STAGES = {"rm": "a reward model", "ppo": "rewards", "dpo": "preferences", "kto": "preferences"}

@@ -9,7 +9,7 @@ from typing import Any
 
 from zerolora.errors import UserError, shown
 from zerolora.imports.formats.common import LARGEST_FILE
-from zerolora.imports.formats.import_format import CHANGES, FILL_IN, Draft, Remark
+from zerolora.imports.formats.import_format import FILL_IN, Draft, Remark
 from zerolora.imports.formats.sets import DATA_FILE, REMOTE, DataSet, unread, write_sets
 from zerolora.json_file import read_foreign
 
@@ -37,14 +37,11 @@ def write_data(model: str, draft: Draft) -> list[str]:
     packed = draft.config.get("pack", {}).get("packing", False)
     plain = facts.get("stage") == "pt"
     lines: list[str] = []
-    too_long = "split" if plain else "drop" if packed else "truncate_right"
+    too_long = "split" if plain else "drop" if packed else "truncate_turns"
     rows |= {"model": model, "format": "auto", "too_long": too_long, "check": "exact"}
     if plain:
         rows["loss"] = "everything"
         rows.pop("template", None)
-    elif not packed:
-        text = "prepare.rows.too_long: prompt and answer are truncated in proportion there, the end of the row here"
-        lines.append(Remark(text, CHANGES))
     info, base, line = _info(draft)
     lines += line
     sets: list[DataSet] = []
