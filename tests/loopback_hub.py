@@ -80,8 +80,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         url = urlsplit(self.path)
         path = unquote(url.path)
-        if path in (f"/api/models/{REPOSITORY}", f"/api/models/{REPOSITORY}/revision/main"):
-            path = f"/api/models/{REPOSITORY}/revision/{REVISION}"  # of the default branch
+        # Of the default branch.
+        path = re.sub(rf"^(/api/(?:models|datasets)/{REPOSITORY})(/revision/main)?$", rf"\1/revision/{REVISION}", path)
         token = (self.headers["Authorization"] or "").removeprefix("Bearer ") or None
         self.server.asked.append(Asked(self.command, path, token, self.headers["Range"]))
         kind, _, rest = REPOSITORIES.sub("", path.removeprefix("/api"), count=1).partition("/")

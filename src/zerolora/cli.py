@@ -61,6 +61,7 @@ def start(
         messages.redirect(log)
     if context.invoked_subcommand not in (
         "init",
+        "pin",
         "fetch",
         "fetch-data",
         "fetch-package-data",

@@ -50,6 +50,17 @@ def init(
     result(f"{output} is the recipe {recipe}; its README is {folder / recipe / 'README.md'}")
 
 
+@app.command()
+def pin(config: Config = Path("config/config.yaml")) -> None:
+    """Write the commit of each model, data set and adapter that the config names by a branch, a tag or its name."""
+    from zerolora.first_config.pin import pin as pinned
+
+    lines = list(pinned(config))
+    for line in lines:
+        typer.echo(line)
+    result(f"{config}: {counted(len(lines), 'commit')} written" if lines else f"{config}: nothing to pin")
+
+
 @app.command("import")
 def import_file(
     file: Annotated[Path, typer.Argument(help="Config of axolotl or LLaMA-Factory, or a DeepSpeed JSON.")],

@@ -196,7 +196,12 @@ PackageName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 PackageVersion = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.+!_-]*$")]
 Repository = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")]
 Sha256 = Annotated[str, _matches(r"[0-9a-f]{64}", "write the 64 hexadecimal digits that `sha256sum FILE` prints")]
-Commit = Annotated[str, _matches(r"[0-9a-f]{40}", "write the full 40-digit commit, since a branch or a tag can move")]
+Commit = Annotated[
+    str,
+    _matches(
+        r"[0-9a-f]{40}", "write the full 40-digit commit, since a branch or a tag can move; `zerolora pin` looks it up"
+    ),
+]
 Probe = Annotated[str, _matches(PROBE, "name a file as in config/hardware/mine.json, which `zerolora probe` writes")]
 Resume = Annotated[str, AfterValidator(_resume)]
 Strategy = Annotated[str, AfterValidator(_strategy)]
