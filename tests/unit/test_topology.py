@@ -129,6 +129,72 @@ def test_a_task_of_a_launcher_is_one_node(task: dict[str, str], own: list[int]) 
     assert (list(where.ranks), where.port) == (own, 29500)
 
 
+# Kubeflow's training operator: a PyTorchJob of two pods, without and with nprocPerNode; a TrainJob of two nodes.
+POD = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "head", "MASTER_PORT": "1234"}
+PODS = {"PET_NODE_RANK": "1", "PET_NNODES": "2", "PET_NPROC_PER_NODE": "4"}
+TRAIN_JOB = PODS | {"PET_MASTER_ADDR": "head", "PET_MASTER_PORT": "1234"}
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        POD,
+        {**POD, **PODS, "WORLD_SIZE": "8"},
+        {**POD, **PODS, "PET_NPROC_PER_NODE": "1"},
+        {**POD, **PODS, "PET_NPROC_PER_NODE": "auto"},
+        TRAIN_JOB,
+    ],
+)
+def test_a_pod_is_one_node(environment: dict[str, str]) -> None:
+    where = topology(environment, 2, 4)
+    assert (list(where.ranks), where.address, where.port) == ([4, 5, 6, 7], "head", 1234)
+
+
+@pytest.mark.parametrize("environment", [{"RANK": "0", "WORLD_SIZE": "1"}, {"PET_NODE_RANK": "0", "PET_NNODES": "1"}])
+def test_a_single_pod_starts_all_ranks(environment: dict[str, str]) -> None:
+    where = topology(environment, 1, 2)
+    assert list(where.ranks) == [0, 1] and where.listener
+
+
+def test_torchrun_in_a_pod_starts_ranks() -> None:
+    """It reads PET_* itself, and numbers the ranks."""
+    assert list(topology({**TORCHRUN, **PODS}, 2, 4).ranks) == [6]
+
+
+def test_pods_of_one_rank_are_ranks() -> None:
+    where = topology({**POD, "LOCAL_RANK": "0"}, 2, 1)
+    assert list(where.ranks) == [1]
+
+
+def test_tasks_of_pals_are_ranks() -> None:
+    task = {"PALS_RANKID": "6", "PALS_LOCAL_RANKID": "2", "PMI_RANK": "6", "PMI_SIZE": "8", "MASTER_ADDR": "head"}
+    assert list(topology(task, 2, 4).ranks) == [6]
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({**POD, **PODS, "RANK": "0"}, "RANK is 0 but PET_NODE_RANK is 1, and LOCAL_RANK is not set; unset one"),
+        ({**POD, **PODS, "PET_NNODES": "3"}, "PET_NNODES is 3 and .* start 2 pods with nprocPerNode: 4"),
+        ({**POD, **PODS, "PET_NPROC_PER_NODE": "8"}, "PET_NPROC_PER_NODE is '8'.* start 2 pods with nprocPerNode: 4"),
+        ({**POD, **PODS, "WORLD_SIZE": "2"}, "WORLD_SIZE is '2', but the config asks for 2 nodes x 4 ranks"),
+        ({**TRAIN_JOB, "PET_NNODES": "1:2"}, "PET_NNODES is '1:2', which is no number"),
+        ({**TRAIN_JOB, "PET_NODE_RANK": "2"}, "PET_NODE_RANK is 2 of 2 pods; they are 0 to 1"),
+        ({**POD, "RANK": "2"}, "RANK is 2 of 2 pods; they are 0 to 1"),
+        (PODS, "MASTER_ADDR, the host of rank 0, is not set"),
+        ({"PMIX_RANK": "1"}, "PMIX_RANK is '1', but the launcher's number of tasks is not set; export RANK"),
+        ({"PMI_RANK": "1"}, "PMI_RANK is '1', but the launcher's number of tasks is not set; export RANK"),
+        ({"PALS_RANKID": "1"}, "PALS_RANKID is '1', but the launcher's number of tasks is not set"),
+    ],
+)
+def test_pods_that_contradict_the_config_and_uncounted_tasks_are_refused(
+    environment: dict[str, str], message: str
+) -> None:
+    with pytest.raises(UserError, match=message) as refused:
+        topology(environment, 2, 4)
+    assert "\n" not in str(refused.value)
+
+
 def test_a_launcher_of_one_task_changes_nothing() -> None:
     """As a session or a job manager that starts everything by mpirun or srun does."""
     where = topology({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", "PMI_RANK": "0", "PMI_SIZE": "1"}, 1, 2)
