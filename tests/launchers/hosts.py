@@ -141,9 +141,7 @@ class Hosts:
 
     def _write_files(self) -> None:
         (self.folder / "run/sshd").mkdir(parents=True)
-        subprocess.run(
-            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.folder / "key")], check=True
-        )
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.folder / "key")], check=True)
         key = " ".join((self.folder / "key.pub").read_text().split()[:2])
         self._write("known", "".join(f"{name},{address(name)} {key}\n" for name in NAMES))
         self._write("sshd_config", SSHD.format(folder=self.folder))

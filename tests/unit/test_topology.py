@@ -11,9 +11,11 @@ import pytest
 import torch.distributed
 
 from zerolora.errors import UserError
+from zerolora.log import TASKS
 from zerolora.train.launch import launcher
+from zerolora.train.launch.heartbeat import absent
 from zerolora.train.launch.rendezvous import check_shared_by_none
-from zerolora.train.launch.topology import first_host, gpu_of_rank, topology
+from zerolora.train.launch.topology import LAUNCHERS, gpu_of_rank, hosts_of, topology
 
 TORCHRUN = {
     **{"RANK": "6", "WORLD_SIZE": "8", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "4"},
@@ -82,7 +84,34 @@ def test_slurm_port_is_not_ephemeral(job: str) -> None:
     ],
 )
 def test_first_host_of_a_node_list(nodelist: str, host: str) -> None:
-    assert first_host(nodelist) == host
+    assert hosts_of(nodelist)[0] == host
+
+
+def test_hosts_of_a_node_list() -> None:
+    assert hosts_of("n[08-10,3],x1,r[1-2]n[0-1]") == (
+        *("n08", "n09", "n10", "n3", "x1"),
+        *("r1n0", "r1n1", "r2n0", "r2n1"),
+    )
+
+
+@pytest.mark.parametrize("nodelist", ["", "n[1-2", "n]", "n 1"])
+def test_other_node_lists_are_refused(nodelist: str) -> None:
+    with pytest.raises(UserError, match="SLURM_STEP_NODELIST is .*, which names no hosts"):
+        hosts_of(nodelist)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "each", "names", "text"),
+    [
+        ([1], 1, ["a", "b"], "rank 1 of b"),
+        ([1], 2, [], "rank 1"),
+        ([2, 4, 5, 6, 7], 4, ["a", "b"], "rank 2 of a; all ranks (4 to 7) of b"),
+        ([4, 5], 4, ["a", "b"], "ranks 4, 5 of b"),
+        ([2, 3], 2, [], "all ranks (2 to 3)"),
+    ],
+)
+def test_missing_ranks_are_named_with_their_node(ranks: list[int], each: int, names: list[str], text: str) -> None:
+    assert absent(ranks, each, names) == text
 
 
 # Task 6 of 8 on two nodes: number 2 of the second node, under block distribution.
@@ -162,8 +191,13 @@ def test_torchrun_in_a_pod_starts_ranks() -> None:
 
 
 def test_pods_of_one_rank_are_ranks() -> None:
-    where = topology({**POD, "LOCAL_RANK": "0"}, 2, 1)
-    assert list(where.ranks) == [1]
+    for environment in (POD, {**POD, "LOCAL_RANK": "0"}):
+        assert list(topology(environment, 2, 1).ranks) == [1]
+
+
+def test_the_first_task_of_each_launcher_starts_the_log() -> None:
+    numbers = [each.number for each in LAUNCHERS]
+    assert sorted(TASKS) == sorted(["RANK", "PET_NODE_RANK", *numbers])
 
 
 def test_tasks_of_pals_are_ranks() -> None:
@@ -175,8 +209,11 @@ def test_tasks_of_pals_are_ranks() -> None:
     ("environment", "message"),
     [
         ({**POD, **PODS, "RANK": "0"}, "RANK is 0 but PET_NODE_RANK is 1, and LOCAL_RANK is not set; unset one"),
-        ({**POD, **PODS, "PET_NNODES": "3"}, "PET_NNODES is 3 and .* start 2 pods with nprocPerNode: 4"),
-        ({**POD, **PODS, "PET_NPROC_PER_NODE": "8"}, "PET_NPROC_PER_NODE is '8'.* start 2 pods with nprocPerNode: 4"),
+        (
+            {**POD, **PODS, "PET_NNODES": "3"},
+            "PET_NNODES is 3 and .* start it on 2 hosts, or .* nprocPerNode: 4",
+        ),
+        ({**POD, **PODS, "PET_NPROC_PER_NODE": "8"}, "PET_NPROC_PER_NODE is '8'.* pods with nprocPerNode: 4"),
         ({**POD, **PODS, "WORLD_SIZE": "2"}, "WORLD_SIZE is '2', but the config asks for 2 nodes x 4 ranks"),
         ({**TRAIN_JOB, "PET_NNODES": "1:2"}, "PET_NNODES is '1:2', which is no number"),
         ({**TRAIN_JOB, "PET_NODE_RANK": "2"}, "PET_NODE_RANK is 2 of 2 pods; they are 0 to 1"),

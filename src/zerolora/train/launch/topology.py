@@ -1,8 +1,8 @@
 """The ranks that a process starts, and the rendezvous of all ranks, from its environment.
 
 By itself a process starts all ranks of one machine. Under a launcher (srun, mpirun, flux), started once a node or once
-a rank, it starts those of its task. With RANK and LOCAL_RANK set (torchrun, wrappers), it is that rank; with RANK alone,
-as in a pod of a PyTorchJob, WORLD_SIZE determines whether it is a rank or a node. The ranks of a node are always
+a rank, it starts those of its task. With RANK and LOCAL_RANK set (torchrun, wrappers), it is that rank; with RANK
+alone, as in a pod of a PyTorchJob, WORLD_SIZE determines whether it is a rank or a node. The ranks of a node are always
 consecutive: DeepSpeed and torch divide ranks into nodes that way.
 """
 
@@ -22,6 +22,8 @@ LISTENER = "ZEROLORA_LISTENER"
 """The file descriptor of the listening socket for the rendezvous on one machine (rendezvous.py)."""
 LAUNCHER = "ZEROLORA_LAUNCHER"
 """The launcher's process id; a rank with another parent has lost its launcher (stop_signals.py)."""
+NODES = "ZEROLORA_NODES"
+"""The names of the nodes in their order, separated by commas, for messages."""
 TORCH_PORT = 29500
 """Port of the rendezvous if a launcher sets none: that of torch's own launchers."""
 
@@ -39,7 +41,8 @@ class Launcher:
 
 SRUN = Launcher("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", ("SLURM_LOCALID",))
 PODS = Launcher("Kubeflow", "PET_NODE_RANK", "PET_NNODES", ())
-"""A pod of a PyTorchJob or TrainJob (Kubeflow's training operator): torchrun's options, which number nodes."""
+"""A pod of a PyTorchJob or TrainJob (Kubeflow's training operator), or a host of a list (machine/hosts.py): torchrun's
+options, which number nodes."""
 LAUNCHERS = (
     # Before srun's, since mpirun starts its daemons with srun; PMI's last, since srun may set them too.
     Launcher("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", ("OMPI_COMM_WORLD_LOCAL_RANK",)),
@@ -74,6 +77,8 @@ class Topology:
     port: int
     listener: socket.socket | None = None
     """Listens at that port where one process starts all ranks; rank 0 inherits it (rendezvous.py)."""
+    nodes: tuple[str, ...] = ()
+    """The names of the nodes, if the launcher tells them."""
 
     def start(
         self, rank: int, command: list[str], environment: Mapping[str, str], output: IO[bytes] | None = None
@@ -93,6 +98,7 @@ class Topology:
             "MASTER_ADDR": self.address,
             "MASTER_PORT": str(self.port),
             LAUNCHER: str(os.getpid()),
+            NODES: ",".join(self.nodes),
         } | ({LISTENER: str(self.listener.fileno())} if self.listener else {})
 
 
@@ -173,7 +179,7 @@ def _pod(environment: Mapping[str, str], nodes: int, ranks_per_node: int) -> Sta
     if "LOCAL_RANK" in environment or not {"RANK", PODS.number} & environment.keys():
         return None
     in_pod = PODS.number in environment
-    if not in_pod and (environment.get("WORLD_SIZE") != str(nodes) or ranks_per_node == 1 or _by_rank(environment)):
+    if not in_pod and (environment.get("WORLD_SIZE") != str(nodes) or _by_rank(environment)):
         return None
     number = _number(environment, PODS.number if in_pod else "RANK")
     count = _number(environment, PODS.count) if PODS.count in environment else nodes
@@ -181,7 +187,7 @@ def _pod(environment: Mapping[str, str], nodes: int, ranks_per_node: int) -> Sta
     if count != nodes or each not in ("auto", "cpu", "gpu", "1", str(ranks_per_node)):
         raise UserError(
             f"{PODS.count} is {count} and {POD_RANKS} is {shown(each)}, but the config asks for {nodes} nodes x "
-            f"{ranks_per_node} ranks; start {nodes} pods with nprocPerNode: {ranks_per_node}, or change the config"
+            f"{ranks_per_node} ranks; start it on {nodes} hosts, or in pods with nprocPerNode: {ranks_per_node}"
         )
     if "RANK" in environment and _number(environment, "RANK") != number:
         raise UserError(
@@ -280,12 +286,14 @@ def _of_task(started: Started, environment: Mapping[str, str], nodes: int, ranks
     first = node * ranks_per_node + local
     ranks = range(first, first + ranks_per_node // on_node)
     if by_srun:
-        hosts = environment.get("SLURM_STEP_NODELIST", environment.get("SLURM_JOB_NODELIST", "127.0.0.1"))
+        nodelist = environment.get("SLURM_STEP_NODELIST", environment.get("SLURM_JOB_NODELIST", "127.0.0.1"))
         # Two jobs on a node need different ports, and every task of a job must derive the same one. Linux assigns
         # ephemeral ports above these (net.ipv4.ip_local_port_range).
         port = FIRST_PORT + int(environment.get("SLURM_JOB_ID", "0")) % PORTS
-        return Topology(ranks, world, ranks_per_node, first_host(hosts), port)
-    return Topology(ranks, world, ranks_per_node, *_meeting(environment, nodes))
+        hosts = hosts_of(nodelist)
+        return Topology(ranks, world, ranks_per_node, hosts[0], port, nodes=hosts)
+    names = tuple(filter(None, environment.get(NODES, "").split(",")))
+    return Topology(ranks, world, ranks_per_node, *_meeting(environment, nodes), nodes=names)
 
 
 def _refuse_order(name: str, local: int, source: str, expected: int, on_node: int) -> NoReturn:
@@ -323,9 +331,25 @@ def gpu_of_rank(environment: MutableMapping[str, str], visible: int) -> int:
     return number
 
 
-def first_host(nodelist: str) -> str:
-    """Return the first host of a Slurm node list, as in node[03-05,9],x1 -> node03."""
-    match = re.match(r"([^,\[]+)(?:\[(\w+)[^\]]*\])?([^,\[]*)", nodelist)
-    if not match:
-        raise UserError(f"SLURM_STEP_NODELIST is {nodelist!r}, which names no host; start the job again")
-    return match[1] + (match[2] or "") + match[3]
+def hosts_of(nodelist: str) -> tuple[str, ...]:
+    """Return the hosts of a Slurm node list in its order, as in node[03-04,9],x1 -> node03, node04, node9, x1."""
+    part = r"(?:[^,\[\]\s]|\[[\w,-]+\])+"
+    if not re.fullmatch(f"{part}(,{part})*", nodelist):
+        raise UserError(f"SLURM_STEP_NODELIST is {shown(nodelist)}, which names no hosts; start the job again")
+    return tuple(host for each in re.findall(part, nodelist) for host in _expanded(each))
+
+
+def _expanded(part: str) -> list[str]:
+    """Return the hosts of one part of a node list, with the ranges of its brackets expanded from left to right."""
+    bracket = re.search(r"\[([^\]]*)\]", part)
+    if not bracket:
+        return [part]
+    before, after = part[: bracket.start()], part[bracket.end() :]
+    numbers: list[str] = []
+    for each in bracket[1].split(","):
+        first, _, last = each.partition("-")
+        if last and first.isdecimal() and last.isdecimal():
+            numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+        else:
+            numbers.append(each)
+    return [before + number + rest for number in numbers for rest in _expanded(after)]
