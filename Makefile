@@ -23,6 +23,7 @@ run: $(INSTALLED)  ## run the pipeline of config/config.yaml
 test: $(INSTALLED)  ## run all tests, fast ones first; installs a Slurm and a browser (on Debian) and torch's build for CUDA
 	@tests/slurm/install
 	@tests/launchers/install
+	@tests/schedulers/install
 	@tests/browser/install
 	@tests/cuda/install
 	$(PYTEST)

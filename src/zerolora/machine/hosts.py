@@ -135,9 +135,9 @@ def remote(host: str) -> list[str]:
 
 def run(hosts: list[str], command: list[str], meeting: tuple[str, str]) -> int:
     """Run the command on all hosts; return 0, STOPPED, or the exit code of the first that failed, which is named."""
-    tasks = Tasks(hosts)
-    for number in SIGNALS:
-        signal.signal(number, lambda number, _: tasks.send(signal.Signals(number).name))
+    tasks = HostTasks(hosts)
+    for each in SIGNALS:
+        signal.signal(each, lambda number, _: tasks.asked.append(signal.Signals(number).name))
     inherited = {name: value for name, value in os.environ.items() if not OWN.fullmatch(name)}
     for number, host in enumerate(hosts):
         environment = {
@@ -149,7 +149,7 @@ def run(hosts: list[str], command: list[str], meeting: tuple[str, str]) -> int:
     return tasks.wait()
 
 
-class Tasks:
+class HostTasks:
     """The ssh clients of the hosts."""
 
     def __init__(self, hosts: list[str]) -> None:
@@ -157,6 +157,8 @@ class Tasks:
         self._clients: dict[str, subprocess.Popen[bytes]] = {}
         self._printers: list[threading.Thread] = []
         self._lock = threading.Lock()
+        self.asked: list[str] = []
+        """Signals that `wait` has yet to send. A handler cannot: it may interrupt a write."""
 
     def start(self, host: str, request: dict[str, Any]) -> None:
         """Start the task of a host. Its output has the host's name before each line."""
@@ -189,6 +191,8 @@ class Tasks:
             if failed and deadline == float("inf"):
                 deadline = time.monotonic() + CAUSE_SECONDS
                 kill = deadline + GRACE_SECONDS + CONNECT_SECONDS
+            while self.asked:
+                self.send(self.asked.pop(0))
             if time.monotonic() > deadline:
                 self._close()
             if time.monotonic() > kill:
