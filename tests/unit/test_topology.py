@@ -200,6 +200,16 @@ def test_the_first_task_of_each_launcher_starts_the_log() -> None:
     assert sorted(TASKS) == sorted(["RANK", "PET_NODE_RANK", *numbers])
 
 
+@pytest.mark.parametrize("name", ["OMPI_COMM_WORLD_RANK", "PET_NODE_RANK", "SLURM_PROCID"])
+def test_the_tasks_of_a_launcher_share_a_log(tmp_path: Path, name: str) -> None:
+    log = tmp_path / "log"
+    code = "import pathlib, sys; from zerolora.log import redirect; "
+    code += "redirect(pathlib.Path(sys.argv[1])); print(sys.argv[2])"
+    for number in "01":
+        subprocess.run([sys.executable, "-c", code, log, number], env=os.environ | {name: number}, check=True)
+    assert log.read_text() == "0\n1\n"
+
+
 def test_tasks_of_pals_are_ranks() -> None:
     task = {"PALS_RANKID": "6", "PALS_LOCAL_RANKID": "2", "PMI_RANK": "6", "PMI_SIZE": "8", "MASTER_ADDR": "head"}
     assert list(topology(task, 2, 4).ranks) == [6]
