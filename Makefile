@@ -22,12 +22,14 @@ run: $(INSTALLED)  ## run the pipeline of config/config.yaml
 
 test: $(INSTALLED)  ## run all tests, fast ones first; installs a Slurm and a browser (on Debian) and torch's build for CUDA
 	@tests/slurm/install
+	@tests/launchers/install
+	@tests/schedulers/install
 	@tests/browser/install
 	@tests/cuda/install
 	$(PYTEST)
 
-test-no-slurm: $(INSTALLED)  ## run all tests but those that need packages of the system: a Slurm, a browser
-	$(PYTEST) -m "not slurm and not browser"
+test-no-slurm: $(INSTALLED)  ## run all tests but those that need packages of the system: a Slurm, launchers, a browser
+	$(PYTEST) -m "not slurm and not launchers and not browser"
 
 test-fast: $(INSTALLED)  ## run the tests that train nothing and need neither a browser nor torch's build for CUDA
 	$(PYTEST) -m "not slow and not browser and not cuda"

@@ -30,7 +30,8 @@ from typing import Any
 import psutil
 from measuring import RESULTS, ROOT, children_cpu_seconds, machine, parser_of, put, table
 
-sys.path[:0] = [str(ROOT / folder) for folder in ("tests", "tests/browser", "tests/slurm", "tests/workflow")]
+TESTS = ("tests", "tests/browser", "tests/launchers", "tests/slurm", "tests/workflow")
+sys.path[:0] = [str(ROOT / folder) for folder in TESTS]
 
 from conftest import SERVERS, Project, copy_tracked, make_tiny_model, project_environment, write_rows  # noqa: E402
 from engines import edit_config  # noqa: E402

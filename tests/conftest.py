@@ -18,6 +18,8 @@ import pytest
 import yaml
 from cluster import Cluster, missing
 from fork_server import COMMANDS, SERVERS, Started, copy_kept
+from hosts import Hosts
+from hosts import missing as lacking_for_hosts
 
 from zerolora.config.file import load
 from zerolora.config.fingerprint import fingerprints
@@ -133,6 +135,15 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         pytest.fail(f"no Slurm for tests/slurm: {lacking}; or leave them out: make test-no-slurm", pytrace=False)
     with Cluster(tmp_path_factory.mktemp("slurm")) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    """Return two hosts with an sshd each, up for the tests of one file."""
+    if lacking := lacking_for_hosts():
+        pytest.fail(f"no hosts for tests/launchers: {lacking}; or leave them out: make test-no-slurm", pytrace=False)
+    with Hosts(tmp_path_factory.mktemp("hosts")) as hosts:
+        yield hosts
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,12 @@ PREFIX = "zerolora: "
 VARIABLE = "ZEROLORA_STATUS"
 """Environment variable: path of the status file, inherited by training ranks."""
 
+TASKS = (
+    *("RANK", "PET_NODE_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "JSM_NAMESPACE_RANK", "FLUX_TASK_RANK"),
+    *("SLURM_PROCID", "PALS_RANKID", "PMI_RANK"),
+)
+"""Environment variables of a launcher's task number; the first that is set counts (train/launch/topology.py)."""
+
 
 class _Formatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
@@ -56,12 +62,12 @@ def set_up() -> None:
 def redirect(log: Path) -> None:
     """Redirect the output of this process and its children to `log`, and start its status file.
 
-    The tasks of an srun share both files: the first creates them, the others append to the log. Snakemake removes the
-    log before the next attempt, so each attempt has a second name, e.g. default.attempt1.log, until one succeeds
+    The tasks of a launcher share both files: the first creates them, the others append to the log. Snakemake removes
+    the log before the next attempt, so each attempt has a second name, e.g. default.attempt1.log, until one succeeds
     (`result`).
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    first = os.environ.get("SLURM_PROCID", "0") == "0"
+    first = next((os.environ[name] for name in TASKS if name in os.environ), "0") == "0"
     os.environ[VARIABLE] = str(status_file(log))
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | (os.O_TRUNC if first else 0), 0o666)
     if first:

@@ -221,7 +221,7 @@ def test_no_rank_outlives_its_launcher(tmp_path: Path) -> None:
     """A launcher killed before its ranks begin leaves no process."""
     code = f"""
 import sys, time
-sys.path[:0] = {[str(ROOT / "tests/unit"), str(ROOT / "tests"), str(ROOT / "tests/slurm")]}
+sys.path[:0] = {[str(ROOT / folder) for folder in ("tests/unit", "tests", "tests/launchers", "tests/slurm")]}
 from pathlib import Path
 from test_processes import started
 ranks = started(Path({str(tmp_path)!r}))

@@ -183,7 +183,7 @@ def test_same_files_give_the_same_page_anywhere(run: FinishedRun, tmp_path: Path
     once = run.page().read_bytes()
     other = FinishedRun(tmp_path / "elsewhere/deeper")
     code = f"import pathlib, finished_run; finished_run.FinishedRun(pathlib.Path({str(other.folder)!r})).page()"
-    path = os.pathsep.join(str(ROOT / name) for name in ("src", "tests", "tests/slurm"))
+    path = os.pathsep.join(str(ROOT / name) for name in ("src", "tests", "tests/launchers", "tests/slurm"))
     elsewhere = {"PYTHONPATH": path, "PYTHONHASHSEED": "1", "TZ": "Asia/Tokyo", "LC_ALL": "C"}
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=os.environ | elsewhere, check=True)
     assert (other.folder / "default/report.html").read_bytes() == once

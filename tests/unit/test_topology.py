@@ -11,9 +11,11 @@ import pytest
 import torch.distributed
 
 from zerolora.errors import UserError
+from zerolora.log import TASKS
 from zerolora.train.launch import launcher
+from zerolora.train.launch.heartbeat import absent
 from zerolora.train.launch.rendezvous import check_shared_by_none
-from zerolora.train.launch.topology import first_host, gpu_of_rank, topology
+from zerolora.train.launch.topology import LAUNCHERS, gpu_of_rank, hosts_of, topology
 
 TORCHRUN = {
     **{"RANK": "6", "WORLD_SIZE": "8", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "4"},
@@ -82,7 +84,34 @@ def test_slurm_port_is_not_ephemeral(job: str) -> None:
     ],
 )
 def test_first_host_of_a_node_list(nodelist: str, host: str) -> None:
-    assert first_host(nodelist) == host
+    assert hosts_of(nodelist)[0] == host
+
+
+def test_hosts_of_a_node_list() -> None:
+    assert hosts_of("n[08-10,3],x1,r[1-2]n[0-1]") == (
+        *("n08", "n09", "n10", "n3", "x1"),
+        *("r1n0", "r1n1", "r2n0", "r2n1"),
+    )
+
+
+@pytest.mark.parametrize("nodelist", ["", "n[1-2", "n]", "n 1"])
+def test_other_node_lists_are_refused(nodelist: str) -> None:
+    with pytest.raises(UserError, match="SLURM_STEP_NODELIST is .*, which names no hosts"):
+        hosts_of(nodelist)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "each", "names", "text"),
+    [
+        ([1], 1, ["a", "b"], "rank 1 of b"),
+        ([1], 2, [], "rank 1"),
+        ([2, 4, 5, 6, 7], 4, ["a", "b"], "rank 2 of a; all ranks (4 to 7) of b"),
+        ([4, 5], 4, ["a", "b"], "ranks 4, 5 of b"),
+        ([2, 3], 2, [], "all ranks (2 to 3)"),
+    ],
+)
+def test_missing_ranks_are_named_with_their_node(ranks: list[int], each: int, names: list[str], text: str) -> None:
+    assert absent(ranks, each, names) == text
 
 
 # Task 6 of 8 on two nodes: number 2 of the second node, under block distribution.
@@ -127,6 +156,90 @@ def test_a_task_of_a_launcher_is_one_rank(environment: dict[str, str]) -> None:
 def test_a_task_of_a_launcher_is_one_node(task: dict[str, str], own: list[int]) -> None:
     where = topology(task, 2, 4)
     assert (list(where.ranks), where.port) == (own, 29500)
+
+
+# Kubeflow's training operator: a PyTorchJob of two pods, without and with nprocPerNode; a TrainJob of two nodes.
+POD = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "head", "MASTER_PORT": "1234"}
+PODS = {"PET_NODE_RANK": "1", "PET_NNODES": "2", "PET_NPROC_PER_NODE": "4"}
+TRAIN_JOB = PODS | {"PET_MASTER_ADDR": "head", "PET_MASTER_PORT": "1234"}
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        POD,
+        {**POD, **PODS, "WORLD_SIZE": "8"},
+        {**POD, **PODS, "PET_NPROC_PER_NODE": "1"},
+        {**POD, **PODS, "PET_NPROC_PER_NODE": "auto"},
+        TRAIN_JOB,
+    ],
+)
+def test_a_pod_is_one_node(environment: dict[str, str]) -> None:
+    where = topology(environment, 2, 4)
+    assert (list(where.ranks), where.address, where.port) == ([4, 5, 6, 7], "head", 1234)
+
+
+@pytest.mark.parametrize("environment", [{"RANK": "0", "WORLD_SIZE": "1"}, {"PET_NODE_RANK": "0", "PET_NNODES": "1"}])
+def test_a_single_pod_starts_all_ranks(environment: dict[str, str]) -> None:
+    where = topology(environment, 1, 2)
+    assert list(where.ranks) == [0, 1] and where.listener
+
+
+def test_torchrun_in_a_pod_starts_ranks() -> None:
+    """It reads PET_* itself, and numbers the ranks."""
+    assert list(topology({**TORCHRUN, **PODS}, 2, 4).ranks) == [6]
+
+
+def test_pods_of_one_rank_are_ranks() -> None:
+    for environment in (POD, {**POD, "LOCAL_RANK": "0"}):
+        assert list(topology(environment, 2, 1).ranks) == [1]
+
+
+def test_the_first_task_of_each_launcher_starts_the_log() -> None:
+    numbers = [each.number for each in LAUNCHERS]
+    assert sorted(TASKS) == sorted(["RANK", "PET_NODE_RANK", *numbers])
+
+
+@pytest.mark.parametrize("name", ["OMPI_COMM_WORLD_RANK", "PET_NODE_RANK", "SLURM_PROCID"])
+def test_the_tasks_of_a_launcher_share_a_log(tmp_path: Path, name: str) -> None:
+    log = tmp_path / "log"
+    code = "import pathlib, sys; from zerolora.log import redirect; "
+    code += "redirect(pathlib.Path(sys.argv[1])); print(sys.argv[2])"
+    for number in "01":
+        subprocess.run([sys.executable, "-c", code, log, number], env=os.environ | {name: number}, check=True)
+    assert log.read_text() == "0\n1\n"
+
+
+def test_tasks_of_pals_are_ranks() -> None:
+    task = {"PALS_RANKID": "6", "PALS_LOCAL_RANKID": "2", "PMI_RANK": "6", "PMI_SIZE": "8", "MASTER_ADDR": "head"}
+    assert list(topology(task, 2, 4).ranks) == [6]
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({**POD, **PODS, "RANK": "0"}, "RANK is 0 but PET_NODE_RANK is 1, and LOCAL_RANK is not set; unset one"),
+        (
+            {**POD, **PODS, "PET_NNODES": "3"},
+            "PET_NNODES is 3 and .* start it on 2 hosts, or .* nprocPerNode: 4",
+        ),
+        ({**POD, **PODS, "PET_NPROC_PER_NODE": "8"}, "PET_NPROC_PER_NODE is '8'.* pods with nprocPerNode: 4"),
+        ({**POD, **PODS, "WORLD_SIZE": "2"}, "WORLD_SIZE is '2', but the config asks for 2 nodes x 4 ranks"),
+        ({**TRAIN_JOB, "PET_NNODES": "1:2"}, "PET_NNODES is '1:2', which is no number"),
+        ({**TRAIN_JOB, "PET_NODE_RANK": "2"}, "PET_NODE_RANK is 2 of 2 pods; they are 0 to 1"),
+        ({**POD, "RANK": "2"}, "RANK is 2 of 2 pods; they are 0 to 1"),
+        (PODS, "MASTER_ADDR, the host of rank 0, is not set"),
+        ({"PMIX_RANK": "1"}, "PMIX_RANK is '1', but the launcher's number of tasks is not set; export RANK"),
+        ({"PMI_RANK": "1"}, "PMI_RANK is '1', but the launcher's number of tasks is not set; export RANK"),
+        ({"PALS_RANKID": "1"}, "PALS_RANKID is '1', but the launcher's number of tasks is not set"),
+    ],
+)
+def test_pods_that_contradict_the_config_and_uncounted_tasks_are_refused(
+    environment: dict[str, str], message: str
+) -> None:
+    with pytest.raises(UserError, match=message) as refused:
+        topology(environment, 2, 4)
+    assert "\n" not in str(refused.value)
 
 
 def test_a_launcher_of_one_task_changes_nothing() -> None:

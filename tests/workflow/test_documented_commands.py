@@ -34,6 +34,7 @@ ELSEWHERE = {
     r"zerolora search": "needs a search in the config; tests/workflow/test_searches.py runs it",
     r"results/data/mine/": "needs a data set of that name; tests/workflow/test_config_texts.py prepares one alone",
     r"zerolora check --config": "needs another config; tests/unit/test_check.py runs it",
+    r"snakemake --profile profiles/(pbs|lsf|htcondor)": "needs an executor: tests/schedulers runs it",
     r"zerolora import": "needs a file of another tool; tests/unit/test_import.py runs it",
 }
 NOT_RUN = {
@@ -42,6 +43,9 @@ NOT_RUN = {
     r"python benchmarks/train/": "trains the 135M model for minutes",
     r"python benchmarks/gpu.py .*--budget": "needs a GPU",
     r"snakemake --profile profiles/slurm all": "needs a Slurm: tests/slurm runs it",
+    r"snakemake --profile profiles/hosts": "needs hosts: tests/launchers/test_hosts.py runs it",
+    r"launcher=mpirun": "needs hosts: tests/launchers/test_launchers.py runs its launcher",
+    r"pip install --no-deps .*executor-plugin": "installs what is not in the lock",
     r"dvc repro .*slurm": "needs a Slurm: tests/slurm runs it",
     r"sbatch": "needs a Slurm: tests/slurm runs it",
     r"srun": "needs a Slurm, and GPUs",

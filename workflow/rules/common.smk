@@ -53,17 +53,26 @@ def requested(stage, what):
     return of_job
 
 
-def gpu_resources(stage):
-    """The resources of a stage that may use GPUs. `gpu` and `request_gpus` are a job's total, for Snakemake and the
-    executors of other schedulers (docs/gpu.md); `gres` and `node_gpus` are those of each node.
-    """
+def job_resources(stage):
+    """The time and the memory of a stage, the latter under HTCondor's name too."""
     requests = {
         "runtime": "minutes",
         "mem_mb": "mem_mib",
+        "htcondor_request_mem_mb": "mem_mib",
+    }
+    return {name: requested(stage, what) for name, what in requests.items()}
+
+
+def gpu_resources(stage):
+    """The resources of a stage that may use GPUs. `gpu` and `request_gpus` are a job's total, for Snakemake and the
+    executors of other schedulers (docs/gpu.md); `gres`, `node_gpus` and `lsf_extra` are those of each node.
+    """
+    requests = {
         "gres": "gres",
         "gpu": "all_gpus",
         "request_gpus": "all_gpus",
         "node_gpus": "gpus",
+        "lsf_extra": "lsf",
     }
     of_job = {name: requested(stage, what) for name, what in requests.items()}
-    return {**of_job, "gpu_manufacturer": "nvidia"}
+    return {**job_resources(stage), **of_job, "gpu_manufacturer": "nvidia"}

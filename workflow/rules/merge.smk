@@ -10,8 +10,7 @@ rule merge:
     conda:
         "../../envs/conda.yaml"
     resources:
-        runtime=requested("merge", "minutes"),
-        mem_mb=requested("merge", "mem_mib"),
+        **job_resources("merge"),
     params:
         code=code("merge"),
         settings=settings("merge"),

@@ -30,8 +30,7 @@ rule prepare:
         "../../envs/conda.yaml"
     threads: lambda wildcards: workflow.cores or 16
     resources:
-        runtime=requested("prepare", "minutes"),
-        mem_mb=requested("prepare", "mem_mib"),
+        **job_resources("prepare"),
     params:
         code=code("prepare"),
         settings=settings("prepare"),

@@ -42,8 +42,7 @@ rule report:
     conda:
         "../../envs/conda.yaml"
     resources:
-        runtime=requested("report", "minutes"),
-        mem_mb=requested("report", "mem_mib"),
+        **job_resources("report"),
     params:
         code=code("report"),
         settings=settings("report"),

@@ -382,13 +382,13 @@ class Job:
         return self._run.estimate.keep_checkpoints
 
     def requested(self, stage: str, what: str, threads: int, attempt: int) -> Any:
-        """Return a stage's request: `minutes`; `mem_mib` of a node; `gpus` of a node; `gres`, the same in Slurm's
-        syntax; `all_gpus` of all nodes, as Snakemake counts them.
+        """Return a stage's request: `minutes`; `mem_mib` of a node; `gpus` of a node; `gres` and `lsf`, the same in
+        Slurm's and LSF's syntax; `all_gpus` of all nodes, as Snakemake counts them.
 
         Minutes and memory grow with each attempt, except for training, which resumes and whose memory is predicted
         best. Memory is limited to that of a machine. Slurm treats megabytes as MiB.
         """
-        resource = {"gres": "gpus", "all_gpus": "gpus"}.get(what, what)
+        resource = {"gres": "gpus", "lsf": "gpus", "all_gpus": "gpus"}.get(what, what)
         if stage == "train" and resource == "gpus":
             number: int = self.ranks if self.device == "cuda" else 0
         else:
@@ -399,6 +399,8 @@ class Job:
                 return undetermined()
         if what == "gres":
             return f"gpu:{number}" if number else ""
+        if what == "lsf":
+            return f"-gpu num={number}:j_exclusive=yes" if number else ""
         if what == "all_gpus":
             return number * (self.nodes if stage == "train" else 1)
         if what == "gpus":

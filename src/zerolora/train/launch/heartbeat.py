@@ -22,6 +22,7 @@ import torch.distributed
 from zerolora.errors import UserError, printable
 from zerolora.log import LOGGER
 from zerolora.train.launch.rendezvous import TIMEOUT
+from zerolora.train.launch.topology import NODES
 from zerolora.train.telemetry.stragglers import ForwardTimer, StragglerDetector
 
 VARIABLE = "ZEROLORA_PATIENCE"
@@ -217,8 +218,11 @@ class _Monitor:
     def _missing(self) -> str:
         """Return the ranks that have not reported yet."""
         missing = [rank for rank in self.expected if rank not in self.others]
-        ranks = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))}"
-        return f"{ranks} to come to {os.environ['MASTER_ADDR']}" if missing else "the others"
+        if not missing:
+            return "the others"
+        ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", self.heartbeat.world))
+        names = [name for name in os.environ.get(NODES, "").split(",") if name]
+        return f"{absent(missing, ranks_per_node, names)} to come to {os.environ['MASTER_ADDR']}"
 
     def _rest(self) -> str:
         """Return the responding ranks by part."""
@@ -239,6 +243,20 @@ class _Monitor:
         LOGGER.error(f"{message}; run the same command to resume from its checkpoint")
         sys.stderr.flush()
         os._exit(2)
+
+
+def absent(ranks: list[int], ranks_per_node: int, names: list[str]) -> str:
+    """Return a text that names the missing ranks, and their nodes if names are known: "rank 1 of node2"."""
+    of_node: dict[int, list[int]] = {}
+    for rank in ranks:
+        of_node.setdefault(rank // ranks_per_node, []).append(rank)
+    texts = []
+    for node, missing in of_node.items():
+        text = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))}"
+        if len(missing) == ranks_per_node > 1:
+            text = f"all ranks ({missing[0]} to {missing[-1]})"
+        texts.append(f"{text} of {names[node]}" if node < len(names) else text)
+    return "; ".join(texts)
 
 
 def _patience() -> float:

@@ -1,7 +1,8 @@
 """The ranks that a process starts, and the rendezvous of all ranks, from its environment.
 
 By itself a process starts all ranks of one machine. Under a launcher (srun, mpirun, flux), started once a node or once
-a rank, it starts those of its task. With RANK set (torchrun, wrappers), it is that rank. The ranks of a node are always
+a rank, it starts those of its task. With RANK and LOCAL_RANK set (torchrun, wrappers), it is that rank; with RANK
+alone, as in a pod of a PyTorchJob, WORLD_SIZE determines whether it is a rank or a node. The ranks of a node are always
 consecutive: DeepSpeed and torch divide ranks into nodes that way.
 """
 
@@ -21,6 +22,8 @@ LISTENER = "ZEROLORA_LISTENER"
 """The file descriptor of the listening socket for the rendezvous on one machine (rendezvous.py)."""
 LAUNCHER = "ZEROLORA_LAUNCHER"
 """The launcher's process id; a rank with another parent has lost its launcher (stop_signals.py)."""
+NODES = "ZEROLORA_NODES"
+"""The names of the nodes in their order, separated by commas, for messages."""
 TORCH_PORT = 29500
 """Port of the rendezvous if a launcher sets none: that of torch's own launchers."""
 
@@ -37,6 +40,9 @@ class Launcher:
 
 
 SRUN = Launcher("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", ("SLURM_LOCALID",))
+PODS = Launcher("Kubeflow", "PET_NODE_RANK", "PET_NNODES", ())
+"""A pod of a PyTorchJob or TrainJob (Kubeflow's training operator), or a host of a list (machine/hosts.py): torchrun's
+options, which number nodes."""
 LAUNCHERS = (
     # Before srun's, since mpirun starts its daemons with srun; PMI's last, since srun may set them too.
     Launcher("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", ("OMPI_COMM_WORLD_LOCAL_RANK",)),
@@ -44,12 +50,20 @@ LAUNCHERS = (
     Launcher("jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", ("JSM_NAMESPACE_LOCAL_RANK",)),
     Launcher("flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", ("FLUX_TASK_LOCAL_ID",)),
     SRUN,
-    Launcher("mpiexec", "PMI_RANK", "PMI_SIZE", ("MPI_LOCALRANKID", "PALS_LOCAL_RANKID", "PMI_LOCAL_RANK")),
+    Launcher("mpiexec", "PALS_RANKID", "PMI_SIZE", ("PALS_LOCAL_RANKID",)),
+    Launcher("mpiexec", "PMI_RANK", "PMI_SIZE", ("MPI_LOCALRANKID", "PMI_LOCAL_RANK")),
 )
 """Launchers that zerolora knows. Sources: Open MPI's and MVAPICH2's user guides, IBM's JSM, flux-shell(1),
-srun(1), Hydra (MPICH, Intel MPI) and PALS."""
-FOREIGN = tuple(name for each in LAUNCHERS if each is not SRUN for name in (each.number, each.count, *each.local))
-"""Variables that ranks do not inherit: DeepSpeed would compare them with its own."""
+srun(1), PALS, and Hydra (MPICH, Intel MPI)."""
+PMIX_RANK = "PMIX_RANK"
+"""A task's number under any PMIx launcher. PMIx sets no number of tasks, so it is never enough."""
+POD_RANKS, POD_ADDRESS, POD_PORT = "PET_NPROC_PER_NODE", "PET_MASTER_ADDR", "PET_MASTER_PORT"
+FOREIGN = (
+    *(name for each in (*LAUNCHERS, PODS) if each is not SRUN for name in (each.number, each.count, *each.local)),
+    *(PMIX_RANK, POD_RANKS, POD_ADDRESS, POD_PORT),
+)
+"""Variables that ranks do not inherit: DeepSpeed would compare some with its own, and later commands would take others
+for their launcher's."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +77,8 @@ class Topology:
     port: int
     listener: socket.socket | None = None
     """Listens at that port where one process starts all ranks; rank 0 inherits it (rendezvous.py)."""
+    nodes: tuple[str, ...] = ()
+    """The names of the nodes, if the launcher tells them."""
 
     def start(
         self, rank: int, command: list[str], environment: Mapping[str, str], output: IO[bytes] | None = None
@@ -82,6 +98,7 @@ class Topology:
             "MASTER_ADDR": self.address,
             "MASTER_PORT": str(self.port),
             LAUNCHER: str(os.getpid()),
+            NODES: ",".join(self.nodes),
         } | ({LISTENER: str(self.listener.fileno())} if self.listener else {})
 
 
@@ -90,11 +107,18 @@ def topology(environment: Mapping[str, str], nodes: int, ranks_per_node: int) ->
 
     Raises UserError if the environment has another number of processes than the config, or contradicts itself.
     """
+    pod = _pod(environment, nodes, ranks_per_node)
+    if pod is not None and nodes > 1:
+        return _of_task(pod, environment, nodes, ranks_per_node)
+    if pod is not None:
+        return _own_topology(ranks_per_node)
     if "RANK" in environment:
         return _given_rank(environment, nodes, ranks_per_node)
     started = _started(environment)
     if started and not started.count == nodes == 1:
         return _of_task(started, environment, nodes, ranks_per_node)
+    if not started:
+        _refuse_uncounted(environment)
     if nodes > 1:
         raise UserError(
             f"train.nodes is {nodes}, but this command was started once, on one machine; inside a Slurm job start "
@@ -133,6 +157,58 @@ def _started(environment: Mapping[str, str]) -> Started | None:
         local = _number(environment, source) if source else None
         return Started(launcher, _number(environment, launcher.number), _number(environment, count), local, source)
     return None
+
+
+def _refuse_uncounted(environment: Mapping[str, str]) -> None:
+    """Raise UserError if a launcher numbers its tasks, but does not count them: each would train by itself."""
+    numbers = [launcher.number for launcher in LAUNCHERS if launcher is not SRUN]
+    for name in (*numbers, PMIX_RANK):
+        if name in environment:
+            raise UserError(
+                f"{name} is {shown(environment[name])}, but the launcher's number of tasks is not set; export RANK, "
+                f"LOCAL_RANK, WORLD_SIZE and MASTER_ADDR in a wrapper, or unset {name}"
+            )
+
+
+def _pod(environment: Mapping[str, str], nodes: int, ranks_per_node: int) -> Started | None:
+    """Return this process as a node, where RANK is a pod's; None where it is a rank's, or not set.
+
+    A PyTorchJob numbers its pods in RANK, and counts in WORLD_SIZE pods, or with nprocPerNode ranks; a pod has no
+    LOCAL_RANK, unless torchrun runs in it. Raises UserError if the variables contradict each other or the config.
+    """
+    if "LOCAL_RANK" in environment or not {"RANK", PODS.number} & environment.keys():
+        return None
+    in_pod = PODS.number in environment
+    if not in_pod and (environment.get("WORLD_SIZE") != str(nodes) or _by_rank(environment)):
+        return None
+    number = _number(environment, PODS.number if in_pod else "RANK")
+    count = _number(environment, PODS.count) if PODS.count in environment else nodes
+    each = environment.get(POD_RANKS, str(ranks_per_node))
+    if count != nodes or each not in ("auto", "cpu", "gpu", "1", str(ranks_per_node)):
+        raise UserError(
+            f"{PODS.count} is {count} and {POD_RANKS} is {shown(each)}, but the config asks for {nodes} nodes x "
+            f"{ranks_per_node} ranks; start it on {nodes} hosts, or in pods with nprocPerNode: {ranks_per_node}"
+        )
+    if "RANK" in environment and _number(environment, "RANK") != number:
+        raise UserError(
+            f"RANK is {environment['RANK']} but {PODS.number} is {number}, and LOCAL_RANK is not set; unset one of them"
+        )
+    world = environment.get("WORLD_SIZE")
+    counted_by = [int(each)] if POD_RANKS in environment and each.isdecimal() else [1, ranks_per_node]
+    if world is not None and world not in [str(nodes * ranks) for ranks in counted_by]:
+        raise UserError(
+            f"WORLD_SIZE is {shown(world)}, but the config asks for {nodes} nodes x {ranks_per_node} ranks; start "
+            f"{nodes} pods, or change train.nodes and ranks_per_node"
+        )
+    if number >= count:
+        raise UserError(f"{PODS.number if in_pod else 'RANK'} is {number} of {count} pods; they are 0 to {count - 1}")
+    return Started(PODS, number, count, None, "")
+
+
+def _by_rank(environment: Mapping[str, str]) -> bool:
+    """Return whether a launcher numbers this process among ranks as RANK does, which a wrapper has then exported."""
+    started = _started(environment)
+    return started is not None and started.local is not None and str(started.number) == environment["RANK"]
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:
@@ -210,12 +286,14 @@ def _of_task(started: Started, environment: Mapping[str, str], nodes: int, ranks
     first = node * ranks_per_node + local
     ranks = range(first, first + ranks_per_node // on_node)
     if by_srun:
-        hosts = environment.get("SLURM_STEP_NODELIST", environment.get("SLURM_JOB_NODELIST", "127.0.0.1"))
+        nodelist = environment.get("SLURM_STEP_NODELIST", environment.get("SLURM_JOB_NODELIST", "127.0.0.1"))
         # Two jobs on a node need different ports, and every task of a job must derive the same one. Linux assigns
         # ephemeral ports above these (net.ipv4.ip_local_port_range).
         port = FIRST_PORT + int(environment.get("SLURM_JOB_ID", "0")) % PORTS
-        return Topology(ranks, world, ranks_per_node, first_host(hosts), port)
-    return Topology(ranks, world, ranks_per_node, *_meeting(environment, nodes))
+        hosts = hosts_of(nodelist)
+        return Topology(ranks, world, ranks_per_node, hosts[0], port, nodes=hosts)
+    names = tuple(filter(None, environment.get(NODES, "").split(",")))
+    return Topology(ranks, world, ranks_per_node, *_meeting(environment, nodes), nodes=names)
 
 
 def _refuse_order(name: str, local: int, source: str, expected: int, on_node: int) -> NoReturn:
@@ -227,10 +305,12 @@ def _refuse_order(name: str, local: int, source: str, expected: int, on_node: in
 
 def _meeting(environment: Mapping[str, str], nodes: int) -> tuple[str, int]:
     """Return the address and port of the rendezvous from MASTER_ADDR and MASTER_PORT."""
-    if nodes > 1 and "MASTER_ADDR" not in environment:
+    address = environment.get("MASTER_ADDR") or environment.get(POD_ADDRESS)
+    if nodes > 1 and not address:
         raise UserError(f"train.nodes is {nodes}, but MASTER_ADDR, the host of rank 0, is not set; export it to all")
-    port = _number(environment, "MASTER_PORT") if "MASTER_PORT" in environment else TORCH_PORT
-    return environment.get("MASTER_ADDR", "127.0.0.1"), port
+    name = "MASTER_PORT" if "MASTER_PORT" in environment else POD_PORT
+    port = _number(environment, name) if name in environment else TORCH_PORT
+    return address or "127.0.0.1", port
 
 
 def gpu_of_rank(environment: MutableMapping[str, str], visible: int) -> int:
@@ -251,9 +331,25 @@ def gpu_of_rank(environment: MutableMapping[str, str], visible: int) -> int:
     return number
 
 
-def first_host(nodelist: str) -> str:
-    """Return the first host of a Slurm node list, as in node[03-05,9],x1 -> node03."""
-    match = re.match(r"([^,\[]+)(?:\[(\w+)[^\]]*\])?([^,\[]*)", nodelist)
-    if not match:
-        raise UserError(f"SLURM_STEP_NODELIST is {nodelist!r}, which names no host; start the job again")
-    return match[1] + (match[2] or "") + match[3]
+def hosts_of(nodelist: str) -> tuple[str, ...]:
+    """Return the hosts of a Slurm node list in its order, as in node[03-04,9],x1 -> node03, node04, node9, x1."""
+    part = r"(?:[^,\[\]\s]|\[[\w,-]+\])+"
+    if not re.fullmatch(f"{part}(,{part})*", nodelist):
+        raise UserError(f"SLURM_STEP_NODELIST is {shown(nodelist)}, which names no hosts; start the job again")
+    return tuple(host for each in re.findall(part, nodelist) for host in _expanded(each))
+
+
+def _expanded(part: str) -> list[str]:
+    """Return the hosts of one part of a node list, with the ranges of its brackets expanded from left to right."""
+    bracket = re.search(r"\[([^\]]*)\]", part)
+    if not bracket:
+        return [part]
+    before, after = part[: bracket.start()], part[bracket.end() :]
+    numbers: list[str] = []
+    for each in bracket[1].split(","):
+        first, _, last = each.partition("-")
+        if last and first.isdecimal() and last.isdecimal():
+            numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+        else:
+            numbers.append(each)
+    return [before + number + rest for number in numbers for rest in _expanded(after)]
