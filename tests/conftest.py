@@ -79,6 +79,8 @@ LONG_FILES = (
     "test_upgrades",
     "test_tasks_of_runs",
     "test_heartbeat",
+    "test_launchers",
+    "test_hosts",
     "test_resume",
     "test_train_benchmarks",
     "test_data",
