@@ -74,8 +74,6 @@ def test_a_second_clone_shares_the_bytes_and_asks_for_nothing(hub: Hub, tmp_path
     assert (tmp_path / "a/models/tiny/manifest.json").read_bytes() == (
         tmp_path / "b/models/tiny/manifest.json"
     ).read_bytes()
-    with pytest.raises(PermissionError) if os.getuid() else pytest.MonkeyPatch().context():
-        second.open("r+b").close()
     assert stat.S_IMODE(second.stat().st_mode) & 0o222 == 0
     assert not any((store_folder() / "downloads").iterdir())
     # A clone that has the results of others alone restores by the manifest, whatever the pin.
