@@ -73,6 +73,7 @@ LONG_FILES = (
     "test_rerun_matrix",
     "test_training",
     "test_chaos",
+    "test_experiments",
     "test_engine_sync",
     "test_grids",
     "test_integrity",
@@ -87,6 +88,7 @@ LONG_FILES = (
     "test_comparison",
     "test_documented_commands",
     "test_extending",
+    "test_branches",
     "test_accept",
     "test_searches",
     "test_trace",
@@ -121,9 +123,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def environment() -> Iterator[None]:
-    """Give each file the same environment variables: commands that a test calls in its own process set some."""
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Give each file the same environment variables: commands that a test calls in its own process set some. And a
+    store of base weights of its own, since hubs of tests have several models under one name."""
     before = dict(os.environ)
+    os.environ["ZEROLORA_STORE"] = str(tmp_path_factory.mktemp("store"))
     yield
     for name in os.environ.keys() - before.keys():
         del os.environ[name]

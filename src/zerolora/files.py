@@ -121,7 +121,7 @@ def staged_directory(target: Path) -> Iterator[Path]:
         for path in [*unfinished.rglob("*"), unfinished]:
             if path.is_dir():
                 sync_directory(path)
-            elif path.is_file():
+            elif path.is_file() and not path.is_symlink() and path.stat().st_nlink == 1:  # no link to another's file
                 readable(path)
                 with path.open("rb") as file:
                     os.fsync(file.fileno())

@@ -38,7 +38,7 @@ WORKSTATION = Machine(
     cores=64,
     memory=512 * GIB,
     available=500 * GIB,
-    disks=(FileSystem(("results", "work"), 900 * GIB), FileSystem(("resources", ".dvc/cache"), 90 * GIB)),
+    disks=(FileSystem(("results", "work"), 900 * GIB), FileSystem(("weight store", ".dvc/cache"), 90 * GIB)),
     slurm=None,
     submits=False,
 )
@@ -144,9 +144,9 @@ def test_a_run_writes_adapter_checkpoints_and_merged_weights(tmp_path: Path, mon
     (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
     (tmp_path / "data").symlink_to(ROOT / "data")
     needs = needs_of(load(Path("config.yaml")))
-    assert needs.unknown == () and set(needs.written) == {"results", "work", "resources", ".dvc/cache"}
+    assert needs.unknown == () and set(needs.written) == {"results", "work", "weight store", ".dvc/cache"}
     parameters = 8_030_261_248  # of Llama 3 8B
-    assert needs.written["resources"] == 4 * parameters  # in fp32, as on a CPU
+    assert needs.written["weight store"] == 4 * parameters  # in fp32, as on a CPU
     assert needs.written["work"] > 4 * parameters
     (tmp_path / "results/default/adapter").mkdir(parents=True)
     (tmp_path / "results/default/adapter/manifest.json").touch()

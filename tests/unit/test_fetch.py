@@ -195,6 +195,7 @@ def hub(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> It
     (tmp_path / "hub/pytorch_model.bin").write_bytes(b"pickle")
     (tmp_path / "hub/modeling_evil.py").write_text("raise SystemExit")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("ZEROLORA_STORE", str(tmp_path / "store"))
     with serving(Hub({})) as server:
         use(monkeypatch, server.endpoint)
         yield server

@@ -35,6 +35,13 @@ ELSEWHERE = {
     r"results/data/mine/": "needs a data set of that name; tests/workflow/test_config_texts.py prepares one alone",
     r"zerolora check --config": "needs another config; tests/unit/test_check.py runs it",
     r"snakemake --profile profiles/(pbs|lsf|htcondor)": "needs an executor: tests/schedulers runs it",
+    r"dvc (exp (run|apply|branch|remove)|queue)": "changes the project; tests/workflow/test_experiments.py runs it",
+    r"dvc (params|metrics) diff copied": "needs these experiments; tests/workflow/test_experiments.py runs it",
+    r"dvc (cache|config)": "moves the cache; tests/workflow/test_branches.py runs it",
+    r"dvc (checkout --force|repro --single-item)": "prints nothing here; tests/workflow/test_branches.py runs it",
+    r"git (merge|checkout) ": "needs two branches; tests/workflow/test_branches.py runs it",
+    r"zerolora expand": "prints nothing; tests/workflow/test_branches.py runs it",
+    r"dvc remote": "needs an S3 server; tests/workflow/test_s3_remote.py has one of its own",
     r"zerolora import": "needs a file of another tool; tests/unit/test_import.py runs it",
 }
 NOT_RUN = {
@@ -52,6 +59,7 @@ NOT_RUN = {
     r"apptainer": "needs Apptainer; the definition was never built",
     r"python3.11 -m venv": "makes an environment of gigabytes",
     r"pip install (vllm|--no-deps llmcompressor|\.\[kernels\])": "installs what is not in the lock",
+    r"pip install dvc-s3": "installs what is not in the lock; tests/s3/install does it elsewhere",
     r"hf auth login": "asks for a token",
     r"zerolora push .*OWNER/NAME": "needs a token of the hub; tests/workflow/test_push.py has a hub of its own",
     r"zerolora judge": "asks a judge that costs money; tests/unit/test_judge.py has one of its own",

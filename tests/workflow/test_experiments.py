@@ -1,25 +1,54 @@
-"""DVC's experiments in a copy of the project, by the dvc of the environment alone, as a user calls it."""
+"""DVC's experiments by the dvc of the environment alone, as docs/how-to/dvc.md shows them, on a model of a hub."""
 
 import json
 import os
 import subprocess
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from conftest import BIN, Project, project_environment
-from engines import dvc_changed, snakemake_would_run
+from engines import dvc_changed, edit_config, snakemake_would_run
+from loopback_hub import REPOSITORY, REVISION, Hub, serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
+RATE = "config/config.yaml:train.learning_rate"
+WEIGHTS = "results/default/adapter/adapter_model.safetensors"
+BASE = "resources/weights/tiny/model.safetensors"
 
-def dvc(project: Project, *arguments: str) -> str:
+
+@pytest.fixture(scope="module")
+def hub(tiny_model: Path) -> Iterator[Hub]:
+    files = {path.name: path.read_bytes() for path in tiny_model.iterdir()}
+    with serving(Hub(files, large=frozenset({"model.safetensors"}))) as hub:
+        yield hub
+
+
+@pytest.fixture(scope="module")
+def project(make_project: Callable[[str], Project], hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """Return a finished project whose base model is of the hub."""
+    os.environ |= {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path_factory.mktemp("home")), "HF_TOKEN": ""}
+    project = make_project("experiments")
+    pinned = {"repository": REPOSITORY, "revision": REVISION, "license": "MIT"}
+    edit_config(project, **{"fetch.directory": {}, "fetch.hub": {"tiny": pinned}})
+    project.served = False  # the hub's address is read while its library is imported
+    project.snakemake("all")
+    project.commit("finished")
+    assert "model.safetensors" in hub.downloads()
+    hub.asked.clear()
+    return project
+
+
+def dvc(project: Project, *arguments: str, **variables: str) -> str:
     """Run .venv/bin/dvc without the environment's folder on PATH."""
     rest = [each for each in os.environ["PATH"].split(os.pathsep) if not (Path(each) / "snakemake").exists()]
+    environment = project_environment(project.directory) | {"PATH": os.pathsep.join(rest), "DVC_NO_ANALYTICS": "1"}
     result = subprocess.run(
         [str(BIN / "dvc"), *arguments],
         cwd=project.directory,
-        env=project_environment(project.directory) | {"PATH": os.pathsep.join(rest), "DVC_NO_ANALYTICS": "1"},
+        env=environment | variables,
         capture_output=True,
         text=True,
         check=False,
@@ -28,16 +57,75 @@ def dvc(project: Project, *arguments: str) -> str:
     return result.stdout
 
 
-def test_an_experiment_in_a_copy_is_applied(copy_finished: Callable[[str], Project]) -> None:
-    """Slow: DVC and Snakemake start for each stage that runs again."""
-    project = copy_finished("temp")
-    project.commit("finished")
-    weights = project.directory / "results/default/adapter/adapter_model.safetensors"
+def rates(project: Project) -> dict[str, float]:
+    """Return the learning rate of each experiment that has ended, by name."""
+    result = {}
+    for branch in json.loads(dvc(project, "exp", "show", "--json")):
+        for each in branch["experiments"] or ():
+            data = each["revs"][0]["data"]
+            result[each["name"]] = data["params"]["config/config.yaml"]["data"]["train"]["learning_rate"]
+    return result
+
+
+def waited(project: Project, pending: tuple[str, ...]) -> str:
+    """Return `dvc queue status` once none of its tasks is in one of these states."""
+    while any(state in (status := dvc(project, "queue", "status")) for state in pending):
+        time.sleep(0.5)
+    return status
+
+
+def test_experiments_run_here_in_a_copy_and_in_a_queue(project: Project, hub: Hub) -> None:
+    """Slow: DVC and Snakemake start for each stage that runs again, in three runs."""
+    weights = project.directory / WEIGHTS
     before = weights.read_bytes()
-    dvc(project, "exp", "run", "--temp", "--name", "faster", "-S", "config/config.yaml:train.learning_rate=0.03")
-    assert weights.read_bytes() == before, "the copy trained"
-    shown = json.loads(dvc(project, "exp", "show", "--json"))
-    assert any(each["name"] == "faster" for branch in shown for each in branch["experiments"] or ())
-    dvc(project, "exp", "apply", "faster")
-    assert weights.read_bytes() != before
+    dvc(project, "exp", "run", "--temp", "--name", "copied", "-S", f"{RATE}=0.03")
+    dvc(project, "exp", "run", "--queue", "--name", "queued", "-S", f"{RATE}=0.04")
+    dvc(project, "queue", "start", PATH=f"{BIN}{os.pathsep}{os.environ['PATH']}")
+    try:
+        status = waited(project, ("Queued", "Running"))
+        assert "Success" in status and "Failed" not in status, dvc(project, "queue", "logs", "queued")
+        assert "Running stage 'train@default'" in dvc(project, "queue", "logs", "queued")
+    finally:
+        dvc(project, "queue", "stop")
+    waited(project, ("1 active", "1 idle"))
+    assert weights.read_bytes() == before, "a copy trained in the project"
+    dvc(project, "exp", "run", "--name", "here", "-S", f"{RATE}=0.05")
+    here = weights.read_bytes()
+    assert here != before
     assert dvc_changed(project) == set() and snakemake_would_run(project) == set()
+    assert rates(project) == {"copied": 0.03, "queued": 0.04, "here": 0.05}
+    assert hub.asked == [], "the base model was fetched again"
+
+    dvc(project, "exp", "apply", "copied")
+    assert weights.read_bytes() not in (before, here)
+    assert dvc_changed(project) == set() and snakemake_would_run(project) == set()
+    project.run("git", "checkout", "--quiet", "--", ".")
+    dvc(project, "exp", "branch", "queued", "from-the-queue")
+    project.run("workflow/scripts/checkout", "from-the-queue")
+    assert f"{0.04}" in (project.directory / "config/config.yaml").read_text()
+    assert dvc_changed(project) == set() and snakemake_would_run(project) == set()
+    project.run("workflow/scripts/checkout", "main")
+    assert weights.read_bytes() == before
+    dvc(project, "exp", "remove", "here")
+    assert set(rates(project)) == {"copied", "queued"}
+
+
+def test_the_shown_view_of_experiments_is_one_line_of_metrics_and_changed_settings(project: Project) -> None:
+    columns = dvc(project, "exp", "show", "--only-changed", "--drop", r"^(runs|code)\.|^results/", "--csv")
+    header = columns.splitlines()[0].split(",")
+    assert "train.learning_rate" in header and len(header) <= 20, header
+    assert len(dvc(project, "exp", "show", "--csv").splitlines()[0].split(",")) > 100
+    difference = dvc(project, "params", "diff", "copied", "queued", "--targets", "config/config.yaml", "--json")
+    assert json.loads(difference)["config/config.yaml"].keys() == {"train.learning_rate"}
+    assert "results/default/summary.json" in dvc(project, "metrics", "diff", "copied", "queued")
+
+
+def test_a_second_clone_shares_the_bytes_of_the_base_model(project: Project, hub: Hub, tmp_path: Path) -> None:
+    clone = Project(tmp_path / "clone")
+    project.run("git", "clone", "--quiet", str(project.directory), str(clone.directory))
+    clone.served = False
+    clone.snakemake("resources/models/tiny/manifest.json", "results/data/rows/manifest.json")
+    clone.run("zerolora", "weights", "--model", "resources/models/tiny", "--weights", "resources/weights/tiny")
+    assert hub.asked == []
+    assert (clone.directory / BASE).samefile(project.directory / BASE)
+    assert (clone.directory / BASE).stat().st_mode & 0o222 == 0

@@ -384,6 +384,19 @@ def test_nobody_else_can_write_dvcs_cache_of_hashes(project: Project, tmp_path: 
     assert stat.S_IMODE((project.directory / ".cache/dvc").stat().st_mode) == 0o700
 
 
+def test_a_copied_project_forgets_the_path_of_the_original(project: Project, tmp_path: Path) -> None:
+    """By either engine: DVC itself supports no path relative to the project here."""
+    run(project)
+    local = Path(".dvc/config.local")
+    assert str(project.directory) in (project.directory / local).read_text()
+    for engine in (("dvc", "repro", "--single-item", "--force", "resolve"), SNAKEMAKE):
+        copy = Project(tmp_path / engine[0])
+        shutil.copytree(project.directory, copy.directory, symlinks=True)
+        copy.run(*engine)
+        text = (copy.directory / local).read_text()
+        assert str(project.directory) not in text and f"site_cache_dir = {copy.directory}/.cache/dvc" in text
+
+
 def test_outputs_that_dvc_write_protects_are_made_again_without_rights_of_root(project: Project) -> None:
     """DVC's hard links are read-only; root may write them all the same, another user's Snakemake would refuse."""
     assert not (project.directory / "results/default/report.html").stat().st_mode & stat.S_IWUSR

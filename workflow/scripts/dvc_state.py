@@ -136,7 +136,7 @@ class DvcStages:
         dirty = {stage for name, stage in self._stages.items() if name in changed or name not in self.recorded}
         # An edge leads from a stage to those it depends on.
         return {
-            name: stage.cmd.split()[-1]
+            name: stage.cmd.partition("#")[0].split()[-1]  # without its remark
             for name, stage in self._stages.items()
             if stage not in dirty and not descendants(self._graph, stage) & dirty
         }

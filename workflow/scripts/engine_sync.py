@@ -144,6 +144,8 @@ def before_planning(
         return
     if executing:
         _check_dates([*read_files(), *every_output])
+    if executing and Path(".dvc").is_dir():
+        make_site_cache_private()  # inside `dvc repro` too, after which a copied project has no path of the original
     if executing and "DVC_STAGE" not in os.environ:
         write_runs(config)
     if "DVC_STAGE" in os.environ:
@@ -152,7 +154,6 @@ def before_planning(
     # What DVC would say of edited runs is not known before a run that is not a dry run.
     if _has_dvc() and is_current(config):
         if executing:
-            make_site_cache_private()
             remove_broken_rwlock()
         unknown = _synchronise(workflow, config, executing, every_output, unknown)
         # Snakemake made it on starting, and the one that marked jobs as done has removed it on ending.

@@ -12,12 +12,14 @@ from pathlib import Path
 import psutil
 
 from zerolora.errors import UserError
+from zerolora.fetch.weight_store import store_folder
 from zerolora.machine import devices, toolchain
 from zerolora.machine.submit_host import submits
 from zerolora.types import Device
 
 LOCK = Path("envs/requirements.lock")
-FOLDERS = ("results", "work", "resources", ".dvc/cache")
+WEIGHT_STORE = "weight store"
+FOLDERS = ("results", "work", WEIGHT_STORE, ".dvc/cache")
 """Folders that the workflow writes to: results, weights and checkpoints, base models, DVC's cache."""
 SLURM_SECONDS = 5  # that Slurm's commands may take to answer
 
@@ -192,7 +194,8 @@ def disks(folders: tuple[str, ...] = FOLDERS) -> tuple[FileSystem, ...]:
     on: dict[int, list[str]] = {}
     free: dict[int, int] = {}
     for folder in folders:
-        existing = next(path for path in (Path(folder), *Path(folder).absolute().parents) if path.exists())
+        directory = store_folder() if folder == WEIGHT_STORE else Path(folder)
+        existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
         device = existing.stat().st_dev
         on.setdefault(device, []).append(folder)
         free[device] = shutil.disk_usage(existing).free

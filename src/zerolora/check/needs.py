@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from zerolora.check.machine import WEIGHT_STORE
 from zerolora.config.resolve import resolve
 from zerolora.config.schema import Config
 from zerolora.config.settings import HardwareSettings, RenderSettings, RunSettings
@@ -119,7 +120,7 @@ def _compiling(planned: Iterable[RenderSettings]) -> Iterable[Compiling]:
 
 def _written(config: Config, runs: Mapping[str, RunSettings]) -> tuple[dict[str, int], tuple[str, ...]]:
     """Return the bytes that unfinished runs will write by folder, and the models of unknown size."""
-    written = dict.fromkeys(("results", "work", "resources", ".dvc/cache"), 0)
+    written = dict.fromkeys(("results", "work", WEIGHT_STORE, ".dvc/cache"), 0)
     specs = {name: _spec(config, name) for name in {each.model for each in config.prepare.values()}}
     local = set(config.fetch.directory)
     used: set[str] = set()
@@ -142,7 +143,7 @@ def _written(config: Config, runs: Mapping[str, RunSettings]) -> tuple[dict[str,
         if run.render.nvme and bytes_["nvme"]:
             written[run.render.nvme] = max(written.get(run.render.nvme, 0), bytes_["nvme"])
         if model not in local and not Path("resources/weights", model).is_dir():
-            written["resources"] = max(written["resources"], bytes_["model"])
+            written[WEIGHT_STORE] = max(written[WEIGHT_STORE], bytes_["model"])
     unknown = sorted(model for model in used if specs[model] is None)
     return {folder: size for folder, size in written.items() if size}, tuple(unknown)
 

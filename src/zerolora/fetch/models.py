@@ -3,8 +3,8 @@
     zerolora fetch --settings JSON --weights resources/weights/NAME --output resources/models/NAME
 
 Writes config, tokenizer, templates and licences (kilobytes, versioned) and `manifest.json` with the hash of every file.
-The weights stay in resources/weights/NAME, or in the user's own directory, and are never versioned. If a stage needs
-them and they are missing, `zerolora weights` (restore.py) downloads the same bytes again.
+The weights stay in the store (weight_store.py), linked into resources/weights/NAME, or in the user's own directory, and
+are never versioned. If a stage needs them and they are missing, `zerolora weights` (restore.py) restores them.
 """
 
 import shutil
@@ -14,7 +14,8 @@ from typing import Any
 from zerolora.config.compared import compared
 from zerolora.config.settings import FetchSettings
 from zerolora.fetch.model_sources import materialise
-from zerolora.files import MANIFEST, sha256, staged_directory, write_json
+from zerolora.fetch.weight_store import digest
+from zerolora.files import MANIFEST, staged_directory, write_json
 from zerolora.log import result
 from zerolora.model.manifest import count_parameters, is_weight, model_files
 from zerolora.units import byte_size
@@ -27,7 +28,7 @@ def fetch(settings: FetchSettings, weights: Path, output: Path) -> None:
     """
     directory = materialise(settings, weights)
     paths = model_files(directory)
-    files: dict[str, Any] = {path.name: {"sha256": sha256(path), "bytes": path.stat().st_size} for path in paths}
+    files: dict[str, Any] = {path.name: {"sha256": digest(path), "bytes": path.stat().st_size} for path in paths}
     with staged_directory(output) as staged:
         for name in files:
             if not is_weight(name):

