@@ -3,11 +3,12 @@
 import json
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import BIN, ROOT, Project, project_environment
+from conftest import ROOT, Project, project_environment
 from engines import dvc_changed, dvc_ran, edit_config, snakemake_ran, snakemake_would_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -233,7 +234,7 @@ def test_the_rule_script_runs_one_rule(project: Project) -> None:
 
 def test_snakemake_lint_is_clean() -> None:
     result = subprocess.run(
-        [BIN / "snakemake", "--lint"],
+        [sys.executable, "tests/lint_workflow.py"],
         cwd=ROOT,
         env=project_environment(ROOT),
         capture_output=True,

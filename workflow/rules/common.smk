@@ -3,7 +3,21 @@
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path("workflow/scripts").resolve()))
+from snakemake.exceptions import WorkflowError
+
+try:
+    from zerolora.workflow_files import ROOT, project_file
+except ModuleNotFoundError:
+    raise WorkflowError(
+        f"zerolora is not installed for {sys.executable}, whose Snakemake this is; run `{sys.executable} -m pip install "
+        "zerolora`, or the snakemake of the environment that has it"
+    ) from None
+
+# The scripts beside these rules; those of the package if the rules are not on this machine's disk.
+SCRIPTS = Path(str(workflow.current_basedir), "../scripts").resolve()
+if not SCRIPTS.is_dir():
+    SCRIPTS = ROOT / "workflow/scripts"
+sys.path.insert(0, str(SCRIPTS))
 import startup
 
 JOBS = startup.start(workflow)

@@ -15,8 +15,6 @@ rule compare:
     log:
         "results/logs/compare.log",
     localrule: True
-    conda:
-        "../../envs/conda.yaml"
     params:
         code=code("compare"),
         settings=settings("compare"),

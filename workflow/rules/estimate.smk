@@ -7,8 +7,6 @@ rule estimate:
     log:
         "results/logs/estimate/{estimated}.log",
     localrule: True
-    conda:
-        "../../envs/conda.yaml"
     params:
         code=code("estimate"),
         settings=settings("estimate"),

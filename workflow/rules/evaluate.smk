@@ -11,8 +11,6 @@ rule evaluate_base:
         held_out="results/base/{dataset}/tasks/held_out.metrics.json",
     log:
         "results/logs/evaluate_base/{dataset}.log",
-    conda:
-        "../../envs/conda.yaml"
     threads: job("evaluation_cores")
     resources:
         **gpu_resources("evaluate"),
@@ -27,7 +25,7 @@ rule evaluate_base:
         work="work/evaluate/base/{dataset}",
     shell:
         "zerolora weights --model {params.model} --weights {params.weights} --device {params.device} &&"
-        " workflow/scripts/on_gpus {resources.node_gpus} 1 {resources.gpu}"
+        ' "$ZEROLORA_SCRIPTS/on_gpus" {resources.node_gpus} 1 {resources.gpu}'
         " zerolora --log {log} evaluate --settings {params.settings:q} --data {params.data}"
         " --weights {params.weights}.json --output {params.output} --answers {output.answers}"
         " --work {params.work} && cp {output.metrics} {output.held_out}"
@@ -46,8 +44,6 @@ rule evaluate:
         held_out="results/{run}/tasks/held_out.metrics.json",
     log:
         "results/logs/evaluate/{run}.log",
-    conda:
-        "../../envs/conda.yaml"
     threads: job("evaluation_cores")
     resources:
         **gpu_resources("evaluate"),
@@ -65,7 +61,7 @@ rule evaluate:
         "zerolora weights --model {params.model} --weights {params.weights} --device {params.device} &&"
         " zerolora merged-weights --weights {params.weights}.json --adapter {params.adapter}"
         " --data {params.data} --manifest {input.manifest} &&"
-        " workflow/scripts/on_gpus {resources.node_gpus} 1 {resources.gpu}"
+        ' "$ZEROLORA_SCRIPTS/on_gpus" {resources.node_gpus} 1 {resources.gpu}'
         " zerolora --log {log} evaluate --settings {params.settings:q} --data {params.data}"
         " --weights {input.manifest} --base {params.weights}.json --adapter {params.adapter}"
         " --output {params.output} --answers {output.answers} --work {params.work}"

@@ -7,8 +7,6 @@ rule fetch:
     log:
         "results/logs/fetch/{model}.log",
     localrule: True
-    conda:
-        "../../envs/conda.yaml"
     params:
         code=code("fetch"),
         settings=settings("fetch"),

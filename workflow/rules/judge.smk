@@ -12,8 +12,6 @@ rule judge:
         verdicts="results/{run}/judge/verdicts.jsonl",
     log:
         "results/logs/judge/{run}.log",
-    conda:
-        "../../envs/conda.yaml"
     threads: job("evaluation_cores")
     resources:
         **gpu_resources("evaluate"),
@@ -31,7 +29,7 @@ rule judge:
         "zerolora weights --model {params.model} --weights {params.weights} --device {params.device} &&"
         " zerolora merged-weights --weights {params.weights}.json --adapter {params.adapter}"
         " --data {params.data} --manifest {input.manifest} &&"
-        " workflow/scripts/on_gpus {resources.node_gpus} 1 {resources.gpu}"
+        ' "$ZEROLORA_SCRIPTS/on_gpus" {resources.node_gpus} 1 {resources.gpu}'
         " zerolora --log {log} judge --settings {params.settings:q} --data {params.data}"
         " --base {params.weights}.json --tuned {input.manifest} --adapter {params.adapter}"
         " --work {params.work} --output {params.output} --device {params.device}"

@@ -7,8 +7,6 @@ rule merge:
         manifest="results/{run}/merged/manifest.json",
     log:
         "results/logs/merge/{run}.log",
-    conda:
-        "../../envs/conda.yaml"
     resources:
         runtime=requested("merge", "minutes"),
         mem_mb=requested("merge", "mem_mib"),

@@ -26,8 +26,6 @@ rule prepare:
         ),
     log:
         "results/logs/prepare/{dataset}.log",
-    conda:
-        "../../envs/conda.yaml"
     threads: lambda wildcards: workflow.cores or 16
     resources:
         runtime=requested("prepare", "minutes"),

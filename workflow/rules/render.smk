@@ -10,8 +10,6 @@ rule render:
     # A retry would fail again, whatever the profile's number of retries.
     retries: 0
     localrule: True
-    conda:
-        "../../envs/conda.yaml"
     params:
         code=code("render"),
         settings=settings("render"),

@@ -25,7 +25,7 @@ rule report:
         ),
         answers="results/{run}/answers.json",
         tasks=job("task_files"),
-        lock="envs/requirements.lock",
+        lock=project_file("envs/requirements.lock"),
     output:
         page=report(
             "results/{run}/report.html",
@@ -39,8 +39,6 @@ rule report:
         row="results/compare/rows/{run}.json",
     log:
         "results/logs/report/{run}.log",
-    conda:
-        "../../envs/conda.yaml"
     resources:
         runtime=requested("report", "minutes"),
         mem_mb=requested("report", "mem_mib"),
@@ -57,5 +55,5 @@ rule report:
     shell:
         "zerolora --log {log} report --settings {params.settings:q} --run {wildcards.run} --model {params.model}"
         " --data {params.data} --packing {params.packing} --estimate {input.estimate} --zero {input.zero} --reasons {input.reasons} --base {params.base} --results {params.results} --lock {input.lock} --config {params.config}"
-        ' --accounting "$(workflow/scripts/accounting.py {params.steps})" --usage {output.usage}'
+        ' --accounting "$("$ZEROLORA_SCRIPTS/accounting.py" {params.steps})" --usage {output.usage}'
         " --summary {output.summary} --difference {output.difference} --row {output.row} --output {output.page}"

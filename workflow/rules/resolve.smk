@@ -7,8 +7,6 @@ rule resolve:
     log:
         "results/logs/resolve.log",
     localrule: True
-    conda:
-        "../../envs/conda.yaml"
     params:
         values=job("config_values"),
         code=job("named_codes"),

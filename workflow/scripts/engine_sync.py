@@ -135,6 +135,9 @@ def before_planning(
         _read.files = {path: _stamp(path) for path in _files_of_resolve()}
     if IMPORTING in os.environ:
         return
+    has_pipeline = PIPELINE.is_file()
+    if executing and not has_pipeline:
+        print(f"there is no {PIPELINE} here: DVC records nothing of this run", file=sys.stderr)
     if executing and workflow.execution_settings.lock:
         try:
             run_lock.acquire(workflow.snakemake_tmp_dir)
@@ -144,7 +147,7 @@ def before_planning(
         return
     if executing:
         _check_dates([*read_files(), *every_output])
-    if executing and "DVC_STAGE" not in os.environ:
+    if executing and has_pipeline and "DVC_STAGE" not in os.environ:
         write_runs(config)
     if "DVC_STAGE" in os.environ:
         return
@@ -439,7 +442,7 @@ def _synchronise(
                 return [path for path in unknown if not any(dvc.output_of(stage, path) for stage in up_to_date)]
             # after_planning, or the run's end, records them.
             lacking = (outputs.recorded() & dvc.names) - up_to_date.keys()
-            taken_over = not targets or import_dvc_state(targets)
+            taken_over = not targets or import_dvc_state(str(workflow.main_snakefile), targets)
             if lacking:
                 AGREED.unlink(missing_ok=True)
             elif taken_over:
@@ -601,11 +604,11 @@ def _damage_error(found: outputs.Findings, dvc: DvcStages | None) -> WorkflowErr
     return WorkflowError("\n".join(lines))
 
 
-def import_dvc_state(targets: list[str]) -> bool:
-    """Have Snakemake mark the jobs of these targets as done. Return whether it could."""
-    command = [sys.executable, "-m", "snakemake", "--touch", "--forceall", "--cores", "1", "--quiet", "all"]
+def import_dvc_state(snakefile: str, targets: list[str]) -> bool:
+    """Have Snakemake mark the jobs of these targets of a workflow as done. Return whether it could."""
+    command = [sys.executable, "-m", "snakemake", "--snakefile", snakefile, "--touch", "--forceall", "--cores", "1"]
     result = subprocess.run(
-        [*command, "--", *targets],
+        [*command, "--quiet", "all", "--", *targets],
         env={name: value for name, value in os.environ.items() if name != "SNAKEMAKE_PROFILE"} | {IMPORTING: "1"},
         capture_output=True,
         text=True,
@@ -620,8 +623,10 @@ def import_dvc_state(targets: list[str]) -> bool:
 
 
 def _has_dvc() -> bool:
-    """Tell whether DVC is set up here and this Snakemake does not run inside `dvc repro` or `import_dvc_state`."""
-    return "DVC_STAGE" not in os.environ and IMPORTING not in os.environ and Path(".dvc").is_dir()
+    """Return whether DVC records this project, and this Snakemake does not run inside `dvc repro` or
+    `import_dvc_state`."""
+    outside = "DVC_STAGE" not in os.environ and IMPORTING not in os.environ
+    return outside and Path(".dvc").is_dir() and PIPELINE.is_file()
 
 
 def _stage_of(job: Any) -> str:

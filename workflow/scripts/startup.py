@@ -33,6 +33,7 @@ def start(workflow: Any) -> "Jobs":
 
     # The commands are in the directory of Snakemake's Python.
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    os.environ["ZEROLORA_SCRIPTS"] = str(Path(__file__).parent)
     parents.name_engine()
     if "DVC_STAGE" in os.environ and workflow.is_main_process:
         parents.end_with_parent()

@@ -38,7 +38,7 @@ def init(
 
         for line in first_config(model, data, output, force):
             typer.echo(line)
-        result(f"{output} is written; train with `make run`")
+        result(f"{output} is written; train with `{'make run' if Path('Makefile').is_file() else 'zerolora run'}`")
         return
     from zerolora.config import recipes
 
@@ -48,6 +48,14 @@ def init(
         return
     recipes.write_recipe(recipe, folder, output, force)
     result(f"{output} is the recipe {recipe}; its README is {folder / recipe / 'README.md'}")
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def run(context: typer.Context) -> None:
+    """Run the pipeline of config/config.yaml here, with any options and targets of Snakemake."""
+    from zerolora.commands.snakemake_command import start
+
+    start(context.args)
 
 
 @app.command("import")

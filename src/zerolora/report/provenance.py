@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ def provenance(run: str, model: Path, data: Path, results: Path, config: Path, l
     return {
         "run": run,
         "commit": commit(),
+        "zerolora": version("zerolora"),
         "base model": ", ".join(f"{key} {value}" for key, value in base["source"].items()),
         "base model's licence": base["license"],
         "base model's parameters": f"{base['parameters']:,}",
@@ -44,6 +46,8 @@ def commit() -> str:
 def commands(commit: str, page: str) -> dict[str, str]:
     """Return shell commands by purpose. They run in the project's directory; `page` is the run's page there."""
     revision = commit.removesuffix(UNCOMMITTED)
+    if not Path("workflow/Snakefile").is_file():  # not a checkout
+        return {"compute it": f"zerolora run {page}"}
     compute = f".venv/bin/snakemake --profile profiles/local {page}"
     if not re.fullmatch("[0-9a-f]{40,64}", revision):
         return {"compute it": compute}

@@ -1,0 +1,98 @@
+"""Projects that are no checkout: a folder with a config, a model and rows, and the workflow from somewhere else."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import BIN, ROOT, copy_tracked, write_rows
+
+pytestmark = [pytest.mark.slow]  # an installation, and whole runs
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a wheel's installation, made without a network."""
+    folder = tmp_path_factory.mktemp("wheel")
+    copy_tracked(folder / "checkout")
+    pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
+    quiet = ("--no-deps", "--no-build-isolation", "--no-index")
+    subprocess.run([*pip, "wheel", *quiet, "--wheel-dir", str(folder), str(folder / "checkout")], check=True)
+    (wheel,) = folder.glob("*.whl")
+    subprocess.run(
+        [*pip, "install", "--no-deps", "--no-index", "--no-compile", "--target", folder / "site", wheel], check=True
+    )
+    return folder / "site"
+
+
+def runner(package: Path, directory: Path) -> Run:
+    """Return a function that runs a command in a folder with this package, beside this environment's others."""
+    others = ("SNAKEMAKE_", "DVC_", "PYTHON")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(others)}
+    environment |= {
+        "PYTHONPATH": str(package),
+        "OMP_NUM_THREADS": "1",
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+    }
+
+    def run(*command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        result = subprocess.run(
+            command, cwd=directory, env=environment, capture_output=True, text=True, check=False, timeout=600
+        )
+        if check:
+            assert result.returncode == 0, f"{' '.join(command)}\n{result.stdout[-4000:]}\n{result.stderr[-4000:]}"
+        return result
+
+    return run
+
+
+@pytest.fixture
+def folder(tmp_path: Path, tiny_model: Path) -> Path:
+    shutil.copytree(tiny_model, tmp_path / "own/model")
+    write_rows(tmp_path / "own/rows.json", 20)
+    return tmp_path / "own"
+
+
+INIT = ("zerolora", "init", "--model", "model", "--data", "rows.json")
+NO_DVC = "there is no dvc.yaml here: DVC records nothing of this run"
+
+
+def test_an_installed_package_runs_a_folder(installed: Path, folder: Path) -> None:
+    run = runner(installed, folder)
+    where = run(sys.executable, "-c", "import zerolora.workflow_files as files; print(files.ROOT)").stdout
+    assert where.startswith(str(installed))
+    assert "train with `zerolora run`" in run(*INIT).stderr
+    first = run("zerolora", "run")
+    assert first.stderr.count(NO_DVC) == 1
+    trained = json.loads((folder / "results/rows/metrics/train.json").read_text())
+    page = (folder / "results/rows/report.html").read_text()
+    assert trained["steps"] == 2 and "zerolora run results/rows/report.html" in page
+    assert sorted(path.name for path in folder.iterdir() if path.name[0] != ".") == [
+        *("config", "model", "resources", "results", "rows.json", "work")
+    ]
+    assert "Nothing to be done" in run("zerolora", "run").stderr
+    accounted = "results/logs/train/rows/steps"
+    assert (folder / accounted).read_text() == "finished\n"
+
+
+def test_a_recipe_brings_the_presets_that_it_names(installed: Path, folder: Path) -> None:
+    runner(installed, folder)("zerolora", "init", "--recipe", "qwen2.5-14b-2x32gb")
+    for preset in ("deepspeed/reference-stage2.json", "deepspeed/reference-stage3.json"):
+        assert (folder / "config" / preset).read_bytes() == (ROOT / "config" / preset).read_bytes()
+
+
+@pytest.mark.parametrize("snakefile", ["Snakefile", "workflow/Snakefile"])
+def test_a_checkout_runs_another_folder(folder: Path, snakefile: str, tmp_path: Path) -> None:
+    runner(ROOT / "src", folder)(*INIT)
+    run = runner(ROOT / "src", tmp_path)
+    command = ("snakemake", "-s", str(ROOT / snakefile), "--profile", str(ROOT / "profiles/local"))
+    result = run(*command, "--directory", "own", "results/rows/adapter/manifest.json")
+    assert "train rows" in result.stderr and NO_DVC in result.stderr
+    again = run(*command, "--directory", "own", "results/rows/adapter/manifest.json")
+    assert "Nothing to be done" in again.stderr
