@@ -59,6 +59,8 @@ def start(
     """Set up messages, and disable the network for commands that do not download or upload."""
     if log:
         messages.redirect(log)
+    if context.invoked_subcommand == "run":
+        return  # Snakemake's jobs set themselves up
     if context.invoked_subcommand not in (
         "init",
         "fetch",

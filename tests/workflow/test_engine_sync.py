@@ -188,12 +188,6 @@ def test_a_mistake_in_the_config_stops_both_engines_before_anything_runs(project
     assert_both_clean(project)
 
 
-def test_overrides_that_dvc_cannot_see_are_refused(project: Project) -> None:
-    result = project.snakemake("--config", "train=1", "--dry-run", check=False)
-    assert result.returncode != 0
-    assert "edit config/config.yaml" in result.stdout + result.stderr
-
-
 def test_the_slurm_profile_plans_the_nodes_that_the_config_asks_for(project: Project) -> None:
     config = json.loads(json.dumps(project.config))
     edit_config(

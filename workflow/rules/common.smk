@@ -21,6 +21,8 @@ sys.path.insert(0, str(SCRIPTS))
 import startup
 
 JOBS = startup.start(workflow)
+# A user's workflow with a default target of its own does not change it.
+IS_DEFAULT = workflow.default_target is None
 shell.prefix(startup.JOB_PREFIX)
 import engine_sync
 
@@ -46,6 +48,24 @@ def of(*paths):
 def job(name):
     """A function of input, params, threads or resources: an attribute of the job (workflow/scripts/jobs.py)."""
     return lambda wildcards: getattr(JOBS.of(wildcards), name)
+
+
+def below(path):
+    """A path for params, which Snakemake does not put below a module's prefix."""
+    return JOBS.prefix + path
+
+
+def path_of(path):
+    """The same as a params function, of one path."""
+    return of(below(path))
+
+
+def all_cores(wildcards):
+    """The cores that Snakemake may use; 16 if it was started without a number, as for a report."""
+    try:
+        return workflow.cores
+    except WorkflowError:
+        return 16
 
 
 def settings(stage):

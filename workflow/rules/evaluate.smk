@@ -18,11 +18,11 @@ rule evaluate_base:
         code=code("evaluate_base"),
         settings=settings("evaluate_base"),
         data=subpath(input.data, parent=True),
-        model=of("resources/models/{model}"),
-        weights=of("resources/weights/{model}"),
+        model=path_of("resources/models/{model}"),
+        weights=path_of("resources/weights/{model}"),
         device=job("device"),
         output=subpath(output.metrics, parent=True),
-        work="work/evaluate/base/{dataset}",
+        work=below("work/evaluate/base/{dataset}"),
     shell:
         "zerolora weights --model {params.model} --weights {params.weights} --device {params.device} &&"
         ' "$ZEROLORA_SCRIPTS/on_gpus" {resources.node_gpus} 1 {resources.gpu}'
@@ -51,12 +51,12 @@ rule evaluate:
         code=code("evaluate"),
         settings=settings("evaluate"),
         data=subpath(input.data, parent=True),
-        model=of("resources/models/{model}"),
-        weights=of("resources/weights/{model}"),
+        model=path_of("resources/models/{model}"),
+        weights=path_of("resources/weights/{model}"),
         device=job("device"),
         adapter=subpath(input.adapter, parent=True),
         output=subpath(output.metrics, parent=True),
-        work="work/evaluate/runs/{run}",
+        work=below("work/evaluate/runs/{run}"),
     shell:
         "zerolora weights --model {params.model} --weights {params.weights} --device {params.device} &&"
         " zerolora merged-weights --weights {params.weights}.json --adapter {params.adapter}"

@@ -10,7 +10,7 @@ rule fetch:
     params:
         code=code("fetch"),
         settings=settings("fetch"),
-        weights="resources/weights/{model}",
+        weights=below("resources/weights/{model}"),
         output=subpath(output.manifest, parent=True),
     shell:
         "zerolora --log {log} fetch --settings {params.settings:q}"

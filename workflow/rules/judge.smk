@@ -19,11 +19,11 @@ rule judge:
         code=code("judge"),
         settings=settings("judge"),
         data=subpath(input.data, parent=True),
-        model=of("resources/models/{model}"),
-        weights=of("resources/weights/{model}"),
+        model=path_of("resources/models/{model}"),
+        weights=path_of("resources/weights/{model}"),
         device=job("device"),
         adapter=subpath(input.adapter, parent=True),
-        work="work/judge/{run}",
+        work=below("work/judge/{run}"),
         output=subpath(output.metrics, parent=True),
     shell:
         "zerolora weights --model {params.model} --weights {params.weights} --device {params.device} &&"

@@ -26,7 +26,7 @@ rule prepare:
         ),
     log:
         "results/logs/prepare/{dataset}.log",
-    threads: lambda wildcards: workflow.cores or 16
+    threads: all_cores
     resources:
         runtime=requested("prepare", "minutes"),
         mem_mb=requested("prepare", "mem_mib"),

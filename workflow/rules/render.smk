@@ -13,9 +13,9 @@ rule render:
     params:
         code=code("render"),
         settings=settings("render"),
-        model=of("resources/models/{model}"),
-        weights=of("resources/weights/{model}"),
-        data=of("results/data/{dataset}"),
+        model=path_of("resources/models/{model}"),
+        weights=path_of("resources/weights/{model}"),
+        data=path_of("results/data/{dataset}"),
     shell:
         "zerolora --log {log} render --settings {params.settings:q} --model {params.model}"
         " --weights {params.weights} --data {params.data} --estimate {input.estimate} --output {output.zero} --reasons {output.reasons}"

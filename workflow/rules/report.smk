@@ -25,7 +25,7 @@ rule report:
         ),
         answers="results/{run}/answers.json",
         tasks=job("task_files"),
-        lock=project_file("envs/requirements.lock"),
+        lock=JOBS.users_file(project_file("envs/requirements.lock")),
     output:
         page=report(
             "results/{run}/report.html",
@@ -48,10 +48,10 @@ rule report:
         data=subpath(input.data, parent=True),
         packing=subpath(input.packing, parent=True),
         base=subpath(input.base, parent=True),
-        model=of("resources/models/{model}"),
-        config="config/config.yaml",
+        model=path_of("resources/models/{model}"),
+        config=job("config_file"),
         results=subpath(output.page, parent=True),
-        steps="results/logs/train/{run}/steps",
+        steps=below("results/logs/train/{run}/steps"),
     shell:
         "zerolora --log {log} report --settings {params.settings:q} --run {wildcards.run} --model {params.model}"
         " --data {params.data} --packing {params.packing} --estimate {input.estimate} --zero {input.zero} --reasons {input.reasons} --base {params.base} --results {params.results} --lock {input.lock} --config {params.config}"

@@ -33,8 +33,8 @@ rule task_base:
         settings=settings("task_base"),
         rows=job("rows_option"),
         data=subpath(input.data, parent=True),
-        model=of("resources/models/{model}"),
-        weights=of("resources/weights/{model}"),
+        model=path_of("resources/models/{model}"),
+        weights=path_of("resources/weights/{model}"),
         device=job("device"),
     shell:
         "zerolora weights --model {params.model} --weights {params.weights} --device {params.device} &&"
@@ -60,9 +60,9 @@ rule task:
         code=code("task"),
         settings=settings("task"),
         rows=job("rows_option"),
-        data=of("results/data/{dataset}"),
-        model=of("resources/models/{model}"),
-        weights=of("resources/weights/{model}"),
+        data=path_of("results/data/{dataset}"),
+        model=path_of("resources/models/{model}"),
+        weights=path_of("resources/weights/{model}"),
         device=job("device"),
         adapter=subpath(input.adapter, parent=True),
     shell:

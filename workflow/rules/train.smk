@@ -30,12 +30,12 @@ rule train:
         settings=settings("train"),
         data=subpath(input.data, parent=True),
         packing=subpath(input.packing, parent=True),
-        model=of("resources/models/{model}"),
-        weights=of("resources/weights/{model}"),
+        model=path_of("resources/models/{model}"),
+        weights=path_of("resources/weights/{model}"),
         device=job("device"),
-        checkpoints="work/checkpoints/{run}",
+        checkpoints=below("work/checkpoints/{run}"),
         output=subpath(output.adapter, ancestor=2),
-        logs="results/logs/train/{run}",
+        logs=below("results/logs/train/{run}"),
     shell:
         "zerolora weights --model {params.model} --weights {params.weights} --device {params.device} &&"
         # Snakemake sets these to the rule's threads, the total of all ranks. Each rank would start as many threads, which

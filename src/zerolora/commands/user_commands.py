@@ -51,11 +51,17 @@ def init(
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def run(context: typer.Context) -> None:
+def run(
+    context: typer.Context,
+    values: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A value of this run alone, as in train.max_steps=50."),
+    ] = None,
+) -> None:
     """Run the pipeline of config/config.yaml here, with any options and targets of Snakemake."""
     from zerolora.commands.snakemake_command import start
 
-    start(context.args)
+    start(context.args, values or [])
 
 
 @app.command("import")

@@ -6,6 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from zerolora.config.overrides import origin_of
 from zerolora.files import MANIFEST, read_json, sha256
 
 UNCOMMITTED = " with uncommitted changes"
@@ -27,9 +28,16 @@ def provenance(run: str, model: Path, data: Path, results: Path, config: Path, l
         **{f"data file {path} sha256": digest for path, digest in prepared["read"].items()},
         **{f"prepared {name} sha256": file["sha256"] for name, file in prepared["files"].items()},
         **_of_adapter(read_json(results / "adapter" / MANIFEST, "zerolora train")),
+        **_values(config),
         "config sha256": sha256(config),
         "lock file sha256": sha256(lock),
     }
+
+
+def _values(config: Path) -> dict[str, str]:
+    """Return what the run had besides the config file, if anything."""
+    about = origin_of(config.read_text(encoding="utf-8"))
+    return {"values": about} if about else {}
 
 
 def commit() -> str:
