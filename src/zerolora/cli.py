@@ -40,7 +40,7 @@ class TwoGroups(TyperGroup):
 
 
 app = typer.Typer(
-    help="Reproducible LoRA fine-tuning under DeepSpeed ZeRO. `snakemake all` runs the whole pipeline.",
+    help="Reproducible LoRA fine-tuning under DeepSpeed ZeRO. `zerolora run` runs the whole pipeline.",
     cls=TwoGroups,
     no_args_is_help=True,
     add_completion=False,

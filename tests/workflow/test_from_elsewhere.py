@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -217,3 +218,16 @@ def test_a_deployed_workflow_runs_with_the_installed_package(installed: Path, fo
     assert json.loads((folder / "results/rows/metrics/train.json").read_text())["steps"] == 2
     planned = run("snakemake", "--cores", "2", "--dry-run")
     assert "compare" in planned.stdout + planned.stderr, "all is the default target"
+
+
+def test_report_and_archive_need_no_profile(installed: Path, folder: Path) -> None:
+    """Of a finished run."""
+    run = runner(installed, folder)
+    run(*INIT)
+    run("zerolora", "run")
+    snakemake = ("snakemake", "--snakefile", str(installed / "zerolora/project/workflow/Snakefile"))
+    run(*snakemake, "--report", "report.html")
+    assert "Runs" in (folder / "report.html").read_text()
+    run(*snakemake, "--cores", "1", "--archive", "project.tar.gz")
+    with tarfile.open(folder / "project.tar.gz") as archive:
+        assert {"rows.json", "model/model.safetensors"} <= set(archive.getnames())

@@ -4,6 +4,9 @@ import sys
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
+from snakemake.utils import min_version
+
+min_version("9.24")
 
 try:
     from zerolora.workflow_files import ROOT, project_file

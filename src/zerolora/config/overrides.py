@@ -51,9 +51,10 @@ def from_arguments(entries: Iterable[str], option: str) -> Values:
         except (yaml.YAMLError, RecursionError, ValueError, TypeError, LookupError, AttributeError) as error:
             why = " ".join(str(getattr(error, "problem", None) or error).split())
             raise UserError(f"{option}: {key}: {shown(text)}: {why}; write a value of YAML") from None
-        for part in reversed(location):
-            value = {part: value}
-        result = from_mapping(value, option).over(result)
+        values: dict[str, Any] = {location[-1]: value}
+        for part in reversed(location[:-1]):
+            values = {part: values}
+        result = from_mapping(values, option).over(result)
     return result
 
 
