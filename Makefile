@@ -12,7 +12,7 @@ PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --n
 HASHES := $(BIN)/pip-compile --quiet --generate-hashes --no-annotate --strip-extras --allow-unsafe --no-emit-find-links \
     --no-emit-index-url --no-emit-trusted-host
 
-.PHONY: help run test test-no-slurm test-fast test-pythons lint format schema architecture docs lock checkout report clean
+.PHONY: help run test test-no-slurm test-fast test-pythons lint format schema architecture docs dist lock checkout report clean
 
 help:  ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile
@@ -42,7 +42,7 @@ lint: $(INSTALLED)  ## check style, types, workflow, spelling and terms
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/snakefmt --check Snakefile workflow
-	$(BIN)/snakemake --lint
+	$(BIN)/python tests/lint_workflow.py
 	$(BIN)/codespell
 	$(BIN)/python tests/check_terms.py
 	$(BIN)/python docs/module_table.py --check
@@ -71,6 +71,11 @@ architecture: $(INSTALLED)  ## write what the docs take from the source: modules
 
 docs: $(INSTALLED)  ## build the site, site/index.html; no page loads anything from another host
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+dist: $(INSTALLED)  ## build the package, with workflow, recipes and lock file in it, in dist/
+	rm -rf build dist
+	$(BIN)/python -m pip wheel $(PIP) --no-deps --no-build-isolation --wheel-dir dist .
+	rm -rf build
 
 lock: $(INSTALLED)  ## write requirements.lock and the files of hashes after a change of requirements.in, cu12.in or cu13.in
 	$(BIN)/python -m pip install --quiet pip-tools

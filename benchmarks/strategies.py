@@ -5,8 +5,8 @@
     .venv/bin/python benchmarks/strategies.py --results results
 
 Writes the rows of the comparison and the machine to benchmarks/results/strategies.json, a table to docs/compare.md,
-with the published experiment's figures of its four strategies, and one of these four to docs/reference-task.md. Steps and tokens/s
-are medians. Times mean little if other processes ran meanwhile.
+with the published experiment's figures of its four strategies, and one of these four to docs/reference-task.md. Steps
+and tokens/s are medians. Times mean little if other processes ran meanwhile.
 """
 
 import csv

@@ -40,7 +40,7 @@ class TwoGroups(TyperGroup):
 
 
 app = typer.Typer(
-    help="Reproducible LoRA fine-tuning under DeepSpeed ZeRO. `snakemake all` runs the whole pipeline.",
+    help="Reproducible LoRA fine-tuning under DeepSpeed ZeRO. `zerolora run` runs the whole pipeline.",
     cls=TwoGroups,
     no_args_is_help=True,
     add_completion=False,
@@ -59,6 +59,8 @@ def start(
     """Set up messages, and disable the network for commands that do not download or upload."""
     if log:
         messages.redirect(log)
+    if context.invoked_subcommand == "run":
+        return  # Snakemake's jobs set themselves up
     if context.invoked_subcommand not in (
         "init",
         "pin",

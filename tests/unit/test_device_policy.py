@@ -170,4 +170,4 @@ def test_every_workflow_stage_gets_a_device() -> None:
         jobs = text.count("zerolora weights ")
         assert jobs == text.count("--weights {params.weights} --device {params.device} &&") > 0
         assert jobs == text.count("**gpu_resources(")
-        assert jobs == text.count("workflow/scripts/on_gpus {resources.node_gpus}")
+        assert jobs == text.count('"$ZEROLORA_SCRIPTS/on_gpus" {resources.node_gpus}')

@@ -16,6 +16,7 @@ import pytest
 from conftest import ROOT
 from pydantic import BaseModel
 
+from zerolora import workflow_files
 from zerolora.config import fingerprint, settings
 from zerolora.config.stages import ON_REQUEST, STAGES
 from zerolora.data.formats import FORMS
@@ -169,8 +170,8 @@ def _modules_of_stages() -> list[set[str]]:
 def _registries() -> list[tuple[str, str]]:
     """Return (module, package) for every module that imports modules by computed names."""
     result = []
-    for path in sorted(fingerprint.PACKAGE.rglob("*.py")):
-        name = ".".join(path.relative_to(fingerprint.PACKAGE).with_suffix("").parts).removesuffix(".__init__")
+    for path in sorted(workflow_files.PACKAGE.rglob("*.py")):
+        name = ".".join(path.relative_to(workflow_files.PACKAGE).with_suffix("").parts).removesuffix(".__init__")
         for argument in re.findall(r"import_module\(([^\"].*)", path.read_text(encoding="utf-8")):
             match = re.match(r'f"\{(?:(\w+)\.)?__name__\}\.', argument)
             assert match, f"{path}: {argument}: write the name of a package, as the other registries do"
@@ -184,7 +185,7 @@ def test_registries_outside_and_inside_of_their_packages() -> None:
 
 @pytest.mark.parametrize(("registry", "package"), _registries())
 def test_stage_with_a_registry_has_all_its_modules(registry: str, package: str) -> None:
-    names = {path.stem for path in fingerprint.PACKAGE.joinpath(*package.split(".")).glob("*.py")} - {"__init__"}
+    names = {path.stem for path in workflow_files.PACKAGE.joinpath(*package.split(".")).glob("*.py")} - {"__init__"}
     stages = [actual for actual in _modules_of_stages() if registry in actual]
     assert names
     assert stages or fingerprint.left_out(registry), f"no stage imports {registry}"
@@ -236,7 +237,7 @@ def test_omitted_scripts_exist_and_are_run_by_a_rule() -> None:
     rules = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "workflow/rules").glob("*.smk"))
     for name, reason in fingerprint.SCRIPTS_LEFT_OUT.items():
         assert (ROOT / "workflow/scripts" / name).is_file() and reason
-        assert f"workflow/scripts/{name} " in rules
+        assert f'"$ZEROLORA_SCRIPTS/{name}" ' in rules
 
 
 def test_settings_have_no_computed_properties() -> None:

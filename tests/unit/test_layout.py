@@ -11,6 +11,7 @@ from conftest import ROOT
 sys.path.insert(0, str(ROOT / "docs"))
 import module_table
 
+from zerolora import workflow_files
 from zerolora.config import fingerprint
 
 # From the top down: a package imports from lower rows and from itself, not from others in its row.
@@ -46,8 +47,8 @@ BASE = len(LAYERS)
 def graph() -> dict[str, set[str]]:
     """Return the modules that each module imports at any depth of its code, without enclosing packages."""
     result = {}
-    for path in fingerprint.PACKAGE.rglob("*.py"):
-        name = ".".join(path.relative_to(fingerprint.PACKAGE).with_suffix("").parts)
+    for path in workflow_files.PACKAGE.rglob("*.py"):
+        name = ".".join(path.relative_to(workflow_files.PACKAGE).with_suffix("").parts)
         name = name.removesuffix("__init__").rstrip(".")
         imported = set(fingerprint.imports_of(ast.parse(path.read_text(encoding="utf-8")), name, path))
         result[name] = {each for each in imported if each and not f"{name}.".startswith(f"{each}.")}
@@ -137,7 +138,7 @@ def test_errors_are_distinguished_by_type_not_text(folder: str) -> None:
 def test_class_names_are_unique() -> None:
     defined = [
         node.name
-        for path in fingerprint.PACKAGE.rglob("*.py")
+        for path in workflow_files.PACKAGE.rglob("*.py")
         for node in ast.parse(path.read_text(encoding="utf-8")).body
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     ]
@@ -145,7 +146,7 @@ def test_class_names_are_unique() -> None:
 
 
 def test_module_names_are_unique() -> None:
-    names = Counter(path.stem for path in fingerprint.PACKAGE.rglob("*.py") if not path.stem.startswith("__"))
+    names = Counter(path.stem for path in workflow_files.PACKAGE.rglob("*.py") if not path.stem.startswith("__"))
     assert [name for name, count in names.items() if count > 1] == []
 
 
@@ -158,7 +159,7 @@ def test_names_of_test_files_are_unique() -> None:
 def test_one_function_compares_devices_with_gpus() -> None:
     """devices.on_gpu, so that a fake GPU takes their branches (tests/cuda/fake_gpu.py)."""
     guilty = []
-    for path in fingerprint.PACKAGE.rglob("*.py"):
+    for path in workflow_files.PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             match node:
                 case ast.Compare(left=ast.Attribute(attr="type"), comparators=[ast.Constant(value="cuda")]):

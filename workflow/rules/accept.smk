@@ -9,8 +9,6 @@ rule accept:
     # The same figures would fail again.
     retries: 0
     localrule: True
-    conda:
-        "../../envs/conda.yaml"
     params:
         code=code("accept"),
         settings=settings("accept"),

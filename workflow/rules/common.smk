@@ -3,10 +3,29 @@
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path("workflow/scripts").resolve()))
+from snakemake.exceptions import WorkflowError
+from snakemake.utils import min_version
+
+min_version("9.24")
+
+try:
+    from zerolora.workflow_files import ROOT, project_file
+except ModuleNotFoundError:
+    raise WorkflowError(
+        f"zerolora is not installed for {sys.executable}, whose Snakemake this is; run `{sys.executable} -m pip install "
+        "zerolora`, or the snakemake of the environment that has it"
+    ) from None
+
+# The scripts beside these rules; those of the package if the rules are not on this machine's disk.
+SCRIPTS = Path(str(workflow.current_basedir), "../scripts").resolve()
+if not SCRIPTS.is_dir():
+    SCRIPTS = ROOT / "workflow/scripts"
+sys.path.insert(0, str(SCRIPTS))
 import startup
 
 JOBS = startup.start(workflow)
+# A user's workflow with a default target of its own does not change it.
+IS_DEFAULT = workflow.default_target is None
 shell.prefix(startup.JOB_PREFIX)
 import engine_sync
 
@@ -32,6 +51,24 @@ def of(*paths):
 def job(name):
     """A function of input, params, threads or resources: an attribute of the job (workflow/scripts/jobs.py)."""
     return lambda wildcards: getattr(JOBS.of(wildcards), name)
+
+
+def below(path):
+    """A path for params, which Snakemake does not put below a module's prefix."""
+    return JOBS.prefix + path
+
+
+def path_of(path):
+    """The same as a params function, of one path."""
+    return of(below(path))
+
+
+def all_cores(wildcards):
+    """The cores that Snakemake may use; 16 if it was started without a number, as for a report."""
+    try:
+        return workflow.cores
+    except WorkflowError:
+        return 16
 
 
 def settings(stage):

@@ -15,12 +15,10 @@ rule compare:
     log:
         "results/logs/compare.log",
     localrule: True
-    conda:
-        "../../envs/conda.yaml"
     params:
         code=code("compare"),
         settings=settings("compare"),
-        rows=of("results/compare/rows"),
+        rows=path_of("results/compare/rows"),
         output=subpath(output.page, parent=True),
     shell:
         "zerolora --log {log} compare --settings {params.settings:q} --rows {params.rows} --output {params.output}"

@@ -7,13 +7,11 @@ rule estimate:
     log:
         "results/logs/estimate/{estimated}.log",
     localrule: True
-    conda:
-        "../../envs/conda.yaml"
     params:
         code=code("estimate"),
         settings=settings("estimate"),
         packing=subpath(input.packing, parent=True),
-        model=of("resources/models/{model}"),
+        model=path_of("resources/models/{model}"),
     shell:
         "zerolora --log {log} estimate --settings {params.settings:q}"
         " --model {params.model} --packing {params.packing} --output {output.estimate}"

@@ -11,8 +11,6 @@ rule evaluate_base:
         held_out="results/base/{dataset}/tasks/held_out.metrics.json",
     log:
         "results/logs/evaluate_base/{dataset}.log",
-    conda:
-        "../../envs/conda.yaml"
     threads: job("evaluation_cores")
     resources:
         **gpu_resources("evaluate"),
@@ -20,14 +18,14 @@ rule evaluate_base:
         code=code("evaluate_base"),
         settings=settings("evaluate_base"),
         data=subpath(input.data, parent=True),
-        model=of("resources/models/{model}"),
-        weights=of("resources/weights/{model}"),
+        model=path_of("resources/models/{model}"),
+        weights=path_of("resources/weights/{model}"),
         device=job("device"),
         output=subpath(output.metrics, parent=True),
-        work="work/evaluate/base/{dataset}",
+        work=below("work/evaluate/base/{dataset}"),
     shell:
         "zerolora weights --model {params.model} --weights {params.weights} --device {params.device} &&"
-        " workflow/scripts/on_gpus {resources.node_gpus} 1 {resources.gpu}"
+        ' "$ZEROLORA_SCRIPTS/on_gpus" {resources.node_gpus} 1 {resources.gpu}'
         " zerolora --log {log} evaluate --settings {params.settings:q} --data {params.data}"
         " --weights {params.weights}.json --output {params.output} --answers {output.answers}"
         " --work {params.work} && cp {output.metrics} {output.held_out}"
@@ -46,8 +44,6 @@ rule evaluate:
         held_out="results/{run}/tasks/held_out.metrics.json",
     log:
         "results/logs/evaluate/{run}.log",
-    conda:
-        "../../envs/conda.yaml"
     threads: job("evaluation_cores")
     resources:
         **gpu_resources("evaluate"),
@@ -55,17 +51,17 @@ rule evaluate:
         code=code("evaluate"),
         settings=settings("evaluate"),
         data=subpath(input.data, parent=True),
-        model=of("resources/models/{model}"),
-        weights=of("resources/weights/{model}"),
+        model=path_of("resources/models/{model}"),
+        weights=path_of("resources/weights/{model}"),
         device=job("device"),
         adapter=subpath(input.adapter, parent=True),
         output=subpath(output.metrics, parent=True),
-        work="work/evaluate/runs/{run}",
+        work=below("work/evaluate/runs/{run}"),
     shell:
         "zerolora weights --model {params.model} --weights {params.weights} --device {params.device} &&"
         " zerolora merged-weights --weights {params.weights}.json --adapter {params.adapter}"
         " --data {params.data} --manifest {input.manifest} &&"
-        " workflow/scripts/on_gpus {resources.node_gpus} 1 {resources.gpu}"
+        ' "$ZEROLORA_SCRIPTS/on_gpus" {resources.node_gpus} 1 {resources.gpu}'
         " zerolora --log {log} evaluate --settings {params.settings:q} --data {params.data}"
         " --weights {input.manifest} --base {params.weights}.json --adapter {params.adapter}"
         " --output {params.output} --answers {output.answers} --work {params.work}"

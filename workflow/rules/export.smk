@@ -14,16 +14,14 @@ rule export_target:
         manifest="results/{run}/export/{target}/manifest.json",
     log:
         "results/logs/export/{run}.{target}.log",
-    conda:
-        "../../envs/conda.yaml"
     resources:
         **gpu_resources("export_target"),
     params:
         code=code("export_target"),
         settings=settings("export_target"),
         data=subpath(input.data, parent=True),
-        model=of("resources/models/{model}"),
-        weights=of("resources/weights/{model}"),
+        model=path_of("resources/models/{model}"),
+        weights=path_of("resources/weights/{model}"),
         device=job("export_device"),
         adapter=subpath(input.adapter, parent=True),
         options=job("export_options"),
@@ -32,7 +30,7 @@ rule export_target:
         "zerolora weights --model {params.model} --weights {params.weights} --device {params.device} &&"
         " zerolora merged-weights --weights {params.weights}.json --adapter {params.adapter}"
         " --data {params.data} --manifest {input.merged} &&"
-        " workflow/scripts/on_gpus {resources.node_gpus} 1 {resources.gpu}"
+        ' "$ZEROLORA_SCRIPTS/on_gpus" {resources.node_gpus} 1 {resources.gpu}'
         " zerolora --log {log} export --target {wildcards.target} --settings {params.settings:q}"
         " --model {params.model} --weights {params.weights}.json --adapter {params.adapter} --merged {input.merged}"
         " --data {params.data} --output {params.output} {params.options}"

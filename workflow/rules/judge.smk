@@ -12,8 +12,6 @@ rule judge:
         verdicts="results/{run}/judge/verdicts.jsonl",
     log:
         "results/logs/judge/{run}.log",
-    conda:
-        "../../envs/conda.yaml"
     threads: job("evaluation_cores")
     resources:
         **gpu_resources("evaluate"),
@@ -21,17 +19,17 @@ rule judge:
         code=code("judge"),
         settings=settings("judge"),
         data=subpath(input.data, parent=True),
-        model=of("resources/models/{model}"),
-        weights=of("resources/weights/{model}"),
+        model=path_of("resources/models/{model}"),
+        weights=path_of("resources/weights/{model}"),
         device=job("device"),
         adapter=subpath(input.adapter, parent=True),
-        work="work/judge/{run}",
+        work=below("work/judge/{run}"),
         output=subpath(output.metrics, parent=True),
     shell:
         "zerolora weights --model {params.model} --weights {params.weights} --device {params.device} &&"
         " zerolora merged-weights --weights {params.weights}.json --adapter {params.adapter}"
         " --data {params.data} --manifest {input.manifest} &&"
-        " workflow/scripts/on_gpus {resources.node_gpus} 1 {resources.gpu}"
+        ' "$ZEROLORA_SCRIPTS/on_gpus" {resources.node_gpus} 1 {resources.gpu}'
         " zerolora --log {log} judge --settings {params.settings:q} --data {params.data}"
         " --base {params.weights}.json --tuned {input.manifest} --adapter {params.adapter}"
         " --work {params.work} --output {params.output} --device {params.device}"

@@ -7,8 +7,6 @@ rule merge:
         manifest="results/{run}/merged/manifest.json",
     log:
         "results/logs/merge/{run}.log",
-    conda:
-        "../../envs/conda.yaml"
     resources:
         **job_resources("merge"),
     params:
@@ -16,8 +14,8 @@ rule merge:
         settings=settings("merge"),
         adapter=subpath(input.adapter, parent=True),
         data=subpath(input.data, parent=True),
-        model=of("resources/models/{model}"),
-        weights=of("resources/weights/{model}"),
+        model=path_of("resources/models/{model}"),
+        weights=path_of("resources/weights/{model}"),
         place=job("merged_directory"),
         options=job("merge_options"),
         output=subpath(output.manifest, parent=True),

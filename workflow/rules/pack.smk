@@ -9,8 +9,6 @@ rule pack:
     log:
         "results/logs/pack/{packed}.log",
     localrule: True
-    conda:
-        "../../envs/conda.yaml"
     params:
         code=code("pack"),
         settings=settings("pack"),

@@ -26,9 +26,7 @@ rule prepare:
         ),
     log:
         "results/logs/prepare/{dataset}.log",
-    conda:
-        "../../envs/conda.yaml"
-    threads: lambda wildcards: workflow.cores or 16
+    threads: all_cores
     resources:
         **job_resources("prepare"),
     params:

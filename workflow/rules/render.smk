@@ -10,14 +10,12 @@ rule render:
     # A retry would fail again, whatever the profile's number of retries.
     retries: 0
     localrule: True
-    conda:
-        "../../envs/conda.yaml"
     params:
         code=code("render"),
         settings=settings("render"),
-        model=of("resources/models/{model}"),
-        weights=of("resources/weights/{model}"),
-        data=of("results/data/{dataset}"),
+        model=path_of("resources/models/{model}"),
+        weights=path_of("resources/weights/{model}"),
+        data=path_of("results/data/{dataset}"),
     shell:
         "zerolora --log {log} render --settings {params.settings:q} --model {params.model}"
         " --weights {params.weights} --data {params.data} --estimate {input.estimate} --output {output.zero} --reasons {output.reasons}"

@@ -25,7 +25,7 @@ rule report:
         ),
         answers="results/{run}/answers.json",
         tasks=job("task_files"),
-        lock="envs/requirements.lock",
+        lock=JOBS.users_file(project_file("envs/requirements.lock")),
     output:
         page=report(
             "results/{run}/report.html",
@@ -39,8 +39,6 @@ rule report:
         row="results/compare/rows/{run}.json",
     log:
         "results/logs/report/{run}.log",
-    conda:
-        "../../envs/conda.yaml"
     resources:
         **job_resources("report"),
     params:
@@ -49,12 +47,12 @@ rule report:
         data=subpath(input.data, parent=True),
         packing=subpath(input.packing, parent=True),
         base=subpath(input.base, parent=True),
-        model=of("resources/models/{model}"),
-        config="config/config.yaml",
+        model=path_of("resources/models/{model}"),
+        config=job("config_file"),
         results=subpath(output.page, parent=True),
-        steps="results/logs/train/{run}/steps",
+        steps=below("results/logs/train/{run}/steps"),
     shell:
         "zerolora --log {log} report --settings {params.settings:q} --run {wildcards.run} --model {params.model}"
         " --data {params.data} --packing {params.packing} --estimate {input.estimate} --zero {input.zero} --reasons {input.reasons} --base {params.base} --results {params.results} --lock {input.lock} --config {params.config}"
-        ' --accounting "$(workflow/scripts/accounting.py {params.steps})" --usage {output.usage}'
+        ' --accounting "$("$ZEROLORA_SCRIPTS/accounting.py" {params.steps})" --usage {output.usage}'
         " --summary {output.summary} --difference {output.difference} --row {output.row} --output {output.page}"

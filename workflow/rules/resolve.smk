@@ -1,17 +1,15 @@
 rule resolve:
     input:
-        user_files=engine_sync.user_files(),
+        user_files=[JOBS.users_file(path) for path in engine_sync.user_files()],
     output:
         shared="results/config.json",
         runs="results/settings/manifest.json",
     log:
         "results/logs/resolve.log",
     localrule: True
-    conda:
-        "../../envs/conda.yaml"
     params:
         values=job("config_values"),
         code=job("named_codes"),
-        config="config/config.yaml",
+        config=job("config_file"),
     shell:
         "zerolora --log {log} resolve --config {params.config} --output {output.shared}"

@@ -8,8 +8,6 @@ rule task_rows:
     log:
         "results/logs/task_rows/{task}.log",
     localrule: True
-    conda:
-        "../../envs/conda.yaml"
     params:
         code=code("task_rows"),
         settings=settings("task_rows"),
@@ -27,8 +25,6 @@ rule task_base:
         answers="results/base/{dataset}/tasks/{task}.answers.json",
     log:
         "results/logs/task_base/{dataset}-{task}.log",
-    conda:
-        "../../envs/conda.yaml"
     threads: job("evaluation_cores")
     resources:
         **gpu_resources("evaluate"),
@@ -37,12 +33,12 @@ rule task_base:
         settings=settings("task_base"),
         rows=job("rows_option"),
         data=subpath(input.data, parent=True),
-        model=of("resources/models/{model}"),
-        weights=of("resources/weights/{model}"),
+        model=path_of("resources/models/{model}"),
+        weights=path_of("resources/weights/{model}"),
         device=job("device"),
     shell:
         "zerolora weights --model {params.model} --weights {params.weights} --device {params.device} &&"
-        " workflow/scripts/on_gpus {resources.node_gpus} 1 {resources.gpu}"
+        ' "$ZEROLORA_SCRIPTS/on_gpus" {resources.node_gpus} 1 {resources.gpu}'
         " zerolora --log {log} task --settings {params.settings:q} {params.rows} --data {params.data}"
         " --weights {params.weights}.json --output {output.metrics} --answers {output.answers} --device {params.device}"
 
@@ -57,8 +53,6 @@ rule task:
         answers="results/{run}/tasks/{task}.answers.json",
     log:
         "results/logs/task/{run}-{task}.log",
-    conda:
-        "../../envs/conda.yaml"
     threads: job("evaluation_cores")
     resources:
         **gpu_resources("evaluate"),
@@ -66,16 +60,16 @@ rule task:
         code=code("task"),
         settings=settings("task"),
         rows=job("rows_option"),
-        data=of("results/data/{dataset}"),
-        model=of("resources/models/{model}"),
-        weights=of("resources/weights/{model}"),
+        data=path_of("results/data/{dataset}"),
+        model=path_of("resources/models/{model}"),
+        weights=path_of("resources/weights/{model}"),
         device=job("device"),
         adapter=subpath(input.adapter, parent=True),
     shell:
         "zerolora weights --model {params.model} --weights {params.weights} --device {params.device} &&"
         " zerolora merged-weights --weights {params.weights}.json --adapter {params.adapter}"
         " --data {params.data} --manifest {input.manifest} &&"
-        " workflow/scripts/on_gpus {resources.node_gpus} 1 {resources.gpu}"
+        ' "$ZEROLORA_SCRIPTS/on_gpus" {resources.node_gpus} 1 {resources.gpu}'
         " zerolora --log {log} task --settings {params.settings:q} {params.rows} --data {params.data}"
         " --weights {input.manifest} --base {params.weights}.json --adapter {params.adapter}"
         " --output {output.metrics} --answers {output.answers} --device {params.device}"

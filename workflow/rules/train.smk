@@ -14,8 +14,6 @@ rule train:
         telemetry="results/{run}/metrics/telemetry.csv",
     log:
         "results/logs/train/{run}.log",
-    conda:
-        "../../envs/conda.yaml"
     threads: job("training_cores")
     resources:
         **gpu_resources("train"),
@@ -32,19 +30,19 @@ rule train:
         settings=settings("train"),
         data=subpath(input.data, parent=True),
         packing=subpath(input.packing, parent=True),
-        model=of("resources/models/{model}"),
-        weights=of("resources/weights/{model}"),
+        model=path_of("resources/models/{model}"),
+        weights=path_of("resources/weights/{model}"),
         device=job("device"),
-        checkpoints="work/checkpoints/{run}",
+        checkpoints=below("work/checkpoints/{run}"),
         output=subpath(output.adapter, ancestor=2),
-        logs="results/logs/train/{run}",
+        logs=below("results/logs/train/{run}"),
     shell:
         "zerolora weights --model {params.model} --weights {params.weights} --device {params.device} &&"
         # Snakemake sets these to the rule's threads, the total of all ranks. Each rank would start as many threads, which
         # spin while they wait for each other.
         " export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 &&"
-        " {resources.launcher} workflow/scripts/record_slurm_step {params.logs}/steps"
-        " workflow/scripts/on_gpus {resources.node_gpus} {resources.nodes} {resources.gpu}"
+        ' {resources.launcher} "$ZEROLORA_SCRIPTS/record_slurm_step" {params.logs}/steps'
+        ' "$ZEROLORA_SCRIPTS/on_gpus" {resources.node_gpus} {resources.nodes} {resources.gpu}'
         " zerolora --log {log} train --settings {params.settings:q} --data {params.data}"
         " --packing {params.packing} --zero {input.zero} --weights {params.weights}.json"
         " --checkpoints {params.checkpoints} --output {params.output} --logs {params.logs} --keep-checkpoints {resources.keep_checkpoints} &&"

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import interrupts
 import outputs
@@ -56,6 +56,9 @@ from zerolora.errors import UserError
 from zerolora.files import sha256
 from zerolora.units import counted
 
+if TYPE_CHECKING:
+    from jobs import Jobs
+
 PIPELINE = Path("dvc.yaml")
 # The hash of the dvc.lock that Snakemake's metadata was last synchronised with.
 AGREED = Path(".snakemake/agreed-dvc-lock.sha256")
@@ -87,6 +90,8 @@ class _Read:
     """What this run has read of the files that a user edits, and its jobs of their inputs."""
 
     values: dict[str, Any] = field(default_factory=dict)
+    overridden: bool = False
+    """Whether the run has values besides those of the config file."""
     files: dict[str, Stamp | None] = field(default_factory=dict)
     """Of the stage resolve, but for the config."""
     inputs: dict[str, dict[str, Stamp | None]] = field(default_factory=dict)
@@ -104,14 +109,7 @@ def user_files() -> list[str]:
     return sorted(str(path) for pattern in USER_FILES for path in Path().glob(pattern) if path.is_file())
 
 
-def before_planning(
-    workflow: Any,
-    config: Config,
-    values: dict[str, Any],
-    every_output: Sequence[str],
-    read_files: Callable[[], Iterable[str]],
-    planned: Callable[[], tuple[str, dict[str, str]]],
-) -> None:
+def before_planning(workflow: Any, jobs: "Jobs", every_output: Sequence[str]) -> None:
     """Bring files, DVC and Snakemake into line before Snakemake plans its jobs.
 
     Takes the run lock, writes the runs for DVC, stops if an output is damaged, restores missing outputs from DVC's
@@ -120,21 +118,25 @@ def before_planning(
     A dry run takes no lock, restores and deletes nothing, and writes no record, only caches of what was hashed: what
     DVC knows to be up to date, it leaves out of its plan.
 
-    `values` are those of the config file that the workflow was made of, `planned` what resolve has to write.
+    With overrides of the config, DVC's record is left alone, before and after.
 
     Raises WorkflowError if another run has the lock, an output is damaged, or an output or one of `read_files` is dated
     in the future: Snakemake would run a job, see that its outputs are older than that file, and delete them.
     """
     executing = workflow.execution_settings is not None and not workflow.dryrun
-    _read.values = values
+    config = jobs.config
+    _read.values, _read.overridden = jobs.values, bool(jobs.over.parts)
     run_with_until(workflow, "resolve")  # what it writes is a parameter of the stages in DVC
     if executing:
         interrupts.calm()
-        before_each_job(workflow, functools.partial(_begin_job, workflow, planned))
+        before_each_job(workflow, functools.partial(_begin_job, workflow, jobs.texts))
         after_each_job(workflow, functools.partial(_record_job, workflow))
         _read.files = {path: _stamp(path) for path in _files_of_resolve()}
     if IMPORTING in os.environ:
         return
+    has_pipeline = PIPELINE.is_file()
+    if executing and not has_pipeline and not _read.overridden:
+        print(f"there is no {PIPELINE} here: DVC records nothing of this run", file=sys.stderr)
     if executing and workflow.execution_settings.lock:
         try:
             run_lock.acquire(workflow.snakemake_tmp_dir)
@@ -143,10 +145,10 @@ def before_planning(
     elif not run_lock.is_free():
         return
     if executing:
-        _check_dates([*read_files(), *every_output])
+        _check_dates([*jobs.read_files(), *every_output])
     if executing and Path(".dvc").is_dir():
         make_site_cache_private()  # inside `dvc repro` too, after which a copied project has no path of the original
-    if executing and "DVC_STAGE" not in os.environ:
+    if executing and has_pipeline and not _read.overridden and "DVC_STAGE" not in os.environ:
         write_runs(config)
     if "DVC_STAGE" in os.environ:
         return
@@ -217,7 +219,7 @@ def commit_dvc_state(workflow: Any) -> None:
     """
     if "DVC_STAGE" in os.environ:
         _check_before_dvc_records()
-    if not _has_dvc() or workflow.touch:
+    if not _has_dvc() or _read.overridden or workflow.touch:
         return
     from dvc.exceptions import DvcException
 
@@ -440,7 +442,7 @@ def _synchronise(
                 return [path for path in unknown if not any(dvc.output_of(stage, path) for stage in up_to_date)]
             # after_planning, or the run's end, records them.
             lacking = (outputs.recorded() & dvc.names) - up_to_date.keys()
-            taken_over = not targets or import_dvc_state(targets)
+            taken_over = not targets or import_dvc_state(str(workflow.main_snakefile), targets)
             if lacking:
                 AGREED.unlink(missing_ok=True)
             elif taken_over:
@@ -602,11 +604,11 @@ def _damage_error(found: outputs.Findings, dvc: DvcStages | None) -> WorkflowErr
     return WorkflowError("\n".join(lines))
 
 
-def import_dvc_state(targets: list[str]) -> bool:
-    """Have Snakemake mark the jobs of these targets as done. Return whether it could."""
-    command = [sys.executable, "-m", "snakemake", "--touch", "--forceall", "--cores", "1", "--quiet", "all"]
+def import_dvc_state(snakefile: str, targets: list[str]) -> bool:
+    """Have Snakemake mark the jobs of these targets of a workflow as done. Return whether it could."""
+    command = [sys.executable, "-m", "snakemake", "--snakefile", snakefile, "--touch", "--forceall", "--cores", "1"]
     result = subprocess.run(
-        [*command, "--", *targets],
+        [*command, "--quiet", "all", "--", *targets],
         env={name: value for name, value in os.environ.items() if name != "SNAKEMAKE_PROFILE"} | {IMPORTING: "1"},
         capture_output=True,
         text=True,
@@ -621,8 +623,10 @@ def import_dvc_state(targets: list[str]) -> bool:
 
 
 def _has_dvc() -> bool:
-    """Tell whether DVC is set up here and this Snakemake does not run inside `dvc repro` or `import_dvc_state`."""
-    return "DVC_STAGE" not in os.environ and IMPORTING not in os.environ and Path(".dvc").is_dir()
+    """Return whether DVC records this project, and this Snakemake does not run inside `dvc repro` or
+    `import_dvc_state`."""
+    outside = "DVC_STAGE" not in os.environ and IMPORTING not in os.environ
+    return outside and Path(".dvc").is_dir() and PIPELINE.is_file()
 
 
 def _stage_of(job: Any) -> str:

@@ -4,6 +4,7 @@ The rules use attributes of `Job`, a stage's settings or code, or a stage's reso
 """
 
 import functools
+import hashlib
 import os
 import shlex
 from collections.abc import Mapping
@@ -11,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import engine_sync
+import yaml
 from snakemake.exceptions import WorkflowError
-from snakemake.io import ancient, expand
+from snakemake.io import ancient, expand, local
 
 from zerolora.commands.long_argument import argument_of
 from zerolora.compat.snakemake_patches import undetermined
@@ -21,6 +23,7 @@ from zerolora.config.code import chosen_by_run, codes
 from zerolora.config.compared import compared
 from zerolora.config.fingerprint import Fingerprints
 from zerolora.config.grids import SHARED_STAGES
+from zerolora.config.overrides import Overrides, origin_line
 from zerolora.config.resolve import check_planned, check_resolved, digest, resolve, run_sections, shared_settings, texts
 from zerolora.config.runs_file import check_runs
 from zerolora.config.schema import data_folders
@@ -43,17 +46,19 @@ CPU_EVALUATION_CORES = 2
 class Jobs:
     """The config, resolved for every stage."""
 
-    def __init__(self, check_files: bool = True) -> None:
-        """Read the config and, with `check_files`, check the files that it names.
+    def __init__(self, check_files: bool = True, over: Overrides = file.NOTHING, prefix: str = "") -> None:
+        """Read the config with its overrides and, with `check_files`, check the files that it names. A module's outputs
+        are below its `prefix`.
 
         Raises UserError if the config or one of these files is invalid.
         """
-        self.config = file.load(Path(CONFIG_FILE))
+        self.over, self.prefix = over, prefix
+        self.config = file.load(Path(CONFIG_FILE), over=over)
         if check_files:
-            file.check_files(Path(CONFIG_FILE), self.config)
+            file.check_files(Path(CONFIG_FILE), self.config, over)
             if "DVC_STAGE" in os.environ:
                 check_runs(self.config)
-        self.values = file.read_values(Path(CONFIG_FILE))
+        self.values = file.with_overrides(Path(CONFIG_FILE), over).values
         self.resolved = resolve(self.config)
         self.fingerprints = Fingerprints()
         self.codes = codes(self.resolved, self.fingerprints)
@@ -67,6 +72,20 @@ class Jobs:
         """The first run that uses each shared output, by the output's kind and name."""
         self.first_of_data = {run.dataset: name for name, run in reversed(self.config.all_runs.items())}
         self.data_folders = [Path(folder) for folder in data_folders(self.config.fetch).values()]
+
+    @functools.cached_property
+    def config_file(self) -> str:
+        """The config; with overrides, a file in work/, named by its content."""
+        return (
+            f"{self.prefix}work/config/{hashlib.sha256(self.effective.encode()).hexdigest()}.yaml"
+            if self.over.parts
+            else CONFIG_FILE
+        )
+
+    @functools.cached_property
+    def effective(self) -> str:
+        """Text of the config with its overrides; its first line names them."""
+        return f"{origin_line(self.over.about)}\n{yaml.safe_dump(self.values, sort_keys=False, allow_unicode=True)}"
 
     def check(self, remote: bool) -> None:
         """Raise UserError if the settings differ from those that a `remote` job was planned with or, inside `dvc
@@ -120,8 +139,12 @@ class Jobs:
         for stage in outputs:
             tasks = {"task": list(self.resolved.task_rows)} if stage == "task_rows" else {}
             for path in map(str, outputs[stage]):
-                result += expand(path, **(used | tasks))
+                result += expand(path.removeprefix(self.prefix), **(used | tasks))
         return result
+
+    def users_file(self, path: str) -> Any:
+        """Return an input of the user, which is not below the prefix."""
+        return local(path) if self.prefix else path
 
     def read_files(self) -> list[str]:
         """Return the user's files that stages read, whose dates Snakemake compares."""
@@ -222,7 +245,8 @@ class Job:
         model = self._jobs.config.fetch.directory.get(self._model_name)
         if not model:
             return []
-        return sorted(str(each) for each in Path(model.path).glob("*") if each.is_file() and each.name[0] != ".")
+        files = sorted(str(each) for each in Path(model.path).glob("*") if each.is_file() and each.name[0] != ".")
+        return [self._jobs.users_file(each) for each in files]
 
     @property
     def _rows(self) -> Path | None:
@@ -235,7 +259,7 @@ class Job:
     @property
     def data_files(self) -> list[str]:
         """The user's data files."""
-        return self._jobs.files_at(self._rows) if self._rows else []
+        return [self._jobs.users_file(each) for each in self._jobs.files_at(self._rows)] if self._rows else []
 
     @property
     def fetched_data(self) -> list[str]:
@@ -255,7 +279,8 @@ class Job:
             return []
         if Path(start).is_relative_to("results") or Path(start).is_relative_to(HUB_ADAPTERS):
             return [str(Path(start) / MANIFEST)]
-        return sorted(str(each) for each in Path(start).rglob("*") if each.is_file())
+        files = sorted(str(each) for each in Path(start).rglob("*") if each.is_file())
+        return [self._jobs.users_file(each) for each in files]
 
     @property
     def fetched_start(self) -> list[Any]:
@@ -275,9 +300,9 @@ class Job:
         ]
 
     @property
-    def questions(self) -> str:
+    def questions(self) -> Any:
         """File of the judge's questions."""
-        return str(self._jobs.resolved.judge.questions)
+        return self._jobs.users_file(str(self._jobs.resolved.judge.questions))
 
     @property
     def exported(self) -> list[str]:
@@ -294,6 +319,11 @@ class Job:
     # Options.
 
     @property
+    def config_file(self) -> str:
+        """The config; with overrides, the file that the run writes of both."""
+        return self._jobs.config_file
+
+    @property
     def config_values(self) -> str:
         """Values of the config."""
         return canonical(self._jobs.values)
@@ -306,12 +336,13 @@ class Job:
     @property
     def rows_option(self) -> str:
         """Option with a task's rows."""
-        return " ".join(f"--rows {name}" for name in self.task_rows)
+        return " ".join(f"--rows {self._jobs.prefix}{name}" for name in self.task_rows)
 
     @property
     def merged_directory(self) -> str:
         """Directory of the merged weights; outside results/ if they are not versioned."""
-        return f"results/{self.run}/merged" if self._run.merge.version else f"work/merged/{self.run}"
+        folder = f"results/{self.run}/merged" if self._run.merge.version else f"work/merged/{self.run}"
+        return self._jobs.prefix + folder
 
     @property
     def merge_options(self) -> str:
@@ -412,23 +443,24 @@ class Job:
         # Importing the memory model takes longer than reading the config, so only jobs that request memory do it.
         from zerolora.planner import slurm_resources
 
-        model = Path(f"resources/models/{self._model_name}")
+        below = Path(self._jobs.prefix)
+        model = below / f"resources/models/{self._model_name}"
         match stage:
             case "prepare":
                 return slurm_resources.preparing(Path(self._jobs.config.prepare[self.dataset].path), threads)
             case "train":
-                return slurm_resources.rendered(Path(f"results/{self._run.rendered}/render.json"))
+                return slurm_resources.rendered(below / f"results/{self._run.rendered}/render.json")
             case "evaluate":
                 return slurm_resources.evaluating(
                     self._evaluate,
                     model,
-                    Path(f"results/data/{self.dataset}"),
+                    below / f"results/data/{self.dataset}",
                     self._run.render,
                     run_sections(self._jobs.config, self.run).hardware.gpus_per_node,
                     2 if "run" in self._wildcards and self._run.evaluate.unmerged else 1,
                 )
             case "merge":
-                return slurm_resources.merging(model, Path(f"results/{self.run}/adapter"))
+                return slurm_resources.merging(model, below / f"results/{self.run}/adapter")
             case "export_target":  # vLLM answers with the exported model, on the run's device
                 return self._resources("evaluate" if self._is_opened_by_vllm else "merge", threads)
         return slurm_resources.reporting()

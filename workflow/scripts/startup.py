@@ -19,13 +19,12 @@ JOB_PREFIX = "set -euo pipefail; export ZEROLORA_JOB_SHELL=$$; "
 def start(workflow: Any) -> "Jobs":
     """Prepare this process, and return the jobs of the config.
 
-    Exits with one line on stderr and code 2 if the config is invalid. Raises WorkflowError for --config and
-    --configfile.
+    Exits with one line on stderr and code 2 if the config is invalid.
     """
     # Collecting garbage among Snakemake's modules while others are imported takes a fifth of the startup.
     gc.freeze()
     from jobs import CONFIG_FILE, Jobs
-    from snakemake.exceptions import WorkflowError
+    from overrides_of_run import check_module, of_module, overrides
 
     from zerolora.compat import slurm_executor_patches, snakemake_patches
     from zerolora.errors import UserError, explained
@@ -33,24 +32,24 @@ def start(workflow: Any) -> "Jobs":
 
     # The commands are in the directory of Snakemake's Python.
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    os.environ["ZEROLORA_SCRIPTS"] = str(Path(__file__).parent)
     parents.name_engine()
     if "DVC_STAGE" in os.environ and workflow.is_main_process:
         parents.end_with_parent()
     if workflow.remote_exec:
         # The scheduler has assigned this job's GPUs (workflow/scripts/on_gpus).
         os.environ["ZEROLORA_GPUS_DIVIDED"] = "1"
-    if workflow.config_settings.config or workflow.config_settings.configfiles:
-        raise WorkflowError(
-            f"--config and --configfile are not supported, since DVC would not see them: edit {CONFIG_FILE}, "
-            "or add a named set of overrides to its runs"
-        )
     try:
         snakemake_patches.explain_system_errors()
         snakemake_patches.replan_after_same_outputs()
         snakemake_patches.replace_write_protected_outputs()
         snakemake_patches.ignore_broken_metadata()
         slurm_executor_patches.patch_slurm_executor()
-        jobs = Jobs(check_files=workflow.is_main_process)
+        module = snakemake_patches.module_of(workflow)
+        over = of_module(module, workflow) if module else overrides(workflow, Path(CONFIG_FILE))
+        jobs = Jobs(workflow.is_main_process, over, module.prefix if module else "")
+        if module:
+            check_module(module, jobs.resolved.runs)
         jobs.check(remote=workflow.remote_exec)
     except (UserError, OSError) as error:
         print(error if isinstance(error, UserError) else explained(error), file=sys.stderr)
@@ -61,16 +60,26 @@ def start(workflow: Any) -> "Jobs":
 def around_planning(workflow: Any, jobs: "Jobs", every_output: list[str]) -> None:
     """Synchronize the engines around planning (engine_sync.py), in a run's main process."""
     import engine_sync
+    from overrides_of_run import report_overrides
 
-    from zerolora.compat.snakemake_patches import around_planning
+    from zerolora.compat.snakemake_patches import around_planning, module_of
+
+    module = module_of(workflow)
 
     def before() -> None:
         check_hardware(workflow, jobs)
         limit_jobs(workflow, jobs)
-        engine_sync.before_planning(workflow, jobs.config, jobs.values, every_output, jobs.read_files, jobs.texts)
+        report_overrides(workflow, jobs, module)
+        if module:
+            return  # DVC does not know the user's workflow
+        engine_sync.before_planning(workflow, jobs, every_output)
+
+    def after() -> None:
+        if not module:
+            engine_sync.after_planning(workflow)
 
     if workflow.is_main_process:
-        around_planning(workflow, before, lambda: engine_sync.after_planning(workflow))
+        around_planning(workflow, before, after)
 
 
 def check_hardware(workflow: Any, jobs: "Jobs") -> None:

@@ -38,7 +38,7 @@ def init(
 
         for line in first_config(model, data, output, force):
             typer.echo(line)
-        result(f"{output} is written; train with `make run`")
+        result(f"{output} is written; train with `{'make run' if Path('Makefile').is_file() else 'zerolora run'}`")
         return
     from zerolora.config import recipes
 
@@ -59,6 +59,20 @@ def pin(config: Config = Path("config/config.yaml")) -> None:
     for line in lines:
         typer.echo(line)
     result(f"{config}: {counted(len(lines), 'commit')} written" if lines else f"{config}: nothing to pin")
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def run(
+    context: typer.Context,
+    values: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A value of this run alone, as in train.max_steps=50."),
+    ] = None,
+) -> None:
+    """Run the pipeline of config/config.yaml here, with any options and targets of Snakemake."""
+    from zerolora.commands.snakemake_command import start
+
+    start(context.args, values or [])
 
 
 @app.command("import")

@@ -6,7 +6,7 @@ Imported by workflow/, so nothing here imports torch.
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from zerolora.compat.versions import is_replaced, patch, replaced
 from zerolora.errors import explained
@@ -158,6 +158,30 @@ def before_each_job(workflow: Any, action: Callable[[Any], None]) -> None:
         original(jobs)
 
     dag.register_running = register_running
+
+
+class Module(NamedTuple):
+    """The `module` statement through which a Snakefile is read."""
+
+    name: str
+    prefix: str
+    replaces_prefix: bool
+    config: dict[str, Any] | None
+    """Its `config:`; None without one."""
+
+
+@patch("snakemake")
+def module_of(workflow: Any) -> Module | None:
+    """Return the module that is read now; None for the main Snakefile. Snakemake does not show a module its prefix."""
+    modifier = workflow.modifier
+    if modifier.is_main_snakefile():
+        return None
+    prefix, replaces, paths = "", False, modifier.path_modifier
+    while paths is not None:
+        prefix, replaces = (paths.prefix or "") + prefix, replaces or paths._prefix_replacements is not None
+        paths = paths.inner_modifier
+    config = dict(modifier.globals["config"]) if modifier.skip_configfile else None
+    return Module(str(modifier.namespace), prefix, replaces, config)
 
 
 @patch("snakemake")

@@ -11,6 +11,7 @@ import yaml
 from pydantic import ValidationError
 
 from zerolora.config.grid_rules import location_of
+from zerolora.config.overrides import Overrides, Values
 from zerolora.config.rules import impossible
 from zerolora.config.schema import VALUES, Config, data_folders
 from zerolora.config.shorthands import ShorthandError, WrittenOut, written_out
@@ -23,15 +24,16 @@ from zerolora.yaml_file import DEEPEST, check_size, composed
 
 LONGEST = 500_000  # characters of a config; parsed within a second
 SHOWN = 20  # mistakes to print
+NOTHING = Overrides()
 WILDCARD = re.compile(r"\{\s*\w+\s*(,[^{}]*)?\}")  # as in snakemake.io
 
 
-def load(path: Path, *, before_first_trial: bool = False) -> Config:
+def load(path: Path, *, before_first_trial: bool = False, over: Overrides = NOTHING) -> Config:
     """Return the checked config in `path`, with the trials of its searches. `before_first_trial` allows it no runs.
 
-    Raises UserError with one line per mistake: file and line, key, value, remedy.
+    Raises UserError with one line per mistake: file and line, or option, key, value, remedy.
     """
-    written, lines = _parse(path)
+    written, lines = with_overrides(path, over)
     out = _written_out(path, written, lines)
     value = out.values
 
@@ -58,7 +60,7 @@ def load(path: Path, *, before_first_trial: bool = False) -> Config:
     return config
 
 
-def check_files(path: Path, config: Config) -> None:
+def check_files(path: Path, config: Config, over: Overrides = NOTHING) -> None:
     """Check that both engines can track the files that the config in `path` names.
 
     Raises UserError with one line per mistake: a data set that is neither local nor fetched, or a file name that
@@ -91,7 +93,7 @@ def check_files(path: Path, config: Config) -> None:
                 text = "Snakemake takes {...} in a file's name for a wildcard; rename the file"
                 mistakes[location] = f"{shown(str(file))}: {text}"
     if mistakes:
-        written, lines = _parse(path)
+        written, lines = with_overrides(path, over)
         out = _written_out(path, written, lines)
         places = {at: out.origin(at) for at in sorted(mistakes)}
         raise UserError(
@@ -110,15 +112,29 @@ def read_values(path: Path, expected: str = SECTIONS, longest: int = LONGEST) ->
 
 def read_written_out(path: Path) -> dict[str, Any]:
     """Return the unchecked values in a config, without shorthands. Raises UserError as `read_values` does."""
-    return _written_out(path, *_parse(path)).values
+    return _written_out(path, *read(path)).values
 
 
-def _written_out(path: Path, values: dict[str, Any], lines: dict[tuple[str, ...], int]) -> WrittenOut:
+def _written_out(path: Path, values: dict[str, Any], lines: dict[tuple[str, ...], str]) -> WrittenOut:
     try:
         return written_out(copy.deepcopy(values))
     except ShorthandError as error:
         location, text = error.args
         raise UserError(f"{_where(path, location, lines)}: {_dotted(location)}: {text}") from None
+
+
+def with_overrides(path: Path, over: Overrides) -> Values:
+    """Return the values in a file with the overrides merged over them. Raises UserError if it is not a YAML mapping."""
+    result = Values({}, {}) if over.replaces else read(path)
+    for part in over.parts:
+        result = part.over(result)
+    return result
+
+
+def read(path: Path) -> Values:
+    """Return the unchecked values in a file, and their lines. Raises UserError if it is not a YAML mapping."""
+    values, lines = _parse(path)
+    return Values(values, {location: f"{path}:{line}" for location, line in lines.items()})
 
 
 def _parse(
@@ -192,14 +208,14 @@ def _lines(node: yaml.Node | None, prefix: tuple[str, ...] = ()) -> dict[tuple[s
     return lines
 
 
-def _where(path: Path, location: tuple[str, ...], lines: dict[tuple[str, ...], int]) -> str:
+def _where(path: Path, location: tuple[str, ...], lines: dict[tuple[str, ...], str]) -> str:
     for end in range(len(location), 0, -1):
         if location[:end] in lines:
-            return f"{path}:{lines[location[:end]]}"
+            return lines[location[:end]]
     return str(path)
 
 
-def _mistakes(path: Path, error: ValidationError, lines: dict[tuple[str, ...], int], out: WrittenOut) -> Iterable[str]:
+def _mistakes(path: Path, error: ValidationError, lines: dict[tuple[str, ...], str], out: WrittenOut) -> Iterable[str]:
     messages: dict[tuple[str, ...], str] = {}
     known = {part for location in (*lines, *out.origins) for part in location}
     for mistake in error.errors():

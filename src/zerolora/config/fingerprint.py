@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from zerolora.config.stages import ON_REQUEST, STAGES
+from zerolora.workflow_files import PACKAGE, ROOT
 
-PACKAGE = Path(__file__).parents[1]
-RULES = PACKAGE.parents[1] / "workflow/rules"
+RULES = ROOT / "workflow/rules"
 CACHE = PACKAGE / "__pycache__" / "fingerprints.json"
 
 ALL = STAGES | ON_REQUEST
@@ -469,7 +469,7 @@ def _rule(path: Path, stage: str) -> str:
     """Return the tokens of a stage's rule without DIRECTIVES_LEFT_OUT, and the code of the scripts it calls."""
     tokens = _rule_tokens(path.read_text(encoding="utf-8"), stage)
     assert tokens, f"{path}: has no rule {stage}"
-    for script in sorted(set(re.findall(r"workflow/scripts/([\w.]+)", " ".join(tokens))) - SCRIPTS_LEFT_OUT.keys()):
+    for script in sorted(set(re.findall(r"ZEROLORA_SCRIPTS/([\w.]+)", " ".join(tokens))) - SCRIPTS_LEFT_OUT.keys()):
         file = path.parents[1] / "scripts" / script
         text = file.read_text(encoding="utf-8")
         lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]

@@ -6,9 +6,12 @@ from pathlib import Path
 
 from zerolora.errors import UserError, shown
 from zerolora.files import write_text
+from zerolora.workflow_files import ROOT
 
 FOLDER = Path("config/recipes")
 SCHEMA = re.compile(r"^# yaml-language-server: \$schema=.*\n", re.M)
+PRESET = re.compile(r"config/(?:deepspeed|hardware|judge|templates)/[\w.-]+")
+"""Files of the project that a recipe's config may name."""
 SCHEMA_FILE = Path("workflow/schemas/config.schema.json")
 
 
@@ -17,8 +20,7 @@ def find(start: Path) -> Path:
 
     Raises UserError if neither exists.
     """
-    installed_from = Path(__file__).resolve().parents[3]
-    for project in (start, *start.parents, installed_from):
+    for project in (start, *start.parents, ROOT):
         if next((project / FOLDER).glob("*/config.yaml"), None):
             return project / FOLDER
     raise UserError(f"{start}: no {FOLDER}/ here or above; run `zerolora init` inside a copy of the project")
@@ -50,6 +52,9 @@ def write_recipe(name: str, folder: Path, output: Path, force: bool) -> None:
     project = folder.parents[1].resolve()
     schema = os.path.relpath(project / SCHEMA_FILE, output.resolve().parent)
     text = source.read_text(encoding="utf-8")
+    for preset in PRESET.findall(text):  # outside a checkout there are none
+        if not Path(preset).exists() and (project / preset).is_file():
+            write_text(Path(preset), (project / preset).read_text(encoding="utf-8"))
     write_text(output, SCHEMA.sub(f"# yaml-language-server: $schema={schema}\n", text))
 
 

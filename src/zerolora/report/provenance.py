@@ -2,9 +2,11 @@
 
 import re
 import subprocess
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from zerolora.config.overrides import origin_of
 from zerolora.files import MANIFEST, read_json, sha256
 
 UNCOMMITTED = " with uncommitted changes"
@@ -18,6 +20,7 @@ def provenance(run: str, model: Path, data: Path, results: Path, config: Path, l
     return {
         "run": run,
         "commit": commit(),
+        "zerolora": version("zerolora"),
         "base model": ", ".join(f"{key} {value}" for key, value in base["source"].items()),
         "base model's licence": base["license"],
         "base model's parameters": f"{base['parameters']:,}",
@@ -25,9 +28,16 @@ def provenance(run: str, model: Path, data: Path, results: Path, config: Path, l
         **{f"data file {path} sha256": digest for path, digest in prepared["read"].items()},
         **{f"prepared {name} sha256": file["sha256"] for name, file in prepared["files"].items()},
         **_of_adapter(read_json(results / "adapter" / MANIFEST, "zerolora train")),
+        **_values(config),
         "config sha256": sha256(config),
         "lock file sha256": sha256(lock),
     }
+
+
+def _values(config: Path) -> dict[str, str]:
+    """Return what the run had besides the config file, if anything."""
+    about = origin_of(config.read_text(encoding="utf-8"))
+    return {"values": about} if about else {}
 
 
 def commit() -> str:
@@ -44,6 +54,8 @@ def commit() -> str:
 def commands(commit: str, page: str) -> dict[str, str]:
     """Return shell commands by purpose. They run in the project's directory; `page` is the run's page there."""
     revision = commit.removesuffix(UNCOMMITTED)
+    if not Path("workflow/Snakefile").is_file():  # not a checkout
+        return {"compute it": f"zerolora run {page}"}
     compute = f".venv/bin/snakemake --profile profiles/local {page}"
     if not re.fullmatch("[0-9a-f]{40,64}", revision):
         return {"compute it": compute}

@@ -120,7 +120,16 @@ def report(
     reason = f"evaluate.fail_if: {settings.fail_if}: {failure}" if failure else None
     planned = Planned(estimate, zero.choice, render)
     own_row = row(
-        results, planned, compared, trained, used["train"], train_usage, reason, objective.loss_unit, settings.split
+        results,
+        planned,
+        compared,
+        trained,
+        used["train"],
+        train_usage,
+        reason,
+        objective.loss_unit,
+        settings.split,
+        origin.get("values", ""),
     )
     write_json(row_file, own_row | tasks.flat(task_metrics))
     write_text(output, page)

@@ -39,12 +39,14 @@ def row(
     failure: str | None,
     loss_unit: str,
     split: str,
+    values: str,
 ) -> dict[str, Any]:
     """Return the row of the run in `results`: a flat table of figures, and the data of its charts.
 
     compared: difference.json. trained, resources: train.json and train_resources.json. used: usage.json. failure: the
     reason why the run does not pass its gate. loss_unit: the unit of the loss, as in "per supervised token". split: the
-    evaluated one. Sizes are in bytes, times in seconds, energy in joules; unmeasured figures are missing.
+    evaluated one. values: what the run had besides the
+    config file. Sizes are in bytes, times in seconds, energy in joules; unmeasured figures are missing.
 
         status, reason    done, or failed with the gate's reason
         strategy          and micro_batch, accumulation: render's choice
@@ -60,7 +62,7 @@ def row(
     step = resources["training_seconds"] / trained["steps"]
     result: dict[str, Any] = {
         "status": "failed" if failure else "done",
-        "reason": failure or "; ".join(_remarks(compared, trained, split)),
+        "reason": failure or "; ".join(_remarks(compared, trained, split, values)),
         **{key: getattr(rendered, key) for key in ("strategy", "micro_batch", "accumulation")},
         **{name: compared[name] for name in FIGURES if name in compared},
         "steps": trained["steps"],
@@ -87,7 +89,9 @@ def row(
     return result
 
 
-def _remarks(compared: Mapping[str, Any], trained: Mapping[str, Any], split: str) -> Iterable[str]:
+def _remarks(compared: Mapping[str, Any], trained: Mapping[str, Any], split: str, values: str) -> Iterable[str]:
+    if values:
+        yield values
     if trained["steps"] < trained["planned_steps"]:
         yield f"stopped early, after {trained['steps']} of {trained['planned_steps']} steps"
     if not compared.get("enabled", True):

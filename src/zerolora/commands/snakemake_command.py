@@ -1,0 +1,53 @@
+"""`zerolora run`: starts Snakemake with the workflow and profile of the project, or with those of the package."""
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from zerolora.config.file import load
+from zerolora.config.overrides import Overrides, from_arguments, nested
+from zerolora.errors import UserError
+from zerolora.workflow_files import project_file
+
+CONFIG = "config/config.yaml"
+PROFILE = "profiles/local"
+
+
+def start(arguments: list[str], values: list[str]) -> NoReturn:
+    """Replace this process by Snakemake, with `values` (KEY=VALUE) over the config's.
+
+    Raises UserError if this Python has no Snakemake, or the config with these values is not valid.
+    """
+    if importlib.util.find_spec("snakemake") is None:
+        raise UserError(
+            f"Snakemake is not installed for {sys.executable}; run `{sys.executable} -m pip install snakemake`"
+        )
+    command = [sys.executable, "-m", "snakemake", *_options(arguments)]
+    # --config reads all that follows it, so targets are before it or after --.
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    command += [*arguments[:end], *_values(arguments, values), *arguments[end:]]
+    os.execv(sys.executable, command)  # noqa: S606
+
+
+def _options(arguments: list[str]) -> list[str]:
+    """Return the options that `arguments` do not set."""
+    options = {each.partition("=")[0] for each in arguments}
+    result = []
+    if not options & {"-s", "--snakefile"}:
+        result += ["--snakefile", project_file("workflow/Snakefile")]
+    if "--profile" not in options and "SNAKEMAKE_PROFILE" not in os.environ:
+        result += ["--profile", project_file(PROFILE)]
+    return result
+
+
+def _values(arguments: list[str], values: list[str]) -> list[str]:
+    """Return Snakemake's options for the values of --set."""
+    if not values:
+        return []
+    for option in ("--config", "-C", "--configfile", "--configfiles", "--directory", "-d"):
+        if any(each == option or each.startswith(f"{option}=") for each in arguments):
+            raise UserError(f"--set and {option} exclude each other; write all values after one of them")
+    load(Path(CONFIG), over=Overrides((from_arguments(values, "--set"),)))
+    return ["--config", *nested(values, "--set")]

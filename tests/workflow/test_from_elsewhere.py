@@ -1,0 +1,233 @@
+"""Projects that are no checkout: a folder with a config, a model and rows, and the workflow from somewhere else."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import BIN, ROOT, copy_tracked, write_rows
+
+pytestmark = [pytest.mark.slow]  # an installation, and whole runs
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a wheel's installation, made without a network."""
+    folder = tmp_path_factory.mktemp("wheel")
+    copy_tracked(folder / "checkout")
+    pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
+    quiet = ("--no-deps", "--no-build-isolation", "--no-index")
+    subprocess.run([*pip, "wheel", *quiet, "--wheel-dir", str(folder), str(folder / "checkout")], check=True)
+    (wheel,) = folder.glob("*.whl")
+    subprocess.run(
+        [*pip, "install", "--no-deps", "--no-index", "--no-compile", "--target", folder / "site", wheel], check=True
+    )
+    return folder / "site"
+
+
+def runner(package: Path, directory: Path) -> Run:
+    """Return a function that runs a command in a folder with this package, beside this environment's others."""
+    others = ("SNAKEMAKE_", "DVC_", "PYTHON")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(others)}
+    environment |= {
+        "PYTHONPATH": str(package),
+        "OMP_NUM_THREADS": "1",
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+    }
+
+    def run(*command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        result = subprocess.run(
+            command, cwd=directory, env=environment, capture_output=True, text=True, check=False, timeout=600
+        )
+        if check:
+            assert result.returncode == 0, f"{' '.join(command)}\n{result.stdout[-4000:]}\n{result.stderr[-4000:]}"
+        return result
+
+    return run
+
+
+@pytest.fixture
+def folder(tmp_path: Path, tiny_model: Path) -> Path:
+    shutil.copytree(tiny_model, tmp_path / "own/model")
+    write_rows(tmp_path / "own/rows.json", 20)
+    return tmp_path / "own"
+
+
+INIT = ("zerolora", "init", "--model", "model", "--data", "rows.json")
+NO_DVC = "there is no dvc.yaml here: DVC records nothing of this run"
+
+
+def test_an_installed_package_runs_a_folder(installed: Path, folder: Path) -> None:
+    run = runner(installed, folder)
+    where = run(sys.executable, "-c", "import zerolora.workflow_files as files; print(files.ROOT)").stdout
+    assert where.startswith(str(installed))
+    assert "train with `zerolora run`" in run(*INIT).stderr
+    first = run("zerolora", "run")
+    assert first.stderr.count(NO_DVC) == 1
+    trained = json.loads((folder / "results/rows/metrics/train.json").read_text())
+    page = (folder / "results/rows/report.html").read_text()
+    assert trained["steps"] == 2 and "zerolora run results/rows/report.html" in page
+    assert sorted(path.name for path in folder.iterdir() if path.name[0] != ".") == [
+        *("config", "model", "resources", "results", "rows.json", "work")
+    ]
+    assert "Nothing to be done" in run("zerolora", "run").stderr
+    accounted = "results/logs/train/rows/steps"
+    assert (folder / accounted).read_text() == "finished\n"
+
+
+def test_a_recipe_brings_the_presets_that_it_names(installed: Path, folder: Path) -> None:
+    runner(installed, folder)("zerolora", "init", "--recipe", "qwen2.5-14b-2x32gb")
+    for preset in ("deepspeed/reference-stage2.json", "deepspeed/reference-stage3.json"):
+        assert (folder / "config" / preset).read_bytes() == (ROOT / "config" / preset).read_bytes()
+
+
+@pytest.mark.parametrize("snakefile", ["Snakefile", "workflow/Snakefile"])
+def test_a_checkout_runs_another_folder(folder: Path, snakefile: str, tmp_path: Path) -> None:
+    runner(ROOT / "src", folder)(*INIT)
+    run = runner(ROOT / "src", tmp_path)
+    command = ("snakemake", "-s", str(ROOT / snakefile), "--profile", str(ROOT / "profiles/local"))
+    result = run(*command, "--directory", "own", "results/rows/adapter/manifest.json")
+    assert "train rows" in result.stderr and NO_DVC in result.stderr
+    again = run(*command, "--directory", "own", "results/rows/adapter/manifest.json")
+    assert "Nothing to be done" in again.stderr
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    """Return the config that init writes, and remove it."""
+    runner(ROOT / "src", folder)(*INIT)
+    config: dict[str, Any] = yaml.safe_load((folder / "config/config.yaml").read_text())
+    shutil.rmtree(folder / "config")
+    return config
+
+
+MODULE = """
+configfile: "own.yaml"
+
+rule mine:
+    default_target: True
+    input:
+        "tune/results/compare/table.md",
+        "tune/results/settings/manifest.json",
+        "copied.json",
+
+module zerolora:
+    snakefile: "{snakefile}"
+    prefix: "tune"
+    config: config["tuning"]
+
+use rule * from zerolora as tuning_*
+
+rule copy:
+    input:
+        "tune/results/second/summary.json",
+    output:
+        "copied.json",
+    shell:
+        "cp {{input}} {{output}}"
+"""
+
+
+def test_a_module_has_its_own_config_and_outputs_below_its_prefix(folder: Path) -> None:
+    """Two runs, in the user's own Snakefile."""
+    config = config_of(folder) | {"runs": {"first": {"dataset": "rows"}, "second": {"dataset": "rows"}}}
+    config["runs"]["second"]["train"] = {"learning_rate": "RATE"}
+    text = yaml.safe_dump({"tuning": config}).replace("RATE", "3e-4")  # a text for YAML 1.1
+    (folder / "own.yaml").write_text(text)
+    (folder / "Snakefile").write_text(MODULE.format(snakefile=ROOT / "workflow/Snakefile"))
+    run = runner(ROOT / "src", folder)
+    result = run("snakemake", "--cores", "2")
+    assert "module zerolora: DVC records nothing of this run" in result.stderr
+    assert sorted(path.name for path in folder.iterdir() if path.name[0] != ".") == [
+        *("Snakefile", "copied.json", "model", "own.yaml", "rows.json", "tune")
+    ]
+    settings = json.loads((folder / "tune/results/settings/runs/second.json").read_text())
+    assert settings["runs"]["second"]["train"]["learning_rate"] == 3e-4
+    assert (folder / "tune/results/first/report.html").is_file()
+    assert "Nothing to be done" in run("snakemake", "--cores", "2").stderr
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ('prefix: "tune"', 'replace_prefix: {{"results/": "out/"}}', "module zerolora: replace_prefix has no effect"),
+        (
+            'config: config["tuning"]',
+            "",
+            "module zerolora: has no config, so --config and",
+        ),
+        ('config["tuning"]', 'config["tuning"] | dict(train=1)', "config of module zerolora: train: "),
+    ],
+)
+def test_what_a_module_does_not_follow_is_refused(folder: Path, old: str, new: str, line: str) -> None:
+    (folder / "own.yaml").write_text(yaml.safe_dump({"tuning": config_of(folder)}))
+    assert old in MODULE
+    (folder / "Snakefile").write_text(MODULE.replace(old, new).format(snakefile=ROOT / "workflow/Snakefile"))
+    result = runner(ROOT / "src", folder)("snakemake", "-n", "--config", "a1=1", check=False)
+    assert result.returncode and "Traceback" not in result.stderr
+    assert result.stderr.strip().splitlines()[-1].startswith(line)
+
+
+# As `snakedeploy deploy-workflow` writes it.
+DEPLOYED = """
+from snakemake.utils import min_version
+
+
+min_version("6.10.0")
+
+
+configfile: "config/config.yaml"
+
+
+# declare https://github.com/owner/name as a module
+module zerolora:
+    snakefile:
+        {snakefile}
+    config:
+        config
+
+
+# use all rules from https://github.com/owner/name
+use rule * from zerolora
+"""
+
+
+def test_a_deployed_workflow_runs_with_the_installed_package(installed: Path, folder: Path) -> None:
+    """From a commit of a repository, whose scripts are no files."""
+    repository = folder.parent / "repository"
+    copy_tracked(repository, without=("docs/", "tests/", "benchmarks/"))
+    git = ("git", "-C", str(repository), "-c", "user.name=a", "-c", "user.email=a@example.org")
+    subprocess.run([*git, "init", "--quiet"], check=True)
+    subprocess.run([*git, "add", "--all"], check=True)
+    subprocess.run([*git, "commit", "--quiet", "--message", "all"], check=True)
+    subprocess.run([*git, "tag", "v1"], check=True)
+    run = runner(installed, folder)
+    run(*INIT)
+    (folder / "workflow").mkdir()
+    source = f'gitfile("{repository}", path="workflow/Snakefile", tag="v1")'
+    (folder / "workflow/Snakefile").write_text(DEPLOYED.format(snakefile=source))
+    run("snakemake", "--cores", "2", "results/rows/adapter/manifest.json")
+    assert json.loads((folder / "results/rows/metrics/train.json").read_text())["steps"] == 2
+    planned = run("snakemake", "--cores", "2", "--dry-run")
+    assert "compare" in planned.stdout + planned.stderr, "all is the default target"
+
+
+def test_report_and_archive_need_no_profile(installed: Path, folder: Path) -> None:
+    """Of a finished run."""
+    run = runner(installed, folder)
+    run(*INIT)
+    run("zerolora", "run")
+    snakemake = ("snakemake", "--snakefile", str(installed / "zerolora/project/workflow/Snakefile"))
+    run(*snakemake, "--report", "report.html")
+    assert "Runs" in (folder / "report.html").read_text()
+    run(*snakemake, "--cores", "1", "--archive", "project.tar.gz")
+    with tarfile.open(folder / "project.tar.gz") as archive:
+        assert {"rows.json", "model/model.safetensors"} <= set(archive.getnames())
