@@ -15,6 +15,7 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,17 @@ def set_up() -> None:
     LOGGER.handlers = [handler]
     LOGGER.propagate = False
     LOGGER.setLevel(logging.INFO)
+
+
+@contextlib.contextmanager
+def only_warnings() -> Iterator[None]:
+    """Leave out other messages inside the block."""
+    before = LOGGER.level
+    LOGGER.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        LOGGER.setLevel(before)
 
 
 def redirect(log: Path) -> None:

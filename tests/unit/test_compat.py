@@ -678,6 +678,22 @@ def test_needed_ignore_broken_metadata(tmp_path: Path, patched: bool) -> None:
     assert (served(*command, directory=tmp_path).returncode == 0) is patched
 
 
+def test_needed_module_of(tmp_path: Path) -> None:
+    """Snakemake shows a Snakefile neither that it is read as a module nor its prefix."""
+    (tmp_path / "inner.smk").write_text(
+        "from zerolora.compat.snakemake_patches import module_of\n"
+        "print('read', module_of(workflow))\nrule one:\n    output: 'one'\n    shell: 'touch {output}'\n"
+    )
+    (tmp_path / "Snakefile").write_text(
+        "from zerolora.compat.snakemake_patches import module_of\nassert module_of(workflow) is None\n"
+        "module inner:\n    snakefile: 'inner.smk'\n    prefix: 'below'\n    config: {'a': 1}\n"
+        "use rule * from inner\n"
+    )
+    result = served("snakemake", "--cores", "1", "--dry-run", "--quiet", "all", directory=tmp_path)
+    read = "read UsedModule(name='inner', prefix='below/', replaces_prefix=False, config={'a': 1})"
+    assert result.returncode == 0 and read in result.stdout
+
+
 def _snakemake_says(directory: Path, *options: str) -> list[str]:
     (directory / "Snakefile").write_text(HOOKS)
     command = ["snakemake", "--cores", "1", "--quiet", "all", *options, "--", "two"]

@@ -59,7 +59,7 @@ def test_config_is_short_and_its_plan_is_printed(folder: Path) -> None:
     assert "user⏎" in row and row.partition("「")[2].partition("」")[0].startswith("王大丫丫的回答是")
     assert "lora, " in trains and " 4 steps" in trains
     assert " of the machine" in fits and "minutes, predicted" in takes
-    assert "config.yaml is written; train with `make run`" in result.stderr
+    assert "config.yaml is written; train with `zerolora run`" in result.stderr
 
 
 def test_rows_beyond_the_models_positions_are_counted(folder: Path) -> None:

@@ -16,6 +16,7 @@ from conftest import BIN, ROOT, served
 from snakemake_logger_plugin_zerolora import Job
 from zerolora.files import write_json
 from zerolora.log import attempts, read_status, status_file
+from zerolora.report.show import summary
 
 SNAKEFILE = """
 rule all:
@@ -100,7 +101,6 @@ def test_stages_have_one_line_at_start_and_one_at_end(tmp_path: Path) -> None:
         "other not evaluated yet",
         "",
         "Next: open results/default/report.html: answers, memory, provenance.",
-        "Then train on your own rows: zerolora init --model DIRECTORY --data FILE --force, and run again.",
     ]
     log = (tmp_path / "one.log").read_text()
     for text in ("a library's chatter", "a detail", "step 4/4 loss 3", "4 steps"):
@@ -201,3 +201,12 @@ def test_early_status_belongs_to_this_run(tmp_path: Path) -> None:
     job.poll()
     later.poll()
     assert (job.status.get("result"), later.status.get("result")) == ("4 steps", None)
+
+
+def test_only_the_tutorials_run_is_followed_by_advice_on_own_rows(tmp_path: Path) -> None:
+    write_settings(tmp_path, {"default": {"dataset": "rows"}})
+    write_json(tmp_path / "base/rows/evaluate.json", {"accuracy": 0})
+    write_json(tmp_path / "default/metrics/evaluate.json", {"accuracy": 0.995})
+    for path, said in (("data/reference.json", True), ("data/mine.json", False)):
+        write_json(tmp_path / "config.json", {"prepare": {"rows": {"path": path}}})
+        assert ("train on your own rows" in summary(tmp_path)) == said

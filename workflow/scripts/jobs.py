@@ -23,7 +23,7 @@ from zerolora.config.code import chosen_by_run, codes
 from zerolora.config.compared import compared
 from zerolora.config.fingerprint import Fingerprints
 from zerolora.config.grids import SHARED_STAGES
-from zerolora.config.overrides import Overrides, origin_line
+from zerolora.config.overrides import RunOverrides, origin_line
 from zerolora.config.resolve import check_planned, check_resolved, digest, resolve, run_sections, shared_settings, texts
 from zerolora.config.runs_file import check_runs
 from zerolora.config.schema import data_folders
@@ -46,7 +46,7 @@ CPU_EVALUATION_CORES = 2
 class Jobs:
     """The config, resolved for every stage."""
 
-    def __init__(self, check_files: bool = True, over: Overrides = file.NOTHING, prefix: str = "") -> None:
+    def __init__(self, check_files: bool = True, over: RunOverrides = file.NOTHING, prefix: str = "") -> None:
         """Read the config with its overrides and, with `check_files`, check the files that it names. A module's outputs
         are below its `prefix`.
 

@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from zerolora.config import file
-from zerolora.config.overrides import Overrides, Values, from_arguments, from_mapping, ineffective, listed
+from zerolora.config.overrides import RunOverrides, SourcedValues, from_arguments, from_mapping, ineffective, listed
 from zerolora.errors import UserError
 from zerolora.files import write_text
 
 EXPONENT = re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+")
 
 
-def overrides(workflow: Any, config_file: Path) -> Overrides:
+def overrides(workflow: Any, config_file: Path) -> RunOverrides:
     """Return the overrides of the command line and of profiles. Raises UserError for what cannot be taken as it is
     meant."""
     settings = workflow.config_settings
-    parts: list[Values] = []
+    parts: list[SourcedValues] = []
     names: list[str] = []
     for path in settings.configfiles:
         shown = Path(os.path.relpath(path)) if path.is_relative_to(Path.cwd()) else path
@@ -35,10 +35,10 @@ def overrides(workflow: Any, config_file: Path) -> Overrides:
             f"{' '.join(names)}: DVC would record these values as those of {config_file}; use `snakemake`, or edit it"
         )
     replaces = bool(settings.configfiles) and (settings.replace_workflow_config or not config_file.exists())
-    return Overrides(tuple(parts), " ".join(names), replaces)
+    return RunOverrides(tuple(parts), " ".join(names), replaces)
 
 
-def of_module(module: Any, workflow: Any) -> Overrides:
+def of_module(module: Any, workflow: Any) -> RunOverrides:
     """Return a module's `config:` as the whole config; nothing without one, so that config/config.yaml is read.
 
     Raises UserError for what a module does not follow.
@@ -61,7 +61,7 @@ def of_module(module: Any, workflow: Any) -> Overrides:
             raise UserError(
                 f"{where}: {fetched[0]}: is not below the prefix {module.prefix}; write the module without one"
             )
-    return Overrides((from_mapping(values, f"config of {where}"),), "", True)
+    return RunOverrides((from_mapping(values, f"config of {where}"),), "", True)
 
 
 def check_module(module: Any, runs: dict[str, Any]) -> None:

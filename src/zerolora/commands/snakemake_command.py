@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from zerolora.config.file import load
-from zerolora.config.overrides import Overrides, from_arguments, nested
+from zerolora.config.overrides import RunOverrides, from_arguments, nested
 from zerolora.errors import UserError
 from zerolora.workflow_files import project_file
 
@@ -49,5 +49,5 @@ def _values(arguments: list[str], values: list[str]) -> list[str]:
     for option in ("--config", "-C", "--configfile", "--configfiles", "--directory", "-d"):
         if any(each == option or each.startswith(f"{option}=") for each in arguments):
             raise UserError(f"--set and {option} exclude each other; write all values after one of them")
-    load(Path(CONFIG), over=Overrides((from_arguments(values, "--set"),)))
+    load(Path(CONFIG), over=RunOverrides((from_arguments(values, "--set"),)))
     return ["--config", *nested(values, "--set")]

@@ -160,7 +160,7 @@ def before_each_job(workflow: Any, action: Callable[[Any], None]) -> None:
     dag.register_running = register_running
 
 
-class Module(NamedTuple):
+class UsedModule(NamedTuple):
     """The `module` statement through which a Snakefile is read."""
 
     name: str
@@ -171,7 +171,7 @@ class Module(NamedTuple):
 
 
 @patch("snakemake")
-def module_of(workflow: Any) -> Module | None:
+def module_of(workflow: Any) -> UsedModule | None:
     """Return the module that is read now; None for the main Snakefile. Snakemake does not show a module its prefix."""
     modifier = workflow.modifier
     if modifier.is_main_snakefile():
@@ -181,7 +181,7 @@ def module_of(workflow: Any) -> Module | None:
         prefix, replaces = (paths.prefix or "") + prefix, replaces or paths._prefix_replacements is not None
         paths = paths.inner_modifier
     config = dict(modifier.globals["config"]) if modifier.skip_configfile else None
-    return Module(str(modifier.namespace), prefix, replaces, config)
+    return UsedModule(str(modifier.namespace), prefix, replaces, config)
 
 
 @patch("snakemake")

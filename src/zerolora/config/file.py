@@ -11,7 +11,7 @@ import yaml
 from pydantic import ValidationError
 
 from zerolora.config.grid_rules import location_of
-from zerolora.config.overrides import Overrides, Values
+from zerolora.config.overrides import RunOverrides, SourcedValues
 from zerolora.config.rules import impossible
 from zerolora.config.schema import VALUES, Config, data_folders
 from zerolora.config.shorthands import ShorthandError, WrittenOut, written_out
@@ -24,11 +24,11 @@ from zerolora.yaml_file import DEEPEST, check_size, composed
 
 LONGEST = 500_000  # characters of a config; parsed within a second
 SHOWN = 20  # mistakes to print
-NOTHING = Overrides()
+NOTHING = RunOverrides()
 WILDCARD = re.compile(r"\{\s*\w+\s*(,[^{}]*)?\}")  # as in snakemake.io
 
 
-def load(path: Path, *, before_first_trial: bool = False, over: Overrides = NOTHING) -> Config:
+def load(path: Path, *, before_first_trial: bool = False, over: RunOverrides = NOTHING) -> Config:
     """Return the checked config in `path`, with the trials of its searches. `before_first_trial` allows it no runs.
 
     Raises UserError with one line per mistake: file and line, or option, key, value, remedy.
@@ -60,7 +60,7 @@ def load(path: Path, *, before_first_trial: bool = False, over: Overrides = NOTH
     return config
 
 
-def check_files(path: Path, config: Config, over: Overrides = NOTHING) -> None:
+def check_files(path: Path, config: Config, over: RunOverrides = NOTHING) -> None:
     """Check that both engines can track the files that the config in `path` names.
 
     Raises UserError with one line per mistake: a data set that is neither local nor fetched, or a file name that
@@ -123,18 +123,18 @@ def _written_out(path: Path, values: dict[str, Any], lines: dict[tuple[str, ...]
         raise UserError(f"{_where(path, location, lines)}: {_dotted(location)}: {text}") from None
 
 
-def with_overrides(path: Path, over: Overrides) -> Values:
+def with_overrides(path: Path, over: RunOverrides) -> SourcedValues:
     """Return the values in a file with the overrides merged over them. Raises UserError if it is not a YAML mapping."""
-    result = Values({}, {}) if over.replaces else read(path)
+    result = SourcedValues({}, {}) if over.replaces else read(path)
     for part in over.parts:
         result = part.over(result)
     return result
 
 
-def read(path: Path) -> Values:
+def read(path: Path) -> SourcedValues:
     """Return the unchecked values in a file, and their lines. Raises UserError if it is not a YAML mapping."""
     values, lines = _parse(path)
-    return Values(values, {location: f"{path}:{line}" for location, line in lines.items()})
+    return SourcedValues(values, {location: f"{path}:{line}" for location, line in lines.items()})
 
 
 def _parse(

@@ -14,31 +14,31 @@ SHOWN = 300
 """Characters of the overrides in a message."""
 
 
-class Values(NamedTuple):
+class SourcedValues(NamedTuple):
     """Values, and the source of each: file and line, or an option."""
 
     values: dict[str, Any]
     sources: dict[Location, str]
 
-    def over(self, base: "Values") -> "Values":
+    def over(self, base: "SourcedValues") -> "SourcedValues":
         """Return the values of `base` with these merged over them, key by key; a list replaces a list."""
-        return Values(_merged(base.values, self.values), base.sources | self.sources)
+        return SourcedValues(_merged(base.values, self.values), base.sources | self.sources)
 
 
-class Overrides(NamedTuple):
+class RunOverrides(NamedTuple):
     """What a run has besides the config file."""
 
-    parts: tuple[Values, ...] = ()
+    parts: tuple[SourcedValues, ...] = ()
     about: str = ""
     """Names them for the user, as in --config train.max_steps=50."""
     replaces: bool = False
     """Whether the config file is not read."""
 
 
-def from_arguments(entries: Iterable[str], option: str) -> Values:
+def from_arguments(entries: Iterable[str], option: str) -> SourcedValues:
     """Return the values of KEY=VALUE, each VALUE as in the config file; KEY may be dotted. Raises UserError if it is
     not YAML."""
-    result = Values({}, {})
+    result = SourcedValues({}, {})
     for entry in entries:
         key, equals, text = entry.partition("=")
         location = tuple(key.split("."))
@@ -58,9 +58,9 @@ def from_arguments(entries: Iterable[str], option: str) -> Values:
     return result
 
 
-def from_mapping(values: Mapping[str, Any], source: str) -> Values:
+def from_mapping(values: Mapping[str, Any], source: str) -> SourcedValues:
     """Return values of one source."""
-    return Values(dict(values), {location: source for location, _ in _leaves(values)})
+    return SourcedValues(dict(values), {location: source for location, _ in _leaves(values)})
 
 
 def listed(values: Mapping[str, Any]) -> str:
@@ -89,7 +89,7 @@ def origin_of(text: str) -> str:
     return first.removeprefix(ORIGIN) if first.startswith(ORIGIN) else ""
 
 
-def ineffective(config: Mapping[str, Any], over: Values) -> list[str]:
+def ineffective(config: Mapping[str, Any], over: SourcedValues) -> list[str]:
     """Return a line for each value that a run of the config replaces by its own."""
     lines = []
     for location, value in _leaves(over.values):

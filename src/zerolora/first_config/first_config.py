@@ -27,6 +27,7 @@ from zerolora.data.source_files import form_of, sources_of
 from zerolora.errors import UserError, shown
 from zerolora.files import MANIFEST, read_json, write_json, write_text
 from zerolora.first_config.given_model import GivenModel, given_model
+from zerolora.log import only_warnings
 from zerolora.machine import this_machine
 from zerolora.memory.estimate import estimate
 from zerolora.model.architecture import config_of
@@ -71,7 +72,7 @@ def first_config(model: str, data: str, output: Path, force: bool) -> Iterator[s
         raise UserError(f"{output}: exists; write --force to replace it, or another --output")
     if not Path(data).exists():
         raise UserError(f"--data {shown(data)}: there is no such file or directory; correct the path")
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, only_warnings():
         folder = Path(name)
         (folder / "model").mkdir()
         given = given_model(model, folder / "model")

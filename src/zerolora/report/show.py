@@ -6,6 +6,8 @@ from pathlib import Path
 from zerolora.files import read_json
 from zerolora.report.run_settings import run_names, settings_of_run
 
+REFERENCE = "data/reference.json"
+
 
 def summary(results: Path) -> str:
     """Return a line for each run whose settings are in `results`/settings, and the next steps.
@@ -29,12 +31,21 @@ def summary(results: Path) -> str:
         pages.append(results / name / "report.html")
         lines.append(f"{name:<{width}}  {before_and_after(before, after)}  {pages[-1]}")
     if pages:
-        lines += [
-            "",
-            f"Next: open {pages[0]}: answers, memory, provenance.",
-            "Then train on your own rows: zerolora init --model DIRECTORY --data FILE --force, and run again.",
-        ]
+        lines += ["", f"Next: open {pages[0]}: answers, memory, provenance."]
+        if _is_tutorial(results):
+            lines.append(
+                "Then train on your own rows: zerolora init --model DIRECTORY --data FILE --force, and run again."
+            )
     return "\n".join(lines)
+
+
+def _is_tutorial(results: Path) -> bool:
+    """Return whether the data are those of the reference task alone."""
+    if not (results / "config.json").is_file():
+        return False
+    return {data["path"] for data in read_json(results / "config.json", "zerolora resolve")["prepare"].values()} == {
+        REFERENCE
+    }
 
 
 def before_and_after(before: Mapping[str, float], after: Mapping[str, float]) -> str:
@@ -43,7 +54,7 @@ def before_and_after(before: Mapping[str, float], after: Mapping[str, float]) ->
     `after` is the fine-tuned model's evaluate.json or, with the interval of the difference, difference.json.
     """
     if not after.get("enabled", True):
-        return "trained, not evaluated: evaluate.enabled is false"
+        return "trained, not evaluated: evaluate.enabled is false, or no row is held out"
     if "accuracy" in after:
         text = f"accuracy {before['accuracy']:.3f} before, {after['accuracy']:.3f} after"
         if "difference_low" in after:
