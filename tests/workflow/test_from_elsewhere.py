@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -64,6 +65,14 @@ def folder(tmp_path: Path, tiny_model: Path) -> Path:
 
 INIT = ("zerolora", "init", "--model", "model", "--data", "rows.json")
 NO_DVC = "there is no dvc.yaml here: DVC records nothing of this run"
+
+
+def test_the_example_of_the_workflow_catalog_is_planned(tmp_path: Path) -> None:
+    """In a copy, since a plan writes into its folder."""
+    copy_tracked(tmp_path / "checkout")
+    options = ("-s", "workflow/Snakefile", "--profile", "profiles/local", "--directory", ".test", "--dry-run", "all")
+    planned = runner(tmp_path / "checkout/src", tmp_path / "checkout")("snakemake", *options).stdout
+    assert re.search(r"^train +1$", planned, re.MULTILINE)
 
 
 def test_an_installed_package_runs_a_folder(installed: Path, folder: Path) -> None:
