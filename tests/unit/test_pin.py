@@ -83,6 +83,20 @@ def test_names_and_branches_become_commits(tmp_path: Path, hub: Hub) -> None:
     assert path.read_text() == text
 
 
+def test_an_alias_is_written_once_and_invalid_entries_are_left(tmp_path: Path, hub: Hub) -> None:
+    """What is invalid is for the config's own check."""
+    entries = f"a: &it {{repository: {REPOSITORY}}}, b: *it, c: {{repository: [1], revision: [2]}}, d: 3"
+    (tmp_path / "config.yaml").write_text(f"fetch: {{hub: {{{entries}}}, data: 7}}\nmodel: [x]\n")
+    done = pin(tmp_path, hub)
+    assert done.returncode == 0, done.stderr
+    pinned = {"repository": REPOSITORY, "revision": REVISION, "license": "apache-2.0"}
+    written = yaml.safe_load((tmp_path / "config.yaml").read_text())["fetch"]
+    assert written == {
+        "hub": {"a": pinned, "b": pinned, "c": {"repository": [1], "revision": [2]}, "d": 3},
+        "data": 7,
+    }
+
+
 @pytest.mark.parametrize(
     ("model", "offline", "said"),
     [

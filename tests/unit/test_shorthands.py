@@ -122,5 +122,6 @@ def test_config_without_hardware_uses_this_machines_gpus(config: Path, monkeypat
     monkeypatch.setattr(devices, "fault", lambda: None)
     config.write_text("model: My Model\ndata: rows.json")
     hardware = load(config).hardware
+    assert load(config).train.ranks_per_node == 2
     assert (hardware.device, hardware.gpus_per_node, hardware.gpu_memory) == ("cuda", 2, "16384MiB")
     assert hardware.compute_capability == 7.5

@@ -51,6 +51,9 @@ def written_out(values: dict[str, Any]) -> WrittenOut:
         from zerolora.machine.this_machine import hardware
 
         result.values["hardware"] = hardware()
+        train = result.values.get("train") or {}
+        if isinstance(train, dict) and "gpus_per_node" in result.values["hardware"]:
+            result.values["train"] = {"ranks_per_node": result.values["hardware"]["gpus_per_node"], **train}
     model = _model(values["model"], result) if "model" in values else None
     name = _data(values["data"], result) if "data" in values else None
     for each in _mappings(result.values.get("prepare")):

@@ -48,11 +48,11 @@ def pin(config: Path) -> Iterator[str]:
         for group, entries in _pairs(node) if key.value == "fetch" else ():
             for name, entry in _pairs(entries) if group.value in KINDS else ():
                 edits += _entry(f"fetch.{group.value}.{name.value}", KINDS[group.value], entry, text, lines)
-    for edit in sorted(edits, reverse=True):
+    for edit in sorted({*edits}, reverse=True):  # an alias repeats an entry
         text = text[: edit.start] + edit.text + text[edit.end :]
     if edits:
         write_text(config, text)
-    yield from lines
+    yield from dict.fromkeys(lines)
 
 
 def _shorthand(node: yaml.ScalarNode, text: str, lines: list[str]) -> list[Edit]:
@@ -66,20 +66,21 @@ def _shorthand(node: yaml.ScalarNode, text: str, lines: list[str]) -> list[Edit]
 
 
 def _entry(where: str, kind: str, entry: yaml.Node, text: str, lines: list[str]) -> list[Edit]:
-    values = {key.value: node for key, node in _pairs(entry)}
+    values = {key.value: node for key, node in _pairs(entry) if isinstance(node, yaml.ScalarNode)}
     repository, revision, license_ = (values.get(key) for key in ("repository", "revision", "license"))
-    if repository is None or (revision is not None and COMMIT.fullmatch(revision.value)):
+    unreadable = revision is None and any(key.value == "revision" for key, _ in _pairs(entry))  # by the config's check
+    if repository is None or unreadable or (revision is not None and COMMIT.fullmatch(revision.value)):
         return []
     named = None if revision is None else str(revision.value)
     commit, stated = _looked_up(kind, repository.value, named)
     lines.append(_line(f"{where}.revision", named, commit))
     edits, more = [], ""
     if revision is None:
-        more += _added("revision", commit, repository, entry, values)
+        more += _added("revision", _quoted(commit), entry)
     else:
-        edits.append(Edit(*_span(revision), f"{commit}{_remark(revision, named, text)}"))
+        edits.append(Edit(*_span(revision), f"{_quoted(commit)}{_remark(revision, named, text)}"))
     if stated and license_ is None:
-        more += _added("license", stated, repository, entry, values)
+        more += _added("license", stated, entry)
     elif stated and license_ is not None and license_.value == UNKNOWN_LICENSE:
         edits.append(Edit(*_span(license_), stated))
     if more:
@@ -87,12 +88,17 @@ def _entry(where: str, kind: str, entry: yaml.Node, text: str, lines: list[str])
     return edits
 
 
-def _added(key: str, value: str, after: yaml.Node, entry: yaml.Node, values: dict[str, yaml.Node]) -> str:
+def _added(key: str, value: str, entry: yaml.Node) -> str:
     """Return the text of a further key of a mapping, to stand after one of its values."""
-    assert isinstance(entry, yaml.MappingNode) and values
+    assert isinstance(entry, yaml.MappingNode)
     if entry.flow_style:
         return f", {key}: {value}"
     return f"\n{' ' * entry.value[0][0].start_mark.column}{key}: {value}"
+
+
+def _quoted(commit: str) -> str:
+    """Return a commit as YAML: one of digits and an e is a number otherwise."""
+    return f"'{commit}'" if re.fullmatch(r"[0-9]+e?[0-9]*", commit) else commit
 
 
 def _looked_up(kind: str, repository: str, revision: str | None) -> tuple[str, str | None]:
