@@ -82,6 +82,35 @@ def test_what_needs_held_out_rows_is_refused_without_them(tmp_path: Path, other:
     assert said in str(raised.value) and "\n" not in str(raised.value)
 
 
+def test_each_file_of_experiments_is_a_run(tmp_path: Path) -> None:
+    (tmp_path / "experiments").mkdir()
+    path = write(tmp_path, TINY_CONFIG)
+    (tmp_path / "experiments/long.yaml").write_text("dataset: rows\ntrain: {max_steps: 99}\n")
+    config = load(path)
+    assert list(config.all_runs) == ["default", "long"]
+    assert resolve(config).runs["long"].train.max_steps == 99
+    assert resolve(config).runs["default"].train.max_steps == TINY_CONFIG["train"]["max_steps"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a", "dataset: rows\ntrain:\n  max_steps: x\n", "experiments/a.yaml:3: runs.a.train.max_steps: 'x'"),
+        ("a", "datasets: rows\n", "experiments/a.yaml:1: runs.a.datasets: there is no such key"),
+        ("a", "", "experiments/a.yaml: is empty where the keys of a run are expected"),
+        ("a", "[1]", "experiments/a.yaml: holds [1] where the keys of a run are expected"),
+        ("B c", "dataset: rows\n", "experiments/B c.yaml: runs.B c: 'B c': use lower-case letters"),
+        ("default", "dataset: rows\n", "experiments/default.yaml: "),
+    ],
+)
+def test_invalid_experiment_is_one_line_at_its_file(tmp_path: Path, name: str, text: str, said: str) -> None:
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / f"experiments/{name}.yaml").write_text(text)
+    with pytest.raises(UserError) as raised:
+        load(write(tmp_path, TINY_CONFIG))
+    assert f"{tmp_path}/{said}" in str(raised.value) and raised.value.args[0].startswith(str(tmp_path))
+
+
 def test_run_replaces_free_keys_and_merges_sections(tmp_path: Path) -> None:
     config = copy.deepcopy(TINY_CONFIG)
     lora = {"r": 4, "rank_pattern": {"q_proj": 8}, "alpha_pattern": {"q_proj": 8.0, "v_proj": 4.0}}

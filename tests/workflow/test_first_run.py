@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import yaml
 from conftest import Project
-from engines import snakemake_ran
+from engines import dvc_ran, snakemake_ran
 
 pytestmark = [pytest.mark.slow]
 
@@ -45,6 +45,16 @@ def test_a_model_and_a_file_become_an_adapter(make_project: Callable[[str], Proj
     page = (project.directory / "results/rows/report.html").read_text()
     assert "Not evaluated: no row is held out (split)." in page and "validation loss" not in page
     assert "up to date" in project.run("dvc", "status").stdout
+    # A file of config/experiments is a run over this config.
+    experiment = project.directory / "config/experiments/other.yaml"
+    experiment.write_text("train: {seed: 7}\n")
+    assert "train@other" in snakemake_ran(project) and "train@rows" not in snakemake_ran(project)
+    table = project.directory / "results/compare/table.csv"
+    assert "\nother," in table.read_text() and "up to date" in project.run("dvc", "status").stdout
+    experiment.unlink()
+    project.run("zerolora", "expand")
+    assert "compare" in dvc_ran(project) and "\nother," not in table.read_text()
+    assert "Nothing to be done" in project.snakemake("all").stderr
     refused = project.run("snakemake", "--profile", "profiles/slurm", "--forcerun", "report", "all", check=False)
     line = "config/config.yaml: hardware: is missing, which stands for this machine, but the jobs run on others"
     assert refused.returncode == 1 and line in refused.stderr and "Traceback" not in refused.stderr

@@ -47,7 +47,7 @@ from zerolora.compat.snakemake_patches import (
     run_with_until,
     without_metadata,
 )
-from zerolora.config.file import read_values
+from zerolora.config.file import NOTHING, with_overrides
 from zerolora.config.grids import Shared
 from zerolora.config.resolve import PLANNED, digest
 from zerolora.config.runs_file import is_current, write_runs
@@ -79,6 +79,7 @@ DVC_LOCAL_CONFIG = Path(".dvc/config.local")
 USER_FILES = (
     *("config/deepspeed/*.json", "config/hardware/*.json", "config/templates/*.jinja"),
     *("config/tasks/*.py", "config/tasks/*.json", "config/harness/**/*", "config/searches/*.json"),
+    "config/experiments/*.yaml",
 )
 # Those that name targets, and one that runs by request, with two wildcards, which DVC does not know.
 TARGET_RULES = ("all", "default", "judge_all", "export", "export_target")
@@ -105,7 +106,7 @@ _read = _Read()
 
 def user_files() -> list[str]:
     """Return the user's files that a config can name: DeepSpeed configs, measured hardware, prompt formats, evaluation
-    tasks, and the trials of searches."""
+    tasks, experiments, and the trials of searches."""
     return sorted(str(path) for pattern in USER_FILES for path in Path().glob(pattern) if path.is_file())
 
 
@@ -313,7 +314,7 @@ def _check_before_dvc_records() -> None:
 
 def _is_config_as_read() -> bool:
     try:
-        return read_values(CONFIG_FILE) == _read.values
+        return with_overrides(CONFIG_FILE, NOTHING).values == _read.values
     except UserError:
         return False
 

@@ -25,6 +25,8 @@ from zerolora.yaml_file import DEEPEST, check_size, composed
 LONGEST = 500_000  # characters of a config; parsed within a second
 SHOWN = 20  # mistakes to print
 NOTHING = RunOverrides()
+EXPERIMENTS = "experiments"
+"""Directory beside a config with a file for each further run."""
 WILDCARD = re.compile(r"\{\s*\w+\s*(,[^{}]*)?\}")  # as in snakemake.io
 
 
@@ -112,7 +114,7 @@ def read_values(path: Path, expected: str = SECTIONS, longest: int = LONGEST) ->
 
 def read_written_out(path: Path) -> dict[str, Any]:
     """Return the unchecked values in a config, without shorthands. Raises UserError as `read_values` does."""
-    return _written_out(path, *read(path)).values
+    return _written_out(path, *with_overrides(path, NOTHING)).values
 
 
 def _written_out(path: Path, values: dict[str, Any], lines: dict[tuple[str, ...], str]) -> WrittenOut:
@@ -124,10 +126,30 @@ def _written_out(path: Path, values: dict[str, Any], lines: dict[tuple[str, ...]
 
 
 def with_overrides(path: Path, over: RunOverrides) -> SourcedValues:
-    """Return the values in a file with the overrides merged over them. Raises UserError if it is not a YAML mapping."""
-    result = SourcedValues({}, {}) if over.replaces else read(path)
+    """Return the values in a file and in the files of its experiments, with the overrides merged over them.
+
+    Raises UserError if a file is not a YAML mapping, or a run is in two.
+    """
+    result = SourcedValues({}, {}) if over.replaces else _with_experiments(path)
     for part in over.parts:
         result = part.over(result)
+    return result
+
+
+def _with_experiments(path: Path) -> SourcedValues:
+    """Return the values in a config; each experiments/NAME.yaml beside it is the entry NAME of its `runs`."""
+    result = read(path)
+    for file in sorted((path.parent / EXPERIMENTS).glob("*.yaml")):
+        run, lines = _parse(file, "the keys of a run are expected, as in train: {learning_rate: 1e-4}")
+        runs = result.values.get("runs") or {}
+        if not isinstance(runs, dict):
+            return result  # reported by the config's check
+        if file.stem in runs:
+            raise UserError(f"{file}: {path} has a run {shown(file.stem)} too; rename one of the two")
+        here = ("runs", file.stem)
+        sources = {here: str(file), **{(*here, *key): f"{file}:{line}" for key, line in lines.items()}}
+        values = {**result.values, "runs": {**runs, file.stem: run}}
+        result = SourcedValues(values, result.sources | sources)
     return result
 
 

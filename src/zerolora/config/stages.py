@@ -7,8 +7,8 @@ The workflow, the code fingerprints (fingerprint.py) and the tests read these ta
 
 from dataclasses import dataclass
 
-USER_FOLDERS = ("deepspeed", "harness", "hardware", "tasks", "templates")
-"""Directories in config/ with files that a config can name."""
+USER_FOLDERS = ("deepspeed", "experiments", "harness", "hardware", "tasks", "templates")
+"""Directories in config/ with files that a config can name, or that belong to it."""
 
 
 @dataclass(frozen=True)
