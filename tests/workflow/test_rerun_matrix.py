@@ -53,6 +53,7 @@ KEYS: dict[str, tuple[Any, set[str]]] = {
     "prepare.rows.roles": ({"customer": "user"}, {"prepare@rows"}),
     "prepare.rows.ignore": (["label"], {"prepare@rows"}),
     "prepare.rows.loss": ("last", {"prepare@rows"}),
+    "prepare.rows.at_most": (19, {"prepare@rows"}),
     "prepare.rows.too_long": ("drop", {"prepare@rows"}),
     "prepare.rows.bad_row": ("drop", {"prepare@rows"}),
     "prepare.rows.duplicates": ("drop", {"prepare@rows"}),
@@ -188,6 +189,7 @@ ELSEWHERE = {
         )
     },
     **{f"tasks.harness.{key}": "test_tasks_of_runs.py" for key in HarnessTask.model_fields},
+    **dict.fromkeys(("model", "data"), "test_first_run.py"),
     "continued": "test_continued.py",
     "grids": "workflow/test_grids.py",
     "searches": "workflow/test_searches.py",
@@ -231,6 +233,9 @@ def _leaves(model: Any, prefix: str = "") -> list[str]:
     names = {"fetch": "directory.tiny", "prepare": "rows"}
     leaves = []
     for name, field in model.model_fields.items():
+        if not prefix and name == "data":  # its keys are those of prepare
+            leaves.append(name)
+            continue
         if name in ("runs", "continued", "grids", "searches", "sources", "stop_above"):
             leaves.append(f"{prefix}{name}")
             continue
