@@ -68,6 +68,8 @@ TINY_CONFIG: dict[str, Any] = {
 WAITING = ("test_events", "test_pipeline")
 # Files that take minutes, the longest first, so that none is begun when all others are done.
 LONG_FILES = (
+    "test_experiments",
+    "test_from_elsewhere",
     "test_methods_train",
     "test_embedded_default",
     "test_rerun_matrix",
@@ -80,8 +82,10 @@ LONG_FILES = (
     "test_upgrades",
     "test_tasks_of_runs",
     "test_heartbeat",
+    "test_branches",
     "test_launchers",
     "test_hosts",
+    "test_overrides",
     "test_resume",
     "test_train_benchmarks",
     "test_data",
