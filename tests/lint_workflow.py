@@ -10,13 +10,13 @@ HEAD = "    * "
 
 def remarks(text: str) -> list[str]:
     """Return the first lines of the remarks, without those of ALLOWED, each after its rule."""
-    rule, found = "", []
+    rule, result = "", []
     for line in text.splitlines():
         if line.startswith("Lints for"):
             rule = line
         elif line.startswith(HEAD) and line != ALLOWED:
-            found.append(f"{rule}\n{line}")
-    return found
+            result.append(f"{rule}\n{line}")
+    return result
 
 
 if __name__ == "__main__":

@@ -86,10 +86,18 @@ def test_each_file_of_experiments_is_a_run(tmp_path: Path) -> None:
     (tmp_path / "experiments").mkdir()
     path = write(tmp_path, TINY_CONFIG)
     (tmp_path / "experiments/long.yaml").write_text("dataset: rows\ntrain: {max_steps: 99}\n")
+    (tmp_path / "experiments/.gitkeep").touch()
     config = load(path)
     assert list(config.all_runs) == ["default", "long"]
     assert resolve(config).runs["long"].train.max_steps == 99
     assert resolve(config).runs["default"].train.max_steps == TINY_CONFIG["train"]["max_steps"]
+
+
+def test_other_files_among_experiments_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments/long.yml").write_text("dataset: rows\n")
+    with pytest.raises(UserError, match=r"experiments/long\.yml: is not the file of a run; name it NAME\.yaml"):
+        load(write(tmp_path, TINY_CONFIG))
 
 
 @pytest.mark.parametrize(

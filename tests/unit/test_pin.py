@@ -54,7 +54,8 @@ def pin(folder: Path, hub: Hub, **variables: str) -> Any:
 
 def test_names_and_branches_become_commits(tmp_path: Path, hub: Hub) -> None:
     path = tmp_path / "config.yaml"
-    path.write_text(CONFIG.format(repository=REPOSITORY, other=OTHER))
+    long = "".join(f"# é {number}\n" for number in range(5_000))  # read by libyaml
+    path.write_text(long + CONFIG.format(repository=REPOSITORY, other=OTHER))
     done = pin(tmp_path, hub)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[:4] == [
@@ -81,6 +82,13 @@ def test_names_and_branches_become_commits(tmp_path: Path, hub: Hub) -> None:
     again = pin(tmp_path, hub)
     assert again.returncode == 0 and "config.yaml: nothing to pin" in again.stderr + again.stdout
     assert path.read_text() == text
+
+
+def test_line_ends_stay(tmp_path: Path, hub: Hub) -> None:
+    (tmp_path / "config.yaml").write_bytes(f"a: é\r\nmodel: {REPOSITORY}\r\nb: 1\r\n".encode())
+    assert pin(tmp_path, hub).returncode == 0
+    expected = f"a: é\r\nmodel: {REPOSITORY}@{REVISION}\r\nb: 1\r\n"
+    assert (tmp_path / "config.yaml").read_bytes() == expected.encode()
 
 
 def test_an_alias_is_written_once_and_invalid_entries_are_left(tmp_path: Path, hub: Hub) -> None:

@@ -139,7 +139,9 @@ def with_overrides(path: Path, over: RunOverrides) -> SourcedValues:
 def _with_experiments(path: Path) -> SourcedValues:
     """Return the values in a config; each experiments/NAME.yaml beside it is the entry NAME of its `runs`."""
     result = read(path)
-    for file in sorted((path.parent / EXPERIMENTS).glob("*.yaml")):
+    for file in sorted((path.parent / EXPERIMENTS).glob("[!.]*")):
+        if file.suffix != ".yaml":
+            raise UserError(f"{file}: is not the file of a run; name it NAME.yaml, or move it out of {file.parent}")
         run, lines = _parse(file, "the keys of a run are expected, as in train: {learning_rate: 1e-4}")
         runs = result.values.get("runs") or {}
         if not isinstance(runs, dict):

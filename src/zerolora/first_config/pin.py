@@ -38,7 +38,7 @@ def pin(config: Path) -> Iterator[str]:
     Raises UserError if the file is not YAML, or a repository or revision does not exist; then nothing is written.
     """
     read_values(config)
-    text = config.read_text(encoding="utf-8")
+    text = config.read_bytes().decode()  # with its own line ends
     _, root = composed(text)
     edits: list[Edit] = []
     lines: list[str] = []
