@@ -74,14 +74,15 @@ def only_warnings() -> Iterator[None]:
 def redirect(log: Path) -> None:
     """Redirect the output of this process and its children to `log`, and start its status file.
 
-    The tasks of a launcher share both files: the first creates them, the others append to the log. Snakemake removes
-    the log before the next attempt, so each attempt has a second name, e.g. default.attempt1.log, until one succeeds
+    The tasks of a launcher share both files, and append to the log in any order. Snakemake removes the log before the
+    next attempt, so each attempt has a second name, e.g. default.attempt1.log, until one succeeds
     (`result`).
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    first = next((os.environ[name] for name in TASKS if name in os.environ), "0") == "0"
+    task = next((os.environ[name] for name in TASKS if name in os.environ), None)
+    first = task in (None, "0")
     os.environ[VARIABLE] = str(status_file(log))
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | (os.O_TRUNC if first else 0), 0o666)
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | (os.O_TRUNC if task is None else 0), 0o666)
     if first:
         _write({"started": time.time_ns()})
         with contextlib.suppress(OSError):  # not every file system has links

@@ -13,9 +13,8 @@ import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 
-from pretended import WITH_US, Machine, unplug
+from pretended import WITH_US, Machine, Machines, unplug
 
 COMMANDS = (
     *("mpirun.openmpi", "mpiexec.hydra", "sshd", "ssh", "ssh-keygen", "pdsh"),
@@ -57,39 +56,18 @@ def missing() -> str:
     return f"{tried.stderr.strip()}; run where namespaces may be made" if tried.returncode else ""
 
 
-class Hosts:
+class Hosts(Machines):  # type: ignore[misc]  # mypy does not read pytest's pythonpath
     """The hosts, up inside `with`; each runs an sshd, until it is stopped."""
 
     def __init__(self, folder: Path) -> None:
+        super().__init__()
         self.folder = folder
-        self._machines: dict[str, Machine] = {}
-        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
 
-    def __enter__(self) -> "Hosts":
-        try:
-            self._write_files()
-            self._start_switch()
-            for name in NAMES:
-                self.start(name)
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        """End every process of the hosts."""
-        for machine in self._machines.values():
-            machine.power_off()
-        for process in self._daemons.values():
-            process.kill()
-            process.wait()
-        self._machines.clear()
-        self._daemons.clear()
+    def bring_up(self) -> None:
+        self._write_files()
+        self._start_switch()
+        for name in NAMES:
+            self.start(name)
 
     def command(self, host: str, *command: str, directory: Path = Path("/")) -> list[str]:
         """Return the command that runs `command` on a host."""

@@ -17,9 +17,8 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 
-from pretended import WITH_US, Machine, unplug
+from pretended import WITH_US, Machine, Machines, unplug
 
 COMMANDS = (
     *("unshare", "nsenter", "setpriv", "ip", "hostname"),
@@ -94,42 +93,21 @@ StorageLoc=slurm
 """
 
 
-class Cluster:
+class Cluster(Machines):  # type: ignore[misc]  # mypy does not read pytest's pythonpath
     """A login node with the controller and the accounting, and three compute nodes; all up inside `with`."""
 
     def __init__(self, folder: Path) -> None:
+        super().__init__()
         self.folder = folder
-        self._machines: dict[str, Machine] = {}
-        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
 
-    def __enter__(self) -> "Cluster":
-        try:
-            self._write_files()
-            self._start_login()
-            self._start_accounting()
-            self.start_controller()
-            for node in NODES:
-                self.start_node(node)
-            self.wait_idle(START_SECONDS)
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        """End every process of the cluster."""
-        for machine in self._machines.values():
-            machine.power_off()
-        for process in self._daemons.values():
-            process.kill()
-            process.wait()
-        self._machines.clear()
-        self._daemons.clear()
+    def bring_up(self) -> None:
+        self._write_files()
+        self._start_login()
+        self._start_accounting()
+        self.start_controller()
+        for node in NODES:
+            self.start_node(node)
+        self.wait_idle(START_SECONDS)
 
     # What a user does on the login node.
 

@@ -8,6 +8,8 @@ import contextlib
 import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 # The machine's first process: it makes the machine and then reaps the orphans that daemons leave, as an init does.
 INIT = """
@@ -80,3 +82,38 @@ def unplug(machine: str, switch: Machine) -> None:
     """Take away the cable of a machine, whether or not it is still up. Where it is not, the kernel may be faster."""
     with contextlib.suppress(subprocess.CalledProcessError):
         switch.network("link", "delete", f"to-{machine}")
+
+
+class Machines:
+    """Machines and their daemons, up inside `with`."""
+
+    def __init__(self) -> None:
+        self._machines: dict[str, Machine] = {}
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+
+    def bring_up(self) -> None:
+        """Make the machines and start the daemons."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        try:
+            self.bring_up()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End every process of the machines."""
+        for machine in self._machines.values():
+            machine.power_off()
+        for process in self._daemons.values():
+            process.kill()
+            process.wait()
+        self._machines.clear()
+        self._daemons.clear()
