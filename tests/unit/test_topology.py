@@ -205,9 +205,9 @@ def test_the_tasks_of_a_launcher_share_a_log(tmp_path: Path, name: str) -> None:
     log = tmp_path / "log"
     code = "import pathlib, sys; from zerolora.log import redirect; "
     code += "redirect(pathlib.Path(sys.argv[1])); print(sys.argv[2])"
-    for number in "01":
+    for number in "10":
         subprocess.run([sys.executable, "-c", code, log, number], env=os.environ | {name: number}, check=True)
-    assert log.read_text() == "0\n1\n"
+    assert log.read_text() == "1\n0\n"
 
 
 def test_tasks_of_pals_are_ranks() -> None:
