@@ -21,12 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from measuring import ROOT, last_line, parser_of
+from measuring import ROOT, last_line, last_lines, parser_of
 
 from zerolora.files import read_json, write_json
 
 LIMIT = 3  # times an item's estimated seconds
 LEAST_LIMIT = 120  # seconds: imports from a cold disk
+SHOWN = 30  # lines of the log of an item that fails
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
 
 
@@ -47,13 +48,13 @@ def items() -> list[Item]:
     chosen = ("--layers", "0", "--length", "2048", "--packed", "4", "--global-batch", "16")
     few = ("--limit", "16", "--rounds", "2", "--steps", "2")
     return [
-        training("stages_by_hand", "smollm2-135m", 240),
+        training("stages_by_hand", "smollm2-135m", 120),
         Item("probe", 40, probe),
-        memory("qwen2.5-7b", 400),
-        memory("qwen2.5-0.5b", 600),
-        training("host_syncs", "qwen2.5-0.5b", 120),
-        training("against_trl", "qwen2.5-0.5b", 450, "--rounds", "2", "--batch", "8"),
-        training("limit", "qwen2.5-0.5b", 200, "--rounds", "2"),
+        memory("qwen2.5-7b", 150),
+        memory("qwen2.5-0.5b", 120),
+        training("limit", "qwen2.5-0.5b", 60, "--rounds", "1"),
+        training("host_syncs", "qwen2.5-0.5b", 40),
+        training("against_trl", "qwen2.5-0.5b", 200, "--rounds", "1", "--batch", "8"),
         training("against_reference", "qwen2.5-0.5b", 180, "--rounds", "2"),
         training("loading", "qwen2.5-7b", 200, "--ranks", "1", "--strategies", "zero2", "zero3"),
         training("start_up", "qwen2.5-0.5b", 120, "--rounds", "3"),
@@ -155,6 +156,7 @@ def measured(item: Item, path: Path, deadline: float) -> dict[str, Any] | None:
             return {**used, "failed": f"not done after {limit} s"} if end < deadline else None
         if code == 0:
             return {**used, "measured": read_json(answer, item.name)}
+        print(*last_lines(log, SHOWN), sep="\n", flush=True)
         reason = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         return {**used, "failed": f"{reason}: {last_line(log) or 'no output'}"}
 

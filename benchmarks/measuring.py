@@ -122,8 +122,13 @@ def kernel_sizes(process: int | str, file: str) -> Counter[str]:
 
 def last_line(log: Path) -> str:
     """Return the last line of a log that is not blank, "" if there is none."""
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    lines = last_lines(log, 1)
     return lines[-1][:300] if lines else ""
+
+
+def last_lines(log: Path, count: int) -> list[str]:
+    """Return the last lines of a log that are not blank."""
+    return [line for line in log.read_text(errors="replace").splitlines() if line.strip()][-count:]
 
 
 def random_model(config: Path, dtype: Any, directory: Path, layers: int = 0, seed: int = 0) -> Any:

@@ -9,7 +9,8 @@ Nothing is downloaded: models have the shapes of config/recipes/models and rando
 lengths, the longest first. All else is training's own code, in its order: kernels, adapter, DeepSpeed's engine, check
 of the loss, data, a validation, steps with a checkpoint written beside them, the adapter. The batches of a group share
 one model and one start of as many ranks as there are GPUs (two, or one, on a CPU). A group that fails, runs out of
-memory or out of time is a row too. GPUs must be otherwise idle. Writes benchmarks/results/memory_gpu.json or
+memory or out of time is a row too. GPUs must be otherwise idle. Groups --at-once share a GPU: each is measured by its own
+allocator, but not by the memory that the driver says is in use. Writes benchmarks/results/memory_gpu.json or
 memory_cpu.json, in bytes.
 """
 
@@ -24,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,8 @@ RESERVE = 3 * 2**30  # bytes of a GPU assumed for context, NCCL and fragments wh
 LORA: dict[str, Any] = {
     "r": 8, "alpha": 16.0, "rank_stabilized": False, "plus_ratio": 1.0, "dropout": 0.0, "targets": "all-linear"
 }  # fmt: skip
+OF_THE_DEVICE = ("gpu_in_use", "gpu_context", "gpu_connected", "implied_reserve")
+"""Figures of all processes on a GPU together."""
 PREDICTED = ("predicted_gpu", "predicted_host", "error", "implied_reserve")
 Group = dict[str, Any]
 Batch = dict[str, Any]
@@ -68,6 +72,7 @@ def main() -> None:
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--only", default="", help="groups whose name contains this text")
     parser.add_argument("--seconds", type=float, help="no group starts later; default: 480 on GPUs, an hour on a CPU")
+    parser.add_argument("--at-once", type=int, default=1, help="groups at a time; above 1 the GPU's other use is unknown")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--no-measure", action="store_true", help="predict again for the rows of the output")
     parser.add_argument("--rank-of", type=json.loads, help=argparse.SUPPRESS)
@@ -84,7 +89,8 @@ def main() -> None:
         write_json(output, {**earlier, **summary(rows), "rows": rows})
     else:
         groups = [group for group in (cpu_groups() if on_cpu else gpu_groups()) if options.only in name_of(group)]
-        for result in measured(groups, time.monotonic() + (options.seconds or (3600 if on_cpu else 480))):
+        deadline = time.monotonic() + (options.seconds or (3600 if on_cpu else 480))
+        for result in measured(groups, deadline, options.at_once):
             rows += result
             write_json(output, {**summary(rows), "rows": rows})  # should this process be killed
         # Last: the GPU's name needs a context on it, which would count as use.
@@ -191,23 +197,37 @@ def steps_of(group: Group, batch: Batch) -> int:
 # --- parent process: one group at a time ---
 
 
-def measured(groups: list[Group], deadline: float) -> Iterator[list[dict[str, Any]]]:
+def measured(groups: list[Group], deadline: float, at_once: int = 1) -> Iterator[list[dict[str, Any]]]:
     """Yield for each group a row for each of its batches: its figures, or the reason without them."""
-    with tempfile.TemporaryDirectory(prefix="zerolora-memory-") as folder:
-        for group in groups:
-            shape = read_model_spec(MODELS / f"{group['model']}.json")
-            predictions = [predict(shape, spec_of(group, batch)) for batch in group["batches"]]
-            fault = "no time left" if time.monotonic() > deadline else None
-            tried = [
-                (batch, prediction, fault or too_large(group, prediction))
-                for batch, prediction in zip(group["batches"], predictions, strict=True)
-            ]
-            fits = [(batch, prediction) for batch, prediction, why in tried if why is None]
-            answers = start({**group, "batches": [batch for batch, _ in fits]}, Path(folder)) if fits else []
-            result = [row(group, *pair, answer) for pair, answer in zip(fits, answers, strict=True)]
-            result += [row(group, batch, prediction, {"skipped": why}) for batch, prediction, why in tried if why]
-            print(name_of(group), *(each.get("error", "no figures") for each in result), file=sys.stderr)
-            yield result
+    with tempfile.TemporaryDirectory(prefix="zerolora-memory-") as folder, ThreadPoolExecutor(at_once) as pool:
+
+        def rows(number: int, group: Group) -> list[dict[str, Any]]:
+            own = Path(folder) / str(number)
+            own.mkdir()
+            result = rows_of(group, own, deadline)
+            for each in result if at_once > 1 else ():
+                for name in OF_THE_DEVICE:
+                    each.pop(name, None)
+            return result
+
+        yield from pool.map(rows, range(len(groups)), groups)
+
+
+def rows_of(group: Group, folder: Path, deadline: float) -> list[dict[str, Any]]:
+    """Return a row for each batch of a group."""
+    shape = read_model_spec(MODELS / f"{group['model']}.json")
+    predictions = [predict(shape, spec_of(group, batch)) for batch in group["batches"]]
+    fault = "no time left" if time.monotonic() > deadline else None
+    tried = [
+        (batch, prediction, fault or too_large(group, prediction))
+        for batch, prediction in zip(group["batches"], predictions, strict=True)
+    ]
+    fits = [(batch, prediction) for batch, prediction, why in tried if why is None]
+    answers = start({**group, "batches": [batch for batch, _ in fits]}, folder) if fits else []
+    result = [row(group, *pair, answer) for pair, answer in zip(fits, answers, strict=True)]
+    result += [row(group, batch, prediction, {"skipped": why}) for batch, prediction, why in tried if why]
+    print(name_of(group), *(each.get("error", "no figures") for each in result), file=sys.stderr)
+    return result
 
 
 def too_large(group: Group, prediction: Prediction) -> str | None:

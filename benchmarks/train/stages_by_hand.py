@@ -17,10 +17,11 @@ import time
 from typing import Any
 
 from contest import QUIET, Task, about, parser, reference, training_settings
-from measuring import ROOT, last_line, wait
+from measuring import ROOT, last_line, last_lines, wait
 
 from zerolora.files import canonical, read_json, write_json
 
+SHOWN = 20  # lines of the log of a stage that fails
 LONGEST_SECONDS = 900  # of one stage; only a hang takes this long
 # Notes when a command has its GPU and when it ends; the device's own lock is released with the process.
 TIMED = 'date +%s.%N > "$0.begun"; "$@"; code=$?; date +%s.%N > "$0.ended"; exit $code'
@@ -108,6 +109,8 @@ class Stages:
             seconds = round(time.monotonic() - started, 1)
             self.records.append({"stage": name, "seconds": seconds, "failed": failed})
             print(f"{name}: {failed or 'done'} after {seconds} s", flush=True)
+            if failed:
+                print(*last_lines(log, SHOWN), sep="\n", flush=True)
 
     def both(self) -> dict[str, Any]:
         """Start two trainings at once on the one GPU; return whether they overlapped, and why one failed."""
