@@ -9,9 +9,8 @@ Nothing is downloaded: models have the shapes of config/recipes/models and rando
 lengths, the longest first. All else is training's own code, in its order: kernels, adapter, DeepSpeed's engine, check
 of the loss, data, a validation, steps with a checkpoint written beside them, the adapter. The batches of a group share
 one model and one start of as many ranks as there are GPUs (two, or one, on a CPU). A group that fails, runs out of
-memory or out of time is a row too. GPUs must be otherwise idle. Groups --at-once share a GPU: each is measured by its own
-allocator, but not by the memory that the driver says is in use. Writes benchmarks/results/memory_gpu.json or
-memory_cpu.json, in bytes.
+memory or out of time is a row too. GPUs must be otherwise idle. Several groups --at-once share a GPU, and are measured
+by their allocators alone. Writes benchmarks/results/memory_gpu.json or memory_cpu.json, in bytes.
 """
 
 import argparse
@@ -26,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import psutil
 import pyarrow
 import torch
-from measuring import RESULTS, ROOT, last_line, machine, parser_of, random_model, wait
+from measuring import RESULTS, ROOT, last_lines, machine, parser_of, random_model, wait
 from memory import compare
 
 from zerolora.data.packing_plan import write_plan
@@ -43,6 +43,7 @@ from zerolora.data.prepared_rows import IGNORED, schema
 from zerolora.files import read_json, write_json
 from zerolora.machine.peak_memory import PeakMemory
 from zerolora.memory.predict import Prediction, predict
+from zerolora.memory.reserve import shares
 from zerolora.memory.training_spec import TrainingSpec
 from zerolora.model.read_spec import read_model_spec
 from zerolora.planner.zero_json import ZeroJson
@@ -72,7 +73,7 @@ def main() -> None:
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--only", default="", help="groups whose name contains this text")
     parser.add_argument("--seconds", type=float, help="no group starts later; default: 480 on GPUs, an hour on a CPU")
-    parser.add_argument("--at-once", type=int, default=1, help="groups at a time; above 1 the GPU's other use is unknown")
+    parser.add_argument("--at-once", type=int, default=1, help="groups at a time")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--no-measure", action="store_true", help="predict again for the rows of the output")
     parser.add_argument("--rank-of", type=json.loads, help=argparse.SUPPRESS)
@@ -265,7 +266,7 @@ def start(group: Group, folder: Path) -> list[dict[str, Any]]:
             command = [sys.executable, __file__, "--rank-of", request]
             processes.append(where.start(rank, command, environment, log))
     codes = wait(processes, GROUP_SECONDS)
-    lines = [line for rank in where.ranks if (line := last_line(folder / f"rank{rank}.log"))]
+    lines = [line for rank in where.ranks if (line := reason_of(folder / f"rank{rank}.log"))]
     early = f"a rank ended early; {lines[0] if lines else 'no output'}"
     missing = {"failed": early if any(codes) or None not in codes else f"not done after {GROUP_SECONDS} s"}
     answers = [[json.loads(line) for line in output.read_text().splitlines()] for output in outputs]
@@ -273,6 +274,12 @@ def start(group: Group, folder: Path) -> list[dict[str, Any]]:
         joined([answer[number] for answer in answers if number < len(answer)], group["ranks"]) or missing
         for number in range(len(group["batches"]))
     ]
+
+
+def reason_of(log: Path) -> str:
+    """Return the last line of a rank's log, without NCCL's about its process group, which ends every failed rank's."""
+    lines = [line for line in last_lines(log, 20) if "destroy_process_group" not in line]
+    return lines[-1][:300] if lines else ""
 
 
 def joined(answers: list[dict[str, Any]], ranks: int) -> dict[str, Any] | None:
@@ -298,12 +305,20 @@ def row(group: Group, batch: Batch, prediction: Prediction, measured_figures: di
     case = {name: value for name, value in group.items() if name != "batches"} | batch
     result = {**case, "predicted_gpu": prediction.gpu, "predicted_host": prediction.host, **measured_figures}
     if "gpu_allocated" in measured_figures:
-        result["error"] = prediction.gpu["total"] / measured_figures["gpu_allocated"] - 1
-        # Context, NCCL, and the allocator's unused blocks.
-        result["implied_reserve"] = measured_figures["gpu_in_use"] - measured_figures["gpu_allocated"]
+        result["error"] = allocated_of(group, batch, prediction) / measured_figures["gpu_allocated"] - 1
+        if "gpu_in_use" in measured_figures:
+            # Context, NCCL, and the allocator's unused blocks.
+            result["implied_reserve"] = measured_figures["gpu_in_use"] - measured_figures["gpu_allocated"]
     elif "host_peak" in measured_figures:
         result["error"] = prediction.host["total"] / measured_figures["host_peak"] - 1
     return result
+
+
+def allocated_of(group: Group, batch: Batch, prediction: Prediction) -> int:
+    """Return the predicted bytes of torch's allocator: with cuBLAS's workspaces, without a paged optimizer's states."""
+    spec = spec_of(group, batch)
+    paged = prediction.gpu["moments"] if str(group.get("optimizer", "")).startswith("paged") else 0
+    return int(prediction.gpu["total"]) - paged + shares(replace(spec, reserve=None), 0)["workspaces"]
 
 
 def predicted_again(each: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the cases on fake GPUs (rehearsal.py) and on a real one (agreement.py) compute with."""
+"""What the cases on fake GPUs (rehearsal.py) and on a real one (real_gpu.py) compute with."""
 
 from typing import Any
 

@@ -14,7 +14,7 @@ import bitsandbytes
 import fake_gpu
 import torch
 import torch.distributed
-from datasets import Dataset
+from cases import LENGTHS, ROWS, Engine, row_of
 from torch.nn.attention.varlen import varlen_attn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from training_plan import training_plan
@@ -28,31 +28,15 @@ from zerolora.evaluate.merged_logits import next_tokens, of_base, of_merged
 from zerolora.planner.zero_json import ZeroJson
 from zerolora.probe import probe_rank
 from zerolora.train.adapter import adapt
-from zerolora.train.engines.ddp import DDP, _compute_in
 from zerolora.train.engines.engine import DTYPES, trained
 from zerolora.train.feed import collate
 from zerolora.train.loop import Totals
 from zerolora.train.loss import token_losses
 from zerolora.train.objectives import OBJECTIVES
-from zerolora.train.objectives.objective import Objective
 from zerolora.train.telemetry.routers import Routers
 
-LENGTHS = (17, 30, 12)
 fake_gpu.set_up(count=2)
 DEVICE = torch.device(fake_gpu.NAME, 0)
-
-
-class Engine(DDP):
-    """DDP of one rank, which has nothing to reduce."""
-
-    def wrap(self, model: Any, config: ZeroJson, dtype: torch.dtype, device: torch.device) -> Any:
-        model.to(device)
-        _compute_in(dtype, model)
-        self.engine = model
-        return model
-
-    def forward(self, **inputs: Any) -> Any:
-        return self.engine(**inputs)
 
 
 def train(weights: str, settings: dict[str, Any], packed: bool, objective: str) -> list[str]:
@@ -93,15 +77,6 @@ def train(weights: str, settings: dict[str, Any], packed: bool, objective: str) 
                 if isinstance(value, torch.Tensor) and value.device != device and value.ndim:
                     faults.append(f"state {name} is on {value.device}")
     return faults
-
-
-ROWS = Dataset.from_list(
-    [
-        {"input_ids": list(range(3, 3 + length)), "labels": [-100] * 9 + [1] * (length - 9)}
-        | {"prompt": 9 + length % 3, "length": length}
-        for length in (20, 15, 31, 17, 26, 22)
-    ]
-)
 
 
 def evaluate(weights: str, layers: int = 0) -> list[str]:
@@ -155,13 +130,6 @@ answering._ends = half_ended
 def places_of(model: Any) -> list[tuple[str, torch.Tensor]]:
     """Return parameters and buffers by name."""
     return [*model.named_parameters(), *model.named_buffers()]
-
-
-def row_of(length: int, goal: Objective) -> list[dict[str, Any]]:
-    """Return the sequences of a prepared row."""
-    tokens = list(range(5, 5 + length))
-    row: dict[str, Any] = {name: [-100, -100, *tokens[2:]] if "labels" in name else tokens for name in goal.columns}
-    return goal.sequences(row | {"source": 0} | dict.fromkeys(goal.numbers, 1.0))
 
 
 def once(rank: probe_rank.Rank, measure: probe_rank.Measure) -> float:

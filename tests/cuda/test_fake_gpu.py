@@ -1,150 +1,31 @@
-"""A step of training, an evaluation and the probe of every family on a fake GPU (fake_gpu.py, rehearsal.py).
-
-The cases are made of the registries: each family with each attention, and method, optimizer, activation checkpointing,
-objective, packing and precision drawn for them so that each pair of these values, and each with each attention, has a
-case. The product of all would be 150 times as many.
-"""
+"""A step of training, an evaluation and the probe of every family on a fake GPU (fake_gpu.py, rehearsal.py)."""
 
 import itertools
 import json
-import shutil
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, get_args
 
 import pytest
-import test_models
 from conftest import ROOT, served
-from test_shapes import CASES
-
-from zerolora.methods.registry import TRAINABLE
-from zerolora.model.families import FAMILIES
-from zerolora.optimizers import OPTIMIZERS
-from zerolora.train.objectives import OBJECTIVES
-from zerolora.types import Attention, Precision
+from matrix import DECODERS, FACTORS, Case, drawn, pairs, refusal, trainings, write_models
 
 pytestmark = pytest.mark.slow
-
-CHECKPOINTING: dict[str, dict[str, bool]] = {
-    "kept": {},
-    "recomputed": {"activation_checkpointing": True},
-    "offloaded": {"activation_checkpointing": True, "activation_offload": True},
-}
-METHODS: dict[str, dict[str, Any]] = {name: {"method": name} for name in TRAINABLE} | {
-    "qlora int8": {"method": "qlora", "quantization": {"type": "int8"}}
-}
-FACTORS: dict[str, Iterable[str]] = {
-    "attention": get_args(Attention),
-    "method": METHODS,
-    "optimizer": OPTIMIZERS,
-    "checkpointing": CHECKPOINTING,
-    "objective": OBJECTIVES,
-    "packed": ("packed", "unpacked"),
-    "precision": get_args(Precision),
-}
-# Values of DeepSeek's heads that differ in size from queries, as in the published models.
-MODELS = {**test_models.FAMILIES, "deepseek_v3": test_models.FAMILIES["deepseek_v3"] | {"v_head_dim": 16}}
-DECODERS = sorted({*FAMILIES, *MODELS} - {"t5"})
-"""Families of the registry, and others that are trained in tests; transformers has no decoder of T5."""
-Choice = tuple[str, ...]
-"""A value of each of FACTORS."""
-
-
-REFUSED = {
-    ("bloom", "flash"): "has its attention built in",
-    ("bloom", "sdpa"): "which this model does not have",
-    ("falcon", "flash"): "has its attention built in",
-    ("gemma2", "flash"): "does not support the softcap",
-    ("gemma2", "sdpa"): "which this model does not have",
-    ("gpt_oss", "flash"): "does not support the s_aux",
-    ("gpt_oss", "sdpa"): "which this model does not have",
-}
-"""What is said of an attention that a family does not have."""
-EXPERTS = ("deepseek_v3", "mixtral", "qwen3_moe")
-"""Families whose experts an adapter targets; peft has no DoRA of them."""
-WITH_TOWERS = ("qwen2_5_vl",)
-"""Families with parts beside the language model, as one for images."""
 BY_VALUE = ("qwen2_5_vl",)
 """Families that generate with positions that depend on the values of tokens, which fake ones lack."""
-
-
-def refusal(name: str, choice: Choice) -> str | None:
-    """Return what is said of a case that is refused."""
-    family, attention = name.split()
-    if family in EXPERTS and "dora" in choice[1]:
-        return "does not work with use_dora"
-    if family in WITH_TOWERS and choice[1] == "vera":
-        return "adapts all parts of a model"
-    return REFUSED.get((family, attention))
-
-
-def pairs(choice: Choice) -> set[tuple[tuple[int, str], tuple[int, str]]]:
-    """Return each pair of values of different factors."""
-    return set(itertools.combinations(enumerate(choice), 2))
-
-
-def drawn() -> dict[str, Choice]:
-    """Return the choice of each case, by family and attention: of all, the first with the most pairs that are new."""
-    all_of = list(itertools.product(*FACTORS.values()))
-    new = set().union(*map(pairs, all_of))
-    chosen = {}
-    for family, attention in itertools.product(DECODERS, FACTORS["attention"]):
-        possible = [choice for choice in all_of if choice[0] == attention]
-        best = max(possible, key=lambda choice: len(pairs(choice) & new))
-        name = f"{family} {attention}"
-        new -= set() if refusal(name, best) else pairs(best)
-        chosen[name] = best
-        if not new:
-            new = set().union(*map(pairs, all_of))
-    return chosen
-
-
-def config_of(family: str) -> dict[str, Any]:
-    """Return the family's first case that a model can compute with, in two layers."""
-    from transformers import CONFIG_MAPPING
-
-    if family in MODELS:
-        return MODELS[family] | {"vocab_size": 300}
-    for case in CASES:
-        config = CONFIG_MAPPING[family](**case) if case["model_type"] == family else None
-        heads = getattr(config, "num_attention_heads", 1)
-        if config and not (
-            heads % (getattr(config, "num_key_value_heads", None) or heads) or config.hidden_size % heads
-        ):
-            return case | {name: 2 for name in ("num_hidden_layers", "n_layer") if name in case}
-    raise AssertionError(f"no case of {family} in test_shapes.py computes")
 
 
 @pytest.fixture(scope="module")
 def found(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[list[str], str | None]]:
     """Return the faults of each case, and the line that refuses it, by name."""
-    import torch
     from peft import LoraConfig, get_peft_model
-    from transformers import CONFIG_MAPPING
-
-    from zerolora.model.architecture import auto_class
 
     folder = tmp_path_factory.mktemp("families")
-    cases: list[tuple[str, str, dict[str, Any]]] = [("probe", "probe", {}), ("mistakes", "checked", {})]
-    for family in DECODERS:
-        shutil.copytree(tiny_model, folder / family, ignore=shutil.ignore_patterns("*.safetensors", "*config.json"))
-        shutil.copy(tiny_model / "tokenizer_config.json", folder / family)
-        config = CONFIG_MAPPING[family](**config_of(family))
-        model = auto_class(config).from_config(config, dtype=torch.float32)
-        model.save_pretrained(folder / family)
+    cases: list[Case] = [("probe", "probe", {}), ("mistakes", "checked", {})]
+    for family, model in write_models(folder, tiny_model):
         if family not in BY_VALUE:
             cases.append((f"{family} evaluated", "evaluate", {"weights": str(folder / family)}))
         if family == "llama":
             get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj"])).save_pretrained(str(folder / "adapter"))
-    for name, choice in drawn().items():
-        settings = dict(zip(FACTORS, choice, strict=True))
-        objective, packed = settings.pop("objective"), settings.pop("packed") == "packed"
-        checkpointing = CHECKPOINTING[settings.pop("checkpointing")]
-        chosen = settings | METHODS[settings["method"]] | checkpointing
-        weights = str(folder / name.split()[0])
-        cases.append(
-            (name, "train", {"weights": weights, "settings": chosen, "packed": packed, "objective": objective})
-        )
+    cases += trainings(folder)
     llama = {"weights": str(folder / "llama")}
     (folder / "data").mkdir()
     (folder / "data/manifest.json").write_text('{"files": {}}')

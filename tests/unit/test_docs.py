@@ -24,8 +24,8 @@ from benchmarks.train import tables
 from zerolora import strategies
 from zerolora.config.file import load
 from zerolora.config.schema import Config
-from zerolora.memory.reserve import CUDA_BYTES, JOB_BYTES
-from zerolora.planner.hardware import GPUS, NETWORKS, NODE_LINKS, offered
+from zerolora.memory.reserve import COMMUNICATOR, CONTEXT, CUDA_BYTES, JOB_BYTES, KERNELS
+from zerolora.planner.hardware import GPUS, KERNEL_SECONDS, MATMUL_SHARE, MEMORY_SHARE, NETWORKS, NODE_LINKS, offered
 from zerolora.strategies import STRATEGIES
 
 HASHED = re.compile(r"^([\w.-]+)==([\w.]+)(?: \\\n    --hash=sha256:[0-9a-f]{64})+$", re.MULTILINE)
@@ -291,7 +291,41 @@ def test_host_memory_figures_match_measurements() -> None:
     assert abs(actual["worst_error"]) <= 0.08
 
 
+@pytest.mark.parametrize(("name", "size"), [("Qwen2.5-7B", "7b"), ("Qwen2.5-0.5B", "0.5b")])
+def test_gpu_memory_figures_match_measurements(name: str, size: str) -> None:
+    recorded: Any = result(f"gpu_memory_qwen2.5-{size}.json")
+    actual = recorded["measured"]
+    errors = f"{actual['mean_absolute_error']:.1%} | {actual['worst_error']:+.1%} | {actual['lowest_error']:.1%}"
+    assert f"| {name} | {actual['measured']} | {errors} |" in (ROOT / "docs/memory.md").read_text(encoding="utf-8")
+    assert actual["mean_absolute_error"] <= 0.03 and actual["lowest_error"] >= -0.03
+    for row in actual["rows"]:
+        if "gpu_in_use" in row:
+            assert row["gpu_in_use"] - row["gpu_reserved"] <= CONTEXT + COMMUNICATOR + KERNELS, row
+
+
+def test_gpu_agreement_figures_match_measurements() -> None:
+    text = (ROOT / "docs/gpu.md").read_text(encoding="utf-8")
+    cases: dict[str, list[Any]] = {}
+    recorded: Any = result("gpu_agreement.json")
+    for each in recorded["cases"]:
+        # deepseek_v3 flash is the finding that the page describes.
+        if "gradient_error" in each and each["name"] != "deepseek_v3 flash":
+            quantized = each["settings"]["method"].startswith("q")
+            cases.setdefault("quantized" if quantized else each["settings"]["precision"], []).append(each)
+    for precision, rows in cases.items():
+        most = (max(each[f"{what}_error"] for each in rows) for what in ("loss", "gradient"))
+        assert f"| {precision} | {len(rows)} | {next(most):.0e} | {next(most):.0e} |" in text
+        assert all(each["repeats"] == {"losses": True, "gradients": 0.0} for each in rows)
+
+
 def test_choice_figures_match_measurements() -> None:
+    probed: Any = result("gpu_probe.json")
+    rates = probed["measured"]["measured"]
+    measured = [rates["matmul_16bit_flops_per_second"] / 1e12, rates["memory_bytes_per_second"] / 1e12]
+    page = (ROOT / "docs/choice.md").read_text(encoding="utf-8")
+    assert f"| 692 | {measured[0]:.0f} |" in page and f"| 3.84 | {measured[1]:.2f} |" in page
+    assert pytest.approx(692, abs=1) == MATMUL_SHARE * 989 and pytest.approx(3.84) == MEMORY_SHARE * 4.8
+    assert f"| 15 µs | {rates['kernel_seconds'] * 1e6:.0f} µs |" in page and KERNEL_SECONDS == 15e-6
     actual: Any = result("choice.json")
     text = (ROOT / "docs/choice.md").read_text(encoding="utf-8")
     rows = [f"| configurations measured | {actual['measured']} |", f"measured seconds | {actual['spearman']:.2f} |"]

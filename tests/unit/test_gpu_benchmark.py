@@ -117,7 +117,7 @@ def test_missing_gpu_is_one_line(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "benchmarks/gpu.py"), "--output", str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode and ended.stderr == "torch sees no GPU\n"
-    assert re.search(r"^memory_qwen2.5-7b +400 s  to do$", served(*command, "--list").stdout, re.MULTILINE)
+    assert re.search(r"^memory_qwen2.5-7b +150 s  to do$", served(*command, "--list").stdout, re.MULTILINE)
 
 
 def test_failures_within_an_item_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -280,13 +280,14 @@ SOURCES = {
     "logits": "logits, their fp32 copy, log-softmax and gradients (transformers/loss/loss_utils.py), at the peak",
     "buffers": "buckets, gathered weights, norms: deepspeed/runtime/zero/stage_1_and_2.py, stage3.py, "
     "partitioned_param_coordinator.py",
-    "reserve": "memory beside torch's tensors: estimate.reserve, or the three shares below "
-    "(zerolora/memory/reserve.py)",
-    "reserve_context": "CUDA's context, 426 MiB: unslothai/unsloth-zoo#1053; not measured here",
-    "reserve_nccl": "12 MiB for each of 32 channels of a group of ranks, none for one rank: NVIDIA/nccl#1685, "
-    "NVIDIA/nccl#986; not measured here",
+    "reserve": "memory beside the model's tensors: estimate.reserve, or the shares below (zerolora/memory/reserve.py)",
+    "reserve_context": "CUDA's context, 527 MiB: measured (docs/memory.md, The reserve)",
+    "reserve_nccl": "652 MiB of NCCL's own: measured; and 12 MiB for each of 32 channels of a group of several ranks: "
+    "NVIDIA/nccl#1685, NVIDIA/nccl#986",
+    "reserve_kernels": "kernels that training loads, 540 MiB: measured",
+    "reserve_workspaces": "two of cuBLAS: ATen/cuda/CublasHandlePool.cpp",
     "reserve_allocator": "2.4 % of the tensors, which torch's allocator holds besides: "
-    "vllm-project/compressed-tensors#587; not measured here",
+    "vllm-project/compressed-tensors#587",
     "reserve_streams": "the most that the stream which gathers weights needs, beyond its part at the peak: "
     "partitioned_param_coordinator.py, _fsdp_collectives.py, CUDACachingAllocator.cpp",
     "processes": "a rank that has loaded nothing: benchmarks/process_memory.py",

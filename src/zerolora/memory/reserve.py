@@ -1,23 +1,34 @@
-"""Memory beyond the traced bytes: a GPU's CUDA context, NCCL buffers and unused blocks, and the headroom of a host.
+"""Memory beyond the traced bytes: a GPU's context, NCCL, kernels, workspaces and unused blocks; the headroom of a host.
 
-The GPU's figures are published ones, each with its source; benchmarks/gpu.py measures them on a GPU (docs/gpu.md).
+Measured on one H200 (driver 580, torch 2.11 for CUDA 13) by benchmarks/memory/measure.py: gpu_memory_*.json in
+benchmarks/results. What one GPU cannot show, NCCL's buffers between ranks, is a published figure.
 """
 
 from zerolora.memory.training_spec import TrainingSpec
 
 MIB = 2**20
-CONTEXT = 426 * MIB
-"""A context of CUDA 13 with lazily loaded kernels: unslothai/unsloth-zoo#1053 (torch 2.10, RTX 6000 Ada); about 400 MB
-in pytorch/pytorch#109888."""
+CONTEXT = 527 * MIB
+"""A context of CUDA 13 with lazily loaded kernels (`gpu_context`). 426 MiB on an RTX 6000 Ada:
+unslothai/unsloth-zoo#1053."""
+COMMUNICATOR = 652 * MIB
+"""NCCL after the first collective, of one rank (`gpu_connected` less `gpu_context`)."""
 CONNECTION = (10 + 2) * MIB
 """The buffers between two ranks in one channel: NVIDIA/nccl#1685."""
 CHANNELS = 32
 """NCCL's maximum: NVIDIA/nccl#1685. A ring connects a rank to two others, however many ranks there are
 (NVIDIA/nccl#986)."""
+KERNELS = 540 * MIB
+"""The most that training loaded after the first collective: kernels, and what the engine's own collectives need
+(`gpu_in_use` less `gpu_reserved` and `gpu_connected`; 148 MiB at stage 3)."""
+WORKSPACES = 2
+"""Of cuBLAS, which torch allocates for each thread that computes: those of the forward and the backward pass."""
+WORKSPACE, HOPPER_WORKSPACE = 8320 * 1024, 32 * MIB
+"""Bytes of a workspace, and from compute capability 9.0: torch, ATen/cuda/CublasHandlePool.cpp."""
 UNUSED = 0.024
 """Memory that torch's allocator reserves but does not use, as a share of the allocated memory: 1.83 GiB of 75.31 GiB
 with a 70B model (vllm-project/compressed-tensors#587), 3.0 % in pytorch/pytorch#44742, 0.9 % in
-vllm-project/vllm#10637. It can be far more where blocks of many sizes alternate (15 % on average, arXiv 2401.08156)."""
+vllm-project/vllm#10637. On the H200 6 % in the median, with small models, and up to 52 %; 15 % on average in arXiv
+2401.08156. torch frees whole unused blocks before it fails, so more is not counted."""
 SHARE = 1.2
 """Host memory to request over the predicted. The lowest prediction for CPU ranks was 2 % below the measurement
 (benchmarks/memory/measure.py); the rest is for other allocators and CUDA's host memory, which were not measured."""
@@ -37,14 +48,21 @@ def shares(spec: TrainingSpec, allocated: float, idle: float = 0.0) -> dict[str,
         return {"total": 0}
     if spec.reserve is not None:
         return {"total": spec.reserve}
-    result = {"context": CONTEXT, "nccl": CONNECTION * CHANNELS * groups(spec), "allocator": int(UNUSED * allocated)}
-    result["streams"] = int(idle)
+    workspace = HOPPER_WORKSPACE if spec.capability is None or spec.capability >= 9 else WORKSPACE
+    result = {
+        "context": CONTEXT,
+        "nccl": COMMUNICATOR + CONNECTION * CHANNELS * groups(spec),
+        "kernels": KERNELS,
+        "workspaces": WORKSPACES * workspace,
+        "allocator": int(UNUSED * allocated),
+        "streams": int(idle),
+    }
     return {**result, "total": sum(result.values())}
 
 
 def groups(spec: TrainingSpec) -> int:
-    """Return the number of a rank's NCCL groups: all ranks, and those within and across nodes if the strategy shards
-    within a node."""
+    """Return the number of a rank's NCCL groups of several ranks: all, and those within and across nodes if the
+    strategy shards within a node."""
     if spec.ranks == 1:
         return 0
     return 3 if spec.layout.within_node and spec.nodes > 1 and spec.ranks_per_node > 1 else 1

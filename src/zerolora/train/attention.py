@@ -28,6 +28,9 @@ IMPLEMENTATIONS = {"flash": NAME}
 """Names of transformers for those of the config, where they differ."""
 HALF = (torch.float16, torch.bfloat16)
 VARLEN_STEP = 8  # of their head sizes
+ALIGNMENT = 16
+"""Bytes. torch's fused kernels read so many at once, but do not check where the first heads start: on an H200, values
+that started at 8 bytes gave wrong results or a misaligned address (benchmarks/results/gpu_agreement.json)."""
 REFUSED = ("softcap", "s_aux", "position_bias")  # terms that a model adds to its scores
 LONGEST_SHORT = 192
 """Tokens of the longest row whose attention on a CPU is by plain products. A head's scores, 192 x 192 x 4 bytes = 144
@@ -202,6 +205,10 @@ def _attend(
         mask = torch.ones(tokens, of_row, dtype=torch.bool, device=query.device).tril(before)
         if window is not None:
             mask = mask.triu(before + 1 - window)
+    if on_gpu(query.device):
+        scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+        size = max(query.shape[-1], value.shape[-1])  # wider values were among the wrong results (ALIGNMENT)
+        query, key, value = _aligned(_widened(query, size)), _aligned(_widened(key, size)), _aligned(value)
     groups = query.shape[1] // key.shape[1]
     if groups > 1 and on_gpu(query.device) and (mask is not None or not _has_flash(query, value)):
         # Kernels without groups of heads; with enable_gqa torch would compute all scores (model/attention_kernels.py).
@@ -323,7 +330,7 @@ def _varlen(
         key, value = (torch.cat(lengths.seen(each), 2) for each in (key, value))
         ends_of_keys = lengths.ends_of_keys(query.device)
     enable_gqa = key.shape[1] != heads
-    query, key, value = (_widened(each.transpose(1, 2).flatten(0, 1), wide) for each in (query, key, value))
+    query, key, value = (_aligned(_widened(each.transpose(1, 2).flatten(0, 1), wide)) for each in (query, key, value))
     attended = varlen_attn(
         query,
         key,
@@ -344,6 +351,11 @@ def _widened(heads: torch.Tensor, size: int) -> torch.Tensor:
     """Append zeros to heads, up to `size`."""
     missing = size - heads.shape[-1]
     return torch.nn.functional.pad(heads, (0, missing)) if missing else heads
+
+
+def _aligned(heads: torch.Tensor) -> torch.Tensor:
+    """Return heads that start at a multiple of ALIGNMENT bytes, as a slice of wider ones may not."""
+    return heads.clone() if heads.storage_offset() * heads.element_size() % ALIGNMENT else heads
 
 
 AttentionInterface.register(NAME, each_row)

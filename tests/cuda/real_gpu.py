@@ -1,4 +1,4 @@
-"""What this machine's GPU computes, beside the CPU in fp32: `python agreement.py FILE`, with the cases in the file.
+"""What this machine's GPU computes, beside the CPU in fp32: `python real_gpu.py FILE`, with the cases in the file.
 
 A train case is a forward and backward pass with the case's settings, then its optimizer's step; the CPU does the same
 with the same weights and adapter, in fp32. An evaluate case is the loss of held-out rows, and
@@ -9,6 +9,7 @@ import gc
 import json
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,7 @@ def evaluate(weights: str, layers: int = 0) -> dict[str, Any]:
     return result
 
 
-KINDS = {"train": train, "evaluate": evaluate}
+KINDS: dict[str, Callable[..., dict[str, Any]]] = {"train": train, "evaluate": evaluate}
 
 
 def main() -> None:
