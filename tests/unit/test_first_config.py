@@ -20,6 +20,7 @@ from zerolora.config.file import load
 from zerolora.config.resolve import resolve
 from zerolora.first_config import first_config as module
 from zerolora.first_config.first_config import first_config
+from zerolora.first_config.given_data import given_data
 from zerolora.first_config.given_model import given_model
 from zerolora.machine import devices
 
@@ -201,7 +202,7 @@ def test_limit_is_that_of_the_text_model(folder: Path) -> None:
     ):  # fmt: skip
         (folder / "My Model/config.json").write_text(json.dumps(config))
         into = _empty(folder / str(config["model_type"]))
-        values = module._values(given_model("My Model", into), "rows.json")
+        values = module._values(given_model("My Model", into), given_data("rows.json", into))
         assert values["prepare"]["rows"]["max_length"] == 96
 
 

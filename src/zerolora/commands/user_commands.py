@@ -25,7 +25,9 @@ def init(
     model: Annotated[
         str | None, typer.Option(help="Directory of a base model, or its NAME[@REVISION] on the Hugging Face Hub.")
     ] = None,
-    data: Annotated[str | None, typer.Option(help="File of rows to train --model on, or a directory of them.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="File or directory of rows for --model, or NAME[@REVISION] of a data set.")
+    ] = None,
     recipe: Annotated[str | None, typer.Option(help="Name of a recipe, in place of --model and --data.")] = None,
     output: Annotated[Path, typer.Option(help="The config to write.")] = Path("config/config.yaml"),
     force: Annotated[bool, typer.Option("--force", help="Replace --output if it exists.")] = False,
