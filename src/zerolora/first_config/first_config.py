@@ -8,6 +8,7 @@ import re
 import shlex
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ from zerolora.errors import UserError
 from zerolora.files import MANIFEST, read_json, write_json, write_text
 from zerolora.first_config.given_data import GivenData, given_data
 from zerolora.first_config.given_model import GivenModel, given_model
+from zerolora.first_config.recipe_settings import training_settings
 from zerolora.log import only_warnings
 from zerolora.machine import this_machine
 from zerolora.memory.estimate import estimate
@@ -63,13 +65,15 @@ class Plan(NamedTuple):
         return float(self.rendered["slurm_resources"]["seconds"])
 
 
-def first_config(model: str, data: str, output: Path, force: bool) -> Iterator[str]:
-    """Write the config to `output`; yield what it will train, line by line.
+def first_config(model: str, data: str, output: Path, force: bool, recipe: str | None = None) -> Iterator[str]:
+    """Write the config to `output`, with the training settings of a recipe; yield what it will train, line by line.
 
-    Raises UserError if `output` exists, unless `force`; if model or rows cannot be used; or if nothing fits.
+    Raises UserError if `output` exists, unless `force`; if model or rows cannot be used; if the recipe's settings do
+    not hold for them on this machine; or if nothing fits.
     """
     if output.exists() and not force:
         raise UserError(f"{output}: exists; write --force to replace it, or another --output")
+    settings = training_settings(recipe) if recipe else {}
     with tempfile.TemporaryDirectory() as name, only_warnings():
         folder = Path(name)
         (folder / "model").mkdir()
@@ -77,14 +81,18 @@ def first_config(model: str, data: str, output: Path, force: bool) -> Iterator[s
         rows = given_data(data, folder / "downloaded")
         yield from rows.said
         try:
-            values, form, stats, limit = _prepared(given, rows, folder)
-            plan = _planned(values, given, folder)
+            with _held_for(recipe):
+                values = _values(given, rows, settings)
+                _resolved(values, folder)
+            form, stats, limit = _prepared(values, given, rows, folder)
+            with _held_for(recipe):
+                plan = _plan(values, given, folder) if recipe else _planned(values, given, folder)
         except UserError as error:
             raise UserError(str(error).replace(str(rows.files), data)) from None
         plan.values["prepare"][rows.name]["path"] = rows.path
         if rows.entry:
             plan.values["fetch"]["data"] = {rows.name: rows.entry}
-        write_text(output, _text(plan.values, given, rows, model))
+        write_text(output, _text(plan.values, given, rows, model, recipe))
         first = _first_row(folder / "data", given.files)
     longest = max(stats[f"{split}_longest_row"] for split in ("train", "validation", "test"))
     counts = f"{stats['train_rows']:,} rows of {form}, the longest of {longest:,} tokens"
@@ -95,10 +103,22 @@ def first_config(model: str, data: str, output: Path, force: bool) -> Iterator[s
     yield from _said(plan)
 
 
-def _prepared(given: GivenModel, rows: GivenData, folder: Path) -> tuple[dict[str, Any], str, dict[str, Any], int]:
-    """Prepare the rows in `folder`; return the config's values, the form of the rows, their counts, and the model's own
-    limit of their length."""
-    values = _values(given, rows)
+@contextmanager
+def _held_for(recipe: str | None) -> Iterator[None]:
+    """Name the recipe in an error."""
+    try:
+        yield
+    except UserError as error:
+        if recipe is None:
+            raise
+        raise UserError(f"--recipe {recipe}: does not hold for this model and machine: {error}") from None
+
+
+def _prepared(
+    values: dict[str, Any], given: GivenModel, rows: GivenData, folder: Path
+) -> tuple[str, dict[str, Any], int]:
+    """Prepare the rows in `folder`, and set their split and longest length in the config's values; return the form of
+    the rows, their counts, and the model's own limit of their length."""
     entry = values["prepare"][rows.name]
     settings = _resolved(values, folder).prepare[rows.name]
     sources = sources_of(settings)
@@ -116,15 +136,18 @@ def _prepared(given: GivenModel, rows: GivenData, folder: Path) -> tuple[dict[st
     entry["max_length"] = min(-(-longest // STEP) * STEP, settings.max_length)
     if not stats["dropped_too_long_rows"]:
         del entry["too_long"]
-    return values, " and ".join(FORMS[form].name for form in dict.fromkeys(forms) if form), stats, settings.max_length
+    return " and ".join(FORMS[form].name for form in dict.fromkeys(forms) if form), stats, settings.max_length
 
 
 def _held_out(stats: dict[str, Any]) -> str:
     return f"{stats['validation_rows']:,} more for validation and {stats['test_rows']:,} for the test"
 
 
-def _values(given: GivenModel, rows: GivenData) -> dict[str, Any]:
-    """Return a config's values, with the model's own limit as the longest row, and the rows where they are now."""
+def _values(given: GivenModel, rows: GivenData, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return a config's values, with the model's own limit as the longest row, and the rows where they are now.
+
+    settings: `pack` and `train` of a recipe.
+    """
     # The text model's, by the name that all of transformers' classes have for it.
     limit = getattr(config_of(given.files).get_text_config(), "max_position_embeddings", None)
     hardware = this_machine.hardware()
@@ -138,8 +161,9 @@ def _values(given: GivenModel, rows: GivenData) -> dict[str, Any]:
                 "max_length": limit if isinstance(limit, int) else 2048, "too_long": "drop",
             }
         },
+        "pack": settings.get("pack", {}),
         "render": {"strategy": "auto"},
-        "train": {"ranks_per_node": hardware.get("gpus_per_node", 1)},
+        "train": {"ranks_per_node": hardware.get("gpus_per_node", 1), **settings.get("train", {})},
         "runs": {rows.name: {"dataset": rows.name}},
     }  # fmt: skip
 
@@ -201,9 +225,10 @@ def _said(plan: Plan) -> Iterator[str]:
     yield f"takes   {plan.seconds / 60:,.0f} minutes, predicted; hardware: {plan.rendered['hardware']}"
 
 
-def _text(values: dict[str, Any], given: GivenModel, rows: GivenData, model: str) -> str:
+def _text(values: dict[str, Any], given: GivenModel, rows: GivenData, model: str, recipe: str | None) -> str:
     """Return the config's text: a line for each entry."""
-    lines = [f"# {shlex.join(['zerolora', 'init', '--model', model, '--data', rows.text])}"]
+    command = ["zerolora", "init", "--model", model, "--data", rows.text, *(["--recipe", recipe] if recipe else [])]
+    lines = [f"# {shlex.join(command)}"]
     texts = {given.group: model, "data": rows.text}
     for section, entries in values.items():
         if section in ("fetch", "prepare", "runs"):
