@@ -64,7 +64,8 @@ def given_data(text: str, into: Path) -> GivenData:
             f"--data {shown(text)}: there is no such file or directory, and it is no name on the hub, as in "
             "tatsu-lab/alpaca; correct it"
         )
-    return _of_hub(text, *match.groups(), into)
+    repository, revision = match.groups()
+    return _of_hub(text, repository, revision, into)
 
 
 def _of_hub(text: str, repository: str, revision: str | None, into: Path) -> GivenData:
