@@ -101,7 +101,7 @@ def test_an_example_of_llamafactory(tmp_path: Path) -> None:
     rows = written["prepare"]["rows"]
     assert rows["path"] == "data"
     assert rows["sources"] == {"identity.json": {"at_most": 1000}, "alpaca_en_demo.json": {"at_most": 1000}}
-    assert (rows["template"], rows["too_long"]) == ("llama-3", "truncate_turns")
+    assert (rows["template"], rows["too_long"]) == ("llama-3-verbatim", "truncate_turns")
     said = "examples/deepspeed/ds_z3_config.json is not here; its name says zero3: correct it"
     assert by_key(translation)["deepspeed"] == ("differs", said)
 

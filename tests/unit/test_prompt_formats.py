@@ -131,7 +131,7 @@ def of_axolotl(name: str, like: PromptFormat, opens: bool = True) -> Any:
     return tokenizer_like(family_of(like)._replace(opens=opens), text)
 
 
-ALSO_WITHOUT_BOS = [name for name, (ours, _) in AXOLOTL.items() if PROMPT_FORMATS[ours].opens or "qwen" in name]
+ALSO_WITHOUT_BOS = ("falcon_h1", "qwen_25")
 PAIRS = [*((name, True) for name in AXOLOTL), *((name, False) for name in ALSO_WITHOUT_BOS)]
 
 
@@ -147,6 +147,15 @@ def test_format_matches_axolotls_template(name: str, opens: bool, data: st.DataO
     messages = [{"role": "system", "content": data.draw(CONTENT)}] if data.draw(st.booleans()) else []
     for _ in range(data.draw(st.integers(1, 3))):
         messages += [user(data.draw(CONTENT)), answer(data.draw(CONTENT))]
+    assert here.pieces(Example(messages)) == there.pieces(Example(messages))
+
+
+@pytest.mark.parametrize("name", AXOLOTL)
+def test_whitespace_is_stripped_where_axolotls_template_strips_it(name: str) -> None:
+    ours, _ = AXOLOTL[name]
+    tokenizer = of_axolotl(name, PROMPT_FORMATS[ours])
+    messages = [{"role": "system", "content": " Be brief.\n"}, user("\n Hi "), answer(" Hello\n")]
+    here, there = (Template(tokenizer, prepare_settings(template=each)) for each in (ours, "chat"))
     assert here.pieces(Example(messages)) == there.pieces(Example(messages))
 
 

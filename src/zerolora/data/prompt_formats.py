@@ -171,19 +171,19 @@ PROMPT_FORMATS: dict[str, PromptFormat] = entries_by_name(
         example="<s>User: Hi\n\nAssistant:« Hello</s>»",
     ),
     PromptFormat(
-        name="deepseek-2.5",
-        about="DeepSeek-V2.5: deepseek-3 with a blank line after the system prompt",
-        source="axolotl's `deepseek_v2`",
-        tokens=("<｜User｜>", "<｜Assistant｜>"),
-        template=_DEEPSEEK.replace("SYSTEM", 'message.content + "\\n\\n"'),
-        example="<s><｜User｜>Hi<｜Assistant｜>«Hello</s>»",
-    ),
-    PromptFormat(
         name="deepseek-3",
         about="DeepSeek-V3, without thoughts",
         source="the chat template of DeepSeek-V3; LLaMA-Factory's `deepseek3`",
         tokens=("<｜User｜>", "<｜Assistant｜>"),
         template=_DEEPSEEK.replace("SYSTEM", "message.content"),
+        example="<s><｜User｜>Hi<｜Assistant｜>«Hello</s>»",
+    ),
+    PromptFormat(
+        name="deepseek-2.5",
+        about="DeepSeek-V2.5: deepseek-3 with a blank line after the system prompt",
+        source="axolotl's `deepseek_v2`",
+        tokens=("<｜User｜>", "<｜Assistant｜>"),
+        template=_DEEPSEEK.replace("SYSTEM", 'message.content + "\\n\\n"'),
         example="<s><｜User｜>Hi<｜Assistant｜>«Hello</s>»",
     ),
     PromptFormat(
