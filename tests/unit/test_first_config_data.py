@@ -169,6 +169,8 @@ REFUSED: list[tuple[dict[str, bytes], str, dict[str, str], str]] = [
      f"--data {REPOSITORY}: has the published split test.jsonl alone, so nothing is left to train on"),
     ({"a.jsonl": jsonl(19)}, REPOSITORY, {}, f"--data {REPOSITORY}: has 19 rows; write a file of at least 20"),
     ({"a.jsonl": jsonl(40) + b"{}\n"}, REPOSITORY, {}, f"{REPOSITORY}/a.jsonl:41: "),
+    ({"a.jsonl": jsonl(40), "README.md": b"---\nconfigs: 3\n---\n"}, REPOSITORY, {},
+     f"data set {REPOSITORY}/README.md: its header has configs: 3, which is not a list"),
     ({}, "some/data.jsonl", {}, "--data 'some/data.jsonl': there is no such file or directory"),
 ]  # fmt: skip
 

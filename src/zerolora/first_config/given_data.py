@@ -86,7 +86,10 @@ def _of_hub(text: str, repository: str, revision: str | None, into: Path) -> Giv
         (names / path).touch()
     if README in sizes:
         (names / README).write_bytes((Path(header) / README).read_bytes())
-    divided = division(names, names, files_of(names))
+    try:
+        divided = division(names, names, files_of(names))
+    except UserError as error:
+        raise UserError(str(error).replace(str(names), name)) from None
     entries = divided.entries(names) if divided else []
     sources = _sources(text, entries)
     wanted = [path for path in listed if not divided or _used(path, sources)]
