@@ -27,18 +27,22 @@ def init(
     model: Annotated[
         str | None, typer.Option(help="Directory of a base model, or its NAME[@REVISION] on the Hugging Face Hub.")
     ] = None,
-    data: Annotated[str | None, typer.Option(help="File of rows to train --model on, or a directory of them.")] = None,
-    recipe: Annotated[str | None, typer.Option(help="Name of a recipe, in place of --model and --data.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="File or directory of rows for --model, or NAME[@REVISION] of a data set.")
+    ] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="Name of a recipe; of its training settings with --model and --data.")
+    ] = None,
     output: Annotated[Path, typer.Option(help="The config to write.")] = Path("config/config.yaml"),
     force: Annotated[bool, typer.Option("--force", help="Replace --output if it exists.")] = False,
 ) -> None:
     """Write a project's config for a model and rows, or from a recipe of config/recipes/; or list the recipes."""
     if model is not None or data is not None:
-        if model is None or data is None or recipe is not None:
+        if model is None or data is None:
             raise UserError("write --model and --data, both, or --recipe alone")
         from zerolora.first_config.first_config import first_config
 
-        for line in first_config(model, data, output, force):
+        for line in first_config(model, data, output, force, recipe):
             typer.echo(line)
         result(f"{output} is written; train with `{'make run' if Path('Makefile').is_file() else 'zerolora run'}`")
         return

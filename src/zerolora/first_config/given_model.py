@@ -83,5 +83,10 @@ def _looked_up(repository: str, revision: str | None, into: Path) -> dict[str, s
         snapshot_download(
             repository, revision=about.sha, allow_patterns=SMALL_HUB_FILES, ignore_patterns=NOT_READ, local_dir=into
         )
-    stated = getattr(about.card_data, "license", None) if about.card_data else None
-    return {"repository": repository, "revision": about.sha, "license": str(stated or UNKNOWN_LICENSE)}
+    return {"repository": repository, "revision": about.sha, "license": license_of(about.card_data)}
+
+
+def license_of(card: Any) -> str:
+    """Return the licence that the metadata of a repository's README.md states; of several, joined by AND."""
+    stated = getattr(card, "license", None) if card else None
+    return " AND ".join(map(str, stated)) if isinstance(stated, list) else str(stated or UNKNOWN_LICENSE)
