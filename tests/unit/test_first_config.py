@@ -86,7 +86,7 @@ MISTAKES: list[tuple[dict[str, str], str]] = [
     ({"data": "none.json"}, "--data 'none.json': there is no such file or directory"),
     ({"data": "x\ny"}, "--data 'x\\ny': there is no such file or directory"),
     ({"data": "{x}.json"}, "Snakemake takes {...} in a file's name for a wildcard; rename the file"),
-    ({"model": "code"}, "code"),
+    ({"model": "code"}, "auto_map names Python code"),
 ]
 
 
@@ -97,7 +97,7 @@ def test_mistake_is_one_line_and_writes_nothing(folder: Path, given: dict[str, s
     write_rows(folder / "{x}.json", 40)
     shutil.copytree(folder / "My Model", folder / "code")
     config = json.loads((folder / "code/config.json").read_text())
-    config |= {"model_type": "internlm2", "auto_map": {"AutoConfig": "m.C"}}
+    config |= {"model_type": "other", "auto_map": {"AutoConfig": "m.C"}}
     (folder / "code/config.json").write_text(json.dumps(config))
     result = init(folder, **given)
     assert result.returncode == 2 and not (folder / "config.yaml").exists()

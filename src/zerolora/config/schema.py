@@ -169,7 +169,8 @@ class HubData(_Hub):
 
 
 class DirectoryModel(Section):
-    """A base model in a local directory that `from_pretrained` can load. It is used in place, never copied."""
+    """A base model in a local directory that `from_pretrained` can load, used in place; InternLM2 and Baichuan are
+    converted to a Llama in `resources/weights`."""
 
     path: Text
     """The directory, absolute or relative to the project."""

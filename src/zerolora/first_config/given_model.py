@@ -11,9 +11,8 @@ from zerolora.config.shorthands import slug
 from zerolora.config.values import UNKNOWN_LICENSE
 from zerolora.errors import UserError, shown
 from zerolora.fetch.hub_client import explained_errors
-from zerolora.fetch.model_sources import NOT_READ, SMALL_HUB_FILES
+from zerolora.fetch.model_sources import NOT_READ, SMALL_HUB_FILES, check_published_settings
 from zerolora.files import MANIFEST, write_json
-from zerolora.model.base_check import check_settings
 from zerolora.model.manifest import is_weight, model_files
 
 REPOSITORY = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
@@ -54,11 +53,11 @@ def given_model(text: str, into: Path) -> GivenModel:
             "safetensors, or a name on the hub, as in Qwen/Qwen2.5-0.5B-Instruct"
         )
     try:
-        check_settings(into)
+        files = check_published_settings(into)
     except UserError as error:
         raise UserError(str(error).replace(str(into), text)) from None
-    write_json(into / MANIFEST, {"files": {}})
-    return GivenModel(slug(name, "model"), group, entry, into)
+    write_json(files / MANIFEST, {"files": {}})
+    return GivenModel(slug(name, "model"), group, entry, files)
 
 
 def _license_of(directory: Path) -> str:
