@@ -43,7 +43,7 @@ from zerolora.data.prepared_rows import IGNORED, schema
 from zerolora.files import read_json, write_json
 from zerolora.machine.peak_memory import PeakMemory
 from zerolora.memory.predict import Prediction, predict
-from zerolora.memory.reserve import shares
+from zerolora.memory.reserve import HOPPER, shares
 from zerolora.memory.training_spec import TrainingSpec
 from zerolora.model.read_spec import read_model_spec
 from zerolora.planner.zero_json import ZeroJson
@@ -318,7 +318,9 @@ def allocated_of(group: Group, batch: Batch, prediction: Prediction) -> int:
     """Return the predicted bytes of torch's allocator: with cuBLAS's workspaces, without a paged optimizer's states."""
     spec = spec_of(group, batch)
     paged = prediction.gpu["moments"] if str(group.get("optimizer", "")).startswith("paged") else 0
-    return int(prediction.gpu["total"]) - paged + shares(replace(spec, reserve=None), 0)["workspaces"]
+    return (
+        int(prediction.gpu["total"]) - paged + shares(replace(spec, reserve=None, capability=HOPPER), 0)["workspaces"]
+    )
 
 
 def predicted_again(each: dict[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ PLANNED: dict[str, dict[str, tuple[str, int, bool]]] = {
     "falcon-180b-lora-8x80gb": {"zero3": ("zero3", 1, True)},
     "falcon-40b-lora-4x80gb": {"zero3": ("zero3", 1, False)},
     "gemma-3-4b-lora-1x24gb": {"text": ("ddp", 1, False)},
-    "internlm2-chat-7b-qlora-2x24gb": {"qlora": ("zero2", 2, True)},
+    "internlm2-chat-7b-qlora-2x24gb": {"qlora": ("zero2", 1, False)},
     "llama-2-70b-lora-2x8xt4": {"lora": ("zero3_offload", 2, True)},
     "llama-3-70b-lora-2x8x80gb": {"hpz": ("zero3_hpz", 1, True), "hybrid": ("fsdp_hybrid", 1, True)},
     "llama-3-70b-qlora-2x24gb": {"qlora": ("fsdp_offload", 2, True)},

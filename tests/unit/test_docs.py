@@ -24,7 +24,7 @@ from benchmarks.train import tables
 from zerolora import strategies
 from zerolora.config.file import load
 from zerolora.config.schema import Config
-from zerolora.memory.reserve import COMMUNICATOR, CONTEXT, CUDA_BYTES, JOB_BYTES, KERNELS
+from zerolora.memory.reserve import COMMUNICATOR, CUDA_BYTES, HOPPER_CONTEXT, JOB_BYTES, KERNELS
 from zerolora.planner.hardware import GPUS, KERNEL_SECONDS, MATMUL_SHARE, MEMORY_SHARE, NETWORKS, NODE_LINKS, offered
 from zerolora.strategies import STRATEGIES
 
@@ -300,7 +300,7 @@ def test_gpu_memory_figures_match_measurements(name: str, size: str) -> None:
     assert actual["mean_absolute_error"] <= 0.03 and actual["lowest_error"] >= -0.03
     for row in actual["rows"]:
         if "gpu_in_use" in row:
-            assert row["gpu_in_use"] - row["gpu_reserved"] <= CONTEXT + COMMUNICATOR + KERNELS, row
+            assert row["gpu_in_use"] - row["gpu_reserved"] <= HOPPER_CONTEXT + COMMUNICATOR + KERNELS, row
 
 
 def test_gpu_agreement_figures_match_measurements() -> None:

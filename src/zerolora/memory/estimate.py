@@ -281,10 +281,11 @@ SOURCES = {
     "buffers": "buckets, gathered weights, norms: deepspeed/runtime/zero/stage_1_and_2.py, stage3.py, "
     "partitioned_param_coordinator.py",
     "reserve": "memory beside the model's tensors: estimate.reserve, or the shares below (zerolora/memory/reserve.py)",
-    "reserve_context": "CUDA's context, 527 MiB: measured (docs/memory.md, The reserve)",
-    "reserve_nccl": "652 MiB of NCCL's own: measured; and 12 MiB for each of 32 channels of a group of several ranks: "
-    "NVIDIA/nccl#1685, NVIDIA/nccl#986",
-    "reserve_kernels": "kernels that training loads, 540 MiB: measured",
+    "reserve_context": "CUDA's context, 426 MiB: unslothai/unsloth-zoo#1053; from compute capability 9.0 527 MiB, "
+    "measured (docs/memory.md, The reserve)",
+    "reserve_nccl": "12 MiB for each of 32 channels of a group of several ranks: NVIDIA/nccl#1685, NVIDIA/nccl#986; "
+    "from compute capability 9.0 also 652 MiB of NCCL's own, measured",
+    "reserve_kernels": "kernels that training loads: 540 MiB from compute capability 9.0, measured",
     "reserve_workspaces": "two of cuBLAS: ATen/cuda/CublasHandlePool.cpp",
     "reserve_allocator": "2.4 % of the tensors, which torch's allocator holds besides: "
     "vllm-project/compressed-tensors#587",

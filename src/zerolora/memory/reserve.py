@@ -1,15 +1,19 @@
 """Memory beyond the traced bytes: a GPU's context, NCCL, kernels, workspaces and unused blocks; the headroom of a host.
 
-Measured on one H200 (driver 580, torch 2.11 for CUDA 13) by benchmarks/memory/measure.py: gpu_memory_*.json in
-benchmarks/results. What one GPU cannot show, NCCL's buffers between ranks, is a published figure.
+From compute capability 9.0 as benchmarks/memory/measure.py measured on one H200 (driver 580, torch 2.11 for CUDA 13;
+gpu_memory_*.json in benchmarks/results); other GPUs, and NCCL's buffers between ranks, have published figures.
 """
 
 from zerolora.memory.training_spec import TrainingSpec
 
 MIB = 2**20
-CONTEXT = 527 * MIB
-"""A context of CUDA 13 with lazily loaded kernels (`gpu_context`). 426 MiB on an RTX 6000 Ada:
-unslothai/unsloth-zoo#1053."""
+HOPPER = 9.0
+"""The compute capability from which the measured figures are taken."""
+CONTEXT = 426 * MIB
+"""A context of CUDA 13 with lazily loaded kernels: unslothai/unsloth-zoo#1053 (torch 2.10, RTX 6000 Ada); about 400 MB
+in pytorch/pytorch#109888."""
+HOPPER_CONTEXT = 527 * MIB
+"""`gpu_context`."""
 COMMUNICATOR = 652 * MIB
 """NCCL after the first collective, of one rank (`gpu_connected` less `gpu_context`)."""
 CONNECTION = (10 + 2) * MIB
@@ -23,7 +27,7 @@ KERNELS = 540 * MIB
 WORKSPACES = 2
 """Of cuBLAS, which torch allocates for each thread that computes: those of the forward and the backward pass."""
 WORKSPACE, HOPPER_WORKSPACE = 8320 * 1024, 32 * MIB
-"""Bytes of a workspace, and from compute capability 9.0: torch, ATen/cuda/CublasHandlePool.cpp."""
+"""Bytes of a workspace, and from HOPPER on: torch, ATen/cuda/CublasHandlePool.cpp."""
 UNUSED = 0.024
 """Memory that torch's allocator reserves but does not use, as a share of the allocated memory: 1.83 GiB of 75.31 GiB
 with a 70B model (vllm-project/compressed-tensors#587), 3.0 % in pytorch/pytorch#44742, 0.9 % in
@@ -48,12 +52,12 @@ def shares(spec: TrainingSpec, allocated: float, idle: float = 0.0) -> dict[str,
         return {"total": 0}
     if spec.reserve is not None:
         return {"total": spec.reserve}
-    workspace = HOPPER_WORKSPACE if spec.capability is None or spec.capability >= 9 else WORKSPACE
+    measured = spec.capability is not None and spec.capability >= HOPPER
     result = {
-        "context": CONTEXT,
-        "nccl": COMMUNICATOR + CONNECTION * CHANNELS * groups(spec),
-        "kernels": KERNELS,
-        "workspaces": WORKSPACES * workspace,
+        "context": HOPPER_CONTEXT if measured else CONTEXT,
+        "nccl": COMMUNICATOR * measured + CONNECTION * CHANNELS * groups(spec),
+        "kernels": KERNELS * measured,
+        "workspaces": WORKSPACES * (HOPPER_WORKSPACE if measured else WORKSPACE),
         "allocator": int(UNUSED * allocated),
         "streams": int(idle),
     }
