@@ -24,6 +24,7 @@ test: $(INSTALLED)  ## run all tests, fast ones first; installs a Slurm and a br
 	@tests/slurm/install
 	@tests/launchers/install
 	@tests/schedulers/install
+	@tests/serving/install
 	@tests/browser/install
 	@tests/cuda/install
 	$(PYTEST)

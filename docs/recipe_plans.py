@@ -43,8 +43,11 @@ class Assumed:
 
 
 ASSUMED = {
+    "bloom-176b-lora-8x80gb": Assumed(MODELS / "bloom-176b.json"),
     "falcon-180b-lora-8x80gb": Assumed(MODELS / "falcon-180b.json"),
+    "falcon-40b-lora-4x80gb": Assumed(MODELS / "falcon-40b.json"),
     "gemma-3-4b-lora-1x24gb": Assumed(MIXTURES / "gemma-3-4b.json"),
+    "internlm2-chat-7b-qlora-2x24gb": Assumed(MODELS / "internlm2-chat-7b.json"),
     "llama-2-70b-lora-2x8xt4": Assumed(MODELS / "llama-2-70b.json"),
     "llama-3-70b-lora-2x8x80gb": Assumed(MODELS / "llama-3-70b.json"),
     "llama-3-70b-qlora-2x24gb": Assumed(MODELS / "llama-3-70b.json"),

@@ -15,7 +15,7 @@ from typer.exceptions import TyperException
 from typer.main import get_command_name
 
 from zerolora import log as messages
-from zerolora.commands import stage_commands, user_commands
+from zerolora.commands import stage_commands, standard_input, user_commands
 from zerolora.compat.left_out import leave_out
 from zerolora.compat.transformers_import import import_quickly
 from zerolora.errors import UserError, explained
@@ -105,10 +105,9 @@ def main() -> None:
 
     Exits with 2 after printing user errors and OS errors in one line each, with STOPPED after a request to stop, and
     with INTERRUPTED after Ctrl-C in a command without state to save. Standard input is closed, so that no library can
-    wait for an answer.
+    wait for an answer, and `chat` opens it again.
     """
-    with Path(os.devnull).open() as nothing:
-        os.dup2(nothing.fileno(), 0)
+    standard_input.close()
     messages.set_up()
     parents.end_with_engine()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:

@@ -7,7 +7,7 @@ the format: https://github.com/huggingface/safetensors#format.
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -190,6 +190,33 @@ def save_tensors(tensors: "Mapping[str, torch.Tensor]", path: Path) -> None:
         except OSError as error:
             error.filename = str(path)
             raise error from None
+        raise
+
+
+def write_one_by_one(
+    entries: "Iterable[tuple[str, str, tuple[int, ...], Callable[[], torch.Tensor]]]", path: Path
+) -> None:
+    """Write a safetensors file of tensors that are made one at a time.
+
+    entries: name, type as in a header, shape and maker of each. Raises OSError, with the file's name, if the disk is
+    full.
+    """
+    import torch
+
+    listed = list(entries)
+    described: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, kind, shape, _ in listed:
+        size = math.prod(shape) * TYPES[kind][1]
+        described[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [end, end + size]}
+        end += size
+    try:
+        with path.open("wb") as file:
+            file.write(_header(described))
+            for *_, make in listed:
+                file.write(make().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    except OSError as error:
+        error.filename = error.filename or str(path)
         raise
 
 

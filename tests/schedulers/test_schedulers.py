@@ -13,16 +13,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import executors
 import pytest
 import yaml
 from conftest import BIN, ROOT, Project
 from engines import edit_config
+from package_folder import SCHEDULERS
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(executors.missing() is not None, reason=executors.missing() or ""),
+    pytest.mark.skipif(SCHEDULERS.missing() is not None, reason=SCHEDULERS.missing() or ""),
 ]
 
 PROFILES = ("pbs", "lsf", "htcondor")
@@ -63,7 +63,7 @@ class Site(Project):  # type: ignore[misc]  # tests find conftest by pytest's pa
 
     def snakemake(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run snakemake with the executors and the stand-ins."""
-        packages = f"{self.directory / 'src'}{os.pathsep}{executors.folder()}"
+        packages = f"{self.directory / 'src'}{os.pathsep}{SCHEDULERS.folder}"
         path = f"{self.tools}{os.pathsep}{BIN}{os.pathsep}{os.environ['PATH']}"
         return self.run("snakemake", *arguments, check=check, PYTHONPATH=packages, PATH=path)
 

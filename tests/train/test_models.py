@@ -53,6 +53,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
 }
 STAND_INS: dict[str, dict[str, Any]] = {
+    "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4},
     "falcon": {
         "hidden_size": 32,
         "num_hidden_layers": 2,
@@ -101,7 +102,7 @@ def bench_of(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Call
 
 
 def settings_of(family: str) -> dict[str, Any]:
-    return {"attention": "eager" if family == "gpt_oss" else "sdpa"}
+    return {"attention": "eager" if family in ("bloom", "gpt_oss") else "sdpa"}
 
 
 LOAD = {"router_imbalance", "router_idle_share"}

@@ -25,8 +25,11 @@ __all__ = ["bench_of"]  # a fixture
 RECIPES = ROOT / "config/recipes"
 PLANNED: dict[str, dict[str, tuple[str, int, bool]]] = {
     # What is planned for each run: strategy, micro-batch, checkpointing.
+    "bloom-176b-lora-8x80gb": {"zero3": ("zero3", 1, True)},
     "falcon-180b-lora-8x80gb": {"zero3": ("zero3", 1, True)},
+    "falcon-40b-lora-4x80gb": {"zero3": ("zero3", 1, False)},
     "gemma-3-4b-lora-1x24gb": {"text": ("ddp", 1, False)},
+    "internlm2-chat-7b-qlora-2x24gb": {"qlora": ("zero2", 2, True)},
     "llama-2-70b-lora-2x8xt4": {"lora": ("zero3_offload", 2, True)},
     "llama-3-70b-lora-2x8x80gb": {"hpz": ("zero3_hpz", 1, True), "hybrid": ("fsdp_hybrid", 1, True)},
     "llama-3-70b-qlora-2x24gb": {"qlora": ("fsdp_offload", 2, True)},
@@ -47,8 +50,16 @@ PLANNED: dict[str, dict[str, tuple[str, int, bool]]] = {
 }
 RUN_HERE = {"gemma-3-270m-boolq", "smollm2-135m-benchmarks", "smollm2-135m-strategies"}
 """Recipes for two CPU cores; the families of their models are trained by other tests."""
-PARAMETERS = {"falcon-180b": 179_522_565_120, "llama-2-70b": 68_976_648_192}  # as published
+PARAMETERS = {
+    "bloom-176b": 176_247_271_424,
+    "falcon-180b": 179_522_565_120,
+    "internlm2-chat-7b": 7_737_708_544,
+    "llama-2-70b": 68_976_648_192,
+}
+"""As published."""
 FAMILY = {
+    "bloom-176b-lora-8x80gb": "bloom",
+    "falcon-40b-lora-4x80gb": "falcon",
     "falcon-180b-lora-8x80gb": "falcon",
     "gemma-3-4b-lora-1x24gb": "gemma3",
     "qwen3-30b-a3b-lora-4x80gb": "qwen3_moe",

@@ -1,5 +1,6 @@
 """Real DeepSpeed, real processes: every strategy learns the same, and failures end cleanly."""
 
+import csv
 import json
 import os
 import re
@@ -15,11 +16,14 @@ import torch
 from bench import Bench, metrics, rank_process
 from conftest import ROOT, begun, project_environment
 from safetensors.torch import load_file
+from training_plan import training_plan
 
+from zerolora.data.packing_plan import open_plan
 from zerolora.data.prepared_rows import open_split
 from zerolora.files import canonical
 from zerolora.strategies import STRATEGIES
 from zerolora.train.checkpoint.store import FINISHED
+from zerolora.train.feed import Batches
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -227,6 +231,36 @@ def test_shares_of_sources_are_those_of_the_data_on_any_ranks(bench: Bench) -> N
             assert run[f"supervised_share.{name}"] == pytest.approx(supervised)
         assert actual[0][f"loss_share.{name}"] == pytest.approx(actual[1][f"loss_share.{name}"], rel=1e-5)
     assert sum(value for name, value in actual[0].items() if name.startswith("loss_share.")) == pytest.approx(1)
+
+
+def test_each_source_has_a_loss_in_each_step(bench: Bench) -> None:
+    """Its mean over its own tokens, whatever the ranks and interruptions; empty in a step without the source."""
+    bench.mix()
+    whole: dict[str, Any] = {"packing": "mixed-packing", "data": "mixed", "global_batch": 2, "epochs": 2}
+    whole["max_steps"] = None
+    tables = []
+    for ranks in (1, 2, 2):
+        run = bench.run(f"sources-{ranks}", "zero1", **whole, ranks_per_node=ranks, checkpoint_steps=1)
+        with (run / "metrics/loss.csv").open(newline="") as file:
+            tables.append(list(csv.DictReader(file)))
+        last = max((bench.folder / "checkpoints" / run.name).glob("*/step-*.safetensors"))
+        last.unlink()  # the next run of this name resumes before its last step
+    assert json.loads((run / "metrics/train_resources.json").read_text())["resumes"] == 1
+    assert tables[1] == tables[2]
+    packing = open_plan(bench.folder / "mixed-packing/train.arrow")
+    plan = training_plan(global_batch=2, epochs=2)
+    batches = Batches(open_split(bench.folder / "mixed", "train"), packing, plan, 0, 1)
+    sums: dict[str, float] = {"short.json": 0.0, "long.json": 0.0}
+    for step, (one, two) in enumerate(zip(*tables[:2], strict=True)):
+        items = dict(zip(sums, batches.items_at(step, 2), strict=True))
+        for name, count in items.items():
+            assert bool(one[f"loss.{name}"]) == bool(two[f"loss.{name}"]) == (count > 0)
+            sums[name] += count
+        means = {name: float(one[f"loss.{name}"]) for name, count in items.items() if count}
+        total = sum(means[name] * items[name] for name in means) / sum(items.values())
+        assert total == pytest.approx(float(one["loss"]), rel=1e-6)
+        assert all(float(two[f"loss.{name}"]) == pytest.approx(mean, rel=1e-4) for name, mean in means.items())
+    assert [*sums.values()] == batches.supervised_by_source(2)
 
 
 @pytest.mark.parametrize(("strategy", "ranks"), [("zero2", 1), ("zero3", 2)])

@@ -20,6 +20,7 @@ from zerolora.config.file import load
 from zerolora.config.resolve import resolve
 from zerolora.first_config import first_config as module
 from zerolora.first_config.first_config import first_config
+from zerolora.first_config.given_data import given_data
 from zerolora.first_config.given_model import given_model
 from zerolora.machine import devices
 
@@ -85,7 +86,7 @@ MISTAKES: list[tuple[dict[str, str], str]] = [
     ({"data": "none.json"}, "--data 'none.json': there is no such file or directory"),
     ({"data": "x\ny"}, "--data 'x\\ny': there is no such file or directory"),
     ({"data": "{x}.json"}, "Snakemake takes {...} in a file's name for a wildcard; rename the file"),
-    ({"model": "code"}, "code"),
+    ({"model": "code"}, "auto_map names Python code"),
 ]
 
 
@@ -96,7 +97,7 @@ def test_mistake_is_one_line_and_writes_nothing(folder: Path, given: dict[str, s
     write_rows(folder / "{x}.json", 40)
     shutil.copytree(folder / "My Model", folder / "code")
     config = json.loads((folder / "code/config.json").read_text())
-    config |= {"model_type": "internlm2", "auto_map": {"AutoConfig": "m.C"}}
+    config |= {"model_type": "other", "auto_map": {"AutoConfig": "m.C"}}
     (folder / "code/config.json").write_text(json.dumps(config))
     result = init(folder, **given)
     assert result.returncode == 2 and not (folder / "config.yaml").exists()
@@ -105,10 +106,66 @@ def test_mistake_is_one_line_and_writes_nothing(folder: Path, given: dict[str, s
 
 
 def test_model_and_data_come_together(folder: Path) -> None:
-    for options in (["--model", "My Model"], ["--model", "My Model", "--data", "rows.json", "--recipe", "any"]):
+    for options in (["--model", "My Model"], ["--model", "My Model", "--recipe", "llama-3-8b-lora-8x80gb"]):
         result = served("zerolora", "init", *options, directory=folder)
         assert result.returncode == 2
         assert "write --model and --data, both, or --recipe alone" in result.stderr
+
+
+RECIPES = Path(__file__).parents[2] / "config/recipes"
+
+
+@pytest.fixture
+def recipes(folder: Path) -> Path:
+    (folder / "config").mkdir()
+    (folder / "config/recipes").symlink_to(RECIPES)
+    return folder
+
+
+def test_a_recipes_training_settings_are_written_for_another_model(recipes: Path) -> None:
+    """Its hardware, ranks and strategy are not: they follow from this machine."""
+    folder = recipes
+    write_rows(folder / "rows.json", 80)
+    result = init(folder, "--recipe", "llama-3-8b-lora-8x80gb")
+    assert result.returncode == 0, result.stderr
+    text = (folder / "config.yaml").read_text()
+    command = "# zerolora init --model 'My Model' --data rows.json --recipe llama-3-8b-lora-8x80gb\n"
+    assert text.startswith(command) and len(text.splitlines()) <= 13
+    run = resolve(load(folder / "config.yaml")).runs["rows"]
+    theirs = yaml.safe_load((RECIPES / "llama-3-8b-lora-8x80gb/config.yaml").read_text())
+    written = yaml.safe_load(text)
+    assert written["train"] == theirs["train"] | {"ranks_per_node": 1} and written["pack"] == theirs["pack"]
+    assert (written["hardware"]["device"], run.render.strategy) == ("cpu", "auto")
+
+
+HOLDS_NOT = [
+    ("llama-3-8b-lora-8x80gb", "train.global_batch is 64"),
+    ("llama-3.1-8b-128k-8x80gb", "train.sequence_parallel: 1 ranks are not a multiple of 8"),
+    ("falcon-180b-lora-8x80", "--recipe: 'falcon-180b-lora-8x80' is not a recipe; write one of"),
+]
+
+
+@pytest.mark.parametrize(("recipe", "said"), HOLDS_NOT)
+def test_a_recipe_that_does_not_hold_is_refused_by_its_key(recipes: Path, recipe: str, said: str) -> None:
+    folder = recipes
+    result = init(folder, "--recipe", recipe)
+    assert result.returncode == 2 and not (folder / "config.yaml").exists()
+    assert said in result.stderr, result.stderr
+    assert "Traceback" not in result.stderr and tempfile.gettempdir() not in result.stderr.replace(str(folder), "")
+
+
+def test_targets_that_the_model_lacks_are_refused_by_their_key(folder: Path) -> None:
+    """A recipe of the project names modules of its model."""
+    recipe = folder / "config/recipes/mine"
+    recipe.mkdir(parents=True)
+    text = "runs: {a: {dataset: rows}}\ntrain: {lora: {targets: [query_key_value]}}\n"
+    (recipe / "config.yaml").write_text(text)
+    result = init(folder, "--recipe", "mine")
+    assert result.returncode == 2 and not (folder / "config.yaml").exists()
+    said = "--recipe mine: does not hold for this model and machine: train.lora.targets"
+    assert said in result.stderr.splitlines()[-1]
+    (recipe / "config.yaml").write_text("runs: {a: {dataset: rows, train: {seed: 1}}}\n")
+    assert "--recipe mine: its run a has its own train" in init(folder, "--recipe", "mine").stderr
 
 
 @pytest.fixture
@@ -201,7 +258,7 @@ def test_limit_is_that_of_the_text_model(folder: Path) -> None:
     ):  # fmt: skip
         (folder / "My Model/config.json").write_text(json.dumps(config))
         into = _empty(folder / str(config["model_type"]))
-        values = module._values(given_model("My Model", into), "rows.json")
+        values = module._values(given_model("My Model", into), given_data("rows.json", into), {})
         assert values["prepare"]["rows"]["max_length"] == 96
 
 

@@ -307,7 +307,10 @@ def test_stop_tokens_come_from_generation_config(evaluated: SimpleNamespace, tmp
     for ends in (stop, 1):  # one that the model generates, one that it does not
         write_json(file, json.loads(before) | {"eos_token_id": ends})
         evaluate(settings(), evaluated.data, evaluated.model, tmp_path, tmp_path / "answers.json")
-        counted.append(read_json(tmp_path / "evaluate_resources.json", "")["generated_tokens"])
+        resources = read_json(tmp_path / "evaluate_resources.json", "")
+        counted.append(resources["generated_tokens"])
+        rate = resources["generated_tokens"] / resources["answering_seconds"]
+        assert rate == pytest.approx(resources["generated_tokens_per_second"]) and rate > 0
     file.write_text(before)
     rows = len(evaluated.answers)
     assert counted[0] < counted[1] == rows * 8
@@ -343,6 +346,7 @@ def test_killed_evaluation_continues_from_its_answers(evaluated: SimpleNamespace
     expected = [each["answer"] for each in evaluated.answers]
     expected[index] = "stored\u2028answer"
     assert [each["answer"] for each in read_json(tmp_path / "answers.json", "")] == expected
+    assert "answering_seconds" not in read_json(tmp_path / "evaluate_resources.json", ""), "of a part of the rows"
     assert not work.exists()
     # Answers of another model are ignored.
     other = tmp_path / "work/other"

@@ -101,7 +101,7 @@ def test_an_example_of_llamafactory(tmp_path: Path) -> None:
     rows = written["prepare"]["rows"]
     assert rows["path"] == "data"
     assert rows["sources"] == {"identity.json": {"at_most": 1000}, "alpaca_en_demo.json": {"at_most": 1000}}
-    assert (rows["template"], rows["too_long"]) == ("llama-3", "truncate_turns")
+    assert (rows["template"], rows["too_long"]) == ("llama-3-verbatim", "truncate_turns")
     said = "examples/deepspeed/ds_z3_config.json is not here; its name says zero3: correct it"
     assert by_key(translation)["deepspeed"] == ("differs", said)
 
@@ -279,6 +279,7 @@ def of(text: str, tmp_path: Path, name: str = "config.yml", **options: Any) -> t
 
 
 AXOLOTL = "base_model: some/model\nmicro_batch_size: 1\nsequence_len: 512\nbf16: auto\n"
+QWEN = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
 FACTORY = "model_name_or_path: some/model\nstage: sft\nfinetuning_type: lora\ncutoff_len: 512\ndataset: a\n"
 
 
@@ -493,6 +494,7 @@ def test_roles_and_inputs_that_are_supervised(tmp_path: Path, entries: str, more
         ("type: alpaca", "chatml", NO_EFFECT, None),
         ("type: chat_template", "llama3", NO_EFFECT, None),
         ("type: chat_template", "chatml", CHANGES, "You are X."),
+        ("type: chat_template", "qwen_25", NO_EFFECT, QWEN),
     ],
 )
 def test_default_system_prompt_only_applies_to_chatml(
@@ -503,6 +505,63 @@ def test_default_system_prompt_only_applies_to_chatml(
     assert rows.get("system") == system
     translation, _ = of(f"{AXOLOTL}{more}datasets: [{{path: a/b, {entry}}}]\n", tmp_path)
     assert any(line.key == "default_system_message" for line in translation.of(group))
+
+
+@pytest.mark.parametrize(
+    ("name", "ours", "system"),
+    [
+        ("cohere", "command-r", None),
+        ("deepseek_v2", "deepseek-2.5", None),
+        ("falcon_h1", "falcon-h1", None),
+        ("gemma3n", "gemma", None),
+        ("llama4", "llama-4", None),
+        ("qwen_25", "chatml", QWEN),
+        ("tokenizer_default_fallback_qwen_25", "chat", None),
+    ],
+)
+def test_axolotls_template_is_ours_of_the_same_text(tmp_path: Path, name: str, ours: str, system: str | None) -> None:
+    """The texts are compared in test_prompt_formats.py."""
+    entry = "datasets: [{path: a/b, type: chat_template}]\n"
+    translation, written = of(f"{AXOLOTL}chat_template: {name}\n{entry}", tmp_path)
+    rows = written["prepare"]["rows"]
+    assert (rows["template"], rows.get("system")) == (ours, system)
+    assert not [line for line in translation.of(CHANGES) if line.key == "chat_template"]
+
+
+def test_axolotls_template_without_an_equal_is_a_line(tmp_path: Path) -> None:
+    for name, said in ("qwen3", "Qwen3's own chat template writes the same text"), ("jamba", "'jamba' has no equal"):
+        lines, rows = data("[{path: a/b, type: chat_template}]", tmp_path, f"chat_template: {name}\n")
+        assert rows["template"] == "chat" and "system" not in rows
+        assert lines["chat_template"][0] == CHANGES and said in lines["chat_template"][1]
+    _, rows = data("[{path: a/b, type: alpaca}]", tmp_path, "chat_template: qwen_25\n")
+    assert rows["template"] == "alpaca-newline" and "system" not in rows
+
+
+@pytest.mark.parametrize(
+    ("model", "tokens", "changed"),
+    [
+        ("codellama/CodeLlama-7b-hf", {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}, []),
+        ("codellama/CodeLlama-7b-hf", {"bos_token": "<|begin|>"}, ["special_tokens.bos_token"]),
+        ("01-ai/Yi-34B-Chat", {"bos_token": "<|startoftext|>", "eos_token": "<|endoftext|>"}, []),
+        ("NousResearch/Meta-Llama-3.1-8B", {"eos_token": "<|eot_id|>", "pad_token": "<|end_of_text|>"}, []),
+        ("some/codellama", {"bos_token": "<s>"}, ["special_tokens.bos_token"]),
+        ("LOCAL", {"bos_token": "[A]", "unk_token": "[B]"}, []),
+        ("LOCAL", {"bos_token": "[B]", "unk_token": "[A]"}, ["special_tokens.bos_token", "special_tokens.unk_token"]),
+        ("LOCAL", {"cls_token": "[C]"}, ["special_tokens.cls_token"]),
+    ],
+)
+def test_special_tokens_of_axolotl(tmp_path: Path, model: str, tokens: dict[str, str], changed: list[str]) -> None:
+    """Those that the tokenizer has in the same role change nothing; an end of sequence is a stop token."""
+    (tmp_path / "local").mkdir()
+    own = {"bos_token": "[A]", "unk_token": {"content": "[B]", "special": True}}
+    (tmp_path / "local/tokenizer_config.json").write_text(json.dumps(own))
+    text = AXOLOTL.replace("some/model", model.replace("LOCAL", str(tmp_path / "local")))
+    entry = "datasets: [{path: a/b, type: alpaca}]\n"
+    translation, written = of(f"{text}special_tokens: {json.dumps(tokens)}\n{entry}", tmp_path)
+    assert [line.key for line in translation.of(CHANGES) if line.key.startswith("special")] == changed
+    rows = written["prepare"]["rows"]
+    assert rows.get("stop_tokens") == ([tokens["eos_token"]] if "eos_token" in tokens else None)
+    assert rows.get("pad_token") == tokens.get("pad_token")
 
 
 def test_input_output_rows_are_unsupported(tmp_path: Path) -> None:
@@ -876,7 +935,7 @@ def test_llamafactory_warm_up_precedence(tmp_path: Path, more: str, expected: tu
         ("empty", "plain", "the end-of-sequence token after an answer is supervised here"),
         ("gemma", "gemma", "surrounding whitespace is stripped here"),
         ("llama2", "llama-2", "answers have a space before and after them here"),
-        ("llama3", "llama-3", "surrounding whitespace is stripped here"),
+        ("llama3", "llama-3-verbatim", ""),
         ("mistral", "mistral", ""),
         ("phi", "phi-3", ""),
         ("vicuna", "vicuna", "a space follows the system prompt"),

@@ -21,6 +21,7 @@ LAYERS: list[set[str]] = [
     {"__main__"},
     {"cli"},
     {"commands"},
+    {"chatting"},
     {"memory.command", "check", "publish", "imports", "search", "first_config"},
     {"config.file", "config.rules", "config.resolve"},
     {"probe", "judge"},

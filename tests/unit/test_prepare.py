@@ -28,7 +28,7 @@ from zerolora.data.prepare import prepare
 from zerolora.data.prepared_rows import IGNORED, SPLITS, open_split
 from zerolora.data.ragged import Ragged
 from zerolora.data.reference import records
-from zerolora.data.truncation import fitted
+from zerolora.data.truncation import Limits, fitted
 from zerolora.errors import UserError
 from zerolora.evaluate.evaluate import EvaluatedModel, evaluate
 from zerolora.evaluate.tasks import TASKS
@@ -481,6 +481,80 @@ def test_turns_are_shortened_as_by_llama_factory(turns: list[tuple[int, int]], l
     parts = fitted(tokens, longest, "truncate_turns", None)
     supervised = any(roles[number] != CONTEXT for number in expected[1:])
     assert [list(parts.tokens.ids[row]) for row in range(len(parts.tokens.ids))] == ([expected] if supervised else [])
+
+
+@pytest.mark.parametrize("bos", [0, None])
+@pytest.mark.parametrize("policy", ["drop", "truncate_left", "truncate_right"])
+@given(
+    parts=st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=1, max_size=4),
+    prompt=st.none() | st.integers(1, 7),
+    answer=st.none() | st.integers(1, 7),
+    longest=st.integers(3, 12),
+)
+def test_prompts_and_answers_have_limits_of_their_own(
+    policy: str, bos: int | None, parts: list[tuple[int, int]], prompt: int | None, answer: int | None, longest: int
+) -> None:
+    rows = [(list(range(before)), list(range(100, 100 + after))) for before, after in parts]
+    roles = np.array([role for one, other in rows for role in [CONTEXT] * len(one) + [0] * len(other)], np.int8)
+    ids = Ragged.of([one + other for one, other in rows])
+    tokens = Tokens(ids, roles, np.array([len(one) for one, _ in rows]), ["assistant"], {})
+
+    def cut(part: list[int], most: int | None, first: bool) -> list[int] | None:
+        if most is None or len(part) <= most:
+            return part
+        if policy == "drop":
+            return None
+        if policy == "truncate_right":
+            return part[:most]
+        return [part[0], *part[len(part) - most + 1 :]] if first and most > 1 else part[-most:]
+
+    expected = []
+    for number, (one, other) in enumerate(rows):
+        before, after = cut(one, prompt, bos == 0), cut(other, answer, first=False)
+        if before is None or after is None:
+            continue
+        whole = cut([*before, *after], longest, before[0] == bos)
+        if whole is not None and any(token >= 100 for token in whole[1:]):
+            intact = before == one and (after == other or policy == "truncate_right")
+            intact &= len(before) + len(after) <= longest or (policy == "truncate_right" and len(one) < longest)
+            expected.append((number, whole, len(one) if intact else 0))
+    result = fitted(tokens, longest, policy, bos, Limits(prompt, answer))
+    lengths = result.tokens.prompt.tolist()
+    actual = [(int(row), result.tokens.ids[n].tolist(), lengths[n]) for n, row in enumerate(result.row)]
+    assert actual == expected
+    for number, (_, whole, _) in enumerate(expected):
+        start = int(result.tokens.ids.offsets[number])
+        marked = result.tokens.supervised_role[start : start + len(whole)] != CONTEXT
+        assert marked.tolist() == [index > 0 and token >= 100 for index, token in enumerate(whole)]
+
+
+def test_row_with_a_long_prompt_or_answer_is_named(folder: Folder) -> None:
+    long_prompt = {"instruction": "y" * 80, "input": "", "output": "z"}
+    long_answer = {"instruction": "y", "input": "", "output": "z" * 90}
+    limits = {"max_prompt_length": 70, "max_answer_length": 80}
+    folder.write("rows.json", [*ROWS, long_prompt])
+    line = failure(folder, **limits)
+    assert "has 99 tokens in its prompt, max_prompt_length is 70; shorten it, raise max_prompt_length, or write" in line
+    folder.write("rows.json", [*ROWS, long_answer])
+    line = failure(folder, **limits)
+    assert "has 91 tokens in its answer, max_answer_length is 80; shorten it, raise max_answer_length, or write" in line
+    folder.write("rows.json", [*ROWS, long_prompt, long_answer])
+    folder.prepare(**limits, too_long="drop")
+    assert folder.stats()["dropped_too_long_rows"] == 2
+    folder.prepare(**limits, too_long="truncate_right")
+    assert folder.stats()["truncated_rows"] == 2
+    assert {row["length"] for row in folder.all_rows()} >= {72, 20 + 80}
+    folder.prepare(max_length=256)
+    assert {row["length"] for row in folder.all_rows()} >= {101, 20 + 91}
+
+
+def test_limits_of_parts_need_rows_that_have_them(folder: Folder) -> None:
+    folder.write("rows.jsonl", [{"text": row["output"]} for row in ROWS])
+    with pytest.raises(UserError, match="has no answer behind a prompt, whose tokens max_prompt_length and max_answer"):
+        folder.prepare(path="rows.jsonl", max_answer_length=40)
+    for policy in ("split", "truncate_turns"):
+        with pytest.raises(ValueError, match=f"too_long {policy} is for whole rows; with max_prompt_length write fail"):
+            folder.settings(max_prompt_length=4, too_long=policy)
 
 
 CHAT = [

@@ -1,5 +1,6 @@
 """Named prompt formats and user templates: text, mask and tokens."""
 
+import copy
 import json
 import re
 from pathlib import Path
@@ -31,6 +32,7 @@ PLAIN_TEXT = [name for name, each in PROMPT_FORMATS.items() if not each.tokens]
 # Published templates with their tokenizers: tests/templates/SOURCES.md.
 PUBLISHED = {
     "chatml": "chatml",
+    "command-r": "command-r",
     "deepseek": "deepseek-v2",
     "gemma": "gemma-3",
     "llama-2": "llama-2",
@@ -38,6 +40,16 @@ PUBLISHED = {
     "phi-3": "phi-3",
     "phi-4": "phi-4",
     "zephyr": "zephyr",
+}
+QWEN = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
+# Our format and system prompt for each template of axolotl: tests/templates/axolotl/.
+AXOLOTL = {
+    "cohere": ("command-r", ""),
+    "deepseek_v2": ("deepseek-2.5", ""),
+    "falcon_h1": ("falcon-h1", ""),
+    "gemma3n": ("gemma", ""),
+    "llama4": ("llama-4", ""),
+    "qwen_25": ("chatml", QWEN),
 }
 TALK = [{"role": "system", "content": "Be brief."}, *CONVERSATIONS["multi"]]
 # Written by hand from the other sources: LLaMA-Factory, FastChat, DeepSeek-V3.
@@ -48,6 +60,11 @@ TALKS = {
     "### Instruction:\nAnd now?\n\n### Response:\n«Now I rest.</s>»",
     "deepseek-3": "<s>Be brief.<｜User｜>Who are you?<｜Assistant｜>«I am Bo.</s>»"
     "<｜User｜>And now?<｜Assistant｜>«Now I rest.</s>»",
+    "llama-3-verbatim": "<s><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>"
+    "<|start_header_id|>user<|end_header_id|>\n\nWho are you?<|eot_id|>"
+    "<|start_header_id|>assistant<|end_header_id|>\n\n«I am Bo.<|eot_id|>»"
+    "<|start_header_id|>user<|end_header_id|>\n\nAnd now?<|eot_id|>"
+    "<|start_header_id|>assistant<|end_header_id|>\n\n«Now I rest.<|eot_id|>»",
     "mistral": "<s>[INST] Be brief.\n\nWho are you?[/INST]« I am Bo.</s>»[INST] And now?[/INST]« Now I rest.</s>»",
     "vicuna": "<s>Be brief. USER: Who are you? ASSISTANT:« I am Bo.</s>»USER: And now? ASSISTANT:« Now I rest.</s>»",
 }
@@ -86,7 +103,7 @@ def test_format_writes_its_example(name: str) -> None:
 
 
 def test_every_format_is_compared_with_its_source() -> None:
-    assert set(PUBLISHED) | set(TALKS) == set(PROMPT_FORMATS)
+    assert set(PUBLISHED) | set(TALKS) | {ours for ours, _ in AXOLOTL.values()} == set(PROMPT_FORMATS)
 
 
 @pytest.mark.parametrize("name", TALKS)
@@ -106,6 +123,56 @@ def test_format_matches_published_template(name: str, data: st.DataObject) -> No
         messages += [user(data.draw(CONTENT)), answer(data.draw(CONTENT))]
     assert here.pieces(Example(messages)) == there.pieces(Example(messages))
     assert here.stops == there.stops
+
+
+def of_axolotl(name: str, like: PromptFormat, opens: bool = True) -> Any:
+    """Return a tokenizer with a format's tokens and a chat template of axolotl."""
+    text = (ROOT / f"tests/templates/axolotl/{name}.jinja").read_text(encoding="utf-8")
+    return tokenizer_like(family_of(like)._replace(opens=opens), text)
+
+
+ALSO_WITHOUT_BOS = ("falcon_h1", "qwen_25")
+PAIRS = [*((name, True) for name in AXOLOTL), *((name, False) for name in ALSO_WITHOUT_BOS)]
+
+
+@pytest.mark.parametrize(("name", "opens"), PAIRS)
+@given(data=st.data())
+@hypothesis_settings(max_examples=10)
+def test_format_matches_axolotls_template(name: str, opens: bool, data: st.DataObject) -> None:
+    """With a tokenizer that puts BOS before a text; with any, if the format always has BOS or never."""
+    ours, system = AXOLOTL[name]
+    tokenizer = of_axolotl(name, PROMPT_FORMATS[ours], opens)
+    here = Template(tokenizer, prepare_settings(template=ours, system=system))
+    there = Template(tokenizer, prepare_settings())
+    messages = [{"role": "system", "content": data.draw(CONTENT)}] if data.draw(st.booleans()) else []
+    for _ in range(data.draw(st.integers(1, 3))):
+        messages += [user(data.draw(CONTENT)), answer(data.draw(CONTENT))]
+    assert here.pieces(Example(messages)) == there.pieces(Example(messages))
+
+
+@pytest.mark.parametrize("name", AXOLOTL)
+def test_whitespace_is_stripped_where_axolotls_template_strips_it(name: str) -> None:
+    ours, _ = AXOLOTL[name]
+    tokenizer = of_axolotl(name, PROMPT_FORMATS[ours])
+    messages = [{"role": "system", "content": " Be brief.\n"}, user("\n Hi "), answer(" Hello\n")]
+    here, there = (Template(tokenizer, prepare_settings(template=each)) for each in (ours, "chat"))
+    assert here.pieces(Example(messages)) == there.pieces(Example(messages))
+
+
+def test_axolotls_qwen3_writes_what_the_models_own_template_writes() -> None:
+    """With thoughts, tools and calls, of which the import says so."""
+    own = tokenizer_of("qwen3")
+    theirs = copy.deepcopy(own)
+    theirs.chat_template = (ROOT / "tests/templates/axolotl/qwen3.jinja").read_text(encoding="utf-8")
+    thought = [user("1 + 1?"), {**answer("2"), "reasoning_content": "Two."}]
+    several = [*CONVERSATIONS.values(), thought, [*thought, user("And now?"), answer("<think>\nHm.\n</think>\n\n3")]]
+    compared = 0
+    for messages in several:
+        for tools in None, TOOLS:
+            here, there = (Template(each, prepare_settings())._writes(messages, tools) for each in (own, theirs))
+            assert here == there
+            compared += here is not None
+    assert compared > 2 * len(several) - 8
 
 
 def test_table_of_the_docs_is_the_registrys() -> None:
@@ -128,6 +195,15 @@ def test_turns_must_alternate(name: str) -> None:
             template_like(name).pieces(Example(CONVERSATIONS[conversation]))
 
 
+def test_verbatim_format_keeps_whitespace() -> None:
+    """As LLaMA-Factory's StringFormatter does, which puts the content into its slot unchanged."""
+    pieces = template_like("llama-3-verbatim").pieces(Example([user(" Hi \n"), answer("\n Hello ")]))
+    assert marked(pieces) == (
+        "<s><|start_header_id|>user<|end_header_id|>\n\n Hi \n<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n«\n Hello <|eot_id|>»"
+    )
+
+
 # Mask, over tokenizers of real families
 
 
@@ -148,8 +224,10 @@ def test_mask_of_a_format_on_every_tokenizer(name: str) -> None:
     text = SHIPPED.read_text(encoding="utf-8") if name == MINE else None
     needed = PROMPT_FORMATS[name].tokens if text is None else ()
     used = 0
-    for family in FAMILIES:
-        tokenizer = tokenizer_of(family)
+    tokenizers = {family: tokenizer_of(family) for family in FAMILIES}
+    if text is None:
+        tokenizers["its own"] = tokenizer_like(family_of(PROMPT_FORMATS[name]), None)
+    for family, tokenizer in tokenizers.items():
         options = prepare_settings(template=name, template_text=text)
         missing = [token for token in needed if token not in tokenizer.get_added_vocab()]
         if missing:

@@ -125,6 +125,24 @@ def test_inapplicable_parts_are_hidden(run: FinishedRun) -> None:
     assert "Peak memory of one GPU" in text and "GPU: mean 87 %" in text
 
 
+def test_seconds_for_all_answers_are_those_of_both_models(run: FinishedRun) -> None:
+    assert "answering all rows" not in text_of(run.page()), "an evaluation that continued has none"
+    run.edit("base/evaluate_resources.json", lambda each: each.update(answering_seconds=25.81))
+    run.edit("default/metrics/evaluate_resources.json", lambda each: each.update(answering_seconds=32.52))
+    assert "answering all rows, in seconds 25.8 32.5" in text_of(run.page())
+
+
+def test_loss_of_each_source_is_drawn(run: FinishedRun) -> None:
+    table = run.folder / "default/metrics/loss.csv"
+    assert "Loss of each source" not in text_of(run.page())
+    head, *lines = table.read_text().splitlines()
+    cells = [f"{line},{2.5 if index else ''},{1 / (index + 2)}" for index, line in enumerate(lines)]
+    table.write_text("\n".join([f'{head},"loss.a,b.json",loss.c.json', *cells, ""]))
+    text = text_of(run.page())
+    assert "Loss of each source" in text
+    assert "First and last loss in training: a,b.json 2.5, 2.5; c.json 0.5, 0.009901." in text
+
+
 def test_user_json_is_no_strategy_of_the_estimate(run: FinishedRun) -> None:
     run.edit("default/zero.json", lambda each: each["zerolora"].update(strategy="config/deepspeed/own.json"))
     text = text_of(run.page())

@@ -26,6 +26,8 @@ ADAPTER = "results/default/adapter/adapter_model.safetensors"
 
 ELSEWHERE = {
     r"zerolora memory": "tests/unit/test_docs.py runs it",
+    r"zerolora chat": "reads what is typed; tests/workflow/test_chat.py runs it",
+    r"zerolora serve": "runs until it is ended; tests/serving/test_serve.py runs it",
     r"make docs": "tests/unit/test_site.py builds the site",
     r"make TORCH=.*": "installs another torch: tests/unit/test_torch_install.py",
     r"python benchmarks/gpu.py .*--list": "tests/unit/test_gpu_benchmark.py runs it",

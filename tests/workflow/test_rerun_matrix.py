@@ -48,6 +48,8 @@ KEYS: dict[str, tuple[Any, set[str]]] = {
     "prepare.rows.split.test": (5, {"prepare@rows"}),
     "prepare.rows.seed": (2, {"prepare@rows"}),
     "prepare.rows.max_length": (127, {"prepare@rows"}),
+    "prepare.rows.max_prompt_length": (126, {"prepare@rows"}),
+    "prepare.rows.max_answer_length": (125, {"prepare@rows"}),
     "prepare.rows.format": ("alpaca", {"prepare@rows"}),
     "prepare.rows.columns": ({"input": "instruction"}, {"prepare@rows"}),
     "prepare.rows.roles": ({"customer": "user"}, {"prepare@rows"}),

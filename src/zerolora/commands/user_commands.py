@@ -10,9 +10,11 @@ from typing import Annotated, Literal
 
 import typer
 
+from zerolora.commands import standard_input
 from zerolora.commands.options import Config, Output, stoppable
 from zerolora.errors import UserError
 from zerolora.log import result
+from zerolora.machine.devices import obey
 from zerolora.memory.command import memory
 from zerolora.types import Device
 from zerolora.units import counted
@@ -25,18 +27,22 @@ def init(
     model: Annotated[
         str | None, typer.Option(help="Directory of a base model, or its NAME[@REVISION] on the Hugging Face Hub.")
     ] = None,
-    data: Annotated[str | None, typer.Option(help="File of rows to train --model on, or a directory of them.")] = None,
-    recipe: Annotated[str | None, typer.Option(help="Name of a recipe, in place of --model and --data.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="File or directory of rows for --model, or NAME[@REVISION] of a data set.")
+    ] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="Name of a recipe; of its training settings with --model and --data.")
+    ] = None,
     output: Annotated[Path, typer.Option(help="The config to write.")] = Path("config/config.yaml"),
     force: Annotated[bool, typer.Option("--force", help="Replace --output if it exists.")] = False,
 ) -> None:
     """Write a project's config for a model and rows, or from a recipe of config/recipes/; or list the recipes."""
     if model is not None or data is not None:
-        if model is None or data is None or recipe is not None:
+        if model is None or data is None:
             raise UserError("write --model and --data, both, or --recipe alone")
         from zerolora.first_config.first_config import first_config
 
-        for line in first_config(model, data, output, force):
+        for line in first_config(model, data, output, force, recipe):
             typer.echo(line)
         result(f"{output} is written; train with `{'make run' if Path('Makefile').is_file() else 'zerolora run'}`")
         return
@@ -189,6 +195,41 @@ def show(
     from zerolora.report.comparison_terminal import show as table
 
     typer.echo(table(results, colour=sys.stdout.isatty()))
+
+
+@app.command()
+def chat(
+    models: Annotated[
+        list[str], typer.Argument(metavar="RUN[/PART]...", help="A run, or its part: merged, adapter or base.")
+    ],
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="The most tokens of an answer.")] = 256,
+) -> None:
+    """Talk to a trained model, or to several side by side; /new begins another conversation."""
+    from zerolora.config.file import load
+    from zerolora.config.resolve import resolve
+
+    resolved = resolve(load(Path("config/config.yaml")))
+    named = {run for name in models if (run := name.partition("/")[0]) in resolved.runs}
+    obey("cuda" if any(resolved.runs[run].train.device == "cuda" for run in named) else "cpu")
+    from zerolora.chatting import conversation
+
+    opened = conversation.opened(models, resolved, max_new_tokens)
+    standard_input.reopen()
+    conversation.chat(opened, conversation.asked(), typer.echo)
+
+
+@app.command()
+def serve(
+    model: Annotated[str, typer.Argument(metavar="RUN[/PART]", help="A run, or its part: merged, adapter or base.")],
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+) -> None:
+    """Serve a trained model with an API as OpenAI's, by transformers' own server."""
+    from zerolora.chatting.model_server import serve as implementation
+    from zerolora.config.file import load
+    from zerolora.config.resolve import resolve
+
+    raise typer.Exit(implementation(model, resolve(load(Path("config/config.yaml"))), host, port))
 
 
 @app.command()

@@ -38,17 +38,21 @@ def listed(folder: Path) -> str:
     return "\n".join(f"{name:<{width}}  {text}" for name, text in result.items())
 
 
+def config_of(name: str, folder: Path) -> Path:
+    """Return the config of a recipe. Raises UserError if there is no such recipe."""
+    if name not in summaries(folder):
+        raise UserError(f"--recipe: {shown(name)} is not a recipe; write one of\n{listed(folder)}")
+    return folder / name / "config.yaml"
+
+
 def write_recipe(name: str, folder: Path, output: Path, force: bool) -> None:
     """Write the config of a recipe to `output`.
 
     Raises UserError if there is no such recipe, or if `output` exists and `force` is not set.
     """
-    known = summaries(folder)
-    if name not in known:
-        raise UserError(f"--recipe: {shown(name)} is not a recipe; write one of\n{listed(folder)}")
+    source = config_of(name, folder)
     if output.exists() and not force:
         raise UserError(f"{output}: exists; write --force to replace it, or another --output")
-    source = folder / name / "config.yaml"
     project = folder.parents[1].resolve()
     schema = os.path.relpath(project / SCHEMA_FILE, output.resolve().parent)
     text = source.read_text(encoding="utf-8")

@@ -169,7 +169,8 @@ class HubData(_Hub):
 
 
 class DirectoryModel(Section):
-    """A base model in a local directory that `from_pretrained` can load. It is used in place, never copied."""
+    """A base model in a local directory that `from_pretrained` can load, used in place; InternLM2 and Baichuan are
+    converted to a Llama in `resources/weights`."""
 
     path: Text
     """The directory, absolute or relative to the project."""
@@ -284,12 +285,28 @@ class PrepareSection(Section):
     too_long: Literal["fail", "drop", "truncate_left", "truncate_right", "truncate_turns", "split"] = "fail"
     """What to do with rows longer than max_length: fail, drop them, truncate at the beginning or end, shorten each turn
     and what comes before it in proportion, or split them into several rows."""
+    max_prompt_length: Positive | None = None
+    """Maximum tokens before a row's last answer; `too_long` applies to the prompt alone. Default: no limit of its
+    own."""
+    max_answer_length: Positive | None = None
+    """Maximum tokens of a row's last answer, its end included; `too_long` applies to the answer alone. Default: no
+    limit of its own."""
     bad_row: Literal["fail", "drop"] = "fail"
     """What to do with unusable rows: fail, or drop, count and list them in dropped.jsonl."""
     duplicates: Literal["report", "drop"] = "report"
     """What to do with repeated rows: count them, or also drop them."""
     leakage: Literal["report", "drop"] = "report"
     """What to do with training rows whose prompt also occurs in validation or test: count them, or also drop them."""
+
+    @model_validator(mode="after")
+    def _parts_are_cut_at_an_end(self) -> "PrepareSection":
+        for key in ("max_prompt_length", "max_answer_length"):
+            if getattr(self, key) is not None and self.too_long in ("truncate_turns", "split"):
+                raise ValueError(
+                    f"too_long {self.too_long} is for whole rows; with {key} write fail, drop, truncate_left or "
+                    "truncate_right"
+                )
+        return self
 
     def holds_out(self, split: str) -> bool:
         """Return whether there are rows of this split, validation or test."""

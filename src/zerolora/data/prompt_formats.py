@@ -26,10 +26,11 @@ class PromptFormat:
     """A well-known prompt format.
 
     about: description for the reference. source: its publication. template: Jinja chat template of transformers;
-    `bos_token` is empty if the tokenizer adds none to a text. tokens: special tokens that the model must have, besides
-    BOS and the end of sequence. example: the question Hi and the answer Hello in this format, for a tokenizer with BOS
-    <s> and end of sequence </s>, with the supervised text in « ». alternates: user and assistant must take turns.
-    input: the separator of an instruction and its input.
+    `bos_token` is empty if the tokenizer adds none to a text, unless `opens`. tokens: special tokens that the model
+    must have, besides BOS and the end of sequence. opens: it starts with BOS even if the tokenizer adds none.
+    example: the question Hi and the answer Hello in this format, for a tokenizer with BOS <s> and end of sequence </s>,
+    with the supervised text in « ». alternates: user and assistant must take turns. input: the separator of an
+    instruction and its input.
     """
 
     name: str
@@ -38,6 +39,7 @@ class PromptFormat:
     template: str
     example: str
     tokens: tuple[str, ...] = ()
+    opens: bool = False
     alternates: bool = False
     input: str = "\n"
 
@@ -66,6 +68,24 @@ _ALPACA = """{{- bos_token -}}
 {%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt %}{{ "### Response:RESPONSE" }}{% endif -%}"""
+
+_DEEPSEEK = """{{- bos_token -}}
+{%- for message in messages -%}
+{%- if message.role == "system" -%}
+{{- SYSTEM -}}
+{%- elif message.role == "user" -%}
+{{- "<｜User｜>" + message.content -}}
+{%- else -%}
+{{- "<｜Assistant｜>" + message.content + eos_token -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt %}{{ "<｜Assistant｜>" }}{% endif -%}"""
+
+_LLAMA_3 = """{{- bos_token -}}
+{%- for message in messages -%}
+{{- "<|start_header_id|>" + message.role + "<|end_header_id|>\\n\\n" + message.content.strip() + "<|eot_id|>" -}}
+{%- endfor -%}
+{%- if add_generation_prompt %}{{ "<|start_header_id|>assistant<|end_header_id|>\\n\\n" }}{% endif -%}"""
 
 PROMPT_FORMATS: dict[str, PromptFormat] = entries_by_name(
     PromptFormat(
@@ -104,6 +124,36 @@ PROMPT_FORMATS: dict[str, PromptFormat] = entries_by_name(
         example="<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n«Hello<|im_end|>»",
     ),
     PromptFormat(
+        name="command-r",
+        about="Command R and Aya, without tools",
+        source="the chat template of c4ai-command-r-plus; axolotl's `cohere`",
+        alternates=True,
+        tokens=(
+            "<|START_OF_TURN_TOKEN|>",
+            "<|END_OF_TURN_TOKEN|>",
+            "<|SYSTEM_TOKEN|>",
+            "<|USER_TOKEN|>",
+            "<|CHATBOT_TOKEN|>",
+        ),
+        template="""{{- bos_token -}}
+{%- for message in messages -%}
+{{- "<|START_OF_TURN_TOKEN|>" -}}
+{%- if message.role == "system" -%}
+{{- "<|SYSTEM_TOKEN|>" + message.content -}}
+{%- elif message.role == "user" -%}
+{{- "<|USER_TOKEN|>" + message.content.strip() -}}
+{%- else -%}
+{{- "<|CHATBOT_TOKEN|>" + message.content.strip() -}}
+{%- endif -%}
+{{- "<|END_OF_TURN_TOKEN|>" -}}
+{%- endfor -%}
+{%- if add_generation_prompt %}{{ "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>" }}{% endif -%}""",
+        example=(
+            "<s><|START_OF_TURN_TOKEN|><|USER_TOKEN|>Hi<|END_OF_TURN_TOKEN|>"
+            "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>«Hello<|END_OF_TURN_TOKEN|>»"
+        ),
+    ),
+    PromptFormat(
         name="deepseek",
         about="DeepSeek LLM and DeepSeek-V2 Chat, whose markers are plain text",
         source="the chat template of DeepSeek-V2-Chat; LLaMA-Factory's `deepseek`",
@@ -125,18 +175,29 @@ PROMPT_FORMATS: dict[str, PromptFormat] = entries_by_name(
         about="DeepSeek-V3, without thoughts",
         source="the chat template of DeepSeek-V3; LLaMA-Factory's `deepseek3`",
         tokens=("<｜User｜>", "<｜Assistant｜>"),
-        template="""{{- bos_token -}}
-{%- for message in messages -%}
-{%- if message.role == "system" -%}
-{{- message.content -}}
-{%- elif message.role == "user" -%}
-{{- "<｜User｜>" + message.content -}}
-{%- else -%}
-{{- "<｜Assistant｜>" + message.content + eos_token -}}
-{%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt %}{{ "<｜Assistant｜>" }}{% endif -%}""",
+        template=_DEEPSEEK.replace("SYSTEM", "message.content"),
         example="<s><｜User｜>Hi<｜Assistant｜>«Hello</s>»",
+    ),
+    PromptFormat(
+        name="deepseek-2.5",
+        about="DeepSeek-V2.5: deepseek-3 with a blank line after the system prompt",
+        source="axolotl's `deepseek_v2`",
+        tokens=("<｜User｜>", "<｜Assistant｜>"),
+        template=_DEEPSEEK.replace("SYSTEM", 'message.content + "\\n\\n"'),
+        example="<s><｜User｜>Hi<｜Assistant｜>«Hello</s>»",
+    ),
+    PromptFormat(
+        name="falcon-h1",
+        about="Falcon-H1: ChatML after BOS, with one system prompt at most",
+        source="axolotl's `falcon_h1`",
+        opens=True,
+        tokens=("<|im_start|>", "<|im_end|>"),
+        template="""{{- bos_token -}}
+{%- for message in messages if message.role != "system" or message is sameas messages[0] -%}
+{{- "<|im_start|>" + message.role + "\\n" + message.content + "<|im_end|>\\n" -}}
+{%- endfor -%}
+{%- if add_generation_prompt %}{{ "<|im_start|>assistant\\n" }}{% endif -%}""",
+        example="<s><|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n«Hello<|im_end|>»",
     ),
     PromptFormat(
         name="gemma",
@@ -178,14 +239,37 @@ PROMPT_FORMATS: dict[str, PromptFormat] = entries_by_name(
         about="Llama 3 Instruct",
         source="the chat template of Meta-Llama-3-8B-Instruct",
         tokens=("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
-        template="""{{- bos_token -}}
-{%- for message in messages -%}
-{{- "<|start_header_id|>" + message.role + "<|end_header_id|>\\n\\n" + message.content.strip() + "<|eot_id|>" -}}
-{%- endfor -%}
-{%- if add_generation_prompt %}{{ "<|start_header_id|>assistant<|end_header_id|>\\n\\n" }}{% endif -%}""",
+        template=_LLAMA_3,
         example=(
             "<s><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
             "<|start_header_id|>assistant<|end_header_id|>\n\n«Hello<|eot_id|>»"
+        ),
+    ),
+    PromptFormat(
+        name="llama-3-verbatim",
+        about="llama-3 with the whitespace around a message",
+        source="LLaMA-Factory's `llama3`",
+        tokens=("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+        template=_LLAMA_3.replace(".strip()", ""),
+        example=(
+            "<s><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
+            "<|start_header_id|>assistant<|end_header_id|>\n\n«Hello<|eot_id|>»"
+        ),
+    ),
+    PromptFormat(
+        name="llama-4",
+        about="Llama 4 Instruct",
+        source="axolotl's `llama4`",
+        tokens=("<|header_start|>", "<|header_end|>", "<|eot|>"),
+        template="""{{- bos_token -}}
+{%- for message in messages -%}
+{{- "<|header_start|>" + message.role + "<|header_end|>\\n\\n" -}}
+{{- (message.content.strip() if loop.first and message.role == "system" else message.content) + "<|eot|>" -}}
+{%- endfor -%}
+{%- if add_generation_prompt %}{{ "<|header_start|>assistant<|header_end|>\\n\\n" }}{% endif -%}""",
+        example=(
+            "<s><|header_start|>user<|header_end|>\n\nHi<|eot|>"
+            "<|header_start|>assistant<|header_end|>\n\n«Hello<|eot|>»"
         ),
     ),
     PromptFormat(

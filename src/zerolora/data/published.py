@@ -52,6 +52,45 @@ def split_of(name: str) -> str:
     return splits.pop() if len(splits) == 1 else ""
 
 
+class Division(NamedTuple):
+    """How files of several published splits or configs are divided into sources.
+
+    splits: the published splits. configs: those that would be pooled; empty if there is one. chosen: the one of them
+    that is used. settings: of each file in `sources`. used: the splits of the files that are used.
+    """
+
+    splits: set[str]
+    configs: list[str]
+    chosen: str
+    settings: dict[Path, str]
+    used: set[str]
+
+    def entries(self, root: Path) -> list[tuple[str, str]]:
+        """Return the names and settings of `sources`."""
+        return _entries(root, root, self.settings)
+
+
+def division(
+    root: Path, folder: Path, files: Sequence[Path], chosen: str | None = None, named: bool = False
+) -> Division | None:
+    """Return how to divide the files of a source that would pool several published splits or configs, or train on
+    held-out files; None if it would not. The parameters are those of check_not_pooled."""
+    result = published(root, files, folder)
+    splits = set(result.splits.values())
+    held_out = splits - {"", "train"}
+    configs = sorted({result.configs[path] for path in files if result.splits[path] or result.declared})
+    several = configs if len(configs) > 1 and not named else []
+    if not several and not (held_out and (len(splits) > 1 or not (chosen or named))):
+        return None
+    first = next((name for name in ("default", *result.declared, *several) if name in several), "")
+    settings = {
+        path: LEFT_OUT if several and result.configs[path] != first else setting_of(result.splits[path])
+        for path in files
+    }
+    used = {result.splits[path] for path in files if settings[path] != LEFT_OUT}
+    return Division(splits, several, first, settings, used)
+
+
 def check_not_pooled(
     root: Path, folder: Path, files: Sequence[Path], split: Split, chosen: str | None = None, named: bool = False
 ) -> None:
@@ -61,30 +100,22 @@ def check_not_pooled(
     root: the data set's path. folder: the source's part of it. chosen: the split in the entry of `sources`. named: the
     entry is a file or a pattern, not a folder.
     """
-    result = published(root, files, folder)
-    splits = set(result.splits.values())
-    held_out = splits - {"", "train"}
-    configs = sorted({result.configs[path] for path in files if result.splits[path] or result.declared})
-    several = configs if len(configs) > 1 and not named else []
-    if not several and not (held_out and (len(splits) > 1 or not (chosen or named))):
+    result = division(root, folder, files, chosen, named)
+    if result is None:
         return
-    first = next((name for name in ("default", *result.declared, *several) if name in several), "")
-    settings = {
-        path: LEFT_OUT if several and result.configs[path] != first else setting_of(result.splits[path])
-        for path in files
-    }
-    used = {result.splits[path] for path in files if settings[path] != LEFT_OUT}
-    numbers = ", ".join(f"{name}: {0 if name in used else getattr(split, name)}" for name in ("validation", "test"))
-    names = sorted(splits - {""})
+    numbers = ", ".join(
+        f"{name}: {0 if name in result.used else getattr(split, name)}" for name in ("validation", "test")
+    )
+    names = sorted(result.splits - {""})
     contents = []
-    if len(names) > 1 or held_out:
+    if len(names) > 1 or result.splits - {"", "train"}:
         contents.append(f"the published split{'s' * (len(names) > 1)} {', '.join(names)}")
-    contents += [f"the configs {', '.join(several)}"] * bool(several)
-    why = "would be pooled" if several or len(splits) > 1 else "would be trained on"
+    contents += [f"the configs {', '.join(result.configs)}"] * bool(result.configs)
+    why = "would be pooled" if result.configs or len(result.splits) > 1 else "would be trained on"
     raise UserError(
-        f"{folder}: contains {' and '.join(contents)}, which {why}; write {sources_block(root, settings)} and split: "
-        f"{{{numbers}}}{f', which is {first} alone' if several else ''}; an entry without split is divided by "
-        f"prepare's split{'; the other entries of sources stay' * (folder != root)}"
+        f"{folder}: contains {' and '.join(contents)}, which {why}; write {sources_block(root, result.settings)} and "
+        f"split: {{{numbers}}}{f', which is {result.chosen} alone' if result.configs else ''}; an entry without split "
+        f"is divided by prepare's split{'; the other entries of sources stay' * (folder != root)}"
     )
 
 

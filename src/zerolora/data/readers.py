@@ -49,6 +49,14 @@ def files_of(path: Path) -> list[Path]:
     return files
 
 
+def entries_of_saved(directory: Path) -> list[tuple[str, str]]:
+    """Return the `sources` of a saved DatasetDict: each split's name and settings; empty for another directory."""
+    if not (directory / "dataset_dict.json").is_file():
+        return []
+    splits = saved_splits(directory, SAVED_BY)
+    return [(name, setting_of(split)) for name, split in settled({name: split_of(name) for name in splits}).items()]
+
+
 def matching(folder: Path, pattern: str) -> list[Path]:
     """Return the data files below `folder` that match a pattern, as in data/train-*.parquet. Raises UserError if there
     are none."""
@@ -84,14 +92,11 @@ def chunks(path: Path, rows: int = 1000, size: int = 1 << 20) -> Iterator[Chunk]
 
 
 def _below(directory: Path) -> Iterator[Path]:
-    if (directory / "dataset_dict.json").is_file():
-        splits = saved_splits(directory, SAVED_BY)
-        block = of_entries(
-            [(name, setting_of(split)) for name, split in settled({name: split_of(name) for name in splits}).items()]
-        )
+    if splits := entries_of_saved(directory):
+        block = of_entries(splits)
         raise UserError(
-            f"{directory}: contains the splits {', '.join(splits)}; write path: {directory} with {block}, or "
-            f"path: {directory / splits[0]} for that one alone"
+            f"{directory}: contains the splits {', '.join(name for name, _ in splits)}; write path: {directory} with "
+            f"{block}, or path: {directory / splits[0][0]} for that one alone"
         )
     if (directory / "state.json").is_file() and any(directory.glob("data-*.arrow")):
         for name in saved_files(directory, SAVED_BY):

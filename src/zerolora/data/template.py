@@ -75,7 +75,7 @@ class Template:
         self.added = any_of(token.content for token in added)
         # The compiled sandboxed template: apply_chat_template takes twice as long, and passes today's date.
         self.compile, self.tokens = compile_template, {**tokenizer.special_tokens_map, "eos_token": special.end}
-        if self.name in PROMPT_FORMATS:
+        if self.name in PROMPT_FORMATS and not PROMPT_FORMATS[self.name].opens:
             self.tokens["bos_token"] = self.bos
         self.programs: dict[str, tuple[Any, dict[str, Any]]] = {}  # by template source: compiled, and its variables
         self.end, self.stops = special.end, special.stops
@@ -230,7 +230,7 @@ class Template:
         source, texts = self._source(None), {"eos_token": self.end}
         if self.plain:
             source = "{{- bos_token -}}" + source
-        if self.plain or self.name in PROMPT_FORMATS:
+        if self.plain or (self.name in PROMPT_FORMATS and not PROMPT_FORMATS[self.name].opens):
             texts["bos_token"] = self.bos
         known = self.tokenizer.special_tokens_map
         # The sandbox drops the line break after a block.

@@ -26,7 +26,7 @@ from zerolora.data.records import Chunk
 from zerolora.data.source_files import other_form
 from zerolora.data.special_tokens import embedding_rows
 from zerolora.data.template import Template
-from zerolora.data.truncation import Parts, fitted
+from zerolora.data.truncation import NO_LIMITS, Limits, Parts, fitted
 from zerolora.errors import UserError, shown, wording
 from zerolora.files import canonical
 from zerolora.machine.parents import end_at_parents_death
@@ -35,6 +35,10 @@ from zerolora.model.architecture import tokenizer_of
 
 # Characters of a row. Tokenizing takes about 65 bytes of memory for each, measured on a row of 200 MB.
 LONGEST_TEXT = 1 << 24
+WITHOUT_PARTS = BadRow(
+    "has no answer behind a prompt, whose tokens max_prompt_length and max_answer_length limit; remove the row or these"
+    " keys"
+)
 
 
 class Job(NamedTuple):
@@ -147,6 +151,7 @@ class ChunkTokenizer:
                 "to; save the model's tokenizer there with transformers' save_pretrained"
             )
         self.max_length, self.too_long = settings.max_length, settings.too_long
+        self.limits = Limits(settings.max_prompt_length, settings.max_answer_length)
         self.template = Template(tokenizer, settings, model)
         self.encoder = Encoder(tokenizer)
         self.tokenizer, self.rows = tokenizer, embedding_rows(model, tokenizer, settings)
@@ -194,8 +199,10 @@ class ChunkTokenizer:
                 f"the tokenizer writes {shown(self.tokenizer.convert_ids_to_tokens(largest))} as token {largest}, but "
                 f"the model's embeddings have {self.rows} rows (vocab_size in config.json); take its own tokenizer"
             )
+        partless = [] if self.limits == NO_LIMITS else np.flatnonzero(tokens.prompt == 0).tolist()
+        tokens.wrong.update(dict.fromkeys(partless, WITHOUT_PARTS))
         bad |= {rows[number].number: ("bad_row", str(error)) for number, error in tokens.wrong.items()}
-        parts = fitted(tokens, self.max_length, self.too_long, self.bos)
+        parts = fitted(tokens, self.max_length, self.too_long, self.bos, self.limits)
         used = set(parts.row.tolist())
         self._count(counts, [row for number, row in enumerate(rows) if number in used])
         for number, row in enumerate(rows):
@@ -207,7 +214,7 @@ class ChunkTokenizer:
         ):
             counts[f"supervised_tokens.{role}"] += supervised
         cut = "rows.split" if self.too_long == "split" else "rows.truncated"
-        counts[cut] += int((tokens.ids.lengths[list(used)] > self.max_length).sum())
+        counts[cut] += int(self._long(tokens)[list(used)].sum())
         texts = [
             _texts(rows[number].example, self.template.answer_index(rows[number].example))
             for number in parts.row.tolist()
@@ -228,9 +235,25 @@ class ChunkTokenizer:
             job.chunk.progress,
         )
 
+    def _long(self, tokens: Tokens) -> np.ndarray:
+        """Return whether each row, its prompt or its answer is too long."""
+        long: np.ndarray = np.logical_or(*self.limits.exceeded(tokens)) | (tokens.ids.lengths > self.max_length)
+        return long
+
     def _too_long(self, tokens: Tokens, number: int) -> str:
         """Return why all of a row is dropped, and a remedy that is not set already."""
         length, policy = tokens.ids.lengths[number], self.too_long
+        prompt = int(tokens.prompt[number])
+        for part, count, over, limit in zip(
+            ("prompt", "answer"), (prompt, length - prompt), self.limits.exceeded(tokens), self.limits, strict=True
+        ):
+            if over[number]:
+                has = wording(f"has {count} tokens in its {part}, max_{part}_length is {limit}")
+                if policy in ("fail", "drop"):
+                    drop = wording("drop, ") if policy == "fail" else ""
+                    others = wording("truncate_left or truncate_right")
+                    return wording(f"{has}; shorten it, raise max_{part}_length, or write too_long: {drop}{others}")
+                return wording(f"{has}, and {policy} leaves none of its supervised tokens; raise max_{part}_length")
         has = wording(f"has {length} tokens, max_length is {self.max_length}")
         if policy in ("fail", "drop"):
             others = wording("truncate_left, truncate_right or split")

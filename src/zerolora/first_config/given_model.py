@@ -11,9 +11,8 @@ from zerolora.config.shorthands import slug
 from zerolora.config.values import UNKNOWN_LICENSE
 from zerolora.errors import UserError, shown
 from zerolora.fetch.hub_client import explained_errors
-from zerolora.fetch.model_sources import NOT_READ, SMALL_HUB_FILES
+from zerolora.fetch.model_sources import NOT_READ, SMALL_HUB_FILES, check_published_settings
 from zerolora.files import MANIFEST, write_json
-from zerolora.model.base_check import check_settings
 from zerolora.model.manifest import is_weight, model_files
 
 REPOSITORY = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
@@ -54,11 +53,11 @@ def given_model(text: str, into: Path) -> GivenModel:
             "safetensors, or a name on the hub, as in Qwen/Qwen2.5-0.5B-Instruct"
         )
     try:
-        check_settings(into)
+        files = check_published_settings(into)
     except UserError as error:
         raise UserError(str(error).replace(str(into), text)) from None
-    write_json(into / MANIFEST, {"files": {}})
-    return GivenModel(slug(name, "model"), group, entry, into)
+    write_json(files / MANIFEST, {"files": {}})
+    return GivenModel(slug(name, "model"), group, entry, files)
 
 
 def _license_of(directory: Path) -> str:
@@ -83,5 +82,10 @@ def _looked_up(repository: str, revision: str | None, into: Path) -> dict[str, s
         snapshot_download(
             repository, revision=about.sha, allow_patterns=SMALL_HUB_FILES, ignore_patterns=NOT_READ, local_dir=into
         )
-    stated = getattr(about.card_data, "license", None) if about.card_data else None
-    return {"repository": repository, "revision": about.sha, "license": str(stated or UNKNOWN_LICENSE)}
+    return {"repository": repository, "revision": about.sha, "license": license_of(about.card_data)}
+
+
+def license_of(card: Any) -> str:
+    """Return the licence that the metadata of a repository's README.md states; of several, joined by AND."""
+    stated = getattr(card, "license", None) if card else None
+    return " AND ".join(map(str, stated)) if isinstance(stated, list) else str(stated or UNKNOWN_LICENSE)

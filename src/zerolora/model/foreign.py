@@ -162,6 +162,7 @@ MANIFEST_KEYS: dict[str, JsonKind] = {
     "parameters": COUNT,
     "path": TEXT,
     "enabled": FLAG,
+    "converted": FLAG,
     "dequantized": FLAG,
     "base_model": _BASE | NULL,
     "from_adapter": OBJECT | NULL,

@@ -25,6 +25,8 @@ SMALL_FILES = re.compile(
 )
 
 
+CONVERTED = "converted"
+"""Key of a manifest: the weights of a user's directory were converted, so they are not those in that directory."""
 HASHED_BYTES = 256 * 2**20
 """Largest file that is hashed, in a second or less: adapters. Larger files are compared by size."""
 
@@ -108,8 +110,8 @@ def count_parameters(directory: Path) -> int:
 
 def weight_directory(model: Path, weights: Path) -> Path:
     """Return the directory with the weights of `model`, written by fetch: the user's own, or `weights`."""
-    source = foreign.manifest(model / MANIFEST, "zerolora fetch", "source")["source"]
-    return Path(source.get("path", weights))
+    manifest = foreign.manifest(model / MANIFEST, "zerolora fetch", "source")
+    return weights if manifest.get(CONVERTED) else Path(manifest["source"].get("path", weights))
 
 
 def is_weight(name: str) -> bool:

@@ -12,6 +12,7 @@ from zerolora.errors import UserError, shown
 from zerolora.model.families import FAMILIES
 from zerolora.model.families.keys import Keys
 from zerolora.model.foreign import config_file
+from zerolora.model.llama_layouts import has_layout, layout_of
 from zerolora.model.meta_device import count_on_meta_device
 from zerolora.model.spec import ModelSpec
 
@@ -73,6 +74,8 @@ def from_config(config: Any, where: Path) -> ModelSpec:
     """Return the spec of the content of the config.json `where`."""
     if not isinstance(config, dict):
         raise UserError(f"{where}: holds {shown(config)}; write a JSON object, as a model's config.json is")
+    if has_layout(config):
+        config = layout_of(config, where).config
     family = config.get("model_type")
     if not isinstance(family, str):
         seen = f"model_type is {shown(family)}" if "model_type" in config else "has no model_type"

@@ -18,6 +18,9 @@ PARTS = ("forward", "backward", "communication", "optimizer", "data", "between")
 NOT_TERMS = ("total", "model_states", "peak_phase")
 """Keys of a prediction that are not terms."""
 
+SOURCE = "loss."
+"""Before a data source's name, a column of loss.csv."""
+
 
 def scores(difference: Mapping[str, float], groups: Sequence[str], name: str, title: str) -> Chart:
     """Return the accuracies of both models with their 95 % intervals, for these groups of rows; "" is all rows."""
@@ -69,7 +72,35 @@ def group_name(group: str) -> str:
 def learning_curves(table: Path, objective: Objective) -> list[Chart]:
     """Return the loss and other metrics of an objective by step, in training and validation, from loss.csv."""
     units = {"loss": objective.loss_unit, **{name: f"per {unit}" for name, unit in objective.metrics.items()}}
-    return [_learning_curve(_read(table), name, unit) for name, unit in units.items()]
+    read = _read(table)
+    return [*(_learning_curve(read, name, unit) for name, unit in units.items()), *_of_sources(read, objective)]
+
+
+def _of_sources(read: list[dict[str, float]], objective: Objective) -> list[Chart]:
+    """Return the training loss of each data source by step; empty for a single source."""
+    columns = sorted({name for row in read for name in row if name.startswith(SOURCE)})
+    if not columns:
+        return []
+    lines = {
+        name.removeprefix(SOURCE): [{"step": row["step"], "loss": row[name]} for row in read if name in row]
+        for name in columns
+    }
+    rows: list[dict[str, Any]] = [
+        {"step": row["step"], "series": source, "value": row["loss"]}
+        for source, line in lines.items()
+        for row in thinned(line)
+    ]
+    # Vega reads a dot in a field's name as a path, so no field is named after a source.
+    encoding = {
+        "x": number("step", axis={"tickMinStep": 1}, scale={"nice": False}),
+        "y": loss_axis((row["value"] for row in rows), f"loss {objective.loss_unit}".strip()),
+        "color": category("series", sort=list(lines)),
+        "tooltip": [{"field": "series", "title": "source"}, {"field": "step"}, {"field": "value", "title": "loss"}],
+    }
+    ends = [f"{source} {line[0]['loss']:.4g}, {line[-1]['loss']:.4g}" for source, line in lines.items()]
+    summary = f"First and last loss in training: {'; '.join(ends)}." + _thinning(next(iter(lines.values())))
+    spec = {"data": {"values": rows}, "layer": [{"mark": "line", "encoding": encoding}]}
+    return [Chart("sources-curve", "Loss of each source.", summary, spec)]
 
 
 def _learning_curve(read: list[dict[str, float]], name: str, unit: str) -> Chart:

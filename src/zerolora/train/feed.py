@@ -60,6 +60,8 @@ class Batches:
         self.planned = self.steps = len(self.order)
         self._tokens_until = self.tokens[self.order].sum(1).cumsum()
         self._length, self._supervised_of_row, self._source = length, supervised, source
+        column = self.objective.units[next(iter(self.objective.terms.values()))]
+        self._items = _column(rows, column) if column else np.ones(len(rows), np.int64)
 
     def at(self, step: int) -> tuple[list[list[PackedRow]], Units]:
         """Return this rank's micro-batches of a step, and the units of the whole global batch."""
@@ -74,6 +76,13 @@ class Batches:
         """Return tokens, summed squared row lengths and supervised tokens of a global batch, without padding."""
         batch = self.order[step]
         return int(self.tokens[batch].sum()), int(self.work[batch].sum()), int(self._supervised[batch].sum())
+
+    def items_at(self, step: int, sources: int) -> list[int]:
+        """Return the items of the loss's first term in a global batch, by source."""
+        starts = self.packing.starts
+        members = np.concatenate([self.packing.members[starts[n] : starts[n + 1]] for n in self.order[step]])
+        counts: list[int] = np.bincount(self._source[members], self._items[members], sources).astype(int).tolist()
+        return counts
 
     def end_after(self, steps: int) -> None:
         """Drop the steps after the first `steps`, which were not made; `planned`, for the schedule, stays."""

@@ -70,6 +70,8 @@ class Loop:
         """The objective's further metrics of each step."""
         self.loss_by_source = torch.zeros(sources, dtype=torch.float64)
         """Summed loss of all steps so far: [sources]."""
+        self.losses_of_sources: list[list[float]] = []
+        """Mean loss of each source in each step, NaN for one without an item in it; empty for a single source."""
         self.validations = Validations(plan, batches.planned)
         self.resumes = 0
         self.seconds = 0.0
@@ -89,6 +91,10 @@ class Loop:
         self.engine.restore(state.parts, state.updates, state.loss_scale)
         self.step, self.resumes, self.seconds = state.step, state.resumes + 1, state.seconds
         self.losses, self.loss_by_source = state.loop["loss"].tolist(), state.loop["loss_by_source"]
+        if self.sources > 1:
+            # A checkpoint of an earlier release lacks them.
+            unknown = torch.full((self.step, self.sources), math.nan, dtype=torch.float64)
+            self.losses_of_sources = state.loop.get("losses_of_sources", unknown).tolist()
         self.metrics = {name: state.loop[f"metric.{name}"].tolist() for name in self.metrics}
         self.validations.restore(state.loop["validation"], state.best)
         if self.rank == 0:
@@ -120,6 +126,12 @@ class Loop:
                 if not math.isfinite(loss):
                     raise self._not_finite(loss)
                 self.losses.append(loss)
+                if self.sources > 1:
+                    items = self.batches.items_at(self.step, self.sources)
+                    sums = totals.by_source.tolist()
+                    self.losses_of_sources.append(
+                        [value / count if count else math.nan for value, count in zip(sums, items, strict=True)]
+                    )
                 for name, value in metrics.items():
                     self.metrics[name].append(value)
                 self.step += 1
@@ -278,10 +290,12 @@ class Loop:
         self.checkpoints.wait()  # two at once may be more than the host holds
         parts = {part: self.engine.part(part) for part in (WEIGHT, *self.engine.recipe.states)}
         if self.rank == 0:
+            mixed = bool(self.losses_of_sources)
             loop = {
                 "loss": torch.tensor(self.losses, dtype=torch.float64),
                 "loss_by_source": self.loss_by_source.clone(),
                 "validation": self.validations.state(),
+                **({"losses_of_sources": torch.tensor(self.losses_of_sources, dtype=torch.float64)} if mixed else {}),
                 **{
                     f"metric.{name}": torch.tensor(values, dtype=torch.float64) for name, values in self.metrics.items()
                 },

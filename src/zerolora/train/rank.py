@@ -7,6 +7,7 @@ import csv
 import gc
 import importlib
 import io
+import math
 import os
 import sys
 import time
@@ -334,12 +335,16 @@ def _write_metrics(
     published_step, published = validations.best_of_all if validations.best else last
     table = io.StringIO()
     names = [*loop.metrics, *(f"{name}_validation" for name in loop.metrics)]
-    columns = ["step", "loss", "learning_rate", "loss_validation", *names]
+    sources = [f"loss.{name}" for name in _sources(paths.data)] if loop.losses_of_sources else []
+    columns = ["step", "loss", "learning_rate", "loss_validation", *names, *sources]
     writer = csv.DictWriter(table, columns, lineterminator="\n")
     writer.writeheader()
     for row in loop.history():
         figures = validated.get(row["step"], dict.fromkeys(published, ""))
-        writer.writerow({**row, **{f"{name}_validation": value for name, value in figures.items()}})
+        held_out = {f"{name}_validation": value for name, value in figures.items()}
+        of_sources = dict(zip(sources, loop.losses_of_sources[row["step"] - 1], strict=True)) if sources else {}
+        known = {name: value for name, value in of_sources.items() if not math.isnan(value)}
+        writer.writerow({**row, **held_out, **known})
     metrics = {
         "steps": batches.steps,
         "planned_steps": batches.planned,

@@ -4,6 +4,7 @@ Keys as in axolotl's examples/ and src/axolotl/utils/schemas/.
 """
 
 import re
+from pathlib import Path
 from typing import Any
 
 from zerolora.errors import shown
@@ -33,8 +34,20 @@ from zerolora.imports.formats.import_format import (
     whole,
 )
 from zerolora.imports.known_keys import AXOLOTL
+from zerolora.model.foreign import TOKENIZER_CONFIG, tokenizer_config
 
 TOKENS = "special tokens are those of the model's tokenizer files"
+ROLES = ("bos_token", "unk_token")
+"""Special tokens without a key here."""
+KNOWN_TOKENS = {
+    r"codellama/CodeLlama-|openlm-research/open_llama_|huggyllama/llama-|(meta-llama|NousResearch)/Llama-2-": {
+        "bos_token": "<s>",
+        "unk_token": "<unk>",
+    },
+    r"01-ai/Yi-": {"bos_token": "<|startoftext|>", "unk_token": "<unk>"},
+    r"(meta-llama|NousResearch)/(Meta-)?Llama-3": {"bos_token": "<|begin_of_text|>"},
+}
+"""Special tokens of published tokenizers (tokenizer_config.json), by the beginning of the repository's name."""
 KERNELS = "a kernel for the same computation; zerolora has its own"
 RL = "rewards and preferences"
 RL_ONLY = "used only with `rl`"
@@ -146,7 +159,30 @@ def _stop(value: Any, draft: Draft) -> str | None:
 
 def _eos(value: Any, draft: Draft) -> str | None:
     draft.facts["stop"] = [*draft.facts.get("stop", []), text(value)]
-    return "ends an answer here, and does not change the tokenizer"
+    return Remark("ends an answer here, and is eos_token in templates; the tokenizer's files stay", NO_EFFECT)
+
+
+def _tokens(draft: Draft) -> list[str]:
+    """Return a line for each special token that the tokenizer may not have in this role; it has no key here."""
+    model = draft.facts.get("model", "")
+    lines: list[str] = []
+    known = next((each for begins, each in KNOWN_TOKENS.items() if re.match(begins, model)), {})
+    if Path(model).is_dir() and (Path(model) / TOKENIZER_CONFIG).is_file():
+        known = {key: _content(value) for key, value in tokenizer_config(Path(model)).items()}
+    for role in ROLES:
+        if (token := draft.facts.get(role)) is None:
+            continue
+        if known.get(role) == token:
+            lines.append(Remark(f"special_tokens.{role}: {token} is that of the model's tokenizer", NO_EFFECT))
+        else:
+            own = f"which have {known[role]}" if known.get(role) else "which must have it"
+            lines.append(Remark(f"special_tokens.{role}: {TOKENS}, {own}"))
+    return lines
+
+
+def _content(token: Any) -> Any:
+    """Return the text of a token of tokenizer_config.json."""
+    return token.get("content") if isinstance(token, dict) else token
 
 
 def _strategy(value: Any, draft: Draft) -> str | None:
@@ -206,6 +242,7 @@ def _plugins(value: Any, draft: Draft) -> str | None:
 def _finish(draft: Draft) -> list[str]:
     facts = draft.facts
     ours, lines = common.model("base_model", draft)
+    lines += _tokens(draft)
     adapter, eight = facts.get("adapter"), facts.get("eight", False)
     quantized = adapter == "qlora" or (adapter and (eight or facts.get("four", False)))
     method = "full" if not adapter else ("q" if quantized else "") + ("dora" if facts.get("dora") else "lora")
@@ -409,7 +446,11 @@ FORMAT = Format(
         "eot_tokens": unless_off(Rule("prepare.rows.stop_tokens", _stop)),
         "special_tokens.pad_token": same("prepare.rows.pad_token", text),
         "special_tokens.eos_token": Rule("prepare.rows.stop_tokens", _eos),
-        **each("special_tokens.bos_token special_tokens.unk_token special_tokens", none(TOKENS)),
+        **{
+            f"special_tokens.{role}": unless_off(fact(role, "", text, f"{TOKENS}: no change if this is theirs"))
+            for role in ROLES
+        },
+        "special_tokens": none(TOKENS),
         "special_tokens.additional_special_tokens": unless_off(same("prepare.rows.add_special_tokens", texts)),
         "tokens": unless_off(same("prepare.rows.add_tokens", texts)),
         "added_tokens_overrides": lost("prepare.rows.add_tokens adds tokens but renames none"),

@@ -33,13 +33,26 @@ TEMPLATES = {
     "tokenizer_default": "chat",
     "alpaca": "alpaca",
     "chatml": "chatml",
+    "cohere": "command-r",
+    "deepseek_v2": "deepseek-2.5",
+    "falcon_h1": "falcon-h1",
     "llama3": "llama-3",
+    "llama4": "llama-4",
     "gemma": "gemma",
     "gemma3": "gemma",
+    "gemma3n": "gemma",
     "mistral_v1": "mistral",
     "phi_3": "phi-3",
     "phi_4": "phi-4",
+    "qwen_25": "chatml",
 }
+SYSTEM = {"qwen_25": "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."}
+"""Default system prompts of axolotl's templates, by its name; ours have none."""
+OWN = {
+    "qwen3": "chat is written: Qwen3's own chat template writes the same text; the thoughts before the last answer are "
+    "supervised here also if they are empty"
+}
+"""Templates that are written as chat, by axolotl's name."""
 ALPACA = "Below is an instruction that describes a task. Write a response that appropriately completes the request."
 """AlpacaPrompter's text before an instruction without an input, used as a system prompt."""
 ROLES = {
@@ -181,6 +194,11 @@ def template(value: Any, draft: Draft) -> str | None:
     if not isinstance(value, str):
         raise NoEqual(f"{shown(value)} is not the name of a template")
     name = value.removeprefix("tokenizer_default_fallback_")
+    if value in OWN:
+        draft.facts["template"] = "chat"
+        return OWN[value]
+    if value in SYSTEM:
+        draft.facts["template_system"] = SYSTEM[value]
     if value not in TEMPLATES and name == value:
         draft.facts["template"] = "chat"
         return f"{shown(value)} has no equal: chat, the model's own chat template, is written"
@@ -262,9 +280,12 @@ def _prompt(kinds: list[Kind], draft: Draft) -> list[str]:
     chosen = facts.get("template", "chat")
     lines: list[str] = []
     if "system" in facts:
-        lines.append(_default_system(chosen if not own else "", draft))
+        lines.append(_default_system("" if own or "template_system" in facts else chosen, draft))
     if not own:
         rows["template"] = chosen
+        if "template_system" in facts:
+            draft.key = "chat_template"
+            draft.set("prepare.rows.system", facts["template_system"])
         return lines
     rows["template"], system = own[0]
     if system:

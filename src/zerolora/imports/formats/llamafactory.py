@@ -42,7 +42,7 @@ TEMPLATES = {
     "gemma": "gemma",
     "gemma3": "gemma",
     "llama2": "llama-2",
-    "llama3": "llama-3",
+    "llama3": "llama-3-verbatim",
     "mistral": "mistral",
     "phi": "phi-3",
     "phi4": "phi-4",
@@ -59,7 +59,6 @@ DIFFERS = {
     "gemma": "surrounding whitespace is stripped here",
     "gemma3": "surrounding whitespace is stripped here",
     "llama2": "answers have a space before and after them here ([/INST] Hello) but not there",
-    "llama3": "surrounding whitespace is stripped here",
     "vicuna": f"a space follows the system prompt and precedes an answer here but not there; {BOS}",
     "zephyr": "each turn ends with a line break here but not there",
 }

@@ -1,0 +1,152 @@
+"""`zerolora chat RUN`: talk to what a run trained, also beside its base model or another run.
+
+The tokens of a prompt are those of training: the same tokenizer, template and system prompt. Answers are greedy, as in
+evaluation, and end at the stop tokens of training.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from zerolora.config.settings import PrepareSettings, Resolved
+from zerolora.data.example import BadRow, Example
+from zerolora.data.template import Template
+from zerolora.data.tokenize import ChunkTokenizer
+from zerolora.errors import UserError, shown
+from zerolora.evaluate.evaluated_models import EvaluatedModel, load, stops_of
+from zerolora.evaluate.generation import answer_batch
+from zerolora.files import MANIFEST
+from zerolora.machine import cpu_matmul
+from zerolora.model import added_tokens, foreign
+from zerolora.model.manifest import check_same_base, is_merged, located
+from zerolora.publish.finished import CONFIG, MODELS, RESULTS
+
+KINDS = ("merged", "adapter", "base")
+NEW = "/new"
+"""Begins another conversation."""
+WEIGHTS = Path("resources/weights")
+Message = dict[str, Any]
+
+
+class ChatModel:
+    """A loaded model with its side of the conversation."""
+
+    def __init__(self, name: str, resolved: Resolved, limit: int) -> None:
+        """`name`: RUN, or RUN/KIND; `limit`: the most tokens of an answer. Raises UserError if the run lacks it."""
+        self.name, self.limit = name, limit
+        model, data, prepared = named_model(name, resolved)
+        # As `prepare` made them of the same files.
+        self.tokenizing = ChunkTokenizer(MODELS / prepared.model, prepared)
+        _check_same_format(self.tokenizing.template, prepared, data)
+        self.model, self.tokenizer = load(
+            model.merged or model.base, model.torch_device, added_tokens.of_data(data), model.loaded_adapter
+        )
+        self.stops = stops_of(model, self.model, self.tokenizer, data)
+        self.longest = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        self.messages: list[Message] = []
+
+    def answer(self, question: str) -> str:
+        """Return the answer to a question in the conversation so far. Raises BadRow for one that cannot be asked."""
+        asked = [*self.messages, {"role": "user", "content": question}]
+        prompt = self._prompt(asked)
+        if self.longest and len(prompt) + self.limit > self.longest:
+            raise BadRow(
+                f"the conversation has {len(prompt):,} tokens, and the model takes {self.longest:,} with "
+                f"{self.limit:,} of an answer; write {NEW}"
+            )
+        (tokens,) = answer_batch(self.model, self.tokenizer.pad_token_id, [prompt], self.stops, self.limit)
+        answer: str = self.tokenizer.decode(tokens, skip_special_tokens=True)
+        self.messages = [*asked, {"role": "assistant", "content": answer}]
+        return answer
+
+    def _prompt(self, messages: list[Message]) -> list[int]:
+        """Return the tokens before the answer to the last message."""
+        example = Example([*messages, {"role": "assistant", "content": "."}])
+        tokens = self.tokenizing.encoder.encode([self.tokenizing.template.pieces(example)])
+        prompt: list[int] = tokens.ids[0][: int(tokens.prompt[0])].tolist()
+        return prompt
+
+
+class NamedModel(NamedTuple):
+    """The files of a model of a run, its prepared data, and the settings of that data."""
+
+    model: EvaluatedModel
+    data: Path
+    prepared: PrepareSettings
+
+
+def named_model(name: str, resolved: Resolved) -> NamedModel:
+    """Return the model RUN, or RUN/KIND. Raises UserError if there is no such run, or it lacks the model."""
+    run, _, kind = name.partition("/")
+    if run not in resolved.runs or kind not in ("", *KINDS):
+        parts = ", ".join(f"RUN/{each}" for each in KINDS)
+        runs = ", ".join(resolved.runs)
+        raise UserError(f"{shown(name)}: write one of the runs {runs}, or a part of one: {parts}")
+    settings = resolved.runs[run]
+    prepared = resolved.prepare[settings.dataset]
+    model = _model(RESULTS / run, kind, WEIGHTS / f"{prepared.model}.json", settings.train.device)
+    return NamedModel(model, RESULTS / "data" / settings.dataset, prepared)
+
+
+def chat(models: list[ChatModel], questions: Iterable[str], write: Callable[[str], None]) -> None:
+    """Write the answers of all models to each question. A model that cannot answer says why."""
+    for question in map(str.strip, questions):
+        if question == NEW:
+            for model in models:
+                model.messages = []
+            continue
+        for model in models if question else ():
+            before = f"{model.name}: " if len(models) > 1 else ""
+            try:
+                write(f"{before}{model.answer(question)}")
+            except BadRow as error:
+                write(f"{before}({error})")
+
+
+def opened(names: list[str], resolved: Resolved, limit: int) -> list[ChatModel]:
+    """Return the named models, loaded. Raises UserError if a name is given twice."""
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise UserError(f"{twice[0]} is named twice; name each model once")
+    if all(run.train.device == "cpu" for run in resolved.runs.values()):
+        cpu_matmul.choose()
+    return [ChatModel(name, resolved, limit) for name in names]
+
+
+def asked() -> Iterator[str]:
+    """Yield the lines that are typed, or piped in, until their end."""
+    if not sys.stdin.isatty():
+        yield from sys.stdin
+        return
+    import readline  # noqa: F401 (edits the line)
+
+    while True:
+        try:
+            yield input("> ")
+        except EOFError:
+            return
+
+
+def _model(results: Path, kind: str, weights: Path, device: Any) -> EvaluatedModel:
+    """Return the files of a model of a run."""
+    base, adapter, merged = located(weights), results / "adapter", results / "merged" / MANIFEST
+    if kind == "base":
+        return EvaluatedModel(base, device=device)
+    for path in (adapter / MANIFEST, *([merged] if kind != "adapter" else [])):
+        if not path.is_file():
+            raise UserError(f"{path}: there is no such file; train the run first: `zerolora run`")
+    check_same_base(adapter, weights)
+    if kind == "adapter" or (not kind and not is_merged(merged)):
+        return EvaluatedModel(base, adapter, device=device)
+    return EvaluatedModel(base, adapter, located(merged), device)
+
+
+def _check_same_format(template: Template, prepared: PrepareSettings, data: Path) -> None:
+    """Raise UserError if the data was prepared with another template or other stop tokens than the config has now."""
+    record = foreign.manifest(data / MANIFEST, "zerolora prepare", "chat_template")
+    if record["chat_template"] != template.published() or not {*(prepared.stop_tokens or ())} <= {
+        *record["stop_tokens"]
+    }:
+        raise UserError(
+            f"{data}: was prepared with another template or other stop tokens than {CONFIG} has now; run `zerolora run`"
+        )

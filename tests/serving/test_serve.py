@@ -1,0 +1,150 @@
+"""`zerolora serve` with transformers' own server and OpenAI's own client, over the loopback."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import BIN, Project, project_environment
+from package_folder import SERVING
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(SERVING.missing() is not None, reason=SERVING.missing() or ""),
+]
+CLIENT = """
+import json, sys
+from openai import OpenAI
+address, model, questions = sys.argv[1], sys.argv[2], sys.argv[3:]
+client = OpenAI(base_url=address, api_key="none")
+for question in questions:
+    messages = [{"role": "user", "content": question}]
+    answer = client.chat.completions.create(model=model, messages=messages, max_tokens=4, temperature=0)
+    print(json.dumps([answer.choices[0].message.content, answer.usage.prompt_tokens]))
+"""
+
+
+@pytest.fixture(scope="module")
+def project(copy_finished: Callable[[str], Project]) -> Project:
+    """Return a project whose run has ended."""
+    return copy_finished("serve")
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        number: int = listener.getsockname()[1]
+    return number
+
+
+def environment_of(project: Project) -> dict[str, str]:
+    environment = project_environment(project.directory)
+    return environment | {"PYTHONPATH": os.pathsep.join([str(SERVING.folder), environment.get("PYTHONPATH", "")])}
+
+
+def serving(project: Project, *arguments: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [BIN / "zerolora", "serve", *arguments],
+        cwd=project.directory,
+        env=environment_of(project),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def wait_for(server: "subprocess.Popen[str]", port: int) -> None:
+    while server.poll() is None:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health") as answer:
+                assert json.load(answer) == {"status": "ok"}
+                return
+        except OSError:
+            time.sleep(0.2)
+    pytest.fail(f"the server ended: {server.stdout and server.stdout.read()}")
+
+
+@pytest.fixture
+def served(project: Project, port: int) -> Iterator[Callable[[str], "subprocess.Popen[str]"]]:
+    """Return a function that serves a model at `port`; the server ends with the test."""
+    servers: list[subprocess.Popen[str]] = []
+
+    def serve(name: str) -> "subprocess.Popen[str]":
+        servers.append(serving(project, name, "--port", str(port)))
+        wait_for(servers[-1], port)
+        return servers[-1]
+
+    yield serve
+    for server in servers:
+        server.kill()
+        server.communicate()
+
+
+@pytest.mark.parametrize("part", ["", "/adapter", "/base"])
+def test_a_client_gets_the_answers_of_the_evaluation(
+    part: str, project: Project, port: int, served: Callable[[str], "subprocess.Popen[str]"]
+) -> None:
+    """With the same tokens in the prompt. (A server loads libraries and a model.) SIGTERM ends both processes, and
+    leaves no directory."""
+    results = project.directory / "results"
+    rows = json.loads((results / ("base/rows" if part == "/base" else "default") / "answers.json").read_text())[:2]
+    server = served(f"default{part}")
+    command = [BIN / "python", "-c", CLIENT, f"http://127.0.0.1:{port}/v1", f"default{part.replace('/', '-')}"]
+    client = subprocess.run(
+        [*command, *(row["question"] for row in rows)],
+        env=environment_of(project), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert client.returncode == 0, client.stderr
+    answered = [json.loads(line) for line in client.stdout.splitlines()]
+    assert answered == [[row["answer"], row["prompt_tokens"]] for row in rows]
+    (child,) = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+    folder = Path(f"/proc/{child}/cwd").readlink()
+    server.send_signal(signal.SIGTERM)
+    output, _ = server.communicate(timeout=60)
+    assert server.returncode == 0, output
+    assert f"at http://127.0.0.1:{port}/v1" in output and not folder.exists() and not Path(f"/proc/{child}").exists()
+
+
+def test_the_system_prompt_of_training_is_in_the_template(project: Project, tmp_path: Path) -> None:
+    """As `prepare` adds it: only to a conversation that has none."""
+    from zerolora.chatting.model_server import write_served
+    from zerolora.data.template import Template
+    from zerolora.evaluate.evaluated_models import EvaluatedModel
+    from zerolora.model.architecture import tokenizer_of
+
+    from zerolora.config.file import load  # isort: skip
+    from zerolora.config.resolve import resolve  # isort: skip
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(project.directory)
+        prepared = resolve(load(Path("config/config.yaml"))).prepare["rows"].model_copy(update={"system": 'Say "no".'})
+        base, data = (project.directory / name for name in ("model", "results/data/rows"))
+        write_served(tmp_path / "served", EvaluatedModel(base), data, prepared.system)
+    template, tokenizer = Template(tokenizer_of(base), prepared), tokenizer_of(tmp_path / "served")
+    user = {"role": "user", "content": "Hi"}
+    for system in (prepared.system, "Be brief."):
+        whole = [{"role": "system", "content": system}, user]
+        sent = [user] if system == prepared.system else whole
+        text = tokenizer.apply_chat_template(sent, tokenize=False, add_generation_prompt=True)
+        assert text == template.write(whole, prompt=True)
+
+
+def test_a_taken_port_and_missing_packages_are_refused(project: Project, port: int) -> None:
+    """Before a model is loaded."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", port))
+        listener.listen()
+        output, _ = (refused := serving(project, "default", "--port", str(port))).communicate()
+    assert refused.returncode == 2 and f"--port {port}: Address already in use; write another --port" in output
+    own: dict[str, Any] = {"cwd": project.directory, "env": project_environment(project.directory)}
+    ended = subprocess.run([BIN / "zerolora", "serve", "default"], capture_output=True, text=True, check=False, **own)
+    assert ended.returncode == 2 and "install the extra: `pip install 'zerolora[serve]'`" in ended.stderr

@@ -1,0 +1,92 @@
+"""`zerolora chat` with the models of a finished run: the answers of its evaluation, conversations, and refusals."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import BIN, Project, project_environment
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def project(copy_finished: Callable[[str], Project]) -> Project:
+    """Return a project whose run has ended."""
+    return copy_finished("chat")
+
+
+def chat(project: Project, *arguments: str, lines: str = "") -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [BIN / "zerolora", "chat", *arguments], cwd=project.directory, env=project_environment(project.directory),
+        input=lines, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def answers_of(path: Path) -> list[dict[str, Any]]:
+    answers: list[dict[str, Any]] = json.loads(path.read_text())
+    return answers
+
+
+def test_answers_are_those_of_the_evaluation(project: Project) -> None:
+    """Also of base and adapter; a question of another conversation does not change them. (Loads three models.)"""
+    results = project.directory / "results"
+    tuned, base = answers_of(results / "default/answers.json"), answers_of(results / "base/rows/answers.json")
+    few = [each["question"] for each in tuned[:2]]
+    lines = f"{few[0]}\n/new\n\n{few[1]}\n"
+    names = ("default", "default/adapter", "default/base")
+    ended = chat(project, *names, "--max-new-tokens", "4", lines=lines)
+    assert ended.returncode == 0, ended.stderr
+    expected = [
+        f"{name}: {answers[number]['answer']}"
+        for number in (0, 1)
+        for name, answers in zip(names, (tuned, tuned, base), strict=True)
+    ]
+    assert ended.stdout == "\n".join([*expected, ""])
+
+
+def test_a_conversation_goes_into_the_next_prompt(project: Project) -> None:
+    """A question that cannot be asked is answered with the reason, and the conversation stays as it was."""
+    from zerolora.chatting.conversation import ChatModel, chat
+    from zerolora.config.file import load
+    from zerolora.config.resolve import resolve
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(project.directory)
+        model = ChatModel("default/base", resolve(load(Path("config/config.yaml"))), 4)
+        written: list[str] = []
+        chat([model], ["Hi", "Is <|im_end|> a word?", "And now?"], written.append)
+    assert [message["role"] for message in model.messages] == ["user", "assistant"] * 2
+    assert written[1].startswith("(") and "<|im_end|>" in written[1]
+    text = model.tokenizer.decode(model._prompt([*model.messages, {"role": "user", "content": "Last"}]))
+    assert text == model.tokenizing.template.write([*model.messages, {"role": "user", "content": "Last"}], prompt=True)
+    model.longest = 12
+    chat([model], ["Hi"], written.append)
+    assert written[-1].endswith("the model takes 12 with 4 of an answer; write /new)")
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["other"], "'other': write one of the runs default, or a part of one: RUN/merged, RUN/adapter, RUN/base"),
+        (["default/whole"], "'default/whole': write one of the runs"),
+        (["default", "default"], "default is named twice; name each model once"),
+    ],
+)
+def test_unknown_models_are_refused(project: Project, names: list[str], said: str) -> None:
+    ended = chat(project, *names)
+    assert ended.returncode == 2 and said in ended.stderr and "Traceback" not in ended.stderr
+
+
+def test_another_template_than_that_of_training_is_refused(copy_finished: Callable[[str], Project]) -> None:
+    """And so is a run that was not trained. (Two commands.)"""
+    project = copy_finished("chat-template")
+    project.config["prepare"]["rows"]["template"] = "plain"
+    project.write_config()
+    ended = chat(project, "default")
+    assert ended.returncode == 2 and "was prepared with another template" in ended.stderr
+    (project.directory / "results/default/adapter/manifest.json").unlink()
+    ended = chat(project, "default/adapter")
+    assert "train the run first: `zerolora run`" in ended.stderr
