@@ -61,7 +61,8 @@ def builders() -> dict[str, Build]:
         "adamw, unfused": partial(torch.optim.AdamW, foreach=False),
         "adamw, foreach": partial(torch.optim.AdamW, foreach=True),
     }
-    return {"adamw": built("adamw"), **torchs, **{name: built(name) for name in ("adafactor", "lion", "adamw_8bit")}}
+    others = ("adafactor", "lion", "adamw_8bit", "adamw_torch_8bit", "adamw_torch_4bit")
+    return {"adamw": built("adamw"), **torchs, **{name: built(name) for name in others}}
 
 
 def built(name: str) -> Build:

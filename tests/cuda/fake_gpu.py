@@ -21,8 +21,10 @@ from transformers import core_model_loading
 from zerolora.compat import bitsandbytes_patches
 from zerolora.compat.left_out import leave_out
 from zerolora.machine import devices
+from zerolora.optimizers import low_bits
 
 leave_out("torchao")
+low_bits.library()  # not under fake tensors, whose values it would read
 bitsandbytes_patches.load()
 import bitsandbytes  # noqa: E402 (not before its patches)
 from bitsandbytes.nn.modules import Int8Params, Params4bit  # noqa: E402

@@ -46,8 +46,25 @@ def _own(name: str) -> Callable[..., Any]:
         "adamw_8bit": bitsandbytes.optim.AdamW8bit,
         "lion": bitsandbytes.optim.Lion,
         "adafactor": functools.partial(Adafactor, scale_parameter=False, relative_step=False),
+        **{f"adamw_torch_{bits}bit": functools.partial(_torchaos, bits) for bits in (8, 4)},
     }
     return classes[name]
+
+
+def _torchaos(bits: int, groups: list[dict[str, Any]], **options: Any) -> torch.optim.Optimizer:
+    """Return torchao's own optimizer, whose step is not compiled."""
+    library: Any = importlib.import_module("torchao.optim")
+    optimizer: torch.optim.Optimizer = getattr(library, f"AdamW{bits}bit")(groups, **options, block_size=256)
+    compiled = optimizer.step
+
+    def step() -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = torch.tensor(group["lr"])
+        with torch.compiler.set_stance("force_eager"):
+            compiled()
+
+    optimizer.step = step  # type: ignore[method-assign,assignment]
+    return optimizer
 
 
 def by_hand(bench: Bench, plan: TrainingPlan, config: ZeroJson) -> tuple[list[float], dict[str, torch.Tensor]]:
@@ -78,7 +95,9 @@ def by_hand(bench: Bench, plan: TrainingPlan, config: ZeroJson) -> tuple[list[fl
     return losses, {plain(name): parameter.detach() for name, parameter in adapter.items()}
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "adamw_8bit", "lion", "adafactor"])
+@pytest.mark.parametrize(
+    "optimizer", ["adamw", "adamw_8bit", "lion", "adafactor", "adamw_torch_8bit", "adamw_torch_4bit"]
+)
 def test_20_steps_are_those_of_the_librarys_own(bench: Bench, optimizer: str) -> None:
     """On one rank, in fp32."""
     train = WIDE | {"optimizer": optimizer, "ranks_per_node": 1, "max_steps": 20, "epochs": 5, "warmup_steps": 4}
@@ -96,7 +115,12 @@ def test_20_steps_are_those_of_the_librarys_own(bench: Bench, optimizer: str) ->
     whole = {name.replace(".default.", "."): tensor for name, tensor in adapter.items()}
     assert actual.keys() == whole.keys()
     for name, tensor in whole.items():
-        assert torch.allclose(actual[name], tensor, rtol=0, atol=1e-6), name
+        difference = (actual[name] - tensor).abs()
+        if optimizer == "adamw_torch_8bit":
+            # A gradient that differs by a rounding may change a code; test_optimizers.py compares equal gradients.
+            assert float((difference > 1e-6).float().mean()) < 0.05 and difference.max() < WIDE["learning_rate"], name
+        else:
+            assert difference.max() <= 1e-6, name
 
 
 # By optimizer: its strategies, the first as reference. States of 8 bits are quantized in blocks of what a rank holds,
@@ -105,9 +129,12 @@ STRATEGIES: dict[str, tuple[str, ...]] = {
     "lion": ("zero0", "zero1", "zero2", "zero3", "zero2_offload", "ddp", "fsdp"),
     "adamw_8bit": ("zero0", "zero1", "zero2", "zero3", "ddp", "fsdp"),
     "adafactor": ("zero0", "ddp"),
+    "adamw_torch_8bit": ("zero0", "zero1", "zero2", "zero3", "zero2_offload", "ddp", "fsdp"),
+    "adamw_torch_4bit": ("zero0", "zero2", "zero3", "ddp", "fsdp"),
 }
-SAME: dict[str, tuple[str, ...]] = {"adamw_8bit": ("zero0", "ddp")}
-BLOCKS = 1e-4  # what other blocks change in the losses of four steps; 5e-5 was seen
+SAME = dict.fromkeys(("adamw_8bit", "adamw_torch_8bit", "adamw_torch_4bit"), ("zero0", "ddp"))
+BLOCKS = {"adamw_8bit": 1e-4, "adamw_torch_8bit": 1e-4, "adamw_torch_4bit": 1e-3}
+"""What other blocks change in the losses of four steps; half of it was seen."""
 
 
 def test_every_optimizer_is_trained_on_every_engine_that_a_cpu_has_for_it() -> None:
@@ -132,13 +159,14 @@ def of(bench: Bench, optimizer: str, strategy: str) -> Path:
 )
 def test_every_engine_that_can_learns_the_same(bench: Bench, optimizer: str, strategy: str) -> None:
     reference, run = of(bench, optimizer, STRATEGIES[optimizer][0]), of(bench, optimizer, strategy)
-    close = 1e-5 if strategy in SAME.get(optimizer, STRATEGIES[optimizer]) else BLOCKS
+    same = strategy in SAME.get(optimizer, STRATEGIES[optimizer])
+    close = 1e-5 if same else BLOCKS[optimizer]
     actual, expected = metrics(run), metrics(reference)
     assert actual["losses"] == pytest.approx(expected["losses"], rel=close)
     assert actual["loss_validation"] == pytest.approx(expected["loss_validation"], rel=close)
     adapter, whole = load_file(run / ADAPTER), load_file(reference / ADAPTER)
     for name, tensor in whole.items():
-        assert torch.allclose(adapter[name], tensor, rtol=1e-4, atol=1e-4 if close < BLOCKS else 1e-2), name
+        assert torch.allclose(adapter[name], tensor, rtol=1e-4, atol=1e-4 if same else 1e-2), name
 
 
 def handed_on(bench: Bench, run: Path, name: str) -> None:
@@ -159,6 +187,8 @@ def handed_on(bench: Bench, run: Path, name: str) -> None:
         ("adamw_8bit", "zero1", "zero1"),
         ("adafactor", "zero0", "ddp"),
         ("adafactor", "ddp", "zero0"),
+        ("adamw_torch_8bit", "zero3", "zero1"),
+        ("adamw_torch_4bit", "fsdp", "zero2"),
     ],
 )
 def test_a_run_resumes_under_another_strategy(bench: Bench, optimizer: str, before: str, after: str) -> None:
@@ -167,10 +197,30 @@ def test_a_run_resumes_under_another_strategy(bench: Bench, optimizer: str, befo
     result = bench.start(name, after, optimizer=optimizer, **WIDE, max_steps=4)
     assert result.returncode == 0, result.stderr[-2000:]
     assert "resuming at step 3 of 4" in result.stderr
-    close = BLOCKS if optimizer == "adamw_8bit" and before != after else 1e-5
+    close = 1e-5 if before == after else BLOCKS.get(optimizer, 1e-5)
     actual, expected = metrics(bench.folder / name), metrics(whole)
     assert actual["losses"] == pytest.approx(expected["losses"], rel=close)
     assert actual["loss_validation"] == pytest.approx(expected["loss_validation"], rel=close)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "strategy"),
+    [
+        ("adamw_torch_8bit", "zero0"),
+        ("adamw_torch_8bit", "zero1"),
+        ("adamw_torch_8bit", "zero3"),
+        ("adamw_torch_4bit", "ddp"),
+        ("adamw_torch_4bit", "fsdp"),
+        ("adamw_torch_4bit", "zero2"),
+    ],
+)
+def test_torchaos_moments_resume_to_the_byte(bench: Bench, optimizer: str, strategy: str) -> None:
+    """Under the same strategy: a checkpoint's fp32 moments give the codes and scales back."""
+    whole, name = of(bench, optimizer, strategy), f"{optimizer}-{strategy}-again"
+    handed_on(bench, whole, name)
+    result = bench.start(name, strategy, optimizer=optimizer, **WIDE, max_steps=4)
+    assert "resuming at step 3 of 4" in result.stderr, result.stderr[-2000:]
+    assert (bench.folder / name / ADAPTER).read_bytes() == (whole / ADAPTER).read_bytes()
 
 
 def test_the_number_of_ranks_changes_nothing_for_lion(bench: Bench) -> None:
@@ -192,7 +242,9 @@ def test_another_optimizer_starts_over(bench: Bench) -> None:
     assert "training starts over" in result.stderr
 
 
-@pytest.mark.parametrize(("optimizer", "strategy"), [("adafactor", "zero0"), ("adamw_8bit", "zero3")])
+@pytest.mark.parametrize(
+    ("optimizer", "strategy"), [("adafactor", "zero0"), ("adamw_8bit", "zero3"), ("adamw_torch_8bit", "zero0")]
+)
 def test_16_bits_train_and_resume(bench: Bench, optimizer: str, strategy: str) -> None:
     """Stage 0 creates the states by a step of its own, which is undone."""
     train = WIDE | {"optimizer": optimizer, "precision": "bf16", "max_steps": 4}

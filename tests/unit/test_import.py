@@ -702,7 +702,9 @@ def test_linear_layers_and_a_target_list_are_united(tmp_path: Path) -> None:
         ("cosine_min_lr_ratio: 0.1\n", {"schedule": "cosine_with_min_lr", "schedule_options": {"min_lr_rate": 0.1}}),
         ("save_total_limit: 3\n", {"keep_checkpoints": 3}),
         ("warmup_steps: 0.1\n", {"warmup_ratio": 0.1}),
-        ("optimizer: adamw_torch_8bit\n", {"optimizer": "adamw_8bit"}),
+        ("optimizer: adamw_torch_8bit\n", {"optimizer": "adamw_torch_8bit"}),
+        ("optimizer: adamw_torch_4bit\n", {"optimizer": "adamw_torch_4bit"}),
+        ("optimizer: ao_adamw_8bit\n", {"optimizer": "adamw_torch_8bit"}),
         ("adapter: lora\nlora_rank_pattern: {q_proj: 4}\n", {"lora": {"rank_pattern": {"q_proj": 4}}}),
     ],
 )
@@ -711,6 +713,19 @@ def test_axolotl_keys_are_translated(tmp_path: Path, more: str, expected: dict[s
     _, written = of(base + more, tmp_path)
     assert {key: written["train"].get(key) for key in expected} == expected
     assert not ("activation_offload" in expected and written["train"].get("activation_checkpointing") is False)
+
+
+def test_torchaos_other_optimizers_name_their_difference(tmp_path: Path) -> None:
+    for name, nearest, said in (
+        ("ao_adamw_4bit", "adamw_torch_4bit", "its blocks have 128 elements, here 256"),
+        ("ao_adamw_fp8", "adamw_torch_8bit", "its moments are fp8"),
+    ):
+        translation, written = of(f"{AXOLOTL}optimizer: {name}\n", tmp_path)
+        assert written["train"]["optimizer"] == nearest
+        (line,) = (line for line in translation.lines if line.key == "optimizer")
+        assert line.group == CHANGES and said in str(line)
+    plain, _ = of(f"{AXOLOTL}optimizer: adamw_torch_8bit\n", tmp_path)
+    assert not [line for line in plain.lines if line.key == "optimizer" and line.group == CHANGES]
 
 
 def test_half_precision_without_a_strategy_selects_zero0(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """The registry of optimizers against the libraries: states, bytes, settings, and where each works."""
 
 import copy
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -16,13 +18,14 @@ from torch.utils._pytree import tree_leaves
 from training_plan import training_plan
 
 from benchmarks.memory import compare
+from benchmarks.memory.trace import Live
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
 from zerolora.errors import UserError
 from zerolora.methods.method import TrainedParameters
 from zerolora.methods.registry import create
 from zerolora.model.read_spec import read_model_spec
-from zerolora.optimizers import OPTIMIZERS
+from zerolora.optimizers import OPTIMIZERS, low_bits, torchao_adamw
 from zerolora.optimizers.bnb import decoded, encode
 from zerolora.optimizers.optimizer import Optimizer
 from zerolora.planner.zero_json import ZeroJson
@@ -88,6 +91,18 @@ def test_its_states_match_the_library(recipe: Optimizer) -> None:
     assert stepped.state.keys() == set(tensors)
 
 
+def quantized(types: Any) -> bool:
+    """Return whether an operation has a tensor of torchao."""
+    return any(kind.__name__.startswith("OptimState") for kind in types)
+
+
+class Parts(Live):
+    """Counts the storages of the operations within torchao's tensors as well."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return NotImplemented if quantized(types) else super().__torch_dispatch__(function, types, args, kwargs)
+
+
 class Moved(TorchDispatchMode):
     """Counts bytes that operations read and write; a tensor read twice by one operation counts once."""
 
@@ -96,6 +111,8 @@ class Moved(TorchDispatchMode):
         self.bytes = 0
 
     def __torch_dispatch__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if quantized(_types):
+            return NotImplemented  # torchao's tensor answers by operations on its parts
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
         read = {id(each): each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)}
@@ -113,7 +130,7 @@ class Moved(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("name", ["adamw", "adafactor"])
+@pytest.mark.parametrize("name", ["adamw", "adafactor", "adamw_torch_8bit", "adamw_torch_4bit"])
 def test_the_traffic_of_torchs_operations_is_as_counted(name: str) -> None:
     recipe, tensor = OPTIMIZERS[name], trained([(512, 512)])[0]
     optimizer = recipe.build([{"params": [tensor]}], 1e-3, 0.1, recipe.betas, recipe.epsilon, on_host=False)
@@ -121,6 +138,120 @@ def test_the_traffic_of_torchs_operations_is_as_counted(name: str) -> None:
     with Moved() as moved:
         optimizer.step()
     assert moved.bytes / tensor.numel() == pytest.approx(recipe.traffic(), rel=0.01)
+
+
+LOW_BITS = {"adamw_torch_8bit": 8, "adamw_torch_4bit": 4}
+
+
+@pytest.mark.parametrize("name", LOW_BITS)
+@pytest.mark.parametrize("shape", [(512, 512), (1024, 1100)])
+def test_the_temporary_bytes_of_a_low_bit_step_are_as_counted(
+    monkeypatch: pytest.MonkeyPatch, name: str, shape: tuple[int, int]
+) -> None:
+    """A tensor of one piece, and one of several."""
+    for module in (low_bits, torchao_adamw):
+        monkeypatch.setattr(module, "PIECE", 2**20)
+    (tensor,) = trained([shape])
+    optimizer = built(name, [tensor])
+    optimizer.step()
+    assert tensor.grad is not None
+    with Parts() as live:
+        for existing in (tensor, tensor.grad, *optimizer.state[tensor].values()):
+            live.count(existing)
+        held = live.now
+        optimizer.step()
+    expected = OPTIMIZERS[name].step_bytes(tensor.numel(), tensor.numel(), on_cpu=True)
+    assert live.peak - held == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize(("name", "bits"), LOW_BITS.items())
+def test_20_low_bit_steps_are_torchaos_to_the_bit(monkeypatch: pytest.MonkeyPatch, name: str, bits: int) -> None:
+    """In several pieces, against torchao's own step, uncompiled: weights and decoded moments. Each step has many
+    small operations, which takes the time."""
+    assert low_bits.PIECE == torchao_adamw.PIECE and low_bits.BLOCK == torchao_adamw.BLOCK
+    monkeypatch.setattr(low_bits, "PIECE", 2**13)
+    shapes = (*SHAPES, (64, 50), (96, 256))
+    whole, other = trained(shapes), trained(shapes)
+    kind = getattr(low_bits.library().adam, f"AdamW{bits}bit")
+    own = kind(other, lr=0.01, weight_decay=0.0, block_size=low_bits.BLOCK)
+    optimizer = built(name, whole)
+    stepped(whole, optimizer, range(20))
+    with torch.compiler.set_stance("force_eager"):
+        stepped(other, own, range(20))
+    assert not torch.equal(whole[0], trained(shapes)[0])
+    for one, two in zip(whole, other, strict=True):
+        assert torch.equal(one, two)
+    with OPTIMIZERS[name].unpacked(optimizer, low_bits.MOMENTS):
+        for one, two in zip(whole, other, strict=True):
+            for moment in low_bits.MOMENTS:
+                librarys = own.state[two][moment]
+                expected = librarys if one.numel() < low_bits.SMALLEST else librarys.dequantize()
+                assert torch.equal(optimizer.state[one][moment], expected)
+
+
+@pytest.mark.parametrize("name", LOW_BITS)
+def test_a_last_block_may_be_shorter(name: str) -> None:
+    """A partition of any size: its whole blocks are as of a tensor without the rest."""
+    whole, rest = trained([(8192,)]), trained([(8192 + 100,)])
+    rest[0].data[:8192] = whole[0].data
+    optimizers = built(name, whole), built(name, rest)
+    for step in range(5):
+        rest[0].grad = torch.randn(8292, generator=torch.Generator().manual_seed(step))
+        whole[0].grad = rest[0].grad[:8192].clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    assert torch.equal(rest[0][:8192], whole[0])
+    assert (rest[0][8192:] - trained([(8292,)])[0][8192:]).abs().mean() > 0.01
+    assert held_bytes(optimizers[1]) - held_bytes(optimizers[0]) == held_bytes(optimizers[0]) / 32
+
+
+@given(
+    st.sampled_from([8, 4]),
+    st.lists(st.just(0.0) | st.floats(-14, 0).map(lambda power: 10**power), min_size=1, max_size=20),
+    st.integers(4096, 9000),
+    st.integers(0, 2**31),
+)
+def test_low_bit_moments_survive_encoding_to_the_bit(bits: int, scales: list[float], size: int, seed: int) -> None:
+    """Moments that torchao quantized, decoded and encoded by a checkpoint, decode to the same bytes (100 states)."""
+    (tensor,) = trained([(size,)])
+    recipe = OPTIMIZERS[f"adamw_torch_{bits}bit"]
+    optimizer = built(recipe.name, [tensor])
+    generator = torch.Generator().manual_seed(seed)
+    strides = torch.tensor(scales).repeat_interleave(300).repeat(size)[:size]
+    for _ in range(3):
+        tensor.grad = torch.randn(size, generator=generator) * strides
+        optimizer.step()
+    state = optimizer.state[tensor]
+    before = {moment: low_bits.decoded(state, moment, tensor.shape, bits) for moment in low_bits.MOMENTS}
+    with recipe.unpacked(optimizer, low_bits.MOMENTS, write=True):
+        pass
+    for moment, value in before.items():
+        assert torch.equal(low_bits.decoded(state, moment, tensor.shape, bits), value)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_values_of_other_blocks_are_as_close_as_torchaos(bits: int) -> None:
+    """What another strategy's checkpoint holds."""
+    value = torch.randn(8192, generator=torch.Generator().manual_seed(0))
+    state: dict[str, Any] = {}
+    low_bits.start(state, value, bits, 0)
+    low_bits.encode(state, "exp_avg", value, bits)
+    module = low_bits.library().bits8 if bits == 8 else low_bits.library().bits4
+    librarys = (module.OptimState8bit if bits == 8 else module.OptimState4bit).zeros(value.shape, True, 256)
+    librarys.copy_(value)
+    own = (low_bits.decoded(state, "exp_avg", value.shape, bits) - value).abs().mean()
+    assert 0 < own <= 1.15 * (librarys.dequantize() - value).abs().mean()
+
+
+def test_torchao_is_imported_only_by_its_optimizers() -> None:
+    """Where it is left out, other libraries still count it as not installed afterwards; no line on stderr."""
+    script = (
+        "import sys; from zerolora.compat.left_out import leave_out; leave_out('torchao')\n"
+        "from zerolora.optimizers import OPTIMIZERS, low_bits\n"
+        "assert low_bits.library().adam.AdamW8bit and sys.modules['torchao'] is None"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
 
 
 def test_one_kernel_moves_less_than_eight_passes() -> None:
@@ -396,6 +527,8 @@ REFUSED_UNDER = {
     "adamw": set(),
     "adamw_8bit": {"zero3_nvme"},
     "lion": {"zero3_nvme"},
+    "adamw_torch_8bit": {"zero3_nvme"},
+    "adamw_torch_4bit": {"zero3_nvme"},
     "paged_adamw": {name for name in STRATEGIES if "offload" in name or "nvme" in name},
     "paged_adamw_8bit": {name for name in STRATEGIES if "offload" in name or "nvme" in name},
     "adafactor": set(STRATEGIES) - {"zero0", "ddp"},

@@ -5,8 +5,10 @@ CPU-seconds and half a second. transformers and peft would import torchao in eve
 warns on stderr about kernels for other versions of torch.
 """
 
+import contextlib
+import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -16,6 +18,26 @@ def leave_out(*packages: str) -> None:
     """Make these packages count as not installed in this process, except those that it has imported."""
     for name in packages:
         sys.modules.setdefault(name, None)  # type: ignore[arg-type]  # None: not importable
+
+
+@contextlib.contextmanager
+def brought_in(package: str) -> Iterator[None]:
+    """Make a package that is left out importable in the block, without its warnings; other libraries still count it as
+    not installed."""
+    marker = package in sys.modules and sys.modules[package] is None
+    loggers = [logging.getLogger(name) for name in (package, "torch.utils._pytree")]
+    levels = [logger.level for logger in loggers]
+    if marker:
+        del sys.modules[package]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+        if marker:
+            sys.modules[package] = None  # type: ignore[assignment]
 
 
 def refuse_import(*packages: str) -> None:

@@ -90,7 +90,16 @@ METHODS = ("dora", "full", "ia3", "lora", "qdora", "qlora", "vera")
 OBJECTIVES = ("sft",)
 """Objectives of training."""
 
-OPTIMIZERS = ("adamw", "adamw_8bit", "paged_adamw", "paged_adamw_8bit", "adafactor", "lion")
+OPTIMIZERS = (
+    "adamw",
+    "adamw_8bit",
+    "paged_adamw",
+    "paged_adamw_8bit",
+    "adafactor",
+    "lion",
+    "adamw_torch_8bit",
+    "adamw_torch_4bit",
+)
 """Optimizers."""
 
 STRATEGIES = {

@@ -48,10 +48,16 @@ OPTIMIZERS = {
     "lion": "lion",
     "lion_32bit": "lion",
     "lion_pytorch": "lion",
+    "adamw_torch_8bit": "adamw_torch_8bit",
+    "adamw_torch_4bit": "adamw_torch_4bit",
+    "ao_adamw_8bit": "adamw_torch_8bit",
 }
-"""transformers' names (transformers/training_args.py, OptimizerNames)."""
-NEAR_OPTIMIZERS = {"adamw_torch_8bit": "adamw_8bit"}
-"""Optimizers of another library whose states have the same number of bits."""
+"""transformers' names (transformers/training_args.py, OptimizerNames), and axolotl's."""
+NEAR_OPTIMIZERS = {
+    "ao_adamw_4bit": ("adamw_torch_4bit", "its blocks have 128 elements, here 256, as in transformers"),
+    "ao_adamw_fp8": ("adamw_torch_8bit", "its moments are fp8, here integer codes of 8 bits"),
+}
+"""Optimizers with as many bits that quantize in another way."""
 EVERY_STEP = idle("every step is logged (docs/telemetry.md)")
 PREPARED = idle("rows are prepared before training")
 PUBLISHED = idle("`zerolora push` publishes a finished run")
@@ -142,10 +148,11 @@ def optimizer_rule() -> Rule:
         if value in OPTIMIZERS:
             draft.set("train.optimizer", OPTIMIZERS[value])
             return None
-        draft.set("train.optimizer", NEAR_OPTIMIZERS[value])
-        return f"{value} is torchao's; {NEAR_OPTIMIZERS[value]} is bitsandbytes' nearest"
+        name, difference = NEAR_OPTIMIZERS[value]
+        draft.set("train.optimizer", name)
+        return f"{value} is nearest to {name}: {difference}"
 
-    names = (OPTIMIZERS | NEAR_OPTIMIZERS).items()
+    names = (OPTIMIZERS | {old: new for old, (new, _) in NEAR_OPTIMIZERS.items()}).items()
     return Rule("train.optimizer", translate, ", ".join(f"{old} → {new}" for old, new in names if old != new))
 
 
