@@ -2,6 +2,7 @@
 activation checkpointing, objective, packing and precision drawn for them so that each pair of these values, and each
 with each attention, has a case. The product of all would be 150 times as many."""
 
+import functools
 import itertools
 import shutil
 from collections.abc import Iterable, Iterator
@@ -60,9 +61,13 @@ WITH_TOWERS = ("qwen2_5_vl",)
 """Families with parts beside the language model, as one for images."""
 
 
+LARGE = ("gemma3", "qwen2_5_vl")
+"""Families whose cases have the published vocabulary."""
+
+
 def refusal(name: str, choice: Choice) -> str | None:
     """Return what is said of a case that is refused."""
-    family, attention = name.split()
+    family, attention = name.split()[:2]
     if family in EXPERTS and "dora" in choice[1]:
         return "does not work with use_dora"
     if family in WITH_TOWERS and choice[1] == "vera":
@@ -75,20 +80,31 @@ def pairs(choice: Choice) -> set[tuple[tuple[int, str], tuple[int, str]]]:
     return set(itertools.combinations(enumerate(choice), 2))
 
 
+@functools.cache
 def drawn() -> dict[str, Choice]:
-    """Return the choice of each case, by family and attention: of all, the first with the most pairs that are new."""
-    all_of = list(itertools.product(*FACTORS.values()))
-    new = set().union(*map(pairs, all_of))
-    chosen = {}
-    for family, attention in itertools.product(DECODERS, FACTORS["attention"]):
-        possible = [choice for choice in all_of if choice[0] == attention]
-        best = max(possible, key=lambda choice: len(pairs(choice) & new))
-        name = f"{family} {attention}"
-        new -= set() if refusal(name, best) else pairs(best)
-        chosen[name] = best
-        if not new:
-            new = set().union(*map(pairs, all_of))
+    """Return the choice of each case, by family and attention: the one with the most pairs that no case has yet. The
+    pairs that are left then are in further cases."""
+    all_of = {choice: pairs(choice) for choice in itertools.product(*FACTORS.values())}
+    everything = set().union(*all_of.values())
+    left, again, chosen = set(everything), set(everything), {}
+    for number in (1, 2, 3):
+        for family, attention in itertools.product(DECODERS, FACTORS["attention"]):
+            name = f"{family} {attention}{f' {number}' * (number > 1)}"
+            possible = [each for each in all_of if each[0] == attention and not (family in LARGE and is_paged(each))]
+            best = max(possible, key=lambda choice: (len(all_of[choice] & left), len(all_of[choice] & again)))
+            if number > 1 and (refusal(name, best) or not all_of[best] & left):
+                continue
+            chosen[name] = best
+            if not refusal(name, best):
+                left -= all_of[best]
+                again = (again - all_of[best]) or set(everything)
     return chosen
+
+
+def is_paged(choice: Choice) -> bool:
+    """Return whether an optimizer of all weights pages its states, for which bitsandbytes needs a GPU from 100,000
+    numbers on."""
+    return choice[1] == "full" and choice[2].startswith("paged")
 
 
 def config_of(family: str) -> dict[str, Any]:
