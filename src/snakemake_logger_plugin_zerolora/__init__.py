@@ -2,11 +2,13 @@
 
 A profile turns it on with `logger: zerolora`. In a terminal each running stage has one line with a bar, and then a line
 with its result; elsewhere (a file, a Slurm job's log) it has a line at its start and one at its end. Dry runs and
-`--verbose` keep Snakemake's format. `.snakemake/log/` always has Snakemake's full log.
+`--verbose` keep Snakemake's format; a dry run shortens long lists of files, which are whole with `--verbose`.
+`.snakemake/log/` always has Snakemake's full log.
 
 Snakemake imports every installed plugin at each start, so this module imports only what Snakemake has loaded.
 """
 
+import copy
 import os
 import re
 import sys
@@ -39,6 +41,12 @@ SHOWN = (
 FRAMES = re.compile(r'\n  File ".*", line \d+, in \w+$', re.MULTILINE)
 MESSAGE = re.compile(r"(\d+: )?zerolora: ")
 """Prefix of log lines for the user; `srun --label` puts the task's number before it."""
+FILE_LISTS = re.compile(
+    r"((?:Missing output|Incomplete output|Updated input) files|Input files updated by another job): ([^;]+)"
+)
+"""Lists of files in the reason of a planned job."""
+LISTED_FILES = 8
+"""Files of a list that a dry run shows."""
 TAIL = 20
 """Last lines of a log to show if a stage failed without a message."""
 POLL_SECONDS = 0.25
@@ -117,6 +125,23 @@ def duration(seconds: float) -> str:
     minutes, whole = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{whole:02}" if hours else f"{minutes}:{whole:02}"
+
+
+def shortened(record: LogRecord) -> LogRecord:
+    """Return the record of a planned job with the first files of each list."""
+    short = copy.copy(record)
+    values = vars(short)
+    values |= {name: first_files(values[name]) for name in ("input", "output")}
+    values["reason"] = FILE_LISTS.sub(
+        lambda match: f"{match[1]}: {', '.join(first_files(match[2].split(', ')))}", str(values["reason"])
+    )
+    return short
+
+
+def first_files(files: list[str]) -> list[str]:
+    """Return the first files of a list, and how many more there are."""
+    more = len(files) - LISTED_FILES
+    return [*files[:LISTED_FILES], f"and {more} more"] if more > 1 else files
 
 
 class Terminal:
@@ -255,6 +280,8 @@ class LogHandler(LogHandlerBase):
         event: LogEvent | None = getattr(record, "event", None)
         values = vars(record)
         if self.plain:
+            if event == LogEvent.JOB_INFO and not self.common_settings.verbose:
+                record = shortened(record)
             text = self.format(record)
             if text and text != "None":
                 print(("\n" if event == LogEvent.JOB_INFO else "") + text, file=self.stream, flush=True)

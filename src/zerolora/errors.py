@@ -2,8 +2,11 @@
 
 import errno
 import os
+import sys
 from pathlib import Path
 from typing import Any
+
+from zerolora.workflow_files import IS_PACKAGED, ROOT
 
 LONGEST = 60  # characters of a value in a message
 
@@ -34,6 +37,19 @@ class UserError(Exception):
 
     def __init__(self, message: str) -> None:
         super().__init__("\n".join(printable(line) for line in message.split("\n")))
+
+
+def install_command(requirement: str) -> str:
+    """Return, for a message, what installs a library for this Python: pip, or `make` in a checkout, which installs all
+    into the .venv there."""
+    if IS_PACKAGED:
+        return f"`{sys.executable} -m pip install {requirement}`"
+    make = "make" if Path.cwd() == ROOT else f"make -C {ROOT}"
+    installing = f"`{make}`, which installs envs/requirements.lock"
+    commands = ROOT / ".venv/bin"
+    if Path(sys.prefix).resolve() == commands.parent.resolve():
+        return installing
+    return f"{installing} in .venv, and then the commands in {commands}: this is {sys.executable}"
 
 
 def wording(text: str) -> str:

@@ -48,7 +48,7 @@ SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
 # What needs no control groups and no second core.
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+TaskPlugin={task}
 JobAcctGatherType=jobacct_gather/linux
 # Jobs that last seconds are measured too.
 JobAcctGatherFrequency=1
@@ -72,6 +72,15 @@ SchedulerParameters=batch_sched_delay=0,sched_min_interval=100000,bf_interval=2
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 """
+# Version 1 of control groups: version 2 needs systemd on each node.
+CGROUP_CONF = """\
+CgroupPlugin=cgroup/v1
+CgroupMountpoint=/sys/fs/cgroup
+ConstrainRAMSpace=yes
+ConstrainSwapSpace=yes
+AllowedSwapSpace=0
+"""
+MEMORY_GROUPS = Path("/sys/fs/cgroup/memory")
 NODE = "NodeName={name} NodeAddr={address} CPUs=32 RealMemory=256000 Gres=gpu:{gpus}\n"
 # A job of `urgent` sends those of `normal` back to the queue, and ends those of `spare`.
 PARTITIONS = """\
@@ -96,9 +105,10 @@ StorageLoc=slurm
 class Cluster(Machines):  # type: ignore[misc]  # mypy does not read pytest's pythonpath
     """A login node with the controller and the accounting, and three compute nodes; all up inside `with`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, limits_memory: bool = False) -> None:
+        """With `limits_memory`, jobs that use more than they requested are killed: see lacking_for_limits."""
         super().__init__()
-        self.folder = folder
+        self.folder, self.limits_memory = folder, limits_memory
 
     def bring_up(self) -> None:
         self._write_files()
@@ -229,7 +239,8 @@ class Cluster(Machines):  # type: ignore[misc]  # mypy does not read pytest's py
     # How it is built.
 
     def _write_files(self) -> None:
-        known = {"folder": self.folder, "login": LOGIN, "network": NETWORK, "port": DATABASE_PORT}
+        task = "task/cgroup" if self.limits_memory else "task/none"
+        known = {"folder": self.folder, "login": LOGIN, "network": NETWORK, "port": DATABASE_PORT, "task": task}
         nodes = "".join(NODE.format(name=node, address=_address(node), gpus=GPUS) for node in NODES)
         for name in ("etc", "munge", "state", "gpus"):
             (self.folder / name).mkdir(parents=True)
@@ -237,6 +248,7 @@ class Cluster(Machines):  # type: ignore[misc]  # mypy does not read pytest's py
             os.mknod(self.folder / f"gpus/gpu{number}", stat.S_IFCHR | 0o600, os.makedev(1, 3))
         self._write("etc/slurm.conf", SLURM_CONF.format(**known) + nodes + PARTITIONS)
         self._write("etc/gres.conf", f"Name=gpu File={self.folder}/gpus/gpu[0-{GPUS - 1}]\n")
+        self._write("etc/cgroup.conf", CGROUP_CONF)
         self._write("etc/slurmdbd.conf", SLURMDBD_CONF.format(**known))
         hosts = {"localhost": "127.0.0.1", LOGIN: f"{NETWORK}.1"} | {node: _address(node) for node in NODES}
         self._write("hosts", "".join(f"{address} {name}\n" for name, address in hosts.items()))
@@ -318,6 +330,20 @@ def missing() -> str:
         [*WITH_US, "unshare", "--net", "--mount", "true"], capture_output=True, text=True, check=False
     )
     return f"{tried.stderr.strip()}; run where namespaces may be made" if tried.returncode else ""
+
+
+def lacking_for_limits() -> str:
+    """Return what this machine lacks to limit the memory of jobs, in one line; nothing if it lacks nothing."""
+    if not (MEMORY_GROUPS / "release_agent").is_file() or not os.access(MEMORY_GROUPS, os.W_OK):
+        return f"{MEMORY_GROUPS} is no writable memory controller of control groups, version 1"
+    return ""
+
+
+def remove_memory_groups() -> None:
+    """Remove the control groups of nodes that have ended."""
+    for node in NODES:
+        for group in sorted((MEMORY_GROUPS / f"slurm_{node}").glob("**/"), reverse=True):
+            group.rmdir()
 
 
 def _found(command: str) -> str | None:

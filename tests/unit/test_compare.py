@@ -191,7 +191,14 @@ def test_outdated_run_shows_no_results(tmp_path: Path) -> None:
             "Traceback\nKeyError: 1\nzerolora: rank 0 failed with exit code 1",
             "rank 0 failed with exit code 1: KeyError: 1",
         ),
-        ("step 60\nzerolora: rank 0 failed with signal SIGKILL", "rank 0 failed with signal SIGKILL"),
+        (
+            "step 60\nzerolora: rank 0 failed with signal SIGKILL (out of memory?)",
+            "rank 0 failed with signal SIGKILL (out of memory?)",
+        ),
+        (
+            "zerolora: loss is nan at step 2\nzerolora: rank 0 failed with signal SIGKILL (out of memory?)",
+            "loss is nan at step 2",
+        ),
         (
             "zerolora: nothing fits, not even with the smallest:\nzerolora:   strategy  GPU  host\n"
             "zerolora:   zero3: 5 GiB are more than 3 GiB\nzerolora: write into the run:\nzerolora:   render:",

@@ -666,6 +666,20 @@ def test_needed_run_with_until(tmp_path: Path, patched: bool) -> None:
 
 
 @pytest.mark.parametrize("patched", [False, True])
+def test_needed_run_with_targets(tmp_path: Path, patched: bool) -> None:
+    """Unpatched, the target `one` runs only `one` and its inputs."""
+    also = "run_with_targets(workflow, 'other')" if patched else "None"
+    rule = "rule {0}:\n    output: '{0}'\n    shell: 'touch {{output}}'\n"
+    (tmp_path / "Snakefile").write_text(
+        "from zerolora.compat.snakemake_patches import around_planning, run_with_targets\n"
+        f"around_planning(workflow, lambda: {also}, lambda: None)\n{rule.format('one')}{rule.format('other')}"
+    )
+    served("snakemake", "--cores", "1", "--quiet", "all", "--", "one", directory=tmp_path).check_returncode()
+    assert (tmp_path / "one").exists()
+    assert (tmp_path / "other").exists() is patched
+
+
+@pytest.mark.parametrize("patched", [False, True])
 def test_needed_ignore_broken_metadata(tmp_path: Path, patched: bool) -> None:
     """Unpatched, Snakemake ends with a decoding error."""
     patch = "from zerolora.compat.snakemake_patches import ignore_broken_metadata as patch; patch()" if patched else ""

@@ -139,6 +139,19 @@ def test_dry_run_and_verbose_use_snakemakes_format(tmp_path: Path) -> None:
     assert "rule one:\n    output: one.txt\n" in run(tmp_path, "good", "--verbose")
 
 
+def test_a_dry_run_shortens_lists_of_files(tmp_path: Path) -> None:
+    """The plan of a grid would have thousands of names in one line; with --verbose they are whole."""
+    names = [f"{number}.txt" for number in range(30)]
+    parts = [f"rule:\n    output: '{name}'\n    shell: 'touch {{output}}'\n" for name in names]
+    (tmp_path / "Snakefile").write_text(f"rule all:\n    default_target: True\n    input: {names}\n" + "".join(parts))
+    plan = served(*SNAKEMAKE, "--dry-run", "all", directory=tmp_path).stdout
+    whole = served(*SNAKEMAKE, "--dry-run", "--verbose", "all", directory=tmp_path).stdout
+    assert f"    input: {', '.join(names[:8])}, and 22 more\n" in plan
+    assert re.search(r"reason: Input files updated by another job: (\d+\.txt, ){8}and 22 more\n", plan)
+    assert "reason: Missing output files: 29.txt\n" in plan
+    assert f"    input: {', '.join(names)}\n" in whole and "22 more" not in whole
+
+
 def test_terminal_shows_a_bar_until_the_stage_ends(tmp_path: Path) -> None:
     write(tmp_path, "good", 0.4)
     text = in_terminal([*SNAKEMAKE, "two.txt"], tmp_path)

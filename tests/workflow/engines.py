@@ -18,9 +18,9 @@ WILDCARDS = re.compile(r"^    wildcards: (.+)$", re.MULTILINE)
 JOB = re.compile(r"^(?:local)?rule (\w+):\n((?:    .*\n)+)", re.MULTILINE)
 
 
-def snakemake_ran(project: Project) -> set[str]:
-    """Run `snakemake all` and return the stages that ran, as in train@default."""
-    return _jobs(project.snakemake("all"))
+def snakemake_ran(project: Project, target: str = "all") -> set[str]:
+    """Run `snakemake all`, or another target, and return the stages that ran, as in train@default."""
+    return _jobs(project.snakemake(target))
 
 
 def snakemake_would_run(project: Project) -> set[str]:

@@ -102,6 +102,18 @@ def test_a_run_that_failed_and_was_taken_back_leaves_both_clean(project: Project
     assert_both_clean(project)
 
 
+def test_a_single_target_is_recorded_with_the_settings(make_project: Callable[[str], Project]) -> None:
+    """In a project in which nothing has run, and after an edit that its stages do not read."""
+    project = make_project("single")
+    target = "results/default/packing/manifest.json"
+    stages = {"resolve", "fetch@tiny", "prepare@rows", "pack@default"}
+    assert snakemake_ran(project, target) == stages
+    assert not dvc_changed(project) & stages
+    edit_config(project, **{"report.examples": 1})
+    assert snakemake_ran(project, target) == {"resolve"}
+    assert not dvc_changed(project) & stages and snakemake_ran(project, target) == set()
+
+
 def test_weights_are_linked_into_the_cache_not_copied(project: Project) -> None:
     merged = project.directory / "results/default/merged/model.safetensors"
     assert merged.stat().st_nlink > 1 or merged.is_symlink()

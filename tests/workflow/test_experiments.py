@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import BIN, Project, project_environment
+from conftest import BIN, SERVERS, Project, project_environment
 from engines import dvc_changed, edit_config, snakemake_would_run
 from loopback_hub import REPOSITORY, REVISION, Hub, serving
 
@@ -34,6 +34,10 @@ def project(make_project: Callable[[str], Project], hub: Hub, tmp_path_factory: 
     pinned = {"repository": REPOSITORY, "revision": REVISION, "license": "MIT"}
     edit_config(project, **{"fetch.directory": {}, "fetch.hub": {"tiny": pinned}})
     project.served = False  # the hub's address is read while its library is imported
+    project.snakemake("resources/models/tiny/manifest.json")
+    weights = ("--model", "resources/models/tiny", "--weights", "resources/weights/tiny")
+    project.run("zerolora", "weights", *weights)
+    project.served = True
     project.snakemake("all")
     project.commit("finished")
     assert "model.safetensors" in hub.downloads()
@@ -75,12 +79,14 @@ def waited(project: Project, pending: tuple[str, ...]) -> str:
 
 
 def test_experiments_run_here_in_a_copy_and_in_a_queue(project: Project, hub: Hub) -> None:
-    """Slow: DVC and Snakemake start for each stage that runs again, in three runs."""
+    """Slow: DVC and Snakemake start for each stage that runs again, in three runs. The first has real processes, which
+    find the environment's folder themselves; the stages of the others are forks."""
     weights = project.directory / WEIGHTS
     before = weights.read_bytes()
     dvc(project, "exp", "run", "--temp", "--name", "copied", "-S", f"{RATE}=0.03")
     dvc(project, "exp", "run", "--queue", "--name", "queued", "-S", f"{RATE}=0.04")
-    dvc(project, "queue", "start", PATH=f"{BIN}{os.pathsep}{os.environ['PATH']}")
+    forks = SERVERS.of(project.directory, project_environment(project.directory)).stand_ins
+    dvc(project, "queue", "start", PATH=os.pathsep.join([str(forks), str(BIN), os.environ["PATH"]]))
     try:
         status = waited(project, ("Queued", "Running"))
         assert "Success" in status and "Failed" not in status, dvc(project, "queue", "logs", "queued")
@@ -89,7 +95,7 @@ def test_experiments_run_here_in_a_copy_and_in_a_queue(project: Project, hub: Hu
         dvc(project, "queue", "stop")
     waited(project, ("1 active", "1 idle"))
     assert weights.read_bytes() == before, "a copy trained in the project"
-    dvc(project, "exp", "run", "--name", "here", "-S", f"{RATE}=0.05")
+    project.run("dvc", "exp", "run", "--name", "here", "-S", f"{RATE}=0.05")
     here = weights.read_bytes()
     assert here != before
     assert dvc_changed(project) == set() and snakemake_would_run(project) == set()
@@ -123,7 +129,6 @@ def test_the_shown_view_of_experiments_is_one_line_of_metrics_and_changed_settin
 def test_a_second_clone_shares_the_bytes_of_the_base_model(project: Project, hub: Hub, tmp_path: Path) -> None:
     clone = Project(tmp_path / "clone")
     project.run("git", "clone", "--quiet", str(project.directory), str(clone.directory))
-    clone.served = False
     clone.snakemake("resources/models/tiny/manifest.json", "results/data/rows/manifest.json")
     clone.run("zerolora", "weights", "--model", "resources/models/tiny", "--weights", "resources/weights/tiny")
     assert hub.asked == []

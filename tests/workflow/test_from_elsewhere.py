@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from conftest import BIN, ROOT, copy_tracked, write_rows
+from test_snakemake_releases import TESTED, pretend_release
 
 pytestmark = [pytest.mark.slow]  # an installation, and whole runs
 
@@ -63,6 +64,17 @@ def folder(tmp_path: Path, tiny_model: Path) -> Path:
     return tmp_path / "own"
 
 
+# What init writes of the folder; its own start takes some seconds.
+CONFIG: dict[str, Any] = {
+    "hardware": {"device": "cpu", "host_memory": "8GiB"},
+    "fetch": {"directory": {"model": {"path": "model", "license": "unknown"}}},
+    "prepare": {
+        "rows": {"model": "model", "path": "rows.json", "split": {"validation": 1, "test": 1}, "max_length": 64}
+    },
+    "render": {"strategy": "auto"},
+    "train": {"ranks_per_node": 1},
+    "runs": {"rows": {"dataset": "rows"}},
+}
 INIT = ("zerolora", "init", "--model", "model", "--data", "rows.json")
 NO_DVC = "there is no dvc.yaml here: DVC records nothing of this run"
 
@@ -75,7 +87,13 @@ def test_the_example_of_the_workflow_catalog_is_planned(tmp_path: Path) -> None:
     assert re.search(r"^train +1$", planned, re.MULTILINE)
 
 
+def write_config(folder: Path) -> None:
+    (folder / "config").mkdir()
+    (folder / "config/config.yaml").write_text(yaml.safe_dump(CONFIG))
+
+
 def test_an_installed_package_runs_a_folder(installed: Path, folder: Path) -> None:
+    """And `--report` and `--archive` of the finished run need no profile."""
     run = runner(installed, folder)
     where = run(sys.executable, "-c", "import zerolora.workflow_files as files; print(files.ROOT)").stdout
     assert where.startswith(str(installed))
@@ -92,6 +110,26 @@ def test_an_installed_package_runs_a_folder(installed: Path, folder: Path) -> No
     accounted = "results/logs/train/rows/steps"
     assert (folder / accounted).read_text() == "finished\n"
 
+    snakemake = ("snakemake", "--snakefile", str(installed / "zerolora/project/workflow/Snakefile"))
+    run(*snakemake, "--report", "report.html")
+    assert "Runs" in (folder / "report.html").read_text()
+    run(*snakemake, "--cores", "1", "--archive", "project.tar.gz")
+    with tarfile.open(folder / "project.tar.gz") as archive:
+        assert {"rows.json", "model/model.safetensors"} <= set(archive.getnames())
+
+
+def test_another_snakemake_is_refused_with_the_pip_command(installed: Path, folder: Path) -> None:
+    """There is no `make` beside an installed package."""
+    write_config(folder)
+    pretend_release(folder / "site")
+    environment = os.environ | {"PYTHONPATH": f"{folder / 'site'}{os.pathsep}{installed}"}
+    command = [sys.executable, "-m", "zerolora", "run"]
+    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    last = result.stderr.strip().splitlines()[-1]
+    assert result.returncode and "Traceback" not in result.stderr
+    assert last.startswith("snakemake 9.99.0 is installed")
+    assert last.endswith(f"run `{sys.executable} -m pip install snakemake=={TESTED}`")
+
 
 def test_a_recipe_brings_the_presets_that_it_names(installed: Path, folder: Path) -> None:
     runner(installed, folder)("zerolora", "init", "--recipe", "qwen2.5-14b-2x32gb")
@@ -99,23 +137,15 @@ def test_a_recipe_brings_the_presets_that_it_names(installed: Path, folder: Path
         assert (folder / "config" / preset).read_bytes() == (ROOT / "config" / preset).read_bytes()
 
 
-@pytest.mark.parametrize("snakefile", ["Snakefile", "workflow/Snakefile"])
-def test_a_checkout_runs_another_folder(folder: Path, snakefile: str, tmp_path: Path) -> None:
-    runner(ROOT / "src", folder)(*INIT)
+def test_a_checkout_runs_another_folder(folder: Path, tmp_path: Path) -> None:
+    """By either Snakefile: what one has done, the other need not do."""
+    write_config(folder)
     run = runner(ROOT / "src", tmp_path)
-    command = ("snakemake", "-s", str(ROOT / snakefile), "--profile", str(ROOT / "profiles/local"))
-    result = run(*command, "--directory", "own", "results/rows/adapter/manifest.json")
+    target = ("--profile", str(ROOT / "profiles/local"), "--directory", "own", "results/rows/adapter/manifest.json")
+    result = run("snakemake", "-s", str(ROOT / "workflow/Snakefile"), *target)
     assert "train rows" in result.stderr and NO_DVC in result.stderr
-    again = run(*command, "--directory", "own", "results/rows/adapter/manifest.json")
+    again = run("snakemake", "-s", str(ROOT / "Snakefile"), *target)
     assert "Nothing to be done" in again.stderr
-
-
-def config_of(folder: Path) -> dict[str, Any]:
-    """Return the config that init writes, and remove it."""
-    runner(ROOT / "src", folder)(*INIT)
-    config: dict[str, Any] = yaml.safe_load((folder / "config/config.yaml").read_text())
-    shutil.rmtree(folder / "config")
-    return config
 
 
 MODULE = """
@@ -147,8 +177,8 @@ rule copy:
 
 def test_a_module_has_its_own_config_and_outputs_below_its_prefix(folder: Path) -> None:
     """Two runs, in the user's own Snakefile."""
-    config = config_of(folder) | {"runs": {"first": {"dataset": "rows"}, "second": {"dataset": "rows"}}}
-    config["runs"]["second"]["train"] = {"learning_rate": "RATE"}
+    runs = {"first": {"dataset": "rows"}, "second": {"dataset": "rows", "train": {"learning_rate": "RATE"}}}
+    config = CONFIG | {"runs": runs}
     text = yaml.safe_dump({"tuning": config}).replace("RATE", "3e-4")  # a text for YAML 1.1
     (folder / "own.yaml").write_text(text)
     (folder / "Snakefile").write_text(MODULE.format(snakefile=ROOT / "workflow/Snakefile"))
@@ -164,25 +194,53 @@ def test_a_module_has_its_own_config_and_outputs_below_its_prefix(folder: Path) 
     assert "Nothing to be done" in run("snakemake", "--cores", "2").stderr
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "line"),
-    [
-        ('prefix: "tune"', 'replace_prefix: {{"results/": "out/"}}', "module zerolora: replace_prefix has no effect"),
-        (
-            'config: config["tuning"]',
-            "",
-            "module zerolora: has no config, so --config and",
-        ),
-        ('config["tuning"]', 'config["tuning"] | dict(train=1)', "config of module zerolora: train: "),
-    ],
-)
-def test_what_a_module_does_not_follow_is_refused(folder: Path, old: str, new: str, line: str) -> None:
-    (folder / "own.yaml").write_text(yaml.safe_dump({"tuning": config_of(folder)}))
-    assert old in MODULE
-    (folder / "Snakefile").write_text(MODULE.replace(old, new).format(snakefile=ROOT / "workflow/Snakefile"))
+HUB = {"repository": "owner/name", "revision": "0" * 40, "license": "MIT"}
+PACKAGE = {"package": "name", "version": "1.0", "license": "MIT", "files": {"rows.json": "0" * 64}}
+BELOW = "is not below the prefix tune/; write the module without one"
+REPLACED: dict[str, tuple[str, str, str]] = {
+    "replace_prefix": (
+        *('prefix: "tune"', 'replace_prefix: {{"results/": "out/"}}'),
+        "module zerolora: replace_prefix has no effect on the folders of commands; write prefix",
+    ),
+    "no config": (
+        *('config: config["tuning"]', ""),
+        "module zerolora: has no config, so --config and --configfile do not reach it; write config: config",
+    ),
+    "a wrong value": ('config["tuning"]', 'config["tuning"] | dict(train=1)', "config of module zerolora: train: "),
+}
+UNMOVED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "data of a hub": ("fetch", {"data": {"own": HUB | {"files": ["*.json"]}}}, "fetch.data: "),
+    "data of a package": ("fetch", {"package_data": {"own": PACKAGE}}, "fetch.package_data: "),
+    "an adapter of a hub": ("fetch", {"adapter": {"own": HUB}}, "fetch.adapter: "),
+    "an adapter of another run": (
+        *("continued", {"next": {"dataset": "rows", "train": {"from_adapter": "results/rows/adapter"}}}),
+        "continued.next.train.from_adapter: results/rows/adapter ",
+    ),
+}
+
+
+def refused(folder: Path, text: str, config: dict[str, Any]) -> str:
+    """Return the line with which the plan of a user's Snakefile ends."""
+    (folder / "own.yaml").write_text(yaml.safe_dump({"tuning": config}))
+    (folder / "Snakefile").write_text(text.format(snakefile=ROOT / "workflow/Snakefile"))
     result = runner(ROOT / "src", folder)("snakemake", "-n", "--config", "a1=1", check=False)
-    assert result.returncode and "Traceback" not in result.stderr
-    assert result.stderr.strip().splitlines()[-1].startswith(line)
+    assert result.returncode and "Traceback" not in result.stderr and not (folder / "tune").exists()
+    return result.stderr.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize("case", REPLACED)
+def test_what_a_module_does_not_follow_is_refused(folder: Path, case: str) -> None:
+    old, new, line = REPLACED[case]
+    assert old in MODULE
+    assert refused(folder, MODULE.replace(old, new), CONFIG).startswith(line)
+
+
+@pytest.mark.parametrize("case", UNMOVED)
+def test_a_path_that_a_prefix_does_not_move_is_refused(folder: Path, case: str) -> None:
+    """Such a path is in the user's config, so it stays as it is, and the outputs of the module move."""
+    section, values, line = UNMOVED[case]
+    config = CONFIG | {section: CONFIG.get(section, {}) | values}
+    assert refused(folder, MODULE, config) == f"module zerolora: {line}{BELOW}"
 
 
 # As `snakedeploy deploy-workflow` writes it.
@@ -219,7 +277,7 @@ def test_a_deployed_workflow_runs_with_the_installed_package(installed: Path, fo
     subprocess.run([*git, "commit", "--quiet", "--message", "all"], check=True)
     subprocess.run([*git, "tag", "v1"], check=True)
     run = runner(installed, folder)
-    run(*INIT)
+    write_config(folder)
     (folder / "workflow").mkdir()
     source = f'gitfile("{repository}", path="workflow/Snakefile", tag="v1")'
     (folder / "workflow/Snakefile").write_text(DEPLOYED.format(snakefile=source))
@@ -227,16 +285,3 @@ def test_a_deployed_workflow_runs_with_the_installed_package(installed: Path, fo
     assert json.loads((folder / "results/rows/metrics/train.json").read_text())["steps"] == 2
     planned = run("snakemake", "--cores", "2", "--dry-run")
     assert "compare" in planned.stdout + planned.stderr, "all is the default target"
-
-
-def test_report_and_archive_need_no_profile(installed: Path, folder: Path) -> None:
-    """Of a finished run."""
-    run = runner(installed, folder)
-    run(*INIT)
-    run("zerolora", "run")
-    snakemake = ("snakemake", "--snakefile", str(installed / "zerolora/project/workflow/Snakefile"))
-    run(*snakemake, "--report", "report.html")
-    assert "Runs" in (folder / "report.html").read_text()
-    run(*snakemake, "--cores", "1", "--archive", "project.tar.gz")
-    with tarfile.open(folder / "project.tar.gz") as archive:
-        assert {"rows.json", "model/model.safetensors"} <= set(archive.getnames())

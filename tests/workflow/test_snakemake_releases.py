@@ -15,6 +15,7 @@ import pytest
 from conftest import BIN, ROOT, write_rows
 
 from zerolora.compat.versions import VERSIONS
+from zerolora.errors import install_command
 
 pytestmark = [pytest.mark.slow]  # whole runs
 
@@ -27,6 +28,13 @@ def environment(*packages: Path) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(others)}
     path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
     return inherited | {"PYTHONPATH": os.pathsep.join(map(str, packages)), "OMP_NUM_THREADS": "1", "PATH": path}
+
+
+def pretend_release(folder: Path) -> None:
+    """Write metadata of a release that does not exist."""
+    metadata = folder / "snakemake-9.99.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: snakemake\nVersion: 9.99.0\n")
 
 
 @pytest.mark.skipif(
@@ -58,10 +66,8 @@ def test_the_releases_are_those_of_the_page() -> None:
 
 
 def test_another_release_is_refused_in_one_line(tmp_path: Path) -> None:
-    """The installed Snakemake, under the metadata of another release."""
-    metadata = tmp_path / "site/snakemake-9.99.0.dist-info"
-    metadata.mkdir(parents=True)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: snakemake\nVersion: 9.99.0\n")
+    """The installed Snakemake, under the metadata of another release, outside its checkout."""
+    pretend_release(tmp_path / "site")
     command = [sys.executable, "-m", "snakemake", "-s", str(ROOT / "workflow/Snakefile"), "-n"]
     result = subprocess.run(
         command,
@@ -73,7 +79,18 @@ def test_another_release_is_refused_in_one_line(tmp_path: Path) -> None:
     )
     assert result.returncode and "Traceback" not in result.stdout + result.stderr
     last = result.stderr.strip().splitlines()[-1]
-    assert last.startswith(MESSAGE.format(version="9.99.0", tested=TESTED))
+    remedy = f"run `make -C {ROOT}`, which installs envs/requirements.lock"
+    assert last == f"{MESSAGE.format(version='9.99.0', tested=TESTED)}; {remedy}"
+
+
+def test_another_python_than_that_of_make_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    own = "`make`, which installs envs/requirements.lock"
+    assert install_command("snakemake") == own
+    monkeypatch.setattr(sys, "prefix", "/usr")
+    assert install_command("snakemake") == (
+        f"{own} in .venv, and then the commands in {ROOT}/.venv/bin: this is {sys.executable}"
+    )
 
 
 def test_a_python_without_the_package_is_named(tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ from zerolora.compat.snakemake_patches import (
     before_each_job,
     count_as_done,
     run_again,
+    run_with_targets,
     run_with_until,
     without_metadata,
 )
@@ -127,7 +128,7 @@ def before_planning(workflow: Any, jobs: "Jobs", every_output: Sequence[str]) ->
     executing = workflow.execution_settings is not None and not workflow.dryrun
     config = jobs.config
     _read.values, _read.overridden = jobs.values, bool(jobs.over.parts)
-    run_with_until(workflow, "resolve")  # what it writes is a parameter of the stages in DVC
+    _plan_resolve(workflow)
     if executing:
         interrupts.calm()
         before_each_job(workflow, functools.partial(_begin_job, workflow, jobs.texts))
@@ -162,6 +163,14 @@ def before_planning(workflow: Any, jobs: "Jobs", every_output: Sequence[str]) ->
         # Snakemake made it on starting, and the one that marked jobs as done has removed it on ending.
         run_lock.SNAKEMAKE_LOCKS.mkdir(exist_ok=True)
     _run_unknown_again(workflow, unknown)
+
+
+def _plan_resolve(workflow: Any) -> None:
+    """Have Snakemake plan `resolve` with other targets: it writes parameters of the stages in DVC, which records none
+    without them."""
+    run_with_until(workflow, "resolve")
+    if _has_dvc() and not _read.overridden and workflow.execution_settings is not None:
+        run_with_targets(workflow, "resolve")
 
 
 def after_planning(workflow: Any) -> None:

@@ -70,7 +70,7 @@ def check_module(module: Any, runs: dict[str, Any]) -> None:
         start = run.train.from_adapter
         if module.prefix and start is not None and Path(start).is_relative_to("results"):
             raise UserError(
-                f"module {module.name}: runs.{name}.train.from_adapter: {start} is not below the prefix "
+                f"module {module.name}: continued.{name}.train.from_adapter: {start} is not below the prefix "
                 f"{module.prefix}; write the module without one"
             )
 

@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from zerolora.compat.versions import VERSIONS
 from zerolora.config.file import load
 from zerolora.config.overrides import RunOverrides, from_arguments, nested
-from zerolora.errors import UserError
+from zerolora.errors import UserError, install_command
 from zerolora.workflow_files import project_file
 
 CONFIG = "config/config.yaml"
@@ -21,9 +22,8 @@ def start(arguments: list[str], values: list[str]) -> NoReturn:
     Raises UserError if this Python has no Snakemake, or the config with these values is not valid.
     """
     if importlib.util.find_spec("snakemake") is None:
-        raise UserError(
-            f"Snakemake is not installed for {sys.executable}; run `{sys.executable} -m pip install snakemake`"
-        )
+        requirement = f"snakemake=={VERSIONS['snakemake'][0]}"
+        raise UserError(f"Snakemake is not installed for {sys.executable}; run {install_command(requirement)}")
     command = [sys.executable, "-m", "snakemake", *_options(arguments)]
     # --config reads all that follows it, so targets are before it or after --.
     end = arguments.index("--") if "--" in arguments else len(arguments)

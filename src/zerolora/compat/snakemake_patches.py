@@ -199,6 +199,12 @@ def run_with_until(workflow: Any, rule: str) -> None:
 
 
 @patch("snakemake")
+def run_with_targets(workflow: Any, rule: str) -> None:
+    """Add a rule to the targets before planning, which Snakemake takes from its command line or the default alone."""
+    workflow.dag.targetrules.add(workflow.get_rule(rule))
+
+
+@patch("snakemake")
 def count_as_done(workflow: Any, outputs: Iterable[str]) -> None:
     """Exclude the jobs of these outputs from the plan of a dry run, whatever Snakemake's metadata.
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
-from zerolora.errors import UserError
+from zerolora.errors import UserError, install_command
 
 VERSIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "bitsandbytes": ("0.50.2", ("0.48", "0.49", "0.50", "0.51")),
@@ -51,7 +51,7 @@ class Patch:
             wanted += f" (this one has no {missing.replace(':', '.')})"
         raise UserError(
             f"{self.library} {result} is installed, but zerolora.compat ({self.name}) is written for {wanted}; run "
-            "`make`, which installs envs/requirements.lock"
+            f"{install_command(f'{self.library}=={self.version}')}"
         )
 
 

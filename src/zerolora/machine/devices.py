@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zerolora.errors import UserError
+from zerolora.errors import UserError, install_command
 from zerolora.types import Device
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ def _torch_version() -> Mapping[str, Any]:
         return loaded
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
-        raise UserError("torch is not installed; run `make`, which installs envs/requirements.lock")
+        raise UserError(f"torch is not installed; run {install_command('torch')}")
     return runpy.run_path(str(Path(spec.origin).with_name("version.py")))
 
 

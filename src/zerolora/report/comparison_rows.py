@@ -25,7 +25,7 @@ TAIL_BYTES = 65536
 """The end of a log that its last messages are read from."""
 ITS_LAST_LINES = "; its last lines:"
 """End of the first line of the message about a failed rank (train/launch/launcher.py)."""
-RANK_FAILED = re.compile(r"\w+ \d+ failed with (exit code|signal) \w+")
+RANK_FAILED = re.compile(r"\w+ \d+ failed with (exit code|signal) \w+( \(out of memory\?\))?")
 """The message about the first rank, whose own lines precede it in this log."""
 NO_MESSAGE = "runs, or ended without a message"
 """Reason of a run whose stage logged none."""

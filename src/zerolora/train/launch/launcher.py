@@ -283,7 +283,8 @@ def check(codes: Codes, logs: Logs, what: str = "rank") -> None:
         mistake = list(itertools.takewhile(lambda line: line.startswith(PREFIX), reversed(lines)))
         if code == MISTAKE and mistake:
             raise UserError("\n".join(line.removeprefix(PREFIX) for line in reversed(mistake)))
-        first = wording(f"{what} {rank} failed with {reason}{'; its last lines:' if lines else ''}")
+        memory = wording(" (out of memory?)") if code == -signal.SIGKILL else ""
+        first = wording(f"{what} {rank} failed with {reason}{memory}{'; its last lines:' if lines else ''}")
         raise UserError("\n".join([first, *lines]))
 
 

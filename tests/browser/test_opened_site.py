@@ -1,0 +1,51 @@
+"""The site, opened from files in a real headless browser, where workers are refused."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import open_page
+from conftest import ROOT
+
+pytestmark = pytest.mark.browser
+
+
+# Whether all parts of a diagram are in its drawing, and the drawing in its column.
+WHOLE = """drawing => {
+  const {width, height} = drawing.viewBox.baseVal, column = drawing.parentElement;
+  const parts = [...drawing.querySelectorAll("rect, text, :scope > path")].map(part => part.getBBox());
+  return parts.length > 10 && column.scrollWidth <= column.clientWidth && parts.every(
+    part => part.x >= 0 && part.y >= 0 && part.x + part.width <= width && part.y + part.height <= height);
+}"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the site, in three seconds, and return its directory."""
+    directory = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(directory)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    return directory
+
+
+@pytest.mark.parametrize("page", ["index.html", "architecture.html"])
+def test_a_diagram_is_not_cut_off(chromium: Any, site: Path, page: str) -> None:
+    opened = open_page(chromium, site / page)
+    assert opened.tab.locator(".diagram svg").evaluate_all(f"drawings => drawings.map({WHOLE})") == [True]
+    opened.tab.close()
+
+
+def test_the_search_answers_from_a_file(chromium: Any, site: Path) -> None:
+    opened = open_page(chromium, site / "index.html")
+    field = opened.tab.get_by_role("textbox", name="Search")
+    field.click()
+    # Until the index is there, it says that it initializes.
+    opened.tab.locator(".md-search-result__meta", has_text="Type to start searching").wait_for(timeout=60_000)
+    field.press_sequentially("tensor streaming reflink")  # it listens to keys
+    opened.tab.locator(".md-search-result__link[href*='/merge.html']").first.click()
+    opened.tab.wait_for_url("**/merge.html*")
+    assert opened.said == []
+    assert all(address.startswith(f"{site.as_uri()}/") or address == "about:srcdoc" for address in opened.requests)
+    opened.tab.close()
