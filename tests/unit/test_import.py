@@ -78,7 +78,7 @@ def test_an_example_of_axolotl(tmp_path: Path) -> None:
     train |= {"quantization": {"type": "nf4"}, "ranks_per_node": 1, "global_batch": 4, "micro_batch": 1, "epochs": 4}
     train |= {"learning_rate": 1e-5, "optimizer": "adamw", "schedule": "cosine", "warmup_steps": 10}
     train |= {"weight_decay": 0.0, "gradient_clipping": 1.0, "activation_checkpointing": True, "attention": "flash"}
-    train |= {"validation_steps": 0.0625}  # four in each of four epochs
+    train |= {"validation_steps": 0.0625, "checkpoint_steps": 0.25}  # four and one in each of four epochs
     assert written["train"] == train
     assert written["render"] == {"strategy": "fsdp_offload"}
     assert written["pack"] == {"packing": False}
@@ -1080,6 +1080,7 @@ def test_documented_tables_are_current() -> None:
     [
         (f"{AXOLOTL}num_epochs: 2\nevals_per_epoch: 4\n", (0.125, "last")),
         (f"{AXOLOTL}num_epochs: 2\nevals_per_epoch: 4\nsaves_per_epoch: 1\n", (0.125, None)),
+        (f"{AXOLOTL}num_epochs: 3\nevals_per_epoch: 2\n", (0.166666, "last")),  # 100 of 600 steps: 0.166667 is 101
         (f"{AXOLOTL}eval_steps: 5\nsave_steps: 10\n", (5, None)),
         (f"{AXOLOTL}num_epochs: 1\nevals_per_epoch: 1\n", (None, None)),  # as at the end of each training
         (f"{AXOLOTL}evals_per_epoch: 2\nload_best_model_at_end: false\n", (0.5, "last")),
@@ -1092,6 +1093,23 @@ def test_documented_tables_are_current() -> None:
 def test_validation_is_as_often_as_there(tmp_path: Path, text: str, expected: tuple[float | None, str | None]) -> None:
     _, written = of(f"{text}{'val_set_size' if text.startswith(AXOLOTL) else 'val_size'}: 0.1\n", tmp_path)
     assert (written["train"].get("validation_steps"), written["train"].get("keep")) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"{AXOLOTL}num_epochs: 2\nsaves_per_epoch: 4\n", 0.125),
+        (f"{AXOLOTL}num_epochs: 3\nsaves_per_epoch: 2\n", 0.166666),
+        (f"{AXOLOTL}num_epochs: 2\nsave_strategy: epoch\n", 0.5),
+        (f"{AXOLOTL}num_epochs: 1\nsaves_per_epoch: 1\n", None),  # as at the end of each training
+        (f"{AXOLOTL}save_strategy: steps\nsave_steps: 20\n", 20),
+        (f"{FACTORY}save_strategy: epoch\nsave_steps: 500\nnum_train_epochs: 4.0\n", 0.25),
+        (f"{FACTORY}save_strategy: best\nsave_steps: 500\n", 500),
+    ],
+)
+def test_checkpoints_are_as_often_as_there(tmp_path: Path, text: str, expected: float | None) -> None:
+    _, written = of(text, tmp_path)
+    assert written["train"].get("checkpoint_steps") == expected
 
 
 def test_epochs_may_be_fractions(tmp_path: Path) -> None:

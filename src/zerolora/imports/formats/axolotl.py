@@ -206,12 +206,6 @@ def _version(value: Any, draft: Draft) -> str | None:
     return Remark("FSDP2 is what runs here", NO_EFFECT) if value == 1 else None
 
 
-def _saved(value: Any, draft: Draft) -> str | None:
-    if value == "best":
-        raise NoEqual("checkpoints are written by time; train.keep: best publishes the best one", NO_EFFECT)
-    raise NoEqual("checkpoints are written by time: train.checkpoint_minutes", NO_EFFECT)
-
-
 def _shared(value: Any, draft: Draft) -> str | None:
     degree = whole(value)
     if degree > 1:
@@ -564,9 +558,9 @@ FORMAT = Format(
             "loss_watchdog_threshold loss_watchdog_patience",
             idle("training always warns of rising losses (docs/telemetry.md)"),
         ),
-        "saves_per_epoch": unless_off(fact("saves", "train.checkpoint_minutes", whole)),
-        **each("save_first_step", idle("checkpoints are written by time: train.checkpoint_minutes")),
-        "save_strategy": Rule("", _saved, "checkpoints are written by time", NO_EFFECT),
+        "saves_per_epoch": unless_off(fact("saves", "train.checkpoint_steps", whole, "a share of all steps")),
+        **each("save_first_step", idle("checkpoints are written by time as well: train.checkpoint_minutes")),
+        "save_strategy": Rule("train.checkpoint_steps", common.saved, "epoch → a share of all steps"),
         "auto_resume_from_checkpoints": idle("a run resumes from its last checkpoint automatically (train.resume)"),
         "profiler_steps": idle("telemetry.csv has the parts of each step"),
         "debug": idle("all output is in results/logs/"),

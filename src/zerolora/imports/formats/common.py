@@ -1,5 +1,6 @@
 """What the formats share: transformers' options, and the parts of our config that no tool's file contains."""
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -229,10 +230,39 @@ def set_validation(draft: Draft) -> None:
     draft.key = ""
     if count == 0:
         train.pop("validation_steps", None)
-    elif count and count * train.get("epochs", 1) > 1:
-        draft.set("train.validation_steps", round(1 / (count * train.get("epochs", 1)), 6))
+    elif share := _share(count, train):
+        draft.set("train.validation_steps", share)
     if "validation_steps" in train and facts.get("best") is False:
         draft.set("train.keep", "last")
+
+
+def set_checkpoints(draft: Draft) -> None:
+    """Set train.checkpoint_steps from the checkpoints in an epoch, which override a number of steps there."""
+    train, facts = draft.config.setdefault("train", {}), draft.facts
+    draft.key = ""
+    if count := facts.get("saves", facts.get("saves_by_strategy")):
+        train.pop("checkpoint_steps", None)
+        if share := _share(count, train):
+            draft.set("train.checkpoint_steps", share)
+
+
+def saved(value: Any, draft: Draft) -> str | None:
+    """Note whether transformers writes a checkpoint after each epoch."""
+    if value == "best":
+        raise NoEqual("checkpoints are written by time; train.keep: best publishes the best one", NO_EFFECT)
+    if value != "epoch":
+        raise NoEqual("checkpoints are written by time as well: train.checkpoint_minutes", NO_EFFECT)
+    draft.facts["saves_by_strategy"] = 1
+    return None
+
+
+def _share(count: int | None, train: Mapping[str, Any]) -> float | None:
+    """Return an interval as a share of all steps, None for none before the end.
+
+    It is rounded down, as the interval in steps is rounded up from it.
+    """
+    intervals = (count or 0) * train.get("epochs", 1)
+    return math.floor(10**6 / intervals) / 10**6 if intervals > 1 else None
 
 
 def validation(value: Any, draft: Draft) -> str | None:
@@ -407,6 +437,7 @@ def scaffold(draft: Draft) -> list[str]:
         draft.key = f"adam_{betas[0]}"
         draft.set("train.betas", [facts.get("beta1", 0.9), facts.get("beta2", 0.999)])
     set_validation(draft)
+    set_checkpoints(draft)
     data = config["prepare"]["rows"]
     held_out = any(source.get("split") == "validation" for source in data.get("sources", {}).values())
     data["split"] = {"validation": 0 if held_out else facts.get("validation", 0), "test": 0}
