@@ -1,3 +1,3 @@
 """Reproducible LoRA fine-tuning of large language models under DeepSpeed ZeRO."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
