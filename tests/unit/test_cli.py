@@ -31,7 +31,8 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 2
     assert result.stderr.splitlines() == [
-        f"zerolora: {tmp_path}/none.yaml: there is no such file; write it with `zerolora init --recipe NAME`"
+        f"zerolora: {tmp_path}/none.yaml: there is no such file; "
+        "write it with `zerolora init --model DIRECTORY --data FILE`, or `--recipe NAME`"
     ]
     assert not (tmp_path / "out.json").exists()
 

@@ -81,6 +81,9 @@ def test_set_is_checked_before_snakemake_starts(copy_finished: Callable[[str], P
         "zerolora: --set: train.max_stepz: there is no such key"
     )
     assert "write KEY=VALUE" in run("--set", "train.max_steps").stderr
+    missing = run("--configfile", "o.yaml", "--cores", "1")
+    assert missing.stderr == "zerolora: --configfile: o.yaml: there is no such file; correct the path\n"
+    assert "write --set train.max_steps=3" in run("--config", "train.max_steps=3").stderr
     assert "exclude each other" in run("--set", "train.max_steps=3", "--config", "train=1").stderr
     project.config["runs"]["default"]["train"] = {"max_steps": 2}
     project.write_config()

@@ -9,7 +9,7 @@ from typing import NoReturn
 from zerolora.compat.versions import VERSIONS
 from zerolora.config.file import load
 from zerolora.config.overrides import RunOverrides, from_arguments, nested
-from zerolora.errors import UserError, install_command
+from zerolora.errors import UserError, install_command, shown
 from zerolora.workflow_files import project_file
 
 CONFIG = "config/config.yaml"
@@ -19,11 +19,13 @@ PROFILE = "profiles/local"
 def start(arguments: list[str], values: list[str]) -> NoReturn:
     """Replace this process by Snakemake, with `values` (KEY=VALUE) over the config's.
 
-    Raises UserError if this Python has no Snakemake, or the config with these values is not valid.
+    Raises UserError if this Python has no Snakemake, or the config with these values is not valid; also for options of
+    Snakemake that it would answer with a traceback.
     """
     if importlib.util.find_spec("snakemake") is None:
         requirement = f"snakemake=={VERSIONS['snakemake'][0]}"
         raise UserError(f"Snakemake is not installed for {sys.executable}; run {install_command(requirement)}")
+    _check(arguments)
     command = [sys.executable, "-m", "snakemake", *_options(arguments)]
     # --config reads all that follows it, so targets are before it or after --.
     end = arguments.index("--") if "--" in arguments else len(arguments)
@@ -40,6 +42,31 @@ def _options(arguments: list[str]) -> list[str]:
     if "--profile" not in options and "SNAKEMAKE_PROFILE" not in os.environ:
         result += ["--profile", project_file(PROFILE)]
     return result
+
+
+def _check(arguments: list[str]) -> None:
+    """Raise UserError for files of --configfile that are missing, and for keys of --config that contain a dot."""
+    for file in _following(arguments, "--configfile", "--configfiles"):
+        if not Path(file).is_file():
+            raise UserError(f"--configfile: {file}: there is no such file; correct the path")
+    for value in _following(arguments, "--config", "-C"):
+        if "." in value.partition("=")[0]:
+            raise UserError(f"--config: {shown(value)}: keys of Snakemake have no dot; write --set {value}")
+
+
+def _following(arguments: list[str], *options: str) -> list[str]:
+    """Return the values of options that take all arguments up to the next option."""
+    values, inside = [], False
+    for each in arguments:
+        name, equals, value = each.partition("=")
+        if name in options:
+            inside = True
+            values += [value] if equals else []
+        elif each.startswith("-"):
+            inside = False
+        elif inside:
+            values.append(each)
+    return values
 
 
 def _values(arguments: list[str], values: list[str]) -> list[str]:

@@ -193,7 +193,10 @@ def _read(path: Path, longest: int) -> str:
     try:
         text = read_bytes(path).decode()
     except FileNotFoundError:
-        raise UserError(f"{path}: there is no such file; write it with `zerolora init --recipe NAME`") from None
+        raise UserError(
+            f"{path}: there is no such file; "
+            "write it with `zerolora init --model DIRECTORY --data FILE`, or `--recipe NAME`"
+        ) from None
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8") from None
     except OSError as error:
