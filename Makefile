@@ -12,7 +12,7 @@ PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --n
 HASHES := $(BIN)/pip-compile --quiet --generate-hashes --no-annotate --strip-extras --allow-unsafe --no-emit-find-links \
     --no-emit-index-url --no-emit-trusted-host
 
-.PHONY: help run test test-no-slurm test-fast test-pythons lint format schema architecture docs dist lock checkout report clean
+.PHONY: help run test test-no-slurm test-fast test-pythons lint format schema architecture docs dist image lock checkout report clean
 
 help:  ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile
@@ -77,6 +77,9 @@ dist: $(INSTALLED)  ## build the package, with workflow, recipes and lock file i
 	rm -rf build dist
 	$(BIN)/python -m pip wheel $(PIP) --no-deps --no-build-isolation --wheel-dir dist .
 	rm -rf build
+
+image:  ## build an OCI image, envs/zerolora.oci.tar, as root (docs/slurm.md); TORCH=build, BASE=image
+	envs/image
 
 lock: $(INSTALLED)  ## write requirements.lock and the files of hashes after a change of requirements.in, cu12.in or cu13.in
 	$(BIN)/python -m pip install --quiet pip-tools

@@ -154,7 +154,7 @@ def test_table_is_that_of_the_installed_wheel() -> None:
     assert tuple(str(torch._C._cuda_getArchFlags()).split()) == devices.of_wheel(torch.version.cuda)
 
 
-@pytest.mark.parametrize("file", ["README.md", "docs/gpu.md", "envs/conda.yaml", "envs/apptainer.def"])
+@pytest.mark.parametrize("file", ["README.md", "docs/gpu.md", "envs/conda.yaml"])
 def test_documents_name_the_required_driver(file: str) -> None:
     """PyPI's wheels of this torch are built for CUDA 13; check both tables when the locked version changes."""
     lock = (ROOT / "envs/requirements.lock").read_text(encoding="utf-8")
