@@ -11,6 +11,7 @@ from zerolora.config.method_sections import MethodSections
 from zerolora.errors import UserError
 from zerolora.methods.lora import LoraMethod
 from zerolora.model.families import FAMILIES
+from zerolora.model.llama_layouts import has_layout, layout_of
 from zerolora.model.read_spec import from_config, read_model_spec
 from zerolora.model.spec import ModelSpec, Module
 
@@ -193,20 +194,23 @@ def test_every_family_has_cases() -> None:
 
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
 def test_parameters_of_published_models_match(path: Path) -> None:
-    shape = read_model_spec(path)
+    shape, config = read_model_spec(path), json.loads(path.read_text())
     assert shape.counted == "config.json"
-    compared(shape, built(json.loads(path.read_text())))
+    compared(shape, built(layout_of(config, path).config if has_layout(config) else config))
 
 
 PUBLISHED = {
+    "bloom-176b": 176_247_271_424,
     "bloom-560m": 559_214_592,
     "falcon-180b": 179_522_565_120,
+    "falcon-40b": 41_303_293_952,
     "falcon-7b": 6_921_720_704,
     "llama-2-70b": 68_976_648_192,
     "llama-3.1-8b": 8_030_261_248,
     "gemma-2-9b": 9_241_705_984,
     "gemma-3-1b": 999_885_952,
     "gpt2": 124_439_808,
+    "internlm2-chat-7b": 7_737_708_544,
     "llama-2-7b": 6_738_415_616,
     "llama-3-70b": 70_553_706_496,
     "llama-3-8b": 8_030_261_248,
