@@ -1,7 +1,9 @@
 """`zerolora serve` with transformers' own server and OpenAI's own client, over the loopback."""
 
+import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -40,10 +42,12 @@ def project(copy_finished: Callable[[str], Project]) -> Project:
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        number: int = listener.getsockname()[1]
-    return number
+    """Return a free port that the system gives to no other process: below Linux's ip_local_port_range."""
+    while True:
+        with contextlib.suppress(OSError), socket.socket() as listener:
+            number = random.randrange(20_000, 32_000)
+            listener.bind(("127.0.0.1", number))
+            return number
 
 
 def environment_of(project: Project) -> dict[str, str]:
