@@ -45,7 +45,7 @@ def port() -> int:
     """Return a free port that the system gives to no other process: below Linux's ip_local_port_range."""
     while True:
         with contextlib.suppress(OSError), socket.socket() as listener:
-            number = random.randrange(20_000, 32_000)
+            number = random.randrange(20_000, 32_000)  # noqa: S311 (not a secret)
             listener.bind(("127.0.0.1", number))
             return number
 
