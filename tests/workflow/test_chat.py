@@ -80,13 +80,47 @@ def test_unknown_models_are_refused(project: Project, names: list[str], said: st
     assert ended.returncode == 2 and said in ended.stderr and "Traceback" not in ended.stderr
 
 
-def test_another_template_than_that_of_training_is_refused(copy_finished: Callable[[str], Project]) -> None:
-    """And so is a run that was not trained. (Two commands.)"""
+def test_other_prompts_than_those_of_training_are_refused(copy_finished: Callable[[str], Project]) -> None:
+    """Of the config, and of the settings of a run that has not prepared its rows again; and so is a run that was not
+    trained. (Four commands.)"""
     project = copy_finished("chat-template")
-    project.config["prepare"]["rows"]["template"] = "plain"
+    prepared = project.config["prepare"]["rows"]
+    prepared["system"] = "Be brief."
     project.write_config()
+    for name in ("default", "default/base"):
+        ended = chat(project, name)
+        assert (
+            ended.returncode == 2
+            and "prepare.rows.system is not that of the last run (its default); run" in ended.stderr
+        )
+    del prepared["system"]
+    prepared["template"] = "plain"
+    project.write_config()
+    settings = project.directory / "results/config.json"
+    resolved = json.loads(settings.read_text())
+    resolved["prepare"]["rows"]["template"] = "plain"
+    settings.chmod(0o644)
+    settings.write_text(json.dumps(resolved))
     ended = chat(project, "default")
     assert ended.returncode == 2 and "was prepared with another template" in ended.stderr
     (project.directory / "results/default/adapter/manifest.json").unlink()
     ended = chat(project, "default/adapter")
     assert "train the run first: `zerolora run`" in ended.stderr
+
+
+def test_rows_of_other_roles_and_empty_answers_have_prompts(project: Project) -> None:
+    """What a config supervises changes no prompt; a model may answer nothing."""
+    from zerolora.chatting.conversation import ChatModel
+    from zerolora.config.file import load
+    from zerolora.config.resolve import resolve
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(project.directory)
+        resolved = resolve(load(Path("config/config.yaml")))
+        first = ChatModel("default/base", resolved, 4)
+        resolved.prepare["rows"] = resolved.prepare["rows"].model_copy(update={"loss": ["user"]})
+        other = ChatModel("default/base", resolved, 4)
+    asked = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": ""}, {"role": "user", "content": "So"}]
+    assert first._prompt(asked[:1]) == other._prompt(asked[:1])
+    text = first.tokenizer.decode(first._prompt(asked))
+    assert text == first.tokenizing.template.write(asked, prompt=True)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from zerolora.config.compared import compared
 from zerolora.config.settings import PrepareSettings, Resolved
 from zerolora.data.example import BadRow, Example
 from zerolora.data.template import Template
@@ -16,7 +17,7 @@ from zerolora.data.tokenize import ChunkTokenizer
 from zerolora.errors import UserError, shown
 from zerolora.evaluate.evaluated_models import EvaluatedModel, load, stops_of
 from zerolora.evaluate.generation import answer_batch
-from zerolora.files import MANIFEST
+from zerolora.files import MANIFEST, read_object
 from zerolora.machine import cpu_matmul
 from zerolora.model import added_tokens, foreign
 from zerolora.model.manifest import check_same_base, is_merged, located
@@ -25,6 +26,8 @@ from zerolora.publish.finished import CONFIG, MODELS, RESULTS
 KINDS = ("merged", "adapter", "base")
 NEW = "/new"
 """Begins another conversation."""
+PROMPT = {"template", "template_text", "system", "stop_tokens", "pad_token", "add_tokens", "add_special_tokens"}
+"""Settings of `prepare` that a prompt depends on."""
 WEIGHTS = Path("resources/weights")
 Message = dict[str, Any]
 
@@ -36,8 +39,8 @@ class ChatModel:
         """`name`: RUN, or RUN/KIND; `limit`: the most tokens of an answer. Raises UserError if the run lacks it."""
         self.name, self.limit = name, limit
         model, data, prepared = named_model(name, resolved)
-        # As `prepare` made them of the same files.
-        self.tokenizing = ChunkTokenizer(MODELS / prepared.model, prepared)
+        # As `prepare` made them of the same files. The loss decides where a row ends, and here it is the answer.
+        self.tokenizing = ChunkTokenizer(MODELS / prepared.model, prepared.model_copy(update={"loss": "assistant"}))
         _check_same_format(self.tokenizing.template, prepared, data)
         self.model, self.tokenizer = load(
             model.merged or model.base, model.torch_device, added_tokens.of_data(data), model.loaded_adapter
@@ -86,6 +89,7 @@ def named_model(name: str, resolved: Resolved) -> NamedModel:
     settings = resolved.runs[run]
     prepared = resolved.prepare[settings.dataset]
     model = _model(RESULTS / run, kind, WEIGHTS / f"{prepared.model}.json", settings.train.device)
+    _check_same_prompts(settings.dataset, prepared)
     return NamedModel(model, RESULTS / "data" / settings.dataset, prepared)
 
 
@@ -139,6 +143,22 @@ def _model(results: Path, kind: str, weights: Path, device: Any) -> EvaluatedMod
     if kind == "adapter" or (not kind and not is_merged(merged)):
         return EvaluatedModel(base, adapter, device=device)
     return EvaluatedModel(base, adapter, located(merged), device)
+
+
+def _check_same_prompts(dataset: str, prepared: PrepareSettings) -> None:
+    """Raise UserError if the config's prompts are not those of the last run."""
+    last = read_object(RESULTS / "config.json", "zerolora run")["prepare"].get(dataset, {})
+    now = compared(prepared)
+    for key in sorted(PROMPT):
+        if last.get(key) != now.get(key):
+            raise UserError(
+                f"{CONFIG}: prepare.{dataset}.{key} is not that of the last run ({_shown(last, key)}); "
+                "run `zerolora run`, or write it as it was"
+            )
+
+
+def _shown(settings: dict[str, Any], key: str) -> str:
+    return shown(settings[key]) if key in settings else "its default"
 
 
 def _check_same_format(template: Template, prepared: PrepareSettings, data: Path) -> None:
