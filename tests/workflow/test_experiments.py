@@ -2,13 +2,14 @@
 
 import json
 import os
+import shlex
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import BIN, SERVERS, Project, project_environment
+from conftest import BIN, ROOT, SERVERS, Project, project_environment
 from engines import dvc_changed, edit_config, snakemake_would_run
 from loopback_hub import REPOSITORY, REVISION, Hub, serving
 
@@ -117,7 +118,10 @@ def test_experiments_run_here_in_a_copy_and_in_a_queue(project: Project, hub: Hu
 
 
 def test_the_shown_view_of_experiments_is_one_line_of_metrics_and_changed_settings(project: Project) -> None:
-    columns = dvc(project, "exp", "show", "--only-changed", "--drop", r"^(runs|code)\.|^results/", "--csv")
+    """As docs/how-to/dvc.md shows it."""
+    shown = ("exp", "show", "--only-changed", "--drop", r"^(runs|code)\.|^results/")
+    assert f"    .venv/bin/dvc {shlex.join(shown)}\n" in (ROOT / "docs/how-to/dvc.md").read_text(encoding="utf-8")
+    columns = dvc(project, *shown, "--csv")
     header = columns.splitlines()[0].split(",")
     assert "train.learning_rate" in header and len(header) <= 20, header
     assert len(dvc(project, "exp", "show", "--csv").splitlines()[0].split(",")) > 100
