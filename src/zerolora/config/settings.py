@@ -11,7 +11,7 @@ from zerolora.config import schema
 from zerolora.config.method_sections import MethodSections
 from zerolora.config.section import AlwaysCompared, Section
 from zerolora.config.values import AnyCheck, Check, Epochs, ObjectiveName, OptimizerName, StepsOrShare
-from zerolora.types import Attention, Device, EngineName, Kernels, Precision
+from zerolora.types import Attention, Device, EngineName, Kernels, Precision, RowKind
 
 
 class FetchPackage(schema.PackageModel):
@@ -47,6 +47,8 @@ class PrepareSettings(schema.PrepareSection):
 
     template_text: str | None = None
     """Content of the user's template file; None for a built-in template."""
+    rows: RowKind = "texts"
+    """What a row holds, as the objectives of its runs need."""
 
 
 class PackSettings(Section):

@@ -17,6 +17,9 @@ class Example(NamedTuple):
     the config's `loss` decides; None for all. prompt: the number of messages in the prompt, whose answers `loss:
     assistant` excludes. input: the part after the line break in the last question of an alpaca row, "" without one.
     thoughts: the row's name of "reasoning_content", "" without thoughts.
+
+    rejected: of a pair, the whole conversation with the rejected answer; `messages` is that with the chosen one, and
+    both begin with the same `prompt` messages. desirable: the label of a labelled answer, the messages after `prompt`.
     """
 
     messages: list[dict[str, Any]] | None = None
@@ -28,3 +31,5 @@ class Example(NamedTuple):
     prompt: int = 0
     input: str = ""
     thoughts: str = ""
+    rejected: list[dict[str, Any]] | None = None
+    desirable: bool | None = None

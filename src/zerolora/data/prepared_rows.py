@@ -6,23 +6,35 @@ from pathlib import Path
 from typing import Any
 
 from zerolora.errors import UserError
+from zerolora.types import RowKind
 
 FIELDS = ("question", "expected")  # of held-out rows: the last user message, and the answer in the data
 IGNORED = -100  # the label that cross-entropy skips
 SPLITS = ("train", "validation", "test")
 
 
-def schema(held_out: bool) -> Any:
+def schema(held_out: bool, rows: RowKind = "texts") -> Any:
     """Return the Arrow schema of a split: input_ids and labels (token numbers), length and supervised (tokens),
     source (its number in the manifest); of held-out rows also prompt (tokens before the answer) and FIELDS (texts).
+
+    A row of pairs has these of the prompt with the chosen answer, and rejected_input_ids and rejected_labels of the
+    prompt with the rejected one; length and supervised are of both, chosen_supervised of the chosen answer; held-out
+    rows have the text `rejected`. A labelled row always has prompt, also prompt_hash (equal for equal prompts) and
+    desirable (1, or 0).
     """
     import pyarrow
 
     tokens, number = pyarrow.list_(pyarrow.int32()), pyarrow.int32()
     columns = [("input_ids", tokens), ("labels", tokens), ("length", number), ("supervised", number)]
     columns.append(("source", pyarrow.int16()))
+    if rows == "pairs":
+        columns += [("rejected_input_ids", tokens), ("rejected_labels", tokens), ("chosen_supervised", number)]
+    if rows == "labelled":
+        columns += [("prompt_hash", pyarrow.int64()), ("desirable", pyarrow.int8())]
+    if held_out or rows == "labelled":
+        columns.append(("prompt", number))
     if held_out:
-        columns += [("prompt", number), *((field, pyarrow.string()) for field in FIELDS)]
+        columns += [(field, pyarrow.string()) for field in (*FIELDS, *(("rejected",) if rows == "pairs" else ()))]
     return pyarrow.schema(columns)
 
 

@@ -8,6 +8,7 @@ from zerolora.data.example import BadRow, Example
 from zerolora.data.formats.reading import Reading
 from zerolora.data.formats.row_values import filled, is_blank, text_of
 from zerolora.errors import shown
+from zerolora.types import RowKind
 
 MANY = 20  # fields in a message
 
@@ -136,7 +137,8 @@ class Form:
 
     fields: the fields of its rows, which `columns` of the config may map. needed: the fields by which it is detected,
     unless `fits` decides. convert: converts a row to an Example; raises BadRow, naming the column, its value and what
-    to write. example: a row for the table of docs/data.md. keys: the fields of its messages, if any.
+    to write. example: a row for the table of docs/data.md. keys: the fields of its messages, if any. rows: what a row
+    holds.
     """
 
     name: str
@@ -146,6 +148,7 @@ class Form:
     example: dict[str, Any]
     fits: Callable[[Row], bool] | None = None
     keys: tuple[str, ...] = ()
+    rows: RowKind = "texts"
 
     def detected(self, row: Row) -> bool:
         """Return whether a row has the fields of this form."""

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from zerolora.types import RowKind
+
 if TYPE_CHECKING:
     import torch
 
@@ -57,6 +59,10 @@ class Objective(ABC):
     """The figure that validation keeps the best of, also for early stopping: the loss, or a metric."""
     highest: bool = False
     """The best value is the highest."""
+    rows: RowKind = "texts"
+    """What a row holds."""
+    reference: bool = False
+    """The loss compares with the log-probabilities under the model that training starts from (stage `reference`)."""
     by_token: bool = False
     """Every term is a sum over tokens, so that ranks can share rows (train.sequence_parallel)."""
 
