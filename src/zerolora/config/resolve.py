@@ -33,7 +33,8 @@ from zerolora.machine.devices import visible_names
 from zerolora.methods.registry import TRAINABLE
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.schedules import WARMUP_RATIO
-from zerolora.types import Device
+from zerolora.train.objectives import OBJECTIVES
+from zerolora.types import Device, RowKind
 from zerolora.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -65,7 +66,9 @@ def resolve(config: Config) -> Resolved:
         fetch_adapter=config.fetch.adapter,
         prepare={
             name: stages.PrepareSettings(
-                **data.model_dump(exclude={*CHECK}), template_text=user_template(data.template)
+                **data.model_dump(exclude={*CHECK}),
+                template_text=user_template(data.template),
+                rows=next(iter(row_kinds(config, name)), "texts"),
             )
             for name, data in config.prepare.items()
         },
@@ -212,6 +215,13 @@ def _check(section: schema.Prepare | schema.AskedTask) -> dict[str, Any]:
     }
 
 
+def row_kinds(config: Config, dataset: str) -> dict[RowKind, str]:
+    """Return what the runs of a data set need its rows to hold, each with one of their objectives."""
+    runs = [run for run in config.all_runs.values() if run.dataset == dataset]
+    names = [run.train.get("objective", config.train.objective) for run in runs]
+    return {OBJECTIVES[name].rows: name for name in reversed(names) if name in OBJECTIVES}
+
+
 def run_sections(config: Config, run: str) -> RunSections:
     """Return the sections with the overrides of `run`. Raises ValidationError if one is invalid."""
     overrides = config.all_runs[run]
@@ -271,6 +281,8 @@ def stages_of(config: Config, run: str) -> RunSettings:
         "added_tokens": len(data.add_special_tokens) + len(data.add_tokens) if data else 0,
     }
     capacity = settings.pack.capacity or (data.max_length if data else None)
+    if data and not settings.pack.capacity and OBJECTIVES[train.objective].rows == "pairs":
+        capacity = 2 * data.max_length  # both sequences of a pair are in a packed row
     evaluation = _evaluation(config, data)
     return RunSettings(
         dataset=config.all_runs[run].dataset,

@@ -10,10 +10,18 @@ from pydantic import ValidationError
 
 from zerolora.config.grid_rules import datasets_of, impossible_grids, location_of
 from zerolora.config.method_sections import DEFAULT_INIT, Quantization
-from zerolora.config.resolve import device_precision, models_by_source, run_sections, stages_of, user_config
+from zerolora.config.resolve import (
+    device_precision,
+    models_by_source,
+    row_kinds,
+    run_sections,
+    stages_of,
+    user_config,
+)
 from zerolora.config.schema import AskedTask, Config, Prepare, RunSections, Train, data_folders
 from zerolora.config.user_files import settings_with_files, user_task, user_template
 from zerolora.config.values import HUB_ADAPTERS, RESERVED_RUNS, remedy
+from zerolora.data.formats import FORMS
 from zerolora.errors import UserError, shown
 from zerolora.evaluate.tasks import TASKS
 from zerolora.export.targets import TARGETS
@@ -66,6 +74,7 @@ def impossible(config: Config, before_first_trial: bool = False) -> Iterable[Mis
             text = f"{shown(data.model)} is not in fetch; write one of {', '.join(owners) or 'none: add it there'}"
             yield ("prepare", name, "model"), text
         yield from _impossible_data(config, name)
+        yield from _impossible_rows(config, name)
     yield from _impossible_tasks(config)
     yield from _impossible_gate(config)
     yield from _impossible_engine(config)
@@ -328,6 +337,33 @@ def _impossible_data(config: Config, name: str) -> Iterable[Mistake]:
             yield at, f"is the {source.split} split, which is used in full; remove weight and rows"
         elif weighed and not source.weight and not source.rows and source.split in (None, "train"):
             yield at, "has no weight, but other sources have; give it a weight or rows"
+
+
+def _impossible_rows(config: Config, name: str) -> Iterable[Mistake]:
+    """Yield mistakes in a data set, given what the objectives of its runs need its rows to hold."""
+    data, kinds = config.prepare[name], row_kinds(config, name)
+    here = ("prepare", name)
+    if len(kinds) > 1:
+        (one, of_one), (two, of_two) = list(kinds.items())[:2]
+        text = f"is used by runs with objective {of_one}, which learn from {one}, and {of_two}, which learn from {two}"
+        yield here, f"{text}; write a data set for each"
+        return
+    kind, objective = next(iter(kinds.items()), ("texts", ""))
+    for key, value in ((None, data.format), *((key, source.format) for key, source in data.sources.items())):
+        where = (*here, "format") if key is None else (*here, "sources", key, "format")
+        if value not in (None, "auto") and FORMS[value].rows != kind:
+            known = ", ".join(form for form in FORMS if FORMS[form].rows == kind)
+            objectives = ", ".join(each for each in OBJECTIVES if OBJECTIVES[each].rows == FORMS[value].rows)
+            text = f"{value}, but its runs have objective {objective}, which learns from {kind}"
+            yield where, f"{text}; write {known} or auto, or train.objective: {objectives}"
+    if kind == "texts":
+        return
+    if data.loss not in ("assistant", "last"):
+        text = f"{shown(data.loss)} with objective {objective}, which compares answers; write assistant"
+        yield (*here, "loss"), text
+    if data.too_long not in ("fail", "drop", "truncate_left"):
+        text = f"{data.too_long} with objective {objective}, for which no answer is cut"
+        yield (*here, "too_long"), f"{text}; write fail, drop or truncate_left, which shortens the prompt"
 
 
 def _unused(config: Config) -> Iterable[Mistake]:

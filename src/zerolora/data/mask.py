@@ -72,23 +72,17 @@ class Proof:
 
     def look(self, batch: Any) -> None:
         """Count written rows (an Arrow record batch)."""
-        ids, labels = (batch[name].flatten().to_numpy() for name in ("input_ids", "labels"))
-        lengths = np.diff(batch["input_ids"].offsets.to_numpy())
-        starts = np.cumsum(lengths) - lengths
-        supervised = labels != IGNORED
-        counts = np.add.reduceat(supervised, starts) if len(starts) else starts
-        same = len(ids) == len(labels) and np.array_equal(lengths, np.diff(batch["labels"].offsets.to_numpy()))
-        self.rows.update(
-            rows=len(batch),
-            tokens=len(ids),
-            supervised_tokens=int(supervised.sum()),
-            rows_without_supervised_token=int((counts == 0).sum()),
-            rows_whose_first_token_is_supervised=int(supervised[starts].sum()),
-            rows_with_wrong_counts=int(
-                ((batch["length"].to_numpy() != lengths) | (batch["supervised"].to_numpy() != counts)).sum()
-            ),
-            labels_that_are_not_their_token=int((labels != ids)[supervised].sum()) if same else len(labels),
+        numbers = [_look(batch, prefix) for prefix in ("", "rejected_") if f"{prefix}input_ids" in batch.schema.names]
+        for each in numbers:
+            self.rows.update(each.counts)
+        lengths, supervised = (
+            np.sum([getattr(each, name) for each in numbers], 0) for name in ("lengths", "supervised")
         )
+        wrong = (batch["length"].to_numpy() != lengths) | (batch["supervised"].to_numpy() != supervised)
+        if len(numbers) > 1:
+            wrong |= batch["chosen_supervised"].to_numpy() != numbers[0].supervised
+            self.rows["rows_with_two_prompts"] += _with_two_prompts(batch)
+        self.rows.update(rows=len(batch), rows_with_wrong_counts=int(wrong.sum()))
 
     def check(self) -> None:
         """Raise UserError if the written rows violate a rule of the mask."""
@@ -104,6 +98,45 @@ class Proof:
             "roles": {role: dict(sorted(counts.items())) for role, counts in sorted(self.roles.items())},
             "stop_tokens": dict(sorted(self.stops.items())),
         }
+
+
+class _Looked(NamedTuple):
+    """The tokens and supervised tokens of each sequence, [rows], and counts over all."""
+
+    lengths: np.ndarray
+    supervised: np.ndarray
+    counts: dict[str, int]
+
+
+def _look(batch: Any, prefix: str) -> _Looked:
+    """Count one sequence of each row."""
+    ids, labels = (batch[f"{prefix}{name}"].flatten().to_numpy() for name in ("input_ids", "labels"))
+    lengths = np.diff(batch[f"{prefix}input_ids"].offsets.to_numpy())
+    starts = np.cumsum(lengths) - lengths
+    supervised = labels != IGNORED
+    counts = np.add.reduceat(supervised, starts) if len(starts) else starts
+    same = len(ids) == len(labels) and np.array_equal(lengths, np.diff(batch[f"{prefix}labels"].offsets.to_numpy()))
+    return _Looked(
+        lengths,
+        counts,
+        {
+            "tokens": len(ids),
+            "supervised_tokens": int(supervised.sum()),
+            "rows_without_supervised_token": int((counts == 0).sum()),
+            "rows_whose_first_token_is_supervised": int(supervised[starts].sum()),
+            "labels_that_are_not_their_token": int((labels != ids)[supervised].sum()) if same else len(labels),
+        },
+    )
+
+
+def _with_two_prompts(batch: Any) -> int:
+    """Return the number of pairs whose answers follow different prompts."""
+    columns = [batch[name].to_numpy(zero_copy_only=False) for name in
+               ("input_ids", "labels", "rejected_input_ids", "rejected_labels")]  # fmt: skip
+    return sum(
+        not np.array_equal(*(ids[: np.flatnonzero(labels != IGNORED)[0]] for ids, labels in (row[:2], row[2:])))
+        for row in zip(*columns, strict=True)
+    )
 
 
 class ReadSource(NamedTuple):
@@ -128,9 +161,19 @@ def write_page(
         row = rows.slice(number, 1).to_pylist()[0]
         parts.append(
             f"<h2>row {number + 1:,} of train</h2><p>{row['length']:,} tokens, {row['supervised']:,} supervised</p>"
-            f"<pre>{_coloured(tokenizer, row['input_ids'], row['labels'])}</pre>"
+            f"{_verdict(row)}<pre>{_coloured(tokenizer, row['input_ids'], row['labels'])}</pre>"
         )
+        if "rejected_input_ids" in row:
+            coloured = _coloured(tokenizer, row["rejected_input_ids"], row["rejected_labels"])
+            parts.append(f"<p>rejected:</p><pre>{coloured}</pre>")
     write_text(data / "mask.html", "\n".join([*parts, "</body></html>", ""]))
+
+
+def _verdict(row: dict[str, Any]) -> str:
+    """Return the verdict on the first answer of a row, as HTML; empty for a text to learn."""
+    if "rejected_input_ids" in row:
+        return "<p>chosen:</p>"
+    return f"<p>{'desirable' if row['desirable'] else 'undesirable'}:</p>" if "desirable" in row else ""
 
 
 def _summary(proof: dict[str, Any]) -> str:

@@ -17,11 +17,13 @@ BLOCK = 1 << 18  # rows
 
 
 class Index(NamedTuple):
-    """Every row's source index, row hash and prompt hash: arrays [rows]."""
+    """Every row's source index, row hash and prompt hash: arrays [rows]. contrary: of preference data, the hash of the
+    row that would contradict it; otherwise empty."""
 
     source: np.ndarray
     row: np.ndarray
     prompt: np.ndarray
+    contrary: np.ndarray = np.zeros(0, np.uint64)
 
 
 class Mixture(NamedTuple):
@@ -37,7 +39,9 @@ class Mixture(NamedTuple):
 def mix(index: Index, settings: PrepareSettings, sources: Sequence[Source], dropped: str = "") -> Mixture:
     """Assign each row to a split, as the seed determines.
 
-    Held-out rows are drawn before sources are weighted, so a repeated row cannot be both held out and trained on.
+    Held-out rows are drawn before sources are weighted, so a repeated row cannot be both held out and trained on. Rows
+    of preference data with the same prompt are drawn together, so that no split has fewer rows than asked for but maybe
+    more.
     Raises UserError if a split would be empty, or a source with a share of the training rows yields none. dropped: the
     dropped rows, for this message.
     """
@@ -72,6 +76,13 @@ def mix(index: Index, settings: PrepareSettings, sources: Sequence[Source], drop
     return Mixture(times, split[1], split[2], counts)
 
 
+def contradictory(index: Index) -> np.ndarray:
+    """Return the numbers of the rows that contradict another one."""
+    if not len(index.contrary):
+        return np.zeros(0, np.int64)
+    return np.flatnonzero(_among(index.contrary, np.arange(len(index.row)), index.row))
+
+
 class _TooFewError(Exception):
     """A split has too few rows. Arguments: the problem, and the remedy."""
 
@@ -85,9 +96,30 @@ def _split(index: Index, settings: PrepareSettings, sources: Sequence[Source], k
     if len(drawn) < validation + test or (len(drawn) == validation + test and not (kept & (own == 0)).any()):
         raise _TooFewError(f"has {counted(len(drawn), 'row')}, and split takes {validation + test:,}", "lower split")
     order = np.frombuffer(drawn, dtype=np.uint32) if len(drawn) else np.zeros(0, np.uint32)
-    train = len(order) - validation - test
-    parts = np.split(order, [train, train + validation])
+    train, tested = len(order) - validation - test, len(order) - test
+    if len(index.contrary) and len(order):
+        order, starts = _by_prompt(order, index.prompt)
+        tested = _last_start(starts, tested, len(order))
+        train = _last_start(starts, tested - validation, len(order))
+        if validation + test and train == 0 and not (kept & (own == 0)).any():
+            raise _TooFewError(f"has too few prompts for {validation + test:,} held-out rows", "lower split")
+    parts = np.split(order, [train, tested])
     return [np.concatenate([part, np.flatnonzero(kept & (own == number))]) for number, part in enumerate(parts)]
+
+
+def _by_prompt(order: np.ndarray, prompts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return rows in an order in which those of a prompt follow each other, in place of the first, and the positions
+    where a prompt begins."""
+    _, first, group = np.unique(prompts[order], return_index=True, return_inverse=True)
+    place = first[group]
+    order = order[np.argsort(place, kind="stable")]
+    return order, np.flatnonzero(np.diff(np.sort(place), prepend=-1))
+
+
+def _last_start(starts: np.ndarray, position: int, end: int) -> int:
+    """Return the last of `starts` that is not after a position; `end` is one too."""
+    starts = np.append(starts, end)
+    return int(starts[np.searchsorted(starts, max(position, 0), "right") - 1])
 
 
 def _held_out(wanted: int | float, rows: int) -> int:

@@ -72,16 +72,19 @@ def _count(plan: PackingPlan, rows: Any, lengths: np.ndarray, capacity: int | No
         return dict.fromkeys((*COUNTS, *(("fewest_possible", "efficiency") if capacity else ())), 0)
     supervised = rows["supervised"].to_numpy().astype(np.int64)
     tokens = np.add.reduceat(lengths[plan.members].astype(np.int64), plan.starts[:-1])
+    sequences = _sequence_lengths(rows)
+    # Without packing, each sequence of a pair is padded to the longer one.
+    computed = tokens if capacity else sequences.max(0) * len(sequences)
     counts: dict[str, Any] = {
         "rows": len(lengths),
         "common_prefix": common_prefix(rows),
         "tokens": int(tokens.sum()),
         "packed_rows": len(tokens),
-        "longest_packed_row": int(tokens.max()),
+        "longest_packed_row": int(computed.max()),
         "most_supervised": int(np.add.reduceat(supervised[plan.members], plan.starts[:-1]).max()),
         "supervised_tokens": int(supervised.sum()),
         # The mean number of tokens in the row of a token, to which its attention is limited.
-        "mean_row_of_a_token": round(float((lengths.astype(np.float64) ** 2).sum() / lengths.sum()), 1),
+        "mean_row_of_a_token": round(float((sequences.astype(np.float64) ** 2).sum() / lengths.sum()), 1),
     }
     if capacity:
         counts |= {
@@ -89,6 +92,14 @@ def _count(plan: PackingPlan, rows: Any, lengths: np.ndarray, capacity: int | No
             "efficiency": round(int(tokens.sum()) / (len(tokens) * capacity), 6),
         }
     return counts
+
+
+def _sequence_lengths(rows: Any) -> np.ndarray:
+    """Return the tokens of each sequence of each row: [sequences of a row, rows]."""
+    import pyarrow.compute
+
+    columns = [name for name in ("input_ids", "rejected_input_ids") if name in rows.column_names]
+    return np.stack([pyarrow.compute.list_value_length(rows[name]).to_numpy() for name in columns]).astype(np.int64)
 
 
 def common_prefix(rows: Any) -> int:

@@ -25,19 +25,22 @@ from zerolora.config.settings import PrepareSettings
 from zerolora.data.formats import FORMS
 from zerolora.data.formats.reading import reading_of
 from zerolora.data.mask import Proof, ReadSource, write_page
-from zerolora.data.mixture import Index, Mixture, mix
+from zerolora.data.mixture import Index, Mixture, contradictory, mix
 from zerolora.data.prepared_rows import schema
 from zerolora.data.readers import chunks
 from zerolora.data.records import Chunk
 from zerolora.data.source_files import SourceFiles, form_of, sources_of
 from zerolora.data.statistics import Statistics, write_lengths
 from zerolora.data.tokenize import ChunkTokenizer, Dropped, Job, Result, tokenize
-from zerolora.errors import UserError, wording
+from zerolora.errors import UserError, shown, wording
 from zerolora.files import MANIFEST, canonical, describe, sha256, staged_directory, write_json
 from zerolora.log import LOGGER
 from zerolora.progress import Progress
+from zerolora.types import RowKind
 
 SHOWN = 5  # mistakes reported at a time
+CONTRARY = {"pairs": "the same answers the other way round", "labelled": "the same answer with the opposite label"}
+"""What a row that contradicts another one has, by what rows hold."""
 
 
 def prepare(settings: PrepareSettings, model: Path, output: Path, workers: int | None = None) -> None:
@@ -72,7 +75,14 @@ def prepare(settings: PrepareSettings, model: Path, output: Path, workers: int |
         _check_sources(settings, sources, statistics)
         mixture = mix(index, settings, [source.settings for source in sources], statistics.dropped_line())
         statistics.counts |= mixture.counts
-        _write_splits(files, staged, mixture, statistics, proof)
+        if len(contrary := contradictory(index)):
+            statistics.counts["contradictory_rows"] = len(contrary)
+            question = _question(files, int(contrary[0]), settings.rows)
+            LOGGER.warning(
+                f"{settings.path}: {len(contrary):,} rows contradict another one, which has "
+                f"{CONTRARY[settings.rows]}; the first asks {shown(question)}"
+            )
+        _write_splits(files, staged, mixture, statistics, proof, settings.rows)
         folder.rmdir()
         proof.check()
         write_json(staged / "stats.json", statistics.flat())
@@ -167,7 +177,7 @@ def _collect(
 ) -> tuple[list[Path], Index]:
     """Write the dropped rows; return the files of the used rows, in order, and their index."""
     files = []
-    columns = array("h"), array("Q"), array("Q")
+    columns = array("h"), array("Q"), array("Q"), array("Q")
     # A lone surrogate is not UTF-8; JSON escapes it as Python does.
     with dropped.open("w", encoding="utf-8", errors="backslashreplace") as rejected:
         for result in results:
@@ -177,8 +187,8 @@ def _collect(
                 rejected.write(f'{why[:-1]}, "row": {row.row}}}\n')
             statistics.add(result)
             files.append(result.file)
-            new = (np.full(len(result.hashes), result.source, np.int16), result.hashes[:, 0], result.hashes[:, 1])
-            for column, part in zip(columns, new, strict=True):
+            new = (np.full(len(result.hashes), result.source, np.int16), *result.hashes.T)
+            for column, part in zip(columns, new, strict=False):
                 column.frombytes(part.tobytes())
             proof.add(result.counts)
             bar.update(result.progress, f"{statistics.read:,} rows")
@@ -198,13 +208,32 @@ def _refuse(dropped: list[Dropped], settings: PrepareSettings) -> None:
         raise UserError("\n".join(lines))
 
 
-def _write_splits(files: list[Path], staged: Path, mixture: Mixture, statistics: Statistics, proof: Proof) -> None:
+def _question(files: list[Path], number: int, rows: RowKind) -> str:
+    """Return the question of a row, by its number over all files."""
+    for path in files:
+        batch = _read_batch(path, rows)
+        if number < len(batch):
+            return str(batch["question"][number])
+        number -= len(batch)
+    raise AssertionError("no such row")
+
+
+def _read_batch(path: Path, rows: RowKind) -> Any:
+    import pyarrow
+
+    with pyarrow.memory_map(str(path)) as source:
+        return pyarrow.ipc.read_record_batch(source.read_buffer(), schema(held_out=True, rows=rows))
+
+
+def _write_splits(
+    files: list[Path], staged: Path, mixture: Mixture, statistics: Statistics, proof: Proof, rows: RowKind
+) -> None:
     """Move rows from `files` to the splits: training rows in their order, held-out rows in the order drawn."""
     import pyarrow
 
     held_out: dict[str, list[Any]] = {"validation": [], "test": []}
     wanted = {name: np.sort(getattr(mixture, name)) for name in held_out}
-    kind, narrow = schema(held_out=True), schema(held_out=False)
+    narrow = schema(held_out=False, rows=rows)
     start = 0
     looking: collections.deque[concurrent.futures.Future[None]] = collections.deque()
     with (
@@ -214,8 +243,7 @@ def _write_splits(files: list[Path], staged: Path, mixture: Mixture, statistics:
         pyarrow.ipc.new_stream(file, narrow) as writer,
     ):
         for path in files:
-            with pyarrow.memory_map(str(path)) as source:
-                batch = pyarrow.ipc.read_record_batch(source.read_buffer(), kind)
+            batch = _read_batch(path, rows)
             path.unlink()  # its pages stay until the batch is gone
             times = mixture.times[start : start + len(batch)]
             taken = batch.select(narrow.names)

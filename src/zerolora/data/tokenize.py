@@ -20,6 +20,7 @@ from zerolora.data.encode import CONTEXT, NOTHING, Encoder, Piece, Tokens, last_
 from zerolora.data.example import BadRow, Example
 from zerolora.data.formats import parse
 from zerolora.data.formats.reading import Reading, Seen
+from zerolora.data.judged_answers import Answers, fitted_answers, hashes, parted, prompts_of
 from zerolora.data.prepared_rows import FIELDS, IGNORED, schema
 from zerolora.data.ragged import Ragged
 from zerolora.data.records import Chunk
@@ -32,6 +33,7 @@ from zerolora.files import canonical
 from zerolora.machine.parents import end_at_parents_death
 from zerolora.model.added_tokens import extend
 from zerolora.model.architecture import tokenizer_of
+from zerolora.types import RowKind
 
 # Characters of a row. Tokenizing takes about 65 bytes of memory for each, measured on a row of 200 MB.
 LONGEST_TEXT = 1 << 24
@@ -71,7 +73,8 @@ class Result(NamedTuple):
     """The result of a chunk.
 
     file: its rows, an Arrow record batch of `prepared_rows.schema(held_out=True)`. hashes: of each row and of its
-    prompt, uint64 [rows, 2]. origin: the data file. counts: truncated rows, turns and supervised tokens by role, stop
+    prompt, and of preference data also of the row that would contradict it, uint64 [rows, 2 or 3]. origin: the data
+    file. counts: truncated rows, turns and supervised tokens by role, stop
     tokens. seen: use of the rows' columns and their messages' keys. progress: bytes of the file.
     """
 
@@ -150,7 +153,7 @@ class ChunkTokenizer:
                 f"prepare: add_tokens and add_special_tokens: {model} has no tokenizer.json for merge to write them "
                 "to; save the model's tokenizer there with transformers' save_pretrained"
             )
-        self.max_length, self.too_long = settings.max_length, settings.too_long
+        self.max_length, self.too_long, self.kind = settings.max_length, settings.too_long, settings.rows
         self.limits = Limits(settings.max_prompt_length, settings.max_answer_length)
         self.template = Template(tokenizer, settings, model)
         self.encoder = Encoder(tokenizer)
@@ -187,42 +190,19 @@ class ChunkTokenizer:
                     most = wording(f"more than the {LONGEST_TEXT:,} that are read at once")
                     bad[number] = kind, wording(f"has {length:,} characters, {most}; split it up")
                     continue
-                rows.append(_Row(number, example, [] if example.tokens else self.template.pieces(example)))
+                pieces = [] if example.tokens else self.template.pieces(example)
+                rejected = _rejected(example)
+                rows.append(_Row(number, example, pieces, self.template.pieces(rejected) if rejected else []))
             except BadRow as error:
                 bad[number] = "bad_row", str(error)
             except RecursionError:
                 bad[number] = "bad_row", "is nested too deep to be read; flatten or remove it"
-        tokens = self._checked(rows) if job.format == "tokens" else self.encoder.encode([row.pieces for row in rows])
-        largest = int(tokens.ids.values.max(initial=0))
-        if self.rows is not None and largest >= self.rows:
-            raise UserError(
-                f"the tokenizer writes {shown(self.tokenizer.convert_ids_to_tokens(largest))} as token {largest}, but "
-                f"the model's embeddings have {self.rows} rows (vocab_size in config.json); take its own tokenizer"
-            )
-        partless = [] if self.limits == NO_LIMITS else np.flatnonzero(tokens.prompt == 0).tolist()
-        tokens.wrong.update(dict.fromkeys(partless, WITHOUT_PARTS))
-        bad |= {rows[number].number: ("bad_row", str(error)) for number, error in tokens.wrong.items()}
-        parts = fitted(tokens, self.max_length, self.too_long, self.bos, self.limits)
-        used = set(parts.row.tolist())
-        self._count(counts, [row for number, row in enumerate(rows) if number in used])
-        for number, row in enumerate(rows):
-            if number not in used and number not in tokens.wrong:
-                bad[row.number] = "too_long", self._too_long(tokens, number)
-        kinds = parts.tokens.supervised_role[parts.tokens.supervised_role != CONTEXT]
-        for role, supervised in zip(
-            tokens.roles, np.bincount(kinds, minlength=len(tokens.roles)).tolist(), strict=True
-        ):
-            counts[f"supervised_tokens.{role}"] += supervised
-        cut = "rows.split" if self.too_long == "split" else "rows.truncated"
-        counts[cut] += int(self._long(tokens)[list(used)].sum())
-        texts = [
-            _texts(rows[number].example, self.template.answer_index(rows[number].example))
-            for number in parts.row.tolist()
-        ]
-        file.write_bytes(_batch(parts, texts, job.source))
+        write = self._write_texts if self.kind == "texts" else self._write_answers
+        batch, hashes_of_rows = write(job, rows, counts, bad)
+        file.write_bytes(batch)
         return Result(
             file,
-            _hashes(parts, rows, tokens),
+            hashes_of_rows,
             job.source,
             job.chunk.file,
             len(read),
@@ -234,6 +214,64 @@ class ChunkTokenizer:
             seen,
             job.chunk.progress,
         )
+
+    def _write_texts(
+        self, job: Job, rows: list["_Row"], counts: collections.Counter[str], bad: dict[int, tuple[str, str]]
+    ) -> tuple[Any, np.ndarray]:
+        """Return a chunk's rows as an Arrow record batch, and their hashes (Result). Updates counts and bad rows."""
+        tokens = self._checked(rows) if job.format == "tokens" else self.encoder.encode([row.pieces for row in rows])
+        self._check_vocabulary(tokens)
+        partless = [] if self.limits == NO_LIMITS else np.flatnonzero(tokens.prompt == 0).tolist()
+        tokens.wrong.update(dict.fromkeys(partless, WITHOUT_PARTS))
+        bad |= {rows[number].number: ("bad_row", str(error)) for number, error in tokens.wrong.items()}
+        parts = fitted(tokens, self.max_length, self.too_long, self.bos, self.limits)
+        used = set(parts.row.tolist())
+        self._count(counts, [row for number, row in enumerate(rows) if number in used])
+        for number, row in enumerate(rows):
+            if number not in used and number not in tokens.wrong:
+                bad[row.number] = "too_long", self._too_long(tokens, number)
+        _count_roles(counts, parts.tokens)
+        cut = "rows.split" if self.too_long == "split" else "rows.truncated"
+        counts[cut] += int(self._long(tokens)[list(used)].sum())
+        texts = [
+            _texts(rows[number].example, self.template.answer_index(rows[number].example))
+            for number in parts.row.tolist()
+        ]
+        return _batch(parts.tokens, texts, job.source), _hashes(parts, rows, tokens)
+
+    def _write_answers(
+        self, job: Job, rows: list["_Row"], counts: collections.Counter[str], bad: dict[int, tuple[str, str]]
+    ) -> tuple[Any, np.ndarray]:
+        """Do the same for rows of preference data."""
+        texts = [[row.pieces for row in rows], *([[row.rejected for row in rows]] if self.kind == "pairs" else [])]
+        sequences = [self.encoder.encode(pieces) for pieces in texts]
+        for tokens in sequences:
+            self._check_vocabulary(tokens)
+        prompts = prompts_of(sequences)
+        for tokens in reversed(sequences):
+            bad |= {rows[number].number: ("bad_row", str(error)) for number, error in tokens.wrong.items()}
+        fitting = fitted_answers(sequences, prompts, self.max_length, self.too_long, self.bos, self.limits)
+        bad |= {rows[number].number: ("too_long", reason) for number, reason in fitting.too_long.items()}
+        used = [rows[number] for number in fitting.row.tolist()]
+        self._count(counts, [*used, *(row.other for row in used if row.rejected)])
+        for tokens in fitting.sequences:
+            _count_roles(counts, tokens)
+        counts["rows.truncated"] += fitting.shortened
+        hashes_of_rows = np.zeros((len(used), 3), np.uint64)
+        for number, (_, example, *each) in enumerate(used):
+            parts = [parted(pieces) for pieces in each if pieces]
+            hashes_of_rows[number] = hashes(parts[0][0], [answer for _, answer in parts], example.desirable)
+        asked = [_texts(row.example, self.template.answer_index(row.example)) for row in used]
+        return _batch_of_answers(fitting, used, asked, hashes_of_rows[:, 1], job.source), hashes_of_rows
+
+    def _check_vocabulary(self, tokens: Tokens) -> None:
+        """Raise UserError if the tokenizer writes a token for which the model has no embedding."""
+        largest = int(tokens.ids.values.max(initial=0))
+        if self.rows is not None and largest >= self.rows:
+            raise UserError(
+                f"the tokenizer writes {shown(self.tokenizer.convert_ids_to_tokens(largest))} as token {largest}, but "
+                f"the model's embeddings have {self.rows} rows (vocab_size in config.json); take its own tokenizer"
+            )
 
     def _long(self, tokens: Tokens) -> np.ndarray:
         """Return whether each row, its prompt or its answer is too long."""
@@ -300,7 +338,7 @@ class ChunkTokenizer:
         """Count the turns of rows, the supervised ones, and their stop tokens."""
         turns: list[str] = []
         answers: list[Piece] = []
-        for _, example, pieces in rows:
+        for _, example, pieces, _ in rows:
             messages = example.messages or ()
             turns += [message["role"] for message in messages]
             answers += [piece for piece in pieces if piece.supervised and piece.role]
@@ -322,11 +360,31 @@ class ChunkTokenizer:
 
 
 class _Row(NamedTuple):
-    """A readable row: its index in the chunk, and its pieces (none for the form tokens)."""
+    """A readable row: its index in the chunk, and its pieces (none for the form tokens); of a pair also those with the
+    rejected answer."""
 
     number: int
     example: Example
     pieces: list[Piece]
+    rejected: list[Piece]
+
+    @property
+    def other(self) -> "_Row":
+        """A pair's rejected answer as a row."""
+        return _Row(self.number, _rejected(self.example) or self.example, self.rejected, [])
+
+
+def _rejected(example: Example) -> Example | None:
+    """Return the conversation with the rejected answer of a pair."""
+    return example._replace(messages=example.rejected, rejected=None) if example.rejected else None
+
+
+def _count_roles(counts: collections.Counter[str], tokens: Tokens) -> None:
+    """Count the supervised tokens of each role."""
+    kinds = tokens.supervised_role[tokens.supervised_role != CONTEXT]
+    numbers = np.bincount(kinds, minlength=len(tokens.roles)).tolist()
+    for role, supervised in zip(tokens.roles, numbers, strict=True):
+        counts[f"supervised_tokens.{role}"] += supervised
 
 
 def _of_other_form(job: Job, form: str) -> BadRow:
@@ -417,22 +475,56 @@ def _supervised_ranges(pieces: list[Piece]) -> list[tuple[int, int]]:
     return result
 
 
-def _batch(parts: Parts, texts: list[tuple[str, str]], source: int) -> Any:
+def _batch(tokens: Tokens, texts: list[tuple[str, str]], source: int) -> Any:
     """Serialize rows, each with its question and expected answer, as an Arrow record batch (see Result)."""
+    columns = {**_columns(tokens), **_of_rows(tokens, texts, source)}
+    columns |= {"length": tokens.ids.lengths.astype(np.int32), "supervised": tokens.supervised.astype(np.int32)}
+    return _serialized(columns, "texts")
+
+
+def _batch_of_answers(
+    fitting: Answers, rows: list[_Row], texts: list[tuple[str, str]], prompt_hashes: np.ndarray, source: int
+) -> Any:
+    """Do the same for rows of preference data."""
+    first, *others = fitting.sequences
+    columns = {**_columns(first), **_of_rows(first, texts, source), "prompt": fitting.prompt.astype(np.int32)}
+    columns |= {
+        "length": np.sum([tokens.ids.lengths for tokens in fitting.sequences], 0).astype(np.int32),
+        "supervised": np.sum([tokens.supervised for tokens in fitting.sequences], 0).astype(np.int32),
+    }
+    if not others:
+        labels = [bool(row.example.desirable) for row in rows]
+        columns |= {"prompt_hash": prompt_hashes.view(np.int64), "desirable": np.array(labels, np.int8)}
+        return _serialized(columns, "labelled")
+    columns |= _columns(others[0], "rejected_")
+    columns["chosen_supervised"] = first.supervised.astype(np.int32)
+    columns["rejected"] = [_texts(row.other.example, len(row.other.example.messages or ()) - 1)[1] for row in rows]
+    return _serialized(columns, "pairs")
+
+
+def _columns(tokens: Tokens, prefix: str = "") -> dict[str, Any]:
+    """Return the columns of the tokens of rows, and of their labels."""
     import pyarrow
 
-    tokens = parts.tokens
     ids, offsets = tokens.ids.values, tokens.ids.offsets.astype(np.int32)
     labels = np.where(tokens.supervised_role == CONTEXT, np.int32(IGNORED), ids)
-    columns: dict[str, Any] = {
-        "input_ids": pyarrow.ListArray.from_arrays(offsets, ids),
-        "labels": pyarrow.ListArray.from_arrays(offsets, labels),
-        "length": tokens.ids.lengths.astype(np.int32),
-        "supervised": tokens.supervised.astype(np.int32),
+    return {
+        f"{prefix}input_ids": pyarrow.ListArray.from_arrays(offsets, ids),
+        f"{prefix}labels": pyarrow.ListArray.from_arrays(offsets, labels),
+    }
+
+
+def _of_rows(tokens: Tokens, texts: list[tuple[str, str]], source: int) -> dict[str, Any]:
+    return {
         "source": np.full(len(texts), source, np.int16),
         "prompt": tokens.prompt.astype(np.int32),
         **{field: [pair[number] for pair in texts] for number, field in enumerate(FIELDS)},
     }
-    kind = schema(held_out=True)
+
+
+def _serialized(columns: dict[str, Any], rows: RowKind) -> Any:
+    import pyarrow
+
+    kind = schema(held_out=True, rows=rows)
     arrays = [pyarrow.array(columns[field.name], field.type) for field in kind]
     return pyarrow.RecordBatch.from_arrays(arrays, schema=kind).serialize()
