@@ -456,10 +456,16 @@ def training_plan(group: Group, batch: Batch) -> Any:
 
 
 def random_on_device(
-    weights: Path, dtype: torch.dtype, attention: str, device: torch.device | None = None, quantization: Any = None
+    weights: Path,
+    dtype: torch.dtype,
+    attention: str,
+    device: torch.device | None = None,
+    quantization: Any = None,
+    spread: bool = False,
 ) -> Any:
     """Return the model with random weights, created on the GPU: never whole on the host, at stage 3 nowhere whole."""
     assert quantization is None, "bitsandbytes quantizes what it reads from a file"
+    assert not spread, "a rank has one GPU"
     transformers: Any = importlib.import_module("transformers")
     config = transformers.AutoConfig.from_pretrained(weights)
     with torch.device("cuda", torch.cuda.current_device()):

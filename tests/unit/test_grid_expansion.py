@@ -56,7 +56,7 @@ def test_combination_equals_the_written_out_run(tmp_path: Path) -> None:
     written |= {"train": {"epochs": 2, "lora": {"alpha": 8.0, "r": 8}}}
     both = load(config_with(tmp_path, {"sweep": SWEEP}, runs={"own": written}))
     runs = resolve(both).runs
-    assert runs["own"] == runs["sweep-zero1-r8"].model_copy(update=dict.fromkeys(Shared._fields, "own"))
+    assert runs["own"] == runs["sweep-zero1-r8"].model_copy(update=dict.fromkeys(OF_ALL, "own"))
 
 
 @pytest.mark.parametrize(
@@ -82,6 +82,8 @@ def test_equal_last_keys_are_distinguished() -> None:
     assert one.name == "sweep-train_lora_alpha8-train_other_alpha8-seed1"
 
 
+OF_ALL = Shared._fields[:-1]
+"""The outputs that every run has."""
 KEYS = ("pack.packing", "render.strategy", "train.learning_rate", "train.lora.alpha", "train.lora.r", "train.schedule")
 VALUES = (
     st.none()
@@ -171,11 +173,13 @@ def test_grid_alone_suffices_and_a_config_without_runs_is_refused(tmp_path: Path
         load(config_with(tmp_path, {}, runs={}))
 
 
-def shared_in(folder: Path, over: dict[str, Any], **more: Any) -> list[Shared]:
+def shared_in(folder: Path, over: dict[str, Any], **more: Any) -> list[tuple[str, ...]]:
+    """Return the names of the outputs of each run, without that of a reference, which these runs do not need."""
     config = load(config_with(folder, {"sweep": {"dataset": "rows", "over": over}}, **more))
     runs = resolve(config).runs
     shared_settings(runs)  # asserts that runs sharing a stage have equal settings
-    return [Shared(*(getattr(runs[name], kind) for kind in Shared._fields)) for name in config.expanded_runs]
+    assert {runs[name].referenced for name in config.expanded_runs} == {""}
+    return [tuple(getattr(runs[name], kind) for kind in OF_ALL) for name in config.expanded_runs]
 
 
 @pytest.mark.parametrize(
@@ -198,10 +202,10 @@ def shared_in(folder: Path, over: dict[str, Any], **more: Any) -> list[Shared]:
     ],
 )
 def test_runs_share_independent_stages(tmp_path: Path, over: dict[str, Any], names: set[tuple[str, str, str]]) -> None:
-    assert {tuple(each) for each in shared_in(tmp_path, over)} == names
+    assert {*shared_in(tmp_path, over)} == names
     # Another value of a key changes no name.
     first = {key: values[:1] for key, values in over.items()}
-    assert {tuple(each) for each in shared_in(tmp_path, first)} <= names
+    assert {*shared_in(tmp_path, first)} <= names
 
 
 @pytest.mark.parametrize("key", [key for key in RERUN_KEYS if key.partition(".")[0] in RunSections.model_fields])
@@ -214,7 +218,7 @@ def test_stage_that_reads_a_value_is_not_shared(tmp_path: Path, key: str) -> Non
     over = {key: {"before": before, "after": value}}
     fixed = {"pack": {"packing": True}} if key == "pack.capacity" else {}
     one, other = shared_in(tmp_path, over, **fixed)
-    for stage, mine, theirs in zip(SHARED_STAGES, one, other, strict=True):
+    for stage, mine, theirs in zip(SHARED_STAGES[:-1], one, other, strict=True):
         assert mine != theirs or f"{stage}@default" not in stages
 
 
@@ -231,7 +235,7 @@ def test_trials_share_independent_stages(values: dict[str, Any], shared: tuple[s
     """Independent of the keys that the search is over today, which may change."""
     searched = {"searches": {"tune": {"dataset": "rows", "over": {"train.seed": [1]}}}}
     config = Config.model_validate(TINY_CONFIG | searched).with_studies({"tune": Study(trials=[Trial(values=values)])})
-    assert config.shared_by("tune-0") == shared
+    assert config.shared_by("tune-0") == (*shared, "tune")
 
 
 @pytest.mark.parametrize(("name", "owner"), [("default", "the run default"), ("data", "another stage")])
@@ -260,7 +264,7 @@ def test_data_sets_can_be_values(tmp_path: Path) -> None:
     config = load(config_with(tmp_path, {"sweep": grid}, prepare=data))
     runs = {name: each for name, each in resolve(config).runs.items() if name in config.expanded_runs}
     assert {name: (each.dataset, *config.shared_by(name)) for name, each in runs.items()} == {
-        f"sweep-{name}-seed{seed}": (name, *[f"sweep-{name}"] * 3) for name in ("rows", "other") for seed in (1, 2)
+        f"sweep-{name}-seed{seed}": (name, *[f"sweep-{name}"] * 4) for name in ("rows", "other") for seed in (1, 2)
     }
 
 
@@ -278,6 +282,7 @@ def test_runs_file_for_dvc() -> None:
     actual = yaml.safe_load(text({"sweep": SWEEP, "again": again}))
     pairs = list(itertools.product(("zero0", "zero1"), (2, 8)))
     adapter, data = "results/default/adapter", "results/data/rows/stats.json"
+    none = {"reference": "results/data/rows/mask.json", "referenced": ""}
     rows = {"sums": "results/tasks/sums.jsonl", "arc": "results/settings/tasks/arc.json"}
     runs = ["default", "again-seed1", *(f"sweep-{strategy}-r{r}" for strategy, r in pairs)]
     assert actual == {
@@ -293,12 +298,13 @@ def test_runs_file_for_dvc() -> None:
             **{name: {"estimated": name} for name in ("again", "default")},
             **{f"sweep-{strategy}-r{r}": {"estimated": f"sweep-r{r}"} for strategy, r in pairs},
         },
+        "referenced": {},
         "runs": {
-            "again-seed1": {"dataset": "rows", "start": adapter, **dict.fromkeys(Shared._fields, "again")},
-            "default": {"dataset": "rows", "start": data, **dict.fromkeys(Shared._fields, "default")},
+            "again-seed1": {"dataset": "rows", "start": adapter, **dict.fromkeys(OF_ALL, "again"), **none},
+            "default": {"dataset": "rows", "start": data, **dict.fromkeys(OF_ALL, "default"), **none},
             **{
                 f"sweep-{strategy}-r{r}": {
-                    **{"dataset": "rows", "start": data, "packed": "sweep"},
+                    **{"dataset": "rows", "start": data, "packed": "sweep", **none},
                     **{"estimated": f"sweep-r{r}", "rendered": f"sweep-{strategy}-r{r}"},
                 }
                 for strategy, r in pairs

@@ -5,6 +5,7 @@ rule train:
         packing=of("results/{packed}/packing/manifest.json"),
         packing_stats=of("results/{packed}/packing/stats.json"),
         zero=of("results/{rendered}/zero.json"),
+        reference=job("reference_files"),
         start=job("start_files"),
     output:
         adapter="results/{run}/adapter/manifest.json",
@@ -23,8 +24,9 @@ rule train:
         tasks_per_gpu=0,
         mpi="",
         launcher="",
-        # Not a parameter: a change would run training again.
+        # Not parameters: a change would run training again.
         keep_checkpoints=job("keep_checkpoints"),
+        reference=job("reference_option"),
     params:
         code=code("train"),
         settings=settings("train"),
@@ -45,5 +47,5 @@ rule train:
         ' "$ZEROLORA_SCRIPTS/on_gpus" {resources.node_gpus} {resources.nodes} {resources.gpu}'
         " zerolora --log {log} train --settings {params.settings:q} --data {params.data}"
         " --packing {params.packing} --zero {input.zero} --weights {params.weights}.json"
-        " --checkpoints {params.checkpoints} --output {params.output} --logs {params.logs} --keep-checkpoints {resources.keep_checkpoints} &&"
+        " --checkpoints {params.checkpoints} --output {params.output} --logs {params.logs} --keep-checkpoints {resources.keep_checkpoints} {resources.reference} &&"
         " echo finished >> {params.logs}/steps"

@@ -66,7 +66,7 @@ class Jobs:
         self.compared = compared(self.resolved) | {"shared": self.shared}
         runs = self.resolved.runs
         self.first = {
-            kind: {getattr(settings, kind): name for name, settings in reversed(runs.items())}
+            kind: {getattr(each, kind): name for name, each in reversed(runs.items()) if getattr(each, kind)}
             for kind in SHARED_STAGES._fields
         }
         """The first run that uses each shared output, by the output's kind and name."""
@@ -283,6 +283,11 @@ class Job:
         return [self._jobs.users_file(each) for each in files]
 
     @property
+    def reference_files(self) -> list[str]:
+        """Manifest of its run's reference, if the objective needs one."""
+        return [f"results/{self._run.referenced}/reference/{MANIFEST}"] if self._run.referenced else []
+
+    @property
     def fetched_start(self) -> list[Any]:
         """Manifest of the hub adapter that its run starts from, which render checks. Its date is ignored: render's
         outputs do not depend on it, and it is no dependency in DVC."""
@@ -339,6 +344,11 @@ class Job:
         return " ".join(f"--rows {self._jobs.prefix}{name}" for name in self.task_rows)
 
     @property
+    def reference_option(self) -> str:
+        """Option with the reference of its run."""
+        return " ".join(f"--reference {self._jobs.prefix}{Path(name).parent}" for name in self.reference_files)
+
+    @property
     def merged_directory(self) -> str:
         """Directory of the merged weights; outside results/ if they are not versioned."""
         folder = f"results/{self.run}/merged" if self._run.merge.version else f"work/merged/{self.run}"
@@ -374,6 +384,11 @@ class Job:
     def device(self) -> str:
         """Device of its model: that of the run, or of the first run of its data set."""
         return (self._run.evaluate if "run" in self._wildcards else self._evaluate).device
+
+    @property
+    def training_device(self) -> str:
+        """Device of its run."""
+        return self._run.train.device
 
     @property
     def export_device(self) -> str:
@@ -444,23 +459,20 @@ class Job:
         from zerolora.planner import slurm_resources
 
         below = Path(self._jobs.prefix)
-        model = below / f"resources/models/{self._model_name}"
+        model, data = below / f"resources/models/{self._model_name}", below / f"results/data/{self.dataset}"
+        gpus = run_sections(self._jobs.config, self.run).hardware.gpus_per_node
+        if stage == "export_target":  # vLLM answers with the exported model, on the run's device
+            stage = "evaluate" if self._is_opened_by_vllm else "merge"
         match stage:
             case "prepare":
                 return slurm_resources.preparing(Path(self._jobs.config.prepare[self.dataset].path), threads)
+            case "reference":
+                return slurm_resources.referring(model, data, self._run.render, gpus)
             case "train":
                 return slurm_resources.rendered(below / f"results/{self._run.rendered}/render.json")
             case "evaluate":
-                return slurm_resources.evaluating(
-                    self._evaluate,
-                    model,
-                    below / f"results/data/{self.dataset}",
-                    self._run.render,
-                    run_sections(self._jobs.config, self.run).hardware.gpus_per_node,
-                    2 if "run" in self._wildcards and self._run.evaluate.unmerged else 1,
-                )
+                models = 2 if "run" in self._wildcards and self._run.evaluate.unmerged else 1
+                return slurm_resources.evaluating(self._evaluate, model, data, self._run.render, gpus, models)
             case "merge":
                 return slurm_resources.merging(model, below / f"results/{self.run}/adapter")
-            case "export_target":  # vLLM answers with the exported model, on the run's device
-                return self._resources("evaluate" if self._is_opened_by_vllm else "merge", threads)
         return slurm_resources.reporting()

@@ -209,6 +209,24 @@ def render(
 
 
 @app.command()
+def log_probabilities(settings: Settings, data: Data, weights: Stamp, output: Output) -> None:
+    """Compute the log-probabilities of the data's answers under the model that training starts from."""
+    from zerolora.check.check_table import log_machine
+    from zerolora.config.settings import ReferenceSettings
+    from zerolora.model.manifest import check_intact
+
+    checked = _typed(ReferenceSettings, settings)
+    obey(checked.device)
+    log_machine(checked.device)
+    _let_threads_sleep()
+    check_intact(data, "zerolora prepare")
+    from zerolora.evaluate.reference_log_probabilities import compute
+
+    with stoppable(f"{output} is unchanged"):
+        compute(checked, data, weights, output)
+
+
+@app.command()
 def train(
     settings: Settings,
     data: Data,
@@ -218,6 +236,9 @@ def train(
     checkpoints: Annotated[Path, typer.Option(help="Directory of the run's checkpoints.")],
     output: Output,
     logs: Annotated[Path, typer.Option(help="Directory for the ranks' logs.")],
+    reference: Annotated[
+        Path | None, typer.Option(help="Directory of log-probabilities that the objective compares with.")
+    ] = None,
     keep_checkpoints: Annotated[int, typer.Option(min=1, help="Keep the last N checkpoints, and the best.")] = 2,
 ) -> None:
     """Train the adapter with one or more ranks, or as a task of a Slurm job. Resumes from the last checkpoint."""
@@ -249,6 +270,9 @@ def train(
         "checkpoints": checkpoints,
         "output": output,
     }
+    if reference:
+        check_intact(reference, "zerolora log-probabilities")
+        paths["reference"] = reference
     arguments = [text for name, path in paths.items() for text in (f"--{name}", str(path))]
 
     def short_run(number: int, short: list[str], into: Path) -> None:

@@ -46,6 +46,8 @@ def codes(resolved: Resolved, known: Fingerprints | None = None) -> Codes:
     shared: dict[str, dict[str, str]] = {}
     for run in resolved.runs.values():
         for kind, stage in SHARED_STAGES._asdict().items():
+            if getattr(run, stage) is None:
+                continue
             shared.setdefault(getattr(run, kind), {})[stage] = known.of(stage, chosen_by_run(run, stage))
     formats = {name: settings.format for name, settings in resolved.task_rows.items()}
     tasks = {name: chosen_by_task(settings) for name, settings in resolved.tasks.items()}

@@ -158,18 +158,26 @@ RENDER = (
 """Those that `render` or its inputs depend on."""
 
 
+REFERENCE = (
+    *("dataset", "hardware.device", "hardware.gpu", "hardware.compute_capability"),
+    *(f"train.{key}" for key in ("method", "quantization", "precision", "from_adapter")),
+)
+"""Those that `reference` or its inputs depend on."""
+
+
 class Shared(NamedTuple):
     """Names in results/ of the outputs that a run shares; its own name if it shares none."""
 
     packed: str
     estimated: str
     rendered: str
+    referenced: str
 
 
 LONGEST = 100  # characters of a directory name
-SHARED_STAGES = Shared("pack", "estimate", "render")
+SHARED_STAGES = Shared("pack", "estimate", "render", "reference")
 """The stage that writes each output."""
-READ = (PACK, ESTIMATE, RENDER)
+READ = (PACK, ESTIMATE, RENDER, REFERENCE)
 
 
 def shared_names(owner: str, run: str, parts: Mapping[str, str | None]) -> Shared:

@@ -20,6 +20,7 @@ from zerolora.config.code import Codes
 from zerolora.config.compared import compared
 from zerolora.config.grids import SHARED_STAGES
 from zerolora.config.method_sections import MethodSections
+from zerolora.config.run_objectives import needs_reference, row_kinds
 from zerolora.config.schema import Config, Fetch, Hardware, RunSections
 from zerolora.config.section import Section
 from zerolora.config.settings import EstimateSettings, RenderSettings, Resolved, RunSettings
@@ -34,7 +35,7 @@ from zerolora.methods.registry import TRAINABLE
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.schedules import WARMUP_RATIO
 from zerolora.train.objectives import OBJECTIVES
-from zerolora.types import Device, RowKind
+from zerolora.types import Device
 from zerolora.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -175,7 +176,9 @@ def shared_settings(runs: Mapping[str, RunSettings]) -> dict[str, dict[str, Any]
     result: dict[str, dict[str, Any]] = {}
     for run in runs.values():
         for kind, stage in SHARED_STAGES._asdict().items():
-            settings = compared(getattr(run, stage))
+            if (own := getattr(run, stage)) is None:
+                continue
+            settings = compared(own)
             known = result.setdefault(getattr(run, kind), {}).setdefault(stage, settings)
             assert known == settings, f"runs that share {stage} have different settings for it"
     return result
@@ -213,13 +216,6 @@ def _check(section: schema.Prepare | schema.AskedTask) -> dict[str, Any]:
         "check_settings": settings_with_files(section.check_settings),
         "check_source": user_task(section.check),
     }
-
-
-def row_kinds(config: Config, dataset: str) -> dict[RowKind, str]:
-    """Return what the runs of a data set need its rows to hold, each with one of their objectives."""
-    runs = [run for run in config.all_runs.values() if run.dataset == dataset]
-    names = [run.train.get("objective", config.train.objective) for run in runs]
-    return {OBJECTIVES[name].rows: name for name in reversed(names) if name in OBJECTIVES}
 
 
 def run_sections(config: Config, run: str) -> RunSections:
@@ -283,10 +279,10 @@ def stages_of(config: Config, run: str) -> RunSettings:
     capacity = settings.pack.capacity or (data.max_length if data else None)
     if data and not settings.pack.capacity and OBJECTIVES[train.objective].rows == "pairs":
         capacity = 2 * data.max_length  # both sequences of a pair are in a packed row
-    evaluation = _evaluation(config, data)
+    evaluation, referenced = _evaluation(config, data), needs_reference(config, run)
     return RunSettings(
         dataset=config.all_runs[run].dataset,
-        **config.shared_by(run)._asdict(),
+        **config.shared_by(run)._asdict() | ({} if referenced else {"referenced": ""}),
         pack=stages.PackSettings(packing=settings.pack.packing, capacity=capacity if settings.pack.packing else None),
         estimate=EstimateSettings(**memory),
         render=RenderSettings(
@@ -302,6 +298,7 @@ def stages_of(config: Config, run: str) -> RunSettings:
             # Only a quantized method trains on a base that is stored quantized; for the others the key changes nothing.
             merged=settings.merge.enabled or not TRAINABLE[train.method].quantizes(),
         ),
+        reference=_reference(train, memory) if referenced else None,
         train=stages.TrainSettings(**_training(train), device=hardware.device),
         merge=settings.merge,
         evaluate=stages.EvaluateRunSettings(
@@ -337,6 +334,16 @@ def _training(train: schema.Train) -> dict[str, Any]:
     if train.warmup_ratio is None and train.warmup_steps is None:
         values["warmup_ratio"] = WARMUP_RATIO
     return values
+
+
+def _reference(train: schema.Train, memory: Mapping[str, Any]) -> stages.ReferenceSettings:
+    """Return the settings of `reference`: those that the log-probabilities depend on."""
+    return stages.ReferenceSettings(
+        device=memory["device"],
+        precision=memory["precision"],
+        quantization=train.quantization if TRAINABLE[train.method].quantizes() else None,
+        from_adapter=train.from_adapter,
+    )
 
 
 def _costly(method: "Method") -> dict[str, Any]:

@@ -13,11 +13,11 @@ from zerolora.config.method_sections import DEFAULT_INIT, Quantization
 from zerolora.config.resolve import (
     device_precision,
     models_by_source,
-    row_kinds,
     run_sections,
     stages_of,
     user_config,
 )
+from zerolora.config.run_objectives import row_kinds
 from zerolora.config.schema import AskedTask, Config, Prepare, RunSections, Train, data_folders
 from zerolora.config.user_files import settings_with_files, user_task, user_template
 from zerolora.config.values import HUB_ADAPTERS, RESERVED_RUNS, remedy

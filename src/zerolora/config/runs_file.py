@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from zerolora.config.run_objectives import needs_reference
 from zerolora.config.schema import Config
 from zerolora.errors import UserError
 from zerolora.files import write_text
@@ -34,14 +35,21 @@ def _groups(config: Config) -> dict[str, Names]:
     packed: Names = {}
     estimated: Names = {}
     rendered: Names = {}
+    referenced: Names = {}
     runs: Names = {}
     for name, run in config.all_runs.items():
         shared = config.shared_by(name)
         packed[shared.packed] = {"dataset": run.dataset}
         estimated[shared.estimated] = {"packed": shared.packed}
         rendered[shared.rendered] = {"estimated": shared.estimated}
-        start = run.train.get("from_adapter") or f"results/data/{run.dataset}/stats.json"
-        runs[name] = {"dataset": run.dataset, "start": start, **shared._asdict()}
+        data = f"results/data/{run.dataset}"
+        start = run.train.get("from_adapter") or f"{data}/stats.json"
+        names = shared._asdict()
+        names["referenced"], reference = names["referenced"] * (needed := needs_reference(config, name)), ""
+        if needed:
+            referenced[shared.referenced] = {"dataset": run.dataset, "start": start}
+            reference = f"results/{shared.referenced}/reference/manifest.json"
+        runs[name] = {"dataset": run.dataset, "start": start, "reference": reference or f"{data}/mask.json", **names}
 
     def of_tasks(kind: str, names: Mapping[str, Any]) -> Names:
         return {
@@ -65,6 +73,7 @@ def _groups(config: Config) -> dict[str, Names]:
         "packed": packed,
         "estimated": estimated,
         "rendered": rendered,
+        "referenced": referenced,
         "runs": runs,
         "task_rows": {name: {"path": task.path} for name, task in config.tasks.rows.items()},
         "tasks_of_base": of_tasks("dataset", config.prepare),

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from zerolora.config import schema
-from zerolora.config.method_sections import MethodSections
+from zerolora.config.method_sections import MethodSections, Quantization
 from zerolora.config.section import AlwaysCompared, Section
 from zerolora.config.values import AnyCheck, Check, Epochs, ObjectiveName, OptimizerName, StepsOrShare
 from zerolora.types import Attention, Device, EngineName, Kernels, Precision, RowKind
@@ -142,6 +142,17 @@ class RenderSettings(EstimateSettings):
     """Settings of the run's export targets by name, for the trial on shapes."""
     merged: bool = True
     """Whether the adapter is merged, which a base model that is stored quantized does not allow."""
+
+
+class ReferenceSettings(Section):
+    """Settings of `reference`."""
+
+    device: Annotated[Device, AlwaysCompared()]
+    precision: Precision
+    quantization: Quantization | None = None
+    """Quantization of the base model; None for the weights as they are."""
+    from_adapter: str | None = None
+    """Adapter directory that training starts from."""
 
 
 class UsefulFlops(Section):
@@ -300,9 +311,12 @@ class RunSettings(Section):
     """Name in results/ of its estimate.json."""
     rendered: str
     """Name in results/ of its zero.json and render.json."""
+    referenced: str = ""
+    """Name in results/ of its reference; empty if its objective needs none."""
     pack: PackSettings
     estimate: EstimateSettings
     render: RenderSettings
+    reference: ReferenceSettings | None = None
     train: TrainSettings
     merge: MergeSettings
     evaluate: EvaluateRunSettings

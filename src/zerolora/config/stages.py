@@ -2,7 +2,7 @@
 
 The workflow, the code fingerprints (fingerprint.py) and the tests read these tables. `{model}`, `{source}`,
 `{packaged}`, `{adapter}`, `{dataset}`, `{task}`, `{target}` and `{run}` stand for a name in the config, `{packed}`,
-`{estimated}` and `{rendered}` for the name of a run or of an output that runs share (grids.py).
+`{estimated}`, `{rendered}` and `{referenced}` for the name of a run or of an output that runs share (grids.py).
 """
 
 from dataclasses import dataclass
@@ -91,10 +91,22 @@ STAGES = {
             ("results/{rendered}/zero.json", "results/{rendered}/render.json"),
         ),
         Stage(
+            "reference",
+            ("evaluate.reference_log_probabilities",),
+            "shared.{referenced}.reference",
+            ("results/data/{dataset}",),
+            ("results/{referenced}/reference",),
+        ),
+        Stage(
             "train",
             ("train.launch.launcher", "train.__main__"),
             "runs.{run}.train",
-            ("results/data/{dataset}", "results/{packed}/packing", "results/{rendered}/zero.json"),
+            (
+                "results/data/{dataset}",
+                "results/{packed}/packing",
+                "results/{rendered}/zero.json",
+                "results/{referenced}/reference",
+            ),
             ("results/{run}/adapter", "results/{run}/metrics"),
         ),
         Stage(

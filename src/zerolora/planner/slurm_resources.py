@@ -177,6 +177,26 @@ def evaluating(
     return _resources(models * (seconds / ranks + stored / SHARED_DISK), ranks * (PROCESS_BYTES + held), all_gpus)
 
 
+def referring(model: Path, data: Path, run: RenderSettings, gpus_per_node: int | None = None) -> Resources:
+    """Return the resources of `reference`: forward passes over the training and validation rows, on the fewest of a
+    node's GPUs that hold the model, or on all, with the rest in host memory; or on a CPU.
+
+    Raises UserError if a stage's file is missing.
+    """
+    spec, statistics = read_model_spec(model), read_json(data / "stats.json", "zerolora prepare")
+    stored, on_gpu = sum(_weight_files(model)), run.device == "cuda"
+    tokens = sum(statistics[f"{split}_tokens"] for split in ("train", "validation"))
+    longest = max(1, statistics["longest_row"])
+    width = BYTES[run.precision]
+    together = max(1, EVALUATION_TOKENS // longest)
+    working = evaluation(spec, ForwardSpec(together, longest, width, "sdpa", True, False, "full", longest), NOTHING)
+    of_node = run.ranks_per_node if gpus_per_node is None else gpus_per_node
+    gpus = _gpus(spec, stored, 0, working, run, of_node) or of_node if on_gpu else 0
+    held = stored if on_gpu else spec.parameters * width + working
+    seconds = math.ceil(tokens / EVALUATION_TOKENS) * _forward_seconds(spec, EVALUATION_TOKENS, 1, run)
+    return _resources(seconds + stored / SHARED_DISK, PROCESS_BYTES + held, gpus)
+
+
 def _gpus(spec: ModelSpec, stored: int, cache: int, working: float, run: RenderSettings, most: int) -> int:
     """Return the least number of GPUs, up to `most`, for `stored` bytes of weights and a cache, both divided by layers,
     and `working` bytes on each; 0 if they do not fit.
@@ -244,26 +264,31 @@ def _answering_seconds(
 ) -> float:
     """Return the seconds of answering all prompts and computing the loss on one device."""
     run = run if run.device == "cuda" else run.model_copy(update={"precision": "fp32"})
-    hardware = replace(hardware_of(run)[0], nodes=1, ranks_per_node=1)
 
     def forward(length: int) -> float:
-        row = RowStatistics(
-            packing=False,
-            longest_packed_row=length,
-            most_supervised=length,
-            packed_rows=1,
-            tokens=length,
-            supervised_tokens=length,
-            mean_row_of_a_token=length,
-            validation_rows=0,
-        )
-        spec = replace(training_spec(model, run, row), micro_batch=_batch(settings), accumulation=1)
-        issuing = model.layers * OPERATIONS["full"][0] * hardware.kernel_seconds
-        return step_seconds(step_work(model, spec, row), STRATEGIES["zero0"], hardware).forward + issuing
+        return _forward_seconds(model, length, _batch(settings), run)
 
     # For the loss, each row needs one more forward pass.
     batches = math.ceil(rows / _batch(settings))
     return batches * (2 * forward(longest) + settings.max_new_tokens * forward(1))
+
+
+def _forward_seconds(model: ModelSpec, length: int, rows: int, run: RenderSettings) -> float:
+    """Return the seconds of a forward pass over `rows` rows of `length` tokens on one device."""
+    hardware = replace(hardware_of(run)[0], nodes=1, ranks_per_node=1)
+    row = RowStatistics(
+        packing=False,
+        longest_packed_row=length,
+        most_supervised=length,
+        packed_rows=1,
+        tokens=length,
+        supervised_tokens=length,
+        mean_row_of_a_token=length,
+        validation_rows=0,
+    )
+    spec = replace(training_spec(model, run, row), micro_batch=rows, accumulation=1)
+    issuing = model.layers * OPERATIONS["full"][0] * hardware.kernel_seconds
+    return step_seconds(step_work(model, spec, row), STRATEGIES["zero0"], hardware).forward + issuing
 
 
 def _passes(settings: EvaluateSettings, rows: int) -> int:

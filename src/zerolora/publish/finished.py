@@ -114,7 +114,8 @@ def finished_run(name: str) -> FinishedRun:
 def _code(run: FinishedRun) -> dict[str, Any]:
     """Return the current code fingerprints of the run's stages."""
     now = codes(run.resolved)
-    shared = {stage: now.shared[getattr(run.settings, kind)][stage] for kind, stage in SHARED_STAGES._asdict().items()}
+    names = {stage: getattr(run.settings, kind) for kind, stage in SHARED_STAGES._asdict().items()}
+    shared = {stage: now.shared[name][stage] for stage, name in names.items() if name}
     return {**now.named, **now.runs[run.name], **shared}
 
 

@@ -12,6 +12,7 @@ from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from zerolora.compat.bitsandbytes_patches import keep_layout
 from zerolora.compat.transformers_patches import kept_as_read, quantize_subclasses
+from zerolora.config.method_sections import Quantization
 from zerolora.config.settings import TrainingPlan
 from zerolora.errors import UserError
 from zerolora.machine.devices import on_gpu
@@ -21,6 +22,7 @@ from zerolora.model.stored_quantization import check_trainable, stored_quantizat
 from zerolora.planner.zero_json import ZeroJson
 from zerolora.train.attention import IMPLEMENTATIONS, check_attention, no_attention
 from zerolora.train.engines.engine import DTYPES, Engine, Loading
+from zerolora.types import Precision
 
 
 def load(weights: Path, plan: TrainingPlan, config: ZeroJson, engine: type[Engine], device: torch.device) -> Any:
@@ -50,7 +52,7 @@ def load(weights: Path, plan: TrainingPlan, config: ZeroJson, engine: type[Engin
         else:
             model = read(weights, dtype, attention, device if loading == "whole" else None, quantization)
     except ValueError as error:
-        if _builds(weights, attention) or not _builds(weights, "eager"):
+        if builds(weights, attention) or not builds(weights, "eager"):
             raise
         raise no_attention(plan.attention, error) from None
     del sharding
@@ -71,15 +73,21 @@ def sharded(plan: TrainingPlan, config: ZeroJson, engine: type[Engine]) -> HfDee
 
 
 def read(
-    weights: Path, dtype: torch.dtype, attention: str, device: torch.device | None = None, quantization: Any = None
+    weights: Path,
+    dtype: torch.dtype,
+    attention: str,
+    device: torch.device | None = None,
+    quantization: Any = None,
+    spread: bool = False,
 ) -> Any:
-    """Return the model with its weights: on `device`, or sharded by the engine. `quantization` is for transformers.
+    """Return the model with its weights: on `device`, sharded by the engine, or with `spread` on all GPUs of this
+    process and in host memory. `quantization` is for transformers.
 
     With a GPU as device_map transformers materializes each tensor there itself, from a slice of the mapped file
     (core_model_loading.py); on CPU parameters are the mapped file's own pages.
     """
     placed = device is not None and (on_gpu(device) or quantization is not None)
-    options: dict[str, Any] = {"device_map": {"": device}} if placed else {}
+    options: dict[str, Any] = {"device_map": "auto" if spread else {"": device}} if placed else {}
     config = config_of(weights)
     if quantization is not None:
         if stored_quantization(weights):
@@ -131,7 +139,12 @@ def quantization_config(plan: TrainingPlan, sharded: bool) -> BitsAndBytesConfig
             f"train.method is {plan.method}, which needs the package bitsandbytes; install it, or write "
             f"{plan.method.removeprefix('q')}"
         )
-    quantization, dtype = plan.quantization, DTYPES[plan.precision]
+    return bitsandbytes_config(plan.quantization, plan.precision, sharded)
+
+
+def bitsandbytes_config(quantization: Quantization, precision: Precision, sharded: bool) -> BitsAndBytesConfig:
+    """Return how transformers quantizes a base model that computes in `precision`."""
+    dtype = DTYPES[precision]
     if quantization.type == "int8":
         return BitsAndBytesConfig(load_in_8bit=True)
     storage = {**DTYPES, "uint8": torch.uint8, "auto": dtype if sharded else torch.uint8}[quantization.storage]
@@ -144,7 +157,7 @@ def quantization_config(plan: TrainingPlan, sharded: bool) -> BitsAndBytesConfig
     )
 
 
-def _builds(weights: Path, attention: str) -> bool:
+def builds(weights: Path, attention: str) -> bool:
     """Return whether the model can be built with this attention, without reading weights."""
     try:
         shapes(weights, torch.float32, attention)

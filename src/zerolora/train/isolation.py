@@ -19,9 +19,10 @@ from zerolora.model.spec import FEWEST
 from zerolora.train import kernels
 from zerolora.train.attention import IMPLEMENTATIONS
 from zerolora.train.common_prefix import Group
-from zerolora.train.feed import PackedRow, collate, joined
+from zerolora.train.feed import Feed, PackedRow, collate, joined
 from zerolora.train.loss import logits_of, make_whole, token_losses
 from zerolora.train.non_finite import check_finite
+from zerolora.train.objectives.objective import by_sequence
 from zerolora.train.sequence_parallel import sequence
 from zerolora.types import Precision
 
@@ -117,6 +118,30 @@ def check_sequence_parallel(model: Any, config: Any, device: torch.device) -> No
             f"train.sequence_parallel is {sequence.size}, but in {_name(config)} a row that ranks share has other "
             f"logits than in one rank: they differ by {difference:.2g} of their standard deviation; write "
             "sequence_parallel: 1"
+        )
+
+
+def check_reference(model: Any, feed: Feed, device: torch.device) -> None:
+    """Raise UserError if the log-probabilities of the first global batch under the model, before its first step, are
+    not those of the stage `reference`.
+
+    Collective, like check_isolation: every rank computes its own part.
+    """
+    micro_batches, _ = feed.at(0)
+    sums = torch.zeros(2, dtype=torch.float64, device=device)
+    with _evaluating(model, device):
+        for packed_rows in micro_batches:
+            batch = feed.collated(packed_rows)
+            computed = -by_sequence(token_losses(model, batch), batch)
+            sums[0] += (computed - batch["numbers"]["reference"]).abs().sum()
+            sums[1] += len(batch["targets"])
+    torch.distributed.all_reduce(sums)
+    difference = float(sums[0] / sums[1])
+    if not difference <= (allowed := _rounding(model)):
+        raise UserError(
+            f"the model that training starts from gives the answers of the first global batch other log-probabilities "
+            f"than the stage reference: they differ by {difference:.2g} a token, and rounding by less than "
+            f"{allowed:.2g}; run the stage reference again with these weights and this adapter"
         )
 
 

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,6 +25,7 @@ from zerolora.compat.transformers_patches import compile_conversions
 from zerolora.config.settings import TrainingPlan, TrainSettings
 from zerolora.data.packing_plan import open_plan
 from zerolora.data.prepared_rows import open_split
+from zerolora.data.reference_columns import with_reference
 from zerolora.errors import UserError, explained
 from zerolora.files import MANIFEST, read_json, write_json, write_text
 from zerolora.log import LOGGER, result, set_up
@@ -52,6 +53,7 @@ from zerolora.train.isolation import (
     check_isolation,
     check_kernels,
     check_loss,
+    check_reference,
     check_sequence_parallel,
     shares_prefixes,
 )
@@ -81,6 +83,13 @@ class Paths:
     checkpoints: Path
     """Directory of the run's checkpoints."""
     output: Path
+    reference: Path | None = None
+    """Directory with the log-probabilities of the data's answers, for an objective that compares with them."""
+
+    def rows(self, split: str) -> Any:
+        """Return a split of the data, with these log-probabilities as further columns."""
+        rows = open_split(self.data, split)
+        return rows if self.reference is None else with_reference(rows, self.data, self.reference, split)
 
 
 def train(
@@ -110,7 +119,7 @@ def train(
     batches = _batches(paths, plan)
     checkpoints = Checkpoints(
         paths.checkpoints,
-        resume_key(plan, config, paths.data, paths.packing, paths.weights),
+        resume_key(plan, config, paths.data, paths.packing, paths.weights, paths.reference),
         run_fingerprint(plan, config, batches.steps),
         every_steps=None if plan.checkpoint_steps is None else every(plan.checkpoint_steps, batches.planned),
         every_minutes=plan.checkpoint_minutes,
@@ -146,8 +155,8 @@ def train(
         stop=stop,
         heartbeat=heartbeat,
     )
-    loop.resume()
-    split, of_split = open_split(paths.data, "validation"), open_plan(paths.packing / "validation.arrow")
+    _resume(loop)
+    split, of_split = paths.rows("validation"), open_plan(paths.packing / "validation.arrow")
     with loop.telemetry:
         if loop.rank == 0:
             _open_telemetry(loop, paths)
@@ -164,6 +173,13 @@ def train(
     torch.distributed.barrier()
     heartbeat.close()
     engine.close()
+
+
+def _resume(loop: Loop) -> None:
+    """Resume a loop, or check the reference that a new training compares with."""
+    loop.resume()
+    if loop.objective.reference and not loop.step:
+        check_reference(loop.engine, loop.feed, loop.device)
 
 
 def _open_telemetry(loop: Loop, paths: Paths) -> None:
@@ -247,7 +263,7 @@ def _batches(paths: Paths, plan: TrainingPlan) -> Batches:
     if plan.compile:
         padding.step = step_of(read_json(paths.packing / "stats.json", "zerolora pack")["longest_packed_row"])
     rank, world, shared = torch.distributed.get_rank(), torch.distributed.get_world_size(), plan.sequence_parallel
-    rows, packing = open_split(paths.data, "train"), open_plan(paths.packing / "train.arrow")
+    rows, packing = paths.rows("train"), open_plan(paths.packing / "train.arrow")
     return Batches(rows, packing, plan, rank // shared, world // shared)
 
 
@@ -415,7 +431,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--settings", type=TrainSettings.model_validate_json, required=True)
     for field in fields(Paths):
-        parser.add_argument(f"--{field.name}", type=Path, required=True)
+        parser.add_argument(f"--{field.name}", type=Path, required=field.default is MISSING)
     parser.add_argument("--keep-checkpoints", type=int, default=2)
     parser.add_argument("--losses-only", action="store_true")
     parser.add_argument("--no-kernels", action="store_true")

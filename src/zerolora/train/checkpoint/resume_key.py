@@ -45,7 +45,9 @@ FREE = frozenset(
 SAVING = frozenset({"checkpoint_steps", "checkpoint_minutes", "resume", "tracker", "canary"})
 
 
-def resume_key(plan: TrainingPlan, config: ZeroJson, data: Path, packing: Path, weights: Path) -> dict[str, Any]:
+def resume_key(
+    plan: TrainingPlan, config: ZeroJson, data: Path, packing: Path, weights: Path, reference: Path | None = None
+) -> dict[str, Any]:
     """Return everything that the losses depend on, except for rounding: settings by config key, and input hashes.
 
     Keys at their neutral value are omitted, so that a new key with its default voids no unfinished run. `config` holds
@@ -65,9 +67,15 @@ def resume_key(plan: TrainingPlan, config: ZeroJson, data: Path, packing: Path, 
         **({"set of metrics of train.objective": metrics} if metrics else {}),  # a checkpoint has those of every step
         "train.gradient_clipping": config.engine.gradient_clipping,
         "model": _hash(foreign.manifest(weights, "zerolora weights")["files"]),
-        "data": _hash({name: foreign.manifest(data / MANIFEST, "zerolora prepare")["files"][name] for name in rows}),
-        "packing": _hash({name: foreign.manifest(packing / MANIFEST, "zerolora pack")["files"][name] for name in rows}),
+        "data": _files(data, "zerolora prepare", rows),
+        **({"reference": _files(reference, "zerolora log-probabilities", rows)} if reference else {}),
+        "packing": _files(packing, "zerolora pack", rows),
     }
+
+
+def _files(directory: Path, command: str, names: tuple[str, ...]) -> str:
+    files = foreign.manifest(directory / MANIFEST, command)["files"]
+    return _hash({name: files[name] for name in names})
 
 
 def run_fingerprint(plan: TrainingPlan, config: ZeroJson, steps: int) -> dict[str, Any]:

@@ -1,0 +1,30 @@
+# The log-probabilities of the data's answers under the model that training starts from, for objectives that compare with
+# it. Runs of a grid share them.
+rule reference:
+    input:
+        data=of("results/data/{dataset}/manifest.json"),
+        stats=of("results/data/{dataset}/stats.json"),
+        start=job("start_files"),
+    output:
+        manifest="results/{referenced}/reference/manifest.json",
+        others=multiext(
+            "results/{referenced}/reference/", "train.arrow", "validation.arrow"
+        ),
+    log:
+        "results/logs/reference/{referenced}.log",
+    threads: job("evaluation_cores")
+    resources:
+        **gpu_resources("reference"),
+    params:
+        code=code("reference"),
+        settings=settings("reference"),
+        data=subpath(input.data, parent=True),
+        model=path_of("resources/models/{model}"),
+        weights=path_of("resources/weights/{model}"),
+        device=job("training_device"),
+        output=subpath(output.manifest, parent=True),
+    shell:
+        "zerolora weights --model {params.model} --weights {params.weights} --device {params.device} &&"
+        ' "$ZEROLORA_SCRIPTS/on_gpus" {resources.node_gpus} 1 {resources.gpu}'
+        " zerolora --log {log} log-probabilities --settings {params.settings:q} --data {params.data}"
+        " --weights {params.weights}.json --output {params.output}"
