@@ -86,7 +86,7 @@ def test_parsed_files_are_cached_by_content(copy: Copy) -> None:
 
 
 ANSWERING = {"evaluate", "evaluate_base", "task", "task_base"}
-METHODS = {"resolve", "estimate", "render", "train", "merge", *ANSWERING}
+METHODS = {"resolve", "estimate", "render", "reference", "train", "merge", *ANSWERING}
 SUMMARY = '"""The learning rate of each step."""\n'
 
 
@@ -136,8 +136,11 @@ def test_remarks_formatting_and_messages_change_no_fingerprint(copy: Copy) -> No
         ("workflow/scripts/accounting.py", "import json\n", "import json\n\nNUMBER = 1\n", {"report"}),
         ("src/zerolora/config/rules.py", "\nfrom ", "\nNUMBER = 1\nfrom ", {"resolve"}),
         ("src/zerolora/methods/dora.py", "\nfrom ", "\nNUMBER = 1\nfrom ", METHODS),
-        ("src/zerolora/machine/cpu_matmul.py", "SIZE = 256", "SIZE = 512", {"train", *ANSWERING}),
-        ("src/zerolora/data/formats/refused.py", '("label", "labels"', '("label", "tags"', {"prepare", "task_rows"}),
+        ("src/zerolora/machine/cpu_matmul.py", "SIZE = 256", "SIZE = 512", {"reference", "train", *ANSWERING}),
+        (
+            *("src/zerolora/data/formats/refused.py", '("label", "labels"', '("label", "tags"'),
+            {"resolve", "prepare", "task_rows"},
+        ),
         ("src/zerolora/planner/deepspeed_keys.py", "data_efficiency=", "data_inefficiency=", {"resolve", "render"}),
         ("src/zerolora/memory/estimate.py", " // settings.sequence_parallel", "", {"estimate", "render"}),
         ("src/zerolora/data/prompt_formats.py", "### Input", "### Inputs", {"resolve", "prepare"}),
