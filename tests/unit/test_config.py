@@ -279,8 +279,8 @@ MISTAKES = [
     ("prepare.rows.split.test", -1, ["prepare.rows.split.test", "0 or more"]),
     ("prepare.rows.split.test", 1.5, ["prepare.rows.split.test", "whole number of rows, or a share below 1"]),
     ("prepare.rows.split.test", True, ["prepare.rows.split.test", "a number of rows, 0 or more, or their share"]),
-    ("prepare.rows.format", "alpacca", ["prepare.rows.format", "'alpacca'", "alpaca, messages"]),
-    ("prepare.rows.columns", {"question": "q"}, ["prepare.rows.columns", "question", "instruction"]),
+    ("prepare.rows.format", "alpacca", ["prepare.rows.format", "'alpacca'", "alpaca, labelled, messages"]),
+    ("prepare.rows.columns", {"query": "q"}, ["prepare.rows.columns", "query", "instruction"]),
     (
         "prepare.rows.template",
         "alpacca",

@@ -249,9 +249,9 @@ PAIR = turns("q", "a")
         ),
         (
             {"prompt": "a", "chosen": "b", "rejected": "c"},
-            "chosen judges or compares answers, and every answer would be supervised: only supervised fine-tuning is "
-            "supported; name the answers to learn, as in columns: {completion: chosen}, or write ignore: "
-            "[chosen, rejected] to train without them",
+            "chosen judges or compares answers, and every answer would be supervised: train.objective is sft; name the "
+            "answers to learn, as in columns: {completion: chosen}, or write train.objective: dpo for pairs, or write "
+            "ignore: [chosen, rejected] to train without them",
         ),
         ({"a\n\ud800": 1}, r"its fields ('a\n\ud800') fit none"),
         ({f"column{number}": 1 for number in range(30)}, "its fields (column0, column1, "),
@@ -607,7 +607,7 @@ def test_any_row_is_parsed_or_bad(case: tuple[str, dict[str, Any]]) -> None:
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=list(FORMS))
 def test_every_form_has_a_detectable_documented_example(form: Form) -> None:
-    assert detect(form.example, Reading()) == form.name
+    assert detect(form.example, Reading(), form.rows) == form.name
     assert set(form.example) <= set(form.fields) and set(form.needed) <= set(form.fields)
     example = parse(form.example, form.name, Reading())
     assert [example.messages, example.text, example.tokens].count(None) == 2

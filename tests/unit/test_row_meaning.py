@@ -460,7 +460,7 @@ SWITCHED_OFF = [
         (
             "kto_tag",
             False,
-            f"{COMPARES}: only supervised fine-tuning is supported; keep the rows of good answers alone",
+            f"{COMPARES}: train.objective is sft; keep the rows of good answers alone, or write train.objective: kto",
         ),
         ("image_paths", ["a.jpg"], "holds images"),
         *((name, "Two and two.", "contains thoughts, which belong to one of the answers") for name in SOME_THOUGHTS),

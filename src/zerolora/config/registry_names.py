@@ -1,6 +1,6 @@
 """The names in the registries, as `make schema` wrote them (commands/write_registry_names.py)."""
 
-FORMS = ("alpaca", "messages", "prompt", "sharegpt", "text", "tokens")
+FORMS = ("alpaca", "labelled", "messages", "preference", "prompt", "sharegpt", "text", "tokens")
 """Forms of rows."""
 
 FIELDS = (
@@ -16,8 +16,14 @@ FIELDS = (
     "reasoning_content",
     "thinking",
     "reasoning",
+    "prompt",
+    "question",
     "messages",
     "conversations",
+    "completion",
+    "response",
+    "label",
+    "kto_tag",
     "role",
     "content",
     "tool_calls",
@@ -32,10 +38,17 @@ FIELDS = (
     "training",
     "loss_mask",
     "step_loss_mask",
-    "prompt",
-    "completion",
     "from",
     "value",
+    "chosen",
+    "chosen_response",
+    "chosen_messages",
+    "rejected",
+    "rejected_response",
+    "rejected_messages",
+    "answers",
+    "score_chosen",
+    "score_rejected",
     "text",
     "input_ids",
     "labels",

@@ -6,12 +6,13 @@ from typing import Any, NamedTuple
 from zerolora.config.schema import Source
 from zerolora.config.settings import PrepareSettings
 from zerolora.data.example import BadRow
-from zerolora.data.formats import detect, parse
+from zerolora.data.formats import FORMS, detect, other_kind, parse
 from zerolora.data.formats.reading import Reading, reading_of
 from zerolora.data.published import check_not_pooled, sources_block
 from zerolora.data.readers import check_not_linked, chunks, files_of, matching
 from zerolora.errors import UserError, wording
 from zerolora.log import LOGGER
+from zerolora.types import RowKind
 
 HOW_READ = ("format", "columns", "roles", "ignore")
 """Settings of a source that default to the data set's."""
@@ -68,18 +69,21 @@ def _files(path: Path, name: str) -> list[Path]:
     return matching(path, name)
 
 
-def form_of(source: SourceFiles, root: Path) -> tuple[str, str]:
+def form_of(source: SourceFiles, root: Path, rows: RowKind = "texts") -> tuple[str, str]:
     """Return the form of a source's rows ("" without rows), and the first row of that form.
 
     The settings name the form (the first row is then ""), or it is the most common one among the first rows of the
-    files. root: the data set's path. Raises UserError if files have different forms, with the `sources` to write, or if
-    no row has a form.
+    files. root: the data set's path. rows: what they must hold. Raises UserError if files have different forms, with
+    the `sources` to write, if no row has a form, or if the form of the settings holds something else.
     """
     if source.settings.format not in (None, "auto"):
-        return str(source.settings.format), ""
+        named = str(source.settings.format)
+        if FORMS[named].rows != rows:
+            raise UserError(f"prepare: {other_kind(named, rows, f'format of {source.name} is {named}')}")
+        return named, ""
     samples, errors = {}, []
     for path in source.files:
-        samples[path], error = _sample(path, source.settings)
+        samples[path], error = _sample(path, source.settings, rows)
         errors += [error] * bool(error)
     forms = {path: max(rows, key=lambda form: len(rows[form])) for path, rows in samples.items() if rows}
     if not forms:
@@ -103,7 +107,7 @@ def form_of(source: SourceFiles, root: Path) -> tuple[str, str]:
     return form, place
 
 
-def _sample(path: Path, settings: Source) -> tuple[dict[str, list[str]], str]:
+def _sample(path: Path, settings: Source, kind_of_rows: RowKind) -> tuple[dict[str, list[str]], str]:
     """Return the first rows of a file by form, and the first error."""
     rows: dict[str, list[str]] = {}
     error = ""
@@ -114,16 +118,16 @@ def _sample(path: Path, settings: Source) -> tuple[dict[str, list[str]], str]:
         if isinstance(value, BadRow):
             continue
         try:
-            rows.setdefault(detect(value, reading_of(settings, kind)), []).append(place)
+            rows.setdefault(detect(value, reading_of(settings, kind), kind_of_rows), []).append(place)
         except BadRow as bad:
             error = error or f"{place}: {bad}"
     return rows, error
 
 
-def other_form(value: Any, form: str, reading: Reading) -> str:
+def other_form(value: Any, form: str, reading: Reading, rows: RowKind = "texts") -> str:
     """Return the form in which a row that is not of `form` is valid, "" if there is none."""
     try:
-        result = detect(value, reading)
+        result = detect(value, reading, rows)
         if result != form:
             parse(value, result, reading)
             return result

@@ -13,6 +13,7 @@ from zerolora.data.formats.form import Form, Row
 from zerolora.data.formats.reading import Reading, Seen, Status, Where
 from zerolora.data.formats.refused import WEIGHTS, Refusal, refusal_of
 from zerolora.data.formats.row_values import factor_of, is_blank
+from zerolora.types import RowKind
 
 
 def _registered() -> dict[str, Form]:
@@ -27,13 +28,28 @@ FIELDS = tuple(dict.fromkeys(field for form in FORMS.values() for field in (*for
 """The fields of all forms and of their messages, which `columns` may map."""
 
 
-def detect(value: dict[str, Any], reading: Reading) -> str:
-    """Detect a row's form by its fields and return its name.
+HOLDS: dict[RowKind, str] = {
+    "texts": "texts to learn, for train.objective: sft",
+    "pairs": "pairs of answers, for train.objective: dpo, ipo, simpo or orpo",
+    "labelled": "labelled answers, for train.objective: kto",
+}
+"""What the rows of a kind are, and the objectives that read them."""
+COLUMNS: dict[RowKind, str] = {
+    "texts": "{instruction: question, output: answer}",
+    "pairs": "{prompt: question, chosen: better, rejected: worse}",
+    "labelled": "{prompt: question, completion: answer, label: good}",
+}
+"""An example of `columns` for a form of each kind."""
+
+
+def detect(value: dict[str, Any], reading: Reading, rows: RowKind = "texts") -> str:
+    """Detect a row's form by its fields, among those of a kind of rows, and return its name.
 
     Raises BadRow if no form matches, or more than one.
     """
     row = Row(value, reading)
-    fitting = [name for name, form in FORMS.items() if form.detected(row)]
+    forms = [name for name, form in FORMS.items() if form.rows == rows]
+    fitting = [name for name in forms if FORMS[name].detected(row)]
     if len(fitting) == 1:
         return fitting[0]
     if fitting:
@@ -41,14 +57,38 @@ def detect(value: dict[str, Any], reading: Reading) -> str:
             f"its fields ({row}) fit {' and '.join(fitting)}; "
             f"write {' or '.join(f'format: {name}' for name in fitting)}"
         )
+    others = [name for name, form in FORMS.items() if form.rows != rows and form.detected(row)]
+    other = min(others, key=lambda name: FORMS[name].rows == "texts", default="")
+    if other and rows != "texts":
+        raise BadRow(other_kind(other, rows, f"its fields ({row}) are of the form {other}"))
+    format = "" if rows == "texts" else forms[0]
+    known = (*reading.ignored, *reading.columns.values(), *(FORMS[format].fields if format else ()))
     for name, held in Row(value, reading).unread():
-        refusal = refusal_of(name, held, "column", "")
-        if refusal and not refusal.forms and name not in (*reading.ignored, *reading.columns.values()):
-            raise _refused(Row(value, reading), name, refusal, "column", "")
+        refusal = refusal_of(name, held, "column", format)
+        if refusal and not refusal.forms and name not in known:
+            raise _refused(Row(value, reading), name, refusal, "column", format)
+    if other:
+        raise BadRow(other_kind(other, rows, f"its fields ({row}) are of the form {other}"))
     raise BadRow(
-        f"its fields ({row}) fit none of the formats {', '.join(FORMS)}; say which columns hold what, "
-        "as in columns: {instruction: question, output: answer}"
+        f"its fields ({row}) fit none of the formats {', '.join(forms)}; say which columns hold what, "
+        f"as in columns: {COLUMNS[rows]}"
     )
+
+
+def other_kind(format: str, rows: RowKind, what: str) -> str:
+    """Return the error of rows whose form is of another kind than the objective reads, and the remedy."""
+    own = FORMS[format].rows
+    if rows != "texts":
+        objective = {"texts": "sft", "pairs": "dpo", "labelled": "kto"}[own]
+        remedy = f"write train.objective: {objective}, or name the columns, as in columns: {COLUMNS[rows]}"
+    elif own == "pairs":
+        remedy = (
+            "write train.objective: dpo, or format: prompt, columns: {completion: chosen} and ignore: [rejected] to "
+            "learn the chosen answers"
+        )
+    else:
+        remedy = "write train.objective: kto, or format: prompt and ignore: [label], with the good answers alone"
+    return f"{what}, which has {HOLDS[own]}, but the runs of this data set read {HOLDS[rows]}; {remedy}"
 
 
 def parse(value: dict[str, Any], format: str, reading: Reading, seen: Seen | None = None) -> Example:

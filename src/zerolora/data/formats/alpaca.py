@@ -8,8 +8,9 @@ from zerolora.data.formats.row_values import filled, list_of, text_of
 from zerolora.errors import shown
 
 
-def _alpaca(row: Row) -> Example:
-    turns = []
+def history_of(row: Row) -> list[Turn]:
+    """Return the earlier questions and answers of a row."""
+    turns: list[Turn] = []
     history = row.get("history")
     for number, pair in enumerate(list_of(history, row.name("history")) if history else ()):
         name = f"{row.name('history')}[{number}]"
@@ -19,6 +20,11 @@ def _alpaca(row: Row) -> Example:
             filled(text_of(part, f"{name}[{index}]"), f"{name}[{index}]") for index, part in enumerate(pair)
         )
         turns += [Turn(message_of("user", question)), Turn(message_of("assistant", answer))]
+    return turns
+
+
+def _alpaca(row: Row) -> Example:
+    turns = history_of(row)
     instruction, further = row.text("instruction"), row.optional_text("input", "context")
     question = f"{instruction}\n{further}" if further else instruction
     turns.append(Turn({"role": "user", "content": question}))

@@ -128,7 +128,7 @@ def _list_of_tools(row: Row, field: str) -> list[Any] | None:
 
 def chat(row: Row, field: str) -> list[Turn]:
     """Return the turns of a field in OpenAI's form."""
-    return turns_of(row, field, _checked, ("role", "content"), ROLES)
+    return turns_of(row, field, checked, ("role", "content"), ROLES)
 
 
 def turns_of(
@@ -141,7 +141,19 @@ def turns_of(
     """
     value, name = row.needed(field), row.name(field)
     messages = objects_of(value, name)
-    filled_in = row.reading.filled and messages is value
+    return turns_in(row, messages, name, row.reading.filled and messages is value, read, keys, roles)
+
+
+def turns_in(
+    row: Row,
+    messages: list[dict[str, Any]],
+    name: str,
+    filled_in: bool,
+    read: Callable[[Row, bool], Turn],
+    keys: tuple[str, str],
+    roles: dict[str, str],
+) -> list[Turn]:
+    """Return messages as `turns_of` does. name: their name in the row. filled_in: nulls may be filled in."""
     plain = not (row.reading.keys or row.reading.roles or row.reading.ignored)
     (role_key, text_key), turns, others = keys, [], 0
     for number, message in enumerate(messages):
@@ -166,7 +178,8 @@ def _is_encodable(text: str) -> bool:
     return True
 
 
-def _checked(turn: Row, filled_in: bool) -> Turn:
+def checked(turn: Row, filled_in: bool) -> Turn:
+    """Return a message in OpenAI's form."""
     role = role_of(turn, "role", ROLES)
     if role == CALLING:
         return finished(turn, calling_of(turn, "content"))

@@ -22,7 +22,9 @@ class Refusal(NamedTuple):
     forms: tuple[str, ...] = ()
 
 
-CONVERSATIONS = ("alpaca", "messages", "prompt", "sharegpt")
+CONVERSATIONS = ("alpaca", "labelled", "messages", "preference", "prompt", "sharegpt")
+QUESTIONS = ("alpaca", "labelled", "preference", "prompt")
+"""Forms of a single question; a conversation is complete without choices and passages."""
 MEDIA = {
     **dict.fromkeys(("image", "images", "image_url", "input_image", "image_path", "pixel_values"), "images"),
     **dict.fromkeys(("video", "videos", "video_url", "input_video"), "videos"),
@@ -38,10 +40,17 @@ JUDGED = (
 WEIGHTS = (*FACTORS, *SWITCHES, "sample_weight")
 """Of a whole row; those of a message are supported."""
 _ASKED = wording("changes what is asked, and this form does not read it")
-_JUDGES = wording(
-    "judges or compares answers, and every answer would be supervised: only supervised fine-tuning is supported"
+_JUDGES = wording("judges or compares answers, and every answer would be supervised: train.objective is sft")
+_COMPARED = Refusal(
+    _JUDGES, "name the answers to learn, as in columns: {completion: chosen}, or write train.objective: dpo for pairs"
 )
-_COMPARED = Refusal(_JUDGES, "name the answers to learn, as in columns: {completion: chosen}")
+_NOT_PAIRS = wording("judges or compares answers, and is not a column of the form")
+OF_JUDGED = {
+    "preference": Refusal(_NOT_PAIRS, "name the two answers, as in columns: {chosen: BETTER, rejected: WORSE}"),
+    "labelled": Refusal(_NOT_PAIRS, "name the label, as in columns: {label: NAME}"),
+}
+"""The refusal of judged rows in the forms of such rows."""
+_MARGIN = Refusal("weighs a pair, and pairs have no weight", "remove it")
 _WEIGHS = Refusal("weighs a whole row, and rows have no weight", "remove rows of weight 0, weigh files by sources")
 _PARTS = Refusal(
     "selects which turns or tokens are in the loss",
@@ -75,7 +84,7 @@ _CHANNEL = Refusal(
 )
 REFUSED: dict[str, Refusal] = {
     **dict.fromkeys(JUDGED, _COMPARED),
-    **dict.fromkeys(LABELS, Refusal(_JUDGES, "keep the rows of good answers alone")),
+    **dict.fromkeys(LABELS, Refusal(_JUDGES, "keep the rows of good answers alone, or write train.objective: kto")),
     **{
         name: Refusal(
             f"holds {kind}, which are not supported: only text can be trained on, of a vision-language model too",
@@ -179,8 +188,7 @@ OF_KIND = {
     **dict.fromkeys(("tools", "one tool"), _TOOLS),
     **{kind: REFUSED[kind] for kind in ("images", "videos", "audio")},
     **dict.fromkeys(("history", "context"), REFUSED["context"]),
-    # Only in forms of a single question; a conversation is complete without it.
-    **dict.fromkeys(("passage", "choices"), REFUSED["context"]._replace(forms=("alpaca", "prompt"))),
+    **dict.fromkeys(("passage", "choices"), REFUSED["context"]._replace(forms=QUESTIONS)),
 }
 OF_KEY: dict[str, Refusal | None] = {
     **dict.fromkeys(("tools", "one tool"), _TOOLS_OF_TURN),
@@ -211,6 +219,10 @@ def refusal_of(name: str, held: object, where: Where, format: str) -> Refusal | 
     if name in LABELS and not _is_verdict(held):
         return None
     refusal = REFUSED.get(name) or _by_words(name, held, where, format)
+    if refusal and refusal.what == _JUDGES and format in OF_JUDGED:
+        if _is_score(name, held):
+            return None
+        refusal = _MARGIN if name == "margin" else OF_JUDGED[format]
     if refusal == _WEIGHS and where == "column" and not _is_list(held):
         # 1 changes nothing, and a text is another kind of weight, as in kilograms.
         harmless = 0.0 if _NEGATIVE.intersection(_words_of(name)) else 1.0
@@ -247,7 +259,7 @@ def _by_words(name: str, held: object, where: Where, format: str) -> Refusal | N
         return None  # a count, or a flag
     if where == "key" and kind in OF_KEY:
         return OF_KEY[kind]
-    beside = where == "column" and format in ("messages", "sharegpt")
+    beside = where == "column" and format in ("labelled", "messages", "preference", "sharegpt")
     return _THOUGHTS_BESIDE if "thoughts" in kind and beside else OF_KIND.get(kind)
 
 
@@ -263,6 +275,11 @@ def _says_nothing(kind: str, held: object) -> bool:
 def _is_list(held: object) -> bool:
     """Return whether a value is a list or object, maybe as JSON text."""
     return isinstance(held, (list, dict)) or (isinstance(held, str) and held.lstrip()[:1] in ("[", "{"))
+
+
+def _is_score(name: str, held: object) -> bool:
+    """Return whether a value rates an answer by a number."""
+    return factor_of(held) is not None and bool({"score", "scores", "rating", "reward"}.intersection(_words_of(name)))
 
 
 def _is_prose(held: object) -> bool:

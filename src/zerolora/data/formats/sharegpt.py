@@ -26,7 +26,8 @@ SPEAKERS = {
 }
 
 
-def _turn(turn: Row, filled_in: bool) -> Turn:
+def spoken(turn: Row, filled_in: bool) -> Turn:
+    """Return a message in ShareGPT's form."""
     role, name = role_of(turn, "from", SPEAKERS), turn.name("value")
     if role == CALLING:
         return finished(turn, calling_of(turn, "value"))
@@ -35,7 +36,7 @@ def _turn(turn: Row, filled_in: bool) -> Turn:
 
 
 def _sharegpt(row: Row) -> Example:
-    return conversation(turns_of(row, "conversations", _turn, ("from", "value"), SPEAKERS), row, "conversations")
+    return conversation(turns_of(row, "conversations", spoken, ("from", "value"), SPEAKERS), row, "conversations")
 
 
 FORM = Form(

@@ -1,0 +1,430 @@
+"""Rows of preference data: every form becomes the same pair, and what contradicts itself is refused."""
+
+import json
+import string
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from zerolora.config.schema import Source
+from zerolora.data.example import BadRow, Example
+from zerolora.data.formats import FORMS, detect, parse
+from zerolora.data.formats.judged_answers import transcript
+from zerolora.data.formats.reading import Reading, Seen
+from zerolora.data.source_files import SourceFiles, form_of, other_form
+from zerolora.errors import UserError
+from zerolora.types import RowKind
+
+SYSTEM = {"role": "system", "content": "You add."}
+USER = {"role": "user", "content": "Add 1 and 4."}
+GOOD = {"role": "assistant", "content": "5"}
+BAD = {"role": "assistant", "content": "6"}
+EARLIER = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+FROM = {"user": "human", "assistant": "gpt", "system": "system"}
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+CALL: dict[str, Any] = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": 4}}}
+CALLING = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+
+
+def spoken(message: dict[str, Any]) -> dict[str, Any]:
+    return {"from": FROM[message["role"]], "value": message["content"]}
+
+
+def pair(row: dict[str, Any], reading: Reading | None = None) -> Example:
+    reading = reading or Reading()
+    assert detect(row, reading, "pairs") == "preference"
+    return parse(row, "preference", reading, Seen())
+
+
+def labelled(row: dict[str, Any], reading: Reading | None = None) -> Example:
+    reading = reading or Reading()
+    assert detect(row, reading, "labelled") == "labelled"
+    return parse(row, "labelled", reading, Seen())
+
+
+def refused(row: dict[str, Any], form: str = "preference", reading: Reading | None = None) -> str:
+    with pytest.raises(BadRow) as caught:
+        parse(row, form, reading or Reading())
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+Q, TEXTS = USER["content"], {"chosen": "5", "rejected": "6"}
+PLAIN = Example(messages=[USER, GOOD], rejected=[USER, BAD], prompt=1)
+WITH_SYSTEM = Example(messages=[SYSTEM, USER, GOOD], rejected=[SYSTEM, USER, BAD], prompt=2)
+LONGER = Example(messages=[*EARLIER, USER, GOOD], rejected=[*EARLIER, USER, BAD], prompt=3)
+TALK = "\n\nHuman: Hi\n\nAssistant: Hello\n\nHuman: Add 1 and 4.\n\nAssistant:"
+PAIRS: dict[str, tuple[dict[str, Any], Example]] = {
+    "TRL explicit, texts": ({"prompt": Q, **TEXTS}, PLAIN),
+    "TRL explicit, messages": ({"prompt": [SYSTEM, USER], "chosen": [GOOD], "rejected": [BAD]}, WITH_SYSTEM),
+    "TRL explicit, text and messages": ({"prompt": Q, "chosen": [GOOD], "rejected": [BAD]}, PLAIN),
+    "TRL explicit, messages and texts": ({"prompt": [*EARLIER, USER], **TEXTS}, LONGER),
+    "TRL implicit": ({"chosen": [USER, GOOD], "rejected": [USER, BAD]}, PLAIN),
+    "TRL implicit, several turns": (
+        {"chosen": [*EARLIER, USER, GOOD], "rejected": [*EARLIER, USER, BAD]},
+        LONGER,
+    ),
+    "TRL implicit, begins with an answer": (
+        {"chosen": [EARLIER[1], USER, GOOD], "rejected": [EARLIER[1], USER, BAD]},
+        Example(messages=[EARLIER[1], USER, GOOD], rejected=[EARLIER[1], USER, BAD], prompt=2),
+    ),
+    "hh-rlhf": ({"chosen": f"{TALK} 5", "rejected": f"{TALK} 6"}, LONGER),
+    "hh-rlhf with the prompt of both": ({"prompt": TALK, "chosen": " 5", "rejected": " 6"}, Example(
+        messages=[*EARLIER, USER, {**GOOD, "content": " 5"}], rejected=[*EARLIER, USER, {**BAD, "content": " 6"}],
+        prompt=3,
+    )),
+    "ultrafeedback_binarized": (
+        {
+            "prompt": Q, "prompt_id": "f0e37e9f", "chosen": [USER, GOOD], "rejected": [USER, BAD],
+            "messages": [USER, GOOD], "score_chosen": 8.0, "score_rejected": 6.5,
+        },
+        PLAIN,
+    ),
+    "orpo-dpo-mix": (
+        {"source": "x", "chosen": [*EARLIER, USER, GOOD], "rejected": [*EARLIER, USER, BAD], "prompt": "Hi",
+         "question": "Hi"},
+        LONGER,
+    ),
+    "intel orca": ({"system": "You add.", "question": Q, **TEXTS}, WITH_SYSTEM),
+    "intel orca, no system prompt": ({"system": "", "question": Q, **TEXTS}, PLAIN),
+    "distilabel orca": (
+        {"system": "You add.", "input": Q, **TEXTS, "rating": [9, 8], "status": "unchanged", "chosen_score": 9.0},
+        WITH_SYSTEM,
+    ),
+    "argilla": (
+        {"instruction": Q, "chosen_response": "5", "rejected_response": "6", "chosen_avg_rating": 5.0,
+         "rejected_avg_rating": 2.0},
+        PLAIN,
+    ),
+    "argilla dpo-mix": ({"dataset": "x", "chosen": [USER, GOOD], "rejected": [USER, BAD],
+                         "chosen_rating": 5, "rejected_rating": 3}, PLAIN),
+    "axolotl chat_template.default": ({"messages": [SYSTEM, USER], "chosen": GOOD, "rejected": BAD}, WITH_SYSTEM),
+    "nectar": (
+        {
+            "prompt": "\n\nHuman: Add 1 and 4.\n\nAssistant: ", "turns": 1, "num_responses": 3, "good_natured": True,
+            "answers": [
+                {"answer": "4", "model": "b", "rank": 2.0},
+                {"answer": "6", "model": "c", "rank": 3.0},
+                {"answer": "5", "model": "a", "rank": 1.0},
+            ],
+        },
+        PLAIN,
+    ),
+    "LLaMA-Factory alpaca": (
+        {"instruction": "Add", "input": "1 and 4.", **TEXTS, "system": "You add.", "history": [["Hi", "Hello"]]},
+        Example(
+            messages=[SYSTEM, *EARLIER, {**USER, "content": "Add\n1 and 4."}, GOOD],
+            rejected=[SYSTEM, *EARLIER, {**USER, "content": "Add\n1 and 4."}, BAD], prompt=4, input="1 and 4.",
+        ),
+    ),
+    "LLaMA-Factory sharegpt": (
+        {
+            "conversations": [spoken(each) for each in (*EARLIER, USER)], "chosen": spoken(GOOD),
+            "rejected": spoken(BAD), "tools": "",
+        },
+        LONGER,
+    ),
+    "ms-swift": ({"messages": [*EARLIER, USER, GOOD], "rejected_response": "6"}, LONGER),
+    "ms-swift, two conversations": (
+        {"messages": [*EARLIER, USER, GOOD], "rejected_messages": [*EARLIER, USER, BAD]},
+        LONGER,
+    ),
+    "messages that end with the chosen text": ({"messages": [USER, GOOD], **TEXTS}, PLAIN),
+    "JSON in cells of CSV": (
+        {"prompt": json.dumps([USER]), "chosen": json.dumps(GOOD), "rejected": json.dumps([BAD])},
+        PLAIN,
+    ),
+    "an answer of several messages": (
+        {
+            "prompt": Q, "tools": [TOOL], "chosen": [CALLING, {"role": "tool", "content": "5"}, GOOD],
+            "rejected": [CALLING, {"role": "tool", "content": "6"}, BAD],
+        },
+        Example(
+            messages=[USER, CALLING, {"role": "tool", "content": "5"}, GOOD], tools=[TOOL], prompt=1,
+            rejected=[USER, CALLING, {"role": "tool", "content": "6"}, BAD],
+        ),
+    ),
+    "an answer that is JSON": (
+        {"prompt": Q, "chosen": '{"role": "admin"}', "rejected": '{"role": "user"}'},
+        Example(
+            messages=[USER, {**GOOD, "content": '{"role": "admin"}'}],
+            rejected=[USER, {**GOOD, "content": '{"role": "user"}'}], prompt=1,
+        ),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_pairs_of_every_data_set(name: str) -> None:
+    row, expected = PAIRS[name]
+    assert pair(row) == expected
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_every_field_of_a_pair_can_be_renamed(name: str) -> None:
+    row, expected = PAIRS[name]
+    columns = {field: f"my {field}" for field in FORMS["preference"].fields}
+    renamed = {columns.get(field, field): held for field, held in row.items()}
+    if name == "messages that end with the chosen text":
+        assert "my chosen" in renamed
+    assert pair(renamed, Reading(columns)) == expected
+
+
+def test_orca_reads_the_columns_that_the_config_names() -> None:
+    row = {"query": Q, "better": {"text": "5"}, "worse": "6"}
+    reading = Reading({"prompt": "query", "chosen": "better.text", "rejected": "worse"})
+    assert pair(row, reading) == PLAIN
+
+
+KTO = Example(messages=[USER, GOOD], prompt=1, desirable=True)
+LABELLED: dict[str, tuple[dict[str, Any], Example]] = {
+    "TRL": ({"prompt": Q, "completion": "5", "label": True}, KTO),
+    "TRL, messages": (
+        {"prompt": [SYSTEM, USER], "completion": [BAD], "label": False},
+        Example(messages=[SYSTEM, USER, BAD], prompt=2, desirable=False),
+    ),
+    "messages": (
+        {"messages": [*EARLIER, USER, GOOD], "label": 1},
+        Example(messages=[*EARLIER, USER, GOOD], prompt=3, desirable=True),
+    ),
+    "LLaMA-Factory alpaca": (
+        {"instruction": "Add", "input": "1 and 4.", "output": "6", "kto_tag": False},
+        Example(
+            messages=[{**USER, "content": "Add\n1 and 4."}, BAD], prompt=1, input="1 and 4.", desirable=False,
+        ),
+    ),
+    "LLaMA-Factory sharegpt": (
+        {"conversations": [spoken(USER), spoken(GOOD)], "kto_tag": "true"},
+        KTO,
+    ),
+    "LLaMA-Factory messages": ({"messages": [USER, GOOD], "kto_tag": "Desirable"}, KTO),
+    "intel orca": (
+        {"system": "You add.", "question": Q, "completion": "6", "label": "undesirable"},
+        Example(messages=[SYSTEM, USER, BAD], prompt=2, desirable=False),
+    ),
+    "argilla kto-mix": ({"completion": [USER, GOOD], "label": True, "rating": 5}, KTO),
+    "with a reply that calls tools": (
+        {"messages": [USER, CALLING, {"role": "tool", "content": "5"}, GOOD], "tools": [TOOL], "label": 0},
+        Example(messages=[USER, CALLING, {"role": "tool", "content": "5"}, GOOD], tools=[TOOL], prompt=1,
+                desirable=False),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LABELLED)
+def test_labelled_answers_of_every_data_set(name: str) -> None:
+    row, expected = LABELLED[name]
+    assert labelled(row) == expected
+    columns = {field: f"my {field}" for field in FORMS["labelled"].fields}
+    assert labelled({columns.get(field, field): held for field, held in row.items()}, Reading(columns)) == expected
+
+
+CONTENT = st.text(string.printable, min_size=1, max_size=12).filter(str.strip)
+ROLES = st.sampled_from(["user", "assistant"])
+
+
+@st.composite
+def _conversation(draw: st.DrawFn) -> list[dict[str, str]]:
+    """Return messages that end with a question."""
+    roles = [*draw(st.lists(ROLES, max_size=4)), "user"]
+    return [{"role": role, "content": draw(CONTENT)} for role in roles]
+
+
+@given(_conversation(), CONTENT, CONTENT)
+def test_the_prompt_of_two_conversations_is_their_common_messages(
+    prompt: list[dict[str, str]], good: str, bad: str
+) -> None:
+    """Never common characters: answers may begin alike, or continue each other."""
+    assume(good.split() != bad.split())
+    answers = [[*prompt, {"role": "assistant", "content": text}] for text in (good, bad)]
+    assert pair({"chosen": answers[0], "rejected": answers[1]}) == Example(
+        messages=answers[0], rejected=answers[1], prompt=len(prompt)
+    )
+
+
+@pytest.mark.parametrize(("good", "bad"), [("5", "5 or 6"), ("It is 5.", "It is 6."), ("A", "AB")])
+def test_answers_may_begin_alike(good: str, bad: str) -> None:
+    """The first characters of answers do not become part of the prompt."""
+    example = pair({"chosen": f"{TALK} {good}", "rejected": f"{TALK} {bad}"})
+    assert example.messages is not None and example.rejected is not None and example.prompt == 3
+    assert (example.messages[3:], example.rejected[3:]) == (
+        [{"role": "assistant", "content": good}],
+        [{"role": "assistant", "content": bad}],
+    )
+
+
+SPEECH = CONTENT.filter(lambda text: not any(who in f"\n\n{text}\n\n" for who in ("\n\nHuman:", "\n\nAssistant:")))
+
+
+@given(st.lists(st.tuples(ROLES, SPEECH), max_size=5), SPEECH)
+def test_transcripts_are_read_turn_by_turn(turns: list[tuple[str, str]], first: str) -> None:
+    turns = [("user", first), *turns]
+    assume(not any(text.endswith("\n") or text.startswith("\n") for _, text in turns))
+    text = "".join(f"\n\n{'Human' if role == 'user' else 'Assistant'}: {content}" for role, content in turns)
+    assert [(turn.message["role"], turn.message["content"]) for turn in transcript(text, "chosen")] == turns
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"prompt": Q, "chosen": "5", "rejected": "5"}, "chosen and rejected are equal; remove the row"),
+    ({"chosen": [USER, GOOD], "rejected": [USER, GOOD]}, "chosen and rejected are equal; remove the row"),
+    ({"prompt": Q, "chosen": "a b", "rejected": "a  b\n"}, "chosen and rejected differ only in white space"),
+    ({"chosen": [USER, GOOD], "rejected": [USER, {**GOOD, "content": "5 "}]}, "chosen and rejected differ only in"),
+    ({"prompt": Q, "chosen": " ", "rejected": "6"}, "chosen is empty; fill it in or remove the row"),
+    ({"prompt": Q, "chosen": "5", "rejected": ""}, "rejected is empty"),
+    ({"prompt": Q, "chosen": [], "rejected": [BAD]}, "chosen is empty"),
+    ({"chosen": [USER, {**GOOD, "content": ""}], "rejected": [USER, BAD]}, "chosen[1].content is empty"),
+    ({"chosen": [USER], "rejected": [USER, BAD]}, "chosen has no answer behind the prompt"),
+    ({"chosen": f"{TALK} 5", "rejected": TALK}, "rejected has no answer behind the prompt"),
+    ({"prompt": Q, "chosen": "5"}, "rejected is missing"),
+    ({"prompt": Q, "chosen": "5", "rejected": None}, "rejected is missing"),
+    ({"prompt": Q, "chosen": 5, "rejected": "6"}, "chosen is 5; write a text"),
+    (
+        {"chosen": [USER, GOOD], "rejected": [{**USER, "content": "Add 2."}, BAD]},
+        "chosen and rejected begin with different messages, so they answer different prompts",
+    ),
+    (
+        {"chosen": [*EARLIER, USER, GOOD], "rejected": [*EARLIER, {**USER, "content": "Add 2."}, BAD]},
+        "chosen has a message of the user in its answer, so it answers another prompt",
+    ),
+    ({"prompt": "Add 2.", "chosen": [USER, GOOD], "rejected": [USER, BAD]}, "prompt is not the prompt that chosen and"),
+    ({"prompt": [USER], "chosen": [*EARLIER, GOOD], "rejected": [BAD]}, "chosen does not begin with the prompt"),
+    ({"prompt": Q, "chosen": [GOOD, USER], "rejected": [BAD]}, "chosen has a message of the user in its answer"),
+    (
+        {"prompt": Q, "chosen": [CALLING, {"role": "tool", "content": "5"}], "rejected": "6", "tools": [TOOL]},
+        "chosen ends with a message of tool",
+    ),
+    ({"chosen": "It is 5.", "rejected": "It is 6."}, "chosen is a text, and the row has no prompt"),
+    ({"prompt": EARLIER, "chosen": "5", "rejected": "6"}, "the prompt of chosen ends with an answer"),
+    ({"prompt": Q, **TEXTS, "margin": 0.5}, "margin weighs a pair, and pairs have no weight; remove it"),
+    ({"prompt": Q, **TEXTS, "score_chosen": 6, "score_rejected": 8.5}, "score_rejected is 8.5, more than score_chosen"),
+    ({"prompt": Q, **TEXTS, "chosen_rating": 1, "rejected_rating": 5}, "rejected_rating is 5, more than chosen_rating"),
+    (
+        {"prompt": Q, "chosen": [USER, GOOD], "rejected": [USER, BAD], "messages": [USER, {**GOOD, "content": "7"}]},
+        "messages ends with an answer that is not chosen",
+    ),
+    ({"prompt": "Add 2.", "messages": [USER], **TEXTS}, "prompt is not in messages; keep one of them"),
+    ({"prompt": "a", "question": "b", **TEXTS}, "prompt and question are two questions; keep one"),
+    ({"prompt": Q, "input": "1 and 4", **TEXTS}, "input is '1 and 4', and the prompt and the answers are read from"),
+    ({"prompt": Q, **TEXTS, "chosen_response": "5"}, "chosen and chosen_response are two answers of one kind"),
+    ({"messages": [USER], "conversations": [USER], **TEXTS}, "messages and conversations are two conversations"),
+    (
+        {"prompt": "Write a long poem.", "chosen": "Write a long poem. A", "rejected": "Write a long poem. B"},
+        "chosen and rejected begin with the prompt, which would be read twice",
+    ),
+    ({"prompt": Q, "chosen": [{**GOOD, "weight": 0}], "rejected": [BAD]}, "chosen has weights of turns"),
+    ({"prompt": Q, "chosen": "[{'role': 'user', 'content': 'x'}]", "rejected": "6"}, "chosen is "),
+    ({"prompt": Q, **TEXTS, "images": ["a.png"]}, "images holds images, which are not supported"),
+    (
+        {"prompt": Q, **TEXTS, "reasoning": "One and four."},
+        "reasoning contains thoughts, which belong to one of the",
+    ),
+    ({"prompt": Q, **TEXTS, "weight": 0.5}, "weight weighs a whole row"),
+    ({"prompt": Q, **TEXTS, "label": 0}, "label judges or compares answers, and is not a column of the form"),
+    ({"prompt": Q, "answers": [{"answer": "5", "rank": 1}, {"answer": "6", "rank": 1}]}, "answers have the ranks"),
+    (
+        {"prompt": Q, "answers": [{"answer": "5", "rank": None}]},
+        "answers[0].rank is None; write its rank, 1 = the best",
+    ),
+    ({"system": "You subtract.", "chosen": [SYSTEM, USER, GOOD], "rejected": [SYSTEM, USER, BAD]}, "system and the"),
+    ({"chosen": "\n\nHuman: ", "rejected": "\n\nHuman: "}, "chosen is empty"),
+]
+
+
+@pytest.mark.parametrize(("row", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_pairs_that_contradict_themselves_are_refused(row: dict[str, Any], message: str) -> None:
+    assert refused(row).startswith(message)
+
+
+@pytest.mark.parametrize("key", ["margin", "label", "weight", "images", "input", "score_chosen"])
+def test_a_refused_column_can_be_ignored(key: str) -> None:
+    row = {"prompt": Q, **TEXTS, "score_rejected": 9, "score_chosen": 9, key: 0}
+    if key in ("images", "input"):
+        row[key] = ["x"] if key == "images" else "x"
+    assert f"ignore: [{key}" in refused(row)
+    assert pair(row, Reading(ignored=frozenset({key}))) == PLAIN
+
+
+REFUSED_LABELS: list[tuple[dict[str, Any], str]] = [
+    ({"prompt": Q, "completion": "5"}, "label is missing"),
+    ({"prompt": Q, "completion": "5", "label": None}, "label is missing"),
+    ({"prompt": Q, "completion": "5", "label": "maybe"}, "label is 'maybe'; write true (1, desirable) or false"),
+    ({"prompt": Q, "completion": "5", "label": 0.5}, "label is 0.5; write true"),
+    ({"prompt": Q, "completion": "5", "label": -1}, "label is -1; write true"),
+    ({"prompt": Q, "completion": "5", "label": True, "kto_tag": False}, "label and kto_tag contradict each other"),
+    ({"prompt": Q, "completion": " ", "label": True}, "completion is empty"),
+    ({"completion": "5", "label": True}, "completion has an answer without a prompt"),
+    ({"prompt": Q, "label": True}, "completion is missing"),
+    ({"messages": [USER, GOOD, USER], "label": True}, "messages has no answer behind the prompt"),
+    ({"prompt": "Add 2.", "completion": [USER, GOOD], "label": True}, "prompt is not the prompt that completion"),
+    ({"prompt": Q, "completion": "5", "output": "6", "label": True}, "output is '6', and the prompt and the answers"),
+    ({"prompt": Q, "completion": "5", "label": 1, "rejected": "6"}, "rejected judges or compares answers, and is not"),
+]
+
+
+@pytest.mark.parametrize(("row", "message"), REFUSED_LABELS, ids=[message for _, message in REFUSED_LABELS])
+def test_labelled_answers_that_contradict_themselves_are_refused(row: dict[str, Any], message: str) -> None:
+    assert refused(row, "labelled").startswith(message)
+
+
+# Rows of another kind
+
+
+@pytest.mark.parametrize(
+    ("rows", "row", "message"),
+    [
+        ("texts", {"prompt": Q, **TEXTS}, "or write train.objective: dpo for pairs"),
+        ("texts", {"prompt": Q, "answers": [{"answer": "5", "rank": 1}]}, "write train.objective: dpo, or format: pro"),
+        ("texts", {"completion": [USER, GOOD], "label": True}, "or write train.objective: kto"),
+        ("pairs", {"prompt": Q, "completion": "5"}, "of the form prompt, which has texts to learn"),
+        ("pairs", {"prompt": Q, "completion": "5", "label": True}, "write train.objective: kto"),
+        ("labelled", {"prompt": Q, **TEXTS}, "write train.objective: dpo"),
+        ("labelled", {"text": "x"}, "write train.objective: sft"),
+        ("labelled", {"a": "x"}, "columns: {prompt: question, completion: answer, label: good}"),
+        ("pairs", {"prompt": Q, "chosen": "5"}, "columns: {prompt: question, chosen: better, rejected: worse}"),
+    ],
+)
+def test_rows_of_another_kind_are_refused_with_the_remedy(rows: RowKind, row: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadRow) as caught:
+        detect(row, Reading(), rows)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_sft_on_pairs_names_both_remedies() -> None:
+    row = {"prompt": Q, "chosen": [USER, GOOD], "rejected": [USER, BAD], "messages": [USER, GOOD]}
+    with pytest.raises(BadRow, match=r"columns: \{completion: chosen\}, or write train.objective: dpo for pairs"):
+        parse(row, detect(row, Reading()), Reading())
+    with pytest.raises(BadRow, match=r"keep the rows of good answers alone, or write train.objective: kto"):
+        labels = {"prompt": Q, "completion": "5", "label": False}
+        parse(labels, detect(labels, Reading()), Reading())
+
+
+def test_detection_reads_only_forms_of_the_objective(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"prompt": Q, **TEXTS}) + "\n")
+    source = SourceFiles("rows.jsonl", [file], Source())
+    assert form_of(source, tmp_path, "pairs") == ("preference", f"{file}:1")
+    with pytest.raises(UserError, match="write train.objective: dpo"):
+        form_of(source, tmp_path, "labelled")
+    named = source._replace(settings=Source(format="preference"))
+    assert form_of(named, tmp_path, "pairs") == ("preference", "")
+    with pytest.raises(UserError) as caught:
+        form_of(named, tmp_path)
+    assert str(caught.value) == (
+        "prepare: format of rows.jsonl is preference, which has pairs of answers, for train.objective: dpo, ipo, simpo "
+        "or orpo, but the runs of this data set read texts to learn, for train.objective: sft; write train.objective: "
+        "dpo, or format: prompt, columns: {completion: chosen} and ignore: [rejected] to learn the chosen answers"
+    )
+    with pytest.raises(UserError, match=r"^prepare: format of rows.jsonl is prompt, which has texts.*objective: sft"):
+        form_of(source._replace(settings=Source(format="prompt")), tmp_path, "pairs")
+    assert other_form({"prompt": Q, **TEXTS}, "other", Reading(), "pairs") == "preference"
+    assert other_form({"prompt": Q, **TEXTS}, "prompt", Reading()) == ""
+
+
+def test_the_docs_name_every_data_set_that_is_read() -> None:
+    text = (ROOT / "docs/data.md").read_text().split("\n### Preference data\n")[1].split("\n## ")[0]
+    for field in (*FORMS["preference"].fields, *FORMS["labelled"].fields):
+        assert f"`{field}`" in text, field
