@@ -53,7 +53,7 @@ def prepare(settings: PrepareSettings, model: Path, output: Path, workers: int |
     if not model.is_file():
         raise UserError(f"--model: {model}: is not a file; write the path of the manifest.json of a fetched model")
     sources = sources_of(settings)
-    forms = [form_of(source, Path(settings.path)) for source in sources]
+    forms = [form_of(source, Path(settings.path), settings.rows) for source in sources]
     for source, (form, _) in zip(sources, forms, strict=True):
         fields = (*FORMS[form].fields, *FORMS[form].keys) if form else (*source.settings.columns,)
         if unknown := [field for field in source.settings.columns if field not in fields]:

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zerolora.config.settings import PrepareSettings
+from zerolora.data.answer_tokens import Answers, fitted_answers, hashes, parted, prompts_of
 from zerolora.data.encode import CONTEXT, NOTHING, Encoder, Piece, Tokens, last_answer
 from zerolora.data.example import BadRow, Example
 from zerolora.data.formats import parse
 from zerolora.data.formats.reading import Reading, Seen
-from zerolora.data.judged_answers import Answers, fitted_answers, hashes, parted, prompts_of
 from zerolora.data.prepared_rows import FIELDS, IGNORED, schema
 from zerolora.data.ragged import Ragged
 from zerolora.data.records import Chunk
@@ -181,7 +181,7 @@ class ChunkTokenizer:
                 try:
                     example = parse(value, job.format, job.reading, seen)
                 except BadRow:
-                    if form := other_form(value, job.format, job.reading):
+                    if form := other_form(value, job.format, job.reading, self.kind):
                         others[number] = form
                         raise _of_other_form(job, form) from None
                     raise
