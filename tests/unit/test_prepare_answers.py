@@ -1,0 +1,229 @@
+"""Preference data become tokens: both sequences of a pair have one prompt, no answer is cut, one split has a prompt."""
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from test_prepare import Folder
+
+from zerolora.config.schema import Source
+from zerolora.config.settings import PackSettings, PrepareSettings
+from zerolora.data.mask import Proof
+from zerolora.data.mixture import Index, contradictory, mix
+from zerolora.data.pack import pack_rows
+from zerolora.data.packing_plan import open_plan
+from zerolora.data.prepare import prepare
+from zerolora.data.prepared_rows import IGNORED, SPLITS, open_split, open_table
+from zerolora.errors import UserError
+
+PAIRS = [
+    {"prompt": f"What is {one} + {two}?", "chosen": str(one + two), "rejected": f"It is {one * two}, of course."}
+    for one in range(2, 6)
+    for two in range(3, 8)
+]
+LABELLED = [
+    {"prompt": row["prompt"], "completion": row[side], "label": side == "chosen"}
+    for row in PAIRS
+    for side in ("chosen", "rejected")
+]
+
+
+class Answers(Folder):
+    def of_kind(self, kind: str, rows: Any = None, **changed: Any) -> Path:
+        """Prepare rows that hold `kind`."""
+        if rows is not None:
+            self.write("rows.json", rows)
+        prepare(self.settings(rows=kind, **changed), self.manifest, self.output, 1)
+        return self.output
+
+
+@pytest.fixture
+def folder(tmp_path: Path, tiny_model: Path) -> Answers:
+    return Answers(tmp_path, tiny_model)
+
+
+def texts(folder: Answers, rows: list[dict[str, Any]], name: str) -> dict[str, tuple[list[int], list[int]]]:
+    """Return tokens and labels of prompts with their answers, prepared as conversations, by question."""
+    messages = [
+        {"messages": [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row[name]}]}
+        for row in rows
+    ]
+    data = folder.prepare(messages, split={"validation": 0, "test": 0})
+    result = open_split(data, "train")
+    return {row["prompt"]: (each["input_ids"], each["labels"]) for row, each in zip(rows, result, strict=True)}
+
+
+def test_both_sequences_are_those_of_conversations(folder: Answers) -> None:
+    chosen, rejected = (texts(folder, PAIRS, name) for name in ("chosen", "rejected"))
+    data = folder.of_kind("pairs", PAIRS)
+    rows = [row for split in SPLITS for row in open_split(data, split)]
+    assert len(rows) == len(PAIRS)
+    for row in open_split(data, "test"):
+        question = row["question"]
+        assert (row["input_ids"], row["labels"]) == chosen[question]
+        assert (row["rejected_input_ids"], row["rejected_labels"]) == rejected[question]
+        (pair,) = [pair for pair in PAIRS if pair["prompt"] == question]
+        assert (row["expected"], row["rejected"]) == (pair["chosen"], pair["rejected"])
+        assert row["labels"][: row["prompt"]] == [IGNORED] * row["prompt"]
+        assert row["labels"][row["prompt"]] != IGNORED
+    for row in rows:
+        sides = [(row[f"{side}input_ids"], row[f"{side}labels"]) for side in ("", "rejected_")]
+        assert row["length"] == sum(len(ids) for ids, _ in sides)
+        counts = [sum(label != IGNORED for label in labels) for _, labels in sides]
+        assert (row["supervised"], row["chosen_supervised"]) == (sum(counts), counts[0])
+    proof = json.loads((data / "mask.json").read_text())
+    assert proof["rows_with_two_prompts"] == proof["rows_with_wrong_counts"] == 0
+    assert proof["roles"]["assistant"]["supervised_turns"] == 2 * len(PAIRS)
+    assert proof["supervised_tokens"] == sum(row["supervised"] for row in rows)
+    page = (data / "mask.html").read_text()
+    assert "chosen:" in page and "rejected:" in page
+
+
+def test_labelled_rows_have_label_and_prompt(folder: Answers) -> None:
+    data = folder.of_kind("labelled", LABELLED, split={"validation": 4, "test": 4})
+    prompts = defaultdict(set)
+    for split in SPLITS:
+        for row in open_split(data, split):
+            prompts[row["prompt_hash"]].add((tuple(row["input_ids"][: row["prompt"]]), split))
+            assert row["labels"][row["prompt"] - 1] == IGNORED != row["labels"][row["prompt"]]
+    assert len(prompts) == len(PAIRS)
+    assert all(len(each) == 1 for each in prompts.values())  # one prompt, in one split
+    held_out = {(row["expected"], row["desirable"]) for row in open_split(data, "test")}
+    assert held_out <= {(row["completion"], int(row["label"])) for row in LABELLED}
+
+
+def test_only_prompts_are_cut_and_alike(folder: Answers) -> None:
+    whole = open_split(folder.of_kind("pairs", PAIRS, split={"validation": 0, "test": 0}), "train")[:]
+    longest = max(max(map(len, whole[name])) for name in ("input_ids", "rejected_input_ids"))
+    with pytest.raises(UserError, match=r"rows\.json:\d+: has \d+ tokens, max_length is .* truncate_left, which"):
+        folder.of_kind("pairs", max_length=longest - 3, split={"validation": 0, "test": 0})
+    data = folder.of_kind("pairs", max_length=longest - 3, too_long="truncate_left", split={"validation": 0, "test": 0})
+    cut = open_split(data, "train")[:]
+    assert json.loads((data / "stats.json").read_text())["truncated_rows"] > 0
+    for number in range(len(PAIRS)):
+        removed = {
+            len(whole[f"{side}input_ids"][number]) - len(cut[f"{side}input_ids"][number]) for side in ("", "rejected_")
+        }
+        assert len(removed) == 1
+        for side in ("", "rejected_"):
+            before, after = (
+                [part[f"{side}{name}"][number] for name in ("input_ids", "labels")] for part in (whole, cut)
+            )
+            assert len(after[0]) <= longest - 3
+            assert [label for label in after[1] if label != IGNORED] == [x for x in before[1] if x != IGNORED]
+            assert after[0][-10:] == before[0][-10:]
+
+
+@pytest.mark.parametrize("policy", ["drop", "truncate_left"])
+def test_long_answer_drops_the_row(folder: Answers, policy: str) -> None:
+    rows = [*PAIRS, {"prompt": "Why?", "chosen": "Because.", "rejected": "It is so. " * 30}]
+    data = folder.of_kind("pairs", rows, too_long=policy)
+    (dropped,) = [json.loads(line) for line in (data / "dropped.jsonl").read_text().splitlines()]
+    assert dropped["kind"] == "too_long" and dropped["row"]["prompt"] == "Why?"
+    assert policy == "drop" or "an answer is never cut" in dropped["reason"]
+
+
+def test_answer_and_prompt_have_limits_of_their_own(folder: Answers) -> None:
+    options: dict[str, Any] = {"too_long": "truncate_left", "split": {"validation": 0, "test": 0}}
+    cut = open_split(folder.of_kind("pairs", PAIRS, **options, max_prompt_length=12), "train")
+    for row in cut:
+        assert [label != IGNORED for label in row["labels"]].index(True) <= 12
+    data = folder.of_kind("pairs", **options, max_answer_length=20)
+    reasons = [json.loads(line)["reason"] for line in (data / "dropped.jsonl").read_text().splitlines()]
+    assert reasons and all("max_answer_length is 20" in reason for reason in reasons)
+
+
+def test_equal_and_contradictory_rows_are_named(folder: Answers, caplog: pytest.LogCaptureFixture) -> None:
+    first = PAIRS[0]
+    swapped = {**first, "chosen": first["rejected"], "rejected": first["chosen"]}
+    data = folder.of_kind("pairs", [*PAIRS, swapped, first], split={"validation": 0, "test": 0})
+    stats = json.loads((data / "stats.json").read_text())
+    assert (stats["contradictory_rows"], stats["duplicate_rows"]) == (3, 1)
+    said = "3 rows contradict another one, which has the same answers the other way round; the first asks"
+    assert f"{said} '{first['prompt']}'" in caplog.text
+    labelled = [*LABELLED, {**LABELLED[0], "label": not LABELLED[0]["label"]}]
+    data = folder.of_kind("labelled", labelled, split={"validation": 0, "test": 0})
+    assert json.loads((data / "stats.json").read_text())["contradictory_rows"] == 2
+
+
+@pytest.mark.parametrize(
+    ("rows", "kind", "said"),
+    [(PAIRS, "texts", "train.objective: dpo"), (LABELLED, "texts", "train.objective: kto"), (LABELLED, "pairs", "")],
+)
+def test_rows_of_another_kind_are_refused(folder: Answers, rows: Any, kind: str, said: str) -> None:
+    folder.write("rows.json", rows)
+    with pytest.raises(UserError) as error:
+        folder.of_kind(kind)
+    lines = str(error.value).splitlines()
+    assert all(said in line for line in lines[:5]), lines
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 30)), min_size=12, max_size=40),
+    st.integers(0, 4),
+    st.integers(0, 4),
+    st.integers(0, 9),
+)
+@hypothesis_settings(max_examples=200, deadline=None)
+def test_a_prompt_is_in_one_split(rows: list[tuple[int, int]], validation: int, test: int, seed: int) -> None:
+    prompts, answers = (np.array(column, np.uint64) for column in zip(*rows, strict=True))
+    index = Index(
+        np.zeros(len(rows), np.int16), prompts * np.uint64(100) + answers, prompts, answers + np.uint64(10**6)
+    )
+    folder_settings = {"model": "m", "path": "p", "split": {"validation": validation, "test": test}, "seed": seed}
+    try:
+        mixture = mix(index, PrepareSettings.model_validate(folder_settings), [Source()])
+    except UserError as error:
+        assert "prompts" in str(error) or "no row is left" in str(error)
+        return
+    parts = [np.flatnonzero(mixture.times), mixture.validation, mixture.test]
+    assert sorted(np.concatenate(parts).tolist()) == list(range(len(rows)))
+    assert len(mixture.validation) >= validation and len(mixture.test) >= test
+    of_prompts = [{int(prompts[number]) for number in part} for part in parts]
+    assert sum(map(len, of_prompts)) == len(set().union(*of_prompts))
+
+
+def test_contradiction_is_a_row_of_another() -> None:
+    ids = np.array([1, 2, 3], np.uint64)
+    assert contradictory(Index(np.zeros(3, np.int16), ids, ids, np.array([9, 3, 2], np.uint64))).tolist() == [1, 2]
+
+
+def test_proof_sees_a_wrong_prompt_and_wrong_counts(folder: Answers) -> None:
+    table = open_table(folder.of_kind("pairs", PAIRS), "train")
+    (batch, *_) = table.combine_chunks().to_batches()
+    ids = batch["rejected_input_ids"].to_pylist()
+    ids[0][1] += 1
+    names = batch.schema.names
+    for name, values, rule in (
+        ("rejected_input_ids", ids, "rows with two prompts: 1"),
+        ("chosen_supervised", [0, *batch["chosen_supervised"].to_pylist()[1:]], "rows with wrong counts: 1"),
+    ):
+        changed = batch.set_column(names.index(name), name, pyarrow.array(values, batch.schema.field(name).type))
+        proof = Proof()
+        proof.look(changed)
+        with pytest.raises(UserError, match=rule):
+            proof.check()
+
+
+def test_a_pair_is_one_row_of_a_packed_row(folder: Answers) -> None:
+    data = folder.of_kind("pairs", PAIRS)
+    rows = open_split(data, "train")
+    capacity = 2 * max(rows["length"])
+    pack_rows(PackSettings(packing=True, capacity=capacity), data, folder.path / "packed")
+    plan = open_plan(folder.path / "packed/train.arrow")
+    lengths = np.array(rows["length"])
+    assert np.add.reduceat(lengths[plan.members], plan.starts[:-1]).max() <= capacity
+    pack_rows(PackSettings(packing=False, capacity=None), data, folder.path / "single")
+    stats = json.loads((folder.path / "single/stats.json").read_text())
+    sides = [[len(ids) for ids in rows[name]] for name in ("input_ids", "rejected_input_ids")]
+    splits = [open_split(data, "validation")]
+    both = [2 * max(pair) for pair in zip(*sides, strict=True)]
+    both += [2 * max(len(row["input_ids"]), len(row["rejected_input_ids"])) for split in splits for row in split]
+    assert stats["longest_packed_row"] == max(both)
