@@ -121,7 +121,7 @@ NEUTRAL: list[Change] = [
 def test_remarks_formatting_and_messages_change_no_fingerprint(copy: Copy) -> None:
     changed = copy.changed_by(*NEUTRAL)
     assert not changed, [change for change in NEUTRAL if copy.changed_by(change)]
-    assert copy.changed_by(("src/zerolora/config/schema.py", '"""Peak learning rate."""', '"""A rate."""')) <= {
+    assert copy.changed_by(("src/zerolora/config/schema.py", '"""Decoupled weight decay."""', '"""A rate."""')) <= {
         "resolve"
     }
 

@@ -144,7 +144,7 @@ ESTIMATE = (
             *("nodes", "ranks_per_node", "global_batch", "micro_batch", "sequence_parallel", "precision", "attention"),
             *("kernels", "compile"),
             *("activation_checkpointing", "activation_offload", "validation_steps", "keep", "keep_checkpoints"),
-            *("method", "objective", "optimizer"),
+            *("method", "objective", "optimizer", "orpo.prompt_loss"),
             *MethodSections.model_fields,
         )
     ),

@@ -100,7 +100,7 @@ TARGETS = ("compressed_tensors", "gguf", "gguf_adapter", "ollama", "torchao", "v
 METHODS = ("dora", "full", "ia3", "lora", "qdora", "qlora", "vera")
 """Methods of training."""
 
-OBJECTIVES = ("sft",)
+OBJECTIVES = ("sft", "dpo", "ipo", "simpo", "orpo", "kto")
 """Objectives of training."""
 
 OPTIMIZERS = (

@@ -20,6 +20,7 @@ from zerolora.config.code import Codes
 from zerolora.config.compared import compared
 from zerolora.config.grids import SHARED_STAGES
 from zerolora.config.method_sections import MethodSections
+from zerolora.config.objective_sections import ObjectiveSections
 from zerolora.config.run_objectives import needs_reference, row_kinds
 from zerolora.config.schema import Config, Fetch, Hardware, RunSections
 from zerolora.config.section import Section
@@ -274,6 +275,7 @@ def stages_of(config: Config, run: str) -> RunSettings:
         "kernels": "off" if train.kernels == "auto" and (hardware.device == "cpu" or train.compile) else train.kernels,
         "keeps_best": train.validation_steps is not None and train.keep == "best",
         "method": stages.MethodSettings(name=train.method, settings=_costly(TRAINABLE[train.method].of(train))),
+        "objective_settings": _of_objective(train, costly=True),
         "added_tokens": len(data.add_special_tokens) + len(data.add_tokens) if data else 0,
     }
     capacity = settings.pack.capacity or (data.max_length if data else None)
@@ -312,6 +314,7 @@ def stages_of(config: Config, run: str) -> RunSettings:
             **settings.report.model_dump(),
             strategy=settings.render.strategy,
             objective=train.objective,
+            objective_settings=_of_objective(train),
             fail_if=config.evaluate.fail_if,
             tasks=sorted([*config.tasks.rows, *config.tasks.harness]),
             split=evaluation["split"] if evaluation["enabled"] or not config.evaluate.enabled else "none",
@@ -322,10 +325,12 @@ def stages_of(config: Config, run: str) -> RunSettings:
 
 def _training(train: schema.Train) -> dict[str, Any]:
     """Return the settings of `train`, with defaults that depend on other keys written out, and the sections of unused
-    methods at their defaults, so that neither changes a run."""
+    methods and objectives at their defaults, so that neither changes a run."""
     unused = {name for method in TRAINABLE.values() for name in method.sections} - {*TRAINABLE[train.method].sections}
+    unused |= ObjectiveSections.model_fields.keys() - {train.objective}
     fields = schema.TrainSection.model_fields
     values = {key: fields[key].default if key in unused else value for key, value in train if key in fields}
+    values["learning_rate"] = peak_learning_rate(train)
     optimizer = OPTIMIZERS[train.optimizer]
     if train.betas is None and optimizer.betas is not None:
         values["betas"] = list(optimizer.betas)
@@ -344,6 +349,22 @@ def _reference(train: schema.Train, memory: Mapping[str, Any]) -> stages.Referen
         quantization=train.quantization if TRAINABLE[train.method].quantizes() else None,
         from_adapter=train.from_adapter,
     )
+
+
+def peak_learning_rate(train: schema.Train) -> float:
+    """Return train.learning_rate, by default that of the objective."""
+    return OBJECTIVES[train.objective].learning_rate if train.learning_rate is None else train.learning_rate
+
+
+def _of_objective(train: schema.Train, costly: bool = False) -> dict[str, Any]:
+    """Return the settings of the run's objective that are not at their defaults; with `costly`, of those only the ones
+    that memory or time depend on."""
+    section = getattr(train, train.objective, None)
+    if section is None:
+        return {}
+    names = OBJECTIVES[train.objective].costly if costly else type(section).model_fields
+    defaults = {name: field.default for name, field in type(section).model_fields.items()}
+    return {name: value for name, value in section if name in names and value != defaults[name]}
 
 
 def _costly(method: "Method") -> dict[str, Any]:

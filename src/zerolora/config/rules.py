@@ -13,6 +13,7 @@ from zerolora.config.method_sections import DEFAULT_INIT, Quantization
 from zerolora.config.resolve import (
     device_precision,
     models_by_source,
+    peak_learning_rate,
     run_sections,
     stages_of,
     user_config,
@@ -407,6 +408,7 @@ def _impossible_in(config: Config, run: str) -> Iterable[Mistake]:
         _impossible_validation(settings.train, data),
         _impossible_kernels(settings),
         _impossible_method(settings.train, data),
+        _impossible_objective(settings.train),
         _impossible_merge(settings),
         _impossible_strategy(config, run, settings),
         _impossible_optimizer(settings.train),
@@ -492,6 +494,26 @@ def _impossible_method(train: Train, data: Prepare | None) -> Iterable[RunMistak
         yield "train.method", f"{text} (add_special_tokens, add_tokens); write lora, dora, qlora, qdora or full"
 
 
+def _impossible_objective(train: Train) -> Iterable[RunMistake]:
+    if OBJECTIVES[train.objective].reference:
+        noise = "would be compared with a reference that nothing is drawn for"
+        for section in TRAINABLE[train.method].sections:
+            if dropout := getattr(getattr(train, section), "dropout", 0):
+                text = f"{dropout} with objective {train.objective}, whose answers {noise}"
+                yield f"train.{section}.dropout", f"{text}; write 0.0"
+        if train.neftune_alpha:
+            text = f"{train.neftune_alpha} with objective {train.objective}, whose answers {noise}"
+            yield "train.neftune_alpha", f"{text}; write 0.0"
+    if train.objective == "dpo":
+        robust, share = train.dpo.loss == "robust", train.dpo.label_smoothing
+        if robust and not share:
+            text = "0.0 with loss robust, which needs the share of wrong labels; write a value between 0 and 0.5"
+            yield "train.dpo.label_smoothing", f"{text}, e.g. 0.1, or loss: sigmoid"
+        elif share and not robust:
+            text = f"{share} with loss {train.dpo.loss}, which has none; write 0.0, or loss: robust"
+            yield "train.dpo.label_smoothing", text
+
+
 def _impossible_merge(settings: RunSections) -> Iterable[RunMistake]:
     if settings.merge.base == "dequantized" and not TRAINABLE[settings.train.method].quantizes():
         text = f"dequantized with method {settings.train.method}, which quantizes nothing"
@@ -551,7 +573,7 @@ def _impossible_optimizer(train: Train) -> Iterable[RunMistake]:
     steps, share = train.warmup_steps, train.warmup_ratio
     if steps is not None and share is not None:
         yield "train.warmup_steps", "conflicts with warmup_ratio; write one of the two"
-    if fault := SCHEDULES[schedule].fault(options, train.learning_rate):
+    if fault := SCHEDULES[schedule].fault(options, peak_learning_rate(train)):
         yield "train.schedule_options", fault
     elif (
         train.max_steps

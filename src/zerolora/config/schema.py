@@ -21,6 +21,7 @@ from pydantic_core import CoreSchema
 
 from zerolora.config.grids import Shared, combinations, mistakes, nested, part_of, shared_names
 from zerolora.config.method_sections import MethodSections
+from zerolora.config.objective_sections import ObjectiveSections
 from zerolora.config.section import Positive, Section, Text
 from zerolora.config.studies import StopAbove, Study, run_of
 from zerolora.config.target_sections import ExportSections
@@ -349,13 +350,14 @@ class Render(Section):
     predicted to fit; or your own DeepSpeed JSON, e.g. config/deepspeed/mine.json."""
 
 
-class TrainSection(MethodSections):
+class TrainSection(MethodSections, ObjectiveSections):
     """Training, without the keys that `render` decides."""
 
     method: MethodName = "lora"
     """Training method (docs/methods.md): lora, dora, qlora, qdora, ia3, vera, or full for all weights."""
     objective: ObjectiveName = "sft"
-    """Training objective (docs/training.md): sft = next-token loss on the supervised tokens."""
+    """Training objective (docs/training.md): sft = next-token loss on the supervised tokens; dpo, ipo, simpo and orpo
+    compare a chosen with a rejected answer; kto learns from answers that are each desirable or not."""
     from_adapter: Text | None = None
     """Adapter directory to continue training from: results/<run>/adapter of another run, resources/adapters/<name> of
     fetch.adapter, or your own. Required for runs in `continued`, not allowed in others."""
@@ -379,8 +381,6 @@ class TrainSection(MethodSections):
     """Number of passes over the training rows, e.g. 3, or 0.5 for half of them."""
     max_steps: Positive | None = None
     """Stop after this many optimizer steps."""
-    learning_rate: Annotated[float, Field(gt=0)] = 1e-4
-    """Peak learning rate."""
     optimizer: OptimizerName = "adamw"
     """Optimizer; docs/optimizers.md lists their costs and requirements."""
     betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] | None = None
@@ -427,6 +427,8 @@ class TrainSection(MethodSections):
 class Train(TrainSection):
     """Training with DeepSpeed, DDP or FSDP."""
 
+    learning_rate: Annotated[float, Field(gt=0)] | None = None
+    """Peak learning rate. Default: 1e-4 for sft, 5e-5 for orpo, 5e-6 for dpo, ipo, simpo and kto."""
     micro_batch: Positive | Literal["auto"] = "auto"
     """Packed rows per forward pass of one rank; auto = the fastest predicted to fit. Gradient accumulation is
     global_batch / (micro_batch x ranks / sequence_parallel)."""

@@ -99,6 +99,8 @@ class EstimateSettings(Section):
     """Number of recent checkpoints to keep, in addition to the best."""
     method: MethodSettings
     objective: ObjectiveName = "sft"
+    objective_settings: dict[str, Any] = Field(default_factory=dict)
+    """Those that affect memory or time and are not at their defaults."""
     optimizer: OptimizerName = "adamw"
     added_tokens: int = 0
     """Tokens that the data set adds to the tokenizer."""
@@ -203,6 +205,8 @@ class TrainSettings(schema.TrainSection):
     """Settings of `train`, without those that `render` decides (`TrainingChoice`)."""
 
     device: Device
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-4
+    """Peak learning rate."""
 
 
 class TrainingPlan(TrainSettings, TrainingChoice):
@@ -279,6 +283,8 @@ class ReportSettings(schema.Report):
 
     strategy: str
     objective: ObjectiveName = "sft"
+    objective_settings: dict[str, Any] = Field(default_factory=dict)
+    """Those that are not at their defaults."""
     fail_if: str | None = None
     """Condition under which the run fails; the page shows the result."""
     tasks: list[str] = Field(default_factory=list)

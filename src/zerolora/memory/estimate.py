@@ -77,6 +77,7 @@ def training_spec(model: ModelSpec, settings: EstimateSettings, rows: RowStatist
     Raises UserError if ranks cannot share rows of the model.
     """
     check_sharing(model, settings.sequence_parallel, world_size(settings), "train.sequence_parallel")
+    objective = OBJECTIVES[settings.objective].configured(settings.objective_settings)
     micro_batch = settings.micro_batch or 1
     on_cpu, longest = settings.device == "cpu", rows.longest_packed_row
     return TrainingSpec(
@@ -93,17 +94,17 @@ def training_spec(model: ModelSpec, settings: EstimateSettings, rows: RowStatist
         attention=open_attentions(model, settings)[0],
         precision=settings.precision,
         kernels=fused_kernels.used(settings.kernels, settings.device, model.family, model.activation),
-        masked=masked(rows, micro_batch),
+        masked=masked(rows, micro_batch * len(objective.texts)),
         # Training may have to compute all logits of an unknown family at once (train/isolation.py).
         loss="fused" if model.counted == "config.json" else "full",
-        logits=rows.most_supervised,
+        logits=0 if objective.every_token else rows.most_supervised,
         on_cpu=on_cpu,
         keeps_best=settings.keeps_best,
         keep_checkpoints=settings.keep_checkpoints,
         reserve=settings.reserve,
         sequence_parallel=settings.sequence_parallel,
         capability=settings.compute_capability,
-        objective=OBJECTIVES[settings.objective],
+        objective=objective,
         optimizer=OPTIMIZERS[settings.optimizer],
     )
 

@@ -123,7 +123,7 @@ def open_specs(planning: Planning) -> Iterator[TrainingSpec]:
             accumulation=per_rank // micro_batch,
             activation_checkpointing=checkpointing,
             attention=kind,
-            masked=masked(planning.rows, micro_batch),
+            masked=masked(planning.rows, micro_batch * len(base.objective.texts)),
         )
         for sizes in [user.buckets] if user else open_buckets(model, spec, planning.hardware):
             yield replace(spec, buckets=sizes)

@@ -61,7 +61,7 @@ def report(
         "train": read_json(metrics / "train_resources.json", "zerolora train"),
     }
     trained = read_json(metrics / "train.json", "zerolora train")
-    objective = OBJECTIVES[settings.objective]
+    objective = OBJECTIVES[settings.objective].configured(settings.objective_settings)
     estimate = read_json(estimate_file, "zerolora estimate")
     render = read_json(reasons, "zerolora render")
     adapter = read_json(results / "adapter" / MANIFEST, "zerolora train")

@@ -1,5 +1,6 @@
 """The packed rows of each rank in each step, and the tensors of a micro-batch."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from zerolora.machine.devices import moved
 from zerolora.model.padded_lengths import padded
 from zerolora.train.common_prefix import Branches, Group, grouped, worthwhile
 from zerolora.train.objectives import OBJECTIVES
-from zerolora.train.objectives.objective import Objective, Sequence
+from zerolora.train.objectives.objective import MARK, Objective, Sequence, token_counts
 from zerolora.train.order import assign, global_batches, spread
 from zerolora.train.sequence_parallel import sequence
 
@@ -26,12 +27,17 @@ Units = dict[str, int]
 class Batches:
     """The packed rows of every optimizer step; their order depends only on seed and global batch (order.py)."""
 
-    def __init__(self, rows: Any, packing: PackingPlan, plan: TrainingPlan, rank: int, world: int) -> None:
+    def __init__(
+        self, rows: Any, packing: PackingPlan, plan: TrainingPlan, rank: int, world: int, packed: bool = True
+    ) -> None:
         """`rows` is a split of the data, packed by `packing`; `rank` is one of the `world` ranks that do not share
-        rows. Raises UserError if rows and packing do not match, are fewer than a global batch, or lack a column that
-        the objective reads."""
+        rows; `packed`: sequences may share a packed row.
+
+        Raises UserError if rows and packing do not match, are fewer than a global batch, or lack a column that the
+        objective reads.
+        """
         self.rows, self.packing, self.rank, self.world = rows, packing, rank, world
-        self.objective = OBJECTIVES[plan.objective]
+        self.objective = OBJECTIVES[plan.objective].of(plan)
         self.micro_batch = plan.micro_batch
         if len(packing.members) != len(rows):
             raise UserError(
@@ -44,12 +50,15 @@ class Batches:
                 "prepared rows have no such column; write another objective"
             )
         length, supervised, source = (_column(rows, name) for name in ("length", "supervised", "source"))
-        self.tokens, self.work = _sums(length, packing), _sums(length**2, packing)
+        sequences = _lengths(rows, self.objective)
+        self.tokens, self.work = _sums(length, packing), _sums((sequences**2).sum(0), packing)
+        # Alone, each sequence of a row is padded to the longest.
+        self._computed = self.tokens if packed else _sums(sequences.max(0) * len(sequences), packing)
         # The first token of a row is never predicted, so prepare has not counted it either.
         self._supervised = _sums(supervised, packing)
         self._units = _units(rows, packing, self.objective)
         # Memory depends on the tokens of a packed row, not on attention.
-        largest = int(np.lexsort((self.work, self.tokens))[-1])
+        largest = int(np.lexsort((self.work, self._computed))[-1])
         self.order = global_batches(self.work, plan.seed, plan.global_batch, plan.epochs, largest)
         if len(self.order) == 0:
             raise UserError(
@@ -63,11 +72,15 @@ class Batches:
         column = self.objective.units[next(iter(self.objective.terms.values()))]
         self._items = _column(rows, column) if column else np.ones(len(rows), np.int64)
 
-    def at(self, step: int) -> tuple[list[list[PackedRow]], Units]:
-        """Return this rank's micro-batches of a step, and the units of the whole global batch."""
+    def at(self, step: int, before: bool = False) -> tuple[list[list[PackedRow]], Units]:
+        """Return this rank's micro-batches of a step, and the units of the whole global batch. With `before` they are
+        those of the pass before the step."""
         batch = self.order[step]
         micro_batches = [
-            [packed_row(self.rows, self.packing, n, self.objective) for n in batch[positions[self.rank]].tolist()]
+            [
+                packed_row(self.rows, self.packing, number, self.objective, before)
+                for number in batch[positions[self.rank]].tolist()
+            ]
             for positions in assign(self.work[batch], self.world, self.micro_batch)
         ]
         return micro_batches, {name: int(counts[batch].sum()) for name, counts in self._units.items()}
@@ -106,7 +119,7 @@ class Batches:
             assigned = assign(self.work[batch], self.world, self.micro_batch)
             spreads["tokens"].append(spread(self.tokens[batch], assigned))
             spreads["attention"].append(spread(self.work[batch], assigned))
-            longest = self.tokens[batch][assigned].max(2)
+            longest = self._computed[batch][assigned].max(2)
             computed += (longest + -longest % sequence.size).sum() * self.micro_batch
         result = {"padding_share": 1 - self.tokens_until(self.steps) / computed}
         for name, values in spreads.items():
@@ -142,7 +155,10 @@ class Feed:
     def at(self, step: int) -> tuple[list[list[PackedRow]], Units]:
         """Return this rank's micro-batches of a step, and the units of the whole global batch."""
         if self._step is None or self._step[0] != step:
-            self._step = step, *self.batches.at(step)
+            micro_batches, units = self.batches.at(step)
+            if not self.packing:
+                micro_batches = [single(packed_rows) for packed_rows in micro_batches]
+            self._step = step, micro_batches, units
         return self._step[1:]
 
     def collated(self, packed_rows: list[PackedRow]) -> dict[str, Any]:
@@ -168,12 +184,39 @@ def units_of(rows: Any, packing: PackingPlan, objective: Objective) -> Units:
     return {name: int(counts.sum()) for name, counts in _units(rows, packing, objective).items()}
 
 
-def packed_row(rows: Any, packing: PackingPlan, number: int, objective: Objective) -> PackedRow:
-    """Return the sequences of packed row `number`."""
-    columns = rows[packing.members[packing.starts[number] : packing.starts[number + 1]].tolist()]
-    names = (*objective.columns, "source", *objective.numbers)
-    members = zip(*(columns[name] for name in names), strict=True)
-    return [each for values in members for each in objective.sequences(dict(zip(names, values, strict=True)))]
+def prepared(rows: Any, objective: Objective) -> Any:
+    """Return a prepared split with the columns that the objective derives from its own."""
+    for name, values in objective.derived(rows).items():
+        rows = rows.add_column(name, values)
+    return rows
+
+
+def packed_row(rows: Any, packing: PackingPlan, number: int, objective: Objective, before: bool = False) -> PackedRow:
+    """Return the sequences of packed row `number`; with `before`, those of the pass before a step."""
+    members = packing.members[packing.starts[number] : packing.starts[number + 1]].tolist()
+    names = [*objective.columns, "source", *objective.numbers]
+    if not before:
+        return [each for row in _members(rows, members, names) for each in objective.sequences(row)]
+    names += objective.before_columns
+    if objective.other_row:
+        of_members = list(_members(rows, members, [*names, objective.other_row]))
+        others = _members(rows, [row[objective.other_row] for row in of_members], names)
+        of_members = [row | {objective.other_row: other} for row, other in zip(of_members, others, strict=True)]
+    else:
+        of_members = list(_members(rows, members, names))
+    return [each for row in of_members for each in objective.sequences_before(row)]
+
+
+def _members(rows: Any, numbers: list[int], names: list[str]) -> Iterator[Sequence]:
+    """Yield some rows with some of their columns."""
+    columns = rows[numbers]
+    for values in zip(*(columns[name] for name in names), strict=True):
+        yield dict(zip(names, values, strict=True))
+
+
+def single(packed_rows: list[PackedRow]) -> list[PackedRow]:
+    """Return each sequence as a packed row of its own."""
+    return [[each] for packed in packed_rows for each in packed]
 
 
 class Padding:
@@ -195,12 +238,12 @@ def collate(
 
     input_ids: [packed rows, longest]. [supervised tokens] each: `supervised`, the positions in the flattened batch that
     predict supervised tokens; `targets`, those tokens; `sequence`, their sequence's number; `source`, their data
-    source. [sequences] each: `sources`, and the objective's `numbers`. `lengths`: for attention row by row
-    (attention.py).
+    source; and `mark`, if sequences have it. [sequences] each: `sources`, and the objective's `numbers`. `lengths`: for
+    attention row by row (attention.py).
 
-    Without packing attention_mask marks the padding. With packing there is none, since models would let tokens attend
-    across rows; position_ids that restart at every row, and at the padding, separate them, and the first token of a row
-    is never a target.
+    Without packing every sequence has a row of its own, and attention_mask marks the padding. With packing there is
+    none, since models would let tokens attend across rows; position_ids that restart at every row, and at the padding,
+    separate them, and the first token of a row is never a target.
 
     Their length is a multiple of padding.step. Where ranks share rows, the batch is this rank's part of the tokens: the
     longest is a multiple of their number, and position_ids are always present, since a part of a row does not show its
@@ -211,12 +254,14 @@ def collate(
         tokens = [row["input_ids"] for row in rows]
         if worthwhile(tokens, groups := grouped(tokens)):
             return joined(rows, groups, device)
+    packing = packing or sequence.size > 1
+    packed_rows = packed_rows if packing else single(packed_rows)
     longest = max(sum(len(row["input_ids"]) for row in packed) for packed in packed_rows)
     longest = padded(longest, padding.step)
     longest += -longest % sequence.size
     shape = (len(packed_rows), longest)
-    packing = packing or sequence.size > 1
-    names = ("input_ids", "labels", "sequence", "position_ids" if packing else "attention_mask")
+    marks = (MARK,) if MARK in packed_rows[0][0] else ()
+    names = ("input_ids", "labels", "sequence", *marks, "position_ids" if packing else "attention_mask")
     batch: dict[str, Any] = {name: np.zeros(shape, dtype=np.int64) for name in names}
     batch["labels"].fill(IGNORED)
     of_rows, sources, count = [], [row["source"] for packed in packed_rows for row in packed], 0
@@ -227,6 +272,8 @@ def collate(
             batch["input_ids"][index, start:end] = row["input_ids"]
             batch["labels"][index, start + 1 : end] = row["labels"][1:]
             batch["sequence"][index, start:end] = count
+            for name in marks:
+                batch[name][index, start:end] = row[name]
             if packing:
                 batch["position_ids"][index, start:end] = np.arange(end - start)
             else:
@@ -236,13 +283,13 @@ def collate(
             batch["position_ids"][index, start:] = np.arange(longest - start)
         of_rows.append([len(row["input_ids"]) for row in packed] + [longest - start] * (start < longest))
     # By the position that predicts them; first tokens are never targets, so nothing leaves its packed row.
-    labels, sequences = np.roll(batch.pop("labels"), -1), np.roll(batch.pop("sequence"), -1)
+    targets = {name: np.roll(batch.pop(name), -1) for name in ("labels", "sequence", *marks)}
     if sequence.size > 1:
         batch = {name: np.ascontiguousarray(sequence.own_part(values)) for name, values in batch.items()}
-        labels, sequences = sequence.own_part(labels), sequence.own_part(sequences)
-    labels, sequences = labels.ravel(), sequences.ravel()
-    supervised = np.flatnonzero(labels != IGNORED)
-    batch |= {"supervised": supervised, "targets": labels[supervised], "sequence": sequences[supervised]}
+        targets = {name: sequence.own_part(values) for name, values in targets.items()}
+    supervised = np.flatnonzero(targets["labels"].ravel() != IGNORED)
+    targets = {name: values.ravel()[supervised] for name, values in targets.items()}
+    batch |= {"supervised": supervised, "targets": targets.pop("labels"), **targets}
     batch["sources"] = np.array(sources, dtype=np.int64)
     batch["source"] = batch["sources"][batch["sequence"]]
     tensors = {name: moved(torch.from_numpy(values), device) for name, values in batch.items()}
@@ -257,7 +304,8 @@ def joined(rows: list[Sequence], groups: list[Group], device: torch.device) -> d
     often. `weights`: the rows of which each token is a part, [tokens].
     """
     ids, positions, weights, branches = [], [], [], []
-    of_rows: list[tuple[np.ndarray, np.ndarray]] = [(np.zeros(0, np.int64), np.zeros(0, np.int64))] * len(rows)
+    names = ("labels", MARK) if MARK in rows[0] else ("labels",)
+    of_rows: list[tuple[np.ndarray, ...]] = [()] * len(rows)
     start = 0
     for prefix, members in groups:
         rests = [len(rows[number]["input_ids"]) - prefix for number in members]
@@ -271,10 +319,10 @@ def joined(rows: list[Sequence], groups: list[Group], device: torch.device) -> d
             ids.append(row["input_ids"][prefix:])
             positions.append(np.arange(prefix, prefix + rest))
             weights.append(np.ones(rest, dtype=np.int64))
-            labels = np.asarray(row["labels"][1:], dtype=np.int64)
-            wanted = np.flatnonzero(labels != IGNORED)
+            targets = [np.asarray(row[name][1:], dtype=np.int64) for name in names]
+            wanted = np.flatnonzero(targets[0] != IGNORED)
             before = np.concatenate([np.arange(start, start + prefix), np.arange(first, first + rest)])
-            of_rows[number] = before[wanted], labels[wanted]
+            of_rows[number] = (before[wanted], *(values[wanted] for values in targets))
             first += rest
         start = first
     batch = {
@@ -282,8 +330,9 @@ def joined(rows: list[Sequence], groups: list[Group], device: torch.device) -> d
         for name, parts in (("input_ids", ids), ("position_ids", positions), ("weights", weights))
     }
     batch["input_ids"], batch["position_ids"] = batch["input_ids"][None], batch["position_ids"][None]
-    batch["supervised"], batch["targets"] = (np.concatenate(parts) for parts in zip(*of_rows, strict=True))
-    batch["sequence"] = np.repeat(np.arange(len(rows)), [len(targets) for _, targets in of_rows])
+    parts = zip(("supervised", "targets", *names[1:]), zip(*of_rows, strict=True), strict=True)
+    batch |= {name: np.concatenate(each) for name, each in parts}
+    batch["sequence"] = np.repeat(np.arange(len(rows)), [len(each[0]) for each in of_rows])
     batch["sources"] = np.array([row["source"] for row in rows], dtype=np.int64)
     batch["source"] = batch["sources"][batch["sequence"]]
     tensors = {name: moved(torch.from_numpy(values), device) for name, values in batch.items()}
@@ -292,7 +341,7 @@ def joined(rows: list[Sequence], groups: list[Group], device: torch.device) -> d
 
 
 def _numbers(packed_rows: list[PackedRow], device: torch.device) -> dict[str, torch.Tensor]:
-    names = packed_rows[0][0].keys() - {"input_ids", "labels", "source"}
+    names = packed_rows[0][0].keys() - {"input_ids", "labels", "source", MARK}
     return {
         name: moved(torch.tensor([row[name] for packed in packed_rows for row in packed], dtype=torch.float64), device)
         for name in names
@@ -306,6 +355,13 @@ def _units(rows: Any, packing: PackingPlan, objective: Objective) -> dict[str, n
         for name, column in objective.units.items()
     }
     return {name: _sums(values, packing) for name, values in columns.items()}
+
+
+def _lengths(rows: Any, objective: Objective) -> np.ndarray:
+    """Return the tokens of each sequence of each row: [sequences of a row, rows]."""
+    if len(objective.texts) == 1:
+        return _column(rows, "length")[None]
+    return np.stack([token_counts(rows, name) for name in objective.texts])
 
 
 def _column(rows: Any, name: str) -> np.ndarray:

@@ -23,7 +23,7 @@ from zerolora.train.adapter import base_of
 from zerolora.train.checkpoint.format import State, read_chosen
 from zerolora.train.checkpoint.store import Checkpoints
 from zerolora.train.engines.engine import WEIGHT, Engine
-from zerolora.train.feed import Batches, Feed, PackedRow, Units, packed_row, units_of
+from zerolora.train.feed import Batches, Feed, Units, packed_row, units_of
 from zerolora.train.launch.heartbeat import Heartbeat
 from zerolora.train.launch.rendezvous import broadcast_json
 from zerolora.train.launch.stop_signals import Stop, Stopped
@@ -162,7 +162,7 @@ class Loop:
         totals = Totals(self.objective, units, self.sources, self.device)
         means: dict[str, float] = {}
         if self.objective.before:
-            means = self._means(self._step_batches(micro_batches), units)
+            means = self._means(self._step_batches(), units)
             self.engine.train()
             self.telemetry.times.lap("forward")
         for number, micro_batch in enumerate(micro_batches):
@@ -203,9 +203,9 @@ class Loop:
 
         compiled_layers.after_step()
 
-    def _step_batches(self, micro_batches: list[list[PackedRow]]) -> Iterator[tuple[dict[str, Any], bool]]:
+    def _step_batches(self) -> Iterator[tuple[dict[str, Any], bool]]:
         """Yield the batches of a step for `_means`; all of them count."""
-        for micro_batch in micro_batches:
+        for micro_batch in self.batches.at(self.step, before=True)[0]:
             self.heartbeat.step(self.step + 1, "forward")
             yield self.feed.collated(micro_batch), True
 
@@ -218,7 +218,9 @@ class Loop:
         units = units_of(rows, packing, self.objective)
         totals = Totals(self.objective, units, self.sources, self.device)
         with torch.no_grad():
-            means = self._means(self._validation_batches(rows, packing), units) if self.objective.before else {}
+            means = {}
+            if self.objective.before:
+                means = self._means(self._validation_batches(rows, packing, before=True), units)
             for batch, own in self._validation_batches(rows, packing):
                 values = self.objective.values(token_losses(self.engine, batch), batch, means)
                 if own:
@@ -231,15 +233,18 @@ class Loop:
             self.validations.best = self.engine.part(WEIGHT)
         return best
 
-    def _validation_batches(self, rows: Any, packing: PackingPlan) -> Iterator[tuple[dict[str, Any], bool]]:
-        """Yield this rank's batches of a split, and whether each counts. Collective, as stage 3 gathers in each forward
-        pass: a rank out of rows repeats one that does not count. Raises Stopped on a stop signal."""
+    def _validation_batches(
+        self, rows: Any, packing: PackingPlan, before: bool = False
+    ) -> Iterator[tuple[dict[str, Any], bool]]:
+        """Yield this rank's batches of a split, and whether each counts; with `before`, those of the pass before the
+        loss. Collective, as stage 3 gathers in each forward pass: a rank out of rows repeats one that does not count.
+        Raises Stopped on a stop signal."""
         count, size = len(packing.starts) - 1, self.plan.micro_batch
         for start in range(0, count, size * self.data_ranks):
             self.heartbeat.at(f"validation from row {start}", "step")
             first = start + self.data_rank * size
             numbers = range(first, min(first + size, count)) if first < count else [0]
-            packed_rows = [packed_row(rows, packing, number, self.objective) for number in numbers]
+            packed_rows = [packed_row(rows, packing, number, self.objective, before) for number in numbers]
             yield self.feed.collated(packed_rows), first < count
             if self._stop_asked():
                 self._save()

@@ -48,7 +48,7 @@ from zerolora.train.checkpoint.resume_key import resume_key, run_fingerprint
 from zerolora.train.checkpoint.store import Checkpoints
 from zerolora.train.engines import engine_class
 from zerolora.train.engines.engine import Engine, Tensors
-from zerolora.train.feed import Batches, padding
+from zerolora.train.feed import Batches, padding, prepared
 from zerolora.train.isolation import (
     check_isolation,
     check_kernels,
@@ -63,6 +63,8 @@ from zerolora.train.launch.rendezvous import check_own_gpu
 from zerolora.train.launch.stop_signals import STOPPED, Stop, Stopped
 from zerolora.train.launch.topology import gpu_of_rank
 from zerolora.train.loop import Loop
+from zerolora.train.objectives import OBJECTIVES
+from zerolora.train.objectives.objective import Objective
 from zerolora.train.sequence_parallel import sequence
 from zerolora.train.starting_factors import extract
 from zerolora.train.telemetry.stopwatch import Collectives, Stopwatch
@@ -86,10 +88,12 @@ class Paths:
     reference: Path | None = None
     """Directory with the log-probabilities of the data's answers, for an objective that compares with them."""
 
-    def rows(self, split: str) -> Any:
-        """Return a split of the data, with these log-probabilities as further columns."""
+    def rows(self, split: str, objective: Objective) -> Any:
+        """Return a split of the data, with these log-probabilities, and with the columns that the objective derives."""
         rows = open_split(self.data, split)
-        return rows if self.reference is None else with_reference(rows, self.data, self.reference, split)
+        if self.reference:
+            rows = with_reference(rows, self.data, self.reference, split)
+        return prepared(rows, objective)
 
 
 def train(
@@ -117,6 +121,7 @@ def train(
 
     heartbeat.at("loading")
     batches = _batches(paths, plan)
+    split, of_split = paths.rows("validation", batches.objective), open_plan(paths.packing / "validation.arrow")
     checkpoints = Checkpoints(
         paths.checkpoints,
         resume_key(plan, config, paths.data, paths.packing, paths.weights, paths.reference),
@@ -156,7 +161,6 @@ def train(
         heartbeat=heartbeat,
     )
     _resume(loop)
-    split, of_split = paths.rows("validation"), open_plan(paths.packing / "validation.arrow")
     with loop.telemetry:
         if loop.rank == 0:
             _open_telemetry(loop, paths)
@@ -260,11 +264,12 @@ def _own_folders(config: ZeroJson, run: str) -> ZeroJson:
 
 def _batches(paths: Paths, plan: TrainingPlan) -> Batches:
     """Return the batches of this rank, and with train.compile set their lengths; ranks that share rows count as one."""
+    stats = read_json(paths.packing / "stats.json", "zerolora pack")
     if plan.compile:
-        padding.step = step_of(read_json(paths.packing / "stats.json", "zerolora pack")["longest_packed_row"])
+        padding.step = step_of(stats["longest_packed_row"])
     rank, world, shared = torch.distributed.get_rank(), torch.distributed.get_world_size(), plan.sequence_parallel
-    rows, packing = paths.rows("train"), open_plan(paths.packing / "train.arrow")
-    return Batches(rows, packing, plan, rank // shared, world // shared)
+    rows, packing = paths.rows("train", OBJECTIVES[plan.objective].of(plan)), open_plan(paths.packing / "train.arrow")
+    return Batches(rows, packing, plan, rank // shared, world // shared, stats["packing"])
 
 
 def _check_model(engine: Engine, plan: TrainingPlan, stats: dict[str, Any], device: torch.device) -> bool:

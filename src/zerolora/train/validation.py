@@ -19,7 +19,7 @@ class Validations:
         self.patience = settings.patience
         self.stop_above = {bar.step: bar.loss for bar in settings.stop_above}
         self.keeps_best = settings.keep == "best" and self.every is not None
-        self.objective = OBJECTIVES[settings.objective]
+        self.objective = OBJECTIVES[settings.objective].of(settings)
         self.names = ("loss", *self.objective.metrics)
         self.made: list[tuple[int, dict[str, float]]] = []
         """(step, {"loss": mean loss, metric: mean}) of each validation."""

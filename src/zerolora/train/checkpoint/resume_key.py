@@ -55,7 +55,7 @@ def resume_key(
     """
     settings = compared(plan)
     rows = ("train.arrow", "validation.arrow")
-    origin, metrics = {}, list(OBJECTIVES[plan.objective].metrics)
+    origin, metrics = {}, list(OBJECTIVES[plan.objective].of(plan).metrics)
     if plan.from_adapter:
         result = provenance(Path(plan.from_adapter), TRAINABLE[plan.method])
         origin = {"adapter that training continues from": result["sha256"]}

@@ -2,16 +2,21 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from zerolora.types import RowKind
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
+    from zerolora.config.schema import TrainSection
+
 Sequence = dict[str, Any]
-"""One text for the model: input_ids, labels, source, and a number for each of `Objective.numbers`."""
+"""One text for the model: input_ids, labels, source, and numbers, the same in all sequences of an objective."""
+MARK = "mark"
+"""Key of a sequence: a number for each token, in a batch `mark`, that of each supervised token."""
 
 
 class Values(NamedTuple):
@@ -37,7 +42,10 @@ class AddedMemory(NamedTuple):
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Objective(ABC):
     """An objective of `train.objective`. Each term and metric is a mean over the items of a unit in the global batch,
-    so micro-batches, accumulation and ranks change nothing."""
+    so micro-batches, accumulation and ranks change nothing.
+
+    The keys of its section in `train`, which has its name, are fields of its class.
+    """
 
     name: str
     """The name in train.objective."""
@@ -53,8 +61,14 @@ class Objective(ABC):
     """The unit of each mean that the loss needs; a forward pass over the global batch computes them before the step."""
     columns: tuple[str, ...] = ("input_ids", "labels")
     """Columns of tokens of a prepared row."""
+    texts: tuple[str, ...] = ("input_ids",)
+    """Those of `columns` with the tokens of its sequences, one each."""
     numbers: tuple[str, ...] = ()
     """Columns with a number that the loss needs: in a batch `numbers`, each [sequences], fp64."""
+    before_columns: tuple[str, ...] = ()
+    """Further columns that `sequences_before` needs."""
+    other_row: str | None = None
+    """A column with the number of another row, which `sequences_before` gets instead of the number."""
     best: str = "loss"
     """The figure that validation keeps the best of, also for early stopping: the loss, or a metric."""
     highest: bool = False
@@ -65,11 +79,35 @@ class Objective(ABC):
     """The loss compares with the log-probabilities under the model that training starts from (stage `reference`)."""
     by_token: bool = False
     """Every term is a sum over tokens, so that ranks can share rows (train.sequence_parallel)."""
+    learning_rate: float = 1e-4
+    """The default of train.learning_rate."""
+    costly: tuple[str, ...] = ()
+    """The keys of its section that memory or time depend on."""
+    every_token: bool = False
+    """Losses of tokens that prepared rows do not count as supervised are computed too."""
+
+    def of(self, train: "TrainSection") -> "Objective":
+        """Return the objective with the settings of its section."""
+        section = getattr(train, self.name, None)
+        return self if section is None else self.configured(dict(section))
+
+    def configured(self, settings: Mapping[str, Any]) -> Self:
+        """Return the objective with some settings; those that are left out stay."""
+        return replace(self, **settings)
+
+    def derived(self, rows: Any) -> "dict[str, np.ndarray]":
+        """Return columns that follow from those of a prepared split, by name: each [rows]. Raises UserError if a split
+        allows no such column."""
+        return {}
 
     def sequences(self, row: Sequence) -> list[Sequence]:
         """Return the sequences of a prepared row, always the same number, packed side by side. In a batch, `sequence`
         is the number of a supervised token's sequence; those of a row are consecutive."""
         return [row]
+
+    def sequences_before(self, row: Sequence) -> list[Sequence]:
+        """Return the sequences of a prepared row in the pass that computes `before`."""
+        return self.sequences(row)
 
     @abstractmethod
     def values(self, losses: "torch.Tensor", batch: Mapping[str, Any], means: Mapping[str, float]) -> dict[str, Values]:
@@ -101,7 +139,16 @@ class Objective(ABC):
     @property
     def reads(self) -> set[str]:
         """All columns of prepared rows that it needs."""
-        return {*self.columns, *self.numbers, *filter(None, self.units.values())}
+        other = {self.other_row} if self.other_row else set[str]()
+        return {*self.columns, *self.numbers, *self.before_columns, *other, *filter(None, self.units.values())}
+
+
+def token_counts(rows: Any, column: str) -> "np.ndarray":
+    """Return the tokens of each row of a split in a column of tokens: [rows], int64."""
+    import numpy as np
+    import pyarrow.compute
+
+    return np.asarray(pyarrow.compute.list_value_length(rows.data.column(column)), dtype=np.int64)
 
 
 def by_sequence(values: "torch.Tensor", batch: Mapping[str, Any]) -> "torch.Tensor":

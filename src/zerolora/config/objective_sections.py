@@ -1,0 +1,89 @@
+"""The settings of the preference objectives: sections of `train` in the config.
+
+In the formulas, c and r are the log-probabilities of the chosen and of the rejected answer, summed over their n+ and n-
+tokens, C and R those under the model that training starts from, and s is the sigmoid.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from zerolora.config.section import Section
+
+PositiveFloat = Annotated[float, Field(gt=0)]
+Weight = Annotated[float, Field(ge=0)]
+
+
+class Dpo(Section):
+    """Direct preference optimization (arXiv 2305.18290), of D = (c - C) - (r - R)."""
+
+    loss: Literal["sigmoid", "robust", "hinge", "length_normalized"] = "sigmoid"
+    """Loss of a pair: sigmoid = -log s(beta D); robust = sigmoid for labels of which a share is wrong (arXiv
+    2403.00409); hinge = max(0, 1 - beta D) (arXiv 2305.10425); length_normalized = sigmoid of
+    (c - C) / n+ - (r - R) / n- (arXiv 2411.15124), which needs a beta of 2 or more."""
+    beta: PositiveFloat = 0.1
+    """Strength of the bond to the model that training starts from; a lower value allows larger changes."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+    """For robust: the share of pairs whose answers are exchanged."""
+    sft_weight: Weight = 1.0
+    """Weight of the cross-entropy of the chosen answers' tokens (arXiv 2404.19733). Without it, DPO may make both
+    answers less likely, while its own loss and reward accuracy look perfect (docs/training.md)."""
+
+
+class Ipo(Section):
+    """IPO (arXiv 2310.12036): ((c - C) / n+ - (r - R) / n- - 1 / (2 beta))^2."""
+
+    beta: PositiveFloat = 0.1
+    """Regularization: the margin by which training moves the answers apart is 1 / (2 beta) for each token."""
+    sft_weight: Weight = 0.0
+    """Weight of the cross-entropy of the chosen answers' tokens."""
+
+
+class Simpo(Section):
+    """SimPO (arXiv 2405.14734), without a reference: -log s(beta (c / n+ - r / n-) - gamma)."""
+
+    beta: PositiveFloat = 2.0
+    """Scale of the mean log-probability of a token."""
+    gamma: Weight = 0.5
+    """Margin that the chosen answer's reward should have."""
+    sft_weight: Weight = 0.0
+    """Weight of the cross-entropy of the chosen answers' tokens."""
+
+
+class Orpo(Section):
+    """ORPO (arXiv 2403.07691), without a reference: the cross-entropy of the chosen answers' tokens less
+    beta log s(log odds of the chosen - log odds of the rejected answer), with exp(c / n+) and exp(r / n-) as
+    probabilities."""
+
+    beta: PositiveFloat = 0.1
+    """Weight of the odds ratio."""
+    prompt_loss: bool = False
+    """Compute the cross-entropy over the prompts' tokens too, as TRL does."""
+
+
+class Kto(Section):
+    """KTO (arXiv 2402.01306), of answers that are each desirable or not: 1 - s(beta (d - z)) for a desirable and
+    1 - s(beta (z - d)) for an undesirable answer, with d the change of its log-probability since the start, and z the
+    mean change of other rows' answers in the global batch, at least 0."""
+
+    beta: PositiveFloat = 0.1
+    """Strength of the bond to the model that training starts from; a lower value allows larger changes."""
+    desirable_weight: Weight = 1.0
+    """Weight of desirable answers. The paper recommends weights whose ratio makes up for unequal numbers of both."""
+    undesirable_weight: Weight = 1.0
+    """Weight of undesirable answers."""
+
+
+class ObjectiveSections(Section):
+    """The settings of all preference objectives, each in the section of its name."""
+
+    dpo: Dpo = Dpo.model_construct()
+    """Settings of dpo."""
+    ipo: Ipo = Ipo.model_construct()
+    """Settings of ipo."""
+    simpo: Simpo = Simpo.model_construct()
+    """Settings of simpo."""
+    orpo: Orpo = Orpo.model_construct()
+    """Settings of orpo."""
+    kto: Kto = Kto.model_construct()
+    """Settings of kto."""
