@@ -88,7 +88,7 @@ def test_both_sequences_are_those_of_conversations(folder: Answers) -> None:
 
 def test_labelled_rows_have_label_and_prompt(folder: Answers) -> None:
     data = folder.of_kind("labelled", LABELLED, split={"validation": 4, "test": 4})
-    prompts = defaultdict(set)
+    prompts: dict[int, set[tuple[tuple[int, ...], str]]] = defaultdict(set)
     for split in SPLITS:
         for row in open_split(data, split):
             prompts[row["prompt_hash"]].add((tuple(row["input_ids"][: row["prompt"]]), split))
@@ -96,7 +96,7 @@ def test_labelled_rows_have_label_and_prompt(folder: Answers) -> None:
     assert len(prompts) == len(PAIRS)
     assert all(len(each) == 1 for each in prompts.values())  # one prompt, in one split
     held_out = {(row["expected"], row["desirable"]) for row in open_split(data, "test")}
-    assert held_out <= {(row["completion"], int(row["label"])) for row in LABELLED}
+    assert held_out <= {(row["completion"], int(bool(row["label"]))) for row in LABELLED}
 
 
 def test_only_prompts_are_cut_and_alike(folder: Answers) -> None:
