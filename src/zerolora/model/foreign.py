@@ -166,6 +166,7 @@ MANIFEST_KEYS: dict[str, JsonKind] = {
     "dequantized": FLAG,
     "base_model": _BASE | NULL,
     "from_adapter": OBJECT | NULL,
+    "data_manifest_sha256": TEXT,
     "sources": list_of(TEXT),
     "read": map_of(TEXT),
     "stop_tokens": list_of(TEXT),
