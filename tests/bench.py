@@ -14,10 +14,18 @@ from fork_server import ForkServer, Started
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
 from zerolora.config.schema import Source
-from zerolora.config.settings import EstimateSettings, FetchDirectory, PackSettings, PrepareSettings, RenderSettings
+from zerolora.config.settings import (
+    EstimateSettings,
+    FetchDirectory,
+    PackSettings,
+    PrepareSettings,
+    ReferenceSettings,
+    RenderSettings,
+)
 from zerolora.data.pack import pack_rows
 from zerolora.data.prepare import prepare
 from zerolora.data.reference import records
+from zerolora.evaluate.reference_log_probabilities import compute
 from zerolora.fetch.models import fetch
 from zerolora.fetch.restore import restore
 from zerolora.files import canonical, write_json
@@ -82,6 +90,32 @@ class Bench:
                 PackSettings(packing=bool(capacity), capacity=capacity), self.folder / "alike", self.folder / name
             )
 
+    def prefer(self) -> None:
+        """Add a data set of pairs and one of labelled answers, their packings and their references."""
+        rows = records("tens", 0)[:24]
+        pairs = [
+            {"prompt": row["instruction"], "chosen": row["output"], "rejected": row["output"] + "0" * (number % 3 + 1)}
+            for number, row in enumerate(rows)
+        ]
+        labelled = [
+            {"prompt": pair["prompt"], "completion": pair[("chosen", "rejected")[number % 2]], "label": number % 2 == 0}
+            for number, pair in enumerate(pairs)
+        ]
+        for kind, content in {"pairs": pairs, "labelled": labelled}.items():
+            write_json(self.folder / f"{kind}.json", content)
+            own = {"path": str(self.folder / f"{kind}.json"), "max_length": 160, "rows": kind}
+            settings = PrepareSettings.model_validate(self.settings["prepare"]["rows"] | own)
+            prepare(settings, self.folder / "m/tiny/manifest.json", self.folder / kind)
+            for name, capacity in {"unpacked": None, "packed": 400}.items():
+                pack = PackSettings(packing=bool(capacity), capacity=capacity)
+                pack_rows(pack, self.folder / kind, self.folder / f"{kind}-{name}")
+            self.refer(kind)
+
+    def refer(self, data: str, **settings: Any) -> None:
+        """Compute the reference of a data set, DATA-reference, under settings of the stage."""
+        checked = ReferenceSettings.model_validate({"device": "cpu", "precision": "fp32"} | settings)
+        compute(checked, self.folder / data, self.folder / "w/tiny.json", self.folder / f"{data}-reference")
+
     def mark(self) -> None:
         """Add a data set whose prompt format and texts have tokens that the model lacks, and its packing."""
         rows = self.settings["prepare"]["rows"] | MARKED | {"path": str(self.folder / "rows.json")}
@@ -110,10 +144,11 @@ class Bench:
         data: str = "data",
         local: int | None = None,
         checkpoints: str | None = None,
+        reference: str | None = None,
         **train: Any,
     ) -> list[str]:
         """Render a run's JSON and return the command that trains it. `local` is how many ranks count as a node;
-        `checkpoints` names another run whose checkpoints it shares."""
+        `checkpoints` names another run whose checkpoints it shares; `reference` a directory of log-probabilities."""
         run = self.resolved(strategy, **train)["runs"]["default"]
         write_json(
             self.folder / name / "estimate.json",
@@ -136,6 +171,7 @@ class Bench:
             "checkpoints": self.folder / "checkpoints" / (checkpoints or name),
             "output": self.folder / name,
             "logs": self.folder / name / "logs",
+            **({"reference": self.folder / reference} if reference else {}),
         }
         options = [text for option, path in paths.items() for text in (f"--{option}", str(path))]
         return [str(BIN / "zerolora"), "train", "--settings", canonical(run["train"]), *options]

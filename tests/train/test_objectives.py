@@ -22,12 +22,26 @@ SPLITS = {"ddp": (1, 4), "fsdp": (2, 1), "zero3": (2, 2)}
 FILES = ("adapter/adapter_model.safetensors", "metrics/loss.csv", "metrics/train.json")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _rows(bench: Bench) -> None:
+    bench.prefer()
+
+
+def rows_of(objective: str) -> dict[str, Any]:
+    """Return the arguments of a run on the rows that an objective needs."""
+    kind, reference = OBJECTIVES[objective].rows, OBJECTIVES[objective].reference
+    if kind == "texts":
+        return {"packing": "packed"}
+    named = {"data": kind, "packing": f"{kind}-packed"}
+    return named | ({"reference": f"{kind}-reference"} if reference else {})
+
+
 def train(bench: Bench, objective: str, strategy: str, name: str) -> Path:
     ranks, micro_batch = SPLITS[strategy]
     return bench.run(
         name,
         strategy,
-        packing="packed",
+        **rows_of(objective),
         objective=objective,
         ranks_per_node=ranks,
         micro_batch=micro_batch,
@@ -78,4 +92,6 @@ def test_every_engine_and_split_trains_alike_and_resumes_to_the_same_bytes(bench
     for columns in actual[1:]:
         assert columns.keys() == actual[0].keys()
         for name, values in columns.items():
-            assert values == pytest.approx(actual[0][name], rel=1e-5), name
+            # In the first step rewards are 0 but for rounding, so neither is the higher one.
+            start = int(name == "reward_accuracy" and OBJECTIVES[objective].reference)
+            assert values[start:] == pytest.approx(actual[0][name][start:], rel=1e-5, abs=2e-5), name
