@@ -1,0 +1,119 @@
+"""DPO under other methods, engines, models and starts: the first step's loss is that of an unchanged model, and later
+ones are lower. Slow: each case is a training."""
+
+import csv
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from bench import Bench, metrics
+from test_models import EXPERTS, TEXT
+from transformers import AutoModelForCausalLM, Qwen3MoeConfig
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+ALONE = {"objective": "dpo", "dpo": {"sft_weight": 0.0}, "max_steps": 3, "epochs": 2}
+NF4 = {"quantization": {"type": "nf4"}}
+# The strategy, and the settings of a run; the reference of a quantized base is another one.
+RUNS: dict[str, tuple[str, dict[str, Any]]] = {
+    "packed": ("zero0", {"packing": "pairs-packed"}),
+    "unpacked": ("ddp", {}),
+    "sdpa": ("ddp", {"packing": "pairs-packed", "attention": "sdpa"}),
+    "checkpointing": ("fsdp", {"activation_checkpointing": True}),
+    "offload": ("zero2_offload", {"packing": "pairs-packed"}),
+    "parameters offloaded": ("fsdp_offload", {}),
+    "dora": ("zero3", {"method": "dora"}),
+    "pissa": ("zero2", {"lora": {"r": 4, "init": "pissa"}}),
+    "pissa sharded": ("zero3", {"lora": {"r": 4, "init": "pissa"}}),
+    "nf4": ("zero2", {"method": "qlora", **NF4}),
+    "nf4 sharded": ("fsdp", {"method": "qlora", **NF4, "packing": "pairs-packed"}),
+    "full": ("zero3", {"method": "full"}),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _rows(bench: Bench) -> None:
+    bench.prefer()
+    shutil.copytree(bench.folder / "pairs", bench.folder / "pairs-nf4")
+    bench.refer("pairs-nf4", **NF4)
+
+
+def train(bench: Bench, name: str, strategy: str = "zero2", **settings: Any) -> Path:
+    data = "pairs-nf4" if "quantization" in settings else "pairs"
+    own = {"data": data, "packing": "pairs-unpacked", "reference": f"{data}-reference"}
+    return bench.run(name.replace(" ", "-"), strategy, **(own | ALONE | settings))
+
+
+def columns_of(run: Path) -> dict[str, list[float]]:
+    with (run / "metrics/loss.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return {name: [float(row[name]) for row in rows if row[name]] for name in rows[0]}
+
+
+def assert_starts_unchanged(run: Path) -> None:
+    """See that the first step's policy is the reference, and that training then moves it."""
+    columns = columns_of(run)
+    assert columns["loss"][0] == pytest.approx(math.log(2), abs=1e-5)
+    for name in ("reward_margin", "chosen_change", "rejected_change"):
+        assert abs(columns[name][0]) < 2e-4
+    assert columns["loss"][-1] < math.log(2) - 1e-3 and columns["reward_margin"][-1] > 1e-3
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_first_step_is_that_of_an_unchanged_model(name: str, bench: Bench) -> None:
+    strategy, settings = RUNS[name]
+    assert_starts_unchanged(train(bench, name, strategy, **settings))
+
+
+def test_packing_and_strategy_change_no_loss(bench: Bench) -> None:
+    expected = columns_of(train(bench, "unpacked-alone", "ddp", ranks_per_node=1, micro_batch=4))
+    for strategy, settings in (("zero3_offload", {}), ("fsdp", {"attention": "sdpa"})):
+        actual = columns_of(train(bench, f"again-{strategy}", strategy, **settings))
+        assert actual["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+        assert actual["chosen_change"] == pytest.approx(expected["chosen_change"], rel=1e-4, abs=2e-5)
+
+
+@pytest.mark.parametrize("objective", ["dpo", "kto"])
+def test_a_run_resumes_at_another_stage_and_world_size(objective: str, bench: Bench) -> None:
+    kind = {"dpo": "pairs", "kto": "labelled"}[objective]
+    own: dict[str, Any] = {"data": kind, "packing": f"{kind}-unpacked", "reference": f"{kind}-reference"}
+    own |= {"objective": objective}
+    first = bench.run(f"{objective}-first", "zero2", **own)
+    shutil.copytree(bench.folder / f"checkpoints/{objective}-first", bench.folder / f"checkpoints/{objective}-other")
+    for last in (bench.folder / f"checkpoints/{objective}-other").glob("*/step-00000003.safetensors"):
+        last.unlink()
+        (last.parent / "finished").unlink()
+    result = bench.start(f"{objective}-other", "zero3", ranks_per_node=1, **own)
+    assert "resuming at step 2 of 3" in result.stderr, result.stderr[-2000:]
+    losses = metrics(bench.folder / f"{objective}-other")["losses"]
+    assert losses == pytest.approx(metrics(first)["losses"], rel=1e-5)
+
+
+def test_a_run_that_goes_on_from_an_adapter_is_compared_with_it(bench: Bench) -> None:
+    adapter = str(bench.run("sft", "zero2") / "adapter")
+    shutil.copytree(bench.folder / "pairs", bench.folder / "pairs-sft")
+    bench.refer("pairs-sft", from_adapter=adapter)
+    own = {"data": "pairs-sft", "reference": "pairs-sft-reference", "from_adapter": adapter}
+    assert_starts_unchanged(train(bench, "continued", **own))
+    of_base = bench.start("wrong", **(ALONE | own | {"packing": "pairs-unpacked", "reference": "pairs-reference"}))
+    assert of_base.returncode == 2
+    assert "other log-probabilities than the stage reference" in of_base.stderr
+
+
+def test_a_mixture_of_experts_is_trained(tiny_model: Path, tmp_path: Path) -> None:
+    config = Qwen3MoeConfig(**(TEXT | EXPERTS))
+    config.vocab_size = json.loads((tiny_model / "config.json").read_text())["vocab_size"]
+    torch.manual_seed(0)
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model, model, ignore=shutil.ignore_patterns("*.safetensors", "*config.json"))
+    shutil.copy(tiny_model / "tokenizer_config.json", model)
+    AutoModelForCausalLM.from_config(config).save_pretrained(model)
+    (tmp_path / "bench").mkdir()
+    bench = Bench(tmp_path / "bench", model)
+    bench.prefer()
+    for strategy in ("zero3", "ddp"):
+        assert_starts_unchanged(train(bench, strategy, strategy))
