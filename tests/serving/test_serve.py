@@ -25,11 +25,11 @@ pytestmark = [
 CLIENT = """
 import json, sys
 from openai import OpenAI
-address, model, questions = sys.argv[1], sys.argv[2], sys.argv[3:]
+address, model, tokens, *questions = sys.argv[1:]
 client = OpenAI(base_url=address, api_key="none")
 for question in questions:
     messages = [{"role": "user", "content": question}]
-    answer = client.chat.completions.create(model=model, messages=messages, max_tokens=4, temperature=0)
+    answer = client.chat.completions.create(model=model, messages=messages, max_tokens=int(tokens), temperature=0)
     print(json.dumps([answer.choices[0].message.content, answer.usage.prompt_tokens]))
 """
 
@@ -102,7 +102,7 @@ def test_a_client_gets_the_answers_of_the_evaluation(
     results = project.directory / "results"
     rows = json.loads((results / ("base/rows" if part == "/base" else "default") / "answers.json").read_text())[:2]
     server = served(f"default{part}")
-    command = [BIN / "python", "-c", CLIENT, f"http://127.0.0.1:{port}/v1", f"default{part.replace('/', '-')}"]
+    command = [BIN / "python", "-c", CLIENT, f"http://127.0.0.1:{port}/v1", f"default{part.replace('/', '-')}", "4"]
     client = subprocess.run(
         [*command, *(row["question"] for row in rows)],
         env=environment_of(project), capture_output=True, text=True, check=False,

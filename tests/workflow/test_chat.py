@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import chat_picture
 import pytest
 from conftest import BIN, Project, project_environment
 
@@ -57,14 +58,77 @@ def test_a_conversation_goes_into_the_next_prompt(project: Project) -> None:
         patch.chdir(project.directory)
         model = ChatModel("default/base", resolve(load(Path("config/config.yaml"))), 4)
         written: list[str] = []
-        chat([model], ["Hi", "Is <|im_end|> a word?", "And now?"], written.append)
+        chat([model], ["Hi", "Is <|im_end|> a word?", "And now?"], written.append, live=True)
     assert [message["role"] for message in model.messages] == ["user", "assistant"] * 2
-    assert written[1].startswith("(") and "<|im_end|>" in written[1]
+    (refused,) = (text for text in written if text.startswith("("))
+    assert "<|im_end|>" in refused and written.count(refused) == 1
     text = model.tokenizer.decode(model._prompt([*model.messages, {"role": "user", "content": "Last"}]))
     assert text == model.tokenizing.template.write([*model.messages, {"role": "user", "content": "Last"}], prompt=True)
     model.longest = 12
-    chat([model], ["Hi"], written.append)
-    assert written[-1].endswith("the model takes 12 with 4 of an answer; write /new)")
+    chat([model], ["Hi"], written.append, live=True)
+    assert written[-2].endswith("the model takes 12 with 4 of an answer; write /new)") and written[-1] == "\n"
+
+
+def test_answers_are_written_while_they_are_generated(project: Project) -> None:
+    """In a terminal: each token's text before the next is computed, together the evaluation's answer. Elsewhere an
+    answer is one piece."""
+    from zerolora.chatting.conversation import ChatModel, chat
+    from zerolora.config.file import load
+    from zerolora.config.resolve import resolve
+
+    row = answers_of(project.directory / "results/base/rows/answers.json")[0]
+    passes = 0
+    written: list[tuple[int, str]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(project.directory)
+        model = ChatModel("default/base", resolve(load(Path("config/config.yaml"))), 4)
+        forward = model.model.forward
+
+        def counted(*arguments: Any, **named: Any) -> Any:
+            nonlocal passes
+            passes += 1
+            return forward(*arguments, **named)
+
+        patch.setattr(model.model, "forward", counted)
+        chat([model], [row["question"]], lambda text: written.append((passes, text)), live=True)
+        assert len(row["answer"]) == 4
+        assert written == [(0, ""), *enumerate(row["answer"], 1), (4, ""), (4, "\n")]
+        passes = 0
+        written.clear()
+        chat([model], ["/new", row["question"]], lambda text: written.append((passes, text)), live=False)
+        assert written == [(0, ""), (4, row["answer"]), (4, "\n")]
+
+
+def test_pieces_of_an_answer_end_at_whole_characters() -> None:
+    """A tokenizer whose later tokens change the text before them has its answer written again, whole."""
+    from zerolora.chatting.conversation import Written
+
+    text = "a \N{SNOWMAN} b\ufffd".encode()
+    pieces: list[str] = []
+    written = Written(lambda tokens: bytes(tokens).decode(errors="replace"), pieces.append)
+    assert not any(written.token([*text[:end]]) for end in range(1, len(text) + 1))
+    assert [piece for piece in pieces if piece] == ["a", " ", "\N{SNOWMAN}", " ", "b"]
+    assert written.end([*text]) == text.decode() == "".join(pieces)
+    pieces.clear()
+    cleaned = Written(lambda tokens: bytes(tokens).decode().replace(" n't", "n't"), pieces.append)
+    for end in range(1, 7):
+        cleaned.token([*b"do n't"[:end]])
+    assert cleaned.end([*b"do n't"]) == "don't" and "".join(pieces) == "do n'\ndon't"
+
+
+def test_a_terminal_shows_the_answers(project: Project) -> None:
+    """What docs/chat_picture.py records in a terminal are the typed lines and the evaluation's answers."""
+    results = project.directory / "results"
+    tuned, base = answers_of(results / "default/answers.json"), answers_of(results / "base/rows/answers.json")
+    questions = [each["question"] for each in tuned[:2]]
+    command = ("zerolora", "chat", "default", "default/base", "--max-new-tokens", "4")
+    lines = (questions[0], "/new", questions[1])
+    shown = chat_picture.session(command, lines, project.directory, project_environment(project.directory))
+    first, second = (
+        f"> {question}\ndefault: {tuned[number]['answer']}\ndefault/base: {base[number]['answer']}\n"
+        for number, question in enumerate(questions)
+    )
+    assert shown == f"{first}> /new\n{second}> \n"
 
 
 @pytest.mark.parametrize(

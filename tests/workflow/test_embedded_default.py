@@ -4,16 +4,22 @@ of 135M parameters learns the reference task on two ranks.
 benchmarks/make_run.py runs all of it, twice. A sixth of the tokens is enough to learn the task.
 """
 
+import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
+import chat_picture
+import llama_server
 import pytest
 import torch
-from conftest import ROOT, Project
+from conftest import BIN, ROOT, Project, project_environment
 from engines import dvc_changed, snakemake_would_run
 from goldens import CONVERSATIONS, prepare_settings
+from package_folder import SERVING
+from test_serve import CLIENT
 
 from zerolora.data.encode import CONTEXT, Encoder
 from zerolora.data.example import Example
@@ -149,3 +155,33 @@ def test_plain_transformers_generates_the_answer(results: Path) -> None:
     )
     answer = model.generate(**inputs, max_new_tokens=32, do_sample=False)[0, inputs["input_ids"].shape[1] :]
     assert tokenizer.decode(answer, skip_special_tokens=True).startswith("王大丫丫的回答是--->")
+
+
+def test_the_picture_of_a_conversation_is_what_the_command_prints(results: Path) -> None:
+    """In a terminal, side by side with the base model. (Loads two models of 135M parameters.)"""
+    text = chat_picture.recorded(results.parent, project_environment(results.parent))
+    assert chat_picture.picture(text) == chat_picture.PICTURE.read_text(encoding="utf-8"), text
+
+
+@pytest.mark.skipif(SERVING.missing() is not None, reason=SERVING.missing() or "")
+def test_llama_cpp_serves_the_answers_of_the_evaluation(trained: tuple[Project, str], tmp_path: Path) -> None:
+    """To OpenAI's client, with as many tokens in the prompt, by the chat template in the exported file. (Converts and
+    loads 135M parameters.)"""
+    results = trained[0].directory / "results"
+    paths = {
+        "model": "resources/models/smollm2-135m-instruct", "weights": "resources/weights/smollm2-135m-instruct.json",
+        "adapter": results / "default/adapter", "merged": results / "default/merged/manifest.json",
+        "data": results / "data/reference", "output": tmp_path / "gguf",
+    }  # fmt: skip
+    options = [text for name, path in paths.items() for text in (f"--{name}", str(path))]
+    trained[0].run("zerolora", "export", "--target", "gguf", "--settings", '{"type": "f32"}', *options)
+    rows = json.loads((results / "default/answers.json").read_text())
+    with llama_server.serving(tmp_path / "gguf/model.gguf") as address:
+        client = subprocess.run(
+            [BIN / "python", "-c", CLIENT, f"{address}/v1", "default", "32", *(row["question"] for row in rows)],
+            env=os.environ | {"PYTHONPATH": str(SERVING.folder)}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    assert client.returncode == 0, client.stderr
+    answered = [json.loads(line) for line in client.stdout.splitlines()]
+    assert [tokens for _, tokens in answered] == [row["prompt_tokens"] for row in rows]
+    assert [text for text, _ in answered] == [row["answer"] for row in rows]

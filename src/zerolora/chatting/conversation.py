@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from transformers.utils.logging import disable_progress_bar
+
 from zerolora.config.compared import compared
 from zerolora.config.settings import PrepareSettings, Resolved
 from zerolora.data.example import BadRow, Example
@@ -49,8 +51,11 @@ class ChatModel:
         self.longest = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         self.messages: list[Message] = []
 
-    def answer(self, question: str) -> str:
-        """Return the answer to a question in the conversation so far. Raises BadRow for one that cannot be asked."""
+    def answer(self, question: str, write: Callable[[str], object], *, live: bool) -> None:
+        """Write the answer to a question in the conversation so far; `live`: while it is generated.
+
+        Raises BadRow for a question that cannot be asked, before anything is written.
+        """
         asked = [*self.messages, {"role": "user", "content": question}]
         prompt = self._prompt(asked)
         if self.longest and len(prompt) + self.limit > self.longest:
@@ -58,10 +63,14 @@ class ChatModel:
                 f"the conversation has {len(prompt):,} tokens, and the model takes {self.longest:,} with "
                 f"{self.limit:,} of an answer; write {NEW}"
             )
-        (tokens,) = answer_batch(self.model, self.tokenizer.pad_token_id, [prompt], self.stops, self.limit)
-        answer: str = self.tokenizer.decode(tokens, skip_special_tokens=True)
-        self.messages = [*asked, {"role": "assistant", "content": answer}]
-        return answer
+        written = Written(self._text, write)
+        token = written.token if live else None
+        (tokens,) = answer_batch(self.model, self.tokenizer.pad_token_id, [prompt], self.stops, self.limit, ended=token)
+        self.messages = [*asked, {"role": "assistant", "content": written.end(tokens)}]
+
+    def _text(self, tokens: list[int]) -> str:
+        text: str = self.tokenizer.decode(tokens, skip_special_tokens=True)
+        return text
 
     def _prompt(self, messages: list[Message]) -> list[int]:
         """Return the tokens before the answer to the last message."""
@@ -69,6 +78,28 @@ class ChatModel:
         tokens = self.tokenizing.encoder.encode([self.tokenizing.template.pieces(example)])
         prompt: list[int] = tokens.ids[0][: int(tokens.prompt[0])].tolist()
         return prompt
+
+
+class Written:
+    """The text of an answer, written while its tokens are generated."""
+
+    def __init__(self, decode: Callable[[list[int]], str], write: Callable[[str], object]) -> None:
+        self.decode, self.write, self.text = decode, write, ""
+
+    def token(self, tokens: list[int]) -> bool:
+        """Write what is new in the answer so far, but no part of a character. Return False: it does not end here."""
+        text = self.decode(tokens).rstrip("\ufffd")
+        if text.startswith(self.text) and text != self.text:
+            self.write(text[len(self.text) :])
+            self.text = text
+        return False
+
+    def end(self, tokens: list[int]) -> str:
+        """Write the rest of the answer, and return all of it. It is written again if its last tokens have changed the
+        text before them, as those of some tokenizers do."""
+        text = self.decode(tokens)
+        self.write(text[len(self.text) :] if text.startswith(self.text) else f"\n{text}")
+        return text
 
 
 class NamedModel(NamedTuple):
@@ -93,19 +124,21 @@ def named_model(name: str, resolved: Resolved) -> NamedModel:
     return NamedModel(model, RESULTS / "data" / settings.dataset, prepared)
 
 
-def chat(models: list[ChatModel], questions: Iterable[str], write: Callable[[str], None]) -> None:
-    """Write the answers of all models to each question. A model that cannot answer says why."""
+def chat(models: list[ChatModel], questions: Iterable[str], write: Callable[[str], object], *, live: bool) -> None:
+    """Write the answers of all models to each question, in turn; `live`: while they are generated. A model that cannot
+    answer writes the reason."""
     for question in map(str.strip, questions):
         if question == NEW:
             for model in models:
                 model.messages = []
             continue
         for model in models if question else ():
-            before = f"{model.name}: " if len(models) > 1 else ""
+            write(f"{model.name}: " if len(models) > 1 else "")
             try:
-                write(f"{before}{model.answer(question)}")
+                model.answer(question, write, live=live)
             except BadRow as error:
-                write(f"{before}({error})")
+                write(f"({error})")
+            write("\n")
 
 
 def opened(names: list[str], resolved: Resolved, limit: int) -> list[ChatModel]:
@@ -114,6 +147,7 @@ def opened(names: list[str], resolved: Resolved, limit: int) -> list[ChatModel]:
         raise UserError(f"{twice[0]} is named twice; name each model once")
     if all(run.train.device == "cpu" for run in resolved.runs.values()):
         cpu_matmul.choose()
+    disable_progress_bar()  # of each model's weights
     return [ChatModel(name, resolved, limit) for name in names]
 
 
@@ -128,6 +162,7 @@ def asked() -> Iterator[str]:
         try:
             yield input("> ")
         except EOFError:
+            print()  # what is printed next, such as a shell's prompt, begins a line
             return
 
 

@@ -5,6 +5,7 @@ Each command imports its implementation when called, so that no other command, n
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -215,7 +216,7 @@ def chat(
 
     opened = conversation.opened(models, resolved, max_new_tokens)
     standard_input.reopen()
-    conversation.chat(opened, conversation.asked(), typer.echo)
+    conversation.chat(opened, conversation.asked(), partial(typer.echo, nl=False), live=sys.stdout.isatty())
 
 
 @app.command()
