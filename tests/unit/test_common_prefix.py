@@ -6,6 +6,7 @@ from typing import Any
 import pyarrow
 import pytest
 import torch
+from preference_rows import pairs
 from test_isolation import CPU, EACH_ROW, build, build_loud, with_adapter
 from training_plan import training_plan
 
@@ -13,9 +14,11 @@ from zerolora.data import pack
 from zerolora.data.prepared_rows import IGNORED
 from zerolora.model.spec import FEWEST
 from zerolora.train.common_prefix import Branches, Group, allowed, grouped
-from zerolora.train.feed import collate, joined
+from zerolora.train.feed import collate, joined, prepared
 from zerolora.train.isolation import shares_prefixes
+from zerolora.train.loop import Totals
 from zerolora.train.loss import token_losses
+from zerolora.train.objectives import OBJECTIVES
 
 
 def conversations() -> list[dict[str, Any]]:
@@ -199,3 +202,31 @@ def test_numbers_of_an_objective_are_those_of_the_rows() -> None:
     rows = [{**row, "weight": float(number)} for number, row in enumerate(conversations())]
     batch = joined(rows, grouped([row["input_ids"] for row in rows]), CPU)
     assert batch["numbers"]["weight"].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    ("name", "settings"), [("dpo", {}), ("simpo", {"sft_weight": 0.5}), ("orpo", {"prompt_loss": True})]
+)
+def test_the_prompt_of_a_pair_is_computed_once(name: str, settings: dict[str, Any], packed: bool) -> None:
+    """The same losses, metrics and gradients as from whole sequences, from fewer tokens."""
+    objective = OBJECTIVES[name].configured(settings)
+    draw = torch.Generator().manual_seed(0)
+    of = [tuple(torch.randint(64, (size,), generator=draw).tolist() for size in (20, 4 + n, 9 - n)) for n in range(4)]
+    rows = prepared(pairs(of), objective)
+    packed_rows = [objective.sequences(row) for row in rows]
+    model = with_adapter(build_loud("llama", "flash")).train()
+    units = {unit: int(sum(rows[column])) if column else len(rows) for unit, column in objective.units.items()}
+    results = []
+    for prefixes in (False, True):
+        model.zero_grad()
+        batch = collate(packed_rows, packed, CPU, prefixes)
+        totals = Totals(objective, units, 2, CPU)
+        totals.weighted(totals.add(objective.values(token_losses(model, batch), batch, {})), 1).backward()
+        gradients = {key: value.grad.clone() for key, value in model.named_parameters() if value.requires_grad}
+        results.append((batch["input_ids"].numel(), totals, gradients))
+    (whole, expected, of_expected), (once, actual, of_actual) = results
+    assert once == sum(map(len, itertools.chain(*of))) < 0.7 * whole
+    assert actual.means == pytest.approx(expected.means, rel=1e-5, abs=1e-5)
+    for key, gradient in of_expected.items():
+        assert torch.allclose(of_actual[key], gradient, rtol=1e-5, atol=1e-5 * gradient.abs().max().item()), key
