@@ -53,6 +53,7 @@ ASSUMED = {
     "llama-3-70b-qlora-2x24gb": Assumed(MODELS / "llama-3-70b.json"),
     "llama-3-8b-dora-1x80gb": Assumed(MODELS / "llama-3-8b.json"),
     "llama-3-8b-lora-8x80gb": Assumed(MODELS / "llama-3-8b.json"),
+    "llama-3-8b-orpo-qlora-1x24gb": Assumed(MODELS / "llama-3-8b.json", row=800),
     "llama-3.1-8b-128k-8x80gb": Assumed(MODELS / "llama-3.1-8b.json", row=131_072),
     "llama-3.2-1b-full-2x24gb": Assumed(MODELS / "llama-3.2-1b.json"),
     "qwen2.5-14b-2x32gb": Assumed(MODELS / "qwen2.5-14b.json", row=128),
@@ -60,6 +61,7 @@ ASSUMED = {
     "qwen2.5-7b-mixture-8x80gb": Assumed(MODELS / "qwen2.5-7b.json", row=1_000),
     "qwen2.5-7b-qlora-1x24gb": Assumed(MODELS / "qwen2.5-7b.json"),
     "qwen3-30b-a3b-lora-4x80gb": Assumed(MIXTURES / "qwen3-30b-a3b.json"),
+    "zephyr-7b-dpo-qlora-8x80gb": Assumed(MODELS / "mistral-7b.json", row=800),
 }
 """The recipes that are planned for GPUs."""
 

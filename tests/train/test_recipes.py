@@ -35,6 +35,7 @@ PLANNED: dict[str, dict[str, tuple[str, int, bool]]] = {
     "llama-3-70b-qlora-2x24gb": {"qlora": ("fsdp_offload", 2, True)},
     "llama-3-8b-dora-1x80gb": {"dora": ("ddp", 1, False)},
     "llama-3-8b-lora-8x80gb": {"lora": ("ddp", 1, False)},
+    "llama-3-8b-orpo-qlora-1x24gb": {"orpo": ("ddp", 1, False)},
     "llama-3.1-8b-128k-8x80gb": {"long": ("ddp", 1, True)},
     "llama-3.2-1b-full-2x24gb": {"full": ("fsdp", 1, False)},
     "qwen2.5-14b-2x32gb": {
@@ -47,8 +48,11 @@ PLANNED: dict[str, dict[str, tuple[str, int, bool]]] = {
     "qwen2.5-7b-mixture-8x80gb": {"mixture": ("ddp", 1, False)},
     "qwen2.5-7b-qlora-1x24gb": {"qlora": ("ddp", 1, False)},
     "qwen3-30b-a3b-lora-4x80gb": {"experts": ("fsdp", 2, True)},
+    "zephyr-7b-dpo-qlora-8x80gb": {"dpo": ("zero2", 1, False)},
 }
-RUN_HERE = {"gemma-3-270m-boolq", "smollm2-135m-benchmarks", "smollm2-135m-strategies"}
+RUN_HERE = {
+    *("gemma-3-270m-boolq", "smollm2-135m-benchmarks", "smollm2-135m-preferences", "smollm2-135m-strategies"),
+}
 """Recipes for two CPU cores; the families of their models are trained by other tests."""
 PARAMETERS = {
     "bloom-176b": 176_247_271_424,
@@ -66,13 +70,16 @@ FAMILY = {
 }
 """The tiny stand-in's family, if it is not like Llama."""
 TWO_NODES = {"local": 2, "ranks_per_node": 4}  # four ranks, of which two count as a node
+PAIRS = {"data": "pairs", "packing": "pairs-packed", "epochs": 3}
 LIKE_IT: dict[tuple[str, str], dict[str, Any]] = {
     ("llama-3-70b-lora-2x8x80gb", "hpz"): TWO_NODES,
+    ("llama-3-8b-orpo-qlora-1x24gb", "orpo"): PAIRS,
     ("llama-3.1-8b-128k-8x80gb", "long"): {"sequence_parallel": 2, "attention": "flash"},
     ("qwen2.5-7b-mixture-8x80gb", "mixture"): {"data": "mixed", "packing": "mixed-packing", "epochs": 3},
+    ("zephyr-7b-dpo-qlora-8x80gb", "dpo"): PAIRS | {"reference": "pairs-reference"},
 }
 """What a run has beside strategy and method, for two ranks and tiny rows."""
-METHOD = ("method", "lora", "quantization")
+METHOD = ("method", "lora", "quantization", "objective", "dpo", "orpo")
 ONE_RUN = {"llama-3-70b-lora-2x8x80gb", "qwen2.5-14b-2x32gb"}
 """Recipes whose runs differ in their strategy alone: test_training.py trains the other ones, their own JSON too."""
 
@@ -126,6 +133,9 @@ def test_it_trains_a_tiny_stand_in(name: str, chosen: str, bench: Bench, bench_o
     place = bench_of(family) if family else bench
     if own.get("data") == "mixed":
         place.mix()
+    if own.get("data") == "pairs":
+        place.prefer()
+        place.refer("pairs", quantization=recipe["quantization"])
     settings = settings_of(family) if family else {}
     run = place.run(f"recipe-{name}-{chosen}", strategy, **settings, **own, learning_rate=1e-2)
     assert metrics(run)["losses"][-1] < metrics(run)["losses"][0]
