@@ -51,6 +51,7 @@ KTO = {"beta": 0.1, "desirable_weight": 1.0, "undesirable_weight": 1.0}
         ("rl: dpo", "dpo", SIGMOID),
         ("rl: dpo\nrl_beta: 0.3", "dpo", {**SIGMOID, "beta": 0.3}),
         ("rl: dpo\ndpo_beta: 0.3", "dpo", {**SIGMOID, "beta": 0.3}),
+        ("rl: dpo\ndpo_beta: 0.3\nrl_beta: 0", "dpo", {**SIGMOID, "beta": 0.3}),
         ("rl: dpo\norpo_alpha: 0.3", "dpo", {**SIGMOID, "beta": 0.3}),
         ("rl: dpo\norpo_alpha: 0.3\nrl_beta: 0.2", "dpo", {**SIGMOID, "beta": 0.2}),
         ("rl: dpo\ntrl: {beta: 0.4}\nrl_beta: 0.2", "dpo", {**SIGMOID, "beta": 0.4}),
@@ -133,6 +134,10 @@ def test_what_differs_is_a_line(tmp_path: Path, text: str, line: str) -> None:
         (f"{AXOLOTL}rl: dpo\nlora_dropout: 0.05", "lora_dropout: 0.05 is switched off by this trainer there"),
         (f"{AXOLOTL}rl: dpo\nexcess_length_strategy: truncate", "excess_length_strategy: longer rows lose a part"),
         (f"{AXOLOTL}rl: dpo\ntrain_on_inputs: true", "train_on_inputs: answers alone are compared, there too"),
+        (
+            f"{AXOLOTL}rl: dpo\ndatasets: [{{path: a/b, type: chat_template.default, roles_to_train: [user]}}]",
+            "datasets[0].roles_to_train: answers alone are compared",
+        ),
         (f"{FACTORY}dataset: a\nstage: dpo", "cutoff_len: longer rows lose a part of the prompt or of an answer there"),
         (f"{FACTORY}dataset: a\nstage: dpo\nkto_chosen_weight: 2", "kto_chosen_weight: not used by stage dpo with dpo"),
         (f"{FACTORY}dataset: a\nstage: dpo\nsimpo_gamma: 2", "simpo_gamma: not used by stage dpo with dpo"),
@@ -187,7 +192,8 @@ TYPES: list[tuple[str, str, str, str, dict[str, Any]]] = [
     ("dpo", "chat_template.default", "", "chat", {"messages": [USER], "chosen": GOOD, "rejected": BAD}),
     ("simpo", "chat_template", "field_messages: talk, field_chosen: better, field_rejected: worse", "chat",
      {"talk": [USER], "better": GOOD, "worse": BAD, "messages": [BAD], "chosen": "x", "rejected": "x"}),
-    ("dpo", "chat_template.argilla_chat", "", "chat", {"chosen": PAIR[0], "rejected": PAIR[1], "prompt": "else"}),
+    ("dpo", "chat_template.argilla_chat", "roles_to_train: [user]", "chat",
+     {"chosen": PAIR[0], "rejected": PAIR[1], "prompt": "else"}),
     ("dpo", "chatml.intel", "", CHATML, {"question": USER["content"], "chosen": "5", "rejected": "6", "input": "else"}),
     ("ipo", "llama3.intel", "", LLAMA, {"question": USER["content"], "chosen": "5", "rejected": "6", "tools": "else"}),
     ("dpo", "chatml.icr", "", CHATML, {"input": USER["content"], "chosen": "5", "rejected": "6", "prompt": "else"}),
@@ -302,7 +308,7 @@ def spoken(message: dict[str, str], role: str = "from", text: str = "value", **n
         ("sharegpt", {"conversations": [spoken(USER, user="human")], "chosen": spoken(GOOD), "rejected": spoken(BAD)}),
         ("renamed", {
             "talk": [spoken(USER, "who", "what", user="customer")], "yes": spoken(GOOD, "who", "what", assistant="bot"),
-            "no": spoken(BAD, "who", "what", assistant="bot"), "system": "else",
+            "no": spoken(BAD, "who", "what", assistant="bot"), "system": "else", "conversations": [BAD],
         }),
     ],
 )  # fmt: skip

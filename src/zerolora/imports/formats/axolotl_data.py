@@ -284,7 +284,12 @@ def write_data(model: str, draft: Draft) -> list[str]:
         lines += line
         sets.append(_set(key, values, kind))
         kinds.append(kind)
-    lines += [*([] if "objective" in facts else _loss(named, draft)), *_prompt(kinds, draft)]
+    if "objective" in facts:
+        text = "answers alone are compared, there too"
+        lines += [Remark(f"{key}.roles_to_train: {text}", NO_EFFECT) for key in named if "trained" in named[key]]
+    else:
+        lines += _loss(named, draft)
+    lines += _prompt(kinds, draft)
     trained = [one for one in sets if not one.held_out]
     if trained and all(one.form == "text" for one in trained):
         rows["too_long"] = facts.get("too_long", "split")
