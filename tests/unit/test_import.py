@@ -220,16 +220,18 @@ def test_every_key_with_any_value_has_a_line(drawn: tuple[str, dict[str, Any]]) 
 
 
 def test_command_prints_its_lines_and_writes_them_into_the_config(tmp_path: Path) -> None:
-    file, output = ROOT / "tests/unit/imported/llamafactory-llama3-lora-dpo.yaml", tmp_path / "new/config.yaml"
+    example = (ROOT / "tests/unit/imported/llamafactory-llama3-lora-dpo.yaml").read_text(encoding="utf-8")
+    file, output = tmp_path / "rm.yaml", tmp_path / "new/config.yaml"
+    file.write_text(example.replace("stage: dpo", "stage: rm"), encoding="utf-8")
     refused = served("zerolora", "import", str(file), "--output", str(output))
-    assert refused.returncode == 2 and "stage: 'dpo': preferences" in refused.stderr and "--as-sft" in refused.stderr
+    assert refused.returncode == 2 and "stage: 'rm': a reward model" in refused.stderr and "--as-sft" in refused.stderr
     assert len(refused.stderr.strip().splitlines()) == 1 and not output.exists()
     result = served("zerolora", "import", str(file), "--output", str(output), "--as-sft")
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
     groups = [lines.index(f"{group}:") for group in (CHANGES, FILL_IN, NO_EFFECT)]
     assert groups == sorted(groups) and groups[0] == 0
-    assert "  stage: no equal: 'dpo': preferences" in lines[: groups[1]]
+    assert "  stage: no equal: 'rm': a reward model" in lines[: groups[1]]
     assert "  output_dir: no equal: results are in results/<run>/" in lines[groups[2] :]
     text = output.read_text(encoding="utf-8")
     assert [line[2:] for line in text.splitlines()[1:] if line.startswith("# ")] == lines
@@ -375,7 +377,7 @@ def test_a_share_of_validation_rows_stays_one(tmp_path: Path, text: str, key: st
         *(
             (f"{AXOLOTL}{line}\n", line.partition(":")[0])
             for line in (
-                "rl: dpo", "rl: grpo", "reward_model: true", "process_reward_model: true", "num_labels: 2",
+                "rl: gdpo", "rl: grpo", "reward_model: true", "process_reward_model: true", "num_labels: 2",
                 "qat: {activation_dtype: int8}", "processor_type: AutoProcessor", "image_size: 512", "adapter: oft",
                 "adapter: llama-adapter", "relora: true", "lisa_n_layers: 4", "unfrozen_parameters: [lm_head]",
                 "kd_trainer: true", "plugins: [axolotl.integrations.diffusion.DiffusionPlugin]", "use_eaft: true",
@@ -384,7 +386,7 @@ def test_a_share_of_validation_rows_stays_one(tmp_path: Path, text: str, key: st
             )
         ),
         (f"{AXOLOTL}datasets: [{{path: a/b, type: bradley_terry.chat_template}}]\n", "datasets[0].type"),
-        *((FACTORY.replace("sft", stage), "stage") for stage in ("dpo", "kto", "rm", "ppo", "nothing")),
+        *((FACTORY.replace("sft", stage), "stage") for stage in ("rm", "ppo", "nothing")),
         *((FACTORY.replace("lora", method), "finetuning_type") for method in ("freeze", "oft")),
         (FACTORY.replace("dataset: a\n", "export_dir: b\n"), "dataset"),
         *(

@@ -1,5 +1,6 @@
 """Rows of preference data: every form becomes the same pair, and what contradicts itself is refused."""
 
+import copy
 import json
 import string
 from pathlib import Path
@@ -368,6 +369,64 @@ REFUSED_LABELS: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("row", "message"), REFUSED_LABELS, ids=[message for _, message in REFUSED_LABELS])
 def test_labelled_answers_that_contradict_themselves_are_refused(row: dict[str, Any], message: str) -> None:
     assert refused(row, "labelled").startswith(message)
+
+
+WORDS = [
+    "user",
+    "assistant",
+    "text",
+    "[1]",
+    "{}",
+    "\ud800",
+    "",
+    " ",
+    "\n\nHuman: x",
+    "\n\nHuman:",
+    '[{"role": "user"}]',
+]
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 3) | st.floats() | st.sampled_from(WORDS) | st.binary(max_size=2),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["role", "content", "from", "value", "answer", "rank", "tool_calls"]), inner, max_size=3
+        )
+    ),
+    max_leaves=8,
+)
+
+
+@st.composite
+def _spoilt(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
+    """Return a row of a data set with a random value in a random position."""
+    form, rows = draw(st.sampled_from([("preference", PAIRS), ("labelled", LABELLED)]))
+    row = copy.deepcopy(draw(st.sampled_from(list(rows.values())))[0])
+    inside: Any = row
+    while True:
+        key = draw(st.sampled_from(sorted(inside) if isinstance(inside, dict) else range(len(inside))))
+        if not (isinstance(inside[key], dict | list) and inside[key] and draw(st.booleans())):
+            inside[key] = draw(VALUES)
+            return form, row
+        inside = inside[key]
+
+
+@given(_spoilt())
+def test_any_judged_row_is_parsed_or_bad(case: tuple[str, dict[str, Any]]) -> None:
+    form, row = case
+    try:
+        detect(row, Reading(), FORMS[form].rows)
+        example = parse(row, form, Reading())
+    except BadRow as error:
+        assert "\n" not in str(error)
+        str(error).encode()
+        return
+    both = [example.messages, *([example.rejected] if form == "preference" else ())]
+    for messages in both:
+        assert messages is not None and messages[-1]["role"] == "assistant"
+        assert messages[: example.prompt] == both[0][: example.prompt]  # type: ignore[index]
+        assert 0 < example.prompt < len(messages)
+        assert "user" not in [message["role"] for message in messages[example.prompt :]]
+    assert (example.desirable is None) == (form == "preference")
 
 
 # Rows of another kind

@@ -49,7 +49,7 @@ CODE = {
     ".toml": "TOML, as configs of torchtitan are",
 }
 """Kinds of training files that are neither executed nor read, by suffix."""
-SFT = "zerolora does supervised fine-tuning on text"
+SFT = "zerolora trains on text: write --as-sft to import the rest of the file as supervised fine-tuning"
 OTHERS = {
     "TRL, alignment-handbook or open-r1": TRL | TRAINING,
     "ms-swift": SWIFT | TRAINING,
@@ -143,7 +143,7 @@ def import_config(file: Path, source: str | None, output: Path, force: bool, as_
     translated = translate(values, recognised(file, values, source), file.resolve().parent)
     if translated.unlike and not as_sft:
         reasons = "; ".join(f"{key}: {reason}" for key, reason in translated.unlike)
-        raise UserError(f"{file}: {reasons}; {SFT}: write --as-sft to import the rest of the file as that")
+        raise UserError(f"{file}: {reasons}; {SFT}")
     comments = "".join(f"# {line}\n" for line in translated.text)
     body = yaml.safe_dump(translated.config, sort_keys=False, allow_unicode=True)
     write_text(output, f"# Translated by `zerolora import`.\n{comments}\n{body}")

@@ -7,8 +7,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+from zerolora.data.prompt_formats import PROMPT_FORMATS
 from zerolora.errors import shown
-from zerolora.imports.formats import axolotl_data, common
+from zerolora.imports.formats import axolotl_data, axolotl_objective, common
 from zerolora.imports.formats.import_format import (
     FILL_IN,
     NO_EFFECT,
@@ -44,13 +45,17 @@ KNOWN_TOKENS = {
         "bos_token": "<s>",
         "unk_token": "<unk>",
     },
+    r"Qwen/Qwen[23][\w.]*-[\d.]+B-Instruct|Qwen/Qwen3-[\d.]+B$": {"eos_token": "<|im_end|>"},
     r"01-ai/Yi-": {"bos_token": "<|startoftext|>", "unk_token": "<unk>"},
-    r"(meta-llama|NousResearch)/(Meta-)?Llama-3": {"bos_token": "<|begin_of_text|>"},
+    r"(meta-llama|NousResearch)/(Meta-)?Llama-3[\w.]*-\d+B-Instruct": {
+        "bos_token": "<|begin_of_text|>",
+        "eos_token": "<|eot_id|>",
+    },
+    r"(meta-llama|NousResearch)/(Meta-)?Llama-3": {"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>"},
 }
 """Special tokens of published tokenizers (tokenizer_config.json), by the beginning of the repository's name."""
 KERNELS = "a kernel for the same computation; zerolora has its own"
 RL = "rewards and preferences"
-RL_ONLY = "used only with `rl`"
 PLUGINS = {
     "CutCrossEntropyPlugin": "",
     "LigerPlugin": "",
@@ -159,16 +164,35 @@ def _stop(value: Any, draft: Draft) -> str | None:
 
 def _eos(value: Any, draft: Draft) -> str | None:
     draft.facts["stop"] = [*draft.facts.get("stop", []), text(value)]
+    draft.facts["eos"] = value
     return Remark("ends an answer here, and is eos_token in templates; the tokenizer's files stay", NO_EFFECT)
+
+
+def _known_tokens(draft: Draft) -> dict[str, Any]:
+    """Return the special tokens of the model's tokenizer by role, as far as they are known."""
+    model = draft.facts.get("model", "")
+    if Path(model).is_dir() and (Path(model) / TOKENIZER_CONFIG).is_file():
+        return {key: _content(value) for key, value in tokenizer_config(Path(model)).items()}
+    return next((dict(each) for begins, each in KNOWN_TOKENS.items() if re.match(begins, model)), {})
+
+
+def _ends(draft: Draft) -> list[str]:
+    """Return a line if TRL's trainers may append the end of sequence to answers that the template ends otherwise."""
+    form = PROMPT_FORMATS.get(draft.config["prepare"]["rows"]["template"])
+    if "objective" not in draft.facts or form is None:
+        return []
+    stop = form.example.rpartition("Hello")[2].removesuffix("»").strip()
+    eos = draft.facts.get("eos") or _known_tokens(draft).get("eos_token")
+    if stop in ("</s>", eos):
+        return []
+    text = f"the tokenizer's end of sequence{f', {eos},' if eos else ''} follows {stop} in an answer there, not here"
+    return [Remark(f"rl: {text}{'' if eos else ', unless they are the same'}")]
 
 
 def _tokens(draft: Draft) -> list[str]:
     """Return a line for each special token that the tokenizer may not have in this role; it has no key here."""
-    model = draft.facts.get("model", "")
     lines: list[str] = []
-    known = next((each for begins, each in KNOWN_TOKENS.items() if re.match(begins, model)), {})
-    if Path(model).is_dir() and (Path(model) / TOKENIZER_CONFIG).is_file():
-        known = {key: _content(value) for key, value in tokenizer_config(Path(model)).items()}
+    known = _known_tokens(draft)
     for role in ROLES:
         if (token := draft.facts.get(role)) is None:
             continue
@@ -260,7 +284,7 @@ def _finish(draft: Draft) -> list[str]:
         draft.set("render.strategy", f"{kind}_offload" if facts.get("offload") else kind)
     lines += common.set_strategy(draft, "deepspeed or fsdp")
     lines += [*_schedule(draft), *_warmed_up(draft)]
-    lines += axolotl_data.write_data(ours, draft)
+    lines += [*axolotl_objective.set_objective(draft), *axolotl_data.write_data(ours, draft), *_ends(draft)]
     _keep_best(draft)
     return lines + common.scaffold(draft)
 
@@ -389,13 +413,8 @@ FORMAT = Format(
         **each("unfrozen_parameters spectrum_top_fraction", unlike("training part of the base weights")),
         "freeze_mm_modules": idle("a vision tower is never trained"),
         **each("image_size image_resize_algorithm", unlike("rows with images")),
-        **each("rl nemo_gym_enabled", unlike(RL)),
-        **each("trl vllm ebft", unless_off(idle(RL_ONLY))),
-        **each(
-            "rl_beta orpo_alpha simpo_gamma cpo_alpha kto_desirable_weight kto_undesirable_weight "
-            "dpo_use_weighting dpo_beta dpo_loss_type dpo_label_smoothing max_prompt_len",
-            idle(RL_ONLY),
-        ),
+        "nemo_gym_enabled": unlike(RL),
+        **axolotl_objective.RULES,
         "reward_model": unlike("a reward model"),
         "process_reward_model": unlike("a process reward model"),
         "center_rewards_coefficient": idle("used only with a reward model"),

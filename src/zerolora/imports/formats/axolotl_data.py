@@ -27,7 +27,7 @@ from zerolora.imports.formats.import_format import (
     texts,
     unless_off,
 )
-from zerolora.imports.formats.sets import DATA_FILE, REMOTE, DataSet, unread, write_sets
+from zerolora.imports.formats.sets import DATA_FILE, REMOTE, SCORES, DataSet, unread, write_sets
 
 TEMPLATES = {
     "tokenizer_default": "chat",
@@ -123,10 +123,60 @@ KINDS = {
 }
 BUILDERS = ("json", "csv", "parquet", "text", "arrow")
 """Paths that denote the type of data_files, which are anywhere (load_dataset of `datasets`)."""
+REWARDS = re.compile(r"bradley_terry|stepwise_supervised|ebft|rwd\.")
 PREFERENCES = re.compile(
-    r"bradley_terry|stepwise_supervised|ebft|rwd\.|(chat_template|chatml|llama3|zephyr)\.(argilla|ultra|intel|prompt_pairs|icr)"
+    r"(chat_template|chatml|llama3|zephyr)\.(default|argilla|ultra|intel|prompt_pairs|icr|nectar)|chatml$|llama3$"
     r"|user_defined\.|passthrough"
 )
+"""Row types of `rl`; chat_template.default is one of other trainings too."""
+ANSWERS = ("chosen", "rejected")
+FIRST = "of a conversation of several turns, the first question and its answers are read there, the last here"
+RAW = "texts get no template there, and messages the model's own; chat is written"
+
+
+def _in_template(template: str) -> dict[str, Kind]:
+    """Return the row types of a template for `rl: dpo`, by the name behind its module."""
+    texts = Kind("preference", template=template)
+    asked = {"icr": "input", "intel": "question", "prompt_pairs": "prompt", "ultra": "prompt"}
+    every = ("prompt", "input", "question", "instruction", "chosen_response", "rejected_response")
+    return {
+        **dict.fromkeys(("default", "argilla"), texts._replace(reads=(*ANSWERS, *every, "system"))),
+        "argilla_chat": texts._replace(reads=ANSWERS, differs=FIRST),
+        **{name: texts._replace(reads=(*ANSWERS, field, "system")) for name, field in asked.items()},
+    }
+
+
+def _labelled(template: str) -> dict[str, Kind]:
+    """Return the row types of a template for `rl: kto`."""
+    texts = Kind("labelled", template=template)
+    asked = {"argilla": "instruction", "intel": "question", "prompt_pairs": "prompt", "ultra": "prompt"}
+    return {
+        "argilla_chat": texts._replace(reads=("completion", "label"), differs=FIRST),
+        **{name: texts._replace(reads=("completion", "label", field, "system")) for name, field in asked.items()},
+    }
+
+
+MODULES = {"chatml": "chatml", "llama3": "llama-3-verbatim"}
+"""The template of the row types in a module, by its name."""
+PAIRS = {
+    "chat_template.default": Kind("preference", reads=("messages", *ANSWERS)),
+    "chat_template.argilla_chat": Kind("preference", reads=ANSWERS),
+    "passthrough.default": Kind("preference", reads=("prompt", *ANSWERS), differs=RAW),
+    "user_defined.default": Kind("preference", template="plain", reads=("prompt", *ANSWERS)),
+    **{f"{module}.{name}": kind for module, own in MODULES.items() for name, kind in _in_template(own).items()},
+}
+BY_OBJECTIVE = {
+    **dict.fromkeys(("dpo", "ipo", "simpo"), PAIRS),
+    "orpo": {"chat_template.argilla": Kind("preference", reads=("prompt", *ANSWERS, "system"))},
+    "kto": {
+        "user_defined.default": Kind("labelled", template="plain", reads=("prompt", "completion", "label")),
+        "passthrough.default": Kind("labelled", reads=("prompt", "completion", "label"), differs=RAW),
+        **{f"{module}.{name}": kind for module, own in MODULES.items() for name, kind in _labelled(own).items()},
+    },
+}
+"""Row types by our objective (axolotl's prompt_strategies/dpo, orpo and kto)."""
+USER_DEFINED = ("prompt", "chosen", "rejected", "completion", "label")
+"""Fields of a user-defined row type of `rl`."""
 
 
 def rules(section: str) -> dict[str, Rule]:
@@ -142,6 +192,8 @@ def rules(section: str) -> dict[str, Rule]:
         "field": _of_set("field", text, columns, "for completion rows: {text: FIELD}"),
         "text_column": _of_set("field", text, columns, "{text: COLUMN}"),
         "field_messages": _of_set("messages", text, columns, "{messages: COLUMN}"),
+        "field_chosen": _of_set("chosen", text, columns, "{chosen: COLUMN}"),
+        "field_rejected": _of_set("rejected", text, columns, "{rejected: COLUMN}"),
         "field_tools": _of_set("tools", text, columns, "{tools: COLUMN}"),
         "message_field_role": _of_set("role", text, columns),
         "message_field_content": _of_set("content", text, columns),
@@ -162,6 +214,11 @@ def rules(section: str) -> dict[str, Rule]:
         "type.field_input": _of_set("input", text, columns),
         "type.field_output": _of_set("output", text, columns),
         "type.field_system": _of_set("system", text, columns),
+        **{f"type.field_{field}": _of_set(field, text, columns, f"{{{field}: COLUMN}}") for field in USER_DEFINED},
+        **{
+            f"type.{field}_format": none("write the prompt as a Jinja file, and name it in prepare.rows.template")
+            for field in ("prompt", "chosen", "rejected", "completion")
+        },
         "type.format": none("write the prompt as a Jinja file, and name it in prepare.rows.template (docs/data.md)"),
         "type.no_input_format": none("write the prompt as a Jinja file (docs/data.md)"),
         "type.system_prompt": none("set prepare.rows.system", FILL_IN),
@@ -223,15 +280,38 @@ def write_data(model: str, draft: Draft) -> list[str]:
     lines: list[str] = []
     sets, kinds = [], []
     for key, values in named.items():
-        kind = values.get("kind") or _without_type(key, values)
+        kind, line = _kind(key, values, draft)
+        lines += line
         sets.append(_set(key, values, kind))
         kinds.append(kind)
-    lines += [*_loss(named, draft), *_prompt(kinds, draft)]
+    if "objective" in facts:
+        text = "answers alone are compared, there too"
+        lines += [Remark(f"{key}.roles_to_train: {text}", NO_EFFECT) for key in named if "trained" in named[key]]
+    else:
+        lines += _loss(named, draft)
+    lines += _prompt(kinds, draft)
     trained = [one for one in sets if not one.held_out]
     if trained and all(one.form == "text" for one in trained):
         rows["too_long"] = facts.get("too_long", "split")
         rows["loss"] = "everything"
     return lines + write_sets(sets, draft)
+
+
+def _kind(key: str, values: dict[str, Any], draft: Draft) -> tuple[Kind, list[str]]:
+    """Return the row type of a data set, and a line if `rl` has none of this name."""
+    name, objective = values.get("type", ""), draft.facts.get("objective")
+    if objective is None:
+        if PREFERENCES.match(name) and "kind" not in values:
+            draft.unlike.append((f"{key}.type", f"{shown(name)}: rows of preferences"))
+        return values.get("kind") or _without_type(key, values), []
+    kinds = BY_OBJECTIVE[draft.facts["rl"]]
+    if not name:
+        name = "user_defined.default" if any(field in values for field in USER_DEFINED) else "passthrough.default"
+    kind = kinds.get(name if "." in name else f"{name}.default")
+    if kind:
+        return kind, []
+    text = f"{shown(name)} is not a type of rl: {draft.facts['rl']} that has an equal; convert the rows to docs/data.md"
+    return Kind("labelled" if objective == "kto" else "preference"), [Remark(f"{key}.type: {text}")]
 
 
 def _without_type(key: str, values: dict[str, Any]) -> Kind:
@@ -281,6 +361,8 @@ def _prompt(kinds: list[Kind], draft: Draft) -> list[str]:
     lines: list[str] = []
     if "system" in facts:
         lines.append(_default_system("" if own or "template_system" in facts else chosen, draft))
+    for differs in dict.fromkeys(kind.differs for kind in kinds if kind.differs):
+        lines.append(Remark(f"prepare.rows.template: {differs}"))
     if not own:
         rows["template"] = chosen
         if "template_system" in facts:
@@ -290,10 +372,8 @@ def _prompt(kinds: list[Kind], draft: Draft) -> list[str]:
     rows["template"], system = own[0]
     if system:
         rows.setdefault("system", system)
-    for differs in dict.fromkeys(kind.differs for kind in kinds if kind.differs):
-        lines.append(Remark(f"prepare.rows.template: {differs}"))
     others = [f"{name}" for name, _ in own[1:]]
-    if any(not kind.template and kind.form in ("messages", "sharegpt", "auto") for kind in kinds):
+    if any(not kind.template and kind.form not in ("alpaca", "text") for kind in kinds):
         others.append(chosen)
     if others:
         lines.append(
@@ -327,7 +407,11 @@ def _set(key: str, values: dict[str, Any], kind: Kind) -> DataSet:
         path.startswith((".", "/", "~")) or bool(DATA_FILE.search(path)) or path.count("/") > 1
     )
     form, columns = kind.form, dict(kind.columns)
-    if form == "messages":
+    ignore: list[str] = []
+    if form in ("preference", "labelled"):
+        columns = _judged(values)
+        ignore = unread(form, [*(columns.get(field, field) for field in kind.reads), *SCORES]) if kind.reads else []
+    elif form == "messages":
         form, columns = _messages(values)
     elif form == "text" and values.get("field", "text") != "text":
         columns["text"] = values["field"]
@@ -345,7 +429,7 @@ def _set(key: str, values: dict[str, Any], kind: Kind) -> DataSet:
         form=form,
         columns=columns,
         roles=values.get("roles", {}),
-        ignore=_unread(form, (*kind.reads, *columns, *columns.values())),
+        ignore=ignore or _unread(form, (*kind.reads, *columns, *columns.values())),
         split=values.get("split"),
         subset=values.get("subset"),
         revision=values.get("revision"),
@@ -381,6 +465,14 @@ def _messages(values: dict[str, Any]) -> tuple[str, dict[str, str]]:
     return form, {ours: theirs for ours, theirs in columns.items() if ours != theirs}
 
 
+def _judged(values: dict[str, Any]) -> dict[str, str]:
+    """Return the columns of preference data by the names in the file."""
+    names = [*USER_DEFINED, "messages", "role", "content"]
+    if (values.get("role"), values.get("content")) == ("from", "value"):
+        names = [*USER_DEFINED, "messages"]
+    return {name: values[name] for name in names if values.get(name, name) != name}
+
+
 def _of_set(name: str, convert: Callable[[Any], Any], new: str, remark: str = "") -> Rule:
     """Return the rule of a data set's key, for `write_data`."""
 
@@ -401,12 +493,15 @@ def _values(draft: Draft) -> dict[str, Any]:
 
 def _type(value: Any, draft: Draft) -> str | None:
     name = text(value)
-    if PREFERENCES.match(name):
-        raise Unlike(f"{shown(name)}: rows of preferences or rewards")
+    if REWARDS.match(name):
+        raise Unlike(f"{shown(name)}: rows of rewards")
+    _values(draft)["type"] = name
     base, _, style = name.partition(":")
     kind = KINDS.get(base.removesuffix(".load"))
     if base == "alpaca" and style:
         kind = STYLES.get(style)
+    if kind is None and PREFERENCES.match(name):
+        return None  # `rl` decides
     if kind is None:
         raise NoEqual(f"{shown(name)} is not a row format here: convert the rows to a format of docs/data.md")
     _values(draft)["kind"] = kind

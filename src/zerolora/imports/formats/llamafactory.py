@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from zerolora.errors import shown
-from zerolora.imports.formats import common, llamafactory_data
+from zerolora.imports.formats import common, llamafactory_data, llamafactory_objective
 from zerolora.imports.formats.import_format import (
     CHANGES,
     NO_EFFECT,
@@ -67,7 +67,7 @@ QWEN = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
 SYSTEM = {"qwen": QWEN, "zephyr": "You are Zephyr, a helpful assistant."}
 """Default system prompts that our templates lack."""
 TRACKERS = ("wandb", "mlflow", "swanlab", "tensorboard")
-STAGES = {"rm": "a reward model", "ppo": "rewards", "dpo": "preferences", "kto": "preferences"}
+STAGES = {"rm": "a reward model", "ppo": "rewards"}
 RL_ONLY = "used only with other stages"
 OFT_ONLY = "used only with finetuning_type oft"
 FREEZE_ONLY = "used only with finetuning_type freeze"
@@ -78,7 +78,7 @@ LAUNCH = "`zerolora train` starts ranks itself, on a cluster by Slurm (docs/slur
 
 
 def _stage(value: Any, draft: Draft) -> str | None:
-    if value not in ("sft", "pt"):
+    if value not in ("sft", "pt", "dpo", "kto"):
         raise Unlike(
             f"{shown(value)}: {STAGES.get(value, 'no stage of LLaMA-Factory') if isinstance(value, str) else ''}"
         )
@@ -211,7 +211,7 @@ def _finish(draft: Draft) -> list[str]:
     lines += common.set_strategy(draft, "deepspeed or fsdp")
     if "dataset" not in facts:
         draft.unlike.append(("dataset", "is missing: the file serves or exports a model and trains nothing"))
-    lines += llamafactory_data.write_data(ours, draft)
+    lines += [*llamafactory_objective.set_objective(draft), *llamafactory_data.write_data(ours, draft)]
     facts.setdefault("best", False)  # of transformers; axolotl loads the best where it can
     return lines + common.scaffold(draft)
 
@@ -219,6 +219,8 @@ def _finish(draft: Draft) -> list[str]:
 def _packed(draft: Draft) -> list[str]:
     """Set pack.packing, which LLaMA-Factory enables by default for plain text."""
     facts = draft.facts
+    if facts.get("stage") in ("dpo", "kto"):
+        return []
     plain, neat = facts.get("stage") == "pt", facts.get("neat", False)
     packing = neat or facts.get("packing", plain)
     if not packing:
@@ -283,16 +285,19 @@ FORMAT = Format(
         "quantization_type": fact("type", "train.quantization.type", text),
         "double_quantization": fact("double", "train.quantization.double", flag),
         "quantization_device_map": idle("write render.strategy"),
-        "stage": Rule("prepare.rows.format", _stage, "sft; pt → plain text; others stop the import"),
+        "stage": Rule(
+            "prepare.rows.format, train.objective",
+            _stage,
+            "pt → plain text, dpo → by pref_loss; others stop the import",
+        ),
         "do_train": Rule("", _trains, "the pipeline always trains; false stops the import"),
         "do_eval": idle("validation loss is always computed at the end"),
         **each("do_predict predict_with_generate compute_accuracy", idle("held-out rows are always evaluated")),
         "max_new_tokens": same("evaluate.max_new_tokens", whole),
+        **llamafactory_objective.RULES,
         **each(
-            "pref_beta pref_loss pref_ftx pref_bco_weight dpo_label_smoothing kto_chosen_weight "
-            "kto_rejected_weight simpo_gamma ppo_buffer_size ppo_epochs ppo_score_norm ppo_target "
-            "ppo_whiten_rewards ref_model ref_model_adapters ref_model_quantization_bit "
-            "reward_model_adapters reward_model_quantization_bit reward_model_type ld_alpha",
+            "ppo_buffer_size ppo_epochs ppo_score_norm ppo_target ppo_whiten_rewards ref_model_quantization_bit "
+            "reward_model_adapters reward_model_quantization_bit reward_model_type",
             idle(RL_ONLY),
         ),
         "reward_model": unlike("a reward model"),

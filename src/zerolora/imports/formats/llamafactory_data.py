@@ -9,11 +9,14 @@ from typing import Any
 
 from zerolora.errors import UserError, shown
 from zerolora.imports.formats.common import LARGEST_FILE
-from zerolora.imports.formats.import_format import FILL_IN, Draft, Remark
-from zerolora.imports.formats.sets import DATA_FILE, REMOTE, DataSet, unread, write_sets
+from zerolora.imports.formats.import_format import FILL_IN, NO_EFFECT, Draft, Remark
+from zerolora.imports.formats.preferences import CUT
+from zerolora.imports.formats.sets import DATA_FILE, REMOTE, SCORES, DataSet, unread, write_sets
 from zerolora.json_file import read_foreign
 
 INFO = "dataset_info.json"
+JUDGED = {"dpo": "preference", "kto": "labelled"}
+"""Our row format, by stage."""
 ALPACA = {"prompt": "instruction", "query": "input", "response": "output", "system": "system", "history": "history"}
 """Our fields of alpaca rows, by LLaMA-Factory's names."""
 MEDIA = ("images", "videos", "audios")
@@ -38,6 +41,9 @@ def write_data(model: str, draft: Draft) -> list[str]:
     plain = facts.get("stage") == "pt"
     lines: list[str] = []
     too_long = "split" if plain else "drop" if packed else "truncate_turns"
+    if "objective" in facts:
+        too_long = "fail"
+        lines.append(Remark(f"cutoff_len: {CUT}", NO_EFFECT))
     rows |= {"model": model, "format": "auto", "too_long": too_long, "check": "exact"}
     if plain:
         rows["loss"] = "everything"
@@ -111,7 +117,7 @@ def _set(name: str, key: str, info: dict[str, Any] | None, base: Path, draft: Dr
     at_most = draft.facts.get("samples")
     plain = draft.facts.get("stage") == "pt"
     online = draft.facts.get("dataset_dir") == "ONLINE"
-    form = "text" if plain else "auto"
+    form = "text" if plain else _judged_form(draft) or "auto"
     if info is None:
         file = name if online or DATA_FILE.search(name) else f"{name}.json"
         path = name if online else str(base / file)
@@ -128,12 +134,14 @@ def _set(name: str, key: str, info: dict[str, Any] | None, base: Path, draft: Dr
         one.rows = min(rows, at_most) if at_most else rows
     else:
         one.at_most = at_most
-    for reason in _other(name, entry):
+    for reason in _other(name, entry, _judged_form(draft)):
         draft.unlike.append((key, reason))
     columns = entry["columns"] if isinstance(entry.get("columns"), dict) else {}
     if plain:
         text = _text(columns, "prompt") or ("" if columns else "instruction")
         one.columns = {"text": text} if text and text != "text" else {}
+    elif _judged_form(draft):
+        lines += _judged(name, key, entry, columns, one)
     elif entry.get("formatting", "alpaca") == "alpaca":
         _alpaca(columns, one)
     else:
@@ -162,13 +170,21 @@ def _where(name: str, key: str, entry: dict[str, Any], base: Path) -> tuple[Data
     return DataSet(key, str(base / file), True), []
 
 
-def _other(name: str, entry: dict[str, Any]) -> list[str]:
-    """Return why the rows of an entry are not for supervised fine-tuning on text."""
+def _judged_form(draft: Draft) -> str:
+    """Return the row format of a preference objective, "" without one."""
+    return JUDGED[draft.facts["stage"]] if "objective" in draft.facts else ""
+
+
+def _other(name: str, entry: dict[str, Any], judged: str) -> list[str]:
+    """Return why the rows of an entry are not of the row format `judged`, if any, or for supervised fine-tuning on
+    text."""
     columns = entry.get("columns") if isinstance(entry.get("columns"), dict) else {}
     assert isinstance(columns, dict)
     reasons = []
     if media := [field for field in MEDIA if columns.get(field)]:
         reasons.append(f"{name}: rows with {' and '.join(media)}")
+    if judged:
+        return reasons
     if entry.get("ranking") is True or any(columns.get(field) for field in PREFERENCES):
         reasons.append(f"{name}: rows of preferences")
     return reasons
@@ -181,6 +197,30 @@ def _alpaca(columns: dict[str, Any], one: DataSet) -> None:
     fields |= {theirs: column for theirs in ALPACA if (column := _text(columns, theirs))}
     one.columns = {ALPACA[theirs]: column for theirs, column in fields.items() if ALPACA[theirs] != column}
     one.ignore = unread("alpaca", [*(ALPACA[theirs] for theirs in fields), *fields.values(), "instruction", "output"])
+
+
+def _judged(name: str, key: str, entry: dict[str, Any], columns: dict[str, Any], one: DataSet) -> list[str]:
+    """Set columns and roles of preference data, of which LLaMA-Factory reads only the listed fields; return a line for
+    each difference."""
+    form, lines = one.form, list[str]()
+    fields = {"chosen": "chosen", "rejected": "rejected"} if form == "preference" else {"kto_tag": "label"}
+    flagged = entry.get("ranking") is True or form == "labelled"
+    if missing := ["ranking: true"] * (not flagged) + [field for field in fields if not _text(columns, field)]:
+        text = f"{name} has no {' and '.join(missing)} in {INFO}, without which LLaMA-Factory has no rows; correct it"
+        lines.append(f"{key}: {text}")
+    if entry.get("formatting", "alpaca") == "alpaca":
+        fields |= {theirs: ours for theirs, ours in ALPACA.items() if form == "labelled" or theirs != "response"}
+        known, one.columns = [], {}
+    else:
+        lines += _turns(name, key, entry, columns, one)
+        field = "messages" if one.form == "messages" else "conversations"
+        known = [one.columns.get(field, field)]
+        known += [each for each in ("system", "tools") if _text(columns, each)]
+    read = {ours: column for theirs, ours in fields.items() if (column := _text(columns, theirs))}
+    one.columns |= {ours: column for ours, column in read.items() if ours != column}
+    known += [*read.values(), *one.columns.values(), *SCORES]
+    one.form, one.ignore = form, unread(form, known) if columns else []
+    return lines
 
 
 def _turns(name: str, key: str, entry: dict[str, Any], columns: dict[str, Any], one: DataSet) -> list[str]:

@@ -17,6 +17,8 @@ REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 FOLDER = "data/imported"
 DATA_FILE = re.compile(r"\.(jsonl?|ndjson|csv|tsv|txt|parquet|arrow)(\.(gz|bz2|xz|zst))?$")
 SLICE = re.compile(r"([\w.-]+)(\[(.*)\])?")
+SCORES = ("score_chosen", "score_rejected")
+"""Fields that are never ignored: no tool reads them, but they show pairs in the wrong order."""
 FIRST = re.compile(r":([0-9]+)(%?)")
 
 
