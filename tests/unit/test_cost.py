@@ -17,6 +17,7 @@ from zerolora.planner.cost import step_seconds, useful_flops
 from zerolora.planner.hardware import GPUS, Disk, HardwareRates, Link, named
 from zerolora.strategies import STRATEGIES
 from zerolora.strategies.strategy import StepWork
+from zerolora.train.objectives import OBJECTIVES
 
 # Llama-3-8B, LoRA r 16 on all linear modules: 32 layers, 4096 wide, 8 key-value heads of 32, MLP 14336.
 PSI, PHI = 8_030_261_248, 41_943_040
@@ -270,6 +271,23 @@ def test_rows_of_a_packed_row_share_a_prefix_too() -> None:
     rows: dict[str, Any] = {"common_prefix": 100, "rows": 8}
     work = work_of("llama-3-8b", micro_batch=2, attention="flash", of_rows=rows)
     assert (work.saved, work.computed) == (100 * 15, 2 * 4096 - 1500)
+
+
+def test_the_prompt_of_a_pair_is_computed_once() -> None:
+    """Two pairs in a packed row, each with a prompt of 800 tokens."""
+    machine = replace(NODE, rate=1.0, memory_bandwidth=1e30, kernel_seconds=0.0)
+    settings: dict[str, Any] = {"micro_batch": 3, "attention": "flash", "objective": OBJECTIVES["dpo"]}
+    alike = {"rows": 2, "shared_prompts": 1600, "shared_prompt_of_a_token": 800.0}
+    plain, once = (work_of("llama-3-8b", **settings, of_rows=rows) for rows in ({"rows": 2}, alike))
+    assert (plain.saved, once.saved, once.computed) == (0, 4800, 3 * 4096 - 4800)
+    products = 2 * (once.matmul - once.vocabulary * once.hidden + once.trainable)
+    scores = 4 * 800 / 2 * once.heads * once.head_dim * once.layers
+    saved = step_seconds(plain, ZERO3, machine).forward - step_seconds(once, ZERO3, machine).forward
+    assert saved == pytest.approx(4800 * (products + scores), rel=1e-6)
+    # A prefix of all four sequences saves more if it is nearly as long.
+    of_all = work_of("llama-3-8b", **settings, of_rows=alike | {"common_prefix": 700})
+    assert (of_all.saved, of_all.saved_scores) == (700 * 11, 700 * 11 * 350)
+    assert work_of("llama-3-8b", **settings | {"attention": "sdpa"}, of_rows=alike).saved == 0
 
 
 def test_offloaded_checkpoints_cross_the_host_link_twice() -> None:

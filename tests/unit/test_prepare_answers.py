@@ -17,11 +17,12 @@ from zerolora.config.schema import Source
 from zerolora.config.settings import PackSettings, PrepareSettings
 from zerolora.data.mask import Proof
 from zerolora.data.mixture import Index, contradictory, mix
-from zerolora.data.pack import pack_rows
+from zerolora.data.pack import pack_rows, shared_prompts
 from zerolora.data.packing_plan import open_plan
 from zerolora.data.prepare import prepare
 from zerolora.data.prepared_rows import IGNORED, SPLITS, open_split, open_table
 from zerolora.errors import UserError
+from zerolora.model.spec import FEWEST
 
 PAIRS = [
     {"prompt": f"What is {one} + {two}?", "chosen": str(one + two), "rejected": f"It is {one * two}, of course."}
@@ -227,3 +228,12 @@ def test_a_pair_is_one_row_of_a_packed_row(folder: Answers) -> None:
     both = [2 * max(pair) for pair in zip(*sides, strict=True)]
     both += [2 * max(len(row["input_ids"]), len(row["rejected_input_ids"])) for split in splits for row in split]
     assert stats["longest_packed_row"] == max(both)
+
+
+def test_prompts_of_pairs_are_statistics() -> None:
+    prompt = [*range(FEWEST)]
+    sides = [[*prompt, 50, 51], [*prompt, 50], [1, 2, 3], prompt], [[*prompt, 52], [*prompt, 50, 53], [1, 2, 4], [9]]
+    columns = dict(zip(("input_ids", "rejected_input_ids"), sides, strict=True))
+    tables = [pyarrow.table(columns), pyarrow.table(columns).slice(1)]
+    # The last token of the shorter one is never shared.
+    assert [shared_prompts(table).tolist() for table in tables] == [[FEWEST, FEWEST, 0, 0], [FEWEST, 0, 0]]

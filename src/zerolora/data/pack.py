@@ -6,6 +6,7 @@ Writes a plan of each split, train.arrow and validation.arrow (packing_plan.py),
 efficiency. Tokens stay in the output of prepare, so a new capacity does not tokenize again.
 """
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from zerolora.data.prepared_rows import open_table
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, describe, sha256, staged_directory, write_json
 from zerolora.log import result
+from zerolora.model.spec import FEWEST
 from zerolora.units import counted
 
 COUNTS = (
@@ -86,6 +88,13 @@ def _count(plan: PackingPlan, rows: Any, lengths: np.ndarray, capacity: int | No
         # The mean number of tokens in the row of a token, to which its attention is limited.
         "mean_row_of_a_token": round(float((sequences.astype(np.float64) ** 2).sum() / lengths.sum()), 1),
     }
+    if len(sequences) > 1:
+        shared = shared_prompts(rows)
+        counts |= {
+            "shared_prompts": int(shared.sum()),
+            # The mean number of tokens in the shared prompt of one of these tokens.
+            "shared_prompt_of_a_token": round(float((shared.astype(np.float64) ** 2).sum() / max(1, shared.sum())), 1),
+        }
     if capacity:
         counts |= {
             "fewest_possible": lower_bound(lengths, capacity),
@@ -100,6 +109,26 @@ def _sequence_lengths(rows: Any) -> np.ndarray:
 
     columns = [name for name in ("input_ids", "rejected_input_ids") if name in rows.column_names]
     return np.stack([pyarrow.compute.list_value_length(rows[name]).to_numpy() for name in columns]).astype(np.int64)
+
+
+def shared_prompts(rows: Any) -> np.ndarray:
+    """Return the tokens that the two sequences of each pair of a pyarrow.Table begin with, if training may compute them
+    once (train/common_prefix.py), otherwise 0: [rows]."""
+    result = []
+    for batch in rows.select(["input_ids", "rejected_input_ids"]).to_batches(CHUNK):
+        sides = zip(*(_token_arrays(batch[name]) for name in batch.schema.names), strict=True)
+        for chosen, rejected in sides:
+            most = min(len(chosen), len(rejected)) - 1
+            differ = chosen[:most] != rejected[:most]
+            result.append(int(differ.argmax()) if differ.any() else most)
+    shared = np.array(result, dtype=np.int64)
+    return np.where(shared >= FEWEST, shared, 0)
+
+
+def _token_arrays(column: Any) -> list[np.ndarray]:
+    """Return the tokens of each row of a column."""
+    offsets, tokens = column.offsets.to_numpy(), column.values.to_numpy()
+    return [tokens[start:end] for start, end in itertools.pairwise(offsets)]
 
 
 def common_prefix(rows: Any) -> int:

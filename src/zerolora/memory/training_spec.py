@@ -136,6 +136,10 @@ class RowStatistics:
     """For training, before packing."""
     common_prefix: int = 0
     """Tokens that all rows for training begin with."""
+    shared_prompts: int = 0
+    """Tokens of pairs for training that both sequences of one begin with, counted once."""
+    shared_prompt_of_a_token: float = 0.0
+    """Mean over these tokens of the length of a token's shared prompt."""
 
 
 def row_statistics(stats: dict[str, Any]) -> RowStatistics:
@@ -151,4 +155,6 @@ def row_statistics(stats: dict[str, Any]) -> RowStatistics:
         validation_rows=stats["validation_packed_rows"],
         rows=stats["train_rows"],
         common_prefix=stats["train_common_prefix"],
+        shared_prompts=stats.get("train_shared_prompts", 0),
+        shared_prompt_of_a_token=stats.get("train_shared_prompt_of_a_token", 0.0),
     )

@@ -198,6 +198,9 @@ def step_work(model: ModelSpec, spec: TrainingSpec, rows: RowStatistics) -> Step
     masked = spec.masked and spec.attention == "sdpa"
     scores = not spec.on_cpu and computes_scores(model, spec.attention, spec.capability, spec.width == 2, masked)
     attention: Attention = "eager" if scores else spec.attention
+    texts = len(spec.objective.texts)
+    sequences, of_pairs = texts * rows.rows / rows.packed_rows, rows.shared_prompts / rows.packed_rows
+    of_all = (sequences - 1 / spec.micro_batch) * rows.common_prefix * (rows.common_prefix >= FEWEST)
     return StepWork(
         length=mean,
         micro_batch=spec.micro_batch,
@@ -211,7 +214,7 @@ def step_work(model: ModelSpec, spec: TrainingSpec, rows: RowStatistics) -> Step
         heads=model.heads,
         head_dim=model.head_dim,
         vocabulary=model.vocabulary,
-        attended=rows.mean_row_of_a_token / 2 if spec.attention == "flash" else mean,
+        attended=rows.mean_row_of_a_token / 2 if spec.attention == "flash" else mean if rows.packing else mean / texts,
         supervised=rows.supervised_tokens / rows.tokens,
         checkpointing=spec.activation_checkpointing,
         attention=attention,
@@ -229,22 +232,22 @@ def step_work(model: ModelSpec, spec: TrainingSpec, rows: RowStatistics) -> Step
         update_on_host=spec.optimizer.host_time,
         update_states=spec.optimizer.state_bytes(parameters) / parameters.trained,
         outside=sum(module.parameters for module in model.modules if not IN_A_LAYER.search(module.path)),
-        prefix=_prefix(model, spec, rows),
-        rows=max(1.0, rows.rows / rows.packed_rows),
+        prefix=rows.common_prefix if _shares(model, spec, rows, of_all) else 0,
+        rows=max(1.0, sequences),
+        shared_prompts=of_pairs if _shares(model, spec, rows, of_pairs) else 0.0,
+        shared_prompt=rows.shared_prompt_of_a_token,
     )
 
 
-def _prefix(model: ModelSpec, spec: TrainingSpec, rows: RowStatistics) -> int:
-    """Return the tokens that training computes once for the rows of a micro-batch (train/common_prefix.py, `allowed`
-    and `worthwhile`); 0 for an unknown family, which may mix tokens outside of attention. NEFTune, which also prevents
-    it, is not in the settings."""
-    drawn = spec.method.drops or model.attention_dropout or model.hidden_dropout
-    if model.counted != "config.json" or rows.common_prefix < FEWEST:
-        return 0
-    if spec.attention != "flash" or spec.sequence_parallel > 1 or spec.compiles or drawn:
-        return 0
-    shared = rows.common_prefix * (spec.micro_batch * rows.rows / rows.packed_rows - 1)
-    return rows.common_prefix if shared >= WORTH * spec.micro_batch * rows.tokens / rows.packed_rows else 0
+def _shares(model: ModelSpec, spec: TrainingSpec, rows: RowStatistics, saved: float) -> bool:
+    """Return whether training computes tokens once that rows of a micro-batch begin with, which are `saved` in a packed
+    row (train/common_prefix.py, `allowed` and `worthwhile`). False for an unknown family, which may mix tokens outside
+    of attention. NEFTune, which also prevents it, is not in the settings."""
+    if model.counted != "config.json" or spec.method.drops or model.attention_dropout or model.hidden_dropout:
+        return False
+    if spec.attention != "flash" or spec.sequence_parallel > 1 or spec.compiles:
+        return False
+    return saved > 0 and saved >= WORTH * rows.tokens / rows.packed_rows
 
 
 def merged_factors(model: ModelSpec, ranks: tuple[tuple[str, int], ...]) -> tuple[int, int]:

@@ -145,7 +145,7 @@ def _passes(work: StepWork, hardware: HardwareRates) -> tuple[float, float, floa
     body, adapters = work.matmul - work.idle - head, work.trainable - work.merged if work.frozen else 0
     logits = work.tokens * work.supervised
     # 2 for each parameter and token (arXiv 2001.08361, 2.1); q·k and scores·v: 4 · attended · heads · head_dim a token.
-    scores = work.attended * work.tokens - work.saved * work.prefix / 2
+    scores = work.attended * work.tokens - work.saved_scores
     attention = 4 * scores * work.heads * work.head_dim * work.layers
     products = 2 * tokens * (body + adapters) + 2 * work.merging
     # Backward has one product for the input and one for the weight; a frozen weight needs none (arXiv 2106.09685).

@@ -171,7 +171,11 @@ class StepWork:
     prefix: int = 0
     """Tokens that all rows begin with, computed once a micro-step (train/common_prefix.py)."""
     rows: float = 1.0
-    """Rows of a packed row."""
+    """Sequences of a packed row."""
+    shared_prompts: float = 0.0
+    """Tokens of a packed row that both sequences of a pair begin with, computed once a pair."""
+    shared_prompt: float = 0.0
+    """Tokens of such a beginning, in the mean over its tokens."""
 
     @property
     def tokens(self) -> int:
@@ -180,7 +184,19 @@ class StepWork:
 
     @property
     def saved(self) -> float:
-        """Those of them that are not computed again, as the rows share their prefix."""
+        """Those of them that are not computed again, as rows share a prefix."""
+        return max(self._saved_by_prefix, self.micro_batch * self.shared_prompts)
+
+    @property
+    def saved_scores(self) -> float:
+        """Scores of a head that are not computed again."""
+        pairs = self.micro_batch * self.shared_prompts
+        if pairs > self._saved_by_prefix:
+            return pairs * self.shared_prompt / 2
+        return self._saved_by_prefix * self.prefix / 2
+
+    @property
+    def _saved_by_prefix(self) -> float:
         return self.prefix * max(0.0, self.micro_batch * self.rows - 1)
 
     @property

@@ -4,16 +4,19 @@ KTO estimates from them how far the model has moved (arXiv 2402.01306, section 4
 stage `reference` computes them once, and neither batches nor ranks change them.
 """
 
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from zerolora.errors import UserError
 
+if TYPE_CHECKING:
+    import numpy as np
 
-def partners(prompt_hashes: np.ndarray) -> np.ndarray:
+
+def partners(prompt_hashes: "np.ndarray") -> "np.ndarray":
     """Return for each row the number of the one whose answer it gets: the last before it, the first row coming after
     the last, that has another prompt. Raises UserError if all have the same."""
+    import numpy as np
+
     count = len(prompt_hashes)
     first = np.flatnonzero(prompt_hashes != np.roll(prompt_hashes, 1))  # of each run of rows with the same prompt
     if count and not len(first):
