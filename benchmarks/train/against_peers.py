@@ -83,7 +83,7 @@ def main() -> None:
         result = about("cpu", ("trl",)) | {"model": options.model.stem, "tasks": {}}
         for peer, python in {"llamafactory": options.llamafactory, "ms-swift": options.swift}.items():
             if python:
-                result["machine"][peer] = _versions(python, peer)
+                result["machine"][peer] = versions(python, peer)
         steps = options.steps
         for task in options.tasks:
             folder = Path(name, task)
@@ -95,7 +95,7 @@ def main() -> None:
                 write_json(options.output, result)
 
 
-def _versions(python: str, peer: str) -> dict[str, str]:
+def versions(python: str, peer: str) -> dict[str, str]:
     """Return the versions of a peer and of what it computes with."""
     names = (peer, "torch", "transformers", "peft", "accelerate")
     script = f"import importlib.metadata as m, json; print(json.dumps({{n: m.version(n) for n in {names}}}))"
@@ -289,6 +289,19 @@ def _peer(
     kind: str, python: str, folder: Path, settings: dict[str, Any], options: argparse.Namespace, onednn: bool
 ) -> Trained:
     """Train with a peer on RANKS ranks."""
+    ranks = ranks_of_peer(kind, python, folder, settings, onednn)
+    columns = {name: np.array([each[name] for each in ranks]).sum(0) for name in ("tokens", "supervised", "losses")}
+    steps = [
+        Step(seconds=0.0, tokens=int(tokens), supervised=int(supervised), loss=float(loss / RANKS))
+        for tokens, supervised, loss in zip(*columns.values(), strict=True)
+    ]
+    return _trained(folder, steps, options)
+
+
+def ranks_of_peer(
+    kind: str, python: str, folder: Path, settings: dict[str, Any], onednn: bool
+) -> list[dict[str, list[Any]]]:
+    """Train with a peer on RANKS ranks, and return what peers.py writes for each."""
     shutil.rmtree(folder / "output", ignore_errors=True)  # LLaMA-Factory refuses that of an earlier round
     write_json(folder / "settings.json", settings)
     where = topology({}, 1, RANKS)
@@ -297,13 +310,7 @@ def _peer(
     command = [python, str(Path(__file__).with_name("peers.py")), kind, str(folder), *(["--onednn"] if onednn else [])]
     own = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     finished([command] * RANKS, [own | where.environment(rank) for rank in where.ranks], folder)
-    ranks = [read_json(folder / f"rank{rank}.json", "peers.py") for rank in where.ranks]
-    columns = {name: np.array([each[name] for each in ranks]).sum(0) for name in ("tokens", "supervised", "losses")}
-    steps = [
-        Step(seconds=0.0, tokens=int(tokens), supervised=int(supervised), loss=float(loss / RANKS))
-        for tokens, supervised, loss in zip(*columns.values(), strict=True)
-    ]
-    return _trained(folder, steps, options)
+    return [read_json(folder / f"rank{rank}.json", "peers.py") for rank in where.ranks]
 
 
 def _trained(folder: Path, steps: list[Step], options: argparse.Namespace) -> Trained:

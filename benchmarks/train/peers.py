@@ -1,13 +1,18 @@
-"""One rank of a peer, in the peer's own environment: peers.py llamafactory|swift FOLDER [--onednn], with RANK …
+"""One rank of a peer, in the peer's own environment: peers.py KIND FOLDER [--onednn], with RANK …
 
-It imports nothing of zerolora. FOLDER/settings.json has LLaMA-Factory's keys, or the options of `swift sft`. Both get a
-ChatML template named `rows`: without the newline that their own train after each turn, since zerolora and TRL train
-none. --onednn: with the fp32 matmul kernels that zerolora chooses on a CPU (machine/cpu_matmul.py). Writes the CPU
-seconds of this process at the end of every step, and its tokens, supervised tokens and loss, to FOLDER/rank<N>.json.
-The loss is this rank's sum over the supervised tokens of the step's global batch, times the number of ranks, as
+KIND: llamafactory, swift (`swift sft`), swift-rlhf or trl-dpo. It imports nothing of zerolora. FOLDER/settings.json has
+LLaMA-Factory's keys, the options of ms-swift's command, or for TRL `model`, `rows`, `template`, `lora` and the
+arguments of its DPOConfig. LLaMA-Factory and ms-swift get a ChatML template named `rows`: without the newline that
+their own train after each turn, since zerolora and TRL train none. --onednn: with the fp32 matmul kernels that zerolora
+chooses on a CPU (machine/cpu_matmul.py).
+
+Writes the CPU seconds of this process at the end of every step, its tokens, supervised tokens and loss, what the
+trainer logs, and its peak memory (VmHWM since its libraries are imported), to FOLDER/rank<N>.json. With next-token loss
+the loss is this rank's sum over the supervised tokens of the step's global batch, times the number of ranks, as
 transformers' Trainer has it before ranks are averaged.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -32,8 +37,8 @@ def main() -> None:
 
     if onednn:
         torch.set_float32_matmul_precision("medium")
-    columns: dict[str, list[float]] = {name: [] for name in ("cpu_seconds", "tokens", "supervised", "losses")}
-    on_step_end, training_step = CallbackHandler.on_step_end, Trainer.training_step
+    columns: dict[str, list[Any]] = {name: [] for name in ("cpu_seconds", "tokens", "supervised", "losses", "logs")}
+    on_step_end, training_step, on_log = CallbackHandler.on_step_end, Trainer.training_step, CallbackHandler.on_log
 
     def noted(*arguments: Any, **named: Any) -> Any:
         columns["cpu_seconds"].append(time.process_time())
@@ -41,16 +46,26 @@ def main() -> None:
 
     def counted(trainer: Any, model: Any, inputs: dict[str, Any], *arguments: Any, **named: Any) -> Any:
         columns["tokens"].append(int(inputs["attention_mask"].sum()))
-        columns["supervised"].append(int((inputs["labels"][:, 1:] != -100).sum()))
+        answers = inputs["completion_mask"] == 1 if "completion_mask" in inputs else inputs["labels"] != -100
+        columns["supervised"].append(int(answers[:, 1:].sum()))
         loss = training_step(trainer, model, inputs, *arguments, **named)
         columns["losses"].append(float(loss))
         return loss
 
-    for owner, name, replaced in ((CallbackHandler, "on_step_end", noted), (Trainer, "training_step", counted)):
-        setattr(owner, name, replaced)
+    def logged(handler: Any, arguments: Any, state: Any, control: Any, logs: dict[str, Any], **named: Any) -> Any:
+        columns["logs"].append({name: value for name, value in logs.items() if isinstance(value, int | float)})
+        return on_log(handler, arguments, state, control, logs, **named)
+
+    hooks = {"on_step_end": noted, "training_step": counted, "on_log": logged}
+    for name, replaced in hooks.items():
+        setattr(Trainer if name == "training_step" else CallbackHandler, name, replaced)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins here (man 5 proc)
     kind, folder = sys.argv[1], Path(sys.argv[2])
     settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
-    {"llamafactory": llamafactory, "swift": swift}[kind](settings)
+    {"llamafactory": llamafactory, "swift": swift, "swift-rlhf": swift_rlhf, "trl-dpo": trl_dpo}[kind](settings)
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    columns["peak_host_bytes"] = [int(status.split("VmHWM:")[1].split()[0]) * 1024]
     (folder / f"rank{os.environ['RANK']}.json").write_text(json.dumps(columns), encoding="utf-8")
 
 
@@ -71,6 +86,18 @@ def llamafactory(settings: dict[str, Any]) -> None:
 
 def swift(settings: dict[str, Any]) -> None:
     from swift.pipelines import sft_main
+
+    sft_main(_swift_options(settings))
+
+
+def swift_rlhf(settings: dict[str, Any]) -> None:
+    from swift.pipelines import rlhf_main
+
+    rlhf_main(_swift_options(settings))
+
+
+def _swift_options(settings: dict[str, Any]) -> list[str]:
+    """Register the template, and return settings as options."""
     from swift.template import TemplateMeta, register_template
 
     register_template(
@@ -79,7 +106,26 @@ def swift(settings: dict[str, Any]) -> None:
             system_prefix=[SYSTEM.format("{{SYSTEM}}")],
         )
     )  # fmt: skip
-    sft_main([text for name, value in settings.items() for text in (f"--{name}", str(value))])
+    return [text for name, value in settings.items() for text in (f"--{name}", str(value))]
+
+
+def trl_dpo(settings: dict[str, Any]) -> None:
+    import torch
+    from datasets import load_dataset
+    from peft import LoraConfig
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl import DPOConfig, DPOTrainer
+
+    model, rows, template, lora = (settings.pop(name) for name in ("model", "rows", "template", "lora"))
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.chat_template = template
+    DPOTrainer(
+        AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="sdpa"),
+        args=DPOConfig(**settings),
+        train_dataset=load_dataset("json", data_files=rows, cache_dir=f"{settings['output_dir']}-cache", split="train"),
+        processing_class=tokenizer,
+        peft_config=LoraConfig(task_type="CAUSAL_LM", **lora),
+    ).train()
 
 
 if __name__ == "__main__":

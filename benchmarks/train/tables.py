@@ -48,6 +48,17 @@ def _trl(result: Result) -> str:
     return measuring.table(["", "tokens/s", "host memory", "GPU memory"], rows)
 
 
+def _preference_peers(result: Result) -> str:
+    rows = []
+    for name, each in result["contestants"].items():
+        seconds = each["cpu_seconds_a_step"]["median"] + each["reference_cpu_seconds_a_step"]["median"]
+        ratios = [f"{result[what][name]['median']:.2f}" if name in result[what] else "" for what in ("speed", "memory")]
+        cells = (f"{seconds:.2f}", f"{each['pairs_a_cpu_second']:.2f}", ratios[0])
+        rows.append((name, *cells, _gib(each["peak_host_bytes"]["median"]), ratios[1]))
+    header = ["DPO", "CPU seconds a step", "pairs a CPU second", "seconds over ours", "host memory", "ours over it"]
+    return measuring.table(header, rows)
+
+
 def _limit(result: Result) -> str:
     shares = {"ratio_to_matmul": ".0%", "overhead_share": ".1%", "communication_share": ".1%"}
     rows = [
@@ -227,6 +238,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "train_compile.json": _compile,
     "train_kernels.json": _kernels,
     "train_peers.json": _peers,
+    "preference_peers.json": _preference_peers,
     "train_limit.json": _limit,
     "train_scaling.json": _scaling,
     "train_start_up.json": _start_up,

@@ -6,6 +6,7 @@ Their processes are forks (fork_server.py).
 import argparse
 import itertools
 import json
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ import contest
 import limit
 import methods
 import opponents
+import preference_peers
 import pytest
 import tables
 import torch
@@ -171,6 +173,57 @@ def test_a_peer_that_trains_something_else_is_named(change: dict[str, Any]) -> N
     against_peers.check("peer", [contest.Step(**step)], [contest.Step(**step)])
     with pytest.raises(SystemExit, match="peer: "):
         against_peers.check("peer", [contest.Step(**step | change)], [contest.Step(**step)])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked")
+def test_pairs_of_peers_are_ours(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TRL's DPO has our tokens, our reference's log-probabilities and our losses. (Trains five times.)"""
+    monkeypatch.setattr(preference_peers, "PAIRS", 16)
+    output = tmp_path / "result.json"
+    monkeypatch.setattr(sys, "argv", ["script", "--model", str(tiny_model), "--rounds", "1", "--output", str(output)])
+    preference_peers.main()
+    result = json.loads(output.read_text())
+    own, *others = result["contestants"].values()
+    assert result["steps_of_an_epoch"] == 2 and len(others) == len(result["speed"]) == len(result["memory"]) == 3
+    for each in others:
+        assert each["losses"] == pytest.approx(own["losses"], rel=1e-3)
+    assert own["losses"][0] > own["losses"][-1]
+    table = tables.TABLES["preference_peers.json"](result)
+    assert "| TRL, zerolora's matmul kernels, reference before training | " in table
+
+
+def test_speed_and_memory_of_preferences_are_ratios_by_round() -> None:
+    """Our pass of the reference is a part of our step, unless a peer's is not counted either."""
+    change = {"losses": [math.log(2)], "first": {"chosen": -1.0, "rejected": -2.0}, "tokens": 9, "supervised": 4}
+    made = iter([(2.0, 6, 1.0), (6.0, 8, 0.0), (4.0, 8, 0.0), (8.0, 10, 0.0), (9.0, 10, 0.0), (3.0, 6, 1.0)])
+
+    def trained() -> preference_peers.Trained:
+        seconds, peak, reference = next(made)
+        return preference_peers.Trained(seconds, peak, reference_cpu_seconds=reference, **change)  # type: ignore[arg-type]
+
+    stored = f"peer, {preference_peers.STORED}"
+    _, actual = preference_peers.rounds(dict.fromkeys(("zerolora", "peer", stored), trained), 2)
+    assert actual["speed"]["peer"]["rounds"] == [6 / 3, 9 / 4] and actual["speed"][stored]["rounds"] == [4 / 2, 8 / 3]
+    assert actual["memory"]["peer"] == {"median": (6 / 8 + 6 / 10) / 2, "rounds": [6 / 8, 6 / 10]}
+    assert actual["contestants"]["zerolora"]["pairs_a_cpu_second"] == 8 / 3.5
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"tokens": 10}, "tokens 10 instead of 9"),
+        ({"losses": [0.7, 0.5]}, "loss of the first step"),
+        ({"losses": [math.log(2), 0.52]}, "mean loss of the second epoch"),
+        ({"first": {"chosen": -1.0, "rejected": -2.001}}, "log-probability of rejected answers"),
+    ],
+)
+def test_a_peer_with_other_pairs_is_named(change: dict[str, Any], what: str) -> None:
+    first = {"chosen": -1.0, "rejected": -2.0}
+    own = preference_peers.Trained(1.0, 1, 9, 4, [math.log(2), 0.5], first)
+    preference_peers.check("peer", own, own)
+    with pytest.raises(SystemExit, match=f"peer: {what}"):
+        preference_peers.check("peer", own._replace(**change), own)
 
 
 def test_rows_of_peers_are_ours(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
