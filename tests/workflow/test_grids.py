@@ -53,6 +53,7 @@ def project(make_project: Callable[[str], Project]) -> Project:
 def test_dvc_knows_each_run(project: Project) -> None:
     runs = [f"sweep-r{r}" for r in (2, 4)]
     start = {"dataset": "rows", "start": "results/data/rows/stats.json", "packed": "sweep"}
+    start |= {"reference": "results/data/rows/mask.json", "referenced": ""}
     assert in_file(project) == {
         "packed": {"sweep": {"dataset": "rows"}},
         "estimated": {run: {"packed": "sweep"} for run in runs},
