@@ -34,7 +34,7 @@ from zerolora.json_file import read_foreign
 from zerolora.machine.devices import visible_names
 from zerolora.methods.registry import TRAINABLE
 from zerolora.optimizers import OPTIMIZERS
-from zerolora.schedules import WARMUP_RATIO
+from zerolora.schedules import ONE_CYCLE, WARMUP_RATIO
 from zerolora.train.objectives import OBJECTIVES
 from zerolora.types import Device
 from zerolora.units import parse_bytes
@@ -336,7 +336,7 @@ def _training(train: schema.Train) -> dict[str, Any]:
         values["betas"] = list(optimizer.betas)
     if train.epsilon is None:
         values["epsilon"] = optimizer.epsilon
-    if train.warmup_ratio is None and train.warmup_steps is None:
+    if train.warmup_ratio is None and train.warmup_steps is None and train.schedule != ONE_CYCLE:
         values["warmup_ratio"] = WARMUP_RATIO
     return values
 

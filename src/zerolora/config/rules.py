@@ -33,7 +33,7 @@ from zerolora.optimizers import OPTIMIZERS
 from zerolora.planner.hardware import GPUS, NETWORKS, NODE_LINKS, offered
 from zerolora.planner.run_hardware import hardware_of, target_of
 from zerolora.planner.user_config import check_user_config, layout_of
-from zerolora.schedules import SCHEDULES, too_short
+from zerolora.schedules import ONE_CYCLE, SCHEDULES, too_short
 from zerolora.strategies import STRATEGIES
 from zerolora.train.objectives import OBJECTIVES
 
@@ -573,7 +573,10 @@ def _impossible_optimizer(train: Train) -> Iterable[RunMistake]:
     steps, share = train.warmup_steps, train.warmup_ratio
     if steps is not None and share is not None:
         yield "train.warmup_steps", "conflicts with warmup_ratio; write one of the two"
-    if fault := SCHEDULES[schedule].fault(options, peak_learning_rate(train)):
+    if schedule == ONE_CYCLE and "pct_start" in options and not steps is share is None:
+        key = "warmup_ratio" if steps is None else "warmup_steps"
+        yield "train.schedule_options", f"pct_start conflicts with {key}; write one of the two"
+    elif fault := SCHEDULES[schedule].fault(options, peak_learning_rate(train)):
         yield "train.schedule_options", fault
     elif (
         train.max_steps

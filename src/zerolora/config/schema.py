@@ -388,11 +388,12 @@ class TrainSection(MethodSections, ObjectiveSections):
     epsilon: Annotated[float, Field(gt=0)] | None = None
     """Term that AdamW adds to the square root of the second moment. Default: 1e-8."""
     schedule: ScheduleName = "cosine"
-    """Learning-rate schedule after warm-up, by its name in transformers (docs/optimizers.md)."""
+    """Learning-rate schedule after warm-up, by its name in transformers, or one_cycle (docs/optimizers.md)."""
     schedule_options: dict[str, Any] = {}
     """Options of the schedule, e.g. {num_cycles: 3} (docs/optimizers.md)."""
     warmup_ratio: Annotated[float, Field(ge=0, lt=1)] | None = None
-    """Fraction of the steps in which the learning rate rises from 0. Default: 0.03, unless warmup_steps is set."""
+    """Fraction of the steps in which the learning rate rises from 0. Default: 0.03, unless warmup_steps or schedule
+    one_cycle is set."""
     warmup_steps: Annotated[int, Field(ge=0)] | None = None
     """Number of steps in which the learning rate rises from 0, instead of warmup_ratio."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0

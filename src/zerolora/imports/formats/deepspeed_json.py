@@ -43,6 +43,10 @@ from zerolora.planner.deepspeed_keys import (
 OWN = "computed here, with the reason in render.json; to keep yours, set render.strategy: config/deepspeed/NAME.json"
 PART_OF = ("stage", "zero_hpz_partition_size", "zero_quantized_weights")
 SCHEDULES = {"WarmupLR": "constant_with_warmup", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
+ONE_CYCLE = (
+    "OneCycle has phases of so many steps, and then falls as 1 / (1 + t); train.schedule: one_cycle, with the rates of "
+    "torch's OneCycleLR, is nearest"
+)
 WARMUP_STEPS = 1000
 """Default of its schedules (deepspeed/runtime/lr_schedules.py)."""
 OPTIMIZERS = {"Adam": "adamw", "AdamW": "adamw", "Lion": "lion"}
@@ -93,6 +97,8 @@ def _schedule() -> Rule:
     rule = named("train.schedule", SCHEDULES)
 
     def translate(value: Any, draft: Draft) -> str | None:
+        if value == "OneCycle":
+            raise NoEqual(ONE_CYCLE)
         remark = rule.translate(value, draft)
         draft.facts["schedule"] = value
         return remark
