@@ -135,6 +135,34 @@ def test_run_replaces_free_keys_and_merges_sections(tmp_path: Path) -> None:
     assert (actual["lora"]["rank_pattern"], actual["lora"]["alpha_pattern"]) == ({}, {"k_proj": 1.0})
 
 
+def test_learning_rate_follows_the_batch_by_a_named_rule(tmp_path: Path) -> None:
+    config = copy.deepcopy(TINY_CONFIG)
+    plain = resolved(write(tmp_path, config))["runs"]["default"]
+    assert plain["train"]["learning_rate"] == 1e-2 and plain["report"]["learning_rate"] is None
+    config["train"] |= {"learning_rate": 3e-3, "learning_rate_scaling": "linear", "learning_rate_batch": 12}
+    config["grids"] = {
+        "batches": {"dataset": "rows", "over": {"train.global_batch": [12, 24, 48]}},
+        "roots": {
+            "dataset": "rows",
+            "train": {"learning_rate_scaling": "sqrt"},
+            "over": {"train.global_batch": [12, 48]},
+        },
+    }
+    runs = resolved(write(tmp_path, config))["runs"]
+    rates = {run: runs[run]["train"]["learning_rate"] for run in runs}
+    assert rates == {
+        "default": pytest.approx(1e-3),
+        "batches-global_batch12": 3e-3,
+        "batches-global_batch24": 6e-3,
+        "batches-global_batch48": 1.2e-2,
+        "roots-global_batch12": 3e-3,
+        "roots-global_batch48": 6e-3,
+    }
+    assert runs["batches-global_batch24"]["report"]["learning_rate"] == "0.006 = 0.003 x 24 / 12"
+    assert runs["roots-global_batch48"]["report"]["learning_rate"] == "0.006 = 0.003 x sqrt(48 / 12)"
+    assert not {"learning_rate_scaling", "learning_rate_batch"} & runs["default"]["train"].keys()
+
+
 # train of an origin and of the run that continues it, and the beginnings of the error lines.
 CONTINUED: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
     ({}, {}, []),
@@ -226,6 +254,28 @@ MISTAKES = [
     ("train.resume", "Auto", ["train.resume", "write auto, never, or a checkpoint's file"]),
     ("train.learnin_rate", 1.0, ["train.learnin_rate", "no such key", "1.0"]),
     ("train.schedule", "step", ["train.schedule", "'step'", "write one of cosine, linear, constant"]),
+    ("train.learning_rate_scaling", "cubic", ["train.learning_rate_scaling", "'cubic'", "none", "linear", "sqrt"]),
+    (
+        "train.learning_rate_scaling",
+        "linear",
+        ["train.learning_rate_scaling: linear needs the global batch", "write learning_rate_batch: 4, or its value"],
+    ),
+    (
+        "train.learning_rate_batch",
+        8,
+        ["train.learning_rate_batch: 8 is used only with", "write learning_rate_scaling: linear or sqrt, or remove it"],
+    ),
+    (
+        "train",
+        {
+            "learning_rate": 0.01,
+            "learning_rate_scaling": "linear",
+            "learning_rate_batch": 400,
+            "schedule": "polynomial",
+            "schedule_options": {"lr_end": 0.001},
+        },
+        ["train.schedule_options", "lr_end: 0.001 is not below train.learning_rate, 0.0002"],
+    ),
     ("train.global_batch", 3, ["train.global_batch", "3", "multiple of 2"]),
     ("train.activation_checkpointing", "yes please", ["activation_checkpointing", "true or false"]),
     ("train.canary", "maybe", ["train.canary", "'maybe'"]),

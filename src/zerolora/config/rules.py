@@ -569,6 +569,12 @@ def _impossible_optimizer(train: Train) -> Iterable[RunMistake]:
     for key, default in (("betas", optimizer.betas), ("epsilon", optimizer.epsilon)):
         if getattr(train, key) is not None and default is None:
             yield f"train.{key}", f"{shown(getattr(train, key))}, but {optimizer.name} has none; remove it"
+    if train.learning_rate_scaling != "none" and train.learning_rate_batch is None:
+        text = f"{train.learning_rate_scaling} needs the global batch that learning_rate is for"
+        yield "train.learning_rate_scaling", f"{text}; write learning_rate_batch: {train.global_batch}, or its value"
+    if train.learning_rate_scaling == "none" and train.learning_rate_batch is not None:
+        text = f"{train.learning_rate_batch} is used only with learning_rate_scaling"
+        yield "train.learning_rate_batch", f"{text}; write learning_rate_scaling: linear or sqrt, or remove it"
     schedule, options = train.schedule, train.schedule_options
     steps, share = train.warmup_steps, train.warmup_ratio
     if steps is not None and share is not None:

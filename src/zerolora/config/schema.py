@@ -66,6 +66,7 @@ from zerolora.config.values import (
     TemplateName,
     TrackerName,
 )
+from zerolora.schedules import RateScaling
 from zerolora.types import Kernels
 
 
@@ -430,6 +431,11 @@ class Train(TrainSection):
 
     learning_rate: Annotated[float, Field(gt=0)] | None = None
     """Peak learning rate. Default: 1e-4 for sft, 5e-5 for orpo, 5e-6 for dpo, ipo, simpo and kto."""
+    learning_rate_scaling: RateScaling = "none"
+    """Multiply learning_rate by global_batch / learning_rate_batch (linear, arXiv 1706.02677) or by its square root
+    (sqrt, arXiv 1404.5997), e.g. in a grid of batches; none = use it unchanged."""
+    learning_rate_batch: Positive | None = None
+    """The global batch that learning_rate is for; required with learning_rate_scaling."""
     micro_batch: Positive | Literal["auto"] = "auto"
     """Packed rows per forward pass of one rank; auto = the fastest predicted to fit. Gradient accumulation is
     global_batch / (micro_batch x ranks / sequence_parallel)."""

@@ -285,6 +285,8 @@ class ReportSettings(schema.Report):
     objective: ObjectiveName = "sft"
     objective_settings: dict[str, Any] = Field(default_factory=dict)
     """Those that are not at their defaults."""
+    learning_rate: str | None = None
+    """How the peak learning rate follows from the global batch; None if it does not."""
     fail_if: str | None = None
     """Condition under which the run fails; the page shows the result."""
     tasks: list[str] = Field(default_factory=list)
