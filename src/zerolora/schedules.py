@@ -28,10 +28,10 @@ def steps_in(rows: int, epochs: float, global_batch: int) -> int:
 RateScaling = Literal["none", "linear", "sqrt"]
 
 
-def scaled_rate(rate: float, scaling: RateScaling, batch: int, reference: int | None) -> float:
+def scaled_rate(rate: float, scaling: RateScaling | None, batch: int, reference: int | None) -> float:
     """Return the peak learning rate of a global batch, for a rate that is right for the `reference` batch: in
     proportion to the batch (arXiv 1706.02677) or to its square root (arXiv 1404.5997)."""
-    if scaling == "none" or reference is None:
+    if scaling in (None, "none") or reference is None:
         return rate
     ratio = batch / reference
     return rate * (ratio if scaling == "linear" else math.sqrt(ratio))

@@ -195,6 +195,7 @@ ELSEWHERE = {
     "train.patience": "test_a_whole_section_that_changes",
     "train.stop_above": "test_a_whole_section_that_changes",
     "train.objective": "test_extending.py",  # which adds a second one
+    "train.validation_tasks": "test_tasks_of_runs.py",
     "train.from_adapter": "test_a_whole_section_that_changes",
     **{
         f"tasks.rows.{key}": "test_tasks_of_runs.py"

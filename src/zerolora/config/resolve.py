@@ -301,7 +301,15 @@ def stages_of(config: Config, run: str) -> RunSettings:
             merged=settings.merge.enabled or not TRAINABLE[train.method].quantizes(),
         ),
         reference=_reference(train, memory) if referenced else None,
-        train=stages.TrainSettings(**_training(train), device=hardware.device),
+        train=stages.TrainSettings(
+            **_training(train),
+            device=hardware.device,
+            validation_tasks=[
+                stages.ValidationTask(name=name, chat_template=config.tasks.rows[name].chat_template)
+                for name in train.validation_tasks
+                if name in config.tasks.rows  # of others rules.py has a mistake
+            ],
+        ),
         merge=settings.merge,
         evaluate=stages.EvaluateRunSettings(
             **evaluation,
@@ -376,7 +384,7 @@ def _of_objective(train: schema.Train, costly: bool = False) -> dict[str, Any]:
 
 def _rate_origin(train: schema.Train) -> str | None:
     """Return how the peak learning rate follows from the global batch, for the report; None if it does not."""
-    if train.learning_rate_scaling == "none":
+    if train.learning_rate_scaling in (None, "none"):
         return None
     ratio = f"{train.global_batch} / {train.learning_rate_batch}"
     factor = ratio if train.learning_rate_scaling == "linear" else f"sqrt({ratio})"

@@ -69,6 +69,9 @@ from zerolora.config.values import (
 from zerolora.schedules import RateScaling
 from zerolora.types import Kernels
 
+MOST_VALIDATION_TASKS = 3
+"""Of a run: dvc.yaml has as many dependencies for them."""
+
 
 class Hardware(Section):
     """The machines to plan training for. `estimate` and `render` rely on it; `train` checks it."""
@@ -431,9 +434,11 @@ class Train(TrainSection):
 
     learning_rate: Annotated[float, Field(gt=0)] | None = None
     """Peak learning rate. Default: 1e-4 for sft, 5e-5 for orpo, 5e-6 for dpo, ipo, simpo and kto."""
-    learning_rate_scaling: RateScaling = "none"
+    validation_tasks: Annotated[list[Name], Field(max_length=MOST_VALIDATION_TASKS)] = []
+    """Tasks of tasks.rows to evaluate at each validation, with check multiple_choice; at most 3 (docs/tasks.md)."""
+    learning_rate_scaling: RateScaling | None = None
     """Multiply learning_rate by global_batch / learning_rate_batch (linear, arXiv 1706.02677) or by its square root
-    (sqrt, arXiv 1404.5997), e.g. in a grid of batches; none = use it unchanged."""
+    (sqrt, arXiv 1404.5997), e.g. in a grid of batches. Default: none, which uses it unchanged."""
     learning_rate_batch: Positive | None = None
     """The global batch that learning_rate is for; required with learning_rate_scaling."""
     micro_batch: Positive | Literal["auto"] = "auto"
