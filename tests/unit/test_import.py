@@ -125,6 +125,22 @@ def test_deepspeed_warm_up_is_logarithmic_unless_linear(
     assert any("logarithm" in line.text for line in translation.of(CHANGES)) == by_logarithm
 
 
+def test_quantized_gradients_of_a_json_are_named_with_their_strategy(tmp_path: Path) -> None:
+    zero = {"stage": 3, "zero_quantized_gradients": True}
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({"zero_optimization": zero}), encoding="utf-8")
+    strategy = "on several nodes in fp16, write render.strategy: zero3_qgz"
+    alone, written = imported(file, tmp_path)
+    assert written["render"] == {"strategy": "zero3"}
+    assert strategy in by_key(alone)["zero_optimization.zero_quantized_gradients"][1]
+    own = tmp_path / "axolotl.yml"
+    own.write_text("base_model: some/model\nadapter: lora\nmicro_batch_size: 1\ndeepspeed: ds.json\n", encoding="utf-8")
+    translation, _ = imported(own, tmp_path)
+    said = by_key(translation)["deepspeed"][1]
+    assert f"but for zero_quantized_gradients; {strategy}" in said
+    assert any(line.key == "deepspeed" for line in translation.of(CHANGES))
+
+
 def test_deepspeeds_one_cycle_has_no_equal(tmp_path: Path) -> None:
     scheduler = {"type": "OneCycle", "params": {"cycle_min_lr": 1e-5, "cycle_max_lr": 1e-3}}
     text = json.dumps({"zero_optimization": {"stage": 2}, "scheduler": scheduler})

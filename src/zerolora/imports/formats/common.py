@@ -508,9 +508,14 @@ def strategy_of(user: Any) -> tuple[str, str]:
         raise NoEqual("zero_optimization has values that DeepSpeed refuses") from None
     if layout.optimizer not in DEVICES or layout.parameters not in DEVICES:
         raise NoEqual(f"an offload device is none of {', '.join(DEVICES)}")
-    return _nearest(stage, layout.optimizer, layout.parameters, layout.within_node, layout.quantized)
+    name, differs = _nearest(stage, layout.optimizer, layout.parameters, layout.within_node, layout.quantized)
+    return (
+        name,
+        f"{differs} but for zero_quantized_gradients; {QUANTIZED_GRADIENTS}" if layout.quantized_gradients else differs,
+    )
 
 
+QUANTIZED_GRADIENTS = "on several nodes in fp16, write render.strategy: zero3_qgz"
 DEVICES = ("gpu", "cpu", "nvme")
 
 

@@ -156,7 +156,7 @@ def _zero() -> dict[str, Rule]:
     for section in OFFLOADS:
         rules[f"{section}.device"] = _part(f"{section}.device")
         rules[f"{section}.nvme_path"] = unless_off(same("hardware.nvme", text))
-    rules["zero_quantized_gradients"] = lost("gradients are reduced in their own dtype, not as int4")
+    rules["zero_quantized_gradients"] = lost(f"gradients are reduced in their own dtype; {common.QUANTIZED_GRADIENTS}")
     rules["offload_optimizer.super_offload"] = idle("train.optimizer runs, not DeepSpeed's CPU Adam")
     return {f"{ZERO}.{key}": rule for key, rule in rules.items()}
 
