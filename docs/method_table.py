@@ -37,22 +37,23 @@ def table() -> str:
 
 
 def _cell(strategy: Strategy, method: Method) -> str:
-    """Return whether a strategy trains a method: yes on any device, on a GPU only, or never."""
-    devices: list[tuple[Device, Precision]] = [("cpu", "fp32"), ("cuda", "bf16")]
+    """Return whether a strategy trains a method: yes on any device, on a GPU only, on several nodes in fp16, or
+    never."""
+    devices: list[tuple[Device, Precision, int]] = [("cpu", "fp32", 1), ("cuda", "bf16", 1), ("cuda", "fp16", 2)]
     targets = [
         Target(
             device=device,
             precision=precision,
-            nodes=1,
+            nodes=nodes,
             ranks_per_node=2,
             nvme="/nvme",
             frozen_type=method.frozen_type,
             unpacks=method.unpacks,
         )
-        for device, precision in devices
+        for device, precision, nodes in devices
     ]
-    on_cpu, on_gpu = (strategy.conflict(target) is None for target in targets)
-    return "yes" if on_cpu else "GPU only" if on_gpu else "no"
+    on_cpu, on_gpu, in_fp16 = (strategy.conflict(target) is None for target in targets)
+    return "yes" if on_cpu else "GPU only" if on_gpu else "GPU nodes in fp16" if in_fp16 else "no"
 
 
 def main() -> int:

@@ -51,6 +51,8 @@ class Bench:
 
     def __init__(self, folder: Path, model: Path) -> None:
         self.folder = folder
+        self.tasks: dict[str, Any] = {}
+        """`tasks.rows` of the config; their rows are in the folder tasks."""
         self.settings = self.resolved()
         fetch(FetchDirectory(path=str(model), license="MIT"), folder / "w/tiny", folder / "m/tiny")
         restore(folder / "m/tiny", folder / "w/tiny")
@@ -130,6 +132,7 @@ class Bench:
             {"ranks_per_node": 2, "max_steps": 3, "micro_batch": 1, "checkpoint_steps": 1} | PLAIN | train
         )
         config["hardware"] |= {"nodes": 2} | self.hardware
+        config["tasks"] = {"rows": self.tasks}
         origin = config["train"].pop("from_adapter", None)
         (self.folder / "config.yaml").write_text(yaml.safe_dump(config))
         settings = resolve(load(self.folder / "config.yaml")).model_dump(mode="json")
@@ -172,6 +175,7 @@ class Bench:
             "output": self.folder / name,
             "logs": self.folder / name / "logs",
             **({"reference": self.folder / reference} if reference else {}),
+            "tasks": self.folder / "tasks",
         }
         options = [text for option, path in paths.items() for text in (f"--{option}", str(path))]
         return [str(BIN / "zerolora"), "train", "--settings", canonical(run["train"]), *options]

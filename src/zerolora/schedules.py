@@ -1,7 +1,7 @@
 """The number of steps of a run, and the learning-rate schedules of `train.schedule`; train/schedule.py computes them.
 
 Names, options and defaults are those of transformers/optimization.py, without reduce_lr_on_plateau and greedy, which
-depend on the loss.
+depend on the loss; one_cycle is torch's OneCycleLR.
 """
 
 import math
@@ -15,11 +15,26 @@ from zerolora.units import counted
 
 WARMUP_RATIO = 0.03
 """Default of train.warmup_ratio."""
+ONE_CYCLE = "one_cycle"
+CYCLE_RISE = 0.3
+"""Default of pct_start in torch's OneCycleLR."""
 
 
 def steps_in(rows: int, epochs: float, global_batch: int) -> int:
     """Return the number of whole global batches in so many passes over the rows, or parts of one."""
     return int(rows * Fraction(str(epochs)) // global_batch)
+
+
+RateScaling = Literal["none", "linear", "sqrt"]
+
+
+def scaled_rate(rate: float, scaling: RateScaling | None, batch: int, reference: int | None) -> float:
+    """Return the peak learning rate of a global batch, for a rate that is right for the `reference` batch: in
+    proportion to the batch (arXiv 1706.02677) or to its square root (arXiv 1404.5997)."""
+    if scaling in (None, "none") or reference is None:
+        return rate
+    ratio = batch / reference
+    return rate * (ratio if scaling == "linear" else math.sqrt(ratio))
 
 
 def every(interval: float, steps: int) -> int:
@@ -163,6 +178,49 @@ class WarmupStableDecay(Schedule):
         )
 
 
+class OneCycle(Schedule):
+    """Rises from a fraction of the peak to it, and falls to almost zero (torch's OneCycleLR, arXiv 1708.07120)."""
+
+    pct_start: Share | None = None
+    """Fraction of the steps in which it rises. Default: the warm-up, 0.3 without one."""
+    anneal_strategy: Literal["cos", "linear"] = "cos"
+    """Shape of each phase."""
+    div_factor: Annotated[float, Field(ge=1)] = 25.0
+    """The peak over the first rate."""
+    final_div_factor: Annotated[float, Field(ge=1)] = 1e4
+    """The first rate over the last one."""
+    three_phase: bool = False
+    """Fall to the first rate in as many steps as it rose, and only then to the last rate."""
+
+    def impossible(self, peak: float) -> str | None:
+        """Return the mistake if the second of three phases would not end."""
+        return self._overlap(self.pct_start) if self.pct_start is not None else None
+
+    def rise(self, warmup_steps: int | None, warmup_ratio: float | None, steps: int) -> float:
+        """Return the fraction of the steps in which the rate rises."""
+        if self.pct_start is not None:
+            return self.pct_start
+        if warmup_steps is None and warmup_ratio is None:
+            return CYCLE_RISE
+        return warmup_of(warmup_steps, warmup_ratio, steps) / steps
+
+    def no_cycle(self, rise: float, steps: int) -> str | None:
+        """Return the mistake if the rate would not rise, or three phases would overlap, None otherwise."""
+        if rise * steps > 1:
+            return self._overlap(rise)
+        remedy = (
+            f"write {{pct_start: {math.ceil(200 / steps) / 100}}} or more" if steps > 1 else "write 2 steps or more"
+        )
+        return wording(f"one_cycle rises in {rise * steps:.3g} of {counted(steps, 'step')}, so it only falls; {remedy}")
+
+    def _overlap(self, rise: float) -> str | None:
+        if not self.three_phase or rise <= 0.5:
+            return None
+        return wording(
+            f"pct_start: {rise:.3g} with three_phase, which rises and falls in as many steps; write 0.5 or less"
+        )
+
+
 def warmup_of(warmup_steps: int | None, warmup_ratio: float | None, steps: int) -> int:
     """Return the warm-up steps: warmup_steps, or ceil(warmup_ratio x steps), as in transformers."""
     if warmup_steps is not None:
@@ -173,7 +231,7 @@ def warmup_of(warmup_steps: int | None, warmup_ratio: float | None, steps: int) 
 def too_short(
     schedule: str, options: dict[str, Any], warmup_steps: int | None, warmup_ratio: float | None, steps: int
 ) -> tuple[str, str] | None:
-    """Return (key of `train`, message) if a run is too short for its warm-up or for a decay from the peak, None
+    """Return (key of `train`, message) if a run is too short for its warm-up, a decay from the peak or a cycle, None
     otherwise. `options` are valid."""
     warmup = warmup_of(warmup_steps, warmup_ratio, steps)
     if warmup > steps:
@@ -184,7 +242,11 @@ def too_short(
                 f"{steps} or less"
             ),
         )
-    fault = SCHEDULES[schedule].model_validate(options).too_long(warmup, steps)
+    chosen = SCHEDULES[schedule].model_validate(options)
+    if isinstance(chosen, OneCycle):
+        fault = chosen.no_cycle(chosen.rise(warmup_steps, warmup_ratio, steps), steps)
+    else:
+        fault = chosen.too_long(warmup, steps)
     return ("schedule_options", fault) if fault else None
 
 
@@ -199,6 +261,7 @@ SCHEDULES: dict[str, type[Schedule]] = {
     "cosine_with_min_lr": CosineWithMinLr,
     "cosine_warmup_with_min_lr": CosineWarmupWithMinLr,
     "warmup_stable_decay": WarmupStableDecay,
+    ONE_CYCLE: OneCycle,
 }
-"""The schedules by name in transformers. Here "constant" warms up like constant_with_warmup; transformers' version has
-no warm-up, which is warmup_ratio 0."""
+"""The schedules by name in transformers, and one_cycle. Here "constant" warms up like constant_with_warmup;
+transformers' version has no warm-up, which is warmup_ratio 0."""

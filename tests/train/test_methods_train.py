@@ -219,7 +219,8 @@ def conflict_of(name: str, strategy: str) -> Conflict | None:
 # How an engine divides base weights and adapter; the other strategies divide one of the two, as they do dora's.
 DIVIDED = ("zero2", "zero3_offload", "ddp", "fsdp_hybrid_offload")
 # Quantizing gradients needs a GPU's kernels; tests/train/test_nvme.py is about NVMe.
-ON_CPU = [name for name in STRATEGIES if name not in ("zero0", "zero3_quantized", "zero3_nvme")]
+ON_GPU = ("zero3_quantized", "zero3_qgz")
+ON_CPU = [name for name in STRATEGIES if name not in ("zero0", *ON_GPU, "zero3_nvme")]
 
 
 CELLS = [

@@ -50,7 +50,8 @@ def leaking(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Bench
 
 
 # Quantizing needs a GPU's kernels; NVMe needs libaio and minutes of compiling, and has test_nvme.py.
-ON_CPU = [name for name in STRATEGIES if name not in ("zero0", "zero3_quantized", "zero3_nvme")]
+ON_GPU = ("zero3_quantized", "zero3_qgz")
+ON_CPU = [name for name in STRATEGIES if name not in ("zero0", *ON_GPU, "zero3_nvme")]
 
 
 def assert_same(bench: Bench, run: Path, reference: dict[str, Any]) -> None:

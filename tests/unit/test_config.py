@@ -135,6 +135,62 @@ def test_run_replaces_free_keys_and_merges_sections(tmp_path: Path) -> None:
     assert (actual["lora"]["rank_pattern"], actual["lora"]["alpha_pattern"]) == ({}, {"k_proj": 1.0})
 
 
+CHOICES = {"path": "rows.json", "check": "multiple_choice", "prompt": "{{ a }}", "choices": ["x", "y"], "answer": "x"}
+AT_VALIDATION: list[tuple[dict[str, Any], list[str], str]] = [
+    ({}, ["good"], ""),
+    ({}, ["good", "good"], "good occurs twice; write it once"),
+    ({}, ["arc"], "arc is a task of lm-evaluation-harness, which runs only after training; write some of good, loss"),
+    ({}, ["free"], "free has check exact, and training evaluates choices alone; write check: multiple_choice there"),
+    ({}, ["loss"], "loss_validation is a column of loss.csv already; give the task another name"),
+    ({"split": {"validation": 0, "test": 4}}, ["good"], "the data set has no validation rows; write its split"),
+]
+
+
+@pytest.mark.parametrize(
+    ("data", "tasks", "said"), AT_VALIDATION, ids=[said or "valid" for _, _, said in AT_VALIDATION]
+)
+def test_tasks_at_validation_are_checked(tmp_path: Path, data: dict[str, Any], tasks: list[str], said: str) -> None:
+    config = copy.deepcopy(TINY_CONFIG)
+    config["prepare"]["rows"] |= data
+    rows = {"good": CHOICES, "loss": CHOICES, "free": {"path": "rows.json"}}
+    config["tasks"] = {"rows": rows, "harness": {"arc": {"tasks": ["arc_easy"]}}}
+    config["train"]["validation_tasks"] = tasks
+    path = write(tmp_path, config)
+    if said:
+        assert f"train.validation_tasks: {said}" in refusal(load, path)
+        return
+    assert resolved(path)["runs"]["default"]["train"]["validation_tasks"] == [{"name": "good", "chat_template": False}]
+
+
+def test_learning_rate_follows_the_batch_by_a_named_rule(tmp_path: Path) -> None:
+    config = copy.deepcopy(TINY_CONFIG)
+    plain = resolved(write(tmp_path, config))["runs"]["default"]
+    assert plain["train"]["learning_rate"] == 1e-2 and plain["report"]["learning_rate"] is None
+    config["train"] |= {"learning_rate": 3e-3, "learning_rate_scaling": "linear", "learning_rate_batch": 12}
+    config["grids"] = {
+        "batches": {"dataset": "rows", "over": {"train.global_batch": [12, 24, 48]}},
+        "rules": {
+            "dataset": "rows",
+            "train": {"global_batch": 48},
+            "over": {"train.learning_rate_scaling": ["none", "linear", "sqrt"]},
+        },
+    }
+    runs = resolved(write(tmp_path, config))["runs"]
+    rates = {run: runs[run]["train"]["learning_rate"] for run in runs}
+    assert rates == {
+        "default": pytest.approx(1e-3),
+        "batches-global_batch12": 3e-3,
+        "batches-global_batch24": 6e-3,
+        "batches-global_batch48": 1.2e-2,
+        "rules-none": 3e-3,
+        "rules-linear": 1.2e-2,
+        "rules-sqrt": 6e-3,
+    }
+    assert runs["batches-global_batch24"]["report"]["learning_rate"] == "0.006 = 0.003 x 24 / 12"
+    assert runs["rules-sqrt"]["report"]["learning_rate"] == "0.006 = 0.003 x sqrt(48 / 12)"
+    assert not {"learning_rate_scaling", "learning_rate_batch"} & runs["default"]["train"].keys()
+
+
 # train of an origin and of the run that continues it, and the beginnings of the error lines.
 CONTINUED: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
     ({}, {}, []),
@@ -226,6 +282,30 @@ MISTAKES = [
     ("train.resume", "Auto", ["train.resume", "write auto, never, or a checkpoint's file"]),
     ("train.learnin_rate", 1.0, ["train.learnin_rate", "no such key", "1.0"]),
     ("train.schedule", "step", ["train.schedule", "'step'", "write one of cosine, linear, constant"]),
+    ("train.validation_tasks", ["mmlu"], ["train.validation_tasks: mmlu is not in tasks.rows; add a task with check"]),
+    ("train.validation_tasks", ["a", "b", "c", "d"], ["train.validation_tasks", "at most 3"]),
+    ("train.learning_rate_scaling", "cubic", ["train.learning_rate_scaling", "'cubic'", "none", "linear", "sqrt"]),
+    (
+        "train.learning_rate_scaling",
+        "linear",
+        ["train.learning_rate_scaling: linear needs the global batch", "write learning_rate_batch: 4, or its value"],
+    ),
+    (
+        "train.learning_rate_batch",
+        8,
+        ["train.learning_rate_batch: 8 is used only with", "write learning_rate_scaling: linear, sqrt or none"],
+    ),
+    (
+        "train",
+        {
+            "learning_rate": 0.01,
+            "learning_rate_scaling": "linear",
+            "learning_rate_batch": 400,
+            "schedule": "polynomial",
+            "schedule_options": {"lr_end": 0.001},
+        },
+        ["train.schedule_options", "lr_end: 0.001 is not below train.learning_rate, 0.0002"],
+    ),
     ("train.global_batch", 3, ["train.global_batch", "3", "multiple of 2"]),
     ("train.activation_checkpointing", "yes please", ["activation_checkpointing", "true or false"]),
     ("train.canary", "maybe", ["train.canary", "'maybe'"]),

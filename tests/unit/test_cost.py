@@ -158,6 +158,22 @@ def test_stage_3_gathers_the_model_twice_a_micro_step_except_live_weights() -> N
     )
 
 
+def test_quantized_gradients_are_four_bits_in_a_node_and_their_sums_between_nodes() -> None:
+    """With all weights trained, whose rows are long, the scales are little; with LoRA they are as much as the rest."""
+    full = replace(LLAMA, frozen=0, trainable=PSI)
+    sent, plain = (moved(full, name, FOUR_NODES) for name in ("zero3_qgz", "zero3"))
+    scales = 4 / full.hidden
+    assert sent["all_to_all gradients in a node"] == pytest.approx(4 * PSI * (0.5 + scales) * 7 / 8)
+    assert sent["all_to_all gradients between nodes"] == pytest.approx(4 * PSI * (0.5 + scales) / 8 * 3 / 4)
+    assert sent["all_gather weights"] == plain["all_gather weights"]
+    assert "reduce_scatter gradients" not in sent
+    lora = moved(LLAMA, "zero3_qgz", FOUR_NODES)
+    rows = 2 * LLAMA.modules * LLAMA.hidden
+    assert lora["all_to_all gradients in a node"] == pytest.approx(4 * (PHI / 2 + 4 * rows) * 7 / 8)
+    times = [step_seconds(full, STRATEGIES[name], FOUR_NODES).communication_network for name in ("zero3_qgz", "zero3")]
+    assert times[0] < times[1]
+
+
 @pytest.mark.parametrize(
     ("live", "checkpointing", "counted"),
     [

@@ -13,11 +13,12 @@ from conftest import ROOT, TINY_CONFIG, refusal, served
 from hypothesis import given
 from hypothesis import strategies as st
 from test_rerun_matrix import KEYS as RERUN_KEYS
+from test_rerun_matrix import TOGETHER
 
 from zerolora.config.file import load
-from zerolora.config.grids import SHARED_STAGES, Shared, combinations, mistakes, shared_names
+from zerolora.config.grids import SHARED_STAGES, Shared, combinations, mistakes, nested, shared_names
 from zerolora.config.resolve import resolve, shared_settings
-from zerolora.config.runs_file import RUNS, text_of
+from zerolora.config.runs_file import DATA_FILES, RUNS, text_of
 from zerolora.config.schema import Config, RunSections
 from zerolora.config.section import Section
 from zerolora.config.studies import Study, Trial
@@ -208,6 +209,10 @@ def test_runs_share_independent_stages(tmp_path: Path, over: dict[str, Any], nam
     assert {*shared_in(tmp_path, first)} <= names
 
 
+# Each needs the other one, so neither starts from its default.
+BEFORE = {"train.learning_rate_scaling": "none", "train.learning_rate_batch": 4}
+
+
 @pytest.mark.parametrize("key", [key for key in RERUN_KEYS if key.partition(".")[0] in RunSections.model_fields])
 def test_stage_that_reads_a_value_is_not_shared(tmp_path: Path, key: str) -> None:
     value, stages = RERUN_KEYS[key]
@@ -215,8 +220,10 @@ def test_stage_that_reads_a_value_is_not_shared(tmp_path: Path, key: str) -> Non
     for part in key.split("."):
         sections = getattr(sections, part)
     before = sections.model_dump() if isinstance(sections, Section) else sections
-    over = {key: {"before": before, "after": value}}
-    fixed = {"pack": {"packing": True}} if key == "pack.capacity" else {}
+    over = {key: {"before": BEFORE.get(key, before), "after": value}}
+    fixed = nested(TOGETHER.get(key, {}) | ({key: BEFORE[key]} if key in BEFORE else {}))
+    if key == "pack.capacity":
+        fixed = {"pack": {"packing": True}}
     one, other = shared_in(tmp_path, over, **fixed)
     for stage, mine, theirs in zip(SHARED_STAGES[:-1], one, other, strict=True):
         assert mine != theirs or f"{stage}@default" not in stages
@@ -284,6 +291,7 @@ def test_runs_file_for_dvc() -> None:
     adapter, data = "results/default/adapter", "results/data/rows/stats.json"
     none = {"reference": "results/data/rows/mask.json", "referenced": ""}
     rows = {"sums": "results/tasks/sums.jsonl", "arc": "results/settings/tasks/arc.json"}
+    common = {"dataset": "rows", "tasks": [f"results/data/rows/{file}" for file in DATA_FILES]}
     runs = ["default", "again-seed1", *(f"sweep-{strategy}-r{r}" for strategy, r in pairs)]
     assert actual == {
         "models": {"big": {"source": "results/settings/fetch/big.json"}, "tiny": {"source": "model"}},
@@ -300,11 +308,12 @@ def test_runs_file_for_dvc() -> None:
         },
         "referenced": {},
         "runs": {
-            "again-seed1": {"dataset": "rows", "start": adapter, **dict.fromkeys(OF_ALL, "again"), **none},
-            "default": {"dataset": "rows", "start": data, **dict.fromkeys(OF_ALL, "default"), **none},
+            "again-seed1": {**common, "start": adapter, **dict.fromkeys(OF_ALL, "again"), **none},
+            "default": {**common, "start": data, **dict.fromkeys(OF_ALL, "default"), **none},
             **{
                 f"sweep-{strategy}-r{r}": {
-                    **{"dataset": "rows", "start": data, "packed": "sweep", **none},
+                    **common,
+                    **{"start": data, "packed": "sweep", **none},
                     **{"estimated": f"sweep-r{r}", "rendered": f"sweep-{strategy}-r{r}"},
                 }
                 for strategy, r in pairs

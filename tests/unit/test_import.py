@@ -125,6 +125,46 @@ def test_deepspeed_warm_up_is_logarithmic_unless_linear(
     assert any("logarithm" in line.text for line in translation.of(CHANGES)) == by_logarithm
 
 
+def test_quantized_gradients_of_a_json_are_named_with_their_strategy(tmp_path: Path) -> None:
+    zero = {"stage": 3, "zero_quantized_gradients": True}
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({"zero_optimization": zero}), encoding="utf-8")
+    strategy = "on several nodes in fp16, write render.strategy: zero3_qgz"
+    alone, written = imported(file, tmp_path)
+    assert written["render"] == {"strategy": "zero3"}
+    assert strategy in by_key(alone)["zero_optimization.zero_quantized_gradients"][1]
+    own = tmp_path / "axolotl.yml"
+    own.write_text("base_model: some/model\nadapter: lora\nmicro_batch_size: 1\ndeepspeed: ds.json\n", encoding="utf-8")
+    translation, _ = imported(own, tmp_path)
+    said = by_key(translation)["deepspeed"][1]
+    assert f"but for zero_quantized_gradients; {strategy}" in said
+    assert any(line.key == "deepspeed" for line in translation.of(CHANGES))
+
+
+def test_deepspeeds_one_cycle_has_no_equal(tmp_path: Path) -> None:
+    scheduler = {"type": "OneCycle", "params": {"cycle_min_lr": 1e-5, "cycle_max_lr": 1e-3}}
+    text = json.dumps({"zero_optimization": {"stage": 2}, "scheduler": scheduler})
+    translation, written = of(text, tmp_path, name="ds.json")
+    assert "schedule" not in written.get("train", {})
+    assert by_key(translation)["scheduler.type"][0] == "no equal"
+    assert "train.schedule: one_cycle" in by_key(translation)["scheduler.type"][1]
+
+
+def test_axolotls_one_cycle_rises_in_the_warm_up_or_by_pct_start(tmp_path: Path) -> None:
+    cycle = f"{AXOLOTL}lr_scheduler: one_cycle\n"
+    translation, written = of(cycle, tmp_path)
+    assert (written["train"]["schedule"], written["train"]["warmup_ratio"]) == ("one_cycle", 0.03)
+    beta = "one_cycle also moves Adam's first beta from 0.95 to 0.85 and back there"
+    assert any(beta in line.text for line in translation.of(CHANGES))
+    kwargs = "lr_scheduler_kwargs: {pct_start: 0.2, cycle_momentum: false}\n"
+    translation, written = of(f"{cycle}warmup_steps: 3\n{kwargs}", tmp_path)
+    assert written["train"]["schedule_options"] == {"pct_start": 0.2}
+    assert not {"warmup_steps", "warmup_ratio"} & written["train"].keys()
+    assert not any(beta in line.text for line in translation.lines)
+    translation, _ = of(f"{FACTORY}lr_scheduler_type: one_cycle\n", tmp_path)
+    assert by_key(translation)["lr_scheduler_type"][0] == "no equal"  # transformers has none
+
+
 def test_axolotls_default_warm_up(tmp_path: Path) -> None:
     assert of(AXOLOTL, tmp_path)[1]["train"]["warmup_ratio"] == 0.03
     assert "warmup_ratio" not in of(f"{AXOLOTL}warmup_steps: 0\n", tmp_path)[1]["train"]

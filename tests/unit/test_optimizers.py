@@ -499,6 +499,15 @@ REFUSED = [
         {"schedule": "warmup_stable_decay", "schedule_options": {"num_decay_steps": 2}},
         "train.schedule_options: num_decay_steps: 2, but 1 of 2 steps are left after the warm-up; write 1 or less",
     ),
+    (
+        {"schedule": "one_cycle", "warmup_ratio": 0.1, "schedule_options": {"pct_start": 0.2}},
+        "train.schedule_options: pct_start conflicts with warmup_ratio; write one of the two",
+    ),
+    ({"schedule": "one_cycle"}, "train.schedule_options: one_cycle rises in 0.6 of 2 steps, so it only falls"),
+    (
+        {"schedule": "one_cycle", "schedule_options": {"pct_start": 0.6, "three_phase": True}},
+        "train.schedule_options: pct_start: 0.6 with three_phase",
+    ),
     ({"schedule": "cosine_with_min_lr"}, "needs one of min_lr and min_lr_rate"),
 ]
 

@@ -172,10 +172,11 @@ def test_auto_kernels_without_their_package_are_a_line_of_the_log(
     assert ("train.kernels is auto, but liger-kernel is not installed" in caplog.text) == logged
 
 
-def impossible(name: str, device: str, precision: str, nvme: str | None) -> bool:
+def impossible(name: str, device: str, precision: str, nvme: str | None, nodes: int) -> bool:
     """Return whether a strategy must be refused, independently of its code."""
     return (
-        (name == "zero3_quantized" and device == "cpu")
+        (name in ("zero3_quantized", "zero3_qgz") and device == "cpu")
+        or (name == "zero3_qgz" and (nodes == 1 or precision != "fp16"))
         or (name == "zero3_nvme" and nvme is None)
         or (name.startswith(("ddp", "fsdp")) and precision == "fp16")
     )
@@ -214,7 +215,7 @@ def test_rendered_file_is_accepted_with_reasons(
     sizes = strategy.buckets(ModelSizes(*sizes_of_model, sum(sizes_of_model[1:])), device == "cuda")
     choice = Choice(name, *counts, True, "sdpa", sizes)
     settings = settings_of(device=device, precision=precision, nodes=nodes, ranks_per_node=local, nvme=nvme)
-    if impossible(name, device, precision, nvme):
+    if impossible(name, device, precision, nvme, nodes):
         with pytest.raises(UserError, match=rf"render.strategy is {name}, and .*; write "):
             rendered(choice, target_of(settings), 0.5)
         return
@@ -232,7 +233,8 @@ def test_rendered_file_is_accepted_with_reasons(
 
 def layout(strategy: Strategy) -> tuple[object, ...]:
     """Return the parts of a strategy that a DeepSpeed JSON defines."""
-    return (strategy.stage, strategy.optimizer, strategy.parameters, strategy.within_node, strategy.quantized)
+    return (strategy.stage, strategy.optimizer, strategy.parameters, strategy.within_node, strategy.quantized,
+            strategy.quantized_gradients)  # fmt: skip
 
 
 def assert_deepspeed_accepts(
@@ -257,6 +259,7 @@ def assert_deepspeed_accepts(
             size = config["zero_optimization"][key]
             assert type(size) is int and size >= (field != "prefetch" or strategy.parameters != "nvme")
             assert size == getattr(sizes, field)
+    assert zero.zero_quantized_gradients == strategy.quantized_gradients
     if strategy.stage:
         assert zero.overlap_comm == sizes.overlap
     assert zero.zero_hpz_partition_size == (local if strategy.within_node else 1)
@@ -287,6 +290,11 @@ LONG = {"epochs": 1000}  # of 12 packed rows
     [
         ({"strategy": "zero3"}, ("zero3", "sdpa"), "overlap_comm has raced"),
         ({"strategy": "zero3_quantized"}, ("zero3", "sdpa"), "weights are gathered as int8"),
+        (
+            {"strategy": "zero3_qgz", "nodes": 2, "precision": "fp16"},
+            ("zero3", "sdpa"),
+            "gradients are reduced as int4",
+        ),
         ({"strategy": "zero2", "attention": "flash"}, ("zero2", "sdpa"), "torch.nn.attention.varlen"),
         (
             {"strategy": USER_JSON, "user_config": {"zero_optimization": {"stage": 2, "overlap_comm": True}}},
@@ -546,6 +554,24 @@ def test_contradiction_in_zero_optimization_is_named(zero: dict[str, Any], messa
             {"zero_optimization": {"stage": 3, "zero_quantized_gradients": True}},
             {"device": "cpu"},
             "zero_quantized_gradients: hardware.device is cpu, which has no kernels for it; remove it",
+        ),
+        (
+            {"zero_optimization": {"stage": 3, "zero_quantized_gradients": True}},
+            {"precision": "fp16"},
+            "zero_quantized_gradients: train.nodes is 1, and DeepSpeed quantizes gradients between nodes only; remove",
+        ),
+        (
+            {"zero_optimization": {"stage": 3, "zero_quantized_gradients": True}},
+            {"nodes": 2, "precision": "bf16"},
+            "zero_quantized_gradients: gradients are sent in bf16, and DeepSpeed's kernel reads them as fp16",
+        ),
+        (
+            {
+                "communication_data_type": "fp32",
+                "zero_optimization": {"stage": 3, "zero_quantized_gradients": True},
+            },
+            {"nodes": 2, "precision": "fp16"},
+            "zero_quantized_gradients: gradients are sent in fp32, and DeepSpeed's kernel reads them as fp16",
         ),
         (
             {"zero_optimization": {"stage": 3, "mics_shard_size": 8}},
@@ -899,7 +925,7 @@ def test_json_with_only_a_stage_has_deepspeeds_defaults(stage: int) -> None:
 
     strategy, sizes = layout_of({"zero_optimization": {"stage": stage}})
     defaults = DeepSpeedZeroConfig(stage=stage)
-    assert layout(strategy) == (stage, "gpu", "gpu", False, False)
+    assert layout(strategy) == (stage, "gpu", "gpu", False, False, False)
     if stage:
         assert sizes.reduce == defaults.reduce_bucket_size
         assert sizes.overlap == defaults.overlap_comm

@@ -143,6 +143,12 @@ def test_loss_of_each_source_is_drawn(run: FinishedRun) -> None:
     assert "First and last loss in training: a,b.json 2.5, 2.5; c.json 0.5, 0.009901." in text
 
 
+def test_scaled_learning_rate_is_computed_on_the_page(run: FinishedRun) -> None:
+    assert "Peak learning rate" not in text_of(run.page())
+    text = text_of(run.page(learning_rate="0.0002 = 0.0001 x 16 / 8"))
+    assert "Peak learning rate, scaled with the global batch: 0.0002 = 0.0001 x 16 / 8." in text
+
+
 def test_user_json_is_no_strategy_of_the_estimate(run: FinishedRun) -> None:
     run.edit("default/zero.json", lambda each: each["zerolora"].update(strategy="config/deepspeed/own.json"))
     text = text_of(run.page())

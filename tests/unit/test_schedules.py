@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from training_plan import training_plan
@@ -18,6 +19,7 @@ from zerolora.train.schedule import check, learning_rate
 
 PEAK = 3e-4
 DECAY = {"schedule": "warmup_stable_decay"}
+CYCLE = {"schedule": "one_cycle"}
 STEPS = (0, 5, 6, 7, 45, 85, 99)
 RATES = json.loads((Path(__file__).parent / "learning_rates.json").read_text())
 """Learning rates at STEPS of 100 with 7 warm-up steps, from transformers 5.23; linear warm-ups and those of
@@ -58,9 +60,42 @@ def test_default_warm_up_is_3_percent() -> None:
 
 
 def test_schedules_are_transformers_except_loss_driven_ones() -> None:
-    assert {each.value for each in SchedulerType} - SCHEDULES.keys() == {"reduce_lr_on_plateau", "greedy"}
-    assert SCHEDULES.keys() <= {each.value for each in SchedulerType}
-    assert {case["schedule"] for case in RATES} == SCHEDULES.keys()
+    ours = SCHEDULES.keys() - {"one_cycle"}
+    assert {each.value for each in SchedulerType} - ours == {"reduce_lr_on_plateau", "greedy"}
+    assert ours <= {each.value for each in SchedulerType}
+    assert {case["schedule"] for case in RATES} == ours
+
+
+@pytest.mark.parametrize("steps", [7, 100, 333])
+@pytest.mark.parametrize(
+    ("train", "torchs"),
+    [
+        ({}, {}),
+        ({"warmup_steps": 4}, {"pct_start": 4}),
+        ({"warmup_ratio": 0.55}, {"pct_start": 0.55}),
+        ({"schedule_options": {"pct_start": 0.37, "anneal_strategy": "linear"}}, {}),
+        ({"schedule_options": {"pct_start": 1.0, "div_factor": 10.0, "final_div_factor": 1.0}}, {}),
+        ({"schedule_options": {"three_phase": True, "div_factor": 3.0}}, {}),
+        ({"schedule_options": {"three_phase": True, "pct_start": 0.5, "anneal_strategy": "linear"}}, {}),
+    ],
+    ids=str,
+)
+def test_one_cycle_is_torchs_at_every_step(train: dict[str, Any], torchs: dict[str, Any], steps: int) -> None:
+    plan = training_plan(learning_rate=PEAK, schedule="one_cycle", **train)
+    check(plan, steps)
+    options = {**train.get("schedule_options", {}), **torchs}
+    if torchs:  # torch has the warm-up as a share of the steps
+        start = torchs["pct_start"]
+        options["pct_start"] = (start if start >= 1 else math.ceil(start * steps)) / steps
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=PEAK)
+    theirs = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=PEAK, total_steps=steps, cycle_momentum=False, **options
+    )
+    for step in range(steps):
+        assert learning_rate(plan, step, steps) == theirs.get_last_lr()[0]
+        optimizer.step()
+        if step + 1 < steps:
+            theirs.step()
 
 
 @pytest.mark.parametrize("warmup", [10, 15])
@@ -86,6 +121,15 @@ def test_warm_up_of_all_steps_only_rises(case: dict[str, Any], warmup: int) -> N
             "num_decay_steps: 98, but 97 of 100 steps are left",
         ),
         ({**DECAY, "schedule_options": {"num_decay_steps": 98, "num_stable_steps": 9}}, 100, None),
+        (CYCLE, 10, None),
+        (CYCLE, 3, r"one_cycle rises in 0.9 of 3 steps, so it only falls; write {pct_start: 0.67} or more"),
+        (CYCLE, 1, "one_cycle rises in 0.3 of 1 step, so it only falls; write 2 steps or more"),
+        ({**CYCLE, "schedule_options": {"pct_start": 0.1}}, 10, "rises in 1 of 10 steps"),
+        (
+            {**CYCLE, "warmup_steps": 6, "schedule_options": {"three_phase": True}},
+            10,
+            "pct_start: 0.6 with three_phase, which rises and falls in as many steps; write 0.5 or less",
+        ),
     ],
 )
 def test_schedule_longer_than_the_run_is_one_line(train: dict[str, Any], steps: int, said: str | None) -> None:

@@ -122,6 +122,7 @@ def test_operation_that_deepspeed_was_installed_with_needs_no_tool(
     [
         ("zero3_nvme", "cpu", "compiles DeepSpeed's async_io when training starts, and no C++ compiler"),
         ("zero3_quantized", "cuda", "compiles DeepSpeed's quantizer"),
+        ("zero3_qgz", "cuda", "compiles DeepSpeed's quantizer"),
     ],
 )
 def test_strategies_that_compile_are_refused_with_an_alternative(
@@ -135,7 +136,7 @@ def test_strategies_that_compile_are_refused_with_an_alternative(
 
 def test_other_strategies_compile_nothing() -> None:
     compiling = {name for name, each in STRATEGIES.items() if each.compiled}
-    assert compiling == {"zero3_nvme", "zero3_quantized"}
+    assert compiling == {"zero3_nvme", "zero3_quantized", "zero3_qgz"}
 
 
 def test_compilers_of_nodes_are_not_judged_where_jobs_are_submitted(

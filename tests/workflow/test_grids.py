@@ -8,6 +8,8 @@ import yaml
 from conftest import Project
 from engines import dvc_changed, dvc_ran, edges_of, edit_config, snakemake_ran, snakemake_would_run
 
+from zerolora.config.runs_file import DATA_FILES
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 PLANNING = ("estimate", "render")
@@ -52,8 +54,9 @@ def project(make_project: Callable[[str], Project]) -> Project:
 
 def test_dvc_knows_each_run(project: Project) -> None:
     runs = [f"sweep-r{r}" for r in (2, 4)]
-    start = {"dataset": "rows", "start": "results/data/rows/stats.json", "packed": "sweep"}
+    start: dict[str, Any] = {"dataset": "rows", "start": "results/data/rows/stats.json", "packed": "sweep"}
     start |= {"reference": "results/data/rows/mask.json", "referenced": ""}
+    start["tasks"] = [f"results/data/rows/{file}" for file in DATA_FILES]
     assert in_file(project) == {
         "packed": {"sweep": {"dataset": "rows"}},
         "estimated": {run: {"packed": "sweep"} for run in runs},

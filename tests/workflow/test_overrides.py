@@ -85,6 +85,16 @@ def test_set_is_checked_before_snakemake_starts(copy_finished: Callable[[str], P
     assert missing.stderr == "zerolora: --configfile: o.yaml: there is no such file; correct the path\n"
     assert "write --set train.max_steps=3" in run("--config", "train.max_steps=3").stderr
     assert "exclude each other" in run("--set", "train.max_steps=3", "--config", "train=1").stderr
+    assert "--strategy and --config exclude each other" in run("--strategy", "zero3", "--config", "train=1").stderr
+    twice = run("--strategy", "zero3", "--set", "render.strategy=zero2").stderr
+    assert twice == "zerolora: --strategy and --set render.strategy=zero2 set one key; write one of them\n"
+    absent = run("--strategy", "zero9")
+    assert absent.returncode == 2 and len(absent.stderr.splitlines()) == 1
+    assert absent.stderr.startswith("zerolora: --strategy: render.strategy: 'zero9'") and "zero3" in absent.stderr
+    planned = run("--strategy", "zero3", "--set", "train.max_steps=3", "--", "results/default/adapter/manifest.json")
+    assert planned.returncode == 0, planned.stderr
+    about = '--config train.max_steps=3 render.strategy="zero3": DVC records nothing of this run'
+    assert about in planned.stderr
     project.config["runs"]["default"]["train"] = {"max_steps": 2}
     project.write_config()
     planned = run("--set", "train.max_steps=3", "--", "results/default/adapter/manifest.json")

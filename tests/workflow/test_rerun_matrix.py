@@ -33,6 +33,8 @@ JUDGE = {"evaluate_base@rows", "evaluate@default"}
 TOGETHER: dict[str, dict[str, Any]] = {
     "prepare.rows.check_settings": {"prepare.rows.check": "regex"},
     "evaluate.vllm_python": {"evaluate.engine": "vllm"},
+    "train.learning_rate_scaling": {"train.learning_rate_batch": 2},
+    "train.learning_rate_batch": {"train.learning_rate_scaling": "sqrt"},
 }
 KEYS: dict[str, tuple[Any, set[str]]] = {
     "hardware.host_memory": ("25GiB", {E, R}),
@@ -72,6 +74,8 @@ KEYS: dict[str, tuple[Any, set[str]]] = {
     "train.epochs": (2, {R, T}),
     "train.max_steps": (1, {R, T}),
     "train.learning_rate": (2e-2, {T}),
+    "train.learning_rate_scaling": ("linear", {T, P}),
+    "train.learning_rate_batch": (2, {T, P}),
     "train.optimizer": ("lion", {E, R, T}),
     "train.betas": ([0.8, 0.9], {T}),
     "train.epsilon": (1e-6, {T}),
@@ -191,6 +195,7 @@ ELSEWHERE = {
     "train.patience": "test_a_whole_section_that_changes",
     "train.stop_above": "test_a_whole_section_that_changes",
     "train.objective": "test_extending.py",  # which adds a second one
+    "train.validation_tasks": "test_tasks_of_runs.py",
     "train.from_adapter": "test_a_whole_section_that_changes",
     **{
         f"tasks.rows.{key}": "test_tasks_of_runs.py"

@@ -201,3 +201,17 @@ def test_a_task_that_goes_is_on_no_page_and_in_no_folder_that_dvc_compares(finis
     assert snakemake_ran(finished) == {"resolve", "report@default", "compare", "task_rows@again", *of("again")} - KEPT
     assert dvc_changed(finished) == set()
     assert "task.again.accuracy" in read(finished, ROW)
+
+
+def test_the_rows_of_a_task_at_validation_are_an_input_of_training(finished: Project) -> None:
+    edit_config(finished, **{"train.validation_tasks": ["capitals-by-rows"]})
+    ran = snakemake_ran(finished)
+    assert {"resolve", "train@default"} <= ran and not {each for each in ran if each.startswith("task")}
+    assert dvc_changed(finished) == set()
+    trained = read(finished, "default/metrics/train.json")
+    assert trained["capitals-by-rows_validation"] == read(finished, "default/tasks/capitals-by-rows.json")["accuracy"]
+    rows = finished.directory / "data/capitals.jsonl"
+    rows.write_text(rows.read_text().replace('"right": 0', '"right": 1', 1))
+    both = {"task_rows@capitals-by-rows", "train@default"}
+    assert both <= dvc_ran(finished)
+    assert snakemake_would_run(finished) == dvc_changed(finished) == set()

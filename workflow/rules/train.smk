@@ -7,6 +7,7 @@ rule train:
         zero=of("results/{rendered}/zero.json"),
         reference=job("reference_files"),
         start=job("start_files"),
+        tasks=job("validation_tasks"),
     output:
         adapter="results/{run}/adapter/manifest.json",
         metrics="results/{run}/metrics/train.json",
@@ -38,6 +39,7 @@ rule train:
         checkpoints=below("work/checkpoints/{run}"),
         output=subpath(output.adapter, ancestor=2),
         logs=below("results/logs/train/{run}"),
+        tasks=below("results/tasks"),
     shell:
         "zerolora weights --model {params.model} --weights {params.weights} --device {params.device} &&"
         # Snakemake sets these to the rule's threads, the total of all ranks. Each rank would start as many threads, which
@@ -47,5 +49,5 @@ rule train:
         ' "$ZEROLORA_SCRIPTS/on_gpus" {resources.node_gpus} {resources.nodes} {resources.gpu}'
         " zerolora --log {log} train --settings {params.settings:q} --data {params.data}"
         " --packing {params.packing} --zero {input.zero} --weights {params.weights}.json"
-        " --checkpoints {params.checkpoints} --output {params.output} --logs {params.logs} --keep-checkpoints {resources.keep_checkpoints} {resources.reference} &&"
+        " --checkpoints {params.checkpoints} --output {params.output} --tasks {params.tasks} --logs {params.logs} --keep-checkpoints {resources.keep_checkpoints} {resources.reference} &&"
         " echo finished >> {params.logs}/steps"

@@ -272,6 +272,11 @@ class Job:
         return [f"results/tasks/{self._wildcards['task']}.jsonl"] if self._rows else []
 
     @property
+    def validation_tasks(self) -> list[str]:
+        """Files of the rows of the tasks at the validations of its run."""
+        return [f"results/tasks/{task.name}.jsonl" for task in self._run.train.validation_tasks]
+
+    @property
     def start_files(self) -> list[str]:
         """The adapter that its run starts from: its manifest, or all files of a user's adapter."""
         start = self._run.train.from_adapter

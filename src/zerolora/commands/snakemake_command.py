@@ -1,6 +1,7 @@
 """`zerolora run`: starts Snakemake with the workflow and profile of the project, or with those of the package."""
 
 import importlib.util
+import json
 import os
 import sys
 from pathlib import Path
@@ -14,10 +15,11 @@ from zerolora.workflow_files import project_file
 
 CONFIG = "config/config.yaml"
 PROFILE = "profiles/local"
+STRATEGY = "render.strategy"
 
 
-def start(arguments: list[str], values: list[str]) -> NoReturn:
-    """Replace this process by Snakemake, with `values` (KEY=VALUE) over the config's.
+def start(arguments: list[str], values: list[str], strategy: str | None = None) -> NoReturn:
+    """Replace this process by Snakemake, with `values` (KEY=VALUE) and a `strategy` over the config's.
 
     Raises UserError if this Python has no Snakemake, or the config with these values is not valid; also for options of
     Snakemake that it would answer with a traceback.
@@ -29,7 +31,7 @@ def start(arguments: list[str], values: list[str]) -> NoReturn:
     command = [sys.executable, "-m", "snakemake", *_options(arguments)]
     # --config reads all that follows it, so targets are before it or after --.
     end = arguments.index("--") if "--" in arguments else len(arguments)
-    command += [*arguments[:end], *_values(arguments, values), *arguments[end:]]
+    command += [*arguments[:end], *_values(arguments, values, strategy), *arguments[end:]]
     os.execv(sys.executable, command)  # noqa: S606
 
 
@@ -69,12 +71,17 @@ def _following(arguments: list[str], *options: str) -> list[str]:
     return values
 
 
-def _values(arguments: list[str], values: list[str]) -> list[str]:
-    """Return Snakemake's options for the values of --set."""
-    if not values:
+def _values(arguments: list[str], values: list[str], strategy: str | None) -> list[str]:
+    """Return Snakemake's options for the values of --set and --strategy."""
+    own = [] if strategy is None else [f"{STRATEGY}={json.dumps(strategy)}"]
+    written = [name for name, each in (("--set", values), ("--strategy", own)) if each]
+    if not written:
         return []
     for option in ("--config", "-C", "--configfile", "--configfiles", "--directory", "-d"):
         if any(each == option or each.startswith(f"{option}=") for each in arguments):
-            raise UserError(f"--set and {option} exclude each other; write all values after one of them")
-    load(Path(CONFIG), over=RunOverrides((from_arguments(values, "--set"),)))
-    return ["--config", *nested(values, "--set")]
+            raise UserError(f"{written[0]} and {option} exclude each other; write all values after one of them")
+    if own and (double := next((each for each in values if each.partition("=")[0] == STRATEGY), None)):
+        raise UserError(f"--strategy and --set {double} set one key; write one of them")
+    chosen = from_arguments(own, "--strategy")
+    load(Path(CONFIG), over=RunOverrides((from_arguments(values, "--set"), chosen)))
+    return ["--config", *nested([*values, *own], "--set")]

@@ -236,6 +236,9 @@ def train(
     checkpoints: Annotated[Path, typer.Option(help="Directory of the run's checkpoints.")],
     output: Output,
     logs: Annotated[Path, typer.Option(help="Directory for the ranks' logs.")],
+    tasks: Annotated[Path, typer.Option(help="Directory of the rows of train.validation_tasks.")] = Path(
+        "results/tasks"
+    ),
     reference: Annotated[
         Path | None, typer.Option(help="Directory of log-probabilities that the objective compares with.")
     ] = None,
@@ -269,6 +272,7 @@ def train(
         "weights": weights,
         "checkpoints": checkpoints,
         "output": output,
+        "tasks": tasks,
     }
     if reference:
         check_intact(reference, "zerolora log-probabilities")

@@ -75,11 +75,14 @@ def run(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="A value of this run alone, as in train.max_steps=50."),
     ] = None,
+    strategy: Annotated[
+        str | None, typer.Option(help="Short for --set render.strategy=…, as in zero3.", show_default=False)
+    ] = None,
 ) -> None:
     """Run the pipeline of config/config.yaml here, with any options and targets of Snakemake."""
     from zerolora.commands.snakemake_command import start
 
-    start(context.args, values or [])
+    start(context.args, values or [], strategy)
 
 
 @app.command("import")

@@ -125,6 +125,7 @@ STRATEGIES = {
     "zero3": "deepspeed",
     "zero3_hpz": "deepspeed",
     "zero3_quantized": "deepspeed",
+    "zero3_qgz": "deepspeed",
     "zero3_offload_optimizer": "deepspeed",
     "zero3_offload": "deepspeed",
     "zero3_nvme": "deepspeed",

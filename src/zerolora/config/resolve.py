@@ -34,7 +34,7 @@ from zerolora.json_file import read_foreign
 from zerolora.machine.devices import visible_names
 from zerolora.methods.registry import TRAINABLE
 from zerolora.optimizers import OPTIMIZERS
-from zerolora.schedules import WARMUP_RATIO
+from zerolora.schedules import ONE_CYCLE, WARMUP_RATIO, scaled_rate
 from zerolora.train.objectives import OBJECTIVES
 from zerolora.types import Device
 from zerolora.units import parse_bytes
@@ -301,7 +301,15 @@ def stages_of(config: Config, run: str) -> RunSettings:
             merged=settings.merge.enabled or not TRAINABLE[train.method].quantizes(),
         ),
         reference=_reference(train, memory) if referenced else None,
-        train=stages.TrainSettings(**_training(train), device=hardware.device),
+        train=stages.TrainSettings(
+            **_training(train),
+            device=hardware.device,
+            validation_tasks=[
+                stages.ValidationTask(name=name, chat_template=config.tasks.rows[name].chat_template)
+                for name in train.validation_tasks
+                if name in config.tasks.rows  # of others rules.py has a mistake
+            ],
+        ),
         merge=settings.merge,
         evaluate=stages.EvaluateRunSettings(
             **evaluation,
@@ -315,6 +323,7 @@ def stages_of(config: Config, run: str) -> RunSettings:
             strategy=settings.render.strategy,
             objective=train.objective,
             objective_settings=_of_objective(train),
+            learning_rate=_rate_origin(train),
             fail_if=config.evaluate.fail_if,
             tasks=sorted([*config.tasks.rows, *config.tasks.harness]),
             split=evaluation["split"] if evaluation["enabled"] or not config.evaluate.enabled else "none",
@@ -336,7 +345,7 @@ def _training(train: schema.Train) -> dict[str, Any]:
         values["betas"] = list(optimizer.betas)
     if train.epsilon is None:
         values["epsilon"] = optimizer.epsilon
-    if train.warmup_ratio is None and train.warmup_steps is None:
+    if train.warmup_ratio is None and train.warmup_steps is None and train.schedule != ONE_CYCLE:
         values["warmup_ratio"] = WARMUP_RATIO
     return values
 
@@ -352,6 +361,12 @@ def _reference(train: schema.Train, memory: Mapping[str, Any]) -> stages.Referen
 
 
 def peak_learning_rate(train: schema.Train) -> float:
+    """Return the peak learning rate, scaled with the global batch if the config has that."""
+    rate, batch = _unscaled_rate(train), train.global_batch
+    return scaled_rate(rate, train.learning_rate_scaling, batch, train.learning_rate_batch)
+
+
+def _unscaled_rate(train: schema.Train) -> float:
     """Return train.learning_rate, by default that of the objective."""
     return OBJECTIVES[train.objective].learning_rate if train.learning_rate is None else train.learning_rate
 
@@ -365,6 +380,15 @@ def _of_objective(train: schema.Train, costly: bool = False) -> dict[str, Any]:
     names = OBJECTIVES[train.objective].costly if costly else type(section).model_fields
     defaults = {name: field.default for name, field in type(section).model_fields.items()}
     return {name: value for name, value in section if name in names and value != defaults[name]}
+
+
+def _rate_origin(train: schema.Train) -> str | None:
+    """Return how the peak learning rate follows from the global batch, for the report; None if it does not."""
+    if train.learning_rate_scaling in (None, "none"):
+        return None
+    ratio = f"{train.global_batch} / {train.learning_rate_batch}"
+    factor = ratio if train.learning_rate_scaling == "linear" else f"sqrt({ratio})"
+    return f"{peak_learning_rate(train):.4g} = {_unscaled_rate(train):.4g} x {factor}"
 
 
 def _costly(method: "Method") -> dict[str, Any]:

@@ -33,7 +33,7 @@ from zerolora.optimizers import OPTIMIZERS
 from zerolora.planner.hardware import GPUS, NETWORKS, NODE_LINKS, offered
 from zerolora.planner.run_hardware import hardware_of, target_of
 from zerolora.planner.user_config import check_user_config, layout_of
-from zerolora.schedules import SCHEDULES, too_short
+from zerolora.schedules import ONE_CYCLE, SCHEDULES, too_short
 from zerolora.strategies import STRATEGIES
 from zerolora.train.objectives import OBJECTIVES
 
@@ -406,6 +406,7 @@ def _impossible_in(config: Config, run: str) -> Iterable[Mistake]:
     for path, text in itertools.chain(
         _impossible_batch(settings),
         _impossible_validation(settings.train, data),
+        _impossible_validation_tasks(config, settings.train, data),
         _impossible_kernels(settings),
         _impossible_method(settings.train, data),
         _impossible_objective(settings.train),
@@ -457,6 +458,27 @@ def _impossible_validation(train: Train, data: Prepare | None) -> Iterable[RunMi
     if train.validation_steps and data and not data.holds_out("validation"):
         text = f"{train.validation_steps}, but the data set has no validation rows; write its split.validation"
         yield "train.validation_steps", f"{text}, or remove it"
+
+
+def _impossible_validation_tasks(config: Config, train: Train, data: Prepare | None) -> Iterable[RunMistake]:
+    rows, key = config.tasks.rows, "train.validation_tasks"
+    choices = [name for name, task in rows.items() if task.check in TASKS and TASKS[task.check].ask == "choices"]
+    remedy = f"write some of {', '.join(choices)}" if choices else "add a task with check: multiple_choice there"
+    for name in train.validation_tasks:
+        if train.validation_tasks.count(name) > 1:
+            yield key, f"{name} occurs twice; write it once"
+            return
+        if name in config.tasks.harness:
+            yield key, f"{name} is a task of lm-evaluation-harness, which runs only after training; {remedy}"
+        elif name not in rows:
+            yield key, f"{name} is not in tasks.rows; {remedy}"
+        elif name not in choices:
+            text = f"{name} has check {rows[name].check}, and training evaluates choices alone"
+            yield key, f"{text}; write check: multiple_choice there, or remove it here"
+        elif name in ("loss", *OBJECTIVES[train.objective].metrics):
+            yield key, f"{name}_validation is a column of loss.csv already; give the task another name"
+    if train.validation_tasks and data and not data.holds_out("validation"):
+        yield key, "the data set has no validation rows; write its split.validation, or remove the tasks"
 
 
 def _impossible_kernels(settings: RunSections) -> Iterable[RunMistake]:
@@ -569,11 +591,20 @@ def _impossible_optimizer(train: Train) -> Iterable[RunMistake]:
     for key, default in (("betas", optimizer.betas), ("epsilon", optimizer.epsilon)):
         if getattr(train, key) is not None and default is None:
             yield f"train.{key}", f"{shown(getattr(train, key))}, but {optimizer.name} has none; remove it"
+    if train.learning_rate_scaling not in (None, "none") and train.learning_rate_batch is None:
+        text = f"{train.learning_rate_scaling} needs the global batch that learning_rate is for"
+        yield "train.learning_rate_scaling", f"{text}; write learning_rate_batch: {train.global_batch}, or its value"
+    if train.learning_rate_scaling is None and train.learning_rate_batch is not None:
+        text = f"{train.learning_rate_batch} is used only with learning_rate_scaling"
+        yield "train.learning_rate_batch", f"{text}; write learning_rate_scaling: linear, sqrt or none, or remove it"
     schedule, options = train.schedule, train.schedule_options
     steps, share = train.warmup_steps, train.warmup_ratio
     if steps is not None and share is not None:
         yield "train.warmup_steps", "conflicts with warmup_ratio; write one of the two"
-    if fault := SCHEDULES[schedule].fault(options, peak_learning_rate(train)):
+    if schedule == ONE_CYCLE and "pct_start" in options and not steps is share is None:
+        key = "warmup_ratio" if steps is None else "warmup_steps"
+        yield "train.schedule_options", f"pct_start conflicts with {key}; write one of the two"
+    elif fault := SCHEDULES[schedule].fault(options, peak_learning_rate(train)):
         yield "train.schedule_options", fault
     elif (
         train.max_steps

@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from zerolora.config.run_objectives import needs_reference
-from zerolora.config.schema import Config
+from zerolora.config.schema import MOST_VALIDATION_TASKS, Config
 from zerolora.errors import UserError
 from zerolora.files import write_text
 
-Names = dict[str, dict[str, str]]
+Names = dict[str, dict[str, Any]]
 RUNS = Path("config/runs.yaml")
+DATA_FILES = ("dropped.jsonl", "lengths.csv", "mask.html")
+assert len(DATA_FILES) == MOST_VALIDATION_TASKS
 HEAD = """\
 # What dvc.yaml has a stage for, each with the files that it reads. Written by Snakemake, by the stage resolve and by
 # `zerolora expand`: edit config/config.yaml, not this file.
@@ -49,7 +51,15 @@ def _groups(config: Config) -> dict[str, Names]:
         if needed:
             referenced[shared.referenced] = {"dataset": run.dataset, "start": start}
             reference = f"results/{shared.referenced}/reference/manifest.json"
-        runs[name] = {"dataset": run.dataset, "start": start, "reference": reference or f"{data}/mask.json", **names}
+        files = [f"results/tasks/{task}.jsonl" for task in validation_tasks(config, name)]
+        runs[name] = {
+            "dataset": run.dataset,
+            "start": start,
+            "reference": reference or f"{data}/mask.json",
+            # Without as many tasks, files that change only with the data's manifest.
+            "tasks": files + [f"{data}/{file}" for file in DATA_FILES[len(files) :]],
+            **names,
+        }
 
     def of_tasks(kind: str, names: Mapping[str, Any]) -> Names:
         return {
@@ -79,6 +89,12 @@ def _groups(config: Config) -> dict[str, Names]:
         "tasks_of_base": of_tasks("dataset", config.prepare),
         "tasks_of_runs": of_tasks("run", config.all_runs),
     }
+
+
+def validation_tasks(config: Config, run: str) -> list[str]:
+    """Return the tasks at the validations of a run, by its own value or the config's."""
+    tasks: list[str] = config.all_runs[run].train.get("validation_tasks", config.train.validation_tasks)
+    return tasks
 
 
 def _settings(group: str, name: str) -> str:

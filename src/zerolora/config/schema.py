@@ -66,7 +66,11 @@ from zerolora.config.values import (
     TemplateName,
     TrackerName,
 )
+from zerolora.schedules import RateScaling
 from zerolora.types import Kernels
+
+MOST_VALIDATION_TASKS = 3
+"""Of a run: dvc.yaml has as many dependencies for them."""
 
 
 class Hardware(Section):
@@ -388,11 +392,12 @@ class TrainSection(MethodSections, ObjectiveSections):
     epsilon: Annotated[float, Field(gt=0)] | None = None
     """Term that AdamW adds to the square root of the second moment. Default: 1e-8."""
     schedule: ScheduleName = "cosine"
-    """Learning-rate schedule after warm-up, by its name in transformers (docs/optimizers.md)."""
+    """Learning-rate schedule after warm-up, by its name in transformers, or one_cycle (docs/optimizers.md)."""
     schedule_options: dict[str, Any] = {}
     """Options of the schedule, e.g. {num_cycles: 3} (docs/optimizers.md)."""
     warmup_ratio: Annotated[float, Field(ge=0, lt=1)] | None = None
-    """Fraction of the steps in which the learning rate rises from 0. Default: 0.03, unless warmup_steps is set."""
+    """Fraction of the steps in which the learning rate rises from 0. Default: 0.03, unless warmup_steps or schedule
+    one_cycle is set."""
     warmup_steps: Annotated[int, Field(ge=0)] | None = None
     """Number of steps in which the learning rate rises from 0, instead of warmup_ratio."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
@@ -429,6 +434,13 @@ class Train(TrainSection):
 
     learning_rate: Annotated[float, Field(gt=0)] | None = None
     """Peak learning rate. Default: 1e-4 for sft, 5e-5 for orpo, 5e-6 for dpo, ipo, simpo and kto."""
+    validation_tasks: Annotated[list[Name], Field(max_length=MOST_VALIDATION_TASKS)] = []
+    """Tasks of tasks.rows to evaluate at each validation, with check multiple_choice; at most 3 (docs/tasks.md)."""
+    learning_rate_scaling: RateScaling | None = None
+    """Multiply learning_rate by global_batch / learning_rate_batch (linear, arXiv 1706.02677) or by its square root
+    (sqrt, arXiv 1404.5997), e.g. in a grid of batches. Default: none, which uses it unchanged."""
+    learning_rate_batch: Positive | None = None
+    """The global batch that learning_rate is for; required with learning_rate_scaling."""
     micro_batch: Positive | Literal["auto"] = "auto"
     """Packed rows per forward pass of one rank; auto = the fastest predicted to fit. Gradient accumulation is
     global_batch / (micro_batch x ranks / sequence_parallel)."""

@@ -201,12 +201,20 @@ class TrainingChoice(Section):
     """The canary before the run, if it needs one."""
 
 
+class ValidationTask(Section):
+    """A task of `tasks.rows` that is evaluated at each validation."""
+
+    name: str
+    chat_template: bool
+
+
 class TrainSettings(schema.TrainSection):
     """Settings of `train`, without those that `render` decides (`TrainingChoice`)."""
 
     device: Device
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
     """Peak learning rate."""
+    validation_tasks: list[ValidationTask] = Field(default_factory=list)
 
 
 class TrainingPlan(TrainSettings, TrainingChoice):
@@ -285,6 +293,8 @@ class ReportSettings(schema.Report):
     objective: ObjectiveName = "sft"
     objective_settings: dict[str, Any] = Field(default_factory=dict)
     """Those that are not at their defaults."""
+    learning_rate: str | None = None
+    """How the peak learning rate follows from the global batch; None if it does not."""
     fail_if: str | None = None
     """Condition under which the run fails; the page shows the result."""
     tasks: list[str] = Field(default_factory=list)

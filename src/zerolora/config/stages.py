@@ -106,6 +106,7 @@ STAGES = {
                 "results/{packed}/packing",
                 "results/{rendered}/zero.json",
                 "results/{referenced}/reference",
+                "results/tasks/{task}.jsonl",
             ),
             ("results/{run}/adapter", "results/{run}/metrics"),
         ),

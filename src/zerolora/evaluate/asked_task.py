@@ -4,7 +4,6 @@ zerolora task --settings JSON --rows results/tasks/NAME.jsonl --weights resource
               --output results/base/DATASET/tasks/NAME.json --answers results/base/DATASET/tasks/NAME.answers.json
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,6 +12,15 @@ from typing import Any
 import torch
 
 from zerolora.config.settings import AskedTaskSettings, EvaluateSettings
+from zerolora.data.task_prompts import (
+    BEFORE_CHOICE,
+    encoded,
+    first_token,
+    longest_input,
+    prompts_of,
+    rows_in,
+    tokens_of,
+)
 from zerolora.errors import UserError
 from zerolora.evaluate.evaluated_models import EvaluatedModel, load, load_tokenizer, stops_of
 from zerolora.evaluate.generation import generate, shared_prefix
@@ -26,9 +34,6 @@ from zerolora.model import added_tokens, foreign
 from zerolora.progress import Progress
 from zerolora.units import counted
 
-DEFAULT_LENGTH = 2048  # tokens, for a model without max_position_embeddings
-DATE = "26 Jul 2024"  # today's date for chat templates, so that prompts do not change from day to day
-
 
 def ask(
     settings: AskedTaskSettings, file: Path, weights: EvaluatedModel, data: Path | None, output: Path, answers: Path
@@ -39,8 +44,7 @@ def ask(
     missing or broken, or a row does not fit into the model.
     """
     task = task_of(settings.check, settings.check_settings, settings.check_source)
-    with file.open(encoding="utf-8") as lines:  # splitlines() also splits at U+2028 and others
-        rows = [json.loads(line) for line in lines]
+    rows = rows_in(file)
     if task.ask == "choices" and any(not row["choices"] for row in rows):
         raise UserError(f"{settings.check}: its rows have no choices; write prompt, choices and answer")
     if task.ask == "generate":
@@ -115,21 +119,11 @@ def _prompts(
 ) -> list[str]:
     """Return the prompt of each row. Raises UserError, naming the row, if the chat template rejects it."""
     if not settings.chat_template:
-        return [str(row["prompt"]) for row in rows]
+        return prompts_of(rows, None)
     tokens = added_tokens.of_data(data) if data else []
     tokenizer, _ = load_tokenizer(model.merged or model.base, tokens, model.loaded_adapter)
     _set_template(model, data, tokenizer)
-    if not tokenizer.chat_template and any(row["messages"] for row in rows):
-        raise UserError("the model's tokenizer has no chat template; write chat_template: false")
-    how = {"tokenize": False, "add_generation_prompt": True, "date_string": DATE}
-    prompts = []
-    for row in rows:
-        try:
-            text = tokenizer.apply_chat_template(row["messages"], **how) if row["messages"] else row["prompt"]
-        except UserError as error:
-            raise UserError(f"{row['place']}: {error}; correct the row, or write chat_template: false") from None
-        prompts.append(str(text))
-    return prompts
+    return prompts_of(rows, tokenizer)
 
 
 def _generated(
@@ -140,7 +134,7 @@ def _generated(
     tokenizer: Any,
     stops: set[int],
 ) -> list[str]:
-    limit = longest_input(model) - settings.max_new_tokens
+    limit = longest_input(model.config) - settings.max_new_tokens
     asked = []
     for row, prompt in zip(rows, prompts, strict=True):
         tokens = tokenizer.encode(prompt, add_special_tokens=prompt == row["prompt"])
@@ -162,7 +156,7 @@ def _cut(text: str, until: Sequence[str]) -> str:
 def _choices(
     settings: AskedTaskSettings, rows: list[dict[str, Any]], prompts: list[str], model: Any, tokenizer: Any
 ) -> list[Any]:
-    space = "" if settings.chat_template else " "
+    space = "" if settings.chat_template else BEFORE_CHOICE
     continuations = [
         (prompt, f"{space}{choice}", choice)
         for row, prompt in zip(rows, prompts, strict=True)
@@ -191,7 +185,7 @@ def of_continuations(model: Any, tokenizer: Any, asked: Sequence[tuple[str, str,
     asked: (prompt, continuation, text), where `text` is the continuation without leading white space. Prompts that
     begin with the BOS token get no other (HFLM.tok_encode).
     """
-    pairs = [_encoded(tokenizer, prompt, continuation) for prompt, continuation, _ in asked]
+    pairs = [encoded(tokenizer, prompt, continuation) for prompt, continuation, _ in asked]
     sums = _sums(model, pairs, batch)
     return [
         Likelihood(text, total, len(tokens))
@@ -204,46 +198,17 @@ def of_texts(model: Any, tokenizer: Any, texts: Sequence[str], batch: int) -> li
     (HFLM.loglikelihood_rolling)."""
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-    first, longest = _prefix(tokenizer), longest_input(model)
-    encoded = [_tokens(tokenizer, text) for text in texts]
+    first, longest = first_token(tokenizer), longest_input(model.config)
+    tokenized = [tokens_of(tokenizer, text) for text in texts]
     windows = [
         (number, *make_disjoint_window(pair))
-        for number, tokens in enumerate(encoded)
+        for number, tokens in enumerate(tokenized)
         for pair in get_rolling_token_windows(tokens, first, longest, 1)
     ]
     totals = [0.0] * len(texts)
     for (number, _, _), value in zip(windows, _sums(model, [(a, b) for _, a, b in windows], batch), strict=True):
         totals[number] += value
-    return [Likelihood(*each) for each in zip(texts, totals, map(len, encoded), strict=True)]
-
-
-def longest_input(model: Any) -> int:
-    """Return the maximum number of tokens of a model's input."""
-    config = model.config.get_text_config()
-    return int(getattr(config, "max_position_embeddings", None) or DEFAULT_LENGTH)
-
-
-def _prefix(tokenizer: Any) -> int:
-    number = tokenizer.bos_token_id
-    return int(tokenizer.eos_token_id if number is None else number)
-
-
-def _tokens(tokenizer: Any, text: str) -> list[int]:
-    # A chat template already writes the BOS token.
-    own = text.startswith(tokenizer.decode(_prefix(tokenizer)))
-    tokens: list[int] = tokenizer.encode(text, add_special_tokens=False) if own else tokenizer.encode(text)
-    return tokens
-
-
-def _encoded(tokenizer: Any, prompt: str, continuation: str) -> tuple[list[int], list[int]]:
-    """Return the tokens of prompt and continuation. Trailing white space of the prompt belongs to the continuation."""
-    kept = prompt.rstrip()
-    if not prompt:
-        tokens = tokenizer.encode(continuation, add_special_tokens=False)
-        first = _prefix(tokenizer)
-        return ([first], tokens) if tokens[0] != first else (tokens[:1], tokens[1:])
-    whole, before = _tokens(tokenizer, prompt + continuation), _tokens(tokenizer, kept)
-    return before, whole[len(before) :]
+    return [Likelihood(*each) for each in zip(texts, totals, map(len, tokenized), strict=True)]
 
 
 def _sums(model: Any, pairs: Sequence[tuple[list[int], list[int]]], batch: int) -> list[float]:
@@ -252,7 +217,7 @@ def _sums(model: Any, pairs: Sequence[tuple[list[int], list[int]]], batch: int) 
     Pairs that differ only in their last token, such as the letters of a choice, share a forward pass. What all begin
     with, such as solved rows, is computed once.
     """
-    longest = longest_input(model)
+    longest = longest_input(model.config)
     places: dict[tuple[tuple[int, ...], int], list[int]] = {}
     for number, (before, tokens) in enumerate(pairs):
         taken = tuple((before + tokens)[-(longest + 1) :][:-1])

@@ -132,9 +132,11 @@ def open_specs(planning: Planning) -> Iterator[TrainingSpec]:
 def _names(settings: RenderSettings) -> list[str]:
     if settings.strategy != "auto":
         return [settings.strategy]
-    # Quantization changes the weights, so it must be named; NVMe needs a directory.
+    # Quantization changes weights or gradients, so it must be named; NVMe needs a directory.
     return [
-        name for name, layout in STRATEGIES.items() if not layout.quantized and (settings.nvme or not layout.on_disk)
+        name
+        for name, layout in STRATEGIES.items()
+        if not (layout.quantized or layout.quantized_gradients) and (settings.nvme or not layout.on_disk)
     ]
 
 

@@ -8,7 +8,7 @@ Strategies define the collectives (strategies/).
 from dataclasses import dataclass, fields
 
 from zerolora.planner.hardware import HardwareRates
-from zerolora.strategies.strategy import EXCHANGE, REDUCE, Collective, StepWork, Strategy, exchanges
+from zerolora.strategies.strategy import REDUCE, Collective, StepWork, Strategy, exchanges
 
 MASTER = 4  # bytes of an fp32 master weight
 
@@ -270,9 +270,8 @@ def _communication(
         pairs = [collective_seconds(each, hardware) for each in of]
         return sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs)
 
-    # Attention waits for exchanges.
-    node_waited, network_waited = seconds([each for each in collectives if each.kind == EXCHANGE])
-    node, network = seconds([each for each in collectives if each.kind != EXCHANGE])
+    node_waited, network_waited = seconds([each for each in collectives if each.waited])
+    node, network = seconds([each for each in collectives if not each.waited])
     # Gathers are prefetched on a separate stream (overlap_comm, rendered on GPUs; FSDP always).
     # The adapter's gradients at stages 0 to 2 are reduced after the backward pass.
     overlaps = strategy.stage == 3 and not hardware.cpu

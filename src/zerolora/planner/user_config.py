@@ -25,7 +25,7 @@ from zerolora.planner.deepspeed_keys import (
     ZERO_RENAMED,
 )
 from zerolora.planner.user_faults import AUTO, Fault, faults, hpz_ranks, is_off, placement
-from zerolora.strategies.deepspeed_zero import DeepSpeed
+from zerolora.strategies.deepspeed_zero import DeepSpeed, gradients_unquantized
 from zerolora.strategies.strategy import Buckets, Strategy, Target
 from zerolora.yaml_file import composed
 
@@ -69,17 +69,14 @@ def check_user_config(path: str, user: Any, target: Target, key: str = "render.s
         zero = corrected(user)[0].get(ZERO, {})
         nvme = next((zero[key]["nvme_path"] for key in OFFLOADS if (zero.get(key) or {}).get("nvme_path")), None)
         strategy = layout_of({ZERO: zero}).strategy
-        if conflict := strategy.conflict(replace(target, nvme=nvme)):
+        layout = replace(strategy, quantized_gradients=False)  # below, at its own key
+        if conflict := layout.conflict(replace(target, nvme=nvme)):
             mistakes.append(Fault((ZERO,), f"{strategy.name}: {conflict.problem}; {conflict.remedy}"))
         mistakes += _partition_faults(zero, strategy, target.ranks)
-        if zero.get("zero_quantized_gradients") and target.device == "cpu":
-            # deepspeed/runtime/comm/coalesced_collectives.py, all_to_all_quant_reduce
-            mistakes.append(
-                Fault(
-                    (ZERO, "zero_quantized_gradients"),
-                    f"{ZERO}.zero_quantized_gradients: hardware.device is cpu, which has no kernels for it; remove it",
-                )
-            )
+        sent = user.get("communication_data_type") or target.precision
+        if strategy.quantized_gradients and (problem := gradients_unquantized(target, sent)):
+            at = (ZERO, "zero_quantized_gradients")
+            mistakes.append(Fault(at, f"{'.'.join(at)}: {problem}; remove it"))
     if mistakes:
         lines = lines_of(Path(path))
         where = [(path if (line := line_at(lines, each.at)) is None else f"{path}:{line}") for each in mistakes]
@@ -163,6 +160,7 @@ def layout_of(user: dict[str, Any]) -> UserLayout:
         parameters=placement(zero, "offload_param"),
         within_node=stage == 3 and hpz_ranks(zero) > 1,
         quantized=stage == 3 and zero.get("zero_quantized_weights") is True,
+        quantized_gradients=stage == 3 and zero.get("zero_quantized_gradients") is True,
     )
     if stage == 0:
         return UserLayout(strategy, Buckets())

@@ -111,6 +111,7 @@ def report(
             compared, groups, data, metrics, estimate, render, zero, train_usage, used["train"], trained, objective
         ),
         loss_unit=objective.loss_unit,
+        learning_rate=settings.learning_rate,
         provenance=origin,
         commands=commands(origin["commit"], f"results/{run}/report.html"),
     )

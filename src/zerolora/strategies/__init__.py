@@ -78,6 +78,15 @@ STRATEGIES: dict[str, Strategy] = entries_by_name(
         risk="weights are gathered as int8 (qwZ)",
     ),
     DeepSpeed(
+        name="zero3_qgz",
+        about="ZeRO stage 3 with gradients reduced as int4 between nodes: qgZ (arXiv 2306.10209, 4.3)",
+        sharded="as `zero3`, gradients sent as int4 (several nodes, fp16)",
+        costs="precision: never chosen by `auto`",
+        stage=3,
+        quantized_gradients=True,
+        risk="gradients are reduced as int4 (qgZ)",
+    ),
+    DeepSpeed(
         name="zero3_offload_optimizer",
         about="ZeRO stage 3 with the optimizer on the host",
         sharded="as `zero3`, optimizer on the host",

@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO stages, with offload, hpZ and quantized gathering. docs/rendering.md lists the known problems.
+"""DeepSpeed's ZeRO stages, with offload, hpZ and quantized communication. docs/rendering.md lists the known problems.
 
 The collectives are those of DeepSpeed 0.19 with LoRA, not the ZeRO paper's 2Ψ and 3Ψ. "Counted" means counted in a run
 of two ranks with a small Llama.
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from zerolora.strategies.strategy import (
+    EXCHANGE,
     GATHER,
     INT8_WHOLE,
     REDUCE,
@@ -67,6 +68,12 @@ class DeepSpeed(Strategy):
             return Conflict("train.method is qdora, which unpacks weights that are not gathered", "write fsdp or zero2")
         if target.frozen_type == "int8" and self.stage == 3:
             return Conflict(INT8_WHOLE, "write type: nf4, or strategy zero2")
+        return self._lacking(target)
+
+    def _lacking(self, target: Target) -> Conflict | None:
+        """Return what a target lacks for quantized gradients or offload to disk; None if it has everything."""
+        if self.quantized_gradients and (problem := gradients_unquantized(target, target.precision)):
+            return Conflict(problem, "write zero3")
         if self.on_disk and not target.nvme:
             return Conflict(
                 "hardware.nvme names no directory to move states to", "write hardware.nvme: /path/on/a/local/nvme"
@@ -76,7 +83,7 @@ class DeepSpeed(Strategy):
     @property
     def compiled(self) -> tuple[Compiled, ...]:
         disk: tuple[Compiled, ...] = ("async_io",) if self.on_disk else ()
-        return (*disk, "quantizer") if self.quantized else disk
+        return (*disk, "quantizer") if self.quantized or self.quantized_gradients else disk
 
     def buckets(self, model: ModelSizes, on_gpu: bool) -> Buckets:
         if self.stage == 0:
@@ -112,6 +119,13 @@ class DeepSpeed(Strategy):
             )
         if self.quantized:
             yield from _quantized(target)
+        if self.quantized_gradients:
+            yield Reason(
+                f"{ZERO}.zero_quantized_gradients",
+                True,
+                "gradients are sent as int4 with scales, first inside each node, then their sums between nodes",
+                "arXiv 2306.10209, 4.3; deepspeed/runtime/comm/coalesced_collectives.py, all_to_all_quant_reduce",
+            )
         yield from self._offload("offload_optimizer", self.optimizer, buckets, target)
         yield from self._offload("offload_param", self.parameters, buckets, target)
         if self.on_disk:
@@ -187,7 +201,7 @@ class DeepSpeed(Strategy):
 
     def collectives(self, work: StepWork, ranks_per_node: int) -> Iterator[Collective]:
         if self.stage == 3:
-            yield from self._stage_3_collectives(work)
+            yield from self._stage_3_collectives(work, ranks_per_node)
             return
         # engine.py, allreduce_gradients: stages 0 and 1 reduce at the step's last micro-step, stage 2 at every one.
         # Stages 1 and 2 all-reduce whole buckets (stage_1_and_2.py, average_tensor and allreduce_and_scatter, with
@@ -199,7 +213,7 @@ class DeepSpeed(Strategy):
             # stage_1_and_2.py, step: all_gather_dp_groups. Counted.
             yield Collective("all_gather trained weights", GATHER, "all", gradients, 1)
 
-    def _stage_3_collectives(self, work: StepWork) -> Iterator[Collective]:
+    def _stage_3_collectives(self, work: StepWork, ranks_per_node: int) -> Iterator[Collective]:
         gathered, width = self.gathered(work), 1 if self.quantized else work.width
         calls = (2 + work.forwards_before) * work.modules * work.accumulation
         if self.within_node:
@@ -211,6 +225,9 @@ class DeepSpeed(Strategy):
             yield Collective("all_gather weights in a node", GATHER, "node", inside, calls - work.modules)
         else:
             yield Collective("all_gather weights", GATHER, "all", gathered * width, calls)
+        if self.quantized_gradients:
+            yield from _quantized_reduction(work, ranks_per_node)
+            return
         # stage3.py, __avg_scatter_grads at every micro-step; at least hidden² elements each. Counted.
         buckets = math.ceil(work.trainable / (work.hidden * work.hidden))
         scattered = work.accumulation * work.trainable * work.width
@@ -233,6 +250,28 @@ class DeepSpeed(Strategy):
     def host_operations(self, work: StepWork) -> float:
         passes = work.forwards_before + (3 if work.checkpointing else 2)
         return HOOK_OPERATIONS * work.modules * passes if self.stage == 3 else 0.0
+
+
+def gradients_unquantized(target: Target, sent: str) -> str | None:
+    """Return why DeepSpeed would not quantize gradients that are sent in type `sent`, or would quantize other numbers;
+    None if it would."""
+    if target.device == "cpu":
+        return "hardware.device is cpu, which has no kernels for it"
+    if target.nodes == 1:  # stage3.py, __avg_scatter_grads: num_nodes > 1
+        return "train.nodes is 1, and DeepSpeed quantizes gradients between nodes only"
+    if sent != "fp16":  # csrc/quantization/pt_binding.cpp, ds_swizzle_quant: (__half*)input_vals.data_ptr()
+        return f"gradients are sent in {sent}, and DeepSpeed's kernel reads them as fp16 whatever they are"
+    return None
+
+
+def _quantized_reduction(work: StepWork, ranks_per_node: int) -> Iterator[Collective]:
+    """Yield the exchanges of qgZ in one step (coalesced_collectives.py, all_to_all_quant_reduce): of each matrix, its
+    numbers as int4 and an fp32 scale for each row or column, the larger number of them. Not counted in a run."""
+    rows = work.trainable / work.hidden if work.kind == "full" else 2 * work.modules * work.hidden
+    size = work.accumulation * (work.trainable / 2 + 4 * rows)
+    calls = 2 * work.accumulation * work.modules * (1 if work.kind == "full" else 2)
+    yield Collective("all_to_all gradients in a node", EXCHANGE, "node", size, calls)
+    yield Collective("all_to_all gradients between nodes", EXCHANGE, "across", size / ranks_per_node, calls)
 
 
 def aio_options() -> Iterator[Reason]:

@@ -223,6 +223,8 @@ class Collective:
     calls: float
     ranks: int | None = None
     """Ranks that take part, if fewer than those of the scope."""
+    waited: bool = False
+    """Computation waits for it: it never overlaps."""
 
 
 def exchanges(work: StepWork, ranks_per_node: int) -> Iterator[Collective]:
@@ -235,7 +237,7 @@ def exchanges(work: StepWork, ranks_per_node: int) -> Iterator[Collective]:
     passes = work.accumulation * work.layers * (work.forwards_before + (3 if work.checkpointing else 2))
     scope: Scope = "node" if ranks_per_node % ranks == 0 else "all"
     size = passes * work.tokens * heads * work.head_dim * work.width
-    yield Collective("all_to_all heads and tokens", EXCHANGE, scope, size, 2 * passes, ranks)
+    yield Collective("all_to_all heads and tokens", EXCHANGE, scope, size, 2 * passes, ranks, waited=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,6 +271,9 @@ class Strategy(ABC):
     2306.10209, 4.2), FSDP's hybrid sharding replicates them on every node."""
     quantized: bool = False
     """Weights are gathered as int8 with scales (qwZ, arXiv 2306.10209, 4.1); in fp16, frozen ones are stored so too."""
+
+    quantized_gradients: bool = False
+    """Gradients are reduced between nodes as int4 with scales (qgZ, arXiv 2306.10209, 4.3)."""
 
     def owners(self, ranks: int, ranks_per_node: int) -> int:
         """Return the number of ranks among which the optimizer states are sharded."""

@@ -5,7 +5,7 @@ import hashlib
 import math
 import operator
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,10 @@ from zerolora.train.launch.rendezvous import broadcast_json
 from zerolora.train.launch.stop_signals import Stop, Stopped
 from zerolora.train.loss import token_losses
 from zerolora.train.non_finite import check_finite, first_loss
-from zerolora.train.objectives.objective import Objective, Values
+from zerolora.train.objectives.objective import Objective, Values, by_sequence
 from zerolora.train.telemetry.writer import TelemetryWriter
 from zerolora.train.validation import Validations
+from zerolora.train.validation_tasks import Choices
 
 
 class Loop:
@@ -51,9 +52,10 @@ class Loop:
         telemetry: TelemetryWriter,
         stop: Stop,
         heartbeat: Heartbeat,
+        tasks: Sequence[Choices] = (),
     ) -> None:
         """`packed`: several rows may share a packed row; `prefixes`: a prefix that rows of a micro-batch share is
-        computed once; `sources`: the number of data sources."""
+        computed once; `sources`: the number of data sources; `tasks`: those at validation."""
         self.engine, self.batches, self.plan = engine, batches, plan
         self.objective = batches.objective
         self.feed = Feed(batches, packed, device, prefixes)
@@ -72,6 +74,7 @@ class Loop:
         """Summed loss of all steps so far: [sources]."""
         self.losses_of_sources: list[list[float]] = []
         """Mean loss of each source in each step, NaN for one without an item in it; empty for a single source."""
+        self.tasks = tasks
         self.validations = Validations(plan, batches.planned)
         self.resumes = 0
         self.seconds = 0.0
@@ -210,7 +213,8 @@ class Loop:
             yield self.feed.collated(micro_batch), True
 
     def validate(self, rows: Any, packing: PackingPlan) -> bool:
-        """Compute the mean loss and the metrics of a split; return whether they are the best so far.
+        """Compute the mean loss and the metrics of a split, and the accuracies of the tasks; return whether this is the
+        best state so far.
 
         With train.keep: best, keeps the best adapter. Raises Stopped on a stop signal.
         """
@@ -225,13 +229,30 @@ class Loop:
                 values = self.objective.values(token_losses(self.engine, batch), batch, means)
                 if own:
                     totals.add(values)
+            accuracies = {task.name: self._accuracy(task) for task in self.tasks}
         totals.sums = self._summed(totals.sums)
-        best = self.validations.add(self.step, {"loss": totals.loss, **totals.metrics})
+        best = self.validations.add(self.step, {"loss": totals.loss, **totals.metrics, **accuracies})
         if self.rank == 0:
             LOGGER.info(f"step {self.step}: {self.validations}")
         if best and self.validations.keeps_best:
             self.validations.best = self.engine.part(WEIGHT)
         return best
+
+    def _accuracy(self, task: Choices) -> float:
+        """Return the accuracy of a task. Collective, as `_validation_batches` is. A choice has the same batch for any
+        number of ranks. Raises Stopped on a stop signal."""
+        count, size = len(task.sequences), self.plan.micro_batch
+        sums = torch.zeros(count, dtype=torch.float64, device=self.device)
+        for start in range(0, count, size * self.data_ranks):
+            self.heartbeat.at(f"validation task {task.name} from choice {start}", "step")
+            first = start + self.data_rank * size
+            chosen = slice(first, first + size) if first < count else slice(count - 1, count)
+            batch = self.feed.collated([[each] for each in task.sequences[chosen]])
+            losses = token_losses(self.engine, batch)
+            if first < count:
+                sums[chosen] -= by_sequence(losses, batch)
+            self._stop_if_asked_between()
+        return task.accuracy(self._summed(sums))
 
     def _validation_batches(
         self, rows: Any, packing: PackingPlan, before: bool = False
@@ -246,9 +267,13 @@ class Loop:
             numbers = range(first, min(first + size, count)) if first < count else [0]
             packed_rows = [packed_row(rows, packing, number, self.objective, before) for number in numbers]
             yield self.feed.collated(packed_rows), first < count
-            if self._stop_asked():
-                self._save()
-                self._stop()
+            self._stop_if_asked_between()
+
+    def _stop_if_asked_between(self) -> None:
+        """Save and raise Stopped if any rank got a stop signal, during a validation. Collective."""
+        if self._stop_asked():
+            self._save()
+            self._stop()
 
     def _means(self, batches: Iterator[tuple[dict[str, Any], bool]], units: Units) -> dict[str, float]:
         """Return the objective's means `before` over the batches of all ranks, which have `units`, by forward passes.

@@ -70,6 +70,7 @@ from zerolora.train.starting_factors import extract
 from zerolora.train.telemetry.stopwatch import Collectives, Stopwatch
 from zerolora.train.telemetry.trackers import TrackedRun
 from zerolora.train.telemetry.writer import FILE, TelemetryWriter
+from zerolora.train.validation_tasks import choices_of, files_of
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,8 @@ class Paths:
     checkpoints: Path
     """Directory of the run's checkpoints."""
     output: Path
+    tasks: Path
+    """Directory of the rows of validation tasks."""
     reference: Path | None = None
     """Directory with the log-probabilities of the data's answers, for an objective that compares with them."""
 
@@ -120,11 +123,13 @@ def train(
     memory = PeakMemory(device)
 
     heartbeat.at("loading")
+    files = {} if losses_only else files_of(plan, paths.tasks)
+    tasks = choices_of(plan, files, paths.data, located(paths.weights))
     batches = _batches(paths, plan)
     split, of_split = paths.rows("validation", batches.objective), open_plan(paths.packing / "validation.arrow")
     checkpoints = Checkpoints(
         paths.checkpoints,
-        resume_key(plan, config, paths.data, paths.packing, paths.weights, paths.reference),
+        resume_key(plan, config, paths.data, paths.packing, paths.weights, files, paths.reference),
         run_fingerprint(plan, config, batches.steps),
         every_steps=None if plan.checkpoint_steps is None else every(plan.checkpoint_steps, batches.planned),
         every_minutes=plan.checkpoint_minutes,
@@ -134,10 +139,7 @@ def train(
         schedule.check(plan, batches.steps)
     tokens = added_tokens.of_data(paths.data)
     model = adapt(located(paths.weights), plan, config, device, tokens)
-    start = {}
-    if starts_from_base(plan):
-        sharded = loading_of(plan, config, engine_class(plan.engine)) == "sharded"
-        start = extract(model, plan, checkpoints, sharded, device)
+    start = _starting_factors(model, plan, config, checkpoints, device)
     earlier = Path(plan.from_adapter) if plan.from_adapter else None
     origin = earlier_adapter.load(model, earlier, method_of(plan), tokens) if earlier else None
     engine = engine_class(plan.engine)(model, config, plan, device)
@@ -159,6 +161,7 @@ def train(
         telemetry=TelemetryWriter(engine, batches, times, sent, plan),
         stop=stop,
         heartbeat=heartbeat,
+        tasks=tasks,
     )
     _resume(loop)
     with loop.telemetry:
@@ -184,6 +187,16 @@ def _resume(loop: Loop) -> None:
     loop.resume()
     if loop.objective.reference and not loop.step:
         check_reference(loop.engine, loop.feed, loop.device)
+
+
+def _starting_factors(
+    model: Any, plan: TrainingPlan, config: ZeroJson, checkpoints: Checkpoints, device: torch.device
+) -> Tensors:
+    """Return the factors that the adapter starts with, if they are of the base weights. Collective."""
+    if not starts_from_base(plan):
+        return {}
+    sharded = loading_of(plan, config, engine_class(plan.engine)) == "sharded"
+    return extract(model, plan, checkpoints, sharded, device)
 
 
 def _open_telemetry(loop: Loop, paths: Paths) -> None:
@@ -355,7 +368,8 @@ def _write_metrics(
     last = validations.made[-1] if validations.made else (loop.step, {})
     published_step, published = validations.best_of_all if validations.best else last
     table = io.StringIO()
-    names = [*loop.metrics, *(f"{name}_validation" for name in loop.metrics)]
+    more = [*loop.metrics, *(task.name for task in loop.tasks)]
+    names = [*loop.metrics, *(f"{name}_validation" for name in more)]
     sources = [f"loss.{name}" for name in _sources(paths.data)] if loop.losses_of_sources else []
     columns = ["step", "loss", "learning_rate", "loss_validation", *names, *sources]
     writer = csv.DictWriter(table, columns, lineterminator="\n")

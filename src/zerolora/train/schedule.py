@@ -1,7 +1,9 @@
 """The learning rate of each step."""
 
 import functools
+import itertools
 import json
+import math
 from collections.abc import Callable
 
 import torch
@@ -9,15 +11,17 @@ import torch
 from zerolora.config.settings import TrainSettings
 from zerolora.errors import UserError
 from zerolora.files import canonical
-from zerolora.schedules import too_short, warmup_of
+from zerolora.schedules import ONE_CYCLE, OneCycle, too_short, warmup_of
 
 
 def learning_rate(settings: TrainSettings, step: int, steps: int) -> float:
     """Return the learning rate of `step` (from 0) of `steps`: the warm-up, then the schedule.
 
     It is transformers', except that the warm-up is one step earlier: step 0 has a rate above zero, so no step is
-    wasted. cosine_warmup_with_min_lr begins above zero in transformers, too.
+    wasted. cosine_warmup_with_min_lr begins above zero in transformers, too. one_cycle has its own rise.
     """
+    if settings.schedule == ONE_CYCLE:
+        return _one_cycle(settings, step, steps)
     warmup, peak = warmup_of(settings.warmup_steps, settings.warmup_ratio, steps), settings.learning_rate
     name = settings.schedule
 
@@ -29,6 +33,25 @@ def learning_rate(settings: TrainSettings, step: int, steps: int) -> float:
     if step < warmup and name != "cosine_warmup_with_min_lr":
         return peak * (step + 1) / warmup
     return peak * factor(step)
+
+
+def _one_cycle(settings: TrainSettings, step: int, steps: int) -> float:
+    """Return the rate of torch's OneCycleLR, by its arithmetic."""
+    options = OneCycle.model_validate(settings.schedule_options)
+    rise = options.rise(settings.warmup_steps, settings.warmup_ratio, steps)
+    peak = settings.learning_rate
+    first = peak / options.div_factor
+    # (last step of a phase, rate there); a phase starts where the one before it ended.
+    ends = [(float(rise * steps) - 1, peak), (steps - 1, first / options.final_div_factor)]
+    if options.three_phase:
+        ends.insert(1, (float(2 * rise * steps) - 2, first))
+    for (start_step, start), (end_step, end) in itertools.pairwise([(0.0, first), *ends]):
+        if step <= end_step:
+            share = (step - start_step) / (end_step - start_step)
+            if options.anneal_strategy == "linear":
+                return (end - start) * share + start
+            return end + (start - end) / 2.0 * (math.cos(math.pi * share) + 1)
+    raise AssertionError(f"step {step} of {steps}")
 
 
 def check(settings: TrainSettings, steps: int) -> None:

@@ -20,9 +20,10 @@ class Validations:
         self.stop_above = {bar.step: bar.loss for bar in settings.stop_above}
         self.keeps_best = settings.keep == "best" and self.every is not None
         self.objective = OBJECTIVES[settings.objective].of(settings)
-        self.names = ("loss", *self.objective.metrics)
+        self.tasks = [task.name for task in settings.validation_tasks]
+        self.names = ("loss", *self.objective.metrics, *self.tasks)
         self.made: list[tuple[int, dict[str, float]]] = []
-        """(step, {"loss": mean loss, metric: mean}) of each validation."""
+        """(step, {"loss": mean loss, metric: mean, task: accuracy}) of each validation."""
         self.best: dict[str, torch.Tensor] = {}
         """The fp32 adapter of the best one, on rank 0; empty if the last adapter will be published."""
 
@@ -63,12 +64,14 @@ class Validations:
     def __str__(self) -> str:
         name, extreme = self.objective.best, wording("highest" if self.objective.highest else "lowest")
         (step, figures), (best_step, best) = self.made[-1], self.best_of_all
+        tasks = "".join(f"; {task} {figures[task]:.3g}" for task in self.tasks)
         if step == best_step:
-            return wording(f"validation {name} {figures[name]:.4f}, the {extreme} so far")
-        return wording(f"validation {name} {figures[name]:.4f}, the {extreme} was {best[name]:.4f} at step {best_step}")
+            return wording(f"validation {name} {figures[name]:.4f}, the {extreme} so far{tasks}")
+        was = wording(f"the {extreme} was {best[name]:.4f} at step {best_step}")
+        return wording(f"validation {name} {figures[name]:.4f}, {was}{tasks}")
 
     def state(self) -> torch.Tensor:
-        """Return step, loss and metrics of each validation, for a checkpoint: [validations, 2 + metrics], fp64."""
+        """Return step and figures of each validation, for a checkpoint: [validations, 1 + figures], fp64."""
         rows = [(step, *(figures[name] for name in self.names)) for step, figures in self.made]
         return torch.tensor(rows, dtype=torch.float64).reshape(-1, 1 + len(self.names))
 

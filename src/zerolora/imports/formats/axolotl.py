@@ -11,6 +11,7 @@ from zerolora.data.prompt_formats import PROMPT_FORMATS
 from zerolora.errors import shown
 from zerolora.imports.formats import axolotl_data, axolotl_objective, common
 from zerolora.imports.formats.import_format import (
+    CHANGES,
     FILL_IN,
     NO_EFFECT,
     Draft,
@@ -36,6 +37,7 @@ from zerolora.imports.formats.import_format import (
 )
 from zerolora.imports.known_keys import AXOLOTL
 from zerolora.model.foreign import TOKENIZER_CONFIG, tokenizer_config
+from zerolora.schedules import ONE_CYCLE
 
 TOKENS = "special tokens are those of the model's tokenizer files"
 ROLES = ("bos_token", "unk_token")
@@ -283,7 +285,7 @@ def _finish(draft: Draft) -> list[str]:
         kind = "fsdp_hybrid" if facts.get("hybrid") else "fsdp"
         draft.set("render.strategy", f"{kind}_offload" if facts.get("offload") else kind)
     lines += common.set_strategy(draft, "deepspeed or fsdp")
-    lines += [*_schedule(draft), *_warmed_up(draft)]
+    lines += [*_schedule(draft), *_cycled(draft), *_warmed_up(draft)]
     lines += [*axolotl_objective.set_objective(draft), *axolotl_data.write_data(ours, draft), *_ends(draft)]
     _keep_best(draft)
     return lines + common.scaffold(draft)
@@ -322,9 +324,32 @@ def _schedule(draft: Draft) -> list[str]:
     return []
 
 
+def _cycled(draft: Draft) -> list[str]:
+    """Set one_cycle as axolotl does (src/axolotl/core/trainers/mixins/scheduler.py): it rises in the warm-up unless
+    pct_start is set, and torch's OneCycleLR cycles the first beta unless cycle_momentum is false."""
+    train = draft.config["train"]
+    if train.get("schedule") != ONE_CYCLE:
+        return []
+    options = train.get("schedule_options")
+    options = options if isinstance(options, dict) else {}
+    if "pct_start" in options:
+        for key in ("warmup_steps", "warmup_ratio"):
+            train.pop(key, None)
+        draft.facts.pop("warmup_share", None)
+    cycled = options.pop("cycle_momentum", True)
+    momenta = [options.pop(key, default) for key, default in (("max_momentum", 0.95), ("base_momentum", 0.85))]
+    if cycled is False:
+        return []
+    text = f"lr_scheduler: one_cycle also moves Adam's first beta from {momenta[0]} to {momenta[1]} and back there"
+    return [Remark(f"{text}; here it stays that of train.betas (cycle_momentum: false)", CHANGES)]
+
+
 def _warmed_up(draft: Draft) -> list[str]:
     """Set axolotl's default warm-up (src/axolotl/core/builders/base.py)."""
-    if {"warmup_steps", "warmup_ratio"} & draft.config["train"].keys() or "warmup_share" in draft.facts:
+    train = draft.config["train"]
+    if {"warmup_steps", "warmup_ratio"} & train.keys() or "warmup_share" in draft.facts:
+        return []
+    if train.get("schedule") == ONE_CYCLE and "pct_start" in train.get("schedule_options", {}):
         return []
     draft.key = ""
     draft.set("train.warmup_ratio", WARMUP)
@@ -496,7 +521,7 @@ FORMAT = Format(
         "max_steps": common.steps("train.max_steps"),
         "optimizer": common.optimizer_rule(),
         **each("embedding_lr embedding_lr_scale lr_groups", lost("all weights have the same learning rate")),
-        "lr_scheduler": unless_off(common.schedule_rule()),
+        "lr_scheduler": unless_off(common.schedule_rule(one_cycle=True)),
         "cosine_min_lr_ratio": fact("lowest", "train.schedule, train.schedule_options", number, "→ cosine_with_min_lr"),
         "cosine_constant_lr_ratio": Rule("", _constant),
         "lr_quadratic_warmup": lost("warm-up is linear"),

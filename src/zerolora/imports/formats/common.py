@@ -32,7 +32,7 @@ from zerolora.imports.formats.import_format import (
 )
 from zerolora.json_file import read_foreign
 from zerolora.planner.user_config import layout_of
-from zerolora.schedules import SCHEDULES
+from zerolora.schedules import ONE_CYCLE, SCHEDULES
 from zerolora.strategies import STRATEGIES
 from zerolora.units import counted
 
@@ -72,11 +72,11 @@ ROWS = 200
 """Number of validation rows where that of a file cannot be read."""
 
 
-def schedule_rule() -> Rule:
-    """Return the rule of a learning-rate schedule, by transformers' name."""
+def schedule_rule(one_cycle: bool = False) -> Rule:
+    """Return the rule of a learning-rate schedule, by transformers' name; with `one_cycle`, the tool has that too."""
 
     def translate(value: Any, draft: Draft) -> str | None:
-        if text(value) not in SCHEDULES:
+        if text(value) not in SCHEDULES or (value == ONE_CYCLE and not one_cycle):
             raise NoEqual(f"{shown(value)} is not a schedule of docs/optimizers.md; train.schedule keeps its default")
         draft.set("train.schedule", value)
         return None
@@ -508,9 +508,14 @@ def strategy_of(user: Any) -> tuple[str, str]:
         raise NoEqual("zero_optimization has values that DeepSpeed refuses") from None
     if layout.optimizer not in DEVICES or layout.parameters not in DEVICES:
         raise NoEqual(f"an offload device is none of {', '.join(DEVICES)}")
-    return _nearest(stage, layout.optimizer, layout.parameters, layout.within_node, layout.quantized)
+    name, differs = _nearest(stage, layout.optimizer, layout.parameters, layout.within_node, layout.quantized)
+    return (
+        name,
+        f"{differs} but for zero_quantized_gradients; {QUANTIZED_GRADIENTS}" if layout.quantized_gradients else differs,
+    )
 
 
+QUANTIZED_GRADIENTS = "on several nodes in fp16, write render.strategy: zero3_qgz"
 DEVICES = ("gpu", "cpu", "nvme")
 
 

@@ -43,6 +43,10 @@ from zerolora.planner.deepspeed_keys import (
 OWN = "computed here, with the reason in render.json; to keep yours, set render.strategy: config/deepspeed/NAME.json"
 PART_OF = ("stage", "zero_hpz_partition_size", "zero_quantized_weights")
 SCHEDULES = {"WarmupLR": "constant_with_warmup", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
+ONE_CYCLE = (
+    "OneCycle has phases of so many steps, and then falls as 1 / (1 + t); train.schedule: one_cycle, with the rates of "
+    "torch's OneCycleLR, is nearest"
+)
 WARMUP_STEPS = 1000
 """Default of its schedules (deepspeed/runtime/lr_schedules.py)."""
 OPTIMIZERS = {"Adam": "adamw", "AdamW": "adamw", "Lion": "lion"}
@@ -93,6 +97,8 @@ def _schedule() -> Rule:
     rule = named("train.schedule", SCHEDULES)
 
     def translate(value: Any, draft: Draft) -> str | None:
+        if value == "OneCycle":
+            raise NoEqual(ONE_CYCLE)
         remark = rule.translate(value, draft)
         draft.facts["schedule"] = value
         return remark
@@ -150,7 +156,7 @@ def _zero() -> dict[str, Rule]:
     for section in OFFLOADS:
         rules[f"{section}.device"] = _part(f"{section}.device")
         rules[f"{section}.nvme_path"] = unless_off(same("hardware.nvme", text))
-    rules["zero_quantized_gradients"] = lost("gradients are reduced in their own dtype, not as int4")
+    rules["zero_quantized_gradients"] = lost(f"gradients are reduced in their own dtype; {common.QUANTIZED_GRADIENTS}")
     rules["offload_optimizer.super_offload"] = idle("train.optimizer runs, not DeepSpeed's CPU Adam")
     return {f"{ZERO}.{key}": rule for key, rule in rules.items()}
 

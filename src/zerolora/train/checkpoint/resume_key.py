@@ -1,6 +1,7 @@
 """The identity of a run: the inputs of its losses, and those of everything that it measures."""
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 from zerolora.config.compared import compared
 from zerolora.config.fingerprint import Chosen, of_stage
 from zerolora.config.settings import TrainingPlan
-from zerolora.files import MANIFEST, canonical
+from zerolora.files import MANIFEST, canonical, sha256
 from zerolora.methods.registry import TRAINABLE
 from zerolora.model import foreign
 from zerolora.model.added_tokens import of_data
@@ -46,12 +47,18 @@ SAVING = frozenset({"checkpoint_steps", "checkpoint_minutes", "resume", "tracker
 
 
 def resume_key(
-    plan: TrainingPlan, config: ZeroJson, data: Path, packing: Path, weights: Path, reference: Path | None = None
+    plan: TrainingPlan,
+    config: ZeroJson,
+    data: Path,
+    packing: Path,
+    weights: Path,
+    tasks: Mapping[str, Path],
+    reference: Path | None = None,
 ) -> dict[str, Any]:
     """Return everything that the losses depend on, except for rounding: settings by config key, and input hashes.
 
     Keys at their neutral value are omitted, so that a new key with its default voids no unfinished run. `config` holds
-    the engine's options, `weights` is the file that locates the weights.
+    the engine's options, `weights` is the file that locates the weights, `tasks` are the files of validation tasks.
     """
     settings = compared(plan)
     rows = ("train.arrow", "validation.arrow")
@@ -63,6 +70,7 @@ def resume_key(
     return {
         **origin,
         **{f"train.{key}": value for key, value in settings.items() if key not in FREE},
+        **{f"rows of validation task {name}": sha256(file) for name, file in tasks.items()},
         **({"added_tokens": _hash(added)} if added else {}),
         **({"set of metrics of train.objective": metrics} if metrics else {}),  # a checkpoint has those of every step
         "train.gradient_clipping": config.engine.gradient_clipping,

@@ -1,0 +1,91 @@
+"""Tasks at validation: the most likely choice of each row, by the engine's forward passes.
+
+The choices are those that the stage task evaluates (evaluate/asked_task.py), with the same tokens.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from zerolora.config.settings import TrainSettings, ValidationTask
+from zerolora.data.prepared_rows import IGNORED
+from zerolora.data.task_prompts import BEFORE_CHOICE, encoded, longest_input, prompts_of, rows_in
+from zerolora.errors import UserError
+from zerolora.files import MANIFEST
+from zerolora.model import added_tokens, foreign
+from zerolora.model.added_tokens import AddedToken
+from zerolora.model.architecture import config_of, tokenizer_of
+from zerolora.train.objectives.objective import Sequence
+
+
+class Choices(NamedTuple):
+    """The choices of a task's rows, the longest first."""
+
+    name: str
+    sequences: list[Sequence]
+    """Prompt and choice, which alone is supervised."""
+    rows: list[int]
+    """The row of each."""
+    numbers: list[int]
+    """The number of each in its row."""
+    expected: list[int]
+    """The number of the right choice of each row."""
+
+    def accuracy(self, logarithms: torch.Tensor) -> float:
+        """Return the share of rows whose right choice has the highest log-probability: [choices]. The first of equal
+        ones counts, as in evaluation."""
+        best: dict[int, tuple[float, int]] = {}
+        for row, number, value in zip(self.rows, self.numbers, logarithms.tolist(), strict=True):
+            best[row] = max(best.get(row, (value, -number)), (value, -number))
+        right = sum(-best[row][1] == number for row, number in enumerate(self.expected))
+        return right / len(self.expected)
+
+
+def files_of(settings: TrainSettings, folder: Path) -> dict[str, Path]:
+    """Return the file of each task's rows in `folder`."""
+    return {task.name: folder / f"{task.name}.jsonl" for task in settings.validation_tasks}
+
+
+def choices_of(settings: TrainSettings, files: Mapping[str, Path], data: Path, weights: Path) -> list[Choices]:
+    """Return the choices of each task in `files` for a base model and its prepared `data`. Raises UserError, naming the
+    row, for one that does not fit into the model."""
+    if not files:
+        return []
+    tokenizer = _tokenizer(data, weights, added_tokens.of_data(data))
+    longest = longest_input(config_of(weights))
+    return [_choices(task, files[task.name], tokenizer, longest) for task in settings.validation_tasks]
+
+
+def _tokenizer(data: Path, weights: Path, tokens: list[AddedToken]) -> Any:
+    """Return the tokenizer that the merged model will have."""
+    tokenizer = tokenizer_of(weights)
+    added_tokens.extend_again(tokenizer, tokens)
+    prepared = foreign.manifest(data / MANIFEST, "zerolora prepare", "chat_template")
+    tokenizer.chat_template = prepared["chat_template"] or tokenizer.chat_template
+    return tokenizer
+
+
+def _choices(task: ValidationTask, file: Path, tokenizer: Any, longest: int) -> Choices:
+    try:
+        rows = rows_in(file)
+    except OSError:
+        raise UserError(f"{file}: is missing; run `zerolora task-rows`") from None
+    prompts = prompts_of(rows, tokenizer if task.chat_template else None)
+    space = "" if task.chat_template else BEFORE_CHOICE
+    choices: list[tuple[Sequence, int, int]] = []
+    for number, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
+        for index, choice in enumerate(row["choices"]):
+            before, tokens = encoded(tokenizer, prompt, f"{space}{choice}")
+            if len(before) + len(tokens) > longest:
+                raise UserError(
+                    f"{row['place']}: prompt and choice have {len(before) + len(tokens):,} tokens, and the model takes "
+                    f"{longest:,}; shorten the row, write fewer few_shot, or remove {task.name} from "
+                    "train.validation_tasks"
+                )
+            sequence = {"input_ids": before + tokens, "labels": [IGNORED] * len(before) + tokens, "source": 0}
+            choices.append((sequence, number, index))
+    choices.sort(key=lambda each: -len(each[0]["input_ids"]))
+    sequences, of_rows, numbers = map(list, zip(*choices, strict=True))
+    return Choices(task.name, sequences, of_rows, numbers, [row["expected"] for row in rows])

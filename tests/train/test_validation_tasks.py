@@ -1,0 +1,147 @@
+"""Tasks at validation: the answers of the evaluation, on every engine, also after a resume."""
+
+import csv
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench import Bench, metrics, rank_process
+from conftest import ROOT
+
+from zerolora.config.settings import AskedTaskSettings, TaskRowsSettings
+from zerolora.data.reference import records
+from zerolora.data.task_rows import task_rows
+from zerolora.evaluate.asked_task import ask
+from zerolora.evaluate.evaluated_models import EvaluatedModel
+from zerolora.model.manifest import located
+from zerolora.train.launch.stop_signals import STOPPED
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # each test trains
+
+TRAINED: dict[str, Any] = {
+    "max_steps": 4,
+    "epochs": 4,
+    "schedule": "constant",
+    "learning_rate": 0.05,
+    "validation_steps": 2,
+    "keep": "last",
+    "validation_tasks": ["capitals", "sums"],
+}
+FILES = ("adapter/adapter_model.safetensors", "metrics/train.json", "metrics/loss.csv")
+
+
+@pytest.fixture(scope="module")
+def with_tasks(bench: Bench) -> Iterator[Bench]:
+    """Return the bench with a task of plain prompts and one of the chat template, whose right choices are trained."""
+    texts = records("tens", 0)[:24]
+    sums = [
+        {"question": row["instruction"], "answers": [texts[(n + k) % 24]["output"] for k in range(4)], "right": 0}
+        for n, row in enumerate(texts)
+    ]
+    (bench.folder / "capitals.rows.jsonl").write_text((ROOT / "config/harness/capitals.jsonl").read_text())
+    (bench.folder / "sums.rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in sums))
+    common = {"check": "multiple_choice", "answer": "{{right}}"}
+    bench.tasks = {
+        "capitals": {**common, "prompt": "The capital of {{country}} is", "choices": "cities", "few_shot": 1},
+        "sums": {**common, "prompt": "{{question}}", "choices": "answers", "chat_template": True},
+    }
+    (bench.folder / "tasks").mkdir()
+    for name, task in bench.tasks.items():
+        task["path"] = str(bench.folder / f"{name}.rows.jsonl")
+        of_rows = {key: value for key, value in task.items() if key not in ("check", "chat_template")}
+        task_rows(TaskRowsSettings(**of_rows, whole=False), bench.folder / f"tasks/{name}.jsonl")
+    yield bench
+    bench.tasks = {}
+
+
+@pytest.fixture(scope="module")
+def trained(with_tasks: Bench) -> Path:
+    return with_tasks.run("with-tasks", "zero2", **TRAINED)
+
+
+def accuracies(run: Path) -> dict[str, list[float]]:
+    with (run / "metrics/loss.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["loss_validation"]]
+    return {name: [float(row[f"{name}_validation"]) for row in rows] for name in ("capitals", "sums")}
+
+
+def test_accuracy_is_that_of_the_evaluation(with_tasks: Bench, trained: Path) -> None:
+    seen = accuracies(trained)
+    assert [len(values) for values in seen.values()] == [2, 2]
+    assert len(set(seen["sums"])) == 2, "training changed no answer, so this test would prove nothing"
+    folder = with_tasks.folder
+    model = EvaluatedModel(located(folder / "w/tiny.json"), trained / "adapter")
+    for name, task in with_tasks.tasks.items():
+        settings = AskedTaskSettings(
+            check="multiple_choice", check_settings={}, check_source=None, max_new_tokens=1, batch=3, seed=1,
+            chat_template=task.get("chat_template", False),
+        )  # fmt: skip
+        files = folder / f"tasks/{name}.jsonl", model, folder / "data", trained / f"{name}.m", trained / f"{name}.a"
+        ask(settings, *files)
+        expected = json.loads((trained / f"{name}.m").read_text())["accuracy"]
+        assert seen[name][-1] == metrics(trained)[f"{name}_validation"] == expected
+
+
+@pytest.mark.parametrize(
+    ("strategy", "more"),
+    [
+        ("zero3", {"micro_batch": 2}),
+        ("fsdp", {}),
+        ("ddp", {"ranks_per_node": 1, "packing": "packed"}),
+        ("zero3", {"packing": "packed", "sequence_parallel": 2}),
+    ],
+    ids=["zero3", "fsdp", "ddp on one rank, packed", "ranks that share rows"],
+)
+def test_every_engine_and_number_of_ranks_has_the_same_accuracy(
+    with_tasks: Bench, trained: Path, strategy: str, more: dict[str, Any]
+) -> None:
+    settings = {**TRAINED, **more}
+    packed = "packing" in more
+    name = f"with-tasks-{'-'.join([strategy, *more])}"
+    like = with_tasks.run("with-tasks-packed", "zero2", **TRAINED, packing="packed") if packed else trained
+    assert accuracies(with_tasks.run(name, strategy, **settings)) == accuracies(like)
+
+
+def test_stopped_and_resumed_it_is_the_same_bytes(with_tasks: Bench, trained: Path) -> None:
+    """Twice, of which at least one leaves steps before a validation or the figures of one in the checkpoint."""
+    for _ in range(2):
+        run = with_tasks.begin("with-tasks-stopped", "zero2", **TRAINED)
+        rank_process(run.pid, 0)
+        os.kill(run.pid, signal.SIGUSR1)
+        assert run.wait() == STOPPED, run.errors()
+    resumed = with_tasks.run("with-tasks-stopped", "zero2", **TRAINED)
+    for file in FILES:
+        assert (resumed / file).read_bytes() == (trained / file).read_bytes(), file
+
+
+def test_other_rows_start_a_new_training(with_tasks: Bench, trained: Path) -> None:
+    file = with_tasks.folder / "tasks/capitals.jsonl"
+    whole = file.read_text()
+    file.write_text("".join(whole.splitlines(keepends=True)[1:]))
+    again = with_tasks.start("with-tasks-edited", "zero2", **TRAINED, checkpoints="with-tasks")
+    file.write_text(whole)
+    assert again.returncode == 0, again.stderr
+    assert (
+        json.loads((with_tasks.folder / "with-tasks-edited/metrics/train_resources.json").read_text())["resumes"] == 0
+    )
+
+
+def test_unusable_rows_are_one_line_before_the_model_is_loaded(with_tasks: Bench) -> None:
+    file = with_tasks.folder / "tasks/capitals.jsonl"
+    whole = file.read_text()
+    row = json.loads(whole.splitlines()[0])
+    file.write_text(json.dumps(row | {"prompt": "word " * 3000}) + "\n")
+    long = with_tasks.start("with-tasks-long", "zero2", **TRAINED)
+    file.unlink()
+    absent = with_tasks.start("with-tasks-long", "zero2", **TRAINED)
+    file.write_text(whole)
+    for result, said in (
+        (long, "prompt and choice have"),
+        (absent, "capitals.jsonl: is missing; run `zerolora task-rows`"),
+    ):
+        assert result.returncode == 2 and said in result.stderr, result.stderr
+        assert "Traceback" not in result.stderr
