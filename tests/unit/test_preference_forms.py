@@ -423,7 +423,7 @@ def test_any_judged_row_is_parsed_or_bad(case: tuple[str, dict[str, Any]]) -> No
     both = [example.messages, *([example.rejected] if form == "preference" else ())]
     for messages in both:
         assert messages is not None and messages[-1]["role"] == "assistant"
-        assert messages[: example.prompt] == both[0][: example.prompt]  # type: ignore[index]
+        assert messages[: example.prompt] == both[0][: example.prompt]
         assert 0 < example.prompt < len(messages)
         assert "user" not in [message["role"] for message in messages[example.prompt :]]
     assert (example.desirable is None) == (form == "preference")
