@@ -36,21 +36,20 @@ LABELLED = [
 ]
 
 
-class Answers(Folder):
-    def of_kind(self, kind: str, rows: Any = None, **changed: Any) -> Path:
-        """Prepare rows that hold `kind`."""
-        if rows is not None:
-            self.write("rows.json", rows)
-        prepare(self.settings(rows=kind, **changed), self.manifest, self.output, 1)
-        return self.output
+def of_kind(folder: Folder, kind: str, rows: Any = None, **changed: Any) -> Path:
+    """Prepare rows that hold `kind`."""
+    if rows is not None:
+        folder.write("rows.json", rows)
+    prepare(folder.settings(rows=kind, **changed), folder.manifest, folder.output, 1)
+    return Path(folder.output)
 
 
 @pytest.fixture
-def folder(tmp_path: Path, tiny_model: Path) -> Answers:
-    return Answers(tmp_path, tiny_model)
+def folder(tmp_path: Path, tiny_model: Path) -> Folder:
+    return Folder(tmp_path, tiny_model)
 
 
-def texts(folder: Answers, rows: list[dict[str, Any]], name: str) -> dict[str, tuple[list[int], list[int]]]:
+def texts(folder: Folder, rows: list[dict[str, Any]], name: str) -> dict[str, tuple[list[int], list[int]]]:
     """Return tokens and labels of prompts with their answers, prepared as conversations, by question."""
     messages = [
         {"messages": [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row[name]}]}
@@ -61,9 +60,9 @@ def texts(folder: Answers, rows: list[dict[str, Any]], name: str) -> dict[str, t
     return {row["prompt"]: (each["input_ids"], each["labels"]) for row, each in zip(rows, result, strict=True)}
 
 
-def test_both_sequences_are_those_of_conversations(folder: Answers) -> None:
+def test_both_sequences_are_those_of_conversations(folder: Folder) -> None:
     chosen, rejected = (texts(folder, PAIRS, name) for name in ("chosen", "rejected"))
-    data = folder.of_kind("pairs", PAIRS)
+    data = of_kind(folder, "pairs", PAIRS)
     rows = [row for split in SPLITS for row in open_split(data, split)]
     assert len(rows) == len(PAIRS)
     for row in open_split(data, "test"):
@@ -87,8 +86,8 @@ def test_both_sequences_are_those_of_conversations(folder: Answers) -> None:
     assert "chosen:" in page and "rejected:" in page
 
 
-def test_labelled_rows_have_label_and_prompt(folder: Answers) -> None:
-    data = folder.of_kind("labelled", LABELLED, split={"validation": 4, "test": 4})
+def test_labelled_rows_have_label_and_prompt(folder: Folder) -> None:
+    data = of_kind(folder, "labelled", LABELLED, split={"validation": 4, "test": 4})
     prompts: dict[int, set[tuple[tuple[int, ...], str]]] = defaultdict(set)
     for split in SPLITS:
         for row in open_split(data, split):
@@ -100,12 +99,14 @@ def test_labelled_rows_have_label_and_prompt(folder: Answers) -> None:
     assert held_out <= {(row["completion"], int(bool(row["label"]))) for row in LABELLED}
 
 
-def test_only_prompts_are_cut_and_alike(folder: Answers) -> None:
-    whole = open_split(folder.of_kind("pairs", PAIRS, split={"validation": 0, "test": 0}), "train")[:]
+def test_only_prompts_are_cut_and_alike(folder: Folder) -> None:
+    whole = open_split(of_kind(folder, "pairs", PAIRS, split={"validation": 0, "test": 0}), "train")[:]
     longest = max(max(map(len, whole[name])) for name in ("input_ids", "rejected_input_ids"))
     with pytest.raises(UserError, match=r"rows\.json:\d+: has \d+ tokens, max_length is .* truncate_left, which"):
-        folder.of_kind("pairs", max_length=longest - 3, split={"validation": 0, "test": 0})
-    data = folder.of_kind("pairs", max_length=longest - 3, too_long="truncate_left", split={"validation": 0, "test": 0})
+        of_kind(folder, "pairs", max_length=longest - 3, split={"validation": 0, "test": 0})
+    data = of_kind(
+        folder, "pairs", max_length=longest - 3, too_long="truncate_left", split={"validation": 0, "test": 0}
+    )
     cut = open_split(data, "train")[:]
     assert json.loads((data / "stats.json").read_text())["truncated_rows"] > 0
     for number in range(len(PAIRS)):
@@ -123,34 +124,34 @@ def test_only_prompts_are_cut_and_alike(folder: Answers) -> None:
 
 
 @pytest.mark.parametrize("policy", ["drop", "truncate_left"])
-def test_long_answer_drops_the_row(folder: Answers, policy: str) -> None:
+def test_long_answer_drops_the_row(folder: Folder, policy: str) -> None:
     rows = [*PAIRS, {"prompt": "Why?", "chosen": "Because.", "rejected": "It is so. " * 30}]
-    data = folder.of_kind("pairs", rows, too_long=policy)
+    data = of_kind(folder, "pairs", rows, too_long=policy)
     (dropped,) = [json.loads(line) for line in (data / "dropped.jsonl").read_text().splitlines()]
     assert dropped["kind"] == "too_long" and dropped["row"]["prompt"] == "Why?"
     assert policy == "drop" or "an answer is never cut" in dropped["reason"]
 
 
-def test_answer_and_prompt_have_limits_of_their_own(folder: Answers) -> None:
+def test_answer_and_prompt_have_limits_of_their_own(folder: Folder) -> None:
     options: dict[str, Any] = {"too_long": "truncate_left", "split": {"validation": 0, "test": 0}}
-    cut = open_split(folder.of_kind("pairs", PAIRS, **options, max_prompt_length=12), "train")
+    cut = open_split(of_kind(folder, "pairs", PAIRS, **options, max_prompt_length=12), "train")
     for row in cut:
         assert [label != IGNORED for label in row["labels"]].index(True) <= 12
-    data = folder.of_kind("pairs", **options, max_answer_length=20)
+    data = of_kind(folder, "pairs", **options, max_answer_length=20)
     reasons = [json.loads(line)["reason"] for line in (data / "dropped.jsonl").read_text().splitlines()]
     assert reasons and all("max_answer_length is 20" in reason for reason in reasons)
 
 
-def test_equal_and_contradictory_rows_are_named(folder: Answers, caplog: pytest.LogCaptureFixture) -> None:
+def test_equal_and_contradictory_rows_are_named(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
     first = PAIRS[0]
     swapped = {**first, "chosen": first["rejected"], "rejected": first["chosen"]}
-    data = folder.of_kind("pairs", [*PAIRS, swapped, first], split={"validation": 0, "test": 0})
+    data = of_kind(folder, "pairs", [*PAIRS, swapped, first], split={"validation": 0, "test": 0})
     stats = json.loads((data / "stats.json").read_text())
     assert (stats["contradictory_rows"], stats["duplicate_rows"]) == (3, 1)
     said = "3 rows contradict another one, which has the same answers the other way round; the first asks"
     assert f"{said} '{first['prompt']}'" in caplog.text
     labelled = [*LABELLED, {**LABELLED[0], "label": not LABELLED[0]["label"]}]
-    data = folder.of_kind("labelled", labelled, split={"validation": 0, "test": 0})
+    data = of_kind(folder, "labelled", labelled, split={"validation": 0, "test": 0})
     assert json.loads((data / "stats.json").read_text())["contradictory_rows"] == 2
 
 
@@ -158,10 +159,10 @@ def test_equal_and_contradictory_rows_are_named(folder: Answers, caplog: pytest.
     ("rows", "kind", "said"),
     [(PAIRS, "texts", "train.objective: dpo"), (LABELLED, "texts", "train.objective: kto"), (LABELLED, "pairs", "")],
 )
-def test_rows_of_another_kind_are_refused(folder: Answers, rows: Any, kind: str, said: str) -> None:
+def test_rows_of_another_kind_are_refused(folder: Folder, rows: Any, kind: str, said: str) -> None:
     folder.write("rows.json", rows)
     with pytest.raises(UserError) as error:
-        folder.of_kind(kind)
+        of_kind(folder, kind)
     lines = str(error.value).splitlines()
     assert all(said in line for line in lines[:5]), lines
 
@@ -196,8 +197,8 @@ def test_contradiction_is_a_row_of_another() -> None:
     assert contradictory(Index(np.zeros(3, np.int16), ids, ids, np.array([9, 3, 2], np.uint64))).tolist() == [1, 2]
 
 
-def test_proof_sees_a_wrong_prompt_and_wrong_counts(folder: Answers) -> None:
-    table = open_table(folder.of_kind("pairs", PAIRS), "train")
+def test_proof_sees_a_wrong_prompt_and_wrong_counts(folder: Folder) -> None:
+    table = open_table(of_kind(folder, "pairs", PAIRS), "train")
     (batch, *_) = table.combine_chunks().to_batches()
     ids = batch["rejected_input_ids"].to_pylist()
     ids[0][1] += 1
@@ -213,8 +214,8 @@ def test_proof_sees_a_wrong_prompt_and_wrong_counts(folder: Answers) -> None:
             proof.check()
 
 
-def test_a_pair_is_one_row_of_a_packed_row(folder: Answers) -> None:
-    data = folder.of_kind("pairs", PAIRS)
+def test_a_pair_is_one_row_of_a_packed_row(folder: Folder) -> None:
+    data = of_kind(folder, "pairs", PAIRS)
     rows = open_split(data, "train")
     capacity = 2 * max(rows["length"])
     pack_rows(PackSettings(packing=True, capacity=capacity), data, folder.path / "packed")

@@ -109,8 +109,8 @@ def test_damaged_reference_is_one_line(project: Project) -> None:
     settings = json.loads((project.directory / f"results/settings/runs/{run}.json").read_text())["runs"][run]["train"]
     command = ("zerolora", "train", "--settings", json.dumps(settings), "--data", "results/data/rows",
                "--packing", "results/dpo/packing", "--zero", "results/dpo/zero.json", "--weights",
-               "resources/weights/tiny.json", "--checkpoints", "work/other", "--output", "work/out", "--logs", "work/logs",
-               "--reference", "results/dpo/reference")  # fmt: skip
+               "resources/weights/tiny.json", "--checkpoints", "work/other", "--output", "work/out",
+               "--logs", "work/logs", "--reference", "results/dpo/reference")  # fmt: skip
     refused = project.run(*command, check=False)
     assert refused.returncode and "results/dpo/reference" in refused.stderr  # its hash is another
     manifest = json.loads((folder / "manifest.json").read_text())

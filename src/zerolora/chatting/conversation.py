@@ -63,7 +63,7 @@ class ChatModel:
                 f"the conversation has {len(prompt):,} tokens, and the model takes {self.longest:,} with "
                 f"{self.limit:,} of an answer; write {NEW}"
             )
-        written = Written(self._text, write)
+        written = TokenByToken(self._text, write)
         token = written.token if live else None
         (tokens,) = answer_batch(self.model, self.tokenizer.pad_token_id, [prompt], self.stops, self.limit, ended=token)
         self.messages = [*asked, {"role": "assistant", "content": written.end(tokens)}]
@@ -80,7 +80,7 @@ class ChatModel:
         return prompt
 
 
-class Written:
+class TokenByToken:
     """The text of an answer, written while its tokens are generated."""
 
     def __init__(self, decode: Callable[[list[int]], str], write: Callable[[str], object]) -> None:
