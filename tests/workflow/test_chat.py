@@ -101,16 +101,16 @@ def test_answers_are_written_while_they_are_generated(project: Project) -> None:
 
 def test_pieces_of_an_answer_end_at_whole_characters() -> None:
     """A tokenizer whose later tokens change the text before them has its answer written again, whole."""
-    from zerolora.chatting.conversation import Written
+    from zerolora.chatting.conversation import TokenByToken
 
     text = "a \N{SNOWMAN} b\ufffd".encode()
     pieces: list[str] = []
-    written = Written(lambda tokens: bytes(tokens).decode(errors="replace"), pieces.append)
+    written = TokenByToken(lambda tokens: bytes(tokens).decode(errors="replace"), pieces.append)
     assert not any(written.token([*text[:end]]) for end in range(1, len(text) + 1))
     assert [piece for piece in pieces if piece] == ["a", " ", "\N{SNOWMAN}", " ", "b"]
     assert written.end([*text]) == text.decode() == "".join(pieces)
     pieces.clear()
-    cleaned = Written(lambda tokens: bytes(tokens).decode().replace(" n't", "n't"), pieces.append)
+    cleaned = TokenByToken(lambda tokens: bytes(tokens).decode().replace(" n't", "n't"), pieces.append)
     for end in range(1, 7):
         cleaned.token([*b"do n't"[:end]])
     assert cleaned.end([*b"do n't"]) == "don't" and "".join(pieces) == "do n'\ndon't"
