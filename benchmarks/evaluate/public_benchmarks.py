@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from measuring import RESULTS, machine, parser_of, put, table
 
-from zerolora.evaluate.difference import mcnemar
+from zerolora.evaluate.intervals import mcnemar
 from zerolora.files import read_json, write_json
 
 SHOWN = {

@@ -26,7 +26,7 @@ from cases import LENGTHS, ROWS, Engine, row_of  # noqa: E402 (not before the pa
 from zerolora.config.settings import EvaluateSettings  # noqa: E402
 from zerolora.errors import UserError  # noqa: E402
 from zerolora.evaluate import evaluated_models, generation  # noqa: E402
-from zerolora.evaluate.evaluate import loss  # noqa: E402
+from zerolora.evaluate.row_losses import loss  # noqa: E402
 from zerolora.planner.zero_json import ZeroJson  # noqa: E402
 from zerolora.train.adapter import adapt  # noqa: E402
 from zerolora.train.engines.engine import plain, trained  # noqa: E402

@@ -22,9 +22,9 @@ from training_plan import training_plan
 from zerolora.config.settings import EvaluateSettings
 from zerolora.errors import UserError
 from zerolora.evaluate import evaluated_models, generation
-from zerolora.evaluate.evaluate import loss
 from zerolora.evaluate.evaluated_models import EvaluatedModel
 from zerolora.evaluate.merged_logits import next_tokens, of_base, of_merged
+from zerolora.evaluate.row_losses import loss
 from zerolora.planner.zero_json import ZeroJson
 from zerolora.probe import probe_rank
 from zerolora.train.adapter import adapt

@@ -10,8 +10,8 @@ from conftest import served
 from scipy import stats
 
 from zerolora.config.schema import Config
-from zerolora.evaluate.difference import changed, compared, difference, mcnemar, with_unmerged
-from zerolora.evaluate.intervals import bootstrap_mean, wilson
+from zerolora.evaluate.difference import changed, compared, difference, with_unmerged
+from zerolora.evaluate.intervals import bootstrap_mean, mcnemar, wilson
 from zerolora.fail_if import parse
 from zerolora.files import write_json
 

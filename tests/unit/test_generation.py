@@ -26,9 +26,10 @@ from zerolora.evaluate import evaluate as evaluate_module
 from zerolora.evaluate import merged_logits, ranks
 from zerolora.evaluate.batches import PromptBatches
 from zerolora.evaluate.difference import with_unmerged
-from zerolora.evaluate.evaluate import EvaluatedModel, evaluate, loss
+from zerolora.evaluate.evaluate import EvaluatedModel, evaluate
 from zerolora.evaluate.generation import SharedPrefix, answer_batch, cache_of, generate, shared_prefix
 from zerolora.evaluate.kept import kept_in
+from zerolora.evaluate.row_losses import loss
 from zerolora.files import read_json, write_json
 from zerolora.memory.inference import AUTO_ROWS
 from zerolora.merge.merge import merge

@@ -1,6 +1,7 @@
 """The effect of fine-tuning: the answers of two models to the same rows, compared in pairs.
 
-Rates get Wilson's interval, their difference a bootstrap interval over pairs and McNemar's exact test.
+Rates get Wilson's interval, their difference a bootstrap interval over pairs and McNemar's exact test. Preference data
+have further figures (preference.py).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from zerolora.evaluate.intervals import bootstrap_mean, wilson
+from zerolora.evaluate import preference
+from zerolora.evaluate.intervals import bootstrap_mean, mcnemar, wilson
 
 BUCKETS = 3
 """Groups of rows by length, of about the same size."""
@@ -18,7 +20,7 @@ Answer = Mapping[str, Any]
 """An entry of answers.json."""
 UNMERGED = "unmerged"
 """Key of the answer of base and adapter in an entry of a merged model; only with evaluate.unmerged."""
-TASK_FIELDS = {"question", "expected", "answer", "format", "right", "category", "prompt_tokens"}
+TASK_FIELDS = {"question", "expected", "answer", "format", "right", "category", "prompt_tokens", *preference.FIELDS}
 """Keys of an entry that are not scores of the task."""
 
 
@@ -26,14 +28,15 @@ def difference(
     before: Mapping[str, Any], after: Mapping[str, Any], answers: tuple[Sequence[Answer], Sequence[Answer]]
 ) -> dict[str, Any]:
     """Return results/<run>/metrics/difference.json: the metrics of the fine-tuned model, those of the base model as
-    base_<metric>, and the figures of `compared` and `with_unmerged`.
+    base_<metric>, and the figures of `compared`, `with_unmerged` and preference.py.
 
     before, after: the evaluate.json of both models. Raises ValueError if the answers are to different rows.
     """
     if not after.get("enabled", True):
         return dict(after)
-    figures = {**after, **{f"base_{name}": value for name, value in before.items() if name != "rows"}}
-    return figures | compared(*answers) | with_unmerged(*answers)
+    own = {name: value for name, value in before.items() if name not in ("rows", *preference.OF_DATA)}
+    figures = {**after, **{f"base_{name}": value for name, value in own.items()}}
+    return figures | compared(*answers) | with_unmerged(*answers) | preference.compared(*answers)
 
 
 def compared(before: Sequence[Answer], after: Sequence[Answer]) -> dict[str, float]:
@@ -98,19 +101,6 @@ def changed(before: Sequence[Answer], after: Sequence[Answer]) -> list[tuple[Ans
     """Return the pairs of answers of which only one is right, the lost ones first."""
     pairs = [pair for pair in zip(before, after, strict=True) if pair[0]["right"] != pair[1]["right"]]
     return sorted(pairs, key=lambda pair: bool(pair[1]["right"]))
-
-
-def mcnemar(gained: int, lost: int) -> float:
-    """Return McNemar's exact two-sided p (Psychometrika 12, 1947): the probability that a fair coin splits the changed
-    rows as unevenly; 1 without changes."""
-    if gained == lost:
-        return 1.0
-    # Exact in integers; importing scipy.stats takes a second.
-    rows, tail, ways = gained + lost, 0, 1
-    for fewer in range(min(gained, lost) + 1):
-        tail += ways
-        ways = ways * (rows - fewer) // (fewer + 1)
-    return 2 * tail / (1 << rows)
 
 
 def _rates(one: "np.ndarray[Any, Any]", other: "np.ndarray[Any, Any]") -> dict[str, float]:

@@ -4,42 +4,46 @@
                       --output results/base/NAME --answers results/base/NAME/answers.json
 
 Writes evaluate.json (rates, loss, the logits of a merged model against base and adapter), evaluate_resources.json
-(speed, memory) and every answer. Rows without a prompt, such as plain texts, get only a loss.
+(speed, memory) and every answer. Rows without a prompt, such as plain texts, get only a loss. Of preference data, the
+chosen or desirable answers have the loss, and evaluate.json compares the likelihoods of both (preference.py).
 """
 
 import contextlib
 import gc
 import tempfile
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 
 from zerolora.config.settings import EvaluateRunSettings, EvaluateSettings
-from zerolora.data.prepared_rows import FIELDS, IGNORED
-from zerolora.evaluate import vllm_engine
+from zerolora.data.prepared_rows import FIELDS
+from zerolora.evaluate import preference, vllm_engine
 from zerolora.evaluate.batches import PromptBatches
 from zerolora.evaluate.difference import UNMERGED
 from zerolora.evaluate.evaluated_models import EvaluatedModel, load_tokenizer, stops_of
-from zerolora.evaluate.generation import shared_prefix
 from zerolora.evaluate.kept import KeptAnswers, key_of
 from zerolora.evaluate.merged_logits import next_tokens, of_base, of_merged
-from zerolora.evaluate.ranks import answer, answer_on_ranks, held_out, load_for, room_beside
+from zerolora.evaluate.ranks import answer, answer_on_ranks, asked_rows, held_out, load_for, room_beside
+from zerolora.evaluate.row_losses import summed_losses, supervised_tokens
 from zerolora.evaluate.tasks import task_of
+from zerolora.evaluate.tasks.task import Judgement
 from zerolora.files import MANIFEST, write_json
 from zerolora.log import result
 from zerolora.machine import cpu_matmul
 from zerolora.machine.peak_memory import PeakMemory
 from zerolora.methods.quantized_base import was_quantized
 from zerolora.model import added_tokens, foreign
-from zerolora.model.spec import EVALUATION_TOKENS
 from zerolora.units import counted
 
 __all__ = ["EvaluatedModel", "evaluate"]
+
+REJECTED = {"rejected_input_ids": "input_ids", "rejected_labels": "labels"}
+"""Columns of a pair's rejected answer, by the names of those of other rows."""
 
 
 def evaluate(
@@ -53,7 +57,8 @@ def evaluate(
     """Evaluate a model on a split of `data`; write metrics to directory `output` and answers to `answers_file`.
 
     With settings.unmerged, base and adapter answer as well as the merged model. A killed evaluation resumes from the
-    answers in directory `work`, and in WORK.unmerged. Raises UserError if an earlier stage's file is missing.
+    answers in directory `work`, and in WORK.unmerged. Raises UserError if an earlier stage's file is missing, or no
+    labelled row is desirable.
     """
     models = [model]
     if settings.unmerged and model.merged and model.adapter:
@@ -66,7 +71,7 @@ def evaluate(
     if model.device == "cpu":
         cpu_matmul.choose()
     rows = held_out(settings, data)
-    numbers = [number for number, row in enumerate(rows) if task.asks(row)]
+    numbers = asked_rows(task, rows)
     asked = [rows[number] for number in numbers]
     with contextlib.ExitStack() as stack:
         folder = work or Path(stack.enter_context(tempfile.TemporaryDirectory()), "kept")
@@ -79,7 +84,8 @@ def evaluate(
         texts, loaded = _answers(settings, data, model, asked, kept[0])
         answered = [texts]
         resources = {"engine": engine, **_resources(kept[0])}
-        figures = {"loss": loss(loaded, rows, _of_rows(numbers, kept[0]))}
+        scored = [_scored(loaded, rows, _of_rows(numbers, kept[0]))]
+        figures = {"loss": scored[0].loss}
         if model.merged and model.adapter:
             merged = next_tokens(loaded, rows)
             # Free the memory before base and adapter are loaded.
@@ -93,39 +99,89 @@ def evaluate(
         for each, answers in zip(models[1:], kept[1:], strict=True):
             texts, loaded = _answers(settings, data, each, asked, answers, adapted)
             answered.append(texts)
-            figures["unmerged_loss"] = loss(loaded, rows, _of_rows(numbers, answers))
-        for answers in kept:
+            scored.append(_scored(loaded, rows, _of_rows(numbers, answers)))
+            figures["unmerged_loss"] = scored[-1].loss
+        for answers, of_model in zip(kept, scored, strict=True):
+            of_model.count_tokens(numbers, answers)
             answers.remove()
     judged = [[task.judge(row, text.strip()) for row, text in zip(asked, texts, strict=True)] for texts in answered]
     rates = task.metrics(judged[0])
-    figures = {"rows": len(rows), **rates, **figures}
-    for verdicts in judged[1:]:
-        figures |= {f"unmerged_{name}": rate for name, rate in task.metrics(verdicts).items()}
+    selected = [number for number, row in enumerate(rows) if task.asks(row)]
+    of_models = [
+        task.metrics(verdicts) | preference.figures([each.rows[number] for number in selected])
+        for verdicts, each in zip(judged, scored, strict=True)
+    ]
+    figures = {"rows": len(rows), **of_models[0], **figures}
+    for others in of_models[1:]:
+        figures |= {f"unmerged_{name}": value for name, value in others.items() if name not in preference.OF_DATA}
     write_json(output / "evaluate.json", figures)
     write_json(output / "evaluate_resources.json", resources)
-    sources = foreign.manifest(data / MANIFEST, "zerolora prepare").get("sources", [])
-    entries = [
+    write_json(answers_file, _entries(data, asked, answered, judged, [scored[0].rows[number] for number in numbers]))
+    rates |= {name: figures[name] for name in (preference.ACCURACY,) if name in figures}
+    shown = [f"{name.removesuffix('_rate').replace('_', ' ')} {rate:.3f}" for name, rate in rates.items()]
+    result(", ".join([*shown, f"loss {figures['loss']:.3g}"]) + f" on {counted(len(rows), 'row')}")
+
+
+def _entries(
+    data: Path,
+    asked: list[Any],
+    answered: list[list[str]],
+    judged: list[list[Judgement]],
+    scored: list[dict[str, Any]],
+) -> list[dict[str, Any]]:
+    """Return the content of answers.json: an entry for each row in `asked`, with the judged answer of each model."""
+    judgements = [
         [
             {"answer": text, "format": verdict.format, "right": verdict.right, **verdict.scores}
             for text, verdict in zip(texts, verdicts, strict=True)
         ]
         for texts, verdicts in zip(answered, judged, strict=True)
     ]
-    write_json(
-        answers_file,
-        [
-            {
-                **{field: row[field] for field in FIELDS},
-                **({"category": sources[row["source"]]} if len(sources) > 1 else {}),
-                "prompt_tokens": row["prompt"],
-                **first,
-                **({UNMERGED: others[0]} if others else {}),
-            }
-            for row, first, *others in zip(asked, *entries, strict=True)
-        ],
-    )
-    shown = [f"{name.removesuffix('_rate')} {rate:.3f}" for name, rate in rates.items()]
-    result(", ".join([*shown, f"loss {figures['loss']:.3g}"]) + f" on {counted(len(rows), 'row')}")
+    sources = foreign.manifest(data / MANIFEST, "zerolora prepare").get("sources", [])
+    return [
+        {
+            **{field: row[field] for field in (*FIELDS, "rejected") if field in row},
+            **({"category": sources[row["source"]]} if len(sources) > 1 else {}),
+            "prompt_tokens": row["prompt"],
+            **first,
+            **figures,
+            **({UNMERGED: others[0]} if others else {}),
+        }
+        for row, figures, first, *others in zip(asked, scored, *judgements, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class _Scored:
+    """The held-out rows under one model."""
+
+    loss: float
+    """Mean cross-entropy per supervised token; of the chosen or desirable answers, of preference data."""
+    rows: list[dict[str, Any]]
+    """The figures of each row (preference.py); empty for other data."""
+
+    def count_tokens(self, numbers: list[int], kept: KeptAnswers) -> None:
+        """Add the tokens of the model's answers to the figures of preference data; `numbers` are those of the asked
+        rows."""
+        for number, each in zip(numbers, kept.all(), strict=True):
+            if self.rows[number]:
+                self.rows[number][preference.ANSWER_TOKENS] = each.tokens
+
+
+def _scored(model: Any, rows: Any, known: Mapping[int, float]) -> _Scored:
+    """Compute the losses of the rows' answers under a loaded model; `known` are the sums of some rows, by number."""
+    losses, tokens = summed_losses(model, rows, known), supervised_tokens(rows)
+    if "rejected_input_ids" in rows.column_names:
+        rejected = rows.select_columns([*REJECTED]).rename_columns(REJECTED)
+        counts = tokens.tolist(), supervised_tokens(rejected).tolist()
+        values = preference.of_pairs(losses.tolist(), summed_losses(model, rejected).tolist(), counts)
+    elif "desirable" in rows.column_names:
+        desirable = np.array(rows["desirable"])
+        values = preference.of_labelled(losses.tolist(), tokens.tolist(), desirable.tolist())
+        losses, tokens = losses[desirable == 1], tokens[desirable == 1]
+    else:
+        values = [{} for _ in losses]
+    return _Scored(float(losses.sum() / tokens.sum()), values)
 
 
 def _answers(
@@ -178,47 +234,3 @@ def _resources(kept: KeptAnswers) -> dict[str, float]:
 def _of_rows(numbers: list[int], kept: KeptAnswers) -> dict[int, float]:
     """Return the losses that generation has computed, by number of the row; `numbers` are those of the asked rows."""
     return {number: each.loss for number, each in zip(numbers, kept.all(), strict=True) if each.loss is not None}
-
-
-def loss(model: Any, rows: Any, known: Mapping[int, float] = MappingProxyType({})) -> float:
-    """Return the mean cross-entropy per supervised token of the rows; `known` are the sums of some rows, by number.
-
-    The common prefix of the others, up to the first supervised token, is computed once.
-    """
-    lengths = list(rows["length"])
-    order = sorted({*range(len(rows))} - known.keys(), key=lambda index: (lengths[index], index))
-    prefix = shared_prefix(model, [_before_supervised(rows[index]) for index in order])
-    total: float = sum(known.values())
-    tokens = sum(1 for number in known for label in rows[number]["labels"][1:] if label != IGNORED)
-    while order:
-        # Rows of similar length, up to EVALUATION_TOKENS tokens with padding, but at least one row.
-        longest = lengths[order[-1]]
-        members = [rows[order.pop()] for _ in range(max(1, min(len(order), EVALUATION_TOKENS // longest)))]
-        ids, labels, mask = torch.zeros(3, len(members), longest, dtype=torch.long)
-        labels[:] = IGNORED
-        for index, row in enumerate(members):
-            ids[index, : row["length"]] = torch.tensor(row["input_ids"])
-            labels[index, : row["length"]] = torch.tensor(row["labels"])
-            mask[index, : row["length"]] = 1
-        # Logits start at the position before the first supervised token, so none are computed for prompts.
-        kept = longest - 1 - int((labels[:, 1:] != IGNORED).any(0).float().argmax())
-        with torch.no_grad():
-            output = model(
-                input_ids=ids[:, prefix.length :].to(model.device),
-                attention_mask=mask.to(model.device),
-                logits_to_keep=kept + 1,
-                **prefix.inputs(model, len(members), longest),
-            )
-        targets = labels[:, -kept:].to(output.logits.device)
-        total += torch.nn.functional.cross_entropy(
-            output.logits[:, :-1].float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum"
-        ).item()
-        tokens += int((targets != IGNORED).sum())
-    return total / tokens
-
-
-def _before_supervised(row: dict[str, Any]) -> list[int]:
-    """Return a row's tokens before the first supervised one."""
-    first = next((at for at in range(1, row["length"]) if row["labels"][at] != IGNORED), row["length"])
-    tokens: list[int] = row["input_ids"][:first]
-    return tokens

@@ -31,7 +31,7 @@ def next_tokens(model: Any, rows: Any) -> torch.Tensor:
     result = []
     for index in range(min(ROWS, len(rows))):
         row = rows[index]
-        supervised = [at for at in range(1, row["length"]) if row["labels"][at] != IGNORED][:TOKENS]
+        supervised = [at for at in range(1, len(row["labels"])) if row["labels"][at] != IGNORED][:TOKENS]
         if not supervised:
             continue
         # Logits of the last positions, by their number: a model spread over several GPUs would get a tensor of

@@ -24,17 +24,31 @@ from zerolora.evaluate.evaluated_models import EvaluatedModel, load, stops_of
 from zerolora.evaluate.generation import generate
 from zerolora.evaluate.kept import Answer, Answerer, KeptAnswers, wait_for
 from zerolora.evaluate.tasks import task_of
+from zerolora.evaluate.tasks.task import Task
 from zerolora.files import canonical, read_json, write_json
 from zerolora.log import set_up
 from zerolora.machine import cpu_matmul, devices, parents
 from zerolora.machine.peak_memory import PeakMemory
 from zerolora.model import added_tokens
+from zerolora.units import counted
 
 
 def held_out(settings: EvaluateSettings, data: Path) -> Any:
-    """Return the rows to evaluate, as a memory-mapped data set."""
+    """Return the rows to evaluate, as a memory-mapped data set. Raises UserError if no labelled row is desirable."""
     rows = open_split(data, settings.split)
-    return rows.select(range(min(settings.rows or len(rows), len(rows))))
+    rows = rows.select(range(min(settings.rows or len(rows), len(rows))))
+    if "desirable" in rows.column_names and not any(rows["desirable"]):
+        raise UserError(
+            f"{data}: no desirable answer among {counted(len(rows), f'evaluated {settings.split} row')}; hold out more "
+            f"rows (split), or evaluate more (evaluate.rows)"
+        )
+    return rows
+
+
+def asked_rows(task: Task, rows: Any) -> list[int]:
+    """Return the numbers of the rows to answer: those that the task selects. An undesirable answer is none to expect,
+    so its row is not among them."""
+    return [number for number, row in enumerate(rows) if task.asks(row) and row.get("desirable", 1)]
 
 
 def load_for(settings: EvaluateSettings, data: Path, model: EvaluatedModel, asked: list[Any]) -> tuple[Any, Any]:
@@ -107,7 +121,8 @@ def run_rank(spec: dict[str, Any]) -> None:
         cpu_matmul.choose()
     memory = PeakMemory(model.torch_device)
     task = task_of(settings.check, settings.check_settings, settings.check_source)
-    asked = [row for row in held_out(settings, data) if task.asks(row)]
+    rows = held_out(settings, data)
+    asked = [rows[number] for number in asked_rows(task, rows)]
     loaded, tokenizer = load_for(settings, data, model, asked)
     stops = stops_of(model, loaded, tokenizer, data)
     batches = PromptBatches(loaded, settings, spec["ranks"])
