@@ -73,17 +73,28 @@ def test_accuracy_is_that_of_the_evaluation(with_tasks: Bench, trained: Path) ->
     seen = accuracies(trained)
     assert [len(values) for values in seen.values()] == [2, 2]
     assert len(set(seen["sums"])) == 2, "training changed no answer, so this test would prove nothing"
-    folder = with_tasks.folder
-    model = EvaluatedModel(located(folder / "w/tiny.json"), trained / "adapter")
-    for name, task in with_tasks.tasks.items():
-        settings = AskedTaskSettings(
-            check="multiple_choice", check_settings={}, check_source=None, max_new_tokens=1, batch=3, seed=1,
-            chat_template=task.get("chat_template", False),
-        )  # fmt: skip
-        files = folder / f"tasks/{name}.jsonl", model, folder / "data", trained / f"{name}.m", trained / f"{name}.a"
-        ask(settings, *files)
-        expected = json.loads((trained / f"{name}.m").read_text())["accuracy"]
-        assert seen[name][-1] == metrics(trained)[f"{name}_validation"] == expected
+    for name in with_tasks.tasks:
+        assert seen[name][-1] == metrics(trained)[f"{name}_validation"] == evaluated(with_tasks, trained, name)
+
+
+def evaluated(bench: Bench, run: Path, name: str, data: str = "data") -> float:
+    """Return the accuracy of a run's adapter in the stage task."""
+    settings = AskedTaskSettings(
+        check="multiple_choice", check_settings={}, check_source=None, max_new_tokens=1, batch=3, seed=1,
+        chat_template=bench.tasks[name].get("chat_template", False),
+    )  # fmt: skip
+    model = EvaluatedModel(located(bench.folder / "w/tiny.json"), run / "adapter")
+    rows, output, answers = bench.folder / f"tasks/{name}.jsonl", run / f"{name}.json", run / f"{name}.answers.json"
+    ask(settings, rows, model, bench.folder / data, output, answers)
+    return float(json.loads(output.read_text())["accuracy"])
+
+
+def test_tasks_are_evaluated_beside_a_preference_objective(with_tasks: Bench) -> None:
+    with_tasks.prefer()
+    of_pairs = {"data": "pairs", "packing": "pairs-packed", "reference": "pairs-reference", "objective": "dpo"}
+    run = with_tasks.run("with-tasks-dpo", "zero3", **TRAINED, **of_pairs)
+    for name, values in accuracies(run).items():
+        assert values[-1] == evaluated(with_tasks, run, name, "pairs")
 
 
 @pytest.mark.parametrize(

@@ -475,7 +475,7 @@ def _impossible_validation_tasks(config: Config, train: Train, data: Prepare | N
         elif name not in choices:
             text = f"{name} has check {rows[name].check}, and training evaluates choices alone"
             yield key, f"{text}; write check: multiple_choice there, or remove it here"
-        elif name in ("loss", *OBJECTIVES[train.objective].metrics):
+        elif name in ("loss", *OBJECTIVES[train.objective].of(train).metrics):
             yield key, f"{name}_validation is a column of loss.csv already; give the task another name"
     if train.validation_tasks and data and not data.holds_out("validation"):
         yield key, "the data set has no validation rows; write its split.validation, or remove the tasks"
