@@ -24,6 +24,7 @@ import csv
 import functools
 import json
 import math
+import re
 import shutil
 import statistics
 import sys
@@ -179,13 +180,12 @@ def rows_of(model: Path) -> list[dict[str, Any]]:
     """Return pairs: the messages before the answer, the chosen and the rejected answer."""
     tokenizer: Any = AutoTokenizer.from_pretrained(model)
     text = str(tokenizer.apply_chat_template([{"role": "user", "content": ""}], tokenize=False))
-    system = text.removeprefix("<|im_start|>system\n").partition("<|im_end|>")[0]
+    # The system prompt that the model's own template writes.
+    written = re.match(r"<\|im_start\|>system\n(.*?)<\|im_end\|>", text, re.DOTALL)
+    system = [{"role": "system", "content": written[1]}] if written else []
     draw = np.random.default_rng(0)
     sums = [(int(one), int(other)) for one, other in draw.integers(1, 100, (PAIRS, 2))]
-    prompts = [
-        [{"role": "system", "content": system}, {"role": "user", "content": f"What is {one} + {other}?"}]
-        for one, other in sums
-    ]
+    prompts = [[*system, {"role": "user", "content": f"What is {one} + {other}?"}] for one, other in sums]
     tokens = [
         tokenizer.apply_chat_template(each, chat_template=PROMPT, add_generation_prompt=True, return_dict=False)
         for each in prompts

@@ -180,6 +180,8 @@ def test_a_peer_that_trains_something_else_is_named(change: dict[str, Any]) -> N
 def test_pairs_of_peers_are_ours(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """TRL's DPO has our tokens, our reference's log-probabilities and our losses. (Trains five times.)"""
     monkeypatch.setattr(preference_peers, "PAIRS", 16)
+    wrong = AutoTokenizer.from_pretrained(tiny_model).encode("none", add_special_tokens=False)
+    monkeypatch.setattr(preference_peers, "answer_batch", lambda _, __, prompts, *___: [wrong] * len(prompts))
     output = tmp_path / "result.json"
     monkeypatch.setattr(sys, "argv", ["script", "--model", str(tiny_model), "--rounds", "1", "--output", str(output)])
     preference_peers.main()
