@@ -32,8 +32,7 @@ from measuring import RESULTS, medians, parser_of, put, table, turns
 
 from zerolora.config.settings import EvaluateSettings
 from zerolora.data.prepared_rows import open_split
-from zerolora.evaluate import evaluate as stage
-from zerolora.evaluate import generation
+from zerolora.evaluate import generation, row_losses
 from zerolora.evaluate.answer_loss import answer_losses
 from zerolora.evaluate.evaluated_models import EvaluatedModel, load, stops_of
 from zerolora.files import write_json
@@ -111,7 +110,7 @@ def ways(name: str) -> Iterator[None]:
     """Use no common prefix inside the block if `name` is WHOLE."""
     with contextlib.ExitStack() as stack:
         if name == WHOLE:
-            for module in (generation, stage):
+            for module in (generation, row_losses):
                 stack.enter_context(patch.object(module, "shared_prefix", lambda *_: generation.SharedPrefix()))
         yield
 
@@ -138,7 +137,7 @@ def evaluation(
     with patch.object(generation, "answer_losses", scored):
         generation.generate(model, tokenizer, rows, stops, settings, keep, losses=once, silent=True)
     answered = time.process_time()
-    loss = stage.loss(model, rows, known)
+    loss = row_losses.loss(model, rows, known)
     ended = time.process_time()
     return {
         "cpu_seconds": ended - started,

@@ -20,6 +20,16 @@ GRAMMAR = re.compile(
 COMPARISONS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 OF_MERGED = ("merged_kl", "merged_kl_share", "merged_argmax", "merged_logits")
 """Metrics of a merged model compared with base and adapter (evaluate/merged_logits.py)."""
+OF_PAIRS = (
+    *("preference_accuracy", "preference_accuracy_per_token", "preference_margin", "preference_margin_per_token"),
+    *("chosen_log_probability", "rejected_log_probability", "answer_tokens"),
+)
+"""Metrics of pairs, besides those of the data alone (evaluate/preference.py)."""
+OF_LABELLED = (
+    *("desirable_log_probability", "desirable_log_probability_per_token"),
+    *("undesirable_log_probability", "undesirable_log_probability_per_token", "answer_tokens"),
+)
+"""Metrics of labelled answers."""
 OF_TRAINED = ("trained_kl", "trained_logits")
 """Metrics of a merged model compared with the adapter on the quantized base that it was trained on."""
 EXAMPLES = "accuracy < base - 0.01 or loss > 1.5"

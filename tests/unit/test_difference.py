@@ -123,14 +123,19 @@ def test_config_refuses_an_impossible_gate(tmp_path: Path) -> None:
 
     from zerolora.config.rules import impossible
 
-    def mistakes(**evaluate: Any) -> list[str]:
+    def mistakes(objective: str = "sft", **evaluate: Any) -> list[str]:
         config = json.loads(json.dumps(TINY_CONFIG))
+        config["train"]["objective"] = objective
         config["evaluate"] |= evaluate
         return [text for where, text in impossible(Config.model_validate(config)) if where == ("evaluate", "fail_if")]
 
     assert mistakes(fail_if="accuracy < base - 0.01") == []
     assert "rows has no metric bleu; write one of loss, format_rate, accuracy" in mistakes(fail_if="bleu < 1")[0]
     assert not mistakes(fail_if="merged_kl_share > 0.01")
+    assert not mistakes("dpo", fail_if="preference_accuracy < base + 0.1")
+    assert not mistakes("kto", fail_if="desirable_log_probability < base")
+    for objective in ("sft", "kto"):
+        assert "rows has no metric preference_accuracy" in mistakes(objective, fail_if="preference_accuracy < 0.5")[0]
     assert "has no metric merged_kl_share" in mistakes(fail_if="merged_kl_share > base + 1")[0]
     assert "needs an evaluation; set evaluate.enabled: true" in mistakes(fail_if="loss > 1", enabled=False)[0]
 

@@ -17,13 +17,14 @@ from zerolora.evaluate import preference
 from zerolora.evaluate.difference import difference
 from zerolora.evaluate.evaluate import EvaluatedModel, evaluate
 from zerolora.evaluate.intervals import mcnemar, normal_mean, wilson
+from zerolora.fail_if import OF_LABELLED, OF_PAIRS
 from zerolora.files import read_json
 
 
-class Evaluated(Answers):
+class Evaluated:
     def __init__(self, folder: Path, model: Path) -> None:
-        super().__init__(folder, model)
-        self.model = model
+        self.path, self.model = folder, model
+        self.of_kind = Answers(folder, model).of_kind
 
     def evaluate(self, data: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Evaluate the base model on the test rows; return metrics and answers."""
@@ -64,6 +65,7 @@ def test_figures_of_pairs_are_those_computed_by_hand() -> None:
     )
     even = pairs((-1.0, -2.0, 3, 3))
     assert preference.figures(even)["longer_answer_rate"] == 0.5
+    assert {*preference.figures(even)} == {*OF_PAIRS, *preference.OF_DATA[:3]}
     assert preference.figures([]) == preference.figures([{}, {}]) == {}
 
 
@@ -73,6 +75,7 @@ def test_figures_of_labelled_answers_are_those_computed_by_hand() -> None:
     expected = {"desirable_log_probability": -7, "desirable_log_probability_per_token": -2.5, "desirable_tokens": 3}
     expected |= {"undesirable_log_probability": -1, "undesirable_log_probability_per_token": -1}
     assert preference.figures(rows) == expected | {"undesirable_tokens": 1, "answer_tokens": 4.5}
+    assert {*preference.figures(rows)} == {*OF_LABELLED, *preference.OF_DATA[3:]}
     assert not any("undesirable" in name for name in preference.figures(rows[::2]))
 
 

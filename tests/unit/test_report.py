@@ -14,10 +14,12 @@ from conftest import ROOT, served
 from finished_run import FinishedRun
 
 from zerolora.errors import UserError
-from zerolora.evaluate.intervals import bootstrap_mean, wilson
+from zerolora.evaluate.intervals import bootstrap_mean, mcnemar, wilson
 from zerolora.files import read_json, write_json
 from zerolora.report import charts
 from zerolora.report.charts import POINTS, Chart, javascript, thinned
+from zerolora.report.comparison_columns import columns_of
+from zerolora.report.comparison_terminal import format_table
 from zerolora.report.provenance import UNCOMMITTED, commands
 from zerolora.report.row import headline
 from zerolora.report.usage import duration, table
@@ -178,6 +180,41 @@ def test_rows_without_prompts_have_a_loss_before_and_after(run: FinishedRun) -> 
     assert "loss 2.5 1.25 -1.25" in text
 
 
+def test_pairs_have_their_preference_and_a_line_in_red_when_the_chosen_became_less_likely(run: FinishedRun) -> None:
+    assert "chosen answer" not in text_of(run.page())
+    run.of_pairs(chosen=2.0, rejected=-1.0)
+    page = run.page()
+    text = text_of(page)
+    low, high = wilson(200, 200)
+    for shown in (
+        "25.0% → 100.0%",
+        "a difference of +75.0 points (95 % interval +69.0 to +81.0)",
+        f"afterwards 95 % interval {low:.1%} to {high:.1%}",
+        f"150 pairs were gained and 0 lost (McNemar's exact p {mcnemar(150, 0):.2g} )",
+        "The longer answer wins 50.0% of the pairs.",
+        "The chosen answers: their log-probability changed by +2.25 nats an answer (95 % interval +2.215 to +2.285)",
+        "The rejected answers: their log-probability changed by -1 nats an answer",
+        "have 8.0 tokens before and 9.0 after, the chosen ones 12.0, the rejected ones 12.0.",
+        "From 0.0% to 99.5% of 200 held-out rows answered right",
+        "train.objective: sft and a data set of the same file with format: prompt , columns: {completion: chosen}",
+    ):
+        assert shown in text, shown
+    assert "became less likely" not in page.read_text()
+    row = read_json(run.folder / "compare/rows/default.json", "report")
+    assert (row["preference_accuracy"], row["longer_answer_rate"], row["reason"]) == (1, 0.5, "")
+    summary = read_json(run.folder / "default/summary.json", "report")
+    assert (summary["pref_before"], summary["pref"], summary["chosen"]) == (0.25, 1, 2.25)
+
+    run.of_pairs(chosen=-2.0, rejected=-9.0)
+    line = '<p class="bad"><b>✗ The chosen answers became less likely</b>:'
+    assert line in run.page().read_text()
+    row = read_json(run.folder / "compare/rows/default.json", "report")
+    assert row["reason"] == "the chosen answers became less likely, by 2.25 nats an answer"
+    assert row["preference_accuracy"] == 1
+    table = format_table([{"run": "default", **row}], columns_of([row], {}), {}, width=400)
+    assert re.search(r"preference .* chosen change +rejected change", table) and "-2.25" in table
+
+
 def test_lost_answers_are_among_the_first_three(run: FinishedRun) -> None:
     run.edit("base/answers.json", lambda rows: rows[150].update(right=True, answer="was right"))
     run.edit("default/answers.json", lambda rows: rows[150].update(right=False, answer="is wrong now"))
@@ -310,10 +347,11 @@ USED = {
 RESOURCES = {"tokens_per_second": 123456.789, "training_seconds": 12345.678, "total_seconds": 123456.78}
 
 
-def headline_metrics() -> dict[str, float]:
-    """Return the metrics of a long training on GPUs, as wide as they become."""
-    before = {"accuracy": 0.123456, "loss": 2.3}
-    after = {"accuracy": 0.98765, "accuracy_low": 0.98321, "accuracy_high": 0.99123, "loss": 0.00061234}
+def headline_metrics(**further: tuple[float, float]) -> dict[str, float]:
+    """Return the metrics of a long training on GPUs, as wide as they become; `further` are those before and after."""
+    before = {"accuracy": 0.123456, "loss": 2.3} | {name: value for name, (value, _) in further.items()}
+    after = {name: value for name, (_, value) in further.items()}
+    after |= {"accuracy": 0.98765, "accuracy_low": 0.98321, "accuracy_high": 0.99123, "loss": 0.00061234}
     return headline(before, after, {"steps": 1000}, RESOURCES, USED)
 
 
@@ -337,7 +375,19 @@ def test_headline_metrics_without_questions_or_gpu() -> None:
     assert set(actual) == {"loss", "tok/s", "step_s", "wall_s", "host_use"}
 
 
-def test_dvc_shows_headline_metrics_in_120_columns(tmp_path: Path) -> None:
+OF_PAIRS = {"preference_accuracy": (0.512345, 0.912345), "chosen_log_probability_difference": (0.0, -123.456)}
+OF_LABELLED = {"desirable_log_probability_difference": (0.0, -123.456)}
+
+
+def test_headline_metrics_of_preference_data() -> None:
+    pairs, labelled = headline_metrics(**OF_PAIRS), headline_metrics(**OF_LABELLED)
+    assert (pairs["pref_before"], pairs["pref"], pairs["chosen"]) == (0.5123, 0.9123, -123.5)
+    assert (labelled["before"], labelled["accuracy"], labelled["chosen"]) == (0.1235, 0.9877, -123.5)
+    assert not {"before", "accuracy", "acc_err"} & pairs.keys() and "acc_err" not in labelled
+
+
+@pytest.mark.parametrize("further", [{}, OF_PAIRS, OF_LABELLED])
+def test_dvc_shows_headline_metrics_in_120_columns(further: dict[str, tuple[float, float]], tmp_path: Path) -> None:
     """From the `metrics:` of this project's dvc.yaml."""
     stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"].values()
     paths = [path for entry in stages for path in entry.get("do", entry).get("metrics", [])]
@@ -345,7 +395,7 @@ def test_dvc_shows_headline_metrics_in_120_columns(tmp_path: Path) -> None:
     assert set(paths) == {"results/${key}/summary.json"}
     files = [paths[0].replace("${key}", run) for run in ("default", "packing")]
     for file in files:
-        write_json(tmp_path / file, headline_metrics())
+        write_json(tmp_path / file, headline_metrics(**further))
     (tmp_path / "dvc.yaml").write_text(yaml.safe_dump({"metrics": files}))
     subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
     served("dvc", "init", "--quiet", directory=tmp_path, DVC_NO_ANALYTICS="1").check_returncode()

@@ -26,7 +26,7 @@ from zerolora.data.formats import FORMS
 from zerolora.errors import UserError, shown
 from zerolora.evaluate.tasks import TASKS
 from zerolora.export.targets import TARGETS
-from zerolora.fail_if import OF_MERGED, parse
+from zerolora.fail_if import OF_LABELLED, OF_MERGED, OF_PAIRS, parse
 from zerolora.methods import lora_init
 from zerolora.methods.registry import TRAINABLE
 from zerolora.optimizers import OPTIMIZERS
@@ -202,7 +202,9 @@ def _impossible_gate(config: Config) -> Iterable[Mistake]:
         example = TASKS[data.check].example
         task = TASKS[data.check].configured(example.settings)
         row = {"question": example.question, "expected": example.expected, "prompt": 1}
-        known = ["loss", *task.metrics([task.judge(row, example.right)]), *merged]
+        kind = next(iter(row_kinds(config, name)), "texts")
+        preference = {"pairs": OF_PAIRS, "labelled": OF_LABELLED}.get(kind, ())
+        known = ["loss", *task.metrics([task.judge(row, example.right)]), *preference, *merged]
         if metric not in known:
             yield here, f"{shown(condition)}: {name} has no metric {metric}; write one of {', '.join(known)}"
 

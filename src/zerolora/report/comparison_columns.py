@@ -52,6 +52,27 @@ FIGURES = (
     ACCURACY,
     Column("accuracy_low", "accuracy from", table_only=True),
     Column("accuracy_high", "accuracy to", table_only=True),
+    Column(
+        "preference_accuracy",
+        "preference",
+        "{:.3f}".format,
+        1,
+        explanation="share of held-out pairs whose chosen answer is more likely than the rejected one",
+    ),
+    Column("preference_accuracy_low", "preference from", table_only=True),
+    Column("preference_accuracy_high", "preference to", table_only=True),
+    Column("preference_accuracy_per_token", "preference a token", "{:.3f}".format, 8, explanation="by mean of a token"),
+    Column("longer_answer_rate", "longer wins", "{:.3f}".format, 9, explanation="pairs whose chosen answer is longer"),
+    *(
+        Column(
+            f"{answers}_log_probability_difference",
+            f"{answers} change",
+            "{:+.3g}".format,
+            rank,
+            explanation=f"of the log-probability of {answers} answers by fine-tuning, in nats an answer",
+        )
+        for answers, rank in (("chosen", 3), ("rejected", 8), ("desirable", 3))
+    ),
     Column("loss", "loss", _count, 2, explanation="per supervised token, on the evaluated rows"),
     Column("loss_validation", "validation loss", _count, 13),
     Column("wall_seconds", "wall time", _seconds, 2, explanation="of training, loading and saving included"),

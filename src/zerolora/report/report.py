@@ -9,6 +9,7 @@ from typing import Any
 
 from zerolora.config.settings import ReportSettings
 from zerolora.evaluate.difference import Answer, changed, difference
+from zerolora.evaluate.preference import less_likely
 from zerolora.fail_if import parse
 from zerolora.files import MANIFEST, read_json, write_json, write_text
 from zerolora.log import result
@@ -88,6 +89,7 @@ def report(
         before=before,
         after=after,
         difference=compared,
+        less_likely=less_likely(compared),
         metrics=sorted(tasks.held_out_changes(compared).items(), key=lambda item: (item[0] != "accuracy", item[0])),
         tasks=task_metrics,
         groups=groups,

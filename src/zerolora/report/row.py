@@ -6,15 +6,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from zerolora.config.settings import TrainingChoice
+from zerolora.evaluate.preference import less_likely
 from zerolora.files import MANIFEST, read_json
 from zerolora.report.figures import NOT_TERMS
 
 POINTS = 100
 """Maximum points of a loss curve, evenly spaced."""
+OF_CHOSEN = tuple(f"{answers}_log_probability_difference" for answers in ("chosen", "desirable"))
 PARTS = ("data", "forward", "backward", "communication", "optimizer", "between")
 """Parts of a step's time, as in train_resources.json."""
 LOADS = ("cpu_percent", "gpu_percent")
-FIGURES = ("accuracy", "accuracy_low", "accuracy_high", "loss")
+FIGURES = (
+    *("accuracy", "accuracy_low", "accuracy_high", "loss"),
+    *("preference_accuracy", "preference_accuracy_low", "preference_accuracy_high", "preference_accuracy_per_token"),
+    *(f"{answers}_log_probability_difference" for answers in ("chosen", "rejected", "desirable")),
+    "longer_answer_rate",
+)
 """Keys of difference.json."""
 
 
@@ -98,6 +105,9 @@ def _remarks(compared: Mapping[str, Any], trained: Mapping[str, Any], split: str
         yield f"not evaluated: {why_not(split)}"
     elif split == "validation":
         yield "evaluated on the validation rows, which also choose the best adapter"
+    if answers := less_likely(compared):
+        change = compared[f"{answers}_log_probability_difference"]
+        yield f"the {answers} answers became less likely, by {-change:.3g} nats an answer"
 
 
 def why_not(split: str) -> str:
@@ -148,6 +158,9 @@ def headline(
 
     before, accuracy     share of right answers of base and merged model; missing if no row has a prompt
     acc_err              half the width of Wilson's 95 % interval of the accuracy (difference.json has its ends)
+    pref_before, pref    of pairs, in place of these three: the share whose chosen answer base and merged model find
+                         more likely than the rejected one
+    chosen               change of the log-probability of a chosen, or of a desirable answer, in nats; no acc_err then
     loss                 mean cross-entropy per supervised token of the fine-tuned model, on the same rows; missing,
                          as the accuracies, with evaluate.enabled: false
     tok/s, step_s        training: tokens per second, seconds per optimizer step
@@ -158,9 +171,15 @@ def headline(
     train_resources.json. used: the result of `usage`.
     """
     metrics = {"loss": after["loss"]} if "loss" in after else {}
-    if "accuracy" in after:
+    change = [each for each in OF_CHOSEN if each in after]
+    if "preference_accuracy" in after:
+        metrics |= {"pref_before": before["preference_accuracy"], "pref": after["preference_accuracy"]}
+    elif "accuracy" in after:
         metrics |= {"before": before["accuracy"], "accuracy": after["accuracy"]}
-        metrics |= {"acc_err": (after["accuracy_high"] - after["accuracy_low"]) / 2}
+        if not change:
+            metrics |= {"acc_err": (after["accuracy_high"] - after["accuracy_low"]) / 2}
+    if change:
+        metrics["chosen"] = after[change[0]]
     metrics |= {
         "tok/s": resources["tokens_per_second"],
         "step_s": resources["training_seconds"] / train["steps"],

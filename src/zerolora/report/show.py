@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from zerolora.evaluate.preference import less_likely
 from zerolora.files import read_json
 from zerolora.report.run_settings import run_names, settings_of_run
 
@@ -49,15 +50,23 @@ def _is_tutorial(results: Path) -> bool:
 
 
 def before_and_after(before: Mapping[str, float], after: Mapping[str, float]) -> str:
-    """Return the accuracies of base and fine-tuned model, or their losses if no row has a prompt.
+    """Return the accuracies of base and fine-tuned model, those of preferences first, or their losses if no row has a
+    prompt.
 
     `after` is the fine-tuned model's evaluate.json or, with the interval of the difference, difference.json.
     """
     if not after.get("enabled", True):
         return "trained, not evaluated: evaluate.enabled is false, or no row is held out"
-    if "accuracy" in after:
-        text = f"accuracy {before['accuracy']:.3f} before, {after['accuracy']:.3f} after"
-        if "difference_low" in after:
-            text += f" ({after['difference']:+.3f}: {after['difference_low']:+.3f} to {after['difference_high']:+.3f})"
+    shares = {"preference_accuracy": "preference_accuracy_difference", "accuracy": "difference"}
+    texts = [_change(before, after, *each) for each in shares.items() if each[0] in after]
+    if answers := less_likely(after):
+        texts.append(f"the {answers} answers became less likely")
+    return ", ".join(texts or [f"loss {before['loss']:.3f} before, {after['loss']:.3f} after"])
+
+
+def _change(before: Mapping[str, float], after: Mapping[str, float], name: str, difference: str) -> str:
+    text = f"{name.replace('_', ' ')} {before[name]:.3f} before, {after[name]:.3f} after"
+    if f"{difference}_low" not in after:
         return text
-    return f"loss {before['loss']:.3f} before, {after['loss']:.3f} after"
+    change, low, high = (after[f"{difference}{end}"] for end in ("", "_low", "_high"))
+    return f"{text} ({change:+.3f}: {low:+.3f} to {high:+.3f})"
