@@ -36,6 +36,7 @@ from zerolora.optimizers import OPTIMIZERS
 from zerolora.planner.candidates import Choice
 from zerolora.planner.render import rendered
 from zerolora.strategies.strategy import Target
+from zerolora.train.objectives import OBJECTIVES
 
 TRACES = RESULTS / "memory_traces.jsonl"
 MODELS = ROOT / "config/recipes/models"
@@ -64,6 +65,8 @@ QUERIES = {"llama-3.2-1b": "q_proj", "qwen2.5-0.5b": "q_proj", "gpt2": "c_attn"}
 # peft does not know the modules that (IA)³ scales in these.
 WITHOUT_IA3 = ("qwen3-8b", "phi-3-mini-4k", "olmoe-1b-7b", "qwen3-30b-a3b", "gpt-oss-20b", "deepseek-v2-lite",
                "deepseek-v3", "qwen1.5-moe-a2.7b")  # fmt: skip
+PREFERENCES = tuple(name for name in OBJECTIVES if name != "sft")
+WITH_PREFERENCES = ("smollm2-135m", "qwen2.5-0.5b", "llama-3.2-1b")
 NOT_TRACED = ("loading", "evaluation", "saving")  # a trace covers a step
 GIB = 2**30
 OTHERS = {"deepspeed": "DeepSpeed's estimator", "accelerate": "accelerate estimate-memory"}
@@ -98,7 +101,9 @@ def all_compared() -> list[dict[str, Any]]:
 
 def cases() -> list[dict[str, Any]]:
     """Return all cases: those of the traces, and the listed ones."""
-    listed = [trace["case"] for trace in read_traces()] + of_optimizers() + offloaded() + every_method()
+    listed = (
+        [trace["case"] for trace in read_traces()] + of_optimizers() + offloaded() + every_method() + of_objectives()
+    )
     return list({key(case): case for case in listed}.values())
 
 
@@ -115,6 +120,25 @@ def offloaded() -> list[dict[str, Any]]:
         {"model": "gpt2", "method": "lora", "strategy": "zero2"} | masked,
         {"model": "llama-3.2-1b", "method": "full", "strategy": "zero2"} | batch | {"attention": "sdpa"},
     ]
+
+
+def of_objectives() -> list[dict[str, Any]]:
+    """Return cases of each objective on a few models, with pairs of 2 x 1,024 tokens in packed rows. Over its models,
+    each objective has every strategy, both kinds of checkpointing, few and many supervised tokens."""
+    few, many = 256, 0
+    batch: dict[str, Any] = {"method": "lora", "layers": FEW_LAYERS, "micro_batch": 1, "length": 2048, "r": 8}
+    batch |= {"precision": "bf16", "dropout": 0.0, "attention": "flash", "loss": "fused"}
+    result = []
+    for (place, objective), (number, model) in itertools.product(enumerate(PREFERENCES), enumerate(WITH_PREFERENCES)):
+        for supervised in (few, many):
+            strategy = ("ddp", "zero2", "zero3")[(place + number + (supervised == many)) % 3]
+            case = {"model": model, "objective": objective, "strategy": strategy, "logits": supervised}
+            case |= {
+                "ranks": 1 if strategy == "ddp" else 2,
+                "checkpointing": (place + number) % 2 == (supervised == few),
+            }
+            result.append(case | batch)
+    return result
 
 
 def of_optimizers() -> list[dict[str, Any]]:
@@ -188,9 +212,9 @@ def key(case: dict[str, Any]) -> str:
 
 def label(row: dict[str, Any]) -> str:
     """Return a case as words."""
-    parts = (row[name] for name in ("model", "method", "strategy", "ranks", "attention", "precision"))
-    saving = "checkpointing" if row["checkpointing"] else ""
-    return " ".join(map(str, (*parts, f"{row['micro_batch']}x{row['length']}", row["logits"], saving, row["phase"])))
+    parts = [row[name] for name in ("model", "method", "strategy", "ranks", "attention", "precision")]
+    parts += [row.get("objective", "sft"), f"{row['micro_batch']}x{row['length']}", row["logits"]]
+    return " ".join(map(str, (*parts, "checkpointing" if row["checkpointing"] else "", row["phase"])))
 
 
 def spec_of(case: dict[str, Any]) -> TrainingSpec:
@@ -220,6 +244,7 @@ def spec_of(case: dict[str, Any]) -> TrainingSpec:
         sequence_parallel=case.get("sequence_parallel", 1),
         activation_offload=case.get("offload", False),
         on_cpu=case.get("device") == "cpu",
+        objective=OBJECTIVES[case.get("objective", "sft")],
         optimizer=OPTIMIZERS[case.get("optimizer", "adamw")],
         reserve=0,
     )
@@ -252,12 +277,15 @@ def others(row: dict[str, Any]) -> dict[str, int | None]:
 
 
 def grouped(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the errors by method, by strategy and by model size, and those of the other estimators."""
+    """Return the errors by method, strategy, model and objective, and those of the other estimators."""
     result: dict[str, Any] = {
         f"by_{name}": {
             value: errors([row for row in rows if row[name] == value]) for value in sorted({row[name] for row in rows})
         }
         for name in ("method", "strategy", "model")
+    }
+    result["by_objective"] = {
+        name: errors([row for row in rows if row.get("objective") == name]) for name in PREFERENCES
     }
     result["others"] = {}
     for name in OTHERS:
@@ -281,7 +309,9 @@ def markdown(summary: dict[str, Any]) -> str:
             f"{each['worst_error']:+.1%}",
             f"{each['lowest_error']:+.1%}",
         )
-        for name, each in ({"all": summary["all"]} | summary["by_method"] | summary["by_strategy"]).items()
+        for name, each in (
+            {"all": summary["all"]} | summary["by_method"] | summary["by_strategy"] | summary["by_objective"]
+        ).items()
     ]
     for name, title in OTHERS.items():
         each = summary["others"][name]

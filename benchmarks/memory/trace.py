@@ -31,8 +31,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from zerolora.compat.transformers_patches import computes_linearly
+from zerolora.data.prepared_rows import IGNORED
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.train.engines.ddp import _compute_in
+from zerolora.train.feed import collate
+from zerolora.train.loop import Totals
+from zerolora.train.loss import token_losses
+from zerolora.train.objectives import OBJECTIVES
+from zerolora.train.objectives.kto import LONGEST, PARTNER
 from zerolora.train.sequence_parallel import sequence
 
 BLOCK = 512
@@ -40,7 +46,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 STEPS = 2  # in the second step the optimizer's states exist, and DeepSpeed has its trace of stage 3
 DEFAULTS = {
     "prepared_by": "zerolora", "quantization": "nf4", "targets": "all-linear", "added_tokens": 0, "optimizer": "adamw",
-    "loss": "plain", "sequence_parallel": 1, "layers": None, "offload": False,
+    "loss": "plain", "sequence_parallel": 1, "layers": None, "offload": False, "objective": None,
 }  # fmt: skip
 Case = argparse.Namespace
 """The keys of a case of compare.py and of DEFAULTS."""
@@ -59,6 +65,9 @@ class Live(TorchDispatchMode):
         if function is torch.ops.aten._local_scalar_dense.default:
             # Values are unknown. A norm and Adam's step of 1, and no overflow, allow the step.
             return 1.0 if args[0].dtype.is_floating_point else 0
+        if function is torch.ops.aten.index.Tensor and args[1][0].dtype is torch.bool:
+            # Values are unknown: half of them are true, as of the tokens and the answers of `collated`.
+            args = (args[0], [torch.empty(len(args[1][0]) // 2, dtype=torch.long, device=args[0].device)])
         if function is torch.ops.aten._softmax_backward_data.default:
             # CUDA's kernel multiplies gradient and output first (aten/src/ATen/native/cuda/SoftMax.cu,
             # softmax_backward_cuda_out); the CPU's has no such temporary.
@@ -98,6 +107,8 @@ def trace(case: Case) -> dict[str, Any]:
     sequence.set(case.sequence_parallel)
     compute_as_cuda_does()
     model = on_meta(case)
+    if case.objective:
+        case.batch, case.batch_before = collated(case), collated(case, before=True)
     live = Live()
     with FakeTensorMode(allow_non_fake_inputs=True), live:
         materialize(model)
@@ -124,6 +135,8 @@ def built(name: str, trained: list[Any]) -> torch.optim.Optimizer:
 def one_step(engine: Any, optimizer: Any, live: Live, case: Case) -> dict[str, int]:
     """Make one optimizer step on one micro-batch; return the bytes after the forward pass, and the peaks of forward
     pass, backward pass and step."""
+    if case.objective:
+        return step_of_objective(engine, optimizer, live, case)
     length = -(-case.length // case.sequence_parallel)
     ids = torch.zeros((case.micro_batch, length), dtype=torch.long)
     deepspeed = hasattr(engine, "allreduce_gradients")
@@ -144,16 +157,77 @@ def one_step(engine: Any, optimizer: Any, live: Live, case: Case) -> dict[str, i
     live.restart()
     engine.backward(loss) if deepspeed else loss.backward()
     del loss
-    result |= {"peak_backward": live.peak}
+    return result | {"peak_backward": live.peak} | update(engine, optimizer, live, result["peak_forward"], live.peak)
+
+
+def update(engine: Any, optimizer: Any, live: Live, *peaks: int) -> dict[str, int]:
+    """Make the optimizer's part of a step; return its peak, and that of the whole step, whose other parts had
+    `peaks`."""
     live.restart()
-    if deepspeed:
+    if hasattr(engine, "allreduce_gradients"):
         engine.step()
     else:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    result |= {"peak_step": live.peak}
-    result["peak"] = max(result["peak_forward"], result["peak_backward"], result["peak_step"])
-    return result
+    return {"peak_step": live.peak, "peak": max(*peaks, live.peak)}
+
+
+def step_of_objective(engine: Any, optimizer: Any, live: Live, case: Case) -> dict[str, int]:
+    """Make one optimizer step as train/loop.py does; return the same, and in `objective` the most that the objective's
+    own tensors take, from its losses of tokens to their gradient."""
+    objective = OBJECTIVES[case.objective]
+    means = {}
+    if objective.before:
+        engine.eval()
+        with torch.no_grad():
+            batch = as_fake(case.batch_before)
+            values_before = objective.values_before(token_losses(engine, batch), batch)
+            means = {name: values_before[name].double().sum().item() for name in objective.before}
+        del batch, values_before
+        engine.train()
+    batch = as_fake(case.batch)
+    totals = Totals(objective, dict.fromkeys(objective.units, 8), 1, torch.device("cpu"))
+    losses = token_losses(engine, batch)
+    before, peak_before = live.now, live.peak
+    live.restart()
+    own = []
+    losses.register_hook(lambda _: own.append(live.peak - before))
+    values = objective.values(losses, batch, means)
+    del losses
+    terms = totals.add(values)
+    loss = totals.weighted(terms, 1.0)
+    own.append(live.peak - before)
+    result = {"forward": live.now, "peak_forward": max(peak_before, live.peak)}
+    live.restart()
+    engine.backward(loss) if hasattr(engine, "allreduce_gradients") else loss.backward()
+    del loss
+    result |= {"peak_backward": live.peak, "objective": max(own)}
+    return result | update(engine, optimizer, live, result["peak_forward"], live.peak)
+
+
+def collated(case: Case, before: bool = False) -> dict[str, Any]:
+    """Return a micro-batch for an objective, or that of the pass before a step. Each packed row has two sequences of
+    half its length: a pair, or two rows. Their last tokens are supervised, `logits` of a packed row together; with 0
+    all but the first."""
+    objective = OBJECTIVES[case.objective]
+    half = case.length // 2
+    prompt = half - case.logits // 2 if case.logits else 1
+    tokens = {"ids": [0] * half, "labels": [IGNORED] * prompt + [0] * (half - prompt)}
+    row = {name: tokens["labels" if name.endswith("labels") else "ids"] for name in objective.columns}
+    row |= dict.fromkeys((*objective.numbers, "source"), 0)
+    if objective.before:
+        row |= {"prompt": prompt, LONGEST: half, PARTNER: row}
+    sequences = objective.sequences_before(row) if before else objective.sequences(row)
+    packed_row = sequences * (2 // len(sequences))
+    # CUDA computes the rows of a packed row in one call, as attention without their lengths does here.
+    return collate([packed_row] * case.micro_batch, True, torch.device("cpu")) | {"lengths": None}
+
+
+def as_fake(value: Any) -> Any:
+    """Return a batch, or a part of it, with new tensors."""
+    if isinstance(value, dict):
+        return {name: as_fake(each) for name, each in value.items()}
+    return torch.empty(value.shape, dtype=value.dtype) if isinstance(value, torch.Tensor) else value
 
 
 def join_fake_ranks(ranks: int) -> None:

@@ -26,6 +26,7 @@ from zerolora.methods.registry import METHODS, create
 from zerolora.model.read_spec import read_model_spec
 from zerolora.model.spec import ModelSpec, from_json
 from zerolora.strategies import STRATEGIES
+from zerolora.train.objectives import OBJECTIVES
 from zerolora.units import GIB
 
 MODELS = ROOT / "config/recipes/models"
@@ -399,6 +400,25 @@ def test_activation_offload_matches_traces() -> None:
     for trace in traced:
         on_gpu = compare.compared({**trace["case"], "offload": False}, trace["bytes"])["error"]
         assert abs(compare.compared(trace["case"], trace["bytes"])["error"]) < min(0.014, on_gpu / 5)
+
+
+def test_objectives_match_traces() -> None:
+    """Ignored, an objective's own bytes would be at most 0.03 % of a step, so they are compared on their own too."""
+    traced = {compare.key(trace["case"]): trace for trace in compare.read_traces() if "objective" in trace["case"]}
+    cases = compare.of_objectives()
+    assert sorted(traced) == sorted(map(compare.key, cases))
+    for name in ("objective", "strategy", "checkpointing", "logits"):
+        values = {case[name] for case in cases}
+        assert len(values) == {"objective": len(OBJECTIVES) - 1, "strategy": 3}.get(name, 2)
+    actual = compare.errors([compare.compared(trace["case"], trace["bytes"]) for trace in traced.values()])
+    assert actual["mean_absolute_error"] < 0.002
+    assert abs(actual["worst_error"]) < 0.01
+    for trace in traced.values():
+        spec = compare.spec_of(trace["case"])
+        own = trace["bytes"]["objective"]
+        assert own < 0.0003 * trace["bytes"]["peak"]
+        if not spec.logits:  # with few tokens the blocks of 512 bytes of its scalars are most of them
+            assert spec.added_by_objective(0).activations == pytest.approx(own, rel=0.1)
 
 
 def test_every_method_has_traces() -> None:

@@ -34,6 +34,7 @@ from zerolora.model.read_spec import from_config, read_model_spec
 from zerolora.model.spec import ModelSpec
 from zerolora.planner.hardware import GPUS, offered
 from zerolora.strategies import STRATEGIES
+from zerolora.train.objectives import OBJECTIVES
 from zerolora.units import GIB
 
 MODELS = ROOT / "config/recipes/models"
@@ -95,6 +96,27 @@ def test_output_names_model_assumptions_and_fit() -> None:
     fits = labelled(result.stdout, "fits")
     assert fits.startswith(f"{len(fitting)} of {len(STRATEGIES)} strategies: {', '.join(fitting)}. Activations are")
     assert f"with {fitting[0]}, which of these shards and moves least" in fits
+
+
+@pytest.mark.parametrize("name", [name for name in OBJECTIVES if name != "sft"])
+def test_objectives_are_estimated_by_name(name: str) -> None:
+    """A row is a pair, with the tokens of both sequences: each adds 24 bytes, 18 without an SFT term. KTO's add 16."""
+    options = ("--model", SMALL_LLAMA, "--strategy", "zero2", "--loss", "fused", "--activation-checkpointing")
+    options += ("--sequence-length", "8192", "--reserve", "0GiB")
+    step, rows = labelled(run(*options, "--objective", name).stdout, "step"), "of both sequences"
+    assert "1 x 8,192 tokens a GPU, 1 times; bf16; adamw; attention sdpa with a mask; " in step
+    (plain,), (added,) = objects(*options), objects(*options, "--objective", name)
+    more = {phase: added["phases"][phase] - plain["phases"][phase] for phase in ("forward", "loss", "backward")}
+    if name == "kto":
+        assert step.endswith("; objective kto, with a forward pass before the step") and rows not in step
+        each = 16
+    else:
+        each = 24 if name in ("dpo", "orpo") else 18
+        assert step.endswith(f"; objective {name}, whose row is a pair, with the tokens {rows}")
+    assert more == {"forward": 0, "loss": each * 8192, "backward": each * 8192}
+    shared = ("--gpus-per-node", "2", "--attention", "flash", "--sequence-parallel", "2")
+    line = refused(*options, *shared, "--objective", name)
+    assert line.startswith(f"zerolora: --sequence-parallel 2: --objective {name} has a loss of whole sequences")
 
 
 def test_active_parameters_count_routed_experts_only() -> None:

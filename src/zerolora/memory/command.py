@@ -75,7 +75,7 @@ def memory(
     host_memory: Annotated[str, _option("Memory of one machine.")] = "512GiB",
     micro_batch: Annotated[int, _count("Rows of one forward pass.")] = 1,
     accumulation: Annotated[int, _count("Forward passes of one optimizer step.")] = 1,
-    sequence_length: Annotated[int, _count("Tokens of the longest row.")] = 4096,
+    sequence_length: Annotated[int, _count("Tokens of the longest row; of a pair, both sequences.")] = 4096,
     sequence_parallel: Annotated[int, _count("Ranks that share each row (train.sequence_parallel).")] = 1,
     max_micro_batch: Annotated[
         bool, typer.Option("--max-micro-batch", help="Find the largest micro-batch that fits, by strategy.")
@@ -200,6 +200,11 @@ def _check_sharing(model: "ModelSpec", spec: "TrainingSpec") -> None:
     shared = spec.sequence_parallel
     if spec.ranks % shared:
         raise UserError(f"--sequence-parallel {shared}: it does not divide the number of GPUs, {spec.ranks:,}; write 1")
+    if shared > 1 and not spec.objective.by_token:
+        raise UserError(
+            f"--sequence-parallel {shared}: --objective {spec.objective.name} has a loss of whole sequences, which "
+            "ranks cannot share; write 1"
+        )
     if shared > 1 and spec.attention != "flash":
         raise UserError(f"--sequence-parallel {shared}: rows are shared with --attention flash only; write flash")
     check_sharing(model, shared, spec.ranks, "--sequence-parallel")

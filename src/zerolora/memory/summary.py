@@ -58,7 +58,8 @@ def head(name: str, model: ModelSpec, spec: TrainingSpec, capacity: Capacity, gp
                 f"{spec.micro_batch:,} x {spec.length:,} tokens {sharing}, {spec.accumulation:,} times; "
                 f"{spec.precision}; {spec.optimizer.name}; "
                 f"attention {spec.attention}{' with a mask' if spec.masked else ''}; "
-                f"activation checkpointing: {kept}; loss {spec.loss}: {LOSSES[spec.loss]}{supervised}{kernels}",
+                f"activation checkpointing: {kept}; loss {spec.loss}: {LOSSES[spec.loss]}{supervised}{kernels}"
+                f"{objective(spec)}",
             ),
             line(
                 "counted",
@@ -67,6 +68,16 @@ def head(name: str, model: ModelSpec, spec: TrainingSpec, capacity: Capacity, gp
             ),
         ]
     )
+
+
+def objective(spec: TrainingSpec) -> str:
+    """Return the objective and what a step does for it, if it is not next-token loss."""
+    result = "" if spec.objective.name == "sft" else f"; objective {spec.objective.name}"
+    if len(spec.objective.texts) > 1:
+        result += ", whose row is a pair, with the tokens of both sequences"
+    if spec.objective.forwards_before:
+        result += ", with a forward pass before the step"
+    return result
 
 
 def described(method: Method) -> str:

@@ -99,8 +99,9 @@ class Pairs(Objective):
         """Return the reward of each answer that the loss compares: [pairs]."""
 
     def memory(self, supervised: int, trained: int) -> AddedMemory:
-        """Return the bytes of the tokens' losses in fp64, and of their masks and products."""
-        return AddedMemory(activations=(8 + 8 + 4 + 4) * supervised)
+        """Return the bytes of the tokens' gradients in fp64 and fp32, and of masks; the SFT term has gradients of its
+        own (benchmarks/memory/trace.py)."""
+        return AddedMemory(activations=(24 if "sft" in self.terms else 18) * supervised)
 
 
 def of_pairs(names: tuple[str, ...]) -> dict[str, str]:
