@@ -156,6 +156,36 @@ def test_loss_of_an_unchanged_model(variant: str, expected: float) -> None:
     assert all(abs(value) < 1e-9 for value in totals.metrics.values())
 
 
+def values_of(variant: str, means: dict[str, float]) -> tuple[dict[str, Any], torch.Tensor, dict[str, Any]]:
+    """Return terms and metrics of all rows, the losses of their supervised tokens, and the batch."""
+    _, objective = configured(variant)
+    table = torch.randn(TOKENS, 40, TOKENS, generator=torch.Generator().manual_seed(0))
+    batch = collate([objective.sequences(row) for row in rows_of(objective)], True, CPU)
+    losses = losses_of(table, batch)
+    return objective.values(losses, batch, means), losses, batch
+
+
+def test_a_negative_mean_change_counts_as_zero() -> None:
+    (below, *_), (zero, *_), (above, *_) = (values_of("kto", {"kl": kl}) for kl in (-3.0, 0.0, 3.0))
+    assert torch.equal(below["loss"].each, zero["loss"].each) and not torch.equal(above["loss"].each, zero["loss"].each)
+    assert below["kl"].each.unique().tolist() == [0.0] and above["kl"].each.unique().tolist() == [3.0]
+
+
+@pytest.mark.parametrize(("variant", "weight"), [("dpo", 1.0), ("ipo with SFT", 0.5), ("simpo with SFT", 0.5)])
+def test_the_sft_term_has_its_weight(variant: str, weight: float) -> None:
+    values, losses, batch = values_of(variant, {})
+    assert torch.equal(values["sft"].each, weight * losses[batch["sequence"] % 2 == 0])
+
+
+def test_the_prompt_is_in_the_sft_term_alone() -> None:
+    whole, *_ = values_of("orpo with the prompt", {})
+    answers, *_ = values_of("orpo", {})
+    rows = rows_of(OBJECTIVES["orpo"])
+    assert len(whole["sft"].each) == sum(len(row["input_ids"]) - 1 for row in rows)
+    assert len(answers["sft"].each) == sum(rows["chosen_supervised"])
+    assert torch.allclose(whole["preference"].each, answers["preference"].each, rtol=1e-9)
+
+
 def test_odds_are_exact_for_likely_and_unlikely_answers() -> None:
     from zerolora.train.objectives.orpo import _log_odds
 
