@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_prepare_answers import LABELLED, PAIRS, Answers
+from test_prepare import Folder
+from test_prepare_answers import LABELLED, PAIRS, of_kind
 from transformers import AutoModelForCausalLM
 
 from zerolora.config.settings import EvaluateRunSettings
@@ -16,26 +17,21 @@ from zerolora.errors import UserError
 from zerolora.evaluate import preference
 from zerolora.evaluate.difference import difference
 from zerolora.evaluate.evaluate import EvaluatedModel, evaluate
-from zerolora.evaluate.intervals import mcnemar, normal_mean, wilson
+from zerolora.evaluate.intervals import bootstrap_mean, mcnemar, normal_mean, wilson
 from zerolora.fail_if import OF_LABELLED, OF_PAIRS
 from zerolora.files import read_json
 
 
-class Evaluated:
-    def __init__(self, folder: Path, model: Path) -> None:
-        self.path, self.model = folder, model
-        self.of_kind = Answers(folder, model).of_kind
-
-    def evaluate(self, data: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """Evaluate the base model on the test rows; return metrics and answers."""
-        settings = EvaluateRunSettings(split="test", max_new_tokens=4, check="exact")
-        evaluate(settings, data, EvaluatedModel(self.model), self.path, self.path / "answers.json")
-        return read_json(self.path / "evaluate.json", ""), read_json(self.path / "answers.json", "")
-
-
 @pytest.fixture
-def folder(tmp_path: Path, tiny_model: Path) -> Evaluated:
-    return Evaluated(tmp_path, tiny_model)
+def folder(tmp_path: Path, tiny_model: Path) -> Folder:
+    return Folder(tmp_path, tiny_model)
+
+
+def evaluated(data: Path, model: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Evaluate a base model on the test rows; return metrics and answers."""
+    settings, output = EvaluateRunSettings(split="test", max_new_tokens=4, check="exact"), data.parent
+    evaluate(settings, data, EvaluatedModel(model), output, output / "answers.json")
+    return read_json(output / "evaluate.json", ""), read_json(output / "answers.json", "")
 
 
 def pairs(*each: tuple[float, float, int, int], own: int = 4) -> list[dict[str, Any]]:
@@ -89,6 +85,8 @@ def test_two_models_are_compared_on_the_same_pairs() -> None:
         assert ends == [*wilson(base, 3), *wilson(tuned, 3)]
     assert [actual[f"preference_accuracy_{name}"] for name in ("gained", "lost", "p")] == [1, 1, mcnemar(1, 1)]
     assert actual["preference_accuracy_difference"] == 0
+    ends = [actual[f"preference_accuracy_difference_{end}"] for end in ("low", "high")]
+    assert ends == [*bootstrap_mean([0.0, 1.0, -1.0])] and ends[1] <= 1
     assert actual["chosen_log_probability_difference"] == pytest.approx(-2)
     half = 1.959963984540054 * math.sqrt(3) / math.sqrt(3)  # changes -1, -1, -4, whose deviation is the root of 3
     ends = [actual[f"chosen_log_probability_difference_{end}"] for end in ("low", "high")]
@@ -121,11 +119,11 @@ def by_transformers(model: Any, ids: list[int], labels: list[int]) -> float:
     return sum(float(logits[at - 1, label]) for at, label in enumerate(labels) if at and label >= 0)
 
 
-def test_pairs_are_evaluated_by_both_answers(folder: Evaluated) -> None:
+def test_pairs_are_evaluated_by_both_answers(folder: Folder, tiny_model: Path) -> None:
     """The log-probabilities are those of transformers; the loss and the answers are about the chosen answers."""
-    data = folder.of_kind("pairs", PAIRS, split={"validation": 0, "test": 8})
-    figures, answers = folder.evaluate(data)
-    rows, model = open_split(data, "test"), AutoModelForCausalLM.from_pretrained(folder.model, dtype=torch.float32)
+    data = of_kind(folder, "pairs", PAIRS, split={"validation": 0, "test": 8})
+    figures, answers = evaluated(data, tiny_model)
+    rows, model = open_split(data, "test"), AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     assert len(answers) == figures["rows"] == len(rows) == 8
     for row, each in zip(rows, answers, strict=True):
         chosen = by_transformers(model, row["input_ids"], row["labels"])
@@ -141,11 +139,11 @@ def test_pairs_are_evaluated_by_both_answers(folder: Evaluated) -> None:
     assert figures["longer_answer_rate"] == 0  # the rejected answers are sentences
 
 
-def test_labelled_answers_are_evaluated_by_label(folder: Evaluated) -> None:
+def test_labelled_answers_are_evaluated_by_label(folder: Folder, tiny_model: Path) -> None:
     """Undesirable answers are not expected of the model, and have no part in the loss."""
-    data = folder.of_kind("labelled", LABELLED, split={"validation": 0, "test": 12})
-    figures, answers = folder.evaluate(data)
-    rows, model = open_split(data, "test"), AutoModelForCausalLM.from_pretrained(folder.model, dtype=torch.float32)
+    data = of_kind(folder, "labelled", LABELLED, split={"validation": 0, "test": 12})
+    figures, answers = evaluated(data, tiny_model)
+    rows, model = open_split(data, "test"), AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     sums = np.array([by_transformers(model, row["input_ids"], row["labels"]) for row in rows])
     good = np.array(rows["desirable"]) == 1
     assert 0 < good.sum() < len(rows) == figures["rows"]
@@ -155,8 +153,8 @@ def test_labelled_answers_are_evaluated_by_label(folder: Evaluated) -> None:
     assert figures["loss"] == pytest.approx(-sums[good].sum() / np.array(rows["supervised"])[good].sum(), rel=1e-5)
 
 
-def test_held_out_rows_without_a_desirable_answer_are_refused(folder: Evaluated) -> None:
+def test_held_out_rows_without_a_desirable_answer_are_refused(folder: Folder, tiny_model: Path) -> None:
     rows = [row | {"label": False} for row in LABELLED]
-    data = folder.of_kind("labelled", rows, split={"validation": 0, "test": 1})
+    data = of_kind(folder, "labelled", rows, split={"validation": 0, "test": 1})
     with pytest.raises(UserError, match="no desirable answer among 2 evaluated test rows;"):
-        folder.evaluate(data)
+        evaluated(data, tiny_model)
