@@ -9,7 +9,7 @@ from typing import Any
 from conftest import ROOT
 
 from zerolora.config.settings import ReportSettings
-from zerolora.evaluate import preference
+from zerolora.evaluate import held_out_preference
 from zerolora.evaluate.intervals import wilson
 from zerolora.files import read_json, write_json
 from zerolora.report.report import report
@@ -82,7 +82,7 @@ class FinishedRun:
                 row |= {"chosen_tokens": 10 + number % 5, "rejected_tokens": 12, "answer_tokens": 9 if first else 8}
             write_json(self.folder / folder / "answers.json", rows)
             metrics = "base" if folder == "base" else "default/metrics"
-            self.edit(f"{metrics}/evaluate.json", partial(_update, preference.figures(rows)))
+            self.edit(f"{metrics}/evaluate.json", partial(_update, held_out_preference.figures(rows)))
 
     def on_gpus(self) -> None:
         """Let the run have had two GPUs, whose memory, load, MFU and energy were measured."""

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from zerolora.config.settings import EvaluateRunSettings
 from zerolora.data.prepared_rows import open_split
 from zerolora.errors import UserError
-from zerolora.evaluate import preference
+from zerolora.evaluate import held_out_preference
 from zerolora.evaluate.difference import difference
 from zerolora.evaluate.evaluate import EvaluatedModel, evaluate
 from zerolora.evaluate.intervals import bootstrap_mean, mcnemar, normal_mean, wilson
@@ -45,7 +45,7 @@ BEFORE = pairs((-6.0, -4.0, 4, 2), (-3.0, -4.0, 1, 2), (-5.0, -5.0, 2, 4))
 
 
 def test_figures_of_pairs_are_those_computed_by_hand() -> None:
-    assert preference.figures(BEFORE) == pytest.approx(
+    assert held_out_preference.figures(BEFORE) == pytest.approx(
         {
             "preference_accuracy": (0 + 1 + 0.5) / 3,
             "preference_accuracy_per_token": (1 + 0 + 0) / 3,
@@ -60,26 +60,26 @@ def test_figures_of_pairs_are_those_computed_by_hand() -> None:
         }
     )
     even = pairs((-1.0, -2.0, 3, 3))
-    assert preference.figures(even)["longer_answer_rate"] == 0.5
-    assert {*preference.figures(even)} == {*OF_PAIRS, *preference.OF_DATA[:3]}
-    assert preference.figures([]) == preference.figures([{}, {}]) == {}
+    assert held_out_preference.figures(even)["longer_answer_rate"] == 0.5
+    assert {*held_out_preference.figures(even)} == {*OF_PAIRS, *held_out_preference.OF_DATA[:3]}
+    assert held_out_preference.figures([]) == held_out_preference.figures([{}, {}]) == {}
 
 
 def test_figures_of_labelled_answers_are_those_computed_by_hand() -> None:
-    rows = preference.of_labelled([6.0, 1.0, 8.0], [2, 1, 4], [1, 0, 1])
+    rows = held_out_preference.of_labelled([6.0, 1.0, 8.0], [2, 1, 4], [1, 0, 1])
     rows[0]["answer_tokens"], rows[2]["answer_tokens"] = 3, 6
     expected = {"desirable_log_probability": -7, "desirable_log_probability_per_token": -2.5, "desirable_tokens": 3}
     expected |= {"undesirable_log_probability": -1, "undesirable_log_probability_per_token": -1}
-    assert preference.figures(rows) == expected | {"undesirable_tokens": 1, "answer_tokens": 4.5}
-    assert {*preference.figures(rows)} == {*OF_LABELLED, *preference.OF_DATA[3:]}
-    assert not any("undesirable" in name for name in preference.figures(rows[::2]))
+    assert held_out_preference.figures(rows) == expected | {"undesirable_tokens": 1, "answer_tokens": 4.5}
+    assert {*held_out_preference.figures(rows)} == {*OF_LABELLED, *held_out_preference.OF_DATA[3:]}
+    assert not any("undesirable" in name for name in held_out_preference.figures(rows[::2]))
 
 
 def test_two_models_are_compared_on_the_same_pairs() -> None:
     # By the sum: yes, yes, no: one gained, one lost. By token: yes, no, yes: one gained.
     after = pairs((-7.0, -8.0, 4, 2), (-4.0, -5.0, 1, 2), (-9.0, -8.0, 2, 1), own=2)
     before = [*BEFORE[:2], pairs((-5.0, -5.5, 2, 1))[0]]
-    actual = preference.compared(before, after)
+    actual = held_out_preference.compared(before, after)
     for name, base, tuned in (("preference_accuracy", 2, 2), ("preference_accuracy_per_token", 2, 2)):
         ends = [actual[f"{prefix}{name}_{end}"] for prefix in ("base_", "") for end in ("low", "high")]
         assert ends == [*wilson(base, 3), *wilson(tuned, 3)]
@@ -94,19 +94,19 @@ def test_two_models_are_compared_on_the_same_pairs() -> None:
     assert actual["rejected_log_probability_difference"] == pytest.approx((-4 - 1 - 2.5) / 3)
     assert actual["preference_margin_difference"] == pytest.approx((3 + 0 - 1.5) / 3)
     assert actual["answer_tokens_difference"] == actual["answer_tokens_difference_high"] == -2
-    assert preference.less_likely(actual) == "chosen"
-    assert preference.less_likely(preference.compared(after, before)) == ""
-    assert preference.less_likely({}) == ""
+    assert held_out_preference.less_likely(actual) == "chosen"
+    assert held_out_preference.less_likely(held_out_preference.compared(after, before)) == ""
+    assert held_out_preference.less_likely({}) == ""
 
 
 def test_figures_of_the_data_have_no_difference() -> None:
     rest = {"question": "a", "expected": "b", "answer": "c", "format": True, "right": True, "prompt_tokens": 3}
     answers = [[rest | row for row in BEFORE]] * 2
-    figures = {"rows": 3, "loss": 1.0, **preference.figures(BEFORE)}
+    figures = {"rows": 3, "loss": 1.0, **held_out_preference.figures(BEFORE)}
     actual = difference(figures, figures, (answers[0], answers[1]))
     assert {"longer_answer_rate", "base_preference_accuracy", "base_answer_tokens"} <= actual.keys()
     assert not {"base_longer_answer_rate", "base_chosen_tokens", "chosen_tokens_difference"} & actual.keys()
-    assert actual["chosen_log_probability_difference"] == 0 and preference.less_likely(actual) == ""
+    assert actual["chosen_log_probability_difference"] == 0 and held_out_preference.less_likely(actual) == ""
 
 
 def test_normal_interval_of_one_value_is_that_value() -> None:
@@ -135,7 +135,7 @@ def test_pairs_are_evaluated_by_both_answers(folder: Folder, tiny_model: Path) -
         assert 1 <= each["answer_tokens"] <= 4
     sums = sum(each["chosen_log_probability"] for each in answers)
     assert figures["loss"] == pytest.approx(-sums / sum(rows["chosen_supervised"]), rel=1e-5)
-    assert preference.figures(answers).items() <= figures.items()
+    assert held_out_preference.figures(answers).items() <= figures.items()
     assert figures["longer_answer_rate"] == 0  # the rejected answers are sentences
 
 

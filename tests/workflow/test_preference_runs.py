@@ -12,7 +12,7 @@ from conftest import Project
 from engines import dvc_changed, snakemake_ran, snakemake_would_run
 
 from zerolora.data.reference import records
-from zerolora.evaluate import preference
+from zerolora.evaluate import held_out_preference
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # whole runs of a tiny model
 
@@ -78,7 +78,7 @@ def test_results_are_there_and_both_engines_agree(project: Project) -> None:
     for run in ("helps", "harms"):
         figures, answers = read(project, f"{run}/metrics/evaluate.json"), read(project, f"{run}/answers.json")
         assert len(answers) == figures["rows"] == 8
-        assert preference.figures(answers).items() <= figures.items()
+        assert held_out_preference.figures(answers).items() <= figures.items()
         difference = read(project, f"{run}/metrics/difference.json")
         base = read(project, "base/pairs/evaluate.json")
         change = figures["chosen_log_probability"] - base["chosen_log_probability"]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from zerolora.config.settings import ReportSettings
-from zerolora.evaluate import preference
+from zerolora.evaluate import held_out_preference
 from zerolora.evaluate.difference import Answer, changed, difference
 from zerolora.fail_if import parse
 from zerolora.files import MANIFEST, read_json, write_json, write_text
@@ -89,7 +89,7 @@ def report(
         before=before,
         after=after,
         difference=compared,
-        less_likely=preference.less_likely(compared),
+        less_likely=held_out_preference.less_likely(compared),
         metrics=sorted(tasks.held_out_changes(compared).items(), key=lambda item: (item[0] != "accuracy", item[0])),
         tasks=task_metrics,
         groups=groups,
@@ -161,7 +161,7 @@ def _charts(
         figures.memory_bars(estimate, "gpu", strategy, rendered["gpu_bytes"], used["measured_gpu_bytes"]),
         figures.memory_bars(estimate, "host", strategy, wanted["host_bytes"], used["measured_host_bytes"]),
     ]
-    titles = {preference.ACCURACY: "Pairs whose chosen answer is more likely.", "accuracy": "Accuracy."}
+    titles = {held_out_preference.ACCURACY: "Pairs whose chosen answer is more likely.", "accuracy": "Accuracy."}
     scores = [(title, metric) for metric, title in titles.items() if f"{metric}_low" in compared]
     return {
         "score": [figures.scores(compared, [""], "accuracy", *score) for score in scores[:1]],
