@@ -2,13 +2,14 @@
 
 import shutil
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from conftest import ROOT
 
 from zerolora.config.settings import ReportSettings
-from zerolora.evaluate import preference
+from zerolora.evaluate import held_out_preference
 from zerolora.evaluate.intervals import wilson
 from zerolora.files import read_json, write_json
 from zerolora.report.report import report
@@ -16,6 +17,10 @@ from zerolora.report.report import report
 FILES = Path(__file__).with_suffix("")
 GPU = 8 * 2**30
 """Bytes of a GPU that a page is made for."""
+
+
+def _update(figures: dict[str, float], content: dict[str, Any]) -> None:
+    content |= figures
 
 
 class FinishedRun:
@@ -77,7 +82,7 @@ class FinishedRun:
                 row |= {"chosen_tokens": 10 + number % 5, "rejected_tokens": 12, "answer_tokens": 9 if first else 8}
             write_json(self.folder / folder / "answers.json", rows)
             metrics = "base" if folder == "base" else "default/metrics"
-            self.edit(f"{metrics}/evaluate.json", lambda each, rows=rows: each.update(preference.figures(rows)))
+            self.edit(f"{metrics}/evaluate.json", partial(_update, held_out_preference.figures(rows)))
 
     def on_gpus(self) -> None:
         """Let the run have had two GPUs, whose memory, load, MFU and energy were measured."""

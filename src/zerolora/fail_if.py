@@ -24,7 +24,7 @@ OF_PAIRS = (
     *("preference_accuracy", "preference_accuracy_per_token", "preference_margin", "preference_margin_per_token"),
     *("chosen_log_probability", "rejected_log_probability", "answer_tokens"),
 )
-"""Metrics of pairs, besides those of the data alone (evaluate/preference.py)."""
+"""Metrics of pairs, besides those of the data alone (evaluate/held_out_preference.py)."""
 OF_LABELLED = (
     *("desirable_log_probability", "desirable_log_probability_per_token"),
     *("undesirable_log_probability", "undesirable_log_probability_per_token", "answer_tokens"),

@@ -7,35 +7,31 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_prepare_answers import LABELLED, PAIRS, Answers
+from test_prepare import Folder
+from test_prepare_answers import LABELLED, PAIRS, of_kind
 from transformers import AutoModelForCausalLM
 
 from zerolora.config.settings import EvaluateRunSettings
 from zerolora.data.prepared_rows import open_split
 from zerolora.errors import UserError
-from zerolora.evaluate import preference
+from zerolora.evaluate import held_out_preference
 from zerolora.evaluate.difference import difference
 from zerolora.evaluate.evaluate import EvaluatedModel, evaluate
-from zerolora.evaluate.intervals import mcnemar, normal_mean, wilson
+from zerolora.evaluate.intervals import bootstrap_mean, mcnemar, normal_mean, wilson
 from zerolora.fail_if import OF_LABELLED, OF_PAIRS
 from zerolora.files import read_json
 
 
-class Evaluated:
-    def __init__(self, folder: Path, model: Path) -> None:
-        self.path, self.model = folder, model
-        self.of_kind = Answers(folder, model).of_kind
-
-    def evaluate(self, data: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """Evaluate the base model on the test rows; return metrics and answers."""
-        settings = EvaluateRunSettings(split="test", max_new_tokens=4, check="exact")
-        evaluate(settings, data, EvaluatedModel(self.model), self.path, self.path / "answers.json")
-        return read_json(self.path / "evaluate.json", ""), read_json(self.path / "answers.json", "")
-
-
 @pytest.fixture
-def folder(tmp_path: Path, tiny_model: Path) -> Evaluated:
-    return Evaluated(tmp_path, tiny_model)
+def folder(tmp_path: Path, tiny_model: Path) -> Folder:
+    return Folder(tmp_path, tiny_model)
+
+
+def evaluated(data: Path, model: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Evaluate a base model on the test rows; return metrics and answers."""
+    settings, output = EvaluateRunSettings(split="test", max_new_tokens=4, check="exact"), data.parent
+    evaluate(settings, data, EvaluatedModel(model), output, output / "answers.json")
+    return read_json(output / "evaluate.json", ""), read_json(output / "answers.json", "")
 
 
 def pairs(*each: tuple[float, float, int, int], own: int = 4) -> list[dict[str, Any]]:
@@ -49,7 +45,7 @@ BEFORE = pairs((-6.0, -4.0, 4, 2), (-3.0, -4.0, 1, 2), (-5.0, -5.0, 2, 4))
 
 
 def test_figures_of_pairs_are_those_computed_by_hand() -> None:
-    assert preference.figures(BEFORE) == pytest.approx(
+    assert held_out_preference.figures(BEFORE) == pytest.approx(
         {
             "preference_accuracy": (0 + 1 + 0.5) / 3,
             "preference_accuracy_per_token": (1 + 0 + 0) / 3,
@@ -64,31 +60,33 @@ def test_figures_of_pairs_are_those_computed_by_hand() -> None:
         }
     )
     even = pairs((-1.0, -2.0, 3, 3))
-    assert preference.figures(even)["longer_answer_rate"] == 0.5
-    assert {*preference.figures(even)} == {*OF_PAIRS, *preference.OF_DATA[:3]}
-    assert preference.figures([]) == preference.figures([{}, {}]) == {}
+    assert held_out_preference.figures(even)["longer_answer_rate"] == 0.5
+    assert {*held_out_preference.figures(even)} == {*OF_PAIRS, *held_out_preference.OF_DATA[:3]}
+    assert held_out_preference.figures([]) == held_out_preference.figures([{}, {}]) == {}
 
 
 def test_figures_of_labelled_answers_are_those_computed_by_hand() -> None:
-    rows = preference.of_labelled([6.0, 1.0, 8.0], [2, 1, 4], [1, 0, 1])
+    rows = held_out_preference.of_labelled([6.0, 1.0, 8.0], [2, 1, 4], [1, 0, 1])
     rows[0]["answer_tokens"], rows[2]["answer_tokens"] = 3, 6
     expected = {"desirable_log_probability": -7, "desirable_log_probability_per_token": -2.5, "desirable_tokens": 3}
     expected |= {"undesirable_log_probability": -1, "undesirable_log_probability_per_token": -1}
-    assert preference.figures(rows) == expected | {"undesirable_tokens": 1, "answer_tokens": 4.5}
-    assert {*preference.figures(rows)} == {*OF_LABELLED, *preference.OF_DATA[3:]}
-    assert not any("undesirable" in name for name in preference.figures(rows[::2]))
+    assert held_out_preference.figures(rows) == expected | {"undesirable_tokens": 1, "answer_tokens": 4.5}
+    assert {*held_out_preference.figures(rows)} == {*OF_LABELLED, *held_out_preference.OF_DATA[3:]}
+    assert not any("undesirable" in name for name in held_out_preference.figures(rows[::2]))
 
 
 def test_two_models_are_compared_on_the_same_pairs() -> None:
     # By the sum: yes, yes, no: one gained, one lost. By token: yes, no, yes: one gained.
     after = pairs((-7.0, -8.0, 4, 2), (-4.0, -5.0, 1, 2), (-9.0, -8.0, 2, 1), own=2)
     before = [*BEFORE[:2], pairs((-5.0, -5.5, 2, 1))[0]]
-    actual = preference.compared(before, after)
+    actual = held_out_preference.compared(before, after)
     for name, base, tuned in (("preference_accuracy", 2, 2), ("preference_accuracy_per_token", 2, 2)):
         ends = [actual[f"{prefix}{name}_{end}"] for prefix in ("base_", "") for end in ("low", "high")]
         assert ends == [*wilson(base, 3), *wilson(tuned, 3)]
     assert [actual[f"preference_accuracy_{name}"] for name in ("gained", "lost", "p")] == [1, 1, mcnemar(1, 1)]
     assert actual["preference_accuracy_difference"] == 0
+    ends = [actual[f"preference_accuracy_difference_{end}"] for end in ("low", "high")]
+    assert ends == [*bootstrap_mean([0.0, 1.0, -1.0])] and ends[1] <= 1
     assert actual["chosen_log_probability_difference"] == pytest.approx(-2)
     half = 1.959963984540054 * math.sqrt(3) / math.sqrt(3)  # changes -1, -1, -4, whose deviation is the root of 3
     ends = [actual[f"chosen_log_probability_difference_{end}"] for end in ("low", "high")]
@@ -96,19 +94,19 @@ def test_two_models_are_compared_on_the_same_pairs() -> None:
     assert actual["rejected_log_probability_difference"] == pytest.approx((-4 - 1 - 2.5) / 3)
     assert actual["preference_margin_difference"] == pytest.approx((3 + 0 - 1.5) / 3)
     assert actual["answer_tokens_difference"] == actual["answer_tokens_difference_high"] == -2
-    assert preference.less_likely(actual) == "chosen"
-    assert preference.less_likely(preference.compared(after, before)) == ""
-    assert preference.less_likely({}) == ""
+    assert held_out_preference.less_likely(actual) == "chosen"
+    assert held_out_preference.less_likely(held_out_preference.compared(after, before)) == ""
+    assert held_out_preference.less_likely({}) == ""
 
 
 def test_figures_of_the_data_have_no_difference() -> None:
     rest = {"question": "a", "expected": "b", "answer": "c", "format": True, "right": True, "prompt_tokens": 3}
     answers = [[rest | row for row in BEFORE]] * 2
-    figures = {"rows": 3, "loss": 1.0, **preference.figures(BEFORE)}
+    figures = {"rows": 3, "loss": 1.0, **held_out_preference.figures(BEFORE)}
     actual = difference(figures, figures, (answers[0], answers[1]))
     assert {"longer_answer_rate", "base_preference_accuracy", "base_answer_tokens"} <= actual.keys()
     assert not {"base_longer_answer_rate", "base_chosen_tokens", "chosen_tokens_difference"} & actual.keys()
-    assert actual["chosen_log_probability_difference"] == 0 and preference.less_likely(actual) == ""
+    assert actual["chosen_log_probability_difference"] == 0 and held_out_preference.less_likely(actual) == ""
 
 
 def test_normal_interval_of_one_value_is_that_value() -> None:
@@ -121,11 +119,11 @@ def by_transformers(model: Any, ids: list[int], labels: list[int]) -> float:
     return sum(float(logits[at - 1, label]) for at, label in enumerate(labels) if at and label >= 0)
 
 
-def test_pairs_are_evaluated_by_both_answers(folder: Evaluated) -> None:
+def test_pairs_are_evaluated_by_both_answers(folder: Folder, tiny_model: Path) -> None:
     """The log-probabilities are those of transformers; the loss and the answers are about the chosen answers."""
-    data = folder.of_kind("pairs", PAIRS, split={"validation": 0, "test": 8})
-    figures, answers = folder.evaluate(data)
-    rows, model = open_split(data, "test"), AutoModelForCausalLM.from_pretrained(folder.model, dtype=torch.float32)
+    data = of_kind(folder, "pairs", PAIRS, split={"validation": 0, "test": 8})
+    figures, answers = evaluated(data, tiny_model)
+    rows, model = open_split(data, "test"), AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     assert len(answers) == figures["rows"] == len(rows) == 8
     for row, each in zip(rows, answers, strict=True):
         chosen = by_transformers(model, row["input_ids"], row["labels"])
@@ -137,15 +135,15 @@ def test_pairs_are_evaluated_by_both_answers(folder: Evaluated) -> None:
         assert 1 <= each["answer_tokens"] <= 4
     sums = sum(each["chosen_log_probability"] for each in answers)
     assert figures["loss"] == pytest.approx(-sums / sum(rows["chosen_supervised"]), rel=1e-5)
-    assert preference.figures(answers).items() <= figures.items()
+    assert held_out_preference.figures(answers).items() <= figures.items()
     assert figures["longer_answer_rate"] == 0  # the rejected answers are sentences
 
 
-def test_labelled_answers_are_evaluated_by_label(folder: Evaluated) -> None:
+def test_labelled_answers_are_evaluated_by_label(folder: Folder, tiny_model: Path) -> None:
     """Undesirable answers are not expected of the model, and have no part in the loss."""
-    data = folder.of_kind("labelled", LABELLED, split={"validation": 0, "test": 12})
-    figures, answers = folder.evaluate(data)
-    rows, model = open_split(data, "test"), AutoModelForCausalLM.from_pretrained(folder.model, dtype=torch.float32)
+    data = of_kind(folder, "labelled", LABELLED, split={"validation": 0, "test": 12})
+    figures, answers = evaluated(data, tiny_model)
+    rows, model = open_split(data, "test"), AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     sums = np.array([by_transformers(model, row["input_ids"], row["labels"]) for row in rows])
     good = np.array(rows["desirable"]) == 1
     assert 0 < good.sum() < len(rows) == figures["rows"]
@@ -155,8 +153,8 @@ def test_labelled_answers_are_evaluated_by_label(folder: Evaluated) -> None:
     assert figures["loss"] == pytest.approx(-sums[good].sum() / np.array(rows["supervised"])[good].sum(), rel=1e-5)
 
 
-def test_held_out_rows_without_a_desirable_answer_are_refused(folder: Evaluated) -> None:
+def test_held_out_rows_without_a_desirable_answer_are_refused(folder: Folder, tiny_model: Path) -> None:
     rows = [row | {"label": False} for row in LABELLED]
-    data = folder.of_kind("labelled", rows, split={"validation": 0, "test": 1})
+    data = of_kind(folder, "labelled", rows, split={"validation": 0, "test": 1})
     with pytest.raises(UserError, match="no desirable answer among 2 evaluated test rows;"):
-        folder.evaluate(data)
+        evaluated(data, tiny_model)

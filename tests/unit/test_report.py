@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -186,11 +187,12 @@ def test_pairs_have_their_preference_and_a_line_in_red_when_the_chosen_became_le
     page = run.page()
     text = text_of(page)
     low, high = wilson(200, 200)
+    ends = bootstrap_mean([1.0] * 150 + [0.0] * 50)
     for shown in (
         "25.0% → 100.0%",
-        "a difference of +75.0 points (95 % interval +69.0 to +81.0)",
+        f"a difference of +75.0 points (95 % interval {100 * ends[0]:+.1f} to {100 * ends[1]:+.1f})",
         f"afterwards 95 % interval {low:.1%} to {high:.1%}",
-        f"150 pairs were gained and 0 lost (McNemar's exact p {mcnemar(150, 0):.2g} )",
+        f"Gained: 150 pairs, lost: 0 (McNemar's exact p {mcnemar(150, 0):.2g} )",
         "The longer answer wins 50.0% of the pairs.",
         "The chosen answers: their log-probability changed by +2.25 nats an answer (95 % interval +2.215 to +2.285)",
         "The rejected answers: their log-probability changed by -1 nats an answer",
@@ -199,6 +201,7 @@ def test_pairs_have_their_preference_and_a_line_in_red_when_the_chosen_became_le
         "train.objective: sft and a data set of the same file with format: prompt , columns: {completion: chosen}",
     ):
         assert shown in text, shown
+    assert "Pairs whose chosen answer is more likely. Lines are Wilson" in unescape(text)
     assert "became less likely" not in page.read_text()
     row = read_json(run.folder / "compare/rows/default.json", "report")
     assert (row["preference_accuracy"], row["longer_answer_rate"], row["reason"]) == (1, 0.5, "")

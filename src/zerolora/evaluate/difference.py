@@ -1,7 +1,7 @@
 """The effect of fine-tuning: the answers of two models to the same rows, compared in pairs.
 
 Rates get Wilson's interval, their difference a bootstrap interval over pairs and McNemar's exact test. Preference data
-have further figures (preference.py).
+have further figures (held_out_preference.py).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from zerolora.evaluate import preference
+from zerolora.evaluate import held_out_preference
 from zerolora.evaluate.intervals import bootstrap_mean, mcnemar, wilson
 
 BUCKETS = 3
@@ -20,7 +20,16 @@ Answer = Mapping[str, Any]
 """An entry of answers.json."""
 UNMERGED = "unmerged"
 """Key of the answer of base and adapter in an entry of a merged model; only with evaluate.unmerged."""
-TASK_FIELDS = {"question", "expected", "answer", "format", "right", "category", "prompt_tokens", *preference.FIELDS}
+TASK_FIELDS = {
+    "question",
+    "expected",
+    "answer",
+    "format",
+    "right",
+    "category",
+    "prompt_tokens",
+    *held_out_preference.FIELDS,
+}
 """Keys of an entry that are not scores of the task."""
 
 
@@ -28,15 +37,15 @@ def difference(
     before: Mapping[str, Any], after: Mapping[str, Any], answers: tuple[Sequence[Answer], Sequence[Answer]]
 ) -> dict[str, Any]:
     """Return results/<run>/metrics/difference.json: the metrics of the fine-tuned model, those of the base model as
-    base_<metric>, and the figures of `compared`, `with_unmerged` and preference.py.
+    base_<metric>, and the figures of `compared`, `with_unmerged` and held_out_preference.py.
 
     before, after: the evaluate.json of both models. Raises ValueError if the answers are to different rows.
     """
     if not after.get("enabled", True):
         return dict(after)
-    own = {name: value for name, value in before.items() if name not in ("rows", *preference.OF_DATA)}
+    own = {name: value for name, value in before.items() if name not in ("rows", *held_out_preference.OF_DATA)}
     figures = {**after, **{f"base_{name}": value for name, value in own.items()}}
-    return figures | compared(*answers) | with_unmerged(*answers) | preference.compared(*answers)
+    return figures | compared(*answers) | with_unmerged(*answers) | held_out_preference.compared(*answers)
 
 
 def compared(before: Sequence[Answer], after: Sequence[Answer]) -> dict[str, float]:

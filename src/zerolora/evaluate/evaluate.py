@@ -5,7 +5,7 @@
 
 Writes evaluate.json (rates, loss, the logits of a merged model against base and adapter), evaluate_resources.json
 (speed, memory) and every answer. Rows without a prompt, such as plain texts, get only a loss. Of preference data, the
-chosen or desirable answers have the loss, and evaluate.json compares the likelihoods of both (preference.py).
+chosen or desirable answers have the loss, and evaluate.json compares the likelihoods of both (held_out_preference.py).
 """
 
 import contextlib
@@ -22,7 +22,7 @@ import torch
 
 from zerolora.config.settings import EvaluateRunSettings, EvaluateSettings
 from zerolora.data.prepared_rows import FIELDS
-from zerolora.evaluate import preference, vllm_engine
+from zerolora.evaluate import held_out_preference, vllm_engine
 from zerolora.evaluate.batches import PromptBatches
 from zerolora.evaluate.difference import UNMERGED
 from zerolora.evaluate.evaluated_models import EvaluatedModel, load_tokenizer, stops_of
@@ -108,16 +108,18 @@ def evaluate(
     rates = task.metrics(judged[0])
     selected = [number for number, row in enumerate(rows) if task.asks(row)]
     of_models = [
-        task.metrics(verdicts) | preference.figures([each.rows[number] for number in selected])
+        task.metrics(verdicts) | held_out_preference.figures([each.rows[number] for number in selected])
         for verdicts, each in zip(judged, scored, strict=True)
     ]
     figures = {"rows": len(rows), **of_models[0], **figures}
     for others in of_models[1:]:
-        figures |= {f"unmerged_{name}": value for name, value in others.items() if name not in preference.OF_DATA}
+        figures |= {
+            f"unmerged_{name}": value for name, value in others.items() if name not in held_out_preference.OF_DATA
+        }
     write_json(output / "evaluate.json", figures)
     write_json(output / "evaluate_resources.json", resources)
     write_json(answers_file, _entries(data, asked, answered, judged, [scored[0].rows[number] for number in numbers]))
-    rates |= {name: figures[name] for name in (preference.ACCURACY,) if name in figures}
+    rates |= {name: figures[name] for name in (held_out_preference.ACCURACY,) if name in figures}
     shown = [f"{name.removesuffix('_rate').replace('_', ' ')} {rate:.3f}" for name, rate in rates.items()]
     result(", ".join([*shown, f"loss {figures['loss']:.3g}"]) + f" on {counted(len(rows), 'row')}")
 
@@ -158,14 +160,14 @@ class _Scored:
     loss: float
     """Mean cross-entropy per supervised token; of the chosen or desirable answers, of preference data."""
     rows: list[dict[str, Any]]
-    """The figures of each row (preference.py); empty for other data."""
+    """The figures of each row (held_out_preference.py); empty for other data."""
 
     def count_tokens(self, numbers: list[int], kept: KeptAnswers) -> None:
         """Add the tokens of the model's answers to the figures of preference data; `numbers` are those of the asked
         rows."""
         for number, each in zip(numbers, kept.all(), strict=True):
             if self.rows[number]:
-                self.rows[number][preference.ANSWER_TOKENS] = each.tokens
+                self.rows[number][held_out_preference.ANSWER_TOKENS] = each.tokens
 
 
 def _scored(model: Any, rows: Any, known: Mapping[int, float]) -> _Scored:
@@ -174,10 +176,10 @@ def _scored(model: Any, rows: Any, known: Mapping[int, float]) -> _Scored:
     if "rejected_input_ids" in rows.column_names:
         rejected = rows.select_columns([*REJECTED]).rename_columns(REJECTED)
         counts = tokens.tolist(), supervised_tokens(rejected).tolist()
-        values = preference.of_pairs(losses.tolist(), summed_losses(model, rejected).tolist(), counts)
+        values = held_out_preference.of_pairs(losses.tolist(), summed_losses(model, rejected).tolist(), counts)
     elif "desirable" in rows.column_names:
         desirable = np.array(rows["desirable"])
-        values = preference.of_labelled(losses.tolist(), tokens.tolist(), desirable.tolist())
+        values = held_out_preference.of_labelled(losses.tolist(), tokens.tolist(), desirable.tolist())
         losses, tokens = losses[desirable == 1], tokens[desirable == 1]
     else:
         values = [{} for _ in losses]

@@ -22,12 +22,14 @@ SOURCE = "loss."
 """Before a data source's name, a column of loss.csv."""
 
 
-def scores(difference: Mapping[str, float], groups: Sequence[str], name: str, title: str) -> Chart:
+def scores(
+    difference: Mapping[str, float], groups: Sequence[str], name: str, title: str, metric: str = "accuracy"
+) -> Chart:
     """Return the accuracies of both models with their 95 % intervals, for these groups of rows; "" is all rows."""
     rows: list[dict[str, Any]] = []
     for group in groups:
         prefix = f"{group}." if group else ""
-        for model, field in (("base", "base_accuracy"), ("fine-tuned", "accuracy")):
+        for model, field in (("base", f"base_{metric}"), ("fine-tuned", metric)):
             value, low, high = (difference[f"{prefix}{field}{end}"] for end in ("", "_low", "_high"))
             rows.append({"group": group_name(group), "model": model, "accuracy": value, "low": low, "high": high})
     several = len(groups) > 1

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from zerolora.config.settings import ReportSettings
+from zerolora.evaluate import held_out_preference
 from zerolora.evaluate.difference import Answer, changed, difference
-from zerolora.evaluate.preference import less_likely
 from zerolora.fail_if import parse
 from zerolora.files import MANIFEST, read_json, write_json, write_text
 from zerolora.log import result
@@ -89,7 +89,7 @@ def report(
         before=before,
         after=after,
         difference=compared,
-        less_likely=less_likely(compared),
+        less_likely=held_out_preference.less_likely(compared),
         metrics=sorted(tasks.held_out_changes(compared).items(), key=lambda item: (item[0] != "accuracy", item[0])),
         tasks=task_metrics,
         groups=groups,
@@ -161,8 +161,10 @@ def _charts(
         figures.memory_bars(estimate, "gpu", strategy, rendered["gpu_bytes"], used["measured_gpu_bytes"]),
         figures.memory_bars(estimate, "host", strategy, wanted["host_bytes"], used["measured_host_bytes"]),
     ]
+    titles = {held_out_preference.ACCURACY: "Pairs whose chosen answer is more likely.", "accuracy": "Accuracy."}
+    scores = [(title, metric) for metric, title in titles.items() if f"{metric}_low" in compared]
     return {
-        "score": [figures.scores(compared, [""], "accuracy", "Accuracy.")] if "difference" in compared else [],
+        "score": [figures.scores(compared, [""], "accuracy", *score) for score in scores[:1]],
         "groups": [figures.scores(compared, ["", *groups], "groups-chart", "Accuracy of groups.")] if groups else [],
         "loss": figures.learning_curves(metrics / "loss.csv", objective),
         "steps": figures.step_times(telemetry),

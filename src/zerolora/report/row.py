@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from zerolora.config.settings import TrainingChoice
-from zerolora.evaluate.preference import less_likely
+from zerolora.evaluate.held_out_preference import less_likely
 from zerolora.files import MANIFEST, read_json
 from zerolora.report.figures import NOT_TERMS
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from zerolora.evaluate.preference import less_likely
+from zerolora.evaluate.held_out_preference import less_likely
 from zerolora.files import read_json
 from zerolora.report.run_settings import run_names, settings_of_run
 

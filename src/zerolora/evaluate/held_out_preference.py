@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from zerolora.evaluate.intervals import mcnemar, normal_mean, wilson
+from zerolora.evaluate.intervals import bootstrap_mean, mcnemar, normal_mean, wilson
 
 Values = Mapping[str, Any]
 """The figures of one row, for answers.json."""
@@ -82,12 +82,12 @@ def compared(before: Sequence[Values], after: Sequence[Values]) -> dict[str, flo
     """Return flat figures of two models on the same preference data, from their entries of answers.json.
 
     preference_accuracy, base_preference_accuracy   each with _low and _high: Wilson's interval
-    preference_accuracy_difference                  with _low and _high: normal interval of the mean over pairs
+    preference_accuracy_difference                  with _low and _high: bootstrap over pairs
     preference_accuracy_gained, _lost, _p           pairs that the first, or only the base model, decides for the chosen
                                                     answer; McNemar's exact two-sided p
       all also of preference_accuracy_per_token
-    NAME_difference                                 with _low and _high, likewise: of margins, log-probabilities, and
-                                                    the tokens of the model's own answers
+    NAME_difference                                 of margins, log-probabilities, and the tokens of the model's own
+                                                    answers, with _low and _high: normal interval of the mean
 
     Empty for other data.
     """
@@ -108,7 +108,7 @@ def compared(before: Sequence[Values], after: Sequence[Values]) -> dict[str, flo
         result |= {f"{name}_gained": gained, f"{name}_lost": lost, f"{name}_p": mcnemar(gained, lost)}
         changes |= {name: change, f"preference_margin{suffix}": margins[1] - margins[0]}
     for name, change in changes.items():
-        low, high = normal_mean(change)
+        low, high = (bootstrap_mean if name.startswith("preference_accuracy") else normal_mean)(change)
         figures = {"difference": float(change.mean()), "difference_low": low, "difference_high": high}
         result |= {f"{name}_{figure}": value for figure, value in figures.items()}
     return result
