@@ -445,6 +445,10 @@ def test_training_meets_its_documented_speed() -> None:
         for each in peers["tasks"].values()
     ]
     assert len(fastest) == 2 and min(fastest) >= 1.5
+    preferences: Any = result("preference_peers.json")
+    assert {name.partition(",")[0] for name in preferences["speed"]} == {"TRL", "LLaMA-Factory", "ms-swift"}
+    assert min(each["median"] for each in preferences["speed"].values()) >= 1.5
+    assert max(each["median"] for each in preferences["memory"].values()) <= 0.6
     loading: Any = result("train_loading.json")
     own = {name: each["rank_anonymous_bytes"] for name, each in loading["strategies"].items()}
     libraries, weights = loading["libraries_anonymous_bytes"], loading["weights_bytes"]
