@@ -14,6 +14,7 @@ from test_models import bench_of, settings_of
 sys.path.insert(0, str(ROOT / "docs"))
 import recipe_plans
 
+from benchmarks import preferences
 from benchmarks.evaluate import boolq
 from zerolora.config.recipes import summaries
 from zerolora.model.read_spec import read_model_spec
@@ -99,6 +100,12 @@ def test_boolq_recipe_gives_the_measured_result() -> None:
     text = (RECIPES / "gemma-3-270m-boolq/README.md").read_text(encoding="utf-8")
     measured = json.loads((ROOT / "benchmarks/results/boolq.json").read_text(encoding="utf-8"))
     assert boolq.markdown(measured) in text
+
+
+def test_preference_recipe_gives_the_measured_result() -> None:
+    text = (RECIPES / "smollm2-135m-preferences/README.md").read_text(encoding="utf-8")
+    measured = json.loads((ROOT / "benchmarks/results/preferences.json").read_text(encoding="utf-8"))
+    assert preferences.markdown(measured).strip() in text
 
 
 @pytest.mark.parametrize(("model", "parameters"), PARAMETERS.items())

@@ -56,7 +56,8 @@ def write_recipe(name: str, folder: Path, output: Path, force: bool) -> None:
     project = folder.parents[1].resolve()
     schema = os.path.relpath(project / SCHEMA_FILE, output.resolve().parent)
     text = source.read_text(encoding="utf-8")
-    for preset in PRESET.findall(text):  # outside a checkout there are none
+    rows = [str(FOLDER / name / path.name) for path in sorted((folder / name).glob("*.jsonl"))]
+    for preset in (*PRESET.findall(text), *rows):  # outside a checkout there are none
         if not Path(preset).exists() and (project / preset).is_file():
             write_text(Path(preset), (project / preset).read_text(encoding="utf-8"))
     write_text(output, SCHEMA.sub(f"# yaml-language-server: $schema={schema}\n", text))
