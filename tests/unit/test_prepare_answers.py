@@ -2,12 +2,15 @@
 
 import json
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow
 import pytest
+import torch
+from conftest import ROOT
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -22,7 +25,13 @@ from zerolora.data.packing_plan import open_plan
 from zerolora.data.prepare import prepare
 from zerolora.data.prepared_rows import IGNORED, SPLITS, open_split, open_table
 from zerolora.errors import UserError
+from zerolora.memory.training_spec import TrainingSpec, row_statistics
+from zerolora.methods.lora import LoraMethod
+from zerolora.model.read_spec import read_model_spec
 from zerolora.model.spec import FEWEST
+from zerolora.planner.candidates import step_work
+from zerolora.train.feed import collate, packed_row
+from zerolora.train.objectives import OBJECTIVES
 
 PAIRS = [
     {"prompt": f"What is {one} + {two}?", "chosen": str(one + two), "rejected": f"It is {one * two}, of course."}
@@ -238,3 +247,44 @@ def test_prompts_of_pairs_are_statistics() -> None:
     tables = [pyarrow.table(columns), pyarrow.table(columns).slice(1)]
     # The last token of the shorter one is never shared.
     assert [shared_prompts(table).tolist() for table in tables] == [[FEWEST, FEWEST, 0, 0], [FEWEST, 0, 0]]
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2])
+def test_predicted_tokens_of_pairs_are_those_computed(folder: Folder, micro_batch: int) -> None:
+    """Long prompts of their own: what a micro-batch saves most are those of its pairs."""
+    draw = np.random.default_rng(0)
+    names = {"prompt": (30, 80), "chosen": (2, 9), "rejected": (2, 30)}
+    data = of_kind(
+        folder,
+        "pairs",
+        [
+            {name: " ".join(map(str, draw.integers(0, 999, draw.integers(*words)))) for name, words in names.items()}
+            for _ in range(40)
+        ],
+        split={"validation": 0, "test": 0},
+        max_length=900,
+    )
+    pack_rows(PackSettings(packing=True, capacity=2000), data, folder.path / "packed")
+    stats = json.loads((folder.path / "packed/stats.json").read_text())
+    objective, rows = OBJECTIVES["dpo"], open_split(data, "train")
+    for name in objective.numbers:
+        rows = rows.add_column(name, np.zeros(len(rows)))
+    plan = open_plan(folder.path / "packed/train.arrow")
+    packed = [packed_row(rows, plan, number, objective) for number in range(stats["train_packed_rows"])]
+    batches = [packed[at : at + micro_batch] for at in range(0, len(packed), micro_batch)]
+    computed = [collate(each, True, torch.device("cpu"), prefixes=True)["input_ids"].numel() for each in batches]
+    assert sum(computed) == stats["train_tokens"] - stats["train_shared_prompts"] < 0.8 * stats["train_tokens"]
+    model = read_model_spec(ROOT / "config/recipes/models/smollm2-135m.json")
+    spec = TrainingSpec("ddp", LoraMethod(), 1, 1, micro_batch, 1, 2000, False, "flash", "bf16", objective=objective)
+    masked = replace(spec, attention="sdpa")
+    for each, tokens in ((spec, sum(computed)), (masked, stats["train_tokens"])):
+        work = step_work(model, each, row_statistics(stats))
+        # Rows have a whole mean length.
+        assert work.computed / micro_batch * len(packed) == pytest.approx(tokens, abs=len(packed))
+
+
+def test_only_pairs_have_statistics_of_their_prompts(folder: Folder) -> None:
+    for kind, rows in (("pairs", PAIRS), ("labelled", LABELLED)):
+        pack_rows(PackSettings(packing=False, capacity=None), of_kind(folder, kind, rows), folder.path / kind)
+        stats = json.loads((folder.path / kind / "stats.json").read_text())
+        assert ("train_shared_prompts" in stats) == (kind == "pairs")
