@@ -285,7 +285,7 @@ def grouped(rows: list[dict[str, Any]]) -> dict[str, Any]:
         for name in ("method", "strategy", "model")
     }
     result["by_objective"] = {
-        name: errors([row for row in rows if row.get("objective") == name]) for name in PREFERENCES
+        name: errors([row for row in rows if row.get("objective") == name]) for name in sorted(PREFERENCES)
     }
     result["others"] = {}
     for name in OTHERS:

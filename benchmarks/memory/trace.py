@@ -213,7 +213,7 @@ def collated(case: Case, before: bool = False) -> dict[str, Any]:
     half = case.length // 2
     prompt = half - case.logits // 2 if case.logits else 1
     tokens = {"ids": [0] * half, "labels": [IGNORED] * prompt + [0] * (half - prompt)}
-    row = {name: tokens["labels" if name.endswith("labels") else "ids"] for name in objective.columns}
+    row: dict[str, Any] = {name: tokens["labels" if name.endswith("labels") else "ids"] for name in objective.columns}
     row |= dict.fromkeys((*objective.numbers, "source"), 0)
     if objective.before:
         row |= {"prompt": prompt, LONGEST: half, PARTNER: row}
