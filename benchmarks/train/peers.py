@@ -56,7 +56,7 @@ def main() -> None:
         columns["logs"].append({name: value for name, value in logs.items() if isinstance(value, int | float)})
         return on_log(handler, arguments, state, control, logs, **named)
 
-    hooks = {"on_step_end": noted, "training_step": counted, "on_log": logged}
+    hooks: dict[str, Any] = {"on_step_end": noted, "training_step": counted, "on_log": logged}
     for name, replaced in hooks.items():
         setattr(Trainer if name == "training_step" else CallbackHandler, name, replaced)
     with contextlib.suppress(OSError):

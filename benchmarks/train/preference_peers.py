@@ -223,7 +223,7 @@ def batched(rows: list[dict[str, Any]], model: Path) -> tuple[list[dict[str, Any
     return [rows[row] for row in batches.ravel()], counts
 
 
-class Pairs(contest.Task):
+class Pairs(contest.Task):  # type: ignore[misc]
     """The pairs as zerolora prepares them."""
 
     def resolved(self, train: dict[str, Any], pack: dict[str, Any], render: dict[str, Any]) -> dict[str, Any]:
@@ -243,7 +243,7 @@ class Pairs(contest.Task):
         return children_cpu_seconds() - before
 
 
-class OursOfPairs(Ours):
+class OursOfPairs(Ours):  # type: ignore[misc]
     """Training that compares with the reference of its task."""
 
     def command(self) -> list[str]:

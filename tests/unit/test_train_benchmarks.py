@@ -202,7 +202,7 @@ def test_speed_and_memory_of_preferences_are_ratios_by_round() -> None:
 
     def trained() -> preference_peers.Trained:
         seconds, peak, reference = next(made)
-        return preference_peers.Trained(seconds, peak, reference_cpu_seconds=reference, **change)  # type: ignore[arg-type]
+        return preference_peers.Trained(seconds, peak, reference_cpu_seconds=reference, **change)
 
     stored = f"peer, {preference_peers.STORED}"
     _, actual = preference_peers.rounds(dict.fromkeys(("zerolora", "peer", stored), trained), 2)
