@@ -97,6 +97,9 @@ def test_two_models_are_compared_on_the_same_pairs() -> None:
     assert held_out_preference.less_likely(actual) == "chosen"
     assert held_out_preference.less_likely(held_out_preference.compared(after, before)) == ""
     assert held_out_preference.less_likely({}) == ""
+    within_chance = pairs((-9.0, -4.0, 4, 2), (-1.0, -4.0, 1, 2), (-5.0, -5.0, 2, 4))  # changes of -3, 2 and 0
+    actual = held_out_preference.compared(BEFORE, within_chance)
+    assert actual["chosen_log_probability_difference"] < 0 and held_out_preference.less_likely(actual) == ""
 
 
 def test_figures_of_the_data_have_no_difference() -> None:
