@@ -106,6 +106,11 @@ def test_preference_recipe_gives_the_measured_result() -> None:
     text = (RECIPES / "smollm2-135m-preferences/README.md").read_text(encoding="utf-8")
     measured = json.loads((ROOT / "benchmarks/results/preferences.json").read_text(encoding="utf-8"))
     assert preferences.markdown(measured).strip() in text
+    runs = {name: f"{run['accuracy']:.2f}" for name, run in measured["runs"].items()}
+    training = " ".join((ROOT / "docs/training.md").read_text(encoding="utf-8").split())
+    alone, both, sft = (runs[f"digits_{name}"] for name in ("dpo_alone", "dpo", "sft"))
+    assert f"fell from {measured['first']:.2f} to {alone} right answers" in training
+    assert f"with the SFT term it stayed at {both}, and SFT on the chosen answers alone reached {sft}" in training
 
 
 @pytest.mark.parametrize(("model", "parameters"), PARAMETERS.items())

@@ -1,9 +1,17 @@
 """Dropout by gaps has the distribution and gradients of torch's."""
 
+from typing import Any
+
 import pytest
 import torch
+import transformers
 
-from zerolora.train.module_forwards import SparseDropout, dropped_positions, make_sparse
+from zerolora.train.module_forwards import (
+    SparseDropout,
+    dropped_positions,
+    make_sparse,
+    switch_off_dropout,
+)
 
 
 @pytest.mark.parametrize("probability", [0.003, 0.01, 0.3, 0.97])
@@ -55,3 +63,36 @@ def test_passes_differ_and_evaluation_drops_nothing() -> None:
     assert not torch.equal(model(values), model(values))
     model.eval()
     assert torch.equal(model(values), model[0](values))
+
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 30}
+DROPPING: dict[str, Any] = {
+    "gpt2": {"resid_pdrop": 0.5, "embd_pdrop": 0.5, "attn_pdrop": 0.5, "n_embd": 16, "n_layer": 2, "n_head": 2,
+             "vocab_size": 30, "bos_token_id": 0, "eos_token_id": 0},
+    "llama": {**SMALL, "intermediate_size": 16, "attention_dropout": 0.5},
+    "opt": {**SMALL, "ffn_dim": 16, "word_embed_proj_dim": 16, "dropout": 0.5, "attention_dropout": 0.5,
+            "layerdrop": 0.5},
+    "bloom": {"hidden_size": 16, "n_layer": 2, "n_head": 2, "vocab_size": 30, "hidden_dropout": 0.5,
+              "attention_dropout": 0.5},
+    "gpt_neox": {**SMALL, "intermediate_size": 16, "attention_dropout": 0.5, "hidden_dropout": 0.5},
+    "phi3": {**SMALL, "intermediate_size": 16, "resid_pdrop": 0.5, "embd_pdrop": 0.5, "attention_dropout": 0.5,
+             "pad_token_id": 0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("family", DROPPING)
+def test_nothing_of_a_model_is_dropped_where_it_is_switched_off(family: str, attention: str) -> None:
+    config = transformers.AutoConfig.for_model(family, **DROPPING[family])
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager" if family == "bloom"
+                                                          else attention).train()  # fmt: skip
+    ids = torch.arange(20).view(2, 10)
+
+    def logits() -> torch.Tensor:
+        return torch.as_tensor(model(input_ids=ids).logits)
+
+    assert not torch.equal(logits(), logits())
+    switch_off_dropout(model)
+    expected = logits()
+    assert all(torch.equal(logits(), expected) for _ in range(3))
+    assert torch.allclose(model.eval()(input_ids=ids).logits, expected, atol=1e-6)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, project_environment, served
 
+from zerolora.config.file import load
 from zerolora.config.recipes import SCHEMA_FILE, find, write_recipe
 from zerolora.errors import UserError
 
@@ -41,6 +42,17 @@ def test_recipe_is_only_overwritten_with_force(tmp_path: Path) -> None:
     assert output.read_text(encoding="utf-8") == "mine: 1\n"
     assert served("zerolora", "init", "--recipe", NAME, "--force", directory=tmp_path).returncode == 0
     assert output.read_text(encoding="utf-8") == written
+
+
+def test_rows_of_a_recipe_come_with_its_config(tmp_path: Path) -> None:
+    name = "smollm2-135m-preferences"
+    result = served("zerolora", "init", "--recipe", name, directory=tmp_path)
+    assert result.returncode == 0, result.stderr
+    shipped = {path.name: path.read_bytes() for path in (RECIPES / name).glob("*.jsonl")}
+    folder = tmp_path / "config/recipes" / name
+    assert len(shipped) == 4 and {path.name: path.read_bytes() for path in folder.iterdir()} == shipped
+    config = load(tmp_path / "config/config.yaml")
+    assert {data.path for data in config.prepare.values()} == {str(folder.relative_to(tmp_path)), "data/reference.json"}
 
 
 def test_unknown_recipe_lists_all(tmp_path: Path) -> None:

@@ -28,7 +28,8 @@ from zerolora.train.activation_offload import offload_inputs
 from zerolora.train.engines import engine_class
 from zerolora.train.engines.engine import WEIGHT, Engine, Tensors, trained
 from zerolora.train.loss import make_chunked
-from zerolora.train.module_forwards import add_noise, make_sparse, train_rows
+from zerolora.train.module_forwards import add_noise, make_sparse, switch_off_dropout, train_rows
+from zerolora.train.objectives import OBJECTIVES
 
 
 def adapt(
@@ -50,6 +51,8 @@ def adapt(
         rows = add_rows(model, tokens)
     del gathering
     model.config.use_cache = False
+    if OBJECTIVES[plan.objective].reference:
+        switch_off_dropout(model)  # the reference has none
     make_chunked(model)
     if plan.kernels != "off":
         spec = read_model_spec(weights)

@@ -21,6 +21,17 @@ def add_noise(model: Any, alpha: float) -> None:
     model.get_input_embeddings().register_forward_hook(hook)
 
 
+def switch_off_dropout(model: torch.nn.Module) -> None:
+    """Set every probability of dropping in a model to 0, in place: those of its dropout modules, and those that its
+    modules pass to functions, such as attention_dropout or layerdrop."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            if "drop" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
+
+
 def make_sparse(model: torch.nn.Module) -> None:
     """Replace the adapter's dropout in a model by SparseDropout, in place."""
     replace_dropout(model, SparseDropout)
