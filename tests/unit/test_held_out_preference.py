@@ -161,3 +161,12 @@ def test_held_out_rows_without_a_desirable_answer_are_refused(folder: Folder, ti
     data = of_kind(folder, "labelled", rows, split={"validation": 0, "test": 1})
     with pytest.raises(UserError, match="no desirable answer among 2 evaluated test rows;"):
         evaluated(data, tiny_model)
+
+
+def test_change_since_the_start_of_training_prefers_validation_pairs() -> None:
+    """It differs from the comparison with the base model where a run continues from another adapter."""
+    trained = {"chosen_change_first": 0.0, "chosen_change_last": -32.4}
+    assert held_out_preference.change_in_training(trained) == ("the last step", -32.4)
+    validated = trained | {"chosen_change_validation": 1.5}
+    assert held_out_preference.change_in_training(validated) == ("the validation pairs", 1.5)
+    assert held_out_preference.change_in_training({"loss_last": 1.0}) is None

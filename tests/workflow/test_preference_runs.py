@@ -57,7 +57,14 @@ def project(make_project: Callable[[str], Project]) -> Project:
             "merge": {"enabled": False},
         },
         "kto": {"dataset": "labelled", "train": {"objective": "kto"}},
-        "sft": {"dataset": "chosen", "train": {"objective": "sft"}},
+        "sft": {
+            "dataset": "chosen",
+            "train": {"objective": "sft", "learning_rate": 0.1, "max_steps": 20, "epochs": 20},
+        },
+    }
+    from_sft = {"from_adapter": "results/sft/adapter", "dpo": {"sft_weight": 0.0}, "learning_rate": 0.02}
+    project.config["continued"] = {
+        "spoils": {"dataset": "pairs", "train": from_sft, "merge": {"enabled": False}},
     }
     project.write_config()
     project.commit("pairs")
@@ -94,6 +101,14 @@ def test_page_warns_where_the_chosen_answers_became_less_likely(project: Project
     assert (RED.format("desirable") in page(project, "kto")) == (of_kto < 0)
 
 
+def test_page_warns_of_a_continued_run_that_is_still_better_than_the_base_model(project: Project) -> None:
+    """Its chosen answers are less likely than where it started, and more likely than under the base model."""
+    change = read(project, "spoils/metrics/train.json")["chosen_change_last"]
+    assert change < 0 < read(project, "spoils/metrics/difference.json")["chosen_log_probability_difference"]
+    assert "<b>✗ Training made the chosen answers less likely</b>: on the last step" in page(project, "spoils")
+    assert "On the last step" in page(project, "helps")
+
+
 def test_page_draws_the_changes_of_both_answers(project: Project) -> None:
     """By their charts: the metrics of the objective in each step, and their units."""
     text = unescape(page(project, "helps"))
@@ -112,11 +127,12 @@ def test_page_draws_the_changes_of_both_answers(project: Project) -> None:
 def test_comparison_has_the_preferences_and_the_run_on_the_chosen_answers(project: Project) -> None:
     with (project.directory / "results/compare/table.csv").open(newline="") as file:
         table = {row["run"]: row for row in csv.DictReader(file)}
-    assert set(table) == {"helps", "harms", "kto", "sft"}
+    assert set(table) == {"helps", "harms", "kto", "sft", "spoils"}
     assert float(table["helps"]["preference_accuracy"]) == read(project, "helps/summary.json")["pref"]
     assert table["sft"]["preference_accuracy"] == "" and float(table["sft"]["loss"]) > 0
     figures = [read(project, f"{folder}/evaluate.json") for folder in ("base/labelled", "kto/metrics")]
     change = figures[1]["desirable_log_probability"] - figures[0]["desirable_log_probability"]
     assert float(table["kto"]["desirable_log_probability_difference"]) == pytest.approx(change)
     assert table["harms"]["reason"].startswith("the chosen answers became less likely, by ")
+    assert table["spoils"]["reason"].startswith("training made the chosen answers less likely, by ")
     assert table["helps"]["reason"] == ""

@@ -123,6 +123,19 @@ def less_likely(difference: Mapping[str, Any]) -> str:
     return ""
 
 
+def change_in_training(trained: Mapping[str, Any]) -> tuple[str, float] | None:
+    """Return the rows and the mean change of the chosen answers' log-probability since the start of training, in nats;
+    None for an objective without a reference. `trained` is train.json.
+
+    A run that continues from another adapter starts there, so this shows what the held-out comparison with the base
+    model does not.
+    """
+    for rows, name in (("the validation pairs", "chosen_change_validation"), ("the last step", "chosen_change_last")):
+        if name in trained:
+            return rows, trained[name]
+    return None
+
+
 def _margins(rows: Sequence[Values], per_token: bool = False) -> "np.ndarray[Any, Any]":
     """Return the log-probability of each chosen answer less that of the rejected one."""
     chosen, rejected = _column(rows, CHOSEN), _column(rows, REJECTED)

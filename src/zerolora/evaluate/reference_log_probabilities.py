@@ -28,13 +28,16 @@ from zerolora.log import result
 from zerolora.machine import cpu_matmul, devices
 from zerolora.methods.registry import check_published
 from zerolora.model import added_tokens
+from zerolora.model.architecture import config_of, model_class, takes_own_attention
 from zerolora.model.manifest import located
 from zerolora.model.spec import EVALUATION_TOKENS
 from zerolora.progress import Progress
 from zerolora.train import base_model
+from zerolora.train.attention import IMPLEMENTATIONS
 from zerolora.train.engines.engine import DTYPES
 from zerolora.train.feed import collate
-from zerolora.train.loss import logits_of
+from zerolora.train.isolation import check_loss, shares_prefixes
+from zerolora.train.loss import logits_of, make_chunked, token_losses
 from zerolora.train.objectives.mismatched import mismatched, partners
 from zerolora.train.objectives.objective import Sequence, by_sequence
 from zerolora.units import counted
@@ -47,24 +50,25 @@ def compute(settings: ReferenceSettings, data: Path, weights: Path, output: Path
     device = torch.device(devices.GPU, 0) if settings.device == "cuda" else torch.device("cpu")
     if settings.device == "cpu":
         cpu_matmul.choose()
-    model = load(settings, located(weights), data, device)
+    model, prefixes = load(settings, located(weights), data, device)
     with staged_directory(output) as staged:
         rows = {split: open_split(data, split) for split in SPLITS}
-        counts = {split: _write(model, rows[split], staged / f"{split}.arrow", split) for split in SPLITS}
+        counts = {split: _write(model, rows[split], staged / f"{split}.arrow", split, prefixes) for split in SPLITS}
         origin = {"data_manifest_sha256": sha256(data / MANIFEST), "settings": compared(settings)}
         write_json(staged / MANIFEST, {**origin, "files": describe(staged)})
     result(counted(sum(counts.values()), "answer"))
 
 
-def load(settings: ReferenceSettings, weights: Path, data: Path, device: torch.device) -> Any:
-    """Return the model that training starts from, in evaluation mode: on `device`, or spread over all GPUs of this
-    process if it does not fit on one."""
+def load(settings: ReferenceSettings, weights: Path, data: Path, device: torch.device) -> tuple[Any, bool]:
+    """Return the model that training starts from, in evaluation mode, and whether it computes the common prefix of
+    sequences once: on `device`, or spread over all GPUs of this process if it does not fit on one."""
     tokens = added_tokens.of_data(data)
     quantization = None
     if settings.quantization:
         quantization = base_model.bitsandbytes_config(settings.quantization, settings.precision, sharded=False)
-    attention = "sdpa" if base_model.builds(weights, "sdpa") else "eager"
     spread = bool(placement(weights, device))
+    own = not spread and takes_own_attention(model_class(config_of(weights)))
+    attention = IMPLEMENTATIONS["flash"] if own else "sdpa" if base_model.builds(weights, "sdpa") else "eager"
     dtype = DTYPES[settings.precision]
     model = base_model.read(weights, dtype, attention, device, quantization, spread=spread)
     if quantization:
@@ -72,14 +76,19 @@ def load(settings: ReferenceSettings, weights: Path, data: Path, device: torch.d
     with resizable(model):
         added_tokens.add_rows(model, tokens)
     model.config.use_cache = False
+    if not spread:  # whose hooks move the inputs of whole modules
+        make_chunked(model)
     if settings.from_adapter:
         adapter = Path(settings.from_adapter)
         check_published(adapter, weights)
         model = with_adapter(model, adapter)
-    return model.eval()
+    model.eval()
+    if not spread:
+        check_loss(model, model, device, settings.precision)
+    return model, own and shares_prefixes(model, model.config, device)
 
 
-def _write(model: Any, rows: Any, file: Path, split: str) -> int:
+def _write(model: Any, rows: Any, file: Path, split: str, prefixes: bool) -> int:
     """Write the columns of a split to `file`; return the number of its sequences."""
     import pyarrow
 
@@ -87,8 +96,8 @@ def _write(model: Any, rows: Any, file: Path, split: str) -> int:
     names = sequences.names
     values = np.zeros(len(sequences))
     with Progress(f"answer of {split}", len(sequences)) as bar, torch.no_grad():
-        for batch in _batches(sequences.lengths):
-            values[batch] = log_probabilities(model, [sequences[number] for number in batch])
+        for batch in _batches(sequences):
+            values[batch] = log_probabilities(model, [sequences[number] for number in batch], prefixes)
             bar.update(len(batch))
     if not np.isfinite(values).all():
         row = int(np.flatnonzero(~np.isfinite(values))[0]) // len(names)
@@ -117,8 +126,8 @@ class _Sequences:
 
     @property
     def lengths(self) -> np.ndarray:
-        """The tokens of each sequence, or more: [sequences]."""
-        return np.repeat(self.length, len(self.names))
+        """The tokens of all sequences of each row: [rows]."""
+        return self.length
 
     def __getitem__(self, number: int) -> Sequence:
         row, which = divmod(number, len(self.names))
@@ -144,6 +153,11 @@ class _Labelled(_Sequences):
         super().__init__(rows)
         self.partners = partners(np.asarray(rows.with_format("numpy")["prompt_hash"][:]))
 
+    @property
+    def lengths(self) -> np.ndarray:
+        """The same, at most."""
+        return self.length + int(self.length.max(initial=0))
+
     def tokens(self, row: int, which: int) -> Sequence:
         values = self.rows[row]
         if which:
@@ -160,19 +174,24 @@ def _sequences(rows: Any) -> _Sequences:
     raise UserError("the prepared rows have no answers to compare; run `zerolora prepare` again")
 
 
-def _batches(lengths: np.ndarray) -> Iterator[list[int]]:
-    """Yield the numbers of sequences of similar length, the longest first: up to EVALUATION_TOKENS tokens with padding,
-    but at least one sequence."""
-    order = np.argsort(-lengths, kind="stable").tolist()
-    while order:
+def _batches(sequences: _Sequences) -> Iterator[list[int]]:
+    """Yield the numbers of the sequences of rows of similar length, the longest first: up to EVALUATION_TOKENS tokens,
+    but at least one row."""
+    lengths, each = sequences.lengths, np.arange(len(sequences.names))
+    order = np.argsort(-lengths, kind="stable")
+    while len(order):
         size = max(1, EVALUATION_TOKENS // max(1, int(lengths[order[0]])))
-        yield order[:size]
-        del order[:size]
+        yield (order[:size, None] * len(each) + each).ravel().tolist()
+        order = order[size:]
 
 
-def log_probabilities(model: Any, sequences: list[Sequence]) -> np.ndarray:
-    """Return the sum of the log-probabilities of each sequence's supervised tokens: [sequences], fp64."""
-    batch = collate([[each] for each in sequences], False, model.device)
-    logits = logits_of(model, batch).flatten(0, 1).index_select(0, batch["supervised"])
-    losses = torch.nn.functional.cross_entropy(logits.float(), batch["targets"], reduction="none")
+def log_probabilities(model: Any, sequences: list[Sequence], prefixes: bool = False) -> np.ndarray:
+    """Return the sum of the log-probabilities of each sequence's supervised tokens: [sequences], fp64. With `prefixes`,
+    what sequences begin with in common is computed once."""
+    batch = collate([[each] for each in sequences], False, model.device, prefixes)
+    if hasattr(model, "logits_are_plain"):  # make_chunked
+        losses = token_losses(model, batch)
+    else:
+        logits = logits_of(model, batch).flatten(0, 1).index_select(0, batch["supervised"])
+        losses = torch.nn.functional.cross_entropy(logits.float(), batch["targets"], reduction="none")
     return np.asarray(-by_sequence(losses, batch).cpu().numpy())

@@ -90,6 +90,7 @@ def report(
         after=after,
         difference=compared,
         less_likely=held_out_preference.less_likely(compared),
+        since_start=held_out_preference.change_in_training(trained),
         metrics=sorted(tasks.held_out_changes(compared).items(), key=lambda item: (item[0] != "accuracy", item[0])),
         tasks=task_metrics,
         groups=groups,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from zerolora.config.settings import TrainingChoice
-from zerolora.evaluate.held_out_preference import less_likely
+from zerolora.evaluate.held_out_preference import change_in_training, less_likely
 from zerolora.files import MANIFEST, read_json
 from zerolora.report.figures import NOT_TERMS
 
@@ -108,6 +108,8 @@ def _remarks(compared: Mapping[str, Any], trained: Mapping[str, Any], split: str
     if answers := less_likely(compared):
         change = compared[f"{answers}_log_probability_difference"]
         yield f"the {answers} answers became less likely, by {-change:.3g} nats an answer"
+    elif (since := change_in_training(trained)) and since[1] < 0:
+        yield f"training made the chosen answers less likely, by {-since[1]:.3g} nats an answer on {since[0]}"
 
 
 def why_not(split: str) -> str:

@@ -1,0 +1,75 @@
+"""The log-probabilities of the stage reference are those of transformers' own model, for each sequence alone."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from bench import Bench
+from transformers import AutoModelForCausalLM
+
+from zerolora.data.prepared_rows import IGNORED, open_split
+from zerolora.evaluate import reference_log_probabilities
+from zerolora.evaluate.evaluated_models import with_adapter
+from zerolora.model import architecture
+from zerolora.model.manifest import located
+from zerolora.train.objectives.mismatched import mismatched, partners
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # trains an adapter of a tiny model
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _rows(bench: Bench) -> None:
+    bench.prefer()
+
+
+def expected(model: Any, row: dict[str, Any], prefix: str = "") -> float:
+    """Return the log-probability of the supervised tokens of a sequence."""
+    ids, labels = row[f"{prefix}input_ids"], row[f"{prefix}labels"]
+    with torch.no_grad():
+        each = model(torch.tensor([ids])).logits[0].double().log_softmax(-1)
+    return float(sum(each[at - 1, ids[at]] for at in range(1, len(ids)) if labels[at] != IGNORED))
+
+
+def base(bench: Bench) -> Any:
+    weights = located(bench.folder / "w/tiny.json")
+    return AutoModelForCausalLM.from_pretrained(weights, dtype=torch.float32).eval()
+
+
+def columns_of(bench: Bench, kind: str) -> dict[str, np.ndarray]:
+    rows = open_split(bench.folder / f"{kind}-reference", "train").with_format("numpy")
+    return {name: rows[name][:] for name in rows.column_names}
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_each_answer_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch, own: bool) -> None:
+    """With this project's attention, which computes a prompt once, and with transformers' own."""
+    if not own:
+        monkeypatch.setattr(reference_log_probabilities, "takes_own_attention", lambda _: False)
+        assert architecture.takes_own_attention(base(bench))
+    model = base(bench)
+    for kind in ("pairs", "labelled"):
+        bench.refer(kind)
+    pairs, labelled = (list(open_split(bench.folder / kind, "train")) for kind in ("pairs", "labelled"))
+    columns = columns_of(bench, "pairs")
+    assert columns["reference_chosen"] == pytest.approx([expected(model, row) for row in pairs], rel=1e-5)
+    assert columns["reference_rejected"] == pytest.approx(
+        [expected(model, row, "rejected_") for row in pairs], rel=1e-5
+    )
+    columns, longest = columns_of(bench, "labelled"), max(row["length"] for row in labelled)
+    others = partners(np.array([row["prompt_hash"] for row in labelled]))
+    assert columns["reference"] == pytest.approx([expected(model, row) for row in labelled], rel=1e-5)
+    crossed = [mismatched(row, labelled[other], longest) for row, other in zip(labelled, others, strict=True)]
+    assert columns["reference_mismatched"] == pytest.approx([expected(model, row) for row in crossed], rel=1e-5)
+
+
+def test_the_adapter_that_training_starts_from(bench: Bench) -> None:
+    adapter = Path(bench.run("start-of-pairs", "ddp", ranks_per_node=1)) / "adapter"
+    bench.refer("pairs", from_adapter=str(adapter))
+    model = with_adapter(base(bench), adapter).eval()
+    rows = list(open_split(bench.folder / "pairs", "train"))
+    values = columns_of(bench, "pairs")["reference_chosen"]
+    assert values == pytest.approx([expected(model, row) for row in rows], rel=1e-5)
+    assert values != pytest.approx([expected(base(bench), row) for row in rows], rel=1e-3)
+    bench.refer("pairs")
