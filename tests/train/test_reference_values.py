@@ -42,10 +42,13 @@ def columns_of(bench: Bench, kind: str) -> dict[str, np.ndarray]:
     return {name: rows[name][:] for name in rows.column_names}
 
 
-@pytest.mark.parametrize("own", [True, False])
-def test_each_answer_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch, own: bool) -> None:
-    """With this project's attention, which computes a prompt once, and with transformers' own."""
-    if not own:
+@pytest.mark.parametrize("way", ["own attention", "transformers' attention", "spread"])
+def test_each_answer_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    """With this project's attention, which computes a prompt once; with transformers' own; and from the logits of the
+    whole model, as for one that is spread over GPUs."""
+    if way == "spread":
+        monkeypatch.setattr(reference_log_probabilities, "placement", lambda *_: {"device_map": "auto"})
+    if way == "transformers' attention":
         monkeypatch.setattr(reference_log_probabilities, "takes_own_attention", lambda _: False)
         assert architecture.takes_own_attention(base(bench))
     model = base(bench)

@@ -63,6 +63,22 @@ def test_config_is_short_and_its_plan_is_printed(folder: Path) -> None:
     assert "config.yaml is written; train with `zerolora run`" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("row", "objective"),
+    [({"chosen": "5", "rejected": "6"}, "dpo"), ({"completion": "5", "label": True}, "kto")],
+)
+def test_preference_rows_choose_the_objective(folder: Path, row: dict[str, Any], objective: str) -> None:
+    rows = [{"prompt": f"{number} + 0 = ", **row} for number in range(40)]
+    (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    result = init(folder, data="rows.jsonl")
+    assert result.returncode == 0, result.stderr
+    assert f"trains  {objective} with lora, " in result.stdout
+    run = resolve(load(folder / "config.yaml")).runs["rows"]
+    assert run.train.objective == objective and run.referenced == "rows"
+    other = init(folder, "--force", data="rows.json")
+    assert other.returncode == 0 and load(folder / "config.yaml").train.objective == "sft"
+
+
 def test_rows_beyond_the_models_positions_are_counted(folder: Path) -> None:
     rows = [{"instruction": f"{number}", "output": "a" * (600 if number < 3 else 9)} for number in range(40)]
     (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))

@@ -8,7 +8,7 @@ import re
 import shlex
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +34,7 @@ from zerolora.machine import this_machine
 from zerolora.memory.estimate import estimate
 from zerolora.model.architecture import config_of
 from zerolora.planner.render import render
+from zerolora.types import RowKind
 from zerolora.units import gib
 
 HELD_OUT_SHARE, MOST_HELD_OUT = 0.05, 200
@@ -43,6 +44,8 @@ FEWEST = 20
 STEP = 64
 """Tokens to whose multiple the longest row is rounded up for max_length."""
 SHOWN_TOKENS = 200
+OF_PREFERENCES: dict[RowKind, str] = {"pairs": "dpo", "labelled": "kto"}
+"""The objective for each kind of preference data, which no text form reads."""
 QUANTIZED = "qlora"
 """Method for a model that fits only offloaded, or not at all."""
 
@@ -83,6 +86,8 @@ def first_config(model: str, data: str, output: Path, force: bool, recipe: str |
         try:
             with _held_for(recipe):
                 values = _values(given, rows, settings)
+                if objective := _objective(values, rows, folder):
+                    values["train"].setdefault("objective", objective)
                 _resolved(values, folder)
             form, stats, limit = _prepared(values, given, rows, folder)
             with _held_for(recipe):
@@ -114,6 +119,16 @@ def _held_for(recipe: str | None) -> Iterator[None]:
         raise UserError(f"--recipe {recipe}: does not hold for this model and machine: {error}") from None
 
 
+def _objective(values: dict[str, Any], rows: GivenData, folder: Path) -> str | None:
+    """Return the objective that learns from the rows if they are preference data, None for others."""
+    sources = sources_of(_resolved(values, folder).prepare[rows.name])
+    for kind, objective in OF_PREFERENCES.items():
+        with suppress(UserError):
+            if all(form_of(source, rows.files, kind)[0] for source in sources):
+                return objective
+    return None
+
+
 def _prepared(
     values: dict[str, Any], given: GivenModel, rows: GivenData, folder: Path
 ) -> tuple[str, dict[str, Any], int]:
@@ -122,7 +137,7 @@ def _prepared(
     entry = values["prepare"][rows.name]
     settings = _resolved(values, folder).prepare[rows.name]
     sources = sources_of(settings)
-    forms = [form_of(source, rows.files)[0] for source in sources]
+    forms = [form_of(source, rows.files, settings.rows)[0] for source in sources]
     drawn = [name for name in ("validation", "test") if name not in rows.published]
     divided = [source for source in sources if not source.settings.split]
     count = sum(1 for source in divided for path in source.files for chunk in chunks(path) for _ in chunk.records())
@@ -213,6 +228,8 @@ def _said(plan: Plan) -> Iterator[str]:
     """Yield what will be trained, whether it fits, and how long it takes."""
     chosen, hardware = plan.rendered["choice"]["ranked"][0], plan.values["hardware"]
     method = plan.values["train"].get("method", "lora")
+    if objective := plan.values["train"].get("objective"):
+        method = f"{objective} with {method}"
     parameters, steps = plan.estimated["model"], plan.rendered["choice"]["steps"]
     yield (
         f"trains  {method}, {parameters['trainable_parameters']:,} of "
