@@ -57,7 +57,7 @@ REFUSED = {
 """What is said of an attention that a family does not have."""
 EXPERTS = ("deepseek_v3", "mixtral", "qwen3_moe")
 """Families whose experts an adapter targets; peft has no DoRA of them."""
-WITH_TOWERS = ("qwen2_5_vl",)
+WITH_TOWERS = ("gemma3", "qwen2_5_vl")
 """Families with parts beside the language model, as one for images."""
 
 

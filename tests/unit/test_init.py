@@ -46,7 +46,9 @@ def test_recipe_is_only_overwritten_with_force(tmp_path: Path) -> None:
 
 def test_rows_of_a_recipe_come_with_its_config(tmp_path: Path) -> None:
     name = "smollm2-135m-preferences"
-    result = served("zerolora", "init", "--recipe", name, directory=tmp_path)
+    command = [sys.executable, "-m", "zerolora", "init", "--recipe", name]
+    environment = project_environment(ROOT)
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     shipped = {path.name: path.read_bytes() for path in (RECIPES / name).glob("*.jsonl")}
     folder = tmp_path / "config/recipes" / name

@@ -34,7 +34,7 @@ class Idle(DDP):
 '''
 NEW_KEYS = {
     "config/schema.py": (
-        ("class TrainSection(MethodSections):", "    spare: int = 1\n    '''Spare.'''\n"),
+        ("class TrainSection(MethodSections, ObjectiveSections):", "    spare: int = 1\n    '''Spare.'''\n"),
         ("class PrepareSection(Section):", "    spare: str = ''\n    '''Spare.'''\n"),
         ("class Pack(Section):", "    spare: bool = False\n    '''Spare.'''\n"),
         ("class EvaluateSection(Section):", "    spare: bool = False\n    '''Spare.'''\n"),
@@ -185,7 +185,7 @@ def test_a_new_strategy_is_estimated_and_trains_nothing(finished: Project, upgra
                 ("train/engines/fsdp.py", "\nimport ", "\nSPARE = 1\nimport "),
                 ("optimizers/adafactor.py", "\nfrom ", "\nSPARE = 1\nfrom "),
                 ("optimizers/__init__.py", "host_time=52.0", "host_time=53.0"),
-                ("config/schema.py", "learning_rate: Annotated[float, Field(gt=0)] = ", "learning_rate: float = 2 * "),
+                ("config/schema.py", "Field(gt=0)] | None = None\n    \"\"\"Peak", "Field(gt=0)] | None = 2.0\n    \"\"\"Peak"),
             ],
             (),
         ),

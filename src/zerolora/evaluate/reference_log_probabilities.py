@@ -194,4 +194,4 @@ def log_probabilities(model: Any, sequences: list[Sequence], prefixes: bool = Fa
     else:
         logits = logits_of(model, batch).flatten(0, 1).index_select(0, batch["supervised"])
         losses = torch.nn.functional.cross_entropy(logits.float(), batch["targets"], reduction="none")
-    return np.asarray(-by_sequence(losses, batch).cpu().numpy())
+    return np.array((-by_sequence(losses, batch)).tolist())

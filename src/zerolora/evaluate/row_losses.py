@@ -48,7 +48,7 @@ def summed_losses(
         losses = torch.nn.functional.cross_entropy(
             output.logits[:, :-1].float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none"
         )
-        sums[members] = losses.view_as(targets).double().sum(1).cpu().numpy()
+        sums[members] = losses.view_as(targets).double().sum(1).tolist()
     return sums
 
 

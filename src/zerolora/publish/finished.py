@@ -147,7 +147,7 @@ def _recorded_stages(run: FinishedRun) -> dict[str, dict[str, Any]]:
     """Return, by name, the stages of dvc.lock for the run's results, data, base model, and the base model's results."""
     if not RECORD.is_file():
         return {}
-    shared = {RESULTS / getattr(run.settings, name) for name in Shared._fields}
+    shared = {RESULTS / name for kind in Shared._fields if (name := getattr(run.settings, kind))}
     folders = {run.directory, run.data, run.model, RESULTS / "base" / run.dataset, *shared}
 
     def is_of_run(paths: list[Path]) -> bool:

@@ -38,6 +38,7 @@ STAGES = (
     ("pack", "{packed}", f"{{results}}/{{packed}}/packing/{MANIFEST}"),
     ("estimate", "{estimated}", "{results}/{estimated}/estimate.json"),
     ("render", "{rendered}", "{results}/{rendered}/zero.json"),
+    ("reference", "{referenced}", f"{{results}}/{{referenced}}/reference/{MANIFEST}"),
     ("train", "{run}", f"{{results}}/{{run}}/adapter/{MANIFEST}"),
     ("merge", "{run}", f"{{results}}/{{run}}/merged/{MANIFEST}"),
     ("evaluate_base", "{dataset}", "{results}/base/{dataset}/evaluate.json"),
@@ -87,7 +88,8 @@ def _names(results: Path, run: str, resolved: Mapping[str, Any]) -> dict[str, An
     return {
         "results": results,
         "run": run,
-        **{key: settings[key] for key in ("dataset", *Shared._fields)},
+        **{key: settings.get(key, "") for key in Shared._fields},
+        "dataset": settings["dataset"],
         "model": resolved["prepare"][settings["dataset"]]["model"],
         "strategy": settings["render"]["strategy"],
         "tasks": settings["report"].get("tasks", []),

@@ -86,7 +86,7 @@ class Paths:
     checkpoints: Path
     """Directory of the run's checkpoints."""
     output: Path
-    tasks: Path
+    tasks: Path = Path("results/tasks")
     """Directory of the rows of validation tasks."""
     reference: Path | None = None
     """Directory with the log-probabilities of the data's answers, for an objective that compares with them."""
@@ -450,7 +450,8 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--settings", type=TrainSettings.model_validate_json, required=True)
     for field in fields(Paths):
-        parser.add_argument(f"--{field.name}", type=Path, required=field.default is MISSING)
+        needed = field.default is MISSING
+        parser.add_argument(f"--{field.name}", type=Path, required=needed, default=None if needed else field.default)
     parser.add_argument("--keep-checkpoints", type=int, default=2)
     parser.add_argument("--losses-only", action="store_true")
     parser.add_argument("--no-kernels", action="store_true")

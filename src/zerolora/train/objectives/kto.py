@@ -59,8 +59,9 @@ class KahnemanTversky(Objective):
         reward = self.beta * change.detach()
         return {
             "loss": Values(loss, sources),
-            "desirable_reward": Values(reward[desirable], sources[desirable]),
-            "undesirable_reward": Values(reward[~desirable], sources[~desirable]),
+            # Multiplied, since to select would make the host wait for a GPU.
+            "desirable_reward": Values(reward * desirable, sources),
+            "undesirable_reward": Values(reward * ~desirable, sources),
             "kl": Values(reward.new_full(reward.shape, kl), sources),
         }
 

@@ -74,7 +74,8 @@ class Pairs(Objective):
         sources = batch["sources"][::2]
         values = {"preference": Values(self.preference(chosen, rejected), sources)}
         if "sft" in self.terms:
-            values["sft"] = Values(self.sft_weight * losses[of_chosen], batch["source"][of_chosen])
+            # Multiplied, since to select would make the host wait for a GPU.
+            values["sft"] = Values(self.sft_weight * losses * of_chosen, batch["source"])
         with torch.no_grad():
             rewards = self.reward(chosen), self.reward(rejected)
             figures = (
