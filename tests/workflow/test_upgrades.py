@@ -185,7 +185,11 @@ def test_a_new_strategy_is_estimated_and_trains_nothing(finished: Project, upgra
                 ("train/engines/fsdp.py", "\nimport ", "\nSPARE = 1\nimport "),
                 ("optimizers/adafactor.py", "\nfrom ", "\nSPARE = 1\nfrom "),
                 ("optimizers/__init__.py", "host_time=52.0", "host_time=53.0"),
-                ("config/schema.py", "Field(gt=0)] | None = None\n    \"\"\"Peak", "Field(gt=0)] | None = 2.0\n    \"\"\"Peak"),
+                (
+                    "config/schema.py",
+                    'Field(gt=0)] | None = None\n    """Peak',
+                    'Field(gt=0)] | None = 2.0\n    """Peak',
+                ),
             ],
             (),
         ),
