@@ -140,7 +140,7 @@ AT_VALIDATION: list[tuple[dict[str, Any], list[str], str]] = [
     ({}, ["good"], ""),
     ({}, ["good", "good"], "good occurs twice; write it once"),
     ({}, ["arc"], "arc is a task of lm-evaluation-harness, which runs only after training; write some of good, loss"),
-    ({}, ["free"], "free has check exact, and training evaluates choices alone; write check: multiple_choice there"),
+    ({}, ["free"], "free has check perplexity, which asks for no answer; write another check there"),
     ({}, ["loss"], "loss_validation is a column of loss.csv already; give the task another name"),
     ({"split": {"validation": 0, "test": 4}}, ["good"], "the data set has no validation rows; write its split"),
 ]
@@ -152,14 +152,26 @@ AT_VALIDATION: list[tuple[dict[str, Any], list[str], str]] = [
 def test_tasks_at_validation_are_checked(tmp_path: Path, data: dict[str, Any], tasks: list[str], said: str) -> None:
     config = copy.deepcopy(TINY_CONFIG)
     config["prepare"]["rows"] |= data
-    rows = {"good": CHOICES, "loss": CHOICES, "free": {"path": "rows.json"}}
+    rows = {"good": CHOICES, "loss": CHOICES, "free": {"path": "rows.json", "check": "perplexity"}}
     config["tasks"] = {"rows": rows, "harness": {"arc": {"tasks": ["arc_easy"]}}}
     config["train"]["validation_tasks"] = tasks
     path = write(tmp_path, config)
     if said:
         assert f"train.validation_tasks: {said}" in refusal(load, path)
         return
-    assert resolved(path)["runs"]["default"]["train"]["validation_tasks"] == [{"name": "good", "chat_template": False}]
+    (task,) = resolved(path)["runs"]["default"]["train"]["validation_tasks"]
+    assert {"name": "good", "chat_template": False, "max_new_tokens": 0}.items() <= task.items()
+
+
+def test_generated_answers_at_validation_need_whole_rows(tmp_path: Path) -> None:
+    config = copy.deepcopy(TINY_CONFIG)
+    config["tasks"] = {"rows": {"math": {"path": "rows.json", "check": "numeric", "max_new_tokens": 9, "until": ["."]}}}
+    config["train"]["validation_tasks"] = ["math"]
+    (task,) = resolved(write(tmp_path, config))["runs"]["default"]["train"]["validation_tasks"]
+    assert {"check": "numeric", "max_new_tokens": 9, "until": ["."]}.items() <= task.items()
+    config["train"] |= {"ranks_per_node": 2, "sequence_parallel": 2}
+    said = "train.validation_tasks: math has check numeric, whose answers are generated on whole rows; write"
+    assert said in refusal(load, write(tmp_path, config))
 
 
 def test_learning_rate_follows_the_batch_by_a_named_rule(tmp_path: Path) -> None:

@@ -82,7 +82,8 @@ def chosen_by_run(run: RunSettings, stage: str) -> Chosen:
     if stage == "train":
         # Training reads a strategy's options from zero.json and calls none of its code.
         of_train = {"train.engines": _engines(run.render.strategy), "strategies": set[str]()}
-        chosen |= {"optimizers": {run.train.optimizer}, **of_train}
+        asked = {task.check for task in run.train.validation_tasks if task.max_new_tokens} & TASKS.keys()
+        chosen |= {"optimizers": {run.train.optimizer}, "evaluate.tasks": asked, **of_train}
     if stage == "merge":
         # Families list a base's tensors without building its class, and only if the list agrees with the files.
         chosen["model.families"] = set()

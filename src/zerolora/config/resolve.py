@@ -305,7 +305,7 @@ def stages_of(config: Config, run: str) -> RunSettings:
             **_training(train),
             device=hardware.device,
             validation_tasks=[
-                stages.ValidationTask(name=name, chat_template=config.tasks.rows[name].chat_template)
+                _validation_task(name, config.tasks.rows[name])
                 for name in train.validation_tasks
                 if name in config.tasks.rows  # of others rules.py has a mistake
             ],
@@ -348,6 +348,14 @@ def _training(train: schema.Train) -> dict[str, Any]:
     if train.warmup_ratio is None and train.warmup_steps is None and train.schedule != ONE_CYCLE:
         values["warmup_ratio"] = WARMUP_RATIO
     return values
+
+
+def _validation_task(name: str, task: schema.AskedTask) -> stages.ValidationTask:
+    """Return a task at validation, without what only generated answers need for one of choices."""
+    result = stages.ValidationTask(name=name, chat_template=task.chat_template)
+    if task.check == result.check:
+        return result
+    return result.model_copy(update={**_check(task), "max_new_tokens": task.max_new_tokens, "until": task.until})
 
 
 def _reference(train: schema.Train, memory: Mapping[str, Any]) -> stages.ReferenceSettings:

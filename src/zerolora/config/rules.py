@@ -464,8 +464,8 @@ def _impossible_validation(train: Train, data: Prepare | None) -> Iterable[RunMi
 
 def _impossible_validation_tasks(config: Config, train: Train, data: Prepare | None) -> Iterable[RunMistake]:
     rows, key = config.tasks.rows, "train.validation_tasks"
-    choices = [name for name, task in rows.items() if task.check in TASKS and TASKS[task.check].ask == "choices"]
-    remedy = f"write some of {', '.join(choices)}" if choices else "add a task with check: multiple_choice there"
+    asked = [name for name, task in rows.items() if task.check not in TASKS or TASKS[task.check].ask != "loss"]
+    remedy = f"write some of {', '.join(asked)}" if asked else "add a task with check: multiple_choice there"
     for name in train.validation_tasks:
         if train.validation_tasks.count(name) > 1:
             yield key, f"{name} occurs twice; write it once"
@@ -474,9 +474,12 @@ def _impossible_validation_tasks(config: Config, train: Train, data: Prepare | N
             yield key, f"{name} is a task of lm-evaluation-harness, which runs only after training; {remedy}"
         elif name not in rows:
             yield key, f"{name} is not in tasks.rows; {remedy}"
-        elif name not in choices:
-            text = f"{name} has check {rows[name].check}, and training evaluates choices alone"
-            yield key, f"{text}; write check: multiple_choice there, or remove it here"
+        elif name not in asked:
+            text = f"{name} has check {rows[name].check}, which asks for no answer"
+            yield key, f"{text}; write another check there, or remove it here"
+        elif train.sequence_parallel > 1 and rows[name].check != "multiple_choice":
+            text = f"{name} has check {rows[name].check}, whose answers are generated on whole rows"
+            yield key, f"{text}; write sequence_parallel: 1, or remove it here"
         elif name in ("loss", *OBJECTIVES[train.objective].of(train).metrics):
             yield key, f"{name}_validation is a column of loss.csv already; give the task another name"
     if train.validation_tasks and data and not data.holds_out("validation"):

@@ -435,7 +435,8 @@ class Train(TrainSection):
     learning_rate: Annotated[float, Field(gt=0)] | None = None
     """Peak learning rate. Default: 1e-4 for sft, 5e-5 for orpo, 5e-6 for dpo, ipo, simpo and kto."""
     validation_tasks: Annotated[list[Name], Field(max_length=MOST_VALIDATION_TASKS)] = []
-    """Tasks of tasks.rows to evaluate at each validation, with check multiple_choice; at most 3 (docs/tasks.md)."""
+    """Tasks of tasks.rows to evaluate at each validation, with choices or generated answers; at most 3
+    (docs/tasks.md)."""
     learning_rate_scaling: RateScaling | None = None
     """Multiply learning_rate by global_batch / learning_rate_batch (linear, arXiv 1706.02677) or by its square root
     (sqrt, arXiv 1404.5997), e.g. in a grid of batches. Default: none, which uses it unchanged."""

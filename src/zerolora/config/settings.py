@@ -206,6 +206,12 @@ class ValidationTask(Section):
 
     name: str
     chat_template: bool
+    check: AnyCheck = "multiple_choice"
+    check_settings: dict[str, Any] = Field(default_factory=dict)
+    check_source: str | None = None
+    max_new_tokens: int = 0
+    """Of a generated answer; 0 where the model chooses."""
+    until: list[str] = Field(default_factory=list)
 
 
 class TrainSettings(schema.TrainSection):

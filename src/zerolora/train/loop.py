@@ -14,6 +14,7 @@ import torch.distributed
 
 from zerolora.config.settings import TrainingPlan
 from zerolora.data.packing_plan import PackingPlan
+from zerolora.data.prepared_rows import IGNORED
 from zerolora.errors import UserError, wording
 from zerolora.log import LOGGER
 from zerolora.machine.devices import moved
@@ -23,16 +24,16 @@ from zerolora.train.adapter import base_of
 from zerolora.train.checkpoint.format import State, read_chosen
 from zerolora.train.checkpoint.store import Checkpoints
 from zerolora.train.engines.engine import WEIGHT, Engine
-from zerolora.train.feed import Batches, Feed, Units, packed_row, units_of
+from zerolora.train.feed import Batches, Feed, Units, collate, packed_row, units_of
 from zerolora.train.launch.heartbeat import Heartbeat
 from zerolora.train.launch.rendezvous import broadcast_json
 from zerolora.train.launch.stop_signals import Stop, Stopped
-from zerolora.train.loss import token_losses
+from zerolora.train.loss import next_logits, token_losses
 from zerolora.train.non_finite import check_finite, first_loss
 from zerolora.train.objectives.objective import Objective, Values, by_sequence
 from zerolora.train.telemetry.writer import TelemetryWriter
 from zerolora.train.validation import Validations
-from zerolora.train.validation_tasks import Choices
+from zerolora.train.validation_tasks import Choices, Questions
 
 
 class Loop:
@@ -52,7 +53,7 @@ class Loop:
         telemetry: TelemetryWriter,
         stop: Stop,
         heartbeat: Heartbeat,
-        tasks: Sequence[Choices] = (),
+        tasks: Sequence[Choices | Questions] = (),
     ) -> None:
         """`packed`: several rows may share a packed row; `prefixes`: a prefix that rows of a micro-batch share is
         computed once; `sources`: the number of data sources; `tasks`: those at validation."""
@@ -229,7 +230,10 @@ class Loop:
                 values = self.objective.values(token_losses(self.engine, batch), batch, means)
                 if own:
                     totals.add(values)
-            accuracies = {task.name: self._accuracy(task) for task in self.tasks}
+            accuracies = {
+                task.name: self._accuracy(task) if isinstance(task, Choices) else self._answered(task)
+                for task in self.tasks
+            }
         totals.sums = self._summed(totals.sums)
         best = self.validations.add(self.step, {"loss": totals.loss, **totals.metrics, **accuracies})
         if self.rank == 0:
@@ -253,6 +257,43 @@ class Loop:
                 sums[chosen] -= by_sequence(losses, batch)
             self._stop_if_asked_between()
         return task.accuracy(self._summed(sums))
+
+    def _answered(self, task: Questions) -> float:
+        """Return the share of right answers to a task's prompts. Collective; a prompt has the same batch for any number
+        of ranks. Raises Stopped on a stop signal."""
+        count, size = len(task.prompts), self.plan.micro_batch
+        right = torch.zeros(count, dtype=torch.float64, device=self.device)
+        for start in range(0, count, size * self.data_ranks):
+            self.heartbeat.at(f"validation task {task.name} from prompt {start}", "step")
+            first = start + self.data_rank * size
+            numbers = range(first, min(first + size, count)) if first < count else [count - 1]
+            answers = self._greedy([task.prompts[number] for number in numbers], task)
+            for number, answer in zip(numbers, answers, strict=True) if first < count else ():
+                right[number] = task.is_right(number, answer)
+            self._stop_if_asked_between()
+        return float(self._summed(right).mean())
+
+    def _greedy(self, prompts: Sequence[list[int]], task: Questions) -> list[list[int]]:
+        """Return the most likely tokens after each prompt, up to a stop token. Collective: as many forward passes as
+        the longest answer of any rank takes, without a cache of keys and values."""
+        answers: list[list[int]] = [[] for _ in prompts]
+        ended = [False] * len(prompts)
+        for _ in range(task.most):
+            texts = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
+            rows = [[{"input_ids": text, "labels": [IGNORED] * len(text), "source": 0}] for text in texts]
+            batch = collate(rows, self.feed.packing, self.device)
+            width = batch["input_ids"].shape[1]
+            ends = [number * width + len(text) - 1 for number, text in enumerate(texts)]
+            logits = next_logits(self.engine, batch, moved(torch.tensor(ends), self.device))
+            for number, token in enumerate(logits.argmax(-1).tolist()):
+                ended[number] = ended[number] or token in task.stops
+                if not ended[number]:
+                    answers[number].append(token)
+            left = torch.tensor([float(not all(ended))], dtype=torch.float64, device=self.device)
+            torch.distributed.all_reduce(left)
+            if not left:
+                break
+        return answers
 
     def _validation_batches(
         self, rows: Any, packing: PackingPlan, before: bool = False

@@ -26,6 +26,13 @@ def token_losses(model: Any, batch: dict[str, Any]) -> torch.Tensor:
     return each
 
 
+def next_logits(model: Any, batch: dict[str, Any], positions: torch.Tensor) -> torch.Tensor:
+    """Return the logits at some positions of the flattened batch: [positions, vocabulary]."""
+    logits = model(**_inputs(batch), use_cache=False, supervised=positions)
+    assert isinstance(logits, torch.Tensor)
+    return logits
+
+
 def logits_of(model: Any, batch: dict[str, Any]) -> torch.Tensor:
     """Return the logits of a batch, [packed rows, longest, vocabulary]. Collective among ranks that share rows."""
     logits = model(**_inputs(batch), use_cache=False).logits
@@ -42,7 +49,8 @@ def _inputs(batch: dict[str, Any]) -> dict[str, torch.Tensor]:
 def make_chunked(model: Any) -> None:
     """Let a base model take `supervised` and `targets`, both [supervised tokens], and return their losses, fp32.
 
-    `supervised` are the positions in the flattened batch that predict the `targets`. Without them nothing changes.
+    `supervised` are the positions in the flattened batch that predict the `targets`; without targets, their logits are
+    returned. Without both nothing changes.
     """
     replace_forward(model, _model_forward, _head_forward)
     model.logits_are_plain = True
@@ -61,11 +69,15 @@ def _model_forward(model: Any, *arguments: Any, supervised: Any = None, targets:
     if not model.logits_are_plain or not isinstance(linear, torch.nn.Linear):
         logits = type(model).forward(model, *arguments, **inputs).logits
         chosen = logits.flatten(0, 1).index_select(0, supervised).float()
+        if targets is None:
+            return chosen
         return torch.nn.functional.cross_entropy(chosen, targets, reduction="none")
     inputs = {name: value for name, value in inputs.items() if value is not None and name != "return_dict"}
     hidden = model.get_decoder()(*arguments, **inputs).last_hidden_state
     chosen = hidden.flatten(0, 1).index_select(0, supervised)
     del hidden
+    if targets is None:
+        return head(chosen)
     # Read before the head is called: stage 3 then counts its weight as used by the model as well, and fetches fewer
     # layers ahead while it is gathered (deepspeed/runtime/zero/parameter_offload.py, ZeROOrderedDict).
     trained = linear.weight.requires_grad

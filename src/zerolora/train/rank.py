@@ -70,7 +70,7 @@ from zerolora.train.starting_factors import extract
 from zerolora.train.telemetry.stopwatch import Collectives, Stopwatch
 from zerolora.train.telemetry.trackers import TrackedRun
 from zerolora.train.telemetry.writer import FILE, TelemetryWriter
-from zerolora.train.validation_tasks import choices_of, files_of
+from zerolora.train.validation_tasks import files_of, tasks_of
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def train(
 
     heartbeat.at("loading")
     files = {} if losses_only else files_of(plan, paths.tasks)
-    tasks = choices_of(plan, files, paths.data, located(paths.weights))
+    tasks = tasks_of(plan, files, paths.data, located(paths.weights))
     batches = _batches(paths, plan)
     split, of_split = paths.rows("validation", batches.objective), open_plan(paths.packing / "validation.arrow")
     checkpoints = Checkpoints(

@@ -1,9 +1,9 @@
-"""Tasks at validation: the most likely choice of each row, by the engine's forward passes.
+"""Tasks at validation: the most likely choice of each row, or a greedy answer, by the engine's forward passes.
 
-The choices are those that the stage task evaluates (evaluate/asked_task.py), with the same tokens.
+Prompts and choices are those that the stage task evaluates (evaluate/asked_task.py), with the same tokens.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,19 +43,42 @@ class Choices(NamedTuple):
         return right / len(self.expected)
 
 
+class Questions(NamedTuple):
+    """The prompts of a task's rows, the longest first, whose answers are generated."""
+
+    name: str
+    prompts: list[list[int]]
+    stops: frozenset[int]
+    """The tokens that end an answer."""
+    most: int
+    """The most tokens of an answer."""
+    is_right: Callable[[int, list[int]], bool]
+    """Whether the tokens of the answer to a prompt, by its number, are right."""
+
+
+ValidationTasks = list[Choices | Questions]
+
+
 def files_of(settings: TrainSettings, folder: Path) -> dict[str, Path]:
     """Return the file of each task's rows in `folder`."""
     return {task.name: folder / f"{task.name}.jsonl" for task in settings.validation_tasks}
 
 
-def choices_of(settings: TrainSettings, files: Mapping[str, Path], data: Path, weights: Path) -> list[Choices]:
-    """Return the choices of each task in `files` for a base model and its prepared `data`. Raises UserError, naming the
-    row, for one that does not fit into the model."""
+def tasks_of(settings: TrainSettings, files: Mapping[str, Path], data: Path, weights: Path) -> ValidationTasks:
+    """Return each task in `files` for a base model and its prepared `data`. Raises UserError, naming the row, for one
+    that does not fit into the model."""
     if not files:
         return []
     tokenizer = _tokenizer(data, weights, added_tokens.of_data(data))
     longest = longest_input(config_of(weights))
-    return [_choices(task, files[task.name], tokenizer, longest) for task in settings.validation_tasks]
+    prepared = foreign.manifest(data / MANIFEST, "zerolora prepare", "stop_tokens")["stop_tokens"]
+    stops = frozenset({*tokenizer.convert_tokens_to_ids(prepared), tokenizer.eos_token_id} - {None})
+    return [
+        _questions(task, files[task.name], tokenizer, longest, stops)
+        if task.max_new_tokens
+        else _choices(task, files[task.name], tokenizer, longest)
+        for task in settings.validation_tasks
+    ]
 
 
 def _tokenizer(data: Path, weights: Path, tokens: list[AddedToken]) -> Any:
@@ -67,11 +90,43 @@ def _tokenizer(data: Path, weights: Path, tokens: list[AddedToken]) -> Any:
     return tokenizer
 
 
-def _choices(task: ValidationTask, file: Path, tokenizer: Any, longest: int) -> Choices:
+def _rows(file: Path) -> list[dict[str, Any]]:
     try:
-        rows = rows_in(file)
+        return rows_in(file)
     except OSError:
         raise UserError(f"{file}: is missing; run `zerolora task-rows`") from None
+
+
+def _questions(task: ValidationTask, file: Path, tokenizer: Any, longest: int, stops: frozenset[int]) -> Questions:
+    from zerolora.evaluate.tasks import task_of
+
+    check = task_of(task.check, task.check_settings, task.check_source)
+    if check.ask != "generate":
+        raise UserError(f"{task.check}: asks for no generated answer; remove {task.name} from train.validation_tasks")
+    rows = [row for row in _rows(file) if check.asks(row)]
+    if not rows:
+        raise UserError(f"{file}: has no row for {task.check}; remove {task.name} from train.validation_tasks")
+    asked = []
+    for row, prompt in zip(rows, prompts_of(rows, tokenizer if task.chat_template else None), strict=True):
+        tokens = tokenizer.encode(prompt, add_special_tokens=prompt == row["prompt"])
+        if len(tokens) > (limit := longest - task.max_new_tokens):
+            raise UserError(
+                f"{row['place']}: the prompt has {len(tokens):,} tokens, and the model takes {limit:,} before an "
+                f"answer of {task.max_new_tokens}; shorten it, or remove {task.name} from train.validation_tasks"
+            )
+        asked.append((tokens, row))
+    asked.sort(key=lambda each: -len(each[0]))
+
+    def is_right(number: int, answer: list[int]) -> bool:
+        text = tokenizer.decode(answer, skip_special_tokens=True)
+        end = min((text.find(each) for each in task.until if each in text), default=len(text))
+        return bool(check.judge(asked[number][1], text[:end].strip()).right)
+
+    return Questions(task.name, [tokens for tokens, _ in asked], stops, task.max_new_tokens, is_right)
+
+
+def _choices(task: ValidationTask, file: Path, tokenizer: Any, longest: int) -> Choices:
+    rows = _rows(file)
     prompts = prompts_of(rows, tokenizer if task.chat_template else None)
     space = "" if task.chat_template else BEFORE_CHOICE
     choices: list[tuple[Sequence, int, int]] = []

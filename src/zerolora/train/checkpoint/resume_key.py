@@ -94,6 +94,9 @@ def run_fingerprint(plan: TrainingPlan, config: ZeroJson, steps: int) -> dict[st
         "optimizers": {plan.optimizer},
         "train.engines": {plan.engine},
         "train.objectives": {plan.objective},
+        "evaluate.tasks": {
+            task.check for task in plan.validation_tasks if task.max_new_tokens and not task.check_source
+        },
         "strategies": (),
     }
     return {"steps": steps, "settings": settings, "config": config.options, "code": of_stage("train", chosen)}
