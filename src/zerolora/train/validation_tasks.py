@@ -25,7 +25,7 @@ class Choices(NamedTuple):
 
     name: str
     sequences: list[Sequence]
-    """Prompt and choice, which alone is supervised."""
+    """A prompt and a choice; only the choice is supervised."""
     rows: list[int]
     """The row of each."""
     numbers: list[int]

@@ -76,7 +76,7 @@ def detect(value: dict[str, Any], reading: Reading, rows: RowKind = "texts") -> 
 
 
 def other_kind(format: str, rows: RowKind, what: str) -> str:
-    """Return the error of rows whose form is of another kind than the objective reads, and the remedy."""
+    """Return the error of rows of a form that the objective does not read, with the remedy."""
     own = FORMS[format].rows
     if rows != "texts":
         objective = {"texts": "sft", "pairs": "dpo", "labelled": "kto"}[own]

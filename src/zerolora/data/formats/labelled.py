@@ -52,12 +52,12 @@ def _labelled(row: Row) -> Example:
 
 def _label(row: Row) -> bool:
     """Return the label of a row. Raises BadRow if it is missing or has another meaning."""
-    found = [field for field in LABELS if row.get(field) is not None]
-    values = [_meaning(row, field) for field in found]
-    if not found:
+    present = [field for field in LABELS if row.get(field) is not None]
+    values = [_meaning(row, field) for field in present]
+    if not present:
         row.needed("label")
     if len(set(values)) > 1:
-        raise BadRow(f"{row.name(found[0])} and {row.name(found[1])} contradict each other; keep one")
+        raise BadRow(f"{row.name(present[0])} and {row.name(present[1])} contradict each other; keep one")
     return values[0]
 
 

@@ -65,13 +65,13 @@ def _preference(row: Row) -> Example:
 
 def _one_of(row: Row, fields: tuple[str, ...]) -> str:
     """Return the field that holds an answer, "" if none does."""
-    found = [field for field in fields if row.get(field) is not None]
-    if len(found) > 1:
+    present = [field for field in fields if row.get(field) is not None]
+    if len(present) > 1:
         raise BadRow(
-            f"{row.name(found[0])} and {row.name(found[1])} are two answers of one kind; keep one, or write ignore: "
-            f"[{row.name(found[1])}]"
+            f"{row.name(present[0])} and {row.name(present[1])} are two answers of one kind; keep one, or write ignore: "
+            f"[{row.name(present[1])}]"
         )
-    return found[0] if found else ""
+    return present[0] if present else ""
 
 
 def _ranked(row: Row) -> tuple[str, str]:
