@@ -68,8 +68,8 @@ def _one_of(row: Row, fields: tuple[str, ...]) -> str:
     present = [field for field in fields if row.get(field) is not None]
     if len(present) > 1:
         raise BadRow(
-            f"{row.name(present[0])} and {row.name(present[1])} are two answers of one kind; keep one, or write ignore: "
-            f"[{row.name(present[1])}]"
+            f"{row.name(present[0])} and {row.name(present[1])} are two answers of one kind; keep one, or write "
+            f"ignore: [{row.name(present[1])}]"
         )
     return present[0] if present else ""
 
