@@ -117,3 +117,16 @@ def test_a_mixture_of_experts_is_trained(tiny_model: Path, tmp_path: Path) -> No
     bench.prefer()
     for strategy in ("zero3", "ddp"):
         assert_starts_unchanged(train(bench, strategy, strategy))
+
+
+def test_a_step_without_undesirable_answers_has_no_figure_of_theirs(bench: Bench) -> None:
+    """Global batches of two answers, of which some are alike."""
+    own = {"data": "labelled", "packing": "labelled-unpacked", "reference": "labelled-reference", "objective": "kto"}
+    run = bench.run("one-label", "zero2", **own, global_batch=2, max_steps=8, epochs=2)
+    with (run / "metrics/loss.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    known = [(bool(row["desirable_reward"]), bool(row["undesirable_reward"])) for row in rows]
+    assert len({*known}) > 1 and all(any(each) for each in known)
+    with (run / "metrics/telemetry.csv").open(newline="") as file:
+        assert [bool(row["undesirable_reward"]) for row in csv.DictReader(file)] == [each for _, each in known]
+    assert all(math.isfinite(value) for value in metrics(run).values() if isinstance(value, float))

@@ -75,7 +75,8 @@ def learning_curves(table: Path, objective: Objective) -> list[Chart]:
     """Return the loss and other metrics of an objective by step, in training and validation, from loss.csv."""
     units = {"loss": objective.loss_unit, **{name: f"per {unit}" for name, unit in objective.metrics.items()}}
     read = _read(table)
-    return [*(_learning_curve(read, name, unit) for name, unit in units.items()), *_of_sources(read, objective)]
+    known = [(name, unit) for name, unit in units.items() if any(name in row for row in read)]
+    return [*(_learning_curve(read, name, unit) for name, unit in known), *_of_sources(read, objective)]
 
 
 def _of_sources(read: list[dict[str, float]], objective: Objective) -> list[Chart]:

@@ -333,13 +333,13 @@ class Loop:
         }
 
     def history(self) -> list[dict[str, Any]]:
-        """Return loss, learning rate and metrics of each step."""
+        """Return loss, learning rate and metrics of each step, without a metric that had no item in it."""
         return [
             {
                 "step": step + 1,
                 "loss": loss,
                 "learning_rate": self._learning_rate(step),
-                **{name: values[step] for name, values in self.metrics.items()},
+                **{name: values[step] for name, values in self.metrics.items() if not math.isnan(values[step])},
             }
             for step, loss in enumerate(self.losses)
         ]
@@ -468,6 +468,6 @@ class Totals:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The mean of each metric."""
-        means = self.means
-        return {name: means[name] for name in self.objective.metrics}
+        """The mean of each metric, NaN for one of a unit that has no item."""
+        means, metrics = self.means, self.objective.metrics
+        return {name: means[name] if self.units[unit] else math.nan for name, unit in metrics.items()}

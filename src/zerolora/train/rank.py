@@ -375,11 +375,10 @@ def _write_metrics(
     writer = csv.DictWriter(table, columns, lineterminator="\n")
     writer.writeheader()
     for row in loop.history():
-        figures = validated.get(row["step"], dict.fromkeys(published, ""))
+        figures = validated.get(row["step"], {})
         held_out = {f"{name}_validation": value for name, value in figures.items()}
         of_sources = dict(zip(sources, loop.losses_of_sources[row["step"] - 1], strict=True)) if sources else {}
-        known = {name: value for name, value in of_sources.items() if not math.isnan(value)}
-        writer.writerow({**row, **held_out, **known})
+        writer.writerow({**row, **_known(held_out), **_known(of_sources)})
     metrics = {
         "steps": batches.steps,
         "planned_steps": batches.planned,
@@ -388,9 +387,9 @@ def _write_metrics(
         "trainable_parameters": trainable_parameters,
         "loss_first": loop.losses[0],
         "loss_last": loop.losses[-1],
-        **{f"{name}_validation": value for name, value in published.items()},
-        **{f"{name}_first": values[0] for name, values in loop.metrics.items()},
-        **{f"{name}_last": values[-1] for name, values in loop.metrics.items()},
+        **_known({f"{name}_validation": value for name, value in published.items()}),
+        **_known({f"{name}_first": values[0] for name, values in loop.metrics.items()}),
+        **_known({f"{name}_last": values[-1] for name, values in loop.metrics.items()}),
         "published_step": published_step,
         **batches.balance(),
         **loop.telemetry.routed(),
@@ -416,6 +415,11 @@ def _write_metrics(
     losses = "loss {loss_first:.3g} -> {loss_last:.3g}".format_map(metrics)
     losses += f", validation {metrics['loss_validation']:.3g}" if published else ", no validation rows"
     result(f"{losses}, {resources['tokens_per_second']:.0f} tokens/s")
+
+
+def _known(figures: dict[str, float]) -> dict[str, float]:
+    """Return figures without those of no item, such as the reward of undesirable answers in a step without any."""
+    return {name: value for name, value in figures.items() if not math.isnan(value)}
 
 
 def _compiled(plan: TrainingPlan) -> dict[str, int]:

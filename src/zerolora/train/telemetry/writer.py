@@ -7,6 +7,7 @@ its checkpoint. At the end the file is published among the metrics.
 import contextlib
 import csv
 import io
+import math
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +132,7 @@ class TelemetryWriter:
             "communication_bytes": sum(counted["bytes"] for counted in self.sent.counts().values()),
             **self.system.now(),
             "gpu_energy_joules": self.energy.since_last(),
-            **metrics,
+            **{name: None if math.isnan(value) else value for name, value in metrics.items()},
             **self.routers.figures(),
         }
         self.rows.append(row)
