@@ -163,6 +163,46 @@ def test_tasks_at_validation_are_checked(tmp_path: Path, data: dict[str, Any], t
     assert {"name": "good", "chat_template": False, "max_new_tokens": 0}.items() <= task.items()
 
 
+OF_ROWS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    (
+        {},
+        {"too_long": "truncate_right"},
+        "rows.too_long: truncate_right with objective dpo, for which no answer is cut",
+    ),
+    ({}, {"loss": "everything"}, "rows.loss: 'everything' with objective dpo, which compares answers; write assistant"),
+    ({}, {"format": "alpaca"}, "rows.format: alpaca, but its runs have objective dpo, which learns from pairs"),
+    ({}, {"sources": {"a.json": {"format": "labelled"}}}, "a.json.format: labelled, but its runs have objective dpo"),
+    (
+        {"sft": {"dataset": "rows", "train": {"objective": "sft"}}},
+        {},
+        "rows: is used by runs with objective sft, which learn from texts, and dpo, which learn",
+    ),
+]
+
+
+@pytest.mark.parametrize(("runs", "data", "said"), OF_ROWS, ids=[said for *_, said in OF_ROWS])
+def test_rows_are_what_the_objectives_learn_from(
+    tmp_path: Path, runs: dict[str, Any], data: dict[str, Any], said: str
+) -> None:
+    config = copy.deepcopy(TINY_CONFIG)
+    config["train"]["objective"] = "dpo"
+    config["prepare"]["rows"] |= data
+    config["runs"] |= runs
+    assert said in refusal(load, write(tmp_path, config))
+
+
+def test_rows_of_a_run_with_preferences(tmp_path: Path) -> None:
+    """What they hold follows from the objective, and a packed row has room for both sequences of a pair."""
+    config = copy.deepcopy(TINY_CONFIG)
+    config["pack"] = {"packing": True}
+    for objective, rows, times in (("sft", "texts", 1), ("dpo", "pairs", 2), ("kto", "labelled", 1)):
+        config["train"]["objective"] = objective
+        values = resolved(write(tmp_path, config))
+        assert values["prepare"]["rows"]["rows"] == rows
+        assert values["runs"]["default"]["pack"]["capacity"] == times * values["prepare"]["rows"]["max_length"]
+        assert values["runs"]["default"]["referenced"] == ("" if objective == "sft" else "default")
+
+
 def test_generated_answers_at_validation_need_whole_rows(tmp_path: Path) -> None:
     config = copy.deepcopy(TINY_CONFIG)
     config["tasks"] = {"rows": {"math": {"path": "rows.json", "check": "numeric", "max_new_tokens": 9, "until": ["."]}}}
