@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -461,11 +461,11 @@ def random_on_device(
     attention: str,
     device: torch.device | None = None,
     quantization: Any = None,
-    spread: bool = False,
+    placed: Mapping[str, Any] | None = None,
 ) -> Any:
     """Return the model with random weights, created on the GPU: never whole on the host, at stage 3 nowhere whole."""
     assert quantization is None, "bitsandbytes quantizes what it reads from a file"
-    assert not spread, "a rank has one GPU"
+    assert not placed, "a rank has one GPU"
     transformers: Any = importlib.import_module("transformers")
     config = transformers.AutoConfig.from_pretrained(weights)
     with torch.device("cuda", torch.cuda.current_device()):

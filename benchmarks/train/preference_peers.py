@@ -29,7 +29,7 @@ import shutil
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -226,10 +226,12 @@ def batched(rows: list[dict[str, Any]], model: Path) -> tuple[list[dict[str, Any
 class Pairs(contest.Task):  # type: ignore[misc]
     """The pairs as zerolora prepares them."""
 
+    objective: Mapping[str, Any] = {"objective": "dpo", "dpo": {"beta": BETA, "sft_weight": 0.0}}
+    """Keys of the config's section `train`."""
+
     def resolved(self, train: dict[str, Any], pack: dict[str, Any], render: dict[str, Any]) -> dict[str, Any]:
-        """Return the settings of every stage for DPO without an SFT term."""
-        objective = {"objective": "dpo", "dpo": {"beta": BETA, "sft_weight": 0.0}}
-        return super().resolved({**objective, **train}, pack, render)
+        """Return the settings of every stage for the objective."""
+        return super().resolved({**self.objective, **train}, pack, render)
 
     def reference(self) -> float:
         """Make the log-probabilities of the reference; return the CPU seconds of the command."""

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import bitsandbytes
 import fake_gpu
@@ -19,9 +19,10 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from training_plan import training_plan
 
-from zerolora.config.settings import EvaluateSettings
+from zerolora.config.method_sections import Quantization
+from zerolora.config.settings import EvaluateSettings, ReferenceSettings
 from zerolora.errors import UserError
-from zerolora.evaluate import evaluated_models, generation
+from zerolora.evaluate import evaluated_models, generation, reference_log_probabilities
 from zerolora.evaluate.evaluated_models import EvaluatedModel
 from zerolora.evaluate.merged_logits import next_tokens, of_base, of_merged
 from zerolora.evaluate.row_losses import loss
@@ -102,18 +103,37 @@ def compare(weights: str, adapter: str, data: str, layers: int = 0) -> list[str]
     return []
 
 
+def refer(weights: str, adapter: str | None = None, quantization: Any = None, layers: int = 0) -> list[str]:
+    """Return the faults of the log-probabilities of a reference, on one GPU or on two."""
+    settings = ReferenceSettings(
+        device="cuda", precision="bf16", from_adapter=adapter,
+        quantization=Quantization(type=quantization) if quantization else None,
+    )  # fmt: skip
+    data = Path(weights).parent / "data"
+    module: Any = reference_log_probabilities
+    module.check_loss, module.shares_prefixes = lambda *_: None, lambda *_: True  # they compare values
+    with spread(layers), fake_gpu.computing():
+        model, prefixes = reference_log_probabilities.load(settings, Path(weights), data, DEVICE)
+        faults = [f"{name} is on {each.device}" for name, each in places_of(model) if each.device.type != DEVICE.type]
+        sequences = [row_of(length, OBJECTIVES["sft"])[0] for length in LENGTHS]
+        reference_log_probabilities.log_probabilities(model, sequences, prefixes)
+    return faults
+
+
 @contextlib.contextmanager
 def spread(layers: int) -> Iterator[None]:
     """Load Llamas of this many layers, unless 0, as one that does not fit on a GPU: all but one layer on the second."""
-    own = evaluated_models.placement
+    own, modules = evaluated_models.placement, cast(Any, (evaluated_models, reference_log_probabilities))
     if layers:
         places = {"model.embed_tokens": 0, "model.rotary_emb": 0, "model.norm": 1, "lm_head": 1}
         places |= {f"model.layers.{layer}": int(layer > 0) for layer in range(layers)}
-        evaluated_models.placement = lambda *_: {"device_map": places}
+        for module in modules:
+            module.placement = lambda *_, **__: {"device_map": places}
     try:
         yield
     finally:
-        evaluated_models.placement = own
+        for module in modules:
+            module.placement = own
 
 
 def half_ended(answers: torch.Tensor, *others: Any) -> list[int | None]:
@@ -197,6 +217,7 @@ KINDS: dict[str, Callable[..., list[str]]] = {
     "train": train,
     "evaluate": evaluate,
     "compare": compare,
+    "refer": refer,
     "probe": probe,
     "checked": checked,
 }

@@ -32,6 +32,9 @@ def found(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     compared = llama | {"adapter": str(folder / "adapter"), "data": str(folder / "data")}
     cases += [("merged on one GPU", "compare", compared), ("merged on two GPUs", "compare", compared | {"layers": 2})]
     cases.append(("answers on two GPUs", "evaluate", llama | {"layers": 2}))
+    refer = llama | {"adapter": str(folder / "adapter")}
+    cases += [("reference on one GPU", "refer", refer), ("reference on two GPUs", "refer", refer | {"layers": 2})]
+    cases.append(("quantized reference on two GPUs", "refer", llama | {"quantization": "nf4", "layers": 2}))
     (folder / "cases.json").write_text(json.dumps(cases))
     script = str(ROOT / "tests/cuda/rehearsal.py")
     result = served("python", script, str(folder / "cases.json"), HF_DEACTIVATE_ASYNC_LOAD="1")
@@ -60,7 +63,18 @@ def test_mistakes_are_faults(found: Found) -> None:
     assert found["mistakes"] == ([], None)
 
 
-@pytest.mark.parametrize("name", ["probe", "merged on one GPU", "merged on two GPUs", "answers on two GPUs"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "probe",
+        "merged on one GPU",
+        "merged on two GPUs",
+        "answers on two GPUs",
+        "reference on one GPU",
+        "reference on two GPUs",
+        "quantized reference on two GPUs",
+    ],
+)
 def test_indices_and_tensors_are_on_one_gpu(name: str, found: Found) -> None:
     assert found[name] == ([], None)
 

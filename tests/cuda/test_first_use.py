@@ -33,6 +33,7 @@ FIRST = {
     "task_base": LOADED,
     "task": LOADED,
     "judge": LOADED,
+    "reference": LOADED,
     "merge": None,
     "render": None,
 }
@@ -67,6 +68,7 @@ def stages(project: Project) -> list[tuple[str, str, list[str]]]:
         f"results/{run['rendered']}/zero.json",
     ]
     trained += ["--packing", f"results/{run['packed']}/packing", "--checkpoints", "c", "--output", "o"]
+    reference = {"device": "cuda", "precision": "bf16"}
     merge = ["merge", "--weights", SOURCE[3], "--adapter", TUNED[3], "--output", "o/merged"]
     task = ["task", "--settings", canonical(asked), "--rows", "asked.jsonl", "--output", "o/t", "--answers", "o/a"]
     commands = {
@@ -81,6 +83,7 @@ def stages(project: Project) -> list[tuple[str, str, list[str]]]:
             *("--adapter", TUNED[3], "--work", "o/w", "--output", "o/j", "--device", "cuda"),
         ],
         "merge": merge,
+        "reference": ["log-probabilities", "--settings", canonical(reference), *SOURCE, "--output", "o/reference"],
         "render": [
             *(
                 "render",

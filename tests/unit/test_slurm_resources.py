@@ -15,7 +15,8 @@ from safetensors.torch import save_file
 from test_render import settings_of
 
 from zerolora.compat.slurm_executor_patches import gpus_of_each_node
-from zerolora.config.settings import EvaluateSettings
+from zerolora.config.method_sections import Quantization
+from zerolora.config.settings import EvaluateSettings, ReferenceSettings
 from zerolora.files import MANIFEST, canonical, describe, write_json
 from zerolora.memory.reserve import SHARE, with_headroom
 from zerolora.merge import stream
@@ -32,9 +33,11 @@ from zerolora.planner.slurm_resources import (
     evaluating,
     merging,
     preparing,
+    referring,
     reporting,
 )
 from zerolora.tensor_file import write_shapes
+from zerolora.types import Precision
 from zerolora.units import GIB
 
 MODELS = ROOT / "config/recipes/models"
@@ -202,6 +205,21 @@ def test_evaluation_requests_enough_gpus_for_the_model(tmp_path: Path) -> None:
     offloaded, whole = (evaluating(few, model, data, settings_of(gpu_memory=80 * GIB), node) for node in (1, 2))
     assert offloaded["host_bytes"] == whole["host_bytes"]  # offloaded there, or loaded through it
     assert offloaded["seconds"] > 1.3 * whole["seconds"]  # offloaded weights are copied for each token
+
+
+def test_a_reference_requests_gpus_for_its_weights_as_loaded(tmp_path: Path) -> None:
+    """Quantized, or wider than they are stored in bf16."""
+    write_json(tmp_path / "stats.json", {"train_tokens": 10**6, "validation_tokens": 0, "longest_row": 512})
+
+    def gpus(name: str, gib: int, precision: Precision, quantization: Quantization | None = None) -> int:
+        model = fetched(tmp_path / name, name, 2, 4)
+        settings = ReferenceSettings(device="cuda", precision=precision, quantization=quantization)
+        return referring(settings, model, tmp_path, settings_of(gpu_memory=gib * GIB), 8)["gpus"]
+
+    four_bits = Quantization(type="nf4")
+    assert gpus("llama-3-70b", 80, "bf16") == 2
+    assert [gpus("llama-3-70b", gib, "bf16", four_bits) for gib in (80, 24)] == [1, 2]
+    assert gpus("llama-3-8b", 24, "bf16") == 1 and gpus("llama-3-8b", 24, "fp32") == 2
 
 
 class Resources(dict[str, Any]):

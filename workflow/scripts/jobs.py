@@ -472,7 +472,8 @@ class Job:
             case "prepare":
                 return slurm_resources.preparing(Path(self._jobs.config.prepare[self.dataset].path), threads)
             case "reference":
-                return slurm_resources.referring(model, data, self._run.render, gpus)
+                assert self._run.reference, "no run on these rows has a reference"
+                return slurm_resources.referring(self._run.reference, model, data, self._run.render, gpus)
             case "train":
                 return slurm_resources.rendered(below / f"results/{self._run.rendered}/render.json")
             case "evaluate":

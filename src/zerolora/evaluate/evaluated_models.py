@@ -132,10 +132,11 @@ def with_adapter(model: Any, adapter: Path) -> Any:
     return PeftModel.from_pretrained(model, str(adapter), torch_device="cpu").get_base_model()
 
 
-def placement(weights: Path, device: torch.device, beside: float = 0) -> dict[str, Any]:
+def placement(weights: Path, device: torch.device, beside: float = 0, loaded: float | None = None) -> dict[str, Any]:
     """Return the arguments for transformers and accelerate to spread a model that does not fit on one GPU over all
-    GPUs, and host memory for the rest; empty if it fits."""
+    GPUs, and host memory for the rest; empty if it fits. `loaded`: bytes of the weights on the GPU, by default those of
+    their files."""
     if not on_gpu(device):
         return {}
-    size = sum(path.stat().st_size for path in weight_files(weights))
+    size = sum(path.stat().st_size for path in weight_files(weights)) if loaded is None else loaded
     return {"device_map": "auto"} if size + beside > SHARE * torch.cuda.mem_get_info(device)[0] else {}

@@ -26,10 +26,11 @@ from zerolora.evaluate.evaluated_models import placement, with_adapter
 from zerolora.files import MANIFEST, describe, sha256, staged_directory, write_json
 from zerolora.log import result
 from zerolora.machine import cpu_matmul, devices
-from zerolora.methods.registry import check_published
+from zerolora.methods.registry import check_published, loaded_bytes
 from zerolora.model import added_tokens
 from zerolora.model.architecture import config_of, model_class, takes_own_attention
 from zerolora.model.manifest import located
+from zerolora.model.read_spec import read_model_spec
 from zerolora.model.spec import EVALUATION_TOKENS
 from zerolora.progress import Progress
 from zerolora.train import base_model
@@ -66,24 +67,25 @@ def load(settings: ReferenceSettings, weights: Path, data: Path, device: torch.d
     quantization = None
     if settings.quantization:
         quantization = base_model.bitsandbytes_config(settings.quantization, settings.precision, sharded=False)
-    spread = bool(placement(weights, device))
-    own = not spread and takes_own_attention(model_class(config_of(weights)))
+    size = loaded_bytes(read_model_spec(weights), DTYPES[settings.precision].itemsize, settings.quantization)
+    placed = placement(weights, device, loaded=size)
+    own = not placed and takes_own_attention(model_class(config_of(weights)))
     attention = IMPLEMENTATIONS["flash"] if own else "sdpa" if base_model.builds(weights, "sdpa") else "eager"
     dtype = DTYPES[settings.precision]
-    model = base_model.read(weights, dtype, attention, device, quantization, spread=spread)
+    model = base_model.read(weights, dtype, attention, device, quantization, placed)
     if quantization:
         keep_layout(model)
     with resizable(model):
         added_tokens.add_rows(model, tokens)
     model.config.use_cache = False
-    if not spread:  # whose hooks move the inputs of whole modules
+    if not placed:  # whose hooks move the inputs of whole modules
         make_chunked(model)
     if settings.from_adapter:
         adapter = Path(settings.from_adapter)
         check_published(adapter, weights)
         model = with_adapter(model, adapter)
     model.eval()
-    if not spread:
+    if not placed:
         check_loss(model, model, device, settings.precision)
     return model, own and shares_prefixes(model, model.config, device)
 

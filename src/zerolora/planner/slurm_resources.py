@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypedDict
 
-from zerolora.config.settings import EvaluateSettings, RenderSettings
+from zerolora.config.settings import EvaluateSettings, ReferenceSettings, RenderSettings
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, read_json
 from zerolora.memory.decoder import evaluation
@@ -22,6 +22,7 @@ from zerolora.memory.states import BYTES
 from zerolora.memory.training_spec import RowStatistics
 from zerolora.methods.method import SHARED
 from zerolora.methods.peft_format import ADAPTER
+from zerolora.methods.registry import loaded_bytes
 from zerolora.model import foreign
 from zerolora.model.projections import NOTHING, ForwardSpec
 from zerolora.model.read_spec import read_model_spec
@@ -177,7 +178,9 @@ def evaluating(
     return _resources(models * (seconds / ranks + stored / SHARED_DISK), ranks * (PROCESS_BYTES + held), all_gpus)
 
 
-def referring(model: Path, data: Path, run: RenderSettings, gpus_per_node: int | None = None) -> Resources:
+def referring(
+    settings: ReferenceSettings, model: Path, data: Path, run: RenderSettings, gpus_per_node: int | None = None
+) -> Resources:
     """Return the resources of `reference`: forward passes over the training and validation rows, on the fewest of a
     node's GPUs that hold the model, or on all, with the rest in host memory; or on a CPU.
 
@@ -187,28 +190,29 @@ def referring(model: Path, data: Path, run: RenderSettings, gpus_per_node: int |
     stored, on_gpu = sum(_weight_files(model)), run.device == "cuda"
     tokens = sum(statistics[f"{split}_tokens"] for split in ("train", "validation"))
     longest = max(1, statistics["longest_row"])
-    width = BYTES[run.precision]
+    width = BYTES[settings.precision]
+    weights = loaded_bytes(spec, width, settings.quantization)
     together = max(1, EVALUATION_TOKENS // longest)
     working = evaluation(spec, ForwardSpec(together, longest, width, "sdpa", True, False, "full", longest), NOTHING)
     of_node = run.ranks_per_node if gpus_per_node is None else gpus_per_node
-    gpus = _gpus(spec, stored, 0, working, run, of_node) or of_node if on_gpu else 0
-    held = stored if on_gpu else spec.parameters * width + working
+    gpus = _gpus(spec, weights, 0, working, run, of_node) or of_node if on_gpu else 0
+    held = stored if on_gpu else weights + working
     seconds = math.ceil(tokens / EVALUATION_TOKENS) * _forward_seconds(spec, EVALUATION_TOKENS, 1, run)
     return _resources(seconds + stored / SHARED_DISK, PROCESS_BYTES + held, gpus)
 
 
-def _gpus(spec: ModelSpec, stored: int, cache: int, working: float, run: RenderSettings, most: int) -> int:
-    """Return the least number of GPUs, up to `most`, for `stored` bytes of weights and a cache, both divided by layers,
+def _gpus(spec: ModelSpec, weights: float, cache: int, working: float, run: RenderSettings, most: int) -> int:
+    """Return the least number of GPUs, up to `most`, for bytes of `weights` and a cache, both divided by layers,
     and `working` bytes on each; 0 if they do not fit.
 
     accelerate (get_balanced_memory) assigns whole layers, so one of several GPUs may have a layer, or an embedding,
     more than its share.
     """
-    width = stored / spec.parameters
+    width = weights / spec.parameters
     tables = [width * module.parameters for module in spec.modules if module.kind in ("embedding", "head")]
-    largest = max([stored / spec.layers, *tables])
+    largest = max([weights / spec.layers, *tables])
     for number in range(1, most + 1):
-        held = (stored + cache) / number + (largest if number > 1 else 0) + working
+        held = (weights + cache) / number + (largest if number > 1 else 0) + working
         reserve = CONTEXT + int(UNUSED * held) if run.reserve is None else run.reserve
         if held + reserve <= (run.gpu_memory or 0):
             return number

@@ -1,6 +1,7 @@
 """The base model, read from safetensors to where it computes: no rank holds the whole model on the host of a GPU."""
 
 import importlib.util
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -78,16 +79,16 @@ def read(
     attention: str,
     device: torch.device | None = None,
     quantization: Any = None,
-    spread: bool = False,
+    placed: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Return the model with its weights: on `device`, sharded by the engine, or with `spread` on all GPUs of this
-    process and in host memory. `quantization` is for transformers.
+    """Return the model with its weights: on `device`, sharded by the engine, or where transformers puts it with the
+    arguments `placed`. `quantization` is for transformers.
 
     With a GPU as device_map transformers materializes each tensor there itself, from a slice of the mapped file
     (core_model_loading.py); on CPU parameters are the mapped file's own pages.
     """
-    placed = device is not None and (on_gpu(device) or quantization is not None)
-    options: dict[str, Any] = {"device_map": "auto" if spread else {"": device}} if placed else {}
+    whole = device is not None and (on_gpu(device) or quantization is not None)
+    options: dict[str, Any] = dict(placed or ({"device_map": {"": device}} if whole else {}))
     config = config_of(weights)
     if quantization is not None:
         if stored_quantization(weights):
