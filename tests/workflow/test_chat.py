@@ -1,6 +1,8 @@
 """`zerolora chat` with the models of a finished run: the answers of its evaluation, conversations, and refusals."""
 
 import json
+import os
+import pty
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +12,10 @@ import chat_picture
 import pytest
 from conftest import BIN, Project, project_environment
 
+from zerolora.files import MANIFEST, describe, read_json, write_json
+
+CLEARS = "\x1b[2J"
+"""Clears a terminal."""
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
@@ -17,6 +23,37 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 def project(copy_finished: Callable[[str], Project]) -> Project:
     """Return a project whose run has ended."""
     return copy_finished("chat")
+
+
+@pytest.fixture(scope="module")
+def endless(copy_finished: Callable[[str], Project]) -> Project:
+    """Return a project whose merged model answers everything with CLEARS, over and over."""
+    import torch
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoTokenizer
+
+    project = copy_finished("endless")
+    folder = project.directory / "results/default/merged"
+    for path in folder.iterdir():
+        path.chmod(0o644)
+    weights = load_file(folder / "model.safetensors")
+    for name in weights:
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            weights[name].zero_()  # each token's state is its embedding
+    weights["model.norm.weight"].fill_(1)
+    axes = torch.eye(weights["model.embed_tokens.weight"].shape[1])
+    tokens = AutoTokenizer.from_pretrained(folder)(CLEARS, add_special_tokens=False)["input_ids"]
+    weights["model.embed_tokens.weight"][:] = axes[0]
+    weights["lm_head.weight"] = torch.zeros_like(weights["model.embed_tokens.weight"])
+    for number, token in enumerate(tokens):
+        weights["model.embed_tokens.weight"][token] = axes[number + 1]
+        weights["lm_head.weight"][token] = axes[number]
+    weights["lm_head.weight"][tokens[0]] += axes[len(tokens)]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    config = read_json(folder / "config.json", "tests")
+    write_json(folder / "config.json", config | {"tie_word_embeddings": False, "max_position_embeddings": 10**6})
+    write_json(folder / MANIFEST, read_json(folder / MANIFEST, "tests") | {"files": describe(folder)})
+    return project
 
 
 def chat(project: Project, *arguments: str, lines: str = "") -> "subprocess.CompletedProcess[str]":
@@ -188,3 +225,79 @@ def test_rows_of_other_roles_and_empty_answers_have_prompts(project: Project) ->
     assert first._prompt(asked[:1]) == other._prompt(asked[:1])
     text = first.tokenizer.decode(first._prompt(asked))
     assert text == first.tokenizing.template.write(asked, prompt=True)
+
+
+def test_ctrl_c_ends_an_answer(endless: Project) -> None:
+    """In a terminal, each time; Ctrl-D ends the chat. No control character of an answer reaches the terminal. (Loads a
+    model.)"""
+    terminal, theirs = pty.openpty()
+    command = ["setsid", "--ctty", BIN / "zerolora", "chat", "default", "--max-new-tokens", "100000"]
+    variables = project_environment(endless.directory) | {"TERM": "dumb", "LC_ALL": "C.UTF-8"}
+    with subprocess.Popen(
+        command, cwd=endless.directory, env=variables, stdin=theirs, stdout=theirs, stderr=theirs
+    ) as running:
+        os.close(theirs)
+        try:
+            shown = _until(terminal, "> ")
+            for question in ("Hi", "And now?"):
+                os.write(terminal, f"{question}\n".encode())
+                shown += _until(terminal, "[2J")
+                os.write(terminal, b"\x03")
+                shown += _until(terminal, "\n> ")
+            os.write(terminal, b"\x04")
+            shown += _until(terminal, "\n")
+            running.wait()
+        finally:
+            running.kill()
+            os.close(terminal)
+    assert running.returncode == 0, shown
+    assert "\x1b" not in shown and shown.count("Hi") == shown.count("And now?") == 1
+    assert r"\x1b[2J" in shown.partition("And now?")[2]
+
+
+def _until(terminal: int, text: str) -> str:
+    """Return what a terminal shows until `text`."""
+    shown = b""
+    while text.encode() not in shown:
+        shown += os.read(terminal, 1)
+    return shown.decode()
+
+
+def test_an_interrupted_answer_stays_in_the_conversation(endless: Project) -> None:
+    """As far as it was written. Elsewhere than in a terminal, Ctrl-C ends the chat."""
+    from zerolora.chatting.conversation import ChatModel, chat
+    from zerolora.config.file import load
+    from zerolora.config.resolve import resolve
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(endless.directory)
+        model = ChatModel("default", resolve(load(Path("config/config.yaml"))), 100_000)
+    written: list[str] = []
+
+    def write(text: str) -> None:
+        written.append(text)
+        if text == "J" and written.count("J") % 2 == 0:
+            raise KeyboardInterrupt
+
+    chat([model], ["Hi"], write, live=True, interruptible=True)
+    answer = {"role": "assistant", "content": CLEARS + CLEARS[:-1]}
+    assert model.messages == [{"role": "user", "content": "Hi"}, answer]
+    chat([model], ["So"], write, live=True, interruptible=True)
+    assert model.messages[2:] == [{"role": "user", "content": "So"}, answer]
+    before, written[:] = model.messages, []
+    with pytest.raises(KeyboardInterrupt):
+        chat([model], ["Go"], write, live=True)
+    assert model.messages == before
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_a_line_that_is_not_utf8_is_answered_with_the_reason(project: Project, errors: str) -> None:
+    """With each way in which Python reads such lines, by the locale. (Loads a model.)"""
+    ended = subprocess.run(
+        [BIN / "zerolora", "chat", "default", "--max-new-tokens", "4"], cwd=project.directory, check=False,
+        env=project_environment(project.directory) | {"PYTHONIOENCODING": f"utf-8:{errors}"},
+        input=b"\xff\nHi\n", capture_output=True,
+    )  # fmt: skip
+    first, second = ended.stdout.decode().splitlines()
+    assert ended.returncode == 0 and first.startswith("(the question contains half a character ('\\udcff', at 1)")
+    assert second and not second.startswith("(")

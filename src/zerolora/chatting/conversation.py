@@ -4,8 +4,11 @@ The tokens of a prompt are those of training: the same tokenizer, template and s
 evaluation, and end at the stop tokens of training.
 """
 
+import io
 import sys
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +17,7 @@ from transformers.utils.logging import disable_progress_bar
 from zerolora.config.compared import compared
 from zerolora.config.settings import PrepareSettings, Resolved
 from zerolora.data.example import BadRow, Example
+from zerolora.data.formats.row_values import text_of
 from zerolora.data.template import Template
 from zerolora.data.tokenize import ChunkTokenizer
 from zerolora.errors import UserError, shown
@@ -51,12 +55,13 @@ class ChatModel:
         self.longest = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         self.messages: list[Message] = []
 
-    def answer(self, question: str, write: Callable[[str], object], *, live: bool) -> None:
-        """Write the answer to a question in the conversation so far; `live`: while it is generated.
+    def answer(self, question: str, write: Callable[[str], object], *, live: bool, interruptible: bool = False) -> None:
+        """Write the answer to a question in the conversation so far; `live`: while it is generated. `interruptible`: an
+        answer that is live ends at Ctrl-C, and the conversation continues with what was written.
 
         Raises BadRow for a question that cannot be asked, before anything is written.
         """
-        asked = [*self.messages, {"role": "user", "content": question}]
+        asked = [*self.messages, {"role": "user", "content": text_of(question, "the question")}]
         prompt = self._prompt(asked)
         if self.longest and len(prompt) + self.limit > self.longest:
             raise BadRow(
@@ -65,8 +70,15 @@ class ChatModel:
             )
         written = TokenByToken(self._text, write)
         token = written.token if live else None
-        (tokens,) = answer_batch(self.model, self.tokenizer.pad_token_id, [prompt], self.stops, self.limit, ended=token)
-        self.messages = [*asked, {"role": "assistant", "content": written.end(tokens)}]
+        padding = self.tokenizer.pad_token_id
+        try:
+            (tokens,) = answer_batch(self.model, padding, [prompt], self.stops, self.limit, ended=token)
+            text = written.end(tokens)
+        except KeyboardInterrupt:
+            if not interruptible:
+                raise
+            text = written.text
+        self.messages = [*asked, {"role": "assistant", "content": text}]
 
     def _text(self, tokens: list[int]) -> str:
         text: str = self.tokenizer.decode(tokens, skip_special_tokens=True)
@@ -124,9 +136,19 @@ def named_model(name: str, resolved: Resolved) -> NamedModel:
     return NamedModel(model, RESULTS / "data" / settings.dataset, prepared)
 
 
-def chat(models: list[ChatModel], questions: Iterable[str], write: Callable[[str], object], *, live: bool) -> None:
-    """Write the answers of all models to each question, in turn; `live`: while they are generated. A model that cannot
-    answer writes the reason."""
+def chat(
+    models: list[ChatModel],
+    questions: Iterable[str],
+    write: Callable[[str], object],
+    *,
+    live: bool,
+    interruptible: bool = False,
+) -> None:
+    """Write the answers of all models to each question, in turn. A model that cannot answer writes the reason.
+
+    live: `write` shows them in a terminal, while they are generated. interruptible: Ctrl-C ends an answer only.
+    """
+    show = partial(_show, write) if live else write
     for question in map(str.strip, questions):
         if question == NEW:
             for model in models:
@@ -135,10 +157,22 @@ def chat(models: list[ChatModel], questions: Iterable[str], write: Callable[[str
         for model in models if question else ():
             write(f"{model.name}: " if len(models) > 1 else "")
             try:
-                model.answer(question, write, live=live)
+                model.answer(question, show, live=live, interruptible=interruptible)
             except BadRow as error:
-                write(f"({error})")
+                show(f"({error})")
             write("\n")
+
+
+def _show(write: Callable[[str], object], text: str) -> None:
+    """Write a text for a terminal, with control characters escaped, which could move its cursor or change its state."""
+    write(
+        "".join(
+            each.encode("unicode_escape").decode()
+            if unicodedata.category(each) == "Cc" and each not in "\n\t"
+            else each
+            for each in text
+        )
+    )
 
 
 def opened(names: list[str], resolved: Resolved, limit: int) -> list[ChatModel]:
@@ -152,7 +186,9 @@ def opened(names: list[str], resolved: Resolved, limit: int) -> list[ChatModel]:
 
 
 def asked() -> Iterator[str]:
-    """Yield the lines that are typed, or piped in, until their end."""
+    """Yield the lines that are typed, or piped in, until their end; invalid UTF-8 as surrogates."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")
     if not sys.stdin.isatty():
         yield from sys.stdin
         return

@@ -4,6 +4,7 @@ Each command imports its implementation when called, so that no other command, n
 """
 
 import json
+import signal
 import sys
 from functools import partial
 from pathlib import Path
@@ -219,7 +220,11 @@ def chat(
 
     opened = conversation.opened(models, resolved, max_new_tokens)
     standard_input.reopen()
-    conversation.chat(opened, conversation.asked(), partial(typer.echo, nl=False), live=sys.stdout.isatty())
+    live = sys.stdout.isatty()
+    if interruptible := live and sys.stdin.isatty():
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # each Ctrl-C, not only the first
+    write = partial(typer.echo, nl=False)
+    conversation.chat(opened, conversation.asked(), write, live=live, interruptible=interruptible)
 
 
 @app.command()
