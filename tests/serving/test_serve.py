@@ -118,6 +118,18 @@ def test_a_client_gets_the_answers_of_the_evaluation(
     assert f"at http://127.0.0.1:{port}/v1" in output and not folder.exists() and not Path(f"/proc/{child}").exists()
 
 
+def test_a_server_that_dies_is_an_error(
+    project: Project, port: int, served: Callable[[str], "subprocess.Popen[str]"]
+) -> None:
+    """As for lack of memory. (A server loads libraries and a model.)"""
+    server = served("default")
+    (child,) = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+    os.kill(int(child), signal.SIGKILL)
+    output, _ = server.communicate(timeout=60)
+    assert server.returncode == 2, output
+    assert "transformers' server of default was killed by SIGKILL; give it more memory, and run this again" in output
+
+
 def test_the_system_prompt_of_training_is_in_the_template(project: Project, tmp_path: Path) -> None:
     """As `prepare` adds it: only to a conversation that has none."""
     from zerolora.chatting.model_server import write_served

@@ -42,10 +42,11 @@ main()
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-def serve(name: str, resolved: Resolved, host: str, port: int) -> int:
-    """Serve a model of a run until the server ends, and return its exit code.
+def serve(name: str, resolved: Resolved, host: str, port: int) -> None:
+    """Serve a model of a run until it is stopped.
 
-    Raises UserError, before anything is loaded, if the run lacks the model, a package is missing, or the port is taken.
+    Raises UserError, before anything is loaded, if the run lacks the model, a package is missing, or the port is taken;
+    and if the server ends by itself.
     """
     if missing := [package for package in PACKAGES if importlib.util.find_spec(package) is None]:
         raise UserError(
@@ -66,10 +67,13 @@ def serve(name: str, resolved: Resolved, host: str, port: int) -> int:
         with subprocess.Popen(command, cwd=folder, env=os.environ | {"HF_HUB_OFFLINE": "1"}) as server:
             signal.signal(signal.SIGTERM, _stop)
             try:
-                return server.wait()
+                code = server.wait()
             except KeyboardInterrupt:  # Ctrl-C, which the server gets too, or SIGTERM
                 server.terminate()
-                return 0
+                return
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    remedy = "give it more memory" if code == -signal.SIGKILL else "look at its output above"
+    raise UserError(f"transformers' server of {name} {how}; {remedy}, and run this again")
 
 
 def _stop(*_: object) -> NoReturn:

@@ -238,7 +238,7 @@ def serve(
     from zerolora.config.file import load
     from zerolora.config.resolve import resolve
 
-    raise typer.Exit(implementation(model, resolve(load(Path("config/config.yaml"))), host, port))
+    implementation(model, resolve(load(Path("config/config.yaml"))), host, port)
 
 
 @app.command()
