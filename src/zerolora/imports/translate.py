@@ -327,7 +327,8 @@ def _remove_invalid(draft: Draft) -> list[Line]:
             for part in path[:-1]:
                 section = section[part]
             section.pop(path[-1], None)
-            lines.append(Line(draft.came_from.pop(path) or ".".join(path), "no equal", text, CHANGES))
+            key, ours = draft.came_from.pop(path), ".".join(path)
+            lines.append(Line(key or ours, "no equal", f"{ours}: {text}" if key else text, CHANGES))
             break
     raise UserError("the translated config stays invalid: " + "; ".join(text for _, text in _mistakes(draft.config)))
 

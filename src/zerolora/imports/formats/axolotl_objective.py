@@ -31,7 +31,7 @@ BETA = "train.OBJECTIVE.beta"
 
 
 def _named(value: Any, draft: Draft) -> str | None:
-    if value not in CHOICES:
+    if not isinstance(value, str) or value not in CHOICES:
         raise Unlike(f"{shown(value)}: rewards, which train.objective does not have; it has {', '.join(CHOICES)}")
     draft.facts["rl"] = value
     return None
@@ -75,6 +75,10 @@ def _dpo(options: dict[str, Any]) -> ChosenObjective:
     if loss == "robust":
         used.add("dpo_label_smoothing")
         if smoothing := options.get("dpo_label_smoothing"):
+            if not 0 < smoothing < 0.5:
+                raise Unlike(
+                    f"robust with dpo_label_smoothing {smoothing:g}, which must be more than 0 and less than 0.5"
+                )
             section["label_smoothing"] = smoothing
         else:
             loss = "sigmoid"  # the same without smoothing
