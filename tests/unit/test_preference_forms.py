@@ -149,6 +149,7 @@ PAIRS: dict[str, tuple[dict[str, Any], Example]] = {
             rejected=[USER, CALLING, {"role": "tool", "content": "6"}, BAD],
         ),
     ),
+    "cells of CSV that are empty": ({"prompt": Q, "chosen": "", "chosen_response": "5", "rejected": "6"}, PLAIN),
     "an answer that is JSON": (
         {"prompt": Q, "chosen": '{"role": "admin"}', "rejected": '{"role": "user"}'},
         Example(
@@ -203,6 +204,7 @@ LABELLED: dict[str, tuple[dict[str, Any], Example]] = {
         KTO,
     ),
     "LLaMA-Factory messages": ({"messages": [USER, GOOD], "kto_tag": "Desirable"}, KTO),
+    "cells of CSV that are empty": ({"prompt": Q, "completion": "", "output": "5", "label": "", "kto_tag": "1"}, KTO),
     "intel orca": (
         {"system": "You add.", "question": Q, "completion": "6", "label": "undesirable"},
         Example(messages=[SYSTEM, USER, BAD], prompt=2, desirable=False),
@@ -299,6 +301,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "chosen ends with a message of tool",
     ),
     ({"chosen": "It is 5.", "rejected": "It is 6."}, "chosen is a text, and the row has no prompt"),
+    ({"prompt": "", **TEXTS}, "prompt is empty; fill it in or remove the row"),
+    ({"prompt": [], "chosen": [GOOD], "rejected": [BAD]}, "prompt is empty; fill it in"),
+    ({"chosen": [GOOD], "rejected": [BAD]}, "chosen has an answer without a prompt; write columns: {prompt: ...}"),
     ({"prompt": EARLIER, "chosen": "5", "rejected": "6"}, "the prompt of chosen ends with an answer"),
     ({"prompt": Q, **TEXTS, "margin": 0.5}, "margin weighs a pair, and pairs have no weight; remove it"),
     ({"prompt": Q, **TEXTS, "score_chosen": 6, "score_rejected": 8.5}, "score_rejected is 8.5, more than score_chosen"),
@@ -330,6 +335,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"prompt": Q, "answers": [{"answer": "5", "rank": None}]},
         "answers[0].rank is None; write its rank, 1 = the best",
     ),
+    (
+        {"prompt": Q, "answers": [{"answer": "5", "rank": 1}, {"answer": "6", "rank": float("nan")}]},
+        "answers[1].rank is nan; write its rank, 1 = the best",
+    ),
     ({"system": "You subtract.", "chosen": [SYSTEM, USER, GOOD], "rejected": [SYSTEM, USER, BAD]}, "system and the"),
     ({"chosen": "\n\nHuman: ", "rejected": "\n\nHuman: "}, "chosen is empty"),
 ]
@@ -359,9 +368,14 @@ REFUSED_LABELS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": Q, "completion": " ", "label": True}, "completion is empty"),
     ({"completion": "5", "label": True}, "completion has an answer without a prompt"),
     ({"prompt": Q, "label": True}, "completion is missing"),
+    ({"prompt": " ", "completion": "5", "label": True}, "prompt is empty; fill it in or remove the row"),
+    ({"prompt": Q, "completion": "5", "label": ""}, "label is ''; write true (1, desirable)"),
     ({"messages": [USER, GOOD, USER], "label": True}, "messages has no answer behind the prompt"),
     ({"prompt": "Add 2.", "completion": [USER, GOOD], "label": True}, "prompt is not the prompt that completion"),
-    ({"prompt": Q, "completion": "5", "output": "6", "label": True}, "output is '6', and the prompt and the answers"),
+    (
+        {"prompt": Q, "completion": "5", "output": "6", "label": True},
+        "completion and output are two answers of one kind",
+    ),
     ({"prompt": Q, "completion": "5", "label": 1, "rejected": "6"}, "rejected judges or compares answers, and is not"),
 ]
 

@@ -1,6 +1,7 @@
 """The prompt and the answers of a judged row, which many data sets write in forms of their own."""
 
 import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from zerolora.data.example import BadRow
@@ -37,6 +38,23 @@ class Prompt(NamedTuple):
 
 def messages_in(turns: list[Turn]) -> list[dict[str, Any]]:
     return [turn.message for turn in turns]
+
+
+def present_in(row: Row, fields: Sequence[str]) -> list[str]:
+    """Return the fields with a value; those with an empty one only if no other has any, so that it can be named."""
+    present = [field for field in fields if row.get(field) is not None]
+    return [field for field in present if not is_blank(row.get(field))] or present[:1]
+
+
+def one_of(row: Row, fields: Sequence[str]) -> str:
+    """Return the field that holds an answer, "" if none does. Raises BadRow for two of them."""
+    present = present_in(row, fields)
+    if len(present) > 1:
+        raise BadRow(
+            f"{row.name(present[0])} and {row.name(present[1])} are two answers of one kind; keep one, or write "
+            f"ignore: [{row.name(present[1])}]"
+        )
+    return present[0] if present else ""
 
 
 def said(row: Row, field: str) -> str | list[Turn]:
@@ -171,6 +189,13 @@ def check_answer(answer: list[Turn], prompt: list[Turn], name: str) -> None:
             f"{name} has weights of turns, and an answer is compared as a whole; remove them, or name their key in "
             "ignore"
         )
+
+
+def check_prompt_filled(row: Row) -> None:
+    """Raise BadRow if a row has a field of its prompt, which is empty."""
+    for field in (*QUESTIONS, *LISTS):
+        if row.columns.get(field, field) in row.value:
+            raise BadRow(f"{row.name(field)} is empty; fill it in or remove the row")
 
 
 def check_all_read(row: Row, fields: tuple[str, ...]) -> None:

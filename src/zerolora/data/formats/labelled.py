@@ -10,7 +10,10 @@ from zerolora.data.formats.judged_answers import (
     after_question,
     check_all_read,
     check_answer,
+    check_prompt_filled,
     is_in,
+    one_of,
+    present_in,
     prompt_of,
     said,
 )
@@ -25,7 +28,7 @@ WORDS = {"desirable": True, "undesirable": False, "chosen": True, "rejected": Fa
 
 def _labelled(row: Row) -> Example:
     desirable = _label(row)
-    field = next((name for name in ANSWERS if row.get(name) is not None), "")
+    field = one_of(row, ANSWERS)
     asked = prompt_of(row)
     if not field and asked and asked.field in LISTS:
         field, turns = asked.field, asked.turns
@@ -44,6 +47,8 @@ def _labelled(row: Row) -> Example:
                     f"write ignore: [{row.name(asked.field)}]"
                 )
             prompt, answer = answer[:end], answer[end:]
+    if not prompt:
+        check_prompt_filled(row)
     check_answer(answer, prompt, row.name(field))
     check_all_read(row, FIELDS)
     example = conversation([*prompt, *answer], row, field, len(prompt), asked.further if asked else "")
@@ -52,7 +57,7 @@ def _labelled(row: Row) -> Example:
 
 def _label(row: Row) -> bool:
     """Return the label of a row. Raises BadRow if it is missing or has another meaning."""
-    present = [field for field in LABELS if row.get(field) is not None]
+    present = present_in(row, LABELS)
     values = [_meaning(row, field) for field in present]
     if not present:
         row.needed("label")

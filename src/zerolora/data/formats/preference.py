@@ -4,6 +4,7 @@ The answers are texts, messages, or whole conversations, whose prompt is the mes
 """
 
 from itertools import takewhile
+from math import isfinite
 from typing import Any
 
 from zerolora.data.example import BadRow, Example
@@ -17,8 +18,10 @@ from zerolora.data.formats.judged_answers import (
     after_question,
     check_all_read,
     check_answer,
+    check_prompt_filled,
     is_in,
     messages_in,
+    one_of,
     prompt_of,
     said,
 )
@@ -36,7 +39,7 @@ LONG = 4  # words of a prompt that no answer repeats by chance
 
 
 def _preference(row: Row) -> Example:
-    better, worse = _one_of(row, CHOSEN), _one_of(row, REJECTED)
+    better, worse = one_of(row, CHOSEN), one_of(row, REJECTED)
     chosen: str | list[Turn]
     rejected: str | list[Turn]
     asked = prompt_of(row)
@@ -63,24 +66,13 @@ def _preference(row: Row) -> Example:
     return good._replace(rejected=bad.messages, supervised=None, thoughts=good.thoughts or bad.thoughts)
 
 
-def _one_of(row: Row, fields: tuple[str, ...]) -> str:
-    """Return the field that holds an answer, "" if none does."""
-    present = [field for field in fields if row.get(field) is not None]
-    if len(present) > 1:
-        raise BadRow(
-            f"{row.name(present[0])} and {row.name(present[1])} are two answers of one kind; keep one, or write "
-            f"ignore: [{row.name(present[1])}]"
-        )
-    return present[0] if present else ""
-
-
 def _ranked(row: Row) -> tuple[str, str]:
     """Return the best and the worst of ranked answers; 1 is the best rank."""
     name = row.name("answers")
     ranked = []
     for number, each in enumerate(objects_of(row.needed("answers"), name)):
         rank = factor_of(each.get("rank"))
-        if rank is None or isinstance(each.get("rank"), bool):
+        if rank is None or not isfinite(rank) or isinstance(each.get("rank"), bool):
             raise BadRow(f"{name}[{number}].rank is {shown(each.get('rank'))}; write its rank, 1 = the best")
         ranked.append(
             (rank, filled(text_of(each.get("answer"), f"{name}[{number}].answer"), f"{name}[{number}].answer"))
@@ -141,18 +133,19 @@ def _split(
     if asked is None:
         for answer, name in zip((chosen, rejected), names, strict=True):
             if isinstance(answer, str):
+                check_prompt_filled(row)
                 raise BadRow(
                     f"{name} is a text, and the row has no prompt (it has {row}); write columns: {{prompt: ...}} with "
                     "its column, or whole conversations"
                 )
         assert not isinstance(chosen, str) and not isinstance(rejected, str)
-        return _implicit(chosen, rejected, names)
+        return _implicit(row, chosen, rejected, names)
     turns = [
         [Turn(message_of("assistant", answer))] if isinstance(answer, str) else answer for answer in (chosen, rejected)
     ]
     whole = [answer[0].message["role"] != "assistant" for answer in turns]
     if all(whole):
-        prompt, answers = _implicit(turns[0], turns[1], names)
+        prompt, answers = _implicit(row, turns[0], turns[1], names)
         if asked.turns and not (is_in(asked, prompt) and (asked.text or len(prompt) == len(asked.turns))):
             raise BadRow(
                 f"{row.name(asked.field)} is not the prompt that {names[0]} and {names[1]} begin with; correct it, or "
@@ -169,7 +162,7 @@ def _split(
 
 
 def _implicit(
-    chosen: list[Turn], rejected: list[Turn], names: tuple[str, str]
+    row: Row, chosen: list[Turn], rejected: list[Turn], names: tuple[str, str]
 ) -> tuple[list[Turn], tuple[list[Turn], list[Turn]]]:
     """Return the turns that two conversations begin with in common, and the rest of each."""
     if messages_in(chosen) == messages_in(rejected):
@@ -177,6 +170,9 @@ def _implicit(
     pairs = zip(messages_in(chosen), messages_in(rejected), strict=False)
     common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     if not common:
+        if chosen[0].message["role"] == rejected[0].message["role"] == "assistant":
+            check_prompt_filled(row)
+            raise BadRow(f"{names[0]} has an answer without a prompt; write columns: {{prompt: ...}} with its column")
         raise BadRow(
             f"{names[0]} and {names[1]} begin with different messages, so they answer different prompts; write the "
             "answers to one prompt, or remove the row"
