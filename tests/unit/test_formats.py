@@ -250,8 +250,8 @@ PAIR = turns("q", "a")
         (
             {"prompt": "a", "chosen": "b", "rejected": "c"},
             "chosen judges or compares answers, and every answer would be supervised: train.objective is sft; name the "
-            "answers to learn, as in columns: {completion: chosen}, or write train.objective: dpo for pairs, or write "
-            "ignore: [chosen, rejected] to train without them",
+            "answers to learn, as in columns: {completion: chosen}, of conversations {messages: chosen}, or write "
+            "train.objective: dpo for pairs, or write ignore: [chosen, rejected] to train without them",
         ),
         ({"a\n\ud800": 1}, r"its fields ('a\n\ud800') fit none"),
         ({f"column{number}": 1 for number in range(30)}, "its fields (column0, column1, "),

@@ -468,11 +468,27 @@ def test_rows_of_another_kind_are_refused_with_the_remedy(rows: RowKind, row: di
 
 def test_sft_on_pairs_names_both_remedies() -> None:
     row = {"prompt": Q, "chosen": [USER, GOOD], "rejected": [USER, BAD], "messages": [USER, GOOD]}
-    with pytest.raises(BadRow, match=r"columns: \{completion: chosen\}, or write train.objective: dpo for pairs"):
+    said = r"\{completion: chosen\}, of conversations \{messages: chosen\}, or write train.objective: dpo for pairs"
+    with pytest.raises(BadRow, match=said):
         parse(row, detect(row, Reading()), Reading())
     with pytest.raises(BadRow, match=r"keep the rows of good answers alone, or write train.objective: kto"):
         labels = {"prompt": Q, "completion": "5", "label": False}
         parse(labels, detect(labels, Reading()), Reading())
+
+
+@pytest.mark.parametrize("name", ["prompt", "question", "instruction"])
+def test_chosen_conversations_are_learnt_with_their_question(name: str) -> None:
+    """One beside an answer alone would be lost in the form messages; the form prompt reads both."""
+    reading = Reading({"messages": "chosen"}, ignored=frozenset({"rejected"}))
+    whole = {name: Q, "chosen": [USER, GOOD], "rejected": [USER, BAD]}
+    assert parse(whole, "messages", reading) == Example(messages=[USER, GOOD])
+    alone = {name: [USER], "chosen": [GOOD], "rejected": [BAD]}
+    with pytest.raises(
+        BadRow, match=rf"^chosen has no question, and {name} is .*{{prompt: {name}, completion: chosen}}"
+    ):
+        parse(alone, "messages", reading)
+    reading = Reading({"prompt": name, "completion": "chosen"}, ignored=frozenset({"rejected"}))
+    assert parse(alone, "prompt", reading) == Example(messages=[USER, GOOD], prompt=1)
 
 
 def test_detection_reads_only_forms_of_the_objective(tmp_path: Path) -> None:
@@ -489,7 +505,8 @@ def test_detection_reads_only_forms_of_the_objective(tmp_path: Path) -> None:
     assert str(caught.value) == (
         "prepare: format of rows.jsonl is preference, which has pairs of answers, for train.objective: dpo, ipo, simpo "
         "or orpo, but the runs of this data set read texts to learn, for train.objective: sft; write train.objective: "
-        "dpo, or format: prompt, columns: {completion: chosen} and ignore: [rejected] to learn the chosen answers"
+        "dpo, or format: prompt, columns: {completion: chosen} and ignore: [rejected] to learn the chosen answers (of "
+        "conversations format: messages and columns: {messages: chosen})"
     )
     with pytest.raises(UserError, match=r"^prepare: format of rows.jsonl is prompt, which has texts.*objective: sft"):
         form_of(source._replace(settings=Source(format="prompt")), tmp_path, "pairs")

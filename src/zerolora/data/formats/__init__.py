@@ -84,7 +84,7 @@ def other_kind(format: str, rows: RowKind, what: str) -> str:
     elif own == "pairs":
         remedy = (
             "write train.objective: dpo, or format: prompt, columns: {completion: chosen} and ignore: [rejected] to "
-            "learn the chosen answers"
+            "learn the chosen answers (of conversations format: messages and columns: {messages: chosen})"
         )
     else:
         remedy = "write train.objective: kto, or format: prompt and ignore: [label], with the good answers alone"

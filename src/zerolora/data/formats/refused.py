@@ -42,7 +42,9 @@ WEIGHTS = (*FACTORS, *SWITCHES, "sample_weight")
 _ASKED = wording("changes what is asked, and this form does not read it")
 _JUDGES = wording("judges or compares answers, and every answer would be supervised: train.objective is sft")
 _COMPARED = Refusal(
-    _JUDGES, "name the answers to learn, as in columns: {completion: chosen}, or write train.objective: dpo for pairs"
+    _JUDGES,
+    "name the answers to learn, as in columns: {completion: chosen}, of conversations {messages: chosen}, or write "
+    "train.objective: dpo for pairs",
 )
 _NOT_PAIRS = wording("judges or compares answers, and is not a column of the form")
 OF_JUDGED = {
