@@ -171,6 +171,11 @@ OF_ROWS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ),
     ({}, {"loss": "everything"}, "rows.loss: 'everything' with objective dpo, which compares answers; write assistant"),
     ({}, {"format": "alpaca"}, "rows.format: alpaca, but its runs have objective dpo, which learns from pairs"),
+    (
+        {"default": {"dataset": "rows", "train": {"objective": "kto"}}},
+        {"format": "alpaca"},
+        "format: alpaca, but its runs have objective kto, which learns from labelled answers; write labelled or auto",
+    ),
     ({}, {"sources": {"a.json": {"format": "labelled"}}}, "a.json.format: labelled, but its runs have objective dpo"),
     (
         {"sft": {"dataset": "rows", "train": {"objective": "sft"}}},

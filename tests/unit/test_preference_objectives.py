@@ -270,6 +270,10 @@ def loaded(tmp_path: Path, **train: Any) -> Any:
         ({"objective": "dpo", "lora": {"dropout": 0.1}}, r"train\.lora\.dropout: 0\.1 with objective dpo, whose"),
         ({"objective": "kto", "method": "vera", "vera": {"dropout": 0.1}}, r"train\.vera\.dropout: 0\.1 with obj"),
         ({"objective": "ipo", "neftune_alpha": 5.0}, r"train\.neftune_alpha: 5\.0 with objective ipo, whose"),
+        (
+            {"objective": "kto", "kto": {"desirable_weight": 0.0, "undesirable_weight": 0.0}},
+            r"train\.kto\.desirable_weight: 0\.0, and so is undesirable_weight",
+        ),
         ({"objective": "dpo", "dpo": {"loss": "robust"}}, r"train\.dpo\.label_smoothing: 0\.0 with loss robust"),
         ({"objective": "dpo", "dpo": {"label_smoothing": 0.1}}, r"label_smoothing: 0\.1 with loss sigmoid, which has"),
         ({"objective": "dpo", "dpo": {"loss": "robust", "label_smoothing": 0.5}}, r"less than 0\.5"),

@@ -36,6 +36,10 @@ from zerolora.planner.user_config import check_user_config, layout_of
 from zerolora.schedules import ONE_CYCLE, SCHEDULES, too_short
 from zerolora.strategies import STRATEGIES
 from zerolora.train.objectives import OBJECTIVES
+from zerolora.types import RowKind
+
+LEARNT: dict[RowKind, str] = {"texts": "texts", "pairs": "pairs", "labelled": "labelled answers"}
+"""What an objective learns from, by what its rows hold."""
 
 PLAIN_LORA = ("lora", "qlora")
 """Methods whose adapter consists only of LoRA factors."""
@@ -348,8 +352,8 @@ def _impossible_rows(config: Config, name: str) -> Iterable[Mistake]:
     here = ("prepare", name)
     if len(kinds) > 1:
         (one, of_one), (two, of_two) = list(kinds.items())[:2]
-        text = f"is used by runs with objective {of_one}, which learn from {one}, and {of_two}, which learn from {two}"
-        yield here, f"{text}; write a data set for each"
+        text = f"{of_one}, which learn from {LEARNT[one]}, and {of_two}, which learn from {LEARNT[two]}"
+        yield here, f"is used by runs with objective {text}; write a data set for each"
         return
     kind, objective = next(iter(kinds.items()), ("texts", ""))
     for key, value in ((None, data.format), *((key, source.format) for key, source in data.sources.items())):
@@ -357,7 +361,7 @@ def _impossible_rows(config: Config, name: str) -> Iterable[Mistake]:
         if value not in (None, "auto") and FORMS[value].rows != kind:
             known = ", ".join(form for form in FORMS if FORMS[form].rows == kind)
             objectives = ", ".join(each for each in OBJECTIVES if OBJECTIVES[each].rows == FORMS[value].rows)
-            text = f"{value}, but its runs have objective {objective}, which learns from {kind}"
+            text = f"{value}, but its runs have objective {objective}, which learns from {LEARNT[kind]}"
             yield where, f"{text}; write {known} or auto, or train.objective: {objectives}"
     if kind == "texts":
         return
@@ -531,6 +535,9 @@ def _impossible_objective(train: Train) -> Iterable[RunMistake]:
         if train.neftune_alpha:
             text = f"{train.neftune_alpha} with objective {train.objective}, whose answers {noise}"
             yield "train.neftune_alpha", f"{text}; write 0.0"
+    if train.objective == "kto" and not (train.kto.desirable_weight or train.kto.undesirable_weight):
+        text = "0.0, and so is undesirable_weight, so that nothing is learnt; write more than 0.0 for one of them"
+        yield "train.kto.desirable_weight", text
     if train.objective == "dpo":
         robust, share = train.dpo.loss == "robust", train.dpo.label_smoothing
         if robust and not share:
