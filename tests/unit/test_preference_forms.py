@@ -476,6 +476,33 @@ def test_sft_on_pairs_names_both_remedies() -> None:
         parse(labels, detect(labels, Reading()), Reading())
 
 
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        *(("better_response_id", 0), ("safer_response_id", 1), ("winner", "model_a"), ("winner_model_a", 1)),
+        *(("preference", 2), ("preferred", "b")),
+    ],
+)
+def test_answers_whose_order_another_column_says_are_no_pairs(column: str, value: Any) -> None:
+    """Naming the two columns as chosen and rejected would exchange the answers of some rows."""
+    row = {"prompt": Q, "response_0": "5", "response_1": "6", column: value}
+    remedy = (
+        f"{column} judges or compares answers, and is not a column of the form; write the better answer of each row"
+    )
+    with pytest.raises(BadRow) as caught:
+        detect(row, Reading(), "pairs")
+    assert str(caught.value).startswith(remedy)
+    mapped = Reading({"chosen": "response_0", "rejected": "response_1"})
+    assert refused(row, reading=mapped).startswith(remedy)
+    assert refused({"prompt": Q, "completion": "5", column: value}, "prompt").startswith(f"{column} judges or compares")
+
+
+def test_answers_under_other_names_are_named() -> None:
+    row = {"prompt": Q, "preferred": "It is 5.", "dispreferred": "It is 6."}
+    with pytest.raises(BadRow, match=r"^preferred judges .* columns: {chosen: BETTER, rejected: WORSE}"):
+        detect(row, Reading(), "pairs")
+
+
 @pytest.mark.parametrize("name", ["prompt", "question", "instruction"])
 def test_chosen_conversations_are_learnt_with_their_question(name: str) -> None:
     """One beside an answer alone would be lost in the form messages; the form prompt reads both."""

@@ -52,6 +52,8 @@ OF_JUDGED = {
     "labelled": Refusal(_NOT_PAIRS, "name the label, as in columns: {label: NAME}"),
 }
 """The refusal of judged rows in the forms of such rows."""
+_VERDICT = wording("write the better answer of each row as chosen and the other one as rejected")
+"""The remedy for a column that says which of two answers is the better one."""
 _MARGIN = Refusal("weighs a pair, and pairs have no weight", "remove it")
 _WEIGHS = Refusal("weighs a whole row, and rows have no weight", "remove rows of weight 0, weigh files by sources")
 _PARTS = Refusal(
@@ -169,6 +171,10 @@ KINDS = {
     "images": _words("image images img imgs picture pictures photo photos pixel", _OF_MEDIA),
     "videos": _words("video videos", _OF_MEDIA),
     "audio": _words("audio audios speech", _OF_MEDIA),
+    "verdict": _words(
+        "winner better safer preference preferred",
+        "response answer output completion model is id ids index idx label a b tie",
+    ),
     "judged": _words(
         "chosen rejected preference preferences preferred dispreferred reward rewards ranking rankings advantage "
         "advantages winner loser",
@@ -225,6 +231,8 @@ def refusal_of(name: str, held: object, where: Where, format: str) -> Refusal | 
         if _is_score(name, held):
             return None
         refusal = _MARGIN if name == "margin" else OF_JUDGED[format]
+        if format == "preference" and _kind_of(name) == "verdict" and not (_is_list(held) or _is_prose(held)):
+            refusal = refusal._replace(remedy=_VERDICT)
     if refusal == _WEIGHS and where == "column" and not _is_list(held):
         # 1 changes nothing, and a text is another kind of weight, as in kilograms.
         harmless = 0.0 if _NEGATIVE.intersection(_words_of(name)) else 1.0
@@ -255,7 +263,7 @@ def _by_words(name: str, held: object, where: Where, format: str) -> Refusal | N
     kind = _kind_of(name)
     if kind == "supervised" and not _is_list(held):
         return None if _factor(held) is None else _SWITCH if where == "key" else _WEIGHS
-    if kind == "judged":
+    if kind in ("judged", "verdict"):
         return _COMPARED
     if factor_of(held) is not None or _says_nothing(kind, held):
         return None  # a count, or a flag
