@@ -18,12 +18,16 @@ from test_prepare import Folder
 
 from zerolora.config.schema import Source
 from zerolora.config.settings import PackSettings, PrepareSettings
+from zerolora.data.answer_tokens import fitted_answers, prompts_of
+from zerolora.data.encode import CONTEXT, Tokens
 from zerolora.data.mask import Proof
 from zerolora.data.mixture import Index, contradictory, mix
 from zerolora.data.pack import pack_rows, shared_prompts
 from zerolora.data.packing_plan import open_plan
 from zerolora.data.prepare import prepare
 from zerolora.data.prepared_rows import IGNORED, SPLITS, open_split, open_table
+from zerolora.data.ragged import Ragged
+from zerolora.data.truncation import Limits
 from zerolora.errors import UserError
 from zerolora.memory.training_spec import TrainingSpec, row_statistics
 from zerolora.methods.lora import LoraMethod
@@ -149,6 +153,23 @@ def test_answer_and_prompt_have_limits_of_their_own(folder: Folder) -> None:
     data = of_kind(folder, "pairs", **options, max_answer_length=20)
     reasons = [json.loads(line)["reason"] for line in (data / "dropped.jsonl").read_text().splitlines()]
     assert reasons and all("max_answer_length is 20" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize("policy", ["fail", "drop", "truncate_left"])
+def test_a_limit_that_leaves_only_bos_is_named(policy: str) -> None:
+    """Of the prompt, or of all; not the answer, which fits."""
+    row = [1, *range(5, 15), 7, 2]
+    roles = np.array([CONTEXT] * 11 + [0, 0], np.int8)
+    tokens = Tokens(Ragged.of([row]), roles, np.array([11]), ["assistant"], {})
+    for longest, limit, said in (
+        (100, 1, "has 11 tokens in its prompt, max_prompt_length is 1, which leaves nothing but BOS; write 2 or more"),
+        (3, None, "has 2 tokens in its answer, max_length is 3 with a token of the prompt; an answer is never"),
+        (1, None, "has 2 tokens in its answer, max_length is 1; an answer is never"),
+    ):
+        fitting = fitted_answers([tokens], prompts_of([tokens]), longest, policy, 1, Limits(limit, None))
+        assert fitting.too_long[0].startswith(said) and len(fitting.row) == 0
+    fitting = fitted_answers([tokens], prompts_of([tokens]), 4, "truncate_left", 1, Limits(2, None))
+    assert fitting.sequences[0].ids[0].tolist() == [1, 14, 7, 2] and fitting.shortened == 1
 
 
 def test_equal_and_contradictory_rows_are_named(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:

@@ -78,9 +78,13 @@ def fitted_answers(
         if limits.answer is not None and size > limits.answer:
             has = wording(f"has {size} tokens in its answer, max_answer_length is {limits.answer}")
             too_long[number] = wording(f"{has}; an answer is never cut: shorten it, or raise max_answer_length")
-        elif over[number] > prompt[number] - least:
-            has = wording(f"has {size} tokens in its answer, max_length is {longest}")
+        elif size + least > longest and over[number]:
+            beside = wording("") if size > longest else wording(" with a token of the prompt")
+            has = wording(f"has {size} tokens in its answer, max_length is {longest}{beside}")
             too_long[number] = wording(f"{has}; an answer is never cut: shorten it, or raise max_length")
+        elif over[number] > prompt[number] - least:
+            has = wording(f"has {prompt[number]} tokens in its prompt, max_prompt_length is {limits.prompt}")
+            too_long[number] = wording(f"{has}, which leaves nothing but BOS; write {least} or more")
         elif over[number] and policy != "truncate_left":
             remedy = wording("or write too_long: drop or truncate_left, which shortens the prompt")
             has = wording(f"has {prompt[number] + size} tokens, max_length is {longest}")
