@@ -38,7 +38,7 @@ from zerolora.strategies import STRATEGIES
 from zerolora.train.objectives import OBJECTIVES
 from zerolora.types import RowKind
 
-LEARNT: dict[RowKind, str] = {"texts": "texts", "pairs": "pairs", "labelled": "labelled answers"}
+LEARNS_FROM: dict[RowKind, str] = {"texts": "texts", "pairs": "pairs", "labelled": "labelled answers"}
 """What an objective learns from, by what its rows hold."""
 
 PLAIN_LORA = ("lora", "qlora")
@@ -352,7 +352,7 @@ def _impossible_rows(config: Config, name: str) -> Iterable[Mistake]:
     here = ("prepare", name)
     if len(kinds) > 1:
         (one, of_one), (two, of_two) = list(kinds.items())[:2]
-        text = f"{of_one}, which learn from {LEARNT[one]}, and {of_two}, which learn from {LEARNT[two]}"
+        text = f"{of_one}, which learn from {LEARNS_FROM[one]}, and {of_two}, which learn from {LEARNS_FROM[two]}"
         yield here, f"is used by runs with objective {text}; write a data set for each"
         return
     kind, objective = next(iter(kinds.items()), ("texts", ""))
@@ -361,7 +361,7 @@ def _impossible_rows(config: Config, name: str) -> Iterable[Mistake]:
         if value not in (None, "auto") and FORMS[value].rows != kind:
             known = ", ".join(form for form in FORMS if FORMS[form].rows == kind)
             objectives = ", ".join(each for each in OBJECTIVES if OBJECTIVES[each].rows == FORMS[value].rows)
-            text = f"{value}, but its runs have objective {objective}, which learns from {LEARNT[kind]}"
+            text = f"{value}, but its runs have objective {objective}, which learns from {LEARNS_FROM[kind]}"
             yield where, f"{text}; write {known} or auto, or train.objective: {objectives}"
     if kind == "texts":
         return
@@ -536,7 +536,7 @@ def _impossible_objective(train: Train) -> Iterable[RunMistake]:
             text = f"{train.neftune_alpha} with objective {train.objective}, whose answers {noise}"
             yield "train.neftune_alpha", f"{text}; write 0.0"
     if train.objective == "kto" and not (train.kto.desirable_weight or train.kto.undesirable_weight):
-        text = "0.0, and so is undesirable_weight, so that nothing is learnt; write more than 0.0 for one of them"
+        text = "0.0, and so is undesirable_weight, so that the loss is 0; write more than 0.0 for one of them"
         yield "train.kto.desirable_weight", text
     if train.objective == "dpo":
         robust, share = train.dpo.loss == "robust", train.dpo.label_smoothing
