@@ -112,6 +112,19 @@ def test_labelled_rows_have_label_and_prompt(folder: Folder) -> None:
     assert held_out <= {(row["completion"], int(bool(row["label"]))) for row in LABELLED}
 
 
+@pytest.mark.parametrize(("label", "word"), [(True, "desirable"), (False, "undesirable"), (None, "")])
+def test_labels_of_one_kind_are_a_warning(
+    folder: Folder, caplog: pytest.LogCaptureFixture, label: bool | None, word: str
+) -> None:
+    """A label may be a column of another meaning. The number of each kind is in stats.json."""
+    rows = [row | ({} if label is None else {"label": label}) for row in LABELLED]
+    data = of_kind(folder, "labelled", rows, split={"validation": 0, "test": 0})
+    train = open_split(data, "train")
+    stats = json.loads((data / "stats.json").read_text())
+    assert stats["train_desirable_rows"] == sum(row["desirable"] for row in train)
+    assert (f"the answers of all training rows are {word}, and kto learns from both" in caplog.text) == bool(word)
+
+
 def test_only_prompts_are_cut_and_alike(folder: Folder) -> None:
     whole = open_split(of_kind(folder, "pairs", PAIRS, split={"validation": 0, "test": 0}), "train")[:]
     longest = max(max(map(len, whole[name])) for name in ("input_ids", "rejected_input_ids"))

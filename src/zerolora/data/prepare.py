@@ -85,6 +85,12 @@ def prepare(settings: PrepareSettings, model: Path, output: Path, workers: int |
         _write_splits(files, staged, mixture, statistics, proof, settings.rows)
         folder.rmdir()
         proof.check()
+        if statistics.desirable in (0, len(statistics.lengths["train"])):
+            word = "desirable" if statistics.desirable else "undesirable"
+            LOGGER.warning(
+                f"{settings.path}: the answers of all training rows are {word}, and kto learns from both kinds; add "
+                "rows of the other kind, or name the right column, as in columns: {label: good}"
+            )
         write_json(staged / "stats.json", statistics.flat())
         write_lengths(staged / "lengths.csv", statistics.lengths)
         write_json(staged / "mask.json", proof.as_json())

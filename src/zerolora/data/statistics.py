@@ -65,6 +65,8 @@ class Statistics:
         self.cut = {"rows.truncated": 0, "rows.split": 0}
         self._lengths: dict[str, list[np.ndarray]] = {name: [] for name in SPLITS}
         self.supervised = dict.fromkeys(SPLITS, 0)
+        self.desirable: int | None = None
+        """Of the training rows, those whose answer has a good label; None for rows without labels."""
         # rows, tokens, supervised tokens of each source's training rows
         self.trained = np.zeros((len(sources), 3), dtype=np.int64)
 
@@ -136,6 +138,8 @@ class Statistics:
         self._lengths[split].append(lengths)
         self.supervised[split] += int(supervised.sum())
         if split == "train":
+            if "desirable" in batch.schema.names:
+                self.desirable = (self.desirable or 0) + int(batch["desirable"].to_numpy().sum())
             source = batch["source"].to_numpy()
             for column, weights in enumerate((None, lengths, supervised)):
                 self.trained[:, column] += np.bincount(source, weights, len(self.sources)).astype(np.int64)
@@ -166,6 +170,8 @@ class Statistics:
                 f"{name}_longest_row": int(lengths.max(initial=0)),
                 f"{name}_mean_row": round(float(lengths.mean()), 2) if len(lengths) else 0.0,
             }
+        if self.desirable is not None:
+            result["train_desirable_rows"] = self.desirable
         result["longest_row"] = max(result[f"{name}_longest_row"] for name in SPLITS)
         if len(self.sources) > 1:
             result["sources"] = {name: self._of_source(number) for number, name in enumerate(self.sources)}
