@@ -149,6 +149,10 @@ PAIRS: dict[str, tuple[dict[str, Any], Example]] = {
             rejected=[USER, CALLING, {"role": "tool", "content": "6"}, BAD],
         ),
     ),
+    "an answer that begins with a byte order mark": (
+        {"prompt": [USER], "chosen": [{**GOOD, "content": "\ufeff5"}], "rejected": [BAD]},
+        Example(messages=[USER, {**GOOD, "content": "\ufeff5"}], rejected=[USER, BAD], prompt=1),
+    ),
     "cells of CSV that are empty": ({"prompt": Q, "chosen": "", "chosen_response": "5", "rejected": "6"}, PLAIN),
     "an answer that is JSON": (
         {"prompt": Q, "chosen": '{"role": "admin"}', "rejected": '{"role": "user"}'},
@@ -276,6 +280,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"chosen": [USER, GOOD], "rejected": [USER, GOOD]}, "chosen and rejected are equal; remove the row"),
     ({"prompt": Q, "chosen": "a b", "rejected": "a  b\n"}, "chosen and rejected differ only in white space"),
     ({"chosen": [USER, GOOD], "rejected": [USER, {**GOOD, "content": "5 "}]}, "chosen and rejected differ only in"),
+    ({"prompt": Q, "chosen": "5", "rejected": "\ufeff5\u200b"}, "chosen and rejected differ only in white space"),
+    ({"prompt": Q, "chosen": "\u00a0\u3000", "rejected": "6"}, "chosen is empty"),
+    ({"prompt": Q, "chosen": "\u200b \ufeff", "rejected": "6"}, "chosen is empty"),
+    ({"chosen": [USER, GOOD], "rejected": [USER, {**BAD, "content": " \u200b"}]}, "rejected[1].content is empty"),
     ({"prompt": Q, "chosen": " ", "rejected": "6"}, "chosen is empty; fill it in or remove the row"),
     ({"prompt": Q, "chosen": "5", "rejected": ""}, "rejected is empty"),
     ({"prompt": Q, "chosen": [], "rejected": [BAD]}, "chosen is empty"),

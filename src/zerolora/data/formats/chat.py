@@ -9,6 +9,7 @@ from zerolora.data.formats.form import Row
 from zerolora.data.formats.reading import FACTORS, MODES, REASONING, SWITCHES
 from zerolora.data.formats.refused import MEDIA, refusal_of
 from zerolora.data.formats.row_values import (
+    INVISIBLE,
     encodable,
     factor_of,
     filled,
@@ -159,7 +160,7 @@ def turns_in(
     for number, message in enumerate(messages):
         if plain and (len(message) == 2 or list(message.values()).count(None) == len(message) - 2):
             role, text = message.get(role_key), message.get(text_key)
-            if type(role) is str and type(text) is str and (text.isascii() or _is_encodable(text)):
+            if type(role) is str and type(text) is str and (text.isascii() or _is_plain(text)):
                 ours = roles.get(role)
                 if ours in OURS and text.strip():
                     turns.append(Turn({"role": ours, "content": text}))
@@ -170,7 +171,11 @@ def turns_in(
     return turns
 
 
-def _is_encodable(text: str) -> bool:
+def _is_plain(text: str) -> bool:
+    """Return whether a text can be encoded, and its first character after white space is visible."""
+    first = text.lstrip()[:1]
+    if first and ord(first) in INVISIBLE:
+        return False
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -25,7 +25,7 @@ from zerolora.data.formats.judged_answers import (
     prompt_of,
     said,
 )
-from zerolora.data.formats.row_values import factor_of, filled, is_blank, objects_of, text_of
+from zerolora.data.formats.row_values import factor_of, filled, is_blank, objects_of, text_of, visible
 from zerolora.errors import shown
 
 CHOSEN = ("chosen", "chosen_response", "chosen_messages")
@@ -193,7 +193,7 @@ def _check(prompt: list[Turn], answers: tuple[list[Turn], list[Turn]], names: tu
 
 def _squeezed(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [
-        {key: " ".join(held.split()) if isinstance(held, str) else held for key, held in message.items()}
+        {key: " ".join(visible(held).split()) if isinstance(held, str) else held for key, held in message.items()}
         for message in messages
     ]
 

@@ -9,6 +9,8 @@ from zerolora.data.example import BadRow
 from zerolora.data.records import STRICT, TwiceError, WrittenObject
 from zerolora.errors import shown
 
+INVISIBLE = dict.fromkeys(map(ord, "\u200b\u2060\ufeff"))
+
 
 def list_of(value: Any, name: str) -> list[Any]:
     """Return a list, maybe from JSON text, as in a cell of CSV."""
@@ -58,9 +60,14 @@ def text_of(value: Any, name: str) -> str:
 
 
 def filled(text: str, name: str) -> str:
-    if not text.strip():
+    if not (stripped := text.strip()) or (ord(stripped[0]) in INVISIBLE and not visible(text).strip()):
         raise BadRow(f"{name} is empty; fill it in or remove the row")
     return text
+
+
+def visible(text: str) -> str:
+    """Return a text without zero-width spaces, word joiners and byte order marks, which `strip` does not remove."""
+    return text if text.isascii() else text.translate(INVISIBLE)
 
 
 def encodable(value: Any, name: str) -> Any:
