@@ -244,7 +244,8 @@ def test_the_pass_before_sees_mismatched_sequences_and_the_step_its_own() -> Non
         (number,) = [n for n, row in enumerate(rows) if row["input_ids"] == packed[0]["input_ids"]]
         other = rows[int(rows["partner"][number])]
         assert rows["prompt_hash"][number] != other["prompt_hash"]
-        assert {**mixed[0]} == {**packed[0], **mismatched(rows[number], other, longest)}
+        reference = {"reference": rows["reference_mismatched"][number]}
+        assert {**mixed[0]} == {**packed[0], **mismatched(rows[number], other, longest), **reference}
 
 
 def test_sequences_of_a_pair_are_apart_without_packing() -> None:
