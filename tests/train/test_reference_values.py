@@ -9,7 +9,9 @@ import torch
 from bench import Bench
 from transformers import AutoModelForCausalLM
 
+from zerolora.config.settings import ReferenceSettings
 from zerolora.data.prepared_rows import IGNORED, open_split
+from zerolora.errors import UserError
 from zerolora.evaluate import reference_log_probabilities
 from zerolora.evaluate.evaluated_models import with_adapter
 from zerolora.model import architecture
@@ -40,6 +42,12 @@ def base(bench: Bench) -> Any:
 def columns_of(bench: Bench, kind: str) -> dict[str, np.ndarray]:
     rows = open_split(bench.folder / f"{kind}-reference", "train").with_format("numpy")
     return {name: rows[name][:] for name in rows.column_names}
+
+
+def test_rows_without_answers_are_refused_before_a_model_is_loaded(bench: Bench, tmp_path: Path) -> None:
+    settings = ReferenceSettings(device="cpu", precision="fp32")
+    with pytest.raises(UserError, match="the prepared rows have no answers to compare"):
+        reference_log_probabilities.compute(settings, bench.folder / "data", tmp_path / "no.json", tmp_path / "out")
 
 
 @pytest.mark.parametrize("way", ["own attention", "transformers' attention", "spread"])

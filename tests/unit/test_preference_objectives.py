@@ -117,8 +117,18 @@ def test_reference_columns_are_required(variant: str) -> None:
     of = preference_rows.texts(ROWS, TOKENS)
     bare = preference_rows.pairs(of, False) if objective.rows == "pairs" else preference_rows.labelled(of, False)
     packing = PackingPlan(np.arange(ROWS + 1), np.arange(ROWS, dtype=np.int32))
-    with pytest.raises(UserError, match=r"which reads reference.* of each row"):
+    with pytest.raises(UserError, match=r"which reads reference.* of each row.* add --reference"):
         Batches(prepared(bare, objective), packing, plan, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("of", "objective"), [("pairs", "sft"), ("labelled", "sft"), ("pairs", "kto"), ("labelled", "dpo")]
+)
+def test_rows_of_another_kind_are_refused(of: str, objective: str) -> None:
+    rows = getattr(preference_rows, of)(preference_rows.texts(ROWS, TOKENS))
+    packing = PackingPlan(np.arange(ROWS + 1), np.arange(ROWS, dtype=np.int32))
+    with pytest.raises(UserError, match=rf"is {objective}, which learns from .*, but the prepared rows are {of};"):
+        Batches(rows, packing, training_plan(objective=objective), 0, 1)
 
 
 def values_at_start(variant: str) -> tuple[Totals, dict[str, float]]:

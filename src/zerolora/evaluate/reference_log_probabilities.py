@@ -19,7 +19,7 @@ from zerolora.compat.bitsandbytes_patches import keep_layout
 from zerolora.compat.transformers_patches import resizable
 from zerolora.config.compared import compared
 from zerolora.config.settings import ReferenceSettings
-from zerolora.data.prepared_rows import open_split
+from zerolora.data.prepared_rows import kind_of, open_split
 from zerolora.data.reference_columns import SPLITS
 from zerolora.errors import UserError
 from zerolora.evaluate.evaluated_models import placement, with_adapter
@@ -51,10 +51,12 @@ def compute(settings: ReferenceSettings, data: Path, weights: Path, output: Path
     device = torch.device(devices.GPU, 0) if settings.device == "cuda" else torch.device("cpu")
     if settings.device == "cpu":
         cpu_matmul.choose()
+    sequences = {split: _sequences(open_split(data, split)) for split in SPLITS}  # before a model is loaded
     model, prefixes = load(settings, located(weights), data, device)
     with staged_directory(output) as staged:
-        rows = {split: open_split(data, split) for split in SPLITS}
-        counts = {split: _write(model, rows[split], staged / f"{split}.arrow", split, prefixes) for split in SPLITS}
+        counts = {
+            split: _write(model, sequences[split], staged / f"{split}.arrow", split, prefixes) for split in SPLITS
+        }
         origin = {"data_manifest_sha256": sha256(data / MANIFEST), "settings": compared(settings)}
         write_json(staged / MANIFEST, {**origin, "files": describe(staged)})
     result(counted(sum(counts.values()), "answer"))
@@ -90,11 +92,10 @@ def load(settings: ReferenceSettings, weights: Path, data: Path, device: torch.d
     return model, own and shares_prefixes(model, model.config, device)
 
 
-def _write(model: Any, rows: Any, file: Path, split: str, prefixes: bool) -> int:
+def _write(model: Any, sequences: "_Sequences", file: Path, split: str, prefixes: bool) -> int:
     """Write the columns of a split to `file`; return the number of its sequences."""
     import pyarrow
 
-    sequences = _sequences(rows)
     names = sequences.names
     values = np.zeros(len(sequences))
     with Progress(f"answer of {split}", len(sequences)) as bar, torch.no_grad():
@@ -169,10 +170,11 @@ class _Labelled(_Sequences):
 
 def _sequences(rows: Any) -> _Sequences:
     """Return the sequences of a split. Raises UserError for rows without answers to compare."""
-    if "rejected_input_ids" in rows.column_names:
-        return _OfPairs(rows)
-    if "desirable" in rows.column_names:
-        return _Labelled(rows)
+    match kind_of(rows):
+        case "pairs":
+            return _OfPairs(rows)
+        case "labelled":
+            return _Labelled(rows)
     raise UserError("the prepared rows have no answers to compare; run `zerolora prepare` again")
 
 
