@@ -8,11 +8,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
 import torch
 from bench import Bench, metrics
 from test_models import EXPERTS, TEXT
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
+
+from zerolora.files import describe, read_json, write_json
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -102,6 +105,21 @@ def test_a_run_that_goes_on_from_an_adapter_is_compared_with_it(bench: Bench) ->
     of_base = bench.start("wrong", **(ALONE | own | {"packing": "pairs-unpacked", "reference": "pairs-reference"}))
     assert of_base.returncode == 2
     assert "other log-probabilities than the stage reference" in of_base.stderr
+
+
+def test_mismatched_sequences_are_compared_with_their_reference(bench: Bench) -> None:
+    folder = bench.folder / "shifted-reference"
+    shutil.copytree(bench.folder / "labelled-reference", folder)
+    columns = pyarrow.ipc.open_stream(folder / "train.arrow").read_all()
+    shift = {"reference": 0.0, "reference_mismatched": 5.0}
+    shifted = pyarrow.table({name: columns[name].to_numpy() + by for name, by in shift.items()})
+    with pyarrow.ipc.new_stream(folder / "train.arrow", shifted.schema) as writer:
+        writer.write_table(shifted)
+    manifest = read_json(folder / "manifest.json", "")
+    write_json(folder / "manifest.json", manifest | {"files": describe(folder)})
+    own = {"data": "labelled", "packing": "labelled-unpacked", "objective": "kto"}
+    refused = bench.start("shifted", reference="shifted-reference", **own)
+    assert refused.returncode == 2 and "other log-probabilities than the stage reference" in refused.stderr
 
 
 def test_a_mixture_of_experts_is_trained(tiny_model: Path, tmp_path: Path) -> None:

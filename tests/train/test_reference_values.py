@@ -1,5 +1,6 @@
 """The log-probabilities of the stage reference are those of transformers' own model, for each sequence alone."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,16 @@ import torch
 from bench import Bench
 from transformers import AutoModelForCausalLM
 
+from zerolora.config.settings import EvaluateRunSettings, ReferenceSettings, RenderSettings
 from zerolora.data.prepared_rows import IGNORED, open_split
+from zerolora.errors import UserError
 from zerolora.evaluate import reference_log_probabilities
 from zerolora.evaluate.evaluated_models import with_adapter
+from zerolora.files import read_json
 from zerolora.model import architecture
 from zerolora.model.manifest import located
+from zerolora.model.spec import EVALUATION_TOKENS
+from zerolora.planner.slurm_resources import SHARED_DISK, evaluating, referring
 from zerolora.train.objectives.mismatched import mismatched, partners
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # trains an adapter of a tiny model
@@ -40,6 +46,29 @@ def base(bench: Bench) -> Any:
 def columns_of(bench: Bench, kind: str) -> dict[str, np.ndarray]:
     rows = open_split(bench.folder / f"{kind}-reference", "train").with_format("numpy")
     return {name: rows[name][:] for name in rows.column_names}
+
+
+def test_rows_without_answers_are_refused_before_a_model_is_loaded(bench: Bench, tmp_path: Path) -> None:
+    settings = ReferenceSettings(device="cpu", precision="fp32")
+    with pytest.raises(UserError, match="the prepared rows have no answers to compare"):
+        reference_log_probabilities.compute(settings, bench.folder / "data", tmp_path / "no.json", tmp_path / "out")
+
+
+def test_requested_time_counts_mismatched_sequences(bench: Bench) -> None:
+    statistics = read_json(bench.folder / "labelled/stats.json", "")
+    tokens = sum(statistics[f"{split}_tokens"] for split in ("train", "validation"))
+    seconds, answering = {}, set()
+    for objective in ("dpo", "kto"):
+        settings = bench.resolved(objective=objective)["runs"]["default"]
+        run = RenderSettings.model_validate(settings["render"])
+        reference = ReferenceSettings.model_validate(settings["reference"])
+        seconds[objective] = referring(reference, bench.folder / "m/tiny", bench.folder / "labelled", run)["seconds"]
+        evaluate = EvaluateRunSettings.model_validate(settings["evaluate"])
+        answering.add(evaluating(evaluate, bench.folder / "m/tiny", bench.folder / "labelled", run)["seconds"])
+    stored = (located(bench.folder / "w/tiny.json") / "model.safetensors").stat().st_size / SHARED_DISK
+    passes = [math.ceil(count * tokens / EVALUATION_TOKENS) for count in (1, 2)]
+    assert passes[0] < passes[1] and len(answering) == 1
+    assert (seconds["kto"] - stored) / passes[1] == pytest.approx((seconds["dpo"] - stored) / passes[0])
 
 
 @pytest.mark.parametrize("way", ["own attention", "transformers' attention", "spread"])

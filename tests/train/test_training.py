@@ -445,6 +445,15 @@ def test_untrained_adapter_is_not_published(bench: Bench) -> None:
     assert not (bench.folder / "untrained/metrics").exists()
 
 
+def test_adapter_of_a_diverged_last_step_is_not_published(bench: Bench) -> None:
+    """The loss of that step was computed before its update."""
+    result = bench.start("diverged", "ddp", learning_rate=1e30, warmup_ratio=0.0, max_steps=1, ranks_per_node=1)
+    assert result.returncode == 2
+    assert "zerolora: validation loss is nan at step 1; lower train.learning_rate" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (bench.folder / "diverged/adapter").exists()
+
+
 def test_users_mistake_in_training_is_one_line(bench: Bench) -> None:
     """Of settings that no render has seen, which would have said so."""
     command = bench.command("mistake", ranks_per_node=1, global_batch=4, micro_batch=4)

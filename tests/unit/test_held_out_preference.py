@@ -102,6 +102,13 @@ def test_two_models_are_compared_on_the_same_pairs() -> None:
     assert actual["chosen_log_probability_difference"] < 0 and held_out_preference.less_likely(actual) == ""
 
 
+def test_a_single_answer_is_no_more_than_chance() -> None:
+    actual = held_out_preference.compared(pairs((-6.0, -4.0, 4, 2)), pairs((-9.0, -4.0, 4, 2)))
+    assert actual["chosen_log_probability_difference_high"] == -3 and held_out_preference.less_likely(actual) == ""
+    both = held_out_preference.compared(pairs(*[(-6.0, -4.0, 4, 2)] * 2), pairs((-9.0, -4.0, 4, 2), (-9.1, -4.0, 4, 2)))
+    assert held_out_preference.less_likely(both) == "chosen"
+
+
 def test_figures_of_the_data_have_no_difference() -> None:
     rest = {"question": "a", "expected": "b", "answer": "c", "format": True, "right": True, "prompt_tokens": 3}
     answers = [[rest | row for row in BEFORE]] * 2

@@ -117,8 +117,18 @@ def test_reference_columns_are_required(variant: str) -> None:
     of = preference_rows.texts(ROWS, TOKENS)
     bare = preference_rows.pairs(of, False) if objective.rows == "pairs" else preference_rows.labelled(of, False)
     packing = PackingPlan(np.arange(ROWS + 1), np.arange(ROWS, dtype=np.int32))
-    with pytest.raises(UserError, match=r"which reads reference.* of each row"):
+    with pytest.raises(UserError, match=r"which reads reference.* of each row.* add --reference"):
         Batches(prepared(bare, objective), packing, plan, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("of", "objective"), [("pairs", "sft"), ("labelled", "sft"), ("pairs", "kto"), ("labelled", "dpo")]
+)
+def test_rows_of_another_kind_are_refused(of: str, objective: str) -> None:
+    rows = getattr(preference_rows, of)(preference_rows.texts(ROWS, TOKENS))
+    packing = PackingPlan(np.arange(ROWS + 1), np.arange(ROWS, dtype=np.int32))
+    with pytest.raises(UserError, match=rf"is {objective}, which learns from .*, but the prepared rows are {of};"):
+        Batches(rows, packing, training_plan(objective=objective), 0, 1)
 
 
 def values_at_start(variant: str) -> tuple[Totals, dict[str, float]]:
@@ -244,7 +254,8 @@ def test_the_pass_before_sees_mismatched_sequences_and_the_step_its_own() -> Non
         (number,) = [n for n, row in enumerate(rows) if row["input_ids"] == packed[0]["input_ids"]]
         other = rows[int(rows["partner"][number])]
         assert rows["prompt_hash"][number] != other["prompt_hash"]
-        assert {**mixed[0]} == {**packed[0], **mismatched(rows[number], other, longest)}
+        reference = {"reference": rows["reference_mismatched"][number]}
+        assert {**mixed[0]} == {**packed[0], **mismatched(rows[number], other, longest), **reference}
 
 
 def test_sequences_of_a_pair_are_apart_without_packing() -> None:

@@ -125,6 +125,16 @@ def test_labels_of_one_kind_are_a_warning(
     assert (f"the answers of all training rows are {word}, and kto learns from both" in caplog.text) == bool(word)
 
 
+def test_labelled_rows_to_compare_have_several_prompts(folder: Folder) -> None:
+    with pytest.raises(UserError, match="all 2 validation rows have the same prompt.*raise split.validation"):
+        of_kind(folder, "labelled", LABELLED, split={"validation": 1, "test": 4})
+    one = [row | {"prompt": "What is 1?", "completion": str(number)} for number, row in enumerate(LABELLED)]
+    with pytest.raises(UserError, match=f"all {len(one)} train rows have the same prompt.*add rows with other prompts"):
+        of_kind(folder, "labelled", one, split={"validation": 0, "test": 0})
+    of_kind(folder, "labelled", LABELLED, split={"validation": 0, "test": 1})
+    of_kind(folder, "pairs", PAIRS, split={"validation": 1, "test": 1})
+
+
 def test_only_prompts_are_cut_and_alike(folder: Folder) -> None:
     whole = open_split(of_kind(folder, "pairs", PAIRS, split={"validation": 0, "test": 0}), "train")[:]
     longest = max(max(map(len, whole[name])) for name in ("input_ids", "rejected_input_ids"))

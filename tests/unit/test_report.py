@@ -171,6 +171,18 @@ def test_run_without_evaluation_shows_its_loss(run: FinishedRun) -> None:
         assert absent not in text
 
 
+def test_run_of_pairs_without_evaluation_shows_the_change_in_training(run: FinishedRun) -> None:
+    for name in ("base", "default/metrics"):
+        for file in ("evaluate", "evaluate_resources"):
+            run.edit(f"{name}/{file}.json", lambda _: {"enabled": False})
+    for name in ("base", "default"):
+        run.edit(f"{name}/answers.json", lambda _: [])
+    run.edit("default/metrics/train.json", lambda each: each.update(chosen_change_last=-3.5))
+    page = run.page(objective="dpo")
+    assert '<p class="bad"><b>✗ Training made the chosen answers less likely</b>: on the last step' in page.read_text()
+    assert "changed by -3.5 nats an answer since the start of training" in text_of(page)
+
+
 def test_rows_without_prompts_have_a_loss_before_and_after(run: FinishedRun) -> None:
     run.edit("base/evaluate.json", lambda _: {"loss": 2.5, "rows": 200})
     run.edit("default/metrics/evaluate.json", lambda _: {"loss": 1.25, "rows": 200})

@@ -183,6 +183,8 @@ def test_trials_are_runs_with_their_values_and_bounds(config: Path) -> None:
         ({"over": {"train.lora.r": [8, 8]}}, "8 occurs twice"),
         ({"over": {"train.lora.r": [8]}, "train": {"lora": {"r": 8}}}, "the search also sets train.lora.r: 8"),
         ({"over": {"train.lora.r": [8]}, "prune": True, "train": {"validation_steps": None}}, "searches.tune.prune"),
+        ({"over": {"train.dpo.beta": [0.1, 0.5]}}, "over.train.dpo.beta: changes the loss itself"),
+        ({"over": {"train.objective": ["sft"]}}, "over.train.objective: changes the loss itself"),
         ({"over": {"train.lora.r": [8]}, "sampler": "best"}, "'best' is not valid; write 'tpe' or 'random'"),
         (
             {"over": {"train.lora.r": [8]}},

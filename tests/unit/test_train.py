@@ -379,6 +379,20 @@ def test_best_is_the_first_of_the_lowest(losses: tuple[float, ...], best: int, e
     assert (again.best_of_all[0], again.exhausted) == (best, exhausted)
 
 
+def test_adapter_to_publish_has_a_finite_loss() -> None:
+    for keep in ("best", "last"):
+        result = Validations(training_plan(validation_steps=10, keep=keep), 100)
+        result.check()
+        for number, loss in enumerate((math.nan, 2.0, math.nan), start=1):
+            result.add(10 * number, {"loss": loss})
+        assert result.published == result.made[1 if keep == "best" else 2]
+        if keep == "best":
+            result.check()
+            continue
+        with pytest.raises(UserError, match=r"validation loss is nan at step 30; lower train\.learning_rate"):
+            result.check()
+
+
 def test_step_is_validated_once() -> None:
     result = validations(1.0)
     assert [step for step in range(31) if result.due(step)] == [20, 30]

@@ -120,6 +120,7 @@ def test_page_draws_the_changes_of_both_answers(project: Project) -> None:
         steps = list(csv.DictReader(file))
     last = float(steps[-1]["chosen_change"])
     assert f"{last:.4g} at step {len(steps)}" in text
+    assert "loss per pair" in unescape(page(project, "harms")) and "loss per" not in text  # two terms of two units
     of_kto = page(project, "kto")
     assert "desirable reward per desirable answer" in of_kto
 

@@ -7,12 +7,15 @@ from typing import Any, get_origin
 from pydantic import TypeAdapter, ValidationError
 
 from zerolora.config.grids import mistakes, repeated
+from zerolora.config.objective_sections import ObjectiveSections
 from zerolora.config.schema import Config, Grid, Overrides, Range, RunSections, Search, with_values
 from zerolora.config.section import Section
 from zerolora.config.values import RESERVED_RUNS, SHARED_SECTIONS, Name
 from zerolora.errors import shown
 
 Mistake = tuple[tuple[str, ...], str]
+OF_LOSS = [["train", name] for name in ("objective", *ObjectiveSections.model_fields)]
+"""Keys, as parts, of which each value has another loss."""
 NAMES: TypeAdapter[str] = TypeAdapter(Name)
 
 
@@ -22,16 +25,7 @@ def impossible_grids(config: Config) -> Iterable[Mistake]:
         for owner, each in owners.items():
             yield from _wrong_keys(config, section, owner, each)
     for owner, search in config.searches.items():
-        for name in map(str, datasets_of(search)):
-            if name in config.prepare and not config.prepare[name].holds_out("validation"):
-                text = f"compares validation losses, but {name} has no validation rows; write its split.validation"
-                yield ("searches", owner), text
-        steps = with_values({"validation_steps": config.train.validation_steps}, search.train)["validation_steps"]
-        if search.prune and not steps and "train.validation_steps" not in search.over:
-            yield (
-                ("searches", owner, "prune"),
-                "needs validation during training; write train: {validation_steps: N} in the search, or prune: false",
-            )
+        yield from _impossible_search(config, owner, search)
     taken = [*config.runs, *config.continued, *itertools.chain.from_iterable(config.names_by_owner.values())]
     for run in repeated(taken):
         holders = [owner for owner, names in config.names_by_owner.items() if run in names]
@@ -47,6 +41,23 @@ def impossible_grids(config: Config) -> Iterable[Mistake]:
                 remedy = "name the values" if section == "grids" else "choose another name"
                 yield (section, owner, "over"), f"a run would be called {shown(run)}: {text}; {remedy}"
                 break
+
+
+def _impossible_search(config: Config, owner: str, search: Search) -> Iterable[Mistake]:
+    for name in map(str, datasets_of(search)):
+        if name in config.prepare and not config.prepare[name].holds_out("validation"):
+            text = f"compares validation losses, but {name} has no validation rows; write its split.validation"
+            yield ("searches", owner), text
+    for key in search.over:
+        if key.split(".")[:2] in OF_LOSS:
+            text = "changes the loss itself, so its values cannot be compared by it; write a grid, whose runs the "
+            yield ("searches", owner, "over", key), f"{text}comparison shows by their held-out rows"
+    steps = with_values({"validation_steps": config.train.validation_steps}, search.train)["validation_steps"]
+    if search.prune and not steps and "train.validation_steps" not in search.over:
+        yield (
+            ("searches", owner, "prune"),
+            "needs validation during training; write train: {validation_steps: N} in the search, or prune: false",
+        )
 
 
 def _wrong_keys(config: Config, section: str, owner: str, each: Grid | Search) -> Iterable[Mistake]:

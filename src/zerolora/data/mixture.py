@@ -42,8 +42,8 @@ def mix(index: Index, settings: PrepareSettings, sources: Sequence[Source], drop
     Held-out rows are drawn before sources are weighted, so a repeated row cannot be both held out and trained on. Rows
     of preference data with the same prompt are drawn together, so that no split has fewer rows than asked for but maybe
     more.
-    Raises UserError if a split would be empty, or a source with a share of the training rows yields none. dropped: the
-    dropped rows, for this message.
+    Raises UserError if a split would be empty, labelled rows of one have a single prompt, or a source with a share of
+    the training rows yields none. dropped: the dropped rows, for this message.
     """
     rows = len(index.source)
     first = _first(index.row)
@@ -62,6 +62,8 @@ def mix(index: Index, settings: PrepareSettings, sources: Sequence[Source], drop
         _weigh(times, index.source, sources, settings)
         if not times.any():
             raise _TooFewError("no row is left to train on", "lower split, or add rows")
+        if settings.rows == "labelled":
+            _check_prompts(index.prompt, np.flatnonzero(times), split[1])
     except _TooFewError as error:
         missing, remedy = error.args
         parts = [f"{settings.path}: {missing}"] + [dropped] * bool(dropped)
@@ -74,6 +76,19 @@ def mix(index: Index, settings: PrepareSettings, sources: Sequence[Source], drop
         parts.append(wording("correct the dropped rows, or ") * bool(dropped) + remedy)
         raise UserError("; ".join(parts)) from None
     return Mixture(times, split[1], split[2], counts)
+
+
+def _check_prompts(prompts: np.ndarray, train: np.ndarray, validation: np.ndarray) -> None:
+    """Raise an error for labelled rows of a single prompt, to whose answers there are none of another to compare with
+    (train/objectives/mismatched.py). Nothing compares the answers of test rows."""
+    remedies = {
+        "train": (train, "add rows with other prompts"),
+        "validation": (validation, "raise split.validation, or hold out no rows"),
+    }
+    for name, (rows, remedy) in remedies.items():
+        if len(rows) and (prompts[rows] == prompts[rows[0]]).all():
+            problem = f"all {counted(len(rows), f'{name} row')} have the same prompt"
+            raise _TooFewError(f"{problem}, but kto compares answers with those to other prompts", remedy)
 
 
 def contradictory(index: Index) -> np.ndarray:

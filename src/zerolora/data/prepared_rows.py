@@ -38,6 +38,12 @@ def schema(held_out: bool, rows: RowKind = "texts") -> Any:
     return pyarrow.schema(columns)
 
 
+def kind_of(rows: Any) -> RowKind:
+    """Return what the rows of a prepared split hold, by their columns."""
+    columns = {*rows.column_names}
+    return "pairs" if "rejected_input_ids" in columns else "labelled" if "desirable" in columns else "texts"
+
+
 def open_table(data: Path, split: str) -> Any:
     """Return a split of the prepared data in `data` as a memory-mapped pyarrow.Table. Raises UserError if it is missing
     or incomplete."""

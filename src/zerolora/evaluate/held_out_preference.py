@@ -118,7 +118,8 @@ def less_likely(difference: Mapping[str, Any]) -> str:
     """Return "chosen", or "desirable", if fine-tuning made those answers less likely by more than chance, "" otherwise;
     `difference` is difference.json."""
     for label in ("chosen", "desirable"):
-        if difference.get(f"{label}_log_probability_difference_high", 0.0) < 0:
+        low, high = (difference.get(f"{label}_log_probability_difference_{end}", 0.0) for end in ("low", "high"))
+        if low < high < 0:  # a single answer has no deviation, so its ends are equal
             return label
     return ""
 

@@ -19,7 +19,7 @@ from zerolora.compat.bitsandbytes_patches import keep_layout
 from zerolora.compat.transformers_patches import resizable
 from zerolora.config.compared import compared
 from zerolora.config.settings import ReferenceSettings
-from zerolora.data.prepared_rows import open_split
+from zerolora.data.prepared_rows import kind_of, open_split
 from zerolora.data.reference_columns import SPLITS
 from zerolora.errors import UserError
 from zerolora.evaluate.evaluated_models import placement, with_adapter
@@ -40,7 +40,7 @@ from zerolora.train.feed import collate
 from zerolora.train.isolation import check_loss, shares_prefixes
 from zerolora.train.loss import logits_of, make_chunked, token_losses
 from zerolora.train.objectives.mismatched import mismatched, partners
-from zerolora.train.objectives.objective import Sequence, by_sequence
+from zerolora.train.objectives.objective import Sequence, by_sequence, token_counts
 from zerolora.units import counted
 
 
@@ -51,10 +51,12 @@ def compute(settings: ReferenceSettings, data: Path, weights: Path, output: Path
     device = torch.device(devices.GPU, 0) if settings.device == "cuda" else torch.device("cpu")
     if settings.device == "cpu":
         cpu_matmul.choose()
+    sequences = {split: _sequences(open_split(data, split)) for split in SPLITS}  # before a model is loaded
     model, prefixes = load(settings, located(weights), data, device)
     with staged_directory(output) as staged:
-        rows = {split: open_split(data, split) for split in SPLITS}
-        counts = {split: _write(model, rows[split], staged / f"{split}.arrow", split, prefixes) for split in SPLITS}
+        counts = {
+            split: _write(model, sequences[split], staged / f"{split}.arrow", split, prefixes) for split in SPLITS
+        }
         origin = {"data_manifest_sha256": sha256(data / MANIFEST), "settings": compared(settings)}
         write_json(staged / MANIFEST, {**origin, "files": describe(staged)})
     result(counted(sum(counts.values()), "answer"))
@@ -90,11 +92,10 @@ def load(settings: ReferenceSettings, weights: Path, data: Path, device: torch.d
     return model, own and shares_prefixes(model, model.config, device)
 
 
-def _write(model: Any, rows: Any, file: Path, split: str, prefixes: bool) -> int:
+def _write(model: Any, sequences: "_Sequences", file: Path, split: str, prefixes: bool) -> int:
     """Write the columns of a split to `file`; return the number of its sequences."""
     import pyarrow
 
-    sequences = _sequences(rows)
     names = sequences.names
     values = np.zeros(len(sequences))
     with Progress(f"answer of {split}", len(sequences)) as bar, torch.no_grad():
@@ -119,17 +120,14 @@ class _Sequences:
     names: tuple[str, ...]
     """The columns of their values, in a row."""
 
-    def __init__(self, rows: Any) -> None:
+    def __init__(self, rows: Any, lengths: tuple[np.ndarray, ...]) -> None:
+        """lengths: the tokens of each row's sequences, [rows] each."""
         self.rows = rows
-        self.length = np.asarray(rows.with_format("numpy")["length"][:], np.int64)
+        self.padded = len(lengths) * np.max(lengths, axis=0)
+        """The tokens of each row's sequences, all padded to the longest of them: [rows]."""
 
     def __len__(self) -> int:
         return len(self.names) * len(self.rows)
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """The tokens of all sequences of each row: [rows]."""
-        return self.length
 
     def __getitem__(self, number: int) -> Sequence:
         row, which = divmod(number, len(self.names))
@@ -143,6 +141,9 @@ class _Sequences:
 class _OfPairs(_Sequences):
     names = ("reference_chosen", "reference_rejected")
 
+    def __init__(self, rows: Any) -> None:
+        super().__init__(rows, (token_counts(rows, "input_ids"), token_counts(rows, "rejected_input_ids")))
+
     def tokens(self, row: int, which: int) -> Sequence:
         prefix, values = ("", "rejected_")[which], self.rows[row]
         return {name: values[f"{prefix}{name}"] for name in ("input_ids", "labels")}
@@ -152,37 +153,36 @@ class _Labelled(_Sequences):
     names = ("reference", "reference_mismatched")
 
     def __init__(self, rows: Any) -> None:
-        super().__init__(rows)
-        self.partners = partners(np.asarray(rows.with_format("numpy")["prompt_hash"][:]))
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """The same, at most."""
-        return self.length + int(self.length.max(initial=0))
+        columns = rows.with_format("numpy")
+        self.partners = partners(np.asarray(columns["prompt_hash"][:]))
+        length, prompt = (np.asarray(columns[name][:], np.int64) for name in ("length", "prompt"))
+        self.longest = int(length.max(initial=0))
+        crossed = prompt + (length - prompt)[self.partners]
+        super().__init__(rows, (length, np.minimum(crossed, self.longest)))
 
     def tokens(self, row: int, which: int) -> Sequence:
         values = self.rows[row]
         if which:
-            return mismatched(values, self.rows[int(self.partners[row])], int(self.length.max()))
+            return mismatched(values, self.rows[int(self.partners[row])], self.longest)
         return {name: values[name] for name in ("input_ids", "labels")}
 
 
 def _sequences(rows: Any) -> _Sequences:
     """Return the sequences of a split. Raises UserError for rows without answers to compare."""
-    if "rejected_input_ids" in rows.column_names:
-        return _OfPairs(rows)
-    if "desirable" in rows.column_names:
-        return _Labelled(rows)
+    match kind_of(rows):
+        case "pairs":
+            return _OfPairs(rows)
+        case "labelled":
+            return _Labelled(rows)
     raise UserError("the prepared rows have no answers to compare; run `zerolora prepare` again")
 
 
 def _batches(sequences: _Sequences) -> Iterator[list[int]]:
-    """Yield the numbers of the sequences of rows of similar length, the longest first: up to EVALUATION_TOKENS tokens,
-    but at least one row."""
-    lengths, each = sequences.lengths, np.arange(len(sequences.names))
-    order = np.argsort(-lengths, kind="stable")
+    """Yield the numbers of the sequences of rows of similar length, the longest first: up to EVALUATION_TOKENS tokens
+    with padding, but at least one row."""
+    each, order = np.arange(len(sequences.names)), np.argsort(-sequences.padded, kind="stable")
     while len(order):
-        size = max(1, EVALUATION_TOKENS // max(1, int(lengths[order[0]])))
+        size = max(1, EVALUATION_TOKENS // max(1, int(sequences.padded[order[0]])))
         yield (order[:size, None] * len(each) + each).ravel().tolist()
         order = order[size:]
 

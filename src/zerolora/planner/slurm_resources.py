@@ -34,6 +34,7 @@ from zerolora.planner.run_hardware import hardware_of
 from zerolora.schedules import every
 from zerolora.strategies import STRATEGIES
 from zerolora.tensor_file import read_header
+from zerolora.train.objectives import OBJECTIVES
 
 EMBEDDED = "lora_embedding_A"
 SLACK = 4
@@ -189,6 +190,7 @@ def referring(
     spec, statistics = read_model_spec(model), read_json(data / "stats.json", "zerolora prepare")
     stored, on_gpu = sum(_weight_files(model)), run.device == "cuda"
     tokens = sum(statistics[f"{split}_tokens"] for split in ("train", "validation"))
+    tokens *= 1 + OBJECTIVES[run.objective].forwards_before  # of other sequences
     longest = max(1, statistics["longest_row"])
     width = BYTES[settings.precision]
     weights = loaded_bytes(spec, width, settings.quantization)
@@ -280,6 +282,8 @@ def _answering_seconds(
 def _forward_seconds(model: ModelSpec, length: int, rows: int, run: RenderSettings) -> float:
     """Return the seconds of a forward pass over `rows` rows of `length` tokens on one device."""
     hardware = replace(hardware_of(run)[0], nodes=1, ranks_per_node=1)
+    # A step of another objective may have further passes, and rows of two sequences.
+    run = run.model_copy(update={"objective": "sft", "objective_settings": {}})
     row = RowStatistics(
         packing=False,
         longest_packed_row=length,

@@ -8,7 +8,7 @@ import torch
 
 from zerolora.config.settings import TrainingPlan
 from zerolora.data.packing_plan import PackingPlan
-from zerolora.data.prepared_rows import IGNORED
+from zerolora.data.prepared_rows import IGNORED, kind_of
 from zerolora.errors import UserError
 from zerolora.machine.devices import moved
 from zerolora.model.padded_lengths import padded
@@ -33,8 +33,8 @@ class Batches:
         """`rows` is a split of the data, packed by `packing`; `rank` is one of the `world` ranks that do not share
         rows; `packed`: sequences may share a packed row.
 
-        Raises UserError if rows and packing do not match, are fewer than a global batch, or lack a column that the
-        objective reads.
+        Raises UserError if rows and packing do not match, are fewer than a global batch, hold something else than the
+        objective learns from, or lack a column that it reads.
         """
         self.rows, self.packing, self.rank, self.world = rows, packing, rank, world
         self.objective = OBJECTIVES[plan.objective].of(plan)
@@ -44,10 +44,18 @@ class Batches:
                 f"the packing plan is of {len(packing.members)} rows, but the data has {len(rows)}; "
                 "run `zerolora pack` again"
             )
+        if (kind := kind_of(rows)) != self.objective.rows:
+            raise UserError(
+                f"train.objective is {self.objective.name}, which learns from {self.objective.rows}, but the prepared "
+                f"rows are {kind}; write another objective, or prepare the rows for this one"
+            )
         if missing := sorted(self.objective.reads - {*rows.column_names}):
+            remedy = "write another objective"
+            if self.objective.reference and all(name.startswith("reference") for name in missing):
+                remedy = "add --reference with the output of `zerolora log-probabilities`"
             raise UserError(
                 f"train.objective is {self.objective.name}, which reads {' and '.join(missing)} of each row, but the "
-                "prepared rows have no such column; write another objective"
+                f"prepared rows have no such column; {remedy}"
             )
         length, supervised, source = (_column(rows, name) for name in ("length", "supervised", "source"))
         sequences = _lengths(rows, self.objective)

@@ -123,11 +123,12 @@ def check_sequence_parallel(model: Any, config: Any, device: torch.device) -> No
 
 def check_reference(model: Any, feed: Feed, device: torch.device) -> None:
     """Raise UserError if the log-probabilities of the first global batch under the model, before its first step, are
-    not those of the stage `reference`.
+    not those of the stage `reference`: of its own sequences, and of those of the pass before a step.
 
     Collective, like check_isolation: every rank computes its own part.
     """
-    micro_batches, _ = feed.at(0)
+    batches = feed.batches
+    micro_batches = [*feed.at(0)[0], *(batches.at(0, before=True)[0] if batches.objective.before else ())]
     sums = torch.zeros(2, dtype=torch.float64, device=device)
     with _evaluating(model, device):
         for packed_rows in micro_batches:

@@ -170,6 +170,7 @@ def train(
         loop.run(split, of_split)
         if len(split) and not losses_only and not loop.validations.has(loop.step):
             loop.validate(split, of_split)
+    loop.validations.check()
     loop.batches.end_after(loop.step)
     if losses_only:
         checkpoints.wait()
@@ -365,8 +366,7 @@ def _write_metrics(
     batches, validations = loop.batches, loop.validations
     tokens, validated = batches.tokens_until(batches.steps), dict(validations.made)
     # Without validation rows the last adapter is published, and its loss on them is missing.
-    last = validations.made[-1] if validations.made else (loop.step, {})
-    published_step, published = validations.best_of_all if validations.best else last
+    published_step, published = validations.published or (loop.step, {})
     table = io.StringIO()
     more = [*loop.metrics, *(task.name for task in loop.tasks)]
     names = [*loop.metrics, *(f"{name}_validation" for name in more)]

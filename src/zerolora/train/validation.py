@@ -5,7 +5,7 @@ import math
 import torch
 
 from zerolora.config.settings import TrainSettings
-from zerolora.errors import wording
+from zerolora.errors import UserError, wording
 from zerolora.schedules import every
 from zerolora.train.objectives import OBJECTIVES
 
@@ -45,6 +45,20 @@ class Validations:
     def best_of_all(self) -> tuple[int, dict[str, float]]:
         """Step and figures of the best one, the first of equal ones; NaN is the worst."""
         return min(self.made, key=lambda each: (self._rank(each[1]), each[0]))
+
+    @property
+    def published(self) -> tuple[int, dict[str, float]] | None:
+        """Step and figures of the adapter to publish: the best one, or the last; None without validations."""
+        if not self.made:
+            return None
+        return self.best_of_all if self.keeps_best else self.made[-1]
+
+    def check(self) -> None:
+        """Raise UserError if the validation loss of the adapter to publish is not finite. The training loss does not
+        show it after a last step that diverged, as it is computed before that step."""
+        step, figures = self.published or (0, {"loss": 0.0})
+        if not math.isfinite(loss := figures["loss"]):
+            raise UserError(f"validation loss is {loss} at step {step}; lower train.learning_rate")
 
     @property
     def exhausted(self) -> bool:

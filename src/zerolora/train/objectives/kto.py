@@ -38,15 +38,16 @@ class KahnemanTversky(Objective):
 
     def sequences(self, row: Sequence) -> list[Sequence]:
         """Return the row's own sequence."""
-        return [{name: row[name] for name in (*self.columns, "source", *self.numbers)}]
+        return [{name: row[name] for name in (*self.columns, "source", "desirable", "reference")}]
 
     def sequences_before(self, row: Sequence) -> list[Sequence]:
-        """Return the mismatched sequence."""
-        return [self.sequences(row)[0] | mismatched(row, row[PARTNER], row[LONGEST])]
+        """Return the mismatched sequence, with its own reference."""
+        tokens = mismatched(row, row[PARTNER], row[LONGEST])
+        return [self.sequences(row)[0] | tokens | {"reference": row["reference_mismatched"]}]
 
     def values_before(self, losses: "torch.Tensor", batch: Mapping[str, Any]) -> "dict[str, torch.Tensor]":
         """Return the change of the log-probability of each mismatched answer."""
-        return {"kl": -by_sequence(losses, batch) - batch["numbers"]["reference_mismatched"]}
+        return {"kl": -by_sequence(losses, batch) - batch["numbers"]["reference"]}
 
     def values(self, losses: "torch.Tensor", batch: Mapping[str, Any], means: Mapping[str, float]) -> dict[str, Values]:
         """Return loss and metrics of each answer; rewards of those that are desirable, or not."""
