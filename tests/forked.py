@@ -16,7 +16,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-from fork_server import WITHOUT
+from fork_server import IMPORTED_WITH, WITHOUT
+from huggingface_hub import constants
 
 from zerolora.train.launch import launcher, topology
 
@@ -122,6 +123,9 @@ def _replace_environment(environment: Mapping[str, str]) -> None:
     for name in set(os.environ) - set(environment):
         del os.environ[name]
     os.environ.update(environment)
+    if "HF_ENDPOINT" in environment:  # which its client reads while it is imported
+        os.environ["HF_HUB_DISABLE_TELEMETRY"] = IMPORTED_WITH["HF_HUB_DISABLE_TELEMETRY"]
+        importlib.reload(constants)
     for package in filter(None, environment.get(WITHOUT, "").split(",")):
         for name in [name for name in sys.modules if f"{name}.".startswith(f"{package}.")]:
             del sys.modules[name]

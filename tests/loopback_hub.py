@@ -6,14 +6,17 @@ import json
 import re
 import socket
 import struct
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 import pytest
+from conftest import served
 
 REPOSITORY = "some/data"
 REVISION = "0123456789abcdef0123456789abcdef01234567"
@@ -66,6 +69,12 @@ class Hub(http.server.ThreadingHTTPServer):
 
     def handle_error(self, *_: Any) -> None:
         """Print nothing: tests end clients early."""
+
+
+def asking(hub: Hub, folder: Path, *arguments: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+    """Run `zerolora` with the hub in `folder`, where its client keeps its files too."""
+    own = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(folder / "home"), "HF_TOKEN": "", "HF_HUB_OFFLINE": ""}
+    return served("zerolora", *arguments, directory=folder, **own | variables)
 
 
 class Handler(http.server.BaseHTTPRequestHandler):

@@ -1,10 +1,8 @@
 """The documents are correct: figures, commands, keys, files."""
 
 import json
-import os
 import re
 import subprocess
-import sys
 from importlib.metadata import requires
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import pytest
 from conftest import ROOT, served
 from documented import COMMANDS, PAGES
-from loopback_hub import REPOSITORY, REVISION, Hub, serving
+from loopback_hub import REPOSITORY, REVISION, Hub, asking, serving
 from packaging.requirements import Requirement
 
 from benchmarks import chaos, dvc_diff, export, stages
@@ -246,17 +244,10 @@ def test_documented_estimates_run(document: str, tmp_path: Path) -> None:
         assert actual == (["…" + str(own)[-23:]] if "--deepspeed" in command else named), command
 
 
-def from_hub(command: str, config: bytes, cache: Path) -> subprocess.CompletedProcess[str]:
+def from_hub(command: str, config: bytes, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run a command against a local hub with one model's config.json."""
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     with serving(Hub({"config.json": config})) as hub:
-        return subprocess.run(
-            [sys.executable, "-m", "zerolora", *command.split()],
-            env={**inherited, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(cache)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        return asking(hub, folder, *command.split())
 
 
 def test_documented_hardware_names_are_current() -> None:

@@ -1,10 +1,7 @@
 """A config from a model, rows and this machine: `zerolora init --model … --data …`."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from conftest import refusal, served, write_rows
-from loopback_hub import REPOSITORY, REVISION, Hub, serving
+from loopback_hub import REPOSITORY, REVISION, Hub, asking, serving
 from pretended_driver import PretendedDriver
 
 from zerolora.config.file import load
@@ -194,16 +191,8 @@ def hub(tiny_model: Path) -> Iterator[Hub]:
 
 @pytest.mark.parametrize("revision", ["", "@main", f"@{REVISION}"])
 def test_commit_and_licence_of_a_repository_are_looked_up(folder: Path, hub: Hub, revision: str) -> None:
-    """In a new process: the client reads its endpoint at import."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     options = ["--model", f"{REPOSITORY}{revision}", "--data", "rows.json", "--output", "config.yaml"]
-    result = subprocess.run(
-        [sys.executable, "-m", "zerolora", "init", *options],
-        env={**environment, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(folder / "home")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    result = asking(hub, folder, "init", *options)
     assert result.returncode == 0, result.stderr
     entry = yaml.safe_load((folder / "config.yaml").read_text())["fetch"]["hub"]["data"]
     assert entry == {"repository": REPOSITORY, "revision": REVISION, "license": "apache-2.0"}

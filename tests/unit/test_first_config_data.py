@@ -1,10 +1,7 @@
 """`zerolora init --data`: a data set of a hub on loopback, and published splits of it or of a folder."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +11,7 @@ import pyarrow.parquet
 import pytest
 import yaml
 from conftest import served
-from loopback_hub import REPOSITORY, REVISION, Hub, serving
+from loopback_hub import REPOSITORY, REVISION, Hub, asking, serving
 
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
@@ -51,22 +48,9 @@ def hub() -> Iterator[Hub]:
         yield server
 
 
-def with_hub(folder: Path, hub: Hub, *command: str, **variables: str) -> Any:
-    """In a new process: the client reads its endpoint at import."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    return subprocess.run(
-        [sys.executable, "-m", "zerolora", *command],
-        env={**environment, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(folder / "home"), **variables},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 def init(folder: Path, hub: Hub, data: str = REPOSITORY, **variables: str) -> Any:
     options = ("--model", "model", "--data", data, "--output", "config.yaml")
-    return with_hub(folder, hub, "init", *options, **variables)
+    return asking(hub, folder, "init", *options, **variables)
 
 
 def values(folder: Path) -> Any:
@@ -74,7 +58,7 @@ def values(folder: Path) -> Any:
 
 
 def test_a_data_set_of_the_hub_is_fetched_and_prepared_as_written(folder: Path, hub: Hub) -> None:
-    """With the stages' own commands; no file is downloaded twice. Four new processes."""
+    """With the stages' own commands; no file is downloaded twice."""
     hub.files |= {
         "data/train-00000-of-00002.parquet": parquet(30),
         "data/train-00001-of-00002.parquet": parquet(30, 30),
@@ -107,7 +91,7 @@ def test_a_data_set_of_the_hub_is_fetched_and_prepared_as_written(folder: Path, 
     downloads = [asked for asked in hub.asked if asked.method == "GET" and asked.path.endswith(".parquet")]
     resolved = resolve(load(folder / "config.yaml"))
     settings = resolved.fetch_data["rows"].model_dump_json()
-    done = with_hub(folder, hub, "fetch-data", "--settings", settings, "--output", "data/hub/rows")
+    done = asking(hub, folder, "fetch-data", "--settings", settings, "--output", "data/hub/rows")
     assert done.returncode == 0, done.stderr
     assert len(downloads) == 3
     assert [one for one in hub.asked if one.method == "GET" and one.path.endswith(".parquet")] == downloads

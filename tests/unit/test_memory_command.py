@@ -1,10 +1,8 @@
 """`zerolora memory`: output, exit codes, options, and one line for every mistake, damaged model files included."""
 
 import json
-import os
 import shlex
 import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +12,7 @@ import pytest
 from conftest import ROOT, served
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from loopback_hub import REPOSITORY, REVISION, Hub, serving
+from loopback_hub import REPOSITORY, REVISION, Hub, asking, serving
 from test_shapes import OTHERS
 
 from zerolora.cli import app
@@ -297,26 +295,18 @@ def hub() -> Any:
         yield server
 
 
-def from_hub(name: str, endpoint: str, cache: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run in a new process: the client reads its endpoint at import."""
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-    return subprocess.run(
-        [sys.executable, "-m", "zerolora", "memory", "--hub", name, "--strategy", "zero2", *options],
-        env={**inherited, "HF_ENDPOINT": endpoint, "HF_HOME": str(cache)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def from_hub(name: str, hub: Hub, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return asking(hub, folder, "memory", "--hub", name, "--strategy", "zero2", *options)
 
 
 def test_hub_model_needs_only_its_config(hub: Hub, tmp_path: Path) -> None:
-    result = from_hub(f"{REPOSITORY}@{REVISION}", hub.endpoint, tmp_path, "--json")
+    result = from_hub(f"{REPOSITORY}@{REVISION}", hub, tmp_path, "--json")
     assert result.returncode == 0, result.stderr
     (expected,) = objects("--model", SMALL_LLAMA, "--strategy", "zero2")
     assert json.loads(result.stdout) == expected
     assert {asked.path for asked in hub.asked} == {f"/{REPOSITORY}/resolve/{REVISION}/config.json"}
     hub.files = {}
-    assert from_hub(f"{REPOSITORY}@{REVISION}", hub.endpoint, tmp_path).returncode == 0  # from the client's cache
+    assert from_hub(f"{REPOSITORY}@{REVISION}", hub, tmp_path).returncode == 0  # from the client's cache
 
 
 HUB_MISTAKES: list[tuple[str, str]] = [
@@ -333,17 +323,17 @@ HUB_MISTAKES: list[tuple[str, str]] = [
 def test_missing_hub_models_are_one_line(hub: Hub, tmp_path: Path, name: str, message: str) -> None:
     if "config.json" in message:
         hub.files = {}
-    result = from_hub(name, hub.endpoint, tmp_path)
+    result = from_hub(name, hub, tmp_path)
     assert result.returncode == 2
     (line,) = result.stderr.splitlines()
     assert message in line
 
 
 def test_missing_network_is_one_line(tmp_path: Path) -> None:
-    with serving(Hub({})) as server:
-        endpoint = server.endpoint
+    with serving(Hub({})) as ended:
+        pass
     begun = time.monotonic()
-    result = from_hub(f"{REPOSITORY}@{REVISION}", endpoint, tmp_path)
+    result = from_hub(f"{REPOSITORY}@{REVISION}", ended, tmp_path)
     assert result.returncode == 2 and time.monotonic() - begun < 2 * LIMIT  # the client's own retries take longer
     (line,) = result.stderr.splitlines()
     assert f"model {REPOSITORY} at {REVISION} cannot be downloaded" in line and "check the network" in line

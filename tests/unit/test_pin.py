@@ -1,15 +1,12 @@
 """`zerolora pin`: commits for what a config names by branch, tag or name, from a hub on loopback."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from loopback_hub import REPOSITORY, REVISION, Hub, serving
+from loopback_hub import REPOSITORY, REVISION, Hub, asking, serving
 
 CONFIG = """\
 # A comment stays.
@@ -40,16 +37,7 @@ def hub() -> Iterator[Hub]:
 
 
 def pin(folder: Path, hub: Hub, **variables: str) -> Any:
-    """In a new process: the client reads its endpoint at import."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    return subprocess.run(
-        [sys.executable, "-m", "zerolora", "pin", "--config", "config.yaml"],
-        env={**environment, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(folder / "home"), **variables},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return asking(hub, folder, "pin", "--config", "config.yaml", **variables)
 
 
 def test_names_and_branches_become_commits(tmp_path: Path, hub: Hub) -> None:
