@@ -55,9 +55,7 @@ def project(make_project: Callable[[str], Project], hub: Hub) -> Project:
     )
     project.commit("three sources")
     own = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(project.directory.parent / "home"), "HF_TOKEN": ""}
-    project.served = False  # the hub's address is read while its library is imported
     result = project.run("snakemake", "--profile", "profiles/local", "all", "--until", "fetch_data", **own)
-    project.served = True
     assert "fetch_data" in result.stdout + result.stderr
     project.snakemake("all")
     return project

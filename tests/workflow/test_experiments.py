@@ -34,11 +34,9 @@ def project(make_project: Callable[[str], Project], hub: Hub, tmp_path_factory: 
     project = make_project("experiments")
     pinned = {"repository": REPOSITORY, "revision": REVISION, "license": "MIT"}
     edit_config(project, **{"fetch.directory": {}, "fetch.hub": {"tiny": pinned}})
-    project.served = False  # the hub's address is read while its library is imported
     project.snakemake("resources/models/tiny/manifest.json")
     weights = ("--model", "resources/models/tiny", "--weights", "resources/weights/tiny")
     project.run("zerolora", "weights", *weights)
-    project.served = True
     project.snakemake("all")
     project.commit("finished")
     assert "model.safetensors" in hub.downloads()

@@ -71,7 +71,6 @@ def test_values_keep_their_meaning_and_errors_name_their_source(copy_finished: C
 
 def test_set_is_checked_before_snakemake_starts(copy_finished: Callable[[str], Project]) -> None:
     project = copy_finished("set")
-    project.served = False
 
     def run(*arguments: str) -> Any:
         return project.run("zerolora", "run", "-n", *arguments, check=False)
