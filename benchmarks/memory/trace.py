@@ -30,6 +30,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from zerolora.compat.deepspeed_patches import record_training_alone
 from zerolora.compat.transformers_patches import computes_linearly
 from zerolora.data.prepared_rows import IGNORED
 from zerolora.optimizers import OPTIMIZERS
@@ -185,6 +186,8 @@ def step_of_objective(engine: Any, optimizer: Any, live: Live, case: Case) -> di
             means = {name: values_before[name].double().sum().item() for name in objective.before}
         del batch, values_before
         engine.train()
+        if case.strategy.startswith("zero3"):
+            engine.optimizer.empty_partition_cache()  # as train/engines/deepspeed.py does
     batch = as_fake(case.batch)
     totals = Totals(objective, dict.fromkeys(objective.units, 8), 1, torch.device("cpu"))
     losses = token_losses(engine, batch)
@@ -485,7 +488,10 @@ def with_engine(model: Any, optimizer: Any, case: Case) -> Any:
     partitioned_param_coordinator.assert_ints_same_as_other_ranks = lambda *_: None
     # DeepSpeed casts the model in place, which fake tensors do not allow; on_meta has cast it.
     torch.nn.Module._apply = lambda self, *_, **__: self  # type: ignore[method-assign]  # as the line above says
-    return deepspeed.initialize(model=model, optimizer=optimizer, config=case.zero)[0]
+    engine = deepspeed.initialize(model=model, optimizer=optimizer, config=case.zero)[0]
+    if case.strategy.startswith("zero3"):
+        record_training_alone(engine.optimizer)
+    return engine
 
 
 if __name__ == "__main__":

@@ -96,6 +96,20 @@ def test_a_run_resumes_at_another_stage_and_world_size(objective: str, bench: Be
     assert losses == pytest.approx(metrics(first)["losses"], rel=1e-5)
 
 
+def test_the_pass_before_a_step_gathers_weights_once(bench: Bench) -> None:
+    """And so does the step itself, whose order of modules is known although another pass precedes it."""
+    own: dict[str, Any] = {"data": "labelled", "packing": "labelled-unpacked", "objective": "kto"}
+    own |= {"reference": "labelled-reference", "micro_batch": 2, "global_batch": 4, "max_steps": 3}
+    run = bench.run("gathered", "zero3", **own)
+    with (run / "metrics/telemetry.csv").open(newline="") as file:
+        last = list(csv.DictReader(file))[-1]
+    sent = read_json(run / "metrics/train_resources.json", "")
+    gathered = float(last["communication_bytes"])
+    gathered -= sent["reduce_scatter_bytes_per_step"] + sent["all_reduce_bytes_per_step"]
+    parameters = read_json(bench.folder / "m/tiny/manifest.json", "")["parameters"]
+    assert gathered == pytest.approx(2 * 4 * (parameters + metrics(run)["trainable_parameters"]), rel=0.1)
+
+
 def test_a_run_that_goes_on_from_an_adapter_is_compared_with_it(bench: Bench) -> None:
     adapter = str(bench.run("sft", "zero2") / "adapter")
     shutil.copytree(bench.folder / "pairs", bench.folder / "pairs-sft")

@@ -53,6 +53,7 @@ NEEDED: dict[str, Callable[[dict[str, Any]], bool]] = {
     "release_by_current_trace": lambda seen: (
         seen["decisions of an invalidated trace"] == seen["decisions of a trace"] > 0
     ),
+    "record_training_alone": lambda seen: seen["a pass without gradients is recorded"],
     "grow_scale_after_step": lambda seen: (
         seen["order of stage 0's step"] == ["_update_scale", "unscale_and_clip_grads"]
     ),

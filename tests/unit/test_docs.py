@@ -25,6 +25,7 @@ from zerolora.config.schema import Config
 from zerolora.memory.reserve import COMMUNICATOR, CUDA_BYTES, HOPPER_CONTEXT, JOB_BYTES, KERNELS
 from zerolora.planner.hardware import GPUS, KERNEL_SECONDS, MATMUL_SHARE, MEMORY_SHARE, NETWORKS, NODE_LINKS, offered
 from zerolora.strategies import STRATEGIES
+from zerolora.train.objectives import OBJECTIVES
 
 HASHED = re.compile(r"^([\w.-]+)==([\w.]+)(?: \\\n    --hash=sha256:[0-9a-f]{64})+$", re.MULTILINE)
 """A package of a hash file, with its version."""
@@ -325,6 +326,17 @@ def test_choice_figures_match_measurements() -> None:
     rows += [f"| {actual[who]['tokens_per_second']:,.0f} tokens/s |" for who in ("chosen", "best")]
     assert [row for row in rows if row not in text] == []
     assert actual["ratio"] >= 0.95 and actual["failed"] == 0
+
+
+def test_objective_times_match_measurements() -> None:
+    """Against next-token loss, all predictions are within a fifth."""
+    rows: Any = result("objective_times.json")["rows"]
+    text = (ROOT / "docs/choice.md").read_text(encoding="utf-8")
+    for objective in OBJECTIVES.keys() - {"sft"}:
+        each = [rows[f"{objective}, {strategy}"]["against_sft"] for strategy in ("ddp", "zero3")]
+        assert all(one["measured"] == pytest.approx(one["predicted"], rel=0.2) for one in each), objective
+        figures = (f"{one[what]:.2f}" for one in each for what in ("predicted", "measured"))
+        assert f"| `{objective}` | {' | '.join(figures)} |" in text
 
 
 def test_process_memory_constants_match_measurements() -> None:

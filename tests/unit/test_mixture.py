@@ -107,6 +107,8 @@ def test_leaked_prompts_are_counted_and_dropped_by_setting(prompts: list[int], s
 def test_empty_split_is_refused() -> None:
     with pytest.raises(UserError, match=r"rows\.json: has 5 rows, and split takes 5; lower split"):
         mix(index([0] * 5), SETTINGS, [PLAIN])
+    with pytest.raises(UserError, match=r"rows\.json: has 0 rows, and split takes 5; add rows"):
+        mix(index([]), SETTINGS, [PLAIN])
     sources = [PLAIN, Source(split="validation")]
     with pytest.raises(UserError, match="no row is left for validation"):
         mix(index([0] * 9), prepare_settings(split={"validation": 0, "test": 2}, sources={"held": sources[1]}), sources)

@@ -189,17 +189,22 @@ def recorded(function: Callable[..., Any], name: str, order: list[str]) -> Calla
 
 
 def stage3() -> Seen:
-    """Return the cached decisions of stage 3 before and after its trace is invalidated."""
+    """Return the cached decisions of stage 3 before and after its trace is invalidated, and whether it records a pass
+    without gradients."""
     from zerolora.compat.deepspeed_patches import cached_releases
 
     engine = engine_of(3)
     coordinator = engine.optimizer.parameter_offload.get_param_coordinator()
+    with torch.no_grad():
+        engine(torch.ones(1, SIZE))
+    recorded = coordinator.is_record_trace()
     for _ in range(4):
         engine.backward(engine(torch.ones(1, SIZE)).sum())
         engine.step()
     before = cached_releases(coordinator).cache_info().currsize
     coordinator._invalidate_trace()
     return {
+        "a pass without gradients is recorded": recorded,
         "decisions of a trace": before,
         "decisions of an invalidated trace": cached_releases(coordinator).cache_info().currsize,
     }

@@ -86,6 +86,25 @@ def release_by_current_trace(optimizer: Any) -> None:
     coordinator._invalidate_trace = invalidate_and_forget
 
 
+@patch("deepspeed", upstream="none known; reset_step could leave out passes without gradients")
+def record_training_alone(optimizer: Any) -> None:
+    """Make stage 3 record the order of modules in training's passes alone.
+
+    It records the first pass that it can (partitioned_param_coordinator.py, reset_step), and a backward pass after the
+    end of the record invalidates it. An objective with a forward pass before each step, which would always be the one
+    that is recorded, would gather weight by weight in each backward pass.
+    """
+    coordinator = optimizer.parameter_offload.get_param_coordinator()
+    reset = coordinator.reset_step
+
+    def reset_step() -> None:
+        reset()
+        if coordinator.is_record_trace() and not torch.is_grad_enabled():
+            coordinator._invalidate_trace()
+
+    coordinator.reset_step = reset_step
+
+
 def cached_releases(coordinator: Any) -> Any:
     """Return the lru_cache inside stage 3's `__params_to_release`, under a decorator."""
     decide = type(coordinator)._PartitionedParameterCoordinator__params_to_release

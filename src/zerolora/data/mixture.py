@@ -109,7 +109,8 @@ def _split(index: Index, settings: PrepareSettings, sources: Sequence[Source], k
     random.Random(settings.seed).shuffle(drawn)  # noqa: S311 - data, not secrets
     validation, test = (_held_out(getattr(settings.split, name), len(drawn)) for name in SPLITS[1:])
     if len(drawn) < validation + test or (len(drawn) == validation + test and not (kept & (own == 0)).any()):
-        raise _TooFewError(f"has {counted(len(drawn), 'row')}, and split takes {validation + test:,}", "lower split")
+        remedy = "lower split" if len(drawn) else "add rows"
+        raise _TooFewError(f"has {counted(len(drawn), 'row')}, and split takes {validation + test:,}", remedy)
     order = np.frombuffer(drawn, dtype=np.uint32) if len(drawn) else np.zeros(0, np.uint32)
     train, tested = len(order) - validation - test, len(order) - test
     if len(index.contrary) and len(order):

@@ -52,14 +52,12 @@ def gathered(
     together: bool,
     method: Method,
     width: int,
-    forward_before: bool = False,
 ) -> Gathered:
     """Return the gathered weights of a rank. `ranks` is empty in full fine-tuning.
 
     `keeps_head`: the head's weight is live in the whole step, as with a fused loss (train/loss.py). `together`: weights
     gathered at once arrive in one buffer, as among several ranks. `method` packs quantized weights; `width` is the
-    bytes of an element. `forward_before`: a forward pass precedes each step. It is what DeepSpeed has recorded, so
-    nothing is prefetched, nor kept until it is used again, past the end of the step's own forward pass.
+    bytes of an element.
     """
     before, layers, after = _modules(model, dict(ranks), lambda module: method.packed(module, width))
     every = [*before, *(owner for layer in layers for owner in layer), *after]
@@ -78,8 +76,7 @@ def gathered(
         for owner in parts[0]:
             for weight in owner.weights:
                 weight.kept = weight.kept or owner.path in heads
-    recorded = parts[:1] if forward_before else parts
-    coordinator = _Coordinator([owner.weights for part in recorded for owner in part], buckets, together)
+    coordinator = _Coordinator([owner.weights for part in parts for owner in part], buckets, together)
     forward: dict[tuple[str, int], int] = defaultdict(int)
     loss, at = 0, ("", len(layers))
     if not parts[0]:  # every weight is small
@@ -93,11 +90,6 @@ def gathered(
         else:
             at = owner.path, len(layers) - 1 - owner.layer
             forward[at] = max(forward[at], small + arriving, small + most)
-    if forward_before:
-        for weight in {weight for owner in parts[0] for weight in owner.weights if weight.kept}:
-            coordinator.release(weight, False)
-            weight.kept = False
-        coordinator.modules += [owner.weights for part in parts[1:] for owner in part]
     rest = [small + max((each for _ in part for each in coordinator.use(False)), default=0) for part in parts[1:]]
     return Gathered(tuple(_growing(forward)), loss, *rest)
 

@@ -336,7 +336,6 @@ def _held(run: PlannedRun) -> Gathered:
         spec.ranks > 1,
         spec.prepared_method,
         spec.width,
-        spec.objective.forwards_before > 0,
     )
 
 

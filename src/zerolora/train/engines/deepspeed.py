@@ -88,6 +88,7 @@ class DeepSpeedEngine(Engine):
             compat.make_states(self.optimizer, self.inner, self._start(0))
         if self.stage == 3:
             compat.release_by_current_trace(self.optimizer)
+            compat.record_training_alone(self.optimizer)
         self.divisor = torch.distributed.get_world_size() * plan.accumulation
 
     def forward(self, **inputs: Any) -> Any:
