@@ -3,6 +3,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import cuda_build
+import pyarrow
 import pytest
 from conftest import ROOT, Project
 
@@ -69,6 +71,8 @@ def stages(project: Project) -> list[tuple[str, str, list[str]]]:
     ]
     trained += ["--packing", f"results/{run['packed']}/packing", "--checkpoints", "c", "--output", "o"]
     reference = {"device": "cuda", "precision": "bf16"}
+    pairs = as_pairs(project.directory / SOURCE[1], project.directory / "pairs")
+    referred = ["--data", pairs, *SOURCE[2:], "--output", "o/r"]
     merge = ["merge", "--weights", SOURCE[3], "--adapter", TUNED[3], "--output", "o/merged"]
     task = ["task", "--settings", canonical(asked), "--rows", "asked.jsonl", "--output", "o/t", "--answers", "o/a"]
     commands = {
@@ -83,7 +87,7 @@ def stages(project: Project) -> list[tuple[str, str, list[str]]]:
             *("--adapter", TUNED[3], "--work", "o/w", "--output", "o/j", "--device", "cuda"),
         ],
         "merge": merge,
-        "reference": ["log-probabilities", "--settings", canonical(reference), *SOURCE, "--output", "o/reference"],
+        "reference": ["log-probabilities", "--settings", canonical(reference), *referred],
         "render": [
             *(
                 "render",
@@ -110,6 +114,18 @@ def stages(project: Project) -> list[tuple[str, str, list[str]]]:
         ("probe_rank", "probe_rank", ["--output", "o/p", "--device", "cuda"]),
         *((name, "command", arguments) for name, arguments in commands.items()),
     ]
+
+
+def as_pairs(rows: Path, pairs: Path) -> str:
+    """Write prepared rows again as pairs with two equal answers; return their directory."""
+    shutil.copytree(rows, pairs)
+    for file in (pairs / "train.arrow", pairs / "validation.arrow"):
+        table = pyarrow.ipc.open_stream(file.read_bytes()).read_all()
+        for name in ("input_ids", "labels"):
+            table = table.append_column(f"rejected_{name}", table[name])
+        with pyarrow.ipc.new_stream(file, table.schema) as writer:
+            writer.write_table(table)
+    return str(pairs)
 
 
 @pytest.fixture(scope="module")

@@ -76,7 +76,7 @@ def test_each_answer_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch, way: s
     """With this project's attention, which computes a prompt once; with transformers' own; and from the logits of the
     whole model, as for one that is spread over GPUs."""
     if way == "spread":
-        monkeypatch.setattr(reference_log_probabilities, "placement", lambda *_: {"device_map": "auto"})
+        monkeypatch.setattr(reference_log_probabilities, "placement", lambda *_, **__: {"device_map": "auto"})
     if way == "transformers' attention":
         monkeypatch.setattr(reference_log_probabilities, "takes_own_attention", lambda _: False)
         assert architecture.takes_own_attention(base(bench))

@@ -305,7 +305,7 @@ def test_set_emptied_by_long_rows_says_why(folder: Folder, tokenizer: Any) -> No
         rf"the first \S*rows\.jsonl:1: has {start + 1} tokens, max_length is 128, and truncate_right", line
     )
     assert f"begin at token {start}; raise max_length to {start} or more, or write too_long: truncate_left or" in line
-    assert line.endswith("; correct the dropped rows, or lower split")
+    assert line.endswith("; correct the dropped rows, or add rows")
     listed = [json.loads(each) for each in (folder.path / LIST).read_text().splitlines()]
     assert f"all listed in {folder.path / LIST}" in line
     assert [entry["row"] for entry in listed] == rows

@@ -26,7 +26,8 @@ from zerolora.evaluate.evaluated_models import placement, with_adapter
 from zerolora.files import MANIFEST, describe, sha256, staged_directory, write_json
 from zerolora.log import result
 from zerolora.machine import cpu_matmul, devices
-from zerolora.methods.registry import check_published, loaded_bytes
+from zerolora.memory.loaded_weights import loaded_bytes
+from zerolora.methods.registry import check_published
 from zerolora.model import added_tokens
 from zerolora.model.architecture import config_of, model_class, takes_own_attention
 from zerolora.model.manifest import located

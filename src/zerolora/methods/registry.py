@@ -4,21 +4,16 @@ import importlib
 import pkgutil
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zerolora import methods
 from zerolora.errors import UserError, shown
 from zerolora.methods.method import WHOLE_WEIGHTS, Method, TrainableMethod
 from zerolora.methods.peft_format import ADAPTER, CONFIG
-from zerolora.methods.qlora import QloraMethod
 from zerolora.model import foreign
 from zerolora.model.added_tokens import FILE as TOKENS
 from zerolora.model.added_tokens import add_rows
 from zerolora.model.added_tokens import of_directory as of_tokens
-
-if TYPE_CHECKING:
-    from zerolora.config.method_sections import Quantization
-    from zerolora.model.spec import ModelSpec
 
 
 def _registered() -> dict[str, type[Method]]:
@@ -71,14 +66,6 @@ def create(name: str, **settings: Any) -> Method:
         raise UserError(f"--method {name}: write one of {', '.join(sorted(METHODS))}")
     known = {field.name for field in fields(METHODS[name])}
     return METHODS[name](**{key: _tuples(value) for key, value in settings.items() if key in known})
-
-
-def loaded_bytes(model: "ModelSpec", width: int, quantization: "Quantization | None") -> float:
-    """Return the bytes of a base model's weights on one device, of `width` bytes each, or quantized."""
-    if quantization is None:
-        return model.parameters * width
-    method = QloraMethod(quantization=quantization.type, double_quantization=quantization.double)
-    return method.frozen_bytes(model, width)
 
 
 def _tuples(value: Any) -> Any:

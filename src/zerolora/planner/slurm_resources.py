@@ -16,13 +16,13 @@ from zerolora.memory.decoder import evaluation
 from zerolora.memory.estimate import training_spec, world_size
 from zerolora.memory.host import PROCESS as PROCESS_BYTES
 from zerolora.memory.inference import AUTO_ROWS, answering
+from zerolora.memory.loaded_weights import loaded_bytes
 from zerolora.memory.predict import predict
 from zerolora.memory.reserve import CONTEXT, UNUSED, with_headroom
 from zerolora.memory.states import BYTES
 from zerolora.memory.training_spec import RowStatistics
 from zerolora.methods.method import SHARED
 from zerolora.methods.peft_format import ADAPTER
-from zerolora.methods.registry import loaded_bytes
 from zerolora.model import foreign
 from zerolora.model.projections import NOTHING, ForwardSpec
 from zerolora.model.read_spec import read_model_spec
