@@ -15,7 +15,7 @@ import pyarrow
 import pytest
 from conftest import ROOT, Project
 
-from zerolora.files import canonical
+from zerolora.files import MANIFEST, canonical, describe, read_json, write_json
 from zerolora.train.launch.launcher import environment_of
 
 pytestmark = [pytest.mark.cuda, pytest.mark.slow]
@@ -125,6 +125,8 @@ def as_pairs(rows: Path, pairs: Path) -> str:
             table = table.append_column(f"rejected_{name}", table[name])
         with pyarrow.ipc.new_stream(file, table.schema) as writer:
             writer.write_table(table)
+    manifest = read_json(pairs / MANIFEST, "")
+    write_json(pairs / MANIFEST, manifest | {"files": describe(pairs)})
     return str(pairs)
 
 
