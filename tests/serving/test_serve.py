@@ -93,6 +93,14 @@ def served(project: Project, port: int) -> Iterator[Callable[[str], "subprocess.
         server.communicate()
 
 
+def ended(server: "subprocess.Popen[str]") -> str:
+    """Return the rest of a server's output once all its processes have closed it."""
+    assert server.stdout
+    output = server.stdout.read()
+    server.wait()
+    return output
+
+
 @pytest.mark.parametrize("part", ["", "/adapter", "/base"])
 def test_a_client_gets_the_answers_of_the_evaluation(
     part: str, project: Project, port: int, served: Callable[[str], "subprocess.Popen[str]"]
@@ -113,7 +121,7 @@ def test_a_client_gets_the_answers_of_the_evaluation(
     (child,) = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
     folder = Path(f"/proc/{child}/cwd").readlink()
     server.send_signal(signal.SIGTERM)
-    output, _ = server.communicate(timeout=60)
+    output = ended(server)
     assert server.returncode == 0, output
     assert f"at http://127.0.0.1:{port}/v1" in output and not folder.exists() and not Path(f"/proc/{child}").exists()
 
@@ -125,7 +133,7 @@ def test_a_server_that_dies_is_an_error(
     server = served("default")
     (child,) = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
     os.kill(int(child), signal.SIGKILL)
-    output, _ = server.communicate(timeout=60)
+    output = ended(server)
     assert server.returncode == 2, output
     assert "transformers' server of default was killed by SIGKILL; give it more memory, and run this again" in output
 

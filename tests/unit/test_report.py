@@ -159,12 +159,16 @@ def test_user_json_is_no_strategy_of_the_estimate(run: FinishedRun) -> None:
     assert "yes, chosen" not in text
 
 
-def test_run_without_evaluation_shows_its_loss(run: FinishedRun) -> None:
+def without_evaluation(run: FinishedRun) -> None:
     for name in ("base", "default/metrics"):
         for file in ("evaluate", "evaluate_resources"):
             run.edit(f"{name}/{file}.json", lambda _: {"enabled": False})
     for name in ("base", "default"):
         run.edit(f"{name}/answers.json", lambda _: [])
+
+
+def test_run_without_evaluation_shows_its_loss(run: FinishedRun) -> None:
+    without_evaluation(run)
     text = text_of(run.page())
     assert "Not evaluated" in text and "4.816 → 0.0003569" in text
     for absent in ("Generating answers", "side by side", "Accuracy", "that changed"):
@@ -172,11 +176,7 @@ def test_run_without_evaluation_shows_its_loss(run: FinishedRun) -> None:
 
 
 def test_run_of_pairs_without_evaluation_shows_the_change_in_training(run: FinishedRun) -> None:
-    for name in ("base", "default/metrics"):
-        for file in ("evaluate", "evaluate_resources"):
-            run.edit(f"{name}/{file}.json", lambda _: {"enabled": False})
-    for name in ("base", "default"):
-        run.edit(f"{name}/answers.json", lambda _: [])
+    without_evaluation(run)
     run.edit("default/metrics/train.json", lambda each: each.update(chosen_change_last=-3.5))
     page = run.page(objective="dpo")
     assert '<p class="bad"><b>✗ Training made the chosen answers less likely</b>: on the last step' in page.read_text()
