@@ -32,12 +32,14 @@ def value_of(text: str, key: str) -> Any:
 
 
 def written(value: Any) -> str:
-    """Return a scalar as YAML has it inside { } or [ ], quoted where it would be read as something else."""
+    """Return a scalar as YAML has it inside { } or [ ], quoted where it would be read as something else, in one line of
+    printable characters."""
     if isinstance(value, str) and PLAIN.fullmatch(value) and value.strip() == value:
         with contextlib.suppress(yaml.YAMLError):
             if yaml.safe_load(value) == value:
                 return value
-    return json.dumps(value, ensure_ascii=False)
+    text = json.dumps(value, ensure_ascii=False)
+    return "".join(char if char.isprintable() else f"\\U{ord(char):08x}" for char in text)
 
 
 def composed(text: str) -> tuple[Any, yaml.Node | None]:

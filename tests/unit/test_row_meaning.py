@@ -1,5 +1,6 @@
-"""A row keeps its meaning: its own loss settings apply, and unread keys are counted or refused."""
+"""A row keeps its meaning: its own loss settings apply, and what nothing reads is decided by the user."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -7,11 +8,14 @@ from typing import Any
 import pyarrow
 import pytest
 from goldens import marked, prepare_settings
+from hypothesis import given
+from hypothesis import strategies as st
 from pyarrow import parquet
 from tokenizers_of import Family, tokenizer_like, tokenizer_of
 
 from zerolora.data.example import BadRow, Example
 from zerolora.data.formats import detect, parse
+from zerolora.data.formats.leaves import Unread, undecided_lines
 from zerolora.data.formats.reading import Reading, Seen
 from zerolora.data.readers import chunks
 from zerolora.data.template import Template
@@ -37,6 +41,20 @@ def refused(row: dict[str, Any], **how: Any) -> str:
         supervised(row, **how)
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def undecided(*rows: dict[str, Any], reading: Reading | None = None, form: str = "") -> list[str]:
+    """Return the errors of what nothing reads in the rows of a file."""
+    reading, unread = reading or Reading(), Unread()
+    for number, row in enumerate(rows, 1):
+        parse(row, form or detect(row, reading), reading, unread=unread, place=f"rows.jsonl:{number}")
+    lines = undecided_lines(unread.end(), reading, 5)
+    assert all(line.isprintable() for line in lines)
+    return lines
+
+
+def ignoring(*names: str, **columns: str) -> Reading:
+    return Reading(columns, ignored=frozenset(names))
 
 
 def turns(row: dict[str, Any], **how: Any) -> list[str]:
@@ -286,8 +304,8 @@ def test_every_form_reads_its_tools(row: dict[str, Any]) -> None:
 
 
 def test_unread_or_contradictory_tools_are_refused() -> None:
-    with pytest.raises(BadRow, match=r"messages\[0\].tools is a list of tools, which only a row or its system message"):
-        parse({"messages": [{**HI, "tools": [TOOL]}, reply("x")]}, "messages", Reading())
+    (line,) = undecided({"messages": [{**HI, "tools": [TOOL]}, reply("x")]})
+    assert line.startswith("rows.jsonl:1: messages[].tools is [{'type': 'function',") and "nothing reads it" in line
     with pytest.raises(BadRow, match="tools and functions are two lists of tools; keep one"):
         parse({"messages": [HI, reply("x")], "tools": [TOOL], "functions": [{"name": "f"}]}, "messages", Reading())
 
@@ -295,259 +313,307 @@ def test_unread_or_contradictory_tools_are_refused() -> None:
 def test_context_is_the_input_of_an_instruction_only() -> None:
     assert turns({"instruction": "Add.", "context": "1 + 4", "output": "5"}) == ["5"]
     assert f"{U}Add.\n1 + 4<|im_end|>" in supervised({"instruction": "Add.", "context": "1 + 4", "output": "5"})
-    for row in ({"prompt": "Add.", "completion": "5"}, {"messages": [HI, reply("x")]}, FORMS["sharegpt"]({}, {})):
-        for key in ("context", "history"):
-            text = refused({**row, key: "1 + 4"})
-            assert text.startswith(
-                f"{key} changes what is asked, and this form does not read it; put it into the question"
-            )
-            assert ("write format: alpaca, with columns for instruction and output and input: " in text) == (
-                "prompt" in row
-            )
-    assert "put it into the prompt" in refused({"prompt": "Add.", "input": "1 + 4", "completion": "5"})
-    assert parse({"text": "x", "context": "y"}, "text", Reading()).text == "x"
+    rows = (
+        {"prompt": "Add.", "completion": "5"},
+        {"messages": [HI, reply("x")]},
+        {"text": "x"},
+        FORMS["sharegpt"]({}, {}),
+    )
+    for row in rows:
+        for key, held in {"context": "1 + 4", "history": [["a", "b"]], "input": "1 + 4"}.items():
+            (line,) = undecided({**row, key: held}, row)
+            assert line.startswith(f"rows.jsonl:1: {key} is {held!r}") and f"ignore: [{key}]" in line
 
 
-def test_context_of_a_question_is_read_or_refused() -> None:
-    row, how = {"q": "Add.", "a": "5"}, {"prompt": "q", "completion": "a"}
-    for name, held in {"passage": "A text.", "options": ["a", "b"], "choices": "a or b"}.items():
-        assert refused({**row, name: held}, reading=Reading(how)).startswith(f"{name} changes what is asked")
-    history = [["Hi", "Hello"]]
-    text = refused({**row, "history": history}, reading=Reading(how))
-    assert "or write format: alpaca, with columns for instruction and output and history: history" in text
+def test_context_under_another_name_is_read_if_mapped() -> None:
+    row, history = {"q": "Add.", "a": "5"}, [["Hi", "Hello"]]
     how = {"instruction": "q", "output": "a"}
     assert turns({**row, "history": history}, reading=Reading(how)) == ["Hello", "5"]
-    text = refused({**row, "chat_history": history, "passage": ""}, reading=Reading(how))
-    assert "; write columns: {history: chat_history}, or put it into the question" in text
+    (line,) = undecided({**row, "chat_history": history, "passage": ""}, reading=Reading(how))
+    assert "; map it in columns, as in {FIELD: chat_history}" in line
     assert turns({**row, "talk": history}, reading=Reading({**how, "history": "talk"})) == ["Hello", "5"]
-    text = refused({**row, "passage": "A text."}, reading=Reading(how))
-    assert "; write columns: {input: passage}, or put it into the question" in text
-    assert "A text." in supervised({**row, "passage": "A text."}, reading=Reading({**how, "input": "passage"}))
-    text = refused({**row, "passage": "A text.", "input": "1 + 4"}, reading=Reading({**how, "input": "passage"}))
-    assert text.startswith("input changes what is asked")
+    passages = [{**row, "passage": text} for text in ("A text.", "Another.")]
+    (line,) = undecided(*passages, reading=Reading(how))
+    assert line.startswith("rows.jsonl:2: passage is 'Another.', 'A text.' in rows.jsonl:1, and nothing reads it; map")
+    assert "A text." in supervised(passages[0], reading=Reading({**how, "input": "passage"}))
+    assert undecided(*passages, reading=Reading({**how, "input": "passage"})) == []
+    (line,) = undecided({**passages[0], "input": "1 + 4"}, passages[1], reading=Reading({**how, "input": "passage"}))
+    assert line.startswith("rows.jsonl:1: input is '1 + 4', missing in rows.jsonl:2")
 
 
-# Judged rows, media, and other keys that change the loss
+# What nothing reads
 
 
-JUDGED = {
-    "label": False, "chosen": "x", "rejected": [reply("x")], "rejected_response": "x", "kto_tag": True,
-    "margin": 0.5, "labels": [0], "rejected_messages": [HI],
+SIMPLE: dict[str, dict[str, Any]] = {
+    "messages": {"messages": [HI, reply("x")]},
+    "sharegpt": {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "x"}]},
+    "prompt": {"prompt": "a", "completion": "x"},
+    "alpaca": {"instruction": "a", "output": "x"},
+    "text": {"text": "a"},
+    "tokens": {"input_ids": [1, 2]},
+}
+ABSENT: Any = object()
+LINES = "<b>\n\ud800"
+COLUMNS: dict[str, tuple[Any, Any]] = {
+    # Verdicts and answers
+    "label": (False, True), "kto_tag": (True, ABSENT), "labels ": ([0, 1], [0, 1]), "margin": (0.5, 1),
+    "chosen": ("x", "y"), "rejected": ([reply("x")], [reply("x")]), "is_correct": (True, False),
+    "quality": ("bad", None), "overall_preference": (-2, 1), "better_response_id": (0, 1),
+    "summary": ("Short.", "Shorter."),
+    # The question, thoughts and arguments of the template
+    "documents": (["a"], ABSENT), "chat_history": ([["a", "b"]], []), "instructions": ("Be brief.", "Be long."),
+    "available_tools": ([{"name": "f"}], ABSENT), "Complex_CoT": ("Two and two.", "Three."),
+    "reasoning_effort": ("high", "low"), "enable_thinking": (True, False), "images": (["a.jpg"], ["a.jpg"]),
+    # The loss
+    "loss_mask": ([0, 1], [0, 1]), "mask": ("User", "All"), "sampleWeight": (0, 1), "do_not_train": ("yes", ABSENT),
+    "seq_lengths": ([1, 1], [2]),
+    # A name that says nothing
+    "x7": (1, 2), LINES: ("a", "b"), "id": ("a", ABSENT),
 }  # fmt: skip
+"""Names of columns and the values of two rows."""
 
 
-@pytest.mark.parametrize("key", JUDGED)
+@pytest.mark.parametrize("column", COLUMNS)
+@pytest.mark.parametrize("form", SIMPLE)
+def test_columns_that_vary_are_undecided(form: str, column: str) -> None:
+    """Whatever their names and the form."""
+    values, row = COLUMNS[column], SIMPLE[form]
+    first, second = ({**row, column: held} if held is not ABSENT else row for held in values)
+    (line,) = undecided(first, second, form=form)
+    name = {"labels ": '"labels "', LINES: '"<b>\\n\\U0000d800"'}.get(column, column)
+    for text in ("rows.jsonl:", "and nothing reads it; map it in columns, as in {FIELD: ", f"ignore: [{name}]"):
+        assert text in line
+    if not isinstance(values[0], list):
+        missing = values[1] in (ABSENT, None)
+        assert ("missing in rows.jsonl:2" if missing else f"{values[0]!r} in rows.jsonl:1") in line
+        assert f"{repr(column) if column == LINES else column} is {values[0 if missing else 1]!r}" in line
+        assert "keep some rows by where: " in line
+    assert undecided(first, second, form=form, reading=ignoring(column)) == []
+    assert undecided({**row, column: None}, {**row, column: ""}, {**row, column: []}, form=form) == []
+    assert parse(first, form, ignoring(column)) == parse(row, form, Reading())
+
+
+KEYS: dict[str, tuple[Any, dict[str, str]]] = {
+    "train_on_turn": (False, {"train": "train_on_turn"}),
+    "calculate-loss": (False, {"train": "calculate-loss"}),
+    "ignore_loss": (True, {}),
+    "thought": ("Two.", {"thinking": "thought"}),
+    "thinking_blocks": ([{"thinking": "Two."}], {}),
+    "reward": (0, {}),
+    "train_detail": ([{"begin_offset": 0}], {}),
+    "image1": ("a.jpg", {}),
+    "channel": ("analysis", {}),
+    "deleted": (True, {}),
+}
+"""Names of keys, the value in one message, and what `columns` may map it to."""
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("form", FORMS)
+def test_keys_of_some_messages_are_undecided(form: str, key: str) -> None:
+    value, columns = KEYS[key]
+    row = FORMS[form]({key: value}, {})
+    (path,) = {"sharegpt": ["conversations"], "prompt": ["completion"]}.get(form, [form])
+    (line,) = undecided(row, row)
+    assert line.startswith(f"rows.jsonl:1: {path}[].{key} is {value!r}")
+    assert f'ignore: ["{path}[].{key}"]' in line and f"map it in columns, as in {{FIELD: {key}}}" in line
+    for name in (key, f"{path}[].{key}"):
+        assert undecided(row, reading=ignoring(name)) == []
+        assert turns(row, reading=ignoring(name)) == ["Bad.", "Good."]
+    assert undecided(row, reading=Reading(columns)) == ([] if columns else undecided(row))
+    if "train" in columns:
+        assert turns(row, reading=Reading(columns)) == ["Good."]
+    if "thinking" in columns:
+        assert f"leaves out {key}" in refused(row, reading=Reading(columns))
+
+
+@pytest.mark.parametrize("held", [1, 0.5, False, "web", "DeepSeek R1", "a b c", "true", "train_sft", "contest"])
+def test_what_all_rows_or_messages_have_is_passed(held: Any) -> None:
+    row = {"messages": [{**HI, "k": held}, reply("x", k=held)], "a": {"b": held}, "c": held}
+    seen, unread = Seen(), Unread()
+    for number in range(3):
+        parse(row, "messages", Reading(), seen, unread, f"rows.jsonl:{number}")
+    assert unread.end().undecided == {}
+    assert {each: number for each, number in seen.items() if each[0] != "read"} == {
+        ("constant", "column", "a.b"): 3,
+        ("constant", "column", "c"): 3,
+        ("constant", "key", "messages[].k"): 6,
+    }
+    for other in (1.5, "other", None, [held]):
+        assert len(undecided(row, {**row, "c": other})) == 1
+        assert len(undecided(row, {**row, "a": {"b": other}})) == 1
+        assert len(undecided({**row, "messages": [HI, reply("x", k=other)]}, row)) == 1
+    assert len(undecided({"c": held, **SIMPLE["text"]}, {"c": str(held) + "?", **SIMPLE["text"]})) == 1
+
+
 @pytest.mark.parametrize(
-    "row",
+    "held",
     [
-        {"messages": [HI, reply("x")]},
-        {"prompt": "a", "completion": "b"},
-        {"instruction": "a", "output": "b"},
-        {"text": "a"},
+        *("Answer like a pirate.", ["math"], "[0, 1]", '{"a": 1}', "a.jpg", "img/a", "data:x", "x" * 101),
+        *("test", "Validation", "dev", "test_sft", "validation_matched", "held_out", "devtest"),
     ],
-    ids=["messages", "prompt", "alpaca", "text"],
 )
-def test_judged_rows_are_refused(key: str, row: dict[str, Any]) -> None:
-    row = {**row, key: JUDGED[key]}
-    text = refused(row)
-    assert text.startswith(f"{key} judges or compares answers") and f"ignore: [{key}]" in text
-    assert turns(row, reading=Reading(ignored=frozenset({key})))
-    assert turns({**row, key: None}) == turns({**row, key: ""})
+def test_values_that_may_mean_more_are_undecided_even_if_all_rows_have_them(held: Any) -> None:
+    (line,) = undecided({"text": "a", "c": held}, {"text": "b", "c": held})
+    assert line.startswith("rows.jsonl:1: c is ")
+    (line,) = undecided({"messages": [{**HI, "k": held}, reply("x", k=held)]})
+    assert line.startswith("rows.jsonl:1: messages[].k is ")
 
 
-def test_judged_rows_can_be_ignored_explicitly() -> None:
+@pytest.mark.parametrize("column", ["split", "Split", "set", "info.subset"])
+def test_rows_of_a_held_out_split_are_undecided(column: str) -> None:
+    def row(held: Any) -> dict[str, Any]:
+        name, _, inner = column.partition(".")
+        return {**SIMPLE["messages"], name: {inner: held} if inner else held}
+
+    for split in ("test", "Validation", "dev", "test_sft", "validation_matched", "held_out", "devtest"):
+        (line,) = undecided(row(split), row(split))
+        assert line.startswith(f"rows.jsonl:1: {column} is {split!r}, and nothing reads it; ")
+        assert f"keep some rows by where: {{{column}: [{split}]}}" in line
+        assert undecided(row(split), reading=ignoring(column)) == []
+        of_split = Reading(split={"test": "test", "test_sft": "test"}.get(split))
+        assert (undecided(row(split), reading=of_split) == []) == bool(of_split.split)
+    for other in ("train", "all", 3, "", "train_sft", "contest"):
+        assert undecided(row(other), row(other)) == []
+    assert undecided({"text": "a", "is_test": True}) and not undecided({"text": "a", "is_test": False})
+
+
+LONG = "Write one long poem about the sea."
+
+
+@pytest.mark.parametrize(
+    ("row", "column"),
+    [
+        ({"messages": [{"role": "user", "content": LONG}, reply("x")]}, "prompt"),
+        ({"messages": [HI, reply(f"Yes. {LONG}")]}, "answer"),
+        ({"instruction": LONG, "output": "x"}, "question"),
+        ({"text": f"Q: {LONG} A: x"}, "question"),
+        ({"messages": [HI, reply("x")], "tools": []}, ""),
+    ],
+)
+def test_a_text_that_is_read_may_be_repeated(row: dict[str, Any], column: str) -> None:
+    others = [{**row, column: f" {LONG}\n"}, {**row, column: ABSENT}] if column else [row]
+    others = [{name: held for name, held in each.items() if held is not ABSENT} for each in others]
+    assert undecided(*others) == []
+    if column:
+        seen = Seen()
+        parse(others[0], detect(row, Reading()), Reading(), seen, Unread())
+        assert seen["redundant", "column", column] == 1
+        assert len(undecided({**row, column: f"{LONG} In verse."}, row)) == 1
+        assert len(undecided({**row, column: LONG[:9]}, row)) == 1  # by chance
+
+
+def test_a_repeated_answer_may_be_the_verdict() -> None:
+    pair = {"prompt": LONG, "chosen": "Here is a good one.", "rejected": "Here is a bad one."}
+    for held, lines in ((pair["chosen"], 1), (pair["rejected"], 1), (LONG, 0)):
+        assert len(undecided({**pair, "best": held}, {**pair, "best": held}, form="preference")) == lines
+
+
+LEAF = st.sampled_from([ABSENT, None, 1, True, "a", "b", LONG, [1]])
+
+
+@given(
+    st.lists(st.tuples(LEAF, LEAF, st.lists(LEAF, min_size=1, max_size=2)), max_size=7),
+    st.lists(st.integers(0, 7), max_size=3),
+)
+def test_chunks_of_a_file_are_judged_together(values: list[tuple[Any, Any, list[Any]]], ends: list[int]) -> None:
+    """Each chunk is read by itself, maybe by another process."""
+
+    def with_key(message: dict[str, Any], key: str, held: Any) -> dict[str, Any]:
+        return message if held is ABSENT else {**message, key: held}
+
+    rows = [
+        with_key(with_key({"messages": [with_key(reply("x"), "k", held) for held in keys]}, "a", one), "b", other)
+        for one, other, keys in values
+    ]
+
+    def read(part: list[dict[str, Any]]) -> Unread:
+        unread = Unread()
+        for row in part:
+            parse(row, "messages", Reading(), unread=unread, place="rows.jsonl")
+        return unread.end()
+
+    merged = Unread()
+    for start, end in itertools.pairwise([0, *sorted(ends), len(rows)]):
+        merged.merge(read(rows[start:end]))
+    assert {*merged.undecided} == {*read(rows).undecided}
+
+
+def test_what_is_left_out_has_exact_names() -> None:
+    row = {"messages": [{**HI, "id": 1}, reply("x")], "id": 2, "data": {"id": 3, "of": {"id": 4}}}
+    leaves = {"messages[].id": "messages[].id", "id": "id", "data.id": "data.id", "data.of.id": "data.of.id"}
+    for ignored, left in {
+        (): [*leaves],
+        ("id",): ["data.id", "data.of.id"],
+        ("messages[].id",): ["id", "data.id", "data.of.id"],
+        ("data.id",): ["messages[].id", "id", "data.of.id"],
+        ("data.of",): ["messages[].id", "id", "data.id"],
+        ("data", "id"): [],
+        ("dat", "ta.id", "message"): [*leaves],
+    }.items():
+        unread = Unread()
+        for each in (row, SIMPLE["messages"]):
+            parse(each, "messages", ignoring(*ignored), unread=unread, place="rows.jsonl:1")
+        assert sorted(unread.end().undecided) == sorted(left)
+    (*_, last) = undecided(row, SIMPLE["messages"], reading=ignoring("x", "id"))
+    assert last == ("2 columns or keys are undecided; to leave out all of them: ignore: [id, x, data.id, data.of.id]")
+
+
+def test_pairs_can_be_learnt_explicitly() -> None:
     row = {"prompt": "Hi", "chosen": "Good.", "rejected": "Bad."}
-    reading = Reading({"completion": "chosen"})
-    assert "rejected judges or compares answers" in refused(row, reading=reading)
-    assert turns(row, reading=Reading({"completion": "chosen"}, ignored=frozenset({"rejected"}))) == ["Good."]
+    (line,) = undecided(row, {**row, "rejected": "Worse."}, reading=Reading({"completion": "chosen"}))
+    assert line.startswith("rows.jsonl:2: rejected is 'Worse.', 'Bad.' in rows.jsonl:1, and nothing reads it")
+    assert turns(row, reading=ignoring("rejected", completion="chosen")) == ["Good."]
 
 
-@pytest.mark.parametrize("key", ["images", "image", "videos", "audio"])
-def test_media_are_refused(key: str) -> None:
-    for row in ({"messages": [HI, reply("x")], key: ["a.jpg"]}, {"messages": [{**HI, key: ["a.jpg"]}, reply("x")]}):
-        assert f"{key} holds " in refused(row)
-        assert "bad_row" not in refused(row)  # prepare adds it if it is not set
-        assert turns(row, reading=Reading(ignored=frozenset({key}))) == ["x"]
+def test_media_of_messages_are_undecided() -> None:
+    for key in ("images", "image", "videos", "audio"):
+        row = {"messages": [{**HI, key: ["a.jpg"]}, reply("x")]}
+        (line,) = undecided(row)
+        assert line.startswith(f"rows.jsonl:1: messages[].{key} is ['a.jpg'], and nothing reads it")
+        assert undecided(row, reading=ignoring(key)) == [] and turns(row, reading=ignoring(key)) == ["x"]
 
 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"messages": [HI, reply("x", train_detail=[{"begin_offset": 0}])]}, "messages[1].train_detail selects"),
-        ({"messages": [HI, reply("x", rejected=True)]}, "messages[1].rejected judges or compares answers"),
-        ({"text": "a", "weight": 0}, "weight weighs a whole row, and rows have no weight"),
-        ({"text": "a", "weight": "0.5"}, "weight weighs a whole row"),
-        ({"messages": [HI, reply("x")], "train": False}, "train weighs a whole row"),
-        ({"input_ids": [1, 2], "completion_mask": [0, 1]}, "completion_mask selects which tokens are in the loss;"),
         ({"input_ids": [1, 2], "attention_mask": [1, 0]}, "attention_mask is [1, 0], but only [1, 1] is supported"),
         ({"input_ids": [1, 2], "position_ids": [0, 0]}, "position_ids is [0, 0], but only [0, 1] is supported"),
     ],
-)  # fmt: skip
-def test_keys_that_change_the_loss_are_refused(row: dict[str, Any], message: str) -> None:
+)
+def test_padded_and_packed_rows_are_refused(row: dict[str, Any], message: str) -> None:
     with pytest.raises(BadRow) as caught:
         parse(row, detect(row, Reading()), Reading())
     assert str(caught.value).startswith(message)
 
 
-SWITCHED = "seems to select turns for the loss, and is not a key that is read; write columns: {train: KEY} if true"
-PARTS = "selects which turns or tokens are in the loss; write train: true or false in each turn, or labels"
-THOUGHT = "contains thoughts of an answer, and is not a key that is read; write columns: {reasoning_content: KEY}"
-COMPARES = "judges or compares answers, and every answer would be supervised"
-OF_TURNS = {
-    **dict.fromkeys(
-        ("train_on_turn", "mask", "masked", "compute_loss", "trainOnTurn", "is_trained", "trainable"), SWITCHED
-    ),
-    **dict.fromkeys(("train_on_input", "ignore_loss", "supervised", "Loss_Mask", "calculate-loss"), SWITCHED),
-    **dict.fromkeys(("thought", "thoughts", "chain_of_thought", "cot", "thinking_blocks", "reasoningText"), THOUGHT),
-    **dict.fromkeys(("reward", "preference", "is_chosen", "rejected_answer"), COMPARES),
-    **dict.fromkeys(("imagePaths", "image1", "img_url", "photos"), "holds images, which are not supported"),
-    **dict.fromkeys(("video_path", "speech_file", "audio_bytes"), "which are not supported"),
-    "channel": "marks a turn as no answer to the user",
-}
-
-
-@pytest.mark.parametrize("key", OF_TURNS)
-@pytest.mark.parametrize("form", FORMS)
-def test_synonyms_in_turns_are_refused(form: str, key: str) -> None:
-    """Names of other tools are refused, and each remedy works."""
-    message = OF_TURNS[key]
-    value: Any = {SWITCHED: False, COMPARES: 0}.get(message, "Two and two." if message == THOUGHT else "analysis")
-    row = FORMS[form]({key: value}, {})
-    assert f"1].{key} " in (text := refused(row)) or f"0].{key} " in text
-    assert message.replace("KEY", key) in text and f"ignore: [{key}]" in text
-    assert turns(row, reading=Reading(ignored=frozenset({key}))) == ["Bad.", "Good."]
-    if message == SWITCHED:
-        assert turns(row, reading=Reading({"train": key})) == ["Good."]
-    if message == THOUGHT:
-        assert f"leaves out {key}" in refused(row, reading=Reading({"thinking": key}))
-
-
-SOME_THOUGHTS = (
-    *("Complex_CoT", "deepseek_reasoning", "model_reasoning", "inner_thoughts", "ModelCoT", "expert_rationale"),
-    *("reasoning_path", "thinking_trajectory", "cot_response", "rationales", "CoT"),
-)
-SWITCHED_OFF = [
-    *((name, True) for name in ("ignore_loss", "skip_train", "do_not_train", "exclude_from_training", "loss_masked")),
-    *(("no_loss", 1), ("skip_training", "yes"), ("train", "no"), ("training", "Off"), ("is_trained", "no")),
-]
-
-
 @pytest.mark.parametrize(
-    ("column", "value", "message"),
+    "part",
     [
-        ("loss_mask", [0, 1], PARTS),
-        ("weights", [0, 1], PARTS),
-        ("mask", "User", PARTS),
-        ("assistantMask", [0, 1], PARTS),
-        ("sampleWeight", 0, "weighs a whole row"),
-        ("row_weight", 0.5, "weighs a whole row"),
-        ("reasoning", "Two.", "contains thoughts, which belong to one of the answers; move it into that turn"),
-        ("chain_of_thought", "Two.", "contains thoughts, which belong to one of the answers; move it into that turn"),
-        (
-            "system_message",
-            "Be kind.",
-            "is a system prompt, and no column that is read; write columns: {system: system_m",
-        ),
-        ("sysPrompt", "Be kind.", "is a system prompt"),
-        (
-            "available_tools",
-            [{"name": "f"}],
-            "is a list of tools, and no column that is read; write columns: {tools: av",
-        ),
-        ("tool_list", '[{"name": "f"}]', "is a list of tools"),
-        ("documents", ["a"], "changes what is asked"),
-        ("preferred_answer", "x", COMPARES),
-        (
-            "kto_tag",
-            False,
-            f"{COMPARES}: train.objective is sft; keep the rows of good answers alone, or write train.objective: kto",
-        ),
-        ("image_paths", ["a.jpg"], "holds images"),
-        *((name, "Two and two.", "contains thoughts, which belong to one of the answers") for name in SOME_THOUGHTS),
-        ("thinking_trajectories", ["First, two."], "contains thoughts"),
-        ("instructions", "Be brief.", "is a system prompt, and no column that is read; write columns: {system: ins"),
-        ("preamble", "Be brief.", "is a system prompt"),
-        ("chat_history", [["a", "b"]], "changes what is asked"),
-        ("conversation_history", "User: Hi", "changes what is asked"),
-        ("retrieved_context", "A text.", "changes what is asked"),
-        *((name, held, "weighs a whole row") for name, held in SWITCHED_OFF),
-        ("loss_mask", "[0, 1]", PARTS),
-        ("label", "bad", COMPARES),
-        ("labels", "[0, 1]", COMPARES),
+        *({"weight": 0}, {"train": False}, {"citations": ["a"]}, {"cache_control": {"type": "ephemeral"}}),
+        {"annotations": [], "weight": 1, "logprobs": None},
     ],
+    ids=str,
 )
-def test_synonyms_in_columns_are_refused(column: str, value: Any, message: str) -> None:
-    row = {"messages": [HI, {"role": "assistant", "content": "x"}], column: value}
-    assert (text := refused(row)).startswith(f"{column} {message}") and f"ignore: [{column}]" in text
-    assert turns(row, reading=Reading(ignored=frozenset({column}))) == ["x"]
+def test_keys_of_content_parts_are_undecided(part: dict[str, Any]) -> None:
+    """Even if all have them: a turn is supervised as a whole."""
+    row = {"messages": [{"role": "assistant", "content": [{"type": "text", "text": "x", **part}]}]}
+    (key,) = (key for key, held in part.items() if held not in ([], None))
+    (line,) = undecided(row, row)
+    assert line.startswith(
+        f"rows.jsonl:1: messages[].content[].{key} is {part[key]!r}, and nothing reads it; leave it out"
+    )
+    assert line.endswith(f'ignore: ["messages[].content[].{key}"]')
+    for name in (key, f"messages[].content[].{key}"):
+        assert undecided(row, reading=ignoring(name)) == [] and turns(row, reading=ignoring(name)) == ["x"]
 
 
-def test_similar_names_are_only_counted() -> None:
-    names = {
-        **{"train_id": 5, "weight_kg": 70, "training": "v2", "mask_token": "<mask>", "loss": "low", "is_train": True},
-        **{
-            "thinking": True,
-            "reasoning_tokens": 12,
-            "reasoning_effort": "high",
-            "image_count": 3,
-            "image_caption": "a",
-        },
-        **{
-            "tool_choice": "auto",
-            "parallel_tool_calls": True,
-            "function": "f",
-            "score": 0.1,
-            "system_fingerprint": "a",
-        },
-        **{"split": "train", "audio": None, "images": [], "tools_used": ["f"], "model": "m", "channel": "analysis"},
-        **{"reasoning_model": "DeepSeek R1", "reasoning_type": "of two steps", "requires_reasoning": "yes"},
-        **{"model_reasoning": "deepseek-r1", "ignore_loss": False, "no_train": 0, "loss_masked": "no", "train_on": 1},
-        **{
-            "document": "a b",
-            "options": ["a"],
-            "context_id": "a b",
-            "browser_history": ["a"],
-            "instructions": "ifeval",
-        },
-        **{"label": {"ability": ["math"]}, "labels": ["math", "art"], "kto_tag": "a tag", "dataset.label": "math"},
-    }
-    seen = Seen()
-    parse({"messages": [HI, reply("x")], **names}, "messages", Reading(), seen)
-    unread = {name for status, where, name in seen if (status, where) == ("unread", "column")}
-    assert unread == names.keys() - {"audio", "images"}
-
-
-@pytest.mark.parametrize("column", ["split", "Split", "data_split"])
-def test_row_of_a_held_out_split_is_refused(column: str) -> None:
-    row = {"messages": [HI, reply("x")]}
-    for split in ("test", "Validation", "dev", "test_sft", "validation_matched", "held_out", "devtest"):
-        assert refused({**row, column: split}).startswith(f"{column} says that a row is held out of training; put rows")
-    for other in ("train", "all", 3, "", "train_sft", "contest"):
-        assert turns({**row, column: other}) == ["x"]
-    assert turns({**row, column: "test"}, reading=Reading(ignored=frozenset({column}))) == ["x"]
-
-
-@pytest.mark.parametrize(
-    ("part", "message"),
-    [
-        ({"weight": 0}, "messages[1].content[0].weight is of a part, and a turn is supervised as a whole"),
-        ({"train": False}, "content[0].train is of a part"),
-        ({"masked": True}, "content[0].masked is of a part"),
-        (
-            {"type": "thinking", "thinking": "T"},
-            "content[0] contains thoughts; write them beside the content, as reasoning",
-        ),
-        ({"type": "reasoning"}, "content[0] contains thoughts"),
-        ({"cache_control": {"type": "ephemeral"}, "weight": None}, ""),
-    ],
-)
-def test_keys_of_content_parts_are_refused(part: dict[str, Any], message: str) -> None:
-    row = {"messages": [HI, {"role": "assistant", "content": [{"type": "text", "text": "x", **part}]}]}
-    assert message in refused(row) if message else turns(row) == ["x"]
-    if "of a part" in message:
-        (key,) = part
-        assert refused(row).endswith(f"write it beside content, or ignore: [{key}]")
-        assert turns(row, reading=Reading(ignored=frozenset({key}))) == ["x"]
+@pytest.mark.parametrize("part", [{"type": "thinking", "thinking": "T"}, {"type": "reasoning", "text": "T"}])
+def test_thoughts_in_content_parts_are_refused(part: dict[str, Any]) -> None:
+    row = {"messages": [HI, {"role": "assistant", "content": [{"type": "text", "text": "x"}, part]}]}
+    assert refused(row).startswith(
+        "messages[1].content[1] contains thoughts; write them beside the content, as reasoning"
+    )
 
 
 @pytest.mark.parametrize(("one", "other"), [("human", "gpt"), ("human", "model"), ("user", "chatgpt")])
@@ -557,49 +623,27 @@ def test_speakers_of_sharegpt_in_messages(one: str, other: str) -> None:
     assert turns({"messages": [*row["messages"], {"role": "observation", "content": "3"}, reply("y")]}) == ["x", "y"]
 
 
-def test_token_rows_allow_only_labels() -> None:
-    for name, held in {"loss_mask": [0, 1], "weights": [0, 1], "mask": [0, 1], "prompt_length": 1}.items():
-        with pytest.raises(BadRow, match=f"{name} selects which tokens are in the loss; write labels, with -100"):
-            parse({"input_ids": [1, 2], name: held}, "tokens", Reading())
-    with pytest.raises(
-        BadRow, match="cu_seqlens says that several rows are packed into one, which would see each other"
-    ):
-        parse({"input_ids": [1, 2], "cu_seqlens": [0, 1, 2]}, "tokens", Reading())
-    assert parse({"input_ids": [1, 2], "length": 2, "weight": 1}, "tokens", Reading()).tokens == [1, 2]
-
-
-def test_nested_keys_are_judged_by_their_name() -> None:
-    reading = Reading({"prompt": "data.q", "completion": "data.a"})
-    for name, held in (
-        *{
-            "label": False,
-            "kto_tag": True,
-            "margin": 0.5,
-            "rejected": "x",
-            "context": "c",
-            "history": [["a", "b"]],
-        }.items(),
-        *{"input": "1", "split": "test", "documents": ["a"], "weight": 0, "images": ["a.jpg"], "cot": "Two."}.items(),
-    ):
-        row = {"data": {"q": "Hi", "a": "x", name: held}}
-        text = refused(row, reading=reading)
-        assert text.startswith(f"data.{name} ") and f"ignore: [data.{name}]" in text
-        assert turns(row, reading=Reading(dict(reading.columns), ignored=frozenset({f"data.{name}"}))) == ["x"]
+def test_nested_columns_are_undecided_by_their_path() -> None:
+    columns = {"prompt": "data.q", "completion": "data.a"}
+    for name, held in {"label": False, "context": "c", "history": [["a", "b"]], "weight": 0, "cot": "Two."}.items():
+        row: dict[str, Any] = {"data": {"q": "Hi", "a": "x", name: held}}
+        (line,) = undecided(row, {"data": {"q": "Hi", "a": "x"}}, reading=Reading(columns))
+        assert line.startswith(f"rows.jsonl:1: data.{name} is {held!r}") and f"ignore: [data.{name}]" in line
+        assert undecided(row, reading=ignoring(f"data.{name}", **columns)) == []
+        assert turns(row, reading=ignoring(f"data.{name}", **columns)) == ["x"]
 
 
 def test_thoughts_belong_to_answers() -> None:
     for key in ("reasoning", "thinking"):
         row = {"messages": [{**HI, key: "Why?"}, reply("x")]}
-        text = refused(row)
-        assert text == (
-            f"messages[0].{key} is in a message of user, and thoughts belong to an answer; move it there, or write "
-            f"ignore: [{key}]"
-        )
-        assert refused(row, reading=Reading({"reasoning_content": key})) == text
-        assert turns(row, reading=Reading(ignored=frozenset({key}))) == ["x"]
-        assert turns({"messages": [{**HI, key: "off"}, reply("x")]}) == ["x"]
-    text = refused({"conversations": [{"from": "human", "value": "Hi", "reasoning": "Why?"}]})
-    assert text.startswith("conversations[0].reasoning is in a message of user")
+        for reading in (Reading(), Reading({"reasoning_content": key})):
+            (line,) = undecided(row, reading=reading)
+            assert line.startswith(f"rows.jsonl:1: messages[].{key} is 'Why?', missing in other messages, and nothing")
+        assert undecided(row, reading=ignoring(key)) == [] and turns(row, reading=ignoring(key)) == ["x"]
+    (line,) = undecided(
+        {"conversations": [{"from": "human", "value": "Hi", "reasoning": "Why?"}, {"from": "gpt", "value": "x"}]}
+    )
+    assert line.startswith("rows.jsonl:1: conversations[].reasoning is 'Why?'")
 
 
 @pytest.mark.parametrize("begin", ["<think>", "\n<thinking>", "<thought>"])
@@ -615,60 +659,53 @@ def test_duplicate_thoughts_are_refused(begin: str) -> None:
 
 def test_mode_of_thinking_is_not_a_thought() -> None:
     """In NVIDIA's Nemotron rows; it would be supervised as a thought."""
-    assert turns({"messages": [HI, reply("x")], "reasoning": "on"}) == ["x"]
+    assert undecided({"messages": [HI, reply("x")], "reasoning": "on"}) == []
+    assert len(undecided(*({"messages": [HI, reply("x")], "reasoning": mode} for mode in ("on", "off")))) == 1
     row = {"prompt": "Hi", "completion": "x", "reasoning": "Off"}
     assert refused(row, template="qwen3") == "reasoning is 'Off', which is not a thought; write ignore: [reasoning]"
     assert turns(row, reading=Reading(ignored=frozenset({"reasoning"}))) == ["x"]
-    assert turns({"messages": [HI, reply("x")], "reward_model": "some/model", "instruct_reward": 1.5}) == ["x"]
 
 
 def test_thoughts_beside_lists_of_messages_are_refused() -> None:
     for name in ("reasoning", "thinking", "reasoning_content"):
         text = refused({"prompt": [HI], "completion": [reply("4")], name: "Two."})
         assert text.startswith(f"{name} conflicts with lists of messages; move it into the answer it belongs to")
-    row = {"messages": [HI, reply("4")], "rationale": "Two."}
-    assert "rationale contains thoughts" in refused(row, reading=Reading({"reasoning_content": "rationale"}))
+    row = {"messages": [HI, reply("4")], "rationale": "It is two and two."}
+    (line,) = undecided(row, reading=Reading({"reasoning_content": "rationale"}))
+    assert line.startswith("rows.jsonl:1: rationale is 'It is two and two.', and nothing reads it")
     row = {"prompt": "Hi", "completion": "4", "rationale": "Two."}
-    assert "write columns: {reasoning_content: rationale}" in refused(row)
     assert "Two." in turns(row, reading=Reading({"reasoning_content": "rationale"}), template="qwen3")[0]
 
 
-def test_harmless_weights_are_accepted() -> None:
-    for weight in (1, 1.0, True, "1", "70 kg"):
-        assert parse({"text": "a", "weight": weight}, "text", Reading()).text == "a"
+# Use of columns and keys
 
 
-# Unread keys
-
-
-def test_unread_keys_are_counted_by_name() -> None:
-    seen = Seen()
+def test_columns_and_keys_are_counted_by_their_use() -> None:
+    seen, unread = Seen(), Unread()
     for number in range(3):
         row = {
             "messages": [{**HI, "id": number}, reply("x", weight=1, refusal=None)],
             "source": "web",
             "score": None,
             "note": [],
-            "label": 1,
+            "label": number,
+            "data": {"a": {"b": 1}, "c": LONG},
+            "question": "x" * number,
         }
-        parse(row, "messages", Reading(ignored=frozenset({"label"})), seen)
+        parse(row, "messages", ignoring("label", "messages[].id", "data.c", "question"), seen, unread)
+    assert unread.end().undecided == {}
     assert seen == {
         ("read", "column", "messages"): 3,
         ("read", "key", "role"): 6,
         ("read", "key", "content"): 6,
         ("read", "key", "weight"): 3,
-        ("unread", "key", "id"): 3,
-        ("unread", "column", "source"): 3,
+        ("ignored", "key", "messages[].id"): 3,
+        ("constant", "column", "source"): 3,
+        ("constant", "column", "data.a.b"): 3,
+        ("ignored", "column", "data.c"): 3,
         ("ignored", "column", "label"): 3,
+        ("ignored", "column", "question"): 2,
     }
-
-
-def test_unread_nested_keys_are_counted() -> None:
-    seen = Seen()
-    row = {"data": {"q": "Hi", "a": {"text": "Hello", "score": 1}, "id": 5}}
-    parse(row, "prompt", Reading({"prompt": "data.q", "completion": "data.a.text"}), seen)
-    unread = {name for status, _, name in seen if status == "unread"}
-    assert unread == {"data.a.score", "data.id"}
 
 
 # Names of keys and roles

@@ -42,15 +42,17 @@ class Undecided(NamedTuple):
     def line(self, pairs: bool = False) -> str:
         """Return the error: the place, the leaf, both values, and what to set."""
         other = f", {self.other}" if self.other else ""
-        here = f"{self.place}: {self.leaf} is {shown(self.value)}{other}, and nothing reads it"
-        name = written(self.leaf)
-        ways = [] if "[]" in self.leaf else [f"map it in columns, as in {{FIELD: {name}}}"]
-        if "[]" not in self.leaf and (self.value is None or isinstance(self.value, (str, int, float))):
+        leaf = self.leaf if self.leaf.isprintable() else shown(self.leaf)
+        here = f"{self.place}: {leaf} is {shown(self.value)}{other}, and nothing reads it"
+        name, (*above, last) = written(self.leaf), self.leaf.split("[].")
+        ways = [] if above[1:] else [f"map it in columns, as in {{FIELD: {written(last)}}}"]
+        if not above and (self.value is None or isinstance(self.value, (str, int, float))):
             value = written(self.value) if len(str(self.value)) < LONGEST else "VALUE"
             ways.append(f"keep some rows by where: {{{name}: [{value}]}}")
             if pairs:
                 ways.append(f"order the pairs by better: {{column: {name}, ...}}")
-        return f"{here}; {', '.join([*ways, f'or leave it out by ignore: [{name}]'])}"
+        rest = f"leave it out by ignore: [{name}]"
+        return f"{here}; {', '.join(ways)}, or {rest}" if ways else f"{here}; {rest}"
 
 
 class Constant(NamedTuple):
