@@ -10,7 +10,9 @@ import pytest
 from conftest import ROOT
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from test_row_meaning import ignoring, undecided
 
+from zerolora.config.row_sections import Better
 from zerolora.config.schema import Source
 from zerolora.data.example import BadRow, Example
 from zerolora.data.formats import FORMS, detect, parse
@@ -313,7 +315,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"prompt": [], "chosen": [GOOD], "rejected": [BAD]}, "prompt is empty; fill it in"),
     ({"chosen": [GOOD], "rejected": [BAD]}, "chosen has an answer without a prompt; write columns: {prompt: ...}"),
     ({"prompt": EARLIER, "chosen": "5", "rejected": "6"}, "the prompt of chosen ends with an answer"),
-    ({"prompt": Q, **TEXTS, "margin": 0.5}, "margin weighs a pair, and pairs have no weight; remove it"),
     ({"prompt": Q, **TEXTS, "score_chosen": 6, "score_rejected": 8.5}, "score_rejected is 8.5, more than score_chosen"),
     ({"prompt": Q, **TEXTS, "chosen_rating": 1, "rejected_rating": 5}, "rejected_rating is 5, more than chosen_rating"),
     (
@@ -331,13 +332,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"prompt": Q, "chosen": [{**GOOD, "weight": 0}], "rejected": [BAD]}, "chosen has weights of turns"),
     ({"prompt": Q, "chosen": "[{'role': 'user', 'content': 'x'}]", "rejected": "6"}, "chosen is "),
-    ({"prompt": Q, **TEXTS, "images": ["a.png"]}, "images holds images, which are not supported"),
-    (
-        {"prompt": Q, **TEXTS, "reasoning": "One and four."},
-        "reasoning contains thoughts, which belong to one of the",
-    ),
-    ({"prompt": Q, **TEXTS, "weight": 0.5}, "weight weighs a whole row"),
-    ({"prompt": Q, **TEXTS, "label": 0}, "label judges or compares answers, and is not a column of the form"),
     ({"prompt": Q, "answers": [{"answer": "5", "rank": 1}, {"answer": "6", "rank": 1}]}, "answers have the ranks"),
     (
         {"prompt": Q, "answers": [{"answer": "5", "rank": None}]},
@@ -357,13 +351,58 @@ def test_pairs_that_contradict_themselves_are_refused(row: dict[str, Any], messa
     assert refused(row).startswith(message)
 
 
-@pytest.mark.parametrize("key", ["margin", "label", "weight", "images", "input", "score_chosen"])
+@pytest.mark.parametrize("key", ["input", "score_chosen"])
 def test_a_refused_column_can_be_ignored(key: str) -> None:
-    row = {"prompt": Q, **TEXTS, "score_rejected": 9, "score_chosen": 9, key: 0}
-    if key in ("images", "input"):
-        row[key] = ["x"] if key == "images" else "x"
+    row = {"prompt": Q, **TEXTS, "score_rejected": 9, "score_chosen": 9, key: "x" if key == "input" else 0}
     assert f"ignore: [{key}" in refused(row)
-    assert pair(row, Reading(ignored=frozenset({key}))) == PLAIN
+    assert pair(row, ignoring(key)) == PLAIN
+
+
+UNREAD: dict[str, tuple[Any, Any]] = {
+    **{"margin": (0.5, 1), "label": (0, 1), "weight": (0.5, 1), "images": (["a.png"], ["b.png"])},
+    **{"reasoning": ("One and four.", "Five."), "overall_preference": (-2, 1), "winner": ("model_a", "model_b")},
+    **{"score_0": (0.5, 1), "best_answer": ("5", "6"), "chosen_model": ("a", "b"), "rating": ([5, 3], [5, 4])},
+}
+
+
+@pytest.mark.parametrize("key", UNREAD)
+@pytest.mark.parametrize(
+    ("form", "row"), [("preference", {"prompt": Q, **TEXTS}), ("labelled", {"messages": [USER, GOOD], "kto_tag": 1})]
+)
+def test_columns_that_no_judged_row_reads_are_undecided(form: str, row: dict[str, Any], key: str) -> None:
+    """Any of them may say which answer is better."""
+    row, (one, other) = {name: held for name, held in row.items() if name != key}, UNREAD[key]
+    if key in FORMS[form].fields:
+        return
+    (line,) = undecided({**row, key: one}, {**row, key: other}, form=form)
+    assert f": {key} is " in line and f"ignore: [{key}]" in line
+    assert f"order the pairs by better: {{column: {key}, ...}}" in line or form == "labelled" or isinstance(one, list)
+    assert undecided({**row, key: one}, {**row, key: other}, form=form, reading=ignoring(key)) == []
+    assert parse({**row, key: one}, form, ignoring(key)) == parse(row, form, Reading())
+
+
+@pytest.mark.parametrize(
+    ("row", "columns"),
+    [
+        ({"prompt": Q, **TEXTS, "score_chosen": 8, "score_rejected": 6.5}, {}),
+        ({"prompt": Q, **TEXTS, "chosen_avg_rating": "5.0", "rejected_avg_rating": "2.0"}, {}),
+        (
+            {"prompt": Q, "response_a": "5", "response_b": "6", "rating_a": 5, "rating_b": 5},
+            {"chosen": "response_a", "rejected": "response_b"},
+        ),
+    ],
+    ids=str,
+)
+def test_scores_of_both_answers_are_read(row: dict[str, Any], columns: dict[str, str]) -> None:
+    better, worse = (name for name in row if "score" in name or "rating" in name)
+    other = {**row, better: 9}
+    assert undecided(row, other, form="preference", reading=Reading(columns)) == []
+    swapped = {**row, worse: 10}
+    assert refused(swapped, reading=Reading(columns)).startswith(f"{worse} is 10, more than {better} with ")
+    assert pair(swapped, ignoring(better, worse, **columns)) == PLAIN
+    del other[worse]
+    (line,) = undecided(other, {**other, better: 8}, form="preference", reading=Reading(columns))
+    assert f": {better} is " in line
 
 
 REFUSED_LABELS: list[tuple[dict[str, Any], str]] = [
@@ -384,7 +423,6 @@ REFUSED_LABELS: list[tuple[dict[str, Any], str]] = [
         {"prompt": Q, "completion": "5", "output": "6", "label": True},
         "completion and output are two answers of one kind",
     ),
-    ({"prompt": Q, "completion": "5", "label": 1, "rejected": "6"}, "rejected judges or compares answers, and is not"),
 ]
 
 
@@ -457,9 +495,13 @@ def test_any_judged_row_is_parsed_or_bad(case: tuple[str, dict[str, Any]]) -> No
 @pytest.mark.parametrize(
     ("rows", "row", "message"),
     [
-        ("texts", {"prompt": Q, **TEXTS}, "or write train.objective: dpo for pairs"),
+        ("texts", {"prompt": Q, **TEXTS}, "write train.objective: dpo, or format: prompt, columns: {comp"),
         ("texts", {"prompt": Q, "answers": [{"answer": "5", "rank": 1}]}, "write train.objective: dpo, or format: pro"),
-        ("texts", {"completion": [USER, GOOD], "label": True}, "or write train.objective: kto"),
+        (
+            "texts",
+            {"completion": [USER, GOOD], "label": True},
+            "write train.objective: kto, or format: prompt and ignore: [label]",
+        ),
         ("pairs", {"prompt": Q, "completion": "5"}, "of the form prompt, which has texts to learn"),
         ("pairs", {"prompt": Q, "completion": "5", "label": True}, "write train.objective: kto"),
         ("labelled", {"prompt": Q, **TEXTS}, "write train.objective: dpo"),
@@ -474,56 +516,66 @@ def test_rows_of_another_kind_are_refused_with_the_remedy(rows: RowKind, row: di
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_sft_on_pairs_names_both_remedies() -> None:
+def test_sft_on_judged_rows_is_undecided() -> None:
+    """Of which another column is a conversation, or a question and its answer."""
     row = {"prompt": Q, "chosen": [USER, GOOD], "rejected": [USER, BAD], "messages": [USER, GOOD]}
-    said = r"\{completion: chosen\}, of conversations \{messages: chosen\}, or write train.objective: dpo for pairs"
-    with pytest.raises(BadRow, match=said):
-        parse(row, detect(row, Reading()), Reading())
-    with pytest.raises(BadRow, match=r"keep the rows of good answers alone, or write train.objective: kto"):
-        labels = {"prompt": Q, "completion": "5", "label": False}
-        parse(labels, detect(labels, Reading()), Reading())
+    rows = [{**row, "prompt_id": number} for number in (1, 2)]
+    assert detect(row, Reading()) == "messages"
+    lines = undecided(*rows)
+    leaves = [line.split(" is ")[0].partition(":1: ")[2] or line for line in lines]
+    assert leaves[:3] == ["prompt", "chosen", "rejected"] and lines[3].startswith("rows.jsonl:2: prompt_id is 2, 1 in")
+    names = ("prompt", "chosen", "rejected", "prompt_id")
+    assert lines[4].endswith(f"; to leave out all of them: ignore: [{', '.join(names)}]")
+    assert undecided(*rows, reading=ignoring(*names)) == []
+    labels = [{"prompt": Q, "completion": "5", "label": label} for label in (True, False)]
+    (line,) = undecided(*labels)
+    assert line.startswith("rows.jsonl:2: label is False, True in rows.jsonl:1, and nothing reads it")
+    assert "keep some rows by where: {label: [false]}" in line
 
 
 @pytest.mark.parametrize(
-    ("column", "value"),
+    ("column", "values"),
     [
-        *(("better_response_id", 0), ("safer_response_id", 1), ("winner", "model_a"), ("winner_model_a", 1)),
-        *(("preference", 2), ("preferred", "b")),
+        *(("better_response_id", (0, 1)), ("safer_response_id", (1, 0)), ("winner", ("model_a", "model_b"))),
+        *(("winner_model_a", (1, 0)), ("preference", (2, -1)), ("which", ("b", "tie"))),
     ],
 )
-def test_answers_whose_order_another_column_says_are_no_pairs(column: str, value: Any) -> None:
+def test_answers_whose_order_another_column_says_are_undecided(column: str, values: tuple[Any, Any]) -> None:
     """Naming the two columns as chosen and rejected would exchange the answers of some rows."""
-    row = {"prompt": Q, "response_0": "5", "response_1": "6", column: value}
-    remedy = (
-        f"{column} judges or compares answers, and is not a column of the form; write the better answer of each row"
-    )
-    with pytest.raises(BadRow) as caught:
-        detect(row, Reading(), "pairs")
-    assert str(caught.value).startswith(remedy)
-    mapped = Reading({"chosen": "response_0", "rejected": "response_1"})
-    assert refused(row, reading=mapped).startswith(remedy)
-    assert refused({"prompt": Q, "completion": "5", column: value}, "prompt").startswith(f"{column} judges or compares")
+    rows = [{"prompt": Q, "response_0": "5", "response_1": "6", column: value} for value in values]
+    with pytest.raises(BadRow, match="columns: {prompt: question, chosen: better, rejected: worse}"):
+        detect(rows[0], Reading(), "pairs")
+    mapped = {"chosen": "response_0", "rejected": "response_1"}
+    (line,) = undecided(*rows, form="preference", reading=Reading(mapped))
+    assert line.startswith(f"rows.jsonl:2: {column} is {values[1]!r}, {values[0]!r} in rows.jsonl:1, and nothing reads")
+    assert f"order the pairs by better: {{column: {column}, ...}}" in line
+    better = Better(column=column, first=[values[0]], second=[values[1]])
+    assert undecided(*rows, form="preference", reading=Reading(mapped, better=better)) == []
 
 
 def test_answers_under_other_names_are_named() -> None:
     row = {"prompt": Q, "preferred": "It is 5.", "dispreferred": "It is 6."}
-    with pytest.raises(BadRow, match=r"^preferred judges .* columns: {chosen: BETTER, rejected: WORSE}"):
+    with pytest.raises(
+        BadRow, match=r"\(prompt, preferred, dispreferred\) fit none .* columns: {prompt: question, cho"
+    ):
         detect(row, Reading(), "pairs")
 
 
 @pytest.mark.parametrize("name", ["prompt", "question", "instruction"])
 def test_chosen_conversations_are_learnt_with_their_question(name: str) -> None:
     """One beside an answer alone would be lost in the form messages; the form prompt reads both."""
-    reading = Reading({"messages": "chosen"}, ignored=frozenset({"rejected"}))
-    whole = {name: Q, "chosen": [USER, GOOD], "rejected": [USER, BAD]}
-    assert parse(whole, "messages", reading) == Example(messages=[USER, GOOD])
-    alone = {name: [USER], "chosen": [GOOD], "rejected": [BAD]}
-    with pytest.raises(
-        BadRow, match=rf"^chosen has no question, and {name} is .*{{prompt: {name}, completion: chosen}}"
-    ):
-        parse(alone, "messages", reading)
-    reading = Reading({"prompt": name, "completion": "chosen"}, ignored=frozenset({"rejected"}))
-    assert parse(alone, "prompt", reading) == Example(messages=[USER, GOOD], prompt=1)
+    question = {**USER, "content": "Add one and four, and then two."}
+    reading = ignoring("rejected", messages="chosen")
+    whole = {name: question["content"], "chosen": [question, GOOD], "rejected": [question, BAD]}
+    assert parse(whole, "messages", reading) == Example(messages=[question, GOOD])
+    assert undecided(whole, form="messages", reading=reading) == []  # the question is part of the conversation
+    alone = {name: [question], "chosen": [GOOD], "rejected": [BAD]}
+    for row in (alone, {**alone, name: question["content"]}):
+        (line,) = undecided(row, form="messages", reading=reading)
+        assert line.startswith(f"rows.jsonl:1: {name} is ") and f"as in {{FIELD: {name}}}" in line
+    reading = ignoring("rejected", prompt=name, completion="chosen")
+    assert parse(alone, "prompt", reading) == Example(messages=[question, GOOD], prompt=1)
+    assert undecided(alone, form="prompt", reading=reading) == []
 
 
 def test_detection_reads_only_forms_of_the_objective(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def undecided(*rows: dict[str, Any], reading: Reading | None = None, form: str =
     reading, unread = reading or Reading(), Unread()
     for number, row in enumerate(rows, 1):
         parse(row, form or detect(row, reading), reading, unread=unread, place=f"rows.jsonl:{number}")
-    lines = undecided_lines(unread.end(), reading, 5)
+    lines = undecided_lines(unread.end(), reading, 5, pairs=form == "preference")
     assert all(line.isprintable() for line in lines)
     return lines
 
@@ -572,6 +572,8 @@ def test_media_of_messages_are_undecided() -> None:
         (line,) = undecided(row)
         assert line.startswith(f"rows.jsonl:1: messages[].{key} is ['a.jpg'], and nothing reads it")
         assert undecided(row, reading=ignoring(key)) == [] and turns(row, reading=ignoring(key)) == ["x"]
+    (line,) = undecided({"text": "A song", "audio": {"bytes": b"x", "path": None}})
+    assert line.startswith("rows.jsonl:1: audio.bytes is b'x', and nothing reads it")
 
 
 @pytest.mark.parametrize(
