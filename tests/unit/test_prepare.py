@@ -188,7 +188,7 @@ BAD: list[tuple[Any, str]] = [
     ('{"instruction": "5=", "input": "", "output": " "}\n', "output"),
     ('"5="\n', "object"),
     ("{broken\n", "JSON"),
-    ('{"instruction": "5=", "output": "x", "image": "a.jpg"}\n', "image holds images, which are not supported"),
+    ('{"messages": [{"role": "assistant", "content": "x"}]}\n', "is of the form messages"),
     ('{"instruction": "5=", "input": "", "output": "<|im_end|>"}\n', r"special token <\|im_end\|>"),
 ]
 
@@ -197,13 +197,50 @@ BAD: list[tuple[Any, str]] = [
 def test_bad_row_is_named_or_dropped_and_listed(folder: Folder, line: str, said: str) -> None:
     folder.write("rows.jsonl", [*ROWS[:6], line, *ROWS[6:]])
     with pytest.raises(UserError, match=rf"rows\.jsonl:7: .*{said}"):
-        folder.prepare(path="rows.jsonl")
+        folder.prepare(path="rows.jsonl", format="alpaca")
     assert not folder.output.exists()
-    folder.prepare(path="rows.jsonl", bad_row="drop")
+    folder.prepare(path="rows.jsonl", format="alpaca", bad_row="drop")
     assert folder.stats()["dropped_bad_rows"] == 1
     (dropped,) = (json.loads(text) for text in (folder.output / "dropped.jsonl").read_text().splitlines())
     assert dropped["place"].endswith("rows.jsonl:7")
     assert len(folder.all_rows()) == 20
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    ("number", "row", "said"),
+    [
+        (6, {"image": "a.jpg"}, r"rows\.jsonl:7: image is 'a\.jpg', missing in \S*rows\.jsonl:6, and nothing reads it"),
+        (3000, {"hint": "Add."}, r"rows\.jsonl:3001: hint is 'Add\.', missing in \S*rows\.jsonl:\d+, and nothing"),
+        (3000, {"set": "test"}, r"rows\.jsonl:3001: set is 'test', 'train' in \S*rows\.jsonl:1, and nothing reads it"),
+        (3499, {"set": None}, r"rows\.jsonl:1: set is 'train', missing in \S*rows\.jsonl:3500, and nothing reads it"),
+    ],
+)
+def test_undecided_column_stops_whatever_the_policy_of_bad_rows(
+    folder: Folder, number: int, row: dict[str, Any], said: str, workers: int
+) -> None:
+    """In any chunk; one line names the row, the column, both values and what to write."""
+    rows = [{**each, "set": "train"} if "set" in row else each for each in MANY]
+    rows[number] = {**rows[number], **row}
+    folder.write("rows.jsonl", rows)
+    (column,) = row
+    line = failure(folder, path="rows.jsonl", workers=workers, bad_row="drop")
+    assert re.search(rf"{said}.*; map it in columns, as in .*FIELD: {column}.*, or leave it out by ignore", line)
+    assert line.endswith(f"ignore: [{column}]")
+    folder.prepare(path="rows.jsonl", workers=workers, ignore=[column])
+    assert folder.stats()["train_rows"] == 3492
+
+
+def test_undecided_columns_are_listed_at_once(folder: Folder) -> None:
+    meta = [{"id": number, "meta": {"url": f"u{number}", "by": "web"}, "x y": number % 2} for number in range(20)]
+    rows = [{**row, **more} for row, more in zip(ROWS, meta, strict=True)]
+    with pytest.raises(UserError) as caught:
+        folder.prepare(rows, ignore=["note"])
+    *lines, last = str(caught.value).splitlines()
+    assert [re.search(r"rows\.json:\d+: (.*) is ", line)[1] for line in lines] == ["id", "meta.url", "x y"]  # type: ignore[index]
+    assert last == "3 columns or keys are undecided; to leave out all of them: ignore: [note, id, meta.url, x y]"
+    folder.prepare(ignore=yaml.safe_load(last.partition("ignore: ")[2]))
+    assert folder.stats()["names"]["constant_columns"] == {"meta.by": 20}
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -249,7 +286,7 @@ def test_huge_row_is_dropped_before_tokenizing(
 def test_dropped_row_may_contain_what_json_cannot(folder: Folder) -> None:
     good = [{"instruction": row["instruction"], "output": row["output"], "at": b"\xff"} for row in ROWS]
     parquet.write_table(pyarrow.Table.from_pylist([*good, {**good[0], "output": None}]), folder.path / "rows.parquet")
-    folder.prepare(path="rows.parquet", bad_row="drop")
+    folder.prepare(path="rows.parquet", bad_row="drop", ignore=["at"])
     (line,) = (folder.output / "dropped.jsonl").read_text().splitlines()
     assert json.loads(line)["row"].startswith("{'instruction': ")
     half = '{"instruction": "\\ud800", "output": null}\n'
@@ -635,10 +672,10 @@ def test_rows_of_another_form_name_both_locations(folder: Folder) -> None:
         folder.prepare(path="rows.jsonl", format="alpaca")
     folder.prepare(path="rows.jsonl", bad_row="drop")
     assert folder.stats()["dropped_bad_rows"] == 20
-    folder.write("rows.jsonl", [*ROWS, *CHATS[:3]])
+    folder.write("rows.jsonl", [*MANY[:150], *CHATS])
     line = failure(folder, path="rows.jsonl", bad_row="drop")
     assert re.search(
-        r"^\S*rows\.jsonl:21: is of the form messages, .*bad_row: drop would drop 3 of the 23 rows of", line
+        r"^\S*rows\.jsonl:151: is of the form messages, .*bad_row: drop would drop 20 of the 170 rows of", line
     )
     folder.write("mix/a.jsonl", ROWS)
     folder.write("mix/b.jsonl", CHATS)
@@ -646,16 +683,53 @@ def test_rows_of_another_form_name_both_locations(folder: Folder) -> None:
     assert re.search(r"b\.jsonl:1: is of the form messages, .* as its format says; .* drop 20 of the 20 rows of", line)
 
 
-def test_form_is_that_of_most_rows(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
-    """The first row has another form, the second has none, the third is not JSON."""
-    folder.write("rows.jsonl", [CHAT_ROW, "{}\n", "broken\n", *ROWS])
+def test_form_is_that_of_all_rows_that_decide_it(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
+    """The first row has no form, the second is not JSON, the third is no example of its form."""
+    bad = [{"instruction": "x", "output": 5}]
+    folder.write("rows.jsonl", ["{}\n", "broken\n", *bad, *ROWS])
     caplog.set_level("INFO")
     folder.prepare(path="rows.jsonl", bad_row="drop")
     assert (folder.stats()["dropped_bad_rows"], len(folder.all_rows())) == (3, 20)
     said = [record.getMessage() for record in caplog.records if "are read as" in record.getMessage()]
+    assert re.search(r"^rows\.jsonl: its rows are read as alpaca, by the columns of \S*rows\.jsonl:4$", said[0])
+
+
+@pytest.mark.parametrize("policy", ["fail", "drop"])
+def test_one_row_decides_no_form_against_others(folder: Folder, policy: str) -> None:
+    folder.write("rows.jsonl", [*ROWS[:1], CHAT_ROW, *ROWS[1:]])
+    line = failure(folder, path="rows.jsonl", bad_row=policy)
     assert re.search(
-        r"^rows\.jsonl: its rows are read as alpaca, the form of \S*rows\.jsonl:4 and of 20 of the 21", said[0]
+        r"rows\.jsonl:2: is of the form messages, but \S*rows\.jsonl:1 of the form alpaca; put rows of one form into",
+        line,
     )
+    both = [{"text": f"raw page {number}", **row} for number, row in enumerate(CHATS)]
+    folder.write("rows.jsonl", [{"text": "raw page", "messages": None}, *both])
+    line = failure(folder, path="rows.jsonl", bad_row=policy)
+    assert re.search(
+        r"rows\.jsonl:2: its fields \(text, messages\) fit messages and text; choose one, as in format: messages; "
+        r"\S*rows\.jsonl:1 fits text alone$",
+        line,
+    )
+    folder.write("rows.jsonl", both)
+    line = failure(folder, path="rows.jsonl", bad_row=policy)
+    assert line.endswith("choose one, as in format: messages, and leave the rest out by ignore: [text]")
+    folder.prepare(path="rows.jsonl", format="messages", ignore=["text"])
+    assert {row["expected"] for row in open_split(folder.output, "test")} <= {str(number) for number in range(20)}
+
+
+def test_form_that_reads_all_columns_but_repeated_ones_is_taken(folder: Folder) -> None:
+    """Stanford Alpaca's data repeat each row as a text, which is not the one that is read."""
+    rendered = "### Instruction:\n{instruction}\n\n### Response:\n{output}"
+    folder.write("rows.jsonl", [{**row, "text": rendered.format(**row)} for row in ROWS])
+    line = failure(folder, path="rows.jsonl")
+    assert "fit alpaca and text; choose one, as in format: alpaca, and leave the rest out by ignore: [text]" in line
+    folder.prepare(path="rows.jsonl", ignore=["text"])
+    assert folder.stats()["names"]["ignored_columns"] == {"text": 20}
+    asked = [f"Tell me now, please: {number}." for number in range(20)]
+    rows = [{"text": text, "messages": [{"role": "user", "content": text}, CHAT[2]]} for text in asked]
+    folder.write("rows.jsonl", rows)
+    folder.prepare(path="rows.jsonl")
+    assert folder.stats()["names"]["redundant_columns"] == {"text": 20}
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -773,18 +847,24 @@ def test_mask_page_shows_supervised_tokens(folder: Folder) -> None:
 
 def test_unread_keys_are_in_log_stats_and_page(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
     turns = [
-        {"role": "user", "content": "Hi"},
+        {"role": "user", "content": "Say something, please."},
         {"role": "assistant", "content": "Bad.", "weight": 0, "id": "a"},
         {"role": "user", "content": "Again"},
         {"role": "assistant", "content": "Good."},
     ]
     with caplog.at_level("INFO"):
-        folder.prepare([{"messages": turns, "label": 1, "<b>": "x", "\ud800": 1}] * 12, ignore=["label"])
+        folder.prepare(
+            [
+                {"messages": turns, "label": number, "<b>": "x", "\ud800": 1, "q": turns[0]["content"]}
+                for number in range(12)
+            ],
+            ignore=["label", "messages[].id"],
+        )
     line = next(text for text in caplog.messages if "training tokens" in text)
-    assert line.endswith("; not read: columns '\\ud800', <b> and keys of messages id")
+    assert line.endswith("; not read: label, messages[].id (ignored), q (redundant), '\\ud800', <b> (constant)")
     names = folder.stats()["names"]
-    assert names["unread_columns"] == {"'\\ud800'": 12, "<b>": 12}
-    assert names["unread_keys"] == {"id": 12} and names["ignored_columns"] == {"label": 12}
+    assert names["constant_columns"] == {"'\\ud800'": 12, "<b>": 12} and names["redundant_columns"] == {"q": 12}
+    assert names["ignored_keys"] == {"messages[].id": 12} and names["ignored_columns"] == {"label": 12}
     assert names["read_keys"] == {"role": 48, "content": 48, "weight": 12}
     roles = json.loads((folder.output / "mask.json").read_text())["roles"]
     assert (roles["assistant"]["turns_left_out"], roles["assistant"]["supervised_turns"]) == (12, 12)
@@ -792,9 +872,10 @@ def test_unread_keys_are_in_log_stats_and_page(folder: Folder, caplog: pytest.Lo
     assert "rows.json: read as messages, template chat, loss assistant" in page
     for text in (
         "<td>weight</td><td>key, in messages</td><td>12</td><td>0: the turn is not supervised; 1 changes nothing</td>",
-        "<td>id</td><td>key, in messages</td><td>12</td><td><b>not read</b>: it changes nothing</td>",
+        "<td>messages[].id</td><td>key, in messages</td><td>12</td><td>left out, since <code>ignore</code>",
+        "<td>q</td><td>column, in rows</td><td>12</td><td><b>not read</b>: part of a text that is read</td>",
         "<td>label</td><td>column, in rows</td><td>12</td><td>left out, since <code>ignore</code> names it</td>",
-        "<td>&lt;b&gt;</td>",
+        "<td>&lt;b&gt;</td><td>column, in rows</td><td>12</td><td><b>not read</b>: the same in all rows</td>",
     ):
         assert text in page
     assert '<span class="c">B</span>' in page and '<span class="l">G</span>' in page

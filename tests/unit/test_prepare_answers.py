@@ -210,7 +210,7 @@ def test_equal_and_contradictory_rows_are_named(folder: Folder, caplog: pytest.L
 
 @pytest.mark.parametrize(
     ("rows", "kind", "said"),
-    [(PAIRS, "texts", "train.objective: dpo"), (LABELLED, "texts", "train.objective: kto"), (LABELLED, "pairs", "")],
+    [(PAIRS, "texts", "train.objective: dpo"), (LABELLED, "texts", "where: {label: ["), (LABELLED, "pairs", "")],
 )
 def test_rows_of_another_kind_are_refused(folder: Folder, rows: Any, kind: str, said: str) -> None:
     folder.write("rows.json", rows)
