@@ -50,9 +50,13 @@ def init(
         from zerolora.first_config.first_config import first_config
 
         mapped, ignored = _mapped(columns or []), [name for each in ignore or [] for name in each.split(",") if name]
+        undecided = False
         for line in first_config(model, data, output, force, recipe, mapped, ignored):
             typer.echo(printable(line))
-        result(f"{output} is written; train with `{'make run' if Path('Makefile').is_file() else 'zerolora run'}`")
+            undecided |= line.startswith("undecided: ")
+        first = "decide there what is undecided, then " if undecided else ""
+        run = "make run" if Path("Makefile").is_file() else "zerolora run"
+        result(f"{output} is written; {first}train with `{run}`")
         return
     from zerolora.config import recipes
 

@@ -52,6 +52,7 @@ _ANSWERING = """
 bad both chosen correct draw fail false good incorrect no none pass rejected right tie true wrong yes
 """
 ANSWERS = frozenset(_ANSWERING.split())
+TYPES: dict[type, str] = {list: "lists", dict: "objects"}
 FEW = 4
 """Classes whose names are plain words, which may be verdicts."""
 SHORTEST = 3
@@ -79,13 +80,13 @@ class Column(NamedTuple):
 
 class Layout(NamedTuple):
     """How rows are read: what they hold, their form ("" for none), and settings of `prepare`. several: more than one
-    form fits. given: what the user ignores."""
+    form fits. named: the classes that tables name. given: what the user ignores."""
 
     rows: RowKind
     form: str
     several: bool
     columns: dict[str, str]
-    classes: dict[str, list[str]]
+    named: dict[str, list[str]]
     found: list[Column]
     given: list[str]
 
@@ -109,10 +110,18 @@ class Layout(NamedTuple):
         settings = {
             "format": self.form if self.several else None,
             "columns": self.columns,
-            "classes": self.classes,
+            "classes": {column: self.named[column] for column in self.columns.values() if column in self.named},
             "ignore": self.ignore,
         }
         return {key: value for key, value in settings.items() if value}
+
+
+class _Given(NamedTuple):
+    """The columns of the fields and the ignored ones, as the user gives them, and the classes that tables name."""
+
+    columns: dict[str, str]
+    ignored: Sequence[str]
+    named: dict[str, list[str]]
 
 
 def layout_of(files: Sequence[Path], columns: dict[str, str], ignored: Sequence[str], name: str) -> Layout:
@@ -121,11 +130,12 @@ def layout_of(files: Sequence[Path], columns: dict[str, str], ignored: Sequence[
 
     Raises UserError if files hold different kinds of rows, or if no row has a column that the user names.
     """
+    given = _Given(columns, ignored, _class_names(files))
     kinds: dict[RowKind, Path] = {}
     choice: _Choice | None = None
     for path in files:
         rows = list(islice(_rows([path]), FIRST))
-        if found := _chosen(rows, columns, ignored):
+        if found := _chosen(rows, given):
             kinds.setdefault(found.rows, path)
             choice = choice or found
     if len(kinds) > 1:
@@ -133,8 +143,8 @@ def layout_of(files: Sequence[Path], columns: dict[str, str], ignored: Sequence[
         raise UserError(f"--data {name}: {held}, which no run can train on together; name one of the files")
     choice = choice or _Choice("texts", columns, "")
     _check_given([*columns.values(), *ignored], files)
-    found_columns = _judged_columns(_rows(files), choice, ignored)
-    return Layout(choice.rows, choice.form, choice.several, choice.columns, _classes(files, choice.columns),
+    found_columns = _judged_columns(_rows(files), choice, given)
+    return Layout(choice.rows, choice.form, choice.several, choice.columns, given.named,
                   found_columns, [*ignored])  # fmt: skip
 
 
@@ -169,18 +179,18 @@ def _rows(files: Iterable[Path]) -> Iterator[_Record]:
                     yield place, value, chunk.kind in TABLES
 
 
-def _chosen(rows: list[_Record], columns: dict[str, str], ignored: Sequence[str]) -> _Choice | None:
+def _chosen(rows: list[_Record], given: _Given) -> _Choice | None:
     """Return how to read rows, None if no form does: with the fewest columns left for the user to decide, and the most
     that are read."""
     names = {leaf for _, row, _ in rows for leaf in _paths(row)}
     for kind in KINDS:
         choices: list[tuple[int, int, _Choice]] = []
-        for mapping in [columns] if columns else [{}, *mappings_of(names, kind)]:
+        for mapping in [given.columns] if given.columns else [{}, *mappings_of(names, kind)]:
             for form in (name for name, each in FORMS.items() if each.rows == kind):
                 choice = _Choice(kind, mapping, form)
-                if not (fitting_rows := [row for row in rows if _is_read(row, choice, ignored)]):
+                if not (fitting_rows := [row for row in rows if _is_read(row, choice, given)]):
                     continue
-                found = _judged_columns(fitting_rows, choice, ignored)
+                found = _judged_columns(fitting_rows, choice, given)
                 undecided = sum(1 for each in found if each.status == "undecided")
                 choices.append((undecided, -sum(1 for each in found if each.status == "read"), choice))
         if choices:
@@ -190,10 +200,15 @@ def _chosen(rows: list[_Record], columns: dict[str, str], ignored: Sequence[str]
     return None
 
 
-def _is_read(record: _Record, choice: _Choice, ignored: Sequence[str]) -> bool:
+def _reading(choice: _Choice, given: _Given, filled: bool) -> Reading:
+    mapped = {column: given.named[column] for column in choice.columns.values() if column in given.named}
+    return Reading(choice.columns, ignored=frozenset(given.ignored), filled=filled, classes=mapped)
+
+
+def _is_read(record: _Record, choice: _Choice, given: _Given) -> bool:
     """Return whether a row has the fields of a form, and values that it reads."""
     _, value, filled = record
-    reading = Reading(choice.columns, ignored=frozenset(ignored), filled=filled)
+    reading = _reading(choice, given, filled)
     try:
         if choice.form in fitting(value, reading, choice.rows):
             parse(value, choice.form, reading)
@@ -275,13 +290,13 @@ def _owner(leaf: str) -> str:
     return leaf[: leaf.index("[]") + 2] if "[]" in leaf else ""
 
 
-def _judged_columns(records: Iterable[_Record], choice: _Choice, ignored: Sequence[str]) -> list[Column]:
+def _judged_columns(records: Iterable[_Record], choice: _Choice, given: _Given) -> list[Column]:
     """Return what becomes of every column, those that are read first."""
     facts: dict[str, _Facts] = {}
     read: dict[str, Any] = {}
     totals: Counter[str] = Counter()
     for number, (_, value, filled) in enumerate(islice(records, MOST)):
-        reading = Reading(choice.columns, ignored=frozenset(ignored), filled=filled)
+        reading = _reading(choice, given, filled)
         row, example = _converted(value, choice.form, reading)
         if row is None:
             continue
@@ -324,7 +339,7 @@ def _judged(leaf: str, facts: _Facts, others: dict[str, _Facts], total: int) -> 
     if facts.frame:
         return "ignored", "the row as a text, which contains the other columns"
     if not isinstance(facts.first, (str, int, float)):
-        return "undecided", f"it holds values of the type {type(facts.first).__name__}"
+        return "undecided", f"it holds {TYPES.get(type(facts.first), 'bytes')}"
     if danger := next(_dangers(leaf, facts, others, total), ""):
         return "undecided", danger
     proof = _proof(leaf, facts, total)
@@ -387,13 +402,11 @@ def _are_identifiers(values: list[str]) -> bool:
     return all(float(value) == int(float(value)) and abs(float(value)) >= 1000 for value in values)
 
 
-def _classes(files: Sequence[Path], mapping: dict[str, str]) -> dict[str, list[str]]:
-    """Return the names of the classes in the columns of `mapping`, as `datasets` writes them into a table."""
+def _class_names(files: Sequence[Path]) -> dict[str, list[str]]:
+    """Return the names of the classes in the columns of tables."""
     names: dict[str, list[str]] = {}
     for path in files:
-        for column, classes in class_names(path).items():
-            if column in mapping.values():
-                names.setdefault(column, classes)
+        names = {**class_names(path), **names}
     return names
 
 
@@ -425,16 +438,15 @@ def class_names(path: Path) -> dict[str, list[str]]:
     }
 
 
-def comment(column: Column) -> str:
-    """Return what the config says beside an undecided column."""
-    ways = "map it in columns, keep rows by where, or ignore it"
-    return f"{column.reason}; as in {shown(column.value)}: {ways}"
-
-
-def undecided_block(found: Iterable[Column], indent: str) -> list[str]:
-    """Return the lines of `undecided`, each with its reason."""
+def undecided_block(layout: Layout, indent: str) -> list[str]:
+    """Return the lines of `undecided`, each with its reason, and how to learn classes that a table names."""
     lines = [f"{indent}undecided:"]
-    for column in found:
-        if column.status == "undecided":
-            lines.append(f"{indent}- {written(column.leaf)}  # {comment(column)}")
+    for column in layout.found:
+        if column.status != "undecided":
+            continue
+        ways = "map it in columns, keep rows by where, or ignore it"
+        if names := layout.named.get(column.leaf):
+            classes = f"{{{written(column.leaf)}: [{', '.join(map(written, names))}]}}"
+            ways = f"to learn it, columns: {{completion: {written(column.leaf)}, ...}} and classes: {classes}"
+        lines.append(f"{indent}- {written(column.leaf)}  # {column.reason}, as in {shown(column.value)}; {ways}")
     return lines

@@ -304,7 +304,7 @@ def _text(values: dict[str, Any], layout: Layout, given: GivenModel, rows: Given
                     lines += [f"  {written(name)}:", f"    {written(key)}: {_flow(value)}{_remark(value, texts[name])}"]
                 elif section == "prepare" and layout.undecided:
                     lines += [f"  {written(name)}:", *(f"    {key}: {_flow(held)}" for key, held in entry.items())]
-                    lines += undecided_block(layout.found, "    ")
+                    lines += undecided_block(layout, "    ")
                 else:
                     lines.append(f"  {written(name)}: {_flow(entry)}")
         elif entries:
