@@ -343,7 +343,7 @@ def _judged(leaf: str, facts: _Facts, others: dict[str, _Facts], total: int) -> 
     if danger := next(_dangers(leaf, facts, others, total), ""):
         return "undecided", danger
     proof = _proof(leaf, facts, total)
-    return ("ignored", proof) if proof else ("undecided", "nothing reads it")
+    return ("ignored", proof) if proof else ("undecided", "numbers" if facts.numbers else "nothing reads it")
 
 
 def _proof(leaf: str, facts: _Facts, total: int) -> str:
