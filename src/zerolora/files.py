@@ -149,11 +149,14 @@ def describe(directory: Path, hashes: Mapping[str, str] | None = None) -> dict[s
 
 
 def checked_name(path: Path) -> Path:
-    """Return `path`. Raises UserError if its name is not UTF-8, since JSON and logs could not contain it."""
+    """Return `path`. Raises UserError if its name is not UTF-8, since JSON and logs could not contain it, or has control
+    characters, which a terminal would obey."""
     try:
         str(path).encode()
     except UnicodeEncodeError:
         raise UserError(f"{os.fsencode(path)!r}: the file's name is not UTF-8; rename it") from None
+    if not str(path).isprintable():
+        raise UserError(f"{str(path)!r}: the file's name has control characters; rename it")
     return path
 
 

@@ -30,7 +30,7 @@ from zerolora.data.mixture import Index, Mixture, contradictory, mix
 from zerolora.data.prepared_rows import schema
 from zerolora.data.readers import chunks
 from zerolora.data.records import Chunk
-from zerolora.data.source_files import SourceFiles, form_of, sources_of
+from zerolora.data.source_files import SourceFiles, form_of, left_out, sources_of
 from zerolora.data.statistics import Statistics, write_lengths
 from zerolora.data.tokenize import ChunkTokenizer, Dropped, Job, Result, tokenize
 from zerolora.errors import UserError, shown, wording
@@ -62,6 +62,10 @@ def prepare(settings: PrepareSettings, model: Path, output: Path, workers: int |
                 f"prepare: columns of {source.name}: {unknown[0]} is not a field of format {form}; write some of "
                 f"{', '.join(fields)}"
             )
+    if others := left_out(settings, sources):
+        names = ", ".join(str(path.relative_to(settings.path)) for path in others[:SHOWN])
+        more = f" and {len(others) - SHOWN:,} more" * (len(others) > SHOWN)
+        LOGGER.info(f"{settings.path}: no entry of sources reads {names}{more}")
     listed = output.with_name(f"{output.name}.dropped.jsonl")
     listed.unlink(missing_ok=True)
     with staged_directory(output) as staged, _kept_on_failure(staged / "dropped.jsonl", listed):

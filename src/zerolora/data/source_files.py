@@ -13,7 +13,7 @@ from zerolora.data.formats.leaves import Unread
 from zerolora.data.formats.reading import Reading, Seen, reading_of
 from zerolora.data.formats.selection import is_disjoint, selected
 from zerolora.data.published import check_not_pooled, sources_block
-from zerolora.data.readers import check_not_linked, chunks, files_of, matching
+from zerolora.data.readers import all_files, check_not_linked, chunks, files_of, matching
 from zerolora.errors import UserError, wording
 from zerolora.log import LOGGER
 from zerolora.types import RowKind
@@ -64,6 +64,14 @@ def sources_of(settings: PrepareSettings) -> list[SourceFiles]:
         filled["at_most"] = entry.at_most or (None if entry.rows else settings.at_most)
         result.append(SourceFiles(name, files, entry.model_copy(update=filled)))
     return result
+
+
+def left_out(settings: PrepareSettings, sources: list[SourceFiles]) -> list[Path]:
+    """Return the data files below the data set's path that no entry of `sources` reads."""
+    if not settings.sources:
+        return []
+    used = {file for source in sources for file in source.files}
+    return [file for file in all_files(Path(settings.path)) if file not in used]
 
 
 def _files(path: Path, name: str) -> list[Path]:

@@ -41,13 +41,13 @@ class Row:
         return not self.columns and fields.isdisjoint(self.value)
 
     def get(self, field: str) -> Any:
-        """Return a field's value, if any. A column that is mapped to another field does not count."""
+        """Return a field's value, if any. A column that is mapped to another field, or a part of it, does not count."""
         if not self.columns:
             if field not in self.value or field in self.ignored:
                 return None
             self.read[field] = self.value[field]
             return self._named(field) if field in self.reading.classes else self.value[field]
-        if field not in self.columns and field in self.columns.values():
+        if field not in self.columns and field in self.reading.mapped:
             return None
         column = self.columns.get(field, field)
         if column in self.ignored:

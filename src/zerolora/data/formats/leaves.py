@@ -87,7 +87,7 @@ class Unread:
             self.messages[name] += number
         reading = row.reading
         texts: list[str] | None = None
-        for leaf, held in _unread(row):
+        for leaf, held in unread_leaves(row):
             where: Where = "key" if "[]" in leaf else "column"
             status: Status | None = None
             if reading.ignores(leaf):
@@ -95,10 +95,9 @@ class Unread:
             elif where == "column" and leaf in reading.deciding:
                 status = "read"
             else:
-                if isinstance(held, str) and len(text := held.strip()) > SHORT:
-                    texts = _texts(example) if texts is None else texts
-                    if any(text in each for each in texts):
-                        status = "redundant"
+                if isinstance(held, str) and " " in (text := held.strip()):
+                    texts = read_texts(example) if texts is None else texts
+                    status = "redundant" if repeats(text, texts) else None
                 if status is None and self._is_constant(leaf, held, place, before, reading.split):
                     status = "constant"
             if status and seen is not None:
@@ -112,7 +111,7 @@ class Unread:
         if known is None:
             if before and not in_messages:
                 self._undecide(leaf, held, place, f"missing in {self.last}")
-            elif leaf.count("[]") > 1 or not _may_be_constant(leaf, held, split):
+            elif leaf.count("[]") > 1 or not may_be_constant(leaf, held, split):
                 self._undecide(leaf, held, place)
             elif len(self.constants) == MOST:
                 self._undecide(leaf, held, place, f"one of more than {MOST:,} such columns")
@@ -167,13 +166,19 @@ def _list_of(leaf: str) -> str:
     return leaf[: leaf.index("[]") + 2]
 
 
-def _unread(row: Row) -> Iterator[tuple[str, Any]]:
+def unread_leaves(row: Row) -> Iterator[tuple[str, Any]]:
+    """Yield the path and value of every leaf of a converted row that is neither read nor blank."""
     yield from row.unread()
     for turn in row.turns:
         yield from turn.unread()
 
 
-def _texts(example: Example) -> list[str]:
+def repeats(text: str, texts: Iterable[str]) -> bool:
+    """Return whether a text is one of several words that are read, or part of one that is not so by chance."""
+    return any(text in each if len(text) > SHORT else text == each.strip() for each in texts)
+
+
+def read_texts(example: Example) -> list[str]:
     """Return the texts that a leaf may repeat without a further meaning. Of judged answers none counts: which one a
     leaf repeats may be the verdict."""
     if example.text is not None:
@@ -191,7 +196,7 @@ def _strings(value: Any) -> Iterable[str]:
     return [text for each in inner for text in _strings(each)]
 
 
-def _may_be_constant(leaf: str, held: Any, split: str | None) -> bool:
+def may_be_constant(leaf: str, held: Any, split: str | None) -> bool:
     """Return whether a value may be passed if all rows have it: it is a number, a truth or a few words, and neither a
     split that is held out nor a file."""
     if (number := factor_of(held)) is not None:

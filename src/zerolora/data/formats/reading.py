@@ -57,6 +57,11 @@ class Reading:
         return {name: key for name, key in self.columns.items() if name in TURN_KEYS}
 
     @cached_property
+    def mapped(self) -> frozenset[str]:
+        """The columns that are mapped, and those of objects of which a field is."""
+        return frozenset(name for column in self.columns.values() for name in _names_of(column))
+
+    @cached_property
     def swapped(self) -> "Reading":
         """The same with the columns of the two answers exchanged."""
         chosen, rejected = (self.columns[name] for name in ("chosen", "rejected"))
