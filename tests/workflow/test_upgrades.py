@@ -53,7 +53,7 @@ TEXTS = (
     ("train/isolation.py", ' attention"', ' attention layers"'),
     ("train/loop.py", "which is above its bar", "above its bar"),
     ("train/launch/launcher.py", "exit code {code}", "code {code}"),
-    ("data/formats/refused.py", "judges or compares answers", "compares answers"),
+    ("data/formats/leaves.py", "and nothing reads it", "which nothing reads"),
     ("planner/deepspeed_keys.py", "it trains on other rows", "it trains other rows"),
     ("schedules.py", "is not an option of the schedule", "is not an option"),
 )

@@ -405,7 +405,7 @@ def _dump(tree: ast.Module) -> str:
 
 
 LOG_METHODS = frozenset({"debug", "info", "warning", "error", "critical", "exception"})
-MESSAGES = frozenset({"BadRow", "CorruptCheckpoint", "Fault", "Refusal", "wording", "wordings"})
+MESSAGES = frozenset({"BadRow", "CorruptCheckpoint", "Fault", "wording", "wordings"})
 """Classes and functions whose texts are only displayed: nothing computes with them, and of all results only
 dropped.jsonl contains some. (Classes whose names end in Error need not be listed.)"""
 
