@@ -43,14 +43,14 @@ class Undecided(NamedTuple):
         """Return the error: the place, the leaf, both values, and what to set."""
         other = f", {self.other}" if self.other else ""
         here = f"{self.place}: {self.leaf} is {shown(self.value)}{other}, and nothing reads it"
-        name = written(self.leaf)
-        ways = [] if "[]" in self.leaf else [f"map it in columns, as in {{FIELD: {name}}}"]
+        name, key = written(self.leaf), self.leaf.rpartition("[].")[2]
+        ways = [f"map it in columns, as in {{FIELD: {written(key)}}}"]
         if "[]" not in self.leaf and (self.value is None or isinstance(self.value, (str, int, float))):
             value = written(self.value) if len(str(self.value)) < LONGEST else "VALUE"
             ways.append(f"keep some rows by where: {{{name}: [{value}]}}")
             if pairs:
                 ways.append(f"order the pairs by better: {{column: {name}, ...}}")
-        return f"{here}; {', '.join([*ways, f'or leave it out by ignore: [{name}]'])}"
+        return f"{here}; {', '.join(ways)}, or leave it out by ignore: [{name}]"
 
 
 class Constant(NamedTuple):
@@ -93,7 +93,7 @@ class Unread:
             elif where == "column" and leaf in reading.deciding:
                 status = "read"
             else:
-                if isinstance(held, str) and " " in (text := held.strip()):
+                if isinstance(held, str) and (len(text := held.strip()) > SHORT or " " in text):
                     texts = read_texts(example) if texts is None else texts
                     status = "redundant" if repeats(text, texts) else None
                 if status is None and self._is_constant(leaf, held, place, before, reading.split):
