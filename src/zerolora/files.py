@@ -153,8 +153,8 @@ CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 def checked_name(path: Path) -> Path:
-    """Return `path`. Raises UserError if its name is not UTF-8, since JSON and logs could not contain it, or has control
-    characters, which a terminal would obey."""
+    """Return `path`. Raises UserError if its name is not UTF-8, since JSON and logs could not contain it, or has
+    control characters, which a terminal would obey."""
     try:
         str(path).encode()
     except UnicodeEncodeError:
