@@ -577,7 +577,7 @@ class TaskRows(Section):
     roles: dict[Text, Role] = {}
     """Role of each role name in the messages, e.g. {bot: assistant}."""
     ignore: list[Text] = []
-    """Columns and message keys to ignore although they would change what is supervised, e.g. [label]."""
+    """Columns and keys of messages that nothing reads, as in prepare, e.g. [id]."""
     prompt: Jinja | None = None
     """Jinja template of the prompt over a row's columns, e.g. "Question: {{ question }}\\nAnswer:". Default: the
     conversation up to its last answer."""

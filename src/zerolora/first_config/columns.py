@@ -16,7 +16,7 @@ from zerolora.data import TABLES
 from zerolora.data.example import BadRow, Example
 from zerolora.data.formats import FORMS, fitting, parse
 from zerolora.data.formats.form import Row
-from zerolora.data.formats.leaves import may_be_constant, read_texts, repeats, unread_leaves
+from zerolora.data.formats.leaves import SHORT, may_be_constant, read_texts, repeats, unread_leaves
 from zerolora.data.formats.mappings import mappings_of
 from zerolora.data.formats.reading import Reading
 from zerolora.data.formats.row_values import factor_of, is_blank
@@ -268,7 +268,7 @@ class _Facts:
             lengths = {name for name, length in _lengths(texts) if length == factor}
             self.lengths = lengths if self.lengths is None else self.lengths & lengths
         text = held.strip() if isinstance(held, str) else ""
-        self.redundant &= " " in text and repeats(text, texts)
+        self.redundant &= (len(text) > SHORT or " " in text) and repeats(text, texts)
         parts = [each.strip() for each in row.read.values() if isinstance(each, str) and each.strip()]
         self.frame &= len(parts) > 1 and all(each in text for each in parts)
         if text:

@@ -95,7 +95,7 @@ class Unread:
             elif where == "column" and leaf in reading.deciding:
                 status = "read"
             else:
-                if isinstance(held, str) and " " in (text := held.strip()):
+                if isinstance(held, str) and (len(text := held.strip()) > SHORT or " " in text):
                     texts = read_texts(example) if texts is None else texts
                     status = "redundant" if repeats(text, texts) else None
                 if status is None and self._is_constant(leaf, held, place, before, reading.split):
