@@ -56,6 +56,8 @@ KEYS: dict[str, tuple[Any, set[str]]] = {
     "prepare.rows.columns": ({"input": "instruction"}, {"prepare@rows"}),
     "prepare.rows.roles": ({"customer": "user"}, {"prepare@rows"}),
     "prepare.rows.ignore": (["label"], {"prepare@rows"}),
+    "prepare.rows.classes": ({"label": ["no", "yes"]}, {"prepare@rows"}),
+    "prepare.rows.where": ({"label": [1]}, {"prepare@rows"}),
     "prepare.rows.loss": ("last", {"prepare@rows"}),
     "prepare.rows.at_most": (19, {"prepare@rows"}),
     "prepare.rows.too_long": ("drop", {"prepare@rows"}),
@@ -188,6 +190,11 @@ ELSEWHERE = {
     "prepare.rows.model": "test_a_whole_section_that_changes",
     "prepare.rows.path": "test_a_whole_section_that_changes",
     "prepare.rows.sources": "test_a_whole_section_that_changes",
+    **{
+        f"prepare.rows.better.{key}": "test_a_whole_section_that_changes"
+        for key in ("column", "first", "second", "tie", "scores")
+    },
+    "prepare.rows.undecided": "unit/test_init_columns.py",  # any value stops
     "train.nodes": "test_a_whole_section_that_changes",
     **{f"train.quantization.{key}": "test_a_whole_section_that_changes" for key in ("type", "double", "storage")},
     "merge.base": "test_a_whole_section_that_changes",
@@ -407,6 +414,8 @@ def test_a_whole_section_that_changes(finished: Project) -> None:
         ({"train.validation_steps": 1, "train.stop_above": [{"step": 1, "loss": 0.1}]}, {E, R, T}),
         ({"fetch.directory.tiny.path": "model2"}, {"fetch@tiny"}),
         ({"prepare.rows.path": "rows2.json"}, {"prepare@rows"}),
+        ({"prepare.rows.better": {"column": "label", "first": [1], "second": [2], "tie": [0]}}, {"prepare@rows"}),
+        ({"prepare.rows.better": {"scores": ["one", "two"]}}, {"prepare@rows"}),
         ({"prepare.rows.path": "folder", "prepare.rows.sources": {"a.json": {}, "b.json": {}}}, {"prepare@rows"}),
         (
             {
