@@ -13,6 +13,7 @@ from zerolora.data.formats.form import Form, Row
 from zerolora.data.formats.reading import Reading, Seen, Status, Where
 from zerolora.data.formats.refused import WEIGHTS, Refusal, refusal_of
 from zerolora.data.formats.row_values import factor_of, is_blank
+from zerolora.data.formats.template_arguments import arguments_of
 from zerolora.types import RowKind
 
 
@@ -100,6 +101,8 @@ def parse(value: dict[str, Any], format: str, reading: Reading, seen: Seen | Non
     row = Row(value, reading)
     try:
         example = FORMS[format].convert(row)
+        if example.messages is not None and (arguments := arguments_of(row, FORMS[format].fields)):
+            example = example._replace(arguments=arguments)
     except RecursionError:
         raise BadRow("is nested too deep; flatten it") from None
     names = _names(row, "column", format)
@@ -121,7 +124,7 @@ def _names(row: Row, where: Where, format: str) -> list[tuple[Status, Where, str
         for name, held in row.read.items()
         if (type(held) is str and held[:1].isalnum()) or not is_blank(held)  # is_blank begins with the same
     ]
-    if len(row.read) == len(row.value) and not row.columns:
+    if row.read.keys() >= row.value.keys() and not row.columns:
         return names
     # Columns that the config maps to fields of this form, or keys that it maps to those of messages.
     fields = FORMS[format].fields if where == "column" else FORMS[format].keys

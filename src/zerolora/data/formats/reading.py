@@ -35,13 +35,14 @@ class Reading:
 
     columns: the column of a field, or the key of a field of messages. roles: our role by a role's name in lower case.
     ignored: ignored columns and keys. filled: the rows are from a table, which fills in null where another row has a
-    value.
+    value. arguments: the variables that the chat template reads (`zerolora.data.template`).
     """
 
     columns: dict[str, str] = field(default_factory=dict)
     roles: dict[str, str] = field(default_factory=dict)
     ignored: frozenset[str] = frozenset()
     filled: bool = False
+    arguments: frozenset[str] = frozenset()
 
     @cached_property
     def keys(self) -> dict[str, str]:
