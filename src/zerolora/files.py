@@ -148,12 +148,19 @@ def describe(directory: Path, hashes: Mapping[str, str] | None = None) -> dict[s
     return result
 
 
+CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+"""Matches characters that a terminal obeys: control characters, and those that break or turn a line."""
+
+
 def checked_name(path: Path) -> Path:
-    """Return `path`. Raises UserError if its name is not UTF-8, since JSON and logs could not contain it."""
+    """Return `path`. Raises UserError if its name is not UTF-8, since JSON and logs could not contain it, or has control
+    characters, which a terminal would obey."""
     try:
         str(path).encode()
     except UnicodeEncodeError:
         raise UserError(f"{os.fsencode(path)!r}: the file's name is not UTF-8; rename it") from None
+    if CONTROLS.search(str(path)):
+        raise UserError(f"{str(path)!r}: the file's name has control characters; rename it")
     return path
 
 

@@ -1,6 +1,7 @@
 """Reads untrusted YAML: bounded, without repeated keys, and with numbers as in YAML 1.2."""
 
 import contextlib
+import json
 import re
 from typing import Any
 
@@ -9,6 +10,7 @@ import yaml
 from zerolora.errors import UserError, shown
 
 MOST, DEEPEST = 1_000_000, 50  # values and levels of a file, parsed within seconds
+PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./ -]*")
 SLOW = 20_000  # characters above which libyaml (C) is used; the slow parser repeats failures, for better messages
 AMBIGUOUS = re.compile(r"[-+]?(0[0-9_]*[0-9]|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")
 
@@ -27,6 +29,15 @@ def value_of(text: str, key: str) -> Any:
     except (yaml.YAMLError, RecursionError) as error:
         raise UserError(f"cannot be read as YAML ({' '.join(str(error).split())})") from None
     return None
+
+
+def written(value: Any) -> str:
+    """Return a scalar as YAML has it inside { } or [ ], quoted where it would be read as something else."""
+    if isinstance(value, str) and PLAIN.fullmatch(value) and value.strip() == value:
+        with contextlib.suppress(yaml.YAMLError):
+            if yaml.safe_load(value) == value:
+                return value
+    return json.dumps(value, ensure_ascii=False)
 
 
 def composed(text: str) -> tuple[Any, yaml.Node | None]:

@@ -69,7 +69,8 @@ def test_a_data_set_of_the_hub_is_fetched_and_prepared_as_written(folder: Path, 
     }
     result = init(folder, hub, f"{REPOSITORY}@main")
     assert result.returncode == 0, result.stderr
-    fetched, splits, data, row, *_ = result.stdout.splitlines()
+    fetched, splits, *columns, data, row, _, _, _ = result.stdout.splitlines()
+    assert [column.split(": ")[1][:7] for column in columns] == ["read as"] * 2
     assert fetched.startswith(f"fetched {REPOSITORY} at {REVISION}: 3 files, ")
     assert splits == (
         "splits  as published: data/test-00000-of-00001.parquet is test; trained on: data/train-*-of-*.parquet"
@@ -151,7 +152,6 @@ REFUSED: list[tuple[dict[str, bytes], str, dict[str, str], str]] = [
     ({"../../a.jsonl": jsonl(40)}, REPOSITORY, {}, f"data set {REPOSITORY}: has no data file (.json, "),
     ({"test.jsonl": jsonl(40)}, REPOSITORY, {},
      f"--data {REPOSITORY}: has the published split test.jsonl alone, so nothing is left to train on"),
-    ({"a.jsonl": jsonl(19)}, REPOSITORY, {}, f"--data {REPOSITORY}: has 19 rows; write a file of at least 20"),
     ({"a.jsonl": jsonl(40) + b"{}\n"}, REPOSITORY, {}, f"{REPOSITORY}/a.jsonl:41: "),
     ({"a.jsonl": jsonl(40), "README.md": b"---\nconfigs: 3\n---\n"}, REPOSITORY, {},
      f"data set {REPOSITORY}/README.md: its header has configs: 3, which is not a list"),
@@ -177,7 +177,7 @@ def test_a_folder_with_published_splits_becomes_sources(folder: Path) -> None:
     options = ("--model", "model", "--data", "mine", "--output", "config.yaml")
     result = served("zerolora", "init", *options, directory=folder)
     assert result.returncode == 0, result.stderr
-    splits, data, *_ = result.stdout.splitlines()
+    splits, _, _, data, *_ = result.stdout.splitlines()
     assert splits == "splits  as published: test.jsonl is test; valid.jsonl is validation; trained on: train.jsonl"
     assert "40 rows of alpaca" in data and "8 more for validation and 7 for the test" in data
     entry = values(folder)["prepare"]["mine"]
@@ -185,7 +185,7 @@ def test_a_folder_with_published_splits_becomes_sources(folder: Path) -> None:
     assert entry["sources"] == sources and entry["path"] == "mine" and entry["split"] == {"validation": 0, "test": 0}
 
 
-def test_few_rows_suffice_if_none_are_drawn_from_them(folder: Path) -> None:
+def test_nothing_is_held_out_of_few_rows(folder: Path) -> None:
     (folder / "mine").mkdir()
     for name, content in (("train", jsonl(12)), ("validation", jsonl(2, 12)), ("test", jsonl(2, 14))):
         (folder / f"mine/{name}.jsonl").write_bytes(content)
@@ -193,7 +193,9 @@ def test_few_rows_suffice_if_none_are_drawn_from_them(folder: Path) -> None:
     assert served("zerolora", "init", *options, directory=folder).returncode == 0
     (folder / "mine/test.jsonl").unlink()
     result = served("zerolora", "init", *options, "--force", directory=folder)
-    assert result.returncode == 2 and "has 12 rows; write a file of at least 20" in result.stderr
+    assert result.returncode == 0, result.stderr
+    assert "12 rows of alpaca" in result.stdout and "2 more for validation and 0 for the test" in result.stdout
+    assert values(folder)["prepare"]["mine"]["split"] == {"validation": 0, "test": 0}
 
 
 def test_a_saved_dataset_dict_becomes_sources(folder: Path) -> None:

@@ -14,7 +14,8 @@ import typer
 
 from zerolora.commands import standard_input
 from zerolora.commands.options import Config, Output, stoppable
-from zerolora.errors import UserError
+from zerolora.config.registry_names import FIELDS
+from zerolora.errors import UserError, printable, shown
 from zerolora.log import result
 from zerolora.machine.devices import obey
 from zerolora.memory.command import memory
@@ -35,6 +36,10 @@ def init(
     recipe: Annotated[
         str | None, typer.Option(help="Name of a recipe; of its training settings with --model and --data.")
     ] = None,
+    columns: Annotated[
+        list[str] | None, typer.Option(help="Columns of the fields: prompt=question,completion=answer.")
+    ] = None,
+    ignore: Annotated[list[str] | None, typer.Option(help="Columns to leave out: id,url.")] = None,
     output: Annotated[Path, typer.Option(help="The config to write.")] = Path("config/config.yaml"),
     force: Annotated[bool, typer.Option("--force", help="Replace --output if it exists.")] = False,
 ) -> None:
@@ -44,9 +49,14 @@ def init(
             raise UserError("write --model and --data, both, or --recipe alone")
         from zerolora.first_config.first_config import first_config
 
-        for line in first_config(model, data, output, force, recipe):
-            typer.echo(line)
-        result(f"{output} is written; train with `{'make run' if Path('Makefile').is_file() else 'zerolora run'}`")
+        mapped, ignored = _mapped(columns or []), [name for each in ignore or [] for name in each.split(",") if name]
+        undecided = False
+        for line in first_config(model, data, output, force, recipe, mapped, ignored):
+            typer.echo(printable(line))
+            undecided |= line.startswith("undecided: ")
+        first = "decide there what is undecided, then " if undecided else ""
+        run = "make run" if Path("Makefile").is_file() else "zerolora run"
+        result(f"{output} is written; {first}train with `{run}`")
         return
     from zerolora.config import recipes
 
@@ -56,6 +66,20 @@ def init(
         return
     recipes.write_recipe(recipe, folder, output, force)
     result(f"{output} is the recipe {recipe}; its README is {folder / recipe / 'README.md'}")
+
+
+def _mapped(given: list[str]) -> dict[str, str]:
+    """Return the columns of --columns by field. Raises UserError for anything else than FIELD=COLUMN."""
+    result = {}
+    for entry in (part for each in given for part in each.split(",")):
+        name, equals, column = entry.partition("=")
+        if not equals or not column or name not in FIELDS:
+            raise UserError(
+                f"--columns {shown(entry)}: write FIELD=COLUMN, with a field of {', '.join(FIELDS)}, as in "
+                "prompt=question,completion=answer"
+            )
+        result[name] = column
+    return result
 
 
 @app.command()

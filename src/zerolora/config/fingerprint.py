@@ -31,6 +31,7 @@ LEFT_OUT: Mapping[str, str] = {
     "model.base_check": "rejects a base that cannot be loaded; no value passes through it",
     "cli": "dispatches to a command and reports errors",
     "commands": "pass files and settings to the stages",
+    "data.formats.mappings": "proposes settings, in messages and to `zerolora init`; no value passes through it",
     "config": "its values reach a stage as settings, which are compared by value; only resolve keeps it",
     "machine.devices": "rejects unusable GPUs and hides unused ones",
     "planner.machine_limits": "rejects what this machine cannot compute or compile",

@@ -23,6 +23,7 @@ from pydantic_core import CoreSchema
 from zerolora.config.grids import Shared, combinations, mistakes, nested, part_of, shared_names
 from zerolora.config.method_sections import MethodSections
 from zerolora.config.objective_sections import ObjectiveSections
+from zerolora.config.row_sections import Better, Wanted
 from zerolora.config.section import Positive, Section, Text
 from zerolora.config.studies import StopAbove, Study, run_of
 from zerolora.config.target_sections import ExportSections
@@ -219,6 +220,15 @@ class Split(Section):
     validation rows are evaluated instead; without these, nothing is."""
 
 
+def _check_decided(undecided: list[str]) -> None:
+    """Raise ValueError if columns are left for the user to decide."""
+    if undecided:
+        raise ValueError(
+            f"undecided has {', '.join(undecided)}; map each in columns, keep the rows with some of its values by "
+            "where, or move it to ignore"
+        )
+
+
 class Source(Section):
     """One file or directory of a data set that mixes several sources."""
 
@@ -229,7 +239,18 @@ class Source(Section):
     roles: dict[Text, Role] = {}
     """Role of each role name in the messages, e.g. {bot: assistant}. Default: the data set's."""
     ignore: list[Text] = []
-    """Columns and message keys to ignore, e.g. [label]. Default: the data set's."""
+    """Columns and keys of messages that nothing reads, e.g. [id, "messages[].model"]. Default: the data set's."""
+    classes: dict[Text, list[Text]] = {}
+    """Names of the classes of a column that has their numbers, from 0, or false and true. Default: the data set's."""
+    where: dict[Text, Wanted] = {}
+    """Keep only the rows with these values of a column. Default: the data set's."""
+    better: Better | None = None
+    """Which of two answers is the better one. Default: the data set's."""
+    undecided: list[Text] = []
+    """Columns and keys of messages that `zerolora init` left for you to decide; must be empty to prepare."""
+    path: Text | None = None
+    """File, directory or glob pattern of this source, relative to the data set's path. Default: the entry's name. Two
+    sources may read the same file if no row is kept by the `where` of both."""
     weight: Annotated[float, Field(gt=0)] | None = None
     """Share of the training rows, relative to the weights of the other sources. Uses as many rows as the shares allow
     without repeating any."""
@@ -240,6 +261,11 @@ class Source(Section):
     data set's."""
     split: Literal["train", "validation", "test"] | None = None
     """Assign all rows to this split. Default: split them as the data set's `split` says."""
+
+    @model_validator(mode="after")
+    def _is_decided(self) -> "Source":
+        _check_decided(self.undecided)
+        return self
 
 
 class PrepareSection(Section):
@@ -257,7 +283,20 @@ class PrepareSection(Section):
     roles: dict[Text, Role] = {}
     """Role of each role name in the messages, e.g. {bot: assistant, customer: user}."""
     ignore: list[Text] = []
-    """Columns and message keys to ignore although they would change what is supervised, e.g. [label, weight]."""
+    """Columns and keys of messages that nothing reads, e.g. [id, "messages[].model", metadata.url]. Any other one stops
+    `prepare`, unless it is read, blank, part of a text that is read, or the same in all rows."""
+    classes: dict[Text, list[Text]] = {}
+    """Names of the classes of a column that has their numbers, from 0, or false and true, e.g. {label: [no, yes]}. A
+    field that is read from it gets the name."""
+    where: dict[Text, Wanted] = {}
+    """Keep only the rows with these values of a column: a list, e.g. {is_correct: [true]}, or a comparison with a
+    number, e.g. {score: ">= 4"}. Other rows are counted as excluded."""
+    better: Better | None = None
+    """Which of two answers is the better one, for pairs whose columns do not say it, e.g. {column: preference, first:
+    "< 0"}."""
+    undecided: list[Text] = []
+    """Columns and keys of messages that `zerolora init` left for you to decide: map each in `columns`, select rows by
+    it in `where`, or move it to `ignore`. Must be empty to prepare."""
     sources: dict[str, Source] = {}
     """Files, directories or glob patterns (data/train-*) relative to `path`, each with the keys in which it differs
     from the data set."""
@@ -305,6 +344,11 @@ class PrepareSection(Section):
     """What to do with repeated rows: count them, or also drop them."""
     leakage: Literal["report", "drop"] = "report"
     """What to do with training rows whose prompt also occurs in validation or test: count them, or also drop them."""
+
+    @model_validator(mode="after")
+    def _is_decided(self) -> "PrepareSection":
+        _check_decided(self.undecided)
+        return self
 
     @model_validator(mode="after")
     def _parts_are_cut_at_an_end(self) -> "PrepareSection":
@@ -536,7 +580,7 @@ class TaskRows(Section):
     roles: dict[Text, Role] = {}
     """Role of each role name in the messages, e.g. {bot: assistant}."""
     ignore: list[Text] = []
-    """Columns and message keys to ignore although they would change what is supervised, e.g. [label]."""
+    """Columns and keys of messages that nothing reads, as in prepare, e.g. [id]."""
     prompt: Jinja | None = None
     """Jinja template of the prompt over a row's columns, e.g. "Question: {{ question }}\\nAnswer:". Default: the
     conversation up to its last answer."""

@@ -192,13 +192,14 @@ def _summary(proof: dict[str, Any]) -> str:
 def _names_table(source: ReadSource, template: str, loss: object) -> str:
     """Return a source's columns and keys as an HTML table, those that were read first."""
     fields = {column: field for field, column in source.columns.items()}
-    order = ("read", "ignored", "unread")
+    order = ("read", "ignored", "redundant", "constant")
     lines = []
     for status, where, name in sorted(source.seen, key=lambda each: (order.index(each[0]), *each[1:])):
         effect = {
             "read": EFFECTS.get(fields.get(name, name), "read by the form"),
             "ignored": "left out, since <code>ignore</code> names it",
-            "unread": "<b>not read</b>: it changes nothing",
+            "redundant": "<b>not read</b>: part of a text that is read",
+            "constant": "<b>not read</b>: the same in all rows",
         }[status]
         what = "column, in rows" if where == "column" else "key, in messages"
         number = source.seen[status, where, name]

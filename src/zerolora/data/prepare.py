@@ -23,13 +23,14 @@ import numpy as np
 from zerolora import log
 from zerolora.config.settings import PrepareSettings
 from zerolora.data.formats import FORMS
+from zerolora.data.formats.leaves import Unread, undecided_lines
 from zerolora.data.formats.reading import reading_of
 from zerolora.data.mask import Proof, ReadSource, write_page
 from zerolora.data.mixture import Index, Mixture, contradictory, mix
 from zerolora.data.prepared_rows import schema
 from zerolora.data.readers import chunks
 from zerolora.data.records import Chunk
-from zerolora.data.source_files import SourceFiles, form_of, sources_of
+from zerolora.data.source_files import SourceFiles, form_of, left_out, sources_of
 from zerolora.data.statistics import Statistics, write_lengths
 from zerolora.data.tokenize import ChunkTokenizer, Dropped, Job, Result, tokenize
 from zerolora.errors import UserError, shown, wording
@@ -61,6 +62,10 @@ def prepare(settings: PrepareSettings, model: Path, output: Path, workers: int |
                 f"prepare: columns of {source.name}: {unknown[0]} is not a field of format {form}; write some of "
                 f"{', '.join(fields)}"
             )
+    if others := left_out(settings, sources):
+        names = ", ".join(str(path.relative_to(settings.path)) for path in others[:SHOWN])
+        more = f" and {len(others) - SHOWN:,} more" * (len(others) > SHOWN)
+        LOGGER.info(f"{settings.path}: no entry of sources reads {names}{more}")
     listed = output.with_name(f"{output.name}.dropped.jsonl")
     listed.unlink(missing_ok=True)
     with staged_directory(output) as staged, _kept_on_failure(staged / "dropped.jsonl", listed):
@@ -71,7 +76,7 @@ def prepare(settings: PrepareSettings, model: Path, output: Path, workers: int |
         results = tokenize(_jobs(sources, forms), work, workers or len(os.sched_getaffinity(0)), folder)
         statistics, proof = Statistics([source.name for source in sources], listed), Proof()
         with bar, contextlib.closing(results):
-            files, index = _collect(results, staged / "dropped.jsonl", settings, statistics, proof, bar)
+            files, index = _collect(results, staged / "dropped.jsonl", settings, statistics, proof, bar, sources)
         _check_sources(settings, sources, statistics)
         mixture = mix(index, settings, [source.settings for source in sources], statistics.dropped_line())
         statistics.counts |= mixture.counts
@@ -158,6 +163,11 @@ def _read(source: SourceFiles) -> Iterator[tuple[Chunk, int | None]]:
 def _check_sources(settings: PrepareSettings, sources: list[SourceFiles], statistics: Statistics) -> None:
     """Raise UserError if one of several sources yields no row, or a column of the config no value."""
     for source, counts in zip(sources, statistics.by_source, strict=True):
+        if counts["excluded_rows"] and counts["read_rows"] == counts["excluded_rows"]:
+            raise UserError(
+                f"{Path(settings.path) / source.name}: where and better keep none of its {counts['read_rows']:,} rows; "
+                "correct them"
+            )
         if len(sources) > 1 and counts["read_rows"] == counts["dropped_rows"]:
             problem = wording("contains no rows;")
             if read := counts["read_rows"]:
@@ -180,10 +190,12 @@ def _collect(
     statistics: Statistics,
     proof: Proof,
     bar: Progress,
+    sources: list[SourceFiles],
 ) -> tuple[list[Path], Index]:
     """Write the dropped rows; return the files of the used rows, in order, and their index."""
     files = []
     columns = array("h"), array("Q"), array("Q"), array("Q")
+    unread = [Unread() for _ in sources]
     # A lone surrogate is not UTF-8; JSON escapes it as Python does.
     with dropped.open("w", encoding="utf-8", errors="backslashreplace") as rejected:
         for result in results:
@@ -191,6 +203,8 @@ def _collect(
             for row in result.dropped:
                 why = canonical({"place": row.place, "kind": row.kind, "reason": row.reason})
                 rejected.write(f'{why[:-1]}, "row": {row.row}}}\n')
+            unread[result.source].merge(result.unread)
+            _check_decided(unread[result.source], sources[result.source], settings.rows)
             statistics.add(result)
             files.append(result.file)
             new = (np.full(len(result.hashes), result.source, np.int16), *result.hashes.T)
@@ -200,6 +214,13 @@ def _collect(
             bar.update(result.progress, f"{statistics.read:,} rows")
         statistics.end_of_file()
     return files, Index(*(np.array(column, copy=False) for column in columns))
+
+
+def _check_decided(unread: Unread, source: SourceFiles, rows: RowKind) -> None:
+    """Raise UserError for what nothing reads, whatever the policy of bad rows: it is no mistake of a row."""
+    if unread.undecided:
+        reading = reading_of(source.settings, "")
+        raise UserError("\n".join(undecided_lines(unread, reading, SHOWN, pairs=rows == "pairs")))
 
 
 def _refuse(dropped: list[Dropped], settings: PrepareSettings) -> None:

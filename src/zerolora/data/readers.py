@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from zerolora.data import COMPRESSIONS, ENDINGS, TABLES, TEXTS
+from zerolora.data import COMPRESSIONS, DATA_FILE, ENDINGS, TABLES, TEXTS
 from zerolora.data.chunking import CUTS
 from zerolora.data.published import of_entries, setting_of, settled, split_of
 from zerolora.data.records import Chunk
@@ -47,6 +47,12 @@ def files_of(path: Path) -> list[Path]:
         if not file.is_file() and file.exists():
             raise UserError(f"{file}: is a pipe or a device; a file is expected")
     return files
+
+
+def all_files(folder: Path) -> list[Path]:
+    """Return every file of a folder that has the ending of a data file, sorted."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and DATA_FILE.fullmatch(path.name))
+    return [path for path in paths if not any(NO_DATA.fullmatch(part) for part in path.relative_to(folder).parts)]
 
 
 def entries_of_saved(directory: Path) -> list[tuple[str, str]]:

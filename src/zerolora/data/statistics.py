@@ -55,14 +55,14 @@ class Statistics:
     def __init__(self, sources: list[str], listed: Path) -> None:
         self.sources, self.listed = sources, listed
         self.counts: dict[str, int] = {}
-        self.by_source = [dict.fromkeys(("read_rows", "dropped_rows"), 0) for _ in sources]
+        self.by_source = [dict.fromkeys(("read_rows", "excluded_rows", "dropped_rows"), 0) for _ in sources]
         self.columns: list[Counter[str]] = [Counter() for _ in sources]
         self.seen: list[Seen] = [Seen() for _ in sources]
         self.read = 0
         self.dropped = {"bad_row": 0, "too_long": 0}
         self._reasons: dict[tuple[str, str], _Reason] = {}
         self._file = _File("")
-        self.cut = {"rows.truncated": 0, "rows.split": 0}
+        self.cut = dict.fromkeys(("rows.truncated", "rows.split", "rows.excluded", "rows.tied", "rows.swapped"), 0)
         self._lengths: dict[str, list[np.ndarray]] = {name: [] for name in SPLITS}
         self.supervised = dict.fromkeys(SPLITS, 0)
         self.desirable: int | None = None
@@ -78,6 +78,8 @@ class Statistics:
         self.read += result.read
         self._file.read += result.read
         self.by_source[result.source]["read_rows"] += result.read
+        excluded = sum(result.counts.get(name, 0) for name in ("rows.excluded", "rows.tied"))
+        self.by_source[result.source]["excluded_rows"] += excluded
         self.by_source[result.source]["dropped_rows"] += len(result.dropped)
         self.columns[result.source].update(
             {name: number for name, number in result.counts.items() if name.startswith("column.")}
@@ -157,6 +159,9 @@ class Statistics:
             "dropped_too_long_rows": self.dropped["too_long"],
             "truncated_rows": self.cut["rows.truncated"],
             "split_rows": self.cut["rows.split"],
+            "excluded_rows": self.cut["rows.excluded"],
+            "tied_rows": self.cut["rows.tied"],
+            "swapped_rows": self.cut["rows.swapped"],
             **self.counts,
             "names": self._names(),
         }
@@ -179,7 +184,7 @@ class Statistics:
 
     def _names(self) -> dict[str, dict[str, int]]:
         """Return the number of rows with a value in a column, and of messages with a value in a key, by use: read,
-        ignored (the config's `ignore`) or unread."""
+        ignored (the config's `ignore`), redundant (part of a text that is read), or constant (the same in all rows)."""
         result: dict[str, dict[str, int]] = {}
         for (status, where, name), number in sorted(sum(self.seen, Seen()).items()):
             part = result.setdefault(f"{status}_{where}s", {})
@@ -188,7 +193,7 @@ class Statistics:
 
     def has_key(self, source: int, name: str) -> bool:
         """Return whether a message of a source has a key."""
-        return any(self.seen[source].get((status, "key", name)) for status in ("read", "ignored", "unread"))
+        return bool(self.seen[source].get(("read", "key", name)))
 
     def _of_source(self, number: int) -> dict[str, Any]:
         rows, tokens, supervised = (int(value) for value in self.trained[number])
@@ -206,16 +211,20 @@ class Statistics:
         rows = ", ".join(f"{flat[f'{name}_rows']:,} {name}" for name in SPLITS)
         dropped = flat["dropped_bad_rows"] + flat["dropped_too_long_rows"]
         unread = []
-        for name, what in (("unread_columns", "columns"), ("unread_keys", "keys of messages")):
-            if numbers := flat["names"].get(name):
-                most = sorted(numbers, key=lambda each: (-numbers[each], each))
-                more = f" and {len(most) - SHOWN_NAMES} more" * (len(most) > SHOWN_NAMES)
-                unread.append(f"{what} {', '.join(most[:SHOWN_NAMES])}{more}")
+        for status in ("ignored", "redundant", "constant"):
+            numbers = [flat["names"].get(f"{status}_{where}s", {}) for where in ("column", "key")]
+            names = [name for each in numbers for name in sorted(each, key=lambda name: (-each[name], name))]
+            if names:
+                more = f" and {len(names) - SHOWN_NAMES} more" * (len(names) > SHOWN_NAMES)
+                unread.append(f"{', '.join(names[:SHOWN_NAMES])}{more} ({status})")
+        excluded = "".join(
+            f"{flat[f'{name}_rows']:,} {name}, " for name in ("excluded", "tied", "swapped") if flat[f"{name}_rows"]
+        )
         return (
             f"{rows} rows; {flat['train_tokens']:,} training tokens, {flat['train_supervised_share']:.1%} supervised; "
-            f"{dropped:,} rows dropped, {flat['truncated_rows'] + flat['split_rows']:,} cut, "
+            f"{excluded}{dropped:,} rows dropped, {flat['truncated_rows'] + flat['split_rows']:,} cut, "
             f"{flat['duplicate_rows']:,} duplicates, {flat['leaked_prompts']:,} training prompts also held out"
-            f"{'; not read: ' * bool(unread)}{' and '.join(unread)}"
+            f"{'; not read: ' * bool(unread)}{', '.join(unread)}"
         )
 
 

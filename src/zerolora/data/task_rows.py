@@ -16,6 +16,7 @@ from zerolora.bounded import bounded, within_bounds
 from zerolora.config.settings import TaskRowsSettings
 from zerolora.data.example import BadRow
 from zerolora.data.formats import detect, parse
+from zerolora.data.formats.leaves import Unread, undecided_lines
 from zerolora.data.formats.reading import reading_of
 from zerolora.data.published import published
 from zerolora.data.readers import chunks, files_of
@@ -24,6 +25,7 @@ from zerolora.files import write_text
 from zerolora.log import result
 from zerolora.units import counted
 
+SHOWN = 5  # mistakes reported at a time
 BETWEEN = "\n\n"
 """The separator of examples in plain text, as in lm-evaluation-harness."""
 
@@ -91,7 +93,8 @@ def _line(question: Question, examples: list[Question]) -> str:
 
 
 def _questions(settings: TaskRowsSettings, path: Path) -> list[Question]:
-    read = _by_template(settings) if settings.prompt is not None else partial(_by_form, settings)
+    unread = Unread()
+    read = _by_template(settings) if settings.prompt is not None else partial(_by_form, settings, unread)
     questions = []
     for kind, place, value in _rows(path):
         try:
@@ -100,6 +103,8 @@ def _questions(settings: TaskRowsSettings, path: Path) -> list[Question]:
             questions.append(read(kind, place, value))
         except BadRow as error:
             raise UserError(f"{place}: {error}") from None
+    if unread.end().undecided:
+        raise UserError("\n".join(undecided_lines(unread, reading_of(settings, ""), SHOWN)))
     return questions
 
 
@@ -122,9 +127,10 @@ Read = Callable[[str, str, dict[str, Any]], Question]
 """Converts a row to a question, from the kind of its file, its place and its value."""
 
 
-def _by_form(settings: TaskRowsSettings, kind: str, place: str, value: dict[str, Any]) -> Question:
+def _by_form(settings: TaskRowsSettings, unread: Unread, kind: str, place: str, value: dict[str, Any]) -> Question:
     reading = reading_of(settings, kind)
-    example = parse(value, detect(value, reading) if settings.format == "auto" else settings.format, reading)
+    format = detect(value, reading) if settings.format == "auto" else settings.format
+    example = parse(value, format, reading, unread=unread, place=place)
     if example.text is not None:
         return Question(place, [], example.text, [], "")
     if example.messages is None or any(not isinstance(turn.get("content"), str) for turn in example.messages):

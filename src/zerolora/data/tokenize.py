@@ -21,7 +21,9 @@ from zerolora.data.answer_tokens import Answers, fitted_answers, hashes, parted,
 from zerolora.data.encode import CONTEXT, NOTHING, Encoder, Piece, Tokens, last_answer
 from zerolora.data.example import BadRow, Example
 from zerolora.data.formats import parse
+from zerolora.data.formats.leaves import Unread
 from zerolora.data.formats.reading import Reading, Seen
+from zerolora.data.formats.selection import better_answer, selected
 from zerolora.data.prepared_rows import FIELDS, IGNORED, schema
 from zerolora.data.ragged import Ragged
 from zerolora.data.records import Chunk
@@ -76,7 +78,8 @@ class Result(NamedTuple):
     file: its rows, an Arrow record batch of `prepared_rows.schema(held_out=True)`. hashes: of each row and of its
     prompt, and of preference data also of the row that would contradict it, uint64 [rows, 2 or 3]. origin: the data
     file. counts: truncated rows, turns and supervised tokens by role, stop
-    tokens. seen: use of the rows' columns and their messages' keys. progress: bytes of the file.
+    tokens. seen: use of the rows' columns and their messages' keys. unread: what nothing reads. progress: bytes of the
+    file.
     """
 
     file: Path
@@ -87,6 +90,7 @@ class Result(NamedTuple):
     dropped: list[Dropped]
     counts: dict[str, int]
     seen: Seen
+    unread: Unread
     progress: int
 
 
@@ -166,7 +170,7 @@ class ChunkTokenizer:
     def __call__(self, job: Job, file: Path) -> Result:
         """Tokenize a chunk's rows and write them to `file`."""
         counts: collections.Counter[str] = collections.Counter()
-        seen = Seen()
+        seen, unread = Seen(), Unread()
         job = job._replace(reading=replace(job.reading, arguments=self.template.arguments))
         columns = job.reading.columns
         read: list[tuple[str, Any]] = []
@@ -180,8 +184,10 @@ class ChunkTokenizer:
                     raise value
                 if columns:
                     counts.update(f"column.{field}" for field, column in columns.items() if _holds(value, column))
+                if (reading := self._reading(value, job.reading, counts)) is None:
+                    continue
                 try:
-                    example = parse(value, job.format, job.reading, seen)
+                    example = parse(value, job.format, reading, seen, unread, place)
                 except BadRow:
                     if form := other_form(value, job.format, job.reading, self.kind):
                         others[number] = form
@@ -214,8 +220,25 @@ class ChunkTokenizer:
             ],
             dict(+counts),
             seen,
+            unread.end(),
             job.chunk.progress,
         )
+
+    def _reading(self, value: dict[str, Any], reading: Reading, counts: collections.Counter[str]) -> Reading | None:
+        """Return how to read a row, with its better answer as the chosen one; None, and count it, for a row that the
+        config excludes."""
+        if reading.where and not selected(value, reading):
+            counts["rows.excluded"] += 1
+            return None
+        if reading.better:
+            verdict = better_answer(value, reading.better)
+            if verdict == "tie":
+                counts["rows.tied"] += 1
+                return None
+            if verdict == "second":
+                counts["rows.swapped"] += 1
+                return reading.swapped
+        return reading
 
     def _write_texts(
         self, job: Job, rows: list["_Row"], counts: collections.Counter[str], bad: dict[int, tuple[str, str]]

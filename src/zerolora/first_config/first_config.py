@@ -7,25 +7,25 @@ time estimated, as the pipeline does it, in a temporary folder.
 import re
 import shlex
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
-from zerolora.config.file import check_files, load
+from zerolora.config.file import check_files, load, read_values
 from zerolora.config.resolve import resolve
 from zerolora.config.settings import Resolved
 from zerolora.config.values import UNKNOWN_LICENSE
-from zerolora.data.formats import FORMS
 from zerolora.data.pack import pack_rows
 from zerolora.data.prepare import prepare
 from zerolora.data.prepared_rows import IGNORED, open_table
 from zerolora.data.readers import chunks
-from zerolora.data.source_files import form_of, sources_of
-from zerolora.errors import UserError
+from zerolora.data.source_files import SourceFiles, sources_of
+from zerolora.errors import UserError, printable
 from zerolora.files import MANIFEST, read_json, write_json, write_text
+from zerolora.first_config.columns import Layout, layout_of, undecided_block
 from zerolora.first_config.given_data import GivenData, given_data
 from zerolora.first_config.given_model import GivenModel, given_model
 from zerolora.first_config.recipe_settings import training_settings
@@ -36,16 +36,17 @@ from zerolora.model.architecture import config_of
 from zerolora.planner.render import render
 from zerolora.types import RowKind
 from zerolora.units import gib
+from zerolora.yaml_file import written
 
 HELD_OUT_SHARE, MOST_HELD_OUT = 0.05, 200
 """Of the rows, for each of validation and test, and at most so many."""
-FEWEST = 20
-"""Rows of a set that is divided."""
 STEP = 64
 """Tokens to whose multiple the longest row is rounded up for max_length."""
 SHOWN_TOKENS = 200
 OF_PREFERENCES: dict[RowKind, str] = {"pairs": "dpo", "labelled": "kto"}
 """The objective for each kind of preference data, which no text form reads."""
+UNREAD = "say which columns hold what by --columns FIELD=COLUMN,..., or under prepare in the config that was written"
+UNDECIDED = "map each, keep rows by it or ignore it, in the config that was written, and remove it from undecided"
 QUANTIZED = "qlora"
 """Method for a model that fits only offloaded, or not at all."""
 
@@ -68,11 +69,21 @@ class Plan(NamedTuple):
         return float(self.rendered["slurm_resources"]["seconds"])
 
 
-def first_config(model: str, data: str, output: Path, force: bool, recipe: str | None = None) -> Iterator[str]:
+def first_config(
+    model: str,
+    data: str,
+    output: Path,
+    force: bool,
+    recipe: str | None = None,
+    columns: dict[str, str] | None = None,
+    ignored: Sequence[str] = (),
+) -> Iterator[str]:
     """Write the config to `output`, with the training settings of a recipe; yield what it will train, line by line.
 
-    Raises UserError if `output` exists, unless `force`; if model or rows cannot be used; if the recipe's settings do
-    not hold for them on this machine; or if nothing fits.
+    columns: the column of each field, ignored: columns to leave out, where they do not follow from the rows. What
+    neither says is listed as `undecided` in the config, which then cannot be prepared yet. Raises UserError if `output`
+    exists, unless `force`; if model or rows cannot be used; if the recipe's settings do not hold for them on this
+    machine; or if nothing fits.
     """
     if output.exists() and not force:
         raise UserError(f"{output}: exists; write --force to replace it, or another --output")
@@ -83,29 +94,60 @@ def first_config(model: str, data: str, output: Path, force: bool, recipe: str |
         given = given_model(model, folder / "model")
         rows = given_data(data, folder / "downloaded")
         yield from rows.said
+        command = _command(model, rows, recipe, columns or {}, ignored)
         try:
             with _held_for(recipe):
                 values = _values(given, rows, settings)
-                if objective := _objective(values, rows, folder):
+                sources = sources_of(_resolved(values, folder).prepare[rows.name])
+                files = [path for source in sources for path in source.files]
+                layout = layout_of(files, columns or {}, ignored, data)
+                values["prepare"][rows.name] |= layout.settings()
+                if objective := OF_PREFERENCES.get(layout.rows):
                     values["train"].setdefault("objective", objective)
                 _resolved(values, folder)
-            form, stats, limit = _prepared(values, given, rows, folder)
+            yield from (f"column  {column.line()}" for column in layout.found)
+            if not layout.form:
+                _set_split(values["prepare"][rows.name], rows, sources)
+                _write(values, layout, given, rows, command, output, folder)
+                yield f"undecided: no form reads these columns; {UNREAD}"
+                return
+            stats, limit = _prepared(values, layout, given, rows, sources, folder)
             with _held_for(recipe):
                 plan = _plan(values, given, folder) if recipe else _planned(values, given, folder)
         except UserError as error:
             raise UserError(str(error).replace(str(rows.files), data)) from None
-        plan.values["prepare"][rows.name]["path"] = rows.path
-        if rows.entry:
-            plan.values["fetch"]["data"] = {rows.name: rows.entry}
-        write_text(output, _text(plan.values, given, rows, model, recipe))
+        _write(plan.values, layout, given, rows, command, output, folder)
         first = _first_row(folder / "data", given.files)
     longest = max(stats[f"{split}_longest_row"] for split in ("train", "validation", "test"))
-    counts = f"{stats['train_rows']:,} rows of {form}, the longest of {longest:,} tokens"
+    counts = f"{stats['train_rows']:,} rows of {layout.form}, the longest of {longest:,} tokens"
     yield f"data    {data}: {counts}; {_held_out(stats)}"
     if dropped := stats["dropped_too_long_rows"]:
         yield f"        {dropped:,} rows are longer than the model's {limit:,} tokens and left out"
     yield f"row 1   {first}"
     yield from _said(plan)
+    if layout.undecided:
+        yield f"undecided: {', '.join(layout.undecided)}; {UNDECIDED}"
+
+
+def _write(
+    values: dict[str, Any], layout: Layout, given: GivenModel, rows: GivenData, command: str, output: Path, folder: Path
+) -> None:
+    """Write the config once it is read back as these values."""
+    values["prepare"][rows.name]["path"] = rows.path
+    if rows.entry:
+        values["fetch"]["data"] = {rows.name: rows.entry}
+    text = _text(values, layout, given, rows, command)
+    (folder / "written.yaml").write_text(text, encoding="utf-8")
+    undecided = {"undecided": layout.undecided} if layout.undecided else {}
+    entry = {rows.name: values["prepare"][rows.name] | undecided}
+    read = read_values(folder / "written.yaml")
+    assert read["prepare"] == entry and {**read, "prepare": 0} == {**_filled(values), "prepare": 0}, text
+    write_text(output, text)
+
+
+def _filled(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the sections that are written: those with entries."""
+    return {section: entries for section, entries in values.items() if entries}
 
 
 @contextmanager
@@ -119,39 +161,37 @@ def _held_for(recipe: str | None) -> Iterator[None]:
         raise UserError(f"--recipe {recipe}: does not hold for this model and machine: {error}") from None
 
 
-def _objective(values: dict[str, Any], rows: GivenData, folder: Path) -> str | None:
-    """Return the objective that learns from the rows if they are preference data, None for others."""
-    sources = sources_of(_resolved(values, folder).prepare[rows.name])
-    for kind, objective in OF_PREFERENCES.items():
-        with suppress(UserError):
-            if all(form_of(source, rows.files, kind)[0] for source in sources):
-                return objective
-    return None
-
-
-def _prepared(
-    values: dict[str, Any], given: GivenModel, rows: GivenData, folder: Path
-) -> tuple[str, dict[str, Any], int]:
-    """Prepare the rows in `folder`, and set their split and longest length in the config's values; return the form of
-    the rows, their counts, and the model's own limit of their length."""
-    entry = values["prepare"][rows.name]
-    settings = _resolved(values, folder).prepare[rows.name]
-    sources = sources_of(settings)
-    forms = [form_of(source, rows.files, settings.rows)[0] for source in sources]
+def _set_split(entry: dict[str, Any], rows: GivenData, sources: list[SourceFiles]) -> None:
+    """Hold out a share of the rows for each split that was not published; none of few rows."""
     drawn = [name for name in ("validation", "test") if name not in rows.published]
     divided = [source for source in sources if not source.settings.split]
     count = sum(1 for source in divided for path in source.files for chunk in chunks(path) for _ in chunk.records())
-    if drawn and count < FEWEST:
-        raise UserError(f"--data {rows.text}: has {count} rows; write a file of at least {FEWEST}")
     held_out = min(int(count * HELD_OUT_SHARE), MOST_HELD_OUT)
     entry["split"] = {name: held_out if name in drawn else 0 for name in ("validation", "test")}
-    prepare(_resolved(values, folder).prepare[rows.name], given.files / MANIFEST, folder / "data")
+
+
+def _prepared(
+    values: dict[str, Any],
+    layout: Layout,
+    given: GivenModel,
+    rows: GivenData,
+    sources: list[SourceFiles],
+    folder: Path,
+) -> tuple[dict[str, Any], int]:
+    """Prepare the rows in `folder`, without what is undecided, and set their split and longest length in the config's
+    values; return their counts, and the model's own limit of their length."""
+    entry = values["prepare"][rows.name]
+    _set_split(entry, rows, sources)
+    settings = _resolved(values, folder).prepare[rows.name]
+    # What all rows have in common is only known to be so in those that were looked at; the stage checks it.
+    left_out = [*layout.ignore, *layout.undecided, *layout.passed]
+    prepare(settings.model_copy(update={"ignore": left_out}), given.files / MANIFEST, folder / "data")
     stats = read_json(folder / "data/stats.json", "zerolora prepare")
     longest = max(stats[f"{split}_longest_row"] for split in ("train", "validation", "test"))
     entry["max_length"] = min(-(-longest // STEP) * STEP, settings.max_length)
     if not stats["dropped_too_long_rows"]:
         del entry["too_long"]
-    return " and ".join(FORMS[form].name for form in dict.fromkeys(forms) if form), stats, settings.max_length
+    return stats, settings.max_length
 
 
 def _held_out(stats: dict[str, Any]) -> str:
@@ -242,20 +282,31 @@ def _said(plan: Plan) -> Iterator[str]:
     yield f"takes   {plan.seconds / 60:,.0f} minutes, predicted; hardware: {plan.rendered['hardware']}"
 
 
-def _text(values: dict[str, Any], given: GivenModel, rows: GivenData, model: str, recipe: str | None) -> str:
-    """Return the config's text: a line for each entry."""
-    command = ["zerolora", "init", "--model", model, "--data", rows.text, *(["--recipe", recipe] if recipe else [])]
-    lines = [f"# {shlex.join(command)}"]
-    texts = {given.group: model, "data": rows.text}
+def _command(model: str, rows: GivenData, recipe: str | None, columns: dict[str, str], ignored: Sequence[str]) -> str:
+    words = ["zerolora", "init", "--model", model, "--data", rows.text, *(["--recipe", recipe] if recipe else [])]
+    if columns:
+        words += ["--columns", ",".join(f"{field}={column}" for field, column in columns.items())]
+    if ignored:
+        words += ["--ignore", ",".join(ignored)]
+    return shlex.join(words)
+
+
+def _text(values: dict[str, Any], layout: Layout, given: GivenModel, rows: GivenData, command: str) -> str:
+    """Return the config's text: a line for each entry, and one for each column that the user decides."""
+    lines = [f"# {printable(command)}"]
+    texts = {given.group: given.text, "data": rows.text}
     for section, entries in values.items():
         if section in ("fetch", "prepare", "runs"):
             lines.append(f"{section}:")
             for name, entry in entries.items():
                 if section == "fetch":
                     ((key, value),) = entry.items()
-                    lines += [f"  {name}:", f"    {key}: {_flow(value)}{_remark(value, texts[name])}"]
+                    lines += [f"  {written(name)}:", f"    {written(key)}: {_flow(value)}{_remark(value, texts[name])}"]
+                elif section == "prepare" and layout.undecided:
+                    lines += [f"  {written(name)}:", *(f"    {key}: {_flow(held)}" for key, held in entry.items())]
+                    lines += undecided_block(layout, "    ")
                 else:
-                    lines.append(f"  {name}: {_flow(entry)}")
+                    lines.append(f"  {written(name)}: {_flow(entry)}")
         elif entries:
             lines.append(f"{section}: {_flow(entries)}{'  # this machine' * (section == 'hardware')}")
     return "\n".join([*lines, ""])
@@ -273,8 +324,9 @@ def _remark(entry: dict[str, Any], text: str) -> str:
     return f"  # {'; '.join(parts)}" if parts else ""
 
 
-def _flow(value: dict[str, Any]) -> str:
-    return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000, allow_unicode=True).strip()
+def _flow(value: Any) -> str:
+    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000, allow_unicode=True)
+    return text.removesuffix("...\n").strip()
 
 
 def _first_row(data: Path, model: Path) -> str:

@@ -26,6 +26,8 @@ class GivenModel(NamedTuple):
     """Its group in `fetch`."""
     entry: dict[str, str]
     """Its entry there."""
+    text: str
+    """As the user wrote it."""
     files: Path
     """Directory with its config, tokenizer and templates, and a manifest without hashes."""
 
@@ -57,7 +59,7 @@ def given_model(text: str, into: Path) -> GivenModel:
     except UserError as error:
         raise UserError(str(error).replace(str(into), text)) from None
     write_json(files / MANIFEST, {"files": {}})
-    return GivenModel(slug(name, "model"), group, entry, files)
+    return GivenModel(slug(name, "model"), group, entry, text, files)
 
 
 def _license_of(directory: Path) -> str:

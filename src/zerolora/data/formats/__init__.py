@@ -6,15 +6,18 @@ and `format: auto` find it by its file. Nothing here imports torch or transforme
 
 import importlib
 import pkgutil
+from collections.abc import Sequence
 from typing import Any
 
 from zerolora.data.example import BadRow, Example
 from zerolora.data.formats.form import Form, Row
-from zerolora.data.formats.reading import Reading, Seen, Status, Where
-from zerolora.data.formats.refused import WEIGHTS, Refusal, refusal_of
-from zerolora.data.formats.row_values import factor_of, is_blank
+from zerolora.data.formats.leaves import Unread
+from zerolora.data.formats.mappings import mapping_text
+from zerolora.data.formats.reading import Reading, Seen, Where
+from zerolora.data.formats.row_values import is_blank
 from zerolora.data.formats.template_arguments import arguments_of
 from zerolora.types import RowKind
+from zerolora.yaml_file import written
 
 
 def _registered() -> dict[str, Form]:
@@ -43,36 +46,38 @@ COLUMNS: dict[RowKind, str] = {
 """An example of `columns` for a form of each kind."""
 
 
-def detect(value: dict[str, Any], reading: Reading, rows: RowKind = "texts") -> str:
-    """Detect a row's form by its fields, among those of a kind of rows, and return its name.
-
-    Raises BadRow if no form matches, or more than one.
-    """
+def fitting(value: dict[str, Any], reading: Reading, rows: RowKind = "texts") -> list[str]:
+    """Return the names of the forms whose fields a row has, among those of a kind of rows. Raises BadRow if there is
+    none."""
     row = Row(value, reading)
-    forms = [name for name, form in FORMS.items() if form.rows == rows]
-    fitting = [name for name in forms if FORMS[name].detected(row)]
-    if len(fitting) == 1:
-        return fitting[0]
-    if fitting:
-        raise BadRow(
-            f"its fields ({row}) fit {' and '.join(fitting)}; "
-            f"write {' or '.join(f'format: {name}' for name in fitting)}"
-        )
+    forms = [name for name, form in FORMS.items() if form.rows == rows and form.detected(row)]
+    if forms:
+        return forms
     others = [name for name, form in FORMS.items() if form.rows != rows and form.detected(row)]
-    other = min(others, key=lambda name: FORMS[name].rows == "texts", default="")
-    if other and rows != "texts":
+    if others:
+        other = min(others, key=lambda name: FORMS[name].rows == "texts")
         raise BadRow(other_kind(other, rows, f"its fields ({row}) are of the form {other}"))
-    format = "" if rows == "texts" else forms[0]
-    known = (*reading.ignored, *reading.columns.values(), *(FORMS[format].fields if format else ()))
-    for name, held in Row(value, reading).unread():
-        refusal = refusal_of(name, held, "column", format)
-        if refusal and not refusal.forms and name not in known:
-            raise _refused(Row(value, reading), name, refusal, "column", format)
-    if other:
-        raise BadRow(other_kind(other, rows, f"its fields ({row}) are of the form {other}"))
+    known = [name for name, form in FORMS.items() if form.rows == rows]
     raise BadRow(
-        f"its fields ({row}) fit none of the formats {', '.join(forms)}; say which columns hold what, "
-        f"as in columns: {COLUMNS[rows]}"
+        f"its fields ({row}) fit none of the formats {', '.join(known)}; say which columns hold what, as in columns: "
+        f"{mapping_text(value) or COLUMNS[rows]}"
+    )
+
+
+def detect(value: dict[str, Any], reading: Reading, rows: RowKind = "texts") -> str:
+    """Return the name of the only form whose fields a row has. Raises BadRow without any, and for more than one."""
+    forms = fitting(value, reading, rows)
+    if len(forms) > 1:
+        raise BadRow(several(value, reading, forms))
+    return forms[0]
+
+
+def several(value: dict[str, Any], reading: Reading, forms: Sequence[str], ignored: Sequence[str] = ()) -> str:
+    """Return the error of a row that has the fields of several forms. ignored: what the first of them leaves unread."""
+    columns = ", ".join(written(name) for name in [*sorted(reading.ignored), *ignored])
+    return (
+        f"its fields ({Row(value, reading)}) fit {' and '.join(sorted({*forms}))}; choose one, as in format: {forms[0]}"
+        + (f", and leave the rest out by ignore: [{columns}]" if ignored else "")
     )
 
 
@@ -92,11 +97,18 @@ def other_kind(format: str, rows: RowKind, what: str) -> str:
     return f"{what}, which has {HOLDS[own]}, but the runs of this data set read {HOLDS[rows]}; {remedy}"
 
 
-def parse(value: dict[str, Any], format: str, reading: Reading, seen: Seen | None = None) -> Example:
-    """Return a row of this form as an Example, and count the use of its columns and keys in `seen`.
+def parse(
+    value: dict[str, Any],
+    format: str,
+    reading: Reading,
+    seen: Seen | None = None,
+    unread: Unread | None = None,
+    place: str = "",
+) -> Example:
+    """Return a row of this form as an Example, count the use of its columns and keys in `seen`, and check in `unread`
+    those that the form does not read.
 
-    Raises BadRow, naming the column, its value and what to write instead, also for an unread column or key that would
-    change the supervision.
+    Raises BadRow, naming the column, its value and what to write instead.
     """
     row = Row(value, reading)
     try:
@@ -105,47 +117,20 @@ def parse(value: dict[str, Any], format: str, reading: Reading, seen: Seen | Non
             example = example._replace(arguments=arguments)
     except RecursionError:
         raise BadRow("is nested too deep; flatten it") from None
-    names = _names(row, "column", format)
-    for turn in row.turns:
-        names += _names(turn, "key", format)
     if seen is not None:
-        for each in names:  # faster than Counter.update, which checks for a mapping first
-            seen[each] += 1
+        _count(row, "column", seen)
+        for turn in row.turns:
+            _count(turn, "key", seen)
         keys, number = row.plain
         for key in keys if number else ():
             seen["read", "key", key] += number
+    if unread is not None:
+        unread.add(row, example, place, seen)
     return example
 
 
-def _names(row: Row, where: Where, format: str) -> list[tuple[Status, Where, str]]:
-    """Return the use of the columns of a row, or of the keys of a message. Raises BadRow as `parse` does."""
-    names: list[tuple[Status, Where, str]] = [
-        ("read", where, name)
-        for name, held in row.read.items()
-        if (type(held) is str and held[:1].isalnum()) or not is_blank(held)  # is_blank begins with the same
-    ]
-    if row.read.keys() >= row.value.keys() and not row.columns:
-        return names
-    # Columns that the config maps to fields of this form, or keys that it maps to those of messages.
-    fields = FORMS[format].fields if where == "column" else FORMS[format].keys
-    mapped = [column for field, column in row.columns.items() if field in fields]
-    for name, held in row.unread():
-        if name in row.reading.ignored:
-            names.append(("ignored", where, name))
-            continue
-        refusal = refusal_of(name, held, where, format)
-        if refusal and name not in mapped:
-            raise _refused(row, name, refusal, where, format)
-        names.append(("read" if where == "column" and name in WEIGHTS and factor_of(held) else "unread", where, name))
-    return names
-
-
-def _refused(row: Row, name: str, refusal: Refusal, where: Where, format: str) -> BadRow:
-    """Return the error of an unread column or key that would change the supervision."""
-    names = [other for other, held in row.unread() if refusal_of(other, held, where, format) == refusal]
-    path = f"{row.path}.{name}" if row.path else name
-    remedy = refusal.remedy.replace("NAME", name)
-    return BadRow(
-        f"{path} {refusal.what}; {remedy}, or write ignore: [{', '.join(names)}] to train without "
-        f"{'it' if len(names) == 1 else 'them'}"
-    )
+def _count(row: Row, where: Where, seen: Seen) -> None:
+    """Count the columns of a row, or the keys of a message, that were read with a value."""
+    for name, held in row.read.items():
+        if (type(held) is str and held[:1].isalnum()) or not is_blank(held):  # is_blank begins with the same
+            seen["read", where, name] += 1

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 from zerolora.data.example import BadRow, Example
 from zerolora.data.formats.form import Row
 from zerolora.data.formats.reading import FACTORS, MODES, REASONING, SWITCHES
-from zerolora.data.formats.refused import MEDIA, refusal_of
 from zerolora.data.formats.row_values import (
     INVISIBLE,
     encodable,
@@ -21,6 +20,14 @@ from zerolora.data.formats.row_values import (
 )
 from zerolora.errors import shown
 
+MEDIA = {
+    **dict.fromkeys(("image", "images", "image_url", "input_image", "image_path", "pixel_values"), "images"),
+    **dict.fromkeys(("video", "videos", "video_url", "input_video"), "videos"),
+    **dict.fromkeys(("audio", "audios", "audio_url", "input_audio"), "audio"),
+}
+"""The medium in a content part of this type."""
+TEXTS = ("text", "input_text", "output_text")
+"""The types of parts with a text."""
 CALLING = "function_call"
 """The pseudo-role of an answer that consists of calls, as JSON."""
 THOUGHT = re.compile(r"\s*<think>.*?</think>\s*", re.DOTALL)
@@ -155,8 +162,10 @@ def turns_in(
     roles: dict[str, str],
 ) -> list[Turn]:
     """Return messages as `turns_of` does. name: their name in the row. filled_in: nulls may be filled in."""
-    plain = not (row.reading.keys or row.reading.roles or row.reading.ignored)
     (role_key, text_key), turns, others = keys, [], 0
+    row.lists.append((f"{name}[]", len(messages)))
+    ignored = row.reading.ignored and not row.reading.ignored_keys(f"{name}[]").isdisjoint(keys)
+    plain = not (row.reading.keys or row.reading.roles or ignored)
     for number, message in enumerate(messages):
         if plain and (len(message) == 2 or list(message.values()).count(None) == len(message) - 2):
             role, text = message.get(role_key), message.get(text_key)
@@ -192,7 +201,7 @@ def checked(turn: Row, filled_in: bool) -> Turn:
     if calls and role != "assistant":
         who = shown(turn.get("role"))
         raise BadRow(f"{turn.name('tool_calls')} is in a message of {who}; only the assistant calls tools")
-    text = _content(turn.get("content"), turn.name("content"), bool(calls), turn.reading.ignored)
+    text = _content(turn, bool(calls))
     if role == "assistant" and not calls:
         filled(text, turn.name("content"))
     message = {**message_of(role, text), **({"tool_calls": calls} if calls else {})}
@@ -206,10 +215,7 @@ def finished(turn: Row, message: dict[str, Any]) -> Turn:
     """Return a message with its thoughts, weight and tools, whose keys are the same in every form."""
     if len(turn.value) == len(turn.read):
         return Turn(message)
-    answers = message["role"] == "assistant"
-    if not answers:
-        _check_no_thoughts(turn, message["role"])
-    result = with_thoughts(turn, message) if answers else Turn(message)
+    result = with_thoughts(turn, message) if message["role"] == "assistant" else Turn(message)
     return result._replace(supervised=_supervised(turn), tools=_tools(turn) if message["role"] == "system" else None)
 
 
@@ -224,19 +230,6 @@ def with_thoughts(row: Row, message: dict[str, Any]) -> Turn:
         path = f"{row.path}.{name}" if row.path else name
         raise BadRow(f"{path} conflicts with a content that begins with {begin[1]}; keep one of the thoughts")
     return Turn({**message, "reasoning_content": reasoning}, thoughts=name)
-
-
-def _check_no_thoughts(turn: Row, role: str) -> None:
-    """Raise BadRow if a message that is not an answer has thoughts, which would be lost."""
-    for field in () if turn.lacks(_REASONING) else REASONING:
-        key = turn.columns.get(field, field)
-        held = turn.value.get(key)
-        thoughts = isinstance(held, str) and held.strip() and held.strip().lower() not in MODES
-        if thoughts and factor_of(held) is None and key not in turn.reading.ignored:
-            raise BadRow(
-                f"{turn.path}.{key} is in a message of {role}, and thoughts belong to an answer; move it there, or "
-                f"write ignore: [{key}]"
-            )
 
 
 def _supervised(turn: Row) -> bool | None:
@@ -261,7 +254,7 @@ def _supervised(turn: Row) -> bool | None:
 
 
 def _calls(turn: Row, filled_in: bool) -> list[dict[str, Any]]:
-    calls, name, ignored = [], turn.name("tool_calls"), turn.reading.ignored
+    calls, name, ignored = [], turn.name("tool_calls"), turn.ignored
     listed = turn.get("tool_calls")
     result = [] if is_blank(listed) else objects_of(listed, name)
     for number, call in enumerate(result):
@@ -281,7 +274,7 @@ def _calls(turn: Row, filled_in: bool) -> list[dict[str, Any]]:
 
 def calling_of(turn: Row, field: str) -> dict[str, Any]:
     """Return a turn that calls tools: a call or a list of them, as JSON, with an optional thought before it."""
-    value, name, ignored = turn.get(field), turn.name(field), turn.reading.ignored
+    value, name, ignored = turn.get(field), turn.name(field), turn.ignored
     thought = THOUGHT.match(value) if isinstance(value, str) else None
     called = json_of(value[thought.end() :] if thought else value, name)
     if isinstance(called, list) and called:
@@ -316,7 +309,9 @@ def _check_keys(call: dict[str, Any], known: tuple[str, ...], name: str, ignored
             )
 
 
-def _content(value: Any, name: str, optional: bool, ignored: frozenset[str]) -> str:
+def _content(turn: Row, optional: bool) -> str:
+    """Return the text of a message, whose content may be a list of parts."""
+    value, name = turn.get("content"), turn.name("content")
     if value is None and optional:
         return ""
     if not isinstance(value, list):
@@ -331,16 +326,14 @@ def _content(value: Any, name: str, optional: bool, ignored: frozenset[str]) -> 
             )
         if kind in ("thinking", "reasoning"):
             raise BadRow(f"{name}[{number}] contains thoughts; write them beside the content, as reasoning_content")
-        if kind != "text":
+        if kind not in TEXTS:
             raise BadRow(
                 f'{name}[{number}] is {shown(part)}; only text can be trained on: write {{"type": "text", "text": ...}}'
             )
-        for key, held in part.items() if len(part) > 2 else ():
-            if key not in ignored and not is_blank(held) and refusal_of(key, held, "key", "messages"):
-                raise BadRow(
-                    f"{name}[{number}].{key} is of a part, and a turn is supervised as a whole; write it beside "
-                    f"content, or ignore: [{key}]"
-                )
+        path = f"{turn.inside}.{turn.columns.get('content', 'content')}[]"
+        turn.parts += [
+            (f"{path}.{key}", held) for key, held in part.items() if key not in ("type", "text") and not is_blank(held)
+        ]
         texts.append(text_of(part.get("text"), f"{name}[{number}].text"))
     return "".join(texts)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from zerolora.data.example import BadRow, Example
 from zerolora.data.formats.reading import Reading
-from zerolora.data.formats.row_values import filled, is_blank, text_of
+from zerolora.data.formats.row_values import factor_of, filled, is_blank, text_of
 from zerolora.errors import shown
 from zerolora.types import RowKind
 
@@ -16,18 +16,24 @@ MANY = 20  # fields in a message
 class Row:
     """A row's fields, independent of their columns' names; "a.b" is the field b inside the column a.
 
-    A message is a Row as well, with its keys as columns and its name in the row as `path`, as in messages[1]. read: the
-    values of the columns that were read. turns: the messages. plain: the two keys of messages without other keys, which
-    are converted without a Row, and their number.
+    A message is a Row as well, with its keys as columns and its name in the row as `path`, as in messages[1]; `inside`
+    is the same for all messages, as in messages[]. read: the values of the columns that were read. turns: the messages.
+    lists: the columns of messages, and their numbers. plain: the two keys of messages without other keys, which are
+    converted without a Row, and their number. parts: the unread keys of the parts of a message's content.
     """
 
-    __slots__ = ("columns", "path", "plain", "read", "reading", "turns", "value")
+    __slots__ = ("columns", "ignored", "inside", "lists", "parts", "path", "plain", "read", "reading", "turns", "value")
 
     def __init__(self, value: dict[str, Any], reading: Reading, path: str = "") -> None:
         self.value, self.reading, self.path = value, reading, path
-        self.columns = reading.keys if path else reading.columns
+        self.columns, self.ignored, self.inside = reading.columns, reading.ignored, ""
+        if path:
+            self.inside = f"{path[: path.rindex('[')]}[]"
+            self.columns, self.ignored = reading.keys, reading.ignored_keys(self.inside)
         self.read: dict[str, Any] = {}
         self.turns: list[Row] = []
+        self.lists: list[tuple[str, int]] = []
+        self.parts: list[tuple[str, Any]] = []
         self.plain: tuple[tuple[str, str], int] = (("", ""), 0)
 
     def lacks(self, fields: frozenset[str]) -> bool:
@@ -35,27 +41,38 @@ class Row:
         return not self.columns and fields.isdisjoint(self.value)
 
     def get(self, field: str) -> Any:
-        """Return a field's value, if any. A column that is mapped to another field does not count."""
+        """Return a field's value, if any. A column that is mapped to another field, or a part of it, does not count."""
         if not self.columns:
-            if field not in self.value or field in self.reading.ignored:
+            if field not in self.value or field in self.ignored:
                 return None
             self.read[field] = self.value[field]
-            return self.value[field]
-        if field not in self.columns and field in self.columns.values():
+            return self._named(field) if field in self.reading.classes else self.value[field]
+        if field not in self.columns and field in self.reading.mapped:
             return None
         column = self.columns.get(field, field)
-        if column in self.reading.ignored:
+        if column in self.ignored:
             return None
         if column in self.value:
             result = self.value[column]
         elif "." in column:
-            result = self.value
-            for part in column.split("."):
-                result = result.get(part) if isinstance(result, dict) else None
+            result = value_at(self.value, column)
         else:
             return None
         self.read[column] = result
-        return result
+        return self._named(column) if column in self.reading.classes else result
+
+    def _named(self, column: str) -> Any:
+        """Return the name of the class in a column, whose number the row has. Raises BadRow for another value."""
+        held, names = self.read[column], self.reading.classes[column]
+        if held is None or self.path:
+            return held
+        number = factor_of(held)
+        if number is None or number not in range(len(names)):
+            raise BadRow(
+                f"{column} is {shown(held)}, and classes has names for 0 to {len(names) - 1}; correct the value, or "
+                "name all classes"
+            )
+        return names[int(number)]
 
     def name(self, field: str) -> str:
         """Return the column that holds a field."""
@@ -102,14 +119,14 @@ class Row:
         return self.turns[-1]
 
     def unread(self) -> Iterator[tuple[str, Any]]:
-        """Yield the name and value of every unread column, or field inside a column, that is not blank."""
-        if not self.columns:
+        """Yield the path and value of every leaf of the row, or of a message, that is neither read nor blank, as in
+        metadata.url or messages[].model."""
+        above = f"{self.inside}." if self.inside else ""
+        if self.columns or len(self.read) < len(self.value):
             for name, held in self.value.items():
                 if name not in self.read and not is_blank(held):
-                    yield name, held
-            return
-        inside = [column for column in self.read if "." in column and column not in self.value]
-        yield from _unread(self.value, self.read, "", inside)
+                    yield from _leaves(name, held, self.read, above)
+        yield from self.parts
 
     def __str__(self) -> str:
         fields = [
@@ -119,16 +136,24 @@ class Row:
         return ", ".join(fields[:MANY] + ["..."] * (len(fields) > MANY)) or "none"
 
 
-def _unread(value: dict[str, Any], read: dict[str, Any], above: str, inside: list[str]) -> Iterator[tuple[str, Any]]:
-    for key, held in value.items():
-        name = above + key
-        if name in read or is_blank(held):
-            continue
-        deeper = [column for column in inside if column.startswith(f"{name}.")]
-        if deeper and isinstance(held, dict):
-            yield from _unread(held, read, f"{name}.", deeper)
-        else:
-            yield name, held
+def _leaves(name: str, held: Any, read: dict[str, Any], above: str) -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of an unread value: the fields of objects, and anything else as a whole."""
+    if not isinstance(held, dict):
+        yield above + name, held
+        return
+    for key, inner in held.items():
+        path = f"{name}.{key}"
+        if path not in read and not is_blank(inner):
+            yield from _leaves(path, inner, read, above)
+
+
+def value_at(value: Any, path: str) -> Any:
+    """Return the value of a column, or of a field inside columns of objects, as in a.b; None without it."""
+    if path in value:
+        return value[path]
+    for part in path.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,14 @@
 The answers are texts, messages, or whole conversations, whose prompt is the messages that they begin with in common.
 """
 
+from collections.abc import Iterator
 from itertools import takewhile
 from math import isfinite
 from typing import Any
 
 from zerolora.data.example import BadRow, Example
 from zerolora.data.formats.chat import CONVERSATION, Turn, conversation, message_of
-from zerolora.data.formats.form import Form, Row
+from zerolora.data.formats.form import Form, Row, value_at
 from zerolora.data.formats.judged_answers import (
     ASKING,
     LISTS,
@@ -58,7 +59,7 @@ def _preference(row: Row) -> Example:
         _check_not_repeated(asked, chosen, rejected, names)
     prompt, answers = _split(row, asked, chosen, rejected, names)
     _check(prompt, answers, names)
-    _check_scores(row)
+    _check_scores(row, names)
     check_all_read(row, FIELDS)
     field = better or (asked.field if asked else "chosen")
     further = asked.further if asked else ""
@@ -198,22 +199,38 @@ def _squeezed(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def _check_scores(row: Row) -> None:
-    """Raise BadRow if the scores of a row contradict its pair."""
-    pairs = [("score_chosen", "score_rejected")]
-    pairs += [
-        (name, other)
-        for name in row.value
-        if "chosen" in name and any(word in name.lower() for word in SCORES)
-        if (other := name.replace("chosen", "rejected")) in row.value
-    ]
-    for better, worse in pairs:
-        scores = [factor_of(row.get(name)) for name in (better, worse)]
-        if None not in scores and scores[1] > scores[0]:  # type: ignore[operator]
+def _check_scores(row: Row, names: tuple[str, str]) -> None:
+    """Read the scores of both answers, if the row has them. Raises BadRow if they contradict the pair."""
+    fields = row.columns.get("score_chosen", "score_chosen"), row.columns.get("score_rejected", "score_rejected")
+    for pair in dict.fromkeys([fields, *_scored(row, names)]):
+        values = [value_at(row.value, name) for name in pair]
+        one, other = map(factor_of, values)
+        if one is None or other is None or not row.ignored.isdisjoint(pair):
+            continue
+        if other > one:
             raise BadRow(
-                f"{row.name(worse)} is {scores[1]:g}, more than {row.name(better)} with {scores[0]:g}; swap the "
-                f"answers, remove the row, or write ignore: [{row.name(better)}, {row.name(worse)}]"
+                f"{pair[1]} is {other:g}, more than {pair[0]} with {one:g}; swap the answers, remove the row, or "
+                f"write ignore: [{pair[0]}, {pair[1]}]"
             )
+        row.read |= dict(zip(pair, values, strict=True))
+
+
+def _scored(row: Row, names: tuple[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the columns with the scores of the chosen and of the rejected answer: their names differ as those of the
+    answers do, as in chosen_rating, or rating_a for response_a."""
+    start, end = _in_common(*names)
+    one, other = (name[start : len(name) - end] for name in names)
+    for name in row.value if one and other else ():
+        if one in name and any(word in name.lower() for word in SCORES):
+            begin = name.rindex(one)
+            yield name, name[:begin] + other + name[begin + len(one) :]
+
+
+def _in_common(one: str, other: str) -> tuple[int, int]:
+    """Return the number of characters that two names begin and end with in common."""
+    start = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    ends = zip(one[start:][::-1], other[start:][::-1], strict=False)
+    return start, sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], ends))
 
 
 def _fits(row: Row) -> bool:
