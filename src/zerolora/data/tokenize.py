@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Generator, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -170,6 +171,7 @@ class ChunkTokenizer:
         """Tokenize a chunk's rows and write them to `file`."""
         counts: collections.Counter[str] = collections.Counter()
         seen, unread = Seen(), Unread()
+        job = job._replace(reading=replace(job.reading, arguments=self.template.arguments))
         columns = job.reading.columns
         read: list[tuple[str, Any]] = []
         rows: list[_Row] = []
