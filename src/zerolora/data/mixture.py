@@ -43,7 +43,11 @@ class Mixture(NamedTuple):
 
 
 def mix(
-    index: Index, settings: PrepareSettings, sources: Sequence[Source], dropped: str = "", questions: Questions | None = None
+    index: Index,
+    settings: PrepareSettings,
+    sources: Sequence[Source],
+    dropped: str = "",
+    questions: Questions | None = None,
 ) -> Mixture:
     """Assign each row to a split, as the seed determines.
 
@@ -94,7 +98,9 @@ def _whole_rows(index: Index) -> tuple[Index, np.ndarray | None]:
     if not len(index.continued):
         return index, None
     starts = np.delete(np.arange(len(index.source) + 1), index.continued)
-    whole = index._replace(**{name: getattr(index, name)[starts[:-1]] for name in ("source", "row", "prompt", "normal")})
+    whole = index._replace(
+        **{name: getattr(index, name)[starts[:-1]] for name in ("source", "row", "prompt", "normal")}
+    )
     return whole, starts
 
 

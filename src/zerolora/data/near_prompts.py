@@ -2,8 +2,8 @@
 
 A prompt is near a held-out one if it has at least half (SHARE) of that one's distinct runs of 8 words, without case and
 punctuation; GPT-3 takes runs of 8 to 13 words, Llama 3 of 8 tokens and a share. As for GPT-3, a run that more than 10
-different prompts have (COMMON) is of a template, not of a question; runs with a word of it do not count either. What has
-no run that counts, as a prompt of fewer than 8 words, is near none.
+different prompts have (COMMON) is of a template, not of a question; runs with a word of it do not count either. Without
+a run that counts, as with fewer than 8 words, a prompt is near none.
 See Brown et al. 2020 (arXiv 2005.14165, appendix C) and Llama Team 2024 (arXiv 2407.21783, section 5.1.4).
 
 The runs are compared themselves, not hashes of them. Memory grows with the words of the held-out prompts alone, time
@@ -137,8 +137,7 @@ def _without_common(runs: np.ndarray, times: np.ndarray) -> np.ndarray:
 
 
 def _pairs(matches: _Matches, own: _Matches, ranks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return pairs of a prompt and one of a higher rank, and the number of runs in `own` of the other that they share.
-    """
+    """Return pairs of a prompt and one of a higher rank, and how many runs in `own` of the other they share."""
     own = _Matches(*(each[np.argsort(own.run, kind="stable")] for each in own))
     first, end = (np.searchsorted(own.run, matches.run, side) for side in ("left", "right"))
     counts = end - first

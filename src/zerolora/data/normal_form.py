@@ -9,8 +9,7 @@ import unicodedata
 
 # Scripts without blanks between words: Thai, Lao, Burmese, Khmer, kana and Han. Each letter counts as a word.
 UNSPACED = (
-    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
-    "\U00020000-\U0003ffff"
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 )
 WORD = re.compile(rf"[{UNSPACED}]|[^\W_{UNSPACED}]+")
 NO_WORD = {number: " " for number in range(128) if not chr(number).isalnum()}
@@ -53,4 +52,14 @@ def _no_letters() -> re.Pattern[str]:
 
 def _is_mark(character: str) -> bool:
     """Return whether a character is white space, punctuation, or invisible: a control or format character."""
-    return character.isspace() or unicodedata.category(character) in ("Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "Cc", "Cf")
+    return character.isspace() or unicodedata.category(character) in (
+        "Pc",
+        "Pd",
+        "Ps",
+        "Pe",
+        "Pi",
+        "Pf",
+        "Po",
+        "Cc",
+        "Cf",
+    )
