@@ -8,6 +8,7 @@ from zerolora.config.settings import PrepareSettings
 from zerolora.data.example import BadRow
 from zerolora.data.formats import FORMS, detect, other_kind, parse
 from zerolora.data.formats.reading import Reading, reading_of
+from zerolora.data.nested_rows import check_not_nested
 from zerolora.data.published import check_not_pooled, sources_block
 from zerolora.data.readers import check_not_linked, chunks, files_of, matching
 from zerolora.errors import UserError, wording
@@ -76,6 +77,8 @@ def form_of(source: SourceFiles, root: Path, rows: RowKind = "texts") -> tuple[s
     files. root: the data set's path. rows: what they must hold. Raises UserError if files have different forms, with
     the `sources` to write, if no row has a form, or if the form of the settings holds something else.
     """
+    for path in source.files:
+        check_not_nested(root, path, source.settings.columns)
     if source.settings.format not in (None, "auto"):
         named = str(source.settings.format)
         if FORMS[named].rows != rows:
