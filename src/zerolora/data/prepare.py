@@ -218,7 +218,8 @@ def _collect(
             proof.add(result.counts)
             bar.update(result.progress, f"{statistics.read:,} rows")
         statistics.end_of_file()
-    return files, Index(*(np.array(column, copy=False) for column in columns), np.concatenate(continued))
+    index = Index(*(np.array(column, copy=False) for column in columns))
+    return files, index._replace(continued=np.concatenate(continued))
 
 
 def _check_decided(unread: Unread, source: SourceFiles, rows: RowKind) -> None:
