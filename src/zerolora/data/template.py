@@ -102,7 +102,7 @@ class Template:
         self.input = PROMPT_FORMATS[self.name].input if self.name in PROMPT_FORMATS else "\n"
 
     @cached_property
-    def arguments(self) -> frozenset[str]:
+    def variables(self) -> frozenset[str]:
         """The names of the variables that the template reads, besides those that it always gets."""
         return frozenset().union(*(self._read(tools) for tools in (None, [])))
 
@@ -119,8 +119,8 @@ class Template:
         """Raise UserError if the template does not read an argument of the settings as it is."""
         for name, value in self.given.items():
             where = f"prepare: template_arguments: {name}"
-            if name not in self.arguments:
-                known = ", ".join(sorted(self.arguments)) or "none"
+            if name not in self.variables:
+                known = ", ".join(sorted(self.variables)) or "none"
                 raise UserError(
                     f"{where} is not a variable that {self.called} reads (it reads {known}); correct its name, or "
                     "remove it"
