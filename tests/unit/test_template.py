@@ -15,6 +15,8 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from zerolora.config.settings import PrepareSettings
 from zerolora.data.encode import Piece
 from zerolora.data.example import BadRow, Example
+from zerolora.data.formats import parse
+from zerolora.data.formats.reading import Reading
 from zerolora.data.template import Template
 
 GOLDENS = goldens()
@@ -552,3 +554,86 @@ def test_models_template_is_suggested_for_tools() -> None:
     tokenizer = tokenizer_like(FAMILIES["qwen2.5"], None)
     with pytest.raises(BadRow, match="tool calls have no plain form; choose a model that has a chat template"):
         Template(tokenizer, prepare_settings(template="plain")).pieces(tools)
+
+
+# Turns with several headers, and tried remedies
+
+
+def thinking(content: str, thoughts: str, *names: str) -> dict[str, Any]:
+    calls = [
+        {"id": name, "type": "function", "function": {"name": name, "arguments": {"city": "Oslo"}}} for name in names
+    ]
+    message = {"role": "assistant", "content": content, "reasoning_content": thoughts}
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def result(name: str) -> dict[str, Any]:
+    return {"role": "tool", "content": f"3 by {name}", "tool_call_id": name}
+
+
+def read(*messages: dict[str, Any], reading: Reading | None = None) -> Example:
+    return parse({"messages": [*messages], "tools": TOOLS}, "messages", reading or Reading())
+
+
+SEVERAL = [user("A?"), thinking("I say a.", "I think of a."), user("B?"), thinking("I say b.", "I think of b.")]
+PARALLEL = [user("Weather?"), {**answer(""), "tool_calls": thinking("", "", "weather", "wind")["tool_calls"]}]
+
+
+def test_an_answer_of_several_headers_begins_with_the_first() -> None:
+    """gpt-oss writes <|start|>assistant before the thoughts, and again before the final answer."""
+    example = read(
+        user("Weather?"), thinking("", "Look it up.", "weather"), result("weather"), thinking("It is 3.", "Read off.")
+    )
+    assert marked(template_of("gpt-oss", "last").pieces(example)).endswith(
+        "<|start|>assistant«<|channel|>analysis<|message|>Read off.<|end|>"
+        "<|start|>assistant<|channel|>final<|message|>It is 3.<|return|>»"
+    )
+
+
+def refused(template: Template, example: Example) -> str:
+    with pytest.raises(BadRow) as caught:
+        template.pieces(example)
+    return str(caught.value)
+
+
+def test_remedies_of_dropped_thoughts_are_tried() -> None:
+    """Qwen3 drops the thoughts of earlier answers, also those inside the text."""
+    assert refused(template_of("qwen3"), read(*SEVERAL)) == (
+        "the chat template leaves out reasoning_content of the assistant message 2; write loss: last, or "
+        "ignore: [reasoning_content] to learn the answer without it"
+    )
+    assert "«<think>\nI think of b." in marked(template_of("qwen3", "last").pieces(read(*SEVERAL)))
+    ignoring = Reading(ignored=frozenset({"reasoning_content"}))
+    assert "«I say a.<|im_end|>»" in marked(template_of("qwen3").pieces(read(*SEVERAL, reading=ignoring)))
+
+
+def test_remedies_that_fail_are_not_named() -> None:
+    """gpt-oss writes no stop token after an earlier answer, whether it has thoughts or not."""
+    assert refused(template_of("gpt-oss"), read(*SEVERAL)).endswith("of the assistant message 2; write loss: last")
+
+
+def test_a_further_call_that_the_template_drops_is_named() -> None:
+    row = read(*PARALLEL, result("weather"), result("wind"), answer("It is 3."))
+    assert refused(template_of("gpt-oss", "last"), row) == (
+        "the chat template leaves out call 2 of the 2 tool calls of the assistant message 2 ('wind'); write one call "
+        "in each message, followed by its result"
+    )
+    first, second = ({**PARALLEL[1], "tool_calls": [call]} for call in PARALLEL[1]["tool_calls"])
+    split = read(PARALLEL[0], first, result("weather"), second, result("wind"), answer("It is 3."))
+    text = "".join(piece.text for piece in template_of("gpt-oss", "last").pieces(split))
+    assert text.index("to=functions.weather<") < text.index("to=functions.wind<")
+    assert template_of("qwen3").pieces(row)
+
+
+@pytest.mark.parametrize("role", ["system", "user", "assistant"])
+def test_a_name_that_the_template_drops_is_refused(role: str) -> None:
+    messages = [{"role": "system", "content": "Be brief."}, user("Hi"), answer("Hello")]
+    named = [{**message, "name": "Bo"} if message["role"] == role else message for message in messages]
+    assert re.fullmatch(
+        rf"the chat template leaves out the name 'Bo' of the {role} message \d; write ignore: \[name\]",
+        refused(template_of("qwen3"), Example(named)),
+    )
+    writes = like("{% for m in messages %}<|im_start|>{{ m.name or m.role }} {{ m.content }}<|im_end|>{% endfor %}")
+    assert "<|im_start|>Bo" in marked(Template(writes, options()).pieces(Example(named)))
+    ignoring = Reading(ignored=frozenset({"name"}))
+    assert template_of("qwen3").pieces(parse({"messages": named}, "messages", ignoring))

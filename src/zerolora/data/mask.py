@@ -9,6 +9,7 @@ import numpy as np
 
 from zerolora.config.settings import PrepareSettings
 from zerolora.data.formats.reading import FACTORS, REASONING, SWITCHES, Seen
+from zerolora.data.formats.template_arguments import KEYWORDS
 from zerolora.data.prepared_rows import IGNORED, open_table
 from zerolora.data.statistics import printed
 from zerolora.errors import UserError
@@ -25,6 +26,7 @@ COUNTS = {
     "turns_of_prompts": "of a prompt, with a completion",
 }
 """Titles of the counts of mask.json by role."""
+GIVEN = "given to the template"
 EFFECTS = {
     **dict.fromkeys(("messages", "conversations"), "the turns"),
     **dict.fromkeys(
@@ -48,7 +50,7 @@ EFFECTS = {
     "input_ids": "the tokens: supervised where labels say so, all of them without labels",
     "labels": "the tokens that are supervised; -100 = context",
     **dict.fromkeys(("attention_mask", "position_ids"), "checked: a single row without padding"),
-    **dict.fromkeys(("tool_call_id", "name"), "given to the template"),
+    **dict.fromkeys(("tool_call_id", "name"), GIVEN),
 }
 """The effect of each field, as HTML."""
 
@@ -140,12 +142,14 @@ def _with_two_prompts(batch: Any) -> int:
 
 
 class ReadSource(NamedTuple):
-    """A source after reading: its name, the form of its rows, its column of each field, and the use of every name."""
+    """A source after reading: its name, the form of its rows, its column of each field, the use of every name, and the
+    variables that the chat template reads."""
 
     name: str
     form: str
     columns: dict[str, str]
     seen: Seen
+    arguments: frozenset[str]
 
 
 def write_page(
@@ -195,8 +199,9 @@ def _names_table(source: ReadSource, template: str, loss: object) -> str:
     order = ("read", "ignored", "redundant", "constant")
     lines = []
     for status, where, name in sorted(source.seen, key=lambda each: (order.index(each[0]), *each[1:])):
+        argument = name.removeprefix(f"{KEYWORDS}.") in source.arguments or name == KEYWORDS
         effect = {
-            "read": EFFECTS.get(fields.get(name, name), "read by the form"),
+            "read": EFFECTS.get(fields.get(name, name), GIVEN if argument else "read by the form"),
             "ignored": "left out, since <code>ignore</code> names it",
             "redundant": "<b>not read</b>: part of a text that is read",
             "constant": "<b>not read</b>: the same in all rows",

@@ -102,7 +102,7 @@ def prepare(settings: PrepareSettings, model: Path, output: Path, workers: int |
         write_lengths(staged / "lengths.csv", statistics.lengths)
         write_json(staged / "mask.json", proof.as_json())
         read = [
-            ReadSource(source.name, form, source.settings.columns, seen)
+            ReadSource(source.name, form, source.settings.columns, seen, work.template.variables)
             for source, (form, _), seen in zip(sources, forms, statistics.seen, strict=True)
         ]
         write_page(staged, work.tokenizer, settings, proof.as_json(), read)

@@ -102,7 +102,7 @@ class Template:
         self.input = PROMPT_FORMATS[self.name].input if self.name in PROMPT_FORMATS else "\n"
 
     @cached_property
-    def arguments(self) -> frozenset[str]:
+    def variables(self) -> frozenset[str]:
         """The names of the variables that the template reads, besides those that it always gets."""
         return frozenset().union(*(self._read(tools) for tools in (None, [])))
 
@@ -119,8 +119,8 @@ class Template:
         """Raise UserError if the template does not read an argument of the settings as it is."""
         for name, value in self.given.items():
             where = f"prepare: template_arguments: {name}"
-            if name not in self.arguments:
-                known = ", ".join(sorted(self.arguments)) or "none"
+            if name not in self.variables:
+                known = ", ".join(sorted(self.variables)) or "none"
                 raise UserError(
                     f"{where} is not a variable that {self.called} reads (it reads {known}); correct its name, or "
                     "remove it"
@@ -145,8 +145,8 @@ class Template:
             if name in self.given:
                 if canonical(value) != canonical(self.given[name]):
                     raise BadRow(
-                        f"{name} is {shown(value)}, but template_arguments sets {shown(self.given[name])}; write ignore: "
-                        f"[{name}], or remove it from template_arguments"
+                        f"{name} is {shown(value)}, but template_arguments sets {shown(self.given[name])}; write "
+                        f"ignore: [{name}], or remove it from template_arguments"
                     )
                 continue
             if self._is_misread(name, value, example.tools):
@@ -188,8 +188,8 @@ class Template:
         return self.names[role]
 
     def with_settings(self, template: str, loss: str) -> "Template | None":
-        """Return the template of another name, or of another `loss`, for the same tokenizer; None if the tokenizer lacks
-        one of its tokens, or it does not read the set arguments."""
+        """Return the template of another name, or of another `loss`, for the same tokenizer; None if the tokenizer
+        lacks one of its tokens, or if it does not read an argument of the settings."""
         if (template, loss) not in self.others:
             update: dict[str, Any] = {"loss": loss} if loss else {"template": template, "template_text": None}
             try:
@@ -529,7 +529,7 @@ class Template:
             for holes, piece in frame.pieces
         ]
 
-    def _frame(self, how: "Supervision", section: bool, arguments: dict[str, Any]) -> "_Frame | None":
+    def _frame(self, how: "Supervision", section: bool, arguments: dict[str, Any] | None) -> "_Frame | None":
         """Return the template's text around messages of these roles, None if it depends on their contents.
 
         section: the last question has an input, which gets the last marker.
@@ -603,7 +603,7 @@ class Template:
 
     def _again(self, row: "_Row", messages: Messages, prompt: bool = False, **others: Any) -> str | None:
         """Render other messages with the tools and arguments of a row, and maybe further arguments."""
-        return self._writes(messages, row.tools, prompt, {**row.arguments, **others})
+        return self._writes(messages, row.tools, prompt, {**(row.arguments or {}), **others})
 
     def _turn(self, row: "_Row", number: int, places: list[tuple[int | None, int | None]]) -> "_Turn":
         message, (begin, end) = row.messages[number], places[number]
@@ -641,7 +641,7 @@ class Template:
         without = self._again(row, before)
         if without is None or row.messages[number]["role"] != "assistant":
             return after_header
-        for how in THOUGHTS[:1] if "enable_thinking" in {**self.given, **row.arguments} else THOUGHTS:
+        for how in THOUGHTS[:1] if "enable_thinking" in {*self.given, *(row.arguments or ())} else THOUGHTS:
             prompt = self._again(row, before, prompt=True, **how) or without
             header = prompt[len(_common(without, prompt)) :]
             if row.text.startswith(prompt):
@@ -723,7 +723,7 @@ class _Row(NamedTuple):
     thoughts: str = ""
     input: str = ""
     weighed: bool = False
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, Any] | None = None
 
 
 class _Frame(NamedTuple):

@@ -173,7 +173,7 @@ class ChunkTokenizer:
         """Tokenize a chunk's rows and write them to `file`."""
         counts: collections.Counter[str] = collections.Counter()
         seen, unread = Seen(), Unread()
-        job = job._replace(reading=replace(job.reading, arguments=self.template.arguments))
+        job = job._replace(reading=replace(job.reading, arguments=self.template.variables))
         columns = job.reading.columns
         read: list[tuple[str, Any]] = []
         rows: list[_Row] = []

@@ -122,7 +122,7 @@ class Row:
         """Yield the path and value of every leaf of the row, or of a message, that is neither read nor blank, as in
         metadata.url or messages[].model."""
         above = f"{self.inside}." if self.inside else ""
-        if self.columns or len(self.read) < len(self.value):
+        if self.columns or not self.read.keys() >= self.value.keys():
             for name, held in self.value.items():
                 if name not in self.read and not is_blank(held):
                     yield from _leaves(name, held, self.read, above)

@@ -15,8 +15,8 @@ KEYWORDS = "chat_template_kwargs"
 def arguments_of(row: Row, fields: tuple[str, ...]) -> dict[str, Any] | None:
     """Return the arguments of the template in a row, and mark their columns as read; None without any.
 
-    fields: the fields of the row's form, which are no arguments. Raises BadRow for two values of an argument, a field of
-    the form in `chat_template_kwargs`, or a text of which it is unclear whether it means another value.
+    fields: the fields of the row's form, which are no arguments. Raises BadRow for two values of an argument, a field
+    of the form in `chat_template_kwargs`, or a text that may mean another value.
     """
     names = row.reading.arguments
     if not names or (KEYWORDS not in row.value and names.isdisjoint(row.value)):
@@ -46,17 +46,23 @@ def _keywords(row: Row, fields: tuple[str, ...]) -> dict[str, Any]:
         raise BadRow(f"{KEYWORDS} is {shown(held)}; write an object, or one as JSON")
     if row.reading.filled and held is value:
         held = without_nulls(held)
+    held = {name: each for name, each in held.items() if each is not None}
     paths = {name: f"{KEYWORDS}.{name}" for name in held}
     if own := [name for name in held if name in fields]:
         raise BadRow(
             f"{paths[own[0]]} is {shown(held[own[0]])}, which is a field of the row; move it into the column {own[0]}"
         )
-    ignored = {name for name in held if not row.reading.ignored.isdisjoint((name, paths[name]))}
-    result = {
-        name: encodable(each, paths[name]) for name, each in held.items() if name in row.reading.arguments - ignored
-    }
-    row.read |= {paths[name]: each for name, each in result.items()}
-    if result.keys() | ignored == held.keys():
+    ignored = {name for name in held if row.reading.ignores(name) or row.reading.ignores(paths[name])}
+    read = row.reading.arguments - ignored
+    result = {name: encodable(each, paths[name]) for name, each in held.items() if name in read}
+    row.read |= {paths[name]: result.get(name) for name in (*result, *ignored)}
+    if isinstance(value, str):
+        for name in held.keys() - result.keys() - ignored:
+            known = ", ".join(sorted(row.reading.arguments))
+            raise BadRow(
+                f"{paths[name]} is {shown(held[name])}, which the chat template does not read (it reads {known}); "
+                f"correct its name, or write ignore: [{paths[name]}]"
+            )
         row.read[KEYWORDS] = value
     return result
 

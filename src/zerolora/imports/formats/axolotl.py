@@ -477,7 +477,7 @@ FORMAT = Format(
         "chat_template_jinja": none(
             "put the template into config/templates/ and name the file in prepare.rows.template", FILL_IN
         ),
-        "chat_template_kwargs": lost("templates take no options"),
+        "chat_template_kwargs": lost("write them in prepare.rows.template_arguments"),
         "default_system_message": unless_off(
             fact("system", "prepare.rows.system", text, "only with chat_template chatml")
         ),
