@@ -4,7 +4,6 @@ Prompts are compared as text, decoded from the prepared rows: what is not superv
 """
 
 import hashlib
-import itertools
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
