@@ -25,6 +25,7 @@ from zerolora.errors import UserError
 from zerolora.evaluate.evaluated_models import EvaluatedModel, load, load_tokenizer, stops_of
 from zerolora.evaluate.generation import generate, shared_prefix
 from zerolora.evaluate.intervals import bootstrap, bootstrap_mean, wilson
+from zerolora.evaluate.task_leaks import LEAKED, NEAR, leaks
 from zerolora.evaluate.tasks import task_of
 from zerolora.evaluate.tasks.task import Judgement, Likelihood, Task
 from zerolora.files import MANIFEST, write_json
@@ -40,8 +41,9 @@ def ask(
 ) -> None:
     """Evaluate a model on the rows of `file`; write metrics to `output` and each answer to `answers`.
 
-    A base model gets the tokens, chat template and stop tokens of the prepared `data`. Raises UserError if a file is
-    missing or broken, or a row does not fit into the model.
+    A base model gets the tokens, chat template and stop tokens of the prepared `data`, whose training rows are searched
+    for the task's prompts (task_leaks.py). Raises UserError if a file is missing or broken, or a row does not fit into
+    the model.
     """
     task = task_of(settings.check, settings.check_settings, settings.check_source)
     rows = rows_in(file)
@@ -62,9 +64,13 @@ def ask(
         replies = of_texts(model, tokenizer, prompts, settings.batch)
     judged = [task.judge(row, reply) for row, reply in zip(rows, replies, strict=True)]
     metrics = {"rows": len(rows), **with_intervals(task, judged, settings.seed)}
+    if data and weights.adapter is None:
+        bare = _prompts(settings, [_alone(row) for row in rows], weights, data)
+        metrics |= leaks(data, tokenizer, [row["question"] for row in rows], bare, file.stem)
     write_json(answers, [_entry(*each) for each in zip(rows, replies, judged, strict=True)])
     write_json(output, metrics)
-    shown = [f"{name} {value:.3g}" for name, value in metrics.items() if not name.endswith(("_low", "_high", "rows"))]
+    hidden = ("_low", "_high", "rows", LEAKED, NEAR)
+    shown = [f"{name} {value:.3g}" for name, value in metrics.items() if not name.endswith(hidden)]
     result(f"{', '.join(shown)} on {counted(len(rows), 'row')}")
 
 
@@ -112,6 +118,12 @@ def with_intervals(task: Task, judged: Sequence[Judgement], seed: int) -> dict[s
 
 def _of_corpus(corpus: Callable[[Sequence[Any]], Mapping[str, float]], name: str, rows: list[Any]) -> float:
     return corpus(rows)[name]
+
+
+def _alone(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row without few-shot examples."""
+    messages = [turn for turn in row["messages"][:-1] if turn["role"] == "system"] + row["messages"][-1:]
+    return {**row, "prompt": row["question"], "messages": messages}
 
 
 def _prompts(

@@ -14,7 +14,7 @@ HELD_OUT = "held_out.metrics.json"
 """File of FOLDER with the metrics on the run's held-out rows."""
 REMOVED = Path("work/removed_tasks")
 ENDS = ("_low", "_high")
-NOT_METRICS = (*ENDS, "_stderr", "rows")
+NOT_METRICS = (*ENDS, "_stderr", "rows", "_prompts")
 """Suffixes of keys that are not metrics."""
 Changes = dict[str, dict[str, list[float]]]
 """`base`, `tuned` and `difference` by metric: the value, and the ends of its interval, if any."""
