@@ -19,7 +19,8 @@ PLAIN = Source()
 def index(sources: list[int], rows: list[int] | None = None, prompts: list[int] | None = None) -> Index:
     """Return rows by source; by default, rows and prompts are distinct."""
     hashes = np.array(rows or range(len(sources)), dtype=np.uint64)
-    return Index(np.array(sources, np.int16), hashes, np.array(prompts, np.uint64) if prompts else hashes)
+    asked = np.array(prompts, np.uint64) if prompts else hashes
+    return Index(np.array(sources, np.int16), hashes, asked, asked)
 
 
 @given(st.integers(1, 30), st.integers(1, 30), st.integers(0, 2**63 - 1), st.integers(1, 50))

@@ -113,6 +113,38 @@ def test_a_share_of_the_rows_is_held_out_and_at_least_one(folder: Folder) -> Non
     assert [len(open_split(folder.output, name)) for name in SPLITS] == [15, 4, 1]
 
 
+NESTED: list[tuple[Any, str]] = [
+    (
+        {"train": ROWS[:9], "test": ROWS[9:12]},
+        "is one object whose values are lists of rows (train, test); write each list as a file of its own, and path: "
+        "FOLDER with sources: {train.json: {}, test.json: {split: test}}",
+    ),
+    (
+        {"train": ROWS[:9], "train_1M": ROWS, "dev": ROWS[9:12]},
+        "with sources: {train.json: {}, dev.json: {split: validation}}, left out: train_1M",
+    ),
+    ({"version": 1, "data": ROWS}, "is one object with the rows in its list 'data'; write that list alone"),
+]
+
+
+@pytest.mark.parametrize(("rows", "said"), NESTED)
+@pytest.mark.parametrize("format", ["auto", "alpaca"])
+@pytest.mark.parametrize("indent", [None, 1])
+def test_object_around_lists_of_rows_is_refused(
+    folder: Folder, rows: Any, said: str, format: str, indent: int | None
+) -> None:
+    (folder.path / "rows.json").write_text(json.dumps(rows, indent=indent))
+    assert said.replace("FOLDER", str(folder.path)) in failure(folder, format=format, bad_row="drop")
+
+
+def test_one_row_with_a_list_of_messages_is_a_row(folder: Folder) -> None:
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    for name, columns in (("messages", {}), ("chat", {"messages": "chat"})):
+        folder.write("rows.json", {name: turns})
+        folder.prepare(columns=columns, split={"validation": 0, "test": 0})
+        assert folder.stats()["train_rows"] == 1
+
+
 def test_there_may_be_no_test_rows(folder: Folder) -> None:
     folder.prepare(ROWS, split={"validation": 4, "test": 0})
     assert [len(open_split(folder.output, name)) for name in SPLITS] == [16, 4, 0]
@@ -483,10 +515,63 @@ def test_long_row_is_refused_dropped_truncated_or_split(folder: Folder, policy: 
 
 def test_split_text_is_complete(folder: Folder, tokenizer: Any) -> None:
     folder.write("rows.jsonl", [{"text": "".join(chr(97 + index % 26) for index in range(1000))}] * 3)
-    folder.prepare(path="rows.jsonl", too_long="split", split={"validation": 1, "test": 1}, duplicates="drop")
+    folder.prepare(path="rows.jsonl", too_long="split", split={"validation": 0, "test": 0}, duplicates="drop")
     text = "".join(tokenizer.decode(row["input_ids"]) for row in folder.all_rows())
     assert len(text.replace("<|im_start|>", "").replace("<|im_end|>", "")) == 1000
     assert folder.stats()["split_rows"] == 3
+
+
+DOCUMENTS = [[f"w{number:02}x{word:03}" for word in range(250)] for number in range(40)]
+LONG_FORMS = {
+    "text": lambda words: {"text": " ".join(words)},
+    "alpaca": lambda words: {"instruction": f"Write {words[0]}", "output": " ".join(words)},
+    "messages": lambda words: {
+        "messages": [
+            {"role": role, "content": " ".join(words[start : start + 50])}
+            for start in range(0, 200, 100)
+            for role in ("user", "assistant")
+        ]
+    },
+    "tokens": lambda words: {"input_ids": [3 + ord(each) % 90 for each in "".join(words)]},
+}
+
+
+@pytest.mark.parametrize("form", LONG_FORMS)
+def test_parts_of_a_row_are_in_one_split(folder: Folder, tokenizer: Any, form: str) -> None:
+    folder.write("rows.jsonl", [LONG_FORMS[form](words) for words in DOCUMENTS])
+    folder.prepare(path="rows.jsonl", too_long="split", leakage="drop", duplicates="drop")
+    documents = {}
+    for name in SPLITS:
+        rows = [*open_split(folder.output, name)]
+        written = [tokenizer.decode(row["input_ids"]) for row in rows]
+        if form == "tokens":
+            documents[name] = {tuple(row["input_ids"][:20]) for row in rows}
+            continue
+        documents[name] = {number for text in written for number in re.findall(r"w(\d\d)x", text)}
+        for row in rows if name != "train" else ():
+            # Only their loss is measured.
+            assert (row["prompt"], row["question"], row["expected"]) == (0, "", "")
+    if form != "tokens":
+        assert not documents["train"] & (documents["validation"] | documents["test"])
+        assert not documents["validation"] & documents["test"]
+        assert [len(documents[name]) for name in SPLITS] == [32, 4, 4]
+    stats = folder.stats()
+    assert stats["split_rows"] == 40 and stats["duplicate_rows"] == 0
+    assert stats["test_rows"] > 4 and stats["longest_row"] <= 128
+
+
+def test_leaked_long_rows_are_dropped_with_all_their_parts(folder: Folder, tokenizer: Any) -> None:
+    words = " ".join(DOCUMENTS[0])
+    rows = [{"instruction": f"Write {number // 2}", "output": f"{number} {words}"} for number in range(20)]
+    folder.write("rows.jsonl", rows)
+    folder.prepare(path="rows.jsonl", too_long="split", leakage="drop", split={"validation": 0, "test": 4})
+    asked = {
+        name: {number for row in open_split(folder.output, name)
+               for number in re.findall(r"Write (\d+)", tokenizer.decode(row["input_ids"]))}
+        for name in ("train", "test")
+    }  # fmt: skip
+    assert not asked["train"] & asked["test"]
+    assert len(asked["train"]) + len(asked["test"]) == 10 and folder.stats()["leaked_prompts"] > 0
 
 
 def lengths_there(source_len: int, target_len: int, cutoff_len: int) -> tuple[int, int]:

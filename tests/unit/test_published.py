@@ -330,13 +330,106 @@ def test_pattern_without_files_is_named(tmp_path: Path) -> None:
         (["train", "dev", "eval"], "{train: {}, dev: {split: validation}, eval: {split: test}}"),
         (["train", "valid", "eval", "test"], "{train: {}, valid: {split: validation}, eval: {split: validation}, "),
         (["en", "no"], '{en: {}, "no": {}}'),
+        (
+            ["train_sft", "test_sft", "train_gen", "test_gen"],
+            "{train_sft: {}, test_sft: {split: test}}, without train_gen",
+        ),
+        (["train_1M", "train", "train_2M"], "{train: {}}, without train_1M, train_2M, which would be pooled"),
     ],
 )
 def test_saved_dict_of_splits_is_refused_with_its_sources(tmp_path: Path, splits: list[str], block: str) -> None:
     (tmp_path / "dataset_dict.json").write_text(json.dumps({"splits": splits}))
     with pytest.raises(UserError) as caught:
         sources_of(prepare_settings(path=str(tmp_path)))
-    assert f"splits {', '.join(splits)}; write path: {tmp_path} with sources: {block}" in str(caught.value)
+    assert f"; write path: {tmp_path} with sources: {block}" in str(caught.value)
+    assert all(split in str(caught.value).partition("; write")[0] for split in splits)
+
+
+OF_NAMES: list[tuple[str, dict[str, Any], str]] = [
+    # As OpenMathInstruct-2.
+    (
+        "data/train-00000-of-00002.parquet data/train-00001-of-00002.parquet data/train_1M-00000-of-00001.parquet "
+        "data/train_2M-00000-of-00001-0123456789abcdef.parquet",
+        {"data/train-00000-of-00002.parquet": {}, "data/train-00001-of-00002.parquet": {}},
+        "train, train_1M, train_2M, which are different splits, which would be pooled; .* without train_1M, train_2M",
+    ),
+    # As ultrafeedback_binarized.
+    (
+        " ".join(f"data/{split}_{of}-00000-of-00001.parquet" for split in ("train", "test") for of in ("gen", "prefs")),
+        {"data/test_gen-00000-of-00001.parquet": {"split": "test"}, "data/train_gen-00000-of-00001.parquet": {}},
+        "test_gen, test_prefs, train_gen, train_prefs, which are .* without test_prefs, train_prefs",
+    ),
+    ("en/train_a.json en/train_b.json", {"en/train_a.json": {}}, "train_a, train_b, .* without train_b"),
+    ("train_v1.json train_v2.json", {"train_v1.json": {}}, "train_v1, train_v2, .* without train_v2"),
+    ("train_sft/1.json train_gen/1.json test/1.json", {"test": {"split": "test"}, "train_gen": {}}, "t train_sft"),
+    ("train/all.json train/train_1M.json", {"train/all.json": {}}, "train, train_1M, .* without train_1M"),
+    # As MNLI: without the name of train, the keyword or the first.
+    (
+        "train.json test_matched.json test_mismatched.json",
+        {"train.json": {}, "test_matched.json": {"split": "test"}},
+        "test_matched, test_mismatched, which .* without test_mismatched",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("names", "sources", "said"), OF_NAMES, ids=[names for names, *_ in OF_NAMES])
+def test_names_of_one_split_are_not_pooled(tmp_path: Path, names: str, sources: dict[str, Any], said: str) -> None:
+    write(tmp_path, names)
+    line, pasted = refusal(tmp_path)
+    assert re.search(said, line), line
+    assert _expanded(tmp_path, pasted["sources"]) == _expanded(tmp_path, sources)
+    files_by_split(tmp_path, pasted)
+
+
+def _expanded(folder: Path, sources: dict[str, Any]) -> dict[str, Any]:
+    return {
+        path.relative_to(folder).as_posix(): entry
+        for name, entry in sources.items()
+        for path in ([folder / name] if (folder / name).is_dir() else folder.glob(name))
+    }
+
+
+def test_pattern_of_several_names_is_refused_and_each_may_be_named(tmp_path: Path) -> None:
+    write(tmp_path, "train-1.json train_1M-1.json")
+    line, pasted = refusal(tmp_path, sources={"train*": {}})
+    assert "train, train_1M, which are different splits" in line and pasted["sources"] == {"train-1.json": {}}
+    both = {"train-*.json": {}, "train_1M-*.json": {}}
+    assert len(sources_of(prepare_settings(path=str(tmp_path), sources=both))) == 2
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        "train-00000-of-00002.parquet train-00001-of-00002-0123456789abcdef.parquet",
+        "train_1.json train_2.json",
+        "train.part1.jsonl train.part2.jsonl.gz",
+        "train_shard-01.csv train_shard-02.csv",
+        "train0.json train1.json",
+        "train_1M-00000-of-00002.parquet train_1M-00001-of-00002.parquet",
+    ],
+)
+def test_numbers_of_shards_are_no_names(tmp_path: Path, names: str) -> None:
+    write(tmp_path, names)
+    (source,) = sources_of(prepare_settings(path=str(tmp_path)))
+    assert len(source.files) == 2
+
+
+def test_names_in_a_readme_are_different_splits(tmp_path: Path) -> None:
+    write(tmp_path, "a/1.json a/2.json b/1.json")
+    entries = "{split: train, path: 'a/*'}, {split: train_1M, path: 'b/*'}"
+    (tmp_path / "README.md").write_text(f"---\nconfigs: [{{config_name: default, data_files: [{entries}]}}]\n---\n")
+    line, pasted = refusal(tmp_path)
+    assert "train, train_1M, which are different splits" in line
+    assert pasted["sources"] == {"a": {}}
+
+
+def test_evaluation_tasks_pool_no_names(tmp_path: Path) -> None:
+    write(tmp_path, "data/test_sft.jsonl data/test_gen.jsonl")
+    settings = TaskRowsSettings(path=str(tmp_path / "data"), whole=False)
+    with pytest.raises(
+        UserError, match=r"data: contains the published splits test_gen, test_sft, .* write file: test_"
+    ):
+        task_rows(settings, tmp_path / "out.jsonl")
 
 
 def test_evaluation_tasks_pool_no_splits(tmp_path: Path) -> None:

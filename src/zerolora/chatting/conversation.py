@@ -32,7 +32,10 @@ from zerolora.publish.finished import CONFIG, MODELS, RESULTS
 KINDS = ("merged", "adapter", "base")
 NEW = "/new"
 """Begins another conversation."""
-PROMPT = {"template", "template_text", "system", "stop_tokens", "pad_token", "add_tokens", "add_special_tokens"}
+PROMPT = {
+    *("template", "template_arguments", "template_text", "system"),
+    *("stop_tokens", "pad_token", "add_tokens", "add_special_tokens"),
+}
 """Settings of `prepare` that a prompt depends on."""
 WEIGHTS = Path("resources/weights")
 Message = dict[str, Any]

@@ -12,6 +12,7 @@ from pydantic import (
     Discriminator,
     Field,
     GetJsonSchemaHandler,
+    JsonValue,
     PrivateAttr,
     Tag,
     model_validator,
@@ -315,6 +316,8 @@ class PrepareSection(Section):
     embedding and head. Messages must not contain them."""
     add_tokens: list[Text] = []
     """Ordinary text tokens missing from the tokenizer, e.g. ["<tool_call>"]; trained in the same way."""
+    template_arguments: dict[Text, JsonValue] = {}
+    """Values of variables that the chat template reads, for all rows, e.g. {enable_thinking: false}."""
     system: str = ""
     """System prompt for conversations without one. Empty = the template's default."""
     loss: Literal["assistant", "last", "everything"] | Annotated[list[Role], Field(min_length=1)] = "assistant"

@@ -20,6 +20,7 @@ class Example(NamedTuple):
 
     rejected: of a pair, the whole conversation with the rejected answer; `messages` is that with the chosen one, and
     both begin with the same `prompt` messages. desirable: the label of a labelled answer, the messages after `prompt`.
+    arguments: the variables of the chat template that the row sets; None without any.
     """
 
     messages: list[dict[str, Any]] | None = None
@@ -33,3 +34,4 @@ class Example(NamedTuple):
     thoughts: str = ""
     rejected: list[dict[str, Any]] | None = None
     desirable: bool | None = None
+    arguments: dict[str, Any] | None = None

@@ -2,28 +2,34 @@
 
 import random
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from zerolora.config.schema import Source
 from zerolora.config.settings import PrepareSettings
+from zerolora.data.near_prompts import near
 from zerolora.data.prepared_rows import SPLITS
 from zerolora.errors import UserError, wording
 from zerolora.units import counted
 
 BLOCK = 1 << 18  # rows
+Questions = Callable[[np.ndarray], Iterator[tuple[np.ndarray, list[str]]]]
+"""Yields the given rows (sorted indices) in parts, each with the questions of its rows."""
 
 
 class Index(NamedTuple):
-    """Every row's source index, row hash and prompt hash: arrays [rows]. contrary: of preference data, the hash of the
-    row that would contradict it; otherwise empty."""
+    """Every row's source index, row hash, prompt hash and hash of the prompt's normal form: arrays [rows]. contrary: of
+    preference data, the hash of the row that would contradict it; otherwise empty. continued: the indices of rows that
+    are further parts of the row before, sorted."""
 
     source: np.ndarray
     row: np.ndarray
     prompt: np.ndarray
+    normal: np.ndarray
     contrary: np.ndarray = np.zeros(0, np.uint64)
+    continued: np.ndarray = np.zeros(0, np.int64)
 
 
 class Mixture(NamedTuple):
@@ -36,46 +42,88 @@ class Mixture(NamedTuple):
     counts: dict[str, int]
 
 
-def mix(index: Index, settings: PrepareSettings, sources: Sequence[Source], dropped: str = "") -> Mixture:
+def mix(
+    index: Index,
+    settings: PrepareSettings,
+    sources: Sequence[Source],
+    dropped: str = "",
+    questions: Questions | None = None,
+) -> Mixture:
     """Assign each row to a split, as the seed determines.
 
     Held-out rows are drawn before sources are weighted, so a repeated row cannot be both held out and trained on. Rows
-    of preference data with the same prompt are drawn together, so that no split has fewer rows than asked for but maybe
-    more.
+    that are parts of one row, and rows of preference data with the same prompt, are drawn together, so that no split
+    has fewer rows than asked for but maybe more.
     Raises UserError if a split would be empty, labelled rows of one have a single prompt, or a source with a share of
-    the training rows yields none. dropped: the dropped rows, for this message.
+    the training rows yields none. dropped: the dropped rows, for this message. questions: of the rows, to find prompts
+    that are nearly the same; None to look for none.
     """
-    rows = len(index.source)
-    first = _first(index.row)
-    counts = {"duplicate_rows": rows - int(first.sum())}
-    kept = first if settings.duplicates == "drop" else np.ones(rows, dtype=bool)
+    whole, starts = _whole_rows(index)
+    first = _first(whole.row)
+    counts = {"duplicate_rows": len(first) - int(first.sum())}
+    kept = first if settings.duplicates == "drop" else np.ones(len(first), dtype=bool)
     try:
-        split = _split(index, settings, sources, kept)
-        counts |= _leaks(index, split, drop=settings.leakage == "drop")
+        split = _split(whole, settings, sources, kept)
+        counts |= _leaks(whole, split, settings.leakage == "drop", questions and _of_whole_rows(questions, starts))
         for number, name in enumerate(SPLITS):
             if name != "train" and len(split[number]) == 0 and settings.holds_out(name):
                 raise _TooFewError(
                     f"no row is left for {name}", f"raise split.{name}, or give a source `split: {name}`"
                 )
-        times = np.zeros(rows, dtype=np.int32)
-        times[split[0]] = 1
+        train, validation, test = (_parts(rows, starts) for rows in split)
+        times = np.zeros(len(index.source), dtype=np.int32)
+        times[train] = 1
         _weigh(times, index.source, sources, settings)
         if not times.any():
             raise _TooFewError("no row is left to train on", "lower split, or add rows")
         if settings.rows == "labelled":
-            _check_prompts(index.prompt, np.flatnonzero(times), split[1])
+            _check_prompts(index.prompt, np.flatnonzero(times), validation)
     except _TooFewError as error:
         missing, remedy = error.args
         parts = [f"{settings.path}: {missing}"] + [dropped] * bool(dropped)
         if settings.duplicates == "drop" and (duplicates := counts["duplicate_rows"]):
             parts.append(wording(f"{duplicates:,} duplicates are dropped by duplicates: drop"))
-        leaked = counts.get("leaked_prompts", 0) + counts.get("leaked_validation_prompts", 0)
+        leaked = sum(number for name, number in counts.items() if name in LEAKED)
         if settings.leakage == "drop" and leaked:
             text = wording(f"{leaked:,} rows with a prompt of a later split are dropped by leakage: drop")
             parts.append(text)
         parts.append(wording("correct the dropped rows, or ") * bool(dropped) + remedy)
         raise UserError("; ".join(parts)) from None
-    return Mixture(times, split[1], split[2], counts)
+    return Mixture(times, validation, test, counts)
+
+
+def _whole_rows(index: Index) -> tuple[Index, np.ndarray | None]:
+    """Return the index of whole rows, and the first part of each and the number of parts: [rows + 1]; None if none has
+    several parts."""
+    if not len(index.continued):
+        return index, None
+    starts = np.delete(np.arange(len(index.source) + 1), index.continued)
+    whole = index._replace(
+        **{name: getattr(index, name)[starts[:-1]] for name in ("source", "row", "prompt", "normal")}
+    )
+    return whole, starts
+
+
+def _parts(rows: np.ndarray, starts: np.ndarray | None) -> np.ndarray:
+    """Return the parts of whole rows, in order."""
+    if starts is None:
+        return rows
+    rows = rows.astype(np.int64)
+    counts = starts[rows + 1] - starts[rows]
+    offsets = np.cumsum(counts) - counts
+    return np.repeat(starts[rows] - offsets, counts) + np.arange(counts.sum())
+
+
+def _of_whole_rows(questions: Questions, starts: np.ndarray | None) -> Questions:
+    """Return the questions of whole rows, by the first part of each."""
+    if starts is None:
+        return questions
+
+    def of(rows: np.ndarray) -> Iterator[tuple[np.ndarray, list[str]]]:
+        for part, texts in questions(starts[rows]):
+            yield np.searchsorted(starts, part), texts
+
+    return of
 
 
 def _check_prompts(prompts: np.ndarray, train: np.ndarray, validation: np.ndarray) -> None:
@@ -143,20 +191,55 @@ def _held_out(wanted: int | float, rows: int) -> int:
     return wanted if isinstance(wanted, int) else max(1, round(wanted * rows))
 
 
-def _leaks(index: Index, split: list[np.ndarray], drop: bool) -> dict[str, int]:
+LEAKED = (
+    "leaked_prompts",
+    "leaked_normalized_prompts",
+    "leaked_near_prompts",
+    "leaked_validation_prompts",
+    "leaked_validation_normalized_prompts",
+    "leaked_validation_near_prompts",
+)
+"""Counts of training rows, and of validation rows, whose prompt also occurs in a later split: the same prompt, one with
+the same normal form (normal_form.py), or one that is nearly the same (near_prompts.py). A row counts once."""
+
+
+def _leaks(index: Index, split: list[np.ndarray], drop: bool, questions: Questions | None) -> dict[str, int]:
     """Count rows whose prompt also occurs in a later split; with `drop`, remove them from `split`."""
     train, validation, test = split
     held_out = np.concatenate([validation, test])
-    in_both = _among(index.prompt, train, index.prompt[held_out])
-    in_test = _among(index.prompt, validation, index.prompt[test])
-    counts = {
-        "leaked_rows": int(_among(index.row, train, index.row[held_out]).sum()),
-        "leaked_prompts": int(in_both.sum()),
-        "leaked_validation_prompts": int(in_test.sum()),
-    }
-    if drop:
-        split[0], split[1] = train[~in_both], validation[~in_test]
+    earlier = [(train, held_out), (validation, test)]
+    found = [
+        [_among(hashes, rows, hashes[later]) for hashes in (index.prompt, index.normal)] for rows, later in earlier
+    ]
+    nearly = _near(index, split, [one | other for one, other in found], questions)
+    names, counts = iter(LEAKED), {"leaked_rows": int(_among(index.row, train, index.row[held_out]).sum())}
+    for number, ((exact, normal), near_ones) in enumerate(zip(found, nearly, strict=True)):
+        for part in (exact, normal & ~exact, near_ones):
+            counts[next(names)] = int(part.sum())
+        if drop:
+            split[number] = split[number][~(exact | normal | near_ones)]
     return counts
+
+
+def _near(
+    index: Index, split: list[np.ndarray], leaked: list[np.ndarray], questions: Questions | None
+) -> list[np.ndarray]:
+    """Return whether the question of each training row, and of each validation row, that is not `leaked` is nearly that
+    of a row of a later split."""
+    train, validation, test = split
+    none = [np.zeros(len(rows), bool) for rows in (train, validation)]
+    if questions is None or not len(validation) + len(test):
+        return none
+    # A prompt that occurs several times is looked at once.
+    distinct = [rows[_first(index.normal[rows])] for rows in (train[~leaked[0]], validation, test)]
+    rows = np.concatenate(distinct).astype(np.int64)
+    order = np.argsort(rows, kind="stable")
+    ranks = np.repeat(np.arange(3, dtype=np.int8), [len(part) for part in distinct])[order]
+    found = near(rows[order], ranks, questions)
+    return [
+        _among(index.normal, part, index.normal[found[rank]]) & ~before
+        for rank, (part, before) in enumerate(zip((train, validation), leaked, strict=True))
+    ]
 
 
 def _first(hashes: np.ndarray) -> np.ndarray:

@@ -15,6 +15,7 @@ import shutil
 from array import array
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from zerolora.data.formats.leaves import Unread, undecided_lines
 from zerolora.data.formats.reading import reading_of
 from zerolora.data.mask import Proof, ReadSource, write_page
 from zerolora.data.mixture import Index, Mixture, contradictory, mix
-from zerolora.data.prepared_rows import schema
+from zerolora.data.prepared_rows import FIELDS, schema
 from zerolora.data.readers import chunks
 from zerolora.data.records import Chunk
 from zerolora.data.source_files import SourceFiles, form_of, left_out, sources_of
@@ -78,11 +79,12 @@ def prepare(settings: PrepareSettings, model: Path, output: Path, workers: int |
         with bar, contextlib.closing(results):
             files, index = _collect(results, staged / "dropped.jsonl", settings, statistics, proof, bar, sources)
         _check_sources(settings, sources, statistics)
-        mixture = mix(index, settings, [source.settings for source in sources], statistics.dropped_line())
+        questions = partial(_questions, files, settings.rows)
+        mixture = mix(index, settings, [source.settings for source in sources], statistics.dropped_line(), questions)
         statistics.counts |= mixture.counts
         if len(contrary := contradictory(index)):
             statistics.counts["contradictory_rows"] = len(contrary)
-            question = _question(files, int(contrary[0]), settings.rows)
+            (_, (question,)), *_ = _questions(files, settings.rows, contrary[:1])
             LOGGER.warning(
                 f"{settings.path}: {len(contrary):,} rows contradict another one, which has "
                 f"{CONTRARY[settings.rows]}; the first asks {shown(question)}"
@@ -194,7 +196,8 @@ def _collect(
 ) -> tuple[list[Path], Index]:
     """Write the dropped rows; return the files of the used rows, in order, and their index."""
     files = []
-    columns = array("h"), array("Q"), array("Q"), array("Q")
+    columns = array("h"), array("Q"), array("Q"), array("Q"), array("Q")
+    continued, rows = [np.zeros(0, np.int64)], 0
     unread = [Unread() for _ in sources]
     # A lone surrogate is not UTF-8; JSON escapes it as Python does.
     with dropped.open("w", encoding="utf-8", errors="backslashreplace") as rejected:
@@ -210,10 +213,13 @@ def _collect(
             new = (np.full(len(result.hashes), result.source, np.int16), *result.hashes.T)
             for column, part in zip(columns, new, strict=False):
                 column.frombytes(part.tobytes())
+            continued.append(result.continued + rows)
+            rows += len(result.hashes)
             proof.add(result.counts)
             bar.update(result.progress, f"{statistics.read:,} rows")
         statistics.end_of_file()
-    return files, Index(*(np.array(column, copy=False) for column in columns))
+    index = Index(*(np.array(column, copy=False) for column in columns))
+    return files, index._replace(continued=np.concatenate(continued))
 
 
 def _check_decided(unread: Unread, source: SourceFiles, rows: RowKind) -> None:
@@ -235,14 +241,18 @@ def _refuse(dropped: list[Dropped], settings: PrepareSettings) -> None:
         raise UserError("\n".join(lines))
 
 
-def _question(files: list[Path], number: int, rows: RowKind) -> str:
-    """Return the question of a row, by its number over all files."""
+def _questions(files: list[Path], kind: RowKind, rows: np.ndarray) -> Iterator[tuple[np.ndarray, list[str]]]:
+    """Yield some rows (sorted numbers over all files) in parts, each with the questions of its rows."""
+    import pyarrow
+
+    start = 0
     for path in files:
-        batch = _read_batch(path, rows)
-        if number < len(batch):
-            return str(batch["question"][number])
-        number -= len(batch)
-    raise AssertionError("no such row")
+        batch = _read_batch(path, kind)
+        first, end = np.searchsorted(rows, [start, start + len(batch)])
+        if first < end:
+            taken = batch["question"].take(pyarrow.array(rows[first:end] - start))
+            yield rows[first:end], taken.to_pylist()
+        start += len(batch)
 
 
 def _read_batch(path: Path, rows: RowKind) -> Any:
@@ -290,7 +300,7 @@ def _write_splits(
         for name, batches in held_out.items():
             # Reorder from the order of the files to the order drawn.
             order = np.argsort(np.argsort(getattr(mixture, name)))
-            table = pyarrow.Table.from_batches(batches).combine_chunks().take(pyarrow.array(order))
+            table = pyarrow.Table.from_batches(map(_asked, batches)).combine_chunks().take(pyarrow.array(order))
             with (
                 pyarrow.OSFile(str(staged / f"{name}.arrow"), "wb") as held,
                 pyarrow.ipc.new_stream(held, table.schema) as out,
@@ -298,6 +308,17 @@ def _write_splits(
                 for batch in table.combine_chunks().to_batches():
                     out.write_batch(batch)
                     _look(name, batch, statistics, proof)
+
+
+def _asked(rows: Any) -> Any:
+    """Return held-out rows without the texts of those that have no prompt, which nothing asks."""
+    import pyarrow
+
+    prompted = pyarrow.compute.not_equal(rows["prompt"], 0)
+    for field in FIELDS:
+        texts = pyarrow.compute.if_else(prompted, rows[field], "")
+        rows = rows.set_column(rows.schema.get_field_index(field), rows.schema.field(field), texts)
+    return rows
 
 
 def _look(split: str, rows: Any, statistics: Statistics, proof: Proof) -> None:

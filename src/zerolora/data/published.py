@@ -1,6 +1,7 @@
 """Splits and configs that a data set was published with, and the `sources` block that keeps them apart.
 
 File and folder names contain the split; the README.md of a hub data set may list `configs` that the names do not show.
+Names that say the same split, as train_sft and train_1M, are different splits, which may share rows.
 """
 
 import json
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import yaml
 
 from zerolora.config.schema import Split
+from zerolora.data import DATA_FILE
 from zerolora.errors import UserError, shown
 from zerolora.yaml_file import value_of
 
@@ -34,15 +36,22 @@ CONFIGS = re.compile(r"""^["']?configs["']?\s*:""", re.MULTILINE)
 FRONT = re.compile(r"\A\ufeff?---\r?\n(.*?)\r?\n---\s*(?:\n|\Z)", re.DOTALL)
 SHOWN = 20  # sources in a message
 LEFT_OUT = "left out"
+# The numbers of shards in a name, as in train-00000-of-00002-0123456789abcdef, train_1 and train.part3; 1M and v2 are
+# none.
+SHARDS = re.compile(r"[-_. ]*\d+-of-\d+([-_][0-9a-f]{8,})?$")
+SHARD = re.compile(r"[-_. ]*((?<![^\W\d_])(part|shard|chunk)[-_. ]*\d+|(?<![^\W_])\d+)(?![^\W_])", re.IGNORECASE)
+PLAIN_NAME = "*"
 PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
 Key = TypeVar("Key")
 
 
 class Published(NamedTuple):
-    """The split ("" if unnamed) and config of each file, and the configs in the order of the README.md."""
+    """The split ("" if unnamed), config and name of the split of each file, and the configs in the order of the
+    README.md."""
 
     splits: dict[Path, str]
     configs: dict[Path, str]
+    names: dict[Path, str]
     declared: list[str]
 
 
@@ -52,16 +61,44 @@ def split_of(name: str) -> str:
     return splits.pop() if len(splits) == 1 else ""
 
 
+def variant_of(name: str) -> str:
+    """Return a split's name with * for its keyword and without the numbers of shards: * of train-00000-of-00002, *_1m
+    of train_1M."""
+    marked = SHARDS.sub("", WORD.sub(PLAIN_NAME, HUMP.sub("_", name)).lower())
+    return SHARD.sub("", marked)
+
+
+def others_of(names: Mapping[Key, tuple[str, str]]) -> list[Key]:
+    """Return the keys to leave out so that each split has one name, from each key's split and the name of it.
+
+    All splits keep the name that train keeps, as in train_sft and test_sft, or else the keyword alone, or else their
+    first name.
+    """
+    variants: dict[str, dict[str, None]] = {}
+    for split, name in names.values():
+        variants.setdefault(split, {})[variant_of(name)] = None
+    wanted = PLAIN_NAME
+    chosen = {}
+    for split in sorted(variants, key=lambda split: split != "train"):
+        of_split = variants[split]
+        chosen[split] = next((each for each in (wanted, PLAIN_NAME) if each in of_split), next(iter(of_split)))
+        wanted = chosen[split] if split == "train" else wanted
+    return [key for key, (split, name) in names.items() if split and variant_of(name) != chosen[split]]
+
+
 class Division(NamedTuple):
     """How files of several published splits or configs are divided into sources.
 
     splits: the published splits. configs: those that would be pooled; empty if there is one. chosen: the one of them
-    that is used. settings: of each file in `sources`. used: the splits of the files that are used.
+    that is used. names: the names of splits that would be pooled under one; empty if each split has one. left_out:
+    those of them that are not used. settings: of each file in `sources`. used: the splits of the files that are used.
     """
 
     splits: set[str]
     configs: list[str]
     chosen: str
+    names: list[str]
+    left_out: list[str]
     settings: dict[Path, str]
     used: set[str]
 
@@ -80,15 +117,29 @@ def division(
     held_out = splits - {"", "train"}
     configs = sorted({result.configs[path] for path in files if result.splits[path] or result.declared})
     several = configs if len(configs) > 1 and not named else []
-    if not several and not (held_out and (len(splits) > 1 or not (chosen or named))):
-        return None
     first = next((name for name in ("default", *result.declared, *several) if name in several), "")
-    settings = {
-        path: LEFT_OUT if several and result.configs[path] != first else setting_of(result.splits[path])
-        for path in files
-    }
+    taken = [path for path in files if not several or result.configs[path] == first]
+    others = _other_names(result, taken)
+    if not several and not others and not (held_out and (len(splits) > 1 or not (chosen or named))):
+        return None
+    settings = {path: setting_of(result.splits[path]) for path in files}
+    settings |= dict.fromkeys([*({*files} - {*taken}), *others], LEFT_OUT)
     used = {result.splits[path] for path in files if settings[path] != LEFT_OUT}
-    return Division(splits, several, first, settings, used)
+    left_out = sorted({result.names[path] for path in others})
+    alike = {(result.configs[path], result.splits[path]) for path in others}
+    names = sorted({result.names[path] for path in taken if (result.configs[path], result.splits[path]) in alike})
+    return Division(splits, several, first, names, left_out, settings, used)
+
+
+def _other_names(result: Published, files: Sequence[Path]) -> list[Path]:
+    """Return the files to leave out so that each split of a config has one name."""
+    return [
+        path
+        for config in dict.fromkeys(result.configs[path] for path in files)
+        for path in others_of(
+            {path: (result.splits[path], result.names[path]) for path in files if result.configs[path] == config}
+        )
+    ]
 
 
 def check_not_pooled(
@@ -107,14 +158,18 @@ def check_not_pooled(
         f"{name}: {0 if name in result.used else getattr(split, name)}" for name in ("validation", "test")
     )
     names = sorted(result.splits - {""})
+    without = f", without {', '.join(result.left_out)}" if result.left_out else ""
     contents = []
     if len(names) > 1 or result.splits - {"", "train"}:
         contents.append(f"the published split{'s' * (len(names) > 1)} {', '.join(names)}")
     contents += [f"the configs {', '.join(result.configs)}"] * bool(result.configs)
-    why = "would be pooled" if result.configs or len(result.splits) > 1 else "would be trained on"
+    if result.names:
+        contents.append(f"{', '.join(result.names)}, which are different splits")
+    why = "would be pooled" if result.configs or result.names or len(result.splits) > 1 else "would be trained on"
     raise UserError(
         f"{folder}: contains {' and '.join(contents)}, which {why}; write {sources_block(root, result.settings)} and "
-        f"split: {{{numbers}}}{f', which is {result.chosen} alone' if result.configs else ''}; an entry without split "
+        f"split: {{{numbers}}}{f', which is {result.chosen} alone' if result.configs else ''}"
+        f"{without}; an entry without split "
         f"is divided by prepare's split{'; the other entries of sources stay' * (folder != root)}"
     )
 
@@ -122,13 +177,13 @@ def check_not_pooled(
 def published(root: Path, files: Sequence[Path], folder: Path | None = None) -> Published:
     """Return the splits and configs of files below `root`, from their names and the README.md of `root` and `folder`,
     the source's own."""
-    splits, configs = {}, {}
+    splits, configs, names = {}, {}, {}
     declared = {**_declared(root), **_declared(folder or root)}
     for path in files:
-        name, split = declared.get(path) or _named(path.relative_to(root) if path != root else Path(path.name))
-        configs[path], splits[path] = name, split
-    listed = dict.fromkeys(name for path, (name, _) in declared.items() if path in splits)
-    return Published(settled(splits), configs, list(listed))
+        inside = path.relative_to(root) if path != root else Path(path.name)
+        configs[path], splits[path], names[path] = declared.get(path) or _named(inside)
+    listed = dict.fromkeys(config for path, (config, *_) in declared.items() if path in splits)
+    return Published(settled(splits), configs, names, list(listed))
 
 
 def settled(splits: Mapping[Key, str]) -> dict[Key, str]:
@@ -183,18 +238,27 @@ def _entries(root: Path, folder: Path, settings: Mapping[Path, str]) -> list[tup
     return result
 
 
-def _named(path: Path) -> tuple[str, str]:
-    """Return the config and split in a file's path: the last part that contains a split, and the folders above the
-    first."""
+def _named(path: Path) -> tuple[str, str, str]:
+    """Return the config, the split and the split's name in a file's path: the folders above the first part that
+    contains a split, the last split, and the last part with more than its keyword, or else the last."""
     splits = [split_of(part) for part in path.parts]
     split = next((each for each in reversed(splits) if each), "")
     above = next((number for number, each in enumerate(splits) if each), len(splits) - 1)
-    return "/".join(path.parts[:above]) or ".", split
+    bare = [_without_ending(part) for part, each in zip(path.parts, splits, strict=True) if each]
+    longer = [part for part in bare if variant_of(part) != PLAIN_NAME]
+    return "/".join(path.parts[:above]) or ".", split, (longer or bare or [""])[-1]
 
 
-def _declared(folder: Path) -> Mapping[Path, tuple[str, str]]:
-    """Return the config and split of the files that a folder's README.md lists; the first config of a file counts."""
-    result: dict[Path, tuple[str, str]] = {}
+def _without_ending(name: str) -> str:
+    """Return a data file's name without its ending and the numbers of its shard."""
+    match = DATA_FILE.fullmatch(name)
+    return SHARD.sub("", SHARDS.sub("", name[: match.start(1) - 1] if match else name))
+
+
+def _declared(folder: Path) -> Mapping[Path, tuple[str, str, str]]:
+    """Return the config, the split and the split's name of the files that a folder's README.md lists; the first config
+    of a file counts."""
+    result: dict[Path, tuple[str, str, str]] = {}
     for config in _configs_of(folder / "README.md"):
         if not isinstance(config, dict):
             continue
@@ -202,10 +266,10 @@ def _declared(folder: Path) -> Mapping[Path, tuple[str, str]]:
         if directory := config.get("data_dir"):
             inside = next(iter(_globbed(folder, directory)), folder)
             for path in _matching(folder, directory) if config.get("data_files") is None else ():
-                result.setdefault(path, (name, _named(path.relative_to(folder))[1]))
+                result.setdefault(path, (name, *_named(path.relative_to(folder))[1:]))
         for split, pattern in _patterns(config):
             for path in _matching(inside, pattern):
-                result.setdefault(path, (name, split))
+                result.setdefault(path, (name, split_of(split), split))
     return result
 
 
@@ -238,11 +302,11 @@ def _configs_of(readme: Path) -> list[Any]:
 
 
 def _patterns(config: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the split and file pattern of each entry of a README.md's config."""
+    """Yield the name of the split and the file pattern of each entry of a README.md's config."""
     for entry in _listed(config.get("data_files") if isinstance(config, dict) else None):
         split, patterns = "train", entry
         if isinstance(entry, dict):
-            split, patterns = split_of(str(entry.get("split", "train"))), entry.get("path")
+            split, patterns = str(entry.get("split", "train")), entry.get("path")
         for pattern in _listed(patterns):
             yield split, pattern
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from zerolora.data import COMPRESSIONS, DATA_FILE, ENDINGS, TABLES, TEXTS
 from zerolora.data.chunking import CUTS
-from zerolora.data.published import of_entries, setting_of, settled, split_of
+from zerolora.data.published import of_entries, others_of, setting_of, settled, split_of
 from zerolora.data.records import Chunk
 from zerolora.data.tables import tables
 from zerolora.errors import UserError
@@ -55,12 +55,14 @@ def all_files(folder: Path) -> list[Path]:
     return [path for path in paths if not any(NO_DATA.fullmatch(part) for part in path.relative_to(folder).parts)]
 
 
-def entries_of_saved(directory: Path) -> list[tuple[str, str]]:
-    """Return the `sources` of a saved DatasetDict: each split's name and settings; empty for another directory."""
+def entries_of_saved(directory: Path) -> tuple[list[tuple[str, str]], list[str]]:
+    """Return the `sources` of a saved DatasetDict: each split's name and settings, and the names of the splits that are
+    left out, as train_1M beside train; empty for another directory."""
     if not (directory / "dataset_dict.json").is_file():
-        return []
-    splits = saved_splits(directory, SAVED_BY)
-    return [(name, setting_of(split)) for name, split in settled({name: split_of(name) for name in splits}).items()]
+        return [], []
+    splits = settled({name: split_of(name) for name in saved_splits(directory, SAVED_BY)})
+    left_out = others_of({name: (split, name) for name, split in splits.items()})
+    return [(name, setting_of(split)) for name, split in splits.items() if name not in left_out], left_out
 
 
 def matching(folder: Path, pattern: str) -> list[Path]:
@@ -98,11 +100,12 @@ def chunks(path: Path, rows: int = 1000, size: int = 1 << 20) -> Iterator[Chunk]
 
 
 def _below(directory: Path) -> Iterator[Path]:
-    if splits := entries_of_saved(directory):
-        block = of_entries(splits)
+    splits, left_out = entries_of_saved(directory)
+    if splits:
+        without = f", without {', '.join(left_out)}, which would be pooled with them" if left_out else ""
         raise UserError(
-            f"{directory}: contains the splits {', '.join(name for name, _ in splits)}; write path: {directory} with "
-            f"{block}, or path: {directory / splits[0][0]} for that one alone"
+            f"{directory}: contains the splits {', '.join([*(name for name, _ in splits), *left_out])}; write path: "
+            f"{directory} with {of_entries(splits)}{without}, or path: {directory / splits[0][0]} for that one alone"
         )
     if (directory / "state.json").is_file() and any(directory.glob("data-*.arrow")):
         for name in saved_files(directory, SAVED_BY):

@@ -12,6 +12,7 @@ from zerolora.data.formats import FORMS, detect, fitting, other_kind, parse, sev
 from zerolora.data.formats.leaves import Unread
 from zerolora.data.formats.reading import Reading, Seen, reading_of
 from zerolora.data.formats.selection import is_disjoint, selected
+from zerolora.data.nested_rows import check_not_nested
 from zerolora.data.published import check_not_pooled, sources_block
 from zerolora.data.readers import all_files, check_not_linked, chunks, files_of, matching
 from zerolora.errors import UserError, wording
@@ -93,6 +94,8 @@ def form_of(source: SourceFiles, root: Path, rows: RowKind = "texts") -> tuple[s
     root: the data set's path. rows: what they must hold. Raises UserError if rows or files have different forms, or
     several, if no row has a form, or if the form of the settings holds something else.
     """
+    for path in source.files:
+        check_not_nested(root, path, source.settings.columns)
     if source.settings.format not in (None, "auto"):
         named = str(source.settings.format)
         if FORMS[named].rows != rows:

@@ -223,7 +223,9 @@ class Statistics:
         return (
             f"{rows} rows; {flat['train_tokens']:,} training tokens, {flat['train_supervised_share']:.1%} supervised; "
             f"{excluded}{dropped:,} rows dropped, {flat['truncated_rows'] + flat['split_rows']:,} cut, "
-            f"{flat['duplicate_rows']:,} duplicates, {flat['leaked_prompts']:,} training prompts also held out"
+            f"{flat['duplicate_rows']:,} duplicates, {flat['leaked_prompts']:,} training prompts also held out, "
+            f"{flat['leaked_normalized_prompts']:,} but for case, spaces and punctuation, "
+            f"{flat['leaked_near_prompts']:,} nearly"
             f"{'; not read: ' * bool(unread)}{', '.join(unread)}"
         )
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from zerolora.data.template_variables import has_value
 from zerolora.errors import UserError
 
 DEFAULT_LENGTH = 2048  # tokens, for a model without max_position_embeddings
@@ -26,7 +27,9 @@ def prompts_of(rows: Iterable[dict[str, Any]], tokenizer: Any) -> list[str]:
         return [str(row["prompt"]) for row in rows]
     if not tokenizer.chat_template and any(row["messages"] for row in rows):
         raise UserError("the model's tokenizer has no chat template; write chat_template: false")
-    how = {"tokenize": False, "add_generation_prompt": True, "date_string": DATE}
+    how = {"tokenize": False, "add_generation_prompt": True}
+    if not has_value(tokenizer.chat_template, "date_string"):  # of template_arguments
+        how["date_string"] = DATE
     prompts = []
     for row in rows:
         try:

@@ -18,7 +18,7 @@ from zerolora.data.example import BadRow
 from zerolora.data.formats import detect, parse
 from zerolora.data.formats.leaves import Unread, undecided_lines
 from zerolora.data.formats.reading import reading_of
-from zerolora.data.published import published
+from zerolora.data.published import published, variant_of
 from zerolora.data.readers import chunks, files_of
 from zerolora.errors import UserError, shown
 from zerolora.files import write_text
@@ -110,8 +110,13 @@ def _questions(settings: TaskRowsSettings, path: Path) -> list[Question]:
 
 def _rows(path: Path) -> Iterator[tuple[str, str, Any]]:
     files = files_of(path)
-    splits = published(path, files).splits
-    if path.is_dir() and len(names := sorted({*splits.values()} - {""})) > 1:
+    found = published(path, files)
+    splits = found.splits
+    named = {variant_of(found.names[file]): found.names[file] for file in files if splits[file]}
+    names = sorted({*splits.values()} - {""})
+    if len(names) == 1 and len(named) > 1:
+        names = sorted(named.values())
+    if path.is_dir() and len(names) > 1:
         first = min(files, key=lambda file: (splits[file] != "test", splits[file] != "validation"))
         raise UserError(
             f"{path}: contains the published splits {', '.join(names)}, which would be pooled; write file: "

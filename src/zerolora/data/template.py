@@ -6,9 +6,11 @@ conversation is rendered again with a marker in its place. This works for any te
 """
 
 import datetime
+import itertools
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +22,9 @@ from zerolora.data.example import BadRow, Example
 from zerolora.data.formats.reading import REASONING
 from zerolora.data.prompt_formats import PROMPT_FORMATS
 from zerolora.data.special_tokens import SpecialTokens
+from zerolora.data.template_variables import DOCUMENTS, by_tools, variables_of, with_values
 from zerolora.errors import UserError, shown, wording
+from zerolora.files import canonical
 
 Messages = list[dict[str, Any]]
 # Markers are private-use characters, which real text does not contain: one for any message, and one for each message.
@@ -28,11 +32,14 @@ MARK, MARKS = "\U00100000", 0xF0000
 DATE = datetime.datetime(2024, 7, 26)  # today's date for templates, fixed so that data does not change from day to day
 # Template arguments for a generation prompt: default, without thoughts, with thoughts.
 THOUGHTS: tuple[dict[str, bool], ...] = ({}, {"enable_thinking": False}, {"enable_thinking": True})
+MOST_FRAMES = 1024  # in memory; each set of a row's arguments has its own
 # Text that looks like a special token: <|im_end|>, </s> or [/s].
 MARKER = re.compile(r"\s*(<[^<>\s]+>|\[[^\[\]\s]+\])")
 USER, ASSISTANT = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}
 EXCHANGES = ([USER, ASSISTANT], [{"role": "system", "content": "Be brief."}, USER, ASSISTANT])
 """Conversations by which two templates are compared."""
+TRIED = ([USER], True), *((exchange, False) for exchange in EXCHANGES)
+"""Conversations by which values of a variable are compared, some with the generation prompt."""
 # The chat template of `template: plain`.
 PLAIN = """{%- for message in messages if message.content or message.tool_calls -%}
 {%- if message.tool_calls %}{{ raise_exception("tool calls have no plain form; write template: chat") }}{% endif -%}
@@ -44,10 +51,11 @@ PLAIN = """{%- for message in messages if message.content or message.tool_calls 
 class Template:
     """Renders conversations with the chat template that the settings name.
 
-    Uses `template`, `system`, `loss`, `stop_tokens` and `pad_token` of `settings`. `stops`: the tokens that end an
-    answer, from the settings, otherwise the end-of-sequence token, those of the model's generation_config.json, and the
-    template's own. `padding`: the token that fills batches. Raises UserError if the model lacks a token that the
-    template needs, or a chat template that the settings require.
+    Uses `template`, `template_arguments`, `system`, `loss`, `stop_tokens` and `pad_token` of `settings`. `stops`: the
+    tokens that end an answer, from the settings, otherwise the end-of-sequence token, those of the model's
+    generation_config.json, and the template's own. `padding`: the token that fills batches. Raises UserError if the
+    model lacks a token that the template needs, or a chat template that the settings require, or if the template does
+    not read one of the arguments.
     """
 
     def __init__(self, tokenizer: Any, settings: PrepareSettings, model: Path | None = None) -> None:
@@ -58,9 +66,8 @@ class Template:
         self.called = "the chat template" if self.name in ("chat", "plain") else f"template {self.name}"
         if self.own is not None:
             self.called = self.name  # the file
-        self.remedy = "template: plain, or " * (not self.plain) + (
-            f"correct {self.name}" if self.own is not None else "give the model another chat template"
-        )
+        self.remedy = f"correct {self.name}" if self.own is not None else "give the model another chat template"
+        self.given: dict[str, Any] = dict(settings.template_arguments)
         special = SpecialTokens(tokenizer, settings, model)
         if self.name == "chat" and not tokenizer.chat_template:
             raise UserError(
@@ -77,34 +84,130 @@ class Template:
         self.compile, self.tokens = compile_template, {**tokenizer.special_tokens_map, "eos_token": special.end}
         if self.name in PROMPT_FORMATS and not PROMPT_FORMATS[self.name].opens:
             self.tokens["bos_token"] = self.bos
-        self.programs: dict[str, tuple[Any, dict[str, Any]]] = {}  # by template source: compiled, and its variables
+        self.programs: dict[str, _Program] = {}  # by template source
         self.end, self.stops = special.end, special.stops
+        self.switches: dict[tuple[str, str], bool] = {}  # by template source and variable
         self.tail = self._tail(special.set_by_user)
         self.padding = special.padding(tokenizer, settings.pad_token, self.stops)
         # Tokens that a message must not contain.
         self.special = re.compile(any_of({token.content for token in added if token.special} | self.stops))
+        self._check_given()
         self.stop = re.compile(any_of(self.stops))
         self.ending = re.compile(rf"{any_of([self.tail])}|(\s*({self.added}))*?\s*({self.stop.pattern})")
-        self.frames: dict[tuple[Supervision, bool], _Frame | None] = {}
-        self.remedies: dict[tuple[Any, ...], str | None] = {}  # by roles and other parts that a template may drop
+        self.frames: dict[tuple[Supervision, bool, str], _Frame | None] = {}
+        self.others: dict[tuple[str, str], Template | None] = {}  # by name and loss, of other settings
+        self.names: dict[str, bool] = {}  # by role, whether the template writes the name of a message
         self.thoughts: str | None = None  # the template's key of thoughts, None if not known yet
         # The separator of an instruction and its input.
         self.input = PROMPT_FORMATS[self.name].input if self.name in PROMPT_FORMATS else "\n"
 
-    def named(self, name: str) -> "Template | None":
-        """Return the template of this name for the same tokenizer; None if the tokenizer lacks one of its tokens."""
+    @cached_property
+    def arguments(self) -> frozenset[str]:
+        """The names of the variables that the template reads, besides those that it always gets."""
+        return frozenset().union(*(self._read(tools) for tools in (None, [])))
+
+    def _read(self, tools: list[Any] | None) -> frozenset[str]:
+        """Return the same for conversations with or without tools."""
         try:
-            changed = self.settings.model_copy(update={"template": name, "template_text": None})
-            return Template(self.tokenizer, changed, self.model)
+            return self._program(self._source(tools)).reads
         except UserError:
-            return None
+            raise
+        except Exception:
+            return frozenset()  # `write` reports that it cannot be compiled
+
+    def _check_given(self) -> None:
+        """Raise UserError if the template does not read an argument of the settings as it is."""
+        for name, value in self.given.items():
+            where = f"prepare: template_arguments: {name}"
+            if name not in self.arguments:
+                known = ", ".join(sorted(self.arguments)) or "none"
+                raise UserError(
+                    f"{where} is not a variable that {self.called} reads (it reads {known}); correct its name, or "
+                    "remove it"
+                )
+            for tools in (None, []):
+                if name in self._read(tools) and self._is_misread(name, value, tools):
+                    raise UserError(f"{where} is {shown(value)}, {self._taken(value)}")
+            if held := self.special.search(json.dumps(value, ensure_ascii=False)):
+                raise UserError(f"{where} contains the special token {held[0]}; remove it")
+
+    def _arguments(self, example: Example) -> dict[str, Any]:
+        """Return the arguments that a row sets and the settings do not. Raises BadRow for one that the template does
+        not read as it is, or that contradicts the settings."""
+        result = {}
+        for name, value in (example.arguments or {}).items():
+            if name not in self._read(example.tools):
+                kind = "without" if example.tools is None else "with"
+                raise BadRow(
+                    f"{name} is {shown(value)}, and the chat template for conversations {kind} tools does not read it; "
+                    f"write ignore: [{name}]"
+                )
+            if name in self.given:
+                if canonical(value) != canonical(self.given[name]):
+                    raise BadRow(
+                        f"{name} is {shown(value)}, but template_arguments sets {shown(self.given[name])}; write ignore: "
+                        f"[{name}], or remove it from template_arguments"
+                    )
+                continue
+            if self._is_misread(name, value, example.tools):
+                raise BadRow(f"{name} is {shown(value)}, {self._taken(value)}, or ignore: [{name}]")
+            if held := self.special.search(json.dumps(value, ensure_ascii=False)):
+                raise BadRow(f"{name} contains the special token {held[0]}, which would end or begin a turn; remove it")
+            result[name] = value
+        return result
+
+    def _taken(self, value: Any) -> str:
+        """Return what the template takes a misread value for, and what to write."""
+        return f"which {self.called} takes for {'false' if value in (1,) else 'true'}; write true or false"
+
+    def _is_misread(self, name: str, value: Any, tools: list[Any] | None) -> bool:
+        """Return whether the template only tests if a variable is true, and takes a value for the wrong one, or one
+        that holds more than that."""
+        if value is None or isinstance(value, bool):
+            return False
+        source, sample = self._source(tools), None if self._source(tools) == self._source(None) else []
+
+        def written(held: Any) -> list[str | None]:
+            further = {name: held}
+            return [self._writes(messages, sample, prompt, further) for messages, prompt in TRIED]
+
+        if (source, name) not in self.switches:
+            yes, no, text = map(written, (True, False, MARK))
+            self.switches[source, name] = yes != no and text in (yes, no)
+        if not self.switches[source, name]:
+            return False
+        number = isinstance(value, (int, float)) and value in (0, 1)
+        return written(value) == written(not value if number else True)
+
+    def reads_name(self, role: str) -> bool:
+        """Return whether the template writes the `name` of a message of this role."""
+        if role not in self.names:
+            messages = next(each for each in EXCHANGES if role in [message["role"] for message in each])
+            text = self._writes([{**each, "name": MARK} if each["role"] == role else each for each in messages])
+            self.names[role] = MARK in (text or "")
+        return self.names[role]
+
+    def with_settings(self, template: str, loss: str) -> "Template | None":
+        """Return the template of another name, or of another `loss`, for the same tokenizer; None if the tokenizer lacks
+        one of its tokens, or it does not read the set arguments."""
+        if (template, loss) not in self.others:
+            update: dict[str, Any] = {"loss": loss} if loss else {"template": template, "template_text": None}
+            try:
+                other = Template(self.tokenizer, self.settings.model_copy(update=update), self.model)
+            except UserError:
+                other = None
+            self.others[template, loss] = other
+        return self.others[template, loss]
+
+    def named(self, name: str) -> "Template | None":
+        return self.with_settings(name, "")
 
     def pieces(self, example: Example, remedy: bool = True) -> list[Piece]:
         """Return the pieces of a conversation or text, up to the last supervised one.
 
         Every supervised turn of the assistant ends with its stop token. Raises BadRow if the template rejects the
         conversation, drops a part of it, or writes no stop token where one is needed; with `remedy`, the error names
-        another template that keeps the row, if there is one.
+        the settings and edits with which this row was written.
         """
         if example.text is not None:
             text = example.text.removeprefix(self.bos).removesuffix(self.end)
@@ -118,16 +221,24 @@ class Template:
         if example.input and self.input != "\n":
             messages = self._with_input(messages, example.input)
         self._check_no_special_token(messages, example.tools)
+        self._check_names(messages)
+        arguments = self._arguments(example) if example.arguments else {}
         try:
-            return [piece for piece in self._pieces(messages, example, how) if piece.text]
+            return [piece for piece in self._pieces(messages, example, how, arguments) if piece.text]
+        except _SettledError:
+            raise
         except BadRow as error:
-            if not remedy or not (other := self._keeping(example)):
+            what, _, default = str(error).partition("; ")
+            if not remedy or not (remedies := self._remedies(example, unlocated=self.remedy in default)):
                 raise
-            raise BadRow(f"{str(error).partition('; ')[0]}; write {other}") from None
+            raise BadRow(f"{what}; write {', or '.join(remedies)}") from None
 
-    def _pieces(self, messages: Messages, example: Example, how: "Supervision") -> list[Piece]:
-        text = self.write(messages, example.tools)
-        row = _Row(messages, example.tools, text, example.thoughts, example.input, bool(example.supervised))
+    def _pieces(
+        self, messages: Messages, example: Example, how: "Supervision", arguments: dict[str, Any]
+    ) -> list[Piece]:
+        text = self.write(messages, example.tools, arguments=arguments)
+        weighed = bool(example.supervised)
+        row = _Row(messages, example.tools, text, example.thoughts, example.input, weighed, arguments)
         pieces = self._by_frame(row, how)
         if pieces is None:
             supervised, wanted = self._supervised(how)
@@ -136,25 +247,60 @@ class Template:
             pieces = self._cut(row, turns, supervised)
         return pieces
 
-    def _keeping(self, example: Example) -> str | None:
-        """Return the setting that keeps all of a rejected row, if any: the model's own template, or a format that
-        writes a plain exchange exactly as this template does."""
-        messages = example.messages or []
-        calls = tuple("tool_calls" in message for message in messages)
-        key = self.supervision(example), calls, example.tools is not None, bool(example.thoughts)
-        if key not in self.remedies:
-            self.remedies[key] = self._remedy(example)
-        return self.remedies[key]
+    def _remedies(self, example: Example, unlocated: bool) -> list[str]:
+        """Return the settings and edits with which a rejected row is written, those that keep more of it first.
 
-    def _remedy(self, example: Example) -> str | None:
+        unlocated: the template depends on a content, so that another one may be needed.
+        """
+        found = [other] if (other := self._keeping(example)) else []
+        edits: list[tuple[str, Callable[[Example], Example | None]]] = [
+            (wording("loss: last"), lambda example: example),
+            (wording("ignore: [NAME] to learn the answer without it"), _without_thoughts),
+            (wording("put it into the text"), _with_thoughts_in_text),
+            (wording("one call in each message, followed by its result"), _one_call_a_message),
+        ]
+        if self.loss == "last":
+            edits = edits[1:]
+        for number in range(1, len(edits)):
+            for chosen in itertools.combinations(edits, number):
+                changed: Example | None = example
+                for _, edit in chosen:
+                    changed = edit(changed) if changed else None
+                last = chosen[0][0] == "loss: last"
+                other = self.with_settings("", "last") if last else self
+                if changed and other and (last or changed != example) and other._accepts(changed):
+                    found.append(" and ".join(name for name, _ in chosen).replace("NAME", example.thoughts))
+            if found:
+                return found
+        plain = self.named("plain") if unlocated and not self.plain else None
+        return ["template: plain"] if plain and plain._accepts(example) else []
+
+    def _accepts(self, example: Example) -> bool:
+        try:
+            return bool(self.pieces(example, remedy=False))
+        except (BadRow, UserError):
+            return False
+
+    def _keeping(self, example: Example) -> str | None:
+        """Return the template that keeps all of a rejected row, if any: the model's own, or a format that writes a
+        plain exchange exactly as this template does."""
         from_model = self.name != "chat" and self.own is None and bool(self.tokenizer.chat_template)
         if from_model and (chat := self.named("chat")) and chat._keeps(example):
             return wording("template: chat, which has a form for it")
-        for name in PROMPT_FORMATS:
-            other = self.named(name) if name != self.name else None
-            if other and any(self._agrees(other, exchange) for exchange in EXCHANGES) and other._keeps(example):
+        for name in self._alike:
+            if (other := self.named(name)) and other._keeps(example):
                 return wording(f"template: {name}, which writes the same text, but keeps all of the row")
         return None
+
+    @cached_property
+    def _alike(self) -> list[str]:
+        """The names of the formats that write a plain exchange as this template does."""
+        others = {name: self.named(name) for name in PROMPT_FORMATS if name != self.name}
+        return [
+            name
+            for name, other in others.items()
+            if other and any(self._agrees(other, exchange) for exchange in EXCHANGES)
+        ]
 
     def _agrees(self, other: "Template", exchange: Messages) -> bool:
         texts = [each._writes(exchange) for each in (self, other)]
@@ -192,21 +338,24 @@ class Template:
         answer = self._last_answer(how, self._supervised(how)[0])
         return None if answer is None else answer - len(how.roles) + len(messages)
 
-    def write(self, messages: Messages, tools: list[Any] | None = None, prompt: bool = False, **others: Any) -> str:
-        """Render a conversation, with `prompt` including the generation prompt.
+    def write(
+        self,
+        messages: Messages,
+        tools: list[Any] | None = None,
+        prompt: bool = False,
+        arguments: dict[str, Any] | None = None,
+    ) -> str:
+        """Render a conversation, with `prompt` including the generation prompt, and with these further arguments.
 
         Raises BadRow if the template rejects the conversation, and UserError if it exceeds the bounds on time, memory
         or output.
         """
         source = self._source(tools)
         try:
-            if source not in self.programs:
-                with bounded(self.called):
-                    program = self.compile(source)
-                known = {**program.globals, **self.tokens, "documents": None, "strftime_now": DATE.strftime}
-                self.programs[source] = program, known
-            program, known = self.programs[source]
-            values = {**known, "messages": messages, "tools": tools, "add_generation_prompt": prompt, **others}
+            program, known, _ = self._program(source)
+            values = {**known, "messages": messages, "tools": tools, "add_generation_prompt": prompt}
+            if arguments:
+                values |= arguments
             # Template.render copies the globals for each conversation and takes twice as long.
             context, environment = program.environment.context_class, program.environment
             return within_bounds(
@@ -220,14 +369,25 @@ class Template:
             reason = " ".join(str(error).split())[:200]
             if not self.tokenizer.chat_template:
                 reason = reason.replace("write template: chat", "choose a model that has a chat template")
-            line = None if self.own is None or source not in self.programs else line_of(error, self.programs[source][0])
+            line = line_of(error, self.programs[source].compiled) if self.own and source in self.programs else None
             raise BadRow(f"{self.name}:{line}: {reason}" if line else f"{self.called} refuses it: {reason}") from None
+
+    def _program(self, source: str) -> "_Program":
+        """Return a compiled template. Raises an error of jinja2, or UserError as `write` does."""
+        if source not in self.programs:
+            with bounded(self.called):
+                compiled = self.compile(source)
+                reads = variables_of(compiled.environment, source)
+            known = {**compiled.globals, **self.tokens, "strftime_now": DATE.strftime}
+            passed = {*known, *self.tokenizer.SPECIAL_TOKENS_ATTRIBUTES, "messages", "tools", "add_generation_prompt"}
+            self.programs[source] = _Program(compiled, {**known, DOCUMENTS: None, **self.given}, reads - passed)
+        return self.programs[source]
 
     def published(self) -> str | None:
         """Return the chat template that writes the same text in transformers, None for the tokenizer's own."""
-        if self.name == "chat" and self.end == self.tokenizer.eos_token:
+        if self.name == "chat" and self.end == self.tokenizer.eos_token and not self.given:
             return None
-        source, texts = self._source(None), {"eos_token": self.end}
+        source, texts = by_tools(self._source(None), self._source([])), {"eos_token": self.end}
         if self.plain:
             source = "{{- bos_token -}}" + source
         if self.plain or (self.name in PROMPT_FORMATS and not PROMPT_FORMATS[self.name].opens):
@@ -237,7 +397,7 @@ class Template:
         changed = [
             f"{{% set {name} = {json.dumps(text)} %}}\n" for name, text in texts.items() if text != known.get(name)
         ]
-        return "".join(changed) + source
+        return with_values("".join(changed) + source, self.given)
 
     def _source(self, tools: list[Any] | None) -> str:
         """Return the source of the template. A tokenizer may have another one for conversations with tools."""
@@ -247,9 +407,9 @@ class Template:
             return PROMPT_FORMATS[self.name].jinja
         return PLAIN if self.plain else str(self.tokenizer.get_chat_template(tools=tools))
 
-    def _writes(self, *arguments: Any, **others: Any) -> str | None:
+    def _writes(self, *arguments: Any) -> str | None:
         try:
-            return self.write(*arguments, **others)
+            return self.write(*arguments)
         except BadRow:
             return None
 
@@ -259,6 +419,16 @@ class Template:
             if held := self.special.search(text):
                 name = _name(messages, number) if number < len(messages) else "the list of tools"
                 raise BadRow(f"{name} contains the special token {held[0]}, which would end or begin a turn; remove it")
+
+    def _check_names(self, messages: Messages) -> None:
+        """Raise BadRow for a message with a name that the template does not write. Templates may find the call of a
+        tool's message by its name, so that is not checked."""
+        for number, message in enumerate(messages):
+            if "name" in message and message["role"] != "tool" and not self.reads_name(message["role"]):
+                raise BadRow(
+                    f"{self.called} leaves out the name {shown(message['name'])} of {_name(messages, number)}; write "
+                    "ignore: [name]"
+                )
 
     def _with_input(self, messages: Messages, further: str) -> Messages:
         """Return messages with the input of the last question in the prompt format's form."""
@@ -309,19 +479,19 @@ class Template:
         everything, position = self.loss == "everything", 0
         pieces = [Piece(self.bos, None, everything)] if self.plain else []
         for number, turn in sorted(turns.items(), key=lambda item: item[1].start):
-            last = number == max(supervised, default=0)
             if turn.wrong and number not in supervised and not everything:
                 continue
             if turn.wrong:
-                raise BadRow(f"{turn.wrong}; write {turn.remedy or (self.remedy if last else 'loss: last')}")
+                raise BadRow(f"{turn.wrong}; {turn.remedy or self.remedy}")
             pieces.append(Piece(row.text[position : turn.start], None, everything))
             content, position = row.text[turn.start : turn.end], turn.end
             # An answer that the row excludes from the loss is context: evaluation does not prompt for it.
             role = row.messages[number]["role"] if number in supervised or not everything else None
             if role == "assistant" and number in supervised and not turn.stopped:
-                if not last:
-                    other = "loss: last" if self.own is None else "{{ eos_token }} there"
-                    raise BadRow(f"{self.called} writes no stop token after an earlier answer; write {other}")
+                if number != max(supervised):
+                    kind = BadRow if self.own is None else _SettledError
+                    other = self.remedy if self.own is None else "write {{ eos_token }} there"
+                    raise kind(f"{self.called} writes no stop token after an earlier answer; {other}")
                 content, position = content + self.end, len(row.text)
             pieces.append(Piece(content, role, number in supervised))
         pieces.append(Piece(row.text[position:], None, everything))
@@ -329,7 +499,7 @@ class Template:
             pieces.pop()
         if not pieces:
             why = "the row's own weights leave none; " if row.weighed else ""
-            raise BadRow(
+            raise _SettledError(
                 f"no part of it is supervised with loss {shown(self.loss)}; {why}remove it, or add a role to loss"
             )
         return pieces
@@ -339,10 +509,10 @@ class Template:
         if row.tools is not None or any(len(message) > 2 for message in row.messages):
             return None
         section = bool(row.input) and self.input != "\n"
-        key = how, section
+        key = how, section, canonical(row.arguments) if row.arguments else ""
         frame = self.frames.get(key)
-        if frame is None and key not in self.frames:
-            frame = self.frames[key] = self._frame(how, section)
+        if frame is None and key not in self.frames and len(self.frames) < MOST_FRAMES:
+            frame = self.frames[key] = self._frame(how, section, row.arguments)
         if frame is None:
             return None
         contents = [message["content"] for message in row.messages]
@@ -359,7 +529,7 @@ class Template:
             for holes, piece in frame.pieces
         ]
 
-    def _frame(self, how: "Supervision", section: bool) -> "_Frame | None":
+    def _frame(self, how: "Supervision", section: bool, arguments: dict[str, Any]) -> "_Frame | None":
         """Return the template's text around messages of these roles, None if it depends on their contents.
 
         section: the last question has an input, which gets the last marker.
@@ -367,7 +537,7 @@ class Template:
         messages = _marked(*how.roles)
         if section:
             messages[_last_question(how.roles)]["content"] += self.input + chr(MARKS + len(messages))
-        row = _Row(messages, None, self._writes(messages) or "")
+        row = _Row(messages, None, self._writes(messages, None, False, arguments) or "", arguments=arguments)
         text = _open(row.text)
         if sorted(text[1::2]) != list(range(len(messages) + section)):
             return None
@@ -384,7 +554,7 @@ class Template:
 
     def _by_marks(self, row: "_Row", wanted: Iterable[int]) -> "dict[int, _Turn]":
         """Locate turns by the change in the text when a marker replaces a message."""
-        if row.tools is not None and self._writes(row.messages) == row.text:
+        if row.tools is not None and self._writes(row.messages, None, False, row.arguments) == row.text:
             raise BadRow(f"{self.called} leaves out the tools; choose a model whose template has them")
         places = [self._place(row, number) for number in range(len(row.messages))]
         return {number: self._turn(row, number, places) for number in wanted}
@@ -396,10 +566,12 @@ class Template:
         if calls:
             called = {**calls[-1], "function": {**calls[-1]["function"], "name": MARK}}
             marked = {**message, "tool_calls": [*calls[:-1], called]}
-        text = self._writes([*row.messages[:number], marked, *row.messages[number + 1 :]], row.tools)
+        text = self._again(row, [*row.messages[:number], marked, *row.messages[number + 1 :]])
         if text is None:
             return None, None
         parts = text.split(MARK)
+        if calls and len(calls) > 1:
+            self._check_calls(row, number)
         if len(parts) == 1 and (calls or message["content"]):
             name = "the tool calls of " * bool(calls) + _name(row.messages, number)
             raise BadRow(f"{self.called} leaves out {name}; remove it")
@@ -411,6 +583,28 @@ class Template:
         known = len(parts) == 2 and (begin is None or end is None or begin <= end)
         return (begin, end) if known else (None, None)
 
+    def _check_calls(self, row: "_Row", number: int) -> None:
+        """Raise BadRow if the template writes some of a message's calls, but not all."""
+        message = row.messages[number]
+        marks = [chr(MARKS + position) for position in range(len(message["tool_calls"]))]
+        calls = [
+            {**call, "function": {**call["function"], "name": mark}}
+            for call, mark in zip(message["tool_calls"], marks, strict=True)
+        ]
+        marked = {**message, "tool_calls": calls}
+        text = self._again(row, [*row.messages[:number], marked, *row.messages[number + 1 :]]) or ""
+        missing = [position for position, mark in enumerate(marks) if mark not in text]
+        if 0 < len(missing) < len(marks):
+            function = message["tool_calls"][missing[0]]["function"]
+            raise BadRow(
+                f"{self.called} leaves out call {missing[0] + 1} of the {len(marks)} tool calls of "
+                f"{_name(row.messages, number)} ({shown(function['name'])}); remove it"
+            )
+
+    def _again(self, row: "_Row", messages: Messages, prompt: bool = False, **others: Any) -> str | None:
+        """Render other messages with the tools and arguments of a row, and maybe further arguments."""
+        return self._writes(messages, row.tools, prompt, {**row.arguments, **others})
+
     def _turn(self, row: "_Row", number: int, places: list[tuple[int | None, int | None]]) -> "_Turn":
         message, (begin, end) = row.messages[number], places[number]
         name, calls, answers = _name(row.messages, number), message.get("tool_calls"), message["role"] == "assistant"
@@ -418,9 +612,9 @@ class Template:
         following = places[number + 1][0] if number + 1 < len(row.messages) else len(row.text)
         thoughts = next((message[key] for key in REASONING if key in message), "")
         if answers and not _has(row.text[:following], thoughts):
-            return _without_thoughts(self.called, row, name)
+            return _without(self.called, row, name)
         if begin is not None and start is None and not calls:
-            prompt = self._writes(row.messages[:number], row.tools, True) or ""
+            prompt = self._again(row, row.messages[:number], prompt=True) or ""
             words = shown(prompt[len(_common(prompt, row.text)) :])
             return _Turn(wrong=f"{self.called} asks for {name} with {words}, which is missing before it")
         if start is None or end is None or following is None:
@@ -430,9 +624,9 @@ class Template:
         end = result.end() if result else len(row.text.rstrip()) if calls else end
         written = row.text[min(start, begin or start) : end]
         if answers and not _has(written, thoughts):
-            return _without_thoughts(self.called, row, name)
+            return _without(self.called, row, name)
         if answers and not _has(written, message["content"]):
-            return _Turn(wrong=f"{self.called} leaves out part of {name}; remove that part")
+            return _Turn(wrong=f"{self.called} leaves out part of {name}", remedy="remove that part")
         return _Turn(start, end, result is not None)
 
     def _start(self, row: "_Row", number: int, begin: int | None, since: int | None) -> int | None:
@@ -444,18 +638,19 @@ class Template:
         """
         before, calls = row.messages[:number], row.messages[number].get("tool_calls")
         after_header = None if begin is None or calls else len(row.text[:begin].rstrip(" "))
-        without = self._writes(before, row.tools)
+        without = self._again(row, before)
         if without is None or row.messages[number]["role"] != "assistant":
             return after_header
-        for how in THOUGHTS:
-            prompt = self._writes(before, row.tools, True, **how) or without
+        for how in THOUGHTS[:1] if "enable_thinking" in {**self.given, **row.arguments} else THOUGHTS:
+            prompt = self._again(row, before, prompt=True, **how) or without
             header = prompt[len(_common(without, prompt)) :]
             if row.text.startswith(prompt):
                 return len(prompt) if header or calls or not row.text[len(prompt) : begin].strip() else after_header
             if not header:
                 return after_header
             # The template may render earlier messages differently once there is an answer.
-            position = row.text.rfind(header, since, begin)
+            # A turn may have several headers; its prompt ends with the first.
+            position = row.text.rfind(header, None, begin) if since is None else row.text.find(header, since, begin)
             if begin is not None and position >= 0:
                 return position + len(header)
         return None
@@ -468,7 +663,7 @@ class Template:
             return None
         if not row.messages[-1].keys().isdisjoint((*REASONING, "tool_calls")):
             return None
-        prompt, off, on = (self._writes(row.messages[:-1], row.tools, True, **how) or "" for how in THOUGHTS)
+        prompt, off, on = (self._again(row, row.messages[:-1], prompt=True, **how) or "" for how in THOUGHTS)
         opened = prompt[len(_common(prompt, row.text)) :]
         begin, end = self._place(row, number)
         empty = prompt == off != on and row.text[begin:end].strip() == content.strip()
@@ -509,6 +704,18 @@ class Supervision(NamedTuple):
     prompt: int = 0
 
 
+class _SettledError(BadRow):
+    """A mistake that no other setting would repair."""
+
+
+class _Program(NamedTuple):
+    """A compiled template, the variables that it always gets, and the names of the others that it reads."""
+
+    compiled: Any
+    known: dict[str, Any]
+    reads: frozenset[str]
+
+
 class _Row(NamedTuple):
     messages: Messages
     tools: list[Any] | None
@@ -516,6 +723,7 @@ class _Row(NamedTuple):
     thoughts: str = ""
     input: str = ""
     weighed: bool = False
+    arguments: dict[str, Any] = {}
 
 
 class _Frame(NamedTuple):
@@ -541,11 +749,64 @@ def _has(text: str, part: str) -> bool:
     return not part or "".join(part.split()) in "".join(text.split())
 
 
-def _without_thoughts(template: str, row: _Row, name: str) -> _Turn:
-    return _Turn(
-        wrong=f"{template} leaves out {row.thoughts} of {name}",
-        remedy=f"ignore: [{row.thoughts}] to learn the answer without it, or put it into the text",
-    )
+def _without(template: str, row: _Row, name: str) -> _Turn:
+    return _Turn(wrong=f"{template} leaves out {row.thoughts} of {name}", remedy="remove it")
+
+
+def _without_thoughts(example: Example) -> Example | None:
+    """Return a row without thoughts, as `ignore` reads it."""
+    if not example.thoughts:
+        return None
+    messages = [
+        {key: value for key, value in message.items() if key != REASONING[0]} for message in example.messages or ()
+    ]
+    return example._replace(messages=messages, thoughts="")
+
+
+def _with_thoughts_in_text(example: Example) -> Example | None:
+    """Return a row with the thoughts of each answer at the beginning of its content."""
+    if not example.thoughts:
+        return None
+    messages = [
+        {**message, "content": f"<think>\n{message[REASONING[0]]}\n</think>\n\n{message['content']}"}
+        if REASONING[0] in message
+        else message
+        for message in example.messages or ()
+    ]
+    return _without_thoughts(example._replace(messages=messages))
+
+
+def _one_call_a_message(example: Example) -> Example | None:
+    """Return a row with a message for each call, followed by its result; None if there is one already, or if it is
+    unknown which results belong to which calls."""
+    messages = example.messages or []
+    if example.prompt or all(len(message.get("tool_calls", ())) < 2 for message in messages):
+        return None
+    marks = example.supervised or [None] * len(messages)
+    result: list[tuple[dict[str, Any], bool | None]] = []
+    number = 0
+    while number < len(messages):
+        message, mark = messages[number], marks[number]
+        number += 1
+        if len(calls := message.get("tool_calls", ())) < 2:
+            result.append((message, mark))
+            continue
+        end = number
+        while end < len(messages) and messages[end]["role"] == "tool":
+            end += 1
+        answers = list(zip(messages[number:end], marks[number:end], strict=True))
+        if answers and len(answers) != len(calls):
+            return None
+        by_call = {answer.get("tool_call_id"): (answer, mark) for answer, mark in answers}
+        if by_call.keys() == {call.get("id") for call in calls}:
+            answers = [by_call[call.get("id")] for call in calls]
+        for position, call in enumerate(calls):
+            first = message if position == 0 else {"role": "assistant", "content": ""}
+            result.append(({**first, "tool_calls": [call]}, mark))
+            result += answers[position : position + 1]
+        number = end
+    changed = example._replace(messages=[message for message, _ in result])
+    return changed._replace(supervised=[mark for _, mark in result]) if example.supervised else changed
 
 
 def _open(text: str) -> list[Any]:

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Generator, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from zerolora.data.formats import parse
 from zerolora.data.formats.leaves import Unread
 from zerolora.data.formats.reading import Reading, Seen
 from zerolora.data.formats.selection import better_answer, selected
+from zerolora.data.normal_form import normal_form
 from zerolora.data.prepared_rows import FIELDS, IGNORED, schema
 from zerolora.data.ragged import Ragged
 from zerolora.data.records import Chunk
@@ -74,15 +76,16 @@ class Dropped(NamedTuple):
 class Result(NamedTuple):
     """The result of a chunk.
 
-    file: its rows, an Arrow record batch of `prepared_rows.schema(held_out=True)`. hashes: of each row and of its
-    prompt, and of preference data also of the row that would contradict it, uint64 [rows, 2 or 3]. origin: the data
-    file. counts: truncated rows, turns and supervised tokens by role, stop
-    tokens. seen: use of the rows' columns and their messages' keys. unread: what nothing reads. progress: bytes of the
-    file.
+    file: its rows, an Arrow record batch of `prepared_rows.schema(held_out=True)`. hashes: of each row, of its prompt,
+    and of the prompt's normal form (normal_form.py), and of preference data also of the row that would contradict it,
+    uint64 [rows, 3 or 4]. continued: the indices of rows that are further parts of the row before, cut by too_long.
+    origin: the data file. counts: truncated rows, turns and supervised tokens by role, stop tokens. seen: use of the
+    rows' columns and their messages' keys. unread: what nothing reads. progress: bytes of the file.
     """
 
     file: Path
     hashes: Any
+    continued: Any
     source: int
     origin: str
     read: int
@@ -170,6 +173,7 @@ class ChunkTokenizer:
         """Tokenize a chunk's rows and write them to `file`."""
         counts: collections.Counter[str] = collections.Counter()
         seen, unread = Seen(), Unread()
+        job = job._replace(reading=replace(job.reading, arguments=self.template.arguments))
         columns = job.reading.columns
         read: list[tuple[str, Any]] = []
         rows: list[_Row] = []
@@ -204,11 +208,12 @@ class ChunkTokenizer:
             except RecursionError:
                 bad[number] = "bad_row", "is nested too deep to be read; flatten or remove it"
         write = self._write_texts if self.kind == "texts" else self._write_answers
-        batch, hashes_of_rows = write(job, rows, counts, bad)
+        batch, hashes_of_rows, continued = write(job, rows, counts, bad)
         file.write_bytes(batch)
         return Result(
             file,
             hashes_of_rows,
+            continued,
             job.source,
             job.chunk.file,
             len(read),
@@ -240,8 +245,9 @@ class ChunkTokenizer:
 
     def _write_texts(
         self, job: Job, rows: list["_Row"], counts: collections.Counter[str], bad: dict[int, tuple[str, str]]
-    ) -> tuple[Any, np.ndarray]:
-        """Return a chunk's rows as an Arrow record batch, and their hashes (Result). Updates counts and bad rows."""
+    ) -> tuple[Any, np.ndarray, np.ndarray]:
+        """Return a chunk's rows as an Arrow record batch, their hashes, and which are further parts of a row (Result).
+        Updates counts and bad rows."""
         tokens = self._checked(rows) if job.format == "tokens" else self.encoder.encode([row.pieces for row in rows])
         self._check_vocabulary(tokens)
         partless = [] if self.limits == NO_LIMITS else np.flatnonzero(tokens.prompt == 0).tolist()
@@ -255,17 +261,23 @@ class ChunkTokenizer:
                 bad[row.number] = "too_long", self._too_long(tokens, number)
         _count_roles(counts, parts.tokens)
         cut = "rows.split" if self.too_long == "split" else "rows.truncated"
-        counts[cut] += int(self._long(tokens)[list(used)].sum())
-        texts = [
-            _texts(rows[number].example, self.template.answer_index(rows[number].example))
-            for number in parts.row.tolist()
-        ]
-        return _batch(parts.tokens, texts, job.source), _hashes(parts, rows, tokens)
+        long = self._long(tokens)
+        counts[cut] += int(long[list(used)].sum())
+        further = np.concatenate([[False], parts.row[1:] == parts.row[:-1]])[: len(parts.row)]
+        texts = []
+        for number, again in zip(parts.row.tolist(), further.tolist(), strict=True):
+            # A part of a row is not asked for, so it needs no answer. Its first has the question, to find it elsewhere.
+            question, expected = "", ""
+            if not again:
+                example = rows[number].example
+                question, expected = _texts(example, self.template.answer_index(example))
+            texts.append((question, "" if long[number] and self.too_long == "split" else expected))
+        return _batch(parts.tokens, texts, job.source), _hashes(parts, rows, tokens), np.flatnonzero(further)
 
     def _write_answers(
         self, job: Job, rows: list["_Row"], counts: collections.Counter[str], bad: dict[int, tuple[str, str]]
-    ) -> tuple[Any, np.ndarray]:
-        """Do the same for rows of preference data."""
+    ) -> tuple[Any, np.ndarray, np.ndarray]:
+        """Do the same for rows of preference data, which are never cut into parts."""
         texts = [[row.pieces for row in rows], *([[row.rejected for row in rows]] if self.kind == "pairs" else [])]
         sequences = [self.encoder.encode(pieces) for pieces in texts]
         for tokens in sequences:
@@ -280,12 +292,15 @@ class ChunkTokenizer:
         for tokens in fitting.sequences:
             _count_roles(counts, tokens)
         counts["rows.truncated"] += fitting.shortened
-        hashes_of_rows = np.zeros((len(used), 3), np.uint64)
+        hashes_of_rows = np.zeros((len(used), 4), np.uint64)
         for number, (_, example, *each) in enumerate(used):
             parts = [parted(pieces) for pieces in each if pieces]
-            hashes_of_rows[number] = hashes(parts[0][0], [answer for _, answer in parts], example.desirable)
+            row, prompt, contrary = hashes(parts[0][0], [answer for _, answer in parts], example.desirable)
+            normal = _normal_hash("".join([piece.text for piece in parts[0][0]]))
+            hashes_of_rows[number] = row, prompt, normal, contrary
         asked = [_texts(row.example, self.template.answer_index(row.example)) for row in used]
-        return _batch_of_answers(fitting, used, asked, hashes_of_rows[:, 1], job.source), hashes_of_rows
+        batch = _batch_of_answers(fitting, used, asked, hashes_of_rows[:, 1], job.source)
+        return batch, hashes_of_rows, np.zeros(0, np.int64)
 
     def _check_vocabulary(self, tokens: Tokens) -> None:
         """Raise UserError if the tokenizer writes a token for which the model has no embedding."""
@@ -458,13 +473,16 @@ def _texts(example: Example, index: int | None) -> tuple[str, str]:
 
 
 def _hashes(parts: Parts, rows: list[_Row], tokens: Tokens) -> np.ndarray:
-    """Return 64-bit hashes of each part's row and of its prompt (the row's again if it has no prompt)."""
-    values = [(0, 0)] * len(rows)
+    """Return 64-bit hashes of each part's whole row, of its prompt, and of the prompt's normal form; of a row without a
+    prompt those of the row again."""
+    values = [(0, 0, 0)] * len(rows)
     for number in set(parts.row.tolist()):
         pieces = rows[number].pieces
+        text: str | None = None
         if pieces:
             last = last_answer(pieces)
-            before = "".join([piece.text for piece in pieces[:last]]).encode()
+            text = "".join([piece.text for piece in (pieces[:last] or pieces)])
+            before = text.encode() if last else b""
             after = "".join([piece.text for piece in pieces[last:]]).encode()
             if rows[number].example.supervised or rows[number].example.prompt:  # rows of the same text may differ
                 after += repr(_supervised_ranges(pieces)).encode()
@@ -477,12 +495,15 @@ def _hashes(parts: Parts, rows: list[_Row], tokens: Tokens) -> np.ndarray:
         first = whole.copy() if before else None
         whole.update(b"\0" + after)
         row = int.from_bytes(whole.digest())
-        values[number] = row, int.from_bytes(first.digest()) if first else row
-    result: np.ndarray = np.array(values, np.uint64).reshape(-1, 2)[parts.row]
-    # Parts of the same row are not duplicates of each other.
-    part = np.arange(len(parts.row)) - np.searchsorted(parts.row, parts.row)
-    result += part.astype(np.uint64)[:, None]
+        own = int.from_bytes(first.digest()) if first else row
+        values[number] = row, own, own if text is None else _normal_hash(text)
+    result: np.ndarray = np.array(values, np.uint64).reshape(-1, 3)[parts.row]
     return result
+
+
+def _normal_hash(text: str) -> int:
+    """Return a 64-bit hash of a text's normal form."""
+    return int.from_bytes(hashlib.blake2b(normal_form(text).encode(), digest_size=8).digest())
 
 
 def _supervised_ranges(pieces: list[Piece]) -> list[tuple[int, int]]:

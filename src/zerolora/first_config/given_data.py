@@ -2,7 +2,7 @@
 
 import glob
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,8 +54,9 @@ def given_data(text: str, into: Path) -> GivenData:
     path, match = Path(text), REPOSITORY.fullmatch(text)
     if path.exists():
         name = slug(path.stem, "rows", RESERVED_RUNS)
-        if path.is_dir() and (saved := entries_of_saved(path)):
-            return GivenData(name, text, text, path, _sources(text, saved), said=_said(saved))
+        saved, others = entries_of_saved(path)
+        if saved:
+            return GivenData(name, text, text, path, _sources(text, saved), said=_said(saved, left_out=others))
         divided = division(path, path, files_of(path), named=path.is_file())
         entries = divided.entries(path) if divided else []
         return GivenData(name, text, text, path, _sources(text, entries), said=_said(entries, divided))
@@ -145,8 +146,10 @@ def _sources(text: str, entries: list[tuple[str, str]]) -> dict[str, dict[str, s
     return result
 
 
-def _said(entries: list[tuple[str, str]], divided: Division | None = None) -> tuple[str, ...]:
-    """Return lines about published splits and configs."""
+def _said(
+    entries: list[tuple[str, str]], divided: Division | None = None, left_out: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """Return lines about published splits and configs. left_out: the names of splits that are not used."""
     lines = []
     if divided and divided.configs:
         others = ", ".join(name for name in divided.configs if name != divided.chosen)
@@ -154,4 +157,6 @@ def _said(entries: list[tuple[str, str]], divided: Division | None = None) -> tu
     if held_out := [f"{name} is {setting.removeprefix('split: ')}" for name, setting in entries if setting]:
         trained = ", ".join(name for name, setting in entries if not setting)
         lines.append(f"splits  as published: {'; '.join(held_out)}; trained on: {trained}")
+    if left_out := divided.left_out if divided else left_out:
+        lines.append(f"splits  {', '.join(name for name, _ in entries)}; not used: {', '.join(left_out)}")
     return tuple(lines)

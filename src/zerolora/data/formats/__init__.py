@@ -15,6 +15,7 @@ from zerolora.data.formats.leaves import Unread
 from zerolora.data.formats.mappings import mapping_text
 from zerolora.data.formats.reading import Reading, Seen, Where
 from zerolora.data.formats.row_values import is_blank
+from zerolora.data.formats.template_arguments import arguments_of
 from zerolora.errors import wording
 from zerolora.types import RowKind
 from zerolora.yaml_file import written
@@ -114,6 +115,8 @@ def parse(
     row = Row(value, reading)
     try:
         example = FORMS[format].convert(row)
+        if example.messages is not None and (arguments := arguments_of(row, FORMS[format].fields)):
+            example = example._replace(arguments=arguments)
     except RecursionError:
         raise BadRow("is nested too deep; flatten it") from None
     if seen is not None:

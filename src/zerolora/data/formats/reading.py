@@ -39,7 +39,7 @@ class Reading:
     ignored: names of columns and of keys of messages, and paths such as a.b and messages[].key. filled: the rows are
     from a table, which fills in null where another row has a value. classes: names of the classes of a column. where:
     the values of a column in the rows that are kept. better: which of two answers is the better one. split: the split
-    of the source, if any.
+    of the source, if any. arguments: the variables that the chat template reads (`zerolora.data.template`).
     """
 
     columns: dict[str, str] = field(default_factory=dict)
@@ -50,6 +50,7 @@ class Reading:
     where: dict[str, Wanted] = field(default_factory=dict)
     better: Better | None = None
     split: str | None = None
+    arguments: frozenset[str] = frozenset()
 
     @cached_property
     def keys(self) -> dict[str, str]:
