@@ -361,3 +361,17 @@ def test_bootstrap_is_near_the_normal_interval_and_seeded() -> None:
     half = 1.96 * math.sqrt(sum((each - mean) ** 2 for each in values)) / 400
     assert [low, high] == pytest.approx([mean - half, mean + half], abs=0.01)
     assert (low, high) == bootstrap(values, lambda rows: sum(rows) / len(rows), 5)
+
+
+def test_columns_that_no_form_reads_are_undecided(tmp_path: Path) -> None:
+    """A template names what it reads."""
+    rows = [{"instruction": f"{n}?", "output": str(n), "verdict": f"kind {n}", "source": "a book"} for n in range(3)]
+    with pytest.raises(UserError) as error:
+        prompts(rows, tmp_path)
+    place = tmp_path / "rows.jsonl"
+    line = f"{place}:2: verdict is 'kind 1', 'kind 0' in {place}:1, and nothing reads it; map it in columns"
+    assert str(error.value).startswith(line) and str(error.value).endswith("ignore: [verdict]")
+    assert [row["expected"] for row in prompts(rows, tmp_path, ignore=["verdict"])] == ["0", "1", "2"]
+    with pytest.raises(UserError, match=r"rows.jsonl:2: verdict is 'kind 1', missing in .*rows.jsonl:1, and nothing"):
+        prompts([{**rows[0], "verdict": ""}, *rows[1:]], tmp_path)
+    assert len(prompts(rows, tmp_path, prompt="{{ instruction }}", answer="{{ output }}")) == 3

@@ -75,7 +75,7 @@ def test_a_rendered_row_is_ignored(tmp_path: Path) -> None:
         )
     result = layout(tmp_path, rows)
     assert result.settings() == {"format": "alpaca", "ignore": ["text"]}
-    rows[7]["text"] = "Another text, to be learnt as well."
+    rows[7]["text"] = "Another text, which is not part of the row."
     assert layout(tmp_path, rows).undecided == ["text"]
 
 
