@@ -42,7 +42,8 @@ class Undecided(NamedTuple):
     def line(self, pairs: bool = False) -> str:
         """Return the error: the place, the leaf, both values, and what to set."""
         other = f", {self.other}" if self.other else ""
-        here = f"{self.place}: {self.leaf} is {shown(self.value)}{other}, and nothing reads it"
+        name = self.leaf if self.leaf.isprintable() else shown(self.leaf)
+        here = f"{self.place}: {name} is {shown(self.value)}{other}, and nothing reads it"
         name = written(self.leaf)
         ways = [] if "[]" in self.leaf else [f"map it in columns, as in {{FIELD: {name}}}"]
         if "[]" not in self.leaf and (self.value is None or isinstance(self.value, (str, int, float))):
@@ -86,7 +87,7 @@ class Unread:
         reading = row.reading
         texts: list[str] | None = None
         for leaf, held in unread_leaves(row):
-            where: Where = "key" if "[]" in leaf else "column"
+            where: Where = "key" if self._in_messages(leaf) else "column"
             status: Status | None = None
             if reading.ignores(leaf):
                 status = "ignored"
@@ -105,7 +106,7 @@ class Unread:
     def _is_constant(self, leaf: str, held: Any, place: str, before: int, split: str | None) -> bool:
         """Return whether all rows so far have this value; otherwise add an error. Parts of contents are not counted, so
         none of their keys passes."""
-        known, in_messages = self.constants.get(leaf), "[]" in leaf
+        known, in_messages = self.constants.get(leaf), self._in_messages(leaf)
         if known is None:
             if before and not in_messages:
                 self._undecide(leaf, held, place, f"missing in {self.last}")
@@ -120,10 +121,20 @@ class Unread:
             self._undecide(leaf, held, place, f"{shown(known.value)} in {known.place}")
         elif known.number < before and not in_messages:
             self._undecide(leaf, held, place, f"missing in {self.last}")
+        elif known.number > before and not in_messages:
+            self._undecide(leaf, held, place, "given by two columns")
         else:
             self.constants[leaf] = known._replace(number=known.number + 1)
             return True
         return False
+
+    def _in_messages(self, leaf: str) -> bool:
+        """Return whether a leaf is in the messages of a column; the name of a column may have [] too."""
+        return "[]" in leaf and _list_of(leaf) in self.messages
+
+    def _held_by(self, leaf: str) -> int:
+        """Return the number of rows, or of messages, that may have a leaf."""
+        return self.messages[_list_of(leaf)] if self._in_messages(leaf) else self.rows
 
     def _undecide(self, leaf: str, value: Any, place: str, other: str = "") -> None:
         if leaf not in self.undecided and len(self.undecided) < MOST:
@@ -132,23 +143,26 @@ class Unread:
     def end(self) -> "Unread":
         """Return this after the last row: a leaf that some rows or messages lack is an error."""
         for leaf, known in self.constants.items():
-            if known.number < (self.messages[_list_of(leaf)] if "[]" in leaf else self.rows):
-                missing = "missing in other messages" if "[]" in leaf else f"missing in {self.last}"
+            if known.number < self._held_by(leaf):
+                missing = "missing in other messages" if self._in_messages(leaf) else f"missing in {self.last}"
                 self._undecide(leaf, known.value, known.place, missing)
         return self
 
     def merge(self, later: "Unread") -> None:
         """Add later rows of the same source, after `end` of both."""
+        for name in {*self.messages, *later.messages}:
+            self.messages.setdefault(name, 0)
+            later.messages.setdefault(name, 0)
         for error in later.undecided.values():
             self._undecide(*error)
         for leaf, known in self.constants.items():
             other = later.constants.get(leaf)
             if other and not _same(known.value, other.value):
                 self._undecide(leaf, other.value, other.place, f"{shown(known.value)} in {known.place}")
-            elif not other and (later.messages[_list_of(leaf)] if "[]" in leaf else later.rows):
+            elif not other and later._held_by(leaf):
                 self._undecide(leaf, known.value, known.place, f"missing in {later.first}")
         for leaf, known in later.constants.items():
-            if leaf not in self.constants and (self.messages[_list_of(leaf)] if "[]" in leaf else self.rows):
+            if leaf not in self.constants and self._held_by(leaf):
                 self._undecide(leaf, known.value, known.place, f"missing in {self.last}")
         self.constants = {**later.constants, **self.constants}
         self.messages += later.messages
