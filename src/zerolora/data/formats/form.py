@@ -19,7 +19,8 @@ class Row:
     A message is a Row as well, with its keys as columns and its name in the row as `path`, as in messages[1]; `inside`
     is the same for all messages, as in messages[]. read: the values of the columns that were read. turns: the messages.
     lists: the columns of messages, and their numbers. plain: the two keys of messages without other keys, which are
-    converted without a Row, and their number. parts: the unread keys of the parts of a message's content.
+    converted without a Row, and their number. parts: the unread keys of the parts of a message's content, or of ranked
+    answers.
     """
 
     __slots__ = ("columns", "ignored", "inside", "lists", "parts", "path", "plain", "read", "reading", "turns", "value")
@@ -137,13 +138,14 @@ class Row:
 
 
 def _leaves(name: str, held: Any, read: dict[str, Any], above: str) -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of an unread value: the fields of objects, and anything else as a whole."""
-    if not isinstance(held, dict):
+    """Yield the leaves of an unread value: the fields of objects, and anything else as a whole, also an object with a
+    key such as a.b, which is not the field b of a."""
+    if not isinstance(held, dict) or any("." in key for key in held):
         yield above + name, held
         return
     for key, inner in held.items():
         path = f"{name}.{key}"
-        if path not in read and not is_blank(inner):
+        if (path not in read or read[path] is not inner) and not is_blank(inner):
             yield from _leaves(path, inner, read, above)
 
 

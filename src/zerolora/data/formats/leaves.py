@@ -88,7 +88,7 @@ class Unread:
         reading = row.reading
         texts: list[str] | None = None
         for leaf, held in unread_leaves(row):
-            where: Where = "key" if "[]" in leaf else "column"
+            where: Where = "key" if self._in_messages(leaf) else "column"
             status: Status | None = None
             if reading.ignores(leaf):
                 status = "ignored"
@@ -107,7 +107,7 @@ class Unread:
     def _is_constant(self, leaf: str, held: Any, place: str, before: int, split: str | None) -> bool:
         """Return whether all rows so far have this value; otherwise add an error. Parts of contents are not counted, so
         none of their keys passes."""
-        known, in_messages = self.constants.get(leaf), "[]" in leaf
+        known, in_messages = self.constants.get(leaf), self._in_messages(leaf)
         if known is None:
             if before and not in_messages:
                 self._undecide(leaf, held, place, wording(f"missing in {self.last}"))
@@ -122,10 +122,20 @@ class Unread:
             self._undecide(leaf, held, place, wording(f"{shown(known.value)} in {known.place}"))
         elif known.number < before and not in_messages:
             self._undecide(leaf, held, place, wording(f"missing in {self.last}"))
+        elif known.number > before and not in_messages:
+            self._undecide(leaf, held, place, wording("given by two columns"))
         else:
             self.constants[leaf] = known._replace(number=known.number + 1)
             return True
         return False
+
+    def _in_messages(self, leaf: str) -> bool:
+        """Return whether a leaf is in the messages of a column; the name of a column may have [] too."""
+        return "[]" in leaf and _list_of(leaf) in self.messages
+
+    def _held_by(self, leaf: str) -> int:
+        """Return the number of rows, or of messages, that may have a leaf."""
+        return self.messages[_list_of(leaf)] if self._in_messages(leaf) else self.rows
 
     def _undecide(self, leaf: str, value: Any, place: str, other: str = "") -> None:
         if leaf not in self.undecided and len(self.undecided) < MOST:
@@ -134,23 +144,26 @@ class Unread:
     def end(self) -> "Unread":
         """Return this after the last row: a leaf that some rows or messages lack is an error."""
         for leaf, known in self.constants.items():
-            if known.number < (self.messages[_list_of(leaf)] if "[]" in leaf else self.rows):
-                missing = wording("missing in other messages" if "[]" in leaf else f"missing in {self.last}")
+            if known.number < self._held_by(leaf):
+                missing = wording("missing in other messages" if self._in_messages(leaf) else f"missing in {self.last}")
                 self._undecide(leaf, known.value, known.place, missing)
         return self
 
     def merge(self, later: "Unread") -> None:
         """Add later rows of the same source, after `end` of both."""
+        for name in {*self.messages, *later.messages}:
+            self.messages.setdefault(name, 0)
+            later.messages.setdefault(name, 0)
         for error in later.undecided.values():
             self._undecide(*error)
         for leaf, known in self.constants.items():
             other = later.constants.get(leaf)
             if other and not _same(known.value, other.value):
                 self._undecide(leaf, other.value, other.place, wording(f"{shown(known.value)} in {known.place}"))
-            elif not other and (later.messages[_list_of(leaf)] if "[]" in leaf else later.rows):
+            elif not other and later._held_by(leaf):
                 self._undecide(leaf, known.value, known.place, wording(f"missing in {later.first}"))
         for leaf, known in later.constants.items():
-            if leaf not in self.constants and (self.messages[_list_of(leaf)] if "[]" in leaf else self.rows):
+            if leaf not in self.constants and self._held_by(leaf):
                 self._undecide(leaf, known.value, known.place, wording(f"missing in {self.last}"))
         self.constants = {**later.constants, **self.constants}
         self.messages += later.messages

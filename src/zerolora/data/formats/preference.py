@@ -36,6 +36,8 @@ REPLACING = REJECTED[1:]
 SCORES = ("score", "rating", "reward")
 """Words in the name of a column that rates an answer; more is better."""
 FIELDS = (*ASKING, *CHOSEN, *REJECTED)
+RANKED = ("answer", "rank")
+"""Keys of ranked answers."""
 LONG = 4  # words of a prompt that no answer repeats by chance
 
 
@@ -71,7 +73,12 @@ def _ranked(row: Row) -> tuple[str, str]:
     """Return the best and the worst of ranked answers; 1 is the best rank."""
     name = row.name("answers")
     ranked = []
-    for number, each in enumerate(objects_of(row.needed("answers"), name)):
+    answers = objects_of(row.needed("answers"), name)
+    row.lists.append((f"{name}[]", len(answers)))
+    for number, each in enumerate(answers):
+        row.parts += [
+            (f"{name}[].{key}", held) for key, held in each.items() if key not in RANKED and not is_blank(held)
+        ]
         rank = factor_of(each.get("rank"))
         if rank is None or not isfinite(rank) or isinstance(each.get("rank"), bool):
             raise BadRow(f"{name}[{number}].rank is {shown(each.get('rank'))}; write its rank, 1 = the best")
