@@ -522,7 +522,7 @@ def test_split_text_is_complete(folder: Folder, tokenizer: Any) -> None:
 
 
 DOCUMENTS = [[f"w{number:02}x{word:03}" for word in range(250)] for number in range(40)]
-LONG_FORMS = {
+LONG_FORMS: dict[str, Any] = {
     "text": lambda words: {"text": " ".join(words)},
     "alpaca": lambda words: {"instruction": f"Write {words[0]}", "output": " ".join(words)},
     "messages": lambda words: {
@@ -934,7 +934,7 @@ def test_mask_page_shows_supervised_tokens(folder: Folder) -> None:
 
 
 def test_unread_keys_are_in_log_stats_and_page(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
-    turns = [
+    turns: list[dict[str, Any]] = [
         {"role": "user", "content": "Say something, please."},
         {"role": "assistant", "content": "Bad.", "weight": 0, "id": "a"},
         {"role": "user", "content": "Again"},

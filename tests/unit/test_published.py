@@ -393,7 +393,7 @@ def test_pattern_of_several_names_is_refused_and_each_may_be_named(tmp_path: Pat
     write(tmp_path, "train-1.json train_1M-1.json")
     line, pasted = refusal(tmp_path, sources={"train*": {}})
     assert "train, train_1M, which are different splits" in line and pasted["sources"] == {"train-1.json": {}}
-    both = {"train-*.json": {}, "train_1M-*.json": {}}
+    both: dict[str, Any] = {"train-*.json": {}, "train_1M-*.json": {}}
     assert len(sources_of(prepare_settings(path=str(tmp_path), sources=both))) == 2
 
 
