@@ -96,7 +96,8 @@ class Template:
         self.ending = re.compile(rf"{any_of([self.tail])}|(\s*({self.added}))*?\s*({self.stop.pattern})")
         self.frames: dict[tuple[Supervision, bool, str], _Frame | None] = {}
         self.others: dict[tuple[str, str], Template | None] = {}  # by name and loss, of other settings
-        self.names: dict[str, bool] = {}  # by role, whether the template writes the name of a message
+        # Whether the template writes the name of a message, by template source and role.
+        self.names: dict[tuple[str, str], bool] = {}
         self.thoughts: str | None = None  # the template's key of thoughts, None if not known yet
         # The separator of an instruction and its input.
         self.input = PROMPT_FORMATS[self.name].input if self.name in PROMPT_FORMATS else "\n"
@@ -179,13 +180,14 @@ class Template:
         number = isinstance(value, (int, float)) and value in (0, 1)
         return written(value) == written(not value if number else True)
 
-    def reads_name(self, role: str) -> bool:
+    def _reads_name(self, role: str, tools: list[Any] | None) -> bool:
         """Return whether the template writes the `name` of a message of this role."""
-        if role not in self.names:
+        source = self._source(tools)
+        if (source, role) not in self.names:
             messages = next(each for each in EXCHANGES if role in [message["role"] for message in each])
-            text = self._writes([{**each, "name": MARK} if each["role"] == role else each for each in messages])
-            self.names[role] = MARK in (text or "")
-        return self.names[role]
+            named = [{**each, "name": MARK} if each["role"] == role else each for each in messages]
+            self.names[source, role] = MARK in (self._writes(named, None if source == self._source(None) else []) or "")
+        return self.names[source, role]
 
     def with_settings(self, template: str, loss: str) -> "Template | None":
         """Return the template of another name, or of another `loss`, for the same tokenizer; None if the tokenizer
@@ -221,7 +223,7 @@ class Template:
         if example.input and self.input != "\n":
             messages = self._with_input(messages, example.input)
         self._check_no_special_token(messages, example.tools)
-        self._check_names(messages)
+        self._check_names(messages, example.tools)
         arguments = self._arguments(example) if example.arguments else {}
         try:
             return [piece for piece in self._pieces(messages, example, how, arguments) if piece.text]
@@ -420,11 +422,11 @@ class Template:
                 name = _name(messages, number) if number < len(messages) else "the list of tools"
                 raise BadRow(f"{name} contains the special token {held[0]}, which would end or begin a turn; remove it")
 
-    def _check_names(self, messages: Messages) -> None:
+    def _check_names(self, messages: Messages, tools: list[Any] | None) -> None:
         """Raise BadRow for a message with a name that the template does not write. Templates may find the call of a
         tool's message by its name, so that is not checked."""
         for number, message in enumerate(messages):
-            if "name" in message and message["role"] != "tool" and not self.reads_name(message["role"]):
+            if "name" in message and message["role"] != "tool" and not self._reads_name(message["role"], tools):
                 raise BadRow(
                     f"{self.called} leaves out the name {shown(message['name'])} of {_name(messages, number)}; write "
                     "ignore: [name]"
