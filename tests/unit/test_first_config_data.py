@@ -185,6 +185,17 @@ def test_a_folder_with_published_splits_becomes_sources(folder: Path) -> None:
     assert entry["sources"] == sources and entry["path"] == "mine" and entry["split"] == {"validation": 0, "test": 0}
 
 
+def test_one_of_several_names_of_a_split_is_taken(folder: Path) -> None:
+    (folder / "mine").mkdir()
+    for name, content in (("train", jsonl(40)), ("train_1M", jsonl(30)), ("test", jsonl(7, 50))):
+        (folder / f"mine/{name}.jsonl").write_bytes(content)
+    options = ("--model", "model", "--data", "mine", "--output", "config.yaml")
+    result = served("zerolora", "init", *options, directory=folder)
+    assert result.returncode == 0, result.stderr
+    assert "splits  test.jsonl, train.jsonl; not used: train_1M" in result.stdout.splitlines()
+    assert values(folder)["prepare"]["mine"]["sources"] == {"test.jsonl": {"split": "test"}, "train.jsonl": {}}
+
+
 def test_nothing_is_held_out_of_few_rows(folder: Path) -> None:
     (folder / "mine").mkdir()
     for name, content in (("train", jsonl(12)), ("validation", jsonl(2, 12)), ("test", jsonl(2, 14))):

@@ -331,7 +331,7 @@ class PrepareSection(Section):
     """Maximum length of a row in tokens."""
     too_long: Literal["fail", "drop", "truncate_left", "truncate_right", "truncate_turns", "split"] = "fail"
     """What to do with rows longer than max_length: fail, drop them, truncate at the beginning or end, shorten each turn
-    and what comes before it in proportion, or split them into several rows."""
+    and what comes before it in proportion, or split them into several rows, which stay in one split."""
     max_prompt_length: Positive | None = None
     """Maximum tokens before a row's last answer; `too_long` applies to the prompt alone. Default: no limit of its
     own."""
@@ -343,7 +343,8 @@ class PrepareSection(Section):
     duplicates: Literal["report", "drop"] = "report"
     """What to do with repeated rows: count them, or also drop them."""
     leakage: Literal["report", "drop"] = "report"
-    """What to do with training rows whose prompt also occurs in validation or test: count them, or also drop them."""
+    """What to do with training rows whose prompt also occurs in validation or test, also but for case and punctuation or
+    nearly: count them, or also drop them."""
 
     @model_validator(mode="after")
     def _is_decided(self) -> "PrepareSection":
