@@ -523,10 +523,9 @@ def test_sft_on_judged_rows_is_undecided() -> None:
     assert detect(row, Reading()) == "messages"
     lines = undecided(*rows)
     leaves = [line.split(" is ")[0].partition(":1: ")[2] or line for line in lines]
-    assert leaves[:3] == ["prompt", "chosen", "rejected"] and lines[3].startswith("rows.jsonl:2: prompt_id is 2, 1 in")
-    names = ("prompt", "chosen", "rejected", "prompt_id")
-    assert lines[4].endswith(f"; to leave out all of them: ignore: [{', '.join(names)}]")
-    assert undecided(*rows, reading=ignoring(*names)) == []
+    assert leaves[:2] == ["chosen", "rejected"] and lines[2].startswith("rows.jsonl:2: prompt_id is 2, 1 in rows.jsonl")
+    assert lines[3].endswith("; to leave out all of them: ignore: [chosen, rejected, prompt_id]")
+    assert undecided(*rows, reading=ignoring("chosen", "rejected", "prompt_id")) == []
     labels = [{"prompt": Q, "completion": "5", "label": label} for label in (True, False)]
     (line,) = undecided(*labels)
     assert line.startswith("rows.jsonl:2: label is False, True in rows.jsonl:1, and nothing reads it")

@@ -503,6 +503,13 @@ def test_a_text_that_is_read_may_be_repeated(row: dict[str, Any], column: str) -
         assert len(undecided({**row, column: LONG[:9]}, row)) == 1  # by chance
 
 
+def test_a_short_text_may_be_repeated_as_a_whole() -> None:
+    for asked, lines in (("Add 1.", 0), ("Add", 1)):  # one word may be a label
+        row = {"messages": [{"role": "user", "content": asked}, reply("x")], "q": asked}
+        assert len(undecided(row, {**row, "q": "x"})) == 1
+        assert len(undecided(row, SIMPLE["messages"])) == lines
+
+
 def test_a_repeated_answer_may_be_the_verdict() -> None:
     pair = {"prompt": LONG, "chosen": "Here is a good one.", "rejected": "Here is a bad one."}
     for held, lines in ((pair["chosen"], 1), (pair["rejected"], 1), (LONG, 0)):

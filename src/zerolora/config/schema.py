@@ -343,8 +343,8 @@ class PrepareSection(Section):
     duplicates: Literal["report", "drop"] = "report"
     """What to do with repeated rows: count them, or also drop them."""
     leakage: Literal["report", "drop"] = "report"
-    """What to do with training rows whose prompt also occurs in validation or test, also but for case and punctuation or
-    nearly: count them, or also drop them."""
+    """What to do with training rows whose prompt also occurs in validation or test, also but for case and punctuation
+    or nearly: count them, or also drop them."""
 
     @model_validator(mode="after")
     def _is_decided(self) -> "PrepareSection":
