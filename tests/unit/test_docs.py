@@ -12,6 +12,7 @@ from conftest import ROOT, served
 from documented import COMMANDS, PAGES
 from loopback_hub import REPOSITORY, REVISION, Hub, asking, serving
 from packaging.requirements import Requirement
+from row_layouts import golden
 
 from benchmarks import chaos, dvc_diff, export, stages
 from benchmarks import strategies as measured_strategies
@@ -50,6 +51,18 @@ def test_comparison_figures_match_measurements() -> None:
     assert {run["strategy"] for run in measured["runs"]} == set(recipe.all_runs)
     losses = [run["loss_validation"] for run in measured["runs"]]
     assert max(losses) - min(losses) < 1e-3 * min(losses)
+
+
+def test_layouts_that_go_through_match_their_outcomes() -> None:
+    counts = golden()["counts"]
+    names = {"popular": "popular", "unseen": "less known"}
+    rows = [
+        f"| {sum(counts[corpus].values())} {name} ones | " + " | ".join(map(str, counts[corpus].values())) + " |"
+        for corpus, name in names.items()
+    ]
+    table = "\n".join(["| data sets | free | need a line | listed |", "|---|---|---|---|", *rows])
+    page = (ROOT / "docs/data.md").read_text(encoding="utf-8")
+    assert f"<!-- layouts -->\n{table}\n<!-- end -->" in page
 
 
 def test_chaos_rounds_match_measurements() -> None:
