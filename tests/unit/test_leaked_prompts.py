@@ -41,7 +41,7 @@ def test_words_of_scripts_without_blanks_are_letters() -> None:
 
 
 WORDS = [
-    f"{first}{second}" for first in ("ba", "ce", "di", "fo", "gu", "ha") for second in ("lm", "nt", "rs", "ve", "x")
+    f"{first}{second}" for first in ("ba", "ce", "di", "fu", "gu", "ha") for second in ("lm", "nt", "rs", "ve", "x")
 ]
 
 

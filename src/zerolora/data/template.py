@@ -27,6 +27,8 @@ from zerolora.errors import UserError, shown, wording
 from zerolora.files import canonical
 
 Messages = list[dict[str, Any]]
+WITH_TOOLS: tuple[list[Any] | None, ...] = (None, [])
+"""Conversations without and with tools: a tokenizer may have a template for each."""
 # Markers are private-use characters, which real text does not contain: one for any message, and one for each message.
 MARK, MARKS = "\U00100000", 0xF0000
 DATE = datetime.datetime(2024, 7, 26)  # today's date for templates, fixed so that data does not change from day to day
@@ -105,7 +107,7 @@ class Template:
     @cached_property
     def variables(self) -> frozenset[str]:
         """The names of the variables that the template reads, besides those that it always gets."""
-        return frozenset().union(*(self._read(tools) for tools in (None, [])))
+        return frozenset().union(*map(self._read, WITH_TOOLS))
 
     def _read(self, tools: list[Any] | None) -> frozenset[str]:
         """Return the same for conversations with or without tools."""
@@ -126,7 +128,7 @@ class Template:
                     f"{where} is not a variable that {self.called} reads (it reads {known}); correct its name, or "
                     "remove it"
                 )
-            for tools in (None, []):
+            for tools in WITH_TOOLS:
                 if name in self._read(tools) and self._is_misread(name, value, tools):
                     raise UserError(f"{where} is {shown(value)}, {self._taken(value)}")
             if held := self.special.search(json.dumps(value, ensure_ascii=False)):
@@ -166,7 +168,8 @@ class Template:
         that holds more than that."""
         if value is None or isinstance(value, bool):
             return False
-        source, sample = self._source(tools), None if self._source(tools) == self._source(None) else []
+        source = self._source(tools)
+        sample: list[Any] | None = None if source == self._source(None) else []
 
         def written(held: Any) -> list[str | None]:
             further = {name: held}
@@ -269,8 +272,8 @@ class Template:
                 for _, edit in chosen:
                     changed = edit(changed) if changed else None
                 last = chosen[0][0] == "loss: last"
-                other = self.with_settings("", "last") if last else self
-                if changed and other and (last or changed != example) and other._accepts(changed):
+                trial = self.with_settings("", "last") if last else self
+                if changed and trial and (last or changed != example) and trial._accepts(changed):
                     found.append(" and ".join(name for name, _ in chosen).replace("NAME", example.thoughts))
             if found:
                 return found
