@@ -27,7 +27,7 @@ def prompts_of(rows: Iterable[dict[str, Any]], tokenizer: Any) -> list[str]:
         return [str(row["prompt"]) for row in rows]
     if not tokenizer.chat_template and any(row["messages"] for row in rows):
         raise UserError("the model's tokenizer has no chat template; write chat_template: false")
-    how = {"tokenize": False, "add_generation_prompt": True}
+    how: dict[str, Any] = {"tokenize": False, "add_generation_prompt": True}
     if not has_value(tokenizer.chat_template, "date_string"):  # of template_arguments
         how["date_string"] = DATE
     prompts = []

@@ -38,6 +38,8 @@ MARKER = re.compile(r"\s*(<[^<>\s]+>|\[[^\[\]\s]+\])")
 USER, ASSISTANT = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}
 EXCHANGES = ([USER, ASSISTANT], [{"role": "system", "content": "Be brief."}, USER, ASSISTANT])
 """Conversations by which two templates are compared."""
+EITHER: tuple[list[Any] | None, ...] = (None, [])
+"""Without tools and with some, for which a tokenizer may have two templates."""
 TRIED = ([USER], True), *((exchange, False) for exchange in EXCHANGES)
 """Conversations by which values of a variable are compared, some with the generation prompt."""
 # The chat template of `template: plain`.
@@ -105,7 +107,7 @@ class Template:
     @cached_property
     def variables(self) -> frozenset[str]:
         """The names of the variables that the template reads, besides those that it always gets."""
-        return frozenset().union(*(self._read(tools) for tools in (None, [])))
+        return self._read(None) | self._read([])
 
     def _read(self, tools: list[Any] | None) -> frozenset[str]:
         """Return the same for conversations with or without tools."""
@@ -126,9 +128,9 @@ class Template:
                     f"{where} is not a variable that {self.called} reads (it reads {known}); correct its name, or "
                     "remove it"
                 )
-            for tools in (None, []):
-                if name in self._read(tools) and self._is_misread(name, value, tools):
-                    raise UserError(f"{where} is {shown(value)}, {self._taken(value)}")
+            misread = (name in self._read(tools) and self._is_misread(name, value, tools) for tools in EITHER)
+            if any(misread):
+                raise UserError(f"{where} is {shown(value)}, {self._taken(value)}")
             if held := self.special.search(json.dumps(value, ensure_ascii=False)):
                 raise UserError(f"{where} contains the special token {held[0]}; remove it")
 
@@ -166,7 +168,8 @@ class Template:
         that holds more than that."""
         if value is None or isinstance(value, bool):
             return False
-        source, sample = self._source(tools), None if self._source(tools) == self._source(None) else []
+        source = self._source(tools)
+        sample = EITHER[source != self._source(None)]
 
         def written(held: Any) -> list[str | None]:
             further = {name: held}
@@ -254,7 +257,7 @@ class Template:
 
         unlocated: the template depends on a content, so that another one may be needed.
         """
-        found = [other] if (other := self._keeping(example)) else []
+        found = [keeping] if (keeping := self._keeping(example)) else []
         edits: list[tuple[str, Callable[[Example], Example | None]]] = [
             (wording("loss: last"), lambda example: example),
             (wording("ignore: [NAME] to learn the answer without it"), _without_thoughts),
