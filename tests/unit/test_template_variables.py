@@ -1,16 +1,18 @@
-"""Which variables a chat template reads: those that it does not set before."""
+"""The variables that a chat template reads before it sets them, and templates with values for them."""
 
 import json
 from pathlib import Path
 
 import pytest
-from goldens import answer, prepare_settings, user
-from tokenizers_of import tokenizer_of
+from goldens import TOOLS, answer, prepare_settings, user
+from tokenizers_of import FAMILIES, tokenizer_like, tokenizer_of
 
 from zerolora.compat.transformers_patches import compile_template
+from zerolora.data.example import BadRow, Example
 from zerolora.data.prepare import prepare
+from zerolora.data.task_prompts import prompts_of
 from zerolora.data.template import Template
-from zerolora.data.template_variables import variables_of
+from zerolora.data.template_variables import by_tools, variables_of
 from zerolora.errors import UserError
 
 
@@ -69,3 +71,45 @@ def test_column_of_a_name_that_the_template_sets_is_no_argument(tmp_path: Path) 
     settings = prepare_settings(path=str(tmp_path / "rows.json"), split={"validation": 1, "test": 1})
     with pytest.raises(UserError, match="reasoning_content is .*They greet me.* nothing reads it"):
         prepare(settings, tmp_path / "model" / "manifest.json", tmp_path / "out", 1)
+
+
+CHATML, QWEN3 = (tokenizer_of(name).chat_template for name in ("chatml", "qwen3"))
+
+
+@pytest.mark.parametrize(
+    ("default", "tool_use"),
+    [
+        (CHATML, QWEN3),
+        ("\n {{ messages[0].content }}\n", "  x\n\n{{ tools | length }}  \n"),
+        ("{% if 1 %}\nA\n   {% endif %}", "   {{ 1 }}"),
+    ],
+)
+def test_two_templates_are_published_as_one(default: str, tool_use: str) -> None:
+    tokenizer = tokenizer_like(FAMILIES["qwen3"], None)
+    tokenizer.chat_template = {"default": default, "tool_use": tool_use}
+    for tools in (None, TOOLS):
+        texts = [
+            tokenizer.apply_chat_template([user("Hi")], tools=tools, chat_template=template, tokenize=False)
+            for template in (None, by_tools(default, tool_use))
+        ]
+        assert texts[0] == texts[1]
+
+
+def test_argument_of_the_other_template_is_refused() -> None:
+    tokenizer = tokenizer_like(FAMILIES["qwen3"], None)
+    tokenizer.chat_template = {"default": CHATML, "tool_use": QWEN3}
+    template = Template(tokenizer, prepare_settings())
+    messages, held = [user("Hi"), answer("Hello")], {"enable_thinking": False}
+    assert template.pieces(Example(messages, TOOLS, arguments=held))
+    with pytest.raises(BadRow, match=r"without tools does not read it; write ignore: \[enable_thinking\]"):
+        template.pieces(Example(messages, arguments=held))
+
+
+def test_prompts_of_tasks_have_the_date_of_the_data_set() -> None:
+    template = Template(tokenizer_of("llama-3.2"), prepare_settings(template_arguments={"date_string": "1 Jan 2020"}))
+    row = {"messages": [user("Hi")], "place": "rows.jsonl:1"}
+    (prompt,) = prompts_of([row], tokenizer_like(FAMILIES["llama-3.2"], template.published()))
+    assert "Today Date: 1 Jan 2020" in prompt
+    assert prompt == template.write([user("Hi")], prompt=True)
+    (prompt,) = prompts_of([row], tokenizer_of("llama-3.2"))
+    assert "Today Date: 26 Jul 2024" in prompt

@@ -27,8 +27,6 @@ from zerolora.errors import UserError, shown, wording
 from zerolora.files import canonical
 
 Messages = list[dict[str, Any]]
-WITH_TOOLS: tuple[list[Any] | None, ...] = (None, [])
-"""Conversations without and with tools: a tokenizer may have a template for each."""
 # Markers are private-use characters, which real text does not contain: one for any message, and one for each message.
 MARK, MARKS = "\U00100000", 0xF0000
 DATE = datetime.datetime(2024, 7, 26)  # today's date for templates, fixed so that data does not change from day to day
@@ -40,6 +38,8 @@ MARKER = re.compile(r"\s*(<[^<>\s]+>|\[[^\[\]\s]+\])")
 USER, ASSISTANT = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}
 EXCHANGES = ([USER, ASSISTANT], [{"role": "system", "content": "Be brief."}, USER, ASSISTANT])
 """Conversations by which two templates are compared."""
+EITHER: tuple[list[Any] | None, ...] = (None, [])
+"""Without tools and with some, for which a tokenizer may have two templates."""
 TRIED = ([USER], True), *((exchange, False) for exchange in EXCHANGES)
 """Conversations by which values of a variable are compared, some with the generation prompt."""
 # The chat template of `template: plain`.
@@ -107,7 +107,7 @@ class Template:
     @cached_property
     def variables(self) -> frozenset[str]:
         """The names of the variables that the template reads, besides those that it always gets."""
-        return frozenset().union(*map(self._read, WITH_TOOLS))
+        return self._read(None) | self._read([])
 
     def _read(self, tools: list[Any] | None) -> frozenset[str]:
         """Return the same for conversations with or without tools."""
@@ -128,9 +128,9 @@ class Template:
                     f"{where} is not a variable that {self.called} reads (it reads {known}); correct its name, or "
                     "remove it"
                 )
-            for tools in WITH_TOOLS:
-                if name in self._read(tools) and self._is_misread(name, value, tools):
-                    raise UserError(f"{where} is {shown(value)}, {self._taken(value)}")
+            misread = (name in self._read(tools) and self._is_misread(name, value, tools) for tools in EITHER)
+            if any(misread):
+                raise UserError(f"{where} is {shown(value)}, {self._taken(value)}")
             if held := self.special.search(json.dumps(value, ensure_ascii=False)):
                 raise UserError(f"{where} contains the special token {held[0]}; remove it")
 
@@ -169,7 +169,7 @@ class Template:
         if value is None or isinstance(value, bool):
             return False
         source = self._source(tools)
-        sample: list[Any] | None = None if source == self._source(None) else []
+        sample = EITHER[source != self._source(None)]
 
         def written(held: Any) -> list[str | None]:
             further = {name: held}
@@ -257,7 +257,7 @@ class Template:
 
         unlocated: the template depends on a content, so that another one may be needed.
         """
-        found = [other] if (other := self._keeping(example)) else []
+        found = [keeping] if (keeping := self._keeping(example)) else []
         edits: list[tuple[str, Callable[[Example], Example | None]]] = [
             (wording("loss: last"), lambda example: example),
             (wording("ignore: [NAME] to learn the answer without it"), _without_thoughts),
