@@ -40,7 +40,7 @@ def texts(count: int = 6, **columns: list[Any]) -> list[dict[str, Any]]:
 def kept(folder: Folder, rows: list[dict[str, Any]], where: dict[str, Any], **changed: Any) -> list[int]:
     """Return the numbers of the rows that are trained."""
     folder.prepare(rows, split=NONE, where=where, **changed)
-    decoder = AutoTokenizer.from_pretrained(folder.manifest.parent)
+    decoder: Any = AutoTokenizer.from_pretrained(folder.manifest.parent)
     learned = [decoder.decode(supervised_tokens(row)) for row in open_split(folder.output, "train")]
     return [int(text.split()[2].partition(".")[0]) - 1 for text in learned]
 
@@ -121,7 +121,7 @@ def first_is_chosen(folder: Folder, rows: list[dict[str, Any]], better: dict[str
     """Return for each row that is trained whether the answer of `chosen` is the chosen one."""
     folder.write("rows.json", rows)
     prepare(folder.settings(rows="pairs", split=NONE, better=better), folder.manifest, folder.output, 1)
-    decoder = AutoTokenizer.from_pretrained(folder.manifest.parent)
+    decoder: Any = AutoTokenizer.from_pretrained(folder.manifest.parent)
     return ["First" in decoder.decode(row["input_ids"]) for row in open_split(folder.output, "train")]
 
 
@@ -156,7 +156,7 @@ def test_classes_are_learned_by_their_names(folder: Folder, values: list[Any]) -
     rows = [{"text": f"Film {row}.", "label": values[row % 2]} for row in range(4)]
     columns = {"prompt": "text", "completion": "label"}
     folder.prepare(rows, split=NONE, columns=columns, classes={"label": ["bad", "good"]})
-    decoder = AutoTokenizer.from_pretrained(folder.manifest.parent)
+    decoder: Any = AutoTokenizer.from_pretrained(folder.manifest.parent)
     learned = [decoder.decode(supervised_tokens(row)) for row in open_split(folder.output, "train")]
     assert [text.partition("<")[0] for text in learned] == ["bad", "good", "bad", "good"]
     rows[3]["label"] = 2
@@ -172,7 +172,7 @@ def test_classes_of_a_table_are_proposed_and_learned(folder: Folder) -> None:
     parquet.write_table(table.replace_schema_metadata(metadata), path)
     proposed = layout_of([path], {"prompt": "text", "completion": "label"}, [], "rows").settings()
     folder.prepare(split=NONE, path="rows.parquet", **proposed)
-    decoder = AutoTokenizer.from_pretrained(folder.manifest.parent)
+    decoder: Any = AutoTokenizer.from_pretrained(folder.manifest.parent)
     learned = [decoder.decode(supervised_tokens(row)) for row in open_split(folder.output, "train")]
     assert [text.partition("<")[0] for text in learned] == ["bad", "good", "bad", "good"]
 
