@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from zerolora.config.settings import AskedTaskSettings, PrepareSettings, TaskRowsSettings
+from zerolora.config.schema import Split
+from zerolora.config.settings import AskedTaskSettings, HarnessTaskSettings, PrepareSettings, TaskRowsSettings
 from zerolora.data.prepare import prepare
 from zerolora.data.task_rows import task_rows
 from zerolora.evaluate.asked_task import ask
@@ -46,3 +47,27 @@ def test_training_prompts_of_a_task_are_counted(
     metrics = json.loads(outputs[0].read_text())
     assert (metrics["leaked_prompts"], metrics["leaked_near_prompts"]) == (4, 2)
     assert "4 of 46 training rows have the prompt of a row of exam, and 2 nearly one" in caplog.text
+
+
+def test_training_prompts_of_the_harness_are_counted(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Imports lm_eval: over 5 s."""
+    from zerolora.evaluate.harness import ask_harness
+
+    texts = ["The capital of France is", "the capital of ITALY is?", *map(sentence, range(8))]
+    (tmp_path / "rows.json").write_text(json.dumps([{"instruction": text, "output": "x"} for text in texts]))
+    shutil.copytree(tiny_model, tmp_path / "model")
+    (tmp_path / "model/manifest.json").write_text("{}")
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config/harness").symlink_to(Path(__file__).parents[2] / "config/harness")
+    monkeypatch.chdir(tmp_path)
+    settings = PrepareSettings(
+        model="tiny", path="rows.json", split=Split(validation=0, test=0), template="plain", max_length=512
+    )
+    prepare(settings, tmp_path / "model/manifest.json", tmp_path / "data", 1)
+    asked = HarnessTaskSettings(tasks=["capitals"], batch=3, files={})
+    model = EvaluatedModel(tmp_path / "model", None)
+    ask_harness(asked, model, tmp_path / "data", tmp_path / "tasks/m.json", tmp_path / "tasks/a.json")
+    metrics = json.loads((tmp_path / "tasks/m.json").read_text())
+    assert (metrics["leaked_prompts"], metrics["capitals_rows"]) == (2, 8)

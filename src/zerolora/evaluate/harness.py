@@ -6,7 +6,7 @@ saved as harness/NAME.json beside their folder.
 
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 CACHE = Path("work/harness")
 """The harness' data sets converted to Arrow; its default is below HOME."""
+FEWEST_WORDS = 4
+"""Of a document's text that is compared with the prompts of training rows."""
 RESAMPLES = 1000
 """Bootstrap resamples for the standard error of metrics that are not means."""
 
@@ -30,13 +32,15 @@ def ask_harness(
 ) -> None:
     """Evaluate a model on tasks of the harness; write metrics to `output` and each answer to `answers`.
 
-    data: as for asked_task.ask. Raises UserError for a task that the harness lacks, or cannot read without a network.
+    data: as for asked_task.ask; its training rows are searched for the texts of the tasks' documents. Raises UserError
+    for a task that the harness lacks, or cannot read without a network.
     """
     set_environment(settings.network)
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
 
     from zerolora.evaluate.asked_task import loaded
+    from zerolora.evaluate.task_leaks import leaks
 
     manager = _manager(settings.tasks)
     model, tokenizer, _ = loaded(weights, data)
@@ -59,6 +63,11 @@ def ask_harness(
         raise _explained(error, settings) from error
     samples = values.pop("samples")
     metrics = flat(values)
+    if data and weights.adapter is None:
+        every = [row for rows in samples.values() for row in rows]
+        documents = sorted({text for row in every for text in _texts(row["doc"])})
+        asked = sorted({str(row["arguments"][0][0]) for row in every if row["arguments"]})
+        metrics |= leaks(data, tokenizer, documents, asked, output.stem)
     fields = ("doc_id", "doc", "target", "filter", "filtered_resps")
     entries = {
         name: [
@@ -70,7 +79,9 @@ def ask_harness(
     # Not in the folder of the metrics: DVC compares all files there.
     write_json(output.parents[1] / "harness" / output.name, _plain(values))
     write_json(output, metrics)
-    figures = [f"{name} {value:.3g}" for name, value in metrics.items() if not name.endswith(("_stderr", "_rows"))]
+    figures = [
+        f"{name} {value:.3g}" for name, value in metrics.items() if not name.endswith(("_stderr", "_rows", "_prompts"))
+    ]
     result(", ".join(figures[:4]) + (", …" if len(figures) > 4 else ""))
 
 
@@ -103,6 +114,15 @@ def flat(evaluated: Mapping[str, Any]) -> dict[str, float]:
     for task, counts in evaluated.get("n-samples", {}).items():
         metrics[f"{task}_rows"] = counts["effective"]
     return dict(sorted(metrics.items()))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield the texts of a document that are questions or passages rather than classes or short answers."""
+    if isinstance(value, str):
+        yield from [value] * (len(value.split()) >= FEWEST_WORDS)
+    elif isinstance(value, Mapping | list):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(each)
 
 
 def _manager(names: list[str]) -> Any:
