@@ -15,6 +15,7 @@ from pydantic import (
     JsonValue,
     PrivateAttr,
     Tag,
+    WithJsonSchema,
     model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
@@ -316,7 +317,7 @@ class PrepareSection(Section):
     embedding and head. Messages must not contain them."""
     add_tokens: list[Text] = []
     """Ordinary text tokens missing from the tokenizer, e.g. ["<tool_call>"]; trained in the same way."""
-    template_arguments: dict[Text, JsonValue] = {}
+    template_arguments: dict[Text, Annotated[JsonValue, WithJsonSchema({})]] = {}
     """Values of variables that the chat template reads, for all rows, e.g. {enable_thinking: false}."""
     system: str = ""
     """System prompt for conversations without one. Empty = the template's default."""
