@@ -246,3 +246,15 @@ def test_a_caller_wins_over_the_published_value() -> None:
 
 def test_values_are_written_as_jinja() -> None:
     assert literal({"a": [1, 2.5, None, True], 'b"': "é\n"}) == '{"a": [1, 2.5, none, true], "b\\"": "é\\n"}'
+
+
+def test_an_argument_that_the_template_replaces_is_refused() -> None:
+    """Mistral's templates read system_message, and set it where the conversation begins with one."""
+    template = template_of("mistral-v0.3")
+    assert "system_message" in template.variables
+    asked = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    given = {"system_message": "Be brief."}
+    assert "Be brief." in template.write(asked[:1], arguments=given)
+    both = [{"role": "system", "content": "Be kind."}, *asked]
+    with pytest.raises(BadRow, match="system_message is 'Be brief.', which the chat template replaces in this row"):
+        template.pieces(Example(both, arguments=given))

@@ -22,7 +22,7 @@ from zerolora.data.example import BadRow, Example
 from zerolora.data.formats.reading import REASONING
 from zerolora.data.prompt_formats import PROMPT_FORMATS
 from zerolora.data.special_tokens import SpecialTokens
-from zerolora.data.template_variables import DOCUMENTS, by_tools, variables_of, with_values
+from zerolora.data.template_variables import DOCUMENTS, by_tools, set_by, variables_of, with_values
 from zerolora.errors import UserError, shown, wording
 from zerolora.files import canonical
 
@@ -242,6 +242,7 @@ class Template:
         self, messages: Messages, example: Example, how: "Supervision", arguments: dict[str, Any]
     ) -> list[Piece]:
         text = self.write(messages, example.tools, arguments=arguments)
+        self._check_not_overwritten(messages, example.tools, arguments, text)
         weighed = bool(example.supervised)
         row = _Row(messages, example.tools, text, example.thoughts, example.input, weighed, arguments)
         pieces = self._by_frame(row, how)
@@ -251,6 +252,22 @@ class Template:
             row, turns = self._by_prompt(row, turns) or (row, turns)
             pieces = self._cut(row, turns, supervised)
         return pieces
+
+    def _check_not_overwritten(
+        self, messages: Messages, tools: list[Any] | None, arguments: dict[str, Any], text: str
+    ) -> None:
+        """Raise BadRow for a text that the template replaces by one of its own, as a system_message by the message of
+        the conversation."""
+        for name in arguments.keys() & self._program(self._source(tools)).sets if arguments else ():
+            others = {key: value for key, value in arguments.items() if key != name}
+            marked = {**others, name: MARK}
+            if isinstance(arguments[name], str) and {
+                text, self._writes(messages, tools, False, others), self._writes(messages, tools, False, marked)
+            } == {text}:  # fmt: skip
+                raise BadRow(
+                    f"{name} is {shown(arguments[name])}, which {self.called} replaces in this row; remove it, or "
+                    f"write ignore: [{name}]"
+                )
 
     def _remedies(self, example: Example, unlocated: bool) -> list[str]:
         """Return the settings and edits with which a rejected row is written, those that keep more of it first.
@@ -357,7 +374,7 @@ class Template:
         """
         source = self._source(tools)
         try:
-            program, known, _ = self._program(source)
+            program, known, *_ = self._program(source)
             values = {**known, "messages": messages, "tools": tools, "add_generation_prompt": prompt}
             if arguments:
                 values |= arguments
@@ -382,10 +399,11 @@ class Template:
         if source not in self.programs:
             with bounded(self.called):
                 compiled = self.compile(source)
-                reads = variables_of(compiled.environment, source)
+                reads, sets = (names(compiled.environment, source) for names in (variables_of, set_by))
             known = {**compiled.globals, **self.tokens, "strftime_now": DATE.strftime}
             passed = {*known, *self.tokenizer.SPECIAL_TOKENS_ATTRIBUTES, "messages", "tools", "add_generation_prompt"}
-            self.programs[source] = _Program(compiled, {**known, DOCUMENTS: None, **self.given}, reads - passed)
+            values = {**known, DOCUMENTS: None, **self.given}
+            self.programs[source] = _Program(compiled, values, reads - passed, sets)
         return self.programs[source]
 
     def published(self) -> str | None:
@@ -714,11 +732,13 @@ class _SettledError(BadRow):
 
 
 class _Program(NamedTuple):
-    """A compiled template, the variables that it always gets, and the names of the others that it reads."""
+    """A compiled template, the variables that it always gets, and the names of the others that it reads, and of those
+    that it sets."""
 
     compiled: Any
     known: dict[str, Any]
     reads: frozenset[str]
+    sets: frozenset[str]
 
 
 class _Row(NamedTuple):

@@ -23,6 +23,17 @@ def variables_of(environment: Any, source: str) -> frozenset[str]:
     return frozenset(found & meta.find_undeclared_variables(tree))
 
 
+def set_by(environment: Any, source: str) -> frozenset[str]:
+    """Return the names of the variables that a template sets somewhere."""
+    from jinja2 import nodes
+
+    tree = environment.parse(source)
+    targets = [node.target for node in tree.find_all((nodes.Assign, nodes.AssignBlock))]
+    return frozenset(
+        each.name for target in targets for each in (target, *target.find_all(nodes.Name)) if hasattr(each, "name")
+    )
+
+
 Names = frozenset[str]
 
 
