@@ -3,7 +3,7 @@
 import itertools
 import re
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +17,14 @@ CONTEXT = -1  # supervised_role of tokens that do not count in the loss
 NOTHING = BadRow("no token of it is in the loss; remove it")
 # Prefixes of a piece that does not begin its text, against a blank that the tokenizer would add; removed again.
 ANCHORS = ("\n", ")", "a", "0")
+
+
+LONG = 1 << 17
+"""Characters of a text that is encoded in one call."""
+NEAR = 256
+"""Characters on both sides of a cut whose tokens are compared."""
+TRIES = 50
+"""Places where a cut is tried."""
 
 
 class Piece(NamedTuple):
@@ -128,7 +136,35 @@ class Encoder:
         return Ragged.of(self._ids(list(numbers))).take(np.array(order, np.int64)).joined(counts)
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
+        """Return the tokens of each text. A call of the tokenizer takes some 400 bytes for each of its tokens, so a long
+        text is encoded in parts."""
+        if max(map(len, texts), default=0) <= LONG:
+            return self._encoded(texts)
+        return [[token for part in self._parts(text) for token in self._encoded([part])[0]] for text in texts]
+
+    def _encoded(self, texts: list[str]) -> list[list[int]]:
         return [result.ids for result in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def _parts(self, text: str) -> Iterator[str]:
+        """Divide a text into parts of about LONG characters that have the same tokens as the whole.
+
+        A tokenizer divides a text into words before it looks for tokens in each. So a text is cut between two words where
+        the tokens of NEAR characters on both sides do not depend on each other. Without such a place it stays whole.
+        """
+        start = 0
+        while len(text) - start > LONG and self.backend.pre_tokenizer is not None:
+            places = (place for place in range(start + LONG - NEAR, start + NEAR, -1) if _is_between_words(text, place))
+            cut = next((place for place in itertools.islice(places, TRIES) if self._is_boundary(text, place)), None)
+            if cut is None:
+                break
+            yield text[start:cut]
+            start = cut
+        yield text[start:]
+
+    def _is_boundary(self, text: str, place: int) -> bool:
+        before, after = text[place - NEAR : place], text[place : place + NEAR]
+        both, left, right = self._encoded([before + after, before, after])
+        return both == left + right
 
     def _behind_others(self, rows: list[list[Piece]], alone: list[list[int]]) -> list[list[int]]:
         """Return the tokens of pieces in the context of their rows. alone: the tokens of each by itself."""
@@ -199,6 +235,10 @@ class _Spelling:
         # For a token that decodes to another text, store a byte that no text contains: the decoder is used then.
         decoded = self.backend.decode([token], skip_special_tokens=False)
         return spelt if spelt.decode(errors="replace") == decoded else b"\xff"
+
+
+def _is_between_words(text: str, place: int) -> bool:
+    return text[place] == " " and text[place - 1].isalpha() and text[place + 1].isalpha()
 
 
 def last_answer(row: list[Piece]) -> int:
