@@ -64,7 +64,7 @@ class Reading:
     @cached_property
     def swapped(self) -> "Reading":
         """The same with the columns of the two answers exchanged."""
-        chosen, rejected = (self.columns[name] for name in ("chosen", "rejected"))
+        chosen, rejected = (self.columns.get(name, name) for name in ("chosen", "rejected"))
         return replace(self, columns={**self.columns, "chosen": rejected, "rejected": chosen})
 
     @cached_property
