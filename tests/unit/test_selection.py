@@ -41,7 +41,7 @@ def kept(folder: Folder, rows: list[dict[str, Any]], where: dict[str, Any], **ch
     """Return the numbers of the rows that are trained."""
     folder.prepare(rows, split=NONE, where=where, **changed)
     decoder = AutoTokenizer.from_pretrained(folder.manifest.parent)
-    learned = [decoder.decode(supervised_tokens(row)) for row in open_split(folder.output, "train")]
+    learned = [str(decoder.decode(supervised_tokens(row))) for row in open_split(folder.output, "train")]
     return [int(text.split()[2].partition(".")[0]) - 1 for text in learned]
 
 
@@ -167,7 +167,7 @@ def test_classes_are_learned_by_their_names(folder: Folder, values: list[Any]) -
     columns = {"prompt": "text", "completion": "label"}
     folder.prepare(rows, split=NONE, columns=columns, classes={"label": ["bad", "good"]})
     decoder = AutoTokenizer.from_pretrained(folder.manifest.parent)
-    learned = [decoder.decode(supervised_tokens(row)) for row in open_split(folder.output, "train")]
+    learned = [str(decoder.decode(supervised_tokens(row))) for row in open_split(folder.output, "train")]
     assert [text.partition("<")[0] for text in learned] == ["bad", "good", "bad", "good"]
     rows[3]["label"] = 2
     with pytest.raises(UserError, match="label is 2, and classes has names for 0 to 1"):
@@ -183,7 +183,7 @@ def test_classes_of_a_table_are_proposed_and_learned(folder: Folder) -> None:
     proposed = layout_of([path], {"prompt": "text", "completion": "label"}, [], "rows").settings()
     folder.prepare(split=NONE, path="rows.parquet", **proposed)
     decoder = AutoTokenizer.from_pretrained(folder.manifest.parent)
-    learned = [decoder.decode(supervised_tokens(row)) for row in open_split(folder.output, "train")]
+    learned = [str(decoder.decode(supervised_tokens(row))) for row in open_split(folder.output, "train")]
     assert [text.partition("<")[0] for text in learned] == ["bad", "good", "bad", "good"]
 
 
