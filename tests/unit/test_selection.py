@@ -40,8 +40,8 @@ def texts(count: int = 6, **columns: list[Any]) -> list[dict[str, Any]]:
 def kept(folder: Folder, rows: list[dict[str, Any]], where: dict[str, Any], **changed: Any) -> list[int]:
     """Return the numbers of the rows that are trained."""
     folder.prepare(rows, split=NONE, where=where, **changed)
-    decoder: Any = AutoTokenizer.from_pretrained(folder.manifest.parent)
-    learned = [decoder.decode(supervised_tokens(row)) for row in open_split(folder.output, "train")]
+    decoder = AutoTokenizer.from_pretrained(folder.manifest.parent)
+    learned = [str(decoder.decode(supervised_tokens(row))) for row in open_split(folder.output, "train")]
     return [int(text.split()[2].partition(".")[0]) - 1 for text in learned]
 
 
@@ -109,8 +109,8 @@ def pairs(**columns: list[Any]) -> list[dict[str, Any]]:
     return [
         {
             "prompt": f"What is {row}?",
-            "chosen": f"First {row}.",
-            "rejected": f"Second {row}.",
+            "one": f"First {row}.",
+            "other": f"Second {row}.",
             **{name: held[row] for name, held in columns.items()},
         }
         for row in range(len(next(iter(columns.values()))))
@@ -118,10 +118,12 @@ def pairs(**columns: list[Any]) -> list[dict[str, Any]]:
 
 
 def first_is_chosen(folder: Folder, rows: list[dict[str, Any]], better: dict[str, Any]) -> list[bool]:
-    """Return for each row that is trained whether the answer of `chosen` is the chosen one."""
+    """Return for each row that is trained whether the answer in the column of `chosen` is the chosen one."""
     folder.write("rows.json", rows)
-    prepare(folder.settings(rows="pairs", split=NONE, better=better), folder.manifest, folder.output, 1)
-    decoder: Any = AutoTokenizer.from_pretrained(folder.manifest.parent)
+    columns = {"chosen": "one", "rejected": "other"}
+    settings = folder.settings(rows="pairs", split=NONE, columns=columns, better=better)
+    prepare(settings, folder.manifest, folder.output, 1)
+    decoder = AutoTokenizer.from_pretrained(folder.manifest.parent)
     return ["First" in decoder.decode(row["input_ids"]) for row in open_split(folder.output, "train")]
 
 
@@ -145,6 +147,14 @@ def test_better_orders_the_answers(
     assert (stats["swapped_rows"], stats["tied_rows"]) == (1, 1)
 
 
+def test_better_exchanges_columns_of_the_default_names(folder: Folder) -> None:
+    rows = [{"prompt": f"{row}?", "chosen": f"First {row}.", "rejected": "No.", "x": row - 1} for row in range(3)]
+    settings = folder.settings(rows="pairs", split=NONE, better={"column": "x", "first": "> 0"})
+    folder.write("rows.json", rows)
+    prepare(settings, folder.manifest, folder.output, 1)
+    assert (folder.stats()["swapped_rows"], folder.stats()["tied_rows"]) == (1, 1)
+
+
 def test_an_unknown_verdict_is_a_bad_row(folder: Folder) -> None:
     better = {"column": "x", "first": ["a"], "second": ["b"]}
     with pytest.raises(UserError, match=r"x is 'c', and better does not say which answer"):
@@ -156,8 +166,8 @@ def test_classes_are_learned_by_their_names(folder: Folder, values: list[Any]) -
     rows = [{"text": f"Film {row}.", "label": values[row % 2]} for row in range(4)]
     columns = {"prompt": "text", "completion": "label"}
     folder.prepare(rows, split=NONE, columns=columns, classes={"label": ["bad", "good"]})
-    decoder: Any = AutoTokenizer.from_pretrained(folder.manifest.parent)
-    learned = [decoder.decode(supervised_tokens(row)) for row in open_split(folder.output, "train")]
+    decoder = AutoTokenizer.from_pretrained(folder.manifest.parent)
+    learned = [str(decoder.decode(supervised_tokens(row))) for row in open_split(folder.output, "train")]
     assert [text.partition("<")[0] for text in learned] == ["bad", "good", "bad", "good"]
     rows[3]["label"] = 2
     with pytest.raises(UserError, match="label is 2, and classes has names for 0 to 1"):
@@ -172,19 +182,16 @@ def test_classes_of_a_table_are_proposed_and_learned(folder: Folder) -> None:
     parquet.write_table(table.replace_schema_metadata(metadata), path)
     proposed = layout_of([path], {"prompt": "text", "completion": "label"}, [], "rows").settings()
     folder.prepare(split=NONE, path="rows.parquet", **proposed)
-    decoder: Any = AutoTokenizer.from_pretrained(folder.manifest.parent)
-    learned = [decoder.decode(supervised_tokens(row)) for row in open_split(folder.output, "train")]
+    decoder = AutoTokenizer.from_pretrained(folder.manifest.parent)
+    learned = [str(decoder.decode(supervised_tokens(row))) for row in open_split(folder.output, "train")]
     assert [text.partition("<")[0] for text in learned] == ["bad", "good", "bad", "good"]
 
 
 def test_a_config_with_undecided_columns_stops_at_its_line(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
-    (tmp_path / "model").mkdir()
     path.write_text(
-        f"fetch: {{directory: {{m: {{path: {tmp_path / 'model'}}}}}}}\n"
         "prepare:\n  mine:\n    model: m\n    path: rows.jsonl\n    split: {validation: 0, test: 0}\n"
         "    undecided:\n    - score  # numbers\n"
-        "runs: {mine: {dataset: mine}}\n"
     )
     with pytest.raises(UserError, match=r"config\.yaml:\d+: prepare\.mine.*undecided has score"):
         load(path)
