@@ -18,7 +18,7 @@ from zerolora.config.settings import PrepareSettings
 from zerolora.data.formats import parse
 from zerolora.data.formats.reading import Seen, reading_of
 from zerolora.data.formats.row_values import is_blank
-from zerolora.first_config.columns import Layout, layout_of
+from zerolora.first_config.columns import RowLayout, layout_of
 
 LAYOUTS = Path(__file__).parent / "unit/layouts"
 OUTCOMES = LAYOUTS / "outcomes.json"
@@ -63,7 +63,7 @@ def filled_leaves(rows: list[dict[str, Any]]) -> list[str]:
     return [*dict.fromkeys(leaf for row in rows for leaf, held in leaves(row) if held not in blank)]
 
 
-def settings_of(layout: Layout, path: Path, ignored: list[str]) -> PrepareSettings:
+def settings_of(layout: RowLayout, path: Path, ignored: list[str]) -> PrepareSettings:
     """Return the settings that `init` proposes, with these leaves in `ignore`."""
     values: dict[str, Any] = {"model": "tiny", "path": str(path), "split": {"validation": 0, "test": 0}, "seed": 1}
     return PrepareSettings.model_validate(
@@ -71,7 +71,7 @@ def settings_of(layout: Layout, path: Path, ignored: list[str]) -> PrepareSettin
     )
 
 
-def outcome(rows: list[dict[str, Any]], layout: Layout) -> dict[str, Any]:
+def outcome(rows: list[dict[str, Any]], layout: RowLayout) -> dict[str, Any]:
     """Return the outcome of a layout: `free`, `line` if the user decides some leaves, or `listed` without a form; and
     what becomes of each leaf."""
     found = {column.leaf: column for column in layout.found}
@@ -105,7 +105,7 @@ def _is_blank(rows: list[dict[str, Any]], leaf: str) -> bool:
     return all(is_blank(held) for row in rows for name, held in leaves(row) if name == leaf)
 
 
-def _read_keys(rows: list[dict[str, Any]], layout: Layout) -> set[str]:
+def _read_keys(rows: list[dict[str, Any]], layout: RowLayout) -> set[str]:
     """Return the keys of messages that the form reads."""
     seen = Seen()
     if layout.form:

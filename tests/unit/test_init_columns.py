@@ -15,7 +15,7 @@ from zerolora.config.resolve import resolve
 from zerolora.data.prepare import prepare
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, write_json
-from zerolora.first_config.columns import Layout, layout_of
+from zerolora.first_config.columns import RowLayout, layout_of
 
 COUNT = 40
 
@@ -38,7 +38,7 @@ def answer(number: int) -> str:
     return str(number + 1)
 
 
-def layout(tmp_path: Path, rows: list[dict[str, Any]], **columns: str) -> Layout:
+def layout(tmp_path: Path, rows: list[dict[str, Any]], **columns: str) -> RowLayout:
     return layout_of([written_to(tmp_path / "rows.jsonl", rows)], columns, [], "rows.jsonl")
 
 

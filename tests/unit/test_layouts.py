@@ -13,14 +13,14 @@ from test_prepare import Folder
 
 from zerolora.data.prepare import prepare
 from zerolora.errors import UserError
-from zerolora.first_config.columns import Layout, layout_of
+from zerolora.first_config.columns import RowLayout, layout_of
 
 ALL = [(corpus, layout) for corpus in CORPORA for layout in layouts(corpus)]
 each_layout = pytest.mark.parametrize(("corpus", "layout"), ALL, ids=[layout["name"] for _, layout in ALL])
 GOLDEN = golden()
 
 
-def prepared(folder: Folder, layout: Layout, path: Path, ignored: list[str]) -> int:
+def prepared(folder: Folder, layout: RowLayout, path: Path, ignored: list[str]) -> int:
     """Return the number of training rows that `prepare` makes of a file by what `init` proposes."""
     prepare(settings_of(layout, path, ignored), folder.manifest, folder.output, 1)
     return len(folder.all_rows())

@@ -136,8 +136,8 @@ class Encoder:
         return Ragged.of(self._ids(list(numbers))).take(np.array(order, np.int64)).joined(counts)
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
-        """Return the tokens of each text. A call of the tokenizer takes some 400 bytes for each of its tokens, so a long
-        text is encoded in parts."""
+        """Return the tokens of each text. A call of the tokenizer takes some 400 bytes for each of its tokens, so a
+        long text is encoded in parts."""
         if max(map(len, texts), default=0) <= LONG:
             return self._encoded(texts)
         return [[token for part in self._parts(text) for token in self._encoded([part])[0]] for text in texts]
@@ -148,8 +148,9 @@ class Encoder:
     def _parts(self, text: str) -> Iterator[str]:
         """Divide a text into parts of about LONG characters that have the same tokens as the whole.
 
-        A tokenizer divides a text into words before it looks for tokens in each. So a text is cut between two words where
-        the tokens of NEAR characters on both sides do not depend on each other. Without such a place it stays whole.
+        A tokenizer divides a text into words before it looks for tokens in each. So a text is cut between two words
+        where the tokens of NEAR characters on both sides do not depend on each other. Without such a place it stays
+        whole.
         """
         start = 0
         while len(text) - start > LONG and self.backend.pre_tokenizer is not None:

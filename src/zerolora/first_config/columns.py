@@ -64,7 +64,7 @@ Status = Literal["read", "ignored", "redundant", "constant", "undecided"]
 KINDS: dict[RowKind, str] = {"pairs": "pairs of answers", "labelled": "labelled answers", "texts": "texts to learn"}
 
 
-class Column(NamedTuple):
+class JudgedColumn(NamedTuple):
     """A column, or a key of messages: what becomes of it, why, and its first value."""
 
     leaf: str
@@ -78,7 +78,7 @@ class Column(NamedTuple):
         return f"{self.leaf}: {what}, as in {shown(self.value)}"
 
 
-class Layout(NamedTuple):
+class RowLayout(NamedTuple):
     """How rows are read: what they hold, their form ("" for none), and settings of `prepare`. several: more than one
     form fits. named: the classes that tables name. given: what the user ignores."""
 
@@ -87,7 +87,7 @@ class Layout(NamedTuple):
     several: bool
     columns: dict[str, str]
     named: dict[str, list[str]]
-    found: list[Column]
+    found: list[JudgedColumn]
     given: list[str]
 
     @property
@@ -124,7 +124,7 @@ class _Given(NamedTuple):
     named: dict[str, list[str]]
 
 
-def layout_of(files: Sequence[Path], columns: dict[str, str], ignored: Sequence[str], name: str) -> Layout:
+def layout_of(files: Sequence[Path], columns: dict[str, str], ignored: Sequence[str], name: str) -> RowLayout:
     """Return the layout of the rows of some files. columns, ignored: as the user gives them. name: of the data, for
     messages.
 
@@ -144,7 +144,7 @@ def layout_of(files: Sequence[Path], columns: dict[str, str], ignored: Sequence[
     choice = choice or _Choice("texts", columns, "")
     _check_given([*columns.values(), *ignored], files)
     found_columns = _judged_columns(_rows(files), choice, given)
-    return Layout(choice.rows, choice.form, choice.several, choice.columns, given.named,
+    return RowLayout(choice.rows, choice.form, choice.several, choice.columns, given.named,
                   found_columns, [*ignored])  # fmt: skip
 
 
@@ -290,7 +290,7 @@ def _owner(leaf: str) -> str:
     return leaf[: leaf.index("[]") + 2] if "[]" in leaf else ""
 
 
-def _judged_columns(records: Iterable[_Record], choice: _Choice, given: _Given) -> list[Column]:
+def _judged_columns(records: Iterable[_Record], choice: _Choice, given: _Given) -> list[JudgedColumn]:
     """Return what becomes of every column, those that are read first."""
     facts: dict[str, _Facts] = {}
     read: dict[str, Any] = {}
@@ -312,11 +312,12 @@ def _judged_columns(records: Iterable[_Record], choice: _Choice, given: _Given) 
                 facts.setdefault(leaf, _Facts()).add(leaf, number, held, texts, row)
     fields = {column: field for field, column in choice.columns.items()}
     columns = [
-        Column(name, "read", f"mapped to {fields[name]}" if name in fields else f"read as {name}", held)
+        JudgedColumn(name, "read", f"mapped to {fields[name]}" if name in fields else f"read as {name}", held)
         for name, held in read.items()
     ]
     return columns + [
-        Column(leaf, *_judged(leaf, each, facts, totals[_owner(leaf)]), each.first) for leaf, each in facts.items()
+        JudgedColumn(leaf, *_judged(leaf, each, facts, totals[_owner(leaf)]), each.first)
+        for leaf, each in facts.items()
     ]
 
 
@@ -438,7 +439,7 @@ def class_names(path: Path) -> dict[str, list[str]]:
     }
 
 
-def undecided_block(layout: Layout, indent: str) -> list[str]:
+def undecided_block(layout: RowLayout, indent: str) -> list[str]:
     """Return the lines of `undecided`, each with its reason, and how to learn classes that a table names."""
     lines = [f"{indent}undecided:"]
     for column in layout.found:

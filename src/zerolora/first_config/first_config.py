@@ -25,7 +25,7 @@ from zerolora.data.readers import chunks
 from zerolora.data.source_files import SourceFiles, sources_of
 from zerolora.errors import UserError, printable
 from zerolora.files import MANIFEST, read_json, write_json, write_text
-from zerolora.first_config.columns import Layout, layout_of, undecided_block
+from zerolora.first_config.columns import RowLayout, layout_of, undecided_block
 from zerolora.first_config.given_data import GivenData, given_data
 from zerolora.first_config.given_model import GivenModel, given_model
 from zerolora.first_config.recipe_settings import training_settings
@@ -130,7 +130,13 @@ def first_config(
 
 
 def _write(
-    values: dict[str, Any], layout: Layout, given: GivenModel, rows: GivenData, command: str, output: Path, folder: Path
+    values: dict[str, Any],
+    layout: RowLayout,
+    given: GivenModel,
+    rows: GivenData,
+    command: str,
+    output: Path,
+    folder: Path,
 ) -> None:
     """Write the config once it is read back as these values."""
     values["prepare"][rows.name]["path"] = rows.path
@@ -172,7 +178,7 @@ def _set_split(entry: dict[str, Any], rows: GivenData, sources: list[SourceFiles
 
 def _prepared(
     values: dict[str, Any],
-    layout: Layout,
+    layout: RowLayout,
     given: GivenModel,
     rows: GivenData,
     sources: list[SourceFiles],
@@ -291,7 +297,7 @@ def _command(model: str, rows: GivenData, recipe: str | None, columns: dict[str,
     return shlex.join(words)
 
 
-def _text(values: dict[str, Any], layout: Layout, given: GivenModel, rows: GivenData, command: str) -> str:
+def _text(values: dict[str, Any], layout: RowLayout, given: GivenModel, rows: GivenData, command: str) -> str:
     """Return the config's text: a line for each entry, and one for each column that the user decides."""
     lines = [f"# {printable(command)}"]
     texts = {given.group: given.text, "data": rows.text}

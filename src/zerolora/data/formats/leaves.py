@@ -55,7 +55,7 @@ class Undecided(NamedTuple):
         return wording(f"{here}; {', '.join(ways)}, or {rest}") if ways else f"{here}; {rest}"
 
 
-class Constant(NamedTuple):
+class SharedValue(NamedTuple):
     """The value of a leaf that all rows, or all messages of a column, had so far: their number, and the first place."""
 
     value: Any
@@ -76,7 +76,7 @@ class Unread:
     first: str = ""
     last: str = ""
     messages: Counter[str] = field(default_factory=Counter)
-    constants: dict[str, Constant] = field(default_factory=dict)
+    constants: dict[str, SharedValue] = field(default_factory=dict)
     undecided: dict[str, Undecided] = field(default_factory=dict)
 
     def add(self, row: Row, example: Example, place: str, seen: Seen | None = None) -> None:
@@ -116,7 +116,7 @@ class Unread:
             elif len(self.constants) == MOST:
                 self._undecide(leaf, held, place, wording(f"one of more than {MOST:,} such columns"))
             else:
-                self.constants[leaf] = Constant(held, place, 1)
+                self.constants[leaf] = SharedValue(held, place, 1)
                 return True
         elif not _same(held, known.value):
             self._undecide(leaf, held, place, wording(f"{shown(known.value)} in {known.place}"))
