@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 from tokenizers_of import FAMILIES, UNKNOWN, Family, tokenizer_like, tokenizer_of
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
-from zerolora.data.encode import CONTEXT, Encoder, Piece
+from zerolora.data.encode import CONTEXT, LONG, Encoder, Piece
 from zerolora.data.example import BadRow, Example
 from zerolora.data.prepared_rows import IGNORED
 from zerolora.data.ragged import Ragged
@@ -284,3 +284,15 @@ def test_blank_of_sentencepiece(kind: str) -> None:
     assert joined.input_ids == ids_of(tokenizer, f"{prompt} answer</s>")
     assert tokenizer.convert_ids_to_tokens(joined.input_ids[joined.prompt]).startswith("▁")
     assert "▁" not in "".join(tokenizer.convert_ids_to_tokens(apart.input_ids[apart.prompt :]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_long_text_has_the_same_tokens_in_parts(kind: str) -> None:
+    """Encoding it in one call takes some 400 bytes for each token."""
+    encoder = Encoder(tokenizer_of(kind))
+    words = [f"word{number % 97} is\n\n  here, 你好 it's  <b> {number}" for number in range(8000)]
+    for text in (" ".join(words), "x" * (LONG + 10), "word " * (LONG // 4)):
+        parts = [*encoder._parts(text)]
+        assert "".join(parts) == text
+        assert encoder._ids([text, "short"]) == encoder._encoded([text, "short"])
+    assert max(map(len, encoder._parts(" ".join(words)))) <= LONG or encoder.backend.pre_tokenizer is None
