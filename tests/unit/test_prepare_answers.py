@@ -230,7 +230,11 @@ def test_rows_of_another_kind_are_refused(folder: Folder, rows: Any, kind: str, 
 def test_a_prompt_is_in_one_split(rows: list[tuple[int, int]], validation: int, test: int, seed: int) -> None:
     prompts, answers = (np.array(column, np.uint64) for column in zip(*rows, strict=True))
     index = Index(
-        np.zeros(len(rows), np.int16), prompts * np.uint64(100) + answers, prompts, answers + np.uint64(10**6)
+        np.zeros(len(rows), np.int16),
+        prompts * np.uint64(100) + answers,
+        prompts,
+        prompts,
+        answers + np.uint64(10**6),
     )
     folder_settings = {"model": "m", "path": "p", "split": {"validation": validation, "test": test}, "seed": seed}
     try:
@@ -247,7 +251,7 @@ def test_a_prompt_is_in_one_split(rows: list[tuple[int, int]], validation: int, 
 
 def test_contradiction_is_a_row_of_another() -> None:
     ids = np.array([1, 2, 3], np.uint64)
-    assert contradictory(Index(np.zeros(3, np.int16), ids, ids, np.array([9, 3, 2], np.uint64))).tolist() == [1, 2]
+    assert contradictory(Index(np.zeros(3, np.int16), ids, ids, ids, np.array([9, 3, 2], np.uint64))).tolist() == [1, 2]
 
 
 def test_proof_sees_a_wrong_prompt_and_wrong_counts(folder: Folder) -> None:
