@@ -79,6 +79,13 @@ def test_a_rendered_row_is_ignored(tmp_path: Path) -> None:
     assert layout(tmp_path, rows).undecided == ["text"]
 
 
+def test_a_rendered_row_with_remarks_is_undecided(tmp_path: Path) -> None:
+    rows = rows_of(instruction=question, output=answer)
+    for number, row in enumerate(rows):
+        row["text"] = f"{row['instruction']}\n{row['output']}\n{'That is quite wrong. ' * (number % 7)}"
+    assert layout(tmp_path, rows).undecided == ["text"]
+
+
 DESCRIBING: dict[str, Any] = {
     "id": lambda number: f"row-{number}",
     "url": lambda number: f"https://example.org/{number}",
@@ -100,6 +107,12 @@ UNDECIDED: dict[str, Any] = {
     "url": lambda number: [f"https://example.org/{number}"],
     "set": lambda number: "test" if number % 10 == 0 else "train",
     "parent_id": lambda number: f"row-{max(0, number - 1)}",
+    "rejected_id": lambda number: f"answer-{number}",
+    "deleted_date": lambda number: f"2024-01-{number + 1:02}" if number < 28 else None,
+    "link": lambda number: f"https://example.org/{number}.jpg?size=2",
+    "source_file": lambda number: f"audio/{number}.wav",
+    "code": lambda number: f"print({number})",
+    "words": lambda number: ["red apple", "blue sky", "green tea", "old house", "new car"][number % 5],
 }
 
 

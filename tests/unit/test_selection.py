@@ -81,6 +81,18 @@ def test_where_that_keeps_nothing_is_refused(folder: Folder) -> None:
     assert "where and better keep none of its 6 rows" in line
 
 
+def test_rows_that_are_left_out_need_no_declaration(folder: Folder) -> None:
+    """Neither must they be valid. The other fields of an object need one."""
+    rows: list[dict[str, Any]] = [
+        *texts(meta=[{"good": True, "by": "Ann"}]),
+        {"meta": {"good": False}, "note": "wrong"},
+    ]
+    assert kept(folder, rows, {"meta.good": [True]}) == [*range(6)]
+    rows[0]["meta"] = {"good": True, "by": "Bo"}
+    line = refusal(kept, folder, rows, {"meta.good": [True]})
+    assert line.startswith(f"{folder.path}/rows.json:") and "meta.by is 'Ann', 'Bo' in " in line
+
+
 def test_a_text_is_not_compared_with_a_number(folder: Folder) -> None:
     with pytest.raises(UserError, match="x is 'high', and '> 2' compares numbers"):
         folder.prepare(texts(x=[4, "high"]), split=NONE, where={"x": "> 2"})
@@ -153,6 +165,17 @@ def test_better_exchanges_columns_of_the_default_names(folder: Folder) -> None:
     folder.write("rows.json", rows)
     prepare(settings, folder.manifest, folder.output, 1)
     assert (folder.stats()["swapped_rows"], folder.stats()["tied_rows"]) == (1, 1)
+
+
+def test_where_and_better_are_counted_apart(folder: Folder) -> None:
+    rows = pairs(x=[-1, 1, 0, 1], good=[True, True, True, False])
+    folder.write("rows.json", rows)
+    columns = {"chosen": "one", "rejected": "other"}
+    selection = {"better": {"column": "x", "first": "< 0"}, "where": {"good": [True]}}
+    settings = folder.settings(rows="pairs", split=NONE, columns=columns, **selection)
+    prepare(settings, folder.manifest, folder.output, 1)
+    counts = [folder.stats()[f"{name}_rows"] for name in ("read", "excluded", "tied", "swapped", "train")]
+    assert counts == [4, 1, 1, 1, 2]
 
 
 def test_an_unknown_verdict_is_a_bad_row(folder: Folder) -> None:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from mimetypes import MimeTypes
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -44,6 +45,15 @@ version web website words
 METADATA = frozenset(_DESCRIBING.split())
 IDENTIFIERS = frozenset(["hash", "href", "id", "idx", "index", "md", "path", "sha", "uid", "uri", "url", "uuid"])
 """Words in the names of columns that describe a row."""
+_COUNTING = """
+chars characters code count idx index len length number page row section size token tokens turns words
+"""
+COUNTING = frozenset(_COUNTING.split())
+"""Those that describe a row by numbers: texts in a column of such a name alone may be content."""
+MEDIA = frozenset(["image", "audio", "video"])
+PDF = "application/pdf"
+FILE_TYPES = MimeTypes()
+"""Python's own table of the types of files, without the machine's."""
 WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 ADDRESS = re.compile(r"(https?|ftp)://\S+|www\.\S+")
 DATE = re.compile(r"\d{4}-\d\d(-\d\d)?([T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)?)?|\d{1,2}/\d{1,2}/\d{4}")
@@ -248,6 +258,8 @@ class _Facts:
     redundant: bool = True
     frame: bool = True
     """All values contain the texts that are read."""
+    rests: set[int] = field(default_factory=set)
+    """Numbers of characters that values have beside the texts that are read."""
     twin: str = ""
     """A column that had the same value in a row."""
     column: str = ""
@@ -271,6 +283,8 @@ class _Facts:
         self.redundant &= (len(text) > SHORT or " " in text) and repeats(text, texts)
         parts = [each.strip() for each in row.read.values() if isinstance(each, str) and each.strip()]
         self.frame &= len(parts) > 1 and all(each in text for each in parts)
+        if self.frame and len(self.rests) <= FEW:
+            self.rests.add(len(text) - sum(map(len, parts)))
         if text:
             self.column = self.column or next((name for name in row.value if text == name), "")
             same = (name for name, other in row.value.items() if other == held and name != leaf)
@@ -285,9 +299,10 @@ def _lengths(texts: list[str]) -> Iterator[tuple[str, int]]:
     yield "messages", len(texts)
 
 
-def _owner(leaf: str) -> str:
-    """Return the messages that a leaf is in, as in messages[]; "" for a column."""
-    return leaf[: leaf.index("[]") + 2] if "[]" in leaf else ""
+def _owner(leaf: str, totals: Counter[str]) -> str:
+    """Return the messages that a leaf is in, as in messages[], among those that are counted; "" for a column."""
+    owner = leaf[: leaf.index("[]") + 2] if "[]" in leaf else ""
+    return owner if owner in totals else ""
 
 
 def _judged_columns(records: Iterable[_Record], choice: _Choice, given: _Given) -> list[JudgedColumn]:
@@ -316,7 +331,7 @@ def _judged_columns(records: Iterable[_Record], choice: _Choice, given: _Given) 
         for name, held in read.items()
     ]
     return columns + [
-        JudgedColumn(leaf, *_judged(leaf, each, facts, totals[_owner(leaf)]), each.first)
+        JudgedColumn(leaf, *_judged(leaf, each, facts, totals[_owner(leaf, totals)]), each.first)
         for leaf, each in facts.items()
     ]
 
@@ -337,7 +352,7 @@ def _judged(leaf: str, facts: _Facts, others: dict[str, _Facts], total: int) -> 
         return "redundant", "part of a text that is read"
     if len(facts.hashes) == 1 and facts.rows >= total and may_be_constant(leaf, facts.first, None):
         return "constant", "the same in all rows"
-    if facts.frame:
+    if facts.frame and len(facts.rests) <= FEW:
         return "ignored", "the row as a text, which contains the other columns"
     if not isinstance(facts.first, (str, int, float)):
         return "undecided", f"it holds {TYPES.get(type(facts.first), 'bytes')}"
@@ -350,7 +365,7 @@ def _judged(leaf: str, facts: _Facts, others: dict[str, _Facts], total: int) -> 
 def _proof(leaf: str, facts: _Facts, total: int) -> str:
     """Return how values and name prove that a leaf describes the row; "" if they do not."""
     words = [word.lower() for word in WORD.findall(leaf.rpartition(".")[2])]
-    if not words or words[-1] not in METADATA:
+    if not words or words[-1] not in METADATA or not ANSWERS.isdisjoint(words):
         return ""
     values = [value.strip() for value in facts.values]
     unique = len(facts.hashes) == facts.rows == total
@@ -365,7 +380,7 @@ def _proof(leaf: str, facts: _Facts, total: int) -> str:
             "an address": all(map(ADDRESS.fullmatch, values)),
             "a date": all(map(DATE.fullmatch, values)),
             "unique": unique and words[-1] in IDENTIFIERS and all(map(IDENTIFIER.fullmatch, values)),
-            f"one of {len(values):,} classes": METADATA.issuperset(words),
+            f"one of {len(values):,} classes": METADATA.issuperset(words) and not COUNTING.issuperset(words),
         }
     return next((proof for proof, holds in proofs.items() if holds), "")
 
@@ -377,6 +392,8 @@ def _dangers(leaf: str, facts: _Facts, others: dict[str, _Facts], total: int) ->
     for split in map(split_of, [*values, leaf.rpartition(".")[2]]):
         if split not in ("", "train"):
             yield f"it names the split {split}"
+    if facts.rows < total:
+        yield f"some rows have none: {shown(facts.first)}"
     if facts.column:
         yield f"a value is the name of the column {facts.column}"
     if facts.twin:
@@ -384,18 +401,32 @@ def _dangers(leaf: str, facts: _Facts, others: dict[str, _Facts], total: int) ->
     if lower & ANSWERS:
         yield f"{shown(min(lower & ANSWERS))} may be a verdict"
     if len(facts.hashes) < 3:
-        none = ", and none in some rows" if facts.rows < total else ""
-        yield f"{counted(len(facts.hashes), 'value')}: {', '.join(map(shown, values))}{none}"
+        yield f"{counted(len(facts.hashes), 'value')}: {', '.join(map(shown, values))}"
     if not facts.numbers:
-        if any(len(value.strip()) < SHORTEST for value in values):
-            yield f"{shown(min(values, key=len))} may be a verdict"
-        if any(len(value.split()) > 2 for value in values):
-            yield "it holds texts"
-        if len(values) <= FEW and all(value.isalpha() and value.islower() for value in lower):
-            yield f"few plain words: {', '.join(map(shown, values))}"
+        yield from _dangers_of_texts(values)
     for name, other in others.items():
         if name != leaf and len(other.hashes) == other.rows > 1 and facts.hashes & other.hashes:
             yield f"it refers to {name} of other rows"
+
+
+def _dangers_of_texts(values: list[str]) -> Iterator[str]:
+    """Yield why the texts of a leaf may change the meaning of a row."""
+    for kind in filter(None, map(_medium, values)):
+        yield f"it names files of the type {kind}"
+    if any(len(value.strip()) < SHORTEST for value in values):
+        yield f"{shown(min(values, key=len))} may be a verdict"
+    if any(len(value.split()) > 2 for value in values):
+        yield "it holds texts"
+    words = [value.strip().lower() for value in values]
+    if len(words) <= FEW and all(word.isalpha() and word.islower() for word in words):
+        yield f"few plain words: {', '.join(map(shown, values))}"
+
+
+def _medium(value: str) -> str:
+    """Return the type of the file that a path, an address or data names, by Python's own table; "" if it is no medium
+    whose content is lost."""
+    kind, _ = FILE_TYPES.guess_type(re.split("[?#]", value.strip())[0])
+    return kind if kind and (kind.partition("/")[0] in MEDIA or kind == PDF) else ""
 
 
 def _are_identifiers(values: list[str]) -> bool:
