@@ -301,3 +301,16 @@ def test_prepare_stops_with_a_line_to_paste(tmp_path: Path, tiny_model: Path, nu
     assert any(is_of(each, leaf) for each in ignored), str(raised.value)
     without = [case.row(row) for row in range(ROWS)]
     assert learned(folder, case, rows, ignored) == learned(folder, case, without, [])
+
+
+def test_an_error_in_the_first_row_of_a_chunk_has_the_value_of_the_rows_before() -> None:
+    """A list, which no chunk passes, after a chunk in which all rows have the same word, and after one without any."""
+    cases: list[tuple[dict[str, Any], str]] = [({"mark": "fine"}, "'fine' in rows:1"), ({}, "missing in rows:1")]
+    for first, said in cases:
+        chunks = [Unread(), Unread()]
+        for number, (chunk, row) in enumerate(zip(chunks, (first, {"mark": ["odd"]}), strict=True), 1):
+            parse({"prompt": "a", "completion": "b", **row}, "prompt", Reading(), unread=chunk, place=f"rows:{number}")
+            chunk.end()
+        chunks[0].merge(chunks[1])
+        (error,) = chunks[0].undecided.values()
+        assert error.line().startswith(f"rows:2: mark is ['odd'], {said}, and nothing reads it")

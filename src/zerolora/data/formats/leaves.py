@@ -141,6 +141,12 @@ class Unread:
         if leaf not in self.undecided and len(self.undecided) < MOST:
             self.undecided[leaf] = Undecided(leaf, value, place, other)
 
+    def _before(self, leaf: str) -> str:
+        """Return what the rows so far have in a leaf, for an error of the next one; "" without rows."""
+        if known := self.constants.get(leaf):
+            return wording(f"{shown(known.value)} in {known.place}")
+        return wording(f"missing in {self.last}") if self.rows and not self._in_messages(leaf) else ""
+
     def end(self) -> "Unread":
         """Return this after the last row: a leaf that some rows or messages lack is an error."""
         for leaf, known in self.constants.items():
@@ -155,7 +161,7 @@ class Unread:
             self.messages.setdefault(name, 0)
             later.messages.setdefault(name, 0)
         for error in later.undecided.values():
-            self._undecide(*error)
+            self._undecide(error.leaf, error.value, error.place, error.other or self._before(error.leaf))
         for leaf, known in self.constants.items():
             other = later.constants.get(leaf)
             if other and not _same(known.value, other.value):
