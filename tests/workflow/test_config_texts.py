@@ -20,7 +20,7 @@ def project(make_project: Callable[[str], Project]) -> Project:
     """Return a project whose texts hold braces, with its data set prepared."""
     project = make_project("texts")
     path = project.directory / "rows.json"
-    rows = [{**row, "{question}": row.pop("instruction")} for row in json.loads(path.read_text())]
+    rows = [{"{question}": row.pop("instruction"), **row} for row in json.loads(path.read_text())]
     path.write_text(json.dumps(rows))
     edit_config(
         project,

@@ -15,7 +15,10 @@ def test_a_model_and_a_file_become_an_adapter(make_project: Callable[[str], Proj
     """Without test rows, the validation rows are evaluated. Slow: a whole run."""
     project = make_project("own")
     said = project.run("zerolora", "init", "--model", "model", "--data", "rows.json", "--force")
-    assert said.stdout.count("\n") == 5
+    lines = said.stdout.splitlines()
+    columns = [line.partition(",")[0] for line in lines if line.startswith("column ")]
+    assert columns == ["column  instruction: read as instruction", "column  output: read as output"]
+    assert len(lines) == len(columns) + 5
     config = project.directory / "config/config.yaml"
     config.write_text(config.read_text().replace("test: 1}", "test: 0}"))
     project.snakemake("all")
