@@ -249,8 +249,8 @@ PRETENDED = """
 def fault(gpus: int = 1, otherwise: str = "") -> None:
     return None
 """
-# In the place of on_gpus: each task writes its arguments and what Slurm gave it, and fails once all have done so, as srun
-# ends the others with the first that fails.
+# In the place of on_gpus: each task writes its arguments and what Slurm gave it, and fails once all have done so, since
+# srun ends all tasks with the first that fails.
 GIVEN = """#!/bin/sh
 echo "$1 $2 $3 $SLURMD_NODENAME $SLURM_STEP_NUM_TASKS $CUDA_VISIBLE_DEVICES" >> "given-$2"
 while [ "$(wc -l < "given-$2")" -lt "$SLURM_STEP_NUM_TASKS" ]; do sleep 0.1; done
