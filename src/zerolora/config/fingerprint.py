@@ -406,7 +406,7 @@ def _dump(tree: ast.Module) -> str:
 
 
 LOG_METHODS = frozenset({"debug", "info", "warning", "error", "critical", "exception"})
-MESSAGES = frozenset({"BadRow", "CorruptCheckpoint", "Fault", "wording", "wordings"})
+MESSAGES = frozenset({"BadRow", "CorruptCheckpoint", "Fault"})
 """Classes and functions whose texts are only displayed: nothing computes with them, and of all results only
 dropped.jsonl contains some. (Classes whose names end in Error need not be listed.)"""
 

@@ -34,7 +34,7 @@ from zerolora.data.records import Chunk
 from zerolora.data.source_files import SourceFiles, form_of, left_out, sources_of
 from zerolora.data.statistics import Statistics, write_lengths
 from zerolora.data.tokenize import ChunkTokenizer, Dropped, Job, Result, tokenize
-from zerolora.errors import UserError, shown, wording
+from zerolora.errors import UserError, shown
 from zerolora.files import MANIFEST, canonical, describe, sha256, staged_directory, write_json
 from zerolora.log import LOGGER
 from zerolora.progress import Progress
@@ -171,10 +171,10 @@ def _check_sources(settings: PrepareSettings, sources: list[SourceFiles], statis
                 "correct them"
             )
         if len(sources) > 1 and counts["read_rows"] == counts["dropped_rows"]:
-            problem = wording("contains no rows;")
+            problem = "contains no rows;"
             if read := counts["read_rows"]:
                 dropped = statistics.dropped_line()
-                problem = wording(f"none of its {read:,} rows is left; {dropped}; correct them, or")
+                problem = f"none of its {read:,} rows is left; {dropped}; correct them, or"
             raise UserError(f"{Path(settings.path) / source.name}: {problem} take it out of sources")
     for number, (source, seen) in enumerate(zip(sources, statistics.columns, strict=True)):
         for field, column in source.settings.columns.items():
@@ -234,10 +234,10 @@ def _refuse(dropped: list[Dropped], settings: PrepareSettings) -> None:
     refused = [row for row in dropped if getattr(settings, row.kind) == "fail"]
     lines = [f"{row.place}: {row.reason}" for row in refused[:SHOWN]]
     if len(refused) > SHOWN:
-        lines.append(wording(f"and {len(refused) - SHOWN} more in the next lines of that file"))
+        lines.append(f"and {len(refused) - SHOWN} more in the next lines of that file")
     if lines:
         if any(row.kind == "bad_row" for row in refused):
-            lines[-1] += wording("; or write bad_row: drop, which lists them in dropped.jsonl")
+            lines[-1] += "; or write bad_row: drop, which lists them in dropped.jsonl"
         raise UserError("\n".join(lines))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from zerolora.errors import UserError, wording
+from zerolora.errors import UserError
 from zerolora.methods.adapter_check import ImpliedShapes
 from zerolora.methods.adapter_config import is_feedforward
 from zerolora.methods.lora import PeftMethod, Replacement
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 # peft/utils/constants.py, TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING: keys, values, and the MLP's last module.
 TARGETS = ("k_proj", "v_proj", "query_key_value", "qkv_proj", "c_attn", "k", "v")
 SUFFIX = ".ia3_l"
-NO_DEFAULT = wording(
+NO_DEFAULT = (
     "train.ia3.targets: this model names its keys, values and MLP in another way; write a list of names of its linear "
     "modules"
 )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from zerolora.bounded import bounded_matching
 from zerolora.config.method_sections import DEFAULT_INIT
-from zerolora.errors import UserError, shown, wording
+from zerolora.errors import UserError, shown
 from zerolora.methods.adapter_check import MAGNITUDE, ImpliedShapes, check_adapter
 from zerolora.methods.adapter_config import is_saved, rank_and_alpha
 from zerolora.methods.experts import FAMILIES, FUSED, AdaptedParameter, all_linear, check_expression, split_targets
@@ -152,11 +152,11 @@ class LowRank(Method):
         smaller = min(module.inputs, module.outputs)
         if self.init == DEFAULT_INIT or r <= smaller:
             return
-        problem = wording(f"has {smaller} singular values, fewer than r {r}")
-        remedy = wording(f"write an r of at most {smaller}")
+        problem = f"has {smaller} singular values, fewer than r {r}"
+        remedy = f"write an r of at most {smaller}"
         if not smaller:
-            problem = wording("is an embedding, whose factors have no other start")
-            remedy = wording("leave it out of train.lora.targets")
+            problem = "is an embedding, whose factors have no other start"
+            remedy = "leave it out of train.lora.targets"
         raise UserError(f"train.lora.init is {self.init}, and {path} {problem}; {remedy}, or init: {DEFAULT_INIT}")
 
     def tensors(self, module: "Module", r: int) -> list[int]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from zerolora.errors import UserError, shown, wording
+from zerolora.errors import UserError, shown
 from zerolora.model.spec import ModelSpec, Module
 from zerolora.tensor_file import Factor, StoredTensor, equal
 
@@ -206,9 +206,9 @@ def check_shape(name: str, shape: tuple[int, ...], expected: "Iterable[int]") ->
         return
     if len(shape) == len(expected):
         differing = [index for index, (one, other) in enumerate(zip(shape, expected, strict=True)) if one != other]
-        what = wording("their sizes differ" if len(differing) > 1 else f"the sizes of dimension {differing[0]} differ")
+        what = "their sizes differ" if len(differing) > 1 else f"the sizes of dimension {differing[0]} differ"
     else:
-        what = wording("one has more dimensions")
+        what = "one has more dimensions"
     raise UserError(
         f"{name} is {list(shape)} in the base and {list(expected)} in the adapter: {what}; write the base that the "
         "adapter was trained on"

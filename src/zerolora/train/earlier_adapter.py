@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from zerolora.errors import UserError, shown, wording
+from zerolora.errors import UserError, shown
 from zerolora.files import sha256
 from zerolora.methods.adapter_config import SELECTING, WITHOUT_MEANING
 from zerolora.methods.method import WHOLE_WEIGHTS, TrainableMethod, without_copies
@@ -160,15 +160,15 @@ def check_meaning(directory: Path, config: Any) -> None:
 
 def _check_tensors(path: Path, stored: dict[str, list[int]], expected: dict[str, Any]) -> None:
     shapes = {name: list(getattr(parameter, "ds_shape", parameter.shape)) for name, parameter in expected.items()}
-    faults = [wording(f"{name} is missing") for name in shapes if name not in stored]
-    faults += [wording(f"{name} is not trained by this run") for name in stored if name not in shapes]
+    faults = [f"{name} is missing" for name in shapes if name not in stored]
+    faults += [f"{name} is not trained by this run" for name in stored if name not in shapes]
     faults += [
-        wording(f"{name} is {stored[name]}, and this run's is {shape}")
+        f"{name} is {stored[name]}, and this run's is {shape}"
         for name, shape in shapes.items()
         if name in stored and stored[name] != shape
     ]
     if faults:
-        more = wording(f" (and {len(faults) - 1} more such)" if len(faults) > 1 else "")
+        more = f" (and {len(faults) - 1} more such)" if len(faults) > 1 else ""
         raise UserError(
             f"train.from_adapter: {path}: {faults[0]}{more}; write the method, r and targets of that adapter, and its "
             "base model"

@@ -16,7 +16,6 @@ from zerolora.data.formats.mappings import mapping_text
 from zerolora.data.formats.reading import Reading, Seen, Where
 from zerolora.data.formats.row_values import is_blank
 from zerolora.data.formats.template_arguments import arguments_of
-from zerolora.errors import wording
 from zerolora.types import RowKind
 from zerolora.yaml_file import written
 
@@ -75,12 +74,12 @@ def detect(value: dict[str, Any], reading: Reading, rows: RowKind = "texts") -> 
 
 def several(value: dict[str, Any], reading: Reading, forms: Sequence[str], ignored: Sequence[str] = ()) -> str:
     """Return the error of a row that has the fields of several forms. ignored: what the first of them leaves unread."""
-    names = wording(" and ").join(sorted({*forms}))
-    said = wording(f"its fields ({Row(value, reading)}) fit {names}; choose one, as in format: {forms[0]}")
+    names = " and ".join(sorted({*forms}))
+    said = f"its fields ({Row(value, reading)}) fit {names}; choose one, as in format: {forms[0]}"
     if not ignored:
         return said
     columns = ", ".join(written(name) for name in [*sorted(reading.ignored), *ignored])
-    return wording(f"{said}, and leave the rest out by ignore: [{columns}]")
+    return f"{said}, and leave the rest out by ignore: [{columns}]"
 
 
 def other_kind(format: str, rows: RowKind, what: str) -> str:
