@@ -1,7 +1,4 @@
-"""Registries that are a table in one module: a dictionary of entries by name, each written as one call.
-
-The code fingerprint counts only the entries that a run's settings choose (config/fingerprint.py).
-"""
+"""Registries that are a table in one module: a dictionary of entries by name."""
 
 from typing import Protocol, TypeVar
 

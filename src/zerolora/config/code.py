@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from zerolora.config.fingerprint import Chosen, Fingerprints
 from zerolora.config.grids import SHARED_STAGES
-from zerolora.config.registry_names import OPTIMIZERS, PROMPT_FORMATS, STRATEGIES, TASKS
+from zerolora.config.registry_names import STRATEGIES, TASKS
 from zerolora.config.settings import (
     AskedTaskSettings,
     EvaluateSettings,
@@ -21,8 +21,6 @@ from zerolora.files import canonical
 OF_RUN = tuple(name for name, stage in STAGES.items() if stage.settings.startswith("runs."))
 OF_METHOD = ("estimate", "render", "train", "merge")
 """Stages that compute with the method; others only check its adapter."""
-REFERENCE_OPTIMIZER = next(iter(OPTIMIZERS))
-"""The optimizer whose rate a probe measures; the planner derives others from it."""
 
 
 class Codes(NamedTuple):
@@ -71,19 +69,16 @@ def codes(resolved: Resolved, known: Fingerprints | None = None) -> Codes:
 
 
 def chosen_by_run(run: RunSettings, stage: str) -> Chosen:
-    """Return the entries that a run's settings choose in a stage. Estimate and choice consider every strategy."""
+    """Return the entries that a run's settings choose in a stage."""
     chosen: dict[str, set[str]] = {
         **chosen_by_check(run.evaluate),
         "methods": {run.train.method} if stage in OF_METHOD else set(),
-        "optimizers": {run.train.optimizer, REFERENCE_OPTIMIZER},
         "train.objectives": {run.train.objective},
         "export.targets": {*run.export.targets},
     }
     if stage == "train":
-        # Training reads a strategy's options from zero.json and calls none of its code.
-        of_train = {"train.engines": _engines(run.render.strategy), "strategies": set[str]()}
         asked = {task.check for task in run.train.validation_tasks if task.max_new_tokens} & TASKS.keys()
-        chosen |= {"optimizers": {run.train.optimizer}, "evaluate.tasks": asked, **of_train}
+        chosen |= {"evaluate.tasks": asked, "train.engines": _engines(run.render.strategy)}
     if stage == "merge":
         # Families list a base's tensors without building its class, and only if the list agrees with the files.
         chosen["model.families"] = set()
@@ -98,12 +93,11 @@ def _engines(strategy: str) -> set[str]:
 
 
 def chosen_by_data(data: PrepareSettings) -> Chosen:
-    """Return the entries that a data set's settings choose: row formats (all for `auto`) and a prompt format."""
+    """Return the forms of rows that a data set's settings choose; all for `auto`."""
     forms = {data.format, *(source.format for source in data.sources.values() if source.format)}
     if data.sources and all(source.format for source in data.sources.values()):
         forms.discard(data.format)
-    formats = {data.template} & {*PROMPT_FORMATS}
-    return {"data.prompt_formats": formats, **({} if "auto" in forms else {"data.formats": forms})}
+    return {} if "auto" in forms else {"data.formats": forms}
 
 
 def chosen_by_task(task: TaskSettings) -> Chosen:

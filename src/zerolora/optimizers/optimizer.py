@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from zerolora.strategies.strategy import Conflict, Strategy, Target
+from zerolora.conflict import Conflict
 
 if TYPE_CHECKING:
     import torch
 
     from zerolora.methods.method import TrainedParameters
+    from zerolora.strategies.strategy import Strategy, Target
 
 FP32_BYTES = 4
 
@@ -43,7 +44,7 @@ class Optimizer(ABC):
     where: str = field(compare=False)
     """Where it works, for the same table."""
 
-    def conflict(self, strategy: Strategy, target: Target) -> Conflict | None:
+    def conflict(self, strategy: "Strategy", target: "Target") -> Conflict | None:
         """Return why it cannot run under a strategy on a target; None if it can."""
         return None
 

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator
 from typing import ClassVar
 
+from zerolora.conflict import Conflict
 from zerolora.strategies.strategy import (
     EXCHANGE,
     GATHER,
@@ -17,7 +18,6 @@ from zerolora.strategies.strategy import (
     Buckets,
     Collective,
     Compiled,
-    Conflict,
     ModelSizes,
     Placement,
     Reason,

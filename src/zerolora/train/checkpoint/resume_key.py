@@ -91,13 +91,11 @@ def run_fingerprint(plan: TrainingPlan, config: ZeroJson, steps: int) -> dict[st
     settings = {key: value for key, value in compared(plan).items() if key not in SAVING}
     chosen: Chosen = {
         "methods": {plan.method},
-        "optimizers": {plan.optimizer},
         "train.engines": {plan.engine},
         "train.objectives": {plan.objective},
         "evaluate.tasks": {
             task.check for task in plan.validation_tasks if task.max_new_tokens and not task.check_source
         },
-        "strategies": (),
     }
     return {"steps": steps, "settings": settings, "config": config.options, "code": of_stage("train", chosen)}
 
