@@ -57,8 +57,7 @@ format: $(INSTALLED)  ## write the style that lint asks for
 	$(BIN)/ruff format
 	$(BIN)/snakefmt Snakefile workflow
 
-schema: $(INSTALLED)  ## write the names in the registries, the config's JSON Schema and its neutral values
-	$(BIN)/python -m zerolora.commands.write_registry_names
+schema: $(INSTALLED)  ## write the config's JSON Schema and its neutral values
 	$(BIN)/zerolora schema --output workflow/schemas/config.schema.json
 	$(BIN)/python -m zerolora.config.compared
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,20 @@ from peft import IA3Config, LoraConfig, VeraConfig
 from zerolora.errors import UserError
 from zerolora.methods import lora_init
 from zerolora.methods.peft_format import CONFIG, portable
-from zerolora.train.earlier_adapter import HARMLESS, MEANING, check_meaning
+from zerolora.methods.registry import TRAINABLE
+from zerolora.train import earlier_adapter
+from zerolora.train.earlier_adapter import HARMLESS
 
 BASE = {"name": "./base", "revision": None}
 OURS = LoraConfig(r=4, lora_alpha=16, target_modules=["q_proj"], task_type="CAUSAL_LM")
+
+
+def meaning(config: Any) -> Mapping[str, str]:
+    return TRAINABLE[config.peft_type.value.lower()].meaning
+
+
+def check_meaning(folder: Path, config: Any) -> None:
+    earlier_adapter.check_meaning(folder, config, meaning(config))
 
 
 def written(folder: Path, config: Any, **changed: Any) -> Path:
@@ -64,7 +75,7 @@ def test_another_vera_is_refused_with_its_config_key(tmp_path: Path, key: str, s
 def test_every_key_of_peft_is_compared_harmless_or_refused(tmp_path: Path, config: type[Any]) -> None:
     """A key added by a later peft is refused where it is set."""
     ours = config(task_type="CAUSAL_LM")
-    for key in {field.name for field in dataclasses.fields(config)} - HARMLESS - MEANING.keys():
+    for key in {field.name for field in dataclasses.fields(config)} - HARMLESS - meaning(ours).keys():
         with pytest.raises(UserError, match=f"{key} is 'other'"):
             check_meaning(written(tmp_path, ours, **{key: "other"}), ours)
 

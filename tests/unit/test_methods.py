@@ -1,6 +1,5 @@
 """Every method of the registry: its estimate, and for trainable methods, what is built and merged as in peft."""
 
-import copy
 import dataclasses
 import json
 import re
@@ -11,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from zerolora import bounded
 from zerolora.config.method_sections import MethodSections
@@ -22,6 +20,7 @@ from zerolora.methods.method import TrainableMethod
 from zerolora.methods.registry import METHODS, TRAINABLE, create, of_directory
 from zerolora.model.architecture import built_on_meta, config_of
 from zerolora.model.read_spec import read_model_spec
+from zerolora.testing import check_method
 
 ROOT = Path(__file__).resolve().parents[2]
 NO_METHODS = {
@@ -76,36 +75,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_it_builds_and_merges_as_peft_does(name: str, variant: str, untied_model: Path, tmp_path: Path) -> None:
     """Built, counted by the estimate, filled with noise, saved, and merged by peft and by `updates`."""
-    from transformers import AutoModelForCausalLM
-
-    method = TRAINABLE[name]
-    settings = MethodSections.model_validate(VARIANTS[variant])
-    base = AutoModelForCausalLM.from_pretrained(untied_model)
-    weights = copy.deepcopy(base.state_dict())
-    torch.manual_seed(1)
-    built = method.build(base, settings)
-    trained = {key: parameter for key, parameter in built.named_parameters() if parameter.requires_grad}
-    counted = method.of(settings).parameters(read_model_spec(untied_model), 4)
-    assert sum(parameter.numel() for parameter in trained.values()) == counted.trained
-    assert max(parameter.numel() for parameter in trained.values()) == counted.largest_trained
-    fresh = method.published(built, {key: tensor.clone() for key, tensor in trained.items()})
-    assert any(method.is_untrained(key, tensor) for key, tensor in fresh.items()) == (method.peft_type is not None)
-    with torch.no_grad():
-        for parameter in trained.values():
-            parameter.add_(torch.randn_like(parameter) / 10)
-    published = {key: tensor.detach().clone() for key, tensor in method.published(built, trained).items()}
-    assert not any(method.is_untrained(key, tensor) for key, tensor in published.items())
-    save_file(published, tmp_path / ("adapter_model.safetensors" if method.peft_type else "model.safetensors"))
-    if method.peft_type:
-        config = json.dumps(built.peft_config["default"].to_dict(), default=list)
-        (tmp_path / "adapter_config.json").write_text(config)
-    updates = of_directory(tmp_path).updates(tmp_path, built_on_meta(config_of(untied_model)))
-    expected = (built.merge_and_unload() if method.peft_type else built).state_dict()
-    assert {key for key, update in updates.items() if not update.optional} <= weights.keys()
-    for key, value in weights.items():
-        actual = updates[key].applied(value) if key in updates else value
-        assert (key in updates) == (not torch.equal(actual, value)), key
-        torch.testing.assert_close(actual, expected[key], msg=key)
+    check_method(TRAINABLE[name], MethodSections.model_validate(VARIANTS[variant]), untied_model, tmp_path)
 
 
 @pytest.fixture(scope="module")

@@ -3,12 +3,14 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import made_up
 import pytest
 from conftest import Project, project_environment
 from engines import (
@@ -20,7 +22,6 @@ from engines import (
     snakemake_would_run,
     with_followers,
 )
-from extending import EXAMPLES, PAGE, with_entry
 
 pytestmark = pytest.mark.slow
 
@@ -46,10 +47,7 @@ NEW_KEYS = {
     ),
     "config/method_sections.py": (("class Lora(Section):", "    spare: int = 1\n    '''Spare.'''\n"),),
 }
-EXPORT = "class ExportSections"
 REMARKED = ("train/feed.py", "data/records.py", "model/read_spec.py", "merge/merge_plan.py")
-TABLES = ("data/prompt_formats.py", "optimizers/__init__.py", "strategies/")
-"""Registries that count as a whole for the stages that read them."""
 
 
 class Upgrade:
@@ -81,18 +79,14 @@ class Upgrade:
         for file, text in self.before.items():
             file.unlink() if text is None else file.write_text(text, encoding="utf-8")
         self.before = {}
+        for folder in self.source.parent.glob("made_up*"):
+            shutil.rmtree(folder)
 
 
 def neutral_upgrade(upgrade: Upgrade) -> None:
-    """Add a file to each registry, a key at its default to each kind of section, and remarks."""
-    for example in EXAMPLES:
-        if not example.path.startswith(TABLES):
-            upgrade.write(example.path, example.added(upgrade.text(example.path)))
-    settings = re.search(r"```python\n(class Bundle.*?)```", PAGE, re.S)
-    field = re.search(r"```text\n(    bundle: .*?)```", PAGE, re.S)
-    assert settings and field
-    before, after = upgrade.text("config/target_sections.py").split(EXPORT)
-    upgrade.write("config/target_sections.py", f"{before}{settings[1]}\n\n{EXPORT}{after}{field[1]}")
+    """Install a package with entries, and add an engine, a key at its default to each kind of section, and remarks."""
+    points = {group: each for group, each in made_up.ENTRY_POINTS.items() if group != "zerolora.strategies"}
+    made_up.install(upgrade.source.parent, points)
     upgrade.write("train/engines/idle.py", ENGINE)
     for path, keys in NEW_KEYS.items():
         for section, key in keys:
@@ -147,9 +141,9 @@ def test_a_new_key_of_the_choice_trains_nothing_where_render_runs_again(finished
 
 def test_a_new_strategy_is_estimated_and_trains_nothing(finished: Project, upgrade: Upgrade) -> None:
     """estimate.json has a row for each strategy, so what reads it runs again, in seconds."""
-    idle = 'DeepSpeed(name="idle", about="", sharded="optimizer states", costs="nothing", stage=1)\n'
-    table = "strategies/__init__.py"
-    upgrade.write(table, with_entry(upgrade.text(table), "fsdp_hybrid_offload", idle))
+    idle = 'DeepSpeed(name="idle", about="", sharded="optimizer states", costs="nothing", stage=1),'
+    first = "        DistributedDataParallel("
+    upgrade.replace("strategies/__init__.py", first, f"        {idle}\n{first}")
     assert dvc_ran(finished) == {"resolve", *(f"{stage}@default" for stage in ("estimate", "render", "report"))}
     assert snakemake_would_run(finished) == set()
     upgrade.undo()

@@ -14,7 +14,6 @@ import typer
 
 from zerolora.commands import standard_input
 from zerolora.commands.options import Config, Output, stoppable
-from zerolora.config.registry_names import FIELDS
 from zerolora.errors import UserError, printable, shown
 from zerolora.log import result
 from zerolora.machine.devices import obey
@@ -70,12 +69,14 @@ def init(
 
 def _mapped(given: list[str]) -> dict[str, str]:
     """Return the columns of --columns by field. Raises UserError for anything else than FIELD=COLUMN."""
+    from zerolora.config.values import fields
+
     result = {}
     for entry in (part for each in given for part in each.split(",")):
         name, equals, column = entry.partition("=")
-        if not equals or not column or name not in FIELDS:
+        if not equals or not column or name not in fields():
             raise UserError(
-                f"--columns {shown(entry)}: write FIELD=COLUMN, with a field of {', '.join(FIELDS)}, as in "
+                f"--columns {shown(entry)}: write FIELD=COLUMN, with a field of {', '.join(fields())}, as in "
                 "prompt=question,completion=answer"
             )
         result[name] = column

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 from zerolora.config.fingerprint import Chosen, Fingerprints
 from zerolora.config.grids import SHARED_STAGES
-from zerolora.config.registry_names import STRATEGIES, TASKS
 from zerolora.config.settings import (
     AskedTaskSettings,
     EvaluateSettings,
@@ -16,7 +15,9 @@ from zerolora.config.settings import (
     TaskSettings,
 )
 from zerolora.config.stages import STAGES
+from zerolora.evaluate.tasks import TASKS
 from zerolora.files import canonical
+from zerolora.strategies import STRATEGIES
 
 OF_RUN = tuple(name for name, stage in STAGES.items() if stage.settings.startswith("runs."))
 OF_METHOD = ("estimate", "render", "train", "merge")
@@ -52,7 +53,7 @@ def codes(resolved: Resolved, known: Fingerprints | None = None) -> Codes:
     chosen: dict[str, Mapping[str, Chosen]] = {
         "prepare": {name: chosen_by_data(settings) for name, settings in resolved.prepare.items()},
         "evaluate_base": {name: chosen_by_check(settings) for name, settings in resolved.evaluate.items()},
-        "task_rows": {name: {} if each == "auto" else {"data.formats": {each}} for name, each in formats.items()},
+        "task_rows": {name: chosen_by_forms({each}) for name, each in formats.items()},
         "task_base": tasks,
         "task": tasks,
         **{stage: {name: {} for name in getattr(resolved, stage)} for stage in STAGES if stage.startswith("fetch")},
@@ -73,6 +74,7 @@ def chosen_by_run(run: RunSettings, stage: str) -> Chosen:
     chosen: dict[str, set[str]] = {
         **chosen_by_check(run.evaluate),
         "methods": {run.train.method} if stage in OF_METHOD else set(),
+        "optimizers": {run.train.optimizer},
         "train.objectives": {run.train.objective},
         "export.targets": {*run.export.targets},
     }
@@ -88,8 +90,8 @@ def chosen_by_run(run: RunSettings, stage: str) -> Chosen:
 def _engines(strategy: str) -> set[str]:
     """Return the engines that may train with render.strategy; a path is the user's DeepSpeed JSON."""
     if strategy == "auto":
-        return {*STRATEGIES.values()}
-    return {STRATEGIES.get(strategy, "deepspeed")}
+        return {str(each.engine) for each in STRATEGIES.values()}
+    return {str(STRATEGIES[strategy].engine) if strategy in STRATEGIES else "deepspeed"}
 
 
 def chosen_by_data(data: PrepareSettings) -> Chosen:
@@ -97,7 +99,12 @@ def chosen_by_data(data: PrepareSettings) -> Chosen:
     forms = {data.format, *(source.format for source in data.sources.values() if source.format)}
     if data.sources and all(source.format for source in data.sources.values()):
         forms.discard(data.format)
-    return {} if "auto" in forms else {"data.formats": forms}
+    return chosen_by_forms(forms)
+
+
+def chosen_by_forms(forms: set[str]) -> Chosen:
+    """Return the entries that these forms of rows choose. No objective: only messages have their names."""
+    return {"train.objectives": (), **({} if "auto" in forms else {"data.formats": forms})}
 
 
 def chosen_by_task(task: TaskSettings) -> Chosen:

@@ -1,13 +1,14 @@
 """The code fingerprint of a stage: a hash of the code that can change its result under its settings.
 
 It covers the syntax trees of all modules that the stage imports, directly or indirectly, their data files, and the
-stage's rule, but only those registry entries that the settings choose (code.py). Comments, docstrings and formatting do
-not count. Snakemake compares it as a rule parameter, DVC as a value beside the stage's settings, training as part of a
-run's fingerprint.
+stage's rule, but only those registry entries that the settings choose (code.py). For an entry of another package it
+covers that package and its version. Comments, docstrings and formatting do not count. Snakemake compares it as a rule
+parameter, DVC as a value beside the stage's settings, training as part of a run's fingerprint.
 """
 
 import ast
 import hashlib
+import importlib.util
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from zerolora.config.stages import ON_REQUEST, STAGES
+from zerolora.registry import Outside, outside
 from zerolora.workflow_files import PACKAGE, ROOT
 
 RULES = ROOT / "workflow/rules"
@@ -71,9 +73,12 @@ DIRECTIVES_LEFT_OUT = frozenset(
 )
 # A registry lists the modules of a package by file: they count for every importer of the registry.
 REGISTRY_MARK = "iter_modules"
+# It names the group of entry points by which other packages add entries (registry.py).
+OPEN_MARK = "registered"
 
 Chosen = Mapping[str, Iterable[str]]
-"""Names of the entries that the settings choose, by the registry's package. All entries of other registries count."""
+"""Names of the entries that the settings choose, by the registry's package, or its module if it is a table in one, all
+of whose own entries count. All entries of other registries count."""
 
 
 def of_stage(stage: str, chosen: Chosen | None = None) -> str:
@@ -136,8 +141,13 @@ def modules_of(stage: str, chosen: Chosen | None = None, modules: "_Modules | No
             continue
         seen.add(name)
         waiting += modules[name]["imports"]
-        for package in modules[name]["registered"]:
-            waiting += _entries(package, (chosen or {}).get(package))
+        others = {point.name: point for group in modules[name]["groups"] for point in outside(group)}
+        packages = modules[name]["registered"]
+        for package in packages or ([name] if others else []):
+            names = (chosen or {}).get(package)
+            waiting += [_name_of(point) for each, point in others.items() if names is None or each in names]
+            if package in packages:
+                waiting += _entries(package, None if names is None else {*names} - others.keys())
     return sorted(seen)
 
 
@@ -148,6 +158,11 @@ def _entries(package: str, names: Iterable[str] | None) -> list[str]:
     return [f"{package}.{name.replace('-', '_')}" for name in names]
 
 
+def _name_of(point: Outside) -> str:
+    """Return the name of another package with its version, which no module of this package has."""
+    return f"{point.package}=={point.version}"
+
+
 def left_out(module: str, kept: tuple[str, ...] = ()) -> bool:
     """Return whether LEFT_OUT has a module or a package around it that is not in `kept`."""
     parts = module.split(".")
@@ -156,7 +171,10 @@ def left_out(module: str, kept: tuple[str, ...] = ()) -> bool:
 
 
 class _Modules:
-    """The modules of the package, parsed only if a file changed: `{"digest", "imports", "registered"}` of each."""
+    """The modules of the package, parsed only if a file changed: digest, imports, registered and groups of each.
+
+    Another package is one module (`_name_of`).
+    """
 
     def __init__(self) -> None:
         self.changed = False
@@ -168,15 +186,16 @@ class _Modules:
     def __getitem__(self, name: str) -> dict[str, Any]:
         if name in self._current:
             return dict(self.entries[name])
-        path = file_of(name)
-        assert path, f"no module zerolora.{name}"
-        beside = _data_files(path)
-        stamp = [[str(each), (stat := each.stat()).st_size, stat.st_mtime_ns] for each in (path, *beside)]
+        package, other, _ = name.partition("==")
+        path = None if other else file_of(name)
+        assert path or other, f"no module zerolora.{name}"
+        files = [path, *_data_files(path)] if path else _files_of(package)
+        stamp = [[str(each), (stat := each.stat()).st_size, stat.st_mtime_ns] for each in files]
         entry = self.entries.get(name)
         if entry is None or entry["stamp"] != stamp or entry["format"] != FORMAT:
-            content = _hash_of(path.read_bytes(), beside)
+            content = _hash_of(b"", files)
             if entry is None or entry["format"] != FORMAT or entry["content"] != content:
-                entry = _parsed(name, path, beside)
+                entry = _parsed(name, path, files[1:]) if path else _parsed_package(files)
             # A checkout or a copy has other timestamps but the same content.
             self.entries[name] = entry | {"stamp": stamp, "content": content, "format": FORMAT}
             self.changed = True
@@ -194,7 +213,7 @@ class _Modules:
             beside.replace(CACHE)
 
 
-FORMAT = 10
+FORMAT = 11
 """Version of a cache entry."""
 
 
@@ -213,7 +232,30 @@ def _parsed(name: str, path: Path, beside: list[Path]) -> dict[str, Any]:
         "digest": _hash_of(_text(tree).encode(), beside),
         "imports": imports_of(tree, name, path),
         "registered": registered_packages(tree, name, path),
+        "groups": _groups(tree, path),
     }
+
+
+def _parsed_package(files: list[Path]) -> dict[str, Any]:
+    """Return the cache entry of another package: the digest of its files, and the modules of this one it imports."""
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in files if path.suffix == ".py"]
+    text = "".join(_text(tree) for tree in trees)
+    return {
+        "digest": _hash_of(text.encode(), [path for path in files if path.suffix != ".py"]),
+        "imports": sorted({module for tree in trees for module in _modules_named(_imported(tree))}),
+        "registered": [],
+        "groups": [],
+    }
+
+
+def _files_of(package: str) -> list[Path]:
+    """Return the files of another package, without importing it."""
+    spec = importlib.util.find_spec(package)
+    assert spec, f"no package {package}"
+    if spec.submodule_search_locations is None:
+        return [Path(spec.origin or "")]
+    files = (path for folder in spec.submodule_search_locations for path in Path(folder).rglob("*"))
+    return sorted(path for path in files if path.is_file() and path.suffix != ".pyc")
 
 
 def file_of(module: str) -> Path | None:
@@ -266,24 +308,44 @@ def registered_packages(tree: ast.Module, name: str, path: Path) -> list[str]:
     return sorted(result)
 
 
+def _groups(tree: ast.Module, path: Path) -> list[str]:
+    """Return the groups of entry points by which other packages add entries to a module's registry."""
+    result = []
+    for node in _run_nodes(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == OPEN_MARK:
+            assert node.args and isinstance(node.args[0], ast.Constant), f"{path}: write the group as a literal"
+            result.append(str(node.args[0].value))
+    return result
+
+
 def imports_of(tree: ast.Module, name: str, path: Path) -> list[str]:
     """Return the modules of the package, and the packages around them, that a module imports anywhere at run time."""
-    values = set()
-    for node in _run_nodes(tree):
-        if isinstance(node, ast.ImportFrom):
-            assert node.module and not node.level, f"{path}: relative import"
-            values |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-        elif isinstance(node, ast.Import):
-            values |= {alias.name for alias in node.names}
+    relative = [node for node in _run_nodes(tree) if isinstance(node, ast.ImportFrom) and node.level]
+    assert not relative, f"{path}: relative import"
+    return sorted(_modules_named(_imported(tree) | ({f"zerolora.{name}"} if name else set())) - {name})
+
+
+def _imported(tree: ast.AST) -> set[str]:
+    """Return what absolute imports name: modules, and names in them."""
     result = set()
-    for each in values | ({f"zerolora.{name}"} if name else set()):
+    for node in _run_nodes(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            result |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            result |= {alias.name for alias in node.names}
+    return result
+
+
+def _modules_named(imported: Iterable[str]) -> set[str]:
+    """Return the modules of the package among imported names, and the packages around them."""
+    result = set()
+    for each in imported:
         head, _, rest = each.partition(".")
         if head == "zerolora":
             parts = rest.split(".") if rest else []
             chain = [".".join(parts[:count]) for count in range(len(parts) + 1)]
             result |= {module for module in chain if file_of(module)}
-    result.discard(name)
-    return sorted(result)
+    return result
 
 
 def _run_nodes(tree: ast.AST) -> Iterator[ast.AST]:

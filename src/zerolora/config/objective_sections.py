@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from zerolora.config.section import Section
+from zerolora.registry import with_sections
 
 PositiveFloat = Annotated[float, Field(gt=0)]
 Weight = Annotated[float, Field(ge=0)]
@@ -74,6 +75,7 @@ class Kto(Section):
     """Weight of undesirable answers."""
 
 
+@with_sections("objective_sections")
 class ObjectiveSections(Section):
     """The settings of all preference objectives, each in the section of its name."""
 

@@ -12,6 +12,7 @@ from zerolora.config.settings import PrepareSettings
 from zerolora.data.near_prompts import near
 from zerolora.data.prepared_rows import SPLITS
 from zerolora.errors import UserError
+from zerolora.train.objectives import reading
 from zerolora.units import counted
 
 BLOCK = 1 << 18  # rows
@@ -136,7 +137,9 @@ def _check_prompts(prompts: np.ndarray, train: np.ndarray, validation: np.ndarra
     for name, (rows, remedy) in remedies.items():
         if len(rows) and (prompts[rows] == prompts[rows[0]]).all():
             problem = f"all {counted(len(rows), f'{name} row')} have the same prompt"
-            raise _TooFewError(f"{problem}, but kto compares answers with those to other prompts", remedy)
+            raise _TooFewError(
+                f"{problem}, but {reading('labelled')[0]} compares answers with those to other prompts", remedy
+            )
 
 
 def contradictory(index: Index) -> np.ndarray:

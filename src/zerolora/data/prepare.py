@@ -38,6 +38,7 @@ from zerolora.errors import UserError, shown
 from zerolora.files import MANIFEST, canonical, describe, sha256, staged_directory, write_json
 from zerolora.log import LOGGER
 from zerolora.progress import Progress
+from zerolora.train.objectives import reading
 from zerolora.types import RowKind
 
 SHOWN = 5  # mistakes reported at a time
@@ -94,9 +95,10 @@ def prepare(settings: PrepareSettings, model: Path, output: Path, workers: int |
         proof.check()
         if statistics.desirable in (0, len(statistics.lengths["train"])):
             word = "desirable" if statistics.desirable else "undesirable"
+            which = f"{word}, and {reading('labelled')[0]} learns from both kinds"
             LOGGER.warning(
-                f"{settings.path}: the answers of all training rows are {word}, and kto learns from both kinds; add "
-                "rows of the other kind, or name the right column, as in columns: {label: good}"
+                f"{settings.path}: the answers of all training rows are {which}; "
+                "add rows of the other kind, or name the right column, as in columns: {label: good}"
             )
         write_json(staged / "stats.json", statistics.flat())
         write_lengths(staged / "lengths.csv", statistics.lengths)

@@ -18,6 +18,7 @@ class DoraMethod(TrainedLowRank):
     """DoRA."""
 
     name: ClassVar[str] = "dora"
+    quantized_form: ClassVar[str | None] = "qdora"
     options: ClassVar[dict[str, Any]] = {"use_dora": True}
 
     def tensors(self, module: "Module", r: int) -> list[int]:

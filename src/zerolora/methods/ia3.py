@@ -62,6 +62,7 @@ class Ia3Method(PeftMethod):
 
     name: ClassVar[str] = "ia3"
     sections: ClassVar[tuple[str, ...]] = ("ia3",)
+    meaning: ClassVar[Mapping[str, str]] = {"peft_type": "method"}
     peft_type: ClassVar[str | None] = "IA3"
     trains_rows: ClassVar[bool] = False
     shapes: ClassVar[ImpliedShapes] = ImpliedShapes(_shapes)

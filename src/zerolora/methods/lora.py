@@ -315,6 +315,15 @@ class TrainedLowRank(LowRank, PeftMethod):
     """LoRA, DoRA and QLoRA: built by peft, and merged."""
 
     sections: ClassVar[tuple[str, ...]] = ("lora",)
+    meaning: ClassVar[Mapping[str, str]] = {
+        "peft_type": "method",
+        "use_dora": "method",
+        "r": "lora.r",
+        "lora_alpha": "lora.alpha",
+        "use_rslora": "lora.rank_stabilized",
+        "rank_pattern": "lora.rank_pattern",
+        "alpha_pattern": "lora.alpha_pattern",
+    }
     peft_type: ClassVar[str | None] = "LORA"
     shapes: ClassVar[ImpliedShapes] = ImpliedShapes(_shapes)
     options: ClassVar[dict[str, Any]] = {}
@@ -424,6 +433,7 @@ class LoraMethod(TrainedLowRank):
     """LoRA."""
 
     name: ClassVar[str] = "lora"
+    quantized_form: ClassVar[str | None] = "qlora"
 
 
 def _scale(config: dict[str, Any], module: str) -> float:

@@ -121,6 +121,10 @@ class TrainableMethod(Method):
     """The sections of `train` with its settings."""
     trains_rows: ClassVar[bool] = True
     """Whether it can train the rows of added tokens."""
+    quantized_form: ClassVar[str | None] = None
+    """The method that trains the same on a quantized base, if any."""
+    meaning: ClassVar[Mapping[str, str]] = {}
+    """The keys of its adapter_config.json that define the meaning of the tensors, each with the key of `train`."""
     peft_type: ClassVar[str | None] = None
     """peft_type of its adapter_config.json; None if its output is not an adapter."""
 

@@ -67,6 +67,11 @@ class VeraMethod(PeftMethod):
 
     name: ClassVar[str] = "vera"
     sections: ClassVar[tuple[str, ...]] = ("vera",)
+    meaning: ClassVar[Mapping[str, str]] = {
+        "peft_type": "method",
+        "r": "vera.r",
+        "projection_prng_key": "vera.projection_seed",
+    }
     peft_type: ClassVar[str | None] = "VERA"
     trains_rows: ClassVar[bool] = False
     shapes: ClassVar[ImpliedShapes] = ImpliedShapes(_shapes, _shared)

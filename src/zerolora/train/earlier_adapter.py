@@ -1,6 +1,6 @@
 """train.from_adapter: training that starts from an earlier adapter in peft's format, or from all weights."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,17 +18,6 @@ from zerolora.model.added_tokens import AddedToken, of_directory
 from zerolora.tensor_file import read_header
 from zerolora.train.engines.engine import trained
 
-# The keys of peft's config that define the meaning of the tensors, with our keys. (IA)³ has only its targets.
-MEANING = {
-    "peft_type": "method",
-    "use_dora": "method",
-    "r": "r",
-    "lora_alpha": "lora.alpha",
-    "use_rslora": "lora.rank_stabilized",
-    "rank_pattern": "lora.rank_pattern",
-    "alpha_pattern": "lora.alpha_pattern",
-    "projection_prng_key": "vera.projection_seed",
-}
 HARMLESS = (WITHOUT_MEANING - {"corda_config", "eva_config", "lora_ga_config"}) | SELECTING
 """Keys that do not; and keys that select the tensors and their shapes, which are compared themselves."""
 HARMLESS_INITS = (True, False, "gaussian", "orthogonal")
@@ -57,7 +46,7 @@ def load(
             if not parameter.requires_grad and not torch.equal(value.float(), parameter.float()):
                 raise UserError(
                     f"train.from_adapter: {path}: {name} is not what this run draws; name an adapter with the same "
-                    "train.vera.projection_seed and version of torch"
+                    f"settings of {' and '.join(f'train.{each}' for each in method.sections)} and version of torch"
                 )
             _set(parameter, value)
     return provenance(directory, method)
@@ -79,7 +68,7 @@ def check_start(
             "add_special_tokens and add_tokens of the data set, in that order"
         )
     if method.peft_type:
-        check_meaning(directory, model.peft_config["default"])
+        check_meaning(directory, model.peft_config["default"], method.meaning)
     with _opened(path) as file:
         shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
         copies = _copies(model, directory, method) - parameters.keys()
@@ -135,20 +124,20 @@ def is_unchanged(tensors: dict[str, torch.Tensor], directory: Path, method: type
         return all(torch.equal(tensor.float(), file.get_tensor(name).float()) for name, tensor in tensors.items())
 
 
-def check_meaning(directory: Path, config: Any) -> None:
-    """Raise UserError if an adapter's config gives its tensors another meaning than peft's `config`."""
+def check_meaning(directory: Path, config: Any, meaning: Mapping[str, str]) -> None:
+    """Raise UserError if an adapter's config gives its tensors another meaning than peft's `config`. `meaning`: as
+    TrainableMethod has it."""
     ours, theirs, plain = config.to_dict(), foreign.adapter_config(directory), type(config)().to_dict()
-    section = "vera" if "projection_prng_key" in ours else "lora"
-    for key, setting in MEANING.items():
+    for key, setting in meaning.items():
         here = getattr(ours.get(key), "value", ours.get(key))
         there = theirs.get(key, getattr(plain.get(key), "value", plain.get(key)))  # peft's default
         if key in ours and (there or None) != (here or None):
             raise UserError(
                 f"train.from_adapter: {directory / CONFIG}: {key} is {shown(there)}, and this run's is {shown(here)}; "
-                f"write train.{f'{section}.r' if setting == 'r' else setting} as that adapter has it"
+                f"write train.{setting} as that adapter has it"
             )
     for key, there in theirs.items():
-        if key in MEANING or key in HARMLESS or not there or there in (plain.get(key), ours.get(key)):
+        if key in meaning or key in HARMLESS or not there or there in (plain.get(key), ours.get(key)):
             continue
         if key != "init_lora_weights" or there not in HARMLESS_INITS:
             raise UserError(

@@ -91,6 +91,7 @@ def run_fingerprint(plan: TrainingPlan, config: ZeroJson, steps: int) -> dict[st
     settings = {key: value for key, value in compared(plan).items() if key not in SAVING}
     chosen: Chosen = {
         "methods": {plan.method},
+        "optimizers": {plan.optimizer},
         "train.engines": {plan.engine},
         "train.objectives": {plan.objective},
         "evaluate.tasks": {
