@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def check_form(form: Form) -> None:
-    """Its example is detected and converted, and refused by name without any of its needed fields."""
+    """Its example is detected and converted, and refused without any of its needed fields."""
     assert set(form.example) <= set(form.fields) and set(form.needed) <= set(form.fields)
     row = Row(form.example, Reading())
     assert form.detected(row), "it does not detect its example"
@@ -33,10 +33,9 @@ def check_form(form: Form) -> None:
     for field in form.needed:
         try:
             form.convert(Row({key: value for key, value in form.example.items() if key != field}, Reading()))
-        except BadRow as error:
-            assert field in str(error), f"the error without {field} does not name it: {error}"
-        else:
-            raise AssertionError(f"a row without {field} is converted")
+        except BadRow:
+            continue
+        raise AssertionError(f"a row without {field} is converted")
 
 
 def check_task(task: Task) -> None:

@@ -8,7 +8,7 @@ import made_up
 import pytest
 from conftest import ROOT
 
-from zerolora.registry import entries
+from zerolora.registries import entries
 from zerolora.testing import CHECKS
 
 ENTRIES = [(group, name) for group in CHECKS for name in entries(group)]
@@ -24,7 +24,7 @@ import sys
 from pathlib import Path
 from zerolora import testing
 from zerolora.config.method_sections import MethodSections
-from zerolora.registry import entries
+from zerolora.registries import entries
 NAMES = {made_up.ENTRY_POINTS}
 for group, check in testing.CHECKS.items():
     for name in NAMES["zerolora." + group]:

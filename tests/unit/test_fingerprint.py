@@ -156,7 +156,7 @@ def _registries() -> list[tuple[str, str]]:
     """Return (module, package) for every module that imports modules by computed names."""
     result = []
     for path in sorted(workflow_files.PACKAGE.rglob("*.py")):
-        if path == workflow_files.PACKAGE / "registry.py":  # imports registries, and entries of other packages
+        if path == workflow_files.PACKAGE / "registries.py":  # imports registries, and entries of other packages
             continue
         name = ".".join(path.relative_to(workflow_files.PACKAGE).with_suffix("").parts).removesuffix(".__init__")
         for argument in re.findall(r"import_module\(([^\"].*)", path.read_text(encoding="utf-8")):

@@ -21,7 +21,7 @@ LAYERS: list[set[str]] = [
     {"__main__"},
     {"cli"},
     {"commands"},
-    {"chatting"},
+    {"chatting", "testing"},
     {"memory.command", "check", "publish", "imports", "search", "first_config"},
     {"config.file", "config.rules", "config.resolve", "config.runs_file"},
     {"probe", "judge"},

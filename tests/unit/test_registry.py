@@ -42,7 +42,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_registry_takes_an_entry(installed: Path) -> None:
-    code = "import json; from zerolora.registry import REGISTRIES, entries\n"
+    code = "import json; from zerolora.registries import REGISTRIES, entries\n"
     code += "print(json.dumps({group: [*entries(group)][-1] for group in REGISTRIES}))"
     assert value(installed, code) == NAMES
 
@@ -56,7 +56,7 @@ def test_each_module_can_be_imported_first(installed: Path, point: str) -> None:
 
 def test_names_and_sections_are_known_without_torch(installed: Path) -> None:
     code = "import sys; from zerolora.config.schema import Config; Config.model_json_schema(); "
-    code += "from zerolora.registry import REGISTRIES, entries; [len(entries(group)) for group in REGISTRIES]; "
+    code += "from zerolora.registries import REGISTRIES, entries; [len(entries(group)) for group in REGISTRIES]; "
     assert value(installed, code + "print('true' if not {'torch', 'transformers'} & {*sys.modules} else 'false')")
     schema = "import json; from zerolora.config.schema import Config; print(json.dumps(Config.model_json_schema()))"
     kinds = value(installed, schema)["$defs"]  # type: ignore[index]

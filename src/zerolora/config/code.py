@@ -15,8 +15,8 @@ from zerolora.config.settings import (
     TaskSettings,
 )
 from zerolora.config.stages import STAGES
-from zerolora.evaluate.tasks import TASKS
 from zerolora.files import canonical
+from zerolora.registries import entries
 from zerolora.strategies import STRATEGIES
 
 OF_RUN = tuple(name for name, stage in STAGES.items() if stage.settings.startswith("runs."))
@@ -79,7 +79,7 @@ def chosen_by_run(run: RunSettings, stage: str) -> Chosen:
         "export.targets": {*run.export.targets},
     }
     if stage == "train":
-        asked = {task.check for task in run.train.validation_tasks if task.max_new_tokens} & TASKS.keys()
+        asked = {task.check for task in run.train.validation_tasks if task.max_new_tokens} & entries("tasks").keys()
         chosen |= {"evaluate.tasks": asked, "train.engines": _engines(run.render.strategy)}
     if stage == "merge":
         # Families list a base's tensors without building its class, and only if the list agrees with the files.
@@ -115,4 +115,4 @@ def chosen_by_task(task: TaskSettings) -> Chosen:
 def chosen_by_check(settings: EvaluateSettings | AskedTaskSettings) -> dict[str, set[str]]:
     """Return the entries that a check chooses: none for a user's file, whose text is a setting, and no method, since
     methods only check the adapter here."""
-    return {"evaluate.tasks": {settings.check} & TASKS.keys(), "methods": set()}
+    return {"evaluate.tasks": {settings.check} & entries("tasks").keys(), "methods": set()}

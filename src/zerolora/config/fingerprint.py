@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from zerolora.config.stages import ON_REQUEST, STAGES
-from zerolora.registry import Outside, outside
+from zerolora.registries import Outside, outside
 from zerolora.workflow_files import PACKAGE, ROOT
 
 RULES = ROOT / "workflow/rules"
@@ -73,7 +73,7 @@ DIRECTIVES_LEFT_OUT = frozenset(
 )
 # A registry lists the modules of a package by file: they count for every importer of the registry.
 REGISTRY_MARK = "iter_modules"
-# It names the group of entry points by which other packages add entries (registry.py).
+# It names the group of entry points by which other packages add entries (registries.py).
 OPEN_MARK = "registered"
 
 Chosen = Mapping[str, Iterable[str]]

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from zerolora.config.section import Positive, Section, Text
-from zerolora.registry import with_sections
+from zerolora.registries import with_sections
 
 
 def _expression(value: str) -> str:

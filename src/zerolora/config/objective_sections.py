@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from zerolora.config.section import Section
-from zerolora.registry import with_sections
+from zerolora.registries import with_sections
 
 PositiveFloat = Annotated[float, Field(gt=0)]
 Weight = Annotated[float, Field(ge=0)]

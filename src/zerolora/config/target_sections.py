@@ -3,7 +3,7 @@
 from typing import Literal
 
 from zerolora.config.section import Section
-from zerolora.registry import with_sections
+from zerolora.registries import with_sections
 
 GgufType = Literal[
     "f32", "f16", "bf16", "q8_0", "tq1_0", "tq2_0", "auto",

@@ -3,6 +3,7 @@
 import ipaddress
 import re
 from collections.abc import Callable, Iterable
+from importlib import import_module
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
@@ -11,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from zerolora.bounded import bounded
 from zerolora.errors import shown
 from zerolora.fail_if import parse
-from zerolora.registry import entries
+from zerolora.registries import entries
 from zerolora.schedules import SCHEDULES
 from zerolora.units import parse_bytes
 
@@ -108,9 +109,7 @@ def _generated() -> Iterable[str]:
 
 
 def _templates() -> Iterable[str]:
-    from zerolora.data.prompt_formats import PROMPT_FORMATS
-
-    return "chat", "plain", *PROMPT_FORMATS
+    return "chat", "plain", *import_module("zerolora.data.prompt_formats").PROMPT_FORMATS
 
 
 def fields() -> Iterable[str]:

@@ -15,7 +15,7 @@ from zerolora.model import foreign
 from zerolora.model.added_tokens import FILE as TOKENS
 from zerolora.model.added_tokens import add_rows
 from zerolora.model.added_tokens import of_directory as of_tokens
-from zerolora.registry import Registry, registered
+from zerolora.registries import Registry, registered
 
 
 def _own() -> Iterator[type[Method]]:

@@ -9,7 +9,7 @@ from zerolora.optimizers.adamw import AdamW
 from zerolora.optimizers.bnb import Bitsandbytes
 from zerolora.optimizers.optimizer import Optimizer
 from zerolora.optimizers.torchao_adamw import TorchaoAdamW
-from zerolora.registry import Registry, registered
+from zerolora.registries import Registry, registered
 
 OPTIMIZERS: Registry[Optimizer] = registered(
     "optimizers",

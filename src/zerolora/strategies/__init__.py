@@ -3,7 +3,7 @@
 To add a strategy, add an entry (docs/extending.md). Nothing here imports torch, the memory model or the planner.
 """
 
-from zerolora.registry import Registry, registered
+from zerolora.registries import Registry, registered
 from zerolora.strategies.deepspeed_zero import DeepSpeed
 from zerolora.strategies.strategy import Strategy
 from zerolora.strategies.torch_native import DistributedDataParallel, FullyShard

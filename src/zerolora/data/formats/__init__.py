@@ -16,7 +16,7 @@ from zerolora.data.formats.mappings import mapping_text
 from zerolora.data.formats.reading import Reading, Seen, Where
 from zerolora.data.formats.row_values import is_blank
 from zerolora.data.formats.template_arguments import arguments_of
-from zerolora.registry import Registry, registered
+from zerolora.registries import Registry, registered
 from zerolora.train.objectives import reading
 from zerolora.types import RowKind
 from zerolora.yaml_file import written

@@ -15,7 +15,7 @@ from typing import Any
 
 from zerolora.errors import UserError
 from zerolora.evaluate.tasks.task import Task
-from zerolora.registry import Registry, registered
+from zerolora.registries import Registry, registered
 
 _modules = [importlib.import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__)]
 TASKS: Registry[Task] = registered("tasks", Task, [module.TASK for module in _modules if hasattr(module, "TASK")])

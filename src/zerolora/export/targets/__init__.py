@@ -8,7 +8,7 @@ import importlib
 import pkgutil
 
 from zerolora.export.targets.target import ExportTarget
-from zerolora.registry import Registry, registered
+from zerolora.registries import Registry, registered
 
 _modules = [importlib.import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__)]
 _own: list[ExportTarget] = [module.TARGET for module in _modules if hasattr(module, "TARGET")]

@@ -7,7 +7,7 @@ import importlib
 import pkgutil
 
 from zerolora.imports.formats.import_format import Format
-from zerolora.registry import Registry, registered
+from zerolora.registries import Registry, registered
 
 _modules = [importlib.import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__)]
 _own: list[Format] = [module.FORMAT for module in _modules if hasattr(module, "FORMAT")]

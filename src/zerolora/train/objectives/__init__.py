@@ -7,7 +7,7 @@ too, so nothing here imports torch before it computes a loss.
 import importlib
 import pkgutil
 
-from zerolora.registry import Registry, registered
+from zerolora.registries import Registry, registered
 from zerolora.train.objectives.objective import Objective
 from zerolora.types import RowKind
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from zerolora.config.values import NO_TRACKER
 from zerolora.errors import UserError
 from zerolora.log import LOGGER
-from zerolora.registry import Registry, registered
+from zerolora.registries import Registry, registered
 
 PROJECT = "zerolora"
 """The default project or experiment of runs."""

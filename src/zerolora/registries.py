@@ -38,7 +38,6 @@ SECTIONS: Mapping[str, tuple[str, str]] = {
 }
 """Module and name of the class that gets sections, by the group of entry points. They are groups of their own, since
 the config must not import the entries that they belong to."""
-SECTION = "zerolora.config.section.Section"
 
 
 class Named(Protocol):
@@ -185,16 +184,18 @@ def with_sections(group: str) -> Callable[[Model], Model]:
     def decorate(owner: Model) -> Model:
         from pydantic import Field, create_model
 
-        from zerolora.config.section import Section
-
+        kind: Any = owner.__bases__[0]  # Section, which this module may not import
         sections: dict[str, Any] = {}
         for point in outside(group):
             section = point.load()
-            if not (isinstance(section, type) and issubclass(section, Section)):
-                raise UserError(f"{point}: {point.value} is {shown(repr(section))}, not a subclass of {SECTION}")
+            if not (isinstance(section, type) and issubclass(section, kind)):
+                raise UserError(
+                    f"{point}: {point.value} is {shown(repr(section))}, not a subclass of "
+                    f"{kind.__module__}.{kind.__name__}"
+                )
             if point.name in {*owner.__pydantic_fields__, *sections}:
                 raise UserError(f"{point}: there is a section of that name; rename it in {point.distribution}")
-            field = Field(default=section.model_construct(), description=f"Settings of {point.name}.")
+            field = Field(default=cast(Any, section).model_construct(), description=f"Settings of {point.name}.")
             sections[point.name] = (section, field)
         if not sections:
             return owner
