@@ -136,6 +136,28 @@ def record(repo: Any, names: Iterable[str], lost: Iterable[str]) -> list[str]:
     return changed
 
 
+def unchanged_in_lock(repo: Any, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return, by stage, the params in dvc.lock of those stages whose inputs and outputs are the files of dvc.lock, but
+    for receipts that are not there."""
+    from dvc.dependency.param import ParamsDependency
+    from dvc.repo import lock_repo
+
+    recorded = (yaml.safe_load(LOCK.read_text(encoding="utf-8")) or {}).get("stages", {})
+    result = {}
+    with lock_repo(repo):
+        known = {stage.addressing: stage for stage in repo.index.stages}
+        for name in names:
+            stage = known.get(name)
+            if stage is None or name not in recorded:
+                continue
+            files = [dep for dep in stage.deps if not isinstance(dep, ParamsDependency)]
+            files += [out for out in stage.outs if os.path.relpath(out.fs_path) != str(receipts.path_of(name))]
+            if not any(file.workspace_status() for file in files):
+                params = recorded[name].get("params", {})
+                result[name] = {key: value for values in params.values() for key, value in values.items()}
+    return result
+
+
 class CachedStages:
     """The stages of dvc.yaml with what DVC's cache has of their outputs in dvc.lock."""
 

@@ -21,6 +21,7 @@ import dvc_state
 import interrupts
 import run_lock
 from dvc_state import CachedStages, LockSummary, lock_fault, record, remove_broken_rwlock, repository, write_summary
+from keep import RUNS, inputs_of, keep, params_of
 from receipts import Findings, Receipt, Receipts, Stamp, path_of, stamp
 from snakemake.exceptions import WorkflowError
 
@@ -109,7 +110,12 @@ class EngineSync:
             self._receipts.hashes.save()
 
     def after_planning(self) -> None:
-        """Record in DVC what is there if no job is to run and dvc.lock lacks something of it."""
+        """Record in DVC what is there if no job is to run and dvc.lock lacks something of it. For `zerolora keep`, only
+        keep results."""
+        if RUNS in os.environ:
+            jobs = {_stage_of(job): job for job in self._workflow.dag.jobs}
+            keep(jobs, self._planned, self._receipts)
+            return
         executing = self._workflow.execution_settings is not None and not self._workflow.dryrun
         if executing and "DVC_STAGE" not in os.environ and not any(self._workflow.dag.needrun_jobs()):
             self.commit_dvc_state()
@@ -153,7 +159,7 @@ class EngineSync:
             run_with_targets(self._workflow, "resolve")
 
     def _settle(self, executing: bool) -> None:
-        """Stop if an output is damaged, and restore from DVC's cache what is not there as today's config asks for it."""
+        """Stop if an output is damaged, and restore from DVC's cache what is not as today's config asks for it."""
         known, planned = self._receipts, self._planned
         requested = {path.stem for path in path_of("").parent.glob("*.json")} - planned.keys()
         stages = [*planned, *(name for name in requested if name.partition("@")[0] in ON_REQUEST)]
@@ -249,7 +255,7 @@ class EngineSync:
             with repository() as repo:
                 CachedStages(repo).drop_damaged(stage)
         self._receipts.begin(stage)
-        self._inputs_at_start[stage] = {path: stamp(path) for path in _inputs(job)}
+        self._inputs_at_start[stage] = {path: stamp(path) for path in inputs_of(job)}
 
     def _end_job(self, job: Any) -> None:
         """Write the receipt of a job that has ended well.
@@ -266,7 +272,7 @@ class EngineSync:
         if changed:
             self._meanwhile[stage] = changed[0]
         else:
-            self._receipts.write(stage, params_of(job), _inputs(job), map(str, job.output))
+            self._receipts.write(stage, params_of(job), inputs_of(job), map(str, job.output))
         self._receipts.hashes.save()
 
     def _record(self, repo: Any, names: list[str], summary: LockSummary) -> None:
@@ -351,16 +357,6 @@ def _without_forced(found: Findings, settings: Any) -> Findings:
         if _is_forced(stage, settings):
             found.drop(stage)
     return found
-
-
-def params_of(job: Any) -> dict[str, str]:
-    """Return the params of a job's rule as texts."""
-    return {name: str(value) for name, value in job.params.items()}
-
-
-def _inputs(job: Any) -> list[str]:
-    """Return the inputs of a job, without those whose content does not matter to it (`ancient`)."""
-    return [str(path) for path in job.input if not path.is_ancient]
 
 
 def _check_dates(paths: Iterable[str]) -> None:

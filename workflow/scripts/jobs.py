@@ -23,7 +23,7 @@ from snakemake.io import ancient, expand, local
 from zerolora.commands.long_argument import argument_of
 from zerolora.compat.snakemake_patches import undetermined
 from zerolora.config import file
-from zerolora.config.code import chosen_by_run, codes
+from zerolora.config.code import Codes, chosen_by_run, codes, codes_of_today
 from zerolora.config.compared import compared
 from zerolora.config.fingerprint import Fingerprints
 from zerolora.config.grids import SHARED_STAGES
@@ -52,7 +52,7 @@ RESOLVE_FOLDERS = ("src/zerolora", "workflow/rules", *(f"config/{name}" for name
 USER_FILES = (
     *("config/deepspeed/*.json", "config/hardware/*.json", "config/templates/*.jinja"),
     *("config/tasks/*.py", "config/tasks/*.json", "config/harness/**/*", "config/searches/*.json"),
-    "config/experiments/*.yaml",
+    *("config/experiments/*.yaml", "config/kept/*.json"),
 )
 
 
@@ -167,6 +167,17 @@ class Jobs:
         return result
 
     @functools.cached_property
+    def codes_of_today(self) -> Codes:
+        """Code fingerprints, whatever the user keeps."""
+        return codes_of_today(self.resolved, self.fingerprints)
+
+    def code_at(self, among: Codes, group: str, stage: str, name: str) -> str:
+        """Return the code fingerprint of a stage at its place among those of all stages."""
+        if group in ("runs", "shared"):
+            return str(getattr(among, group)[name][stage])
+        return str(among.named[stage][name] if name else among.named[stage])
+
+    @functools.cached_property
     def hashes(self) -> Hashes:
         """Hashes of files."""
         return Hashes()
@@ -229,6 +240,39 @@ class PlannedJob:
         names = "-".join(self.wildcards.values())
         return f"{self.stage}@{names}" if names else self.stage
 
+    @property
+    def code_place(self) -> str:
+        """Where config/kept/codes.json has its code fingerprint."""
+        _, stage, name = Job(self.jobs, self.wildcards).code_place(self.stage)
+        return f"{stage}@{name}"
+
+    @property
+    def code_of_today(self) -> str:
+        """Its code fingerprint, whatever the user keeps."""
+        return self.jobs.code_at(self.jobs.codes_of_today, *Job(self.jobs, self.wildcards).code_place(self.stage))
+
+    @property
+    def runs(self) -> set[str]:
+        """The runs that use its outputs."""
+        return {name for name in self.jobs.config.all_runs if self._is_used_by(name)}
+
+    def _is_used_by(self, run: str) -> bool:
+        dataset = self.jobs.config.all_runs[run].dataset
+        names = {
+            "run": run,
+            "dataset": dataset,
+            "model": self.jobs.config.prepare[dataset].model,
+            **{kind: str(getattr(self.jobs.resolved.runs[run], kind)) for kind in SHARED_STAGES._fields},
+        }
+        return all(names.get(kind, value) == value for kind, value in self.wildcards.items())
+
+    def setting(self, key: str) -> Any:
+        """Return the value of a dotted key of the settings, as dvc.yaml's params name them; None without one."""
+        value: Any = self.jobs.compared
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        return value
+
     @functools.cached_property
     def params(self) -> dict[str, str]:
         """The params of its rule that are settings, code or files of the user; others are paths."""
@@ -263,11 +307,12 @@ class Job:
         if stage in ON_REQUEST:
             target = {"export.targets": {*self._wildcards.get("target", "").split()}}
             return jobs.fingerprints.of(stage, {**chosen_by_run(self._run, stage), **target})
+        return jobs.code_at(jobs.codes, *self.code_place(stage))
+
+    def code_place(self, stage: str) -> tuple[str, str, str]:
+        """Return where the code fingerprint of a stage is: its group, its stage and its name."""
         group, _, rest = ALL_STAGES[stage].settings.partition(".")
-        name = rest.partition(".")[0].format(**self._wildcards)
-        if group in ("runs", "shared"):
-            return str(getattr(jobs.codes, group)[name][stage])
-        return str(jobs.codes.named[stage][name] if name else jobs.codes.named[stage])
+        return group, stage, rest.partition(".")[0].format(**self._wildcards)
 
     # Names.
 
