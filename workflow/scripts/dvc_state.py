@@ -194,15 +194,14 @@ class CachedStages:
                 return output
         return None
 
-    def restore(self, outputs: dict[str, list[str]]) -> None:
-        """Put outputs in the place of what is there, by stage."""
+    def restore(self, stage: str, paths: Iterable[str]) -> None:
+        """Put outputs of a stage in the place of what is there."""
         from dvc.repo import lock_repo
 
         with lock_repo(self._repo):
-            for stage, paths in outputs.items():
-                for path in paths:
-                    # Repo.checkout would read dvc.yaml and dvc.lock again for each.
-                    self._outputs(stage)[path].checkout(force=True)
+            for path in paths:
+                # Repo.checkout would read dvc.yaml and dvc.lock again for each.
+                self._outputs(stage)[path].checkout(force=True)
 
     def drop_damaged(self, stage: str) -> None:
         """Remove what the cache has damaged of a stage's outputs: DVC would link it again."""

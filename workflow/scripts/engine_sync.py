@@ -173,9 +173,8 @@ class EngineSync:
             remove_broken_rwlock()
         summary = LockSummary()
         unsettled = [name for name in planned if name in found.missing or not summary.has_receipt(name)]
-        wanted = [name for name in unsettled if name in found.missing or not self._is_of_today(planned[name])]
         damaged = found.changed or found.added
-        if not (wanted or damaged):
+        if not damaged and all(self._holds(planned[name], found) for name in unsettled):
             return
         from dvc.exceptions import DvcException
 
@@ -185,38 +184,53 @@ class EngineSync:
             with repository() as repo:
                 cache = CachedStages(repo)
                 _check_damage(found, cache)
-                self._restore(cache, {name: planned[name] for name in wanted}, executing)
+                self._restore(cache, [planned[name] for name in unsettled], found, executing)
                 if executing and not summary.is_current:
                     write_summary(repo)
         except DvcException as error:
             print(f"nothing is restored from DVC's cache: {error}", file=sys.stderr)
         self._run_again(known.check(stages) if executing else found)
 
-    def _is_of_today(self, job: "PlannedJob", receipt: Receipt | None = None) -> bool:
-        """Return whether a receipt has today's settings and code of a job; by default the receipt that is there."""
-        receipt = receipt or self._receipts.of(job.name)
-        return receipt is not None and all(receipt.params.get(name) == text for name, text in job.params.items())
+    def _holds(self, job: "PlannedJob", found: Findings) -> bool:
+        """Return whether a stage has a receipt of today's settings, code and inputs, and all of its outputs."""
+        receipt = self._receipts.of(job.name)
+        return (
+            receipt is not None
+            and job.name not in found.missing
+            and _is_of_today(job, receipt)
+            and self._receipts.changed_input(receipt) is None
+        )
 
-    def _restore(self, cache: CachedStages, wanted: Mapping[str, "PlannedJob"], executing: bool) -> None:
-        """Restore the outputs of stages whose receipt in dvc.lock has today's settings and code. In a dry run, count
-        them as present."""
+    def _restore(self, cache: CachedStages, jobs: Iterable["PlannedJob"], found: Findings, executing: bool) -> None:
+        """Restore those of these stages that are not as today's config asks for them, but whose receipt in dvc.lock is.
+        In a dry run, count their outputs as present. The jobs are in the order in which they depend on each other."""
         restored: dict[str, list[str]] = {}
-        found: dict[str, Receipt] = {}
-        for name, job in wanted.items():
-            receipt = None if _is_forced(name, self._workflow.dag_settings) else cache.receipt(name)
-            if receipt and self._is_of_today(job, receipt):
-                lacking = cache.lacking(name, receipt, self._receipts.hashes.of)
-                if lacking:
-                    restored[name], found[name] = lacking, receipt
+        promised: list[str] = []
+        for job in jobs:
+            name = job.name
+            if _is_forced(name, self._workflow.dag_settings) or self._holds(job, found):
+                continue
+            receipt = cache.receipt(name)
+            if not (receipt and _is_of_today(job, receipt)):
+                continue
+            # What is there is replaced only by what needs no job. Without a receipt it counts for nothing.
+            if self._receipts.of(name) and self._receipts.changed_input(receipt):
+                continue
+            lacking = cache.lacking(name, receipt, self._receipts.hashes.of)
+            if not lacking:
+                continue
+            restored[name] = lacking
+            found.missing.pop(name, None)
+            if executing:
+                cache.restore(name, lacking)
+                self._receipts.reread(name)
+            else:
+                self._receipts.promise(name, receipt)
+                promised += receipt.outputs
         if not restored:
             return
-        if executing:
-            cache.restore(restored)
-            self._receipts.reread(restored)
-        else:
-            for name, receipt in found.items():
-                self._receipts.promise(name, receipt)
-            count_as_present(self._workflow, [path for receipt in found.values() for path in receipt.outputs])
+        if promised:
+            count_as_present(self._workflow, promised)
         paths = [path for several in restored.values() for path in several]
         few = len(paths) <= 4
         listed = ", ".join(paths) if few else f"{len(paths)} outputs of {counted(len(restored), 'stage')}"
@@ -298,10 +312,10 @@ class EngineSync:
             return f"{self._meanwhile[stage]} has changed while {stage} read it"
         if receipt is None or receipt.params != params_of(job):
             return ""  # it has not run
-        if path := self._receipts.changed_input(stage):
+        if path := self._receipts.changed_input(receipt):
             return f"{path} has changed since {stage} read it"
         if stage == "resolve" and receipt.params["sources"] != self._jobs.read_sources():
-            return "a source file was edited during the run"
+            return "the source code, or a file that the config names, was edited during the run"
         found = self._receipts.check([stage])
         wrong = [path for kind in (found.changed, found.added, found.missing) for path in kind.get(stage, [])]
         return f"{', '.join(wrong)} is not what {stage} wrote" if wrong else None
@@ -314,7 +328,7 @@ class EngineSync:
             if not self._is_config_as_read():
                 reason = f"{CONFIG_FILE} was edited during the run"
             elif self._jobs.sources != self._jobs.read_sources():
-                reason = "a source file was edited during the run"
+                reason = "the source code, or a file that the config names, was edited during the run"
         if reason:
             print(f"{reason}; run `dvc repro` again", file=sys.stderr)
             sys.exit(1)
@@ -344,6 +358,11 @@ def _check_damage(found: Findings, cache: CachedStages | None) -> None:
         lines += [f"{path}: {stage} did not write it; move it out of {Path(path).parent}" for path in paths]
     if lines:
         raise WorkflowError("\n".join(lines))
+
+
+def _is_of_today(job: "PlannedJob", receipt: Receipt) -> bool:
+    """Return whether a receipt has today's settings and code of a job."""
+    return all(receipt.params.get(name) == text for name, text in job.params.items())
 
 
 def _is_forced(stage: str, settings: Any) -> bool:

@@ -54,7 +54,7 @@ def _why_not(stage: str, receipt: Receipt, now: Mapping[str, str], known: Receip
     changed = [name for name in now if name != "code" and now[name] != receipt.params.get(name)]
     if changed:
         return f"its {' and '.join(changed)} changed too"
-    if path := known.changed_input(stage):
+    if path := known.changed_input(receipt):
         return f"{path} has changed since"
     found = known.check([stage])
     wrong = [path for kind in (found.changed, found.added, found.missing) for path in kind.get(stage, [])]

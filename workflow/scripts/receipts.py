@@ -69,9 +69,11 @@ class Hashes:
 
     def of(self, path: str) -> str | None:
         """Return the sha256 of a file; None if there is none."""
+        if path in self.promised:
+            return self.promised[path]
         now = stamp(path)
         if now is None:
-            return self.promised.get(path)
+            return None
         known = self._known.get(path)
         if known and known[0] == now:
             return known[1]
@@ -147,10 +149,9 @@ class Receipts:
         write_json(path_of(stage), receipt._asdict())
         self._read[stage] = receipt
 
-    def reread(self, stages: Iterable[str]) -> None:
-        """Read receipts again that DVC has restored."""
-        for stage in stages:
-            self._read.pop(stage, None)
+    def reread(self, stage: str) -> None:
+        """Read a receipt again that DVC has restored."""
+        self._read.pop(stage, None)
 
     def check(self, stages: Iterable[str]) -> Findings:
         """Compare the outputs of these stages with their receipts."""
@@ -170,10 +171,8 @@ class Receipts:
                     result.added.setdefault(stage, []).extend(sorted(added))
         return result
 
-    def changed_input(self, stage: str) -> str | None:
-        """Return an input that is no longer what the last job of a stage read; None if each is."""
-        receipt = self.of(stage)
-        assert receipt
+    def changed_input(self, receipt: Receipt) -> str | None:
+        """Return an input that is no longer what a job read; None if each is."""
         return next((path for path, digest in receipt.inputs.items() if self.hashes.of(path) != digest), None)
 
 
