@@ -30,7 +30,7 @@ class LockSummary:
     """
 
     def __init__(self) -> None:
-        self.digest = digest_of([PIPELINE, Path("config/runs.yaml"), LOCK, *CONFIGS])
+        self.digest = _digest_of([PIPELINE, Path("config/runs.yaml"), LOCK, *CONFIGS])
         self.stages: dict[str, dict[str, Any]] = {}
         """By stage, the md5 of its receipt and `{path: [size, time]}` of the cache's files."""
         self.is_current = False
@@ -47,7 +47,7 @@ class LockSummary:
     def is_recorded(self, stage: str) -> bool:
         """Return whether dvc.lock has a stage's receipt, and DVC's cache the stage's outputs."""
         return self.has_receipt(stage) and all(
-            _stamp(path) == stamp for path, stamp in self.stages[stage]["files"].items()
+            stamp and _stamp(path) == stamp for path, stamp in self.stages[stage]["files"].items()
         )
 
 
@@ -72,12 +72,13 @@ def write_summary(repo: Any) -> None:
     write_text(SUMMARY, json.dumps({"digest": LockSummary().digest, "stages": stages}))
 
 
-def digest_of(files: Iterable[Path]) -> str:
-    """Return a hash of files, of which any may be missing."""
+def _digest_of(files: Iterable[Path]) -> str:
+    """Return a hash of files, of which any may be missing, without a project's own path (make_site_cache_private)."""
     result = hashlib.sha256()
     for file in files:
         with suppress(OSError):
-            result.update(f"{file}\n".encode() + file.read_bytes())
+            lines = file.read_bytes().splitlines()
+            result.update(b"\n".join([str(file).encode(), *(line for line in lines if b"site_cache_dir" not in line)]))
     return result.hexdigest()
 
 
@@ -97,7 +98,7 @@ def lock_fault() -> str:
     except OSError:
         return ""
     try:
-        if isinstance(yaml.safe_load(text), dict):
+        if isinstance(yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)), dict):  # noqa: S506
             return ""
     except (ValueError, yaml.YAMLError):
         pass

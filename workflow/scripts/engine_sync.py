@@ -174,12 +174,12 @@ class EngineSync:
         summary = LockSummary()
         unsettled = [name for name in planned if name in found.missing or not summary.has_receipt(name)]
         damaged = found.changed or found.added
+        if not summary.is_current and (fault := lock_fault()):
+            raise WorkflowError(fault)
         if not damaged and all(self._holds(planned[name], found) for name in unsettled):
             return
         from dvc.exceptions import DvcException
 
-        if fault := lock_fault():
-            raise WorkflowError(fault)
         try:
             with repository() as repo:
                 cache = CachedStages(repo)
