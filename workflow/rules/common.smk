@@ -28,6 +28,7 @@ JOBS = startup.start(workflow)
 IS_DEFAULT = workflow.default_target is None
 shell.prefix(startup.JOB_PREFIX)
 import engine_sync
+from jobs import user_files
 
 from zerolora.config.stages import ON_REQUEST, STAGES
 

@@ -111,6 +111,17 @@ def run(
     start(context.args, values or [], strategy)
 
 
+@app.command()
+def keep(
+    runs: Annotated[list[str] | None, typer.Argument(help="Runs of config/config.yaml; by default, all.")] = None,
+) -> None:
+    """Keep results although the code that makes them has changed, if their inputs and settings have not."""
+    from zerolora.commands.snakemake_command import keep as keep_results
+
+    for line in keep_results(runs or []):
+        typer.echo(line)
+
+
 @app.command("import")
 def import_file(
     file: Annotated[Path, typer.Argument(help="Config of axolotl or LLaMA-Factory, or a DeepSpeed JSON.")],

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from zerolora.config.fingerprint import Chosen, Fingerprints
 from zerolora.config.grids import SHARED_STAGES
+from zerolora.config.kept import code_of, read_kept
 from zerolora.config.settings import (
     AskedTaskSettings,
     EvaluateSettings,
@@ -36,8 +37,57 @@ class Codes(NamedTuple):
 
 
 def codes(resolved: Resolved, known: Fingerprints | None = None) -> Codes:
-    """Return the fingerprint of each stage under its settings."""
-    known = known or Fingerprints()
+    """Return the fingerprint of each stage under its settings; of results that the user keeps, the one that they were
+    made with. Raises UserError if the file that names these is broken."""
+    kept = read_kept()
+    now = codes_of_today(resolved, known or Fingerprints())
+    runs, shared = (
+        {
+            name: {stage: code_of(kept, f"{stage}@{name}", code) for stage, code in by_stage.items()}
+            for name, by_stage in group.items()
+        }
+        for group in (now.runs, now.shared)
+    )
+    named = {
+        stage: {name: code_of(kept, f"{stage}@{name}", code) for name, code in by_name.items()}
+        for stage, by_name in now.named.items()
+        if isinstance(by_name, dict)
+    }
+    # One value for all runs, to see whether anything has changed.
+    of_runs = hashlib.sha256(canonical([runs, shared]).encode()).hexdigest()
+    return Codes({**now.named, **named, "runs": of_runs}, runs, shared)
+
+
+def kept_stages(resolved: Resolved) -> dict[str, list[str]]:
+    """Return, by run, the stages whose results the user keeps although their code has changed."""
+    kept = read_kept()
+    if not kept:
+        return {}
+    now = codes_of_today(resolved, Fingerprints())
+
+    def is_kept(stage: str, name: str, code: str) -> bool:
+        return code_of(kept, f"{stage}@{name}", code) != code
+
+    result = {}
+    for name, run in resolved.runs.items():
+        places = {stage: (name, code) for stage, code in now.runs[name].items()}
+        places |= {
+            stage: (shared, now.shared[shared][stage])
+            for kind, stage in SHARED_STAGES._asdict().items()
+            if getattr(run, stage) is not None and (shared := getattr(run, kind))
+        }
+        places |= {stage: (run.dataset, now.named[stage][run.dataset]) for stage in ("prepare", "evaluate_base")}
+        result[name] = [stage for stage in STAGES if stage in places and is_kept(stage, *places[stage])]
+        result[name] += [
+            f"task {task}"
+            for task in run.report.tasks
+            if any(is_kept(stage, task, now.named[stage][task]) for stage in ("task", "task_base"))
+        ]
+    return {name: stages for name, stages in result.items() if stages}
+
+
+def codes_of_today(resolved: Resolved, known: Fingerprints) -> Codes:
+    """Return the fingerprint of each stage under its settings, whatever the user keeps."""
     runs = {
         name: {stage: known.of(stage, chosen_by_run(settings, stage)) for stage in OF_RUN}
         for name, settings in resolved.runs.items()
@@ -63,8 +113,6 @@ def codes(resolved: Resolved, known: Fingerprints | None = None) -> Codes:
         for stage, by_name in chosen.items()
     }
     named |= {stage: known.of(stage) for stage in ("resolve", "compare")}
-    # One value for all runs, to see whether anything has changed.
-    named["runs"] = hashlib.sha256(canonical([runs, shared]).encode()).hexdigest()
     known.save()
     return Codes(named, runs, shared)
 

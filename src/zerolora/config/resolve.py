@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerolora.config import schema
 from zerolora.config import settings as stages
-from zerolora.config.code import Codes
+from zerolora.config.code import Codes, kept_stages
 from zerolora.config.compared import compared
 from zerolora.config.grids import SHARED_STAGES
 from zerolora.config.method_sections import MethodSections
@@ -57,6 +57,15 @@ LONGEST = 1 << 20  # bytes of a JSON file that the config names
 
 def resolve(config: Config) -> Resolved:
     """Return the settings of every stage. Raises UserError if a file that the config names is unreadable."""
+    resolved = _resolve(config)
+    for name, stages_of_run in kept_stages(resolved).items():
+        run = resolved.runs[name]
+        report = run.report.model_copy(update={"kept": stages_of_run})
+        resolved.runs[name] = run.model_copy(update={"report": report})
+    return resolved
+
+
+def _resolve(config: Config) -> Resolved:
     return Resolved(
         fetch={
             name: MODEL_SOURCES[source](**model.model_dump())

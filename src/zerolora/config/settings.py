@@ -307,6 +307,8 @@ class ReportSettings(schema.Report):
     """Names of the further evaluation tasks."""
     split: Literal["validation", "test", "none"] = "test"
     """The split that is evaluated; none without held-out rows."""
+    kept: list[str] = Field(default_factory=list)
+    """Stages whose results the user keeps although their code has changed."""
 
 
 class AcceptSettings(Section):

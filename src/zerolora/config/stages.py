@@ -7,7 +7,7 @@ The workflow, the code fingerprints (fingerprint.py) and the tests read these ta
 
 from dataclasses import dataclass
 
-USER_FOLDERS = ("deepspeed", "experiments", "harness", "hardware", "tasks", "templates")
+USER_FOLDERS = ("deepspeed", "experiments", "harness", "hardware", "kept", "tasks", "templates")
 """Directories in config/ with files that a config can name, or that belong to it."""
 
 

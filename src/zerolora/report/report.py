@@ -75,7 +75,7 @@ def report(
     groups = [name.removesuffix(".difference") for name in compared if name.endswith(".difference")]
     tasks.set_aside(settings.tasks, base, results)
     task_metrics = tasks.compared(settings.tasks, base, results)
-    origin = provenance(run, model, data, results, config, lock)
+    origin = provenance(run, model, data, results, config, lock, settings.kept)
     zero = ZeroJson.read(zero_file)
     columns, rows = table(train_usage)
     pairs, changed_pairs = list(zip(*answers, strict=True)), changed(*answers)
@@ -133,7 +133,7 @@ def report(
         reason,
         objective.loss_unit,
         settings.split,
-        origin.get("values", ""),
+        [origin[name] for name in ("values", "kept") if name in origin],
     )
     write_json(row_file, own_row | tasks.flat(task_metrics))
     write_text(output, page)
