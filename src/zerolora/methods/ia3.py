@@ -119,7 +119,7 @@ class Ia3Method(PeftMethod):
     def build(model: Any, settings: "MethodSections", rows: Sequence[int] = ()) -> Any:
         from peft import IA3Config
 
-        assert not rows, "config/rules.py refuses added tokens with ia3"
+        assert not rows, "config/run_checks.py refuses added tokens with ia3"
 
         ia3 = settings.ia3
         targets = default_targets(model) if isinstance(ia3.targets, str) else list(ia3.targets)

@@ -16,7 +16,7 @@ from zerolora.errors import UserError, shown
 from zerolora.methods.adapter_check import MAGNITUDE, ImpliedShapes, check_adapter
 from zerolora.methods.adapter_config import is_saved, rank_and_alpha
 from zerolora.methods.experts import FAMILIES, FUSED, AdaptedParameter, all_linear, check_expression, split_targets
-from zerolora.methods.lora_init import is_start
+from zerolora.methods.lora_init import doubled, is_start
 from zerolora.methods.method import (
     ADAPTABLE,
     SHARED,
@@ -317,8 +317,13 @@ class TrainedLowRank(LowRank, PeftMethod):
     sections: ClassVar[tuple[str, ...]] = ("lora",)
     peft_type: ClassVar[str | None] = "LORA"
     shapes: ClassVar[ImpliedShapes] = ImpliedShapes(_shapes)
-    options: ClassVar[dict[str, Any]] = {}
-    """Further arguments of peft's LoraConfig."""
+    meaning: ClassVar[Mapping[str, str]] = {
+        "r": "lora.r",
+        "lora_alpha": "lora.alpha",
+        "use_rslora": "lora.rank_stabilized",
+        "rank_pattern": "lora.rank_pattern",
+        "alpha_pattern": "lora.alpha_pattern",
+    }
 
     @classmethod
     def of(cls, settings: "MethodSections") -> Self:
@@ -332,6 +337,12 @@ class TrainedLowRank(LowRank, PeftMethod):
             modules_to_save=tuple(lora.modules_to_save),
             init=lora.init,
         )
+
+    @classmethod
+    def identity(cls, settings: "MethodSections", published: bool = False) -> dict[str, Any]:
+        """Return r, alpha and their patterns; a published adapter with another init has twice the rank."""
+        result = super().identity(settings, published)
+        return doubled(result) if published and settings.lora.init != DEFAULT_INIT else result
 
     @classmethod
     def build(cls, model: Any, settings: "MethodSections", rows: Sequence[int] = ()) -> Any:

@@ -68,6 +68,7 @@ class VeraMethod(PeftMethod):
     name: ClassVar[str] = "vera"
     sections: ClassVar[tuple[str, ...]] = ("vera",)
     peft_type: ClassVar[str | None] = "VERA"
+    meaning: ClassVar[Mapping[str, str]] = {"r": "vera.r", "projection_prng_key": "vera.projection_seed"}
     trains_rows: ClassVar[bool] = False
     shapes: ClassVar[ImpliedShapes] = ImpliedShapes(_shapes, _shared)
 
@@ -130,7 +131,7 @@ class VeraMethod(PeftMethod):
         import torch
         from peft import VeraConfig
 
-        assert not rows, "config/rules.py refuses added tokens with vera"
+        assert not rows, "config/run_checks.py refuses added tokens with vera"
         vera = settings.vera
         if outside(model):
             raise UserError(

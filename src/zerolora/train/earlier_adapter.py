@@ -18,19 +18,11 @@ from zerolora.model.added_tokens import AddedToken, of_directory
 from zerolora.tensor_file import read_header
 from zerolora.train.engines.engine import trained
 
-# The keys of peft's config that define the meaning of the tensors, with our keys. (IA)³ has only its targets.
-MEANING = {
-    "peft_type": "method",
-    "use_dora": "method",
-    "r": "r",
-    "lora_alpha": "lora.alpha",
-    "use_rslora": "lora.rank_stabilized",
-    "rank_pattern": "lora.rank_pattern",
-    "alpha_pattern": "lora.alpha_pattern",
-    "projection_prng_key": "vera.projection_seed",
-}
+KIND = {"peft_type": "method", "use_dora": "method"}
+"""The keys of peft's config that decide the kind of adapter, with ours; each method has further ones (`meaning`)."""
 HARMLESS = (WITHOUT_MEANING - {"corda_config", "eva_config", "lora_ga_config"}) | SELECTING
-"""Keys that do not; and keys that select the tensors and their shapes, which are compared themselves."""
+"""Keys that do not decide what the tensors mean, and keys that select the tensors, whose names and shapes are compared
+themselves."""
 HARMLESS_INITS = (True, False, "gaussian", "orthogonal")
 """Values of init_lora_weights whose saved factors fit the unchanged base (peft/tuners/lora/layer.py)."""
 
@@ -79,7 +71,7 @@ def check_start(
             "add_special_tokens and add_tokens of the data set, in that order"
         )
     if method.peft_type:
-        check_meaning(directory, model.peft_config["default"])
+        check_meaning(directory, model.peft_config["default"], method)
     with _opened(path) as file:
         shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
         copies = _copies(model, directory, method) - parameters.keys()
@@ -135,20 +127,20 @@ def is_unchanged(tensors: dict[str, torch.Tensor], directory: Path, method: type
         return all(torch.equal(tensor.float(), file.get_tensor(name).float()) for name, tensor in tensors.items())
 
 
-def check_meaning(directory: Path, config: Any) -> None:
-    """Raise UserError if an adapter's config gives its tensors another meaning than peft's `config`."""
+def check_meaning(directory: Path, config: Any, method: type[TrainableMethod]) -> None:
+    """Raise UserError if an adapter's config gives its tensors another meaning than peft's `config` of `method`."""
     ours, theirs, plain = config.to_dict(), foreign.adapter_config(directory), type(config)().to_dict()
-    section = "vera" if "projection_prng_key" in ours else "lora"
-    for key, setting in MEANING.items():
+    meaning = {**KIND, **method.meaning}
+    for key, setting in meaning.items():
         here = getattr(ours.get(key), "value", ours.get(key))
         there = theirs.get(key, getattr(plain.get(key), "value", plain.get(key)))  # peft's default
         if key in ours and (there or None) != (here or None):
             raise UserError(
                 f"train.from_adapter: {directory / CONFIG}: {key} is {shown(there)}, and this run's is {shown(here)}; "
-                f"write train.{f'{section}.r' if setting == 'r' else setting} as that adapter has it"
+                f"write train.{setting} as that adapter has it"
             )
     for key, there in theirs.items():
-        if key in MEANING or key in HARMLESS or not there or there in (plain.get(key), ours.get(key)):
+        if key in meaning or key in HARMLESS or not there or there in (plain.get(key), ours.get(key)):
             continue
         if key != "init_lora_weights" or there not in HARMLESS_INITS:
             raise UserError(
