@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from zerolora.errors import UserError
 from zerolora.methods.adapter_check import ImpliedShapes
 from zerolora.methods.adapter_config import is_feedforward
-from zerolora.methods.lora import PeftMethod, Replacement
 from zerolora.methods.method import (
     ADAPTABLE,
     TrainedParameters,
@@ -28,6 +27,8 @@ from zerolora.methods.peft_format import (
     peft_model,
     saved_name,
 )
+from zerolora.methods.peft_method import PeftMethod
+from zerolora.methods.updates import Replacement
 from zerolora.tensor_file import whole
 
 if TYPE_CHECKING:

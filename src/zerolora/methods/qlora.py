@@ -9,7 +9,8 @@ from zerolora.config.method_sections import DEFAULT_INIT
 from zerolora.config.section import Fault
 from zerolora.errors import UserError
 from zerolora.methods.experts import AdaptedParameter
-from zerolora.methods.lora import TrainedLowRank, factors
+from zerolora.methods.lora import TrainedLowRank
+from zerolora.methods.low_rank_trace import factors
 
 if TYPE_CHECKING:
     from zerolora.config.method_sections import MethodSections
