@@ -115,7 +115,8 @@ def _one_of(names: Iterable[str], file: re.Pattern[str] | None = None, example: 
 
     def check(value: str) -> str:
         if value not in known and not (file and file.fullmatch(value)):
-            raise ValueError(f"write one of {', '.join(known)}" + f", or a file as in {example}" * bool(file))
+            or_file = f", or a file as in {example}" if file else ""
+            raise ValueError(f"write one of {', '.join(known)}{or_file}")
         return value
 
     return AfterValidator(check)
