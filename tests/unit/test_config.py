@@ -393,7 +393,7 @@ MISTAKES = [
     ("train.lora.targets", "q_(", ["train.lora.targets", "q_(", "regular expression"]),
     ("train.lora.rank_pattern", {"q_(": 4}, ["train.lora.rank_pattern", "q_(", "regular expression"]),
     ("train.method", "loha", ["train.method", "loha", "lora", "qlora", "full"]),
-    ("train.quantization.type", "fp4", ["train.quantization.type", "fp4", "method: qlora"]),
+    ("train.quantization.type", "fp4", ["train.quantization.type", "fp4", "method: qdora or qlora"]),
     ("train.nodes", 2, ["train.nodes", "2 nodes of 1", "write 1 or less"]),
     ("evaluate.vllm_python", "python", ["evaluate.vllm_python", "write engine: vllm"]),
     ("evaluate", {"engine": "vllm", "ranks": 2}, ["evaluate.ranks", "2 with engine: vllm", "write 1"]),

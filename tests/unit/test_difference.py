@@ -121,7 +121,7 @@ def test_invalid_condition_is_refused(text: str) -> None:
 def test_config_refuses_an_impossible_gate(tmp_path: Path) -> None:
     from conftest import TINY_CONFIG
 
-    from zerolora.config.rules import impossible
+    from zerolora.config.cross_checks import impossible
 
     def mistakes(objective: str = "sft", **evaluate: Any) -> list[str]:
         config = json.loads(json.dumps(TINY_CONFIG))

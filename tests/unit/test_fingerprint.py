@@ -116,7 +116,7 @@ def test_remarks_docstrings_and_formatting_change_no_fingerprint(copy: Copy) -> 
         ("src/zerolora/report/shell.html", "<html", "<html data-other", {"report", "compare"}),
         ("workflow/rules/train.smk", "--packing {params.packing}", "--packing {params.packing} ", {"train"}),
         ("workflow/scripts/accounting.py", "import json\n", "import json\n\nNUMBER = 1\n", {"report"}),
-        ("src/zerolora/config/rules.py", "\nfrom ", "\nNUMBER = 1\nfrom ", {"resolve"}),
+        ("src/zerolora/config/cross_checks.py", "\nfrom ", "\nNUMBER = 1\nfrom ", {"resolve"}),
         ("src/zerolora/methods/dora.py", "\nfrom ", "\nNUMBER = 1\nfrom ", METHODS),
         ("src/zerolora/machine/cpu_matmul.py", "SIZE = 256", "SIZE = 512", {"reference", "train", *ANSWERING}),
         (

@@ -251,7 +251,7 @@ def test_every_key_with_any_value_has_a_line(drawn: tuple[str, dict[str, Any]]) 
     name, config = drawn
     translation = translate(config, FORMATS[name], Path("/nowhere"))
     assert not config or unnamed(config, translation) == []
-    from zerolora.config.rules import impossible
+    from zerolora.config.cross_checks import impossible
     from zerolora.config.schema import Config
 
     assert list(impossible(Config.model_validate(translation.config))) == []

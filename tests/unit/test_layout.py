@@ -15,7 +15,7 @@ from zerolora import workflow_files
 from zerolora.config import fingerprint
 
 # From the top down: a package imports from lower rows and from itself, not from others in its row.
-# The rules of the config call the planner's checks, so they and the reader of the file are above it. publish, imports
+# The checks of the config call the planner's checks, so they and the reader of the file are above it. publish, imports
 # and search read or check configs. `zerolora memory` uses the planner's GPU tables and fetch's models.
 LAYERS: list[set[str]] = [
     {"__main__"},
@@ -23,7 +23,14 @@ LAYERS: list[set[str]] = [
     {"commands"},
     {"chatting", "testing"},
     {"memory.command", "check", "publish", "imports", "search", "first_config"},
-    {"config.file", "config.rules", "config.resolve", "config.runs_file"},
+    {
+        "config.file",
+        "config.cross_checks",
+        "config.run_checks",
+        "config.continued_checks",
+        "config.resolve",
+        "config.runs_file",
+    },
     {"probe", "judge"},
     {"report"},
     {"export"},

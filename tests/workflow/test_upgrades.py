@@ -155,7 +155,7 @@ def test_a_new_strategy_is_estimated_and_trains_nothing(finished: Project, upgra
     ("edits", "stages"),
     [
         (
-            [("methods/lora.py", "\nimport functools", "\nSPARE = 1\nimport functools")],
+            [("methods/lora.py", "\nfrom dataclasses", "\nSPARE = 1\nfrom dataclasses")],
             ("estimate", "render", "train", "merge"),
         ),
         (

@@ -316,7 +316,7 @@ def stages_of(config: Config, run: str) -> RunSettings:
             validation_tasks=[
                 _validation_task(name, config.tasks.rows[name])
                 for name in train.validation_tasks
-                if name in config.tasks.rows  # of others rules.py has a mistake
+                if name in config.tasks.rows  # of others run_checks.py has a mistake
             ],
         ),
         merge=settings.merge,

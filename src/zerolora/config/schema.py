@@ -4,7 +4,9 @@ file.py reads and checks the file; resolve.py derives the settings of every stag
 """
 
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -25,7 +27,7 @@ from zerolora.config.grids import Shared, combinations, mistakes, nested, part_o
 from zerolora.config.method_sections import MethodSections
 from zerolora.config.objective_sections import ObjectiveSections
 from zerolora.config.row_sections import Better, Wanted
-from zerolora.config.section import Positive, Section, Text
+from zerolora.config.section import Fault, Positive, Section, Text
 from zerolora.config.studies import StopAbove, Study, run_of
 from zerolora.config.target_sections import ExportSections
 from zerolora.config.values import (
@@ -69,7 +71,8 @@ from zerolora.config.values import (
     TemplateName,
     TrackerName,
 )
-from zerolora.schedules import RateScaling
+from zerolora.errors import shown
+from zerolora.schedules import ONE_CYCLE, SCHEDULES, RateScaling, too_short
 from zerolora.types import Kernels
 
 MOST_VALIDATION_TASKS = 3
@@ -268,6 +271,19 @@ class Source(Section):
         _check_decided(self.undecided)
         return self
 
+    def faults(self, others_have_weights: bool) -> Iterator[Fault]:
+        """Yield settings of which rows to draw that exclude each other; with `others_have_weights`, also that this
+        source has none."""
+        if self.weight and self.rows:
+            yield ("weight",), "conflicts with rows; write one of the two"
+        if self.at_most and self.rows:
+            yield ("at_most",), "conflicts with rows, which may repeat rows; write one of the two"
+        if self.split in ("validation", "test"):
+            if self.weight or self.rows:
+                yield (), f"is the {self.split} split, which is used in full; remove weight and rows"
+        elif others_have_weights and not self.weight and not self.rows:
+            yield (), "has no weight, but other sources have; give it a weight or rows"
+
 
 class PrepareSection(Section):
     """One data set: rows of one or several sources, tokenized for one model."""
@@ -365,6 +381,19 @@ class PrepareSection(Section):
     def holds_out(self, split: str) -> bool:
         """Return whether there are rows of this split, validation or test."""
         return bool(getattr(self.split, split)) or any(source.split == split for source in self.sources.values())
+
+    def faults(self) -> Iterator[Fault]:
+        """Yield tokens that are added twice, and mistakes in the sources."""
+        added = [*self.add_special_tokens, *self.add_tokens]
+        for key in ("add_special_tokens", "add_tokens"):
+            if twice := next((token for token in getattr(self, key) if added.count(token) > 1), None):
+                yield (key,), f"{shown(twice)} occurs twice; write it once"
+        weighed = any(source.weight for source in self.sources.values())
+        for name, source in self.sources.items():
+            if Path(name).is_absolute() or ".." in Path(name).parts:
+                yield ("sources", name), f"leads out of {self.path}; name a file or folder below it"
+            for inner, text in source.faults(others_have_weights=weighed):
+                yield ("sources", name, *inner), text
 
 
 class Prepare(PrepareSection):
@@ -516,6 +545,50 @@ class Train(TrainSection):
     """Before a run with risky settings (overlap, quantization, a new kernel), train its first N steps twice, once with
     the nearest safe settings that fit, and stop if the losses differ; auto = 5 steps, for runs of 100 steps or more."""
 
+    def faults_of_attention(self) -> Iterator[Fault]:
+        """Yield an attention that needs all tokens of a row, which ranks share."""
+        if self.sequence_parallel > 1 and self.attention in ("sdpa", "eager"):
+            text = f"{self.attention} with sequence_parallel {self.sequence_parallel}"
+            yield ("attention",), f"{text}, which needs attention without a mask of whole rows; write flash or auto"
+
+    def faults_of_offload(self) -> Iterator[Fault]:
+        """Yield an offload of inputs that are not kept."""
+        if self.activation_offload and self.activation_checkpointing is False:
+            text = "false with activation_offload, which keeps the inputs of checkpointed layers on the host"
+            yield ("activation_checkpointing",), f"{text}; write true or auto, or activation_offload: false"
+
+    def faults_of_validation(self) -> Iterator[Fault]:
+        """Yield keys that stop a run at a validation that it does not have."""
+        if self.validation_steps is None:
+            for key in ("patience", "stop_above"):
+                if getattr(self, key):
+                    yield (key,), "needs validation_steps; write both, or neither"
+
+    def faults_of_learning_rate(self) -> Iterator[Fault]:
+        """Yield a scaling without the batch that it is relative to, or the reverse."""
+        if self.learning_rate_scaling not in (None, "none") and self.learning_rate_batch is None:
+            text = f"{self.learning_rate_scaling} needs the global batch that learning_rate is for"
+            remedy = f"write learning_rate_batch: {self.global_batch}, or its value"
+            yield ("learning_rate_scaling",), f"{text}; {remedy}"
+        if self.learning_rate_scaling is None and self.learning_rate_batch is not None:
+            text = f"{self.learning_rate_batch} is used only with learning_rate_scaling"
+            yield ("learning_rate_batch",), f"{text}; write learning_rate_scaling: linear, sqrt or none, or remove it"
+
+    def faults_of_schedule(self, peak: float) -> Iterator[Fault]:
+        """Yield mistakes in the warm-up and in the schedule's options, given the `peak` learning rate."""
+        warmup = [key for key in ("warmup_steps", "warmup_ratio") if getattr(self, key) is not None]
+        if len(warmup) == 2:
+            yield ("warmup_steps",), "conflicts with warmup_ratio; write one of the two"
+        if self.schedule == ONE_CYCLE and "pct_start" in self.schedule_options and warmup:
+            yield ("schedule_options",), f"pct_start conflicts with {warmup[0]}; write one of the two"
+        elif fault := SCHEDULES[self.schedule].fault(self.schedule_options, peak):
+            yield ("schedule_options",), fault
+        elif self.max_steps and len(warmup) < 2:
+            options, steps, share = self.schedule_options, self.warmup_steps, self.warmup_ratio
+            if late := too_short(self.schedule, options, steps, share, self.max_steps):
+                key, text = late
+                yield (key,), text
+
 
 class Merge(Section):
     """The merged model."""
@@ -566,6 +639,14 @@ class Evaluate(EvaluateSection):
     """For merged runs, also evaluate base + adapter on the same rows, and compare the three models in pairs."""
     fail_if: Condition | None = None
     """Fail a run after its report if this condition holds, e.g. accuracy < base - 0.01 or loss > 1.5."""
+
+    def faults_of_engine(self) -> Iterator[Fault]:
+        """Yield keys that the engine does not use."""
+        if self.engine != "vllm" and self.vllm_python is not None:
+            yield ("vllm_python",), "is used only with engine: vllm; write engine: vllm, or remove it"
+        if self.engine == "vllm" and self.ranks > 1:
+            text = f"{self.ranks} with engine: vllm, which processes all rows at once; write 1"
+            yield ("ranks",), text
 
 
 class TaskRows(Section):
@@ -626,6 +707,16 @@ class AskedTask(TaskRows):
     """Stop strings; an answer is cut at the first occurrence, e.g. ["\\n\\n"]."""
     batch: Positive = 8
     """Number of prompts per batch."""
+
+    def faults(self, ask: str | None) -> Iterator[Fault]:
+        """Yield templates that are missing or unused, given what the task asks for: choices, generate or loss; None if
+        only the user's file knows."""
+        if ask == "choices" and (self.choices is None or self.prompt is None or self.answer is None):
+            yield ("check",), f"{self.check} needs prompt, choices and answer; write all three"
+        if ask in ("generate", "loss") and self.choices is not None:
+            yield ("choices",), f"{self.check} has no choices; remove them, or write check: multiple_choice"
+        if self.prompt is not None and self.answer is None and ask not in ("loss", None):
+            yield ("prompt",), "needs an answer; write the template of the right answer too"
 
 
 class HarnessTask(Section):

@@ -127,7 +127,8 @@ def _one_of(names: Names, file: re.Pattern[str] | None = None, example: str = ""
     def check(value: str) -> str:
         known = _listed(names)
         if value not in known and not (file and file.fullmatch(value)):
-            raise ValueError(f"write one of {', '.join(known)}" + f", or a file as in {example}" * bool(file))
+            or_file = f", or a file as in {example}" if file else ""
+            raise ValueError(f"write one of {', '.join(known)}{or_file}")
         return value
 
     return AfterValidator(check)

@@ -88,7 +88,7 @@ def mix(
         if settings.leakage == "drop" and leaked:
             text = f"{leaked:,} rows with a prompt of a later split are dropped by leakage: drop"
             parts.append(text)
-        parts.append("correct the dropped rows, or " * bool(dropped) + remedy)
+        parts.append(f"correct the dropped rows, or {remedy}" if dropped else remedy)
         raise UserError("; ".join(parts)) from None
     return Mixture(times, validation, test, counts)
 

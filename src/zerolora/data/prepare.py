@@ -66,7 +66,7 @@ def prepare(settings: PrepareSettings, model: Path, output: Path, workers: int |
             )
     if others := left_out(settings, sources):
         names = ", ".join(str(path.relative_to(settings.path)) for path in others[:SHOWN])
-        more = f" and {len(others) - SHOWN:,} more" * (len(others) > SHOWN)
+        more = f" and {len(others) - SHOWN:,} more" if len(others) > SHOWN else ""
         LOGGER.info(f"{settings.path}: no entry of sources reads {names}{more}")
     listed = output.with_name(f"{output.name}.dropped.jsonl")
     listed.unlink(missing_ok=True)

@@ -596,8 +596,8 @@ class Template:
         if calls and len(calls) > 1:
             self._check_calls(row, number)
         if len(parts) == 1 and (calls or message["content"]):
-            name = "the tool calls of " * bool(calls) + _name(row.messages, number)
-            raise BadRow(f"{self.called} leaves out {name}; remove it")
+            part = "the tool calls of " if calls else ""
+            raise BadRow(f"{self.called} leaves out {part}{_name(row.messages, number)}; remove it")
         begin = len(parts[0]) if row.text.startswith(parts[0]) else None
         if calls:
             # Templates may repeat the name with the tool's answer, so the end follows from its length.

@@ -314,7 +314,8 @@ def _text(values: dict[str, Any], layout: RowLayout, given: GivenModel, rows: Gi
                 else:
                     lines.append(f"  {written(name)}: {_flow(entry)}")
         elif entries:
-            lines.append(f"{section}: {_flow(entries)}{'  # this machine' * (section == 'hardware')}")
+            remark = "  # this machine" if section == "hardware" else ""
+            lines.append(f"{section}: {_flow(entries)}{remark}")
     return "\n".join([*lines, ""])
 
 
@@ -348,4 +349,6 @@ def _first_row(data: Path, model: Path) -> str:
             text = tokenizer.decode(ids[start:end], skip_special_tokens=False, clean_up_tokenization_spaces=False)
             parts.append(text if labels[start] == IGNORED else f"「{text}」")
             start = end
-    return "".join(parts).replace("\n", "⏎") + "…" * (len(row["input_ids"]) > SHOWN_TOKENS)
+    if len(row["input_ids"]) > SHOWN_TOKENS:
+        parts.append("…")
+    return "".join(parts).replace("\n", "⏎")

@@ -15,8 +15,8 @@ from typing import Any, Literal
 import yaml
 from pydantic import ValidationError
 
+from zerolora.config.cross_checks import impossible
 from zerolora.config.file import read_values
-from zerolora.config.rules import impossible
 from zerolora.config.schema import Config, Prepare, Train
 from zerolora.config.values import remedy
 from zerolora.errors import UserError, printable, shown

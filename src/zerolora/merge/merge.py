@@ -15,7 +15,7 @@ from pathlib import Path
 from zerolora.compat.transformers_patches import stored_names
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, describe, staged_directory, write_json
-from zerolora.json_file import NUMBER, check, record
+from zerolora.json_kinds import check
 from zerolora.log import result
 from zerolora.merge.listed import ListedNames, listed_model
 from zerolora.merge.merge_plan import BaseNames, plan_merge
@@ -146,8 +146,8 @@ def update_index(model: Path, parameters: int, size: int, added: Mapping[str, st
     index = foreign.weight_index(path)
     increase = {"total_parameters": parameters, "total_size": size}
     metadata = index.get("metadata") or {}
+    check(metadata, foreign.IndexTotals, path, foreign.FETCH_AGAIN)
     for name in increase.keys() & metadata.keys():
-        check(metadata, record({name: NUMBER}), path, foreign.FETCH_AGAIN)
         metadata[name] += increase[name]
     index["metadata"] = metadata
     index["weight_map"] |= added

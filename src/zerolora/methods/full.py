@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from zerolora.errors import UserError
 from zerolora.methods.adapter_check import check_finite, check_whole
-from zerolora.methods.lora import Replacement
 from zerolora.methods.method import (
     WHOLE_WEIGHTS,
     TrainableMethod,
@@ -17,6 +16,7 @@ from zerolora.methods.method import (
     sizes,
     without_copies,
 )
+from zerolora.methods.updates import Replacement
 from zerolora.model.architecture import other_parts
 from zerolora.tensor_file import read_header
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from zerolora.errors import UserError
 from zerolora.methods.adapter_check import ImpliedShapes
 from zerolora.methods.adapter_config import is_feedforward
-from zerolora.methods.lora import PeftMethod, Replacement
 from zerolora.methods.method import (
     ADAPTABLE,
     TrainedParameters,
@@ -28,6 +27,8 @@ from zerolora.methods.peft_format import (
     peft_model,
     saved_name,
 )
+from zerolora.methods.peft_method import PeftMethod
+from zerolora.methods.updates import Replacement
 from zerolora.tensor_file import whole
 
 if TYPE_CHECKING:
@@ -62,7 +63,6 @@ class Ia3Method(PeftMethod):
 
     name: ClassVar[str] = "ia3"
     sections: ClassVar[tuple[str, ...]] = ("ia3",)
-    meaning: ClassVar[Mapping[str, str]] = {"peft_type": "method"}
     peft_type: ClassVar[str | None] = "IA3"
     trains_rows: ClassVar[bool] = False
     shapes: ClassVar[ImpliedShapes] = ImpliedShapes(_shapes)
@@ -120,7 +120,7 @@ class Ia3Method(PeftMethod):
     def build(model: Any, settings: "MethodSections", rows: Sequence[int] = ()) -> Any:
         from peft import IA3Config
 
-        assert not rows, "config/rules.py refuses added tokens with ia3"
+        assert not rows, "config/run_checks.py refuses added tokens with ia3"
 
         ia3 = settings.ia3
         targets = default_targets(model) if isinstance(ia3.targets, str) else list(ia3.targets)

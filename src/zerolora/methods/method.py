@@ -2,11 +2,12 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from zerolora.config.section import Fault
 from zerolora.errors import UserError, shown
 from zerolora.model.spec import ModelSpec, Module
 from zerolora.tensor_file import Factor, StoredTensor, equal
@@ -123,15 +124,29 @@ class TrainableMethod(Method):
     """Whether it can train the rows of added tokens."""
     quantized_form: ClassVar[str | None] = None
     """The method that trains the same on a quantized base, if any."""
-    meaning: ClassVar[Mapping[str, str]] = {}
-    """The keys of its adapter_config.json that define the meaning of the tensors, each with the key of `train`."""
     peft_type: ClassVar[str | None] = None
     """peft_type of its adapter_config.json; None if its output is not an adapter."""
+    options: ClassVar[dict[str, Any]] = {}
+    """Arguments of peft's config that are the same for every adapter of the method."""
+    meaning: ClassVar[Mapping[str, str]] = {}
+    """The other keys of peft's config that decide what the tensors mean, with ours: {"r": "lora.r"}."""
 
     @classmethod
     def quantizes(cls) -> bool:
         """Return whether the base model is quantized."""
         return "quantization" in cls.sections
+
+    @classmethod
+    def identity(cls, settings: "MethodSections", published: bool = False) -> dict[str, Any]:
+        """Return the values of `meaning` for the adapter that a run builds; with `published`, for the one that it
+        saves. A run can load the adapter of another only if they are equal."""
+        keys = {key: path.split(".") for key, path in cls.meaning.items()}
+        return {key: getattr(getattr(settings, section), name) for key, (section, name) in keys.items()}
+
+    @classmethod
+    def faults(cls, settings: "MethodSections") -> Iterator[Fault]:
+        """Yield each setting that the method does not support, by its path below `train`."""
+        yield from ()
 
     @staticmethod
     @abstractmethod

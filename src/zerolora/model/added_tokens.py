@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerolora.errors import UserError, shown
 from zerolora.files import MANIFEST, read_json, write_json
-from zerolora.json_file import check, list_of
+from zerolora.json_kinds import check
 from zerolora.model import foreign
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def of_directory(directory: Path) -> list[AddedToken]:
     if not path.is_file():
         return []
     listed = read_json(path, "zerolora train")
-    check(listed, list_of(foreign.ADDED_TOKEN), path, "delete it and run `zerolora train` again")
+    check(listed, list[foreign.TokenEntry], path, "delete it and run `zerolora train` again")
     return _tokens(listed)
 
 

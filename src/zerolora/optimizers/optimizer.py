@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from zerolora.config.section import Fault
 from zerolora.conflict import Conflict
+from zerolora.errors import shown
 
 if TYPE_CHECKING:
     import torch
@@ -47,6 +49,13 @@ class Optimizer(ABC):
     def conflict(self, strategy: "Strategy", target: "Target") -> Conflict | None:
         """Return why it cannot run under a strategy on a target; None if it can."""
         return None
+
+    def faults(self, betas: Sequence[float] | None, epsilon: float | None) -> Iterator[Fault]:
+        """Yield values of the config's keys of these names that the optimizer does not have."""
+        if betas is not None and self.betas is None:
+            yield ("betas",), f"{shown(betas)}, but {self.name} has none; remove it"
+        if epsilon is not None and self.epsilon is None:
+            yield ("epsilon",), f"{shown(epsilon)}, but {self.name} has none; remove it"
 
     @abstractmethod
     def state_bytes(self, parameters: "TrainedParameters") -> float:

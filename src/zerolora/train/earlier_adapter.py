@@ -1,6 +1,6 @@
 """train.from_adapter: training that starts from an earlier adapter in peft's format, or from all weights."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,11 @@ from zerolora.model.added_tokens import AddedToken, of_directory
 from zerolora.tensor_file import read_header
 from zerolora.train.engines.engine import trained
 
+KIND = {"peft_type": "method", "use_dora": "method"}
+"""The keys of peft's config that decide the kind of adapter, with ours; each method has further ones (`meaning`)."""
 HARMLESS = (WITHOUT_MEANING - {"corda_config", "eva_config", "lora_ga_config"}) | SELECTING
-"""Keys that do not; and keys that select the tensors and their shapes, which are compared themselves."""
+"""Keys that do not decide what the tensors mean, and keys that select the tensors, whose names and shapes are compared
+themselves."""
 HARMLESS_INITS = (True, False, "gaussian", "orthogonal")
 """Values of init_lora_weights whose saved factors fit the unchanged base (peft/tuners/lora/layer.py)."""
 
@@ -68,7 +71,7 @@ def check_start(
             "add_special_tokens and add_tokens of the data set, in that order"
         )
     if method.peft_type:
-        check_meaning(directory, model.peft_config["default"], method.meaning)
+        check_meaning(directory, model.peft_config["default"], method)
     with _opened(path) as file:
         shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
         copies = _copies(model, directory, method) - parameters.keys()
@@ -124,10 +127,10 @@ def is_unchanged(tensors: dict[str, torch.Tensor], directory: Path, method: type
         return all(torch.equal(tensor.float(), file.get_tensor(name).float()) for name, tensor in tensors.items())
 
 
-def check_meaning(directory: Path, config: Any, meaning: Mapping[str, str]) -> None:
-    """Raise UserError if an adapter's config gives its tensors another meaning than peft's `config`. `meaning`: as
-    TrainableMethod has it."""
+def check_meaning(directory: Path, config: Any, method: type[TrainableMethod]) -> None:
+    """Raise UserError if an adapter's config gives its tensors another meaning than peft's `config` of `method`."""
     ours, theirs, plain = config.to_dict(), foreign.adapter_config(directory), type(config)().to_dict()
+    meaning = {**KIND, **method.meaning}
     for key, setting in meaning.items():
         here = getattr(ours.get(key), "value", ours.get(key))
         there = theirs.get(key, getattr(plain.get(key), "value", plain.get(key)))  # peft's default
