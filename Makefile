@@ -51,16 +51,18 @@ lint: $(INSTALLED)  ## check style, types, workflow, spelling and terms
 	$(BIN)/python docs/predictions.py --check
 	$(BIN)/python docs/import_table.py --check
 	$(BIN)/python docs/check_table.py --check
+	$(BIN)/python -m zerolora.config.dvc_file --check
 
 format: $(INSTALLED)  ## write the style that lint asks for
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 	$(BIN)/snakefmt Snakefile workflow
 
-schema: $(INSTALLED)  ## write the names in the registries, the config's JSON Schema and its neutral values
+schema: $(INSTALLED)  ## write the names in the registries, the config's JSON Schema, its neutral values, and dvc.yaml
 	$(BIN)/python -m zerolora.commands.write_registry_names
 	$(BIN)/zerolora schema --output workflow/schemas/config.schema.json
 	$(BIN)/python -m zerolora.config.compared
+	$(BIN)/python -m zerolora.config.dvc_file
 
 architecture: $(INSTALLED)  ## write what the docs take from the source: modules, strategies of each method, predictions
 	$(BIN)/python docs/module_table.py

@@ -13,7 +13,7 @@ rule evaluate_base:
         "results/logs/evaluate_base/{dataset}.log",
     threads: job("evaluation_cores")
     resources:
-        **gpu_resources("evaluate"),
+        **resources_of("evaluate_base"),
     params:
         code=code("evaluate_base"),
         settings=settings("evaluate_base"),
@@ -46,7 +46,7 @@ rule evaluate:
         "results/logs/evaluate/{run}.log",
     threads: job("evaluation_cores")
     resources:
-        **gpu_resources("evaluate"),
+        **resources_of("evaluate"),
     params:
         code=code("evaluate"),
         settings=settings("evaluate"),

@@ -15,7 +15,7 @@ rule export_target:
     log:
         "results/logs/export/{run}.{target}.log",
     resources:
-        **gpu_resources("export_target"),
+        **resources_of("export_target"),
     params:
         code=code("export_target"),
         settings=settings("export_target"),

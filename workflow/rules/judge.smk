@@ -14,7 +14,7 @@ rule judge:
         "results/logs/judge/{run}.log",
     threads: job("evaluation_cores")
     resources:
-        **gpu_resources("evaluate"),
+        **resources_of("judge"),
     params:
         code=code("judge"),
         settings=settings("judge"),

@@ -8,7 +8,7 @@ rule merge:
     log:
         "results/logs/merge/{run}.log",
     resources:
-        **job_resources("merge"),
+        **resources_of("merge"),
     params:
         code=code("merge"),
         settings=settings("merge"),

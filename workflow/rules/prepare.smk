@@ -28,7 +28,7 @@ rule prepare:
         "results/logs/prepare/{dataset}.log",
     threads: all_cores
     resources:
-        **job_resources("prepare"),
+        **resources_of("prepare"),
     params:
         code=code("prepare"),
         settings=settings("prepare"),

@@ -14,7 +14,7 @@ rule reference:
         "results/logs/reference/{referenced}.log",
     threads: job("evaluation_cores")
     resources:
-        **gpu_resources("reference"),
+        **resources_of("reference"),
     params:
         code=code("reference"),
         settings=settings("reference"),

@@ -40,7 +40,7 @@ rule report:
     log:
         "results/logs/report/{run}.log",
     resources:
-        **job_resources("report"),
+        **resources_of("report"),
     params:
         code=code("report"),
         settings=settings("report"),

@@ -27,7 +27,7 @@ rule task_base:
         "results/logs/task_base/{dataset}-{task}.log",
     threads: job("evaluation_cores")
     resources:
-        **gpu_resources("evaluate"),
+        **resources_of("task_base"),
     params:
         code=code("task_base"),
         settings=settings("task_base"),
@@ -55,7 +55,7 @@ rule task:
         "results/logs/task/{run}-{task}.log",
     threads: job("evaluation_cores")
     resources:
-        **gpu_resources("evaluate"),
+        **resources_of("task"),
     params:
         code=code("task"),
         settings=settings("task"),

@@ -18,7 +18,7 @@ rule train:
         "results/logs/train/{run}.log",
     threads: job("training_cores")
     resources:
-        **gpu_resources("train"),
+        **resources_of("train"),
         nodes=job("nodes"),
         # One task for each node: zerolora starts the node's ranks. With an empty mpi the plugin does not use srun.
         tasks=job("nodes"),

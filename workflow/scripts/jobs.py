@@ -28,7 +28,7 @@ from zerolora.config.resolve import check_planned, check_resolved, digest, resol
 from zerolora.config.runs_file import check_runs
 from zerolora.config.schema import data_folders
 from zerolora.config.settings import RunSettings
-from zerolora.config.stages import ON_REQUEST, STAGES
+from zerolora.config.stages import ALL_STAGES, ON_REQUEST
 from zerolora.config.values import HUB_ADAPTERS, HUB_DATA
 from zerolora.errors import UserError
 from zerolora.export.targets import TARGETS
@@ -36,7 +36,6 @@ from zerolora.files import MANIFEST, canonical
 
 CONFIG_FILE = "config/config.yaml"
 RESOLVED = "results/config.json"
-ALL_STAGES = STAGES | ON_REQUEST
 GPU_RANK_CORES = 4
 """Cores for each rank on a GPU: one issues kernels, others run the backward pass, read rows, serve NCCL, and write
 checkpoints."""
@@ -468,7 +467,7 @@ class Job:
         gpus = run_sections(self._jobs.config, self.run).hardware.gpus_per_node
         if stage == "export_target":  # vLLM answers with the exported model, on the run's device
             stage = "evaluate" if self._is_opened_by_vllm else "merge"
-        match stage:
+        match ALL_STAGES[stage].requests or stage:
             case "prepare":
                 return slurm_resources.preparing(Path(self._jobs.config.prepare[self.dataset].path), threads)
             case "reference":
