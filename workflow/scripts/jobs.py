@@ -236,6 +236,12 @@ class Job:
         shared = {kind: str(getattr(self._run, kind)) for kind in SHARED_STAGES._fields}
         return {"run": self.run, "dataset": self.dataset, "model": self._model_name, **shared, **self._wildcards}
 
+    def names_option(self, stage: str) -> str:
+        """Options of `zerolora stage` with the names in the paths of a stage's files, and the prefix of a module."""
+        names = ",".join(f"{name}={self.names[name]}" for name in sorted(ALL_STAGES[stage].names))
+        options = (("--names", names), ("--prefix", self._jobs.prefix))
+        return " ".join(f"{option} {value}" for option, value in options if value)
+
     # Inputs.
 
     @property
@@ -341,29 +347,6 @@ class Job:
     def named_codes(self) -> str:
         """Code fingerprints in results/config.json."""
         return canonical(self._jobs.codes.named)
-
-    @property
-    def rows_option(self) -> str:
-        """Option with a task's rows."""
-        return " ".join(f"--rows {self._jobs.prefix}{name}" for name in self.task_rows)
-
-    @property
-    def reference_option(self) -> str:
-        """Option with the reference of its run."""
-        return " ".join(f"--reference {self._jobs.prefix}{Path(name).parent}" for name in self.reference_files)
-
-    @property
-    def merged_directory(self) -> str:
-        """Directory of the merged weights; outside results/ if they are not versioned."""
-        folder = f"results/{self.run}/merged" if self._run.merge.version else f"work/merged/{self.run}"
-        return self._jobs.prefix + folder
-
-    @property
-    def merge_options(self) -> str:
-        """Options of `zerolora merge`."""
-        merge = self._run.merge
-        dequantized = "--dequantized" if merge.base == "dequantized" else ""
-        return dequantized if merge.enabled else "--left-out"
 
     @property
     def _evaluate(self) -> Any:

@@ -1,6 +1,6 @@
 """Stage resolve: derives the settings of every stage from the config, with defaults and the overrides of each run.
 
-    zerolora resolve --config config/config.yaml --output results/config.json --runs results/settings
+    zerolora stage resolve
 
 Both engines compare these settings, never the text of the file, so comments, key order, or writing `2e-4` as `0.0002`
 are not changes.

@@ -89,7 +89,7 @@ STAGES = {
             "results/config.json",
             modules=("config.resolve", "config.file"),
             settings="",
-            files={"config": "config/config.yaml", "output": "results/config.json", "runs": "results/settings"},
+            files={"config": "config/config.yaml", "output": "results/config.json"},
             reads=(
                 *(f"config/{name}" for name in sorted((*USER_FOLDERS, "runs.yaml", "searches"))),
                 "src/zerolora",
