@@ -38,7 +38,7 @@ OF_A_RUN = tuple(itertools.takewhile(lambda stage: stage.name != "accept", STAGE
 
 def finished(runs: Iterable[str], folder: Path) -> list[Row]:
     """Return the rows of finished runs, in the order of their names. Raises UserError if one is missing or broken."""
-    return [{"run": run, **read_object(folder / f"{run}.json", "zerolora report")} for run in by_name(runs)]
+    return [{"run": run, **read_object(folder / f"{run}.json", "zerolora stage report")} for run in by_name(runs)]
 
 
 def by_name(runs: Iterable[str]) -> list[str]:
@@ -56,12 +56,12 @@ def all_runs(results: Path, outdated: Mapping[str, str] | None = None) -> tuple[
     config.json or a row is broken.
     """
     path = results / "config.json"
-    resolved = read_object(path, "zerolora resolve")
+    resolved = read_object(path, "zerolora stage resolve")
     try:
         overrides = dict(resolved["compare"]["runs"])
         named = {run: _names(results, run, resolved) for run in by_name(overrides)}
     except (KeyError, TypeError):
-        raise UserError(f"{path}: was written by another version; run `zerolora resolve` again") from None
+        raise UserError(f"{path}: was written by another version; run `zerolora stage resolve` again") from None
     return [_row(names, outdated or {}) for names in named.values()], overrides
 
 

@@ -14,8 +14,8 @@ UNCOMMITTED = " with uncommitted changes"
 
 def provenance(run: str, model: Path, data: Path, results: Path, config: Path, lock: Path) -> dict[str, str]:
     """Return the name, number or sha256 of each input. Raises UserError if a manifest is missing."""
-    base = read_json(model / MANIFEST, "zerolora fetch")
-    prepared = read_json(data / "manifest.json", "zerolora prepare")
+    base = read_json(model / MANIFEST, "zerolora stage fetch")
+    prepared = read_json(data / "manifest.json", "zerolora stage prepare")
     weights = {name: file["sha256"] for name, file in base["files"].items() if name.endswith(".safetensors")}
     return {
         "run": run,
@@ -27,7 +27,7 @@ def provenance(run: str, model: Path, data: Path, results: Path, config: Path, l
         **{f"base {name} sha256": digest for name, digest in weights.items()},
         **{f"data file {path} sha256": digest for path, digest in prepared["read"].items()},
         **{f"prepared {name} sha256": file["sha256"] for name, file in prepared["files"].items()},
-        **_of_adapter(read_json(results / "adapter" / MANIFEST, "zerolora train")),
+        **_of_adapter(read_json(results / "adapter" / MANIFEST, "zerolora stage train")),
         **_values(config),
         "config sha256": sha256(config),
         "lock file sha256": sha256(lock),

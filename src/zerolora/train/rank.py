@@ -147,7 +147,7 @@ def train(
     gc.enable()
     heartbeat.follow(engine.module, device)
 
-    stats = read_json(paths.packing / "stats.json", "zerolora pack")
+    stats = read_json(paths.packing / "stats.json", "zerolora stage pack")
     prefixes = _check_model(engine, plan, stats, device)
     loop = Loop(
         engine,
@@ -278,7 +278,7 @@ def _own_folders(config: ZeroJson, run: str) -> ZeroJson:
 
 def _batches(paths: Paths, plan: TrainingPlan) -> Batches:
     """Return the batches of this rank, and with train.compile set their lengths; ranks that share rows count as one."""
-    stats = read_json(paths.packing / "stats.json", "zerolora pack")
+    stats = read_json(paths.packing / "stats.json", "zerolora stage pack")
     if plan.compile:
         padding.step = step_of(stats["longest_packed_row"])
     rank, world, shared = torch.distributed.get_rank(), torch.distributed.get_world_size(), plan.sequence_parallel
@@ -326,7 +326,7 @@ def _check_kernels(engine: Engine, base: Any, plan: TrainingPlan, device: torch.
 
 def _sources(data: Path) -> list[str]:
     """Return the names of the data's sources."""
-    names: list[str] = foreign.manifest(data / MANIFEST, "zerolora prepare", "sources")["sources"]
+    names: list[str] = foreign.manifest(data / MANIFEST, "zerolora stage prepare", "sources")["sources"]
     return names
 
 
