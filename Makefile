@@ -47,6 +47,7 @@ lint: $(INSTALLED)  ## check style, types, workflow, spelling and terms
 	$(BIN)/codespell
 	$(BIN)/python tests/check_terms.py
 	$(BIN)/python docs/module_table.py --check
+	$(BIN)/python docs/stage_table.py --check
 	$(BIN)/python docs/method_table.py --check
 	$(BIN)/python docs/predictions.py --check
 	$(BIN)/python docs/import_table.py --check
@@ -64,8 +65,9 @@ schema: $(INSTALLED)  ## write the names in the registries, the config's JSON Sc
 	$(BIN)/python -m zerolora.config.compared
 	$(BIN)/python -m zerolora.config.dvc_file
 
-architecture: $(INSTALLED)  ## write what the docs take from the source: modules, strategies of each method, predictions
+architecture: $(INSTALLED)  ## write what the docs take from the source: modules, stages, strategies of each method, predictions
 	$(BIN)/python docs/module_table.py
+	$(BIN)/python docs/stage_table.py
 	$(BIN)/python docs/method_table.py
 	$(BIN)/python docs/predictions.py
 	$(BIN)/python docs/import_table.py

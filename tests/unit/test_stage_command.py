@@ -91,5 +91,5 @@ def test_a_stage_runs_by_hand(resolved: Path) -> None:
     done = served("zerolora", "stage", "accept", "r8", directory=resolved)
     assert done.returncode == 0, done.stderr
     assert json.loads(Path("results/r8/accepted.json").read_text())["accepted"]
-    unknown = served("zerolora", "stage", "accpt", "r8", directory=resolved)
-    assert unknown.returncode == 2 and "'accpt' is no stage; write one of resolve, fetch" in unknown.stderr
+    unknown = served("zerolora", "stage", "training", "r8", directory=resolved)
+    assert unknown.returncode == 2 and "'training' is no stage; write one of resolve, fetch" in unknown.stderr

@@ -86,17 +86,14 @@ def project(make_project: Callable[[str], Project]) -> Project:
 
 
 def add_stage(project: Project) -> None:
-    """Add the example of a stage: its module, its rule, its line in the table of stages, its stage in dvc.yaml."""
+    """Add the example of a stage: its module, and its entry in the table of stages."""
     text = PAGE.split("\n## A stage\n")[1]
-    module, rule = re.findall(r"```python\n(.*?)```", text, re.S)[:2]
-    entry, dvc = (re.findall(rf"```{kind}\n(.*?)```", text, re.S)[0] for kind in ("text", "yaml"))
+    (module, *_), (entry, *_) = (re.findall(rf"```{kind}\n(.*?)```", text, re.S) for kind in ("python", "text"))
     (project.directory / "src/zerolora/card.py").write_text(module)
-    (project.directory / "workflow/rules/card.smk").write_text(rule)
     table = project.directory / "src/zerolora/config/stages.py"
     head, end = table.read_text().split("    )\n}", 1)  # STAGES is the first table
     table.write_text(f"{head}{entry}    )\n}}{end}")
-    pipeline = project.directory / "dvc.yaml"
-    pipeline.write_text(f"{pipeline.read_text()}\n{dvc}")
+    project.run("python", "-m", "zerolora.config.dvc_file")
 
 
 def add_target_settings(project: Project) -> None:
@@ -113,12 +110,12 @@ def read(project: Project, name: str) -> Any:
     return json.loads((project.directory / "results" / name).read_text())
 
 
-def test_each_is_a_file_or_an_entry_and_a_line_and_a_stage_is_four_files(project: Project) -> None:
+def test_each_is_a_file_or_an_entry_and_a_line_and_a_stage_is_two_files(project: Project) -> None:
     actual = project.run("git", "status", "--porcelain", "--untracked-files=all", "src", "workflow", "docs", "dvc.yaml")
     new = sorted(line[3:] for line in actual.stdout.splitlines() if line.startswith("??"))
     changed = sorted(line[3:] for line in actual.stdout.splitlines() if line.startswith(" M"))
     files = [example for example in EXAMPLES if not example.below]
-    assert len(EXAMPLES) == 10 and len(new) == len(files) + 2, new  # the stage's module and rule
+    assert len(EXAMPLES) == 10 and len(new) == len(files) + 1, new  # the stage's module
     assert changed == [
         "docs/choice.md", "docs/data.md", "docs/export.md", "docs/memory.md", "docs/methods.md", "docs/optimizers.md",
         "docs/telemetry.md", "docs/training.md", "dvc.yaml", "src/zerolora/config/registry_names.py",

@@ -208,7 +208,7 @@ def test_results_without_any_record_are_judged_by_dvc(project: Project) -> None:
 def test_damage_before_the_run_ends_is_not_recorded(project: Project) -> None:
     """By a later job, which writes to the new adapter's config."""
     rule, written = project.directory / "workflow/rules/report.smk", "results/default/adapter/adapter_config.json"
-    last = "--output {output.page}"
+    last = "--lock {input.lock}"
     assert rule.read_text().count(last) == 1
     rule.write_text(rule.read_text().replace(last, f"{last} && printf x >> {written}"))
     edit_config(project, **{"train.learning_rate": 2e-2})

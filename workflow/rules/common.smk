@@ -29,7 +29,7 @@ IS_DEFAULT = workflow.default_target is None
 shell.prefix(startup.JOB_PREFIX)
 import engine_sync
 
-from zerolora.config.stages import ALL_STAGES, STAGES
+from zerolora.config.stages import ALL_STAGES, PLAIN, STAGES
 
 
 wildcard_constraints:
@@ -74,6 +74,13 @@ def all_cores(wildcards):
 def settings(stage):
     """A params function: the settings of a stage."""
     return lambda wildcards: JOBS.of(wildcards).settings(stage)
+
+
+def job_of(stage):
+    """A params function: a stage and the values of its wildcards, as `zerolora stage` takes them."""
+    return lambda wildcards: " ".join(
+        [stage, *(wildcards[name] for name in ALL_STAGES[stage].wildcards)]
+    )
 
 
 def names(stage):

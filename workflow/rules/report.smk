@@ -49,5 +49,5 @@ rule report:
         steps=below("results/logs/train/{run}/steps"),
     shell:
         "zerolora --log {log} stage report {wildcards.run} {params.names} --settings {params.settings:q}"
-        " --config {params.config} --lock {input.lock}"
         ' --accounting "$("$ZEROLORA_SCRIPTS/accounting.py" {params.steps})"'
+        " --config {params.config} --lock {input.lock}"

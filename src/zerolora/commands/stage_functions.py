@@ -101,7 +101,7 @@ def pack(settings: Settings, data: Path, output: Path) -> None:
     from zerolora.data.pack import pack_rows
     from zerolora.model.manifest import check_intact
 
-    check_intact(data, "zerolora prepare")
+    check_intact(data, "zerolora stage prepare")
     pack_rows(_typed(PackSettings, settings), data, output)
 
 
@@ -160,7 +160,7 @@ def reference(settings: Settings, data: Path, weights: Path, output: Path) -> No
     obey(checked.device)
     log_machine(checked.device)
     _let_threads_sleep()
-    check_intact(data, "zerolora prepare")
+    check_intact(data, "zerolora stage prepare")
     from zerolora.evaluate.reference_log_probabilities import compute
 
     with stoppable(f"{output} is unchanged"):
@@ -197,8 +197,8 @@ def train(
     where = topology(os.environ, checked.nodes, checked.ranks_per_node)
     obey(checked.device, len(where.ranks))
     log_machine(checked.device)
-    check_intact(data, "zerolora prepare")
-    check_intact(packing, "zerolora pack")
+    check_intact(data, "zerolora stage prepare")
+    check_intact(packing, "zerolora stage pack")
     if checked.from_adapter:
         check_beginning(Path(checked.from_adapter), TRAINABLE[checked.method], weights)
     paths = {
@@ -211,7 +211,7 @@ def train(
         "tasks": tasks,
     }
     if reference:
-        check_intact(reference, "zerolora log-probabilities")
+        check_intact(reference, "zerolora stage reference")
         paths["reference"] = reference
     arguments = [text for name, path in paths.items() for text in (f"--{name}", str(path))]
 
@@ -234,12 +234,12 @@ def merge(
     data: Path | None = None,
 ) -> None:
     """Merge the adapter into the base weights."""
-    from zerolora.config.settings import MergeSettings
+    from zerolora.config.schema import Merge
     from zerolora.model.manifest import check_intact, check_same_base, located
 
-    checked: MergeSettings = _typed(MergeSettings, settings)
+    checked: Merge = _typed(Merge, settings)
     if not checked.enabled:
-        check_intact(adapter, "zerolora train")
+        check_intact(adapter, "zerolora stage train")
         from zerolora.merge.merge import skip_merge
 
         skip_merge(output)
@@ -249,7 +249,7 @@ def merge(
 
     place = output if checked.version or unversioned is None else unversioned
     with stoppable(f"{place} is unchanged"):
-        check_intact(adapter, "zerolora train")
+        check_intact(adapter, "zerolora stage train")
         check_same_base(adapter, weights)
         stage(located(weights), adapter, output, place, data, checked.base == "dequantized")
 
@@ -281,7 +281,7 @@ def evaluate(
     _let_threads_sleep()
     from zerolora.evaluate.evaluate import evaluate as stage
 
-    check_intact(data, "zerolora prepare")
+    check_intact(data, "zerolora stage prepare")
     stage(checked, data, _evaluated(weights, base, adapter, checked.device), output, answers, work)
     _copy_metrics(output, held_out)
 
@@ -353,7 +353,7 @@ def judge(
     from zerolora.model.manifest import check_intact
 
     obey(device)
-    check_intact(data, "zerolora prepare")
+    check_intact(data, "zerolora stage prepare")
     stage(_typed(JudgeSettings, settings), data, base, tuned, adapter, work, output, os.environ, device)
 
 
@@ -378,9 +378,9 @@ def export_target(
     if target not in TARGETS:
         raise UserError(f"--target: {target} is not a target; write one of {', '.join(TARGETS)}")
     obey(device if vllm_python else "cpu")
-    check_intact(adapter, "zerolora train")
+    check_intact(adapter, "zerolora stage train")
     check_same_base(adapter, weights)
-    check_intact(data, "zerolora prepare")
+    check_intact(data, "zerolora stage prepare")
     whole = located(merged) if is_merged(merged) else None
     source = RunResult(model, located(weights), adapter, data, whole, vllm_python, device)
     stage(target, _typed(TARGETS[target].settings, settings), source, output)
@@ -449,6 +449,6 @@ def _evaluated(weights: Path, base: Path | None, adapter: Path | None, device: D
         raise UserError("--base and --adapter belong together; write both, or none for the base model itself")
     if base is None or adapter is None:
         return EvaluatedModel(located(weights), device=device)
-    check_intact(adapter, "zerolora train")
+    check_intact(adapter, "zerolora stage train")
     check_same_base(adapter, base)
     return EvaluatedModel(located(base), adapter, located(weights) if is_merged(weights) else None, device)

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from zerolora.config.stages import ALL_STAGES, STAGES
+from zerolora.config.stages import ALL_STAGES, PLAIN, STAGES
 from zerolora.workflow_files import PACKAGE, ROOT
 
 RULES = ROOT / "workflow/rules"
@@ -135,8 +135,8 @@ class Fingerprints:
             yield " ".join(rows)  # readers of the whole table may depend on its order
 
     def _rule_of(self, stage: str) -> str:
-        if self._rules is None:
-            return ""
+        if self._rules is None or ALL_STAGES[stage].rules == PLAIN:
+            return ""  # such a rule has no code, and both engines compare its files
         if stage not in self._of_rules:
             self._of_rules[stage] = _rule(self._rules / f"{ALL_STAGES[stage].rules}.smk", stage)
         return self._of_rules[stage]

@@ -284,6 +284,7 @@ def stages_of(config: Config, run: str) -> RunSettings:
     evaluation, referenced = _evaluation(config, data), needs_reference(config, run)
     return RunSettings(
         dataset=config.all_runs[run].dataset,
+        **{name: getattr(settings, name) for name in schema.PassedSections.model_fields},
         **config.shared_by(run)._asdict() | ({} if referenced else {"referenced": ""}),
         pack=stages.PackSettings(packing=settings.pack.packing, capacity=capacity if settings.pack.packing else None),
         estimate=EstimateSettings(**memory),
@@ -310,14 +311,12 @@ def stages_of(config: Config, run: str) -> RunSettings:
                 if name in config.tasks.rows  # of others rules.py has a mistake
             ],
         ),
-        merge=settings.merge,
         evaluate=stages.EvaluateRunSettings(
             **evaluation,
             **(_check(data) if data else {"check": schema.Prepare.model_fields["check"].default}),
             device=hardware.device,
             unmerged=config.evaluate.unmerged and evaluation["enabled"] and settings.merge.enabled,
         ),
-        export=settings.export,
         report=stages.ReportSettings(
             **settings.report.model_dump(),
             strategy=settings.render.strategy,

