@@ -2,8 +2,8 @@
 
 import os
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Annotated, Any
 
 import typer
@@ -51,7 +51,7 @@ def function_of(stage: Stage) -> Callable[..., None]:
     from zerolora.commands import stage_functions
 
     own: Callable[..., None] | None = vars(stage_functions).get(stage.name)
-    return own or getattr(import_module(f"zerolora.{stage.modules[0]}"), stage.name)
+    return own or resolve_name(f"zerolora.{stage.modules[0]}:{stage.name}")
 
 
 @app.command()
