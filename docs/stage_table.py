@@ -31,7 +31,8 @@ def written(text: str) -> str:
 
 def main() -> int:
     """Write the table, or compare it."""
-    return write_or_check(DOCUMENT, written(DOCUMENT.read_text(encoding="utf-8")))
+    code: int = write_or_check(DOCUMENT, written(DOCUMENT.read_text(encoding="utf-8")))
+    return code
 
 
 if __name__ == "__main__":
