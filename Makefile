@@ -47,22 +47,26 @@ lint: $(INSTALLED)  ## check style, types, workflow, spelling and terms
 	$(BIN)/codespell
 	$(BIN)/python tests/check_terms.py
 	$(BIN)/python docs/module_table.py --check
+	$(BIN)/python docs/stage_table.py --check
 	$(BIN)/python docs/method_table.py --check
 	$(BIN)/python docs/predictions.py --check
 	$(BIN)/python docs/import_table.py --check
 	$(BIN)/python docs/check_table.py --check
+	$(BIN)/python -m zerolora.config.dvc_file --check
 
 format: $(INSTALLED)  ## write the style that lint asks for
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 	$(BIN)/snakefmt Snakefile workflow
 
-schema: $(INSTALLED)  ## write the config's JSON Schema and its neutral values
+schema: $(INSTALLED)  ## write the config's JSON Schema, its neutral values, and dvc.yaml
 	$(BIN)/zerolora schema --output workflow/schemas/config.schema.json
 	$(BIN)/python -m zerolora.config.compared
+	$(BIN)/python -m zerolora.config.dvc_file
 
-architecture: $(INSTALLED)  ## write what the docs take from the source: modules, strategies of each method, predictions
+architecture: $(INSTALLED)  ## write what the docs take from the source: modules, stages, strategies of each method, predictions
 	$(BIN)/python docs/module_table.py
+	$(BIN)/python docs/stage_table.py
 	$(BIN)/python docs/method_table.py
 	$(BIN)/python docs/predictions.py
 	$(BIN)/python docs/import_table.py

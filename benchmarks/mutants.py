@@ -247,7 +247,7 @@ def kinds() -> list[FileKind]:
         FileKind("generation_config.json", as_json(GENERATION), beside(foreign.generation_config), json.loads),
         FileKind("model.safetensors.index.json", as_json(index), foreign.weight_index, json.loads),
         FileKind("adapter_config.json", as_json(ADAPTER), beside(foreign.adapter_config), json.loads),
-        FileKind("manifest.json", as_json(MANIFEST), lambda p: foreign.manifest(p, "zerolora train"), json.loads),
+        FileKind("manifest.json", as_json(MANIFEST), lambda p: foreign.manifest(p, "zerolora stage train"), json.loads),
         FileKind(
             "state.json",
             as_json(state),
@@ -255,7 +255,7 @@ def kinds() -> list[FileKind]:
             lambda content: [each["filename"] for each in json.loads(content)["_data_files"]],
         ),
         FileKind("deepspeed.json", as_json(own), lambda p: json_object(p, "a DeepSpeed config"), json.loads),
-        FileKind("stats.json", as_json(own), lambda p: read_json(p, "zerolora pack"), json.loads),
+        FileKind("stats.json", as_json(own), lambda p: read_json(p, "zerolora stage pack"), json.loads),
         FileKind("config.yaml", YAML, read_values, of_yaml),
         FileKind("README.md", README, splits, lambda content: SAME),
         FileKind("model.safetensors", tensor_file(), tensors, of_tensors),

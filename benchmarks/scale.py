@@ -62,7 +62,7 @@ SUBJECTS = {
 }
 FIGURES = {name: f"`{command}`" for name, command in COMMANDS.items()} | {
     "charts": "charts of the run's page",
-    "prepare": "`zerolora prepare`",
+    "prepare": "`zerolora stage prepare`",
 }
 LINES = {
     ("runs", "snakemake_plan"): "runs, planned by Snakemake",
@@ -86,7 +86,7 @@ Measured, unlike the rest of this page (`benchmarks/scale.py`, [scale.json](../b
 
 - **Exponent**: the slope of a least-squares fit of log cost against log size, over the two largest sizes. 1 is
   proportional; it is lower where the start, whose cost does not depend on the size, is part of the cost. The cost is
-  CPU time, for `zerolora prepare` wall time.
+  CPU time, for `zerolora stage prepare` wall time.
 - **Runs, data sets**: the engines have nothing to do, except for the dry run, which plans everything, and `dvc commit`.
   The results are small files of made-up content; each data set but the first is a file with one row.
 - **Rows of telemetry**: one a step; loading Vega is not counted. The charts take {kilobytes} kB of the page (exponent
@@ -266,7 +266,7 @@ def drawn(table: Path) -> str:
 
 
 def prepared_rows() -> Figures:
-    """Return the wall seconds of `zerolora prepare` by rows, with the machine and the date of that measurement."""
+    """Return the wall seconds of the stage `prepare` by rows, with the machine and the date of that measurement."""
     measured = read_json(PREPARED, "benchmarks/prepare_memory.py")
     rows = [{"size": run["rows"], "prepare": {"wall_seconds": run["seconds"]}} for run in measured["runs"]]
     return {"machine": measured["machine"], "sizes": rows, "exponents": exponents(rows)}

@@ -58,7 +58,7 @@ def main() -> None:
 
 def row_of(path: Path, results: Path) -> dict[str, Any]:
     """Return a run's row with the medians of its steps; the first step also reads the weights."""
-    row: dict[str, Any] = read_json(path, "zerolora report")
+    row: dict[str, Any] = read_json(path, "zerolora stage report")
     with (results / path.stem / "metrics/telemetry.csv").open(encoding="utf-8", newline="") as file:
         steps = [(float(line["seconds"]), float(line["tokens_per_second"])) for line in csv.DictReader(file)]
     seconds, rates = zip(*steps, strict=True)

@@ -142,7 +142,16 @@ def test_config_refuses_an_impossible_gate(tmp_path: Path) -> None:
 
 def test_accept_command_shows_the_figures_of_a_failure(tmp_path: Path) -> None:
     write_json(tmp_path / "difference.json", FIGURES)
-    command = ("zerolora", "accept", "--difference", "difference.json", "--output", "accepted.json", "--settings")
+    command = (
+        "zerolora",
+        "stage",
+        "accept",
+        "--difference",
+        "difference.json",
+        "--output",
+        "accepted.json",
+        "--settings",
+    )
     failed = served(*command, '{"fail_if": "accuracy < base - 0.01"}', directory=tmp_path)
     assert failed.returncode == 1
     assert failed.stderr.strip() == (

@@ -28,7 +28,7 @@ READERS: dict[str, Reader] = {
     "generation_config.json": lambda path: foreign.generation_config(path.parent),
     "model.safetensors.index.json": lambda path: weight_files(path.parent),
     "adapter_config.json": lambda path: foreign.adapter_config(path.parent),
-    "manifest.json": lambda path: check_intact(path.parent, "zerolora train"),
+    "manifest.json": lambda path: check_intact(path.parent, "zerolora stage train"),
     "state.json": lambda path: foreign.saved_files(path.parent, "datasets"),
     "dataset_dict.json": lambda path: foreign.saved_splits(path.parent, "datasets"),
 }

@@ -421,7 +421,7 @@ def command(models: Path, output: Path, tuned: str = TUNED, **settings: Any) -> 
     files |= {"work": output / "work", "output": output / "judge"}
     values = {"questions": str(models / "questions.jsonl"), "max_new_tokens": 12, **settings}
     options = [text for name, path in files.items() for text in (f"--{name}", str(path))]
-    return ["zerolora", "--log", str(output / "log"), "judge", "--settings", json.dumps(values), *options]
+    return ["zerolora", "--log", str(output / "log"), "stage", "judge", "--settings", json.dumps(values), *options]
 
 
 def test_two_models_are_judged_and_the_key_stays_secret(models: Path, tmp_path: Path) -> None:

@@ -571,7 +571,7 @@ SETTINGS: dict[str, Any] = {
 
 def estimate_stage(folder: Path, settings: Any) -> subprocess.CompletedProcess[str]:
     paths = ["--model", str(folder), "--packing", str(folder), "--output", str(folder / "estimate.json")]
-    return served("zerolora", "estimate", "--settings", json.dumps(settings), *paths)
+    return served("zerolora", "stage", "estimate", "--settings", json.dumps(settings), *paths)
 
 
 @pytest.mark.parametrize("stats", ["[]", "7", '{"most_supervised": 1}', "null"])
@@ -579,9 +579,8 @@ def test_damaged_packing_stats_are_one_line(tmp_path: Path, stats: str) -> None:
     (tmp_path / "config.json").write_bytes(Path(SMALL_LLAMA).read_bytes())
     (tmp_path / "stats.json").write_text(stats)
     result = estimate_stage(tmp_path, SETTINGS)
-    assert (
-        result.stderr == f"zerolora: {tmp_path}/stats.json: was written by another version; run `zerolora pack` again\n"
-    )
+    said = "was written by another version; run `zerolora stage pack` again"
+    assert result.stderr == f"zerolora: {tmp_path}/stats.json: {said}\n"
 
 
 def test_settings_of_another_stage_are_one_line(tmp_path: Path) -> None:
@@ -593,7 +592,9 @@ def test_settings_of_another_stage_are_one_line(tmp_path: Path) -> None:
 
 def render_stage(folder: Path, settings: Any) -> subprocess.CompletedProcess[str]:
     paths = ["--estimate", str(folder / "estimate.json"), "--output", str(folder / "zero.json")]
-    return served("zerolora", "render", "--settings", json.dumps(settings), *paths, "--reasons", str(folder / "r.json"))
+    return served(
+        "zerolora", "stage", "render", "--settings", json.dumps(settings), *paths, "--reasons", str(folder / "r.json")
+    )
 
 
 OPTIONS: list[tuple[str, str]] = [

@@ -50,17 +50,14 @@ def project(make_project: Callable[[str], Project]) -> Project:
 
 
 def add_stage(project: Project) -> None:
-    """Add the example of a stage: its module, its rule, its line in the table of stages, its stage in dvc.yaml."""
+    """Add the example of a stage: its module, and its entry in the table of stages."""
     text = PAGE.split("\n## A stage\n")[1]
-    module, rule = re.findall(r"```python\n(.*?)```", text, re.S)[:2]
-    entry, dvc = (re.findall(rf"```{kind}\n(.*?)```", text, re.S)[0] for kind in ("text", "yaml"))
+    (module, *_), (entry, *_) = (re.findall(rf"```{kind}\n(.*?)```", text, re.S) for kind in ("python", "text"))
     (project.directory / "src/zerolora/card.py").write_text(module)
-    (project.directory / "workflow/rules/card.smk").write_text(rule)
     table = project.directory / "src/zerolora/config/stages.py"
     head, end = table.read_text().split("    )\n}", 1)  # STAGES is the first table
     table.write_text(f"{head}{entry}    )\n}}{end}")
-    pipeline = project.directory / "dvc.yaml"
-    pipeline.write_text(f"{pipeline.read_text()}\n{dvc}")
+    project.run("python", "-m", "zerolora.config.dvc_file")
 
 
 def read(project: Project, name: str) -> Any:
@@ -68,10 +65,11 @@ def read(project: Project, name: str) -> Any:
 
 
 def test_only_the_stage_changes_the_project(project: Project) -> None:
-    actual = project.run("git", "status", "--porcelain", "--untracked-files=all", "src/zerolora", "workflow")
+    actual = project.run(
+        "git", "status", "--porcelain", "--untracked-files=all", "src/zerolora", "workflow", "dvc.yaml"
+    )
     lines = {line.strip() for line in actual.stdout.splitlines()}
-    new = {"?? src/zerolora/card.py", "?? workflow/rules/card.smk"}
-    assert lines == new | {"M src/zerolora/config/stages.py"}
+    assert lines == {"?? src/zerolora/card.py", "M src/zerolora/config/stages.py", "M dvc.yaml"}
 
 
 def test_the_form_prepares_rows(project: Project) -> None:

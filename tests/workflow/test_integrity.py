@@ -207,7 +207,7 @@ def test_results_without_any_record_are_judged_by_dvc(project: Project) -> None:
 def test_damage_before_the_run_ends_is_not_recorded(project: Project) -> None:
     """By a later job, which writes to the new adapter's config."""
     rule, written = project.directory / "workflow/rules/report.smk", "results/default/adapter/adapter_config.json"
-    last = "--output {output.page}"
+    last = "--lock {input.lock}"
     assert rule.read_text().count(last) == 1
     rule.write_text(rule.read_text().replace(last, f"{last} && printf x >> {written}"))
     edit_config(project, **{"train.learning_rate": 2e-2})
@@ -270,7 +270,7 @@ def test_dvc_records_nothing_of_a_config_that_is_edited_meanwhile(project: Proje
     assert result.returncode != 0
     assert "was edited since resolve ran; run `dvc repro` again" in result.stdout + result.stderr
     result = project.run(
-        *("zerolora", "resolve", "--config", "config/config.yaml", "--output", "work/config.json"),
+        *("zerolora", "stage", "resolve", "--config", "config/config.yaml", "--output", "work/config.json"),
         **{PLANNED: "other"},
         check=False,
     )

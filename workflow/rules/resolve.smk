@@ -12,5 +12,6 @@ rule resolve:
         code=job("named_codes"),
         sources=job("sources"),
         config=job("config_file"),
+        names=names("resolve"),
     shell:
-        "zerolora --log {log} resolve --config {params.config} --output {output.shared}"
+        "zerolora --log {log} stage resolve --config {params.config} {params.names}"

@@ -29,10 +29,10 @@ from zerolora.config.fingerprint import Fingerprints
 from zerolora.config.grids import SHARED_STAGES
 from zerolora.config.overrides import RunOverrides, origin_line
 from zerolora.config.resolve import check_planned, check_resolved, digest, resolve, run_sections, shared_settings, texts
-from zerolora.config.runs_file import RUNS, check_runs
+from zerolora.config.runs_file import check_runs
 from zerolora.config.schema import data_folders
 from zerolora.config.settings import RunSettings
-from zerolora.config.stages import ON_REQUEST, STAGES, USER_FOLDERS
+from zerolora.config.stages import ALL_STAGES, ON_REQUEST, STAGES
 from zerolora.config.values import HUB_ADAPTERS, HUB_DATA
 from zerolora.errors import UserError
 from zerolora.export.targets import TARGETS
@@ -40,13 +40,10 @@ from zerolora.files import MANIFEST, canonical
 
 CONFIG_FILE = "config/config.yaml"
 RESOLVED = "results/config.json"
-ALL_STAGES = STAGES | ON_REQUEST
 GPU_RANK_CORES = 4
 """Cores for each rank on a GPU: one issues kernels, others run the backward pass, read rows, serve NCCL, and write
 checkpoints."""
 CPU_EVALUATION_CORES = 2
-RESOLVE_FOLDERS = ("src/zerolora", "workflow/rules", *(f"config/{name}" for name in (*USER_FOLDERS, "searches")))
-"""Folders of which DVC makes the stage resolve depend."""
 # Files that a config can name: USER_CONFIG, PROBE, USER_TEMPLATE, USER_TASK, USER_TASK_JSON and HARNESS_FILES in
 # config/values.py.
 USER_FILES = (
@@ -189,8 +186,9 @@ class Jobs:
 
     def read_sources(self) -> str:
         """Return the same hash of the present files."""
-        files = [path for folder in RESOLVE_FOLDERS for path in files_below(folder)]
-        hashes = [[path, self.hashes.of(path)] for path in [*sorted(files), str(RUNS)]]
+        reads = STAGES["resolve"].reads
+        files = [path for each in reads for path in ([each] if Path(each).is_file() else sorted(files_below(each)))]
+        hashes = [[path, self.hashes.of(path)] for path in files]
         return hashlib.sha256(json.dumps(hashes).encode()).hexdigest()
 
     def users_file(self, path: str) -> Any:
@@ -346,6 +344,12 @@ class Job:
         shared = {kind: str(getattr(self._run, kind)) for kind in SHARED_STAGES._fields}
         return {"run": self.run, "dataset": self.dataset, "model": self._model_name, **shared, **self._wildcards}
 
+    def names_option(self, stage: str) -> str:
+        """Options of `zerolora stage` with the names in the paths of a stage's files, and the prefix of a module."""
+        names = ",".join(f"{name}={self.names[name]}" for name in sorted(ALL_STAGES[stage].names))
+        options = (("--names", names), ("--prefix", self._jobs.prefix))
+        return " ".join(f"{option} {value}" for option, value in options if value)
+
     # Inputs.
 
     @property
@@ -458,29 +462,6 @@ class Job:
         return canonical(self._jobs.codes.named)
 
     @property
-    def rows_option(self) -> str:
-        """Option with a task's rows."""
-        return " ".join(f"--rows {self._jobs.prefix}{name}" for name in self.task_rows)
-
-    @property
-    def reference_option(self) -> str:
-        """Option with the reference of its run."""
-        return " ".join(f"--reference {self._jobs.prefix}{Path(name).parent}" for name in self.reference_files)
-
-    @property
-    def merged_directory(self) -> str:
-        """Directory of the merged weights; outside results/ if they are not versioned."""
-        folder = f"results/{self.run}/merged" if self._run.merge.version else f"work/merged/{self.run}"
-        return self._jobs.prefix + folder
-
-    @property
-    def merge_options(self) -> str:
-        """Options of `zerolora merge`."""
-        merge = self._run.merge
-        dequantized = "--dequantized" if merge.base == "dequantized" else ""
-        return dequantized if merge.enabled else "--left-out"
-
-    @property
     def _evaluate(self) -> Any:
         return self._jobs.resolved.evaluate[self.dataset]
 
@@ -582,7 +563,7 @@ class Job:
         gpus = run_sections(self._jobs.config, self.run).hardware.gpus_per_node
         if stage == "export_target":  # vLLM answers with the exported model, on the run's device
             stage = "evaluate" if self._is_opened_by_vllm else "merge"
-        match stage:
+        match ALL_STAGES[stage].requests or stage:
             case "prepare":
                 return slurm_resources.preparing(Path(self._jobs.config.prepare[self.dataset].path), threads)
             case "reference":

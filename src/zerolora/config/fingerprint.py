@@ -17,14 +17,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from zerolora.config.stages import ON_REQUEST, STAGES
+from zerolora.config.stages import ALL_STAGES, PLAIN, STAGES
 from zerolora.registries import Outside, outside
 from zerolora.workflow_files import PACKAGE, ROOT
 
 RULES = ROOT / "workflow/rules"
 CACHE = PACKAGE / "__pycache__" / "fingerprints.json"
-
-ALL = STAGES | ON_REQUEST
 
 LEFT_OUT: Mapping[str, str] = {
     "": "the package's own docstring",
@@ -122,10 +120,10 @@ class Fingerprints:
         self._modules.save()
 
     def _rule_of(self, stage: str) -> str:
-        if self._rules is None:
-            return ""
+        if self._rules is None or ALL_STAGES[stage].rules == PLAIN:
+            return ""  # such a rule has no code, and both engines compare its files
         if stage not in self._of_rules:
-            self._of_rules[stage] = _rule(self._rules / f"{ALL[stage].rules}.smk", stage)
+            self._of_rules[stage] = _rule(self._rules / f"{ALL_STAGES[stage].rules}.smk", stage)
         return self._of_rules[stage]
 
 
@@ -133,8 +131,8 @@ def modules_of(stage: str, chosen: Chosen | None = None, modules: "_Modules | No
     """Return the modules that count for a stage, sorted: its imports without LEFT_OUT, and the chosen registry
     entries."""
     modules = modules or _Modules()
-    kept = ALL[stage].kept
-    waiting, seen = list(ALL[stage].modules), set()
+    kept = ALL_STAGES[stage].kept
+    waiting, seen = list(ALL_STAGES[stage].modules), set()
     while waiting:
         name = waiting.pop()
         if name in seen or left_out(name, kept):

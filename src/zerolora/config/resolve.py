@@ -1,6 +1,6 @@
 """Stage resolve: derives the settings of every stage from the config, with defaults and the overrides of each run.
 
-    zerolora resolve --config config/config.yaml --output results/config.json --runs results/settings
+    zerolora stage resolve
 
 Both engines compare these settings, never the text of the file, so comments, key order, or writing `2e-4` as `0.0002`
 are not changes.
@@ -293,6 +293,7 @@ def stages_of(config: Config, run: str) -> RunSettings:
     evaluation, referenced = _evaluation(config, data), needs_reference(config, run)
     return RunSettings(
         dataset=config.all_runs[run].dataset,
+        **{name: getattr(settings, name) for name in schema.PassedSections.model_fields},
         **config.shared_by(run)._asdict() | ({} if referenced else {"referenced": ""}),
         pack=stages.PackSettings(packing=settings.pack.packing, capacity=capacity if settings.pack.packing else None),
         estimate=EstimateSettings(**memory),
@@ -319,14 +320,12 @@ def stages_of(config: Config, run: str) -> RunSettings:
                 if name in config.tasks.rows  # of others run_checks.py has a mistake
             ],
         ),
-        merge=settings.merge,
         evaluate=stages.EvaluateRunSettings(
             **evaluation,
             **(_check(data) if data else {"check": schema.Prepare.model_fields["check"].default}),
             device=hardware.device,
             unmerged=config.evaluate.unmerged and evaluation["enabled"] and settings.merge.enabled,
         ),
-        export=settings.export,
         report=stages.ReportSettings(
             **settings.report.model_dump(),
             strategy=settings.render.strategy,

@@ -1040,7 +1040,14 @@ def with_values(section: dict[str, Any], values: dict[str, Any]) -> dict[str, An
     return result
 
 
-class RunSections(Section):
+class PassedSections(Section):
+    """Sections that the stage of their name gets as they are."""
+
+    merge: Merge
+    export: Export
+
+
+class RunSections(PassedSections):
     """The config's sections with the overrides of one run applied."""
 
     hardware: Hardware
@@ -1048,6 +1055,4 @@ class RunSections(Section):
     estimate: Estimate
     render: Render
     train: Train
-    merge: Merge
-    export: Export
     report: Report

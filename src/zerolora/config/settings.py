@@ -232,12 +232,6 @@ class TrainingPlan(TrainSettings, TrainingChoice):
         return cls(**dict(settings), **dict(choice))
 
 
-MergeSettings = schema.Merge
-"""Settings of `merge`."""
-ExportSettings = schema.Export
-"""Settings of `export`."""
-
-
 class EvaluateSettings(schema.EvaluateSection):
     """Settings of `evaluate` and `evaluate_base`."""
 
@@ -325,7 +319,7 @@ class CompareSettings(Section):
     """Overrides of each run by dotted key, sorted by run."""
 
 
-class RunSettings(Section):
+class RunSettings(schema.PassedSections):
     """The settings of every stage of one run."""
 
     dataset: str
@@ -342,9 +336,7 @@ class RunSettings(Section):
     render: RenderSettings
     reference: ReferenceSettings | None = None
     train: TrainSettings
-    merge: MergeSettings
     evaluate: EvaluateRunSettings
-    export: ExportSettings
     report: ReportSettings
     accept: AcceptSettings
 

@@ -1,6 +1,6 @@
 """Stage prepare: tokenizes rows of any source, masks their labels, and writes three splits in Arrow's format.
 
-    zerolora prepare --settings JSON --model resources/models/MODEL/manifest.json --output results/data/NAME
+    zerolora stage prepare DATASET
 
 Writes train.arrow, validation.arrow and test.arrow (columns: prepared_rows.schema), stats.json and lengths.csv (counts
 and lengths of rows), mask.json and mask.html (the loss mask, verified and shown), dropped.jsonl and manifest.json

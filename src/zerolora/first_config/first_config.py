@@ -191,7 +191,7 @@ def _prepared(
     # What all rows have in common is only known to be so in those that were looked at; the stage checks it.
     left_out = [*layout.ignore, *layout.undecided, *layout.passed]
     prepare(settings.model_copy(update={"ignore": left_out}), given.files / MANIFEST, folder / "data")
-    stats = read_json(folder / "data/stats.json", "zerolora prepare")
+    stats = read_json(folder / "data/stats.json", "zerolora stage prepare")
     longest = max(stats[f"{split}_longest_row"] for split in ("train", "validation", "test"))
     entry["max_length"] = min(-(-longest // STEP) * STEP, settings.max_length)
     if not stats["dropped_too_long_rows"]:

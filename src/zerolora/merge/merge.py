@@ -1,7 +1,6 @@
 """Stage merge: add the adapter to the base weights and write a directory that plain transformers loads.
 
-    zerolora merge --weights resources/weights/MODEL.json --adapter results/NAME/adapter --data results/data/NAME
-                   --place results/NAME/merged --output results/NAME/merged
+    zerolora stage merge RUN
     zerolora merge --base DIRECTORY --adapter DIRECTORY --output DIRECTORY
 
 The plan is made from headers alone (merge_plan.py). Weights are then written a block of rows at a time, so memory does
@@ -67,7 +66,7 @@ def restore(base: Path, adapter: Path, manifest: Path, data: Path | None = None)
 
     Raises UserError if the result differs from the manifest.
     """
-    expected = foreign.manifest(manifest, "zerolora merge", "files", "path")
+    expected = foreign.manifest(manifest, "zerolora stage merge", "files", "path")
     directory = Path(expected["path"])
     if not is_whole(manifest):
         with staged_directory(directory) as staged:

@@ -51,7 +51,7 @@ class Method(ABC):
 
     name: ClassVar[str]
     trains: ClassVar[bool] = False
-    """Whether `zerolora train` can run it; otherwise only its memory is estimated."""
+    """Whether `zerolora stage train` can run it; otherwise only its memory is estimated."""
     trains_base: ClassVar[bool] = False
     """Whether the base model's weights are trained."""
 
@@ -115,7 +115,7 @@ class Method(ABC):
 
 @dataclass(frozen=True)
 class TrainableMethod(Method):
-    """A method that `zerolora train` can run and `zerolora merge` can merge."""
+    """A method that `zerolora stage train` can run and `zerolora merge` can merge."""
 
     trains: ClassVar[bool] = True
     sections: ClassVar[tuple[str, ...]] = ()
@@ -279,8 +279,8 @@ def check_untied(tied: bool, key: str, paths: list[str]) -> None:
     would no longer be equal."""
     if tied and paths:
         raise UserError(
-            f"{key}: {paths[0]} shares its weight with another module of this model, and `zerolora train` does not "
-            "train one of the two by itself; leave it out"
+            f"{key}: {paths[0]} shares its weight with another module of this model, and training does not "
+            "change one of the two by itself; leave it out"
         )
 
 

@@ -329,12 +329,12 @@ def manifest(path: Path, written_by: str, *required: str) -> dict[str, Any]:
 
 
 def adapter_manifest(directory: Path) -> dict[str, Any]:
-    """Return the manifest that `zerolora train` wrote into an adapter's directory; {} if there is none, or if another
+    """Return the manifest that the stage `train` wrote into an adapter's directory; {} if there is none, or if another
     tool wrote the file."""
     path = directory / MANIFEST
     if not path.is_file():
         return {}
-    remedy = "remove it if another tool wrote it; else run `zerolora train` again"
+    remedy = "remove it if another tool wrote it; else run `zerolora stage train` again"
     value = json_file.read_foreign(path, remedy, LARGE)
     if not isinstance(value.get("files"), dict):
         return {}

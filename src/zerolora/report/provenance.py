@@ -18,8 +18,8 @@ def provenance(
 ) -> dict[str, str]:
     """Return the name, number or sha256 of each input. `kept`: stages whose results the user keeps although their code
     has changed. Raises UserError if a manifest is missing."""
-    base = read_json(model / MANIFEST, "zerolora fetch")
-    prepared = read_json(data / "manifest.json", "zerolora prepare")
+    base = read_json(model / MANIFEST, "zerolora stage fetch")
+    prepared = read_json(data / "manifest.json", "zerolora stage prepare")
     weights = {name: file["sha256"] for name, file in base["files"].items() if name.endswith(".safetensors")}
     return {
         "run": run,
@@ -31,7 +31,7 @@ def provenance(
         **{f"base {name} sha256": digest for name, digest in weights.items()},
         **{f"data file {path} sha256": digest for path, digest in prepared["read"].items()},
         **{f"prepared {name} sha256": file["sha256"] for name, file in prepared["files"].items()},
-        **_of_adapter(read_json(results / "adapter" / MANIFEST, "zerolora train")),
+        **_of_adapter(read_json(results / "adapter" / MANIFEST, "zerolora stage train")),
         **_values(config),
         **({"kept": f"kept, although their code has changed: {', '.join(kept)}"} if kept else {}),
         "config sha256": sha256(config),

@@ -63,7 +63,7 @@ def row(
         parts             seconds of a step by PARTS
     """
     rendered = planned.choice
-    files = read_json(results / "adapter" / MANIFEST, "zerolora train")["files"]
+    files = read_json(results / "adapter" / MANIFEST, "zerolora stage train")["files"]
     on_gpu = bool(used["predicted_gpu_bytes"])
     hours = used.get("accounted_rank_hours", used["measured_rank_hours"])
     step = resources["training_seconds"] / trained["steps"]

@@ -225,7 +225,7 @@ def _build(process: RankProcess, paths: Paths, checkpoints: Checkpoints) -> Adap
 def _loop(process: RankProcess, data: TrainingData, engine: Engine, paths: Paths, checkpoints: Checkpoints) -> Loop:
     """Check the model on the device, and return the loop that trains it. Collective."""
     plan, device = process.plan, process.device
-    stats = read_json(paths.packing / "stats.json", "zerolora pack")
+    stats = read_json(paths.packing / "stats.json", "zerolora stage pack")
     prefixes = _check_model(engine, plan, stats, device)
     return Loop(
         engine,
@@ -351,7 +351,7 @@ def _own_folders(config: ZeroJson, run: str) -> ZeroJson:
 
 def _batches(paths: Paths, plan: TrainingPlan) -> Batches:
     """Return the batches of this rank, and with train.compile set their lengths; ranks that share rows count as one."""
-    stats = read_json(paths.packing / "stats.json", "zerolora pack")
+    stats = read_json(paths.packing / "stats.json", "zerolora stage pack")
     if plan.compile:
         padding.step = step_of(stats["longest_packed_row"])
     rank, world, shared = torch.distributed.get_rank(), torch.distributed.get_world_size(), plan.sequence_parallel
@@ -399,7 +399,7 @@ def _check_kernels(engine: Engine, base: Any, plan: TrainingPlan, device: torch.
 
 def _sources(data: Path) -> list[str]:
     """Return the names of the data's sources."""
-    names: list[str] = foreign.manifest(data / MANIFEST, "zerolora prepare", "sources")["sources"]
+    names: list[str] = foreign.manifest(data / MANIFEST, "zerolora stage prepare", "sources")["sources"]
     return names
 
 

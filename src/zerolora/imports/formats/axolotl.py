@@ -591,7 +591,7 @@ FORMAT = Format(
         "accelerator_config": idle("gradients are summed once a step"),
         **each("max_memory gpu_memory_limit", idle("write hardware.gpu_memory")),
         **each("experimental_skip_move_to_device torchdistx_path", idle("weights are always loaded in parts")),
-        "use_ray": idle("`zerolora train` starts ranks itself, on a cluster by Slurm (docs/slurm.md)"),
+        "use_ray": idle("`zerolora stage train` starts ranks itself, on a cluster by Slurm (docs/slurm.md)"),
         "evals_per_epoch": unless_off(Rule("train.validation_steps", common.evaluations, "a share of all steps")),
         "eval_table_size": idle("the report shows report.examples answers"),
         "eval_max_new_tokens": same("evaluate.max_new_tokens", whole),

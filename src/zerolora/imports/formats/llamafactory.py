@@ -74,7 +74,7 @@ FREEZE_ONLY = "used only with finetuning_type freeze"
 OPTIMIZER = "no such optimizer; docs/optimizers.md lists the available ones"
 SERVING = "for serving and exporting"
 MEGATRON = "for Megatron; write render.strategy"
-LAUNCH = "`zerolora train` starts ranks itself, on a cluster by Slurm (docs/slurm.md)"
+LAUNCH = "`zerolora stage train` starts ranks itself, on a cluster by Slurm (docs/slurm.md)"
 
 
 def _stage(value: Any, draft: Draft) -> str | None:

@@ -75,9 +75,9 @@ def resume_key(
         **({"set of metrics of train.objective": metrics} if metrics else {}),  # a checkpoint has those of every step
         "train.gradient_clipping": config.engine.gradient_clipping,
         "model": _hash(foreign.manifest(weights, "zerolora weights")["files"]),
-        "data": _files(data, "zerolora prepare", rows),
-        **({"reference": _files(reference, "zerolora log-probabilities", rows)} if reference else {}),
-        "packing": _files(packing, "zerolora pack", rows),
+        "data": _files(data, "zerolora stage prepare", rows),
+        **({"reference": _files(reference, "zerolora stage reference", rows)} if reference else {}),
+        "packing": _files(packing, "zerolora stage pack", rows),
     }
 
 

@@ -1,6 +1,6 @@
 """Start training: as one process, as several on this machine, or as one task of a Slurm job of several nodes.
 
-    zerolora train --settings JSON --data … --zero … --weights … --output … --logs …
+    zerolora stage train RUN
 
 By itself, it starts the run's ranks on this machine. Under `srun` or another launcher, once a node or once a rank, each
 task gets its ranks from the environment (topology.py). With RANK set (torchrun, wrappers), it is that rank.
