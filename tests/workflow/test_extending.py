@@ -64,6 +64,9 @@ def read(project: Project, name: str) -> Any:
     return json.loads((project.directory / "results" / name).read_text())
 
 
+CHANGED = ("src/zerolora", "workflow", "dvc.yaml")
+
+
 def test_only_the_stage_changes_the_project(project: Project) -> None:
     actual = project.run(
         "git", "status", "--porcelain", "--untracked-files=all", "src/zerolora", "workflow", "dvc.yaml"
