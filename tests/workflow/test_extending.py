@@ -29,7 +29,7 @@ LINES = (
     ("data", FORM, "| `text` |"),
     ("data", FORMAT, "| `llama-2` |"),
     ("memory", METHOD, "| `dora` |"),
-    ("optimizers", OPTIMIZER, "| `lion` |"),
+    ("methods", OPTIMIZER, "| `lion` |"),
     ("training", OBJECTIVE, "\n## The loss"),
     ("telemetry", TRACKER, "| `wandb` |"),
     ("export", TARGET, "| `gguf` |"),
@@ -65,7 +65,6 @@ def project(make_project: Callable[[str], Project]) -> Project:
     add_stage(project)
     add_target_settings(project)
     project.run("python", "-m", "zerolora.commands.write_registry_names")
-    project.run("python", "docs/method_table.py")
     rows = [{"question": f"{number}?", "answer": f"{number}!", "hint": None} for number in range(20)]
     (project.directory / "rows.json").write_text(json.dumps(rows))
     edit_config(
@@ -120,7 +119,7 @@ def test_each_is_a_file_or_an_entry_and_a_line_and_a_stage_is_four_files(project
     files = [example for example in EXAMPLES if not example.below]
     assert len(EXAMPLES) == 10 and len(new) == len(files) + 2, new  # the stage's module and rule
     assert changed == [
-        "docs/choice.md", "docs/data.md", "docs/export.md", "docs/memory.md", "docs/methods.md", "docs/optimizers.md",
+        "docs/choice.md", "docs/data.md", "docs/export.md", "docs/memory.md", "docs/methods.md", "docs/methods.md",
         "docs/telemetry.md", "docs/training.md", "dvc.yaml", "src/zerolora/config/registry_names.py",
         "src/zerolora/config/stages.py",
         "src/zerolora/config/target_sections.py", "src/zerolora/data/prompt_formats.py",

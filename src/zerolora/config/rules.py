@@ -104,7 +104,7 @@ def impossible(config: Config, before_first_trial: bool = False) -> Iterable[Mis
 
 def _no_run(config: Config) -> Iterable[Mistake]:
     for name in config.searches:
-        remedy = f"run `zerolora search {name} -- COMMAND` (docs/search.md)"
+        remedy = f"run `zerolora search {name} -- COMMAND` (docs/grids.md)"
         yield ("searches", name), f"has no run, since no values were chosen yet or all trials failed; {remedy}"
     if not config.searches:
         yield ("runs",), "defines no run; write one here, e.g. default: {dataset: NAME}, or a grid in grids"
