@@ -489,7 +489,7 @@ def main() -> None:
             print(json.dumps(each), flush=True)
             broken = broken or each["ended"] == "broken"
             if not options.kinds:
-                put("reliability.md", "chaos", markdown(add(each)))
+                put("checkpoints.md", "chaos", markdown(add(each)))
     finally:
         SERVERS.stop()
         if not options.keep:

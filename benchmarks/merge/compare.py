@@ -282,7 +282,7 @@ def same(ours: Path, theirs: Path) -> bool:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """Return the table of docs/merge.md."""
+    """Return the table of docs/export.md."""
     rows = [
         (
             size,

@@ -1,4 +1,4 @@
-"""Two users of a group who share DVC's cache and the store of base weights, as docs/how-to/dvc.md shows it."""
+"""Two users of a group who share DVC's cache and the store of base weights, as docs/dvc.md shows it."""
 
 import json
 import os

@@ -456,7 +456,7 @@ class TrainSection(MethodSections, ObjectiveSections):
     2506.13996), so that a GPU holds only one of them. Needs activation_checkpointing, which auto then turns on."""
     compile: bool = False
     """Compile decoder layers with torch.compile; batches are then padded to at most four lengths, each of which is
-    compiled once (docs/compile.md)."""
+    compiled once (docs/speed.md)."""
     global_batch: Positive = 8
     """Packed rows per optimizer step, over all ranks. The order of the data depends only on it and the seed."""
     epochs: Epochs = 1
@@ -464,15 +464,15 @@ class TrainSection(MethodSections, ObjectiveSections):
     max_steps: Positive | None = None
     """Stop after this many optimizer steps."""
     optimizer: OptimizerName = "adamw"
-    """Optimizer; docs/optimizers.md lists their costs and requirements."""
+    """Optimizer; docs/methods.md lists their costs and requirements."""
     betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] | None = None
     """Decay rates of the optimizer's moving averages. Default: [0.9, 0.999] for AdamW, [0.9, 0.99] for Lion."""
     epsilon: Annotated[float, Field(gt=0)] | None = None
     """Term that AdamW adds to the square root of the second moment. Default: 1e-8."""
     schedule: ScheduleName = "cosine"
-    """Learning-rate schedule after warm-up, by its name in transformers, or one_cycle (docs/optimizers.md)."""
+    """Learning-rate schedule after warm-up, by its name in transformers, or one_cycle (docs/methods.md)."""
     schedule_options: dict[str, Any] = {}
-    """Options of the schedule, e.g. {num_cycles: 3} (docs/optimizers.md)."""
+    """Options of the schedule, e.g. {num_cycles: 3} (docs/methods.md)."""
     warmup_ratio: Annotated[float, Field(ge=0, lt=1)] | None = None
     """Fraction of the steps in which the learning rate rises from 0. Default: 0.03, unless warmup_steps or schedule
     one_cycle is set."""
@@ -534,7 +534,7 @@ class Train(TrainSection):
     """Attention implementation. flash = PyTorch's fused kernels on each row of a packed row; sdpa = the same kernels on
     whole packed rows with a mask; eager = plain matrix products; auto = the fastest that the model supports."""
     kernels: Kernels = "auto"
-    """Fused kernels of liger-kernel for norms, rotary embedding, MLP and loss (docs/kernels.md). liger = use them, or
+    """Fused kernels of liger-kernel for norms, rotary embedding, MLP and loss (docs/speed.md). liger = use them, or
     stop before training; auto = use them on GPUs if the package is installed, the model has them and its output stays
     the same; off = the model's own operations."""
 
@@ -748,7 +748,7 @@ class Tasks(Section):
 
 
 class Judge(Section):
-    """MT-bench with an LLM judge (docs/judge.md). Disabled until `endpoint` is set; runs only on request."""
+    """MT-bench with an LLM judge (docs/evaluation.md). Disabled until `endpoint` is set; runs only on request."""
 
     endpoint: Endpoint | None = None
     """URL of an OpenAI-compatible endpoint, e.g. https://judge.example/v1; http only for this machine."""
@@ -962,7 +962,7 @@ class Config(Section):
     grids: dict[Name, Grid] = {}
     """Grids of runs by name (docs/grids.md)."""
     searches: dict[Name, Search] = {}
-    """Hyperparameter searches for the lowest validation loss, by name (docs/search.md)."""
+    """Hyperparameter searches for the lowest validation loss, by name (docs/grids.md)."""
 
     _studies: dict[str, Study] = PrivateAttr(default_factory=dict)
 

@@ -31,7 +31,7 @@ class Optimizer(ABC):
     about: str = field(compare=False)
     """Description for the reference."""
     built: str
-    """Its class, for the table in docs/optimizers.md."""
+    """Its class, for the table in docs/methods.md."""
     states: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
     """Names of its states, in the library and in checkpoints, which hold them as fp32 tensors."""
     betas: tuple[float, float] | None = (0.9, 0.999)

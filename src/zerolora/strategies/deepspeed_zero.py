@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO stages, with offload, hpZ and quantized communication. docs/rendering.md lists the known problems.
+"""DeepSpeed's ZeRO stages, with offload, hpZ and quantized communication. docs/choice.md lists the known problems.
 
 The collectives are those of DeepSpeed 0.19 with LoRA, not the ZeRO paper's 2Ψ and 3Ψ. "Counted" means counted in a run
 of two ranks with a small Llama.

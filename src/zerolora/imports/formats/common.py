@@ -80,7 +80,7 @@ def schedule_rule(one_cycle: bool = False) -> Rule:
 
     def translate(value: Any, draft: Draft) -> str | None:
         if text(value) not in SCHEDULES or (value == ONE_CYCLE and not one_cycle):
-            raise NoEqual(f"{shown(value)} is not a schedule of docs/optimizers.md; train.schedule keeps its default")
+            raise NoEqual(f"{shown(value)} is not a schedule of docs/methods.md; train.schedule keeps its default")
         draft.set("train.schedule", value)
         return None
 
@@ -123,7 +123,7 @@ def shared_rules() -> dict[str, Rule]:
         **each("torch_compile torch_compile_backend torch_compile_mode", idle("the model runs as in transformers")),
         "deepspeed": unless_off(Rule("render.strategy", deepspeed, "by its stage and offload")),
         "ddp_timeout": idle("the heartbeat reports ranks that hang"),
-        "ddp_bucket_cap_mb": idle("computed here (docs/rendering.md)"),
+        "ddp_bucket_cap_mb": idle("computed here (docs/choice.md)"),
         "ddp_broadcast_buffers": idle("buffers of the model are not trained"),
         "ddp_find_unused_parameters": idle("all trained parameters are always used"),
         "low_cpu_mem_usage": idle("weights are always loaded in parts"),
@@ -508,7 +508,7 @@ def deepspeed(value: Any, draft: Draft) -> str | None:
 def _described_by(user: Any, draft: Draft) -> str | None:
     strategy, differs = strategy_of(user)
     draft.set("render.strategy", strategy)
-    sizes = "its sizes are computed here (docs/rendering.md)"
+    sizes = "its sizes are computed here (docs/choice.md)"
     return Remark(f"{strategy}, as the JSON describes{differs}; {sizes}", CHANGES if differs else NO_EFFECT)
 
 

@@ -202,7 +202,7 @@ FORMAT = Format(
         "scheduler.params.warmup_min_lr": _unless_auto(none("warm-up starts at 0")),
         "scheduler.params.warmup_type": Rule("", _warmup_shape, "always linear here"),
         "scheduler.params": none("train.schedule_options has those of transformers' schedules"),
-        "aio": idle("render writes the options of NVMe (docs/rendering.md)"),
+        "aio": idle("render writes the options of NVMe (docs/choice.md)"),
         **_left_out(),
         "zero_allow_untested_optimizer": idle("set if the optimizer needs it"),
         "zero_force_ds_cpu_optimizer": idle("set if the optimizer needs it"),
