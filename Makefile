@@ -46,7 +46,6 @@ lint: $(INSTALLED)  ## check style, types, workflow, spelling and terms, and bui
 	$(BIN)/python tests/lint_workflow.py
 	$(BIN)/codespell
 	$(BIN)/python tests/check_terms.py
-	$(BIN)/python docs/stage_table.py --check
 	$(BIN)/python -m zerolora.config.dvc_file --check
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
@@ -60,8 +59,7 @@ schema: $(INSTALLED)  ## write the config's JSON Schema, its neutral values, and
 	$(BIN)/python -m zerolora.config.compared
 	$(BIN)/python -m zerolora.config.dvc_file
 
-plans: $(INSTALLED)  ## write the table of stages and the plans in the recipes' READMEs
-	$(BIN)/python docs/stage_table.py
+plans: $(INSTALLED)  ## write the plans in the recipes' READMEs
 	$(BIN)/python docs/recipe_plans.py
 
 docs: $(INSTALLED)  ## build the site, site/index.html; no page loads anything from another host

@@ -14,6 +14,7 @@ import method_table
 import module_table
 import predictions
 import reference_pages
+import stage_table
 from diagrams import drawn
 from mkdocs.structure.files import File, Files
 
@@ -39,6 +40,7 @@ GENERATED = {
 
 FILLED = (
     module_table.written,
+    stage_table.written,
     import_table.written,
     method_table.written,
     predictions.written,

@@ -1,16 +1,9 @@
-"""Write the table of stages in docs/architecture.md from src/zerolora/config/stages.py: python docs/stage_table.py.
-
-With --check it writes nothing, and exits with 1 if the table is out of date.
-"""
+"""Makes the table of stages in docs/architecture.md from src/zerolora/config/stages.py, when the site is built."""
 
 import re
-import sys
-
-from module_table import ROOT, write_or_check
 
 from zerolora.config.stages import ALL_STAGES, ON_REQUEST
 
-DOCUMENT = ROOT / "docs/architecture.md"
 MARK = re.compile(r"(<!-- stages -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -25,15 +18,5 @@ def table() -> str:
 
 
 def written(text: str) -> str:
-    """Return the document with the table written again."""
+    """Return the document with the table in it."""
     return MARK.sub(lambda match: match[1] + table() + match[2], text)
-
-
-def main() -> int:
-    """Write the table, or compare it."""
-    code: int = write_or_check(DOCUMENT, written(DOCUMENT.read_text(encoding="utf-8")))
-    return code
-
-
-if __name__ == "__main__":
-    sys.exit(main())
