@@ -178,8 +178,7 @@ def check_target(target: ExportTarget) -> None:
 
 def check_importer(format: Format) -> None:
     """Its files can be told from others: they all have one of its keys."""
-    assert format.needed in format.keys
-    assert format.rules
+    assert format.owns(format.needed)
 
 
 CHECKS: Mapping[str, Any] = {

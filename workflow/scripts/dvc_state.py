@@ -42,7 +42,7 @@ class LockSummary:
     def has_receipt(self, stage: str) -> bool:
         """Return whether dvc.lock has the receipt of a stage that is there."""
         entry = self.stages.get(stage)
-        return bool(entry) and entry["receipt"] == md5_of(receipts.path_of(stage))
+        return entry is not None and entry["receipt"] == md5_of(receipts.path_of(stage))
 
     def is_recorded(self, stage: str) -> bool:
         """Return whether dvc.lock has a stage's receipt, and DVC's cache the stage's outputs."""

@@ -10,9 +10,9 @@ RULES = {
 FORMAT = Format(
     name="notes",
     title="Notes 1.0",
-    keys=frozenset(RULES),
     needed="rows_file",
-    rules=RULES,
+    shared={},
+    own=RULES,
     defaults={},
     finish=lambda draft: [],
 )
