@@ -178,7 +178,8 @@ def check_target(target: ExportTarget) -> None:
 
 def check_importer(format: Format) -> None:
     """Its files can be told from others: they all have one of its keys."""
-    assert format.owns(format.needed)
+    assert format.knows(format.needed)
+    assert format.own
 
 
 CHECKS: Mapping[str, Any] = {

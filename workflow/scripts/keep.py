@@ -13,7 +13,7 @@ from dvc_state import LOCK, repository, unchanged_in_lock
 from receipts import Receipt, Receipts
 
 from zerolora.commands.snakemake_command import KEPT_PREFIX
-from zerolora.config.kept import read_kept, write_kept
+from zerolora.config.kept_results import read_kept, write_kept
 
 if TYPE_CHECKING:
     from jobs import PlannedJob

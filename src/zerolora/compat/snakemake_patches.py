@@ -264,7 +264,7 @@ def decide_by_receipts(
 
 @patch("snakemake")
 def count_as_present(workflow: Any, paths: Iterable[str]) -> None:
-    """Make a dry run plan as if these files were there."""
+    """Make a dry run plan as if these files were there: a run would restore them from DVC's cache before it plans."""
     from snakemake.io import _IOFile
     from snakemake_interface_storage_plugins.io import Mtime
 

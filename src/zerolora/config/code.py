@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from zerolora.config.fingerprint import Chosen, Fingerprints
 from zerolora.config.grids import SHARED_STAGES
-from zerolora.config.kept import code_of, read_kept
+from zerolora.config.kept_results import code_of, read_kept
 from zerolora.config.settings import (
     AskedTaskSettings,
     EvaluateSettings,
