@@ -240,6 +240,20 @@ def test_packages_are_compared_with_the_lock(tmp_path: Path, monkeypatch: pytest
     assert facts.packages(tmp_path / "none") is None
 
 
+@pytest.mark.parametrize(
+    ("folder", "known"),
+    [
+        ("torch-2.13.0+cpu.dist-info", ("torch", "2.13.0+cpu")),
+        ("rouge_score-0.1.2-py3.11.egg-info", ("rouge_score", "0.1.2")),
+        ("deepspeed-0.19.8.egg-info", ("deepspeed", "0.19.8")),
+        ("torch", None),
+    ],
+)
+def test_metadata_of_any_build_is_read(folder: str, known: tuple[str, str] | None) -> None:
+    match = facts.METADATA.fullmatch(folder)
+    assert (match and match.groups()) == known
+
+
 def test_installed_packages_are_those_of_importlib() -> None:
     from importlib.metadata import distributions
 

@@ -18,6 +18,8 @@ from zerolora.machine.submit_host import submits
 from zerolora.types import Device
 
 LOCK = Path("envs/requirements.lock")
+METADATA = re.compile(r"(.+?)-(\d[^-]*)(?:-py\d[\d.]*)?\.(?:dist|egg)-info")
+"""Name and version in the name of a package's metadata; a setuptools without wheel writes egg-info."""
 WEIGHT_STORE = "weight store"
 FOLDERS = ("results", "work", WEIGHT_STORE, ".dvc/cache")
 """Folders that the workflow writes to: results, weights and checkpoints, base models, DVC's cache."""
@@ -151,9 +153,8 @@ def _installed() -> dict[str, str]:
     reading the metadata of hundreds of packages would take longer than all other checks."""
     result: dict[str, str] = {}
     for directory in reversed(sys.path):
-        with_metadata = Path(directory).glob("*.dist-info") if Path(directory).is_dir() else ()
-        for path in with_metadata:
-            name, _, version = path.name.removesuffix(".dist-info").partition("-")
+        folders = Path(directory).iterdir() if Path(directory).is_dir() else ()
+        for name, version in (match.groups() for path in folders if (match := METADATA.fullmatch(path.name))):
             result[_normal(name)] = version
     return result
 
