@@ -45,7 +45,6 @@ DVC = str(BIN / "dvc")
 OUTPUT = re.compile(r"^    output: (.+)$", re.MULTILINE)
 NOTHING = "Nothing to be done"
 CLEAN = "Data and pipelines are up to date."
-IMPORTING = "ZEROLORA_IMPORTING_DVC_STATE"  # tells Snakemake not to ask DVC (workflow/scripts/engine_sync.py)
 COMMANDS = {
     "snakemake_plan": "snakemake --dry-run all",
     "snakemake_no_op": "snakemake all",
@@ -99,19 +98,19 @@ CPU-seconds of the engines for a grid of so many runs with made-up results
 
 {table}"""
 MARK = """
-import asyncio, sys
+import sys
 import snakemake.cli, snakemake.workflow
 build = snakemake.workflow.Workflow._build_dag
 def build_and_mark(workflow):
     build(workflow)
-    dag, engine_sync = workflow.dag, sys.modules["engine_sync"]
+    dag, sync = workflow.dag, workflow.globals["SYNC"]
     async def mark():
         for job in (job for level in dag.toposorted() for job in level):
             if job.output:
                 for file in job.output:
                     file.touch()
                 await dag.workflow.persistence.finished(job)
-                engine_sync._record_job(workflow, job)
+                sync._end_job(job)
     workflow.async_run(mark())
     sys.exit(0)
 snakemake.workflow.Workflow._build_dag = build_and_mark
@@ -171,7 +170,7 @@ def engines(project: Path, write: Callable[[Path, int], str], size: int, dvc: bo
         timed([*SNAKEMAKE, "results/config.json", f"results/data/{dataset}/manifest.json"], directory)
         plan, printed = timed([*SNAKEMAKE, "--dry-run", "all"], directory)
         jobs = make_up(directory, printed, dataset)
-        timed([sys.executable, "-c", MARK, "--cores", "1", "--forceall", "all"], directory, **{IMPORTING: "1"})
+        timed([sys.executable, "-c", MARK, "--cores", "1", "--forceall", "all"], directory)
         no_op, _ = timed([*SNAKEMAKE, "all"], directory, NOTHING)
         result: Figures = {"jobs": jobs, "snakemake_plan": plan, "snakemake_no_op": no_op}
         if dvc:

@@ -210,6 +210,18 @@ def without_a_broken_receipt(project: Project) -> None:
     assert path.read_text() == text
 
 
+def with_a_damaged_receipt(project: Project) -> None:
+    """Of a digest in it; the outputs are right."""
+    path = project.directory / RECEIPTS / "pack@default.json"
+    text = path.read_text()
+    value = json.loads(text)
+    value["outputs"]["results/default/packing/stats.json"] = "0" * 64
+    path.unlink()
+    path.write_text(json.dumps(value))
+    assert snakemake_ran(project) == set()
+    assert path.read_text() == text
+
+
 def of_the_version_without_receipts(project: Project) -> None:
     """Neither dvc.lock nor the results have receipts, and the code of every stage has changed since."""
     lock = yaml.safe_load((project.directory / "dvc.lock").read_text())
@@ -235,7 +247,7 @@ STATES = [
     *(restored_one, restored_all, without_a_receipt, without_snakemakes_records, failed_and_taken_back),
     *(failed_in_dvc_and_taken_back, killed, other_values_then_none, with_changed_code_that_is_kept),
     *(with_kept_code_that_is_taken_back, with_a_lost_cache, damaged_then_forced, touched, with_a_remark_in_the_code),
-    *(without_a_broken_receipt, of_the_version_without_receipts),
+    *(without_a_broken_receipt, with_a_damaged_receipt, of_the_version_without_receipts),
 ]
 
 

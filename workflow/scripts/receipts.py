@@ -171,6 +171,11 @@ class Receipts:
                     result.added.setdefault(stage, []).extend(sorted(added))
         return result
 
+    def is_intact(self, receipt: Receipt) -> bool:
+        """Return whether the outputs of a receipt, and no others, are there."""
+        same = all(self.hashes.of(path) == digest for path, digest in receipt.outputs.items())
+        return same and not any(files_below(folder) - receipt.outputs.keys() for folder in receipt.folders)
+
     def changed_input(self, receipt: Receipt) -> str | None:
         """Return an input that is no longer what a job read; None if each is."""
         return next((path for path, digest in receipt.inputs.items() if self.hashes.of(path) != digest), None)
