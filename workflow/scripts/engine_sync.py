@@ -38,7 +38,6 @@ from zerolora.config.grids import Shared
 from zerolora.config.resolve import PLANNED, digest
 from zerolora.config.runs_file import is_current, write_runs
 from zerolora.config.schema import Config
-from zerolora.config.stages import ON_REQUEST
 from zerolora.errors import UserError
 from zerolora.units import counted
 
@@ -161,9 +160,7 @@ class EngineSync:
     def _settle(self, executing: bool) -> None:
         """Stop if an output is damaged, and restore from DVC's cache what is not as today's config asks for it."""
         known, planned = self._receipts, self._planned
-        requested = {path.stem for path in path_of("").parent.glob("*.json")} - planned.keys()
-        stages = [*planned, *(name for name in requested if name.partition("@")[0] in ON_REQUEST)]
-        found = _without_forced(known.check(stages), self._workflow.dag_settings)
+        found = _without_forced(known.check(planned), self._workflow.dag_settings)
         # What DVC would say of edited runs is not known before a run that is not a dry run.
         if not (self._has_dvc(overridden=True) and is_current(self._jobs.config) and dvc_state.LOCK.is_file()):
             _check_damage(found, None)
@@ -190,7 +187,7 @@ class EngineSync:
                     write_summary(repo)
         except DvcException as error:
             print(f"nothing is restored from DVC's cache: {error}", file=sys.stderr)
-        self._run_again(known.check(stages) if executing else found)
+        self._run_again(known.check(planned) if executing else found)
 
     def _drop_damaged_receipts(self, cache: CachedStages, found: Findings) -> None:
         """Take stages for ones without a receipt if their outputs are those of the receipt in dvc.lock: not they are

@@ -270,10 +270,13 @@ def count_as_present(workflow: Any, paths: Iterable[str]) -> None:
 
     present, exists_local, mtime_uncached = set(paths), _IOFile.exists_local, _IOFile.mtime_uncached
 
+    def is_present(file: Any) -> bool:
+        return str(file) in present and file.rule is not None and file.rule.workflow is workflow
+
     async def exists(file: Any) -> bool:
-        return str(file) in present or bool(await exists_local(file))
+        return is_present(file) or bool(await exists_local(file))
 
     async def mtime(file: Any, skip_storage: bool = False) -> Any:
-        return Mtime(local=1.0) if str(file) in present else await mtime_uncached(file, skip_storage)
+        return Mtime(local=1.0) if is_present(file) else await mtime_uncached(file, skip_storage)
 
     _IOFile.exists_local, _IOFile.mtime_uncached = exists, mtime
