@@ -82,7 +82,7 @@ def test_template_of_many_prompts_makes_none_near(times: int, expected: int) -> 
     # A prompt behind the template is found.
     tail = sentence(50, 20)
     texts += [f"{template} {' '.join(tail)}", f"{template} {' '.join([*tail, 'end'])}"]
-    assert times in found(texts, [0] * (times + 1) + [2])[0] or times == 10
+    assert times in found(texts, [0] * (times + 1) + [2])[0]
 
 
 def test_runs_are_those_of_a_plain_search() -> None:
