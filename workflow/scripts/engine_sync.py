@@ -180,7 +180,6 @@ class EngineSync:
         try:
             with repository() as repo:
                 cache = CachedStages(repo)
-                self._drop_damaged_receipts(cache, found)
                 _check_damage(found, cache)
                 self._restore(cache, [planned[name] for name in unsettled], found, executing)
                 if executing and not summary.is_current:
@@ -188,15 +187,6 @@ class EngineSync:
         except DvcException as error:
             print(f"nothing is restored from DVC's cache: {error}", file=sys.stderr)
         self._run_again(known.check(planned) if executing else found)
-
-    def _drop_damaged_receipts(self, cache: CachedStages, found: Findings) -> None:
-        """Take stages for ones without a receipt if their outputs are those of the receipt in dvc.lock: not they are
-        damaged, but the receipt that is there."""
-        for name in {*found.changed, *found.added}:
-            receipt = cache.receipt(name)
-            if receipt and self._receipts.is_intact(receipt):
-                found.drop(name)
-                self._receipts.void(name)
 
     def _holds(self, job: "PlannedJob", found: Findings) -> bool:
         """Return whether a stage has a receipt of today's settings, code and inputs, and all of its outputs."""

@@ -7,6 +7,7 @@ its receipt has today's parameters and code and the present content of its input
 A job that has begun has the receipt {} until it ends well.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from zerolora.errors import UserError
-from zerolora.files import MANIFEST, sha256, write_json, write_text
+from zerolora.files import MANIFEST, canonical, sha256, write_json, write_text
 from zerolora.model import foreign
 
 FOLDER = Path("results/receipts")
@@ -32,6 +33,11 @@ class Receipt(NamedTuple):
     params: dict[str, str]
     inputs: dict[str, str]
     outputs: dict[str, str]
+
+    @property
+    def digest(self) -> str:
+        """Its own sha256, by which a damaged receipt is told from damaged outputs."""
+        return hashlib.sha256(canonical(self._asdict()).encode()).hexdigest()
 
     @property
     def folders(self) -> list[str]:
@@ -146,7 +152,7 @@ class Receipts:
             outputs[path] = self.hashes.of(path) or ""
         read = {path: self.hashes.of(path) or "" for path in inputs}
         receipt = Receipt(dict(params), read, outputs)
-        write_json(path_of(stage), receipt._asdict())
+        write_json(path_of(stage), receipt._asdict() | {"sha256": receipt.digest})
         self._read[stage] = receipt
 
     def reread(self, stage: str) -> None:
@@ -171,11 +177,6 @@ class Receipts:
                     result.added.setdefault(stage, []).extend(sorted(added))
         return result
 
-    def is_intact(self, receipt: Receipt) -> bool:
-        """Return whether the outputs of a receipt, and no others, are there."""
-        same = all(self.hashes.of(path) == digest for path, digest in receipt.outputs.items())
-        return same and not any(files_below(folder) - receipt.outputs.keys() for folder in receipt.folders)
-
     def changed_input(self, receipt: Receipt) -> str | None:
         """Return an input that is no longer what a job read; None if each is."""
         return next((path for path, digest in receipt.inputs.items() if self.hashes.of(path) != digest), None)
@@ -193,10 +194,9 @@ def parse(text: str) -> Receipt | None:
     except ValueError:
         return None
     match value:
-        case {"params": dict(params), "inputs": dict(inputs), "outputs": dict(outputs)}:
+        case {"params": dict(params), "inputs": dict(inputs), "outputs": dict(outputs), "sha256": digest}:
             receipt = Receipt(params, inputs, outputs)
-            whole = all(isinstance(text, str) for part in receipt for text in part.values())
-            return receipt if whole else None
+            return receipt if receipt.digest == digest else None
     return None
 
 
