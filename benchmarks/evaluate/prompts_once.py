@@ -7,7 +7,7 @@ evaluate`, in one process with one thread, in turn:
 
 - whole rows: every prompt is computed for its answer, and each row from its first token for its loss;
 - prefix once: the common prefix of all prompts is computed once for all answers, and once for all losses;
-- prompts once: as `zerolora evaluate` does, the loss is computed from the keys and values of the prompt's answer.
+- prompts once: as `zerolora stage evaluate` does, the loss is computed from the keys and values of the prompt's answer.
 
 The rows are those of the reference task, by the base model and by the trained one (--tuned), and a chat set whose
 conversations begin with a system prompt of --system words, by the base model. Losses are compared. Writes

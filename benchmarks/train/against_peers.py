@@ -1,4 +1,4 @@
-"""CPU seconds of an optimizer step by `zerolora train`, TRL, LLaMA-Factory and ms-swift, in turn.
+"""CPU seconds of an optimizer step by `zerolora stage train`, TRL, LLaMA-Factory and ms-swift, in turn.
 
     .venv/bin/python benchmarks/train/against_peers.py --llamafactory PYTHON --swift PYTHON
 

@@ -1,4 +1,4 @@
-"""Train a chat set of mixed lengths with `zerolora train` and with TRL's SFTTrainer, in turn, and compare.
+"""Train a chat set of mixed lengths with `zerolora stage train` and with TRL's SFTTrainer, in turn, and compare.
 
     .venv/bin/python benchmarks/train/against_trl.py
     .venv/bin/python benchmarks/train/against_trl.py --device cuda --model config/recipes/models/qwen2.5-0.5b.json \\

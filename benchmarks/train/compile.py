@@ -113,7 +113,7 @@ def prepared(
     ours = task.ours("ours", wanted, {"packing": False}, strategy="ddp", threads="1")
     plan = TrainingPlan.of(TrainSettings.model_validate(ours.settings), ours.zero.choice)
     batches = Batches(open_split(task.data, "train"), open_plan(ours.folder / "packing/train.arrow"), plan, 0, 1)
-    padding.step = step_of(read_json(ours.folder / "packing/stats.json", "zerolora pack")["longest_packed_row"])
+    padding.step = step_of(read_json(ours.folder / "packing/stats.json", "zerolora stage pack")["longest_packed_row"])
     by_length: dict[int, list[list[PackedRow]]] = {}
     for step in range(batches.steps):
         rows_of_step = batches.at(step)[0][0]

@@ -1,4 +1,4 @@
-"""Shared code of the contests: model and rows, training by `zerolora train` and by other trainers, rounds, results.
+"""Shared code of the contests: model and rows, training by zerolora and by other trainers, rounds, results.
 
 A *contestant* is a name and a function that trains once and returns a Run. Each training runs in processes of its own,
 so that its memory peak is its own. Contestants take turns within one run of a script and are compared round by round,
@@ -124,7 +124,7 @@ class Task:
         restore(folder / "models/model", folder / "weights/model")
         settings = self.resolved({}, {}, {})["prepare"]["rows"]
         prepare(PrepareSettings.model_validate(settings), folder / "models/model/manifest.json", self.data)
-        self.stats = read_json(self.data / "stats.json", "zerolora prepare")
+        self.stats = read_json(self.data / "stats.json", "zerolora stage prepare")
 
     def resolved(self, train: dict[str, Any], pack: dict[str, Any], render: dict[str, Any]) -> dict[str, Any]:
         """Return the settings of every stage, resolved from a user's config."""
@@ -205,7 +205,7 @@ def training_settings() -> dict[str, Any]:
 
 
 class Ours:
-    """Training by `zerolora train`."""
+    """Training by `zerolora stage train`."""
 
     def __init__(
         self, task: Task, folder: Path, train: dict[str, Any], pack: dict[str, Any], strategy: str, threads: str
@@ -226,7 +226,7 @@ class Ours:
         self.ranks = run["train"]["ranks_per_node"]
 
     def command(self) -> list[str]:
-        """Return the command of `zerolora train`."""
+        """Return the command of `zerolora stage train`."""
         paths = {
             "data": self.task.data,
             "packing": self.folder / "packing",
@@ -237,7 +237,7 @@ class Ours:
             "logs": self.folder / "logs",
         }
         options = [text for option, path in paths.items() for text in (f"--{option}", str(path))]
-        return [sys.executable, "-m", "zerolora", "train", "--settings", canonical(self.settings), *options]
+        return [sys.executable, "-m", "zerolora", "stage", "train", "--settings", canonical(self.settings), *options]
 
     def train(self) -> Run:
         """Train once."""

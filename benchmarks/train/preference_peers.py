@@ -1,4 +1,4 @@
-"""Pairs a CPU second and memory of DPO by `zerolora train`, TRL, LLaMA-Factory and ms-swift, in turn.
+"""Pairs a CPU second and memory of DPO by `zerolora stage train`, TRL, LLaMA-Factory and ms-swift, in turn.
 
     .venv/bin/python benchmarks/train/preference_peers.py --llamafactory PYTHON --swift PYTHON
 
@@ -240,7 +240,7 @@ class Pairs(contest.Task):  # type: ignore[misc]
         paths = {"data": self.data, "weights": self.folder / "weights/model.json", "output": self.folder / "reference"}
         options = [text for name, path in paths.items() for text in (f"--{name}", str(path))]
         before = children_cpu_seconds()
-        command = [sys.executable, "-m", "zerolora", "log-probabilities", "--settings", canonical(settings), *options]
+        command = [sys.executable, "-m", "zerolora", "stage", "reference", "--settings", canonical(settings), *options]
         finished([command], [{"OMP_NUM_THREADS": "1"}], self.folder)
         return children_cpu_seconds() - before
 
@@ -249,7 +249,7 @@ class OursOfPairs(Ours):  # type: ignore[misc]
     """Training that compares with the reference of its task."""
 
     def command(self) -> list[str]:
-        """Return the command of `zerolora train`."""
+        """Return the command of `zerolora stage train`."""
         return [*super().command(), "--reference", str(self.task.folder / "reference")]
 
 

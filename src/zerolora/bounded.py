@@ -14,12 +14,12 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from zerolora.errors import UserError, wording
+from zerolora.errors import UserError
 
 SECONDS = 5  # CPU time per conversation; typical is well under a millisecond
 MEMORY = 1 << 30  # additional bytes per conversation
 LONGEST = 1 << 25  # characters of a rendered conversation
-RENDERING = wording("for one conversation; shorten its loops")
+RENDERING = "for one conversation; shorten its loops"
 PAGE = resource.getpagesize()
 MAIN = threading.main_thread()
 Result = TypeVar("Result")
@@ -59,7 +59,7 @@ def bounded(name: str, task: str = RENDERING) -> Iterator[None]:
 def bounded_matching(name: str) -> contextlib.AbstractContextManager[None]:
     """Raise UserError if the block needs more than SECONDS to match regular expressions with a model's names."""
     return bounded(
-        name, wording("to match the model's modules; write expressions without a repeat inside a repeat, as in (a+)+")
+        name, "to match the model's modules; write expressions without a repeat inside a repeat, as in (a+)+"
     )
 
 

@@ -52,17 +52,6 @@ def install_command(requirement: str) -> str:
     return f"{installing} in .venv, and then the commands in {commands}: this is {sys.executable}"
 
 
-def wording(text: str) -> str:
-    """Return a text that is only displayed. Literals in a call of this function are not part of a code fingerprint
-    (config/fingerprint.py), so nothing may compute with them."""
-    return text
-
-
-def wordings(**texts: str) -> dict[str, str]:
-    """Return a table of such texts by name; the names are part of a fingerprint."""
-    return texts
-
-
 def printable(text: str) -> str:
     """Return a line with control characters escaped, so that a terminal does not interpret them."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

@@ -38,4 +38,4 @@ def gib(count: float) -> str:
 
 def counted(count: int, noun: str) -> str:
     """Return a count with its noun, as in `1 run` and `1,000 runs`."""
-    return f"{count:,} {noun}{'s' * (count != 1)}"
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

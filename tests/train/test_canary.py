@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from bench import Bench, metrics
 
-from zerolora.config import registry_names
 from zerolora.config.settings import TrainSettings
 from zerolora.machine import identity
 from zerolora.planner.zero_json import ZeroJson
@@ -33,7 +32,6 @@ def risky(monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the name of a strategy that is DDP, and says that it is risky."""
     strategy = replace(STRATEGIES["ddp"], name="ddp_risky", risk="a test says so")
     monkeypatch.setitem(STRATEGIES, strategy.name, strategy)
-    monkeypatch.setitem(registry_names.STRATEGIES, strategy.name, "ddp")
     return strategy.name
 
 

@@ -15,6 +15,7 @@ from training_plan import training_plan
 
 from zerolora.config.file import load
 from zerolora.config.settings import EvaluateRunSettings
+from zerolora.conflict import Conflict
 from zerolora.data.packing_plan import open_plan
 from zerolora.data.prepared_rows import open_split
 from zerolora.errors import UserError
@@ -22,7 +23,7 @@ from zerolora.evaluate.evaluate import EvaluatedModel, evaluate
 from zerolora.merge.merge import merge
 from zerolora.methods.registry import TRAINABLE
 from zerolora.strategies import STRATEGIES
-from zerolora.strategies.strategy import Conflict, Target
+from zerolora.strategies.strategy import Target
 from zerolora.train.base_model import quantization_config
 from zerolora.train.feed import Batches
 

@@ -216,7 +216,10 @@ MUTATED: dict[str, tuple[Callable[[Files], Any], str]] = {
     "alpha none": (config(lora_alpha=None), "lora_alpha is None; expected a finite number"),
     "alpha infinite": (config(lora_alpha=float("inf")), "'Infinity' is not valid; expected a finite number"),
     "a pattern of rank 0": (config(rank_pattern={"q_proj": 0}), "rank_pattern.q_proj is 0; expected a whole number,"),
-    "a broken pattern": (config(alpha_pattern={"(": 1}), r"alpha_pattern is {'\(': 1}; expected an object whose"),
+    "a broken pattern": (
+        config(alpha_pattern={"(": 1}),
+        r"alpha_pattern has a key that is '\('; expected a regular expression",
+    ),
     "a saved module that is not an expression": (
         config(modules_to_save=["norm("]),
         r"modules_to_save.0 is 'norm\('; expected a name, which peft reads as a regular expression",

@@ -328,9 +328,9 @@ def test_the_page_shows_what_the_command_prints(
     monkeypatch.setattr("zerolora.check.check_command.shows", lambda _: True)
     assert check(Path(check_table.CONFIG)) == 1
     printed = capsys.readouterr().out.splitlines()
-    page = (ROOT / "docs/check.md").read_text(encoding="utf-8")
+    page = check_table.written((ROOT / "docs/gpu.md").read_text(encoding="utf-8"))
     assert "\n".join(f"    {line}".rstrip() for line in printed) in page
-    drawn = ElementTree.fromstring((ROOT / "docs/figures/check.svg").read_text(encoding="utf-8"))  # noqa: S314
+    drawn = ElementTree.fromstring(check_table.picture())  # noqa: S314
     lines: dict[float, str] = {}
     for text in drawn.iter("{http://www.w3.org/2000/svg}text"):
         if "clip-path" in text.attrib:

@@ -121,7 +121,7 @@ def test_invalid_condition_is_refused(text: str) -> None:
 def test_config_refuses_an_impossible_gate(tmp_path: Path) -> None:
     from conftest import TINY_CONFIG
 
-    from zerolora.config.rules import impossible
+    from zerolora.config.cross_checks import impossible
 
     def mistakes(objective: str = "sft", **evaluate: Any) -> list[str]:
         config = json.loads(json.dumps(TINY_CONFIG))
@@ -142,7 +142,16 @@ def test_config_refuses_an_impossible_gate(tmp_path: Path) -> None:
 
 def test_accept_command_shows_the_figures_of_a_failure(tmp_path: Path) -> None:
     write_json(tmp_path / "difference.json", FIGURES)
-    command = ("zerolora", "accept", "--difference", "difference.json", "--output", "accepted.json", "--settings")
+    command = (
+        "zerolora",
+        "stage",
+        "accept",
+        "--difference",
+        "difference.json",
+        "--output",
+        "accepted.json",
+        "--settings",
+    )
     failed = served(*command, '{"fail_if": "accuracy < base - 0.01"}', directory=tmp_path)
     assert failed.returncode == 1
     assert failed.stderr.strip() == (

@@ -32,7 +32,7 @@ HASHED = re.compile(r"^([\w.-]+)==([\w.]+)(?: \\\n    --hash=sha256:[0-9a-f]{64}
 """A package of a hash file, with its version."""
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-REFERENCE = (ROOT / "docs/reference-task.md").read_text(encoding="utf-8")
+REFERENCE = (ROOT / "docs/tutorial.md").read_text(encoding="utf-8")
 ENGINE_SYNC = (ROOT / "docs/engine-sync.md").read_text(encoding="utf-8")
 
 
@@ -67,7 +67,7 @@ def test_layouts_that_go_through_match_their_outcomes() -> None:
 
 def test_chaos_rounds_match_measurements() -> None:
     measured: Any = result("chaos.json")
-    page = (ROOT / "docs/reliability.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/checkpoints.md").read_text(encoding="utf-8")
     assert f"<!-- chaos -->\n{chaos.markdown(measured)}\n<!-- end -->" in page
     assert measured["count"] == len(measured["rounds"])
     assert [each for each in measured["rounds"] if each["ended"] == "broken"] == []
@@ -103,9 +103,7 @@ def test_make_run_figures_match_measurements() -> None:
     assert [figure for figure in figures if figure not in " ".join(tutorial.split())] == []
     compared = measured["metrics_diff"].strip().splitlines()
     assert max(map(len, compared)) <= 110
-    assert "\n".join(f"    {line}".rstrip() for line in compared) in (ROOT / "docs/how-to/dvc.md").read_text(
-        encoding="utf-8"
-    )
+    assert "\n".join(f"    {line}".rstrip() for line in compared) in (ROOT / "docs/dvc.md").read_text(encoding="utf-8")
     # The estimate of a whole training, with the bounds of all measurements.
     peak, predicted = measured["train_resources"]["peak_host_bytes_all_ranks"], measured["predicted_host_bytes"]
     text = (ROOT / "docs/memory.md").read_text(encoding="utf-8")
@@ -165,7 +163,7 @@ def test_packing_and_balance_tables_match_measurements() -> None:
 
 
 def test_merge_table_matches_measurements() -> None:
-    text = (ROOT / "docs/merge.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/export.md").read_text(encoding="utf-8")
     actual: Any = result("merge.json")
     assert compare_merges.markdown(actual) in text
     starts = [model["ways"]["start"]["seconds"] for model in actual["models"].values()]
@@ -442,8 +440,7 @@ MEASURED = [name for name in tables.TABLES if (ROOT / "benchmarks/results" / nam
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_training_tables_match_measurements(name: str) -> None:
-    pages = {"train_methods": "methods", "train_host_optimizers": "optimizers"}
-    pages |= {"train_kernels": "kernels", "train_compile": "compile"}
+    pages = {"train_methods": "methods", "train_host_optimizers": "methods"}
     page = pages.get(name.removesuffix(".json"), "speed")
     assert tables.table(name) in (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
 

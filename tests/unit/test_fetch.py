@@ -141,7 +141,7 @@ def test_model_that_needs_its_own_code_is_refused_and_not_run(tmp_path: Path, ev
         classes = ["modeling_evil.EvilTokenizer", "modeling_evil.EvilTokenizer"]
         edit(evil / name, tokenizer_class="EvilTokenizer", auto_map={"AutoTokenizer": classes})
     settings = directory_settings(evil).model_dump_json()
-    command = ["fetch", "--settings", settings, "--weights", "weights", "--output", "out"]
+    command = ["stage", "fetch", "--settings", settings, "--weights", "weights", "--output", "out"]
     says_yes = "import io, sys; sys.stdin = io.StringIO('y\\ny\\n')"  # answers transformers' question
     result = served("zerolora", *command, directory=tmp_path, before=says_yes)
     assert result.returncode == 2, result.stderr

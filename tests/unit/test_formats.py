@@ -15,11 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
+from zerolora.config.values import fields
 from zerolora.data.example import BadRow, Example
-from zerolora.data.formats import FIELDS, FORMS, detect, parse
+from zerolora.data.formats import FORMS, detect, parse
 from zerolora.data.formats.form import Form
 from zerolora.data.formats.reading import Reading
 from zerolora.data.readers import chunks
+from zerolora.testing import check_form
 
 USER = {"role": "user", "content": "Add 1 and 4."}
 ANSWER = {"role": "assistant", "content": "5"}
@@ -554,7 +556,7 @@ def test_nulls_in_json_arguments_are_preserved() -> None:
     assert messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": None}
 
 
-KEYS = sorted({*FIELDS} | {"from", "value", "role", "content", "a"})
+KEYS = sorted({*fields()} | {"from", "value", "role", "content", "a"})
 WORDS = st.sampled_from(["user", "assistant", "gpt", "function_call", "text", "[1]", "{}", "\ud800", "", " ", "x\n"])
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-101, 3) | st.floats() | WORDS | st.binary(max_size=2),
@@ -610,12 +612,7 @@ def test_any_row_is_parsed_or_bad(case: tuple[str, dict[str, Any]]) -> None:
 @pytest.mark.parametrize("form", FORMS.values(), ids=list(FORMS))
 def test_every_form_has_a_detectable_documented_example(form: Form) -> None:
     assert detect(form.example, Reading(), form.rows) == form.name
-    assert set(form.example) <= set(form.fields) and set(form.needed) <= set(form.fields)
-    example = parse(form.example, form.name, Reading())
-    assert [example.messages, example.text, example.tokens].count(None) == 2
-    for field in form.needed:
-        with pytest.raises(BadRow, match=field):
-            parse({key: value for key, value in form.example.items() if key != field}, form.name, Reading())
+    check_form(form)
     row = f"| `{form.name}` | "
     section = (ROOT / "docs/data.md").read_text().split("\n## Forms of rows\n")[1].split("\n## ")[0]
     (line,) = [line for line in section.splitlines() if line.startswith(row)]

@@ -421,7 +421,7 @@ def command(models: Path, output: Path, tuned: str = TUNED, **settings: Any) -> 
     files |= {"work": output / "work", "output": output / "judge"}
     values = {"questions": str(models / "questions.jsonl"), "max_new_tokens": 12, **settings}
     options = [text for name, path in files.items() for text in (f"--{name}", str(path))]
-    return ["zerolora", "--log", str(output / "log"), "judge", "--settings", json.dumps(values), *options]
+    return ["zerolora", "--log", str(output / "log"), "stage", "judge", "--settings", json.dumps(values), *options]
 
 
 def test_two_models_are_judged_and_the_key_stays_secret(models: Path, tmp_path: Path) -> None:
@@ -462,7 +462,7 @@ def test_unmerged_adapter_is_judged_on_its_base(models: Path, tmp_path: Path) ->
 def test_without_an_endpoint_nothing_is_generated(models: Path, tmp_path: Path) -> None:
     result = served(*command(models, tmp_path))
     assert result.returncode == 2
-    line = "zerolora: config/config.yaml: judge.endpoint is not set; write it, as docs/judge.md shows"
+    line = "zerolora: config/config.yaml: judge.endpoint is not set; write it, as docs/evaluation.md shows"
     assert (tmp_path / "log").read_text().strip() == line
     assert not (tmp_path / "judge").exists() and not (tmp_path / "work").exists()
 

@@ -531,7 +531,7 @@ def test_merged_model_has_the_adapters_tokenizer(form: str, tmp_path: Path, room
 def test_merged_model_has_the_adapters_template_and_stop_tokens(
     tmp_path: Path, tiny_model: Path, adapter: Path
 ) -> None:
-    """As `zerolora train` writes them."""
+    """As `zerolora stage train` writes them."""
     (adapter / "chat_template.jinja").write_text("own")
     (adapter / "generation_config.json").write_text('{"eos_token_id": [2, 5]}')
     merge_by_hand(tiny_model, [adapter], [], tmp_path / "merged")

@@ -442,7 +442,7 @@ def test_table_of_the_docs_is_the_registrys() -> None:
         table.append(
             f"| `{each.name}` | `{each.built}` | {each.cost} | {betas} | {each.epsilon or 'none'} | {each.where} |"
         )
-    assert "\n".join(table) in (ROOT / "docs/optimizers.md").read_text(encoding="utf-8")
+    assert "\n".join(table) in (ROOT / "docs/methods.md").read_text(encoding="utf-8")
 
 
 def test_the_estimate_is_within_two_percent_of_every_trace() -> None:

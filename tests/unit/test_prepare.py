@@ -1079,7 +1079,15 @@ def test_evaluation_uses_stop_and_padding_tokens(
 )
 def test_mistake_in_prompt_format_is_one_line(folder: Folder, options: dict[str, Any], said: str) -> None:
     folder.write("rows.json", ROWS)
-    command = ["zerolora", "prepare", "--settings", folder.settings(**options).model_dump_json(), "--workers", "1"]
+    command = [
+        "zerolora",
+        "stage",
+        "prepare",
+        "--settings",
+        folder.settings(**options).model_dump_json(),
+        "--workers",
+        "1",
+    ]
     result = served(*command, "--model", str(folder.manifest), "--output", str(folder.output), directory=folder.path)
     assert result.returncode == 2
     assert re.search(said, result.stderr), result.stderr
@@ -1146,7 +1154,9 @@ def test_slow_template_ends_all_workers(folder: Folder, monkeypatch: pytest.Monk
 def test_truncated_split_is_named(folder: Folder, kept: int) -> None:
     path = folder.prepare(ROWS) / "train.arrow"
     path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(UserError, match=r"train\.arrow: is not a whole Arrow file .*run `zerolora prepare` again"):
+    with pytest.raises(
+        UserError, match=r"train\.arrow: is not a whole Arrow file .*run `zerolora stage prepare` again"
+    ):
         open_split(folder.output, "train")
 
 

@@ -939,7 +939,7 @@ def test_estimate_of_another_version_is_one_line(tmp_path: Path, text: str) -> N
     old = tmp_path / "estimate.json"
     old.write_text(text)
     with pytest.raises(
-        UserError, match=r"estimate\.json: was written by another version; run `zerolora estimate` again"
+        UserError, match=r"estimate\.json: was written by another version; run `zerolora stage estimate` again"
     ):
         render(settings_of(), old)
 

@@ -72,10 +72,10 @@ def rendered(folder: Path, *options: str, **train: Any) -> subprocess.CompletedP
     write_json(folder / "packing/stats.json", {"packing": False, **STATS})
     estimate = ["--model", str(folder / "models"), "--packing", str(folder / "packing")]
     estimate += ["--output", str(folder / "e.json"), "--settings", json.dumps(run["estimate"])]
-    estimated = served("zerolora", "estimate", *estimate)
+    estimated = served("zerolora", "stage", "estimate", *estimate)
     assert estimated.returncode == 0, estimated.stderr
     paths = ["--estimate", str(folder / "e.json"), "--output", str(folder / "z.json"), "--reasons", str(folder / "r")]
-    return served("zerolora", "render", "--settings", json.dumps(run["render"]), *paths, *options)
+    return served("zerolora", "stage", "render", "--settings", json.dumps(run["render"]), *paths, *options)
 
 
 def gate(folder: Path) -> list[str]:

@@ -50,9 +50,9 @@ def blobs() -> list[Path]:
 
 
 def begin(clone: Path, hub: Hub, *before: str) -> subprocess.Popen[str]:
-    """Begin `zerolora fetch` in a clone."""
+    """Begin `zerolora stage fetch` in a clone."""
     clone.mkdir(exist_ok=True)
-    command = [str(BIN / "zerolora"), "fetch", "--settings", SETTINGS.model_dump_json()]
+    command = [str(BIN / "zerolora"), "stage", "fetch", "--settings", SETTINGS.model_dump_json()]
     paths = ("--weights", "weights/tiny", "--output", "models/tiny")
     variables = project_environment(ROOT) | {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": ""}
     return subprocess.Popen(

@@ -412,7 +412,7 @@ def test_the_card_has_the_hyperparameters_of_the_run(here: Path, card: str) -> N
     trained, chosen = (read_json(results / name, "") for name in ("metrics/train.json", "zero.json"))
     expected = {name: train[name.replace(" ", "_")] for name in HYPERPARAMETERS}
     expected |= {"betas": ", ".join(map(str, train["betas"]))}
-    expected |= {f"LoRA: {name}": train["lora"][name] for name in ("r", "alpha", "dropout")}
+    expected |= {f"lora.{name}": train["lora"][name] for name in ("r", "alpha", "dropout")}
     expected |= {name: trained[name.replace(" ", "_")] for name in ("trainable parameters", "steps", "tokens")}
     expected |= {name: chosen["zerolora"][name] for name in ("strategy", "precision", "attention")}
     said_of(card, "Method", expected)

@@ -475,7 +475,7 @@ def _constant(project: Project) -> None:
 
 def _shell(project: Project) -> None:
     path = project.directory / "workflow/rules/pack.smk"
-    path.write_text(path.read_text().replace(" --data ", "  --data "))
+    path.write_text(path.read_text().replace(" stage pack ", "  stage pack "))
 
 
 def _row(project: Project) -> None:

@@ -59,7 +59,7 @@ def test_a_release_runs_a_folder(series: str, tmp_path: Path, tiny_model: Path) 
 
 
 def test_the_releases_are_those_of_the_page() -> None:
-    page = (ROOT / "docs/how-to/from-elsewhere.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/own-data.md").read_text(encoding="utf-8")
     assert f"Tried: {', '.join(SERIES[:-1])} and {SERIES[-1]}," in page
     assert importlib.metadata.version("snakemake").startswith(f"{SERIES[-1]}.") and TESTED.startswith(f"{SERIES[-1]}.")
     assert f'min_version("{SERIES[0]}")' in (ROOT / "workflow/rules/common.smk").read_text(encoding="utf-8")

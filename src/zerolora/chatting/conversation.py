@@ -237,7 +237,7 @@ def _shown(settings: dict[str, Any], key: str) -> str:
 
 def _check_same_format(template: Template, prepared: PrepareSettings, data: Path) -> None:
     """Raise UserError if the data was prepared with another template or other stop tokens than the config has now."""
-    record = foreign.manifest(data / MANIFEST, "zerolora prepare", "chat_template")
+    record = foreign.manifest(data / MANIFEST, "zerolora stage prepare", "chat_template")
     if record["chat_template"] != template.published() or not {*(prepared.stop_tokens or ())} <= {
         *record["stop_tokens"]
     }:

@@ -93,7 +93,7 @@ def write_served(target: Path, model: EvaluatedModel, data: Path, system: str) -
         if not (adapter / ADAPTER_CONFIG).is_file():
             raise UserError(f"{adapter}: has whole weights, no adapter; serve the merged model")
         _link(adapter, target)  # beside the base model, from where transformers loads it
-        config = read_object(adapter / ADAPTER_CONFIG, "zerolora train")
+        config = read_object(adapter / ADAPTER_CONFIG, "zerolora stage train")
         write_json(target / ADAPTER_CONFIG, config | {"base_model_name_or_path": str(target), "revision": None})
     write_prompt_format(data, target)
     if system:

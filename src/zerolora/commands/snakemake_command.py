@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -16,6 +17,8 @@ from zerolora.workflow_files import project_file
 CONFIG = "config/config.yaml"
 PROFILE = "profiles/local"
 STRATEGY = "render.strategy"
+KEPT_PREFIX = "zerolora keep: "
+"""Start of the lines of workflow/scripts/keep.py, among Snakemake's."""
 
 
 def start(arguments: list[str], values: list[str], strategy: str | None = None) -> NoReturn:
@@ -33,6 +36,25 @@ def start(arguments: list[str], values: list[str], strategy: str | None = None) 
     end = arguments.index("--") if "--" in arguments else len(arguments)
     command += [*arguments[:end], *_values(arguments, values, strategy), *arguments[end:]]
     os.execv(sys.executable, command)  # noqa: S606
+
+
+def keep(runs: list[str]) -> list[str]:
+    """Keep the results of these runs, or of all, and return what there is to say of them. Snakemake, which knows their
+    jobs, does it (workflow/scripts/keep.py).
+
+    Raises UserError if the config is not valid or has no such run, or Snakemake cannot plan its jobs.
+    """
+    known = load(Path(CONFIG)).all_runs
+    unknown = [run for run in runs if run not in known]
+    if unknown:
+        raise UserError(f"{CONFIG} has no run {shown(unknown[0])}; choose among {', '.join(known)}")
+    command = [sys.executable, "-m", "snakemake", *_options([]), "--dry-run", "all"]
+    environment = os.environ | {"ZEROLORA_KEEP": " ".join(runs)}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise UserError(result.stderr.strip().splitlines()[-1])
+    lines = (result.stdout + result.stderr).splitlines()
+    return [line.removeprefix(KEPT_PREFIX) for line in lines if line.startswith(KEPT_PREFIX)]
 
 
 def _options(arguments: list[str]) -> list[str]:

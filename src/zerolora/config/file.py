@@ -10,9 +10,9 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from zerolora.config.cross_checks import impossible
 from zerolora.config.grid_rules import location_of
 from zerolora.config.overrides import RunOverrides, SourcedValues
-from zerolora.config.rules import impossible
 from zerolora.config.schema import VALUES, Config, data_folders
 from zerolora.config.shorthands import ShorthandError, WrittenOut, written_out
 from zerolora.config.studies import read_study

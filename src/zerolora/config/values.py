@@ -2,27 +2,17 @@
 
 import ipaddress
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from importlib import import_module
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from zerolora.bounded import bounded
-from zerolora.config.registry_names import (
-    FIELDS,
-    FORMS,
-    METHODS,
-    OBJECTIVES,
-    OPTIMIZERS,
-    PROMPT_FORMATS,
-    STRATEGIES,
-    TARGETS,
-    TASKS,
-    TRACKERS,
-)
 from zerolora.errors import shown
 from zerolora.fail_if import parse
+from zerolora.registries import entries
 from zerolora.schedules import SCHEDULES
 from zerolora.units import parse_bytes
 
@@ -37,7 +27,6 @@ USER_TASK = re.compile(r"config/tasks/[A-Za-z0-9_-]+\.py")
 USER_TASK_JSON = re.compile(r"config/tasks/[A-Za-z0-9._-]+\.json")
 GGUF_FILE = r"[^/].*\.gguf(\.part[0-9]+)?"
 HARNESS_FILES = "config/harness"  # task files of lm-evaluation-harness
-TEMPLATES = ("chat", "plain", *PROMPT_FORMATS)
 HUB_DATA = "data/hub"  # downloaded data sets
 PACKAGE_DATA = "data/packages"  # downloaded data sets of PyPI packages
 HUB_ADAPTERS = "resources/adapters"  # downloaded adapters
@@ -46,7 +35,8 @@ MANY = Field(min_length=1)
 NO_TRACKER = "none"
 UNKNOWN_LICENSE = "unknown"
 SHARED_SECTIONS = ("fetch", "prepare", "evaluate", "tasks", "judge")
-GENERATED = [name for name, ask in TASKS.items() if ask == "generate"]
+Names = Iterable[str] | Callable[[], Iterable[str]]
+"""Names, or what returns them. Registries are imported only to check a value, since some import the config."""
 
 
 def _name(value: str) -> str:
@@ -109,22 +99,54 @@ def _matches(pattern: str | re.Pattern[str], remedy: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _one_of(names: Iterable[str], file: re.Pattern[str] | None = None, example: str = "") -> AfterValidator:
+def _all(group: str, *more: str) -> Names:
+    """Return the names in a registry, after some more."""
+    return lambda: (*more, *entries(group))
+
+
+def _generated() -> Iterable[str]:
+    return [name for name, task in entries("tasks").items() if task.ask == "generate"]
+
+
+def _templates() -> Iterable[str]:
+    return "chat", "plain", *import_module("zerolora.data.prompt_formats").PROMPT_FORMATS
+
+
+def fields() -> Iterable[str]:
+    """Return the fields of all forms of rows and of their messages."""
+    return dict.fromkeys(field for form in entries("formats").values() for field in (*form.fields, *form.keys))
+
+
+def _listed(names: Names) -> list[str]:
+    return list(names() if callable(names) else names)
+
+
+def _one_of(names: Names, file: re.Pattern[str] | None = None, example: str = "") -> AfterValidator:
     """Return the check that a value is one of some names, or the path of a user's file."""
-    known = tuple(names)
 
     def check(value: str) -> str:
+        known = _listed(names)
         if value not in known and not (file and file.fullmatch(value)):
-            raise ValueError(f"write one of {', '.join(known)}" + f", or a file as in {example}" * bool(file))
+            or_file = f", or a file as in {example}" if file else ""
+            raise ValueError(f"write one of {', '.join(known)}{or_file}")
         return value
 
     return AfterValidator(check)
 
 
-def _enum(names: Iterable[str], file: re.Pattern[str] | None = None) -> Any:
+def _enum(names: Names, file: re.Pattern[str] | None = None) -> Any:
     """Return the JSON schema of `_one_of`, for editors."""
-    enum: Any = {"enum": list(names)}
-    return Field(json_schema_extra={"anyOf": [enum, {"pattern": f"^{file.pattern}$"}]} if file else enum)
+
+    def add(schema: dict[str, Any]) -> None:
+        enum = {"enum": _listed(names)}
+        schema.update({"anyOf": [enum, {"pattern": f"^{file.pattern}$"}]} if file else enum)
+
+    return Field(json_schema_extra=add)
+
+
+def _fields_only(schema: dict[str, Any]) -> None:
+    """Add the names that the keys of a JSON schema may have."""
+    schema["propertyNames"] = {"enum": _listed(fields)}
 
 
 def _jinja(kind: str, example: str) -> AfterValidator:
@@ -159,11 +181,11 @@ def _condition(value: str) -> str:
 
 
 def _strategy(value: str) -> str:
-    plain = value.removeprefix("deepspeed_")
+    plain, known = value.removeprefix("deepspeed_"), entries("strategies")
     if plain in ("mics", "zero3_mics"):
         raise ValueError("DeepSpeed 0.19.8 no longer has MiCS (DeepSpeed#8489); write zero3_hpz or fsdp_hybrid")
-    if plain not in (*STRATEGIES, "auto") and not USER_CONFIG.fullmatch(value):
-        raise ValueError(f"write one of {', '.join(STRATEGIES)}, auto, or a file as in config/deepspeed/mine.json")
+    if plain not in (*known, "auto") and not USER_CONFIG.fullmatch(value):
+        raise ValueError(f"write one of {', '.join(known)}, auto, or a file as in config/deepspeed/mine.json")
     return value if value.endswith(".json") else plain
 
 
@@ -215,20 +237,20 @@ StepsOrShare = Annotated[int | float, BeforeValidator(_steps_or_share), Field(gt
 RowsOrShare = Annotated[int | float, BeforeValidator(_rows_or_share), Field(ge=0)]
 SomeRows = Annotated[int | float, BeforeValidator(_some_rows), Field(gt=0)]
 Role = Literal["system", "user", "assistant", "tool"]
-RowField = Annotated[str, _one_of(FIELDS)]
-COLUMNS = Field(json_schema_extra={"propertyNames": {"enum": list(FIELDS)}})
-Format = Annotated[str, _one_of(["auto", *FORMS]), _enum(["auto", *FORMS])]
+RowField = Annotated[str, _one_of(fields)]
+COLUMNS = Field(json_schema_extra=_fields_only)
+Format = Annotated[str, _one_of(_all("formats", "auto")), _enum(_all("formats", "auto"))]
 TemplateName = Annotated[
-    str, _one_of(TEMPLATES, USER_TEMPLATE, "config/templates/mine.jinja"), _enum(TEMPLATES, USER_TEMPLATE)
+    str, _one_of(_templates, USER_TEMPLATE, "config/templates/mine.jinja"), _enum(_templates, USER_TEMPLATE)
 ]
-MethodName = Annotated[str, _one_of(METHODS), _enum(METHODS)]
-TrackerName = Annotated[str, _one_of([NO_TRACKER, *TRACKERS]), _enum([NO_TRACKER, *TRACKERS])]
-ObjectiveName = Annotated[str, _one_of(OBJECTIVES), _enum(OBJECTIVES)]
-OptimizerName = Annotated[str, _one_of(OPTIMIZERS), _enum(OPTIMIZERS)]
+MethodName = Annotated[str, _one_of(_all("methods")), _enum(_all("methods"))]
+TrackerName = Annotated[str, _one_of(_all("trackers", NO_TRACKER)), _enum(_all("trackers", NO_TRACKER))]
+ObjectiveName = Annotated[str, _one_of(_all("objectives")), _enum(_all("objectives"))]
+OptimizerName = Annotated[str, _one_of(_all("optimizers")), _enum(_all("optimizers"))]
 ScheduleName = Annotated[str, _one_of(SCHEDULES), _enum(SCHEDULES)]
-TargetName = Annotated[str, _one_of(TARGETS), _enum(TARGETS)]
-Check = Annotated[str, _one_of(GENERATED, USER_TASK, "config/tasks/mine.py"), _enum(GENERATED, USER_TASK)]
-AnyCheck = Annotated[str, _one_of(TASKS, USER_TASK, "config/tasks/mine.py"), _enum(TASKS, USER_TASK)]
+TargetName = Annotated[str, _one_of(_all("targets")), _enum(_all("targets"))]
+Check = Annotated[str, _one_of(_generated, USER_TASK, "config/tasks/mine.py"), _enum(_generated, USER_TASK)]
+AnyCheck = Annotated[str, _one_of(_all("tasks"), USER_TASK, "config/tasks/mine.py"), _enum(_all("tasks"), USER_TASK)]
 Jinja = Annotated[str, Field(min_length=1), _jinja("template", "{{ question }}")]
 Expression = Annotated[str, Field(min_length=1), _jinja("expression", "[option_a, option_b]")]
 

@@ -105,7 +105,8 @@ class SpecialTokens:
 
     def _some(self, less: Set[str] = frozenset()) -> str:
         names = [token for token in self.known if token not in less]
-        return f"one of {', '.join(names[:SHOWN])}{', ...' * (len(names) > SHOWN)}"
+        shortened = [*names[:SHOWN], "..."] if len(names) > SHOWN else names
+        return f"one of {', '.join(shortened)}"
 
 
 def generation_stops(tokenizer: Any, model: Path | None) -> set[str]:

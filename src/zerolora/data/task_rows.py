@@ -1,6 +1,6 @@
 """Stage task_rows: the rows of an evaluation task as prompts with few-shot examples. Text, for any model.
 
-    zerolora task-rows --settings JSON --output results/tasks/NAME.jsonl
+    zerolora stage task_rows TASK
 
 One line of JSON for each row: place, question (without examples), prompt, messages, choices, expected.
 """

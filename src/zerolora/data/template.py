@@ -23,7 +23,7 @@ from zerolora.data.formats.reading import REASONING
 from zerolora.data.prompt_formats import PROMPT_FORMATS
 from zerolora.data.special_tokens import SpecialTokens
 from zerolora.data.template_variables import DOCUMENTS, by_tools, set_by, variables_of, with_values
-from zerolora.errors import UserError, shown, wording
+from zerolora.errors import UserError, shown
 from zerolora.files import canonical
 
 Messages = list[dict[str, Any]]
@@ -276,10 +276,10 @@ class Template:
         """
         found = [keeping] if (keeping := self._keeping(example)) else []
         edits: list[tuple[str, Callable[[Example], Example | None]]] = [
-            (wording("loss: last"), lambda example: example),
-            (wording("ignore: [NAME] to learn the answer without it"), _without_thoughts),
-            (wording("put it into the text"), _with_thoughts_in_text),
-            (wording("one call in each message, followed by its result"), _one_call_a_message),
+            ("loss: last", lambda example: example),
+            ("ignore: [NAME] to learn the answer without it", _without_thoughts),
+            ("put it into the text", _with_thoughts_in_text),
+            ("one call in each message, followed by its result", _one_call_a_message),
         ]
         if self.loss == "last":
             edits = edits[1:]
@@ -308,10 +308,10 @@ class Template:
         plain exchange exactly as this template does."""
         from_model = self.name != "chat" and self.own is None and bool(self.tokenizer.chat_template)
         if from_model and (chat := self.named("chat")) and chat._keeps(example):
-            return wording("template: chat, which has a form for it")
+            return "template: chat, which has a form for it"
         for name in self._alike:
             if (other := self.named(name)) and other._keeps(example):
-                return wording(f"template: {name}, which writes the same text, but keeps all of the row")
+                return f"template: {name}, which writes the same text, but keeps all of the row"
         return None
 
     @cached_property
@@ -596,8 +596,8 @@ class Template:
         if calls and len(calls) > 1:
             self._check_calls(row, number)
         if len(parts) == 1 and (calls or message["content"]):
-            name = "the tool calls of " * bool(calls) + _name(row.messages, number)
-            raise BadRow(f"{self.called} leaves out {name}; remove it")
+            part = "the tool calls of " if calls else ""
+            raise BadRow(f"{self.called} leaves out {part}{_name(row.messages, number)}; remove it")
         begin = len(parts[0]) if row.text.startswith(parts[0]) else None
         if calls:
             # Templates may repeat the name with the tool's answer, so the end follows from its length.

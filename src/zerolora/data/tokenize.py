@@ -25,14 +25,14 @@ from zerolora.data.formats.leaves import Unread
 from zerolora.data.formats.reading import Reading, Seen
 from zerolora.data.formats.selection import better_answer, selected
 from zerolora.data.normal_form import normal_form
-from zerolora.data.prepared_rows import FIELDS, IGNORED, SPLITS, schema
+from zerolora.data.prepared_rows import FIELDS, IGNORED, schema
 from zerolora.data.ragged import Ragged
 from zerolora.data.records import Chunk
 from zerolora.data.source_files import other_form
 from zerolora.data.special_tokens import embedding_rows
 from zerolora.data.template import Template
 from zerolora.data.truncation import NO_LIMITS, Limits, Parts, fitted
-from zerolora.errors import UserError, shown, wording
+from zerolora.errors import UserError, shown
 from zerolora.files import canonical
 from zerolora.machine.parents import end_at_parents_death
 from zerolora.model.added_tokens import extend
@@ -166,8 +166,6 @@ class ChunkTokenizer:
         self.encoder = Encoder(tokenizer)
         self.tokenizer, self.rows = tokenizer, embedding_rows(model, tokenizer, settings)
         self.vocabulary = len(tokenizer) if self.rows is None else min(len(tokenizer), self.rows)
-        # Two prompts are compared by it only if one of them is held out.
-        self.normal = any(settings.holds_out(split) for split in SPLITS[1:])
         # Some tokenizers define a BOS token that they never add to a text.
         self.bos = tokenizer.bos_token_id if self.template.bos else None
 
@@ -199,8 +197,8 @@ class ChunkTokenizer:
                     raise
                 if (length := _characters(example)) > LONGEST_TEXT:
                     kind = "too_long" if self.too_long in ("fail", "drop") else "bad_row"
-                    most = wording(f"more than the {LONGEST_TEXT:,} that are read at once")
-                    bad[number] = kind, wording(f"has {length:,} characters, {most}; split it up")
+                    most = f"more than the {LONGEST_TEXT:,} that are read at once"
+                    bad[number] = kind, f"has {length:,} characters, {most}; split it up"
                     continue
                 pieces = [] if example.tokens else self.template.pieces(example)
                 rejected = _rejected(example)
@@ -274,8 +272,7 @@ class ChunkTokenizer:
                 example = rows[number].example
                 question, expected = _texts(example, self.template.answer_index(example))
             texts.append((question, "" if long[number] and self.too_long == "split" else expected))
-        hashes_of_rows = _hashes(parts, rows, tokens, self.normal)
-        return _batch(parts.tokens, texts, job.source), hashes_of_rows, np.flatnonzero(further)
+        return _batch(parts.tokens, texts, job.source), _hashes(parts, rows, tokens), np.flatnonzero(further)
 
     def _write_answers(
         self, job: Job, rows: list["_Row"], counts: collections.Counter[str], bad: dict[int, tuple[str, str]]
@@ -327,28 +324,28 @@ class ChunkTokenizer:
             ("prompt", "answer"), (prompt, length - prompt), self.limits.exceeded(tokens), self.limits, strict=True
         ):
             if over[number]:
-                has = wording(f"has {count} tokens in its {part}, max_{part}_length is {limit}")
+                has = f"has {count} tokens in its {part}, max_{part}_length is {limit}"
                 if policy in ("fail", "drop"):
-                    drop = wording("drop, ") if policy == "fail" else ""
-                    others = wording("truncate_left or truncate_right")
-                    return wording(f"{has}; shorten it, raise max_{part}_length, or write too_long: {drop}{others}")
-                return wording(f"{has}, and {policy} leaves none of its supervised tokens; raise max_{part}_length")
-        has = wording(f"has {length} tokens, max_length is {self.max_length}")
+                    drop = "drop, " if policy == "fail" else ""
+                    others = "truncate_left or truncate_right"
+                    return f"{has}; shorten it, raise max_{part}_length, or write too_long: {drop}{others}"
+                return f"{has}, and {policy} leaves none of its supervised tokens; raise max_{part}_length"
+        has = f"has {length} tokens, max_length is {self.max_length}"
         if policy in ("fail", "drop"):
-            others = wording("truncate_left, truncate_right or split")
-            drop = wording("drop, ") if policy == "fail" else ""
-            return wording(f"{has}; shorten it, raise max_length, or write too_long: {drop}{others}")
+            others = "truncate_left, truncate_right or split"
+            drop = "drop, " if policy == "fail" else ""
+            return f"{has}; shorten it, raise max_length, or write too_long: {drop}{others}"
         roles = tokens.supervised_role[tokens.ids.offsets[number] : tokens.ids.offsets[number + 1]]
         supervised = np.flatnonzero(roles != CONTEXT) + 1
         first, last = int(supervised[0]), int(supervised[-1])
         # The first token of the remaining part is never supervised.
         needed = length - last + 2 if policy == "truncate_left" else max(first, self.max_length + 1)
-        remedy = wording(f"raise max_length to {needed} or more")
+        remedy = f"raise max_length to {needed} or more"
         if policy != "split":
             other = "truncate_right" if policy == "truncate_left" else "truncate_left"
-            remedy = wording(f"{remedy}, or write too_long: {other} or split")
-        stand = wording(f"end at token {last}" if policy == "truncate_left" else f"begin at token {first}")
-        return wording(f"{has}, and {policy} leaves none of its supervised tokens, which {stand}; {remedy}")
+            remedy = f"{remedy}, or write too_long: {other} or split"
+        stand = f"end at token {last}" if policy == "truncate_left" else f"begin at token {first}"
+        return f"{has}, and {policy} leaves none of its supervised tokens, which {stand}; {remedy}"
 
     def _checked(self, rows: list["_Row"]) -> Tokens:
         """Return rows of the form tokens, checked against the vocabulary."""
@@ -429,7 +426,7 @@ def _count_roles(counts: collections.Counter[str], tokens: Tokens) -> None:
 
 
 def _of_other_form(job: Job, form: str) -> BadRow:
-    like = wording(f"like {job.seen}" if job.seen else "as its format says")
+    like = f"like {job.seen}" if job.seen else "as its format says"
     return BadRow(
         f"is of the form {form}, but its source is read as {job.format}, {like}; put rows of one form into files "
         "of their own, and name these in sources, each with its format"
@@ -475,9 +472,9 @@ def _texts(example: Example, index: int | None) -> tuple[str, str]:
     return question, answer["content"] or json.dumps(answer.get("tool_calls"), ensure_ascii=False)
 
 
-def _hashes(parts: Parts, rows: list[_Row], tokens: Tokens, normal: bool) -> np.ndarray:
+def _hashes(parts: Parts, rows: list[_Row], tokens: Tokens) -> np.ndarray:
     """Return 64-bit hashes of each part's whole row, of its prompt, and of the prompt's normal form; of a row without a
-    prompt those of the row again, and without `normal` that of the prompt."""
+    prompt those of the row again."""
     values = [(0, 0, 0)] * len(rows)
     for number in set(parts.row.tolist()):
         pieces = rows[number].pieces
@@ -499,7 +496,7 @@ def _hashes(parts: Parts, rows: list[_Row], tokens: Tokens, normal: bool) -> np.
         whole.update(b"\0" + after)
         row = int.from_bytes(whole.digest())
         own = int.from_bytes(first.digest()) if first else row
-        values[number] = row, own, own if text is None or not normal else _normal_hash(text)
+        values[number] = row, own, own if text is None else _normal_hash(text)
     result: np.ndarray = np.array(values, np.uint64).reshape(-1, 3)[parts.row]
     return result
 

@@ -1,7 +1,6 @@
 """Stages task and task_base: evaluate a model on the rows of a task, and write metrics with 95 % intervals.
 
-zerolora task --settings JSON --rows results/tasks/NAME.jsonl --weights resources/weights/MODEL.json
-              --output results/base/DATASET/tasks/NAME.json --answers results/base/DATASET/tasks/NAME.answers.json
+zerolora stage task RUN TASK
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -94,7 +93,7 @@ def _set_template(model: EvaluatedModel, data: Path | None, tokenizer: Any) -> N
     if model.adapter is not None and template.is_file():
         tokenizer.chat_template = template.read_text(encoding="utf-8")
     elif model.adapter is None and data:
-        prepared = foreign.manifest(data / MANIFEST, "zerolora prepare", "chat_template")
+        prepared = foreign.manifest(data / MANIFEST, "zerolora stage prepare", "chat_template")
         tokenizer.chat_template = prepared["chat_template"] or tokenizer.chat_template
 
 

@@ -1,6 +1,6 @@
 """Stage fetch_data: download the pinned files of a data set or an adapter from the Hugging Face hub.
 
-    zerolora fetch-data --settings JSON --output data/hub/NAME
+    zerolora stage fetch_data SOURCE
 
 Writes the unchanged files under their paths in the repository, and `manifest.json` with the hash of each. Only data
 files are downloaded, no code, pickles or archives, and nothing of the repository is executed.

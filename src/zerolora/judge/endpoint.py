@@ -51,7 +51,7 @@ class Endpoint:
         """Raises UserError if endpoint or model are not set, or the key's variable contains no key."""
         for name in ("endpoint", "model"):
             if getattr(settings, name) is None:
-                raise UserError(f"config/config.yaml: judge.{name} is not set; write it, as docs/judge.md shows")
+                raise UserError(f"config/config.yaml: judge.{name} is not set; write it, as docs/evaluation.md shows")
         self.address, self.model = str(settings.endpoint), str(settings.model)
         self._body = {"model": self.model, "temperature": 0, "max_tokens": settings.judge_tokens}
         self._key = _key(settings.key_variable, environment)

@@ -59,7 +59,7 @@ def memory(
     quantization_block: Annotated[int | None, _count("Weights of one quantization constant.", "64")] = None,
     double_quantization: Annotated[bool | None, _option("Quantize the constants too.", "double-quantization")] = None,
     strategy: Annotated[str | None, _option("A strategy's name (docs/choice.md), or all.", "all")] = None,
-    optimizer: Annotated[str, _option("adamw, lion, … (docs/optimizers.md lists them).")] = "adamw",
+    optimizer: Annotated[str, _option("adamw, lion, … (docs/methods.md lists them).")] = "adamw",
     objective: Annotated[str, _option("What is learned from a row (docs/training.md lists them).")] = "sft",
     prepared_by: Annotated[
         Literal["zerolora", "peft"] | None,
@@ -187,7 +187,7 @@ def _kernels(model: "ModelSpec", loss: Loss) -> "tuple[Part, ...]":
     parts = fused_kernels.parts(model.family, model.activation)
     if not parts:
         raise UserError(
-            f"--kernels liger: it has no kernels for a {model.family} here (docs/kernels.md lists the families); "
+            f"--kernels liger: it has no kernels for a {model.family} here (docs/speed.md lists the families); "
             "write off"
         )
     return tuple(part for part in parts if part != "loss" or loss == "fused")

@@ -1,7 +1,6 @@
 """Stage estimate: predicts the bytes of every strategy on GPU, host and disk.
 
-    zerolora estimate --settings JSON --model resources/models/MODEL --packing results/NAME/packing
-                      --output results/NAME/estimate.json
+    zerolora stage estimate ESTIMATED
 
 It reads config.json, the statistics of the packing plan and the settings, and needs neither weights, a GPU nor torch.
 """
@@ -48,10 +47,10 @@ def estimate(settings: EstimateSettings, model: Path, packing: Path) -> dict[str
     """
     model_spec = with_rows(read_model_spec(model), settings.added_tokens)
     try:
-        rows = row_statistics(read_json(packing / "stats.json", "zerolora pack"))
+        rows = row_statistics(read_json(packing / "stats.json", "zerolora stage pack"))
     except (KeyError, TypeError):
         raise UserError(
-            f"{packing / 'stats.json'}: was written by another version; run `zerolora pack` again"
+            f"{packing / 'stats.json'}: was written by another version; run `zerolora stage pack` again"
         ) from None
     spec = training_spec(model_spec, settings, rows)
     parameters = spec.parameters(model_spec)

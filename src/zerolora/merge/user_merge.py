@@ -134,7 +134,7 @@ def _copy_tokenizer_files(adapters: Sequence[Path], base: Path, model: Path) -> 
 
 
 def _has_tokenizer(adapter: Path) -> bool:
-    """Return whether a directory has a tokenizer other than the base's with tokens added by `zerolora train`."""
+    """Return whether a directory has a tokenizer other than the base's with tokens added by `zerolora stage train`."""
     return (adapter / TOKENIZER).is_file() and not (adapter / added_tokens.FILE).is_file()
 
 

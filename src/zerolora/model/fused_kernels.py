@@ -63,7 +63,7 @@ def used(wanted: Kernels, device: Device, family: str, activation: str) -> tuple
     possible = parts(family, activation)
     if wanted == "liger" and not possible:
         raise UserError(
-            f"train.kernels is liger, which has no kernels for a {family} here (docs/kernels.md lists the families); "
+            f"train.kernels is liger, which has no kernels for a {family} here (docs/speed.md lists the families); "
             "write auto or off"
         )
     if wanted == "liger" and not is_installed():

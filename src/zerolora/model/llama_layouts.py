@@ -1,7 +1,7 @@
 """Published models that are a Llama under other names: InternLM2, and Baichuan with rotary positions (7B).
 
-transformers has no class for them, and the Python code of their repositories is never run. `zerolora fetch` renames and
-divides their tensors once (fetch/llama_conversion.py); everything after it reads a Llama.
+transformers has no class for them, and the Python code of their repositories is never run. The stage `fetch`
+renames and divides their tensors once (fetch/llama_conversion.py); everything after it reads a Llama.
 """
 
 from collections.abc import Callable

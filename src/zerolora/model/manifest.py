@@ -49,8 +49,8 @@ def check_intact(directory: Path, written_by: str) -> None:
 
 
 def check_adapter_files(directory: Path, names: Iterable[str]) -> None:
-    """Raise UserError unless the named files in an adapter's directory match the manifest of `zerolora train`, if there
-    is one; other files may be edited."""
+    """Raise UserError unless the named files in an adapter's directory match the manifest of the stage `train`, if
+    there is one; other files may be edited."""
     listed = foreign.adapter_manifest(directory).get("files", {})
     for name in names:
         path = directory / name
@@ -110,7 +110,7 @@ def count_parameters(directory: Path) -> int:
 
 def weight_directory(model: Path, weights: Path) -> Path:
     """Return the directory with the weights of `model`, written by fetch: the user's own, or `weights`."""
-    manifest = foreign.manifest(model / MANIFEST, "zerolora fetch", "source")
+    manifest = foreign.manifest(model / MANIFEST, "zerolora stage fetch", "source")
     return weights if manifest.get(CONVERTED) else Path(manifest["source"].get("path", weights))
 
 
@@ -163,12 +163,12 @@ def located(stamp: Path) -> Path:
 
 def is_merged(stamp: Path) -> bool:
     """Return whether the manifest of a run's merged model names weights; with merge.enabled: false there are none."""
-    return bool(foreign.manifest(stamp, "zerolora merge").get("enabled", True))
+    return bool(foreign.manifest(stamp, "zerolora stage merge").get("enabled", True))
 
 
 def is_whole(stamp: Path) -> bool:
     """Return whether all files that the manifest of a merged model names are on this machine, in their size."""
-    record = foreign.manifest(stamp, "zerolora merge", "files", "path")
+    record = foreign.manifest(stamp, "zerolora stage merge", "files", "path")
     paths = {Path(record["path"]) / name: file["bytes"] for name, file in record["files"].items()}
     return all(path.is_file() and path.stat().st_size == size for path, size in paths.items())
 

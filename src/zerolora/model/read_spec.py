@@ -66,7 +66,7 @@ def _config_file(path: Path) -> Path:
             raise UserError(f"{where}: is not a config.json; {remedy}")
         where /= "config.json"
     if not where.is_file():
-        raise UserError(f"{where}: there is no such file; `zerolora fetch` writes it, or {remedy}")
+        raise UserError(f"{where}: there is no such file; `zerolora stage fetch` writes it, or {remedy}")
     return where
 
 

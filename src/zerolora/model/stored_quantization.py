@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerolora.errors import UserError, shown
-from zerolora.json_file import TEXT, WHOLE, check, decoded, list_of, parsed, record
+from zerolora.json_file import decoded, parsed
+from zerolora.json_kinds import JsonObject, Text, Whole, check
 from zerolora.model import foreign
 from zerolora.model.weight_files import weight_files
 from zerolora.tensor_file import StoredTensor, TensorFile, read_header
@@ -31,7 +32,15 @@ NESTED = ("nested_absmax", "nested_quant_map")
 KINDS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 PRECISIONS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 AGAIN = "fetch the model again"
-_JSON = record({}, {"quant_type": TEXT, "blocksize": WHOLE, "dtype": TEXT, "shape": list_of(WHOLE)})
+
+
+class QuantState(JsonObject):
+    """The JSON that bitsandbytes writes beside a weight."""
+
+    quant_type: Text
+    blocksize: Whole
+    dtype: Text
+    shape: list[Whole]
 
 
 @dataclass(frozen=True)
@@ -153,7 +162,7 @@ def _described(state: StoredTensor) -> dict[str, Any]:
         file.seek(state.start)
         content = file.read(state.nbytes)
     result = parsed(state.path, decoded(state.path, content), AGAIN)
-    check(result, _JSON, state.path, AGAIN)
+    check(result, QuantState, state.path, AGAIN)
     if result["dtype"] not in KINDS or result["blocksize"] != BLOCK:
         raise UserError(
             f"{state.path}: {state.name} has blocks of {result['blocksize']} and weights of {shown(result['dtype'])}; "

@@ -1,7 +1,6 @@
 """Renders a run's configuration: its engine's options, the choice, and the reason for each value.
 
-zerolora render --settings JSON --estimate results/NAME/estimate.json
-                --output results/NAME/zero.json --reasons results/NAME/render.json
+zerolora stage render RENDERED
 """
 
 import shutil
@@ -137,11 +136,11 @@ def planning_of(settings: RenderSettings, estimate: Path) -> tuple[Planning, str
 
     Raises UserError if the estimate is missing or out of date, or if the strategy cannot run.
     """
-    predicted = read_json(estimate, "zerolora estimate")
+    predicted = read_json(estimate, "zerolora stage estimate")
     try:
         model, rows = from_json(predicted["shape"]), RowStatistics(**predicted["data"])
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise UserError(f"{estimate}: was written by another version; run `zerolora estimate` again") from None
+        raise UserError(f"{estimate}: was written by another version; run `zerolora stage estimate` again") from None
     hardware, source = hardware_of(settings)
     user: UserLayout | None = None
     if settings.user_config is not None:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from zerolora.errors import printable, shown, wording, wordings
+from zerolora.errors import printable, shown
 from zerolora.planner.deepspeed_keys import (
     DATA_TYPES,
     HONOURED,
@@ -40,14 +40,14 @@ OF_STAGE_3 = (
 """Keys that DeepSpeed ignores in other stages."""
 HPZ_OFF = {"zero_hpz_partition_size": 1}
 ALIKE = 0.75  # difflib ratio from which a name counts as a misspelling
-WANTED = wordings(
-    flag="true or false",
-    size="a whole number from 0 to 2**63 - 1",
-    number="a number",
-    share="a number from 0 to 1",
-    text="text",
-    texts="a list of texts",
-)
+WANTED = {
+    "flag": "true or false",
+    "size": "a whole number from 0 to 2**63 - 1",
+    "number": "a number",
+    "share": "a number from 0 to 1",
+    "text": "text",
+    "texts": "a list of texts",
+}
 
 
 class Fault(NamedTuple):
@@ -228,7 +228,7 @@ def _value(at: tuple[str, ...], value: Any, key: JsonKey) -> Iterator[Fault]:
 
 def _nearest(key: str, known: set[str]) -> str:
     near = difflib.get_close_matches(key, sorted(known), 1)
-    return wording(f"write {near[0]}" if near else "remove it")
+    return f"write {near[0]}" if near else "remove it"
 
 
 def _number(value: Any) -> bool:

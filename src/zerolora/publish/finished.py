@@ -135,7 +135,7 @@ def _gate_failure(run: FinishedRun) -> str | None:
     if gate is None or not difference.is_file():
         return None
     try:
-        failure = parse(gate).failure(read_object(difference, "zerolora report"))
+        failure = parse(gate).failure(read_object(difference, "zerolora stage report"))
     except KeyError:  # the stage accept lists the available metrics
         return None
     if failure is None:

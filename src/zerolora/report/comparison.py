@@ -1,7 +1,7 @@
 """Compare all runs in one table: an HTML page, Markdown, CSV, and metrics for DVC.
 
-zerolora compare --settings JSON --output results/compare   the stage: finished runs only
-zerolora compare                                            on request: all runs, finished or not
+zerolora stage compare   the stage: finished runs only
+zerolora compare         on request: all runs, finished or not
 """
 
 import csv

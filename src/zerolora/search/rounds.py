@@ -54,7 +54,7 @@ def search(name: str, config: Path, command: Sequence[str]) -> Study:
 def _settings(config: Path, name: str) -> Search:
     searches = load(config, before_first_trial=True).searches
     if name not in searches:
-        known = f"write one of {', '.join(searches)}" if searches else "add one to searches (docs/search.md)"
+        known = f"write one of {', '.join(searches)}" if searches else "add one to searches (docs/grids.md)"
         raise UserError(f"{config}: has no search {shown(name)}; {known}")
     return searches[name]
 

@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO stages, with offload, hpZ and quantized communication. docs/rendering.md lists the known problems.
+"""DeepSpeed's ZeRO stages, with offload, hpZ and quantized communication. docs/choice.md lists the known problems.
 
 The collectives are those of DeepSpeed 0.19 with LoRA, not the ZeRO paper's 2Ψ and 3Ψ. "Counted" means counted in a run
 of two ranks with a small Llama.
@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator
 from typing import ClassVar
 
+from zerolora.conflict import Conflict
 from zerolora.strategies.strategy import (
     EXCHANGE,
     GATHER,
@@ -17,7 +18,6 @@ from zerolora.strategies.strategy import (
     Buckets,
     Collective,
     Compiled,
-    Conflict,
     ModelSizes,
     Placement,
     Reason,

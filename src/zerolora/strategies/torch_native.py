@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import ClassVar
 
+from zerolora.conflict import Conflict
 from zerolora.strategies.strategy import (
     GATHER,
     INT8_WHOLE,
@@ -10,7 +11,6 @@ from zerolora.strategies.strategy import (
     SCATTER,
     Buckets,
     Collective,
-    Conflict,
     Reason,
     Scope,
     StepWork,

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from zerolora.errors import UserError, wording
+from zerolora.errors import UserError
 from zerolora.machine.devices import moved, on_gpu
 from zerolora.model.architecture import model_class, takes_own_attention
 from zerolora.model.attention_kernels import FLASH_CAPABILITY, FLASH_HEAD
@@ -53,7 +53,7 @@ def check_attention(name: str, config: Any) -> None:
     model = model_class(config)
     if name == "flash" and not takes_own_attention(model):
         masked = model._supports_attention_backend
-        why = wording("needs a mask for its attention" if masked else "has its attention built in")
+        why = "needs a mask for its attention" if masked else "has its attention built in"
         others = "sdpa or eager" if model._supports_sdpa else "eager"
         raise UserError(
             f"train.attention is flash, but transformers' {model.__name__} {why}; write attention: {others}"

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from zerolora.data.prepared_rows import IGNORED
-from zerolora.errors import UserError, wording
+from zerolora.errors import UserError
 from zerolora.machine.devices import on_gpu
 from zerolora.model.spec import FEWEST
 from zerolora.train import kernels
@@ -235,4 +235,4 @@ def _evaluating(model: Any, device: torch.device) -> Iterator[None]:
 def _name(config: Any) -> str:
     name = config._attn_implementation
     name = next((ours for ours, theirs in IMPLEMENTATIONS.items() if theirs == name), name)
-    return wording(f"the {config.model_type} model with {name} attention")
+    return f"the {config.model_type} model with {name} attention"

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed
 
-from zerolora.errors import UserError, wording
+from zerolora.errors import UserError
 from zerolora.methods.peft_format import saved_name
 from zerolora.model.weight_files import few
 from zerolora.types import Precision
@@ -48,7 +48,7 @@ def check_finite(model: Any, precision: Precision, trained: bool = True) -> None
 
 def first_loss(loss: float, precision: Precision) -> UserError:
     """Return the error for a first loss that is not finite, though all frozen weights are."""
-    remedy = wording(f"write train.precision: {'bf16 or fp32' if precision in RANGE else 'fp32'}")
+    remedy = f"write train.precision: {'bf16 or fp32' if precision in RANGE else 'fp32'}"
     return UserError(
         f"loss is {loss} at step 1, before any update, and all frozen weights are finite: activations leave the range "
         f"of {precision}; {remedy if precision != 'fp32' else 'train another base model'}"

@@ -28,14 +28,12 @@ from zerolora.imports.formats.import_format import (
     none,
     number,
     same,
-    starting,
     text,
     texts,
     unless_off,
     unlike,
     whole,
 )
-from zerolora.imports.known_keys import AXOLOTL
 from zerolora.model.foreign import TOKENIZER_CONFIG, tokenizer_config
 from zerolora.schedules import ONE_CYCLE
 
@@ -359,13 +357,12 @@ def _warmed_up(draft: Draft) -> list[str]:
 FORMAT = Format(
     name="axolotl",
     title="axolotl",
-    keys=AXOLOTL,
     needed="base_model",
     whole=WHOLE,
     defaults={"sequence_len": 512, "num_epochs": 1, "lr_scheduler": "cosine", "max_grad_norm": 1.0},
     finish=_finish,
-    rules={
-        **common.shared_rules(),
+    shared=common.shared_rules(),
+    own={
         "base_model": fact("model", "fetch.directory or fetch.hub", text, "a Hub model needs a commit here"),
         "revision_of_model": fact("revision", "fetch.hub", text),
         "base_model_config": idle("the config in the model's directory is used"),
@@ -565,7 +562,7 @@ FORMAT = Format(
                 "LigerPlugin → auto; no other kernel changes a result; others are reported or stop",
             )
         ),
-        **starting("liger_", AXOLOTL, idle("train.kernels covers all parts that a model has")),
+        "liger_*": idle("train.kernels covers all parts that a model has"),
         **each("sequence_parallel_degree context_parallel_size", Rule("train.sequence_parallel", _shared)),
         "fsdp": unless_off(Rule("render.strategy", _strategy, "full_shard → fsdp")),
         **each("fsdp_version fsdp_config.fsdp_version", Rule("render.strategy", _version)),
@@ -591,7 +588,7 @@ FORMAT = Format(
         "accelerator_config": idle("gradients are summed once a step"),
         **each("max_memory gpu_memory_limit", idle("write hardware.gpu_memory")),
         **each("experimental_skip_move_to_device torchdistx_path", idle("weights are always loaded in parts")),
-        "use_ray": idle("`zerolora train` starts ranks itself, on a cluster by Slurm (docs/slurm.md)"),
+        "use_ray": idle("`zerolora stage train` starts ranks itself, on a cluster by Slurm (docs/slurm.md)"),
         "evals_per_epoch": unless_off(Rule("train.validation_steps", common.evaluations, "a share of all steps")),
         "eval_table_size": idle("the report shows report.examples answers"),
         "eval_max_new_tokens": same("evaluate.max_new_tokens", whole),
@@ -611,12 +608,10 @@ FORMAT = Format(
         **each("wandb_project use_wandb", common.tracked("wandb")),
         "use_mlflow": common.tracked("mlflow"),
         "use_tensorboard": common.tracked("tensorboard"),
-        **{
-            name: common.OFFLINE
-            for name in sorted(AXOLOTL)
-            if re.match(r"(wandb|mlflow|hf_mlflow|swanlab|comet|trackio|otel)_|use_(comet|otel|trackio)", name)
-            and name != "wandb_project"
-        },
+        **each(
+            "wandb_* mlflow_* hf_mlflow_* swanlab_* comet_* trackio_* otel_* use_comet use_otel_metrics use_trackio",
+            common.OFFLINE,
+        ),
         "test_value": idle("used only by axolotl's tests"),
     },
 )

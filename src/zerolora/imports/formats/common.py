@@ -19,6 +19,7 @@ from zerolora.imports.formats.import_format import (
     NoEqual,
     Remark,
     Rule,
+    Unlike,
     each,
     fact,
     flag,
@@ -27,6 +28,7 @@ from zerolora.imports.formats.import_format import (
     number,
     same,
     text,
+    texts,
     unless_off,
     whole,
 )
@@ -65,6 +67,7 @@ PUBLISHED = idle("`zerolora push` publishes a finished run")
 VALIDATED = idle("set by train.validation_steps")
 OFFLINE = idle("the tracker writes offline to the run's directory (docs/telemetry.md)")
 FSDP = "decided by zerolora's own FSDP strategies (docs/choice.md)"
+TRACKERS = ("wandb", "mlflow", "swanlab", "tensorboard")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 LARGEST = 2**31  # bound of integers in the config
 LARGEST_FILE = 16 * 2**20  # bytes of a file of settings
@@ -77,7 +80,7 @@ def schedule_rule(one_cycle: bool = False) -> Rule:
 
     def translate(value: Any, draft: Draft) -> str | None:
         if text(value) not in SCHEDULES or (value == ONE_CYCLE and not one_cycle):
-            raise NoEqual(f"{shown(value)} is not a schedule of docs/optimizers.md; train.schedule keeps its default")
+            raise NoEqual(f"{shown(value)} is not a schedule of docs/methods.md; train.schedule keeps its default")
         draft.set("train.schedule", value)
         return None
 
@@ -120,7 +123,7 @@ def shared_rules() -> dict[str, Rule]:
         **each("torch_compile torch_compile_backend torch_compile_mode", idle("the model runs as in transformers")),
         "deepspeed": unless_off(Rule("render.strategy", deepspeed, "by its stage and offload")),
         "ddp_timeout": idle("the heartbeat reports ranks that hang"),
-        "ddp_bucket_cap_mb": idle("computed here (docs/rendering.md)"),
+        "ddp_bucket_cap_mb": idle("computed here (docs/choice.md)"),
         "ddp_broadcast_buffers": idle("buffers of the model are not trained"),
         "ddp_find_unused_parameters": idle("all trained parameters are always used"),
         "low_cpu_mem_usage": idle("weights are always loaded in parts"),
@@ -138,6 +141,29 @@ def shared_rules() -> dict[str, Rule]:
         **each("logging_steps include_tokens_per_second", EVERY_STEP),
         "use_swanlab": tracked("swanlab"),
     }
+
+
+def _trains(value: Any, draft: Draft) -> str | None:
+    if not flag(value):
+        raise Unlike("false: the file does not train")
+    return None
+
+
+def _report(value: Any, draft: Draft) -> str | None:
+    chosen = [each for each in texts(value) if each != "none"]
+    if not chosen:
+        return None
+    known = [each for each in chosen if each in TRACKERS]
+    if not known:
+        raise NoEqual(f"{shown(value)} is not a tracker of docs/telemetry.md", NO_EFFECT)
+    draft.set("train.tracker", known[0])
+    several = f"; only {known[0]} of {', '.join(chosen)}" if len(chosen) > 1 else ""
+    return Remark(f"the tracker writes offline{several}", NO_EFFECT)
+
+
+def _strategy(value: Any, draft: Draft) -> str | None:
+    draft.set("render.strategy", "fsdp_offload" if fsdp_offload(value, draft) else "fsdp")
+    return None
 
 
 def optimizer_rule() -> Rule:
@@ -482,7 +508,7 @@ def deepspeed(value: Any, draft: Draft) -> str | None:
 def _described_by(user: Any, draft: Draft) -> str | None:
     strategy, differs = strategy_of(user)
     draft.set("render.strategy", strategy)
-    sizes = "its sizes are computed here (docs/rendering.md)"
+    sizes = "its sizes are computed here (docs/choice.md)"
     return Remark(f"{strategy}, as the JSON describes{differs}; {sizes}", CHANGES if differs else NO_EFFECT)
 
 
@@ -538,3 +564,46 @@ def _nearest(
             ):  # fmt: skip
                 return name, differs
     raise NoEqual(f"stage {stage} with the optimizer on {optimizer} and weights on {parameters} is no named strategy")
+
+
+TRAINING_ARGUMENTS: dict[str, Rule] = {
+    **shared_rules(),
+    "model_name_or_path": fact("model", "fetch.directory or fetch.hub", text, "a Hub model needs a commit here"),
+    "model_revision": fact("revision", "fetch.hub", text),
+    "do_train": Rule("", _trains, "the pipeline always trains; false stops the import"),
+    "do_eval": idle("validation loss is always computed at the end"),
+    "label_smoothing_factor": lost("the loss has no label smoothing"),
+    "report_to": Rule("train.tracker", _report),
+    "run_name": idle("runs are named in `runs`"),
+    "per_device_train_batch_size": fact("micro_batch", "train.micro_batch, train.global_batch", whole),
+    "gradient_accumulation_steps": fact(
+        "accumulation", "train.global_batch", whole, "times batch size and number of GPUs"
+    ),
+    "per_device_eval_batch_size": idle("chosen by evaluate.batch: auto"),
+    "num_train_epochs": Rule("train.epochs", epochs),
+    "max_steps": unless_off(steps("train.max_steps")),
+    "lr_scheduler_type": schedule_rule(),
+    "optim": optimizer_rule(),
+    "neftune_noise_alpha": unless_off(same("train.neftune_alpha", number)),
+    "data_seed": lost("the rows' order depends on train.seed, their split on prepare.rows.seed"),
+    "gradient_checkpointing": same("train.activation_checkpointing", flag),
+    "fsdp": unless_off(Rule("render.strategy", _strategy, "full_shard → fsdp")),
+    **each(
+        "fsdp_config fsdp_transformer_layer_cls_to_wrap",
+        idle(FSDP),
+    ),
+    "ddp_backend": idle("set by the launcher"),
+    "overwrite_output_dir": idle("stages rerun when their inputs change"),
+    "save_strategy": Rule("train.checkpoint_steps", saved, "epoch → a share of all steps"),
+    "save_on_each_node": idle("one rank writes checkpoints"),
+    **each("eval_on_start eval_delay", VALIDATED),
+    "eval_accumulation_steps": idle("chosen by evaluate.batch: auto"),
+    **each("metric_for_best_model greater_is_better", idle("the best model is chosen by validation loss")),
+    "use_liger_kernel": LIGER,
+    "full_determinism": idle("docs/training.md lists what is reproducible"),
+    **each("do_predict predict_with_generate", idle("held-out rows are always evaluated")),
+    **each("disable_tqdm include_num_input_tokens_seen logging_* log_*", EVERY_STEP),
+    **each("hub_* push_to_hub push_to_hub_*", PUBLISHED),
+    "dataloader_*": PREPARED,
+}
+"""The options of transformers' TrainingArguments and of its scripts, which several tools take unchanged."""

@@ -14,6 +14,7 @@ from zerolora.imports.formats.import_format import (
     NoEqual,
     Remark,
     Rule,
+    each,
     fact,
     flag,
     idle,
@@ -32,7 +33,6 @@ from zerolora.planner.deepspeed_keys import (
     LEFT_OUT,
     OFFLOADS,
     REFUSED,
-    TOP_LEVEL,
     ZERO,
     ZERO_KEYS,
     ZERO_REFUSED,
@@ -170,12 +170,12 @@ def _left_out() -> dict[str, Rule]:
 
 FORMAT = Format(
     name="deepspeed",
-    title="DeepSpeed 0.19.8",
-    keys=TOP_LEVEL,
+    title="DeepSpeed",
+    shared={},
     needed=ZERO,
     defaults={},
     finish=_finish,
-    rules={
+    own={
         **_zero(),
         "train_batch_size": idle("train.global_batch; it follows from micro-batch and accumulation"),
         "train_micro_batch_size_per_gpu": _unless_auto(fact("micro_batch", "train.micro_batch", whole)),
@@ -183,10 +183,10 @@ FORMAT = Format(
             fact("accumulation", "train.global_batch", whole, "times micro-batch and the number of GPUs")
         ),
         "gradient_clipping": _unless_auto(same("train.gradient_clipping", number)),
-        "bf16.enabled": _precision("bf16"),
+        **each("bf16.enabled bfloat16.enabled", _precision("bf16")),
         "fp16.enabled": _precision("fp16"),
         "fp16": idle(LOSS_SCALE),
-        "bf16": idle("weights and gradients have DeepSpeed's default dtypes"),
+        **each("bf16 bfloat16", idle("weights and gradients have DeepSpeed's default dtypes")),
         "optimizer.type": named("train.optimizer", OPTIMIZERS),
         "optimizer.params.lr": _unless_auto(same("train.learning_rate", number)),
         "optimizer.params.betas": Rule("train.betas", _betas),
@@ -202,7 +202,7 @@ FORMAT = Format(
         "scheduler.params.warmup_min_lr": _unless_auto(none("warm-up starts at 0")),
         "scheduler.params.warmup_type": Rule("", _warmup_shape, "always linear here"),
         "scheduler.params": none("train.schedule_options has those of transformers' schedules"),
-        "aio": idle("render writes the options of NVMe (docs/rendering.md)"),
+        "aio": idle("render writes the options of NVMe (docs/choice.md)"),
         **_left_out(),
         "zero_allow_untested_optimizer": idle("set if the optimizer needs it"),
         "zero_force_ds_cpu_optimizer": idle("set if the optimizer needs it"),

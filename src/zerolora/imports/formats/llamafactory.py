@@ -24,14 +24,12 @@ from zerolora.imports.formats.import_format import (
     lost,
     number,
     same,
-    starting,
     text,
     texts,
     unless_off,
     unlike,
     whole,
 )
-from zerolora.imports.known_keys import LLAMAFACTORY, MULTIMODAL_TEMPLATES, TRAINING
 
 TEMPLATES = {
     "alpaca": "alpaca",
@@ -66,15 +64,22 @@ DIFFERS = {
 QWEN = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
 SYSTEM = {"qwen": QWEN, "zephyr": "You are Zephyr, a helpful assistant."}
 """Default system prompts that our templates lack."""
-TRACKERS = ("wandb", "mlflow", "swanlab", "tensorboard")
+MULTIMODAL_TEMPLATES = """
+dots_ocr ernie_vl gemma3n gemma4 gemma4n glm4_5v glm4v glm_ocr granite3_vision intern_s1 intern_vl keye_vl
+kimi_vl lfm2_vl llama4 llava llava_next llava_next_llama3 llava_next_mistral llava_next_qwen llava_next_video
+llava_next_video_mistral llava_next_video_yi llava_next_yi mimo_vl minicpm_o minicpm_v minicpm_v_4_6 ministral3
+mistral_small mllama moss_vl paligemma paligemma_chat pixtral qwen2_audio qwen2_omni qwen2_vl qwen3_5
+qwen3_5_nothink qwen3_6 qwen3_omni qwen3_omni_nothink qwen3_vl qwen3_vl_nothink video_llava yi_vl youtu_vl
+"""
+"""Names of templates with a plugin for images, video or audio (data/template.py), except gemma3."""
 STAGES = {"rm": "a reward model", "ppo": "rewards"}
 RL_ONLY = "used only with other stages"
 OFT_ONLY = "used only with finetuning_type oft"
 FREEZE_ONLY = "used only with finetuning_type freeze"
-OPTIMIZER = "no such optimizer; docs/optimizers.md lists the available ones"
+OPTIMIZER = "no such optimizer; docs/methods.md lists the available ones"
 SERVING = "for serving and exporting"
 MEGATRON = "for Megatron; write render.strategy"
-LAUNCH = "`zerolora train` starts ranks itself, on a cluster by Slurm (docs/slurm.md)"
+LAUNCH = "`zerolora stage train` starts ranks itself, on a cluster by Slurm (docs/slurm.md)"
 
 
 def _stage(value: Any, draft: Draft) -> str | None:
@@ -83,12 +88,6 @@ def _stage(value: Any, draft: Draft) -> str | None:
             f"{shown(value)}: {STAGES.get(value, 'no stage of LLaMA-Factory') if isinstance(value, str) else ''}"
         )
     draft.facts["stage"] = value
-    return None
-
-
-def _trains(value: Any, draft: Draft) -> str | None:
-    if not flag(value):
-        raise Unlike("false: the file does not train")
     return None
 
 
@@ -138,7 +137,7 @@ def _mixed(value: Any, draft: Draft) -> str | None:
 
 
 def _template(value: Any, draft: Draft) -> str | None:
-    if isinstance(value, str) and value in MULTIMODAL_TEMPLATES:
+    if isinstance(value, str) and value in MULTIMODAL_TEMPLATES.split():
         raise Unlike(f"{shown(value)}, a template for rows with images, video or audio")
     if isinstance(value, str) and value in TEMPLATES:
         draft.set("prepare.rows.template", TEMPLATES[value])
@@ -161,23 +160,6 @@ def _frozen(part: str) -> Rule:
 def _quantized(value: Any, draft: Draft) -> str | None:
     if value not in ("bnb", "bitsandbytes"):
         raise NoEqual(f"{shown(value)}: only bitsandbytes is supported")
-    return None
-
-
-def _report(value: Any, draft: Draft) -> str | None:
-    chosen = [each for each in texts(value) if each != "none"]
-    if not chosen:
-        return None
-    known = [each for each in chosen if each in TRACKERS]
-    if not known:
-        raise NoEqual(f"{shown(value)} is not a tracker of docs/telemetry.md", NO_EFFECT)
-    draft.set("train.tracker", known[0])
-    several = f"; only {known[0]} of {', '.join(chosen)}" if len(chosen) > 1 else ""
-    return Remark(f"the tracker writes offline{several}", NO_EFFECT)
-
-
-def _strategy(value: Any, draft: Draft) -> str | None:
-    draft.set("render.strategy", "fsdp_offload" if common.fsdp_offload(value, draft) else "fsdp")
     return None
 
 
@@ -246,7 +228,6 @@ def _warmed_up(draft: Draft) -> list[str]:
 FORMAT = Format(
     name="llamafactory",
     title="LLaMA-Factory",
-    keys=LLAMAFACTORY | TRAINING,
     needed="model_name_or_path",
     whole=frozenset({"deepspeed", "dataset_dir", "fsdp_config", "lr_scheduler_kwargs", "vllm_config", "sglang_config"}),
     defaults={
@@ -259,10 +240,8 @@ FORMAT = Format(
         "max_grad_norm": 1.0,
     },
     finish=_finish,
-    rules={
-        **common.shared_rules(),
-        "model_name_or_path": fact("model", "fetch.directory or fetch.hub", text, "a Hub model needs a commit here"),
-        "model_revision": fact("revision", "fetch.hub", text),
+    shared=common.TRAINING_ARGUMENTS,
+    own={
         **each(
             "adapter_name_or_path adapter_folder",
             lost("a run that starts from an adapter is in `continued` (train.from_adapter)"),
@@ -290,9 +269,7 @@ FORMAT = Format(
             _stage,
             "pt → plain text, dpo → by pref_loss; others stop the import",
         ),
-        "do_train": Rule("", _trains, "the pipeline always trains; false stops the import"),
-        "do_eval": idle("validation loss is always computed at the end"),
-        **each("do_predict predict_with_generate compute_accuracy", idle("held-out rows are always evaluated")),
+        "compute_accuracy": idle("held-out rows are always evaluated"),
         "max_new_tokens": same("evaluate.max_new_tokens", whole),
         **llamafactory_objective.RULES,
         **each(
@@ -305,7 +282,6 @@ FORMAT = Format(
         "use_asft_loss": unlike("another loss (ASFT)"),
         "asft_alpha": idle("used only with ASFT"),
         "use_eaft_loss": unlike("another loss (EAFT)"),
-        "label_smoothing_factor": lost("the loss has no label smoothing"),
         "moe_aux_loss_coef": lost("the router's auxiliary loss is not used"),
         "finetuning_type": Rule("train.method", _tuned, "freeze and oft stop the import"),
         "use_llama_pro": unlike("training added layers"),
@@ -361,46 +337,27 @@ FORMAT = Format(
         ),
         "resize_vocab": idle("added tokens always get rows in embedding and head"),
         "plot_loss": idle("the report always has the curve"),
-        "report_to": Rule("train.tracker", _report),
-        **starting("swanlab_", LLAMAFACTORY, common.OFFLINE),
-        "run_name": idle("runs are named in `runs`"),
-        "per_device_train_batch_size": fact("micro_batch", "train.micro_batch, train.global_batch", whole),
-        "gradient_accumulation_steps": fact(
-            "accumulation", "train.global_batch", whole, "times batch size and number of GPUs"
-        ),
-        "per_device_eval_batch_size": idle("chosen by evaluate.batch: auto"),
-        "num_train_epochs": Rule("train.epochs", common.epochs),
-        "max_steps": unless_off(common.steps("train.max_steps")),
-        "lr_scheduler_type": common.schedule_rule(),
-        "optim": common.optimizer_rule(),
+        "swanlab_*": common.OFFLINE,
         **each("use_galore use_apollo use_badam use_muon use_adam_mini", lost(OPTIMIZER)),
-        **starting("galore_ apollo_ badam_", LLAMAFACTORY, idle("used only with an optimizer that zerolora lacks")),
-        "neftune_noise_alpha": unless_off(same("train.neftune_alpha", number)),
-        "data_seed": lost("the rows' order depends on train.seed, their split on prepare.rows.seed"),
+        **each("galore_* apollo_* badam_*", idle("used only with an optimizer that zerolora lacks")),
         "pure_bf16": common.pure("bf16"),
         "upcast_layernorm": lost("norms keep the model's dtype"),
         "upcast_lmhead_output": idle("losses are computed in fp32"),
         "flash_attn": common.attention({"auto": "", "fa2": "flash", "sdpa": "sdpa", "disabled": "eager"}),
-        "gradient_checkpointing": same("train.activation_checkpointing", flag),
         "disable_gradient_checkpointing": common.offered("train.activation_checkpointing", False),
         "use_reentrant_gc": idle("reentrant checkpointing is never used"),
         "enable_liger_kernel": common.LIGER,
         **each("use_v1_kernels use_unsloth", idle("zerolora has its own kernels")),
         "use_unsloth_gc": idle("train.activation_offload keeps activations in host memory"),
         "shift_attn": lost("train.attention covers the whole row"),
-        "fsdp": unless_off(Rule("render.strategy", _strategy, "full_shard → fsdp")),
-        **each(
-            "fsdp_config fsdp_transformer_layer_cls_to_wrap",
-            idle(common.FSDP),
-        ),
         "early_stopping_steps": unless_off(same("train.patience", whole)),
         **each(
             "ray_run_name ray_storage_path ray_init_kwargs placement_strategy master_addr master_port", idle(LAUNCH)
         ),
         "resources_per_worker": idle("write hardware"),
         **each("use_kv_cache offload_folder", idle(SERVING)),
-        **starting("export_ infer_ vllm_ sglang_", LLAMAFACTORY, idle(SERVING)),
-        **starting("use_kt kt_", LLAMAFACTORY, idle("for KTransformers; write render.strategy")),
+        **each("export_* infer_* vllm_* sglang_*", idle(SERVING)),
+        **each("use_kt kt_*", idle("for KTransformers; write render.strategy")),
         **each(
             "tensor_model_parallel_size pipeline_model_parallel_size expert_model_parallel_size "
             "sequence_parallel use_distributed_optimizer bias_activation_fusion apply_rope_fusion "
@@ -409,21 +366,9 @@ FORMAT = Format(
             idle(MEGATRON),
         ),
         "context_parallel_size": idle("write train.sequence_parallel"),
+        "include_effective_tokens_per_second": common.EVERY_STEP,
         **each("hf_hub_token ms_hub_token om_hub_token", idle("the token of the Hub's own command line is used")),
         "cache_dir": idle("models are in resources/models/"),
         "print_param_status": idle("all output is in results/logs/"),
-        "ddp_backend": idle("set by the launcher"),
-        "overwrite_output_dir": idle("stages rerun when their inputs change"),
-        "save_strategy": Rule("train.checkpoint_steps", common.saved, "epoch → a share of all steps"),
-        "save_on_each_node": idle("one rank writes checkpoints"),
-        **each("eval_on_start eval_delay", common.VALIDATED),
-        "eval_accumulation_steps": idle("chosen by evaluate.batch: auto"),
-        **each("metric_for_best_model greater_is_better", idle("the best model is chosen by validation loss")),
-        "use_liger_kernel": common.LIGER,
-        "full_determinism": idle("docs/training.md lists what is reproducible"),
-        **each("disable_tqdm include_num_input_tokens_seen include_effective_tokens_per_second", common.EVERY_STEP),
-        **starting("logging_ log_", TRAINING, common.EVERY_STEP),
-        **starting("hub_ push_to_hub", TRAINING, common.PUBLISHED),
-        **starting("dataloader_", TRAINING, common.PREPARED),
     },
 )
