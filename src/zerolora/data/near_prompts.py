@@ -10,10 +10,9 @@ The runs are compared themselves, not hashes of them. Memory grows with the word
 with those of all.
 """
 
-from array import array
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import repeat
+from itertools import chain, repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -63,18 +62,20 @@ def near(prompts: np.ndarray, ranks: np.ndarray, texts: Texts) -> list[np.ndarra
 def _numbered(
     prompts: np.ndarray,
     parts: Iterable[tuple[np.ndarray, list[str]]],
-    numbers_of: Callable[[list[str]], Iterable[int]],
+    numbers_of: Callable[[Iterable[str]], Iterable[int]],
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the numbers of the words of all texts, each text followed by NONE, and the index of each word's prompt."""
-    numbers, lengths, owners = array("i"), [], [np.zeros(0, np.int64)]
+    numbers, owners = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)]
     for rows, texts in parts:
-        for text in texts:
-            before = len(numbers)
-            numbers.extend(numbers_of(words_of(text)))
-            numbers.append(NONE)
-            lengths.append(len(numbers) - before)
-        owners.append(np.searchsorted(prompts, rows))
-    return np.array(numbers, np.int32), np.repeat(np.concatenate(owners), lengths)
+        written = [words_of(text) for text in texts]
+        lengths = np.array([len(words) for words in written])
+        place = np.full(lengths.sum() + len(texts), NONE, np.int32)
+        is_word = np.ones(len(place), bool)
+        is_word[np.cumsum(lengths + 1) - 1] = False
+        place[is_word] = np.fromiter(numbers_of(chain.from_iterable(written)), np.int32, lengths.sum())
+        numbers.append(place)
+        owners.append(np.repeat(np.searchsorted(prompts, rows), lengths + 1))
+    return np.concatenate(numbers), np.concatenate(owners)
 
 
 class _Runs:

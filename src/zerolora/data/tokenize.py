@@ -25,7 +25,7 @@ from zerolora.data.formats.leaves import Unread
 from zerolora.data.formats.reading import Reading, Seen
 from zerolora.data.formats.selection import better_answer, selected
 from zerolora.data.normal_form import normal_form
-from zerolora.data.prepared_rows import FIELDS, IGNORED, schema
+from zerolora.data.prepared_rows import FIELDS, IGNORED, SPLITS, schema
 from zerolora.data.ragged import Ragged
 from zerolora.data.records import Chunk
 from zerolora.data.source_files import other_form
@@ -166,6 +166,8 @@ class ChunkTokenizer:
         self.encoder = Encoder(tokenizer)
         self.tokenizer, self.rows = tokenizer, embedding_rows(model, tokenizer, settings)
         self.vocabulary = len(tokenizer) if self.rows is None else min(len(tokenizer), self.rows)
+        # Two prompts are compared by it only if one of them is held out.
+        self.normal = any(settings.holds_out(split) for split in SPLITS[1:])
         # Some tokenizers define a BOS token that they never add to a text.
         self.bos = tokenizer.bos_token_id if self.template.bos else None
 
@@ -272,7 +274,8 @@ class ChunkTokenizer:
                 example = rows[number].example
                 question, expected = _texts(example, self.template.answer_index(example))
             texts.append((question, "" if long[number] and self.too_long == "split" else expected))
-        return _batch(parts.tokens, texts, job.source), _hashes(parts, rows, tokens), np.flatnonzero(further)
+        hashes_of_rows = _hashes(parts, rows, tokens, self.normal)
+        return _batch(parts.tokens, texts, job.source), hashes_of_rows, np.flatnonzero(further)
 
     def _write_answers(
         self, job: Job, rows: list["_Row"], counts: collections.Counter[str], bad: dict[int, tuple[str, str]]
@@ -472,9 +475,9 @@ def _texts(example: Example, index: int | None) -> tuple[str, str]:
     return question, answer["content"] or json.dumps(answer.get("tool_calls"), ensure_ascii=False)
 
 
-def _hashes(parts: Parts, rows: list[_Row], tokens: Tokens) -> np.ndarray:
+def _hashes(parts: Parts, rows: list[_Row], tokens: Tokens, normal: bool) -> np.ndarray:
     """Return 64-bit hashes of each part's whole row, of its prompt, and of the prompt's normal form; of a row without a
-    prompt those of the row again."""
+    prompt those of the row again, and without `normal` that of the prompt."""
     values = [(0, 0, 0)] * len(rows)
     for number in set(parts.row.tolist()):
         pieces = rows[number].pieces
@@ -496,7 +499,7 @@ def _hashes(parts: Parts, rows: list[_Row], tokens: Tokens) -> np.ndarray:
         whole.update(b"\0" + after)
         row = int.from_bytes(whole.digest())
         own = int.from_bytes(first.digest()) if first else row
-        values[number] = row, own, own if text is None else _normal_hash(text)
+        values[number] = row, own, own if text is None or not normal else _normal_hash(text)
     result: np.ndarray = np.array(values, np.uint64).reshape(-1, 3)[parts.row]
     return result
 
