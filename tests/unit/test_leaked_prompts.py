@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from zerolora.config.settings import PrepareSettings
 from zerolora.data.near_prompts import near
@@ -33,6 +35,11 @@ def test_normal_form_has_no_case_blanks_and_punctuation(one: str, other: str) ->
 @pytest.mark.parametrize(("one", "other"), DIFFERENT)
 def test_normal_form_keeps_numbers_and_operators_apart(one: str, other: str) -> None:
     assert normal_form(one) != normal_form(other)
+
+
+@given(st.lists(st.sampled_from([*" 34,.-+aB\t\n_", "\x1c", "\0"]) | st.characters(max_codepoint=127)).map("".join))
+def test_normal_form_of_ascii_is_that_of_any_text(text: str) -> None:
+    assert normal_form("ö" + text + "é") == "ö" + normal_form("a" + text + "b")[1:-1] + "é"
 
 
 def test_words_of_scripts_without_blanks_are_letters() -> None:
