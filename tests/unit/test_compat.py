@@ -112,7 +112,7 @@ def test_patch_checks_the_version_first(monkeypatch: pytest.MonkeyPatch) -> None
     assert type(model[0]) is torch.nn.Dropout
 
 
-def test_untested_series_is_allowed_if_its_features_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_series_is_allowed_if_its_features_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(versions, "installed", lambda library: "2.11.3")
     Patch("some", "torch", "2.13.0", ("2.11",), "none known", ("torch.distributed:Work.wait",)).check()
     lacking = Patch("some", "torch", "2.13.0", ("2.11",), "none known", ("torch.distributed:Work.nap",))

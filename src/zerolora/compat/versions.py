@@ -18,8 +18,9 @@ VERSIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "torch": ("2.13.0", ("2.11", "2.12")),  # some GPU machines have 2.11
     "transformers": ("5.23.0", ("5.17", "5.18", "5.19", "5.20", "5.21", "5.22", "5.23")),
 }
-"""The tested version of each library, as in envs/requirements.lock, and untested release series, in which a patch is
-allowed if the features that it uses exist."""
+"""The tested version of each library, as in envs/requirements.lock, and others, or series of them, with which a patch is
+allowed if the features that it uses exist. Those of DeepSpeed, Snakemake and its executor have been tested too
+(docs/newcomer.md says how)."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -32,8 +33,8 @@ class Patch:
     name: str
     library: str
     version: str
-    untested: tuple[str, ...]
-    """Release series; see VERSIONS."""
+    others: tuple[str, ...]
+    """Other versions, or series of them; see VERSIONS."""
     upstream: str
     """The upstream thread that would make it unnecessary, or "none known"."""
     features: tuple[str, ...]
@@ -44,7 +45,7 @@ class Patch:
         result, wanted = installed(self.library), self.version
         if result == wanted:
             return
-        if result.startswith(tuple(f"{series}." for series in self.untested)):
+        if f"{result}.".startswith(tuple(f"{each}." for each in self.others)):
             missing = next((feature for feature in self.features if not _exists(feature)), None)
             if missing is None:
                 return

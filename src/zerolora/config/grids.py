@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from zerolora.config.method_sections import MethodSections
 from zerolora.errors import shown
+from zerolora.registries import entries
 
 MOST_RUNS = 10_000
 """Limit for one grid, expanded within a second."""
@@ -144,12 +145,12 @@ ESTIMATE = (
             *("nodes", "ranks_per_node", "global_batch", "micro_batch", "sequence_parallel", "precision", "attention"),
             *("kernels", "compile"),
             *("activation_checkpointing", "activation_offload", "validation_steps", "keep", "keep_checkpoints"),
-            *("method", "objective", "optimizer", "orpo.prompt_loss"),
+            *("method", "objective", "optimizer"),
             *MethodSections.model_fields,
         )
     ),
 )
-"""Those that `estimate` or its inputs depend on."""
+"""Those that `estimate` or its inputs depend on, besides the costly keys of objectives."""
 RENDER = (
     *ESTIMATE,
     *("render", "export", "merge.enabled"),
@@ -177,7 +178,6 @@ class Shared(NamedTuple):
 LONGEST = 100  # characters of a directory name
 SHARED_STAGES = Shared("pack", "estimate", "render", "reference")
 """The stage that writes each output."""
-READ = (PACK, ESTIMATE, RENDER, REFERENCE)
 
 
 def shared_names(owner: str, run: str, parts: Mapping[str, str | None]) -> Shared:
@@ -185,8 +185,9 @@ def shared_names(owner: str, run: str, parts: Mapping[str, str | None]) -> Share
 
     parts: the part of a name for each value of `over` by key; None for a value without a name.
     """
+    costly = [f"train.{each.name}.{key}" for each in entries("objectives").values() for key in each.costly]
     result = []
-    for read in READ:
+    for read in (PACK, (*ESTIMATE, *costly), (*RENDER, *costly), REFERENCE):
         touched = [parts[key] for key in sorted(parts) if _touches(key, read)]
         name = "-".join([owner, *filter(None, touched)])
         result.append(name if None not in touched and len(name) <= LONGEST else run)
