@@ -278,18 +278,6 @@ def test_needed_compile_template(tiny_model: Path) -> None:
         tokenizer.apply_chat_template(messages, tokenize=False, strftime_now=datetime.datetime(1999, 1, 1).strftime)
 
 
-def test_needed_compile_conversions(monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers import conversion_mapping
-
-    from zerolora.compat.transformers_patches import compile_conversions
-
-    monkeypatch.setattr(conversion_mapping, "_checkpoint_conversion_mapping_cache", None)
-    importlib.import_module("transformers.models.llama.modeling_llama")  # compiles nothing
-    assert conversion_mapping._checkpoint_conversion_mapping_cache is None
-    compile_conversions()
-    assert len(conversion_mapping._checkpoint_conversion_mapping_cache or ()) > 100
-
-
 def test_bitsandbytes_import_does_not_initialise_cuda() -> None:
     """No rank can be forked after CUDA is initialised. Importing bitsandbytes queries the GPU's capability."""
     code = """

@@ -21,7 +21,6 @@ import torch.distributed
 import transformers
 
 from zerolora.compat import bitsandbytes_patches
-from zerolora.compat.transformers_patches import compile_conversions
 from zerolora.config.settings import TrainingPlan, TrainSettings
 from zerolora.data.packing_plan import PackingPlan, open_plan
 from zerolora.data.prepared_rows import open_split
@@ -544,7 +543,6 @@ def _load(arguments: argparse.Namespace) -> None:
         engine_class(plan.engine).load_library()
         for architecture in foreign.model_config(located(arguments.weights)).get("architectures") or []:
             getattr(transformers, architecture, None)
-        compile_conversions()
 
 
 def main() -> None:
