@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from conftest import BIN, ROOT, copy_tracked, write_rows
-from test_snakemake_releases import TESTED, pretend_release
+from test_other_releases import TESTED, pretend_release
 
 pytestmark = [pytest.mark.slow]  # an installation, and whole runs
 

@@ -1,7 +1,7 @@
-"""The releases of Snakemake that the patches are for, each tried with a whole run.
+"""The releases of other libraries that the patches are for besides those of the lock, which every other test runs.
 
-With ZEROLORA_TEST_SNAKEMAKES=1, since it installs each of them from the package index. Tried on 2026-11-27: 9.24.0,
-9.25.2, 9.26.1, and 9.27.1 of the lock, which every other test runs.
+With ZEROLORA_TEST_RELEASES=1, since it installs each of them from the package index: Snakemake runs a folder, DeepSpeed
+and Snakemake's Slurm executor pass their tests. RELEASES-TRIED
 """
 
 import importlib.metadata
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import BIN, ROOT, write_rows
+from conftest import BIN, OTHER_RELEASES, ROOT, write_rows
 
 from zerolora.compat.versions import VERSIONS
 from zerolora.errors import install_command
@@ -20,6 +20,17 @@ from zerolora.errors import install_command
 pytestmark = [pytest.mark.slow]  # whole runs
 
 TESTED, SERIES = VERSIONS["snakemake"]
+TESTS = {
+    "deepspeed": [
+        "tests/unit/test_compat.py",
+        *(f"tests/train/test_{name}.py" for name in ("training", "resume", "fp16", "nvme", "preferences_train")),
+    ],
+    "snakemake-executor-plugin-slurm": ["tests/slurm"],
+}
+"""Those of each library's patches."""
+on_request = pytest.mark.skipif(
+    "ZEROLORA_TEST_RELEASES" not in os.environ, reason="installs releases: ZEROLORA_TEST_RELEASES=1"
+)
 MESSAGE = "snakemake {version} is installed, but zerolora.compat (explain_system_errors) is written for {tested}"
 
 
@@ -30,6 +41,12 @@ def environment(*packages: Path) -> dict[str, str]:
     return inherited | {"PYTHONPATH": os.pathsep.join(map(str, packages)), "OMP_NUM_THREADS": "1", "PATH": path}
 
 
+def install(requirement: str, folder: Path) -> None:
+    """Install a release into a folder of its own."""
+    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--no-build-isolation")
+    subprocess.run([*pip, "--target", folder, requirement], check=True)
+
+
 def pretend_release(folder: Path) -> None:
     """Write metadata of a release that does not exist."""
     metadata = folder / "snakemake-9.99.0.dist-info"
@@ -37,13 +54,10 @@ def pretend_release(folder: Path) -> None:
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: snakemake\nVersion: 9.99.0\n")
 
 
-@pytest.mark.skipif(
-    "ZEROLORA_TEST_SNAKEMAKES" not in os.environ, reason="installs releases: ZEROLORA_TEST_SNAKEMAKES=1"
-)
+@on_request
 @pytest.mark.parametrize("series", SERIES)
 def test_a_release_runs_a_folder(series: str, tmp_path: Path, tiny_model: Path) -> None:
-    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--target")
-    subprocess.run([*pip, tmp_path / "site", f"snakemake=={series}.*"], check=True)
+    install(f"snakemake=={series}.*", tmp_path / "site")
     folder = tmp_path / "own"
     shutil.copytree(tiny_model, folder / "model")
     write_rows(folder / "rows.json", 20)
@@ -56,6 +70,24 @@ def test_a_release_runs_a_folder(series: str, tmp_path: Path, tiny_model: Path) 
     assert "Nothing to be done" in result.stderr
     (log, *_) = sorted((folder / ".snakemake/log").iterdir())
     assert f"Snakemake version: {series}." in log.read_text()
+
+
+@on_request
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    ("library", "release"), [(library, release) for library in TESTS for release in VERSIONS[library][1]]
+)
+def test_a_release_passes_the_tests_of_its_library(library: str, release: str, tmp_path: Path) -> None:
+    install(f"{library}=={release}", tmp_path / "site")
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--numprocesses", "2", *TESTS[library]],
+        cwd=ROOT,
+        env=environment(tmp_path / "site", ROOT / "src") | {OTHER_RELEASES: str(tmp_path / "site")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout[-5000:]
 
 
 def test_the_releases_are_those_of_the_page() -> None:
