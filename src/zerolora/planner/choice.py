@@ -132,7 +132,7 @@ def refusal(every: list[Candidate], planning: Planning, instead: Candidate | Non
         f"the nearest that fits, micro-batch {instead.choice.micro_batch} x {instead.choice.accumulation}, "
         f"{instead.seconds:.3g} s a step predicted:",
         *_indented(row),
-        "write into config/config.yaml, or into the run:",
+        "add to config/config.yaml, or to the run:",
     ]
     for section, values in changes(instead.choice, settings).items():
         lines += [f"  {section}:", *(f"    {key}: {str(value).lower()}" for key, value in values.items())]
