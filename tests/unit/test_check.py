@@ -79,7 +79,7 @@ def test_nothing_is_missing_on_a_machine_that_fits(two_gpus: Needs) -> None:
             "torch",
             "CPUs",
         ),
-        ({"driver": None, "gpus": ()}, "driver", "no NVIDIA driver (libcuda.so.1); run where the GPUs are"),
+        ({"driver": None, "gpus": ()}, "driver", "no NVIDIA driver found (libcuda.so.1); run where the GPUs are"),
         ({"driver": Driver("550.54", (12, 4), "goes up to CUDA 12.4; update")}, "driver", "CUDA 12.4"),
         ({"gpus": ()}, "GPUs", "2 GPUs needed; run where the GPUs are"),
         ({"gpus": (GPU,)}, "GPUs", "2 GPUs needed and 1 visible; ask for more, or use fewer train.ranks_per_node"),

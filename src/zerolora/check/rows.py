@@ -95,7 +95,7 @@ def _driver(machine: Machine, needs: "Needs | None") -> Check:
     built = machine.torch.cuda if machine.torch else None
     needed = "an NVIDIA driver" if built is None else f"CUDA {built.partition('.')[0]}"
     if driver is None:
-        reason = f"no NVIDIA driver ({devices.LIBRARY}); run where the GPUs are, or set hardware.device: cpu"
+        reason = f"no NVIDIA driver found ({devices.LIBRARY}); run where the GPUs are, or set hardware.device: cpu"
         return _judged("driver", here, needed, reason, machine)
     return _judged("driver", here, needed, driver.fault, machine)
 
