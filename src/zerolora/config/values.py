@@ -113,7 +113,7 @@ def _templates() -> Iterable[str]:
 
 
 def fields() -> Iterable[str]:
-    """Return the fields of all forms of rows and of their messages."""
+    """Return the fields that rows and their messages have in any form."""
     return dict.fromkeys(field for form in entries("formats").values() for field in (*form.fields, *form.keys))
 
 

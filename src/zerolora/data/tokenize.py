@@ -550,7 +550,7 @@ def _batch_of_answers(
 
 
 def _columns(tokens: Tokens, prefix: str = "") -> dict[str, Any]:
-    """Return the columns of the tokens of rows, and of their labels."""
+    """Return two columns for rows: their tokens and their labels."""
     import pyarrow
 
     ids, offsets = tokens.ids.values, tokens.ids.offsets.astype(np.int32)

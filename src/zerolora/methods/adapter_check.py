@@ -57,7 +57,7 @@ class ImpliedTensors:
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """Prefixes of the names of all tensors of embedding and head."""
+        """Prefixes that all tensor names of embedding and head have."""
         return tuple({f"{name.rpartition('.')[0].removesuffix('.base_layer')}." for name in self.allowed})
 
 
@@ -118,7 +118,7 @@ def _is_untrained(tensors: Mapping[str, StoredTensor], config: Mapping[str, Any]
 
 
 def _paths(model: Any) -> list[str]:
-    """Return the paths of all modules of a model or of a spec."""
+    """Return all module paths of a model or a spec."""
     if isinstance(model, ModelSpec):
         return [module.path.format(number) for module in model.modules for number in module.numbers]
     return [name for name, _ in model.named_modules()]

@@ -300,7 +300,7 @@ def rows_and_columns(shape: tuple[int, ...]) -> int:
 
 
 def sizes(module: "Module") -> list[int]:
-    """Return the elements of each parameter of one copy of a module."""
+    """Return the number of elements by parameter, for one copy of a module."""
     return [math.prod(shape) for _, shape in module.weights]
 
 

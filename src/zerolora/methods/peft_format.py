@@ -140,7 +140,7 @@ def is_copy(name: str, config: Mapping[str, Any]) -> bool:
 
 
 def conv1d_paths(model: Any) -> set[str]:
-    """Return the paths of the modules of a model, or of its spec, with a weight of [inputs, outputs]: GPT-2's Conv1D.
+    """Return the paths of a model's (or its spec's) modules with a weight of [inputs, outputs]: GPT-2's Conv1D.
 
     fan_in_fan_out of an adapter's config is only about the last module that peft built (peft/tuners/lora/layer.py,
     dispatch_default; peft/tuners/ia3/model.py).

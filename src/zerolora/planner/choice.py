@@ -159,7 +159,7 @@ def risks(choice: Choice, options: dict[str, Any], settings: RenderSettings) -> 
 
 
 def due(settings: RenderSettings, steps: int) -> int:
-    """Return the steps of the canary of a run of `steps` optimizer steps; 0 for no canary."""
+    """Return how many steps a canary takes for a run of `steps` optimizer steps; 0 for no canary."""
     if settings.canary == "off" or (settings.canary == "auto" and steps < LEAST_STEPS):
         return 0
     return min(steps, STEPS if settings.canary == "auto" else settings.canary)

@@ -213,7 +213,7 @@ def epochs(value: Any, draft: Draft) -> str | None:
 
 
 def steps(path: str, share: bool = False) -> Rule:
-    """Return the rule of a number of steps, or also of a share of all; -1 means none."""
+    """Return the rule for a number of steps, or also for a share of all steps; -1 means none."""
     group = CHANGES if path == "train.max_steps" else NO_EFFECT
 
     def translate(value: Any, draft: Draft) -> str | None:
