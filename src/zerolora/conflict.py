@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 
 class Conflict(NamedTuple):
-    """A setting that a target cannot run, and what to write instead."""
+    """A setting that a target cannot run, and what to set instead."""
 
     problem: str
     """The key and value in conflict, and why."""
     remedy: str
-    """The setting to write instead."""
+    """The setting to use instead."""

@@ -174,7 +174,7 @@ def _points() -> list[Outside]:
         ]
     for point in (each for points in result.values() for each in points):
         if point.group not in (*REGISTRIES, *SECTIONS):
-            raise UserError(f"{point}: there is no such group; write one of {', '.join((*REGISTRIES, *SECTIONS))}")
+            raise UserError(f"{point}: there is no such group; use one of {', '.join((*REGISTRIES, *SECTIONS))}")
     return sorted(point for points in result.values() for point in points)
 
 

@@ -53,7 +53,7 @@ def test_a_strategy_that_scales_gradients_is_stopped_with_both_curves(bench: Ben
     assert "train.canary: the first 3 steps under ddp_risky (a test says so) are not those of a safe setting" in last
     for curve in curves.values():
         assert ", ".join(f"{norm:.5g}" for norm in curve["gradient_norm"]) in last
-    assert "write render.strategy: ddp " in last and "Traceback" not in result.stderr
+    assert "set render.strategy: ddp " in last and "Traceback" not in result.stderr
     assert not (bench.folder / "scaled/adapter").exists()
     again = bench.server.run(command, bench.folder, bench.environment, SCALED)
     assert again.returncode == 2 and again.stderr.splitlines()[-1] == last

@@ -370,7 +370,7 @@ def test_run_resumes_only_with_its_starting_factors(bench: Bench) -> None:
     result = bench.start(lost, "zero0", **RUNS["pissa"])
     assert result.returncode == 2
     assert f"{start}: not a whole" in result.stderr
-    assert "restore the file, or write train.resume: never to start over" in result.stderr
+    assert "restore the file, or set train.resume: never to start over" in result.stderr
     assert "Traceback" not in result.stderr
     bench.run(lost, "zero0", **RUNS["pissa"], resume="never")
     assert metrics(bench.folder / lost)["losses"] == metrics(bench.folder / begun)["losses"]
@@ -416,6 +416,6 @@ def test_added_tokens_are_in_the_merged_model_as_in_plain_pefts(bench: Bench, ti
 
 def test_qlora_without_bitsandbytes_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match="which needs the package bitsandbytes; install it, or write lora"):
+    with pytest.raises(UserError, match="which needs the package bitsandbytes; install it, or use lora"):
         quantization_config(training_plan(method="qlora"), False)
     assert quantization_config(training_plan(), False) is None

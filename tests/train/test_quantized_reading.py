@@ -95,7 +95,7 @@ def test_base_stored_in_4_bits_trains_as_one_quantized_while_read(strategy: str,
 def test_base_stored_in_4_bits_refuses_another_method(stored: Bench) -> None:
     result = stored.start("stored-lora", "zero3", method="lora")
     assert result.returncode == 2
-    assert "train.method is lora, and the base model is stored in 4 bits (nf4); write method: qlora" in result.stderr
+    assert "train.method is lora, and the base model is stored in 4 bits (nf4); set method: qlora" in result.stderr
     assert "Traceback" not in result.stderr
 
 

@@ -116,6 +116,6 @@ def test_a_base_directory_is_hashed_for_an_adapter_that_names_one(
     write_json(adapter / "manifest.json", {"files": {}, "base_model": ours})
     check_base_directory(adapter, base)
     write_json(adapter / "manifest.json", {"files": {}, "base_model": ours | {"weights": "d" * 64}})
-    said = rf"\(weights d{{12}}\), and the weights in .* are {ours['weights'][:12]}; write that base, or remove base_m"
+    said = rf"\(weights d{{12}}\), and the weights in .* are {ours['weights'][:12]}; use that base, or remove base_m"
     with pytest.raises(UserError, match=rf"base_model is some/model at 111111111111 {said}"):
         check_base_directory(adapter, base)

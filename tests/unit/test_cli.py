@@ -40,7 +40,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     assert result.returncode == 2
     assert result.stderr.splitlines() == [
         f"zerolora: {tmp_path}/none.yaml: there is no such file; "
-        "write it with `zerolora init --model DIRECTORY --data FILE`, or `--recipe NAME`"
+        "create it with `zerolora init --model DIRECTORY --data FILE`, or `--recipe NAME`"
     ]
     assert not (tmp_path / "out.json").exists()
 
@@ -66,7 +66,7 @@ def test_settings_of_any_length_reach_a_stage(tmp_path: Path, monkeypatch: pytes
     assert argument != argument_of(settings | {"path": "other.json"})
     command = f"exec {BIN}/zerolora stage fetch --settings {shlex.quote(argument)} --weights w --output o"
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
-    said = "Unable to extract tag using discriminator 'source'; write the stage's entry of results/config.json"
+    said = "Unable to extract tag using discriminator 'source'; pass the stage's entry of results/config.json"
     assert (result.returncode, result.stderr) == (2, f"zerolora: --settings: : {said}\n")
 
 

@@ -180,7 +180,7 @@ def test_outdated_run_shows_no_results(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("chatter\nzerolora: GPU memory is too small; write zero3\n", "GPU memory is too small; write zero3"),
+        ("chatter\nzerolora: GPU memory is too small; use zero3\n", "GPU memory is too small; use zero3"),
         ("zerolora: rank 1 is slow\nstep 3\nzerolora: loss is nan at step 4", "loss is nan at step 4"),
         (
             "zerolora: rank 1 failed with exit code 1; its last lines:\nzerolora: Traceback\nzerolora: OSError: full",
@@ -201,7 +201,7 @@ def test_outdated_run_shows_no_results(tmp_path: Path) -> None:
         ),
         (
             "zerolora: nothing fits, not even with the smallest:\nzerolora:   strategy  GPU  host\n"
-            "zerolora:   zero3: 5 GiB are more than 3 GiB\nzerolora: write into the run:\nzerolora:   render:",
+            "zerolora:   zero3: 5 GiB are more than 3 GiB\nzerolora: add to the run:\nzerolora:   render:",
             "nothing fits, not even with the smallest: 5 GiB are more than 3 GiB",
         ),
         ("zerolora: rank 1 is slow\nKilled", ""),

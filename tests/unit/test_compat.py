@@ -492,7 +492,7 @@ except OSError as error:
 """
     stdout = alone("-c", program).stdout
     assert ("Traceback" in stdout) is not patched
-    assert ("write a path that leads through directories only" in stdout) is patched
+    assert ("give a path that leads through directories only" in stdout) is patched
 
 
 PATCH = "from zerolora.compat.snakemake_patches import replan_after_same_outputs; replan_after_same_outputs()"

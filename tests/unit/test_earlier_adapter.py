@@ -67,7 +67,7 @@ def test_adapter_with_tensors_of_another_meaning_is_one_line(tmp_path: Path, key
 @pytest.mark.parametrize(("key", "setting"), [("r", "vera.r"), ("projection_prng_key", "vera.projection_seed")])
 def test_another_vera_is_refused_with_its_config_key(tmp_path: Path, key: str, setting: str) -> None:
     ours = VeraConfig(r=8, projection_prng_key=5, task_type="CAUSAL_LM")
-    with pytest.raises(UserError, match=f"{key} is 0?4?, and this run's is .*; write train.{setting} as that"):
+    with pytest.raises(UserError, match=f"{key} is 0?4?, and this run's is .*; set train.{setting} as that"):
         check(written(tmp_path, ours, **{key: 4 if key == "r" else 0}), ours)
 
 

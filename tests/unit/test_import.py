@@ -127,7 +127,7 @@ def test_quantized_gradients_of_a_json_are_named_with_their_strategy(tmp_path: P
     zero = {"stage": 3, "zero_quantized_gradients": True}
     file = tmp_path / "ds.json"
     file.write_text(json.dumps({"zero_optimization": zero}), encoding="utf-8")
-    strategy = "on several nodes in fp16, write render.strategy: zero3_qgz"
+    strategy = "on several nodes in fp16, set render.strategy: zero3_qgz"
     alone, written = imported(file, tmp_path)
     assert written["render"] == {"strategy": "zero3"}
     assert strategy in by_key(alone)["zero_optimization.zero_quantized_gradients"][1]
@@ -275,7 +275,7 @@ def test_command_prints_its_lines_and_writes_them_into_the_config(tmp_path: Path
     assert [line[2:] for line in text.splitlines()[1:] if line.startswith("# ")] == lines
     load(output)
     again = served("zerolora", "import", str(file), "--output", str(output), "--as-sft")
-    assert again.returncode == 2 and "exists; write --force" in again.stderr
+    assert again.returncode == 2 and "exists; pass --force" in again.stderr
     assert output.read_text(encoding="utf-8") == text
     assert served("zerolora", "import", str(file), "--output", str(output), "--as-sft", "--force").returncode == 0
 
@@ -423,7 +423,7 @@ def test_a_share_of_validation_rows_stays_one(tmp_path: Path, text: str, key: st
 def test_another_objective_method_or_modality_stops_the_import(tmp_path: Path, text: str, key: str) -> None:
     name = "ds.json" if text.startswith("{") else "config.yml"
     line = refusal(of, text, tmp_path, name)
-    assert f"{key}: " in line and "write --as-sft to import the rest" in line
+    assert f"{key}: " in line and "pass --as-sft to import the rest" in line
     translation, _ = of(text, tmp_path, name, as_sft=True)
     assert any(line.key == key and line.group == CHANGES for line in translation.lines)
 

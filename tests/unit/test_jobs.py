@@ -106,7 +106,7 @@ def test_every_target_of_every_run_is_exported(jobs: Jobs) -> None:
 def test_export_without_targets_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     nothing = jobs_of(tmp_path, export={"targets": []}).of({})
-    with pytest.raises(WorkflowError, match=r"export.targets is empty.*write export: \{targets: \[gguf\]\}"):
+    with pytest.raises(WorkflowError, match=r"export.targets is empty.*set export: \{targets: \[gguf\]\}"):
         _ = nothing.exported
 
 

@@ -105,7 +105,7 @@ def untied_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"lora": {"targets": ["q_proj", "query"]}}, "train.lora.targets: 'query' is not in the model; write some of"),
+        ({"lora": {"targets": ["q_proj", "query"]}}, "train.lora.targets: 'query' is not in the model; choose from"),
         ({"lora": {"targets": "query.*"}}, "train.lora.targets 'query.*' does not fit the model"),
         ({"lora": {"modules_to_save": ["classifier"]}}, "train.lora.modules_to_save: 'classifier' is not in the model"),
         (
@@ -159,9 +159,7 @@ def test_quantized_module_cannot_be_trained_in_full(name: str, saved: str, untie
     with pytest.raises(UserError) as raised:
         TRAINABLE[name].build(built_on_meta(config_of(untied_model)), sections)
     method = name.removeprefix("q")
-    said = (
-        f"is quantized with method: {name}, and cannot be trained as a whole; leave it out, or write method: {method}"
-    )
+    said = f"is quantized with method: {name}, and cannot be trained as a whole; leave it out, or set method: {method}"
     assert re.fullmatch(rf"train\.lora\.modules_to_save: model\.layers\.\d\..*{said}", str(raised.value))
     with pytest.raises(UserError, match=rf"layers\.0\..*{said}" if saved != "mlp" else "'mlp' is not in the model"):
         TRAINABLE[name].of(sections).parameters(read_model_spec(untied_model), 4)
@@ -274,7 +272,7 @@ def test_quantized_bytes_match_bitsandbytes(settings: dict[str, Any], options: d
 
 
 def test_unknown_method_is_one_line() -> None:
-    with pytest.raises(UserError, match=r"--method loha: write one of dora, full, ia3, lora, qdora, qlora, vera"):
+    with pytest.raises(UserError, match=r"--method loha: use one of dora, full, ia3, lora, qdora, qlora, vera"):
         create("loha")
 
 

@@ -62,9 +62,9 @@ def test_given_files_names_and_prefix_replace_those(resolved: Path) -> None:
     ("name", "given", "said"),
     [
         ("pack", ("sweep", "--dat", "x"), "--dat is no option of the stage pack, which has --data, --output"),
-        ("pack", ("a", "b"), "zerolora stage pack a b: write PACKED after pack"),
-        ("pack", ("sweep", "--data"), "write --OPTION VALUE for each option"),
-        ("pack", (), "--settings is missing; write it, or `zerolora stage pack PACKED`"),
+        ("pack", ("a", "b"), "zerolora stage pack a b: give PACKED after pack"),
+        ("pack", ("sweep", "--data"), "pass --OPTION VALUE for each option"),
+        ("pack", (), "--settings is missing; pass it, or `zerolora stage pack PACKED`"),
         ("pack", ("none",), "results/settings/shared/none.json: there is no such file"),
         ("judge", ("r8",), "results/config.json: has no judge; run `zerolora stage resolve`"),
         (
@@ -82,7 +82,7 @@ def test_mistake_is_one_line(resolved: Path, name: str, given: tuple[str, ...], 
 
 
 def test_names_are_pairs() -> None:
-    with pytest.raises(UserError, match="--names 'dataset': write NAME=VALUE,…"):
+    with pytest.raises(UserError, match="--names 'dataset': use NAME=VALUE,…"):
         names_in("dataset")
 
 
@@ -92,4 +92,4 @@ def test_a_stage_runs_by_hand(resolved: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert json.loads(Path("results/r8/accepted.json").read_text())["accepted"]
     unknown = served("zerolora", "stage", "training", "r8", directory=resolved)
-    assert unknown.returncode == 2 and "'training' is no stage; write one of resolve, fetch" in unknown.stderr
+    assert unknown.returncode == 2 and "'training' is no stage; use one of resolve, fetch" in unknown.stderr

@@ -210,12 +210,10 @@ def test_a_store_of_a_group_stays_one(hub: Hub, tmp_path: Path) -> None:
 
 def test_the_name_of_the_store_is_absolute_and_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZEROLORA_STORE", "weights")
-    assert refusal(store_folder) == (
-        "ZEROLORA_STORE='weights': is not an absolute path; write one, as in /data/zerolora"
-    )
+    assert refusal(store_folder) == ("ZEROLORA_STORE='weights': is not an absolute path; use one, as in /data/zerolora")
     (tmp_path / "file").touch()
     monkeypatch.setenv("ZEROLORA_STORE", str(tmp_path / "file"))
-    assert refusal(store_folder).endswith(": is not a directory; write the path of one")
+    assert refusal(store_folder).endswith(": is not a directory; give the path of one")
     monkeypatch.delenv("ZEROLORA_STORE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert store_folder() == tmp_path / "zerolora/weights"

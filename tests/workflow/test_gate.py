@@ -16,7 +16,7 @@ from zerolora.memory.reserve import with_headroom
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 ZERO = "results/default/zero.json"
-ADVICE = "write into config/config.yaml, or into the run:"
+ADVICE = "add to config/config.yaml, or to the run:"
 
 
 @pytest.fixture(scope="module")

@@ -80,14 +80,14 @@ def test_set_is_checked_before_snakemake_starts(copy_finished: Callable[[str], P
     assert unknown.returncode == 2 and unknown.stderr.startswith(
         "zerolora: --set: train.max_stepz: there is no such key"
     )
-    assert "write KEY=VALUE" in run("--set", "train.max_steps").stderr
+    assert "use KEY=VALUE" in run("--set", "train.max_steps").stderr
     missing = run("--configfile", "o.yaml", "--cores", "1")
     assert missing.stderr == "zerolora: --configfile: o.yaml: there is no such file; correct the path\n"
-    assert "write --set train.max_steps=3" in run("--config", "train.max_steps=3").stderr
+    assert "pass --set train.max_steps=3" in run("--config", "train.max_steps=3").stderr
     assert "exclude each other" in run("--set", "train.max_steps=3", "--config", "train=1").stderr
     assert "--strategy and --config exclude each other" in run("--strategy", "zero3", "--config", "train=1").stderr
     twice = run("--strategy", "zero3", "--set", "render.strategy=zero2").stderr
-    assert twice == "zerolora: --strategy and --set render.strategy=zero2 set one key; write one of them\n"
+    assert twice == "zerolora: --strategy and --set render.strategy=zero2 set one key; keep one of them\n"
     absent = run("--strategy", "zero9")
     assert absent.returncode == 2 and len(absent.stderr.splitlines()) == 1
     assert absent.stderr.startswith("zerolora: --strategy: render.strategy: 'zero9'") and "zero3" in absent.stderr

@@ -269,8 +269,7 @@ def test_without_a_hub_or_a_login_it_is_one_line(
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     assert refused(to="others/sums").startswith("others/sums: the token has no write access (You don't have the rights")
     assert (
-        refused(to="a/b/c")
-        == "--to a/b/c: is not the name of a repository; write OWNER/NAME, or ./a/b/c for a directory"
+        refused(to="a/b/c") == "--to a/b/c: is not the name of a repository; use OWNER/NAME, or ./a/b/c for a directory"
     )
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert refused() == "me/sums: HF_HUB_OFFLINE is set; unset it to push"
@@ -288,7 +287,7 @@ def test_what_is_to_be_private_is_not_pushed_to_a_public_repository(here: Path, 
         "--private: me/sums already exists and is public; make it private"
     )
     assert len(hub.repositories[TO].messages) == 2
-    with pytest.raises(UserError, match="write ./results/sums for the directory, or hf://results/sums for"):
+    with pytest.raises(UserError, match="use ./results/sums for the directory, or hf://results/sums for"):
         pushed(to="results/sums")
 
 
@@ -319,14 +318,14 @@ def test_a_directory_that_no_push_wrote_stays_as_it_is(here: Path, tmp_path: Pat
         assert refused(to=f"{tmp_path}/{name}") == (
             f"--to {tmp_path}/{name}: already exists, and no push wrote it; name another directory, or remove it"
         )
-    assert refused(to="./results/shared").startswith("--to results/shared: results belongs to the pipeline; write")
+    assert refused(to="./results/shared").startswith("--to results/shared: results belongs to the pipeline; choose")
     assert refused(to="./out", private=True).startswith("--to ./out: is a directory; --revision, --private and")
     assert not (here / "out").exists()
 
 
 def test_only_a_finished_run_is_pushed(copy: Path, hub: Repositories) -> None:
-    assert refused(run="other") == "--run 'other': config/config.yaml has no such run; write one of default"
-    assert refused(what="gguf") == "--what 'gguf': write one of adapter, merged"
+    assert refused(run="other") == "--run 'other': config/config.yaml has no such run; use one of default"
+    assert refused(what="gguf") == "--what 'gguf': use one of adapter, merged"
     accepted = copy / "results/default/accepted.json"
     accepted.unlink()
     assert refused() == (

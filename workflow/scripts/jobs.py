@@ -434,7 +434,7 @@ class Job:
         manifests = [f"results/{name}/export/{each}/{MANIFEST}" for name in runs for each in runs[name].export.targets]
         if not manifests:
             raise WorkflowError(
-                f"{CONFIG_FILE}: export.targets is empty, so there is nothing to export; write export: {{targets: "
+                f"{CONFIG_FILE}: export.targets is empty, so there is nothing to export; set export: {{targets: "
                 f"[gguf]}}, or some of {', '.join(TARGETS)}"
             )
         return manifests

@@ -92,7 +92,7 @@ def check_hardware(workflow: Any, jobs: "Jobs") -> None:
     if "hardware" not in jobs.values and not (workflow.local_exec or workflow.dryrun):
         raise WorkflowError(
             "config/config.yaml: hardware: is missing, which stands for this machine, but the jobs run on others; "
-            "write theirs (config/README.md)"
+            "set theirs (config/README.md)"
         )
 
 

@@ -130,4 +130,4 @@ def _check_free(host: str, port: int) -> None:
             listener.bind(address)
     except OSError as error:
         reason = error.strerror or error
-        raise UserError(f"--host {host} --port {port}: {reason}; write another --port") from None
+        raise UserError(f"--host {host} --port {port}: {reason}; choose another --port") from None

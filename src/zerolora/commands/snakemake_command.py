@@ -75,7 +75,7 @@ def _check(arguments: list[str]) -> None:
             raise UserError(f"--configfile: {file}: there is no such file; correct the path")
     for value in _following(arguments, "--config", "-C"):
         if "." in value.partition("=")[0]:
-            raise UserError(f"--config: {shown(value)}: keys of Snakemake have no dot; write --set {value}")
+            raise UserError(f"--config: {shown(value)}: keys of Snakemake have no dot; pass --set {value}")
 
 
 def _following(arguments: list[str], *options: str) -> list[str]:
@@ -101,9 +101,9 @@ def _values(arguments: list[str], values: list[str], strategy: str | None) -> li
         return []
     for option in ("--config", "-C", "--configfile", "--configfiles", "--directory", "-d"):
         if any(each == option or each.startswith(f"{option}=") for each in arguments):
-            raise UserError(f"{written[0]} and {option} exclude each other; write all values after one of them")
+            raise UserError(f"{written[0]} and {option} exclude each other; give all values after one of them")
     if own and (double := next((each for each in values if each.partition("=")[0] == STRATEGY), None)):
-        raise UserError(f"--strategy and --set {double} set one key; write one of them")
+        raise UserError(f"--strategy and --set {double} set one key; keep one of them")
     chosen = from_arguments(own, "--strategy")
     load(Path(CONFIG), over=RunOverrides((from_arguments(values, "--set"), chosen)))
     return ["--config", *nested([*values, *own], "--set")]

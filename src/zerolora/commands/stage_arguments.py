@@ -50,9 +50,7 @@ def arguments_of(
     for key, parameter in parameters.items():
         if parameter.default is parameter.empty and key not in arguments:
             usage = " ".join(["zerolora stage", stage.name, *(name.upper() for name in stage.wildcards)])
-            raise UserError(
-                f"stage {stage.name}: {_option(key)} is missing; write it, or `{usage}` for all that it has"
-            )
+            raise UserError(f"stage {stage.name}: {_option(key)} is missing; pass it, or `{usage}` for all that it has")
     return arguments
 
 
@@ -60,7 +58,7 @@ def names_in(text: str) -> dict[str, str]:
     """Return the names in NAME=VALUE,…. Raises UserError for anything else."""
     pairs = [pair.partition("=") for pair in text.split(",") if pair]
     if any(not equals for _, equals, _ in pairs):
-        raise UserError(f"--names {shown(text)}: write NAME=VALUE,…, as in dataset=rows,model=tiny")
+        raise UserError(f"--names {shown(text)}: use NAME=VALUE,…, as in dataset=rows,model=tiny")
     return {name: value for name, _, value in pairs}
 
 
@@ -69,11 +67,11 @@ def _divided(stage: Stage, given: Sequence[str]) -> tuple[dict[str, str], dict[s
     count = next((number for number, text in enumerate(given) if text.startswith("--")), len(given))
     if count not in (0, len(stage.wildcards)):
         expected = " ".join(name.upper() for name in stage.wildcards) or "no name"
-        raise UserError(f"zerolora stage {stage.name} {' '.join(given[:count])}: write {expected} after {stage.name}")
+        raise UserError(f"zerolora stage {stage.name} {' '.join(given[:count])}: give {expected} after {stage.name}")
     options: dict[str, str] = {}
     rest = [part for text in given[count:] for part in (text.split("=", 1) if text.startswith("--") else [text])]
     if len(rest) % 2 or not all(key.startswith("--") for key in rest[::2]):
-        raise UserError(f"zerolora stage {stage.name}: {shown(' '.join(rest))}: write --OPTION VALUE for each option")
+        raise UserError(f"zerolora stage {stage.name}: {shown(' '.join(rest))}: pass --OPTION VALUE for each option")
     for key, value in zip(rest[::2], rest[1::2], strict=True):
         options[key.removeprefix("--").replace("-", "_")] = value
     return dict(zip(stage.wildcards, given[:count], strict=False)), options

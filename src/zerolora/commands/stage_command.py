@@ -34,7 +34,7 @@ def stage(
 ) -> None:
     """Run one stage, as in `zerolora stage train default`; --FILE PATH replaces the path of one of its files."""
     if name not in ALL_STAGES:
-        raise UserError(f"{shown(name)} is no stage; write one of {', '.join(ALL_STAGES)}")
+        raise UserError(f"{shown(name)} is no stage; use one of {', '.join(ALL_STAGES)}")
     chosen = ALL_STAGES[name]
     if not chosen.downloads:
         os.environ["HF_HUB_OFFLINE"] = "1"

@@ -36,7 +36,7 @@ def _typed(kind: Any, settings: Settings) -> Any:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
-        raise UserError(f"--settings: {key}: {first['msg']}; write the stage's entry of results/config.json") from None
+        raise UserError(f"--settings: {key}: {first['msg']}; pass the stage's entry of results/config.json") from None
 
 
 def resolve(config: Path, output: Path, runs: Path | None = None) -> None:
@@ -328,7 +328,7 @@ def task(
         ask_harness(checked, _evaluated(weights, base, adapter, device), data, output, answers)
         return
     if rows is None:
-        raise UserError("--rows is missing; write --rows FILE, as `zerolora stage task_rows` writes it")
+        raise UserError("--rows is missing; pass --rows FILE, as `zerolora stage task_rows` writes it")
     from zerolora.evaluate.asked_task import ask
 
     ask(checked, rows, _evaluated(weights, base, adapter, device), data, output, answers)
@@ -376,7 +376,7 @@ def export_target(
     from zerolora.model.manifest import check_intact, check_same_base, is_merged, located
 
     if target not in TARGETS:
-        raise UserError(f"--target: {target} is not a target; write one of {', '.join(TARGETS)}")
+        raise UserError(f"--target: {target} is not a target; use one of {', '.join(TARGETS)}")
     obey(device if vllm_python else "cpu")
     check_intact(adapter, "zerolora stage train")
     check_same_base(adapter, weights)
@@ -446,7 +446,7 @@ def _evaluated(weights: Path, base: Path | None, adapter: Path | None, device: D
     from zerolora.model.manifest import check_intact, check_same_base, is_merged, located
 
     if (base is None) != (adapter is None):
-        raise UserError("--base and --adapter belong together; write both, or none for the base model itself")
+        raise UserError("--base and --adapter belong together; pass both, or none for the base model itself")
     if base is None or adapter is None:
         return EvaluatedModel(located(weights), device=device)
     check_intact(adapter, "zerolora stage train")

@@ -46,7 +46,7 @@ def init(
     """Write a project's config for a model and rows, or from a recipe of config/recipes/; or list the recipes."""
     if model is not None or data is not None:
         if model is None or data is None:
-            raise UserError("write --model and --data, both, or --recipe alone")
+            raise UserError("pass --model and --data, both, or --recipe alone")
         from zerolora.first_config.first_config import first_config
 
         mapped, ignored = _mapped(columns or []), [name for each in ignore or [] for name in each.split(",") if name]
@@ -77,7 +77,7 @@ def _mapped(given: list[str]) -> dict[str, str]:
         name, equals, column = entry.partition("=")
         if not equals or not column or name not in fields():
             raise UserError(
-                f"--columns {shown(entry)}: write FIELD=COLUMN, with a field of {', '.join(fields())}, as in "
+                f"--columns {shown(entry)}: use FIELD=COLUMN, with a field of {', '.join(fields())}, as in "
                 "prompt=question,completion=answer"
             )
         result[name] = column

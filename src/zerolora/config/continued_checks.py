@@ -33,7 +33,7 @@ def impossible_origin(config: Config, run: str) -> Iterable[Fault]:
         return
     if not isinstance(start, str) or not start:
         example = f"results/{next((name for name in config.all_runs if name != run), 'NAME')}/adapter"
-        yield here[:2], f"needs an adapter; write train: {{from_adapter: {example}}}, or move the run to runs"
+        yield here[:2], f"needs an adapter; set train: {{from_adapter: {example}}}, or move the run to runs"
         return
     seen = [run]
     while (match := RUN_ADAPTER.fullmatch(start)) and match[1] in config.all_runs:
@@ -44,7 +44,7 @@ def impossible_origin(config: Config, run: str) -> Iterable[Fault]:
         start = str(config.all_runs[match[1]].train.get("from_adapter") or "")
     if start.startswith("results/"):
         listed = ", ".join(_other_adapters(config, run, seen))
-        yield here, f"{shown(start)} is not a run's adapter; write one of {listed}"
+        yield here, f"{shown(start)} is not a run's adapter; use one of {listed}"
     elif Path(start).is_relative_to(HUB_ADAPTERS) and Path(start).name not in config.fetch.adapter:
         yield here, f"{shown(start)} is not fetched; add {Path(start).name} to fetch.adapter"
 
@@ -78,7 +78,7 @@ def _another_adapter(train: Train, theirs: Train, adapter: str) -> Iterator[Faul
     """Yield each setting with which `train` builds an adapter that cannot load the one of `theirs`."""
     method, other = TRAINABLE[train.method], TRAINABLE[theirs.method]
     if (method.peft_type, method.options) != (other.peft_type, other.options):
-        text = f"{train.method}, but {adapter} was trained with {theirs.method}; write {theirs.method}"
+        text = f"{train.method}, but {adapter} was trained with {theirs.method}; use {theirs.method}"
         yield ("method",), text
         return
     for section in method.sections:
@@ -86,7 +86,7 @@ def _another_adapter(train: Train, theirs: Train, adapter: str) -> Iterator[Faul
             values = [getattr(getattr(each, section), key, None) for each in (train, theirs)]
             ours, expected = (sorted(set(each)) if isinstance(each, list) else each for each in values)
             if ours != expected:
-                text = f"{shown(ours)}, but that of {adapter} is {shown(expected)}; write {key}: {shown(expected)}"
+                text = f"{shown(ours)}, but that of {adapter} is {shown(expected)}; set {key}: {shown(expected)}"
                 yield (section, key), text
     built, published = method.identity(train), method.identity(theirs, published=True)
     for name, expected in published.items():
@@ -95,7 +95,7 @@ def _another_adapter(train: Train, theirs: Train, adapter: str) -> Iterator[Faul
             text = f"{shown(built[name])}, but that of {adapter} is {shown(expected)}"
             if "lora" in method.sections and theirs.lora.init != DEFAULT_INIT:
                 text += f" (with init {theirs.lora.init}, it has twice the rank)"
-            yield path, f"{text}; write {path[-1]}: {shown(expected)}"
+            yield path, f"{text}; set {path[-1]}: {shown(expected)}"
 
 
 def _other_data(config: Config, run: str, origin: str) -> Iterable[Fault]:
@@ -108,9 +108,9 @@ def _other_data(config: Config, run: str, origin: str) -> Iterable[Fault]:
     models = {name: model for _, models in models_by_source(config) for name, model in models.items()}
     if data.model != theirs.model and models.get(data.model) != models.get(theirs.model):
         text = f"{data.model}, but {adapter}, whose base is {theirs.model}"
-        yield ("prepare", names[0], "model"), f"{text}; write {theirs.model}, or another data set in {run}"
+        yield ("prepare", names[0], "model"), f"{text}; use {theirs.model}, or another data set in {run}"
     for key in ("add_special_tokens", "add_tokens"):
         actual, expected = getattr(data, key), shown(getattr(theirs, key))
         if actual != getattr(theirs, key):
             text = f"{shown(actual)}, but {adapter}, which was trained with {expected}"
-            yield ("prepare", names[0], key), f"{text}; write {key}: {expected}"
+            yield ("prepare", names[0], key), f"{text}; set {key}: {expected}"

@@ -47,7 +47,7 @@ def impossible(config: Config, before_first_trial: bool = False) -> Iterable[Fau
     yield from impossible_gate(config)
     yield from impossible_engine(config)
     if config.train.from_adapter is not None:
-        yield ("train", "from_adapter"), "would apply to all runs; write it in each run of `continued` instead"
+        yield ("train", "from_adapter"), "would apply to all runs; set it in each run of `continued` instead"
     if not config.all_runs:
         yield from () if before_first_trial else no_run(config)
         return
@@ -84,14 +84,14 @@ def unknown_model(config: Config, name: str) -> Iterable[Fault]:
     """Yield the model of a data set if it is not in `fetch`."""
     known = [model for _, models in models_by_source(config) for model in models]
     if (model := config.prepare[name].model) not in known:
-        text = f"{shown(model)} is not in fetch; write one of {', '.join(dict.fromkeys(known)) or 'none: add it there'}"
+        text = f"{shown(model)} is not in fetch; use one of {', '.join(dict.fromkeys(known)) or 'none: add it there'}"
         yield ("prepare", name, "model"), text
 
 
 def unknown_data_set(config: Config, run: str) -> Iterable[Fault]:
     """Yield the data set of a run if it is not in `prepare`."""
     if (name := config.all_runs[run].dataset) not in config.prepare:
-        text = f"{shown(name)} is not a data set of prepare; write one of {', '.join(config.prepare)}"
+        text = f"{shown(name)} is not a data set of prepare; use one of {', '.join(config.prepare)}"
         yield location_of(config, run, "dataset"), text
 
 
@@ -128,7 +128,7 @@ def rows_that_the_objective_does_not_read(config: Config, name: str) -> Iterable
     if len(kinds) > 1:
         (one, of_one), (two, of_two) = list(kinds.items())[:2]
         text = f"{of_one}, which learn from {LEARNS_FROM[one]}, and {of_two}, which learn from {LEARNS_FROM[two]}"
-        yield here, f"is used by runs with objective {text}; write a data set for each"
+        yield here, f"is used by runs with objective {text}; prepare a data set for each"
         return
     kind, objective = next(iter(kinds.items()), ("texts", ""))
     formats: dict[tuple[str, ...], str] = {(*here, "format"): data.format}
@@ -138,15 +138,15 @@ def rows_that_the_objective_does_not_read(config: Config, name: str) -> Iterable
             known = ", ".join(form for form in FORMS if FORMS[form].rows == kind)
             objectives = ", ".join(each for each in OBJECTIVES if OBJECTIVES[each].rows == FORMS[value].rows)
             text = f"{value}, but its runs have objective {objective}, which learns from {LEARNS_FROM[kind]}"
-            yield where, f"{text}; write {known} or auto, or train.objective: {objectives}"
+            yield where, f"{text}; use {known} or auto, or train.objective: {objectives}"
     if kind == "texts":
         return
     if data.loss not in ("assistant", "last"):
-        text = f"{shown(data.loss)} with objective {objective}, which compares answers; write assistant"
+        text = f"{shown(data.loss)} with objective {objective}, which compares answers; use assistant"
         yield (*here, "loss"), text
     if data.too_long not in ("fail", "drop", "truncate_left"):
         text = f"{data.too_long} with objective {objective}, for which no answer is cut"
-        yield (*here, "too_long"), f"{text}; write fail, drop or truncate_left, which shortens the prompt"
+        yield (*here, "too_long"), f"{text}; use fail, drop or truncate_left, which shortens the prompt"
 
 
 def impossible_tasks(config: Config) -> Iterable[Fault]:
@@ -183,7 +183,7 @@ def impossible_gate(config: Config) -> Iterable[Fault]:
         yield here, f"{shown(condition)} needs an evaluation; set evaluate.enabled: true, or remove the condition"
     for name, data in config.prepare.items():
         if not data.holds_out("test") and not data.holds_out("validation"):
-            text = f"0, and 0 test rows, but evaluate.fail_if, {shown(condition)}, judges them; write 1 or more"
+            text = f"0, and 0 test rows, but evaluate.fail_if, {shown(condition)}, judges them; use 1 or more"
             yield ("prepare", name, "split", "validation"), text
     gate = parse(condition)
     for name, data in config.prepare.items():
@@ -193,7 +193,7 @@ def impossible_gate(config: Config) -> Iterable[Fault]:
         if config.merge.enabled and not gate.relative:
             known += OF_MERGED
         if gate.metric not in known:
-            yield here, f"{shown(condition)}: {name} has no metric {gate.metric}; write one of {', '.join(known)}"
+            yield here, f"{shown(condition)}: {name} has no metric {gate.metric}; use one of {', '.join(known)}"
 
 
 def _metrics_of(config: Config, name: str) -> list[str]:
@@ -217,7 +217,7 @@ def impossible_engine(config: Config) -> Iterable[Fault]:
         if data.add_tokens or data.add_special_tokens:
             key = "add_tokens" if data.add_tokens else "add_special_tokens"
             text = "adds tokens to the base model, which evaluate.engine: vllm reads unchanged"
-            yield ("prepare", name, key), f"{text}; write evaluate.engine: transformers, or remove them"
+            yield ("prepare", name, key), f"{text}; set evaluate.engine: transformers, or remove them"
     for name, run in config.all_runs.items():
         try:
             settings = run_sections(config, name)
@@ -228,7 +228,7 @@ def impossible_engine(config: Config) -> Iterable[Fault]:
             key, on, off = ("evaluate.unmerged", "true", "false") if merged else ("merge.enabled", "false", "true")
             text = f"with {key}: {on}, and evaluate.engine: vllm does not support this adapter"
             at = location_of(config, name, "train", *more) if more[0] in run.train else ("train", *more)
-            yield at, f"{text}; write evaluate.engine: transformers, or {key}: {off}"
+            yield at, f"{text}; set evaluate.engine: transformers, or {key}: {off}"
 
 
 def _more_than_lora(train: Train) -> tuple[str, ...] | None:
@@ -246,7 +246,7 @@ def no_run(config: Config) -> Iterable[Fault]:
         remedy = f"run `zerolora search {name} -- COMMAND` (docs/search.md)"
         yield ("searches", name), f"has no run, since no values were chosen yet or all trials failed; {remedy}"
     if not config.searches:
-        yield ("runs",), "defines no run; write one here, e.g. default: {dataset: NAME}, or a grid in grids"
+        yield ("runs",), "defines no run; add one here, e.g. default: {dataset: NAME}, or a grid in grids"
 
 
 def unused_models(config: Config) -> Iterable[Fault]:
@@ -266,12 +266,12 @@ def unused_downloads(config: Config) -> Iterable[Fault]:
         group, _, name = fetched.partition(".")
         folder = Path(where)
         if not any(folder.is_relative_to(path) or path.is_relative_to(folder) for path in paths):
-            text = f"no data set's path is {folder} or inside it; write that in prepare, or remove it"
+            text = f"no data set's path is {folder} or inside it; use it in prepare, or remove it"
             yield ("fetch", group, name), text
     starts = {run.train.get("from_adapter") for run in config.continued.values()}
     for name in config.fetch.adapter:
         if (path := f"{HUB_ADAPTERS}/{name}") not in starts:
-            text = f"no run continues from it; write train: {{from_adapter: {path}}} in a run of continued"
+            text = f"no run continues from it; set train: {{from_adapter: {path}}} in a run of continued"
             yield ("fetch", "adapter", name), f"{text}, or remove it"
 
 

@@ -56,23 +56,23 @@ def mistakes(over: Mapping[str, Values]) -> list[Mistake]:
     for key, values in over.items():
         for other in over:
             if other.startswith(f"{key}."):
-                result.append(((other,), f"is part of {key}, which also has values; write one of the two"))
+                result.append(((other,), f"is part of {key}, which also has values; keep one of the two"))
         nameless = [] if isinstance(values, Mapping) else [each for each in values if not _names_itself(each)]
         if nameless:
-            text = "has no short name for a run; write a mapping of names to values, e.g. {first: ..., second: ...}"
+            text = "has no short name for a run; use a mapping of names to values, e.g. {first: ..., second: ...}"
             result.append(((key,), f"{shown(nameless[0])} {text}"))
             continue
         parts: dict[str, Any] = {}
         for part, value in _named(key, over):
             if part in parts and value == parts[part]:
-                result.append(((key,), f"{shown(value)} occurs twice; write it once"))
+                result.append(((key,), f"{shown(value)} occurs twice; list it once"))
             elif part in parts:
-                text = f"are both called {part} in a run's name; write a mapping of names to values"
+                text = f"are both called {part} in a run's name; use a mapping of names to values"
                 result.append(((key,), f"{shown(parts[part])} and {shown(value)} {text}"))
             parts.setdefault(part, value)
     count = math.prod(len(values) for values in over.values())
     if count > MOST_RUNS:
-        result.append(((), f"{count:,} runs; write values for at most {MOST_RUNS:,}"))
+        result.append(((), f"{count:,} runs; give values for at most {MOST_RUNS:,}"))
     return result
 
 

@@ -42,10 +42,10 @@ class Dpo(ObjectiveSection):
     def faults(self) -> Iterator[Fault]:
         """Yield a label_smoothing without loss robust, the only one that uses it, or the reverse."""
         if self.loss == "robust" and not self.label_smoothing:
-            text = "0.0 with loss robust, which needs the share of wrong labels; write a value between 0 and 0.5"
+            text = "0.0 with loss robust, which needs the share of wrong labels; use a value between 0 and 0.5"
             yield ("label_smoothing",), f"{text}, e.g. 0.1, or loss: sigmoid"
         elif self.label_smoothing and self.loss != "robust":
-            text = f"{self.label_smoothing} with loss {self.loss}, which has none; write 0.0, or loss: robust"
+            text = f"{self.label_smoothing} with loss {self.loss}, which has none; use 0.0, or loss: robust"
             yield ("label_smoothing",), text
 
 
@@ -95,7 +95,7 @@ class Kto(ObjectiveSection):
     def faults(self) -> Iterator[Fault]:
         """Yield weights with which the loss is always 0."""
         if not (self.desirable_weight or self.undesirable_weight):
-            text = "0.0, and so is undesirable_weight, so that the loss is 0; write more than 0.0 for one of them"
+            text = "0.0, and so is undesirable_weight, so that the loss is 0; use more than 0.0 for one of them"
             yield ("desirable_weight",), text
 
 

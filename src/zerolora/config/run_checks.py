@@ -75,10 +75,10 @@ def _of_train(faults: Iterable[Fault]) -> Iterable[Fault]:
 def too_many_ranks(hardware: Hardware, train: Train) -> Iterable[Fault]:
     """Yield more ranks or nodes than the machines have."""
     if hardware.device == "cuda" and train.ranks_per_node > (gpus := hardware.gpus_per_node):
-        text = f"{train.ranks_per_node} ranks on a node of {gpus} GPUs (hardware.gpus_per_node); write {gpus} or less"
+        text = f"{train.ranks_per_node} ranks on a node of {gpus} GPUs (hardware.gpus_per_node); use {gpus} or less"
         yield ("train", "ranks_per_node"), text
     if train.nodes > hardware.nodes:
-        text = f"{train.nodes} nodes of {hardware.nodes} (hardware.nodes); write {hardware.nodes} or less"
+        text = f"{train.nodes} nodes of {hardware.nodes} (hardware.nodes); use {hardware.nodes} or less"
         yield ("train", "nodes"), text
 
 
@@ -89,7 +89,7 @@ def indivisible_batch(hardware: Hardware, train: Train) -> Iterable[Fault]:
     ranks, shared = train.nodes * train.ranks_per_node, train.sequence_parallel
     if ranks % shared:
         divisors = " or ".join(str(each) for each in range(1, ranks + 1) if ranks % each == 0)
-        text = f"{ranks} ranks are not a multiple of {shared}; write {divisors}"
+        text = f"{ranks} ranks are not a multiple of {shared}; use {divisors}"
         yield ("train", "sequence_parallel"), text
         return
     data_ranks = ranks // shared
@@ -99,7 +99,7 @@ def indivisible_batch(hardware: Hardware, train: Train) -> Iterable[Fault]:
     else:
         least, factors = train.micro_batch * data_ranks, f"micro_batch {train.micro_batch} x {groups}"
     if train.global_batch % least:
-        text = f"{train.global_batch} is not a multiple of {factors}; write a multiple of {least}"
+        text = f"{train.global_batch} is not a multiple of {factors}; use a multiple of {least}"
         yield ("train", "global_batch"), text
 
 
@@ -107,14 +107,14 @@ def loss_of_whole_rows(train: Train) -> Iterable[Fault]:
     """Yield ranks that share rows, with an objective whose loss is not a sum over tokens."""
     shared = train.sequence_parallel
     if shared > 1 and not OBJECTIVES[train.objective].by_token:
-        text = f"{shared} with objective {train.objective}, whose loss needs whole rows; write sequence_parallel: 1"
+        text = f"{shared} with objective {train.objective}, whose loss needs whole rows; set sequence_parallel: 1"
         yield ("train", "sequence_parallel"), text
 
 
 def validation_without_rows(train: Train, data: Prepare | None) -> Iterable[Fault]:
     """Yield validation on a data set without validation rows."""
     if train.validation_steps and data and not data.holds_out("validation"):
-        text = f"{train.validation_steps}, but the data set has no validation rows; write its split.validation"
+        text = f"{train.validation_steps}, but the data set has no validation rows; set its split.validation"
         yield ("train", "validation_steps"), f"{text}, or remove it"
 
 
@@ -122,10 +122,10 @@ def impossible_validation_tasks(config: Config, train: Train, data: Prepare | No
     """Yield validation tasks that are unknown, or that cannot run during training."""
     rows, key = config.tasks.rows, ("train", "validation_tasks")
     asked = [name for name, task in rows.items() if task.check not in TASKS or TASKS[task.check].ask != "loss"]
-    remedy = f"write some of {', '.join(asked)}" if asked else "add a task with check: multiple_choice there"
+    remedy = f"choose from {', '.join(asked)}" if asked else "add a task with check: multiple_choice there"
     for name in train.validation_tasks:
         if train.validation_tasks.count(name) > 1:
-            yield key, f"{name} occurs twice; write it once"
+            yield key, f"{name} occurs twice; list it once"
             return
         if name in config.tasks.harness:
             yield key, f"{name} is a task of lm-evaluation-harness, which runs only after training; {remedy}"
@@ -133,14 +133,14 @@ def impossible_validation_tasks(config: Config, train: Train, data: Prepare | No
             yield key, f"{name} is not in tasks.rows; {remedy}"
         elif name not in asked:
             text = f"{name} has check {rows[name].check}, which asks for no answer"
-            yield key, f"{text}; write another check there, or remove it here"
+            yield key, f"{text}; choose another check there, or remove it here"
         elif train.sequence_parallel > 1 and rows[name].check != "multiple_choice":
             text = f"{name} has check {rows[name].check}, whose answers are generated on whole rows"
-            yield key, f"{text}; write sequence_parallel: 1, or remove it here"
+            yield key, f"{text}; set sequence_parallel: 1, or remove it here"
         elif name in ("loss", *OBJECTIVES[train.objective].of(train).metrics):
             yield key, f"{name}_validation is a column of loss.csv already; give the task another name"
     if train.validation_tasks and data and not data.holds_out("validation"):
-        yield key, "the data set has no validation rows; write its split.validation, or remove the tasks"
+        yield key, "the data set has no validation rows; set its split.validation, or remove the tasks"
 
 
 def impossible_kernels(hardware: Hardware, train: Train) -> Iterable[Fault]:
@@ -148,11 +148,11 @@ def impossible_kernels(hardware: Hardware, train: Train) -> Iterable[Fault]:
     if train.kernels != "liger":
         return
     if hardware.device == "cpu":
-        text = "liger with device cpu, for which Triton compiles no kernels; write auto or off"
+        text = "liger with device cpu, for which Triton compiles no kernels; use auto or off"
         yield ("train", "kernels"), text
     elif train.compile:
         text = "liger with compile: true, which compiles the same operations"
-        yield ("train", "kernels"), f"{text}; write auto or off, or compile: false"
+        yield ("train", "kernels"), f"{text}; use auto or off, or compile: false"
 
 
 def impossible_compile(train: Train) -> Iterable[Fault]:
@@ -162,13 +162,13 @@ def impossible_compile(train: Train) -> Iterable[Fault]:
         sections = [name for name in method.sections if name != "quantization"]
         others = " or ".join(name for name, each in TRAINABLE.items() if [*each.sections] == sections)
         text = f"true with method {train.method}, whose quantized layers are not compiled"
-        yield ("train", "compile"), f"{text}; write false, or method: {others}"
+        yield ("train", "compile"), f"{text}; use false, or method: {others}"
 
 
 def init_of_a_continued_run(train: Train) -> Iterable[Fault]:
     """Yield an initialization of factors that are those of another adapter."""
     if train.lora.init != DEFAULT_INIT and train.from_adapter and "lora" in TRAINABLE[train.method].sections:
-        text = f"{train.lora.init}, but the factors start as those of {train.from_adapter}; write {DEFAULT_INIT}"
+        text = f"{train.lora.init}, but the factors start as those of {train.from_adapter}; use {DEFAULT_INIT}"
         yield ("train", "lora", "init"), text
 
 
@@ -178,7 +178,7 @@ def unused_quantization(train: Train) -> Iterable[Fault]:
     if train.quantization == default or TRAINABLE[train.method].quantizes():
         return
     key, value = next((key, value) for key, value in train.quantization if value != getattr(default, key))
-    text = f"{value} with method {train.method}, which quantizes nothing; write method: {_quantizing()}, or remove it"
+    text = f"{value} with method {train.method}, which quantizes nothing; set method: {_quantizing()}, or remove it"
     yield ("train", "quantization", key), text
 
 
@@ -191,7 +191,7 @@ def untrained_tokens(train: Train, data: Prepare | None) -> Iterable[Fault]:
     if data and (data.add_special_tokens or data.add_tokens) and not TRAINABLE[train.method].trains_rows:
         *others, last = [name for name, method in TRAINABLE.items() if method.trains_rows]
         text = f"{train.method}, which trains no rows of an embedding, but the data set adds tokens"
-        yield ("train", "method"), f"{text} (add_special_tokens, add_tokens); write {', '.join(others)} or {last}"
+        yield ("train", "method"), f"{text} (add_special_tokens, add_tokens); use {', '.join(others)} or {last}"
 
 
 def noise_with_a_reference(train: Train) -> Iterable[Fault]:
@@ -206,7 +206,7 @@ def noise_with_a_reference(train: Train) -> Iterable[Fault]:
     }
     for path, value in values.items():
         if value:
-            text = f"{value} with objective {train.objective}, whose answers {noise}; write 0.0"
+            text = f"{value} with objective {train.objective}, whose answers {noise}; use 0.0"
             yield ("train", *path), text
 
 
@@ -215,7 +215,7 @@ def unquantized_base(settings: RunSections) -> Iterable[Fault]:
     method = settings.train.method
     if settings.merge.base == "dequantized" and not TRAINABLE[method].quantizes():
         text = f"dequantized with method {method}, which quantizes nothing"
-        yield ("merge", "base"), f"{text}; write original, or method: {_quantizing()}"
+        yield ("merge", "base"), f"{text}; use original, or method: {_quantizing()}"
 
 
 def targets_without_a_merged_model(settings: RunSections) -> Iterable[Fault]:
@@ -223,9 +223,9 @@ def targets_without_a_merged_model(settings: RunSections) -> Iterable[Fault]:
     if settings.merge.enabled:
         return
     if of_merged := [name for name in settings.export.targets if TARGETS[name].of_merged]:
-        others = " and ".join(name for name, target in TARGETS.items() if not target.of_merged)
-        text = f"{of_merged[0]} is made from the merged model, but merge.enabled is false; write merge.enabled: true"
-        yield ("export", "targets"), f"{text}, or of the targets {others}"
+        others = ", ".join(name for name, target in TARGETS.items() if not target.of_merged)
+        text = f"{of_merged[0]} is made from the merged model, but merge.enabled is false; set merge.enabled: true"
+        yield ("export", "targets"), f"{text}, or choose targets from {others}"
 
 
 def impossible_strategy(config: Config, run: str, settings: RunSections) -> Iterable[Fault]:
@@ -257,7 +257,7 @@ def unknown_hardware(hardware: Hardware) -> Iterable[Fault]:
     for key, table in (("gpu", GPUS), ("node_link", NODE_LINKS), ("network", NETWORKS)):
         value = getattr(hardware, key)
         if value is not None and value not in table:
-            yield ("hardware", key), f"{shown(value)} is not known; write one of {', '.join(offered(table))}"
+            yield ("hardware", key), f"{shown(value)} is not known; use one of {', '.join(offered(table))}"
 
 
 def strategy_without_support(rendered: RenderSettings, train: Train) -> Iterable[Fault]:
@@ -285,8 +285,8 @@ def impossible_precision(hardware: Hardware, train: Train) -> Iterable[Fault]:
     """Yield a precision that the device does not have."""
     precision = train.precision
     if hardware.device == "cpu" and precision == "fp16":
-        text = "fp16 with device cpu, which DeepSpeed refuses; write auto, fp32 or bf16"
+        text = "fp16 with device cpu, which DeepSpeed refuses; use auto, fp32 or bf16"
         yield ("train", "precision"), text
     if hardware.device == "cuda" and precision == "bf16" and device_precision(hardware) != "bf16":
-        text = f"bf16 on a GPU of compute capability {hardware.compute_capability}, which has none; write auto or fp16"
+        text = f"bf16 on a GPU of compute capability {hardware.compute_capability}, which has none; use auto or fp16"
         yield ("train", "precision"), text

@@ -275,9 +275,9 @@ class Source(Section):
         """Yield settings of which rows to draw that exclude each other; with `others_have_weights`, also that this
         source has none."""
         if self.weight and self.rows:
-            yield ("weight",), "conflicts with rows; write one of the two"
+            yield ("weight",), "conflicts with rows; keep one of the two"
         if self.at_most and self.rows:
-            yield ("at_most",), "conflicts with rows, which may repeat rows; write one of the two"
+            yield ("at_most",), "conflicts with rows, which may repeat rows; keep one of the two"
         if self.split in ("validation", "test"):
             if self.weight or self.rows:
                 yield (), f"is the {self.split} split, which is used in full; remove weight and rows"
@@ -373,7 +373,7 @@ class PrepareSection(Section):
         for key in ("max_prompt_length", "max_answer_length"):
             if getattr(self, key) is not None and self.too_long in ("truncate_turns", "split"):
                 raise ValueError(
-                    f"too_long {self.too_long} is for whole rows; with {key} write fail, drop, truncate_left or "
+                    f"too_long {self.too_long} is for whole rows; with {key} use fail, drop, truncate_left or "
                     "truncate_right"
                 )
         return self
@@ -387,7 +387,7 @@ class PrepareSection(Section):
         added = [*self.add_special_tokens, *self.add_tokens]
         for key in ("add_special_tokens", "add_tokens"):
             if twice := next((token for token in getattr(self, key) if added.count(token) > 1), None):
-                yield (key,), f"{shown(twice)} occurs twice; write it once"
+                yield (key,), f"{shown(twice)} occurs twice; list it once"
         weighed = any(source.weight for source in self.sources.values())
         for name, source in self.sources.items():
             if Path(name).is_absolute() or ".." in Path(name).parts:
@@ -549,38 +549,38 @@ class Train(TrainSection):
         """Yield an attention that needs all tokens of a row, which ranks share."""
         if self.sequence_parallel > 1 and self.attention in ("sdpa", "eager"):
             text = f"{self.attention} with sequence_parallel {self.sequence_parallel}"
-            yield ("attention",), f"{text}, which needs attention without a mask of whole rows; write flash or auto"
+            yield ("attention",), f"{text}, which needs attention without a mask of whole rows; use flash or auto"
 
     def faults_of_offload(self) -> Iterator[Fault]:
         """Yield an offload of inputs that are not kept."""
         if self.activation_offload and self.activation_checkpointing is False:
             text = "false with activation_offload, which keeps the inputs of checkpointed layers on the host"
-            yield ("activation_checkpointing",), f"{text}; write true or auto, or activation_offload: false"
+            yield ("activation_checkpointing",), f"{text}; use true or auto, or activation_offload: false"
 
     def faults_of_validation(self) -> Iterator[Fault]:
         """Yield keys that stop a run at a validation that it does not have."""
         if self.validation_steps is None:
             for key in ("patience", "stop_above"):
                 if getattr(self, key):
-                    yield (key,), "needs validation_steps; write both, or neither"
+                    yield (key,), "needs validation_steps; set both, or neither"
 
     def faults_of_learning_rate(self) -> Iterator[Fault]:
         """Yield a scaling without the batch that it is relative to, or the reverse."""
         if self.learning_rate_scaling not in (None, "none") and self.learning_rate_batch is None:
             text = f"{self.learning_rate_scaling} needs the global batch that learning_rate is for"
-            remedy = f"write learning_rate_batch: {self.global_batch}, or its value"
+            remedy = f"set learning_rate_batch: {self.global_batch}, or its value"
             yield ("learning_rate_scaling",), f"{text}; {remedy}"
         if self.learning_rate_scaling is None and self.learning_rate_batch is not None:
             text = f"{self.learning_rate_batch} is used only with learning_rate_scaling"
-            yield ("learning_rate_batch",), f"{text}; write learning_rate_scaling: linear, sqrt or none, or remove it"
+            yield ("learning_rate_batch",), f"{text}; set learning_rate_scaling: linear, sqrt or none, or remove it"
 
     def faults_of_schedule(self, peak: float) -> Iterator[Fault]:
         """Yield mistakes in the warm-up and in the schedule's options, given the `peak` learning rate."""
         warmup = [key for key in ("warmup_steps", "warmup_ratio") if getattr(self, key) is not None]
         if len(warmup) == 2:
-            yield ("warmup_steps",), "conflicts with warmup_ratio; write one of the two"
+            yield ("warmup_steps",), "conflicts with warmup_ratio; keep one of the two"
         if self.schedule == ONE_CYCLE and "pct_start" in self.schedule_options and warmup:
-            yield ("schedule_options",), f"pct_start conflicts with {warmup[0]}; write one of the two"
+            yield ("schedule_options",), f"pct_start conflicts with {warmup[0]}; keep one of the two"
         elif fault := SCHEDULES[self.schedule].fault(self.schedule_options, peak):
             yield ("schedule_options",), fault
         elif self.max_steps and len(warmup) < 2:
@@ -643,9 +643,9 @@ class Evaluate(EvaluateSection):
     def faults_of_engine(self) -> Iterator[Fault]:
         """Yield keys that the engine does not use."""
         if self.engine != "vllm" and self.vllm_python is not None:
-            yield ("vllm_python",), "is used only with engine: vllm; write engine: vllm, or remove it"
+            yield ("vllm_python",), "is used only with engine: vllm; set engine: vllm, or remove it"
         if self.engine == "vllm" and self.ranks > 1:
-            text = f"{self.ranks} with engine: vllm, which processes all rows at once; write 1"
+            text = f"{self.ranks} with engine: vllm, which processes all rows at once; use 1"
             yield ("ranks",), text
 
 
@@ -712,11 +712,11 @@ class AskedTask(TaskRows):
         """Yield templates that are missing or unused, given what the task asks for: choices, generate or loss; None if
         only the user's file knows."""
         if ask == "choices" and (self.choices is None or self.prompt is None or self.answer is None):
-            yield ("check",), f"{self.check} needs prompt, choices and answer; write all three"
+            yield ("check",), f"{self.check} needs prompt, choices and answer; set all three"
         if ask in ("generate", "loss") and self.choices is not None:
-            yield ("choices",), f"{self.check} has no choices; remove them, or write check: multiple_choice"
+            yield ("choices",), f"{self.check} has no choices; remove them, or set check: multiple_choice"
         if self.prompt is not None and self.answer is None and ask not in ("loss", None):
-            yield ("prompt",), "needs an answer; write the template of the right answer too"
+            yield ("prompt",), "needs an answer; give the template of the right answer too"
 
 
 class HarnessTask(Section):
@@ -837,11 +837,11 @@ class Range(Section):
     @model_validator(mode="after")
     def _has_values(self) -> "Range":
         if self.low >= self.high:
-            raise ValueError(f"low {self.low} is not below high {self.high}; write the lower one as low")
+            raise ValueError(f"low {self.low} is not below high {self.high}; give the lower one as low")
         if self.log and self.low <= 0:
-            raise ValueError(f"low {self.low} has no logarithm; write more than 0, or log: false")
+            raise ValueError(f"low {self.low} has no logarithm; use more than 0, or log: false")
         if self.log and self.step is not None:
-            raise ValueError("step and log exclude each other; write one of them")
+            raise ValueError("step and log exclude each other; keep one of them")
         if self.step is not None and not 0 < self.step <= self.high - self.low:
             raise ValueError(f"step {self.step} is not between 0 and high - low; correct it")
         return self

@@ -43,7 +43,7 @@ def _name(value: str) -> str:
     if not NAME.fullmatch(value):
         raise ValueError("use lower-case letters, digits, - and _ only, since it becomes a folder's name")
     if len(value) > LONGEST_NAME:
-        raise ValueError(f"write at most {LONGEST_NAME} characters, since it becomes a folder's name")
+        raise ValueError(f"use at most {LONGEST_NAME} characters, since it becomes a folder's name")
     if REPETITIVE.search(value):
         raise ValueError("ends in many repetitions, which Snakemake refuses in a name; choose another")
     return value
@@ -51,27 +51,27 @@ def _name(value: str) -> str:
 
 def _rows_or_share(value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | float) or not (value >= 0):
-        raise ValueError("write a number of rows, 0 or more, or their share, as in 0.05")
+        raise ValueError("give a number of rows, 0 or more, or their share, as in 0.05")
     if 0 < value < 1:
         return float(value)
     if value != value // 1:
-        raise ValueError("write a whole number of rows, or a share below 1, as in 0.05")
+        raise ValueError("give a whole number of rows, or a share below 1, as in 0.05")
     return int(value)
 
 
 def _some_rows(value: Any) -> Any:
     if _rows_or_share(value) == 0:
-        raise ValueError("write a number of rows, 1 or more, or their share, as in 0.2")
+        raise ValueError("give a number of rows, 1 or more, or their share, as in 0.2")
     return _rows_or_share(value)
 
 
 def _steps_or_share(value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | float) or not (0 < value < 2**31):
-        raise ValueError("write a number of steps, 1 or more, or a share of all steps, as in 0.25")
+        raise ValueError("give a number of steps, 1 or more, or a share of all steps, as in 0.25")
     if value < 1:
         return float(value)
     if value != int(value):
-        raise ValueError("write a whole number of steps, or a share of all steps below 1, as in 0.25")
+        raise ValueError("give a whole number of steps, or a share of all steps below 1, as in 0.25")
     return int(value)
 
 
@@ -83,7 +83,7 @@ def _epochs(value: Any) -> Any:
 def _size(example: str, zero: bool = False) -> BeforeValidator:
     def check(value: Any) -> Any:
         if not isinstance(value, str):
-            raise ValueError(f"write a size with its unit, as in {example}")
+            raise ValueError(f"give a size with its unit, as in {example}")
         parse_bytes(value, zero)
         return value
 
@@ -113,7 +113,7 @@ def _templates() -> Iterable[str]:
 
 
 def fields() -> Iterable[str]:
-    """Return the fields of all forms of rows and of their messages."""
+    """Return the fields that rows and their messages have in any form."""
     return dict.fromkeys(field for form in entries("formats").values() for field in (*form.fields, *form.keys))
 
 
@@ -128,7 +128,7 @@ def _one_of(names: Names, file: re.Pattern[str] | None = None, example: str = ""
         known = _listed(names)
         if value not in known and not (file and file.fullmatch(value)):
             or_file = f", or a file as in {example}" if file else ""
-            raise ValueError(f"write one of {', '.join(known)}{or_file}")
+            raise ValueError(f"use one of {', '.join(known)}{or_file}")
         return value
 
     return AfterValidator(check)
@@ -161,7 +161,7 @@ def _jinja(kind: str, example: str) -> AfterValidator:
             with bounded("tasks.rows.NAME.choices"):  # jinja2 evaluates constants when it compiles
                 environment.parse(value) if kind == "template" else environment.compile_expression(value)
         except TemplateSyntaxError as error:
-            raise ValueError(f"is not a valid Jinja {kind}: {error.message}; write one, as in {example}") from None
+            raise ValueError(f"is not a valid Jinja {kind}: {error.message}; use one, as in {example}") from None
         return value
 
     return AfterValidator(check)
@@ -170,7 +170,7 @@ def _jinja(kind: str, example: str) -> AfterValidator:
 def _resume(value: str) -> str:
     if value not in ("auto", "never") and not value.endswith(".safetensors"):
         raise ValueError(
-            "write auto, never, or a checkpoint's file, as in work/checkpoints/mine/step-00000060.safetensors"
+            "use auto, never, or a checkpoint's file, as in work/checkpoints/mine/step-00000060.safetensors"
         )
     return value
 
@@ -183,9 +183,9 @@ def _condition(value: str) -> str:
 def _strategy(value: str) -> str:
     plain, known = value.removeprefix("deepspeed_"), entries("strategies")
     if plain in ("mics", "zero3_mics"):
-        raise ValueError("DeepSpeed 0.19.8 no longer has MiCS (DeepSpeed#8489); write zero3_hpz or fsdp_hybrid")
+        raise ValueError("DeepSpeed 0.19.8 no longer has MiCS (DeepSpeed#8489); use zero3_hpz or fsdp_hybrid")
     if plain not in (*known, "auto") and not USER_CONFIG.fullmatch(value):
-        raise ValueError(f"write one of {', '.join(known)}, auto, or a file as in config/deepspeed/mine.json")
+        raise ValueError(f"use one of {', '.join(known)}, auto, or a file as in config/deepspeed/mine.json")
     return value if value.endswith(".json") else plain
 
 
@@ -205,11 +205,11 @@ def _endpoint(value: str) -> str:
     except ValueError:
         usable = False
     if not usable or parts.scheme not in ("http", "https") or parts.query or parts.fragment or " " in value:
-        raise ValueError("write an address without a query, as in https://judge.example/v1")
+        raise ValueError("give an address without a query, as in https://judge.example/v1")
     if parts.username is not None or parts.password is not None:
-        raise ValueError("write the address without a user; the key comes from the variable in key_variable")
+        raise ValueError("give the address without a user; the key comes from the variable in key_variable")
     if parts.scheme == "http" and not is_loopback(value):
-        raise ValueError("write https, since http would send the key and all answers in the clear")
+        raise ValueError("use https, since http would send the key and all answers in the clear")
     return value.rstrip("/")
 
 
@@ -217,11 +217,11 @@ Name = Annotated[str, AfterValidator(_name)]
 PackageName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 PackageVersion = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.+!_-]*$")]
 Repository = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")]
-Sha256 = Annotated[str, _matches(r"[0-9a-f]{64}", "write the 64 hexadecimal digits that `sha256sum FILE` prints")]
+Sha256 = Annotated[str, _matches(r"[0-9a-f]{64}", "give the 64 hexadecimal digits that `sha256sum FILE` prints")]
 Commit = Annotated[
     str,
     _matches(
-        r"[0-9a-f]{40}", "write the full 40-digit commit, since a branch or a tag can move; `zerolora pin` looks it up"
+        r"[0-9a-f]{40}", "give the full 40-digit commit, since a branch or a tag can move; `zerolora pin` looks it up"
     ),
 ]
 Probe = Annotated[str, _matches(PROBE, "name a file as in config/hardware/mine.json, which `zerolora probe` writes")]
@@ -268,7 +268,7 @@ def remedy(mistake: Any) -> str:
     if kind == "missing":
         return "is missing; add it (explained in config/README.md)"
     if kind == "literal_error":
-        return f"{seen} is not valid; write {context['expected']}"
+        return f"{seen} is not valid; use {context['expected']}"
     if kind == "value_error":
         return f"{seen}: {context['error']}" if not isinstance(mistake["input"], dict) else str(context["error"])
     expected = {
@@ -288,4 +288,4 @@ def remedy(mistake: Any) -> str:
         "string_too_short": "text that is not empty",
         "finite_number": "a finite number, as in 2e-4",
     }
-    return f"{seen} is not valid; write {expected.get(kind, mistake['msg'])}"
+    return f"{seen} is not valid; use {expected.get(kind, mistake['msg'])}"

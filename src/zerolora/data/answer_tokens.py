@@ -16,7 +16,7 @@ from zerolora.data.truncation import Limits
 
 OTHER_PROMPT = BadRow(
     "has another prompt before the rejected answer than before the chosen one, as the template writes them; remove the "
-    "row, or write a template that writes a prompt alike whatever follows it"
+    "row, or use a template that writes a prompt alike whatever follows it"
 )
 
 
@@ -83,9 +83,9 @@ def fitted_answers(
             too_long[number] = f"{has}; an answer is never cut: shorten it, or raise max_length"
         elif over[number] > prompt[number] - least:
             has = f"has {prompt[number]} tokens in its prompt, max_prompt_length is {limits.prompt}"
-            too_long[number] = f"{has}, which leaves nothing but BOS; write {least} or more"
+            too_long[number] = f"{has}, which leaves nothing but BOS; use {least} or more"
         elif over[number] and policy != "truncate_left":
-            remedy = "or write too_long: drop or truncate_left, which shortens the prompt"
+            remedy = "or set too_long: drop or truncate_left, which shortens the prompt"
             has = f"has {prompt[number] + size} tokens, max_length is {longest}"
             if limits.prompt is not None and prompt[number] > limits.prompt:
                 has = f"has {prompt[number]} tokens in its prompt, max_prompt_length is {limits.prompt}"

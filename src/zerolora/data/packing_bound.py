@@ -20,7 +20,7 @@ class Dual(NamedTuple):
 
 
 def lower_bound(lengths: Sequence[int] | np.ndarray, capacity: int) -> int:
-    """Return a lower bound on the number of packed rows of any packing of these rows.
+    """Return a lower bound on the number of packed rows that these rows need.
 
     It is the maximum over four families of dual feasible functions, at their best parameters: Martello and Toth's L2
     (Discrete Applied Mathematics 28, 1990), Fekete and Schepers' u^(k) (Mathematical Programming 91, 2001), Carlier,

@@ -54,14 +54,14 @@ def prepare(settings: PrepareSettings, model: Path, output: Path, workers: int |
     `output`, in NAME.dropped.jsonl.
     """
     if not model.is_file():
-        raise UserError(f"--model: {model}: is not a file; write the path of the manifest.json of a fetched model")
+        raise UserError(f"--model: {model}: is not a file; give the path of the manifest.json of a fetched model")
     sources = sources_of(settings)
     forms = [form_of(source, Path(settings.path), settings.rows) for source in sources]
     for source, (form, _) in zip(sources, forms, strict=True):
         fields = (*FORMS[form].fields, *FORMS[form].keys) if form else (*source.settings.columns,)
         if unknown := [field for field in source.settings.columns if field not in fields]:
             raise UserError(
-                f"prepare: columns of {source.name}: {unknown[0]} is not a field of format {form}; write some of "
+                f"prepare: columns of {source.name}: {unknown[0]} is not a field of format {form}; choose from "
                 f"{', '.join(fields)}"
             )
     if others := left_out(settings, sources):
@@ -239,7 +239,7 @@ def _refuse(dropped: list[Dropped], settings: PrepareSettings) -> None:
         lines.append(f"and {len(refused) - SHOWN} more in the next lines of that file")
     if lines:
         if any(row.kind == "bad_row" for row in refused):
-            lines[-1] += "; or write bad_row: drop, which lists them in dropped.jsonl"
+            lines[-1] += "; or set bad_row: drop, which lists them in dropped.jsonl"
         raise UserError("\n".join(lines))
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 # Before every template: refuses messages that no format of the table supports.
 CHECKS = """{%- for message in messages if message.tool_calls or message.role == "tool" -%}
-{{- raise_exception("tool calls have no form in it; write template: chat") -}}
+{{- raise_exception("tool calls have no form in it; set template: chat") -}}
 {%- endfor -%}
 """
 ALTERNATION = """{%- for message in (messages[1:] if messages and messages[0].role == "system" else messages) -%}

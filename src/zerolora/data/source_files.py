@@ -119,7 +119,7 @@ def form_of(source: SourceFiles, root: Path, rows: RowKind = "texts") -> tuple[s
     if len(first) > 1:
         kinds = [f"{place} is of the form {form}" for form, place in first.items()]
         settings = {path: f"format: {forms[path][0]}" if path in forms else "" for path in source.files}
-        raise UserError(f"{source.name}: {kinds[0]}, but {kinds[1]}; write {sources_block(root, settings)}")
+        raise UserError(f"{source.name}: {kinds[0]}, but {kinds[1]}; set {sources_block(root, settings)}")
     ((form, place),) = first.items()
     LOGGER.info(f"{source.name}: its rows are read as {form}, by the columns of {place}")
     return form, place

@@ -331,13 +331,13 @@ class ChunkTokenizer:
                 if policy in ("fail", "drop"):
                     drop = "drop, " if policy == "fail" else ""
                     others = "truncate_left or truncate_right"
-                    return f"{has}; shorten it, raise max_{part}_length, or write too_long: {drop}{others}"
+                    return f"{has}; shorten it, raise max_{part}_length, or set too_long: {drop}{others}"
                 return f"{has}, and {policy} leaves none of its supervised tokens; raise max_{part}_length"
         has = f"has {length} tokens, max_length is {self.max_length}"
         if policy in ("fail", "drop"):
             others = "truncate_left, truncate_right or split"
             drop = "drop, " if policy == "fail" else ""
-            return f"{has}; shorten it, raise max_length, or write too_long: {drop}{others}"
+            return f"{has}; shorten it, raise max_length, or set too_long: {drop}{others}"
         roles = tokens.supervised_role[tokens.ids.offsets[number] : tokens.ids.offsets[number + 1]]
         supervised = np.flatnonzero(roles != CONTEXT) + 1
         first, last = int(supervised[0]), int(supervised[-1])
@@ -346,7 +346,7 @@ class ChunkTokenizer:
         remedy = f"raise max_length to {needed} or more"
         if policy != "split":
             other = "truncate_right" if policy == "truncate_left" else "truncate_left"
-            remedy = f"{remedy}, or write too_long: {other} or split"
+            remedy = f"{remedy}, or set too_long: {other} or split"
         stand = f"end at token {last}" if policy == "truncate_left" else f"begin at token {first}"
         return f"{has}, and {policy} leaves none of its supervised tokens, which {stand}; {remedy}"
 
@@ -550,7 +550,7 @@ def _batch_of_answers(
 
 
 def _columns(tokens: Tokens, prefix: str = "") -> dict[str, Any]:
-    """Return the columns of the tokens of rows, and of their labels."""
+    """Return two columns for rows: their tokens and their labels."""
     import pyarrow
 
     ids, offsets = tokens.ids.values, tokens.ids.offsets.astype(np.int32)

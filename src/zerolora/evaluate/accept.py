@@ -27,7 +27,7 @@ def accept(settings: AcceptSettings, difference: Path, output: Path) -> str | No
     except KeyError as error:
         known = ", ".join(name for name in figures if f"base_{name}" in figures)
         raise UserError(
-            f"evaluate.fail_if: {settings.fail_if}: {difference} has no {error.args[0]}; write one of {known}"
+            f"evaluate.fail_if: {settings.fail_if}: {difference} has no {error.args[0]}; use one of {known}"
         ) from None
     if failure:
         output.unlink(missing_ok=True)

@@ -178,7 +178,7 @@ def _sequences(rows: Any) -> _Sequences:
 
 
 def _batches(sequences: _Sequences) -> Iterator[list[int]]:
-    """Yield the numbers of the sequences of rows of similar length, the longest first: up to EVALUATION_TOKENS tokens
+    """Yield sequence numbers in batches of rows with similar length, the longest first: up to EVALUATION_TOKENS tokens
     with padding, but at least one row."""
     each, order = np.arange(len(sequences.names)), np.argsort(-sequences.padded, kind="stable")
     while len(order):

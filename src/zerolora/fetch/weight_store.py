@@ -35,9 +35,9 @@ def store_folder() -> Path:
     named = os.environ.get(VARIABLE)
     if named:
         if not Path(named).is_absolute():
-            raise UserError(f"{VARIABLE}={shown(named)}: is not an absolute path; write one, as in /data/zerolora")
+            raise UserError(f"{VARIABLE}={shown(named)}: is not an absolute path; use one, as in /data/zerolora")
         if Path(named).exists() and not Path(named).is_dir():
-            raise UserError(f"{VARIABLE}={shown(named)}: is not a directory; write the path of one")
+            raise UserError(f"{VARIABLE}={shown(named)}: is not a directory; give the path of one")
         return Path(named)
     cache = os.environ.get("XDG_CACHE_HOME", "")
     try:

@@ -85,7 +85,7 @@ def first_config(
     machine; or if nothing fits.
     """
     if output.exists() and not force:
-        raise UserError(f"{output}: exists; write --force to replace it, or another --output")
+        raise UserError(f"{output}: exists; pass --force to replace it, or another --output")
     settings = training_settings(recipe) if recipe else {}
     with tempfile.TemporaryDirectory() as name, only_warnings():
         folder = Path(name)

@@ -79,7 +79,7 @@ def _of_hub(text: str, repository: str, revision: str | None, into: Path) -> Giv
         header = snapshot_download(repository, repo_type="dataset", revision=about.sha, allow_patterns=README)
     listed = sorted(path for path in sizes if _readable(path))
     if not listed:
-        raise UserError(f"{name}: has no data file ({ENDINGS}); write a data set with some, or download it yourself")
+        raise UserError(f"{name}: has no data file ({ENDINGS}); choose a data set with some, or download it yourself")
     # The names alone, to read the splits from them and from the README.md before anything is downloaded.
     names = into / "names.only"
     for path in listed:

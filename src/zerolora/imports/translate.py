@@ -41,7 +41,7 @@ from zerolora.json_file import read_foreign
 Kind = Literal["translated", "empty", "differs", "no equal", "assumed"]
 TRIES = 50
 """Maximum number of invalid values to remove; a config has a few dozen."""
-SFT = "zerolora trains on text: write --as-sft to import the rest of the file as supervised fine-tuning"
+SFT = "zerolora trains on text: pass --as-sft to import the rest of the file as supervised fine-tuning"
 SUFFIXES = (".yaml", ".yml", ".json")
 """Of the files that are read; others, such as Python, are never run."""
 BY_HAND = "start from a config of zerolora (config/README.md)"
@@ -93,7 +93,7 @@ def import_config(file: Path, source: str | None, output: Path, force: bool, as_
     modality and `as_sft` is not set, or if `output` exists and `force` is not set.
     """
     if output.exists() and not force:
-        raise UserError(f"{output}: exists; write --force to replace it, or another --output")
+        raise UserError(f"{output}: exists; pass --force to replace it, or another --output")
     if not file.is_file():
         raise UserError(f"{file}: there is no such file; correct the path")
     if file.suffix not in SUFFIXES:

@@ -125,7 +125,7 @@ def check_sharing(model: ModelSpec, shared: int, ranks: int, key: str) -> None:
         return
     if "flash" not in model.attentions:
         raise UserError(
-            f"{key} is {shared}, which needs flash attention, and this {model.family} model has none; write 1"
+            f"{key} is {shared}, which needs flash attention, and this {model.family} model has none; use 1"
         )
     if model.heads % shared or model.key_heads % shared:
         possible = [
@@ -135,7 +135,7 @@ def check_sharing(model: ModelSpec, shared: int, ranks: int, key: str) -> None:
         ]
         raise UserError(
             f"{key} is {shared}, but the model has {model.heads} heads and {model.key_heads} "
-            f"key-value heads, to be divided among so many ranks; write {' or '.join(possible)}"
+            f"key-value heads, to be divided among so many ranks; use {' or '.join(possible)}"
         )
 
 
@@ -194,14 +194,14 @@ def fault_of(model: ModelSpec, spec: TrainingSpec, capacity: Capacity) -> str | 
 def impossible(spec: TrainingSpec, model: ModelSpec) -> str | None:
     """Return why a spec cannot run on this hardware, whatever its memory; None if it can."""
     if spec.attention not in model.attentions:
-        return f"a {model.family} has no {spec.attention} attention; write {' or '.join(model.attentions)}"
+        return f"a {model.family} has no {spec.attention} attention; use {' or '.join(model.attentions)}"
     target = target_of(spec, nvme="assumed")  # the planner checks the run's directory
     if conflict := spec.layout.conflict(target) or spec.optimizer.conflict(spec.layout, target):
         return conflict.problem
     if spec.compiles and spec.layout.stage == 3 and spec.layout.engine == "deepspeed":
-        return "DeepSpeed gathers weights inside a layer, which train.compile compiles as a whole; write compile: false"
+        return "DeepSpeed gathers weights inside a layer, which train.compile compiles as a whole; set compile: false"
     if spec.compiles and model.experts:
-        return f"the experts of a {model.family} are not compiled; write train.compile: false"
+        return f"the experts of a {model.family} are not compiled; set train.compile: false"
     if spec.layout.within_node and spec.ranks_per_node == 1:
         return "a node has one rank: there is nothing to shard inside it"
     return None

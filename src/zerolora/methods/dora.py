@@ -35,7 +35,7 @@ class DoraMethod(TrainedLowRank):
     def parameter_tensors(self, parameter: AdaptedParameter, r: int) -> list[int]:
         """Raise UserError: peft has no DoRA of a parameter (peft/tuners/lora/layer.py, ParamWrapper)."""
         raise UserError(
-            f"train.lora.targets: {parameter.path} is a parameter, for which peft has no DoRA; write targets without "
+            f"train.lora.targets: {parameter.path} is a parameter, for which peft has no DoRA; use targets without "
             "the experts and their router, as in q_proj"
         )
 

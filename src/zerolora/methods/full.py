@@ -109,4 +109,4 @@ def _check(path: Path, shapes: Mapping[str, tuple[int, ...]], model: Any) -> Non
     ]
     if faults:
         more = f" (and {len(faults) - 1} more such)" if len(faults) > 1 else ""
-        raise UserError(f"{path}: {faults[0]}{more}; write the base that these weights were trained from")
+        raise UserError(f"{path}: {faults[0]}{more}; use the base that these weights were trained from")

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 TARGETS = ("k_proj", "v_proj", "query_key_value", "qkv_proj", "c_attn", "k", "v")
 SUFFIX = ".ia3_l"
 NO_DEFAULT = (
-    "train.ia3.targets: this model names its keys, values and MLP in another way; write a list of names of its linear "
+    "train.ia3.targets: this model names its keys, values and MLP in another way; use a list of names of its linear "
     "modules"
 )
 FEEDFORWARD = ("down_proj", "dense_4h_to_h", "mlp.c_proj", "fc2", "wo")

@@ -118,7 +118,7 @@ class LowRank(Method):
         if self.init == DEFAULT_INIT or r <= smaller:
             return
         problem = f"has {smaller} singular values, fewer than r {r}"
-        remedy = f"write an r of at most {smaller}"
+        remedy = f"use an r of at most {smaller}"
         if not smaller:
             problem = "is an embedding, whose factors have no other start"
             remedy = "leave it out of train.lora.targets"
@@ -141,13 +141,13 @@ class LowRank(Method):
         if self.init != DEFAULT_INIT:
             raise UserError(
                 f"train.lora.init is {self.init}, and {parameter.path} is a parameter, whose factors have no other "
-                f"start in peft; write init: {DEFAULT_INIT}, or targets without the experts and their router, as in "
+                f"start in peft; set init: {DEFAULT_INIT}, or targets without the experts and their router, as in "
                 "q_proj"
             )
         if self.drops:
             raise UserError(
                 f"train.lora.dropout is {self.dropout:g}, and {parameter.path} is a parameter, which peft adapts "
-                "without dropout only; write 0, or targets without the experts and their router, as in q_proj"
+                "without dropout only; use 0, or targets without the experts and their router, as in q_proj"
             )
         return parameter.tensors(r)
 
@@ -173,7 +173,7 @@ class LowRank(Method):
             if not (modules or parameters):
                 raise UserError(
                     f"train.lora.targets is all-linear, and a {model.family} has no linear module that can be adapted; "
-                    "write names of other modules, as of an embedding, or method: full"
+                    "give names of other modules, as of an embedding, or method: full"
                 )
         else:
             check_expression(model.family, self.targets)
@@ -191,7 +191,7 @@ class LowRank(Method):
             if unfit:
                 known = ", ".join(sorted({module.name for module in model.linears}))
                 raise UserError(
-                    f"train.lora.targets: {shown(unfit[0])} is not in the model; write all-linear, some of {known}, or "
+                    f"train.lora.targets: {shown(unfit[0])} is not in the model; use all-linear, some of {known}, or "
                     "a regular expression of whole paths"
                 )
         if self.rank_pattern or self.alpha_pattern:

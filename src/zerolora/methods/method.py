@@ -229,7 +229,7 @@ def check_shape(name: str, shape: tuple[int, ...], expected: "Iterable[int]") ->
     else:
         what = "one has more dimensions"
     raise UserError(
-        f"{name} is {list(shape)} in the base and {list(expected)} in the adapter: {what}; write the base that the "
+        f"{name} is {list(shape)} in the base and {list(expected)} in the adapter: {what}; use the base that the "
         "adapter was trained on"
     )
 
@@ -240,7 +240,7 @@ def named_modules(model: "ModelSpec", names: tuple[str, ...], key: str, among: "
     for name in names:
         if not any(is_named(module.path, (name,)) for module in among):
             known = ", ".join(sorted({module.name for module in model.linears}))
-            raise UserError(f"{key}: {shown(name)} is not in the model; write some of {known}")
+            raise UserError(f"{key}: {shown(name)} is not in the model; choose from {known}")
     return [module for module in among if is_named(module.path, names)]
 
 
@@ -255,7 +255,7 @@ def saved_tensors(model: "ModelSpec", names: tuple[str, ...]) -> list[int]:
     for name in names:
         if not any(module.path.endswith(name) for module in model.modules):
             known = ", ".join(sorted({module.name for module in model.modules}))
-            raise UserError(f"modules_to_save: {shown(name)} is not in the model; write some of {known}")
+            raise UserError(f"modules_to_save: {shown(name)} is not in the model; choose from {known}")
     # As in peft, also in the middle of a name: norm means input_layernorm too (utils/other.py, _set_trainable).
     saved = [module for module in model.modules if module.path.endswith(names)]
     check_untied(model.tied, "modules_to_save", [module.path for module in saved if module.kind in SHARED])
@@ -300,7 +300,7 @@ def rows_and_columns(shape: tuple[int, ...]) -> int:
 
 
 def sizes(module: "Module") -> list[int]:
-    """Return the elements of each parameter of one copy of a module."""
+    """Return the number of elements by parameter, for one copy of a module."""
     return [math.prod(shape) for _, shape in module.weights]
 
 
@@ -324,6 +324,6 @@ def without_copies(path: Path, tensors: Mapping[str, StoredTensor], tied: Mappin
         if copy in tensors and name in tensors and not equal(tensors[copy], tensors[name]):
             raise UserError(
                 f"{path}: {copy} and {name} differ, and the base shares one weight between them; save the weights with "
-                "one of them, or write a base with tie_word_embeddings: false"
+                "one of them, or use a base with tie_word_embeddings: false"
             )
     return {name: each for name, each in tensors.items() if tied.get(name) not in tensors}

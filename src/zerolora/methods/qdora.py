@@ -26,7 +26,7 @@ class QdoraMethod(DoraMethod, QloraMethod):
         """Yield type int8, and what QLoRA does not support."""
         if settings.quantization.type == "int8":
             text = "int8 with method qdora, whose norms peft cannot compute before the first forward pass"
-            yield ("quantization", "type"), f"{text} of an int8 module; write nf4, or method: qlora"
+            yield ("quantization", "type"), f"{text} of an int8 module; use nf4, or method: qlora"
         yield from super().faults(settings)
 
     @property

@@ -46,7 +46,7 @@ class QloraMethod(TrainedLowRank):
         """Yield an init that would change the quantized weights."""
         if settings.lora.init != DEFAULT_INIT:
             text = f"{settings.lora.init} with method {cls.name}, which cannot change quantized weights"
-            yield ("lora", "init"), f"{text}; write {DEFAULT_INIT}"
+            yield ("lora", "init"), f"{text}; use {DEFAULT_INIT}"
 
     def under(self, engine: str) -> "QloraMethod":
         """Return the method under an engine: DeepSpeed casts every weight to its precision
@@ -94,7 +94,7 @@ class QloraMethod(TrainedLowRank):
         if paths:
             raise UserError(
                 f"train.lora.modules_to_save: {paths[0]} is quantized with method: {cls.name}, and cannot be trained "
-                f"as a whole; leave it out, or write method: {cls.name.removeprefix('q')}"
+                f"as a whole; leave it out, or set method: {cls.name.removeprefix('q')}"
             )
 
     def parameter_tensors(self, parameter: AdaptedParameter, r: int) -> list[int]:
@@ -102,7 +102,7 @@ class QloraMethod(TrainedLowRank):
         if parameter.module.kind == "linear" and parameter.module.quantizable:
             raise UserError(
                 f"train.lora.targets: {parameter.path} would be adapted as a parameter, which peft cannot where it is "
-                "quantized; write the last word of its path, which means the experts too, or method: lora"
+                "quantized; give the last word of its path, which means the experts too, or method: lora"
             )
         return super().parameter_tensors(parameter, r)
 

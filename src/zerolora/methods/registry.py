@@ -48,7 +48,7 @@ def of_directory(directory: Path) -> type[TrainableMethod]:
     kinds = sorted({method.peft_type for method in TRAINABLE.values() if method.peft_type})
     raise UserError(
         f"{directory / CONFIG}: peft_type is {shown(kind)}, which cannot be merged; "
-        f"write an adapter of {', '.join(kinds)}"
+        f"use an adapter of {', '.join(kinds)}"
     )
 
 
@@ -65,7 +65,7 @@ def check_published(directory: Path, base: Path) -> None:
 def create(name: str, **settings: Any) -> Method:
     """Return a method with the settings that it has, lists as tuples. Raises UserError for an unknown method."""
     if name not in METHODS:
-        raise UserError(f"--method {name}: write one of {', '.join(sorted(METHODS))}")
+        raise UserError(f"--method {name}: use one of {', '.join(sorted(METHODS))}")
     known = {field.name for field in fields(METHODS[name])}
     return METHODS[name](**{key: _tuples(value) for key, value in settings.items() if key in known})
 

@@ -105,7 +105,7 @@ class VeraMethod(PeftMethod):
             return named_modules(model, names, "train.vera.targets", adaptable)
         if adaptable:
             return adaptable
-        raise UserError(f"train.vera.targets: a {model.family} has no linear module; write method: full")
+        raise UserError(f"train.vera.targets: a {model.family} has no linear module; set method: full")
 
     def project(self, layer: "Projections", module: "Module", role: str, value: "Value") -> "Value":
         """Trace result + b ∘ (B(d ∘ (A x))) (peft/tuners/vera/layer.py, Linear.forward)."""
@@ -137,7 +137,7 @@ class VeraMethod(PeftMethod):
         if outside(model):
             raise UserError(
                 "train.method: peft's VeRA adapts all parts of a model, and this one has parts beside the language "
-                "model; write lora"
+                "model; use lora"
             )
         config = VeraConfig(
             task_type="CAUSAL_LM",

@@ -78,7 +78,7 @@ def of_data(data: Path) -> list[AddedToken]:
 
 
 def of_directory(directory: Path) -> list[AddedToken]:
-    """Return the added tokens of a directory of an adapter or of whole weights.
+    """Return the added tokens in the directory of an adapter or of whole weights.
 
     Raises UserError if tokens.json is not a list of tokens.
     """

@@ -64,9 +64,9 @@ def check_adapter_files(directory: Path, names: Iterable[str]) -> None:
 def check_loadable(directory: Path) -> None:
     """Raise UserError unless `directory` has config.json, and weights that all libraries read alike."""
     if not directory.is_dir():
-        raise UserError(f"{directory}: there is no such directory; write the path of a model directory")
+        raise UserError(f"{directory}: there is no such directory; give the path of a model directory")
     if not (directory / "config.json").is_file():
-        raise UserError(f"{directory}: has no config.json, so it is not a transformers model; write another path")
+        raise UserError(f"{directory}: has no config.json, so it is not a transformers model; give another path")
     weight_files(directory)
 
 
@@ -216,7 +216,7 @@ def check_same_base(directory: Path, stamp: Path) -> None:
     theirs = foreign.adapter_manifest(directory).get(BASE)
     if theirs and theirs["weights"] != (ours := base_identity(stamp))["weights"]:
         raise UserError(
-            f"{directory / MANIFEST}: {BASE} is {_described(theirs)}, and this base is {_described(ours)}; write an "
+            f"{directory / MANIFEST}: {BASE} is {_described(theirs)}, and this base is {_described(ours)}; use an "
             "adapter of this base model, or that adapter's"
         )
 
@@ -229,7 +229,7 @@ def check_base_directory(directory: Path, base: Path) -> None:
         if theirs["weights"] != weights:
             raise UserError(
                 f"{directory / MANIFEST}: {BASE} is {_described(theirs)}, and the weights in {base} are "
-                f"{weights[:12]}; write that base, or remove {BASE} from the manifest if these are the same numbers in "
+                f"{weights[:12]}; use that base, or remove {BASE} from the manifest if these are the same numbers in "
                 "other files"
             )
     elif (directory / foreign.ADAPTER_CONFIG).is_file():

@@ -80,7 +80,7 @@ def add_to_tokenizer(model: Path, tokens: Iterable[AddedToken]) -> None:
                 else f"the base's tokenizer has {len(known):,} tokens without it, and had another number"
             )
             raise UserError(
-                f"{path}: {shown(each.token)} is token {number} there, and was trained as {each.id}: {why}; write the "
+                f"{path}: {shown(each.token)} is token {number} there, and was trained as {each.id}: {why}; use the "
                 "base that the adapter was trained on, with its tokenizer"
             )
         if settings.get("added_tokens_decoder") is not None:  # of transformers before version 5

@@ -71,7 +71,7 @@ def stored_quantization(directory: Path) -> StoredQuantization | None:
     kind = shown((others[0] if others else stored or {}).get("quant_method", "unnamed"))
     raise UserError(
         f"{path}: quantization_config: the weights are stored quantized ({kind}), so that nothing trained could be "
-        "merged into them; write the checkpoint in bf16, fp16 or fp32 that they were made of, with method: qlora if it "
+        "merged into them; use the checkpoint in bf16, fp16 or fp32 that they were made of, with method: qlora if it "
         "is to take fewer bits in training"
     )
 
@@ -95,13 +95,13 @@ def check_trainable(stored: StoredQuantization | None, method: str, quantizes: b
         return
     if not quantizes:
         raise UserError(
-            f"train.method is {method}, and the base model is stored in 4 bits ({stored.type}); write method: qlora, "
+            f"train.method is {method}, and the base model is stored in 4 bits ({stored.type}); set method: qlora, "
             "or fetch the checkpoint in bf16, fp16 or fp32 that it was made of"
         )
     for key, here, there in (("type", asked.type, stored.type), ("double", asked.double, stored.double)):
         if here != there:
             raise UserError(
-                f"train.quantization.{key} is {shown(here)}, and the base model is stored with {shown(there)}; write "
+                f"train.quantization.{key} is {shown(here)}, and the base model is stored with {shown(there)}; set "
                 f"{key}: {str(there).lower()}, or fetch the checkpoint that it was made of"
             )
 

@@ -32,7 +32,7 @@ class Adafactor(Optimizer):
         return Conflict(
             f"render.strategy is {strategy.name}, which holds trained weights as {held}, without the rows and columns "
             "that adafactor needs",
-            "write strategy zero0 or ddp, or another optimizer",
+            "use strategy zero0 or ddp, or another optimizer",
         )
 
     def state_bytes(self, parameters: "TrainedParameters") -> float:

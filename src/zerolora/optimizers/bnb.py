@@ -38,17 +38,17 @@ class Bitsandbytes(Optimizer):
         if self.paged and target.device == "cpu":
             # get_state_buffer warns, and continues without paging.
             return Conflict(
-                "hardware.device is cpu, where bitsandbytes pages nothing", f"write {self.name.removeprefix('paged_')}"
+                "hardware.device is cpu, where bitsandbytes pages nothing", f"use {self.name.removeprefix('paged_')}"
             )
         if self.paged and strategy.optimizer != "gpu":
             return Conflict(
                 f"render.strategy is {strategy.name}, which keeps the optimizer off the GPU, so nothing is paged",
-                f"write {self.name.removeprefix('paged_')}, or a strategy without optimizer offload",
+                f"use {self.name.removeprefix('paged_')}, or a strategy without optimizer offload",
             )
         if strategy.optimizer == "nvme":
             return Conflict(
                 f"render.strategy is {strategy.name}, which swaps torch's AdamW only",
-                "write adamw, or strategy zero3_offload",
+                "use adamw, or strategy zero3_offload",
             )
         return None
 

@@ -33,7 +33,7 @@ class TorchaoAdamW(Optimizer):
         if strategy.optimizer == "nvme":
             return Conflict(
                 f"render.strategy is {strategy.name}, which swaps torch's AdamW only",
-                "write adamw, or strategy zero3_offload",
+                "use adamw, or strategy zero3_offload",
             )
         return None
 

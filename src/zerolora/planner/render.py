@@ -104,10 +104,10 @@ def _check_one_step(settings: RenderSettings, rows: RowStatistics) -> None:
         return
     kind, packing = ("packed rows", ", or pack.packing: false") if rows.packing else ("rows", "")
     most = available // share * share
-    remedy = f"train.global_batch: {most} or less{packing}" if most else f"fewer ranks{packing}"
+    remedy = f"set train.global_batch: {most} or less{packing}" if most else f"use fewer ranks{packing}"
     raise UserError(
         f"train.global_batch is {settings.global_batch}, but train.epochs: {settings.epochs} of {rows.packed_rows} "
-        f"{kind} to train on make {available}, not one step; write {remedy}, or more epochs, or prepare more rows"
+        f"{kind} to train on make {available}, not one step; {remedy}, or more epochs, or prepare more rows"
     )
 
 

@@ -67,7 +67,7 @@ def check_start(
     if (theirs := of_directory(directory)) != list(tokens):
         added = ", ".join(shown(each.token) for each in theirs) or "none"
         raise UserError(
-            f"train.from_adapter: {directory}: was trained with other tokens than the data adds; write {added} in "
+            f"train.from_adapter: {directory}: was trained with other tokens than the data adds; list {added} in "
             "add_special_tokens and add_tokens of the data set, in that order"
         )
     if method.peft_type:
@@ -85,7 +85,7 @@ def _opened(path: Path) -> Iterator[Any]:
         with safe_open(path, "pt") as file:
             yield file
     except (SafetensorError, OSError) as error:
-        raise UserError(f"train.from_adapter: {path}: not a whole safetensors file ({error}); write another") from None
+        raise UserError(f"train.from_adapter: {path}: not a whole safetensors file ({error}); choose another") from None
 
 
 def _copies(model: Any, directory: Path, method: type[TrainableMethod]) -> set[str]:
@@ -137,7 +137,7 @@ def check_meaning(directory: Path, config: Any, method: type[TrainableMethod]) -
         if key in ours and (there or None) != (here or None):
             raise UserError(
                 f"train.from_adapter: {directory / CONFIG}: {key} is {shown(there)}, and this run's is {shown(here)}; "
-                f"write train.{setting} as that adapter has it"
+                f"set train.{setting} as that adapter has it"
             )
     for key, there in theirs.items():
         if key in meaning or key in HARMLESS or not there or there in (plain.get(key), ours.get(key)):
@@ -162,7 +162,7 @@ def _check_tensors(path: Path, stored: dict[str, list[int]], expected: dict[str,
     if faults:
         more = f" (and {len(faults) - 1} more such)" if len(faults) > 1 else ""
         raise UserError(
-            f"train.from_adapter: {path}: {faults[0]}{more}; write the method, r and targets of that adapter, and its "
+            f"train.from_adapter: {path}: {faults[0]}{more}; use the method, r and targets of that adapter, and its "
             "base model"
         )
 

@@ -387,7 +387,7 @@ def _check_kernels(engine: Engine, base: Any, plan: TrainingPlan, device: torch.
     elif plan.kernels == "liger":
         raise UserError(
             f"train.kernels is liger, but its kernels change the model's output {change:.3g} times as much as rounding "
-            f"may ({what}); write train.kernels: off"
+            f"may ({what}); set train.kernels: off"
         )
     else:
         kernels.remove(base)

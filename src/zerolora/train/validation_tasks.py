@@ -136,7 +136,7 @@ def _choices(task: ValidationTask, file: Path, tokenizer: Any, longest: int) -> 
             if len(before) + len(tokens) > longest:
                 raise UserError(
                     f"{row['place']}: prompt and choice have {len(before) + len(tokens):,} tokens, and the model takes "
-                    f"{longest:,}; shorten the row, write fewer few_shot, or remove {task.name} from "
+                    f"{longest:,}; shorten the row, lower few_shot, or remove {task.name} from "
                     "train.validation_tasks"
                 )
             sequence = {"input_ids": before + tokens, "labels": [IGNORED] * len(before) + tokens, "source": 0}

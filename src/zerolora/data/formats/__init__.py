@@ -76,16 +76,14 @@ def other_kind(format: str, rows: RowKind, what: str) -> str:
     own = FORMS[format].rows
     objective = reading(own)[0]
     if rows != "texts":
-        remedy = f"write train.objective: {objective}, or name the columns, as in columns: {COLUMNS[rows]}"
+        remedy = f"set train.objective: {objective}, or name the columns, as in columns: {COLUMNS[rows]}"
     elif own == "pairs":
         remedy = (
-            f"write train.objective: {objective}, or format: prompt, columns: {{completion: chosen}} and ignore: "
+            f"set train.objective: {objective}, or format: prompt, columns: {{completion: chosen}} and ignore: "
             "[rejected] to learn the chosen answers (of conversations format: messages and columns: {messages: chosen})"
         )
     else:
-        remedy = (
-            f"write train.objective: {objective}, or format: prompt and ignore: [label], with the good answers alone"
-        )
+        remedy = f"set train.objective: {objective}, or format: prompt and ignore: [label], with the good answers alone"
     return f"{what}, which has {_holds(own)}, but the runs of this data set read {_holds(rows)}; {remedy}"
 
 
@@ -107,7 +105,7 @@ def parse(
     """Return a row of this form as an Example, count the use of its columns and keys in `seen`, and check in `unread`
     those that the form does not read.
 
-    Raises BadRow, naming the column, its value and what to write instead.
+    Raises BadRow, naming the column, its value and what to use instead.
     """
     row = Row(value, reading)
     try:

@@ -47,5 +47,5 @@ def _of_file(name: str, source: str) -> Task:
         raise UserError(f"{name}:{line}: {type(error).__name__}: {reason}; correct that line") from None
     task = getattr(module, "TASK", None)
     if not isinstance(task, Task):
-        raise UserError(f"{name}: defines no TASK; write TASK = Task(...), as in docs/tasks.md")
+        raise UserError(f"{name}: defines no TASK; define TASK = Task(...), as in docs/tasks.md")
     return task

@@ -218,7 +218,7 @@ def _strategy(value: Any, draft: Draft) -> str | None:
 def _sharding(value: Any, draft: Draft) -> str | None:
     draft.facts["sharded"] = True
     if value not in ("FULL_SHARD", "HYBRID_SHARD"):
-        raise NoEqual(f"{shown(value)} is not a sharding of zerolora; write render.strategy", FILL_IN)
+        raise NoEqual(f"{shown(value)} is not a sharding of zerolora; set render.strategy", FILL_IN)
     draft.facts |= {"fsdp": True, "hybrid": value == "HYBRID_SHARD"}
     return None
 
@@ -378,7 +378,7 @@ FORMAT = Format(
             "is_llama_derived_model is_falcon_derived_model is_mistral_derived_model is_qwen_derived_model",
             idle("read from the model's config.json"),
         ),
-        **each("overrides_of_model_config model_config", lost("write it into the model's config.json")),
+        **each("overrides_of_model_config model_config", lost("put it into the model's config.json")),
         "torch_dtype": idle("the precision is train.precision"),
         "reinit_weights": unlike("randomly initialized weights"),
         "num_labels": unlike("a classifier"),
@@ -410,7 +410,7 @@ FORMAT = Format(
         "lora_on_cpu": idle("adapters are created on the training device"),
         **each(
             "peft_layers_to_transform peft_layers_pattern",
-            lost("write the layers as a regular expression in train.lora.targets"),
+            lost("give the layers as a regular expression in train.lora.targets"),
         ),
         "peft_layer_replication": unlike("repeated layers"),
         "peft_trainable_token_indices": lost("prepare.rows.add_tokens trains the rows of added tokens"),
@@ -474,7 +474,7 @@ FORMAT = Format(
         "chat_template_jinja": none(
             "put the template into config/templates/ and name the file in prepare.rows.template", FILL_IN
         ),
-        "chat_template_kwargs": lost("write them in prepare.rows.template_arguments"),
+        "chat_template_kwargs": lost("put them in prepare.rows.template_arguments"),
         "default_system_message": unless_off(
             fact("system", "prepare.rows.system", text, "only with chat_template chatml")
         ),
@@ -502,7 +502,7 @@ FORMAT = Format(
         "sample_packing_sequentially": lost("packing chooses rows by their length"),
         "sample_packing_seq_len_multiplier": idle("set by pack.capacity"),
         "total_num_tokens": idle("counted by prepare"),
-        "max_packed_sequence_len": lost("write pack.packing and pack.capacity"),
+        "max_packed_sequence_len": lost("set pack.packing and pack.capacity"),
         "pretrain_multipack_attn": idle("rows in a packed row do not attend to each other"),
         "pretraining_sample_concatenation": lost("rows in a packed row do not attend to each other"),
         "batch_flattening": idle("pack.packing joins rows"),
@@ -512,7 +512,7 @@ FORMAT = Format(
             "accumulation", "train.global_batch", whole, "times micro_batch_size and the number of GPUs"
         ),
         "micro_batch_size": fact("micro_batch", "train.micro_batch, train.global_batch", whole),
-        "batch_size": none("write train.global_batch", FILL_IN),
+        "batch_size": none("set train.global_batch", FILL_IN),
         "eval_batch_size": idle("chosen by evaluate.batch: auto"),
         "num_epochs": Rule("train.epochs", common.epochs),
         "max_steps": common.steps("train.max_steps"),
@@ -579,14 +579,14 @@ FORMAT = Format(
             common.offered("train.activation_checkpointing", True),
         ),
         "fsdp_config": unless_off(idle(common.FSDP)),
-        "dp_shard_size": idle("write hardware, train.nodes and train.ranks_per_node"),
-        "dp_replicate_size": idle("write render.strategy: fsdp_hybrid"),
-        "tensor_parallel_size": idle("ranks split rows, not layers; write render.strategy"),
-        "expert_parallel_size": idle("ranks split rows, not experts; write render.strategy"),
+        "dp_shard_size": idle("set hardware, train.nodes and train.ranks_per_node"),
+        "dp_replicate_size": idle("set render.strategy: fsdp_hybrid"),
+        "tensor_parallel_size": idle("ranks split rows, not layers; set render.strategy"),
+        "expert_parallel_size": idle("ranks split rows, not experts; set render.strategy"),
         **each("expert_parallel_token_capacity expert_parallel_num_nvl_bytes", idle("ranks split rows, not experts")),
-        **each("ddp device_map", idle("write render.strategy")),
+        **each("ddp device_map", idle("set render.strategy")),
         "accelerator_config": idle("gradients are summed once a step"),
-        **each("max_memory gpu_memory_limit", idle("write hardware.gpu_memory")),
+        **each("max_memory gpu_memory_limit", idle("set hardware.gpu_memory")),
         **each("experimental_skip_move_to_device torchdistx_path", idle("weights are always loaded in parts")),
         "use_ray": idle("`zerolora stage train` starts ranks itself, on a cluster by Slurm (docs/slurm.md)"),
         "evals_per_epoch": unless_off(Rule("train.validation_steps", common.evaluations, "a share of all steps")),

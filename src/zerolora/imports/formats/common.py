@@ -91,7 +91,7 @@ def shared_rules() -> dict[str, Rule]:
     """Return the rules of the options that tools have in common, mostly transformers' TrainingArguments."""
     return {
         "trust_remote_code": idle("code from model repositories is never run"),
-        "rope_scaling": lost("write it into the model's config.json"),
+        "rope_scaling": lost("put it into the model's config.json"),
         "lora_alpha": same("train.lora.alpha", number),
         "lora_dropout": same("train.lora.dropout", number),
         "loraplus_lr_ratio": same("train.lora.plus_ratio", number),
@@ -128,7 +128,7 @@ def shared_rules() -> dict[str, Rule]:
         "ddp_find_unused_parameters": idle("all trained parameters are always used"),
         "low_cpu_mem_usage": idle("weights are always loaded in parts"),
         "local_rank": idle("set by the launcher"),
-        "ray_num_workers": idle("write train.nodes and train.ranks_per_node"),
+        "ray_num_workers": idle("set train.nodes and train.ranks_per_node"),
         **each("dataloader_num_workers dataloader_pin_memory dataloader_prefetch_factor", PREPARED),
         "eval_steps": unless_off(steps("train.validation_steps", share=True)),
         **each("eval_strategy evaluation_strategy", Rule("train.validation_steps", _evaluated, "by its interval")),
@@ -213,7 +213,7 @@ def epochs(value: Any, draft: Draft) -> str | None:
 
 
 def steps(path: str, share: bool = False) -> Rule:
-    """Return the rule of a number of steps, or also of a share of all; -1 means none."""
+    """Return the rule for a number of steps, or also for a share of all steps; -1 means none."""
     group = CHANGES if path == "train.max_steps" else NO_EFFECT
 
     def translate(value: Any, draft: Draft) -> str | None:
@@ -234,7 +234,7 @@ def _evaluated(value: Any, draft: Draft) -> str | None:
     if value in ("epoch", "no", False):
         draft.facts["evaluations"] = 1 if value == "epoch" else 0
     elif value != "steps":
-        raise NoEqual(f"{shown(value)} is not a strategy of evaluation; write train.validation_steps", NO_EFFECT)
+        raise NoEqual(f"{shown(value)} is not a strategy of evaluation; set train.validation_steps", NO_EFFECT)
     return None
 
 
@@ -400,7 +400,7 @@ def fsdp_offload(value: Any, draft: Draft) -> bool:
     """Return whether the option `fsdp` offloads to the host. Raises NoEqual unless it shards in full."""
     draft.facts["sharded"] = True
     if not isinstance(value, list | str) or "full_shard" not in value:
-        raise NoEqual(f"{shown(value)} is not a sharding of zerolora; write render.strategy", FILL_IN)
+        raise NoEqual(f"{shown(value)} is not a sharding of zerolora; set render.strategy", FILL_IN)
     return "offload" in value
 
 
@@ -494,7 +494,7 @@ def deepspeed(value: Any, draft: Draft) -> str | None:
     name = Path(path).name.lower()
     stage = re.search(r"(?:zero|z|stage)[_-]?([0-3])", name)
     if not stage:
-        raise NoEqual(f"{shown(path)} is not here, and its name names no stage; write render.strategy", FILL_IN)
+        raise NoEqual(f"{shown(path)} is not here, and its name names no stage; set render.strategy", FILL_IN)
     offload = ("cpu", "cpu") if "all" in name or (stage[1] == "3" and name.endswith("offload_config.json")) else None
     if offload is None and "param" in name:
         offload = ("gpu", "cpu")
@@ -541,7 +541,7 @@ def strategy_of(user: Any) -> tuple[str, str]:
     )
 
 
-QUANTIZED_GRADIENTS = "on several nodes in fp16, write render.strategy: zero3_qgz"
+QUANTIZED_GRADIENTS = "on several nodes in fp16, set render.strategy: zero3_qgz"
 DEVICES = ("gpu", "cpu", "nvme")
 
 

@@ -78,7 +78,7 @@ OFT_ONLY = "used only with finetuning_type oft"
 FREEZE_ONLY = "used only with finetuning_type freeze"
 OPTIMIZER = "no such optimizer; docs/methods.md lists the available ones"
 SERVING = "for serving and exporting"
-MEGATRON = "for Megatron; write render.strategy"
+MEGATRON = "for Megatron; set render.strategy"
 LAUNCH = "`zerolora stage train` starts ranks itself, on a cluster by Slurm (docs/slurm.md)"
 
 
@@ -123,7 +123,7 @@ def _probabilities(value: Any, draft: Draft) -> str | None:
     shares = [number(each) for each in entries]
     if not all(0 < share < math.inf for share in shares):
         raise NoEqual(
-            f"{shown(value)} has a probability that is not above 0; write sources.NAME.weight, or omit a source"
+            f"{shown(value)} has a probability that is not above 0; set sources.NAME.weight, or omit a source"
         )
     draft.facts["probabilities"] = shares
     return "fractions of the training rows here, sampling probabilities there"
@@ -263,7 +263,7 @@ FORMAT = Format(
         "quantization_method": Rule("", _quantized, "always bnb here"),
         "quantization_type": fact("type", "train.quantization.type", text),
         "double_quantization": fact("double", "train.quantization.double", flag),
-        "quantization_device_map": idle("write render.strategy"),
+        "quantization_device_map": idle("set render.strategy"),
         "stage": Rule(
             "prepare.rows.format, train.objective",
             _stage,
@@ -354,10 +354,10 @@ FORMAT = Format(
         **each(
             "ray_run_name ray_storage_path ray_init_kwargs placement_strategy master_addr master_port", idle(LAUNCH)
         ),
-        "resources_per_worker": idle("write hardware"),
+        "resources_per_worker": idle("set hardware"),
         **each("use_kv_cache offload_folder", idle(SERVING)),
         **each("export_* infer_* vllm_* sglang_*", idle(SERVING)),
-        **each("use_kt kt_*", idle("for KTransformers; write render.strategy")),
+        **each("use_kt kt_*", idle("for KTransformers; set render.strategy")),
         **each(
             "tensor_model_parallel_size pipeline_model_parallel_size expert_model_parallel_size "
             "sequence_parallel use_distributed_optimizer bias_activation_fusion apply_rope_fusion "
@@ -365,7 +365,7 @@ FORMAT = Format(
             "recompute_granularity use_mca use_megatron_bridge use_hyper_parallel",
             idle(MEGATRON),
         ),
-        "context_parallel_size": idle("write train.sequence_parallel"),
+        "context_parallel_size": idle("set train.sequence_parallel"),
         "include_effective_tokens_per_second": common.EVERY_STEP,
         **each("hf_hub_token ms_hub_token om_hub_token", idle("the token of the Hub's own command line is used")),
         "cache_dir": idle("models are in resources/models/"),

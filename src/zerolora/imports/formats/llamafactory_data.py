@@ -91,7 +91,7 @@ def _info(draft: Draft) -> tuple[dict[str, Any] | None, Path, list[str]]:
     if folder == "ONLINE":
         return None, Path("data"), []
     if folder.startswith("REMOTE:"):
-        text = f"the data sets are described by {INFO} of the repository {folder[7:]}: put it into data/, write"
+        text = f"the data sets are described by {INFO} of the repository {folder[7:]}: put it into data/, set"
         return None, Path("data"), [f"dataset_dir: {text} dataset_dir: data, and import again"]
     start = Path(draft.facts["folder"])
     for above in (start, *start.parents[:3]):

@@ -67,7 +67,7 @@ def write_sets(sets: list[DataSet], draft: Draft, folder_there: Path | None = No
         lines += [*_read_part(each), *_read_files(each)]
     if not sets:
         rows["path"] = "data/rows.json"
-        return ["prepare.rows.path: the file names no data set; write your file of rows"]
+        return ["prepare.rows.path: the file names no data set; give your file of rows"]
     only = sets[0]
     plain = not (only.rows or only.weight or only.held_out)
     if len(sets) == 1 and plain and len(only.files) < 2:
@@ -160,7 +160,7 @@ def _path(each: DataSet, draft: Draft) -> tuple[str, list[str]]:
         lines = [f"fetch.data.{key}.license: the file does not name it; correct it"]
         if not each.files:
             part = f", and only those of {_described(each)}" if each.subset or each.split else ""
-            lines.append(f"fetch.data.{key}.files: the file names none; {FILES} is written: write those to read{part}")
+            lines.append(f"fetch.data.{key}.files: the file names none; {FILES} is written: name those to read{part}")
         return f"data/hub/{key}", lines
     path = f"data/{name}" + (f"/{each.files[0]}" if each.files else "")
     return path, [

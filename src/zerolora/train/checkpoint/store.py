@@ -169,10 +169,10 @@ class Checkpoints:
         try:
             begin, manifest = read(named)
         except CorruptCheckpoint as error:
-            raise UserError(f"train.resume: {named}: {error}; name another checkpoint, or write auto") from None
+            raise UserError(f"train.resume: {named}: {error}; name another checkpoint, or use auto") from None
         if faults := differences(manifest["resume_key"], self.resume_key):
             raise UserError(
-                f"train.resume: {named} cannot be resumed, since {'; '.join(faults)}; put it back as it was, or write "
+                f"train.resume: {named} cannot be resumed, since {'; '.join(faults)}; put it back as it was, or set "
                 "resume: auto to start over"
             )
         self._named = named.resolve()

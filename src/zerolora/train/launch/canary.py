@@ -133,7 +133,7 @@ def _check(curves: dict[str, Curves], chosen: TrainingChoice, canary: Canary, re
     kernels = " and train.kernels: off" if chosen.kernels != "off" else ""
     raise UserError(
         f"train.canary: the first {canary.steps} steps under {name} ({'; '.join(canary.reasons)}) are not those of a "
-        f"safe setting: {figure.replace('_', ' ')} {values['risky']} instead of {values['safe']}; write "
+        f"safe setting: {figure.replace('_', ' ')} {values['risky']} instead of {values['safe']}; set "
         f"render.strategy: {instead.strategy} and train.attention: {instead.attention}{kernels}, or train.canary: off "
         f"(see {record})"
     )

@@ -153,7 +153,7 @@ def check(name: str) -> None:
     if package and importlib.util.find_spec(package) is None:
         raise UserError(
             f"train.tracker is {name}, but that package is not installed; install it with "
-            f"`{sys.executable} -m pip install {package}`, or write tracker: none"
+            f"`{sys.executable} -m pip install {package}`, or set tracker: none"
         )
 
 
