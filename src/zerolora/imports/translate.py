@@ -22,7 +22,6 @@ from zerolora.config.values import remedy
 from zerolora.errors import UserError, printable, shown
 from zerolora.files import write_text
 from zerolora.imports.formats import FORMATS
-from zerolora.imports.formats.common import LARGEST_FILE
 from zerolora.imports.formats.import_format import (
     CHANGES,
     FILL_IN,
@@ -36,6 +35,7 @@ from zerolora.imports.formats.import_format import (
     Unlike,
     top_of,
 )
+from zerolora.imports.formats.shared.named_files import LARGEST_FILE
 from zerolora.json_file import read_foreign
 
 Kind = Literal["translated", "empty", "differs", "no equal", "assumed"]

@@ -225,6 +225,28 @@ def unlike(what: str) -> Rule:
     return unless_off(Rule("", translate, f"stops the import: {what}"))
 
 
+def only(wanted: Any, why: str) -> Rule:
+    """Return the rule of a key that always has the value `wanted` here."""
+
+    def translate(value: Any, draft: Draft) -> str | None:
+        if value != wanted:
+            raise NoEqual(why)
+        return None
+
+    return Rule("", translate, f"{str(wanted).lower()} is always used here; otherwise: {why}")
+
+
+def offered(path: str, value_if_true: Any) -> Rule:
+    """Return the rule of a flag that chooses a value here if true."""
+
+    def translate(value: Any, draft: Draft) -> str | None:
+        if flag(value):
+            draft.set(path, value_if_true)
+        return None
+
+    return Rule(path, translate, f"true → {str(value_if_true).lower()}")
+
+
 def flag(value: Any) -> bool:
     """Return true or false. Raises NoEqual for anything else."""
     if not isinstance(value, bool):

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from zerolora.errors import UserError, shown
-from zerolora.imports.formats.common import LARGEST_FILE
 from zerolora.imports.formats.import_format import FILL_IN, NO_EFFECT, Draft, Remark
-from zerolora.imports.formats.preferences import CUT
-from zerolora.imports.formats.sets import DATA_FILE, REMOTE, SCORES, DataSet, unread, write_sets
+from zerolora.imports.formats.shared.named_files import LARGEST_FILE
+from zerolora.imports.formats.shared.preferences import CUT
+from zerolora.imports.formats.shared.sets import DATA_FILE, REMOTE, SCORES, DataSet, unread, write_sets
 from zerolora.json_file import read_foreign
 
 INFO = "dataset_info.json"

@@ -8,8 +8,8 @@ from typing import Any
 
 from zerolora.data.formats import FORMS
 from zerolora.imports.formats.import_format import FILL_IN, Draft, Remark
+from zerolora.imports.formats.shared.base_model import COMMIT
 
-COMMIT = re.compile(r"[0-9a-f]{40}")
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 FILES = "*.parquet"
 """Pattern of a repository's data files if the config names none."""
