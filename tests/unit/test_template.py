@@ -598,7 +598,7 @@ def test_remedies_of_dropped_thoughts_are_tried() -> None:
     """Qwen3 drops the thoughts of earlier answers, also those inside the text."""
     assert refused(template_of("qwen3"), read(*SEVERAL)) == (
         "the chat template leaves out reasoning_content of the assistant message 2; set loss: last, or "
-        "ignore: [reasoning_content] to learn the answer without it"
+        "set ignore: [reasoning_content] to learn the answer without it"
     )
     assert "«<think>\nI think of b." in marked(template_of("qwen3", "last").pieces(read(*SEVERAL)))
     ignoring = Reading(ignored=frozenset({"reasoning_content"}))
