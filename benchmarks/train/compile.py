@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 from contest import QUIET, TRAIN, about, chat_task, model_of, parser
-from measuring import ROOT, children_cpu_seconds, random_model, turns
+from measuring import ROOT, by_round, children_cpu_seconds, random_model, turns
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -250,8 +250,7 @@ def peak_bytes(model: Any, batch: dict[str, Any]) -> int:
 
 def ratio(own: list[float], compiled: list[float]) -> dict[str, Any]:
     """Return the seconds of the model's own code over those of compiled layers, by round, and their median."""
-    rounds = [one / other for one, other in zip(own, compiled, strict=True)]
-    return {"median": statistics.median(rounds), "rounds": rounds}
+    return by_round([one / other for one, other in zip(own, compiled, strict=True)])
 
 
 if __name__ == "__main__":

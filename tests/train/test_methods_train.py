@@ -217,7 +217,7 @@ def conflict_of(name: str, strategy: str) -> Conflict | None:
     return STRATEGIES[strategy].conflict(target)
 
 
-# How an engine divides base weights and adapter; the other strategies divide one of the two, as they do dora's.
+# How an engine divides base weights and adapter; the other strategies divide one of the two, as they do lora's.
 DIVIDED = ("zero2", "zero3_offload", "ddp", "fsdp_hybrid_offload")
 # Quantizing gradients needs a GPU's kernels; tests/train/test_nvme.py is about NVMe.
 ON_GPU = ("zero3_quantized", "zero3_qgz")
@@ -225,11 +225,10 @@ ON_CPU = [name for name in STRATEGIES if name not in ("zero0", *ON_GPU, "zero3_n
 
 
 CELLS = [
-    (name, strategy)
-    for name in PARALLEL
-    for strategy in ON_CPU
-    if name == "dora" or strategy in DIVIDED or conflict_of(name, strategy)
+    (name, strategy) for name in PARALLEL for strategy in ON_CPU if strategy in DIVIDED or conflict_of(name, strategy)
 ]
+# Its magnitudes need the norms of whole base weights.
+CELLS += [("dora", strategy) for strategy in ("zero3", "zero3_hpz", "fsdp")]
 # What is taken out of the base weights depends on how they are read alone.
 # And qdora is dora on qlora's base.
 CELLS += [("qdora", strategy) for strategy in ("ddp", "zero3", "zero3_offload", "fsdp")]
