@@ -372,7 +372,7 @@ MISTAKES = [
         {"ranks_per_node": 4, "sequence_parallel": 2, "global_batch": 6, "micro_batch": 2},
         ["train.global_batch", "6", "2 groups of 2 ranks", "multiple of 4"],
     ),
-    ("train", {"compile": True, "method": "qlora"}, ["train.compile", "true with method qlora", "use false"]),
+    ("train", {"compile": True, "method": "qlora"}, ["train.compile", "true with method qlora", "set it to false"]),
     (
         "train",
         {"kernels": "liger"},

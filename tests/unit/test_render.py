@@ -459,7 +459,7 @@ ZERO_MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"stage": 1, "zero_quantized_gradients": True}, "zero_quantized_gradients with stage 1, which DeepSpeed ignores"),
     (
         {"stage": 3, "zero_quantized_gradients": True, "reduce_scatter": False},
-        "reduce_scatter is false with zero_quantized_gradients, which needs it; use true",
+        "reduce_scatter is false with zero_quantized_gradients, which needs it; set it to true",
     ),
     (
         {"stage": 2, "offload_optimizer": {"device": "cpu", "super_offload": True}},

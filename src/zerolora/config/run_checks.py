@@ -162,7 +162,7 @@ def impossible_compile(train: Train) -> Iterable[Fault]:
         sections = [name for name in method.sections if name != "quantization"]
         others = " or ".join(name for name, each in TRAINABLE.items() if [*each.sections] == sections)
         text = f"true with method {train.method}, whose quantized layers are not compiled"
-        yield ("train", "compile"), f"{text}; use false, or method: {others}"
+        yield ("train", "compile"), f"{text}; set it to false, or method: {others}"
 
 
 def init_of_a_continued_run(train: Train) -> Iterable[Fault]:

@@ -125,7 +125,7 @@ def check_shared(files: list[TensorFile], names: StoredNames, shared: Mapping[st
         if one is not None and other is not None and not equal(one, other):
             raise UserError(
                 f"{where}: tie_word_embeddings is true, but {copy} and {name} differ in the files; "
-                "use false, or save the model with one of them"
+                "set it to false, or save the model with one of them"
             )
 
 

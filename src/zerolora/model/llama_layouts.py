@@ -179,7 +179,7 @@ def _baichuan(keys: Keys, llama: dict[str, Any]) -> Layout:
     if normalized and llama["tie_word_embeddings"]:
         raise UserError(
             f"{where}: tie_word_embeddings is true, but the rows of a {NORMALIZED_HEAD}'s head are normalized and "
-            "those of its embedding are not; use false, or another model"
+            "those of its embedding are not; set it to false, or take another model"
         )
     llama |= {"attention_bias": False, "num_key_value_heads": config["num_attention_heads"], "rope_theta": 10000.0}
 

@@ -253,7 +253,7 @@ def _contradictions(zero: dict[str, Any]) -> Iterator[Fault]:
     if zero.get("zero_quantized_gradients") and zero.get("reduce_scatter") is False:
         yield Fault(
             (ZERO, "reduce_scatter"),
-            f"{ZERO}.reduce_scatter is false with zero_quantized_gradients, which needs it; use true",
+            f"{ZERO}.reduce_scatter is false with zero_quantized_gradients, which needs it; set it to true",
         )
     if zero.get("reduce_bucket_size") == 0:
         yield Fault((ZERO, "reduce_bucket_size"), f"{ZERO}.reduce_bucket_size is 0; use 1 or more")
