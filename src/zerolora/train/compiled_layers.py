@@ -100,6 +100,6 @@ def _check_compiler() -> None:
         get_cpp_compiler()
     except InvalidCxxCompiler:
         raise UserError(
-            "train.compile is true, but torch finds no C++ compiler, which it needs on a CPU; install g++, or set it to "
-            "false"
+            "train.compile is true, but torch finds no C++ compiler, which it needs on a CPU; install g++, or set it "
+            "to false"
         ) from None
