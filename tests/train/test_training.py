@@ -396,23 +396,6 @@ def test_a_rank_collects_garbage_again_once_it_has_loaded(bench: Bench, tmp_path
 
 
 # Of the process that loads a node's ranks, and of ranks that did it again.
-COMPILED = """
-from transformers import conversion_mapping
-def build(build=conversion_mapping._build_checkpoint_conversion_mapping):
-    import os
-    open("{notes}", "a").write(f"{{os.environ.get('RANK')}}\\n")
-    return build()
-conversion_mapping._build_checkpoint_conversion_mapping = build
-conversion_mapping._checkpoint_conversion_mapping_cache = None
-"""
-
-
-def test_what_reading_a_model_compiles_is_compiled_before_ranks_are_forked(bench: Bench, tmp_path: Path) -> None:
-    notes = tmp_path / "notes"
-    command = bench.command("compiled")
-    result = bench.server.run(command, bench.folder, bench.environment, COMPILED.format(notes=notes))
-    assert result.returncode == 0, result.stderr
-    assert notes.read_text() == "None\n"
 
 
 def test_a_rank_that_dies_takes_the_others_down_and_leaves_nothing(bench: Bench) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import made_up
 import pytest
+import yaml
 from conftest import ROOT, Project
 from engines import dvc_changed, edit_config, snakemake_would_run
 
@@ -180,7 +181,10 @@ def test_the_export_target_is_made_by_request_alone(project: Project) -> None:
 def test_the_importer_translates_its_file(project: Project) -> None:
     (project.directory / "notes.yaml").write_text("base: model\nrows_file: rows.json\nrate: 0.002\n")
     project.run("zerolora", "import", "notes.yaml", "--output", "work/imported.yaml")
-    assert "learning_rate: 0.002" in (project.directory / "work/imported.yaml").read_text()
+    imported = yaml.safe_load((project.directory / "work/imported.yaml").read_text())
+    assert imported["fetch"]["directory"]["model"]["path"] == "model"
+    assert imported["prepare"]["rows"] | {"split": {}} == {"model": "model", "path": "rows.json", "split": {}}
+    assert imported["train"]["learning_rate"] == 0.002
 
 
 def test_an_edit_of_the_package_runs_what_chooses_its_entries(project: Project) -> None:

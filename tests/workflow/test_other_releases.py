@@ -1,7 +1,7 @@
 """The releases of other libraries that the patches are for besides those of the lock, which every other test runs.
 
 With ZEROLORA_TEST_RELEASES=1, since it installs each of them from the package index: Snakemake runs a folder, DeepSpeed
-and Snakemake's Slurm executor pass their tests. RELEASES-TRIED
+and Snakemake's Slurm executor pass their tests. Tried on 2026-11-27: Snakemake 9.24.0, 9.25.2, 9.26.1.
 """
 
 import importlib.metadata

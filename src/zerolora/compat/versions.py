@@ -19,7 +19,7 @@ VERSIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "transformers": ("5.23.0", ("5.17", "5.18", "5.19", "5.20", "5.21", "5.22", "5.23")),
 }
 """The tested version of each library, as in envs/requirements.lock, and others, or series of them, with which a patch
-is allowed if the features that it uses exist. Those of DeepSpeed, Snakemake and its executor have been tested as well
+is allowed if the features that it uses exist. Those of Snakemake have been tested as well
 (tests/workflow/test_other_releases.py)."""
 
 P = ParamSpec("P")
