@@ -95,7 +95,7 @@ def test_sound_strategy_continues_and_is_not_compared_again(
 def test_a_verdict_holds_for_one_machine_versions_and_setting(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(bench.folder / "other-cache"))
     command = bench.command("verdicts")
-    option = {name.removeprefix("--"): value for name, value in zip(command[2::2], command[3::2], strict=True)}
+    option = {name.removeprefix("--"): value for name, value in zip(command[3::2], command[4::2], strict=True)}
     settings, zero = TrainSettings.model_validate_json(option["settings"]), ZeroJson.read(Path(option["zero"]))
     paths = {name: Path(option[name]) for name in ("data", "packing", "weights", "checkpoints")}
 

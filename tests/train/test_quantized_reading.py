@@ -48,7 +48,7 @@ def ways(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> list[dict[st
     request = {}
     for name, (strategy, settings) in CASES.items():
         command = bench.command(f"read-{name}", strategy, method="qlora", max_steps=4, **settings)
-        options = dict(zip(command[2::2], command[3::2], strict=True))
+        options = dict(zip(command[3::2], command[4::2], strict=True))
         train = json.loads(options.pop("--settings"))
         request[name] = {"settings": train, "paths": {key[2:]: path for key, path in options.items()}}
     (folder / "request.json").write_text(json.dumps(request))
