@@ -586,8 +586,8 @@ def test_media_of_messages_are_undecided() -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"input_ids": [1, 2], "attention_mask": [1, 0]}, "attention_mask is [1, 0], but only [1, 1] is supported"),
-        ({"input_ids": [1, 2], "position_ids": [0, 0]}, "position_ids is [0, 0], but only [0, 1] is supported"),
+        ({"input_ids": [1, 2], "attention_mask": [1, 0]}, "attention_mask is [1, 0], but must be [1, 1]"),
+        ({"input_ids": [1, 2], "position_ids": [0, 0]}, "position_ids is [0, 0], but must be [0, 1]"),
     ],
 )
 def test_padded_and_packed_rows_are_refused(row: dict[str, Any], message: str) -> None:
