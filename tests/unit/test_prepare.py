@@ -657,10 +657,10 @@ def test_row_with_a_long_prompt_or_answer_is_named(folder: Folder) -> None:
     limits = {"max_prompt_length": 70, "max_answer_length": 80}
     folder.write("rows.json", [*ROWS, long_prompt])
     line = failure(folder, **limits)
-    assert "has 99 tokens in its prompt, max_prompt_length is 70; shorten it, raise max_prompt_length, or use" in line
+    assert "has 99 tokens in its prompt, max_prompt_length is 70; shorten it, raise max_prompt_length, or set" in line
     folder.write("rows.json", [*ROWS, long_answer])
     line = failure(folder, **limits)
-    assert "has 91 tokens in its answer, max_answer_length is 80; shorten it, raise max_answer_length, or use" in line
+    assert "has 91 tokens in its answer, max_answer_length is 80; shorten it, raise max_answer_length, or set" in line
     folder.write("rows.json", [*ROWS, long_prompt, long_answer])
     folder.prepare(**limits, too_long="drop")
     assert folder.stats()["dropped_too_long_rows"] == 2
