@@ -626,7 +626,7 @@ OPTIONS: list[tuple[str, str]] = [
     ("--method lora --quantization fp4", "--quantization: lora has no such setting"),
     ("--method nothing", "--method nothing: use one of dora, full"),
     ("--gpu A100", f"--gpu 'A100': use one of {', '.join(offered(GPUS))}"),
-    ("--gpu L4 --gpu-memory 24GiB", "--gpu L4 and --gpu-memory 24GiB: use one of"),
+    ("--gpu L4 --gpu-memory 24GiB", "--gpu L4 and --gpu-memory 24GiB: keep one of"),
     ("--gpu T4", "--precision bf16: a T4 does not support it; use fp16"),
     ("--reserve -1GiB", "--reserve -1GiB: give a size with its unit"),
     ("--host-memory " + "9" * 400 + "TiB", "--host-memory 9999"),
