@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zerolora.config.settings import PrepareSettings
@@ -37,7 +37,8 @@ def test_normal_form_keeps_numbers_and_operators_apart(one: str, other: str) -> 
     assert normal_form(one) != normal_form(other)
 
 
-@given(st.lists(st.sampled_from([*" 34,.-+aB\t\n_", "\x1c", "\0"]) | st.characters(max_codepoint=127)).map("".join))
+@settings(max_examples=500)
+@given(st.text(" 34,.-aB\t_\x1c", max_size=8) | st.text(st.characters(max_codepoint=127)))
 def test_normal_form_of_ascii_is_that_of_any_text(text: str) -> None:
     assert normal_form("ö" + text + "é") == "ö" + normal_form("a" + text + "b")[1:-1] + "é"
 
