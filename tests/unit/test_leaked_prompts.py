@@ -23,6 +23,7 @@ SAME = [
     ("Ｈｅｌｌｏ，ｗｏｒｌｄ", "hello world"),
     ("王大丫，你好。", "王大丫 你好"),
     ("«Où est-il ?»", "où est il"),
+    ("It's 'so' - is 2 + 2, or 3 4?", "It’s ‘so’ – is 2 + 2, or\u00a03\u30004？"),  # the second is not ASCII
 ]
 DIFFERENT = [("3 - 1 =", "3 * 1 ="), ("1 2", "12"), ("1.5", "15"), ("x + y", "x y"), ("?", "!"), ("-5", "5")]
 
@@ -66,6 +67,11 @@ def found(texts: list[str], ranks: list[int]) -> list[list[int]]:
 
     numbers = np.arange(100, 100 + len(texts))
     return [(part - 100).tolist() for part in near(numbers, np.array(ranks, np.int8), parts)]
+
+
+def test_a_part_without_texts_has_no_words() -> None:
+    prompts, ranks = np.arange(2), np.array([0, 1], np.int8)
+    assert [found.tolist() for found in near(prompts, ranks, lambda rows: iter([(rows[:0], [])]))] == [[], []]
 
 
 def test_prompts_that_share_most_runs_are_near() -> None:

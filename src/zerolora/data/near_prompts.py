@@ -68,7 +68,7 @@ def _numbered(
     numbers, owners = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)]
     for rows, texts in parts:
         written = [words_of(text) for text in texts]
-        lengths = np.array([len(words) for words in written])
+        lengths = np.array([len(words) for words in written], np.int64)
         place = np.full(lengths.sum() + len(texts), NONE, np.int32)
         is_word = np.ones(len(place), bool)
         is_word[np.cumsum(lengths + 1) - 1] = False

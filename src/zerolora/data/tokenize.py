@@ -77,10 +77,11 @@ class Result(NamedTuple):
     """The result of a chunk.
 
     file: its rows, an Arrow record batch of `prepared_rows.schema(held_out=True)`. hashes: of each row, of its prompt,
-    and of the prompt's normal form (normal_form.py), and of preference data also of the row that would contradict it,
-    uint64 [rows, 3 or 4]. continued: the indices of rows that are further parts of the row before, cut by too_long.
-    origin: the data file. counts: truncated rows, turns and supervised tokens by role, stop tokens. seen: use of the
-    rows' columns and their messages' keys. unread: what nothing reads. progress: bytes of the file.
+    and of the prompt's normal form (normal_form.py; the prompt's again if no rows are held out), and of preference data
+    also of the row that would contradict it, uint64 [rows, 3 or 4]. continued: the indices of rows that are further
+    parts of the row before, cut by too_long. origin: the data file. counts: truncated rows, turns and supervised tokens
+    by role, stop tokens. seen: use of the rows' columns and their messages' keys. unread: what nothing reads. progress:
+    bytes of the file.
     """
 
     file: Path
@@ -299,7 +300,7 @@ class ChunkTokenizer:
         for number, (_, example, *each) in enumerate(used):
             parts = [parted(pieces) for pieces in each if pieces]
             row, prompt, contrary = hashes(parts[0][0], [answer for _, answer in parts], example.desirable)
-            normal = _normal_hash("".join([piece.text for piece in parts[0][0]]))
+            normal = _normal_hash("".join([piece.text for piece in parts[0][0]])) if self.normal else prompt
             hashes_of_rows[number] = row, prompt, normal, contrary
         asked = [_texts(row.example, self.template.answer_index(row.example)) for row in used]
         batch = _batch_of_answers(fitting, used, asked, hashes_of_rows[:, 1], job.source)
