@@ -12,7 +12,7 @@ PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --n
 HASHES := $(BIN)/pip-compile --quiet --generate-hashes --no-annotate --strip-extras --allow-unsafe --no-emit-find-links \
     --no-emit-index-url --no-emit-trusted-host
 
-.PHONY: help run test test-no-slurm test-fast test-pythons lint format schema architecture docs dist image lock checkout report clean
+.PHONY: help run test test-no-slurm test-fast test-pythons lint format schema plans docs dist image lock checkout report clean
 
 help:  ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile
@@ -38,7 +38,7 @@ test-fast: $(INSTALLED)  ## run the tests that train nothing and need neither a 
 test-pythons: $(INSTALLED)  ## install everything with each python3.1x on PATH, and try it: a quarter of an hour for each
 	ZEROLORA_TEST_PYTHONS=1 $(BIN)/python -m pytest -n 0 tests/workflow/test_pythons.py
 
-lint: $(INSTALLED)  ## check style, types, workflow, spelling and terms
+lint: $(INSTALLED)  ## check style, types, workflow, spelling and terms, and build the site
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
@@ -46,29 +46,21 @@ lint: $(INSTALLED)  ## check style, types, workflow, spelling and terms
 	$(BIN)/python tests/lint_workflow.py
 	$(BIN)/codespell
 	$(BIN)/python tests/check_terms.py
-	$(BIN)/python docs/module_table.py --check
-	$(BIN)/python docs/method_table.py --check
-	$(BIN)/python docs/predictions.py --check
-	$(BIN)/python docs/import_table.py --check
-	$(BIN)/python docs/check_table.py --check
+	$(BIN)/python -m zerolora.config.dvc_file --check
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 format: $(INSTALLED)  ## write the style that lint asks for
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 	$(BIN)/snakefmt Snakefile workflow
 
-schema: $(INSTALLED)  ## write the names in the registries, the config's JSON Schema and its neutral values
-	$(BIN)/python -m zerolora.commands.write_registry_names
+schema: $(INSTALLED)  ## write the config's JSON Schema, its neutral values, and dvc.yaml
 	$(BIN)/zerolora schema --output workflow/schemas/config.schema.json
 	$(BIN)/python -m zerolora.config.compared
+	$(BIN)/python -m zerolora.config.dvc_file
 
-architecture: $(INSTALLED)  ## write what the docs take from the source: modules, strategies of each method, predictions
-	$(BIN)/python docs/module_table.py
-	$(BIN)/python docs/method_table.py
-	$(BIN)/python docs/predictions.py
-	$(BIN)/python docs/import_table.py
+plans: $(INSTALLED)  ## write the plans in the recipes' READMEs
 	$(BIN)/python docs/recipe_plans.py
-	$(BIN)/python docs/check_table.py
 
 docs: $(INSTALLED)  ## build the site, site/index.html; no page loads anything from another host
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -62,7 +62,8 @@ DAMAGED = {
     "work": "work/**/*",
     "cache": ".dvc/cache/files/**/*",
     "records": ".snakemake/metadata/*",
-    "journal": ".snakemake/outputs.jsonl",
+    "hashes": ".snakemake/*.json",
+    "receipts": "results/receipts/*",
     "lock": "dvc.lock",
 }
 BUSY = ("another run works in this directory", "Unable to acquire lock", "being trained by", "is busy")
@@ -267,7 +268,7 @@ def damage(how: str, what: str) -> Callable[[Round], str]:
             return "nothing there"
         path = this.chance.choice(files)
         content = path.read_bytes()
-        if what in ("records", "journal"):
+        if what in ("records", "hashes"):
             this.engine = "snakemake"  # DVC does not read them
         if how == "deleted":
             path.unlink()
@@ -489,7 +490,7 @@ def main() -> None:
             print(json.dumps(each), flush=True)
             broken = broken or each["ended"] == "broken"
             if not options.kinds:
-                put("reliability.md", "chaos", markdown(add(each)))
+                put("checkpoints.md", "chaos", markdown(add(each)))
     finally:
         SERVERS.stop()
         if not options.keep:

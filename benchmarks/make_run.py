@@ -1,4 +1,4 @@
-"""Measure a newcomer's `make run`: the figures of docs/reference-task.md and the README.
+"""Measure a newcomer's `make run`: the figures of docs/tutorial.md and the README.
 
     python3 benchmarks/make_run.py
 

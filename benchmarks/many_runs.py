@@ -21,7 +21,7 @@ def main() -> None:
     """Compare each number of runs once."""
     parser = parser_of(__doc__)
     parser.add_argument("--row", type=Path, required=True)
-    row = read_json(parser.parse_args().row, "zerolora report")
+    row = read_json(parser.parse_args().row, "zerolora stage report")
     result = {"machine": machine(), "runs": {str(count): measured(row, count) for count in COUNTS}}
     write_json(RESULTS / "many_runs.json", result)
     for count, figures in result["runs"].items():
@@ -38,7 +38,7 @@ def measured(row: dict[str, Any], count: int) -> dict[str, float]:
             varied = {key: value * factor if isinstance(value, float) else value for key, value in row.items()}
             write_json(folder / f"rows/{run}.json", varied)
         write_text(folder / "settings.json", canonical({"runs": runs}))
-        command = [sys.executable, "-m", "zerolora", "compare", "--settings", f"@{folder}/settings.json"]
+        command = [sys.executable, "-m", "zerolora", "stage", "compare", "--settings", f"@{folder}/settings.json"]
         seconds = timed([*command, "--rows", f"{folder}/rows", "--output", str(folder)], ROOT).cpu_seconds
         return {"cpu_seconds": round(seconds, 2), "page_bytes": (folder / "index.html").stat().st_size}
 

@@ -86,6 +86,11 @@ def medians(rounds: Sequence[dict[str, float]]) -> dict[str, float]:
     return {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
 
 
+def by_round(rounds: list[float]) -> dict[str, Any]:
+    """Return a figure's rounds, and their median."""
+    return {"median": statistics.median(rounds), "rounds": rounds}
+
+
 def wait(
     processes: "Sequence[subprocess.Popen[bytes]]",
     seconds: float = math.inf,

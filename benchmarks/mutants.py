@@ -5,7 +5,7 @@
 Mutates each kind --cases times, seeded. A case passes if the file is refused in one line, or read with the meaning that
 an independent reader gives the same bytes. It fails with a traceback, another meaning, more than 10 s of CPU time, more
 than 2 GiB, or a dead process. Each case is a fork with these limits. Adds the counts to benchmarks/results/mutants.json
-and writes docs/reliability.md; exits with 1 if a case failed. Takes at most a tenth of a CPU-second a case.
+and writes docs/checkpoints.md; exits with 1 if a case failed. Takes at most a tenth of a CPU-second a case.
 """
 
 import bz2
@@ -247,7 +247,7 @@ def kinds() -> list[FileKind]:
         FileKind("generation_config.json", as_json(GENERATION), beside(foreign.generation_config), json.loads),
         FileKind("model.safetensors.index.json", as_json(index), foreign.weight_index, json.loads),
         FileKind("adapter_config.json", as_json(ADAPTER), beside(foreign.adapter_config), json.loads),
-        FileKind("manifest.json", as_json(MANIFEST), lambda p: foreign.manifest(p, "zerolora train"), json.loads),
+        FileKind("manifest.json", as_json(MANIFEST), lambda p: foreign.manifest(p, "zerolora stage train"), json.loads),
         FileKind(
             "state.json",
             as_json(state),
@@ -255,7 +255,7 @@ def kinds() -> list[FileKind]:
             lambda content: [each["filename"] for each in json.loads(content)["_data_files"]],
         ),
         FileKind("deepspeed.json", as_json(own), lambda p: json_object(p, "a DeepSpeed config"), json.loads),
-        FileKind("stats.json", as_json(own), lambda p: read_json(p, "zerolora pack"), json.loads),
+        FileKind("stats.json", as_json(own), lambda p: read_json(p, "zerolora stage pack"), json.loads),
         FileKind("config.yaml", YAML, read_values, of_yaml),
         FileKind("README.md", README, splits, lambda content: SAME),
         FileKind("model.safetensors", tensor_file(), tensors, of_tensors),
@@ -382,7 +382,7 @@ def main() -> None:
     campaigns[str(options.seed)] = {"cpu_seconds": round(spent, 1), "kinds": counts}
     result = {"machine": machine(), "seconds": SECONDS, "memory_bytes": MEMORY, "campaigns": campaigns}
     write_json(RESULT, result)
-    put("reliability.md", "mutants", markdown(result))
+    put("checkpoints.md", "mutants", markdown(result))
     total = sum(map(collections.Counter, counts.values()), collections.Counter[str]())
     print(dict(total), f"{spent:.0f} CPU-s")
     sys.exit(any(total[each] for each in BAD))

@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/prepare_memory.py [rows ...]
 
-Needs a tokenizer: run `make run` first (or `zerolora fetch`). Takes about ten minutes for the default of 50 thousand,
+Needs a tokenizer: run `make run` first. Takes about ten minutes for the default of 50 thousand,
 500 thousand and 5 million short rows, and 8 GB of disk. Memory is the proportional set size (PSS) of all processes,
 sampled twice a second, without file pages, which the kernel can drop. Writes benchmarks/results/prepare_memory.json.
 """
@@ -50,7 +50,7 @@ def measured(size: int, folder: Path) -> dict[str, Any]:
     settings = Prepare.model_validate(
         {"model": "smollm2", "path": str(rows), "split": {"validation": 100, "test": 100}}
     ).model_dump(exclude={"check", "check_settings"})
-    command = ["prepare", "--settings", canonical(settings), "--model", str(MODEL / "manifest.json")]
+    command = ["stage", "prepare", "--settings", canonical(settings), "--model", str(MODEL / "manifest.json")]
     started = time.monotonic()
     process = subprocess.Popen([sys.executable, "-m", "zerolora", *command, "--output", str(folder / "out")])
     samples = [0]

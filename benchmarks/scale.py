@@ -45,7 +45,6 @@ DVC = str(BIN / "dvc")
 OUTPUT = re.compile(r"^    output: (.+)$", re.MULTILINE)
 NOTHING = "Nothing to be done"
 CLEAN = "Data and pipelines are up to date."
-IMPORTING = "ZEROLORA_IMPORTING_DVC_STATE"  # tells Snakemake not to ask DVC (workflow/scripts/engine_sync.py)
 COMMANDS = {
     "snakemake_plan": "snakemake --dry-run all",
     "snakemake_no_op": "snakemake all",
@@ -62,7 +61,7 @@ SUBJECTS = {
 }
 FIGURES = {name: f"`{command}`" for name, command in COMMANDS.items()} | {
     "charts": "charts of the run's page",
-    "prepare": "`zerolora prepare`",
+    "prepare": "`zerolora stage prepare`",
 }
 LINES = {
     ("runs", "snakemake_plan"): "runs, planned by Snakemake",
@@ -86,7 +85,7 @@ Measured, unlike the rest of this page (`benchmarks/scale.py`, [scale.json](../b
 
 - **Exponent**: the slope of a least-squares fit of log cost against log size, over the two largest sizes. 1 is
   proportional; it is lower where the start, whose cost does not depend on the size, is part of the cost. The cost is
-  CPU time, for `zerolora prepare` wall time.
+  CPU time, for `zerolora stage prepare` wall time.
 - **Runs, data sets**: the engines have nothing to do, except for the dry run, which plans everything, and `dvc commit`.
   The results are small files of made-up content; each data set but the first is a file with one row.
 - **Rows of telemetry**: one a step; loading Vega is not counted. The charts take {kilobytes} kB of the page (exponent
@@ -99,19 +98,19 @@ CPU-seconds of the engines for a grid of so many runs with made-up results
 
 {table}"""
 MARK = """
-import asyncio, sys
+import sys
 import snakemake.cli, snakemake.workflow
 build = snakemake.workflow.Workflow._build_dag
 def build_and_mark(workflow):
     build(workflow)
-    dag, engine_sync = workflow.dag, sys.modules["engine_sync"]
+    dag, sync = workflow.dag, workflow.globals["SYNC"]
     async def mark():
         for job in (job for level in dag.toposorted() for job in level):
             if job.output:
                 for file in job.output:
                     file.touch()
                 await dag.workflow.persistence.finished(job)
-                engine_sync._record_job(workflow, job)
+                sync._end_job(job)
     workflow.async_run(mark())
     sys.exit(0)
 snakemake.workflow.Workflow._build_dag = build_and_mark
@@ -171,7 +170,7 @@ def engines(project: Path, write: Callable[[Path, int], str], size: int, dvc: bo
         timed([*SNAKEMAKE, "results/config.json", f"results/data/{dataset}/manifest.json"], directory)
         plan, printed = timed([*SNAKEMAKE, "--dry-run", "all"], directory)
         jobs = make_up(directory, printed, dataset)
-        timed([sys.executable, "-c", MARK, "--cores", "1", "--forceall", "all"], directory, **{IMPORTING: "1"})
+        timed([sys.executable, "-c", MARK, "--cores", "1", "--forceall", "all"], directory)
         no_op, _ = timed([*SNAKEMAKE, "all"], directory, NOTHING)
         result: Figures = {"jobs": jobs, "snakemake_plan": plan, "snakemake_no_op": no_op}
         if dvc:
@@ -266,7 +265,7 @@ def drawn(table: Path) -> str:
 
 
 def prepared_rows() -> Figures:
-    """Return the wall seconds of `zerolora prepare` by rows, with the machine and the date of that measurement."""
+    """Return the wall seconds of the stage `prepare` by rows, with the machine and the date of that measurement."""
     measured = read_json(PREPARED, "benchmarks/prepare_memory.py")
     rows = [{"size": run["rows"], "prepare": {"wall_seconds": run["seconds"]}} for run in measured["runs"]]
     return {"machine": measured["machine"], "sizes": rows, "exponents": exponents(rows)}

@@ -5,7 +5,7 @@
     .venv/bin/python benchmarks/strategies.py --results results
 
 Writes the rows of the comparison and the machine to benchmarks/results/strategies.json, a table to docs/compare.md,
-with the published experiment's figures of its four strategies, and one of these four to docs/reference-task.md. Steps
+with the published experiment's figures of its four strategies, and one of these four to docs/tutorial.md. Steps
 and tokens/s are medians. Times mean little if other processes ran meanwhile.
 """
 
@@ -53,12 +53,12 @@ def main() -> None:
     values = {"machine": machine(), "runs": [{name: row[name] for name in FIGURES} for row in rows]}
     write_json(RESULTS / "strategies.json", values)
     put("compare.md", "strategies", section(values))
-    put("reference-task.md", "strategies", published_table(values))
+    put("tutorial.md", "strategies", published_table(values))
 
 
 def row_of(path: Path, results: Path) -> dict[str, Any]:
     """Return a run's row with the medians of its steps; the first step also reads the weights."""
-    row: dict[str, Any] = read_json(path, "zerolora report")
+    row: dict[str, Any] = read_json(path, "zerolora stage report")
     with (results / path.stem / "metrics/telemetry.csv").open(encoding="utf-8", newline="") as file:
         steps = [(float(line["seconds"]), float(line["tokens_per_second"])) for line in csv.DictReader(file)]
     seconds, rates = zip(*steps, strict=True)
@@ -89,7 +89,7 @@ def section(result: dict[str, Any]) -> str:
 
 
 def published_table(result: dict[str, Any]) -> str:
-    """Return docs/reference-task.md's table of the published strategies, with the machine in its header."""
+    """Return docs/tutorial.md's table of the published strategies, with the machine in its header."""
     here, day = f"{result['machine']['cores']} cores, no GPU", result["machine"]["date"]
     header = ("strategy", f"a step on {here}, {day}", "wall time", "CPU", "host memory", "published: time", "CPU")
     rows = [

@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/tokenizing.py [rows]
 
-Needs a tokenizer: run `make run` first (or `zerolora fetch`). Rows are cut from the text files of installed Python
+Needs a tokenizer: run `make run` first. Rows are cut from the text files of installed Python
 packages, with the lognormal lengths of instruction data. Each is timed three times, on all rows and on a quarter of
 them; the best counts. Throughput is that of the other three quarters, which excludes one-time work (imports, starting
 processes, writing the page); its seconds are reported separately. Writes benchmarks/results/tokenizing.json.

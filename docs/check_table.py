@@ -1,15 +1,12 @@
-"""Write what docs/check.md shows of `zerolora check`: its table for a recipe on a machine, as text and as a picture.
+"""Makes what docs/gpu.md shows of `zerolora check`, its table for a recipe on a machine, when the site is built.
 
-.venv/bin/python docs/check_table.py             # write the page's text and docs/figures/check.svg
-.venv/bin/python docs/check_table.py --check     # exit with 1 if they are out of date
-.venv/bin/python docs/check_table.py --measure   # first take the facts of this machine, docs/check_machine.json
+.venv/bin/python docs/check_table.py   # take the facts of this machine, docs/check_machine.json
 """
 
 import dataclasses
 import io
 import json
 import re
-import sys
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -25,8 +22,6 @@ from zerolora.config.file import load
 
 ROOT = Path(__file__).resolve().parents[1]
 FACTS = ROOT / "docs/check_machine.json"
-PAGE = ROOT / "docs/check.md"
-PICTURE = ROOT / "docs/figures/check.svg"
 CONFIG = "config/recipes/qwen2.5-14b-2x32gb/config.yaml"
 WIDTH = 100
 BLOCK = re.compile(r"(<!-- table -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -50,8 +45,8 @@ def shown(colour: bool = False) -> str:
     return f"{table(checked, WIDTH, colour=colour)}\n{closing(checked, CONFIG)}"
 
 
-def page(text: str) -> str:
-    """Return the page with the current table."""
+def written(text: str) -> str:
+    """Return a page with the table."""
     indented = "\n".join(f"    {line}".rstrip() for line in shown().splitlines())
     return BLOCK.sub(lambda block: f"{block[1]}\n{indented}\n\n{block[2]}", text)
 
@@ -65,20 +60,5 @@ def picture() -> str:
     return "\n".join(line.rstrip() for line in FONT_FACE.sub("", drawn).splitlines()) + "\n"
 
 
-def main(options: list[str]) -> int:
-    """Write or check the page and the picture; return 1 if one is out of date."""
-    if "--measure" in options:
-        FACTS.write_text(json.dumps(dataclasses.asdict(this_machine()), indent=2) + "\n", encoding="utf-8")
-    current = {PAGE: page(PAGE.read_text(encoding="utf-8")), PICTURE: picture()}
-    if "--check" in options:
-        old = [file for file, text in current.items() if not file.is_file() or file.read_text(encoding="utf-8") != text]
-        for file in old:
-            print(f"{file.relative_to(ROOT)} is out of date; run docs/check_table.py", file=sys.stderr)
-        return int(bool(old))
-    for file, text in current.items():
-        file.write_text(text, encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    FACTS.write_text(json.dumps(dataclasses.asdict(this_machine()), indent=2) + "\n", encoding="utf-8")

@@ -1,17 +1,9 @@
-"""Write the tables of docs/import.md from the registry of formats: python docs/import_table.py.
-
-With --check it writes nothing, and exits with 1 if the tables are out of date.
-"""
+"""Makes the tables of docs/import.md from the registry of formats, when the site is built."""
 
 import re
-import sys
-from pathlib import Path
-
-from module_table import write_or_check
 
 from zerolora.imports.formats import FORMATS
 
-DOCUMENT = Path(__file__).resolve().parent / "import.md"
 MARK = re.compile(r"(<!-- keys of (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -31,9 +23,5 @@ def table(name: str) -> str:
 
 
 def written(text: str) -> str:
-    """Return the document with every table generated again."""
+    """Return a page with its tables of keys."""
     return MARK.sub(lambda match: f"{match[1]}{table(match[2])}\n{match[3]}", text)
-
-
-if __name__ == "__main__":
-    sys.exit(write_or_check(DOCUMENT, written(DOCUMENT.read_text(encoding="utf-8"))))

@@ -1,13 +1,6 @@
-"""Write the table of strategies in docs/methods.md from the registries: python docs/method_table.py.
-
-With --check it writes nothing, and exits with 1 if the table is out of date.
-"""
+"""Makes the table of strategies in docs/methods.md from the registries, when the site is built."""
 
 import re
-import sys
-from pathlib import Path
-
-from module_table import write_or_check
 
 from zerolora.methods.method import Method
 from zerolora.methods.registry import TRAINABLE, create
@@ -15,7 +8,6 @@ from zerolora.strategies import STRATEGIES
 from zerolora.strategies.strategy import Strategy, Target
 from zerolora.types import Device, Precision
 
-DOCUMENT = Path(__file__).resolve().parent / "methods.md"
 MARK = re.compile(r"(<!-- strategies of each method -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -56,13 +48,6 @@ def _cell(strategy: Strategy, method: Method) -> str:
     return "yes" if on_cpu else "GPU only" if on_gpu else "GPU nodes in fp16" if in_fp16 else "no"
 
 
-def main() -> int:
-    """Write the table, or compare it."""
-    text = DOCUMENT.read_text(encoding="utf-8")
-    new = MARK.sub(lambda match: f"{match[1]}{table()}\n{match[2]}", text)
-    code: int = write_or_check(DOCUMENT, new)
-    return code
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def written(text: str) -> str:
+    """Return a page with the table."""
+    return MARK.sub(lambda match: f"{match[1]}{table()}\n{match[2]}", text)

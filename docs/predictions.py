@@ -1,16 +1,12 @@
-"""Draw the figures and write the tables of docs/zero.md and docs/scale.md from the project's models of memory and
-time: python docs/predictions.py.
-
-All figures are predicted. With --check it writes nothing, and exits with 1 if a file is out of date.
+"""Draws the figures and makes the tables of docs/choice.md and docs/scale.md from the project's models of memory and
+time, when the site is built. All figures are predicted.
 """
 
 import io
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -31,7 +27,6 @@ from zerolora.strategies import STRATEGIES
 from zerolora.strategies.strategy import StepWork
 from zerolora.units import GIB
 
-DOCS = ROOT / "docs"
 MARK = re.compile(r"(<!-- predicted: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 COLOURS = ("#4c72b0", "#55a868", "#c44e52", "#8172b3", "#ccb974", "#8c8c8c", "#dd8452", "#64b5cd")
 
@@ -297,26 +292,6 @@ def drawn(make: Callable[[], Figure]) -> str:
     return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
 
 
-def contents() -> Iterator[tuple[Path, str]]:
-    """Yield every file that this script writes, with its text."""
-    for name, make in FIGURES.items():
-        yield DOCS / f"figures/{name}.svg", drawn(make)
-    for page in ("zero.md", "scale.md"):
-        text = (DOCS / page).read_text(encoding="utf-8")
-        yield DOCS / page, MARK.sub(lambda match: f"{match[1]}{TABLES[match[2]]()}{match[3]}", text)
-
-
-def main() -> int:
-    """Write the files, or compare them."""
-    stale = 0
-    for path, text in contents():
-        if "--check" not in sys.argv:
-            path.write_text(text, encoding="utf-8")
-        elif not path.exists() or path.read_text(encoding="utf-8") != text:
-            print(f"{path.relative_to(ROOT)} is out of date; run `make architecture`")
-            stale = 1
-    return stale
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def written(text: str) -> str:
+    """Return a page with its predicted tables."""
+    return MARK.sub(lambda match: f"{match[1]}{TABLES[match[2]]()}{match[3]}", text)

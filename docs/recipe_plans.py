@@ -1,16 +1,10 @@
-"""Write the plan of each recipe into its README, from estimate and cost model: python docs/recipe_plans.py.
-
-With --check it writes nothing, and exits with 1 if a README is out of date.
-"""
+"""Write the plan of each recipe into its README, from estimate and cost model: python docs/recipe_plans.py."""
 
 import os
 import re
-import sys
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
-
-from module_table import write_or_check
 
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
@@ -146,15 +140,14 @@ def _row(name: str, run: str, planned: Candidate | str) -> str:
     )
 
 
-def main() -> int:
-    """Write the tables, or compare them."""
+def main() -> None:
+    """Write the tables."""
     os.chdir(ROOT)
-    codes: list[int] = []
     for name in ASSUMED:
         document = RECIPES / name / "README.md"
-        codes.append(write_or_check(document, written(name, document.read_text(encoding="utf-8"), plans(name))))
-    return max(codes)
+        text = document.read_text(encoding="utf-8")
+        document.write_text(written(name, text, plans(name)), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -8,7 +8,13 @@ from pathlib import Path
 from posixpath import dirname, join, normpath, relpath
 from typing import Any
 
+import check_table
+import import_table
+import method_table
+import module_table
+import predictions
 import reference_pages
+import stage_table
 from diagrams import drawn
 from mkdocs.structure.files import File, Files
 
@@ -32,6 +38,16 @@ GENERATED = {
 }
 """Pages made from the code and from the results, and the functions that return their Markdown."""
 
+FILLED = (
+    module_table.written,
+    stage_table.written,
+    import_table.written,
+    method_table.written,
+    predictions.written,
+    check_table.written,
+)
+"""Functions that fill the marked blocks of a page from the code."""
+
 COPIED = "files/"
 """Folder of the site for linked files elsewhere in the repository."""
 
@@ -47,6 +63,9 @@ def on_files(files: Files, config: Any) -> Files:
         files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
     for page, make in GENERATED.items():
         files.append(File.generated(config, page, content=make()))
+    files.append(File.generated(config, "figures/check.svg", content=check_table.picture()))
+    for name, figure in predictions.FIGURES.items():
+        files.append(File.generated(config, f"figures/{name}.svg", content=predictions.drawn(figure)))
     pages = list(files.documentation_pages())
     while pages:
         reading = pages.pop()
@@ -61,8 +80,11 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Point links into the site, draw diagrams, and add the blank lines around marks that Markdown needs."""
+    """Fill the generated blocks, point links into the site, draw diagrams, and add the blank lines that Markdown needs
+    around marks."""
     here = page.file.src_uri
+    for fill in FILLED:
+        markdown = fill(markdown)
 
     def link(match: re.Match[str]) -> str:
         target = site_path(repository_path(here, match[2]))

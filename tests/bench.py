@@ -178,7 +178,7 @@ class Bench:
             "tasks": self.folder / "tasks",
         }
         options = [text for option, path in paths.items() for text in (f"--{option}", str(path))]
-        return [str(BIN / "zerolora"), "train", "--settings", canonical(run["train"]), *options]
+        return [str(BIN / "zerolora"), "stage", "train", "--settings", canonical(run["train"]), *options]
 
     def start(self, name: str, strategy: str = "zero2", **train: Any) -> subprocess.CompletedProcess[str]:
         """Train and return how it ended."""

@@ -1,6 +1,6 @@
 """Check that code, docs and messages use the terms of docs/glossary.md: python tests/check_terms.py [FILE ...].
 
-Each line that has a word of the list below is printed with what to write instead. Exit code 1 if there is one.
+Each line that has a word of the list below is printed with what to use instead. Exit code 1 if there is one.
 """
 
 import re
@@ -62,7 +62,7 @@ def faults(path: Path) -> list[str]:
     except UnicodeDecodeError:
         return []
     return [
-        f"{path.relative_to(ROOT)}:{number}: {match[0]!r}; write {instead}"
+        f"{path.relative_to(ROOT)}:{number}: {match[0]!r}; use {instead}"
         for number, line in enumerate(lines, 1)
         for pattern, instead in TERMS.items()
         if (match := re.search(pattern, line))

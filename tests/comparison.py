@@ -71,7 +71,7 @@ def results_of(folder: Path, rows: dict[str, dict[str, Any]], runs: list[str] | 
 
 
 def write_settings(results: Path, runs: dict[str, dict[str, Any]]) -> None:
-    """Write the settings of runs like `zerolora resolve`."""
+    """Write the settings of runs like `zerolora stage resolve`."""
     for name, settings in runs.items():
         write_json(results / f"settings/runs/{name}.json", {"runs": {name: settings}})
     write_json(results / "settings/manifest.json", {"files": {f"runs/{name}.json": {} for name in runs}})

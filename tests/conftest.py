@@ -29,6 +29,8 @@ from zerolora.report.charts import javascript
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
+OTHER_RELEASES = "ZEROLORA_TEST_PACKAGES"
+"""Names a folder with other releases of libraries, which the tests use in the place of those of the environment."""
 
 # Machines are shared: how long an example takes says nothing. Every run draws the same examples, so that a test fails
 # because of a change; benchmarks/mutants.py draws others.
@@ -283,7 +285,7 @@ def project_environment(directory: Path) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(others)}
     return inherited | {
         "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(directory / "src"),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(directory / "src"), os.environ.get(OTHER_RELEASES)))),
         "OMP_NUM_THREADS": "1",
         "GIT_AUTHOR_NAME": "test",
         "GIT_AUTHOR_EMAIL": "test@example.org",

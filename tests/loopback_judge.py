@@ -1,4 +1,4 @@
-"""A judge on 127.0.0.1: the part of an OpenAI-compatible endpoint that `zerolora judge` uses, and failures."""
+"""A judge on 127.0.0.1: the part of an OpenAI-compatible endpoint that `zerolora stage judge` uses, and failures."""
 
 import http.server
 import json

@@ -10,7 +10,7 @@ rows, and is timed from there:
 - continuous batching: transformers' generate_batch;
 - vLLM, if --vllm-python names an interpreter that has it (docs/evaluation.md): its engine with the arguments of
   `evaluate.engine: vllm`;
-- zerolora: `zerolora evaluate` with evaluate.batch auto.
+- zerolora: `zerolora stage evaluate` with evaluate.batch auto.
 
 They take turns in --rounds rounds. Beside other work, one computing process for each core, zerolora answers the same
 rows with threads that sleep while they wait, its own setting, and with threads that spin, OpenMP's default. Texts are
@@ -33,7 +33,7 @@ from contest import MODEL, QUIET, about, reference_task
 from measuring import RESULTS, medians, parser_of, put, table, turns
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
-from zerolora.commands.stage_commands import WAITING
+from zerolora.commands.stage_functions import WAITING
 from zerolora.config.settings import EvaluateSettings
 from zerolora.data.prepared_rows import open_split
 from zerolora.evaluate import vllm_engine
@@ -139,7 +139,7 @@ def answer(path: Path) -> None:
 
 
 def vllm_settings(request: Result) -> EvaluateSettings:
-    """Return the settings of `zerolora evaluate` with vLLM."""
+    """Return the settings of `zerolora stage evaluate` with vLLM."""
     python, limit = request["vllm_python"], request["limit"]
     return EvaluateSettings(check="sum", max_new_tokens=limit, engine="vllm", vllm_python=python)
 
@@ -167,7 +167,7 @@ def in_vllm(request: Result, folder: Path, model: EvaluatedModel, rows: list[Res
 
 
 def ours(model: Any, tokenizer: Any, rows: list[Result], stops: set[int], limit: int) -> Answers:
-    """Answer as `zerolora evaluate` does."""
+    """Answer as `zerolora stage evaluate` does."""
     return generate(model, tokenizer, rows, stops, EvaluateSettings(check="sum", max_new_tokens=limit))
 
 

@@ -7,7 +7,7 @@ evaluate`, in one process with one thread, in turn:
 
 - whole rows: every prompt is computed for its answer, and each row from its first token for its loss;
 - prefix once: the common prefix of all prompts is computed once for all answers, and once for all losses;
-- prompts once: as `zerolora evaluate` does, the loss is computed from the keys and values of the prompt's answer.
+- prompts once: as `zerolora stage evaluate` does, the loss is computed from the keys and values of the prompt's answer.
 
 The rows are those of the reference task, by the base model and by the trained one (--tuned), and a chat set whose
 conversations begin with a system prompt of --system words, by the base model. Losses are compared. Writes
@@ -16,7 +16,6 @@ benchmarks/results/evaluate_prompts.json, and its table into docs/evaluation.md.
 
 import argparse
 import contextlib
-import statistics
 import sys
 import tempfile
 import time
@@ -28,7 +27,7 @@ from unittest.mock import patch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "train"))
 import torch
 from contest import MODEL, ROOT, about, chat_task, reference_task
-from measuring import RESULTS, medians, parser_of, put, table, turns
+from measuring import RESULTS, by_round, medians, parser_of, put, table, turns
 
 from zerolora.config.settings import EvaluateSettings
 from zerolora.data.prepared_rows import open_split
@@ -101,8 +100,7 @@ def figures(model: Path, data: Path, options: argparse.Namespace) -> dict[str, A
 
 def over(others: list[dict[str, float]], ours: list[dict[str, float]], figure: str) -> dict[str, Any]:
     """Return a figure of `others` over that of `ours`, by round, and the median."""
-    rounds = [other[figure] / our[figure] for other, our in zip(others, ours, strict=True)]
-    return {"median": statistics.median(rounds), "rounds": rounds}
+    return by_round([other[figure] / our[figure] for other, our in zip(others, ours, strict=True)])
 
 
 @contextlib.contextmanager

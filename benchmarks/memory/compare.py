@@ -329,7 +329,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(6.4, 6.4))
-    titles = {**OTHERS, "predicted": "zerolora estimate"}
+    titles = {**OTHERS, "predicted": "zerolora stage estimate"}
     for (name, title), color in zip(titles.items(), ("tab:orange", "tab:red", "tab:blue"), strict=True):
         points = [(row["traced"] / GIB, row[name] / GIB) for row in rows if row.get(name)]
         traced, predicted = zip(*points, strict=True)

@@ -161,9 +161,10 @@ def commands(folder: Path, llamafactory: Path | None) -> dict[str, list[str]]:
     """Return the command of each way; all write to folder/output."""
     base, adapter, output = (str(folder / name) for name in ("base", "adapter", "output"))
     zerolora = [sys.executable, "-m", "zerolora", "merge"]
+    stage = [sys.executable, "-m", "zerolora", "stage", "merge", "--settings", "{}"]
     ways = {
         "zerolora": [*zerolora, "--base", base, "--adapter", adapter, "--output", output],
-        "zerolora, hashed": [*zerolora, "--weights", f"{base}.json", "--adapter", adapter, "--output", output],
+        "zerolora, hashed": [*stage, "--weights", f"{base}.json", "--adapter", adapter, "--output", output],
         "start": [
             *zerolora,
             "--base",
@@ -281,7 +282,7 @@ def same(ours: Path, theirs: Path) -> bool:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """Return the table of docs/merge.md."""
+    """Return the table of docs/export.md."""
     rows = [
         (
             size,

@@ -1,4 +1,4 @@
-"""CPU seconds of an optimizer step by `zerolora train`, TRL, LLaMA-Factory and ms-swift, in turn.
+"""CPU seconds of an optimizer step by `zerolora stage train`, TRL, LLaMA-Factory and ms-swift, in turn.
 
     .venv/bin/python benchmarks/train/against_peers.py --llamafactory PYTHON --swift PYTHON
 
@@ -30,15 +30,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from chat_rows import write_chat
+from chat_rows import CHATML, write_chat
 from common_prefix import CAPACITY, LONGEST
-from contest import LORA, TRAIN, Step, Task, about, finished, loss_mean, model_of, opponent, parser, split_task
-from measuring import children_cpu_seconds, turns
+from contest import LORA, TRAIN, Step, Task, about, in_ranks, loss_mean, model_of, opponent, parser, split_task
+from measuring import by_round, children_cpu_seconds, turns
 from transformers import AutoTokenizer
 
 from zerolora.data.reference import records
 from zerolora.files import read_json, write_json
-from zerolora.train.launch.topology import topology
 
 RANKS, ROWS = 2, 4  # rows of a rank, one micro-batch
 ROUNDS = 3
@@ -49,13 +48,6 @@ STILL = {**TRAIN, "learning_rate": 1e-12}
 TOLERANCE = 1e-5
 """Of the mean loss, relative."""
 KERNELS = "zerolora's matmul kernels"
-TURN = "'<|im_start|>' + message['role'] + '\\n'"
-# ChatML with the mark that TRL needs.
-TEMPLATE = (
-    "{% for message in messages %}{{ " + TURN + " }}{% if message['role'] == 'assistant' %}{% generation %}"
-    "{{ message['content'] + '<|im_end|>' }}{% endgeneration %}{% else %}{{ message['content'] + '<|im_end|>' }}"
-    "{% endif %}{% if not loop.last %}{{ '\\n' }}{% endif %}{% endfor %}"
-)
 
 
 class Trained(NamedTuple):
@@ -117,7 +109,7 @@ def rounds(trainings: dict[str, Train], options: argparse.Namespace) -> Iterator
         yield {
             "steps": options.steps,
             "cpu_seconds_a_step": {
-                name: {"median": statistics.median(each), "rounds": each} for name, each in seconds.items()
+                name: by_round(each) for name, each in seconds.items()
             },
             "over_ours": {
                 name: statistics.median(other / own for other, own in zip(seconds[name], seconds[ours], strict=True))
@@ -180,7 +172,7 @@ def batched(path: Path, model: Path, steps: int) -> None:
     lines = path.read_text(encoding="utf-8").splitlines()
     tokenizer: Any = AutoTokenizer.from_pretrained(model)
     texts = [json.loads(line)["messages"] for line in lines]
-    encoded = tokenizer.apply_chat_template(texts, chat_template=TEMPLATE, return_dict=False)
+    encoded = tokenizer.apply_chat_template(texts, chat_template=CHATML, return_dict=False)
     order = sorted(range(len(lines)), key=lambda row: -len(encoded[row]))
     batches = np.array(order[: len(order) // (ROWS * RANKS) * ROWS * RANKS]).reshape(-1, ROWS * RANKS)
     middle = ((np.arange(steps) + 0.5) * len(batches) / steps).astype(int)
@@ -231,7 +223,7 @@ def _ours(task: Task, options: argparse.Namespace, pack: dict[str, Any]) -> Trai
 def _trl(task: Task, options: argparse.Namespace, onednn: bool) -> Trained:
     settings = {
         **STILL, "model": str(task.model), "rows": str(task.folder / "rows/train.jsonl"), "device": "cpu",
-        "template": TEMPLATE, "precision": "fp32", "attention": "sdpa", "lora": LORA, "micro_batch": ROWS,
+        "template": CHATML, "precision": "fp32", "attention": "sdpa", "lora": LORA, "micro_batch": ROWS,
         "accumulation": 1, "max_steps": 2 * options.steps, "gradient_checkpointing": False, "onednn": onednn,
         "sft": {"max_length": LENGTH, "train_sampling_strategy": "sequential"},
     }  # fmt: skip
@@ -242,18 +234,10 @@ def _trl(task: Task, options: argparse.Namespace, onednn: bool) -> Trained:
 def _llamafactory(task: Task, options: argparse.Namespace, onednn: bool) -> Trained:
     folder = task.folder / "llamafactory"
     folder.mkdir(exist_ok=True)
-    tags = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
-    rows = {
-        "file_name": str(task.folder / "rows/train.jsonl"), "formatting": "sharegpt",
-        "columns": {"messages": "messages"}, "tags": {**tags, "system_tag": "system"},
-    }  # fmt: skip
-    write_json(folder / "dataset_info.json", {"rows": rows})
     settings = {
-        "stage": "sft", "do_train": True, "finetuning_type": "lora", "lora_rank": LORA["r"],
-        "lora_alpha": int(LORA["alpha"]), "lora_dropout": LORA["dropout"], "lora_target": "all",
-        "model_name_or_path": str(task.model), "dataset": "rows", "dataset_dir": str(folder), "template": "rows",
-        "cutoff_len": LENGTH, "flash_attn": "sdpa", "disable_gradient_checkpointing": True, "disable_shuffling": True,
-        "preprocessing_num_workers": 1, "train_sampling_strategy": "sequential", **_arguments(folder, options.steps),
+        "stage": "sft", "train_sampling_strategy": "sequential",
+        **of_llamafactory(folder, task.model, task.folder / "rows/train.jsonl", {"messages": "messages"}),
+        **of_trainer(folder, options.steps, STILL, 1000),
     }  # fmt: skip
     return _peer("llamafactory", options.llamafactory, folder, settings, options, onednn)
 
@@ -261,27 +245,45 @@ def _llamafactory(task: Task, options: argparse.Namespace, onednn: bool) -> Trai
 def _swift(task: Task, options: argparse.Namespace, onednn: bool) -> Trained:
     folder = task.folder / "swift"
     folder.mkdir(exist_ok=True)
-    settings = {
-        "model": str(task.model), "model_type": "llama", "template": "rows", "tuner_type": "lora",
-        "dataset": str(task.folder / "rows/train.jsonl"), "split_dataset_ratio": 0, "torch_dtype": "float32",
-        "lora_rank": LORA["r"], "lora_alpha": int(LORA["alpha"]), "lora_dropout": LORA["dropout"],
-        "target_modules": LORA["targets"], "max_length": LENGTH, "attn_impl": "sdpa",
-        "gradient_checkpointing": False, "eval_strategy": "no", "dataset_num_proc": 1,
-        "dataset_shuffle": False, "train_dataloader_shuffle": False,
-        **_arguments(folder, options.steps),
-    }  # fmt: skip
+    settings = of_swift(task.model, task.folder / "rows/train.jsonl") | of_trainer(folder, options.steps, STILL, 1000)
     return _peer("swift", options.swift, folder, settings, options, onednn)
 
 
-def _arguments(folder: Path, steps: int) -> dict[str, Any]:
-    """Return the arguments of transformers' Trainer, which both peers take."""
+def of_llamafactory(folder: Path, model: Path, rows: Path, columns: dict[str, str], **keys: Any) -> dict[str, Any]:
+    """Return LLaMA-Factory's settings for rows of these columns, with more `keys` of its dataset_info.json."""
+    tags = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
+    data = {
+        "file_name": str(rows), "formatting": "sharegpt", "columns": columns, "tags": {**tags, "system_tag": "system"},
+    }  # fmt: skip
+    write_json(folder / "dataset_info.json", {"rows": data | keys})
+    return {
+        "do_train": True, "finetuning_type": "lora", "lora_rank": LORA["r"], "lora_alpha": int(LORA["alpha"]),
+        "lora_dropout": LORA["dropout"], "lora_target": "all", "model_name_or_path": str(model), "dataset": "rows",
+        "dataset_dir": str(folder), "template": "rows", "cutoff_len": LENGTH, "flash_attn": "sdpa",
+        "disable_gradient_checkpointing": True, "disable_shuffling": True, "preprocessing_num_workers": 1,
+    }  # fmt: skip
+
+
+def of_swift(model: Path, rows: Path) -> dict[str, Any]:
+    """Return the options of ms-swift's commands."""
+    return {
+        "model": str(model), "model_type": "llama", "template": "rows", "tuner_type": "lora", "dataset": str(rows),
+        "split_dataset_ratio": 0, "torch_dtype": "float32", "lora_rank": LORA["r"], "lora_alpha": int(LORA["alpha"]),
+        "lora_dropout": LORA["dropout"], "target_modules": LORA["targets"], "max_length": LENGTH, "attn_impl": "sdpa",
+        "gradient_checkpointing": False, "eval_strategy": "no", "dataset_num_proc": 1, "dataset_shuffle": False,
+        "train_dataloader_shuffle": False,
+    }  # fmt: skip
+
+
+def of_trainer(folder: Path, steps: int, train: dict[str, Any], logging_steps: int) -> dict[str, Any]:
+    """Return the arguments of transformers' Trainer, which all peers take, for two epochs."""
     return {
         "output_dir": str(folder / "output"), "max_steps": 2 * steps, "per_device_train_batch_size": ROWS,
-        "gradient_accumulation_steps": 1, "learning_rate": STILL["learning_rate"],
-        "lr_scheduler_type": TRAIN["schedule"], "weight_decay": TRAIN["weight_decay"],
-        "max_grad_norm": TRAIN["gradient_clipping"], "optim": "adamw_torch", "bf16": False, "fp16": False,
-        "use_cpu": True, "ddp_backend": "gloo", "save_strategy": "no", "logging_steps": 1000, "report_to": "none",
-        "dataloader_num_workers": 0, "seed": TRAIN["seed"],
+        "gradient_accumulation_steps": 1, "learning_rate": train["learning_rate"],
+        "lr_scheduler_type": train["schedule"], "weight_decay": train["weight_decay"],
+        "max_grad_norm": train["gradient_clipping"], "optim": "adamw_torch", "bf16": False, "fp16": False,
+        "use_cpu": True, "ddp_backend": "gloo", "save_strategy": "no", "logging_steps": logging_steps,
+        "report_to": "none", "dataloader_num_workers": 0, "seed": train["seed"],
     }  # fmt: skip
 
 
@@ -303,14 +305,8 @@ def ranks_of_peer(
 ) -> list[dict[str, list[Any]]]:
     """Train with a peer on RANKS ranks, and return what peers.py writes for each."""
     shutil.rmtree(folder / "output", ignore_errors=True)  # LLaMA-Factory refuses that of an earlier round
-    write_json(folder / "settings.json", settings)
-    where = topology({}, 1, RANKS)
-    assert where.listener
-    where.listener.close()  # their first rank opens its own
     command = [python, str(Path(__file__).with_name("peers.py")), kind, str(folder), *(["--onednn"] if onednn else [])]
-    own = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    finished([command] * RANKS, [own | where.environment(rank) for rank in where.ranks], folder)
-    return [read_json(folder / f"rank{rank}.json", "peers.py") for rank in where.ranks]
+    return in_ranks(command, folder, settings, RANKS, {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""})
 
 
 def _trained(folder: Path, steps: list[Step], options: argparse.Namespace) -> Trained:

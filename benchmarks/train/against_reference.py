@@ -1,4 +1,4 @@
-"""Train the reference task with `zerolora train` and in the published experiment's own way, in turn, and compare.
+"""Train the reference task with `zerolora stage train` and in the published experiment's own way, in turn, and compare.
 
     .venv/bin/python benchmarks/train/against_reference.py
     .venv/bin/python benchmarks/train/against_reference.py --device cuda --model config/recipes/models/qwen2.5-7b.json

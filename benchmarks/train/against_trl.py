@@ -1,4 +1,4 @@
-"""Train a chat set of mixed lengths with `zerolora train` and with TRL's SFTTrainer, in turn, and compare.
+"""Train a chat set of mixed lengths with `zerolora stage train` and with TRL's SFTTrainer, in turn, and compare.
 
     .venv/bin/python benchmarks/train/against_trl.py
     .venv/bin/python benchmarks/train/against_trl.py --device cuda --model config/recipes/models/qwen2.5-0.5b.json \\
@@ -24,6 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from chat_rows import CHATML
 from contest import (
     LORA,
     TRAIN,
@@ -45,13 +46,6 @@ from zerolora.files import write_json
 
 ROWS = {"train": 600, "validation": 8, "test": 8}
 PACKED = {"packing": True, "packing_strategy": "bfd"}
-# The tokenizer's ChatML with the mark that TRL needs. Like ours, it ends with the last answer.
-TEMPLATE = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
-    "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}"
-    "{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}"
-    "{% if not loop.last %}{{ '\\n' }}{% endif %}{% endfor %}"
-)
 FUSED = ", liger"  # the end of the labels of runs with liger-kernel
 Contestants = dict[str, Callable[[], Run]]
 
@@ -173,7 +167,7 @@ def template(model: Path) -> str:
     tokenizer = AutoTokenizer.from_pretrained(model)
     turns = [{"role": role, "content": role} for role in ("user", "assistant")]
     text = str(tokenizer.apply_chat_template(turns, tokenize=False))
-    marked = json.dumps(text[: text.index("<|im_start|>user")]).join(["{{ ", " }}"]) + TEMPLATE
+    marked = json.dumps(text[: text.index("<|im_start|>user")]).join(["{{ ", " }}"]) + CHATML
     if tokenizer.apply_chat_template(turns, tokenize=False, chat_template=marked) != text.rstrip("\n"):
         raise ValueError(f"{model}: its chat template is not ChatML; name another model")
     return marked

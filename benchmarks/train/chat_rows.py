@@ -10,6 +10,13 @@ from typing import Any
 
 import numpy as np
 
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
+    "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}"
+    "{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}"
+    "{% if not loop.last %}{{ '\\n' }}{% endif %}{% endfor %}"
+)
+"""A chat template with the mark that TRL needs. Like ours, it ends with the last answer."""
 ROOT = Path(__file__).resolve().parents[2]
 TURNS = (0.45, 0.25, 0.12, 0.08, 0.06, 0.04)
 """Share of conversations with one, two … six questions and answers."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from contest import TRAIN, Task, about, chat_task, model_of, parser, reference_task
-from measuring import turns
+from measuring import by_round, turns
 
 from zerolora.config.settings import TrainingPlan, TrainSettings
 from zerolora.data.packing_plan import open_plan
@@ -98,7 +98,7 @@ def figures(task: Task, options: argparse.Namespace, pack: dict[str, Any], micro
     return {
         "positions": counts,
         "cpu_seconds": {name: statistics.median(values) for name, values in seconds.items()},
-        "ratio": {"median": statistics.median(ratios), "rounds": ratios},
+        "ratio": by_round(ratios),
         "largest_relative_difference_of_losses": max(loss for loss, _ in compared),
         "largest_relative_difference_of_gradients": max(gradient for _, gradient in compared),
     }

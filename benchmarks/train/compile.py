@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 from contest import QUIET, TRAIN, about, chat_task, model_of, parser
-from measuring import ROOT, children_cpu_seconds, random_model, turns
+from measuring import ROOT, by_round, children_cpu_seconds, random_model, turns
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -113,7 +113,7 @@ def prepared(
     ours = task.ours("ours", wanted, {"packing": False}, strategy="ddp", threads="1")
     plan = TrainingPlan.of(TrainSettings.model_validate(ours.settings), ours.zero.choice)
     batches = Batches(open_split(task.data, "train"), open_plan(ours.folder / "packing/train.arrow"), plan, 0, 1)
-    padding.step = step_of(read_json(ours.folder / "packing/stats.json", "zerolora pack")["longest_packed_row"])
+    padding.step = step_of(read_json(ours.folder / "packing/stats.json", "zerolora stage pack")["longest_packed_row"])
     by_length: dict[int, list[list[PackedRow]]] = {}
     for step in range(batches.steps):
         rows_of_step = batches.at(step)[0][0]
@@ -250,8 +250,7 @@ def peak_bytes(model: Any, batch: dict[str, Any]) -> int:
 
 def ratio(own: list[float], compiled: list[float]) -> dict[str, Any]:
     """Return the seconds of the model's own code over those of compiled layers, by round, and their median."""
-    rounds = [one / other for one, other in zip(own, compiled, strict=True)]
-    return {"median": statistics.median(rounds), "rounds": rounds}
+    return by_round([one / other for one, other in zip(own, compiled, strict=True)])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Shared code of the contests: model and rows, training by `zerolora train` and by other trainers, rounds, results.
+"""Shared code of the contests: model and rows, training by zerolora and by other trainers, rounds, results.
 
 A *contestant* is a name and a function that trains once and returns a Run. Each training runs in processes of its own,
 so that its memory peak is its own. Contestants take turns within one run of a script and are compared round by round,
@@ -26,7 +26,7 @@ import psutil
 import torch
 import yaml
 from chat_rows import LONGEST, document_words, write_chat
-from measuring import PACKAGES, RESULTS, ROOT, machine, parser_of, random_model, turns, wait
+from measuring import PACKAGES, RESULTS, ROOT, by_round, machine, parser_of, random_model, turns, wait
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -124,7 +124,7 @@ class Task:
         restore(folder / "models/model", folder / "weights/model")
         settings = self.resolved({}, {}, {})["prepare"]["rows"]
         prepare(PrepareSettings.model_validate(settings), folder / "models/model/manifest.json", self.data)
-        self.stats = read_json(self.data / "stats.json", "zerolora prepare")
+        self.stats = read_json(self.data / "stats.json", "zerolora stage prepare")
 
     def resolved(self, train: dict[str, Any], pack: dict[str, Any], render: dict[str, Any]) -> dict[str, Any]:
         """Return the settings of every stage, resolved from a user's config."""
@@ -205,7 +205,7 @@ def training_settings() -> dict[str, Any]:
 
 
 class Ours:
-    """Training by `zerolora train`."""
+    """Training by `zerolora stage train`."""
 
     def __init__(
         self, task: Task, folder: Path, train: dict[str, Any], pack: dict[str, Any], strategy: str, threads: str
@@ -226,7 +226,7 @@ class Ours:
         self.ranks = run["train"]["ranks_per_node"]
 
     def command(self) -> list[str]:
-        """Return the command of `zerolora train`."""
+        """Return the command of `zerolora stage train`."""
         paths = {
             "data": self.task.data,
             "packing": self.folder / "packing",
@@ -237,7 +237,7 @@ class Ours:
             "logs": self.folder / "logs",
         }
         options = [text for option, path in paths.items() for text in (f"--{option}", str(path))]
-        return [sys.executable, "-m", "zerolora", "train", "--settings", canonical(self.settings), *options]
+        return [sys.executable, "-m", "zerolora", "stage", "train", "--settings", canonical(self.settings), *options]
 
     def train(self) -> Run:
         """Train once."""
@@ -296,16 +296,8 @@ def hardware(device: str, ranks: int) -> dict[str, Any]:
 
 def opponent(kind: str, folder: Path, settings: dict[str, Any], ranks: int) -> Run:
     """Train once with another trainer (opponents.py), in `ranks` processes."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "settings.json", settings)
-    command = [sys.executable, str(OPPONENTS), kind, "--folder", str(folder)]
-    where = topology({}, 1, ranks)
-    assert where.listener
-    where.listener.close()  # their first rank opens its own
     own = {"OMP_NUM_THREADS": threads_of(ranks)} | ({"DS_ACCELERATOR": "cpu"} if settings["device"] == "cpu" else {})
-    meeting = {"MASTER_PORT": str(free_port())}
-    finished([command] * ranks, [own | where.environment(rank) | meeting for rank in where.ranks], folder)
-    result = [read_json(folder / f"rank{rank}.json", "opponents.py") for rank in where.ranks]
+    result = in_ranks([sys.executable, str(OPPONENTS), kind, str(folder)], folder, settings, ranks, own)
     steps = [
         Step(
             seconds=after - before,
@@ -320,6 +312,19 @@ def opponent(kind: str, folder: Path, settings: dict[str, Any], ranks: int) -> R
         sum(each["peak_host_bytes"] for each in result),
         max(each["peak_gpu_bytes"] for each in result),
     )
+
+
+def in_ranks(
+    command: list[str], folder: Path, settings: dict[str, Any], ranks: int, variables: dict[str, str]
+) -> list[dict[str, Any]]:
+    """Run a command that reads settings.json in `folder` in `ranks` processes; return what each writes there."""
+    write_json(folder / "settings.json", settings)
+    where = topology({}, 1, ranks)
+    assert where.listener
+    where.listener.close()  # their first rank opens its own
+    own = variables | {"MASTER_PORT": str(free_port())}
+    finished([command] * ranks, [where.environment(rank) | own for rank in where.ranks], folder)
+    return [read_json(folder / f"rank{rank}.json", Path(command[1]).name) for rank in where.ranks]
 
 
 def free_port() -> int:
@@ -366,8 +371,7 @@ def take_turns(contestants: dict[str, Callable[[], Run]], rounds: int) -> dict[s
 
 def ratio(ours: list[Run], others: list[Run], measure: Callable[[Run], float]) -> dict[str, Any]:
     """Return the ratio of a measure, ours over the others', by round, and its median."""
-    rounds = [measure(one) / measure(other) for one, other in zip(ours, others, strict=True)]
-    return {"median": statistics.median(rounds), "rounds": rounds}
+    return by_round([measure(one) / measure(other) for one, other in zip(ours, others, strict=True)])
 
 
 def summary(runs: list[Run], warm_up: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ torch's build for CUDA (tests/cuda/install) and as many pretended GPUs as ranks:
 no rank uses one. CPU and wall seconds go into the result's `start`; alternating rounds, medians.
 
 It needs the base model, as from `make run`, or a config.json as --model; counting opened files needs strace. The
-embedded default is trained for two steps, with few validation rows, by `zerolora train`, which forks its ranks
+embedded default is trained for two steps, with few validation rows, by `zerolora stage train`, which forks its ranks
 (train/launch/fork.py), and by ranks started one by one, as by a scheduler with one task a rank. Both write the same
 adapter. Measures the wall seconds until the first step has ended, and until all processes have ended: CPU seconds, wall
 seconds, peak memory of all processes, shared pages counted once (Pss), bytes read (rchar of /proc/PID/io, which
@@ -215,7 +215,7 @@ def opened(ours: Ours, start: Start) -> int:
 
 
 def forked(ours: Ours, tracer: list[str]) -> list["subprocess.Popen[bytes]"]:
-    """Start `zerolora train`."""
+    """Start `zerolora stage train`."""
     own = os.environ | QUIET | {"OMP_NUM_THREADS": ours.threads}
     with (ours.folder / "forked.log").open("wb") as log:
         return [subprocess.Popen([*tracer, *ours.command()], env=own, stdout=log, stderr=log)]
@@ -231,7 +231,7 @@ def separate(ours: Ours, tracer: list[str]) -> list["subprocess.Popen[bytes]"]:
 
 
 def rank_arguments(ours: Ours) -> list[str]:
-    """Return the arguments of a rank: those of `zerolora train`, without the launcher's."""
+    """Return the arguments of a rank: those of `zerolora stage train`, without the launcher's."""
     arguments = ours.command()[4:]
     logs = arguments.index("--logs")
     del arguments[logs : logs + 2]

@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/train/limit.py
     .venv/bin/python benchmarks/train/limit.py --device cuda --model config/recipes/models/qwen2.5-7b.json
 
-Needs the base model: run `make run` first. Trains with `zerolora train` on one rank and on all (one a core or GPU):
+Needs the base model: run `make run` first. Trains with zerolora on one rank and on all (one a core or GPU):
 rows of the reference task, four at a time, and packed rows of a chat set. Right before each training `zerolora probe`
 measures matrix products on as many ranks. FLOPs are those that a step needs at least (planner/cost.py, useful_flops):
 recomputation and padding count as time only. Overhead is the part of a step, from the end of the previous one to its

@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/train/methods.py
     .venv/bin/python benchmarks/train/methods.py --device cuda --model config/recipes/models/qwen2.5-7b.json
 
-Needs the base model: run `make run` first. Trains each method with `zerolora train` on one rank under zero0, on rows of
+Needs the base model: run `make run` first. Trains each method on one rank under zero0, on rows of
 the reference task, in turn. Reports the peak of the rank's memory and its estimate; the median seconds of a step, and
 their ratio to lora's in the same round; the seconds besides the steps, for loading, validation and writing; and the
 bytes of the published files. Writes benchmarks/results/train_methods.json.

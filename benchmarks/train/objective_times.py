@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/train/objective_times.py
 
-Probes this machine, predicts a step of each objective under each of --strategies, and trains with `zerolora train`, in
+Probes this machine, predicts a step of each objective under each of --strategies, and trains with zerolora, in
 turn. The model is SmolLM2-135M with --layers of its layers and random weights, on two ranks of a thread each, in fp32.
 All objectives train the same sequences, two answers to each prompt: as two rows for next-token loss and KTO, as a pair
 for the others. A step's seconds are the median of those after --warm-up. choice.py shows how far predictions of
@@ -154,7 +154,7 @@ def against(name: str, predicted: dict[str, float], measured: dict[str, list[flo
 
 
 def predicted_seconds(training: Ours) -> float:
-    """Return the seconds of a step that `zerolora render` predicts."""
+    """Return the seconds of a step that `zerolora stage render` predicts."""
     planning, _ = planning_of(training.render, training.folder / "estimate.json")
     return choose(planning)[0].seconds
 

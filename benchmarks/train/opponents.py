@@ -1,4 +1,4 @@
-"""One rank of another trainer: opponents.py trl|reference --folder FOLDER, with RANK and the other variables.
+"""One rank of another trainer: opponents.py trl|reference FOLDER, with RANK and the other variables.
 
 `trl` is TRL's SFTTrainer on conversations; `reference` is the published experiment's way: transformers' Trainer with
 peft's adapter, on rows padded to fixed lengths. Reads FOLDER/settings.json and writes to FOLDER/rank<N>.json, for every
@@ -74,7 +74,7 @@ def main() -> None:
     """Train once."""
     parser = argparse.ArgumentParser()
     parser.add_argument("kind", choices=("trl", "reference"))
-    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("folder", type=Path)
     options = parser.parse_args()
     settings = read_json(options.folder / "settings.json", "contest.py")
     local = int(os.environ["LOCAL_RANK"])

@@ -1,4 +1,4 @@
-"""Pairs a CPU second and memory of DPO by `zerolora train`, TRL, LLaMA-Factory and ms-swift, in turn.
+"""Pairs a CPU second and memory of DPO by `zerolora stage train`, TRL, LLaMA-Factory and ms-swift, in turn.
 
     .venv/bin/python benchmarks/train/preference_peers.py --llamafactory PYTHON --swift PYTHON
 
@@ -36,22 +36,31 @@ from typing import Any, NamedTuple
 import contest
 import numpy as np
 import torch
-from against_peers import KERNELS, RANKS, TEMPLATE, ranks_of_peer, versions
+from against_peers import (
+    KERNELS,
+    LENGTH,
+    RANKS,
+    ROWS,
+    of_llamafactory,
+    of_swift,
+    of_trainer,
+    ranks_of_peer,
+    versions,
+)
+from chat_rows import CHATML
 from contest import LORA, MODEL, TRAIN, Ours, about, finished
-from measuring import RESULTS, children_cpu_seconds, parser_of, turns
+from measuring import RESULTS, by_round, children_cpu_seconds, parser_of, turns
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from zerolora.data.prepared_rows import open_split
 from zerolora.evaluate.generation import answer_batch
 from zerolora.files import canonical, read_json, write_json
 
-ROWS = 4  # pairs of a rank, one micro-batch
 PAIRS = 40
 ROUNDS = 2
 BETA = 0.1
-LENGTH = 1024  # tokens, which no sequence has
 LONGEST_ANSWER = 48  # tokens of the model's own answers
-PROMPT = TEMPLATE + "{% if add_generation_prompt %}{{ '\\n<|im_start|>assistant\\n' }}{% endif %}"
+PROMPT = CHATML + "{% if add_generation_prompt %}{{ '\\n<|im_start|>assistant\\n' }}{% endif %}"
 STORED = "reference before training"
 TOLERANCE = 1e-4
 """Of the first step's loss and log-probabilities, relative."""
@@ -125,14 +134,14 @@ def rounds(trainings: dict[str, Callable[[], Trained]], count: int) -> Iterator[
         yield {
             "contestants": {name: _summary(each) for name, each in runs.items()},
             "speed": {
-                name: _ratio([
+                name: by_round([
                     each.cpu_seconds / (ours.cpu_seconds + (0 if STORED in name else ours.reference_cpu_seconds))
                     for each, ours in zip(runs[name], runs[own], strict=True)
                 ])
                 for name in others
             },
             "memory": {
-                name: _ratio([
+                name: by_round([
                     ours.peak_host_bytes / each.peak_host_bytes
                     for each, ours in zip(runs[name], runs[own], strict=True)
                 ])
@@ -141,18 +150,14 @@ def rounds(trainings: dict[str, Callable[[], Trained]], count: int) -> Iterator[
         }  # fmt: skip
 
 
-def _ratio(ratios: list[float]) -> dict[str, Any]:
-    return {"median": statistics.median(ratios), "rounds": ratios}
-
-
 def _summary(runs: list[Trained]) -> dict[str, Any]:
     """Return the medians of a contestant's rounds, and what it computed in the last."""
     seconds = [each.cpu_seconds + each.reference_cpu_seconds for each in runs]
     return {
-        "cpu_seconds_a_step": _ratio([each.cpu_seconds for each in runs]),
-        "reference_cpu_seconds_a_step": _ratio([each.reference_cpu_seconds for each in runs]),
+        "cpu_seconds_a_step": by_round([each.cpu_seconds for each in runs]),
+        "reference_cpu_seconds_a_step": by_round([each.reference_cpu_seconds for each in runs]),
         "pairs_a_cpu_second": ROWS * RANKS / statistics.median(seconds),
-        "peak_host_bytes": _ratio([each.peak_host_bytes for each in runs]),
+        "peak_host_bytes": by_round([each.peak_host_bytes for each in runs]),
         "losses": runs[-1].losses,
         "log_probabilities_of_first_step": runs[-1].first,
     }
@@ -240,7 +245,7 @@ class Pairs(contest.Task):  # type: ignore[misc]
         paths = {"data": self.data, "weights": self.folder / "weights/model.json", "output": self.folder / "reference"}
         options = [text for name, path in paths.items() for text in (f"--{name}", str(path))]
         before = children_cpu_seconds()
-        command = [sys.executable, "-m", "zerolora", "log-probabilities", "--settings", canonical(settings), *options]
+        command = [sys.executable, "-m", "zerolora", "stage", "reference", "--settings", canonical(settings), *options]
         finished([command], [{"OMP_NUM_THREADS": "1"}], self.folder)
         return children_cpu_seconds() - before
 
@@ -249,7 +254,7 @@ class OursOfPairs(Ours):  # type: ignore[misc]
     """Training that compares with the reference of its task."""
 
     def command(self) -> list[str]:
-        """Return the command of `zerolora train`."""
+        """Return the command of `zerolora stage train`."""
         return [*super().command(), "--reference", str(self.task.folder / "reference")]
 
 
@@ -339,27 +344,18 @@ def trl(task: Task, python: str, onednn: bool, stored: bool = False) -> Trained:
         "model": str(task.model), "rows": str(task.explicit), "template": PROMPT,
         "lora": {**lora, "target_modules": LORA["targets"]}, "loss_type": ["sigmoid"], "beta": BETA,
         "max_length": LENGTH, "gradient_checkpointing": False, "train_sampling_strategy": "sequential",
-        "disable_tqdm": True, "precompute_ref_log_probs": stored, **_arguments(folder, task),
+        "disable_tqdm": True, "precompute_ref_log_probs": stored, **of_trainer(folder, task.steps, TRAIN, 1),
     }  # fmt: skip
     return _peer("trl-dpo", python, folder, settings, task, onednn)
 
 
 def llamafactory(task: Task, python: str, onednn: bool) -> Trained:
     folder = _folder(task, "llamafactory")
-    tags = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
-    rows = {
-        "file_name": str(task.ranking), "formatting": "sharegpt", "ranking": True,
-        "columns": {"messages": "messages", "chosen": "chosen", "rejected": "rejected"},
-        "tags": {**tags, "system_tag": "system"},
-    }  # fmt: skip
-    write_json(folder / "dataset_info.json", {"rows": rows})
+    columns = {name: name for name in ("messages", "chosen", "rejected")}
     settings = {
-        "stage": "dpo", "pref_loss": "sigmoid", "pref_beta": BETA, "pref_ftx": 0.0, "do_train": True,
-        "finetuning_type": "lora", "lora_rank": LORA["r"], "lora_alpha": int(LORA["alpha"]),
-        "lora_dropout": LORA["dropout"], "lora_target": "all", "model_name_or_path": str(task.model),
-        "dataset": "rows", "dataset_dir": str(folder), "template": "rows", "cutoff_len": LENGTH, "flash_attn": "sdpa",
-        "disable_gradient_checkpointing": True, "disable_shuffling": True, "preprocessing_num_workers": 1,
-        **_arguments(folder, task),
+        "stage": "dpo", "pref_loss": "sigmoid", "pref_beta": BETA, "pref_ftx": 0.0,
+        **of_llamafactory(folder, task.model, task.ranking, columns, ranking=True),
+        **of_trainer(folder, task.steps, TRAIN, 1),
     }  # fmt: skip
     return _peer("llamafactory", python, folder, settings, task, onednn)
 
@@ -367,12 +363,8 @@ def llamafactory(task: Task, python: str, onednn: bool) -> Trained:
 def swift(task: Task, python: str, onednn: bool) -> Trained:
     folder = _folder(task, "swift")
     settings = {
-        "rlhf_type": "dpo", "loss_type": "sigmoid", "beta": BETA, "model": str(task.model), "model_type": "llama",
-        "template": "rows", "tuner_type": "lora", "dataset": str(task.swift), "split_dataset_ratio": 0,
-        "torch_dtype": "float32", "lora_rank": LORA["r"], "lora_alpha": int(LORA["alpha"]),
-        "lora_dropout": LORA["dropout"], "target_modules": LORA["targets"], "max_length": LENGTH, "attn_impl": "sdpa",
-        "gradient_checkpointing": False, "eval_strategy": "no", "dataset_num_proc": 1, "dataset_shuffle": False,
-        "train_dataloader_shuffle": False, **_arguments(folder, task),
+        "rlhf_type": "dpo", "loss_type": "sigmoid", "beta": BETA, **of_swift(task.model, task.swift),
+        **of_trainer(folder, task.steps, TRAIN, 1),
     }  # fmt: skip
     return _peer("swift-rlhf", python, folder, settings, task, onednn)
 
@@ -381,18 +373,6 @@ def _folder(task: Task, name: str) -> Path:
     folder = task.folder / name
     folder.mkdir(exist_ok=True)
     return folder
-
-
-def _arguments(folder: Path, task: Task) -> dict[str, Any]:
-    """Return the arguments of transformers' Trainer, which all peers take."""
-    return {
-        "output_dir": str(folder / "output"), "max_steps": 2 * task.steps, "per_device_train_batch_size": ROWS,
-        "gradient_accumulation_steps": 1, "learning_rate": TRAIN["learning_rate"],
-        "lr_scheduler_type": TRAIN["schedule"], "weight_decay": TRAIN["weight_decay"],
-        "max_grad_norm": TRAIN["gradient_clipping"], "optim": "adamw_torch", "bf16": False, "fp16": False,
-        "use_cpu": True, "ddp_backend": "gloo", "save_strategy": "no", "logging_steps": 1, "report_to": "none",
-        "dataloader_num_workers": 0, "seed": TRAIN["seed"],
-    }  # fmt: skip
 
 
 def _peer(kind: str, python: str, folder: Path, settings: dict[str, Any], task: Task, onednn: bool) -> Trained:

@@ -67,11 +67,11 @@ class Stages:
             ),
             "train": self.training("run"),
             "merge": stage(
-                "merge", None, weights=weights, adapter=adapter, data=task.data, place=merged, output=merged
+                "merge", run["merge"], weights=weights, adapter=adapter, data=task.data, unversioned=merged,
+                output=merged,
             ),
-            "merged_weights": stage(
-                "merged-weights", None, weights=weights, adapter=adapter, data=task.data,
-                manifest=merged / "manifest.json",
+            "merged_weights": command_of(
+                "merged-weights", weights=weights, adapter=adapter, data=task.data, manifest=merged / "manifest.json"
             ),
             "evaluate": stage(
                 "evaluate", run["evaluate"], data=task.data, weights=merged / "manifest.json", base=weights,
@@ -132,10 +132,14 @@ class Stages:
         return {"overlapped": second_begin < first_end, "failed": None}
 
 
-def stage(command: str, settings: Any, **options: Any) -> list[str]:
+def stage(name: str, settings: Any, **options: Any) -> list[str]:
     """Return the command of a stage."""
-    made = [sys.executable, "-m", "zerolora", command]
-    made += [] if settings is None else ["--settings", canonical(settings)]
+    return command_of("stage", name, settings=canonical(settings), **options)
+
+
+def command_of(*words: str, **options: Any) -> list[str]:
+    """Return a command of zerolora."""
+    made = [sys.executable, "-m", "zerolora", *words]
     return made + [text for name, value in options.items() for text in (f"--{name}", str(value))]
 
 

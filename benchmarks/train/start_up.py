@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/train/start_up.py
 
-Needs the base model: run `make run` first. Runs `zerolora train` with the training settings of config/config.yaml and
+Needs the base model: run `make run` first. Runs the stage `train` with the training settings of config/config.yaml and
 one step. The step's line in the log marks its end, its seconds in telemetry.csv its beginning. The first call, whose
 files may not be in the page cache, is reported separately. Before each warm one another process loads the same
 libraries and reads the weights, since the machine may have dropped its page cache in between. The directories where

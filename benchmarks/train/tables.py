@@ -1,4 +1,4 @@
-"""Print the tables of docs/speed.md, methods.md, optimizers.md, kernels.md and compile.md.
+"""Print the tables of docs/speed.md and docs/methods.md.
 
 .venv/bin/python benchmarks/train/tables.py
 """

@@ -14,12 +14,12 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from zerolora.errors import UserError, wording
+from zerolora.errors import UserError
 
 SECONDS = 5  # CPU time per conversation; typical is well under a millisecond
 MEMORY = 1 << 30  # additional bytes per conversation
 LONGEST = 1 << 25  # characters of a rendered conversation
-RENDERING = wording("for one conversation; shorten its loops")
+RENDERING = "for one conversation; shorten its loops"
 PAGE = resource.getpagesize()
 MAIN = threading.main_thread()
 Result = TypeVar("Result")
@@ -58,9 +58,7 @@ def bounded(name: str, task: str = RENDERING) -> Iterator[None]:
 
 def bounded_matching(name: str) -> contextlib.AbstractContextManager[None]:
     """Raise UserError if the block needs more than SECONDS to match regular expressions with a model's names."""
-    return bounded(
-        name, wording("to match the model's modules; write expressions without a repeat inside a repeat, as in (a+)+")
-    )
+    return bounded(name, "to match the model's modules; use expressions without a repeat inside a repeat, as in (a+)+")
 
 
 def within_bounds(name: str, render: Callable[[], Result]) -> Result:
@@ -91,7 +89,7 @@ def within_bounds(name: str, render: Callable[[], Result]) -> Result:
     except MemoryError:
         raise too_large(name) from None
     if isinstance(result, str) and len(result) > LONGEST:
-        raise UserError(f"{name}: writes {len(result):,} characters for one conversation; write less")
+        raise UserError(f"{name}: writes {len(result):,} characters for one conversation; shorten its output")
     return result
 
 
@@ -102,7 +100,7 @@ def too_long(name: str, task: str = RENDERING) -> UserError:
 
 def too_large(name: str) -> UserError:
     """Return the error of a template that takes too much memory."""
-    return UserError(f"{name}: takes more than {MEMORY >> 30} GiB for one conversation; write less")
+    return UserError(f"{name}: takes more than {MEMORY >> 30} GiB for one conversation; shorten its output")
 
 
 def line_of(error: Exception, program: Any) -> int | None:

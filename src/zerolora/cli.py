@@ -15,7 +15,7 @@ from typer.exceptions import TyperException
 from typer.main import get_command_name
 
 from zerolora import log as messages
-from zerolora.commands import stage_commands, standard_input, user_commands
+from zerolora.commands import stage_command, standard_input, user_commands
 from zerolora.compat.left_out import leave_out
 from zerolora.compat.transformers_import import import_quickly
 from zerolora.errors import UserError, explained
@@ -28,11 +28,11 @@ SENTENCE = 200  # maximum characters of a command's summary
 
 
 class TwoGroups(TyperGroup):
-    """Lists the commands for users before those of stages, each with its whole first sentence."""
+    """Lists the commands for users before those that rules call, each with its whole first sentence."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the two lists."""
-        for title, group in (("Commands", user_commands.app), ("Stages, run by Snakemake", stage_commands.app)):
+        for title, group in (("Commands", user_commands.app), ("For rules of Snakemake", stage_command.app)):
             known = [(info.name, info.callback) for info in group.registered_commands]
             names = [name or get_command_name(callback.__name__) for name, callback in known if callback]
             with formatter.section(title):
@@ -47,7 +47,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # loading rich would double the time of --help
 )
-app.add_typer(stage_commands.app)
+app.add_typer(stage_command.app)
 app.add_typer(user_commands.app)
 
 
@@ -61,19 +61,9 @@ def start(
         messages.redirect(log)
     if context.invoked_subcommand == "run":
         return  # Snakemake's jobs set themselves up
-    if context.invoked_subcommand not in (
-        "init",
-        "pin",
-        "fetch",
-        "fetch-data",
-        "fetch-package-data",
-        "fetch-adapter",
-        "weights",
-        "memory",
-        "push",
-    ):
+    if context.invoked_subcommand not in ("init", "pin", "stage", "weights", "memory", "push"):
         os.environ["HF_HUB_OFFLINE"] = "1"
-    if context.invoked_subcommand != "export":
+    if context.invoked_subcommand not in ("export", "stage"):
         leave_out("torchao")
     import_quickly()
     quiet = {"HF_HUB_DISABLE_TELEMETRY": "1", "TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore"}

@@ -18,8 +18,8 @@ REMEDIES = {
     errno.EACCES: "change its permissions, or write to another directory",
     errno.EPERM: "change its permissions, or write to another directory",
     errno.ENOLCK: "its file system has no locks; move it to one that has, or mount it with locks",
-    errno.EISDIR: "write the path of a file",
-    errno.ENOTDIR: "write a path that leads through directories only",
+    errno.EISDIR: "give the path of a file",
+    errno.ENOTDIR: "give a path that leads through directories only",
     errno.ENOENT: "correct the path, or bring the file back",
     errno.ENAMETOOLONG: "choose a shorter name",
     errno.ELOOP: "remove that link",
@@ -50,17 +50,6 @@ def install_command(requirement: str) -> str:
     if Path(sys.prefix).resolve() == commands.parent.resolve():
         return installing
     return f"{installing} in .venv, and then the commands in {commands}: this is {sys.executable}"
-
-
-def wording(text: str) -> str:
-    """Return a text that is only displayed. Literals in a call of this function are not part of a code fingerprint
-    (config/fingerprint.py), so nothing may compute with them."""
-    return text
-
-
-def wordings(**texts: str) -> dict[str, str]:
-    """Return a table of such texts by name; the names are part of a fingerprint."""
-    return texts
 
 
 def printable(text: str) -> str:

@@ -67,7 +67,7 @@ def parse(text: str) -> Gate:
     """Return the gate described by `text`. Raises ValueError if it is not a condition."""
     match = GRAMMAR.fullmatch(text)
     if not match:
-        raise ValueError(f"is not a condition; write METRIC < NUMBER or METRIC < base - NUMBER, as in {EXAMPLES}")
+        raise ValueError(f"is not a condition; use METRIC < NUMBER or METRIC < base - NUMBER, as in {EXAMPLES}")
     relative = match["base"] is not None
     number = float(match["margin"] or 0) if relative else float(match["number"])
     return Gate(match["metric"], match["comparison"], relative, -number if match["sign"] == "-" else number)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from zerolora.errors import shown, wording
+from zerolora.errors import shown
 from zerolora.units import counted
 
 WARMUP_RATIO = 0.03
@@ -63,13 +63,13 @@ class Schedule(BaseModel):
             key = str(first["loc"][0])
             if first["type"] == "extra_forbidden":
                 if not cls.model_fields:
-                    return wording(f"{shown(key)}, but the schedule has no options; remove it")
+                    return f"{shown(key)}, but the schedule has no options; remove it"
                 known = ", ".join(cls.model_fields)
-                return wording(f"{shown(key)} is not an option of the schedule; write some of {known}")
+                return f"{shown(key)} is not an option of the schedule; choose from {known}"
             if first["type"] == "missing":
-                return wording(f"has no {key}, which the schedule needs; write {{{key}: …}}")
+                return f"has no {key}, which the schedule needs; set {{{key}: …}}"
             message = first["msg"].removeprefix("Input should be ")
-            return wording(f"{key}: {shown(first['input'])} is not valid; write {message}")
+            return f"{key}: {shown(first['input'])} is not valid; use {message}"
         return schedule.impossible(peak)
 
     def impossible(self, peak: float) -> str | None:
@@ -115,7 +115,7 @@ class Polynomial(Schedule):
         """Return the mistake if lr_end is not below the peak."""
         if self.lr_end < peak:
             return None
-        return wording(f"lr_end: {self.lr_end} is not below train.learning_rate, {peak}; write a lower one")
+        return f"lr_end: {self.lr_end} is not below train.learning_rate, {peak}; use a lower one"
 
 
 class InverseSqrt(Schedule):
@@ -138,9 +138,7 @@ class CosineWithMinLr(Schedule):
     def impossible(self, peak: float) -> str | None:
         """Return the mistake unless exactly one minimum rate is set."""
         if (self.min_lr is None) == (self.min_lr_rate is None):
-            return wording(
-                "needs one of min_lr and min_lr_rate; write {min_lr_rate: 0.1}, for a tenth of the learning rate"
-            )
+            return "needs one of min_lr and min_lr_rate; set {min_lr_rate: 0.1}, for a tenth of the learning rate"
         return None
 
 
@@ -172,8 +170,8 @@ class WarmupStableDecay(Schedule):
         left = steps - warmup
         if self.num_stable_steps is not None or self.num_decay_steps <= left:
             return None
-        return wording(
-            f"num_decay_steps: {self.num_decay_steps}, but {left} of {steps} steps are left after the warm-up; write "
+        return (
+            f"num_decay_steps: {self.num_decay_steps}, but {left} of {steps} steps are left after the warm-up; use "
             f"{left} or less"
         )
 
@@ -208,17 +206,13 @@ class OneCycle(Schedule):
         """Return the mistake if the rate would not rise, or three phases would overlap, None otherwise."""
         if rise * steps > 1:
             return self._overlap(rise)
-        remedy = (
-            f"write {{pct_start: {math.ceil(200 / steps) / 100}}} or more" if steps > 1 else "write 2 steps or more"
-        )
-        return wording(f"one_cycle rises in {rise * steps:.3g} of {counted(steps, 'step')}, so it only falls; {remedy}")
+        remedy = f"set {{pct_start: {math.ceil(200 / steps) / 100}}} or more" if steps > 1 else "use 2 steps or more"
+        return f"one_cycle rises in {rise * steps:.3g} of {counted(steps, 'step')}, so it only falls; {remedy}"
 
     def _overlap(self, rise: float) -> str | None:
         if not self.three_phase or rise <= 0.5:
             return None
-        return wording(
-            f"pct_start: {rise:.3g} with three_phase, which rises and falls in as many steps; write 0.5 or less"
-        )
+        return f"pct_start: {rise:.3g} with three_phase, which rises and falls in as many steps; use 0.5 or less"
 
 
 def warmup_of(warmup_steps: int | None, warmup_ratio: float | None, steps: int) -> int:
@@ -237,8 +231,8 @@ def too_short(
     if warmup > steps:
         return (
             "warmup_steps",
-            wording(
-                f"{warmup}, but the run has {counted(steps, 'step')}, so it never reaches its learning rate; write "
+            (
+                f"{warmup}, but the run has {counted(steps, 'step')}, so it never reaches its learning rate; use "
                 f"{steps} or less"
             ),
         )

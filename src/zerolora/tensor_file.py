@@ -10,10 +10,13 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+from pydantic import ConfigDict, Field
 
 from zerolora.errors import UserError
-from zerolora.json_file import COUNT, NULL, TEXT, check, decoded, list_of, map_of, parsed, plain, record
+from zerolora.json_file import decoded, parsed
+from zerolora.json_kinds import Count, JsonObject, Null, Text, check
 
 if TYPE_CHECKING:
     import torch
@@ -25,10 +28,6 @@ COMPARED = 4096
 LONGEST_HEADER = 100_000_000
 """Bytes, as in safetensors (safetensors/src/tensor.rs, MAX_HEADER_SIZE)."""
 AGAIN = "bring the file here again"
-_OFFSETS = plain("two whole numbers", lambda value: isinstance(value, list) and len(value) == 2)
-_TENSOR = record({}, {"dtype": TEXT, "shape": list_of(COUNT), "data_offsets": _OFFSETS & list_of(COUNT)})
-HEADER = map_of(_TENSOR, but={"__metadata__": map_of(TEXT) | NULL})
-"""The JSON type of a header."""
 TYPES = {
     "BOOL": ("bool", 1),
     "U8": ("uint8", 1),
@@ -47,6 +46,23 @@ TYPES = {
     "U64": ("uint64", 8),
 }
 """torch's name and the bytes per element, by the name in a header. Tensors of other types can only be copied."""
+
+
+class HeaderEntry(JsonObject):
+    """A tensor in a header."""
+
+    dtype: Text
+    shape: list[Count]
+    data_offsets: Annotated[list[Count], Field(min_length=2, max_length=2)]
+
+
+class Header(JsonObject):
+    """A header: an entry for each tensor, by its name."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, HeaderEntry]
+
+    metadata: dict[str, Text] | Null = Field(None, alias="__metadata__")
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +171,7 @@ def read_header(path: Path) -> TensorFile:
             raise _broken(path, f"{size} bytes, with a header of {length}")
         text = file.read(length)
     entries = parsed(path, decoded(path, text), AGAIN)
-    check(entries, HEADER, path, AGAIN)
+    check(entries, Header, path, AGAIN)
     metadata = entries.pop("__metadata__", None)
     result = {
         name: StoredTensor(

@@ -18,7 +18,7 @@ def parse_bytes(text: str, zero: bool = False) -> int:
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B|B)", text)
     if not match or (float(match[1]) == 0 and not zero):
-        raise ValueError("write a size with its unit, as in 80GiB")
+        raise ValueError("give a size with its unit, as in 80GiB")
     return int(float(match[1]) * _FACTORS[match[2]])
 
 
@@ -38,4 +38,4 @@ def gib(count: float) -> str:
 
 def counted(count: int, noun: str) -> str:
     """Return a count with its noun, as in `1 run` and `1,000 runs`."""
-    return f"{count:,} {noun}{'s' * (count != 1)}"
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

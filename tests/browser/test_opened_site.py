@@ -44,8 +44,8 @@ def test_the_search_answers_from_a_file(chromium: Any, site: Path) -> None:
     # Until the index is there, it says that it initializes.
     opened.tab.locator(".md-search-result__meta", has_text="Type to start searching").wait_for(timeout=60_000)
     field.press_sequentially("tensor streaming reflink")  # it listens to keys
-    opened.tab.locator(".md-search-result__link[href*='/merge.html']").first.click()
-    opened.tab.wait_for_url("**/merge.html*")
+    opened.tab.locator(".md-search-result__link[href*='/export.html']").first.click()
+    opened.tab.wait_for_url("**/export.html*")
     assert opened.said == []
     assert all(address.startswith(f"{site.as_uri()}/") or address == "about:srcdoc" for address in opened.requests)
     opened.tab.close()

@@ -73,29 +73,24 @@ def stages(project: Project) -> list[tuple[str, str, list[str]]]:
     reference = {"device": "cuda", "precision": "bf16"}
     pairs = as_pairs(project.directory / SOURCE[1], project.directory / "pairs")
     referred = ["--data", pairs, *SOURCE[2:], "--output", "o/r"]
-    merge = ["merge", "--weights", SOURCE[3], "--adapter", TUNED[3], "--output", "o/merged"]
-    task = ["task", "--settings", canonical(asked), "--rows", "asked.jsonl", "--output", "o/t", "--answers", "o/a"]
+    merge = ["stage", "merge", "--settings", "{}", *SOURCE[2:], "--adapter", TUNED[3], "--output", "o/merged"]
+    answered = ["--output", "o", "--answers", "o/a"]
+    task = ["stage", "task", "--settings", canonical(asked), "--rows", "asked.jsonl", "--output", "o/t", *answered[2:]]
+    evaluation = ["stage", "evaluate", "--settings", canonical(evaluated), *answered]
     commands = {
-        "evaluate_base": ["evaluate", "--settings", canonical(evaluated), *SOURCE, "--output", "o", "--answers", "o/a"],
-        "evaluate": [
-            *("evaluate", "--settings", canonical(evaluated), *SOURCE[:2], *MERGED, "--output", "o", "--answers", "o/a")
-        ],
+        "evaluate_base": [*evaluation, *SOURCE],
+        "evaluate": [*evaluation, *SOURCE[:2], *MERGED],
         "task_base": [*task, *SOURCE, "--device", "cuda"],
         "task": [*task, *MERGED, "--device", "cuda"],
         "judge": [
-            *("judge", "--settings", canonical(judge), *SOURCE[:2], "--base", SOURCE[3], "--tuned", MERGED[1]),
+            *("stage", "judge", "--settings", canonical(judge), *SOURCE[:2], "--base", SOURCE[3], "--tuned", MERGED[1]),
             *("--adapter", TUNED[3], "--work", "o/w", "--output", "o/j", "--device", "cuda"),
         ],
         "merge": merge,
-        "reference": ["log-probabilities", "--settings", canonical(reference), *referred],
+        "reference": ["stage", "reference", "--settings", canonical(reference), *referred],
         "render": [
-            *(
-                "render",
-                "--settings",
-                canonical(run["render"]),
-                "--estimate",
-                f"results/{run['estimated']}/estimate.json",
-            ),
+            *("stage", "render", "--settings", canonical(run["render"])),
+            *("--estimate", f"results/{run['estimated']}/estimate.json"),
             *("--output", "o/z", "--reasons", "o/r", "--model", "resources/models/tiny", "--weights"),
             *("resources/weights/tiny", "--data", SOURCE[1]),
         ],

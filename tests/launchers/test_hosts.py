@@ -160,7 +160,7 @@ def test_stop_signals_reach_each_task(waiting: tuple[psutil.Process, Path], sent
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["host1", "true"], "write the hosts, then --"),
+        (["host1", "true"], "give the hosts, then --"),
         (["--", "true"], "no host or no command"),
         (["host1", "--"], "no host or no command"),
         (["host1", "host1", "--", "true"], "host1 is listed twice"),

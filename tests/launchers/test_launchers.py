@@ -30,7 +30,7 @@ TORCHRUN = ("torchrun", "--nproc-per-node", "1", "--nnodes", "2", "--master-addr
 
 @pytest.fixture(scope="module")
 def plain(bench: Bench) -> list[bytes]:
-    """Return the files of a training that `zerolora train` alone starts."""
+    """Return the files of a training that `zerolora stage train` alone starts."""
     return files_of(bench.run("plain"))
 
 

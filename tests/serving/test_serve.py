@@ -168,7 +168,7 @@ def test_a_taken_port_and_missing_packages_are_refused(project: Project, port: i
         listener.bind(("127.0.0.1", port))
         listener.listen()
         output, _ = (refused := serving(project, "default", "--port", str(port))).communicate()
-    assert refused.returncode == 2 and f"--port {port}: Address already in use; write another --port" in output
+    assert refused.returncode == 2 and f"--port {port}: Address already in use; choose another --port" in output
     own: dict[str, Any] = {"cwd": project.directory, "env": project_environment(project.directory)}
     ended = subprocess.run([BIN / "zerolora", "serve", "default"], capture_output=True, text=True, check=False, **own)
     assert ended.returncode == 2 and "install the extra: `pip install 'zerolora[serve]'`" in ended.stderr

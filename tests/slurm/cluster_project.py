@@ -109,7 +109,7 @@ class ClusterProject(Project):  # type: ignore[misc]  # tests find conftest by p
             "logs": folder / "logs",
         }
         options = [text for option, path in paths.items() for text in (f"--{option}", str(path))]
-        return ["zerolora", "train", "--settings", canonical(run["train"]), *options]
+        return ["zerolora", "stage", "train", "--settings", canonical(run["train"]), *options]
 
     def _fill_in_profile(self) -> None:
         """Set what a site sets: account, partition and network; and one process to tokenize, for 20 rows."""

@@ -32,7 +32,6 @@ CPU = torch.device("cpu")
 RATE = 1e-3
 # Ours; the trainer and its settings.
 CASES: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
-    "sigmoid": ("dpo", {"sft_weight": 0.0}, "DPO", {"loss_type": ["sigmoid"]}),
     "sigmoid with SFT": ("dpo", {}, "DPO", {"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, 1.0]}),
     "hinge": ("dpo", {"loss": "hinge", "sft_weight": 0.0}, "DPO", {"loss_type": ["hinge"]}),
     "robust": (
@@ -48,7 +47,6 @@ CASES: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
         {"loss_type": ["sigmoid_norm", "sft"], "loss_weights": [1.0, 0.5], "beta": 2.0},
     ),
     "ipo": ("ipo", {}, "DPO", {"loss_type": ["ipo"]}),
-    "simpo": ("simpo", {}, "CPO", {"loss_type": "simpo", "cpo_alpha": 0.0, "beta": 2.0, "simpo_gamma": 0.5}),
     "simpo with SFT": (
         "simpo",
         {"sft_weight": 0.5},
@@ -56,7 +54,6 @@ CASES: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
         {"loss_type": "simpo", "cpo_alpha": 0.5, "beta": 2.0, "simpo_gamma": 0.5},
     ),
     "orpo": ("orpo", {"prompt_loss": True}, "ORPO", {}),
-    "kto": ("kto", {}, "KTO", {}),
     "kto weighted": (
         "kto",
         {"desirable_weight": 1.5, "undesirable_weight": 0.5},

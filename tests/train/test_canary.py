@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from bench import Bench, metrics
 
-from zerolora.config import registry_names
 from zerolora.config.settings import TrainSettings
 from zerolora.machine import identity
 from zerolora.planner.zero_json import ZeroJson
@@ -33,7 +32,6 @@ def risky(monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the name of a strategy that is DDP, and says that it is risky."""
     strategy = replace(STRATEGIES["ddp"], name="ddp_risky", risk="a test says so")
     monkeypatch.setitem(STRATEGIES, strategy.name, strategy)
-    monkeypatch.setitem(registry_names.STRATEGIES, strategy.name, "ddp")
     return strategy.name
 
 
@@ -55,7 +53,7 @@ def test_a_strategy_that_scales_gradients_is_stopped_with_both_curves(bench: Ben
     assert "train.canary: the first 3 steps under ddp_risky (a test says so) are not those of a safe setting" in last
     for curve in curves.values():
         assert ", ".join(f"{norm:.5g}" for norm in curve["gradient_norm"]) in last
-    assert "write render.strategy: ddp " in last and "Traceback" not in result.stderr
+    assert "set render.strategy: ddp " in last and "Traceback" not in result.stderr
     assert not (bench.folder / "scaled/adapter").exists()
     again = bench.server.run(command, bench.folder, bench.environment, SCALED)
     assert again.returncode == 2 and again.stderr.splitlines()[-1] == last
@@ -97,7 +95,7 @@ def test_sound_strategy_continues_and_is_not_compared_again(
 def test_a_verdict_holds_for_one_machine_versions_and_setting(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(bench.folder / "other-cache"))
     command = bench.command("verdicts")
-    option = {name.removeprefix("--"): value for name, value in zip(command[2::2], command[3::2], strict=True)}
+    option = {name.removeprefix("--"): value for name, value in zip(command[3::2], command[4::2], strict=True)}
     settings, zero = TrainSettings.model_validate_json(option["settings"]), ZeroJson.read(Path(option["zero"]))
     paths = {name: Path(option[name]) for name in ("data", "packing", "weights", "checkpoints")}
 

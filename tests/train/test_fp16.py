@@ -38,11 +38,11 @@ def middle(bench: Bench) -> list[dict[str, float]]:
     return steps(trained(bench, "fp16-middle", "zero1"))
 
 
-@pytest.mark.parametrize("strategy", STAGES)
-def test_fp16_reaches_the_losses_of_fp32(bench: Bench, plain: dict[str, Any], strategy: str) -> None:
-    run = trained(bench, f"fp16-{strategy}", strategy, initial_scale_power=8)
+def test_fp16_reaches_the_losses_of_fp32(bench: Bench, plain: dict[str, Any]) -> None:
+    """By stage 2; the next test holds the others against it."""
+    run = trained(bench, "fp16-zero2", "zero2", initial_scale_power=8)
     assert metrics(run)["losses"] == pytest.approx(plain["losses"], rel=3e-3)
-    assert newest(bench, f"fp16-{strategy}")["updates"] == 16
+    assert newest(bench, "fp16-zero2")["updates"] == 16
 
 
 @pytest.mark.parametrize("strategy", STAGES)

@@ -135,12 +135,12 @@ def spoiled(origin: Path, folder: Path, what: str) -> None:
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("shape", "lora_A.weight is [4, 47], and this run's is [4, 48]; write the method, r and targets"),
+        ("shape", "lora_A.weight is [4, 47], and this run's is [4, 48]; use the method, r and targets"),
         ("other", "adapter_model.safetensors: is not the file that"),
-        ("missing", "lora_A.weight is missing; write the method, r and targets of that adapter"),
-        ("scale", "lora_alpha is 99, and this run's is 16.0; write train.lora.alpha as that adapter has it"),
+        ("missing", "lora_A.weight is missing; use the method, r and targets of that adapter"),
+        ("scale", "lora_alpha is 99, and this run's is 16.0; set train.lora.alpha as that adapter has it"),
         ("gone", "adapter_model.safetensors: there is not the file that"),
-        ("tokens", "was trained with other tokens than the data adds; write '<note>' in add_special_tokens and"),
+        ("tokens", "was trained with other tokens than the data adds; list '<note>' in add_special_tokens and"),
         ("truncated", "not a whole safetensors file"),
         ("base", f"base_model is some/model at {'1' * 12} (weights {'2' * 12}), and this base is /"),
     ],
@@ -165,4 +165,4 @@ def test_a_scale_that_an_older_peft_did_not_write_is_the_plain_one(bench: Bench)
     stabilized = {"lora": {"r": 4, "rank_stabilized": True}}
     result = bench.start("refused-older", "zero0", **stabilized, from_adapter=str(folder))
     assert result.returncode == 2
-    assert "use_rslora is False, and this run's is True; write train.lora.rank_stabilized" in result.stderr
+    assert "use_rslora is False, and this run's is True; set train.lora.rank_stabilized" in result.stderr

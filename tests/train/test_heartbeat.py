@@ -211,5 +211,5 @@ def test_ranks_that_never_meet_say_who_is_missing() -> None:
 def test_a_patience_that_is_no_number_is_a_users_mistake(bench: Bench) -> None:
     result = served(*bench.command("impatient"), ZEROLORA_PATIENCE="soon")
     assert result.returncode == 2
-    assert "zerolora: ZEROLORA_PATIENCE is 'soon'; write seconds, as in 180" in result.stderr
+    assert "zerolora: ZEROLORA_PATIENCE is 'soon'; give seconds, as in 180" in result.stderr
     assert "Traceback" not in result.stderr

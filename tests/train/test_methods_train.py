@@ -15,6 +15,7 @@ from training_plan import training_plan
 
 from zerolora.config.file import load
 from zerolora.config.settings import EvaluateRunSettings
+from zerolora.conflict import Conflict
 from zerolora.data.packing_plan import open_plan
 from zerolora.data.prepared_rows import open_split
 from zerolora.errors import UserError
@@ -22,7 +23,7 @@ from zerolora.evaluate.evaluate import EvaluatedModel, evaluate
 from zerolora.merge.merge import merge
 from zerolora.methods.registry import TRAINABLE
 from zerolora.strategies import STRATEGIES
-from zerolora.strategies.strategy import Conflict, Target
+from zerolora.strategies.strategy import Target
 from zerolora.train.base_model import quantization_config
 from zerolora.train.feed import Batches
 
@@ -216,7 +217,7 @@ def conflict_of(name: str, strategy: str) -> Conflict | None:
     return STRATEGIES[strategy].conflict(target)
 
 
-# How an engine divides base weights and adapter; the other strategies divide one of the two, as they do dora's.
+# How an engine divides base weights and adapter; the other strategies divide one of the two, as they do lora's.
 DIVIDED = ("zero2", "zero3_offload", "ddp", "fsdp_hybrid_offload")
 # Quantizing gradients needs a GPU's kernels; tests/train/test_nvme.py is about NVMe.
 ON_GPU = ("zero3_quantized", "zero3_qgz")
@@ -224,11 +225,10 @@ ON_CPU = [name for name in STRATEGIES if name not in ("zero0", *ON_GPU, "zero3_n
 
 
 CELLS = [
-    (name, strategy)
-    for name in PARALLEL
-    for strategy in ON_CPU
-    if name == "dora" or strategy in DIVIDED or conflict_of(name, strategy)
+    (name, strategy) for name in PARALLEL for strategy in ON_CPU if strategy in DIVIDED or conflict_of(name, strategy)
 ]
+# Its magnitudes need the norms of whole base weights.
+CELLS += [("dora", strategy) for strategy in ("zero3", "zero3_hpz", "fsdp")]
 # What is taken out of the base weights depends on how they are read alone.
 # And qdora is dora on qlora's base.
 CELLS += [("qdora", strategy) for strategy in ("ddp", "zero3", "zero3_offload", "fsdp")]
@@ -369,7 +369,7 @@ def test_run_resumes_only_with_its_starting_factors(bench: Bench) -> None:
     result = bench.start(lost, "zero0", **RUNS["pissa"])
     assert result.returncode == 2
     assert f"{start}: not a whole" in result.stderr
-    assert "restore the file, or write train.resume: never to start over" in result.stderr
+    assert "restore the file, or set train.resume: never to start over" in result.stderr
     assert "Traceback" not in result.stderr
     bench.run(lost, "zero0", **RUNS["pissa"], resume="never")
     assert metrics(bench.folder / lost)["losses"] == metrics(bench.folder / begun)["losses"]
@@ -415,6 +415,6 @@ def test_added_tokens_are_in_the_merged_model_as_in_plain_pefts(bench: Bench, ti
 
 def test_qlora_without_bitsandbytes_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match="which needs the package bitsandbytes; install it, or write lora"):
+    with pytest.raises(UserError, match="which needs the package bitsandbytes; install it, or use lora"):
         quantization_config(training_plan(method="qlora"), False)
     assert quantization_config(training_plan(), False) is None

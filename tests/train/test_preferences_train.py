@@ -27,13 +27,10 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "unpacked": ("ddp", {}),
     "sdpa": ("ddp", {"packing": "pairs-packed", "attention": "sdpa"}),
     "checkpointing": ("fsdp", {"activation_checkpointing": True}),
-    "offload": ("zero2_offload", {"packing": "pairs-packed"}),
     "parameters offloaded": ("fsdp_offload", {}),
     "dora": ("zero3", {"method": "dora"}),
-    "pissa": ("zero2", {"lora": {"r": 4, "init": "pissa"}}),
-    "pissa sharded": ("zero3", {"lora": {"r": 4, "init": "pissa"}}),
-    "nf4": ("zero2", {"method": "qlora", **NF4}),
-    "nf4 sharded": ("fsdp", {"method": "qlora", **NF4, "packing": "pairs-packed"}),
+    "pissa": ("zero3", {"lora": {"r": 4, "init": "pissa"}}),
+    "nf4": ("fsdp", {"method": "qlora", **NF4, "packing": "pairs-packed"}),
     "full": ("zero3", {"method": "full"}),
 }
 

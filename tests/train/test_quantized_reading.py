@@ -48,7 +48,7 @@ def ways(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> list[dict[st
     request = {}
     for name, (strategy, settings) in CASES.items():
         command = bench.command(f"read-{name}", strategy, method="qlora", max_steps=4, **settings)
-        options = dict(zip(command[2::2], command[3::2], strict=True))
+        options = dict(zip(command[3::2], command[4::2], strict=True))
         train = json.loads(options.pop("--settings"))
         request[name] = {"settings": train, "paths": {key[2:]: path for key, path in options.items()}}
     (folder / "request.json").write_text(json.dumps(request))
@@ -95,7 +95,7 @@ def test_base_stored_in_4_bits_trains_as_one_quantized_while_read(strategy: str,
 def test_base_stored_in_4_bits_refuses_another_method(stored: Bench) -> None:
     result = stored.start("stored-lora", "zero3", method="lora")
     assert result.returncode == 2
-    assert "train.method is lora, and the base model is stored in 4 bits (nf4); write method: qlora" in result.stderr
+    assert "train.method is lora, and the base model is stored in 4 bits (nf4); set method: qlora" in result.stderr
     assert "Traceback" not in result.stderr
 
 

@@ -174,14 +174,13 @@ def test_last_two_checkpoints_stay(bench: Bench, finished: Path) -> None:
     assert [manifest["step"] for manifest in actual] == [2, 3]
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "garbage"])
-def test_corrupt_checkpoint_is_named_and_skipped(bench: Bench, finished: Path, damage: str) -> None:
-    name = f"torn-{damage}"
+def test_corrupt_checkpoint_is_named_and_skipped(bench: Bench, finished: Path) -> None:
+    """A flipped bit; tests/unit/test_checkpoint.py has any other damage."""
+    name = "torn"
     shutil.copytree(bench.folder / "checkpoints/finished", bench.folder / "checkpoints" / name)
     torn = checkpoints(bench, name)[-1]
     whole = torn.read_bytes()
-    flipped = whole[:-5] + bytes([whole[-5] ^ 1]) + whole[-4:]
-    torn.write_bytes({"cut": whole[:-100], "flipped": flipped, "empty": b"", "garbage": b"x" * 5000}[damage])
+    torn.write_bytes(whole[:-5] + bytes([whole[-5] ^ 1]) + whole[-4:])
     result = bench.start(name, ranks_per_node=1)
     assert result.returncode == 0, result.stderr
     assert f"{torn} is passed over: " in result.stderr
@@ -245,7 +244,8 @@ def test_finished_run_is_reused_only_if_nothing_changed(bench: Bench, finished: 
     assert "resuming at" not in other.stderr
 
 
-@pytest.mark.parametrize("strategy", ["zero0", "zero1", "zero2", "zero3", "ddp", "fsdp"])
+# Stage 1 has the optimizer of stage 2.
+@pytest.mark.parametrize("strategy", ["zero0", "zero2", "zero3", "ddp", "fsdp"])
 def test_bf16_trains_and_resumes_to_the_same_bytes(bench: Bench, reference: dict[str, Any], strategy: str) -> None:
     name = f"bf16-{strategy}-whole"
     whole = bench.run(name, strategy, precision="bf16")

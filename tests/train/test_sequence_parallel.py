@@ -67,7 +67,6 @@ def references(four_heads: Bench) -> dict[str, Path]:
 @pytest.mark.parametrize(
     ("packing", "strategy", "ranks", "shared"),
     [
-        ("unpacked", "zero2", 2, 2),
         ("unpacked", "zero3", 4, 2),
         ("unpacked", "ddp", 4, 4),
         ("packed", "zero0", 2, 2),

@@ -242,6 +242,6 @@ def test_missing_tracker_package_is_one_line_before_anything_loads(bench: Bench)
     assert result.returncode == 2
     assert re.fullmatch(
         r"zerolora: train.tracker is swanlab, but that package is not installed; install it with "
-        r"`\S+ -m pip install swanlab`, or write tracker: none\n",
+        r"`\S+ -m pip install swanlab`, or set tracker: none\n",
         result.stderr,
     )

@@ -123,14 +123,15 @@ def test_20_steps_are_those_of_the_librarys_own(bench: Bench, optimizer: str) ->
             assert difference.max() <= 1e-6, name
 
 
-# By optimizer: its strategies, the first as reference. States of 8 bits are quantized in blocks of what a rank holds,
-# so they are the same only where ranks hold the same.
+# By optimizer: strategies, the first as reference. An engine holds the states of a tensor whole (stage 0, ddp), as its
+# shard (stage 3, fsdp), or in one vector with others (stages 1 and 2, offloaded or not). Both of torchao's are one
+# class, and divide these between them. Quantized states have other blocks where ranks hold other parts.
 STRATEGIES: dict[str, tuple[str, ...]] = {
-    "lion": ("zero0", "zero1", "zero2", "zero3", "zero2_offload", "ddp", "fsdp"),
-    "adamw_8bit": ("zero0", "zero1", "zero2", "zero3", "ddp", "fsdp"),
+    "lion": ("zero0", "zero2_offload", "zero3", "ddp", "fsdp"),
+    "adamw_8bit": ("zero0", "zero1", "zero3", "ddp", "fsdp"),
     "adafactor": ("zero0", "ddp"),
-    "adamw_torch_8bit": ("zero0", "zero1", "zero2", "zero3", "zero2_offload", "ddp", "fsdp"),
-    "adamw_torch_4bit": ("zero0", "zero2", "zero3", "ddp", "fsdp"),
+    "adamw_torch_8bit": ("zero0", "zero3", "ddp", "fsdp"),
+    "adamw_torch_4bit": ("zero0", "zero2", "ddp", "fsdp"),
 }
 SAME = dict.fromkeys(("adamw_8bit", "adamw_torch_8bit", "adamw_torch_4bit"), ("zero0", "ddp"))
 BLOCKS = {"adamw_8bit": 1e-4, "adamw_torch_8bit": 1e-4, "adamw_torch_4bit": 1e-3}
@@ -180,14 +181,10 @@ def handed_on(bench: Bench, run: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("optimizer", "before", "after"),
     [
-        ("lion", "zero3", "zero1"),
         ("lion", "fsdp", "zero3"),
         ("adamw_8bit", "zero3", "ddp"),
-        ("adamw_8bit", "zero1", "fsdp"),
         ("adamw_8bit", "zero1", "zero1"),
-        ("adafactor", "zero0", "ddp"),
         ("adafactor", "ddp", "zero0"),
-        ("adamw_torch_8bit", "zero3", "zero1"),
         ("adamw_torch_4bit", "fsdp", "zero2"),
     ],
 )
@@ -203,17 +200,7 @@ def test_a_run_resumes_under_another_strategy(bench: Bench, optimizer: str, befo
     assert actual["loss_validation"] == pytest.approx(expected["loss_validation"], rel=close)
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "strategy"),
-    [
-        ("adamw_torch_8bit", "zero0"),
-        ("adamw_torch_8bit", "zero1"),
-        ("adamw_torch_8bit", "zero3"),
-        ("adamw_torch_4bit", "ddp"),
-        ("adamw_torch_4bit", "fsdp"),
-        ("adamw_torch_4bit", "zero2"),
-    ],
-)
+@pytest.mark.parametrize(("optimizer", "strategy"), [("adamw_torch_8bit", "zero3"), ("adamw_torch_4bit", "zero2")])
 def test_torchaos_moments_resume_to_the_byte(bench: Bench, optimizer: str, strategy: str) -> None:
     """Under the same strategy: a checkpoint's fp32 moments give the codes and scales back."""
     whole, name = of(bench, optimizer, strategy), f"{optimizer}-{strategy}-again"
@@ -234,17 +221,15 @@ def test_the_number_of_ranks_changes_nothing_for_lion(bench: Bench) -> None:
 
 
 def test_another_optimizer_starts_over(bench: Bench) -> None:
-    whole = of(bench, "lion", "zero2")
+    whole = of(bench, "lion", "zero3")
     handed_on(bench, whole, "other")
-    result = bench.start("other", "zero2", optimizer="adamw", **WIDE, max_steps=1)
+    result = bench.start("other", "zero3", optimizer="adamw", **WIDE, max_steps=1)
     assert result.returncode == 0, result.stderr[-2000:]
     assert "train.optimizer was 'lion' and is 'adamw'" in result.stderr
     assert "training starts over" in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "strategy"), [("adafactor", "zero0"), ("adamw_8bit", "zero3"), ("adamw_torch_8bit", "zero0")]
-)
+@pytest.mark.parametrize(("optimizer", "strategy"), [("adamw_8bit", "zero3"), ("adamw_torch_8bit", "zero0")])
 def test_16_bits_train_and_resume(bench: Bench, optimizer: str, strategy: str) -> None:
     """Stage 0 creates the states by a step of its own, which is undone."""
     train = WIDE | {"optimizer": optimizer, "precision": "bf16", "max_steps": 4}

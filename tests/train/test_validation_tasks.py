@@ -167,7 +167,7 @@ def test_unusable_rows_are_one_line_before_the_model_is_loaded(with_tasks: Bench
     file.write_text(whole)
     for result, said in (
         (long, "prompt and choice have"),
-        (absent, "capitals.jsonl: is missing; run `zerolora task-rows`"),
+        (absent, "capitals.jsonl: is missing; run `zerolora stage task_rows`"),
     ):
         assert result.returncode == 2 and said in result.stderr, result.stderr
         assert "Traceback" not in result.stderr

@@ -216,7 +216,10 @@ MUTATED: dict[str, tuple[Callable[[Files], Any], str]] = {
     "alpha none": (config(lora_alpha=None), "lora_alpha is None; expected a finite number"),
     "alpha infinite": (config(lora_alpha=float("inf")), "'Infinity' is not valid; expected a finite number"),
     "a pattern of rank 0": (config(rank_pattern={"q_proj": 0}), "rank_pattern.q_proj is 0; expected a whole number,"),
-    "a broken pattern": (config(alpha_pattern={"(": 1}), r"alpha_pattern is {'\(': 1}; expected an object whose"),
+    "a broken pattern": (
+        config(alpha_pattern={"(": 1}),
+        r"alpha_pattern has a key that is '\('; expected a regular expression",
+    ),
     "a saved module that is not an expression": (
         config(modules_to_save=["norm("]),
         r"modules_to_save.0 is 'norm\('; expected a name, which peft reads as a regular expression",
@@ -404,8 +407,8 @@ Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
 @pytest.mark.parametrize(
     ("name", "change", "said"),
     [
-        ("model.norm.weight", None, r"model\.norm\.weight is missing; write the base that these weights were"),
-        ("more", lambda _: torch.ones(1), "more is not a trained weight of the base; write the base that these"),
+        ("model.norm.weight", None, r"model\.norm\.weight is missing; use the base that these weights were"),
+        ("more", lambda _: torch.ones(1), "more is not a trained weight of the base; use the base that these"),
         ("model.norm.weight", lambda _: torch.ones(3), r"model\.norm\.weight is \[3\], and \[16\] in the base"),
         (Q_PROJ, lambda old: old * float("nan"), r"q_proj\.weight contains numbers that are not finite, so the"),
         (Q_PROJ, lambda old: old.to(torch.int8), r"q_proj\.weight is stored as I8, and a trained tensor is F64, F32,"),
@@ -456,5 +459,5 @@ def test_expressions_are_bounded_in_time(
     monkeypatch.setattr(bounded, "SECONDS", 0.2)
     modules = [f"model.layers.{number}.self_attn.q_projection_of_the_first_kind" for number in range(2)]
     check_expressions({"target_modules": r".*\.(q|k)_\w+"} | {"modules_to_save": ["norm"]}, modules, tmp_path)
-    with pytest.raises(UserError, match=r"takes more than 0\.2 s to match the model's modules; write expressions w"):
+    with pytest.raises(UserError, match=r"takes more than 0\.2 s to match the model's modules; use expressions w"):
         check_expressions({"target_modules": r".*"} | changes, modules, tmp_path / "adapter_config.json")

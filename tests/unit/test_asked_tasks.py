@@ -208,7 +208,7 @@ def test_failing_chat_template_is_one_line_before_the_model_loads(
     prompts([{"messages": turns}], here)
     text = refusal(asked, directory, here, "exact", chat_template=True)
     assert "rows.jsonl:1: the chat template" in text and said in text
-    assert text.endswith("; correct the row, or write chat_template: false")
+    assert text.endswith("; correct the row, or set chat_template: false")
     if "refuses it" in text:
         assert prompt_format(tokenizer_of(directory)) is None
 
@@ -238,7 +238,7 @@ def test_few_shot_examples_never_include_the_row(tmp_path: Path) -> None:
         assert [turn["role"] for turn in row["messages"]] == ["user", "assistant"] * 3 + ["user"]
     assert prompts(rows, tmp_path, **how, limit=2) == actual[:2]
     assert prompts(rows, tmp_path, **how, seed=3) != actual
-    with pytest.raises(UserError, match="has 5 rows for few-shot examples; write few_shot: 5 or less"):
+    with pytest.raises(UserError, match="has 5 rows for few-shot examples; set few_shot: 5 or less"):
         prompts(rows, tmp_path, **{**how, "few_shot": 6})
 
 
@@ -247,7 +247,7 @@ def test_few_shot_examples_never_include_the_row(tmp_path: Path) -> None:
     [
         ({"prompt": "{{nothing}}", "answer": "x"}, "prompt: 'nothing' is undefined; correct tasks.rows.NAME.prompt"),
         ({**CAPITALS, "answer": "Bern"}, "answer: 'Bern' is none of the choices"),
-        ({**CAPITALS, "choices": "country"}, "choices: is 'France'; write an expression that gives a list"),
+        ({**CAPITALS, "choices": "country"}, "choices: is 'France'; use an expression that gives a list"),
         ({}, "its fields (country, cities, right) fit none of the formats"),
     ],
 )  # fmt: skip
@@ -261,8 +261,8 @@ def test_invalid_prompt_of_a_row_is_one_line(settings: dict[str, Any], said: str
     ("prompt", "said"),
     [
         ("{% for x in range(99999) %}{% for y in range(99999) %}{% endfor %}{% endfor %}", "takes more than 0.2 s"),
-        ("{{ 'a'.center(10**10) }}", "takes more than 1 GiB for one conversation; write less"),
-        ("{{ country * 2000 }}", "writes 12,000 characters for one conversation; write less"),
+        ("{{ 'a'.center(10**10) }}", "takes more than 1 GiB for one conversation; shorten its output"),
+        ("{{ country * 2000 }}", "writes 12,000 characters for one conversation; shorten its output"),
     ],
 )
 def test_a_prompt_is_bounded_in_time_and_size(
@@ -285,7 +285,7 @@ def test_conversation_with_tools_or_thinking_is_refused(tmp_path: Path, whole: b
         ({"messages": [asks, said], "functions": [tool]}, "has tools, which a task does not pass on", "functions"),
         ({"messages": [asks, {**said, "thinking": "T"}]}, "has thinking, which a task does not pass on", "thinking"),
     ):
-        with pytest.raises(UserError, match=rf"rows.jsonl:1: {text}.*; (write prompt and answer|name their column in)"):
+        with pytest.raises(UserError, match=rf"rows.jsonl:1: {text}.*; (set prompt and answer|name their column in)"):
             prompts([row], tmp_path, whole=whole)
         if ignore:
             assert len(prompts([row], tmp_path, whole=whole, ignore=[ignore])) == 1
@@ -310,7 +310,7 @@ def test_unknown_task_or_missing_network_is_one_line(model: Path, here: Path, mo
         "task: far\ndataset_path: nobody/nothing\ntest_split: test\noutput_type: multiple_choice\n"
         "doc_to_text: a\ndoc_to_choice: [a, b]\ndoc_to_target: 0\n"
     )
-    with pytest.raises(UserError, match="far: a data set is not on this machine.*write network: true") as error:
+    with pytest.raises(UserError, match="far: a data set is not on this machine.*set network: true") as error:
         harness(model, here, "far")
     assert "\n" not in str(error.value) and not (here / "h.json").exists()
 

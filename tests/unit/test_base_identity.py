@@ -10,7 +10,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from zerolora import cli
-from zerolora.commands import stage_commands
+from zerolora.commands import stage_functions
 from zerolora.errors import UserError
 from zerolora.files import sha256, write_json
 from zerolora.log import LOGGER
@@ -75,7 +75,8 @@ def test_adapter_of_another_base_is_refused(tmp_path: Path) -> None:
 
 
 def merging(adapter: Path, stamp: Path) -> None:
-    cli.app(["merge", "--weights", str(stamp), "--adapter", str(adapter), "--output", "x"], standalone_mode=False)
+    options = ["--settings", "{}", "--weights", str(stamp), "--adapter", str(adapter), "--output", "x"]
+    cli.app(["stage", "merge", *options], standalone_mode=False)
 
 
 def exporting(adapter: Path, stamp: Path) -> None:
@@ -85,7 +86,7 @@ def exporting(adapter: Path, stamp: Path) -> None:
 
 
 def evaluating(adapter: Path, stamp: Path) -> None:
-    stage_commands._evaluated(stamp, stamp, adapter, "cpu")
+    stage_functions._evaluated(stamp, stamp, adapter, "cpu")
 
 
 @pytest.mark.parametrize("use", [merging, exporting, evaluating])
@@ -115,6 +116,6 @@ def test_a_base_directory_is_hashed_for_an_adapter_that_names_one(
     write_json(adapter / "manifest.json", {"files": {}, "base_model": ours})
     check_base_directory(adapter, base)
     write_json(adapter / "manifest.json", {"files": {}, "base_model": ours | {"weights": "d" * 64}})
-    said = rf"\(weights d{{12}}\), and the weights in .* are {ours['weights'][:12]}; write that base, or remove base_m"
+    said = rf"\(weights d{{12}}\), and the weights in .* are {ours['weights'][:12]}; use that base, or remove base_m"
     with pytest.raises(UserError, match=rf"base_model is some/model at 111111111111 {said}"):
         check_base_directory(adapter, base)

@@ -91,6 +91,6 @@ def test_total_size_must_be_a_number(model: Path) -> None:
 
 
 def test_prepare_refuses_a_directory_as_model(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"--model: .*: is not a file; write the path of the manifest\.json"):
+    with pytest.raises(UserError, match=r"--model: .*: is not a file; give the path of the manifest\.json"):
         prepare(PrepareSettings.model_construct(), model, tmp_path / "out")
     assert not (tmp_path / "out").exists()

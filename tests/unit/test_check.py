@@ -79,18 +79,18 @@ def test_nothing_is_missing_on_a_machine_that_fits(two_gpus: Needs) -> None:
             "torch",
             "CPUs",
         ),
-        ({"driver": None, "gpus": ()}, "driver", "no NVIDIA driver (libcuda.so.1); run where the GPUs are"),
+        ({"driver": None, "gpus": ()}, "driver", "no NVIDIA driver found (libcuda.so.1); run where the GPUs are"),
         ({"driver": Driver("550.54", (12, 4), "goes up to CUDA 12.4; update")}, "driver", "CUDA 12.4"),
         ({"gpus": ()}, "GPUs", "2 GPUs needed; run where the GPUs are"),
-        ({"gpus": (GPU,)}, "GPUs", "2 GPUs needed and 1 visible; ask for more, or write fewer train.ranks_per_node"),
+        ({"gpus": (GPU,)}, "GPUs", "2 GPUs needed and 1 visible; ask for more, or use fewer train.ranks_per_node"),
         (
             {"gpus": (replace(GPU, memory=24 * GIB),) * 2},
             "GPUs",
-            "less memory than hardware.gpu_memory; write gpu_memory: 24GiB",
+            "less memory than hardware.gpu_memory; set gpu_memory: 24GiB",
         ),
-        ({"gpus": (replace(GPU, capability=(7, 5)),) * 2}, "GPUs", "write compute_capability: 7.5"),
+        ({"gpus": (replace(GPU, capability=(7, 5)),) * 2}, "GPUs", "set compute_capability: 7.5"),
         ({"gpus": (replace(GPU, fault="no kernels; use another"),) * 2}, "GPUs", "no kernels; use another"),
-        ({"memory": 64 * GIB}, "memory", "less than hardware.host_memory; write host_memory: 64GiB"),
+        ({"memory": 64 * GIB}, "memory", "less than hardware.host_memory; set host_memory: 64GiB"),
     ],
 )
 def test_what_is_missing_has_a_remedy(two_gpus: Needs, changed: dict[str, Any], name: str, said: str) -> None:
@@ -328,9 +328,9 @@ def test_the_page_shows_what_the_command_prints(
     monkeypatch.setattr("zerolora.check.check_command.shows", lambda _: True)
     assert check(Path(check_table.CONFIG)) == 1
     printed = capsys.readouterr().out.splitlines()
-    page = (ROOT / "docs/check.md").read_text(encoding="utf-8")
+    page = check_table.written((ROOT / "docs/gpu.md").read_text(encoding="utf-8"))
     assert "\n".join(f"    {line}".rstrip() for line in printed) in page
-    drawn = ElementTree.fromstring((ROOT / "docs/figures/check.svg").read_text(encoding="utf-8"))  # noqa: S314
+    drawn = ElementTree.fromstring(check_table.picture())  # noqa: S314
     lines: dict[float, str] = {}
     for text in drawn.iter("{http://www.w3.org/2000/svg}text"):
         if "clip-path" in text.attrib:

@@ -160,7 +160,7 @@ def test_checkpoint_of_another_version_ends_the_run(tmp_path: Path) -> None:
         saver.choose("auto")
     assert str(error.value) == (
         f"{other}: another version of zerolora wrote this checkpoint (format 2; this version reads 3); finish the run "
-        "with that version, or write train.resume: never to train from the beginning"
+        "with that version, or set train.resume: never to train from the beginning"
     )
     assert other.read_bytes() == content
     # A newer checkpoint of this version is resumed, and the unreadable one stays.
@@ -429,5 +429,5 @@ def test_full_disk_is_one_line_and_leaves_the_last_checkpoint(tmp_path: Path) ->
 
 def test_named_checkpoint_must_exist(tmp_path: Path) -> None:
     saver = training(tmp_path)
-    with pytest.raises(UserError, match="train.resume: .*there is no such file; name another checkpoint, or write"):
+    with pytest.raises(UserError, match="train.resume: .*there is no such file; name another checkpoint, or use"):
         saver.choose(str(tmp_path / "none.safetensors"))

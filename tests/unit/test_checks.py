@@ -190,7 +190,7 @@ def test_shipped_custom_task_judges_its_example() -> None:
     [
         ("x = 1\nTASK = Task()\n", "mine.py:2: NameError: name 'Task' is not defined; correct that line"),
         ("def f(:\n", "mine.py:1: SyntaxError: invalid syntax; correct that line"),
-        ("TASK = 5\n", "mine.py: defines no TASK; write TASK = Task(...), as in docs/tasks.md"),
+        ("TASK = 5\n", "mine.py: defines no TASK; define TASK = Task(...), as in docs/tasks.md"),
     ],
 )
 def test_broken_task_file_is_one_line(source: str, said: str) -> None:

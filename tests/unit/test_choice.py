@@ -89,9 +89,9 @@ def test_sequence_parallel_ranks_fit_longer_rows() -> None:
 @pytest.mark.parametrize(
     ("model", "shared", "said"),
     [
-        ("llama-3-8b", 16, "the model has 32 heads and 8 key-value heads.*write 1 or 2 or 4 or 8"),
-        ("qwen2.5-0.5b", 4, "the model has 14 heads and 2 key-value heads.*write 1 or 2"),
-        ("gemma-2-9b", 2, "this gemma2 model has none; write 1"),
+        ("llama-3-8b", 16, "the model has 32 heads and 8 key-value heads.*use 1 or 2 or 4 or 8"),
+        ("qwen2.5-0.5b", 4, "the model has 14 heads and 2 key-value heads.*use 1 or 2"),
+        ("gemma-2-9b", 2, "this gemma2 model has none; use 1"),
     ],
 )
 def test_indivisible_heads_are_refused(model: str, shared: int, said: str) -> None:
@@ -321,7 +321,7 @@ def test_refusal_suggests_the_nearest_config(model: str, changed: dict[str, Any]
     settings = settings_of(**changed)
     with pytest.raises(UserError, match=f"render.strategy is {changed['strategy']} and nothing fits") as raised:
         choosing(model, settings, rows_of(4096))
-    written = yaml.safe_load(str(raised.value).partition("write into config/config.yaml, or into the run:")[2])
+    written = yaml.safe_load(str(raised.value).partition("add to config/config.yaml, or to the run:")[2])
     assert written == suggested
     for values in written.values():
         settings = settings.model_copy(update=values)
@@ -358,7 +358,7 @@ def test_unnamed_gpu_is_guessed_from_its_capability() -> None:
 
 
 def test_unknown_gpu_is_refused() -> None:
-    with pytest.raises(UserError, match="'H1000' is not known; write one of V100-16GB, V100-32GB, T4, A10"):
+    with pytest.raises(UserError, match="'H1000' is not known; use one of V100-16GB, V100-32GB, T4, A10"):
         hardware_of(settings_of(hardware=HARDWARE | {"gpu": "H1000"}))
 
 

@@ -27,12 +27,20 @@ def zerolora(*arguments: str, cwd: Path = ROOT, **environment: str) -> subproces
 
 
 def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
-    command = [BIN / "zerolora", "resolve", "--config", tmp_path / "none.yaml", "--output", tmp_path / "out.json"]
+    command = [
+        BIN / "zerolora",
+        "stage",
+        "resolve",
+        "--config",
+        tmp_path / "none.yaml",
+        "--output",
+        tmp_path / "out.json",
+    ]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 2
     assert result.stderr.splitlines() == [
         f"zerolora: {tmp_path}/none.yaml: there is no such file; "
-        "write it with `zerolora init --model DIRECTORY --data FILE`, or `--recipe NAME`"
+        "create it with `zerolora init --model DIRECTORY --data FILE`, or `--recipe NAME`"
     ]
     assert not (tmp_path / "out.json").exists()
 
@@ -56,9 +64,9 @@ def test_settings_of_any_length_reach_a_stage(tmp_path: Path, monkeypatch: pytes
     argument = argument_of(settings)
     assert (argument == argument_of(dict(reversed(settings.items())))) and settings_of(argument) == settings
     assert argument != argument_of(settings | {"path": "other.json"})
-    command = f"exec {BIN}/zerolora fetch --settings {shlex.quote(argument)} --weights w --output o"
+    command = f"exec {BIN}/zerolora stage fetch --settings {shlex.quote(argument)} --weights w --output o"
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
-    said = "Unable to extract tag using discriminator 'source'; write the stage's entry of results/config.json"
+    said = "Unable to extract tag using discriminator 'source'; pass the stage's entry of results/config.json"
     assert (result.returncode, result.stderr) == (2, f"zerolora: --settings: : {said}\n")
 
 
@@ -70,7 +78,7 @@ def test_settings_of_any_length_reach_a_stage(tmp_path: Path, monkeypatch: pytes
     ],
 )
 def test_unreadable_settings_are_one_line(settings: str, said: str, tmp_path: Path) -> None:
-    result = zerolora("fetch", "--settings", settings, "--weights", "w", "--output", "o", cwd=tmp_path)
+    result = zerolora("stage", "fetch", "--settings", settings, "--weights", "w", "--output", "o", cwd=tmp_path)
     (line,) = result.stderr.splitlines()
     assert result.returncode == 2 and line.startswith("zerolora: ") and "--settings" in line and said in line
 
@@ -105,7 +113,7 @@ def test_tasks_of_one_slurm_step_share_a_log(tmp_path: Path) -> None:
     log = tmp_path / "x.log"
     for task in "102":
         missing = f"none{task}.yaml"
-        zerolora("--log", str(log), "resolve", "--config", missing, "--output", "out.json", SLURM_PROCID=task)
+        zerolora("--log", str(log), "stage", "resolve", "--config", missing, "--output", "out.json", SLURM_PROCID=task)
     assert [line.split()[1] for line in log.read_text().splitlines()] == ["none1.yaml:", "none0.yaml:", "none2.yaml:"]
 
 
@@ -143,25 +151,25 @@ def test_light_stages_import_no_heavy_package(tmp_path: Path, tiny_model: Path) 
         options = [] if settings is None else ["--settings", json.dumps(settings)]
         commands.append(([*shlex.split(line), *options], allowed.split()))
 
-    stage("resolve --config config.yaml --output c.json")
+    stage("stage resolve --config config.yaml --output c.json")
     stage("weights --model models/tiny --weights weights/tiny")
     manifest = "--model models/tiny/manifest.json"
-    stage(f"prepare {manifest} --output data --workers 2", resolved["prepare"]["rows"], "transformers")
-    stage("pack --data data --output packing", run["pack"])
-    stage("estimate --model models/tiny --packing packing --output e.json", run["estimate"])
+    stage(f"stage prepare {manifest} --output data --workers 2", resolved["prepare"]["rows"], "transformers")
+    stage("stage pack --data data --output packing", run["pack"])
+    stage("stage estimate --model models/tiny --packing packing --output e.json", run["estimate"])
     tried = "--model models/tiny --weights weights/tiny --data data"
-    stage(f"render {tried} --estimate e.json --output z.json --reasons r.json", run["render"])
+    stage(f"stage render {tried} --estimate e.json --output z.json --reasons r.json", run["render"])
     planned = f"--estimate {result}/estimate.json --zero {result}/zero.json --reasons {result}/render.json"
     read = f"--model {done.folder}/model --data {done.folder}/data/reference --packing {result}/packing {planned}"
     lock = f"--lock {ROOT}/envs/requirements.lock --config {ROOT}/config/config.yaml"
     written = "--usage usage.json --summary summary.json --difference d.json --row rows/default.json --output page.html"
     stage(
-        f"report --run default {read} {lock} --base {done.folder}/base --results {result} {written}",
+        f"stage report --run default {read} {lock} --base {done.folder}/base --results {result} {written}",
         {"strategy": "zero2"},
         "vl_convert",
     )
-    stage("accept --difference d.json --output accepted.json", {"fail_if": None})
-    stage("compare --rows rows --output compare", {"runs": {"default": {}}}, "vl_convert")
+    stage("stage accept --difference d.json --output accepted.json", {"fail_if": None})
+    stage("stage compare --rows rows --output compare", {"runs": {"default": {}}}, "vl_convert")
     stage("init")
     stage(f"import {ROOT}/config/deepspeed/reference-stage2.json --output imported.yaml")
     stage("memory --model models/tiny/config.json")
@@ -174,10 +182,10 @@ def test_light_stages_import_no_heavy_package(tmp_path: Path, tiny_model: Path) 
 
 def test_help_lists_every_command_with_its_first_sentence() -> None:
     text = zerolora("--help").stdout
-    _, for_users, of_stages = re.split(r"\nCommands:|\nStages, run by Snakemake:", text)
-    names = [re.findall(r"^  ([a-z-]+)  ", part, re.MULTILINE) for part in (for_users, of_stages)]
+    _, for_users, of_rules = re.split(r"\nCommands:|\nFor rules of Snakemake:", text)
+    names = [re.findall(r"^  ([a-z-]+)  ", part, re.MULTILINE) for part in (for_users, of_rules)]
     assert sorted(names[0] + names[1]) == sorted(get_command(app).commands)  # type: ignore[attr-defined]
-    assert {"init", "memory", "push"} <= set(names[0]) and {"train", "report"} <= set(names[1])
+    assert {"init", "memory", "push"} <= set(names[0]) and set(names[1]) == {"stage", "weights", "merged-weights"}
     assert "..." not in text.partition("Commands:")[2]
 
 

@@ -132,11 +132,11 @@ def test_missing_row_is_one_line_and_stale_rows_are_deleted(tmp_path: Path) -> N
     made(results)
     assert [path.name for path in (results / "compare/rows").iterdir()] == ["current.json"]
     results_of(tmp_path, {}, ["current", "lost"])
-    command = ("zerolora", "compare", "--settings", settings_of(results), "--rows", str(results / "compare/rows"))
-    failed = served(*command, "--output", str(tmp_path / "new"))
+    command = ("zerolora", "stage", "compare", "--settings", settings_of(results))
+    failed = served(*command, "--rows", str(results / "compare/rows"), "--output", str(tmp_path / "new"))
     assert failed.returncode == 2
     assert failed.stderr.splitlines() == [
-        f"zerolora: {results}/compare/rows/lost.json: there is no such file; `zerolora report` writes it"
+        f"zerolora: {results}/compare/rows/lost.json: there is no such file; `zerolora stage report` writes it"
     ]
     assert not (tmp_path / "new").exists()
 
@@ -147,7 +147,7 @@ def test_refused_run_shows_renders_message(tmp_path: Path) -> None:
     log = results / "logs/render/large.log"
     settings = resolve(load(ROOT / "config/config.yaml")).runs["default"].render
     refused = served(
-        *("zerolora", "--log", str(log), "render", "--estimate", str(tmp_path / "estimate.json")),
+        *("zerolora", "--log", str(log), "stage", "render", "--estimate", str(tmp_path / "estimate.json")),
         *("--settings", settings.model_dump_json()),
         *("--output", str(tmp_path / "zero.json"), "--reasons", str(tmp_path / "render.json")),
     )
@@ -156,7 +156,7 @@ def test_refused_run_shows_renders_message(tmp_path: Path) -> None:
     assert {each["run"]: each["status"] for each in rows} == {"good": "done", "large": "refused", "later": "not run"}
     said = log.read_text().strip().removeprefix("zerolora: ")
     assert rows[1]["reason"] == f"render: {said}"
-    assert "run `zerolora estimate` again" in said
+    assert "run `zerolora stage estimate` again" in said
     assert rows[1]["strategy"] == "zero3"  # from the config
     summary = compare_all(results, tmp_path / "work")
     assert summary == f"{tmp_path}/work/index.html: 3 runs: 1 done, 1 refused, 1 not run"
@@ -180,7 +180,7 @@ def test_outdated_run_shows_no_results(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("chatter\nzerolora: GPU memory is too small; write zero3\n", "GPU memory is too small; write zero3"),
+        ("chatter\nzerolora: GPU memory is too small; use zero3\n", "GPU memory is too small; use zero3"),
         ("zerolora: rank 1 is slow\nstep 3\nzerolora: loss is nan at step 4", "loss is nan at step 4"),
         (
             "zerolora: rank 1 failed with exit code 1; its last lines:\nzerolora: Traceback\nzerolora: OSError: full",
@@ -201,7 +201,7 @@ def test_outdated_run_shows_no_results(tmp_path: Path) -> None:
         ),
         (
             "zerolora: nothing fits, not even with the smallest:\nzerolora:   strategy  GPU  host\n"
-            "zerolora:   zero3: 5 GiB are more than 3 GiB\nzerolora: write into the run:\nzerolora:   render:",
+            "zerolora:   zero3: 5 GiB are more than 3 GiB\nzerolora: add to the run:\nzerolora:   render:",
             "nothing fits, not even with the smallest: 5 GiB are more than 3 GiB",
         ),
         ("zerolora: rank 1 is slow\nKilled", ""),
@@ -296,7 +296,7 @@ def test_page_without_finished_runs_has_no_chart(tmp_path: Path) -> None:
 def test_results_of_another_version_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"runs": {"default": {"dataset": "rows"}}}')
     said = served("zerolora", "show", "--results", str(tmp_path))
-    line = f"zerolora: {tmp_path}/config.json: was written by another version; run `zerolora resolve` again"
+    line = f"zerolora: {tmp_path}/config.json: was written by another version; run `zerolora stage resolve` again"
     assert (said.returncode, said.stderr.splitlines()[-1]) == (2, line)
 
 

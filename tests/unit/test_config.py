@@ -13,12 +13,12 @@ import yaml
 from conftest import ROOT, TINY_CONFIG, refusal
 from snakemake.io import PeriodicityDetector
 
-from zerolora.commands import write_registry_names
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
 from zerolora.config.schema import Config
 from zerolora.config.target_sections import ExportSections
-from zerolora.data.formats import FIELDS, FORMS
+from zerolora.config.values import fields
+from zerolora.data.formats import FORMS
 from zerolora.data.prompt_formats import PROMPT_FORMATS
 from zerolora.errors import UserError
 from zerolora.export.targets import TARGETS
@@ -138,11 +138,11 @@ def test_run_replaces_free_keys_and_merges_sections(tmp_path: Path) -> None:
 CHOICES = {"path": "rows.json", "check": "multiple_choice", "prompt": "{{ a }}", "choices": ["x", "y"], "answer": "x"}
 AT_VALIDATION: list[tuple[dict[str, Any], list[str], str]] = [
     ({}, ["good"], ""),
-    ({}, ["good", "good"], "good occurs twice; write it once"),
-    ({}, ["arc"], "arc is a task of lm-evaluation-harness, which runs only after training; write some of good, loss"),
-    ({}, ["free"], "free has check perplexity, which asks for no answer; write another check there"),
+    ({}, ["good", "good"], "good occurs twice; list it once"),
+    ({}, ["arc"], "arc is a task of lm-evaluation-harness, which runs only after training; choose from good, loss"),
+    ({}, ["free"], "free has check perplexity, which asks for no answer; choose another check there"),
     ({}, ["loss"], "loss_validation is a column of loss.csv already; give the task another name"),
-    ({"split": {"validation": 0, "test": 4}}, ["good"], "the data set has no validation rows; write its split"),
+    ({"split": {"validation": 0, "test": 4}}, ["good"], "the data set has no validation rows; set its split"),
 ]
 
 
@@ -169,12 +169,12 @@ OF_ROWS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {"too_long": "truncate_right"},
         "rows.too_long: truncate_right with objective dpo, for which no answer is cut",
     ),
-    ({}, {"loss": "everything"}, "rows.loss: 'everything' with objective dpo, which compares answers; write assistant"),
+    ({}, {"loss": "everything"}, "rows.loss: 'everything' with objective dpo, which compares answers; use assistant"),
     ({}, {"format": "alpaca"}, "rows.format: alpaca, but its runs have objective dpo, which learns from pairs"),
     (
         {"default": {"dataset": "rows", "train": {"objective": "kto"}}},
         {"format": "alpaca"},
-        "format: alpaca, but its runs have objective kto, which learns from labelled answers; write labelled or auto",
+        "format: alpaca, but its runs have objective kto, which learns from labelled answers; use labelled or auto",
     ),
     ({}, {"sources": {"a.json": {"format": "labelled"}}}, "a.json.format: labelled, but its runs have objective dpo"),
     (
@@ -215,7 +215,7 @@ def test_generated_answers_at_validation_need_whole_rows(tmp_path: Path) -> None
     (task,) = resolved(write(tmp_path, config))["runs"]["default"]["train"]["validation_tasks"]
     assert {"check": "numeric", "max_new_tokens": 9, "until": ["."]}.items() <= task.items()
     config["train"] |= {"ranks_per_node": 2, "sequence_parallel": 2}
-    said = "train.validation_tasks: math has check numeric, whose answers are generated on whole rows; write"
+    said = "train.validation_tasks: math has check numeric, whose answers are generated on whole rows; set"
     assert said in refusal(load, write(tmp_path, config))
 
 
@@ -257,7 +257,7 @@ CONTINUED: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
     ({"lora": {"init": "pissa", "r": 4}}, {"lora": {"r": 8, "alpha": 32.0}}, []),
     ({"method": "ia3"}, {"method": "ia3", "lora": {"init": "pissa"}}, []),
     ({"method": "full"}, {"method": "full", "lora": {"r": 2}}, []),
-    ({}, {"lora": {"r": 16}}, ["{run}.lora.r: 16, but that of results/default/adapter is 4; write r: 4"]),
+    ({}, {"lora": {"r": 16}}, ["{run}.lora.r: 16, but that of results/default/adapter is 4; set r: 4"]),
     (
         {},
         {"lora": {"r": 2, "alpha": 1.0, "rank_stabilized": True}},
@@ -275,14 +275,14 @@ CONTINUED: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
             "train.lora.alpha",
         ],
     ),
-    ({}, {"method": "ia3"}, ["{run}.method: ia3, but results/default/adapter was trained with lora; write lora"]),
-    ({}, {"method": "full"}, ["{run}.method: full, but results/default/adapter was trained with lora; write lora"]),
-    ({}, {"method": "qdora"}, ["{run}.method: qdora, but results/default/adapter was trained with lora; write lora"]),
-    ({"method": "dora"}, {}, ["train.method: lora, but results/default/adapter was trained with dora; write dora"]),
+    ({}, {"method": "ia3"}, ["{run}.method: ia3, but results/default/adapter was trained with lora; use lora"]),
+    ({}, {"method": "full"}, ["{run}.method: full, but results/default/adapter was trained with lora; use lora"]),
+    ({}, {"method": "qdora"}, ["{run}.method: qdora, but results/default/adapter was trained with lora; use lora"]),
+    ({"method": "dora"}, {}, ["train.method: lora, but results/default/adapter was trained with dora; use dora"]),
     (
         {"method": "ia3"},
         {"method": "ia3", "ia3": {"targets": ["k_proj"]}},
-        ["{run}.ia3.targets: ['k_proj'], but that of results/default/adapter is 'auto'; write targets: 'auto'"],
+        ["{run}.ia3.targets: ['k_proj'], but that of results/default/adapter is 'auto'; set targets: 'auto'"],
     ),
 ]
 
@@ -336,21 +336,21 @@ MISTAKES = [
     ("train.learning_rate", -1.0, ["train.learning_rate", "-1.0", "more than 0"]),
     ("train.max_steps", 1.5, ["train.max_steps", "1.5", "whole number"]),
     ("train.max_steps", "10", ["train.max_steps", "'10'", "whole number"]),
-    ("train.resume", "Auto", ["train.resume", "write auto, never, or a checkpoint's file"]),
+    ("train.resume", "Auto", ["train.resume", "use auto, never, or a checkpoint's file"]),
     ("train.learnin_rate", 1.0, ["train.learnin_rate", "no such key", "1.0"]),
-    ("train.schedule", "step", ["train.schedule", "'step'", "write one of cosine, linear, constant"]),
+    ("train.schedule", "step", ["train.schedule", "'step'", "use one of cosine, linear, constant"]),
     ("train.validation_tasks", ["mmlu"], ["train.validation_tasks: mmlu is not in tasks.rows; add a task with check"]),
     ("train.validation_tasks", ["a", "b", "c", "d"], ["train.validation_tasks", "at most 3"]),
     ("train.learning_rate_scaling", "cubic", ["train.learning_rate_scaling", "'cubic'", "none", "linear", "sqrt"]),
     (
         "train.learning_rate_scaling",
         "linear",
-        ["train.learning_rate_scaling: linear needs the global batch", "write learning_rate_batch: 4, or its value"],
+        ["train.learning_rate_scaling: linear needs the global batch", "set learning_rate_batch: 4, or its value"],
     ),
     (
         "train.learning_rate_batch",
         8,
-        ["train.learning_rate_batch: 8 is used only with", "write learning_rate_scaling: linear, sqrt or none"],
+        ["train.learning_rate_batch: 8 is used only with", "set learning_rate_scaling: linear, sqrt or none"],
     ),
     (
         "train",
@@ -366,45 +366,45 @@ MISTAKES = [
     ("train.global_batch", 3, ["train.global_batch", "3", "multiple of 2"]),
     ("train.activation_checkpointing", "yes please", ["activation_checkpointing", "true or false"]),
     ("train.canary", "maybe", ["train.canary", "'maybe'"]),
-    ("train.sequence_parallel", 2, ["train.sequence_parallel", "1 ranks are not a multiple of 2", "write 1"]),
+    ("train.sequence_parallel", 2, ["train.sequence_parallel", "1 ranks are not a multiple of 2", "use 1"]),
     (
         "train",
         {"ranks_per_node": 4, "sequence_parallel": 2, "global_batch": 6, "micro_batch": 2},
         ["train.global_batch", "6", "2 groups of 2 ranks", "multiple of 4"],
     ),
-    ("train", {"compile": True, "method": "qlora"}, ["train.compile", "true with method qlora", "write false"]),
+    ("train", {"compile": True, "method": "qlora"}, ["train.compile", "true with method qlora", "set it to false"]),
     (
         "train",
         {"kernels": "liger"},
-        ["train.kernels", "liger with device cpu", "write auto or off"],
+        ["train.kernels", "liger with device cpu", "use auto or off"],
     ),
     (
         "train",
         {"ranks_per_node": 2, "sequence_parallel": 2, "attention": "sdpa"},
-        ["train.attention", "sdpa with sequence_parallel 2", "write flash or auto"],
+        ["train.attention", "sdpa with sequence_parallel 2", "use flash or auto"],
     ),
     (
         "train",
         {"activation_checkpointing": False, "activation_offload": True},
-        ["train.activation_checkpointing", "false with activation_offload", "write true or auto"],
+        ["train.activation_checkpointing", "false with activation_offload", "use true or auto"],
     ),
     ("train.precision", "fp16", ["train.precision", "fp16", "device cpu"]),
     ("train.lora.r", 0, ["train.lora.r", "0", "1 or more"]),
     ("train.lora.targets", "q_(", ["train.lora.targets", "q_(", "regular expression"]),
     ("train.lora.rank_pattern", {"q_(": 4}, ["train.lora.rank_pattern", "q_(", "regular expression"]),
     ("train.method", "loha", ["train.method", "loha", "lora", "qlora", "full"]),
-    ("train.quantization.type", "fp4", ["train.quantization.type", "fp4", "method: qlora"]),
-    ("train.nodes", 2, ["train.nodes", "2 nodes of 1", "write 1 or less"]),
-    ("evaluate.vllm_python", "python", ["evaluate.vllm_python", "write engine: vllm"]),
-    ("evaluate", {"engine": "vllm", "ranks": 2}, ["evaluate.ranks", "2 with engine: vllm", "write 1"]),
+    ("train.quantization.type", "fp4", ["train.quantization.type", "fp4", "method: qdora or qlora"]),
+    ("train.nodes", 2, ["train.nodes", "2 nodes of 1", "use 1 or less"]),
+    ("evaluate.vllm_python", "python", ["evaluate.vllm_python", "set engine: vllm"]),
+    ("evaluate", {"engine": "vllm", "ranks": 2}, ["evaluate.ranks", "2 with engine: vllm", "use 1"]),
     ("hardware", GPU | {"gpu_memory": "16"}, ["hardware.gpu_memory", "'16'", "80GiB"]),
     ("hardware", {"device": "cuda"}, ["hardware", "gpu_memory"]),
     ("hardware", {"device": "cpu", "gpus_per_node": 1}, ["gpus_per_node 1", "device cpu"]),
     ("hardware.host_memory", "lots", ["hardware.host_memory", "'lots'", "80GiB"]),
-    ("hardware.host_memory", 24, ["hardware.host_memory: 24: write a size with its unit, as in 80GiB"]),
+    ("hardware.host_memory", 24, ["hardware.host_memory: 24: give a size with its unit, as in 80GiB"]),
     ("\x1b[31mred\x1b]0;title\x07", 1, [r"\x1b[31mred", "no such key"]),
     ("render.strategy", "zero4", ["render.strategy", "'zero4'", "zero3_offload"]),
-    ("render.strategy", "mics", ["render.strategy", "'mics'", "no longer has MiCS", "write zero3_hpz or fsdp_hybrid"]),
+    ("render.strategy", "mics", ["render.strategy", "'mics'", "no longer has MiCS", "use zero3_hpz or fsdp_hybrid"]),
     ("hardware.gpu", "H1000", ["hardware.gpu", "'H1000' is not known", "H100-SXM"]),
     ("hardware.network", "wifi", ["hardware.network", "'wifi' is not known", "100gbe"]),
     ("hardware.probe", "config/hardware/none.json", ["hardware.probe", "no such file", "zerolora probe"]),
@@ -444,10 +444,10 @@ MISTAKES = [
     ("pack.packing", "yes please", ["pack.packing", "true or false"]),
     ("pack.capacity", 0, ["pack.capacity", "0", "1 or more"]),
     ("runs.default.pack", {"packing": 3}, ["runs.default.pack.packing", "true or false"]),
-    ("train.patience", 2, ["train.patience", "validation_steps", "write both, or neither"]),
+    ("train.patience", 2, ["train.patience", "validation_steps", "set both, or neither"]),
     ("train.lora.init", "svd", ["train.lora.init", "'svd'", "pissa"]),
     ("train", {"method": "qlora", "lora": {"init": "olora"}}, ["train.lora.init", "olora with method qlora", "defa"]),
-    ("train", {"method": "qdora", "quantization": {"type": "int8"}}, ["train.quantization.type", "int8", "write nf4"]),
+    ("train", {"method": "qdora", "quantization": {"type": "int8"}}, ["train.quantization.type", "int8", "use nf4"]),
     ("merge.base", "quantized", ["merge.base", "'quantized'", "'original' or 'dequantized'"]),
     ("train.lora.plus_ratio", 0.5, ["train.lora.plus_ratio", "0.5", "1"]),
     ("train.attention", "fast", ["train.attention", "'fast'", "'flash', 'sdpa' or 'eager'"]),
@@ -492,7 +492,7 @@ def test_dequantized_base_needs_a_quantizing_method(method: str, tmp_path: Path)
     if TRAINABLE[method].quantizes():
         assert load(write(tmp_path, config)).merge.base == "dequantized"
         return
-    said = f"merge.base: dequantized with method {method}, which quantizes nothing; write original, or"
+    said = f"merge.base: dequantized with method {method}, which quantizes nothing; use original, or"
     expect_lines(write(tmp_path, config), [said])
 
 
@@ -514,7 +514,7 @@ def test_schema_lists_templates_and_forms_and_fields_of_rows() -> None:
         form = properties["format"]
         enums = [each["enum"] for each in (form, *form.get("anyOf", [])) if "enum" in each]
         assert enums == [["auto", *FORMS]]
-        assert properties["columns"]["propertyNames"]["enum"] == list(FIELDS)
+        assert properties["columns"]["propertyNames"]["enum"] == list(fields())
 
 
 @pytest.mark.parametrize("name", ["a b", "a;rm", "$(x)", "A", "", "-x", "a.b"])
@@ -537,7 +537,7 @@ def test_run_name_that_snakemake_would_refuse_is_refused(tmp_path: Path, name: s
 @pytest.mark.parametrize(
     ("train", "said"),
     [
-        ({"ranks_per_node": 4, "global_batch": 8}, "4 ranks on a node of 2 GPUs.*write 2 or less"),
+        ({"ranks_per_node": 4, "global_batch": 8}, "4 ranks on a node of 2 GPUs.*use 2 or less"),
         ({"precision": "bf16"}, "compute capability 7.0"),
     ],
 )
@@ -712,8 +712,7 @@ def test_committed_schema_is_current() -> None:
     assert schema == Config.model_json_schema(), "run `make schema`"
 
 
-def test_config_names_are_those_of_the_registries() -> None:
-    assert write_registry_names.FILE.read_text(encoding="utf-8") == write_registry_names.text(), "run `make schema`"
+def test_each_target_has_its_section() -> None:
     targets = {name: target.settings for name, target in TARGETS.items()}
     assert {name: field.annotation for name, field in ExportSections.model_fields.items()} == targets
 
@@ -769,7 +768,7 @@ MERGE_BOMB = "a0: &a0 {x: 1, y: 2}\n" + "".join(
         ("x: !!set {a}", ":1: x: \"{'a'}\" is read as a set"),
         ("x: 12:30:45", ":1: '12:30:45' would be read as a number of another base"),
         ("x: 010", ":1: '010' would be read as a number of another base"),
-        ("".join(f"k{n}: 1\n" for n in range(200_000)), "has 2,088,890 characters; write at most 500,000"),
+        ("".join(f"k{n}: 1\n" for n in range(200_000)), "has 2,088,890 characters; use at most 500,000"),
         ("- a", "where sections such as"),
         ("", "is empty where sections"),
         ("train: [", "config.yaml:1"),
@@ -795,7 +794,7 @@ def test_many_unknown_keys_are_summarized_within_seconds(tmp_path: Path) -> None
 
 
 def test_a_long_name_is_shortened(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="write at most 100 characters") as error:
+    with pytest.raises(UserError, match="use at most 100 characters") as error:
         load(write(tmp_path, edited("runs", {"a" * 300: {}})))
     assert len(str(error.value)) < 400
 
@@ -841,7 +840,7 @@ def test_directory_or_pipe_as_config_is_one_line(tmp_path: Path) -> None:
 )
 def test_unusable_value_is_refused(tmp_path: Path, key: str, value: Any) -> None:
     line = refusal(load, write(tmp_path, edited(key, value)))
-    assert key.rpartition(".")[2] in line and "write" in line
+    assert key.rpartition(".")[2] in line and any(f" {verb} " in line for verb in ("use", "give", "set"))
 
 
 @pytest.mark.parametrize(
@@ -863,18 +862,16 @@ def test_vllm_accepts_only_plain_lora_adapters(tmp_path: Path, train: dict[str, 
     with pytest.raises(UserError, match=said):
         load(write(tmp_path, config))
     config["merge"] = {"enabled": False}
-    with pytest.raises(UserError, match=f"runs.default.{where}: with merge.enabled: false.*write evaluate.engine"):
+    with pytest.raises(UserError, match=f"runs.default.{where}: with merge.enabled: false.*set evaluate.engine"):
         load(write(tmp_path, config))
 
 
 def test_merged_export_target_needs_a_merge(tmp_path: Path) -> None:
     config = edited("merge.enabled", False) | {"export": {"targets": ["vllm_adapter", "gguf_adapter"]}}
     load(write(tmp_path, config))
-    said = (
-        "gguf is made from the merged model, but merge.enabled is false; write merge.enabled: true, or of the targets "
-    )
+    said = "gguf is made from the merged model, but merge.enabled is false; set merge.enabled: true, or choose targets"
     config["runs"]["default"]["export"] = {"targets": ["vllm_adapter", "gguf"]}
-    with pytest.raises(UserError, match=f"runs.default.export.targets: {said}gguf_adapter and vllm_adapter"):
+    with pytest.raises(UserError, match=f"runs.default.export.targets: {said} from gguf_adapter, vllm_adapter"):
         load(write(tmp_path, config))
 
 

@@ -15,6 +15,7 @@ from test_vllm_engine import answers_of, models, settings
 from typer.testing import CliRunner
 
 from zerolora.cli import app
+from zerolora.config.stages import ALL_STAGES
 from zerolora.evaluate import asked_task, merged_logits, ranks
 from zerolora.evaluate.evaluated_models import EvaluatedModel
 from zerolora.evaluate.vllm_engine import engine_arguments
@@ -118,7 +119,8 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
 
 def outcome(command: str, device: str) -> str:
     arguments = [each.replace("cuda", device) for each in COMMANDS[command]]
-    return str(CliRunner().invoke(app, [command, *arguments]).exception)
+    of_stage = ["stage"] if command in ALL_STAGES else []
+    return str(CliRunner().invoke(app, [*of_stage, command, *arguments]).exception)
 
 
 UNUSABLE = {
@@ -151,7 +153,7 @@ def test_stage_sees_gpus_only_on_cuda(command: str, driver: Driver) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        ("merge", "--weights", "w", "--adapter", "a", "--output", "o"),
+        ("stage", "merge", "--settings", "{}", "--weights", "w", "--adapter", "a", "--output", "o"),
         ("merge", "--base", "b", "--adapter", "a", "--output", "o"),
         ("merged-weights", "--weights", "w", "--adapter", "a", "--manifest", "m"),
     ],
@@ -169,5 +171,5 @@ def test_every_workflow_stage_gets_a_device() -> None:
         text = (ROOT / f"workflow/rules/{name}.smk").read_text(encoding="utf-8")
         jobs = text.count("zerolora weights ")
         assert jobs == text.count("--weights {params.weights} --device {params.device} &&") > 0
-        assert jobs == text.count("**gpu_resources(")
+        assert jobs == text.count("**resources_of(")
         assert jobs == text.count('"$ZEROLORA_SCRIPTS/on_gpus" {resources.node_gpus}')

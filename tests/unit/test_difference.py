@@ -114,14 +114,14 @@ def test_gate_fails_if_its_condition_is_true(condition: str, failure: str | None
     "text", ["", "accuracy", "accuracy < other", "accuracy < base * 2", "a == 1", "x < 1; y", "1<2"]
 )
 def test_invalid_condition_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is not a condition; write METRIC < NUMBER"):
+    with pytest.raises(ValueError, match="is not a condition; use METRIC < NUMBER"):
         parse(text)
 
 
 def test_config_refuses_an_impossible_gate(tmp_path: Path) -> None:
     from conftest import TINY_CONFIG
 
-    from zerolora.config.rules import impossible
+    from zerolora.config.cross_checks import impossible
 
     def mistakes(objective: str = "sft", **evaluate: Any) -> list[str]:
         config = json.loads(json.dumps(TINY_CONFIG))
@@ -130,7 +130,7 @@ def test_config_refuses_an_impossible_gate(tmp_path: Path) -> None:
         return [text for where, text in impossible(Config.model_validate(config)) if where == ("evaluate", "fail_if")]
 
     assert mistakes(fail_if="accuracy < base - 0.01") == []
-    assert "rows has no metric bleu; write one of loss, format_rate, accuracy" in mistakes(fail_if="bleu < 1")[0]
+    assert "rows has no metric bleu; use one of loss, format_rate, accuracy" in mistakes(fail_if="bleu < 1")[0]
     assert not mistakes(fail_if="merged_kl_share > 0.01")
     assert not mistakes("dpo", fail_if="preference_accuracy < base + 0.1")
     assert not mistakes("kto", fail_if="desirable_log_probability < base")
@@ -142,7 +142,16 @@ def test_config_refuses_an_impossible_gate(tmp_path: Path) -> None:
 
 def test_accept_command_shows_the_figures_of_a_failure(tmp_path: Path) -> None:
     write_json(tmp_path / "difference.json", FIGURES)
-    command = ("zerolora", "accept", "--difference", "difference.json", "--output", "accepted.json", "--settings")
+    command = (
+        "zerolora",
+        "stage",
+        "accept",
+        "--difference",
+        "difference.json",
+        "--output",
+        "accepted.json",
+        "--settings",
+    )
     failed = served(*command, '{"fail_if": "accuracy < base - 0.01"}', directory=tmp_path)
     assert failed.returncode == 1
     assert failed.stderr.strip() == (
@@ -151,7 +160,7 @@ def test_accept_command_shows_the_figures_of_a_failure(tmp_path: Path) -> None:
     )
     assert not (tmp_path / "accepted.json").exists()
     unknown = served(*command, '{"fail_if": "bleu < 0.2"}', directory=tmp_path)
-    assert unknown.returncode == 2 and "has no bleu; write one of accuracy, loss" in unknown.stderr
+    assert unknown.returncode == 2 and "has no bleu; use one of accuracy, loss" in unknown.stderr
     for gate in ("null", '"loss > 2"'):
         served(*command, f'{{"fail_if": {gate}}}', directory=tmp_path).check_returncode()
         assert json.loads((tmp_path / "accepted.json").read_text())["accepted"]

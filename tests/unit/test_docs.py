@@ -14,7 +14,7 @@ from loopback_hub import REPOSITORY, REVISION, Hub, asking, serving
 from packaging.requirements import Requirement
 from row_layouts import golden
 
-from benchmarks import chaos, dvc_diff, export, stages
+from benchmarks import chaos, dvc_diff, export, mutants
 from benchmarks import strategies as measured_strategies
 from benchmarks.evaluate import boolq, public_benchmarks
 from benchmarks.memory import compare
@@ -32,7 +32,7 @@ HASHED = re.compile(r"^([\w.-]+)==([\w.]+)(?: \\\n    --hash=sha256:[0-9a-f]{64}
 """A package of a hash file, with its version."""
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-REFERENCE = (ROOT / "docs/reference-task.md").read_text(encoding="utf-8")
+REFERENCE = (ROOT / "docs/tutorial.md").read_text(encoding="utf-8")
 ENGINE_SYNC = (ROOT / "docs/engine-sync.md").read_text(encoding="utf-8")
 
 
@@ -65,12 +65,13 @@ def test_layouts_that_go_through_match_their_outcomes() -> None:
     assert f"<!-- layouts -->\n{table}\n<!-- end -->" in page
 
 
-def test_chaos_rounds_match_measurements() -> None:
+def test_chaos_rounds_and_mutants_match_measurements() -> None:
     measured: Any = result("chaos.json")
-    page = (ROOT / "docs/reliability.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/checkpoints.md").read_text(encoding="utf-8")
     assert f"<!-- chaos -->\n{chaos.markdown(measured)}\n<!-- end -->" in page
     assert measured["count"] == len(measured["rounds"])
     assert [each for each in measured["rounds"] if each["ended"] == "broken"] == []
+    assert f"<!-- mutants -->\n{mutants.markdown(result('mutants.json'))}\n<!-- end -->" in page
 
 
 def test_boolq_table_matches_measurements() -> None:
@@ -103,9 +104,7 @@ def test_make_run_figures_match_measurements() -> None:
     assert [figure for figure in figures if figure not in " ".join(tutorial.split())] == []
     compared = measured["metrics_diff"].strip().splitlines()
     assert max(map(len, compared)) <= 110
-    assert "\n".join(f"    {line}".rstrip() for line in compared) in (ROOT / "docs/how-to/dvc.md").read_text(
-        encoding="utf-8"
-    )
+    assert "\n".join(f"    {line}".rstrip() for line in compared) in (ROOT / "docs/dvc.md").read_text(encoding="utf-8")
     # The estimate of a whole training, with the bounds of all measurements.
     peak, predicted = measured["train_resources"]["peak_host_bytes_all_ranks"], measured["predicted_host_bytes"]
     text = (ROOT / "docs/memory.md").read_text(encoding="utf-8")
@@ -123,13 +122,6 @@ def test_start_up_cost_matches_measurements() -> None:
     assert f"{fingerprints['parsed_cpu_seconds']:.2f} s" in ENGINE_SYNC
     assert f"{ratios['nothing_to_do']:.2f} times the CPU time of a bare Snakemake" in REFERENCE
     assert f"`zerolora --help` {ratios['help']:.2f} times" in REFERENCE
-
-
-def test_light_stages_match_measurements() -> None:
-    measured: Any = result("stages.json")
-    page = (ROOT / "docs/speed.md").read_text(encoding="utf-8")
-    assert stages.section(measured) in page and measured["commits"]["before"] in page
-    assert measured["files_that_differ"] == [] and measured["ratio"] <= 0.5
 
 
 def test_candidate_table_matches_measurements() -> None:
@@ -165,7 +157,7 @@ def test_packing_and_balance_tables_match_measurements() -> None:
 
 
 def test_merge_table_matches_measurements() -> None:
-    text = (ROOT / "docs/merge.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/export.md").read_text(encoding="utf-8")
     actual: Any = result("merge.json")
     assert compare_merges.markdown(actual) in text
     starts = [model["ways"]["start"]["seconds"] for model in actual["models"].values()]
@@ -375,8 +367,21 @@ def test_documented_paths_exist() -> None:
         text = re.sub(r"`(?:src|workflow)/[\w./]+`:\n\n```python", "", document.read_text(encoding="utf-8"))
         directories = "config|profiles|docs|benchmarks|src|tests|workflow|envs"
         for path in re.findall(rf"[`(]((?:{directories})/[\w./-]+\w)[`)]", text):
-            example = Path(path).name in ("mine.json", "tune.json") or path == "profiles/default"
+            example = Path(path).name in ("card.py", "mine.json", "tune.json") or path == "profiles/default"
             assert (ROOT / path).exists() or example, f"{document.name}: {path}"
+
+
+def test_every_benchmark_is_on_a_page() -> None:
+    """A script that no page names measures nothing that anybody reads."""
+    folder = ROOT / "benchmarks"
+    listing = (folder / "README.md").read_text(encoding="utf-8")
+    for script in (path for path in folder.rglob("*.py") if "__main__" in path.read_text(encoding="utf-8")):
+        assert re.search(rf"`[\w/]*\b{script.name}`", listing), script
+    for script, links in re.findall(r"^- `([\w/]+\.py)`(.*)$", listing, re.MULTILINE):
+        pages = re.findall(r"\]\(([\w./-]+\.md)", links)
+        assert pages and (folder / script).is_file(), script
+        for page in pages:
+            assert Path(script).stem in (folder / page).read_text(encoding="utf-8"), (script, page)
 
 
 def test_counts_of_imports_are_the_results() -> None:
@@ -442,8 +447,7 @@ MEASURED = [name for name in tables.TABLES if (ROOT / "benchmarks/results" / nam
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_training_tables_match_measurements(name: str) -> None:
-    pages = {"train_methods": "methods", "train_host_optimizers": "optimizers"}
-    pages |= {"train_kernels": "kernels", "train_compile": "compile"}
+    pages = {"train_methods": "methods", "train_host_optimizers": "methods"}
     page = pages.get(name.removesuffix(".json"), "speed")
     assert tables.table(name) in (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
 

@@ -6,6 +6,7 @@ from typing import Any
 import yaml
 from conftest import ROOT
 
+from zerolora.config import dvc_file
 from zerolora.config.stages import STAGES
 
 TEXT = (ROOT / "dvc.yaml").read_text(encoding="utf-8")
@@ -21,8 +22,12 @@ def rule_of(entry: dict[str, Any]) -> str:
 
 
 def test_names_no_source_files_and_stays_short() -> None:
-    assert re.findall(r"[\w/]+\.(?:py|smk)\b", TEXT) == []
+    assert re.findall(r"[\w/]+\.(?:py|smk)\b", str(stages())) == []
     assert len(TEXT.splitlines()) <= LINES
+
+
+def test_is_current() -> None:
+    assert dvc_file.text() == TEXT, "run `make schema`"
 
 
 def test_every_rule_is_one_stage() -> None:

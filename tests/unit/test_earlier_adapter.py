@@ -11,11 +11,22 @@ from peft import IA3Config, LoraConfig, VeraConfig
 
 from zerolora.errors import UserError
 from zerolora.methods import lora_init
+from zerolora.methods.method import TrainableMethod
 from zerolora.methods.peft_format import CONFIG, portable
-from zerolora.train.earlier_adapter import HARMLESS, MEANING, check_meaning
+from zerolora.methods.registry import TRAINABLE
+from zerolora.train.earlier_adapter import HARMLESS, KIND, check_meaning
 
 BASE = {"name": "./base", "revision": None}
 OURS = LoraConfig(r=4, lora_alpha=16, target_modules=["q_proj"], task_type="CAUSAL_LM")
+
+
+def method_of(config: Any) -> type[TrainableMethod]:
+    """Return the first method whose adapters have a config of this type."""
+    return next(method for method in TRAINABLE.values() if method.peft_type == config.peft_type.value)
+
+
+def check(directory: Path, config: Any) -> None:
+    check_meaning(directory, config, method_of(config))
 
 
 def written(folder: Path, config: Any, **changed: Any) -> Path:
@@ -49,24 +60,24 @@ def written(folder: Path, config: Any, **changed: Any) -> Path:
     ],
 )
 def test_adapter_with_tensors_of_another_meaning_is_one_line(tmp_path: Path, key: str, value: Any) -> None:
-    line = refusal(check_meaning, written(tmp_path, OURS, **{key: value}), OURS)
+    line = refusal(check, written(tmp_path, OURS, **{key: value}), OURS)
     assert f"{CONFIG}: {key} is {value!r}, with which its tensors mean" in line
 
 
 @pytest.mark.parametrize(("key", "setting"), [("r", "vera.r"), ("projection_prng_key", "vera.projection_seed")])
 def test_another_vera_is_refused_with_its_config_key(tmp_path: Path, key: str, setting: str) -> None:
     ours = VeraConfig(r=8, projection_prng_key=5, task_type="CAUSAL_LM")
-    with pytest.raises(UserError, match=f"{key} is 0?4?, and this run's is .*; write train.{setting} as that"):
-        check_meaning(written(tmp_path, ours, **{key: 4 if key == "r" else 0}), ours)
+    with pytest.raises(UserError, match=f"{key} is 0?4?, and this run's is .*; set train.{setting} as that"):
+        check(written(tmp_path, ours, **{key: 4 if key == "r" else 0}), ours)
 
 
 @pytest.mark.parametrize("config", [LoraConfig, IA3Config, VeraConfig])
 def test_every_key_of_peft_is_compared_harmless_or_refused(tmp_path: Path, config: type[Any]) -> None:
     """A key added by a later peft is refused where it is set."""
     ours = config(task_type="CAUSAL_LM")
-    for key in {field.name for field in dataclasses.fields(config)} - HARMLESS - MEANING.keys():
+    for key in {field.name for field in dataclasses.fields(config)} - HARMLESS - {*KIND, *method_of(ours).meaning}:
         with pytest.raises(UserError, match=f"{key} is 'other'"):
-            check_meaning(written(tmp_path, ours, **{key: "other"}), ours)
+            check(written(tmp_path, ours, **{key: "other"}), ours)
 
 
 @pytest.mark.parametrize(
@@ -81,15 +92,15 @@ def test_every_key_of_peft_is_compared_harmless_or_refused(tmp_path: Path, confi
     ],
 )
 def test_adapter_of_equal_meaning_is_accepted(tmp_path: Path, changed: dict[str, Any]) -> None:
-    check_meaning(written(tmp_path, OURS, **changed), OURS)
+    check(written(tmp_path, OURS, **changed), OURS)
 
 
 def test_published_pissa_adapter_is_accepted_at_twice_its_rank(tmp_path: Path) -> None:
     published = lora_init.doubled(portable(OURS, BASE))
     (tmp_path / CONFIG).write_text(json.dumps(published))
-    check_meaning(tmp_path, LoraConfig(r=8, lora_alpha=32, target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    check(tmp_path, LoraConfig(r=8, lora_alpha=32, target_modules=["q_proj"], task_type="CAUSAL_LM"))
     with pytest.raises(UserError, match="r is 8, and this run's is 4"):
-        check_meaning(tmp_path, OURS)
+        check(tmp_path, OURS)
 
 
 @pytest.mark.parametrize(
@@ -101,4 +112,4 @@ def test_published_pissa_adapter_is_accepted_at_twice_its_rank(tmp_path: Path) -
     ids=["token rows", "ia3"],
 )
 def test_same_config_is_accepted(tmp_path: Path, ours: Any) -> None:
-    check_meaning(written(tmp_path, ours), ours)
+    check(written(tmp_path, ours), ours)

@@ -264,7 +264,7 @@ def test_tokenizer_that_joins_everything_is_refused() -> None:
     backend = Tokenizer(models.BPE({token: number for number, token in enumerate(tokens)}, joined))
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=False)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token=UNKNOWN, eos_token=END)
-    with pytest.raises(UserError, match="joins 'b' to the text before it; write template: plain"):
+    with pytest.raises(UserError, match="joins 'b' to the text before it; set template: plain"):
         rows_of(tokenizer, [[Piece("x", None, False), Piece("b", "assistant", True)]])
 
 

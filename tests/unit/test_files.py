@@ -218,7 +218,7 @@ def test_system_errors_name_file_and_remedy(tmp_path: Path, kind: str) -> None:
     folder, dangling, read_only, full = tmp_path, tmp_path / "x.json", Path("/proc/version"), Path("/dev/full")
     dangling.symlink_to("gone")
     cases: dict[str, tuple[Callable[[], Any], str]] = {
-        "directory": (folder.read_text, f"{folder}: Is a directory; write the path of a file"),
+        "directory": (folder.read_text, f"{folder}: Is a directory; give the path of a file"),
         "read-only": (read_only.unlink, "/proc/version: "),
         "dangling": (dangling.read_text, f"{dangling}: is a link to 'gone', which does not exist; correct or remove"),
         "full": (lambda: full.write_text("x" * 100_000), "No space left on device; "),

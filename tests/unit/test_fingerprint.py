@@ -18,14 +18,11 @@ from pydantic import BaseModel
 
 from zerolora import workflow_files
 from zerolora.config import fingerprint, settings
-from zerolora.config.stages import ON_REQUEST, STAGES
+from zerolora.config.stages import ON_REQUEST, PLAIN, STAGES
 from zerolora.data.formats import FORMS
-from zerolora.data.prompt_formats import PROMPT_FORMATS
 from zerolora.evaluate.tasks import TASKS
 from zerolora.export.targets import TARGETS
 from zerolora.methods.registry import METHODS as METHODS_BY_NAME
-from zerolora.optimizers import OPTIMIZERS
-from zerolora.strategies import STRATEGIES
 from zerolora.train.engines import names as engine_names
 
 Change = tuple[str, str, str]  # file, old text, new text
@@ -95,32 +92,14 @@ NEUTRAL: list[Change] = [
     ("src/zerolora/train/schedule.py", "\ndef check(", "\n\n# a remark\ndef  check("),
     ("workflow/rules/train.smk", "rule train:\n", "# a remark\nrule train:\n"),
     ("workflow/rules/train.smk", '    threads: job("training_cores")\n', "    threads: 3\n"),
-    ("workflow/rules/report.smk", '"results/{run}/report.html",\n', '"results/{run}/report.html"  ,  # the page\n'),
+    ("workflow/rules/report.smk", '"results/logs/report/{run}.log"', '"results/logs/report/{run}.txt"'),
     ("src/zerolora/progress.py", "import sys\n", "import sys\n\nNAME = 1\n"),
-    ("src/zerolora/train/schedule.py", "UserError(", "UserError('Read this. '"),
-    ("src/zerolora/train/loop.py", 'LOGGER.info(f"', 'LOGGER.info(f"Look: '),
-    ("src/zerolora/train/loop.py", "which is above its bar", "above its bar"),
-    ("src/zerolora/train/checkpoint/store.py", "is passed over: {error}", "is left out: {error}"),
-    ("src/zerolora/train/checkpoint/store.py", "is not resumed, since", "is left, since"),
-    ("src/zerolora/train/checkpoint/store.py", "the {key} is another", "another {key}"),
-    ("src/zerolora/train/adapter.py", "is as training starts with it", "is as it was"),
-    ("src/zerolora/train/isolation.py", ' attention"', ' attention layers"'),
-    ("src/zerolora/train/launch/launcher.py", "exit code {code}", "code {code}"),
-    ("src/zerolora/data/formats/leaves.py", "and nothing reads it", "which nothing reads"),
-    ("src/zerolora/data/formats/leaves.py", "missing in other messages", "missing in others"),
-    ("src/zerolora/data/formats/leaves.py", "columns or keys are undecided", "columns are undecided"),
-    ("src/zerolora/data/formats/__init__.py", "choose one, as in", "choose, as in"),
-    ("src/zerolora/planner/deepspeed_keys.py", "it trains on other rows", "it trains other rows"),
-    ("src/zerolora/planner/user_faults.py", "a whole number from", "an integer from"),
-    ("src/zerolora/planner/user_faults.py", "write it once", "write one"),
-    ("src/zerolora/schedules.py", "is not an option of the schedule", "is not an option"),
-    ("src/zerolora/data/tokenize.py", "shorten it, raise max_length", "raise max_length"),
     ("workflow/scripts/on_gpus", "export", "echo no GPU >&2\nexport"),
     ("workflow/scripts/record_slurm_step", "mkdir -p", "mkdir  -p"),
 ]
 
 
-def test_remarks_formatting_and_messages_change_no_fingerprint(copy: Copy) -> None:
+def test_remarks_docstrings_and_formatting_change_no_fingerprint(copy: Copy) -> None:
     changed = copy.changed_by(*NEUTRAL)
     assert not changed, [change for change in NEUTRAL if copy.changed_by(change)]
     assert copy.changed_by(("src/zerolora/config/schema.py", '"""Decoupled weight decay."""', '"""A rate."""')) <= {
@@ -132,18 +111,19 @@ def test_remarks_formatting_and_messages_change_no_fingerprint(copy: Copy) -> No
     ("name", "old", "new", "stages"),
     [
         ("src/zerolora/train/schedule.py", SUMMARY, SUMMARY + "NUMBER = 1\n", {"train"}),
+        ("src/zerolora/train/schedule.py", "UserError(", 'UserError("Read this. " + ', {"train"}),
         ("src/zerolora/data/packing.py", "\nimport ", "\nNUMBER = 1\nimport ", {"pack"}),
         ("src/zerolora/report/shell.html", "<html", "<html data-other", {"report", "compare"}),
-        ("workflow/rules/train.smk", "--packing {params.packing}", "--packing {params.packing} ", {"train"}),
+        ("workflow/rules/train.smk", "stage train {wildcards.run}", "stage train {wildcards.run} ", {"train"}),
         ("workflow/scripts/accounting.py", "import json\n", "import json\n\nNUMBER = 1\n", {"report"}),
-        ("src/zerolora/config/rules.py", "\nfrom ", "\nNUMBER = 1\nfrom ", {"resolve"}),
+        ("src/zerolora/config/cross_checks.py", "\nfrom ", "\nNUMBER = 1\nfrom ", {"resolve"}),
         ("src/zerolora/methods/dora.py", "\nfrom ", "\nNUMBER = 1\nfrom ", METHODS),
         ("src/zerolora/machine/cpu_matmul.py", "SIZE = 256", "SIZE = 512", {"reference", "train", *ANSWERING}),
         (
             *("src/zerolora/data/formats/leaves.py", "\nWORDS = 3\n", "\nWORDS = 4\n"),
             {"resolve", "prepare", "task_rows"},
         ),
-        ("src/zerolora/planner/deepspeed_keys.py", "data_efficiency=", "data_inefficiency=", {"resolve", "render"}),
+        ("src/zerolora/planner/deepspeed_keys.py", "data_efficiency", "data_inefficiency", {"resolve", "render"}),
         ("src/zerolora/memory/estimate.py", " // settings.sequence_parallel", "", {"estimate", "render"}),
         ("src/zerolora/data/prompt_formats.py", "### Input", "### Inputs", {"resolve", "prepare"}),
     ],
@@ -176,6 +156,8 @@ def _registries() -> list[tuple[str, str]]:
     """Return (module, package) for every module that imports modules by computed names."""
     result = []
     for path in sorted(workflow_files.PACKAGE.rglob("*.py")):
+        if path == workflow_files.PACKAGE / "registries.py":  # imports registries, and entries of other packages
+            continue
         name = ".".join(path.relative_to(workflow_files.PACKAGE).with_suffix("").parts).removesuffix(".__init__")
         for argument in re.findall(r"import_module\(([^\"].*)", path.read_text(encoding="utf-8")):
             match = re.match(r'f"\{(?:(\w+)\.)?__name__\}\.', argument)
@@ -214,21 +196,18 @@ def test_a_new_module_needs_no_list(copy: Copy) -> None:
     assert {stage for stage in before if imported[stage] != other[stage]} == {"train"}
 
 
-def test_moving_a_module_changes_no_fingerprint(copy: Copy) -> None:
+def test_moving_a_module_changes_the_fingerprint(copy: Copy) -> None:
     before = copy.fingerprints()
-    package = copy.folder / "src/zerolora"
-    files = {path: path.read_text(encoding="utf-8") for path in package.rglob("*.py")}
-    old, new = package / "train/order.py", package / "earlier/order.py"
-    new.parent.mkdir()
-    (new.parent / "__init__.py").touch()
-    for path, text in files.items():
-        path.write_text(text.replace("zerolora.train.order", "zerolora.earlier.order"), encoding="utf-8")
+    old, new = (copy.folder / "src/zerolora" / name for name in ("train/order.py", "order_of_rows.py"))
+    users = {path: text for path in new.parent.rglob("*.py") if "zerolora.train.order" in (text := path.read_text())}
+    for path, text in users.items():
+        path.write_text(text.replace("zerolora.train.order", "zerolora.order_of_rows"), encoding="utf-8")
     old.rename(new)
     after = copy.fingerprints()
-    shutil.rmtree(new.parent)
-    for path, text in files.items():
+    new.rename(old)
+    for path, text in users.items():
         path.write_text(text, encoding="utf-8")
-    assert after == before
+    assert {stage for stage in before if before[stage] != after[stage]} == {"reference", "train"}
 
 
 def test_a_name_from_another_module_changes_the_fingerprint(copy: Copy) -> None:
@@ -283,72 +262,17 @@ def test_start_parses_only_changed_files(copy: Copy) -> None:
 
 def test_every_stage_has_its_rule_and_modules() -> None:
     for stage in (*STAGES.values(), *ON_REQUEST.values()):
-        assert f" {stage.name}:" in (ROOT / f"workflow/rules/{stage.rules}.smk").read_text(encoding="utf-8")
+        assert stage.rules == PLAIN or f" {stage.name}:" in (ROOT / f"workflow/rules/{stage.rules}.smk").read_text(
+            encoding="utf-8"
+        )
         for module in stage.modules:
             assert fingerprint.file_of(module), module
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "same"),
-    [
-        ('raise UserError(f"{path}: is broken")', 'raise UserError(f"{path.name}: is not whole; write it")', True),
-        ('raise BadRow("a" if x else f"b{y}")', 'raise BadRow("c" if x else f"d{z}")', True),
-        ('LOGGER.warning("a" + text)', 'LOGGER.warning("b" + text)', True),
-        ('assert x, "a"', 'assert x, "b"', True),
-        ('fault = ValueError("a {}".format(x))', 'fault = ValueError("b {}".format(x))', True),
-        ('return wording(f"{x} is a")', 'return wording(f"{x} is b")', True),
-        ('TEXTS = wordings(a="c", b="d")', 'TEXTS = wordings(a="e", b="d")', True),
-        ('TEXTS = wordings(a="c", b="d")', 'TEXTS = wordings(b="c", a="d")', False),
-        ('Fault((ZERO, "a"), "b")', 'Fault((ZERO, "a"), "c")', True),
-        ('return f"{x} is a"', 'return f"{x} is b"', False),
-        ('lines.append("a")', 'lines.append("b")', False),
-        ("raise Stopped(1)", "raise Stopped(2)", False),
-        ('raise UserError("a", code=1)', 'raise UserError("a", code=2)', False),
-        ('text = "a"', 'text = "b"', False),
-        ('assert x, "a"', 'assert y, "a"', False),
-        ('if x: raise UserError("a")', 'if y: raise UserError("a")', False),
-        ('write(f"{x}a")', 'write(f"{x}b")', False),
-        ('self.write_info("a")', 'self.write_info("b")', False),
-    ],
-)
-def test_message_texts_do_not_count(one: str, other: str, same: bool) -> None:
-    assert (fingerprint._dump(ast.parse(one)) == fingerprint._dump(ast.parse(other))) == same
-
-
 def test_only_chosen_registry_entries_count() -> None:
-    modules = fingerprint.modules_of("train", {"methods": {"qdora"}, "optimizers": {"lion"}, "strategies": ()})
+    modules = fingerprint.modules_of("train", {"methods": {"qdora"}})
     assert {"methods.qdora", "methods.qlora", "methods.dora", "train.engines.fsdp"} <= {*modules}
-    assert not {"methods.ia3", "methods.full", "optimizers.adafactor", "strategies.torch_native"} & {*modules}
-    assert "optimizers.bnb" in modules and "strategies.deepspeed_zero" not in modules
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "chosen", "counts"),
-    [
-        ('"<|end|>"', '"<|ended|>"', "alpaca", False),
-        ('"<|end|>"', '"<|ended|>"', "phi-3", True),
-        ("Phi-3 Instruct", "Another", "phi-3", False),  # its description
-        ("{%- endfor -%}\n", "", "alpaca", True),  # common to all formats
-    ],
-)
-def test_only_chosen_table_entries_count(copy: Copy, old: str, new: str, chosen: str, counts: bool) -> None:
-    path = copy.folder / "src/zerolora/data/prompt_formats.py"
-    names = {"data.prompt_formats": [chosen]}
-    code = f"from zerolora.config.fingerprint import of_stage; print(of_stage('prepare', {names}))"
-    before, text = copy.run(code), path.read_text(encoding="utf-8")
-    assert old in text
-    path.write_text(text.replace(old, new, 1), encoding="utf-8")
-    after = copy.run(code)
-    path.write_text(text, encoding="utf-8")
-    assert (after != before) == counts
-
-
-@pytest.mark.parametrize(
-    ("module", "names"),
-    [("data.prompt_formats", PROMPT_FORMATS), ("optimizers", OPTIMIZERS), ("strategies", STRATEGIES)],
-)
-def test_table_entries_are_distinguished(module: str, names: dict[str, object]) -> None:
-    assert [*fingerprint._Modules()[module]["rows"]] == [*names]
+    assert not {"methods.ia3", "methods.full"} & {*modules}
 
 
 @pytest.mark.parametrize(
@@ -368,8 +292,4 @@ def test_registry_entry_is_in_the_file_of_its_name(package: str, names: list[str
 
 def test_training_reads_strategies_only_from_zero_json() -> None:
     """So the fingerprint of training contains no strategy."""
-    for name in fingerprint.modules_of("train", {"strategies": ()}):
-        path = fingerprint.file_of(name)
-        assert path
-        if name != "strategies":
-            assert "STRATEGIES" not in path.read_text(encoding="utf-8"), path
+    assert not [name for name in fingerprint.modules_of("train") if name.split(".")[0] == "strategies"]

@@ -89,12 +89,12 @@ def test_an_existing_config_stays(folder: Path) -> None:
     (folder / "config.yaml").write_text("mine")
     result = init(folder)
     assert result.returncode == 2 and (folder / "config.yaml").read_text() == "mine"
-    assert result.stderr.endswith("config.yaml: exists; write --force to replace it, or another --output\n")
+    assert result.stderr.endswith("config.yaml: exists; pass --force to replace it, or another --output\n")
     assert init(folder, "--force").returncode == 0
 
 
 MISTAKES: list[tuple[dict[str, str], str]] = [
-    ({"model": "nowhere"}, "--model 'nowhere': no such directory, and no repository; write a directory"),
+    ({"model": "nowhere"}, "--model 'nowhere': no such directory, and no repository; give a directory"),
     ({"model": "empty"}, "empty: has no .safetensors weights"),
     ({"data": "none.json"}, "--data 'none.json': there is no such file or directory"),
     ({"data": "x\ny"}, "--data 'x\\ny': there is no such file or directory"),
@@ -121,7 +121,7 @@ def test_model_and_data_come_together(folder: Path) -> None:
     for options in (["--model", "My Model"], ["--model", "My Model", "--recipe", "llama-3-8b-lora-8x80gb"]):
         result = served("zerolora", "init", *options, directory=folder)
         assert result.returncode == 2
-        assert "write --model and --data, both, or --recipe alone" in result.stderr
+        assert "pass --model and --data, both, or --recipe alone" in result.stderr
 
 
 RECIPES = Path(__file__).parents[2] / "config/recipes"
@@ -153,7 +153,7 @@ def test_a_recipes_training_settings_are_written_for_another_model(recipes: Path
 HOLDS_NOT = [
     ("llama-3-8b-lora-8x80gb", "train.global_batch is 64"),
     ("llama-3.1-8b-128k-8x80gb", "train.sequence_parallel: 1 ranks are not a multiple of 8"),
-    ("falcon-180b-lora-8x80", "--recipe: 'falcon-180b-lora-8x80' is not a recipe; write one of"),
+    ("falcon-180b-lora-8x80", "--recipe: 'falcon-180b-lora-8x80' is not a recipe; use one of"),
 ]
 
 

@@ -92,7 +92,7 @@ def test_a_data_set_of_the_hub_is_fetched_and_prepared_as_written(folder: Path, 
     downloads = [asked for asked in hub.asked if asked.method == "GET" and asked.path.endswith(".parquet")]
     resolved = resolve(load(folder / "config.yaml"))
     settings = resolved.fetch_data["rows"].model_dump_json()
-    done = asking(hub, folder, "fetch-data", "--settings", settings, "--output", "data/hub/rows")
+    done = asking(hub, folder, "stage", "fetch_data", "--settings", settings, "--output", "data/hub/rows")
     assert done.returncode == 0, done.stderr
     assert len(downloads) == 3
     assert [one for one in hub.asked if one.method == "GET" and one.path.endswith(".parquet")] == downloads

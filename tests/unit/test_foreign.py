@@ -28,7 +28,7 @@ READERS: dict[str, Reader] = {
     "generation_config.json": lambda path: foreign.generation_config(path.parent),
     "model.safetensors.index.json": lambda path: weight_files(path.parent),
     "adapter_config.json": lambda path: foreign.adapter_config(path.parent),
-    "manifest.json": lambda path: check_intact(path.parent, "zerolora train"),
+    "manifest.json": lambda path: check_intact(path.parent, "zerolora stage train"),
     "state.json": lambda path: foreign.saved_files(path.parent, "datasets"),
     "dataset_dict.json": lambda path: foreign.saved_splits(path.parent, "datasets"),
 }
@@ -121,7 +121,7 @@ def test_oversized_file_is_not_read(tmp_path: Path) -> None:
 SHAPES: list[tuple[str, Any, str]] = [
     ("config.json", {"model_type": 5}, "model_type is 5; expected a text"),
     ("config.json", {"model_type": None}, "model_type is None; expected a text"),
-    ("config.json", {"architectures": "Llama"}, "architectures is 'Llama'; expected a list, of a text each or null"),
+    ("config.json", {"architectures": "Llama"}, "architectures is 'Llama'; expected a list or null"),
     ("config.json", {"architectures": [5]}, "architectures.0 is 5; expected a text"),
     ("config.json", {"text_config": []}, r"text_config is \[\]; expected an object or null"),
     ("config.json", {"text_config": {"vocab_size": "9"}}, "text_config.vocab_size is '9'; expected a finite number"),
@@ -157,7 +157,7 @@ SHAPES: list[tuple[str, Any, str]] = [
     ("adapter_config.json", {"modules_to_save": "head"}, "modules_to_save is 'head'; expected a list"),
     ("adapter_config.json", {"use_dora": "false"}, "use_dora is 'false'; expected true or false"),
     ("manifest.json", {"files": True}, "files is True; expected an object"),
-    ("manifest.json", {"files": {"a": []}}, r"files.a is \[\]; expected an object with sha256, bytes"),
+    ("manifest.json", {"files": {"a": []}}, r"files.a is \[\]; expected an object"),
     ("manifest.json", {"files": {"a": {"sha256": "x"}}}, "files.a.bytes is missing"),
     ("manifest.json", {"files": {"a": {"sha256": "x", "bytes": -1}}}, "files.a.bytes is -1; expected a whole number"),
     ("manifest.json", {"files": {"../a": {"sha256": "x", "bytes": 1}}}, "has a key that is '../a'; expected the rel"),
@@ -212,15 +212,15 @@ def test_device_is_not_read_forever(tmp_path: Path) -> None:
 
 TENSOR = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
 HEADERS: list[tuple[Any, str]] = [
-    ({"a": []}, r"a is \[\]; expected an object with dtype, shape, data_offsets"),
+    ({"a": []}, r"a is \[\]; expected an object"),
     ({"a": TENSOR | {"shape": "1"}}, "a.shape is '1'; expected a list"),
     ({"a": TENSOR | {"shape": [True]}}, "a.shape.0 is True; expected a whole number"),
     ({"a": TENSOR | {"shape": [-1]}}, "a.shape.0 is -1; expected a whole number"),
     ({"a": TENSOR | {"shape": [1.0]}}, "a.shape.0 is 1.0; expected a whole number"),
     ({"a": TENSOR | {"shape": [[1]]}}, r"a.shape.0 is \[1\]; expected a whole number"),
     ({"a": TENSOR | {"dtype": ["F32"]}}, r"a.dtype is \['F32'\]; expected a text"),
-    ({"a": TENSOR | {"data_offsets": [0]}}, r"a.data_offsets is \[0\]; expected two whole numbers"),
-    ({"a": TENSOR | {"data_offsets": [0, 4, 8]}}, "a.data_offsets is .*; expected two whole numbers"),
+    ({"a": TENSOR | {"data_offsets": [0]}}, r"a.data_offsets is \[0\]; expected 2 or more entries"),
+    ({"a": TENSOR | {"data_offsets": [0, 4, 8]}}, "a.data_offsets is .*; expected 2 or fewer entries"),
     ({"a": TENSOR | {"data_offsets": ["0", 4]}}, "a.data_offsets.0 is '0'; expected a whole number"),
     ({"a": TENSOR | {"data_offsets": [4, 0]}}, "has bytes"),
     ({"a": TENSOR, "__metadata__": {"x": 1}}, "__metadata__.x is 1; expected a text"),

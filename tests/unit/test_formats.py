@@ -15,11 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
+from zerolora.config.values import fields
 from zerolora.data.example import BadRow, Example
-from zerolora.data.formats import FIELDS, FORMS, detect, parse
+from zerolora.data.formats import FORMS, detect, parse
 from zerolora.data.formats.form import Form
 from zerolora.data.formats.reading import Reading
 from zerolora.data.readers import chunks
+from zerolora.testing import check_form
 
 USER = {"role": "user", "content": "Add 1 and 4."}
 ANSWER = {"role": "assistant", "content": "5"}
@@ -255,7 +257,7 @@ PAIR = turns("q", "a")
             {"prompt": "a", "chosen": "b", "rejected": "c"},
             "its fields (prompt, chosen, rejected) are of the form preference, which has pairs of answers, for "
             "train.objective: dpo, ipo, simpo or orpo, but the runs of this data set read texts to learn, for "
-            "train.objective: sft; write train.objective: dpo, or format: prompt, columns: {completion: chosen} and "
+            "train.objective: sft; set train.objective: dpo, or format: prompt, columns: {completion: chosen} and "
             "ignore: [rejected] to learn the chosen answers",
         ),
         ({"a\n\ud800": 1}, r"its fields ('a\n\ud800') fit none"),
@@ -295,7 +297,7 @@ def test_columns_are_renamed(row: dict[str, Any], columns: dict[str, str], form:
 
 
 def test_column_inside_a_text_is_missing() -> None:
-    with pytest.raises(BadRow, match=r"a.b is missing \(the row has a\); fill it in, or write columns: \{text: ...\}"):
+    with pytest.raises(BadRow, match=r"a.b is missing \(the row has a\); fill it in, or set columns: \{text: ...\}"):
         parse({"a": "x"}, "text", Reading({"text": "a.b"}))
 
 
@@ -336,35 +338,35 @@ def _arguments(value: Any) -> dict[str, Any]:
 CONTENT, FUNCTION = "messages[1].content", "messages[1].tool_calls[0].function"
 BAD: dict[str, list[tuple[dict[str, Any], str]]] = {
     "alpaca": [
-        ({"instruction": "a"}, "output is missing (the row has instruction); fill it in, or write columns: {output:"),
+        ({"instruction": "a"}, "output is missing (the row has instruction); fill it in, or set columns: {output:"),
         ({"instruction": "a", "output": None}, "output is missing (the row has instruction, output (null));"),
         ({"instruction": " ", "output": "b"}, "instruction is empty; fill it in or remove the row"),
         ({"instruction": "a", "output": "\n"}, "output is empty; fill it in or remove the row"),
-        ({"instruction": 5, "output": "b"}, "instruction is 5; write a text"),
-        ({"instruction": "a", "output": "b", "input": {"c": 1}}, "input is {'c': 1}; write a text"),
-        ({"instruction": "a", "output": "b", "history": "x"}, "history is 'x'; write a list"),
-        ({"instruction": "a", "output": "b", "history": [["q"]]}, "history[0] is ['q']; write [question, answer]"),
+        ({"instruction": 5, "output": "b"}, "instruction is 5; use a text"),
+        ({"instruction": "a", "output": "b", "input": {"c": 1}}, "input is {'c': 1}; use a text"),
+        ({"instruction": "a", "output": "b", "history": "x"}, "history is 'x'; use a list"),
+        ({"instruction": "a", "output": "b", "history": [["q"]]}, "history[0] is ['q']; use [question, answer]"),
         ({"instruction": "a", "output": "b", "history": [["q", ""]]}, "history[0][1] is empty; fill it in"),
         ({"instruction": "a\ud83d", "output": "b"}, r"instruction contains half a character ('\ud83d', at 2), which"),
     ],
     "sharegpt": [
         ({"a": 1}, "conversations is missing (the row has a);"),
-        ({"conversations": "x"}, "conversations is 'x'; write a list"),
+        ({"conversations": "x"}, "conversations is 'x'; use a list"),
         ({"conversations": "[x"}, "conversations is '[x', which is not JSON (Expecting value: line 1 column 2"),
         ({"conversations": []}, "conversations has no message of the assistant, so nothing to learn;"),
         (_share({"from": "gpt", "value": " "}), "conversations[1].value is empty; fill it in or remove the row"),
-        (_share({"from": "gpt"}), "conversations[1].value is missing; write a text"),
-        (_share({"from": "Alice", "value": "x"}), "conversations[1].from is 'Alice'; write one of human, user,"),
+        (_share({"from": "gpt"}), "conversations[1].value is missing; add a text"),
+        (_share({"from": "Alice", "value": "x"}), "conversations[1].from is 'Alice'; use one of human, user,"),
         (_share({"role": "assistant", "content": "x"}), "conversations[1].from is missing (it has 'role', 'content');"),
         (_called_as("add(1)"), "conversations[1].value is 'add(1)', which is not"),
         (_called_as("[]"), 'conversations[1].value is []; write {"name": ...'),
         (_called_as('{"name": 1}'), "conversations[1].value is {'name': 1}; write"),
-        (_called_as('{"name": "f", "arguments": [1]}'), "conversations[1].value.arguments is [1]; write an object"),
+        (_called_as('{"name": "f", "arguments": [1]}'), "conversations[1].value.arguments is [1]; use an object"),
         (
             _called_as('{"name": "f", "parameters": {"a": 1}}'),
             "conversations[1].value.parameters is {'a': 1}, and a call",
         ),
-        (_share(GPT, tools="add"), "tools is 'add'; write a list"),
+        (_share(GPT, tools="add"), "tools is 'add'; use a list"),
         (_share(GPT, tools=[{"name": "\udc00"}]), "tools[0].name contains half a character"),
         (
             {"conversations": [{"from": "system", "value": "a"}, GPT], "system": "b"},
@@ -373,12 +375,12 @@ BAD: dict[str, list[tuple[dict[str, Any], str]]] = {
     ],
     "messages": [
         ({"text": "x"}, "messages is missing (the row has text);"),
-        ({"messages": {"role": "user"}}, "messages is {'role': 'user'}; write a list"),
+        ({"messages": {"role": "user"}}, "messages is {'role': 'user'}; use a list"),
         (_chat(), "messages has no message of the assistant, so nothing to learn; add one or remove the row"),
-        (_chat({"role": "bot", "content": "x"}), "messages[1].role is 'bot'; write one of system, developer,"),
-        (_chat({"content": "x"}), "messages[1].role is missing (it has 'content'); write one of"),
+        (_chat({"role": "bot", "content": "x"}), "messages[1].role is 'bot'; use one of system, developer,"),
+        (_chat({"content": "x"}), "messages[1].role is missing (it has 'content'); use one of"),
         (_chat({"role": "assistant", "content": ""}), "messages[1].content is empty; fill it in"),
-        (_chat({"role": "assistant", "content": None}), "messages[1].content is missing; write a text"),
+        (_chat({"role": "assistant", "content": None}), "messages[1].content is missing; add a text"),
         (_chat({"role": "assistant", "content": "", "tool_calls": []}), "messages[1].content is empty;"),
         *(
             (
@@ -400,7 +402,7 @@ BAD: dict[str, list[tuple[dict[str, Any], str]]] = {
         (_chat(USER | {"tool_calls": [CALL]}), "messages[1].tool_calls is in a message of 'user'; only the assistant"),
         (_calls({"function": {"arguments": {}}}), f"{FUNCTION} is {{'arguments': {{}}}}; write"),
         (_arguments("{"), f"{FUNCTION}.arguments is '{{', which is not JSON"),
-        (_arguments(0), f"{FUNCTION}.arguments is 0; write an object"),
+        (_arguments(0), f"{FUNCTION}.arguments is 0; use an object"),
         (_arguments({"a": ["\ud800"]}), f"{FUNCTION}.arguments.a[0] contains half a character"),
         (
             _arguments('{"a": {"b": 1, "b": 2}}'),
@@ -427,7 +429,7 @@ BAD: dict[str, list[tuple[dict[str, Any], str]]] = {
             {**_chat(ANSWER), "tools": [{"name": "f", "since": datetime.date(2024, 5, 1)}]},
             "tools[0].since is datetime.date(2024, 5, 1), which JSON has no form for; write it as text",
         ),
-        (_calls({"id": 5, **CALL}), "messages[1].tool_calls[0].id is 5; write a text"),
+        (_calls({"id": 5, **CALL}), "messages[1].tool_calls[0].id is 5; use a text"),
         (_chat({"role": "assistant", "function_call": "f"}), "messages[1].function_call is 'f'; write"),
         (
             _chat({"role": "user", "content": "a \udfff"}),
@@ -437,16 +439,16 @@ BAD: dict[str, list[tuple[dict[str, Any], str]]] = {
     ],
     "text": [
         ({"text": ""}, "text is empty; fill it in or remove the row"),
-        ({"text": 1.5}, "text is 1.5; write a text"),
+        ({"text": 1.5}, "text is 1.5; use a text"),
         ({"text": "x" * 9 + "\ud800"}, r"text contains half a character ('\ud800', at 10)"),
     ],
     "prompt": [
         ({"prompt": "a"}, "completion is missing (the row has prompt);"),
         ({"prompt": "a", "completion": " "}, "completion is empty; fill it in"),
         ({"prompt": "a", "completion": [ANSWER]}, "prompt is 'a' and completion is [{'role': 'assistant', "),
-        ({"prompt": 1, "completion": 2}, "prompt is 1 and completion is 2; write two texts, or two lists of messages"),
+        ({"prompt": 1, "completion": 2}, "prompt is 1 and completion is 2; use two texts, or two lists of messages"),
         ({"prompt": [USER], "completion": [USER]}, "completion has no message of the assistant"),
-        ({"prompt": [{"role": "x"}], "completion": [ANSWER]}, "prompt[0].role is 'x'; write one of"),
+        ({"prompt": [{"role": "x"}], "completion": [ANSWER]}, "prompt[0].role is 'x'; use one of"),
         (
             {"prompt": str([USER]), "completion": str([ANSWER])},
             "prompt is \"[{'role': 'user', 'content': 'Add 1 and 4.'}]\", a list as Python writes it; write it as JSON",
@@ -456,12 +458,12 @@ BAD: dict[str, list[tuple[dict[str, Any], str]]] = {
     "tokens": [
         ({"labels": [1]}, "input_ids is missing (the row has labels);"),
         ({"input_ids": [1]}, "input_ids has 1 token; a row needs 2"),
-        ({"input_ids": "1 2"}, "input_ids is '1 2'; write a list"),
+        ({"input_ids": "1 2"}, "input_ids is '1 2'; use a list"),
         ({"input_ids": [1, -2, -1]}, "input_ids[1] is -2; token numbers begin at 0"),
-        ({"input_ids": [1, 2.0]}, "input_ids[1] is 2.0; write a token number"),
-        ({"input_ids": [1, "2"]}, "input_ids[1] is '2'; write a token number"),
-        ({"input_ids": [1, 2], "labels": [1]}, "labels has 1 entries for 2 tokens; write one for each"),
-        ({"input_ids": [1, 2], "labels": [1, 3]}, "labels[1] is 3 where the token is 2; write 2, or -100"),
+        ({"input_ids": [1, 2.0]}, "input_ids[1] is 2.0; use a token number"),
+        ({"input_ids": [1, "2"]}, "input_ids[1] is '2'; use a token number"),
+        ({"input_ids": [1, 2], "labels": [1]}, "labels has 1 entries for 2 tokens; use one for each"),
+        ({"input_ids": [1, 2], "labels": [1, 3]}, "labels[1] is 3 where the token is 2; use 2, or -100"),
         ({"input_ids": [1, 2], "labels": [1, -100]}, "labels are -100 after the first token, so the loss sees"),
     ],
 }
@@ -554,7 +556,7 @@ def test_nulls_in_json_arguments_are_preserved() -> None:
     assert messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": None}
 
 
-KEYS = sorted({*FIELDS} | {"from", "value", "role", "content", "a"})
+KEYS = sorted({*fields()} | {"from", "value", "role", "content", "a"})
 WORDS = st.sampled_from(["user", "assistant", "gpt", "function_call", "text", "[1]", "{}", "\ud800", "", " ", "x\n"])
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-101, 3) | st.floats() | WORDS | st.binary(max_size=2),
@@ -610,12 +612,7 @@ def test_any_row_is_parsed_or_bad(case: tuple[str, dict[str, Any]]) -> None:
 @pytest.mark.parametrize("form", FORMS.values(), ids=list(FORMS))
 def test_every_form_has_a_detectable_documented_example(form: Form) -> None:
     assert detect(form.example, Reading(), form.rows) == form.name
-    assert set(form.example) <= set(form.fields) and set(form.needed) <= set(form.fields)
-    example = parse(form.example, form.name, Reading())
-    assert [example.messages, example.text, example.tokens].count(None) == 2
-    for field in form.needed:
-        with pytest.raises(BadRow, match=field):
-            parse({key: value for key, value in form.example.items() if key != field}, form.name, Reading())
+    check_form(form)
     row = f"| `{form.name}` | "
     section = (ROOT / "docs/data.md").read_text().split("\n## Forms of rows\n")[1].split("\n## ")[0]
     (line,) = [line for line in section.splitlines() if line.startswith(row)]

@@ -10,14 +10,14 @@ import prompts_once
 import pytest
 from conftest import ROOT, project_environment
 
-from zerolora.commands.stage_commands import WAITING
+from zerolora.commands.stage_functions import WAITING
 
 
 @pytest.mark.parametrize(
     "command",
     [
-        ["evaluate", "--settings", '{"check": "exact"}', "--data", "none"],
-        ["task", "--settings", '{"kind": "harness", "tasks": ["none"], "files": {}}', "--data", "none"],
+        ["stage", "evaluate", "--settings", '{"check": "exact"}', "--data", "none"],
+        ["stage", "task", "--settings", '{"kind": "harness", "tasks": ["none"], "files": {}}', "--data", "none"],
     ],
     ids=["evaluate", "task"],
 )

@@ -117,30 +117,30 @@ def test_names_are_unique_and_stable(over: dict[str, list[Any]], random: Any, va
 @pytest.mark.parametrize(
     ("edits", "said"),
     [
-        ({"over": {}}, "grids.sweep.over: {} is not valid; write at least one entry"),
-        ({"over": {"train.lora.r": []}}, "grids.sweep.over.train.lora.r: [] is not valid; write at least one entry"),
-        ({"over": {"train.lora.r": 8}}, "grids.sweep.over.train.lora.r: 8 is not valid; write a list"),
-        ({"over": {"train.lora.rr": [8]}}, "train.lora.rr: train.lora has no key 'rr'; write one of r, alpha"),
-        ({"over": {"lora.r": [8]}}, "over.lora.r: there is no such key; write dataset, or one that begins with"),
-        ({"over": {"train.epochs.most": [8]}}, "train.epochs.most: there is no such key; write train.epochs,"),
+        ({"over": {}}, "grids.sweep.over: {} is not valid; use at least one entry"),
+        ({"over": {"train.lora.r": []}}, "grids.sweep.over.train.lora.r: [] is not valid; use at least one entry"),
+        ({"over": {"train.lora.r": 8}}, "grids.sweep.over.train.lora.r: 8 is not valid; use a list"),
+        ({"over": {"train.lora.rr": [8]}}, "train.lora.rr: train.lora has no key 'rr'; use one of r, alpha"),
+        ({"over": {"lora.r": [8]}}, "over.lora.r: there is no such key; use dataset, or one that begins with"),
+        ({"over": {"train.epochs.most": [8]}}, "train.epochs.most: there is no such key; use train.epochs,"),
         ({"over": {"evaluate.rows": [8]}}, "evaluate.rows: evaluate is shared by all runs and cannot be overridden"),
-        ({"over": {"train": {"short": {"epochs": 1}}}}, "over.train: is a whole section; write a key of it"),
-        ({"over": {"train.lora.r": [8, 8.0]}}, "over.train.lora.r: 8.0 occurs twice; write it once"),
+        ({"over": {"train": {"short": {"epochs": 1}}}}, "over.train: is a whole section; use one of its keys"),
+        ({"over": {"train.lora.r": [8, 8.0]}}, "over.train.lora.r: 8.0 occurs twice; list it once"),
         ({"over": {"train.lora.r": ["A", "a"]}}, "over.train.lora.r: 'A' and 'a' are both called a"),
-        ({"over": {"train.lora.targets": [["q_proj"]]}}, "['q_proj'] has no short name for a run; write a mapping"),
+        ({"over": {"train.lora.targets": [["q_proj"]]}}, "['q_proj'] has no short name for a run; use a mapping"),
         ({"over": {"train.epochs": [1, 2]}}, "over.train.epochs: the grid also sets train.epochs: 2 for all its runs"),
         (
             {"over": {"train.lora": {"small": {"r": 2}}, "train.lora.r": [8]}, "train": {}},
-            "over.train.lora.r: is part of train.lora, which also has values; write one of the two",
+            "over.train.lora.r: is part of train.lora, which also has values; keep one of the two",
         ),
-        ({"over": {"train.seed": [*range(101)], "train.lora.r": [*range(1, 101)]}}, "over: 10,100 runs; write values"),
-        ({"over": {"train.learning_rate": [1e-200]}}, "write at most 100 characters"),
-        ({"over": {"train.lora.r": [0, 1, 2]}}, "over.train.lora.r: 0 is not valid; write 1 or more"),
-        ({"dataset": None}, "grids.sweep: has no data set; write dataset: NAME, or over: {dataset: [NAME, ...]}"),
+        ({"over": {"train.seed": [*range(101)], "train.lora.r": [*range(1, 101)]}}, "over: 10,100 runs; give values"),
+        ({"over": {"train.learning_rate": [1e-200]}}, "use at most 100 characters"),
+        ({"over": {"train.lora.r": [0, 1, 2]}}, "over.train.lora.r: 0 is not valid; use 1 or more"),
+        ({"dataset": None}, "grids.sweep: has no data set; set dataset: NAME, or over: {dataset: [NAME, ...]}"),
         ({"over": {"dataset": ["rows"]}}, "over.dataset: the grid also sets dataset: 'rows' for all its runs;"),
         ({"over": {"dataset": ["none"]}, "dataset": None}, "over.dataset: 'none' is not a data set of prepare;"),
-        ({"dataset": "none"}, "grids.sweep.dataset: 'none' is not a data set of prepare; write one of rows"),
-        ({"train": {"epochs": 0}}, "grids.sweep.train.epochs: 0 is not valid; write more than 0"),
+        ({"dataset": "none"}, "grids.sweep.dataset: 'none' is not a data set of prepare; use one of rows"),
+        ({"train": {"epochs": 0}}, "grids.sweep.train.epochs: 0 is not valid; use more than 0"),
         ({"train": {"sedd": 0}}, "grids.sweep.train.sedd: there is no such key"),
         ({"prepare": {}}, "grids.sweep.prepare: prepare is shared by all runs"),
         (
@@ -170,7 +170,7 @@ def test_run_names_must_be_unique(tmp_path: Path, others: dict[str, Any]) -> Non
 
 def test_grid_alone_suffices_and_a_config_without_runs_is_refused(tmp_path: Path) -> None:
     assert len(load(config_with(tmp_path, {"sweep": SWEEP}, runs={})).all_runs) == 4
-    with pytest.raises(UserError, match=r"runs: defines no run; write one here"):
+    with pytest.raises(UserError, match=r"runs: defines no run; add one here"):
         load(config_with(tmp_path, {}, runs={}))
 
 

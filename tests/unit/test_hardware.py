@@ -74,12 +74,12 @@ def test_named_hardware_has_the_reached_rates() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"gpu": "H1000"}, "GPU 'H1000' is not known; write one of V100-16GB, V100-32GB, T4, A10"),
-        ({"node_link": "usb"}, "node link 'usb' is not known; write one of pcie3"),
-        ({"network": "infiniband"}, "network 'infiniband' is not known; write one of 1gbe, 10gbe"),
-        ({"host_link": "nvlink4"}, "host link 'nvlink4' is not known; write one of pcie3, pcie4, pcie5"),
-        ({"disk": "tape"}, "disk 'tape' is not known; write one of sata-ssd"),
-        ({"gpu": "T4"}, "precision is bf16, but T4 has compute capability 7.5, and bf16 begins at 8.0; write fp16"),
+        ({"gpu": "H1000"}, "GPU 'H1000' is not known; use one of V100-16GB, V100-32GB, T4, A10"),
+        ({"node_link": "usb"}, "node link 'usb' is not known; use one of pcie3"),
+        ({"network": "infiniband"}, "network 'infiniband' is not known; use one of 1gbe, 10gbe"),
+        ({"host_link": "nvlink4"}, "host link 'nvlink4' is not known; use one of pcie3, pcie4, pcie5"),
+        ({"disk": "tape"}, "disk 'tape' is not known; use one of sata-ssd"),
+        ({"gpu": "T4"}, "precision is bf16, but T4 has compute capability 7.5, and bf16 begins at 8.0; use fp16"),
     ],
 )
 def test_unknown_name_is_refused_with_the_known_ones(change: dict[str, Any], message: str) -> None:

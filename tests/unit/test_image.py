@@ -35,7 +35,7 @@ def test_a_missing_tool_is_named(path: Path, tmp_path: Path) -> None:
 
 
 def test_wrong_settings_are_refused(path: Path, tmp_path: Path) -> None:
-    assert refused(path, tmp_path / "a", TORCH="rocm") == "TORCH=rocm is not a build; write cpu, cu12 or cu13"
+    assert refused(path, tmp_path / "a", TORCH="rocm") == "TORCH=rocm is not a build; use cpu, cu12 or cu13"
     (tmp_path / "old.tar").write_text("old")
     assert refused(path, tmp_path / "old.tar") == f"{tmp_path}/old.tar exists; remove it, or name another file"
     assert (tmp_path / "old.tar").read_text() == "old"

@@ -108,8 +108,8 @@ def test_stages_of_llamafactory(tmp_path: Path, more: str, name: str, section: d
         (f"{AXOLOTL}rl: dpo\ndatasets: [{{path: a/b, type: zephyr.nectar}}]", "datasets[0].type: 'zephyr.nectar'"),
         (f"{AXOLOTL}rl: kto\ndatasets: [{{path: a/b, type: chat_template.default}}]", "datasets[0].type: 'chat"),
         (f"{AXOLOTL}rl: dpo\ndatasets: [{{path: a/b}}]", "prepare.rows.template: texts get no template there"),
-        (f"{AXOLOTL}rl: dpo\nrl_beta: 0", "rl: train.dpo.beta: 0.0 is not valid; write more than 0.0"),
-        (f"{FACTORY}dataset: a\nstage: dpo\npref_ftx: -1", "stage: train.dpo.sft_weight: -1.0 is not valid; write 0.0"),
+        (f"{AXOLOTL}rl: dpo\nrl_beta: 0", "rl: train.dpo.beta: 0.0 is not valid; use more than 0.0"),
+        (f"{FACTORY}dataset: a\nstage: dpo\npref_ftx: -1", "stage: train.dpo.sft_weight: -1.0 is not valid; use 0.0"),
         (f"{FACTORY}dataset: a\nstage: dpo\npref_loss: orpo", "pref_loss: the cross-entropy is the mean of each"),
         (f"{FACTORY}dataset: a\nstage: dpo\npref_ftx: 0.1", "pref_ftx: the SFT term is the mean of each answer's mean"),
         (f"{FACTORY}dataset: a\nstage: dpo\npref_loss: orpo\npref_ftx: 0.1", "pref_ftx: orpo has its own"),
@@ -181,7 +181,7 @@ def test_simpo_without_gamma_is_to_be_completed(tmp_path: Path) -> None:
 )
 def test_what_no_objective_has_stops_the_import(tmp_path: Path, text: str, key: str) -> None:
     line = refusal(imported, f"{text}\n", tmp_path)
-    assert f"{key}: " in line and line.count("write --as-sft to import the rest") == 1
+    assert f"{key}: " in line and line.count("pass --as-sft to import the rest") == 1
     translation, written = imported(f"{text}\n", tmp_path, as_sft=True)
     assert "objective" not in written["train"] and not {"dpo", "kto"} & written["train"].keys()
     changed = {each.partition(": ")[0] for each in said(translation, CHANGES)}

@@ -38,7 +38,7 @@ def test_recipe_is_only_overwritten_with_force(tmp_path: Path) -> None:
     assert (output.parent / schema).resolve() == tmp_path / SCHEMA_FILE
     output.write_text("mine: 1\n", encoding="utf-8")
     again = served("zerolora", "init", "--recipe", NAME, directory=tmp_path)
-    assert again.returncode == 2 and "config/config.yaml: exists; write --force to replace it" in again.stderr
+    assert again.returncode == 2 and "config/config.yaml: exists; pass --force to replace it" in again.stderr
     assert output.read_text(encoding="utf-8") == "mine: 1\n"
     assert served("zerolora", "init", "--recipe", NAME, "--force", directory=tmp_path).returncode == 0
     assert output.read_text(encoding="utf-8") == written
@@ -58,7 +58,7 @@ def test_rows_of_a_recipe_come_with_its_config(tmp_path: Path) -> None:
 
 
 def test_unknown_recipe_lists_all(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="'../models' is not a recipe; write one of\n") as error:
+    with pytest.raises(UserError, match="'../models' is not a recipe; use one of\n") as error:
         write_recipe("../models", RECIPES, tmp_path / "config.yaml", force=False)
     assert NAME in str(error.value) and not (tmp_path / "config.yaml").exists()
 

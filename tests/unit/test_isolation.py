@@ -105,7 +105,7 @@ def test_architectures_with_isolated_rows_pass(kind: str, attention: str, precis
 @pytest.mark.parametrize(("kind", "attention", "precision"), precise(both(LEAKING)))
 def test_architectures_with_leaking_rows_are_refused(kind: str, attention: str, precision: torch.dtype) -> None:
     """Random weights leak little: in bf16 less than rounding."""
-    said = rf"the {kind} model with {attention} attention the (first|second) row .* sees the .*write pack.packing: off"
+    said = rf"the {kind} model with {attention} attention the (first|second) row .* sees the .*set pack.packing: off"
     with pytest.raises(UserError, match=said):
         check_isolation(*_model_and_config(kind, attention, precision), CPU)
 
@@ -150,7 +150,7 @@ def test_model_with_continuing_positions_is_refused() -> None:
             return self.model(input_ids=input_ids, attention_mask=mask.expand(len(input_ids), -1, -1, -1), **rest)
 
     model = build("gpt2", "sdpa")
-    with pytest.raises(UserError, match=r"has other logits in a packed row than alone.*write pack.packing: off"):
+    with pytest.raises(UserError, match=r"has other logits in a packed row than alone.*set pack.packing: off"):
         check_isolation(Shifted(model), model.config, CPU)
 
 

@@ -106,7 +106,7 @@ def test_every_target_of_every_run_is_exported(jobs: Jobs) -> None:
 def test_export_without_targets_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     nothing = jobs_of(tmp_path, export={"targets": []}).of({})
-    with pytest.raises(WorkflowError, match=r"export.targets is empty.*write export: \{targets: \[gguf\]\}"):
+    with pytest.raises(WorkflowError, match=r"export.targets is empty.*set export: \{targets: \[gguf\]\}"):
         _ = nothing.exported
 
 
@@ -115,6 +115,10 @@ def test_wildcard_without_names_matches_nothing(jobs: Jobs) -> None:
     assert jobs.constraints()["run"] == "|".join(jobs.config.all_runs)
 
 
-def test_every_output_of_the_runs_is_listed_once(jobs: Jobs) -> None:
+def test_every_job_of_the_runs_is_planned_once(jobs: Jobs) -> None:
     outputs = {"task_rows": ["results/tasks/{task}.jsonl"], "train": ["results/{run}/adapter/manifest.json"]}
-    assert jobs.every_output(outputs) == [f"results/{run}/adapter/manifest.json" for run in jobs.config.all_runs]
+    planned = jobs.planned(outputs)
+    assert list(planned) == [f"train@{run}" for run in jobs.config.all_runs]
+    assert [job.outputs for job in planned.values()] == [
+        [f"results/{run}/adapter/manifest.json"] for run in jobs.config.all_runs
+    ]

@@ -65,7 +65,7 @@ def test_example_questions_cover_the_eight_categories() -> None:
         ("[1]", "is not an object"),
         ('{"category": "a", "turns": ["x", "y"]}', "question_id: None is not valid"),
         ('{"question_id": 1, "category": "A b", "turns": ["x", "y"]}', "category: 'A b' is not valid"),
-        ('{"question_id": 1, "category": "a", "turns": ["x"]}', "turns: ['x'] is not valid; write a list of two texts"),
+        ('{"question_id": 1, "category": "a", "turns": ["x"]}', "turns: ['x'] is not valid; use a list of two texts"),
         ('{"question_id": 1, "category": "a", "turns": ["x", "y"], "reference": ["z"]}', "reference: ['z'] is not"),
         ('{"question_id": 0, "category": "a", "turns": ["x", "y"]}', "question_id '0' occurs twice"),
         ('{"question_id": "\\ud800", "category": "a", "turns": ["x", "y"]}', "is not JSON"),
@@ -271,7 +271,7 @@ def test_unset_or_invalid_values_are_named(changed: dict[str, Any], environment:
     ],
 )
 def test_only_encrypted_or_local_endpoints_are_valid(address: str) -> None:
-    with pytest.raises(ValueError, match="write"):
+    with pytest.raises(ValueError, match="(use|give) "):
         JudgeSettings(endpoint=address)
     for valid in (
         "https://judge.example/v1/",
@@ -421,7 +421,7 @@ def command(models: Path, output: Path, tuned: str = TUNED, **settings: Any) -> 
     files |= {"work": output / "work", "output": output / "judge"}
     values = {"questions": str(models / "questions.jsonl"), "max_new_tokens": 12, **settings}
     options = [text for name, path in files.items() for text in (f"--{name}", str(path))]
-    return ["zerolora", "--log", str(output / "log"), "judge", "--settings", json.dumps(values), *options]
+    return ["zerolora", "--log", str(output / "log"), "stage", "judge", "--settings", json.dumps(values), *options]
 
 
 def test_two_models_are_judged_and_the_key_stays_secret(models: Path, tmp_path: Path) -> None:
@@ -462,7 +462,7 @@ def test_unmerged_adapter_is_judged_on_its_base(models: Path, tmp_path: Path) ->
 def test_without_an_endpoint_nothing_is_generated(models: Path, tmp_path: Path) -> None:
     result = served(*command(models, tmp_path))
     assert result.returncode == 2
-    line = "zerolora: config/config.yaml: judge.endpoint is not set; write it, as docs/judge.md shows"
+    line = "zerolora: config/config.yaml: judge.endpoint is not set; set it, as docs/evaluation.md shows"
     assert (tmp_path / "log").read_text().strip() == line
     assert not (tmp_path / "judge").exists() and not (tmp_path / "work").exists()
 

@@ -156,7 +156,7 @@ def test_auto_uses_kernels_where_a_gpu_and_the_family_have_them() -> None:
     assert fused_kernels.used("off", "cuda", "llama", "silu") == ()
     assert "mlp" not in fused_kernels.used("auto", "cuda", "llama", "gelu")  # its kernel computes silu
     assert "mlp" not in fused_kernels.used("auto", "cuda", "gemma", "gelu")  # its kernel computes tanh's approximation
-    with pytest.raises(UserError, match="no kernels for a gpt2 here .* write auto or off"):
+    with pytest.raises(UserError, match="no kernels for a gpt2 here .* use auto or off"):
         fused_kernels.used("liger", "cuda", "gpt2", "gelu_new")
 
 

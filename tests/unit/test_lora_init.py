@@ -69,7 +69,7 @@ def test_published_adapter_is_the_change_in_training(r: int, alpha: float, stabi
     ("lora", "said"),
     [
         ({"targets": ["wte"]}, "wte is an embedding, whose factors have no other start; leave it out"),
-        ({"r": 1000}, "has 768 singular values, fewer than r 1000; write an r of at most 768, or init: default"),
+        ({"r": 1000}, "has 768 singular values, fewer than r 1000; use an r of at most 768, or init: default"),
     ],
 )
 def test_unsupported_targets_and_ranks_are_refused(lora: dict[str, Any], said: str) -> None:

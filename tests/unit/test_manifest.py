@@ -23,18 +23,18 @@ def directory(tmp_path: Path) -> Path:
     ids=["truncated", "one byte changed", "missing"],
 )
 def test_changed_or_missing_file_is_named(directory: Path, content: bytes | None, message: str) -> None:
-    check_intact(directory, "zerolora prepare")
+    check_intact(directory, "zerolora stage prepare")
     (directory / "rows.arrow").unlink()
     if content is not None:
         (directory / "rows.arrow").write_bytes(content)
-    with pytest.raises(UserError, match=rf"rows\.arrow: {message}; run `zerolora prepare` again"):
-        check_intact(directory, "zerolora prepare")
+    with pytest.raises(UserError, match=rf"rows\.arrow: {message}; run `zerolora stage prepare` again"):
+        check_intact(directory, "zerolora stage prepare")
 
 
 def test_large_files_are_compared_by_size(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manifest, "HASHED_BYTES", 5)
     (directory / "rows.arrow").write_bytes(b"0123456780")
-    check_intact(directory, "zerolora prepare")
+    check_intact(directory, "zerolora stage prepare")
     (directory / "rows.arrow").write_bytes(b"01234567")
     with pytest.raises(UserError, match="is not the file"):
-        check_intact(directory, "zerolora prepare")
+        check_intact(directory, "zerolora stage prepare")

@@ -267,10 +267,10 @@ def test_attention_is_limited_to_what_training_supports(tmp_path: Path) -> None:
     assert "attention eager" in labelled(by_default.stdout, "step")
     assert by_default.returncode == 3
     for model, attention, why in (
-        (gemma, "flash", "a gemma2 has no flash attention; write eager"),
-        (gemma, "sdpa", "a gemma2 has no sdpa attention; write eager"),
-        (falcon, "flash", "a falcon has no flash attention; write sdpa or eager"),
-        (str(gptj), "flash", "a gptj has no flash attention; write eager"),
+        (gemma, "flash", "a gemma2 has no flash attention; use eager"),
+        (gemma, "sdpa", "a gemma2 has no sdpa attention; use eager"),
+        (falcon, "flash", "a falcon has no flash attention; use sdpa or eager"),
+        (str(gptj), "flash", "a gptj has no flash attention; use eager"),
     ):
         (entry,) = objects("--model", model, "--strategy", "zero2", "--attention", attention)
         assert (entry["fits"], entry["why"]) == (False, why)
@@ -312,9 +312,9 @@ def test_hub_model_needs_only_its_config(hub: Hub, tmp_path: Path) -> None:
 HUB_MISTAKES: list[tuple[str, str]] = [
     (f"{REPOSITORY}@{'f' * 40}", "the repository has no such commit"),
     (f"no/where@{REVISION}", "no such model, or a private one"),
-    (f"{REPOSITORY}@{REVISION}", "has no config.json; write the repository of a transformers model"),
-    (f"{REPOSITORY}@main", "write NAME@REVISION, a repository and the 40 digits"),
-    (REPOSITORY, "write NAME@REVISION, a repository and the 40 digits"),
+    (f"{REPOSITORY}@{REVISION}", "has no config.json; give the repository of a transformers model"),
+    (f"{REPOSITORY}@main", "use NAME@REVISION, a repository and the 40 digits"),
+    (REPOSITORY, "use NAME@REVISION, a repository and the 40 digits"),
     (f"a--b@{REVISION}", "is not the name of a repository"),
 ]
 
@@ -493,9 +493,9 @@ def test_json_of_a_rendered_strategy_has_the_same_estimate(tmp_path: Path) -> No
 
 OWN_MISTAKES: list[tuple[str, str]] = [
     ("[1]", "holds [1]; expected a JSON object"),
-    ('{"zero_optimization": {"stage": 4}}', "zero_optimization.stage is 4; write 0, 1, 2 or 3"),
-    ('{"zero_optimisation": {}}', "is not a key of DeepSpeed, which ignores it; write zero_optimization"),
-    ('{"zero_optimization": {"allgather_bucket_size": "auto"}}', "allgather_bucket_size is 'auto'; write its value"),
+    ('{"zero_optimization": {"stage": 4}}', "zero_optimization.stage is 4; use 0, 1, 2 or 3"),
+    ('{"zero_optimisation": {}}', "is not a key of DeepSpeed, which ignores it; use zero_optimization"),
+    ('{"zero_optimization": {"allgather_bucket_size": "auto"}}', "allgather_bucket_size is 'auto'; set its value"),
     ("{", "not valid JSON"),
     ("[" * 100_000, "nested too deep"),
 ]
@@ -531,25 +531,25 @@ def changed(model: str = "llama-3.2-1b", **values: Any) -> str:
 
 OLMO: dict[str, Any] = {"model_type": "olmo2", "num_key_value_heads": 8}
 FILES: list[tuple[str, str, str]] = [
-    ("weights.safetensors", "\0" * 100, "is not a config.json; write the path of a model's directory"),
+    ("weights.safetensors", "\0" * 100, "is not a config.json; give the path of a model's directory"),
     ("weights.json", "\0" * 100, "not valid JSON"),
     ("large.json", " " * (17 * 1024**2), "bytes, too many for such a file"),
     ("nested.json", "[" * 100_000, "is nested too deep"),
     ("digits.json", f'{{"model_type": "llama", "hidden_size": {"9" * 5000}}}', "a number of at most 400 digits"),
-    ("layers0.json", changed(num_hidden_layers=0), "num_hidden_layers is 0; write a whole number of at least 1"),
-    ("layers9.json", changed(num_hidden_layers=10**9), "num_hidden_layers is 1000000000; write a whole number of at"),
-    ("olmo0.json", changed(**OLMO, num_hidden_layers=0), "num_hidden_layers is 0; write a whole number of at least 1"),
-    ("olmo5.json", changed(**OLMO, num_hidden_layers=10**5), "num_hidden_layers is 100000; write a whole number of at"),
+    ("layers0.json", changed(num_hidden_layers=0), "num_hidden_layers is 0; use a whole number of at least 1"),
+    ("layers9.json", changed(num_hidden_layers=10**9), "num_hidden_layers is 1000000000; use a whole number of at"),
+    ("olmo0.json", changed(**OLMO, num_hidden_layers=0), "num_hidden_layers is 0; use a whole number of at least 1"),
+    ("olmo5.json", changed(**OLMO, num_hidden_layers=10**5), "num_hidden_layers is 100000; use a whole number of at"),
     ("olmo.json", changed(**OLMO, hidden_size=...), "has no hidden_size, which the architecture olmo2 needs"),
     ("olmo_heads.json", changed(**OLMO, num_attention_heads=...), "has no num_attention_heads, which the architecture"),
-    ("width.json", changed(hidden_size=10**30), "hidden_size is 1000000000000000000000000000000; write a whole number"),
+    ("width.json", changed(hidden_size=10**30), "hidden_size is 1000000000000000000000000000000; use a whole number"),
     (
         "activation.json",
         changed(hidden_act="siluu"),
-        "hidden_act is 'siluu'; write an activation that transformers has",
+        "hidden_act is 'siluu'; use an activation that transformers has",
     ),
-    ("heads.json", changed(num_key_value_heads=5), "5 key-value heads for 32 attention heads; write"),
-    ("olmo_kv.json", changed(**OLMO | {"num_key_value_heads": 5}), "5 key-value heads for 32 attention heads; write"),
+    ("heads.json", changed(num_key_value_heads=5), "5 key-value heads for 32 attention heads; use"),
+    ("olmo_kv.json", changed(**OLMO | {"num_key_value_heads": 5}), "5 key-value heads for 32 attention heads; use"),
     ("gemma.json", changed("gemma-2-9b", final_logit_softcapping=float("nan")), "expected a finite number"),
 ]
 
@@ -571,7 +571,7 @@ SETTINGS: dict[str, Any] = {
 
 def estimate_stage(folder: Path, settings: Any) -> subprocess.CompletedProcess[str]:
     paths = ["--model", str(folder), "--packing", str(folder), "--output", str(folder / "estimate.json")]
-    return served("zerolora", "estimate", "--settings", json.dumps(settings), *paths)
+    return served("zerolora", "stage", "estimate", "--settings", json.dumps(settings), *paths)
 
 
 @pytest.mark.parametrize("stats", ["[]", "7", '{"most_supervised": 1}', "null"])
@@ -579,32 +579,33 @@ def test_damaged_packing_stats_are_one_line(tmp_path: Path, stats: str) -> None:
     (tmp_path / "config.json").write_bytes(Path(SMALL_LLAMA).read_bytes())
     (tmp_path / "stats.json").write_text(stats)
     result = estimate_stage(tmp_path, SETTINGS)
-    assert (
-        result.stderr == f"zerolora: {tmp_path}/stats.json: was written by another version; run `zerolora pack` again\n"
-    )
+    said = "was written by another version; run `zerolora stage pack` again"
+    assert result.stderr == f"zerolora: {tmp_path}/stats.json: {said}\n"
 
 
 def test_settings_of_another_stage_are_one_line(tmp_path: Path) -> None:
     for stage in (estimate_stage(tmp_path, {"r": 1}), render_stage(tmp_path, {"r": 1})):
         assert stage.returncode == 2
         (line,) = stage.stderr.splitlines()
-        assert line.endswith("write the stage's entry of results/config.json")
+        assert line.endswith("pass the stage's entry of results/config.json")
 
 
 def render_stage(folder: Path, settings: Any) -> subprocess.CompletedProcess[str]:
     paths = ["--estimate", str(folder / "estimate.json"), "--output", str(folder / "zero.json")]
-    return served("zerolora", "render", "--settings", json.dumps(settings), *paths, "--reasons", str(folder / "r.json"))
+    return served(
+        "zerolora", "stage", "render", "--settings", json.dumps(settings), *paths, "--reasons", str(folder / "r.json")
+    )
 
 
 OPTIONS: list[tuple[str, str]] = [
     ("--lora-targets lm_head", "lm_head shares its weight with another module"),
     ("--lora-targets q_proj,nothing", "'nothing' is not in the model"),
-    ("--lora-targets ''", "--lora-targets '': a name is empty; write names with one comma"),
-    ("--lora-dropout 1", "--lora-dropout 1: leaves nothing to train; write less"),
+    ("--lora-targets ''", "--lora-targets '': a name is empty; give names with one comma"),
+    ("--lora-dropout 1", "--lora-dropout 1: leaves nothing to train; use less"),
     ("--activation-offload --no-activation-checkpointing", "remove --no-activation"),
     (
         "--rank-pattern q_proj=4 --rank-pattern q_proj=8",
-        "--rank-pattern q_proj=8: q_proj has rank 4 already; write it once",
+        "--rank-pattern q_proj=8: q_proj has rank 4 already; give it once",
     ),
     (
         "--method qlora --quantization int8 --double-quantization",
@@ -615,27 +616,27 @@ OPTIONS: list[tuple[str, str]] = [
         "--quantization-block: weights of int8 have one const",
     ),
     ("--method qlora --quantization int8 --method qdora", "--quantization int8: qdora needs the norms of unpacked"),
-    ("--method qlora --quantization-block 1", "--quantization-block 1: write one of 32, 64, 128"),
+    ("--method qlora --quantization-block 1", "--quantization-block 1: use one of 32, 64, 128"),
     ("--modules-to-save nothing", "modules_to_save: 'nothing' is not in the model"),
     ("--rank-pattern 'q_(=4'", "train.lora.rank_pattern: 'q_(' is not a valid regular expression (missing )"),
-    ("--rank-pattern nothing=4", "train.lora.rank_pattern: 'nothing' matches no adapted module; write"),
+    ("--rank-pattern nothing=4", "train.lora.rank_pattern: 'nothing' matches no adapted module; give"),
     ("--lora-targets v_proj --rank-pattern q_proj=4", "matches no adapted module"),
-    ("--rank-pattern q_proj=0", "--rank-pattern q_proj=0: write a module and its rank"),
+    ("--rank-pattern q_proj=0", "--rank-pattern q_proj=0: give a module and its rank"),
     ("--method full --lora-r 4", "--lora-r: full has no such setting; remove it"),
     ("--method lora --quantization fp4", "--quantization: lora has no such setting"),
-    ("--method nothing", "--method nothing: write one of dora, full"),
-    ("--gpu A100", f"--gpu 'A100': write one of {', '.join(offered(GPUS))}"),
-    ("--gpu L4 --gpu-memory 24GiB", "--gpu L4 and --gpu-memory 24GiB: write one of"),
-    ("--gpu T4", "--precision bf16: a T4 does not support it; write fp16"),
-    ("--reserve -1GiB", "--reserve -1GiB: write a size with its unit"),
+    ("--method nothing", "--method nothing: use one of dora, full"),
+    ("--gpu A100", f"--gpu 'A100': use one of {', '.join(offered(GPUS))}"),
+    ("--gpu L4 --gpu-memory 24GiB", "--gpu L4 and --gpu-memory 24GiB: keep one of"),
+    ("--gpu T4", "--precision bf16: a T4 does not support it; use fp16"),
+    ("--reserve -1GiB", "--reserve -1GiB: give a size with its unit"),
     ("--host-memory " + "9" * 400 + "TiB", "--host-memory 9999"),
-    ("--supervised-span 9", "--supervised-span 9: --loss full computes all logits; write"),
+    ("--supervised-span 9", "--supervised-span 9: --loss full computes all logits; pass"),
     ("--supervised-span 9 --sequence-length 8 --loss fused", "a row has 8"),
-    ("--prompt-length 9", "--prompt-length and --answer-length: write both, or none"),
-    ("--strategy zero9", "--strategy zero9: write all or one of ddp, zero0"),
-    ("--optimizer sgd", "--optimizer sgd: write one of adamw, adamw_8bit"),
-    ("--gpu-memory 80", "--gpu-memory 80: write a size with its unit, as in 80GiB"),
-    ("--strategy zero2 --deepspeed x.json", "--deepspeed x.json: write one of the"),
+    ("--prompt-length 9", "--prompt-length and --answer-length: pass both, or none"),
+    ("--strategy zero9", "--strategy zero9: use all or one of ddp, zero0"),
+    ("--optimizer sgd", "--optimizer sgd: use one of adamw, adamw_8bit"),
+    ("--gpu-memory 80", "--gpu-memory 80: give a size with its unit, as in 80GiB"),
+    ("--strategy zero2 --deepspeed x.json", "--deepspeed x.json: keep one of the"),
     ("--deepspeed nowhere.json", "nowhere.json: there is no such file"),
     ("--sequence-parallel 2", "--sequence-parallel 2: it does not divide the number of GPUs, 1"),
     (
@@ -646,17 +647,20 @@ OPTIONS: list[tuple[str, str]] = [
         "--sequence-parallel 16 --gpus-per-node 16",
         "--sequence-parallel is 16, but the model has 32 heads and 8 key-value heads",
     ),
+]
+"""Options after `--model` of a small Llama."""
+PARSED: list[tuple[str, str]] = [
     ("--nodes 0", "Invalid value for '--nodes'"),
     ("--sequence-length 1000000000000000000000000000000", "Invalid value for '--sequence-length'"),
     ("--lora-dropout nan", "Invalid value for '--lora-dropout'"),
     ("--what", "No such option: --what"),
 ]
-"""Options after `--model` of a small Llama."""
+"""Options that typer refuses."""
 MODELS_REFUSED: list[tuple[list[str], str]] = [
-    (["--model", "/dev/null"], "/dev/null: is not a config.json; write the path of a model's directory"),
+    (["--model", "/dev/null"], "/dev/null: is not a config.json; give the path of a model's directory"),
     (["--model", "nowhere"], "nowhere/config.json: there is no such file"),
-    ([], "write either --model with a path, or --hub with NAME@REVISION"),
-    (["--model", LLAMA, "--hub", "a@b"], "write either --model with a path, or --hub"),
+    ([], "pass either --model with a path, or --hub with NAME@REVISION"),
+    (["--model", LLAMA, "--hub", "a@b"], "pass either --model with a path, or --hub"),
     (["--model", f"{MODELS}/gpt2.json", "--kernels", "liger"], "--kernels liger: it has no kernels for a gpt2 here"),
     (["--model", LLAMA, "--lora-targets", "lm_head"], "lora adapts lm_head, none of which is in the attention"),
 ]
@@ -664,6 +668,15 @@ MODELS_REFUSED: list[tuple[list[str], str]] = [
 
 @pytest.mark.parametrize(("options", "message"), OPTIONS, ids=[options[-60:] for options, _ in OPTIONS])
 def test_mistake_in_option_is_one_line(options: str, message: str) -> None:
+    """In this process: a command of its own for each would show the exit code again, for seconds."""
+    with pytest.raises(UserError) as raised:
+        app(["memory", "--model", SMALL_LLAMA, *shlex.split(options)], standalone_mode=False)
+    told = str(raised.value)
+    assert message in told and len(told.splitlines()) == 1 and told.isprintable()
+
+
+@pytest.mark.parametrize(("options", "message"), [*PARSED, OPTIONS[0]])
+def test_refused_option_ends_the_command(options: str, message: str) -> None:
     assert message in refused("--model", SMALL_LLAMA, *shlex.split(options))
 
 
@@ -675,7 +688,7 @@ def test_mistake_in_model_is_one_line(tmp_path: Path, options: list[str], messag
 def test_directory_named_config_json_is_one_line(tmp_path: Path) -> None:
     folder = tmp_path / "config.json"
     folder.mkdir()
-    assert f"{folder}: is a directory; write the path" in refused("--model", str(tmp_path))
+    assert f"{folder}: is a directory; give the path" in refused("--model", str(tmp_path))
     assert f"{folder}/config.json: there is no such file" in refused("--model", str(folder))
 
 
@@ -782,7 +795,7 @@ FUZZ = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, Heal
 @given(
     config=damaged(KNOWN), strategy=st.sampled_from(list(STRATEGIES)), method=st.sampled_from(["lora", "ia3", "full"])
 )
-@settings(FUZZ, max_examples=200)
+@settings(FUZZ, max_examples=60)
 def test_damaged_config_of_a_known_family_is_estimated_or_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], config: dict[str, Any], strategy: str, method: str
 ) -> None:
@@ -791,7 +804,7 @@ def test_damaged_config_of_a_known_family_is_estimated_or_refused(
 
 
 @given(config=damaged(OTHERS))
-@settings(FUZZ, max_examples=40)
+@settings(FUZZ, max_examples=15)
 def test_damaged_config_of_another_architecture_is_estimated_or_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], config: dict[str, Any]
 ) -> None:

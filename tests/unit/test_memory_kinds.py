@@ -151,7 +151,7 @@ REFUSED = [
     (LoraMethod(dropout=0.1), "mlp.experts.gate_up_proj is a parameter, which peft adapts without dropout only"),
     (DoraMethod(), "is a parameter, for which peft has no DoRA"),
     (LoraMethod(targets=r".*layers\.1\..*_proj"), "is a regular expression, which cannot select layers of a"),
-    (LoraMethod(targets=("gate_proj",)), "keeps gate_proj and up_proj in one parameter; write both or neither"),
+    (LoraMethod(targets=("gate_proj",)), "keeps gate_proj and up_proj in one parameter; name both or neither"),
 ]
 
 
@@ -236,9 +236,9 @@ def test_reserve_may_be_zero() -> None:
     assert schema.Estimate().reserve is None
     assert schema.Estimate(reserve="0GiB").reserve == "0GiB"
     assert parse_bytes("0GiB", zero=True) == 0
-    with pytest.raises(ValueError, match="write a size with its unit"):
+    with pytest.raises(ValueError, match="give a size with its unit"):
         parse_bytes("0GiB")
-    with pytest.raises(ValueError, match="write a size with its unit, as in 2GiB or 0GiB"):
+    with pytest.raises(ValueError, match="give a size with its unit, as in 2GiB or 0GiB"):
         schema.Estimate.model_validate({"reserve": 0})
 
 
@@ -426,8 +426,8 @@ KINDS = ("axk2", "bert", "bloom", "ctrl", "dots3_note_text", "gpt_neo", "gpt_oss
 IN_ONE_LINE = {
     ("axk2", "lora"): "the latent attention of a axk2 has no q_b_proj, so that its memory cannot be traced; estimate",
     ("mamba2", "lora"): "a mamba2 has no attention, and only layers with attention can be estimated",
-    ("bert", "ia3"): "train.ia3.targets: this model names its keys, values and MLP in another way; write a list",
-    ("ctrl", "ia3"): "train.ia3.targets: this model names its keys, values and MLP in another way; write a list",
+    ("bert", "ia3"): "train.ia3.targets: this model names its keys, values and MLP in another way; use a list",
+    ("ctrl", "ia3"): "train.ia3.targets: this model names its keys, values and MLP in another way; use a list",
 }
 
 

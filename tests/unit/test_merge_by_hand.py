@@ -345,7 +345,7 @@ REFUSED: dict[str, tuple[Callable[[Path, Path], object], tuple[str, ...], str]] 
     "another shape": (
         _damaged(_narrow),
         (),
-        r"is \[4, 47\], and should be \[4, 48\] in this base: its module has other sizes \(47 instead of 48\); write",
+        r"is \[4, 47\], and should be \[4, 48\] in this base: its module has other sizes \(47 instead of 48\); use",
     ),
     "weights and no adapters": (
         lambda *_: None,
@@ -420,10 +420,10 @@ def test_occupied_output_is_refused(tmp_path: Path, tiny_model: Path, adapter: P
     (tmp_path / "merged").mkdir()
     merge("--base", base, "--adapter", adapter, "--output", tmp_path / "merged")  # an empty directory is free
     before = {path: path.read_bytes() for path in (tmp_path / "merged").iterdir()}
-    with pytest.raises(UserError, match="--output: .*merged: exists already; write another directory"):
+    with pytest.raises(UserError, match="--output: .*merged: exists already; choose another directory"):
         merge("--base", base, "--adapter", adapter, "--output", tmp_path / "merged")
     assert {path: path.read_bytes() for path in (tmp_path / "merged").iterdir()} == before
-    with pytest.raises(UserError, match="--output: .*: is inside the base .*; write a directory outside"):
+    with pytest.raises(UserError, match="--output: .*: is inside the base .*; choose a directory outside"):
         merge("--base", base, "--adapter", adapter, "--output", base / "merged")
 
 
@@ -531,7 +531,7 @@ def test_merged_model_has_the_adapters_tokenizer(form: str, tmp_path: Path, room
 def test_merged_model_has_the_adapters_template_and_stop_tokens(
     tmp_path: Path, tiny_model: Path, adapter: Path
 ) -> None:
-    """As `zerolora train` writes them."""
+    """As `zerolora stage train` writes them."""
     (adapter / "chat_template.jinja").write_text("own")
     (adapter / "generation_config.json").write_text('{"eos_token_id": [2, 5]}')
     merge_by_hand(tiny_model, [adapter], [], tmp_path / "merged")
@@ -555,7 +555,7 @@ def test_tokenizer_of_another_base_is_one_line(tmp_path: Path, tiny_model: Path,
     values["model"]["vocab"]["a"], values["model"]["vocab"]["b"] = (values["model"]["vocab"][key] for key in ("b", "a"))
     path.write_text(json.dumps(values))
     with pytest.raises(
-        UserError, match=r"tokenizer\.json: '[ab]' is token \d+, and \d+ of the base's tokenizer; write t"
+        UserError, match=r"tokenizer\.json: '[ab]' is token \d+, and \d+ of the base's tokenizer; use t"
     ):
         merge_by_hand(roomy, [adapter], [], tmp_path / "merged")
     assert outputs_in(tmp_path) == set()

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from zerolora.merge import stream
 from zerolora.merge.user_merge import merge_by_hand
-from zerolora.methods import lora
+from zerolora.methods import updates
 from zerolora.model.architecture import auto_class
 from zerolora.tensor_file import read_header
 
@@ -108,12 +108,12 @@ def test_stored_factors_give_the_same_product(whole: bool, tmp_path: Path, monke
     factors = {"A": torch.randn(4, 24), "B": torch.randn(48, 4)}
     save_file(factors, tmp_path / "factors.safetensors")
     stored = read_header(tmp_path / "factors.safetensors").tensors
-    monkeypatch.setattr(lora, "SMALL", factors["B"].nbytes if whole else factors["B"].nbytes - 1)
+    monkeypatch.setattr(updates, "SMALL", factors["B"].nbytes if whole else factors["B"].nbytes - 1)
     actual, expected = torch.ones(48, 24), torch.ones(48, 24)
     for first in (0, 16, 32):
         rows = slice(first, first + 16)
-        lora.Product("weight", dict(stored), 0.3, transposed=False).apply(actual[rows], first)
-        lora.Product("weight", dict(factors), 0.3, transposed=False).apply(expected[rows], first)
+        updates.Product("weight", dict(stored), 0.3, transposed=False).apply(actual[rows], first)
+        updates.Product("weight", dict(factors), 0.3, transposed=False).apply(expected[rows], first)
     assert torch.equal(actual, expected)
     # Absolute tolerance: near zero, rounding of the four terms dominates.
     assert torch.allclose(actual, 1 + 0.3 * factors["B"] @ factors["A"], atol=1e-6)

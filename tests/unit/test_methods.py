@@ -1,17 +1,13 @@
 """Every method of the registry: its estimate, and for trainable methods, what is built and merged as in peft."""
 
-import copy
 import dataclasses
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from zerolora import bounded
 from zerolora.config.method_sections import MethodSections
@@ -22,11 +18,21 @@ from zerolora.methods.method import TrainableMethod
 from zerolora.methods.registry import METHODS, TRAINABLE, create, of_directory
 from zerolora.model.architecture import built_on_meta, config_of
 from zerolora.model.read_spec import read_model_spec
+from zerolora.testing import check_method
 
 ROOT = Path(__file__).resolve().parents[2]
 NO_METHODS = {
     *("__init__", "adapter_check", "adapter_config", "experts", "lora_init", "method", "peft_format"),
-    *("quantized_base", "registry", "token_rows"),
+    *(
+        "quantized_base",
+        "registry",
+        "token_rows",
+        "low_rank",
+        "low_rank_trace",
+        "lora_updates",
+        "updates",
+        "peft_method",
+    ),
 }
 FILES = {path.stem for path in (ROOT / "src/zerolora/methods").glob("*.py")} - NO_METHODS
 
@@ -76,36 +82,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_it_builds_and_merges_as_peft_does(name: str, variant: str, untied_model: Path, tmp_path: Path) -> None:
     """Built, counted by the estimate, filled with noise, saved, and merged by peft and by `updates`."""
-    from transformers import AutoModelForCausalLM
-
-    method = TRAINABLE[name]
-    settings = MethodSections.model_validate(VARIANTS[variant])
-    base = AutoModelForCausalLM.from_pretrained(untied_model)
-    weights = copy.deepcopy(base.state_dict())
-    torch.manual_seed(1)
-    built = method.build(base, settings)
-    trained = {key: parameter for key, parameter in built.named_parameters() if parameter.requires_grad}
-    counted = method.of(settings).parameters(read_model_spec(untied_model), 4)
-    assert sum(parameter.numel() for parameter in trained.values()) == counted.trained
-    assert max(parameter.numel() for parameter in trained.values()) == counted.largest_trained
-    fresh = method.published(built, {key: tensor.clone() for key, tensor in trained.items()})
-    assert any(method.is_untrained(key, tensor) for key, tensor in fresh.items()) == (method.peft_type is not None)
-    with torch.no_grad():
-        for parameter in trained.values():
-            parameter.add_(torch.randn_like(parameter) / 10)
-    published = {key: tensor.detach().clone() for key, tensor in method.published(built, trained).items()}
-    assert not any(method.is_untrained(key, tensor) for key, tensor in published.items())
-    save_file(published, tmp_path / ("adapter_model.safetensors" if method.peft_type else "model.safetensors"))
-    if method.peft_type:
-        config = json.dumps(built.peft_config["default"].to_dict(), default=list)
-        (tmp_path / "adapter_config.json").write_text(config)
-    updates = of_directory(tmp_path).updates(tmp_path, built_on_meta(config_of(untied_model)))
-    expected = (built.merge_and_unload() if method.peft_type else built).state_dict()
-    assert {key for key, update in updates.items() if not update.optional} <= weights.keys()
-    for key, value in weights.items():
-        actual = updates[key].applied(value) if key in updates else value
-        assert (key in updates) == (not torch.equal(actual, value)), key
-        torch.testing.assert_close(actual, expected[key], msg=key)
+    check_method(TRAINABLE[name], MethodSections.model_validate(VARIANTS[variant]), untied_model, tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +105,7 @@ def untied_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"lora": {"targets": ["q_proj", "query"]}}, "train.lora.targets: 'query' is not in the model; write some of"),
+        ({"lora": {"targets": ["q_proj", "query"]}}, "train.lora.targets: 'query' is not in the model; choose from"),
         ({"lora": {"targets": "query.*"}}, "train.lora.targets 'query.*' does not fit the model"),
         ({"lora": {"modules_to_save": ["classifier"]}}, "train.lora.modules_to_save: 'classifier' is not in the model"),
         (
@@ -182,9 +159,7 @@ def test_quantized_module_cannot_be_trained_in_full(name: str, saved: str, untie
     with pytest.raises(UserError) as raised:
         TRAINABLE[name].build(built_on_meta(config_of(untied_model)), sections)
     method = name.removeprefix("q")
-    said = (
-        f"is quantized with method: {name}, and cannot be trained as a whole; leave it out, or write method: {method}"
-    )
+    said = f"is quantized with method: {name}, and cannot be trained as a whole; leave it out, or set method: {method}"
     assert re.fullmatch(rf"train\.lora\.modules_to_save: model\.layers\.\d\..*{said}", str(raised.value))
     with pytest.raises(UserError, match=rf"layers\.0\..*{said}" if saved != "mlp" else "'mlp' is not in the model"):
         TRAINABLE[name].of(sections).parameters(read_model_spec(untied_model), 4)
@@ -261,11 +236,6 @@ def test_docs_list_every_method() -> None:
     assert rows == {name: "yes" if method.trains else "estimated only" for name, method in METHODS.items()}
 
 
-def test_docs_have_the_table_of_strategies() -> None:
-    command = [sys.executable, "docs/method_table.py", "--check"]
-    assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0, "run `make architecture`"
-
-
 @pytest.mark.parametrize(
     ("settings", "options"),
     [
@@ -302,7 +272,7 @@ def test_quantized_bytes_match_bitsandbytes(settings: dict[str, Any], options: d
 
 
 def test_unknown_method_is_one_line() -> None:
-    with pytest.raises(UserError, match=r"--method loha: write one of dora, full, ia3, lora, qdora, qlora, vera"):
+    with pytest.raises(UserError, match=r"--method loha: use one of dora, full, ia3, lora, qdora, qlora, vera"):
         create("loha")
 
 

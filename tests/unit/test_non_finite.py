@@ -79,7 +79,7 @@ def test_nonfinite_loss_of_a_finite_model_has_another_reason(base: Any) -> None:
     model = adapted(base)
     assert check_loss(model, model, CPU, "fp32")
     check_finite(model, "fp32")
-    assert "activations leave the range of fp16; write train.precision: bf16" in str(first_loss(math.nan, "fp16"))
+    assert "activations leave the range of fp16; set train.precision: bf16" in str(first_loss(math.nan, "fp16"))
     assert "learning_rate" not in str(first_loss(math.inf, "fp32"))
 
 

@@ -442,7 +442,7 @@ def test_table_of_the_docs_is_the_registrys() -> None:
         table.append(
             f"| `{each.name}` | `{each.built}` | {each.cost} | {betas} | {each.epsilon or 'none'} | {each.where} |"
         )
-    assert "\n".join(table) in (ROOT / "docs/optimizers.md").read_text(encoding="utf-8")
+    assert "\n".join(table) in (ROOT / "docs/methods.md").read_text(encoding="utf-8")
 
 
 def test_the_estimate_is_within_two_percent_of_every_trace() -> None:
@@ -473,35 +473,35 @@ def test_adafactor_states_match_the_real_adapter(method: str, tiny_model: Path) 
 # --- the config ---
 
 REFUSED = [
-    ({"optimizer": "sgd"}, "train.optimizer: 'sgd': write one of adamw, adamw_8bit, paged_adamw"),
+    ({"optimizer": "sgd"}, "train.optimizer: 'sgd': use one of adamw, adamw_8bit, paged_adamw"),
     ({"optimizer": "paged_adamw"}, "train.optimizer: paged_adamw, and hardware.device is cpu"),
-    ({"optimizer": "paged_adamw_8bit"}, "pages nothing; write adamw_8bit"),
+    ({"optimizer": "paged_adamw_8bit"}, "pages nothing; use adamw_8bit"),
     ({"optimizer": "adafactor"}, "train.optimizer: adafactor, and render.strategy is zero2, which holds"),
     ({"optimizer": "adafactor", "betas": [0.9, 0.99]}, "train.betas: [0.9, 0.99], but adafactor has none; remove it"),
     ({"optimizer": "lion", "epsilon": 1e-8}, "train.epsilon: 1e-08, but lion has none; remove it"),
     ({"betas": [0.9]}, "train.betas"),
     ({"betas": [0.9, 1.0]}, "train.betas"),
-    ({"warmup_steps": 3, "warmup_ratio": 0.1}, "train.warmup_steps: conflicts with warmup_ratio; write one of the two"),
-    ({"schedule": "greedy"}, "train.schedule: 'greedy': write one of cosine, linear, constant, constant_with_warmup"),
-    ({"schedule_options": {"power": 2.0}}, "'power' is not an option of the schedule; write some of num_cycles"),
+    ({"warmup_steps": 3, "warmup_ratio": 0.1}, "train.warmup_steps: conflicts with warmup_ratio; keep one of the two"),
+    ({"schedule": "greedy"}, "train.schedule: 'greedy': use one of cosine, linear, constant, constant_with_warmup"),
+    ({"schedule_options": {"power": 2.0}}, "'power' is not an option of the schedule; choose from num_cycles"),
     ({"schedule": "linear", "schedule_options": {"power": 2.0}}, "'power', but the schedule has no options; remove it"),
     (
         {"schedule": "polynomial", "schedule_options": {"power": "two"}},
-        "power: 'two' is not valid; write a valid number",
+        "power: 'two' is not valid; use a valid number",
     ),
     ({"schedule": "polynomial", "schedule_options": {"lr_end": 1.0}}, "lr_end: 1.0 is not below train.learning_rate"),
     ({"schedule": "warmup_stable_decay"}, "has no num_decay_steps, which the schedule needs"),
     (
         {"warmup_steps": 3},
-        "train.warmup_steps: 3, but the run has 2 steps, so it never reaches its learning rate; write 2",
+        "train.warmup_steps: 3, but the run has 2 steps, so it never reaches its learning rate; use 2",
     ),
     (
         {"schedule": "warmup_stable_decay", "schedule_options": {"num_decay_steps": 2}},
-        "train.schedule_options: num_decay_steps: 2, but 1 of 2 steps are left after the warm-up; write 1 or less",
+        "train.schedule_options: num_decay_steps: 2, but 1 of 2 steps are left after the warm-up; use 1 or less",
     ),
     (
         {"schedule": "one_cycle", "warmup_ratio": 0.1, "schedule_options": {"pct_start": 0.2}},
-        "train.schedule_options: pct_start conflicts with warmup_ratio; write one of the two",
+        "train.schedule_options: pct_start conflicts with warmup_ratio; keep one of the two",
     ),
     ({"schedule": "one_cycle"}, "train.schedule_options: one_cycle rises in 0.6 of 2 steps, so it only falls"),
     (

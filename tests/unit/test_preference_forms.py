@@ -294,7 +294,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"chosen": f"{TALK} 5", "rejected": TALK}, "rejected has no answer behind the prompt"),
     ({"prompt": Q, "chosen": "5"}, "rejected is missing"),
     ({"prompt": Q, "chosen": "5", "rejected": None}, "rejected is missing"),
-    ({"prompt": Q, "chosen": 5, "rejected": "6"}, "chosen is 5; write a text"),
+    ({"prompt": Q, "chosen": 5, "rejected": "6"}, "chosen is 5; use a text"),
     (
         {"chosen": [USER, GOOD], "rejected": [{**USER, "content": "Add 2."}, BAD]},
         "chosen and rejected begin with different messages, so they answer different prompts",
@@ -313,7 +313,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"chosen": "It is 5.", "rejected": "It is 6."}, "chosen is a text, and the row has no prompt"),
     ({"prompt": "", **TEXTS}, "prompt is empty; fill it in or remove the row"),
     ({"prompt": [], "chosen": [GOOD], "rejected": [BAD]}, "prompt is empty; fill it in"),
-    ({"chosen": [GOOD], "rejected": [BAD]}, "chosen has an answer without a prompt; write columns: {prompt: ...}"),
+    ({"chosen": [GOOD], "rejected": [BAD]}, "chosen has an answer without a prompt; set columns: {prompt: ...}"),
     ({"prompt": EARLIER, "chosen": "5", "rejected": "6"}, "the prompt of chosen ends with an answer"),
     ({"prompt": Q, **TEXTS, "score_chosen": 6, "score_rejected": 8.5}, "score_rejected is 8.5, more than score_chosen"),
     ({"prompt": Q, **TEXTS, "chosen_rating": 1, "rejected_rating": 5}, "rejected_rating is 5, more than chosen_rating"),
@@ -335,11 +335,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"prompt": Q, "answers": [{"answer": "5", "rank": 1}, {"answer": "6", "rank": 1}]}, "answers have the ranks"),
     (
         {"prompt": Q, "answers": [{"answer": "5", "rank": None}]},
-        "answers[0].rank is None; write its rank, 1 = the best",
+        "answers[0].rank is None; give its rank, 1 = the best",
     ),
     (
         {"prompt": Q, "answers": [{"answer": "5", "rank": 1}, {"answer": "6", "rank": float("nan")}]},
-        "answers[1].rank is nan; write its rank, 1 = the best",
+        "answers[1].rank is nan; give its rank, 1 = the best",
     ),
     ({"system": "You subtract.", "chosen": [SYSTEM, USER, GOOD], "rejected": [SYSTEM, USER, BAD]}, "system and the"),
     ({"chosen": "\n\nHuman: ", "rejected": "\n\nHuman: "}, "chosen is empty"),
@@ -408,15 +408,15 @@ def test_scores_of_both_answers_are_read(row: dict[str, Any], columns: dict[str,
 REFUSED_LABELS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": Q, "completion": "5"}, "label is missing"),
     ({"prompt": Q, "completion": "5", "label": None}, "label is missing"),
-    ({"prompt": Q, "completion": "5", "label": "maybe"}, "label is 'maybe'; write true (1, desirable) or false"),
-    ({"prompt": Q, "completion": "5", "label": 0.5}, "label is 0.5; write true"),
-    ({"prompt": Q, "completion": "5", "label": -1}, "label is -1; write true"),
+    ({"prompt": Q, "completion": "5", "label": "maybe"}, "label is 'maybe'; use true (1, desirable) or false"),
+    ({"prompt": Q, "completion": "5", "label": 0.5}, "label is 0.5; use true"),
+    ({"prompt": Q, "completion": "5", "label": -1}, "label is -1; use true"),
     ({"prompt": Q, "completion": "5", "label": True, "kto_tag": False}, "label and kto_tag contradict each other"),
     ({"prompt": Q, "completion": " ", "label": True}, "completion is empty"),
     ({"completion": "5", "label": True}, "completion has an answer without a prompt"),
     ({"prompt": Q, "label": True}, "completion is missing"),
     ({"prompt": " ", "completion": "5", "label": True}, "prompt is empty; fill it in or remove the row"),
-    ({"prompt": Q, "completion": "5", "label": ""}, "label is ''; write true (1, desirable)"),
+    ({"prompt": Q, "completion": "5", "label": ""}, "label is ''; use true (1, desirable)"),
     ({"messages": [USER, GOOD, USER], "label": True}, "messages has no answer behind the prompt"),
     ({"prompt": "Add 2.", "completion": [USER, GOOD], "label": True}, "prompt is not the prompt that completion"),
     (
@@ -495,17 +495,17 @@ def test_any_judged_row_is_parsed_or_bad(case: tuple[str, dict[str, Any]]) -> No
 @pytest.mark.parametrize(
     ("rows", "row", "message"),
     [
-        ("texts", {"prompt": Q, **TEXTS}, "write train.objective: dpo, or format: prompt, columns: {comp"),
-        ("texts", {"prompt": Q, "answers": [{"answer": "5", "rank": 1}]}, "write train.objective: dpo, or format: pro"),
+        ("texts", {"prompt": Q, **TEXTS}, "set train.objective: dpo, or format: prompt, columns: {comp"),
+        ("texts", {"prompt": Q, "answers": [{"answer": "5", "rank": 1}]}, "set train.objective: dpo, or format: pro"),
         (
             "texts",
             {"completion": [USER, GOOD], "label": True},
-            "write train.objective: kto, or format: prompt and ignore: [label]",
+            "set train.objective: kto, or format: prompt and ignore: [label]",
         ),
         ("pairs", {"prompt": Q, "completion": "5"}, "of the form prompt, which has texts to learn"),
-        ("pairs", {"prompt": Q, "completion": "5", "label": True}, "write train.objective: kto"),
-        ("labelled", {"prompt": Q, **TEXTS}, "write train.objective: dpo"),
-        ("labelled", {"text": "x"}, "write train.objective: sft"),
+        ("pairs", {"prompt": Q, "completion": "5", "label": True}, "set train.objective: kto"),
+        ("labelled", {"prompt": Q, **TEXTS}, "set train.objective: dpo"),
+        ("labelled", {"text": "x"}, "set train.objective: sft"),
         ("labelled", {"a": "x"}, "columns: {prompt: question, completion: answer, label: good}"),
         ("pairs", {"prompt": Q, "chosen": "5"}, "columns: {prompt: question, chosen: better, rejected: worse}"),
     ],
@@ -582,7 +582,7 @@ def test_detection_reads_only_forms_of_the_objective(tmp_path: Path) -> None:
     file.write_text(json.dumps({"prompt": Q, **TEXTS}) + "\n")
     source = SourceFiles("rows.jsonl", [file], Source())
     assert form_of(source, tmp_path, "pairs") == ("preference", f"{file}:1")
-    with pytest.raises(UserError, match="write train.objective: dpo"):
+    with pytest.raises(UserError, match="set train.objective: dpo"):
         form_of(source, tmp_path, "labelled")
     named = source._replace(settings=Source(format="preference"))
     assert form_of(named, tmp_path, "pairs") == ("preference", "")
@@ -590,7 +590,7 @@ def test_detection_reads_only_forms_of_the_objective(tmp_path: Path) -> None:
         form_of(named, tmp_path)
     assert str(caught.value) == (
         "prepare: format of rows.jsonl is preference, which has pairs of answers, for train.objective: dpo, ipo, simpo "
-        "or orpo, but the runs of this data set read texts to learn, for train.objective: sft; write train.objective: "
+        "or orpo, but the runs of this data set read texts to learn, for train.objective: sft; set train.objective: "
         "dpo, or format: prompt, columns: {completion: chosen} and ignore: [rejected] to learn the chosen answers (of "
         "conversations format: messages and columns: {messages: chosen})"
     )

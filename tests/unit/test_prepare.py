@@ -209,7 +209,7 @@ def test_columns_are_mapped(folder: Folder) -> None:
     with pytest.raises(UserError, match=r"columns of rows\.json: no row has a value in contxt, for input"):
         folder.prepare(format="alpaca", columns={"instruction": "q", "output": "answer.text", "input": "contxt"})
     with pytest.raises(
-        UserError, match=r"columns of rows\.json: messages is not a field of format alpaca; write some of"
+        UserError, match=r"columns of rows\.json: messages is not a field of format alpaca; choose from"
     ):
         folder.prepare(format="alpaca", columns={"messages": "q"})
 
@@ -376,7 +376,7 @@ def test_set_emptied_by_long_rows_says_why(folder: Folder, tokenizer: Any) -> No
     assert re.search(
         rf"the first \S*rows\.jsonl:1: has {start + 1} tokens, max_length is 128, and truncate_right", line
     )
-    assert f"begin at token {start}; raise max_length to {start} or more, or write too_long: truncate_left or" in line
+    assert f"begin at token {start}; raise max_length to {start} or more, or set too_long: truncate_left or" in line
     assert line.endswith("; correct the dropped rows, or add rows")
     listed = [json.loads(each) for each in (folder.path / LIST).read_text().splitlines()]
     assert f"all listed in {folder.path / LIST}" in line
@@ -409,7 +409,7 @@ def test_row_emptied_by_truncate_left_says_what_length_suffices(
     line = failure(folder, path="rows.jsonl", max_length=8, too_long="truncate_left", split=ONE_EACH)
     end = len(labels)
     assert f"and truncate_left leaves none of its supervised tokens, which end at token {end}; raise" in line
-    needed = int(re.search(r"raise max_length to (\d+) or more, or write too_long: truncate_right or split", line)[1])  # type: ignore[index]
+    needed = int(re.search(r"raise max_length to (\d+) or more, or set too_long: truncate_right or split", line)[1])  # type: ignore[index]
     failure(folder, path="rows.jsonl", max_length=needed - 1, too_long="truncate_left", split=ONE_EACH)
     folder.prepare(path="rows.jsonl", max_length=needed, too_long="truncate_left", split=ONE_EACH)
 
@@ -447,10 +447,8 @@ def test_dropped_rows_are_counted_by_reason(folder: Folder, caplog: pytest.LogCa
     folder.prepare(path="rows.jsonl", bad_row="drop", too_long="drop")
     (line,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
     assert "7 of 27 rows that were read are dropped (5 as bad_row, the first " in line
-    assert re.search(
-        r"rows\.jsonl:21: output is 0; write a text; 1 as too_long, the first \S*rows\.jsonl:26: has", line
-    )
-    assert re.search(r"max_length is 128; shorten it, raise max_length, or write too_long: truncate_left", line)
+    assert re.search(r"rows\.jsonl:21: output is 0; use a text; 1 as too_long, the first \S*rows\.jsonl:26: has", line)
+    assert re.search(r"max_length is 128; shorten it, raise max_length, or set too_long: truncate_left", line)
     assert re.search(r"1 as bad_row, the first \S*rows\.jsonl:27: output is empty", line)
     assert f"listed in {folder.output / 'dropped.jsonl'}" in line
 
@@ -659,10 +657,10 @@ def test_row_with_a_long_prompt_or_answer_is_named(folder: Folder) -> None:
     limits = {"max_prompt_length": 70, "max_answer_length": 80}
     folder.write("rows.json", [*ROWS, long_prompt])
     line = failure(folder, **limits)
-    assert "has 99 tokens in its prompt, max_prompt_length is 70; shorten it, raise max_prompt_length, or write" in line
+    assert "has 99 tokens in its prompt, max_prompt_length is 70; shorten it, raise max_prompt_length, or set" in line
     folder.write("rows.json", [*ROWS, long_answer])
     line = failure(folder, **limits)
-    assert "has 91 tokens in its answer, max_answer_length is 80; shorten it, raise max_answer_length, or write" in line
+    assert "has 91 tokens in its answer, max_answer_length is 80; shorten it, raise max_answer_length, or set" in line
     folder.write("rows.json", [*ROWS, long_prompt, long_answer])
     folder.prepare(**limits, too_long="drop")
     assert folder.stats()["dropped_too_long_rows"] == 2
@@ -678,7 +676,7 @@ def test_limits_of_parts_need_rows_that_have_them(folder: Folder) -> None:
     with pytest.raises(UserError, match="has no answer behind a prompt, whose tokens max_prompt_length and max_answer"):
         folder.prepare(path="rows.jsonl", max_answer_length=40)
     for policy in ("split", "truncate_turns"):
-        with pytest.raises(ValueError, match=f"too_long {policy} is for whole rows; with max_prompt_length write fail"):
+        with pytest.raises(ValueError, match=f"too_long {policy} is for whole rows; with max_prompt_length use fail"):
             folder.settings(max_prompt_length=4, too_long=policy)
 
 
@@ -742,9 +740,9 @@ def test_files_of_two_forms_are_refused_with_sources_to_paste(folder: Folder, po
     folder.write("mix/b-2.jsonl", CHATS[1:])
     line = failure(folder, path="mix", bad_row=policy)
     assert re.search(
-        r"^mix: \S*mix/a\.jsonl:2 is of the form alpaca, but \S*mix/b-1\.jsonl:1 is of the form messages; write", line
+        r"^mix: \S*mix/a\.jsonl:2 is of the form alpaca, but \S*mix/b-1\.jsonl:1 is of the form messages; set", line
     )
-    pasted = yaml.safe_load(line.partition("; write ")[2])
+    pasted = yaml.safe_load(line.partition("; set ")[2])
     assert pasted == {"sources": {"a.jsonl": {"format": "alpaca"}, "b-*.jsonl": {"format": "messages"}}}
     folder.prepare(path="mix", bad_row="drop", **pasted)
     assert [each["read_rows"] for each in folder.stats()["sources"].values()] == [21, 20]
@@ -1067,7 +1065,7 @@ def test_evaluation_uses_stop_and_padding_tokens(
         ),
         (
             {"stop_tokens": ["</s>"]},
-            r"stop_tokens: '</s>' is not a single token of the model; write one of <\|endo",
+            r"stop_tokens: '</s>' is not a single token of the model; use one of <\|endo",
         ),
         ({"add_tokens": ["a"]}, r"add_tokens: 'a' is token \d+ of the model's own tokenizer; leave it out"),
         (OWN | {"template_text": "{{ 1 +\n }}"}, r"rows.json:2: config/templates/mine.jinja refuses it: "),
@@ -1079,7 +1077,15 @@ def test_evaluation_uses_stop_and_padding_tokens(
 )
 def test_mistake_in_prompt_format_is_one_line(folder: Folder, options: dict[str, Any], said: str) -> None:
     folder.write("rows.json", ROWS)
-    command = ["zerolora", "prepare", "--settings", folder.settings(**options).model_dump_json(), "--workers", "1"]
+    command = [
+        "zerolora",
+        "stage",
+        "prepare",
+        "--settings",
+        folder.settings(**options).model_dump_json(),
+        "--workers",
+        "1",
+    ]
     result = served(*command, "--model", str(folder.manifest), "--output", str(folder.output), directory=folder.path)
     assert result.returncode == 2
     assert re.search(said, result.stderr), result.stderr
@@ -1146,7 +1152,9 @@ def test_slow_template_ends_all_workers(folder: Folder, monkeypatch: pytest.Monk
 def test_truncated_split_is_named(folder: Folder, kept: int) -> None:
     path = folder.prepare(ROWS) / "train.arrow"
     path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(UserError, match=r"train\.arrow: is not a whole Arrow file .*run `zerolora prepare` again"):
+    with pytest.raises(
+        UserError, match=r"train\.arrow: is not a whole Arrow file .*run `zerolora stage prepare` again"
+    ):
         open_split(folder.output, "train")
 
 

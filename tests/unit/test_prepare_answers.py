@@ -185,7 +185,7 @@ def test_a_limit_that_leaves_only_bos_is_named(policy: str) -> None:
     roles = np.array([CONTEXT] * 11 + [0, 0], np.int8)
     tokens = Tokens(Ragged.of([row]), roles, np.array([11]), ["assistant"], {})
     for longest, limit, said in (
-        (100, 1, "has 11 tokens in its prompt, max_prompt_length is 1, which leaves nothing but BOS; write 2 or more"),
+        (100, 1, "has 11 tokens in its prompt, max_prompt_length is 1, which leaves nothing but BOS; use 2 or more"),
         (3, None, "has 2 tokens in its answer, max_length is 3 with a token of the prompt; an answer is never"),
         (1, None, "has 2 tokens in its answer, max_length is 1; an answer is never"),
     ):

@@ -63,8 +63,8 @@ def test_probe_of_one_rank_has_no_links(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("device", "ranks", "message"),
     [
-        ("tpu", 1, "device is 'tpu'; write cpu or cuda"),
-        ("cpu", 0, "--ranks is 0; write 1 or more"),
+        ("tpu", 1, "device is 'tpu'; use cpu or cuda"),
+        ("cpu", 0, "--ranks is 0; use 1 or more"),
         ("cuda", 9, "--device is cuda, but 9 GPUs are needed and 1 visible; ask for more"),
     ],
 )
@@ -80,7 +80,7 @@ def test_missing_devices_are_refused(
 
 
 def test_directory_as_output_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is a directory; write a file"):
+    with pytest.raises(UserError, match="is a directory; give a file"):
         probe(tmp_path, "cpu", 1)
 
 

@@ -320,7 +320,7 @@ def test_missing_chat_template_lists_usable_formats() -> None:
     with pytest.raises(UserError) as refused:
         Template(plain_model(), prepare_settings())
     assert str(refused.value) == (
-        f"the model's tokenizer has no chat template; write template: plain, {', '.join(PLAIN_TEXT)}, "
+        f"the model's tokenizer has no chat template; set template: plain, {', '.join(PLAIN_TEXT)}, "
         "or a file as in config/templates/mine.jinja"
     )
     assert PLAIN_TEXT == ["alpaca", "alpaca-newline", "deepseek", "llama-2", "mistral", "vicuna", "zephyr"]
@@ -331,7 +331,7 @@ def test_missing_tokens_of_a_format_are_named() -> None:
         Template(plain_model(), prepare_settings(template="chatml"))
     assert str(refused.value) == (
         "template: chatml writes <|im_start|>, which the model does not have as one token; "
-        f"write a format whose tokens it has: plain, {', '.join(PLAIN_TEXT)}; "
+        f"use a format whose tokens it has: plain, {', '.join(PLAIN_TEXT)}; "
         'or add_special_tokens: ["<|im_start|>", "<|im_end|>"]'
     )
 
@@ -358,7 +358,7 @@ def test_token_beyond_embeddings_is_missing(tmp_path: Path, nested: dict[str, in
 def test_stop_tokens_replace_missing_eos() -> None:
     tokenizer = plain_model()
     tokenizer.eos_token = None
-    with pytest.raises(UserError, match=r"no eos_token, so nothing would end an answer; write stop_tokens: \[TOKEN\]"):
+    with pytest.raises(UserError, match=r"no eos_token, so nothing would end an answer; set stop_tokens: \[TOKEN\]"):
         Template(tokenizer, prepare_settings(template="vicuna"))
     template = Template(tokenizer, prepare_settings(template="vicuna", stop_tokens=["</s>"]))
     assert marked(template.pieces(Example(TALK))) == TALKS["vicuna"]
@@ -387,7 +387,7 @@ def test_unknown_stop_or_pad_token_is_refused(key: str) -> None:
     value = "<pad>" if key == "pad_token" else ["<pad>"]
     with pytest.raises(UserError) as refused:
         Template(tokenizer_of("llama-3"), prepare_settings(**{key: value}))
-    assert str(refused.value).startswith(f"{key}: '<pad>' is not a single token of the model; write one of <|begin_")
+    assert str(refused.value).startswith(f"{key}: '<pad>' is not a single token of the model; use one of <|begin_")
 
 
 def test_stop_tokens_must_include_the_templates() -> None:
@@ -404,9 +404,7 @@ def test_end_of_turn_may_differ_from_eos() -> None:
 
 
 def test_pad_token_must_not_end_answers() -> None:
-    with pytest.raises(
-        UserError, match=r"pad_token: <\|eot_id\|> ends an answer; .* so write another, one of <\|begin"
-    ):
+    with pytest.raises(UserError, match=r"pad_token: <\|eot_id\|> ends an answer; .* so use another, one of <\|begin"):
         Template(tokenizer_of("llama-3"), prepare_settings(**{"pad_token": "<|eot_id|>"}))
 
 
@@ -417,9 +415,7 @@ def test_padding_by_default_and_by_name(tmp_path: Path) -> None:
     tokenizer.pad_token = None
     assert Template(tokenizer, prepare_settings(template="plain")).padding == "</s>"
     tokenizer.add_special_tokens({"pad_token": "<pad>"})
-    with pytest.raises(
-        UserError, match=r"pad_token <pad> is token \d+, but the model's embeddings have \d+ rows; write"
-    ):
+    with pytest.raises(UserError, match=r"pad_token <pad> is token \d+, but the model's embeddings have \d+ rows; set"):
         Template(tokenizer, prepare_settings(template="plain"), rows_of(tmp_path, len(tokenizer) - 1))
 
 
@@ -489,10 +485,10 @@ LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% end
     ("text", "said"),
     [
         (LOOP, "takes more than 0.2 s for one conversation; shorten its loops"),
-        ("{{ 'a' * 10**10 }}", "takes more than 1 GiB for one conversation; write less"),
-        ("{{ '%10000000000d' % 1 }}", "takes more than 1 GiB for one conversation; write less"),
-        ("{{ 'a'.center(10**10) }}", "takes more than 1 GiB for one conversation; write less"),
-        ("{{ messages[0].content * 2000 }}", "writes 2,000 characters for one conversation; write less"),
+        ("{{ 'a' * 10**10 }}", "takes more than 1 GiB for one conversation; shorten its output"),
+        ("{{ '%10000000000d' % 1 }}", "takes more than 1 GiB for one conversation; shorten its output"),
+        ("{{ 'a'.center(10**10) }}", "takes more than 1 GiB for one conversation; shorten its output"),
+        ("{{ messages[0].content * 2000 }}", "writes 2,000 characters for one conversation; shorten its output"),
     ],
 )
 def test_template_is_bounded_in_time_and_size(monkeypatch: pytest.MonkeyPatch, text: str, said: str) -> None:
@@ -512,10 +508,13 @@ def test_template_is_bounded_in_time_and_size(monkeypatch: pytest.MonkeyPatch, t
     ("text", "said"),
     [
         (LOOP, "the chat template: takes more than 0.2 s for one conversation; shorten its loops"),
-        ("{{ 'a'.center(10**10) }}", "the chat template: takes more than 1 GiB for one conversation; write less"),
+        (
+            "{{ 'a'.center(10**10) }}",
+            "the chat template: takes more than 1 GiB for one conversation; shorten its output",
+        ),
         (
             "{{ messages[0].content * 2000 }}",
-            "the chat template: writes 4,000 characters for one conversation; write less",
+            "the chat template: writes 4,000 characters for one conversation; shorten its output",
         ),
         ("{{ raise_exception('no') }}", "the chat template refuses it: no"),
         (
@@ -545,11 +544,11 @@ def test_models_template_is_bounded_and_fails_in_one_line(
         (None, ": there is no such file; correct the path, or put a chat template there"),
         (b"", ": is empty; write a chat template, as in docs/data.md"),
         (b"{{ \xff }}", ": byte 3 is not UTF-8; save the file as UTF-8"),
-        (b"a" * 100_001, ": has 100,001 characters; write at most 100,000"),
+        (b"a" * 100_001, ": has 100,001 characters; use at most 100,000"),
         (b"a\n{% for x in messages %}", ":2: no Jinja template: Unexpected end of template.*; correct that line"),
         (b"\n{{ x | nothing }}", ":2: no Jinja template: No filter named 'nothing'.*; correct that line"),
         (b"{% generation %}", ":1: no Jinja template: Unexpected end"),
-        (b"{{ " + b"(" * 9000 + b"1" + b")" * 9000 + b" }}", ": is nested too deep; write fewer blocks inside each"),
+        (b"{{ " + b"(" * 9000 + b"1" + b")" * 9000 + b" }}", ": is nested too deep; nest fewer blocks inside each"),
     ],
 )
 def test_broken_template_is_one_line(

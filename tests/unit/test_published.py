@@ -30,7 +30,7 @@ def refusal(folder: Path, **changed: Any) -> tuple[str, dict[str, Any]]:
         sources_of(prepare_settings(path=str(folder), **changed))
     line = str(caught.value)
     assert "\n" not in line
-    pasted = re.search(r"write (sources: \{.*\}) and (split: \{.*?\})[;,]", line)
+    pasted = re.search(r"set (sources: \{.*\}) and (split: \{.*?\})[;,]", line)
     assert pasted, line
     return line, yaml.safe_load(f"{pasted[1]}\n{pasted[2]}")
 
@@ -341,8 +341,8 @@ def test_saved_dict_of_splits_is_refused_with_its_sources(tmp_path: Path, splits
     (tmp_path / "dataset_dict.json").write_text(json.dumps({"splits": splits}))
     with pytest.raises(UserError) as caught:
         sources_of(prepare_settings(path=str(tmp_path)))
-    assert f"; write path: {tmp_path} with sources: {block}" in str(caught.value)
-    assert all(split in str(caught.value).partition("; write")[0] for split in splits)
+    assert f"; set path: {tmp_path} with sources: {block}" in str(caught.value)
+    assert all(split in str(caught.value).partition("; set")[0] for split in splits)
 
 
 OF_NAMES: list[tuple[str, dict[str, Any], str]] = [
@@ -426,14 +426,12 @@ def test_names_in_a_readme_are_different_splits(tmp_path: Path) -> None:
 def test_evaluation_tasks_pool_no_names(tmp_path: Path) -> None:
     write(tmp_path, "data/test_sft.jsonl data/test_gen.jsonl")
     settings = TaskRowsSettings(path=str(tmp_path / "data"), whole=False)
-    with pytest.raises(
-        UserError, match=r"data: contains the published splits test_gen, test_sft, .* write file: test_"
-    ):
+    with pytest.raises(UserError, match=r"data: contains the published splits test_gen, test_sft, .* set file: test_"):
         task_rows(settings, tmp_path / "out.jsonl")
 
 
 def test_evaluation_tasks_pool_no_splits(tmp_path: Path) -> None:
     write(tmp_path, "data/train.jsonl data/test.jsonl")
     settings = TaskRowsSettings(path=str(tmp_path / "data"), whole=False)
-    with pytest.raises(UserError, match=r"data: contains the published splits test, train, .* write file: test.jsonl"):
+    with pytest.raises(UserError, match=r"data: contains the published splits test, train, .* set file: test.jsonl"):
         task_rows(settings, tmp_path / "out.jsonl")

@@ -301,7 +301,7 @@ def test_saved_data_set_is_read_in_its_order(tmp_path: Path) -> None:
         files_of(tmp_path / "set")
 
     DatasetDict(train=whole, test=whole).save_to_disk(tmp_path / "sets")
-    with pytest.raises(UserError, match=r"sets: contains the splits train, test; write path: .*/sets/train"):
+    with pytest.raises(UserError, match=r"sets: contains the splits train, test; set path: .*/sets/train"):
         files_of(tmp_path / "sets")
     assert len(files_of(tmp_path / "sets/train")) == 1
 

@@ -135,8 +135,8 @@ def predicted(tmp_path: Path) -> Path:
         ({"global_batch": 14}, False, r"is 14, but train.epochs: 1 of 12 rows .*12 or less, or more epochs"),
         ({"global_batch": 40, "epochs": 3}, False, r"train.epochs: 3 of 12 rows to train on make 36, .* 36 or less"),
         ({"global_batch": 14}, True, r"12 packed rows .*12 or less, or pack.packing: false, or more epochs"),
-        ({"global_batch": 40, "ranks_per_node": 20}, False, r"make 12, not one step; write fewer ranks, or more"),
-        ({"global_batch": 20, "ranks_per_node": 5}, False, r"write train.global_batch: 10 or less"),
+        ({"global_batch": 40, "ranks_per_node": 20}, False, r"make 12, not one step; use fewer ranks, or more"),
+        ({"global_batch": 20, "ranks_per_node": 5}, False, r"set train.global_batch: 10 or less"),
     ],
 )
 def test_fewer_rows_than_a_global_batch_are_refused(
@@ -216,7 +216,7 @@ def test_rendered_file_is_accepted_with_reasons(
     choice = Choice(name, *counts, True, "sdpa", sizes)
     settings = settings_of(device=device, precision=precision, nodes=nodes, ranks_per_node=local, nvme=nvme)
     if impossible(name, device, precision, nvme, nodes):
-        with pytest.raises(UserError, match=rf"render.strategy is {name}, and .*; write "):
+        with pytest.raises(UserError, match=rf"render.strategy is {name}, and .*; (use|set) "):
             rendered(choice, target_of(settings), 0.5)
         return
     config, reasons = rendered(choice, target_of(settings), 0.5)
@@ -435,19 +435,19 @@ def test_training_overrides_the_user_json_and_reports_it(predicted: Path) -> Non
 
 
 ZERO_MISTAKES: list[tuple[dict[str, Any], str]] = [
-    ({"stage": 4}, "stage is 4; write 0, 1, 2 or 3"),
+    ({"stage": 4}, "stage is 4; use 0, 1, 2 or 3"),
     (
         {"stage": 2, "overlapp_comm": True},
-        "zero_optimization.overlapp_comm is not a key of DeepSpeed; write overlap_comm",
+        "zero_optimization.overlapp_comm is not a key of DeepSpeed; use overlap_comm",
     ),
     ({"stage": 3, "aio": {}}, "aio belongs to the top level"),
-    ({"stage": 2, "cpu_offload": True}, "cpu_offload is deprecated; write offload_optimizer: {device: cpu}"),
-    ({"stage": 2, "reduce_bucket_size": "5e8"}, "reduce_bucket_size is '5e8'; write a whole number"),
-    ({"stage": 2, "reduce_bucket_size": 0}, "reduce_bucket_size is 0; write 1 or more"),
-    ({"stage": True}, "stage is True; write a whole number"),
-    ({"stage": 2, "overlap_comm": 1}, "overlap_comm is 1; write true or false"),
-    ({"stage": 3, "offload_param": "cpu"}, "offload_param is 'cpu'; write an object"),
-    ({"stage": 3, "offload_param": {"device": "disk"}}, "device is 'disk'; write none, cpu or nvme"),
+    ({"stage": 2, "cpu_offload": True}, "cpu_offload is deprecated; use offload_optimizer: {device: cpu}"),
+    ({"stage": 2, "reduce_bucket_size": "5e8"}, "reduce_bucket_size is '5e8'; use a whole number"),
+    ({"stage": 2, "reduce_bucket_size": 0}, "reduce_bucket_size is 0; use 1 or more"),
+    ({"stage": True}, "stage is True; use a whole number"),
+    ({"stage": 2, "overlap_comm": 1}, "overlap_comm is 1; use true or false"),
+    ({"stage": 3, "offload_param": "cpu"}, "offload_param is 'cpu'; use an object"),
+    ({"stage": 3, "offload_param": {"device": "disk"}}, "device is 'disk'; use none, cpu or nvme"),
     ({"stage": 3, "offload_param": {"device": "cpu", "pinned": True}}, "offload_param.pinned is not a key"),
     ({"stage": 2, "offload_param": {"device": "cpu"}}, "offload_param with stage 2"),
     ({"stage": 0, "offload_optimizer": {"device": "cpu"}}, "offload_optimizer with stage 0"),
@@ -459,28 +459,28 @@ ZERO_MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"stage": 1, "zero_quantized_gradients": True}, "zero_quantized_gradients with stage 1, which DeepSpeed ignores"),
     (
         {"stage": 3, "zero_quantized_gradients": True, "reduce_scatter": False},
-        "reduce_scatter is false with zero_quantized_gradients, which needs it; write true",
+        "reduce_scatter is false with zero_quantized_gradients, which needs it; set it to true",
     ),
     (
         {"stage": 2, "offload_optimizer": {"device": "cpu", "super_offload": True}},
         "super_offload is true, and DeepSpeed's CPU Adam would replace train.optimizer; remove it",
     ),
     ({"stage": 2, "cpu_offload_use_pin_memory": True}, "cpu_offload_use_pin_memory is deprecated"),
-    ({"stage": 2, "allgather_bucket_size": None}, "allgather_bucket_size is null; write a whole number"),
-    ({"stage": 2, "contiguous_gradients": None}, "contiguous_gradients is null; write true or false, or remove it"),
-    ({"stage": 3, "leaf_module": {"classes": "Block"}}, "leaf_module.classes is 'Block'; write a list of texts"),
-    ({"stage": 3, "leaf_module": None}, "leaf_module is None; write an object"),
+    ({"stage": 2, "allgather_bucket_size": None}, "allgather_bucket_size is null; use a whole number"),
+    ({"stage": 2, "contiguous_gradients": None}, "contiguous_gradients is null; use true or false, or remove it"),
+    ({"stage": 3, "leaf_module": {"classes": "Block"}}, "leaf_module.classes is 'Block'; use a list of texts"),
+    ({"stage": 3, "leaf_module": None}, "leaf_module is None; use an object"),
     ({"stage": 2, "zenflow": {"topk_ratio": 0.1}}, "zenflow updates some weights later than others"),
-    ({"stage": 2, "reduce_scatter": "auto"}, "reduce_scatter is 'auto'; write its value"),
-    ({"stage": 3, "offload_param": {"device": "cpu", "pin_memory": "auto"}}, "pin_memory is 'auto'; write its value"),
+    ({"stage": 2, "reduce_scatter": "auto"}, "reduce_scatter is 'auto'; set its value"),
+    ({"stage": 3, "offload_param": {"device": "cpu", "pin_memory": "auto"}}, "pin_memory is 'auto'; set its value"),
     ({"stage": 3, "prefetch_bucket_size": 1, "stage3_prefetch_bucket_size": 2}, "appears twice, once without"),
     ({"stage": 3, "zeropp_loco_param": {}}, "is of LoCo, which DeepSpeed 0.19.8 no longer has"),
-    ({"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 1.5}}, "ratio is 1.5; write a number from 0 to 1"),
+    ({"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 1.5}}, "ratio is 1.5; use a number from 0 to 1"),
     ({"stage": 1, "legacy_stage1": True}, "legacy_stage1 is true"),
-    ({"stage": 2, "reduce_bucket_size": math.inf}, "reduce_bucket_size is inf; write a whole number"),
-    ({"stage": math.nan}, "stage is nan; write a whole number"),
-    ({"stage": 3, "offload_param": {"device": "cpu", "pin_memory": 3}}, "pin_memory is 3; write true or false"),
-    ({"stage": 3, "offload_param": {"device": "nvme", "nvme_path": 5}}, "nvme_path is 5; write the folder"),
+    ({"stage": 2, "reduce_bucket_size": math.inf}, "reduce_bucket_size is inf; use a whole number"),
+    ({"stage": math.nan}, "stage is nan; use a whole number"),
+    ({"stage": 3, "offload_param": {"device": "cpu", "pin_memory": 3}}, "pin_memory is 3; use true or false"),
+    ({"stage": 3, "offload_param": {"device": "nvme", "nvme_path": 5}}, "nvme_path is 5; use the folder"),
     (
         {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/n"}, "prefetch_bucket_size": 5},
         "stage3_prefetch_bucket_size is 5",
@@ -500,18 +500,18 @@ def test_contradiction_in_zero_optimization_is_named(zero: dict[str, Any], messa
     [
         ({"zero_optimization": 3}, {}, "is not a DeepSpeed config"),
         ({"zero_optimization": {"stage": 3, "sub_group_size": "auto"}}, {}, "sub_group_size is 'auto'"),
-        ({"gradient_clipping": "x"}, {}, "gradient_clipping is 'x'; write a number"),
-        ({"train_batch_size": []}, {}, "train_batch_size is []; write a number"),
-        ({"bf16": [1]}, {}, "bf16 is [1]; write an object"),
-        ({"aio": 3}, {}, "aio is 3; write an object"),
+        ({"gradient_clipping": "x"}, {}, "gradient_clipping is 'x'; use a number"),
+        ({"train_batch_size": []}, {}, "train_batch_size is []; use a number"),
+        ({"bf16": [1]}, {}, "bf16 is [1]; use an object"),
+        ({"aio": 3}, {}, "aio is 3; use an object"),
         (
             {"zero_optimisation": {"stage": 3}, "gradient_clipping": 1.0},
             {},
-            "'zero_optimisation' is not a key of DeepSpeed, which ignores it; write zero_optimization",
+            "'zero_optimisation' is not a key of DeepSpeed, which ignores it; use zero_optimization",
         ),
-        ({}, {}, "is not a DeepSpeed config: it has no key; write an object with zero_optimization"),
-        ({"stage": 3}, {}, "is not a DeepSpeed config: it has 'stage'; write it in zero_optimization"),
-        ({"zero_optimization": {}, "stage": 3}, {}, "'stage' is not a key of DeepSpeed's top level; write it in"),
+        ({}, {}, "is not a DeepSpeed config: it has no key; use an object with zero_optimization"),
+        ({"stage": 3}, {}, "is not a DeepSpeed config: it has 'stage'; put it in zero_optimization"),
+        ({"zero_optimization": {}, "stage": 3}, {}, "'stage' is not a key of DeepSpeed's top level; put it in"),
         ({"fsdp": "full_shard auto_wrap", "fsdp_config": {"fsdp_version": 2}}, {}, "it has 'fsdp', 'fsdp_config'"),
         ({"zero_optimization": {}, "fsdp": "full_shard"}, {}, "'fsdp' is not a key of DeepSpeed, which ignores it"),
         (
@@ -530,14 +530,14 @@ def test_contradiction_in_zero_optimization_is_named(zero: dict[str, Any], messa
             {},
             "aio.blocksize is not a key of DeepSpeed",
         ),
-        ({"bf16": {"enabled": "yes"}}, {}, "bf16.enabled is 'yes'; write true or false"),
-        ({"fp16": {"enabled": True, "loss_scale": "dynamic"}}, {}, "fp16.loss_scale is 'dynamic'; write a number"),
+        ({"bf16": {"enabled": "yes"}}, {}, "bf16.enabled is 'yes'; use true or false"),
+        ({"fp16": {"enabled": True, "loss_scale": "dynamic"}}, {}, "fp16.loss_scale is 'dynamic'; use a number"),
         ({"bf16": {"grad_accum": 1}}, {}, "bf16.grad_accum is not a key of DeepSpeed"),
-        ({"bfloat16": {"enabled": True}}, {}, "bfloat16 is an old name; write bf16"),
-        ({"seq_parallel_communication_data_type": "int8"}, {}, "is 'int8'; write one of fp16, bf16, fp32"),
-        ({"communication_data_type": 16}, {}, "communication_data_type is 16; write text"),
-        ({"gradient_allreduce_op": "sum"}, {}, "gradients are averaged: write mean"),
-        ({"steps_per_print": "often"}, {}, "steps_per_print is 'often'; write a whole number"),
+        ({"bfloat16": {"enabled": True}}, {}, "bfloat16 is an old name; use bf16"),
+        ({"seq_parallel_communication_data_type": "int8"}, {}, "is 'int8'; use one of fp16, bf16, fp32"),
+        ({"communication_data_type": 16}, {}, "communication_data_type is 16; use text"),
+        ({"gradient_allreduce_op": "sum"}, {}, "gradients are averaged: use mean"),
+        ({"steps_per_print": "often"}, {}, "steps_per_print is 'often'; use a whole number"),
         ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, {}, "bf16.enabled and fp16.enabled are both true"),
         (
             {"train_batch_size": 9, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2},
@@ -577,12 +577,12 @@ def test_contradiction_in_zero_optimization_is_named(zero: dict[str, Any], messa
             {"zero_optimization": {"stage": 3, "mics_shard_size": 8}},
             {},
             "zero_optimization.mics_shard_size is of MiCS, which DeepSpeed 0.19.8 no longer has (DeepSpeed#8489); "
-            "write zero_hpz_partition_size (hpZ), or render.strategy: fsdp_hybrid",
+            "use zero_hpz_partition_size (hpZ), or render.strategy: fsdp_hybrid",
         ),
         (
             {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/n"}}},
             {},
-            "stage3_prefetch_bucket_size is not 0, with which DeepSpeed reads frozen weights twice and fails; write 0",
+            "stage3_prefetch_bucket_size is not 0, with which DeepSpeed reads frozen weights twice and fails; use 0",
         ),
     ],
 )
@@ -939,7 +939,7 @@ def test_estimate_of_another_version_is_one_line(tmp_path: Path, text: str) -> N
     old = tmp_path / "estimate.json"
     old.write_text(text)
     with pytest.raises(
-        UserError, match=r"estimate\.json: was written by another version; run `zerolora estimate` again"
+        UserError, match=r"estimate\.json: was written by another version; run `zerolora stage estimate` again"
     ):
         render(settings_of(), old)
 

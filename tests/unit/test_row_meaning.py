@@ -103,10 +103,10 @@ def test_turns_of_weight_0_are_not_supervised(form: str, off: dict[str, Any]) ->
 @pytest.mark.parametrize("form", FORMS)
 def test_other_weights_are_refused_with_a_remedy(form: str) -> None:
     row = FORMS[form]({"weight": 0.5}, {})
-    assert "weight is 0.5; write 1 = supervised or 0 = not supervised" in refused(row)
+    assert "weight is 0.5; use 1 = supervised or 0 = not supervised" in refused(row)
     assert "ignore: [weight]" in refused(row)
     assert turns(row, reading=Reading(ignored=frozenset({"weight"}))) == ["Bad.", "Good."]
-    assert ".loss is 'no'; write 1" in refused(FORMS[form]({"loss": "no"}, {}))
+    assert ".loss is 'no'; use 1" in refused(FORMS[form]({"loss": "no"}, {}))
     assert "weight and " in refused(FORMS[form]({"weight": 0, "train": True}, {}))
 
 
@@ -586,8 +586,8 @@ def test_media_of_messages_are_undecided() -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"input_ids": [1, 2], "attention_mask": [1, 0]}, "attention_mask is [1, 0], but only [1, 1] is supported"),
-        ({"input_ids": [1, 2], "position_ids": [0, 0]}, "position_ids is [0, 0], but only [0, 1] is supported"),
+        ({"input_ids": [1, 2], "attention_mask": [1, 0]}, "attention_mask is [1, 0], but must be [1, 1]"),
+        ({"input_ids": [1, 2], "position_ids": [0, 0]}, "position_ids is [0, 0], but must be [0, 1]"),
     ],
 )
 def test_padded_and_packed_rows_are_refused(row: dict[str, Any], message: str) -> None:
@@ -621,7 +621,7 @@ def test_keys_of_content_parts_are_undecided(part: dict[str, Any]) -> None:
 def test_thoughts_in_content_parts_are_refused(part: dict[str, Any]) -> None:
     row = {"messages": [HI, {"role": "assistant", "content": [{"type": "text", "text": "x"}, part]}]}
     assert refused(row).startswith(
-        "messages[1].content[1] contains thoughts; write them beside the content, as reasoning"
+        "messages[1].content[1] contains thoughts; put them beside the content, as reasoning"
     )
 
 
@@ -671,7 +671,7 @@ def test_mode_of_thinking_is_not_a_thought() -> None:
     assert undecided({"messages": [HI, reply("x")], "reasoning": "on"}) == []
     assert len(undecided(*({"messages": [HI, reply("x")], "reasoning": mode} for mode in ("on", "off")))) == 1
     row = {"prompt": "Hi", "completion": "x", "reasoning": "Off"}
-    assert refused(row, template="qwen3") == "reasoning is 'Off', which is not a thought; write ignore: [reasoning]"
+    assert refused(row, template="qwen3") == "reasoning is 'Off', which is not a thought; set ignore: [reasoning]"
     assert turns(row, reading=Reading(ignored=frozenset({"reasoning"}))) == ["x"]
 
 

@@ -122,13 +122,13 @@ def test_warm_up_of_all_steps_only_rises(case: dict[str, Any], warmup: int) -> N
         ),
         ({**DECAY, "schedule_options": {"num_decay_steps": 98, "num_stable_steps": 9}}, 100, None),
         (CYCLE, 10, None),
-        (CYCLE, 3, r"one_cycle rises in 0.9 of 3 steps, so it only falls; write {pct_start: 0.67} or more"),
-        (CYCLE, 1, "one_cycle rises in 0.3 of 1 step, so it only falls; write 2 steps or more"),
+        (CYCLE, 3, r"one_cycle rises in 0.9 of 3 steps, so it only falls; set {pct_start: 0.67} or more"),
+        (CYCLE, 1, "one_cycle rises in 0.3 of 1 step, so it only falls; use 2 steps or more"),
         ({**CYCLE, "schedule_options": {"pct_start": 0.1}}, 10, "rises in 1 of 10 steps"),
         (
             {**CYCLE, "warmup_steps": 6, "schedule_options": {"three_phase": True}},
             10,
-            "pct_start: 0.6 with three_phase, which rises and falls in as many steps; write 0.5 or less",
+            "pct_start: 0.6 with three_phase, which rises and falls in as many steps; use 0.5 or less",
         ),
     ],
 )

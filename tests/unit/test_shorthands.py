@@ -96,10 +96,10 @@ def test_shorthands_mean_their_long_form(config: Path, text: str, other: dict[st
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("\nmodel: a/b@main\ndata: rows.json", "2: model: 'a/b@main': write the full 40-digit commit after @"),
-        ("model: gone\ndata: rows.json", "1: model: 'gone': there is no such directory; correct it, or write"),
-        ("model: 3\ndata: rows.json", "1: model: 3 is not valid; write a directory, or NAME@COMMIT of the hub"),
-        ("model: My Model\ndata: [rows.json]", "2: data: ['rows.json']: write a file or directory of rows"),
+        ("\nmodel: a/b@main\ndata: rows.json", "2: model: 'a/b@main': give the full 40-digit commit after @"),
+        ("model: gone\ndata: rows.json", "1: model: 'gone': there is no such directory; correct it, or use"),
+        ("model: 3\ndata: rows.json", "1: model: 3 is not valid; use a directory, or NAME@COMMIT of the hub"),
+        ("model: My Model\ndata: [rows.json]", "2: data: ['rows.json']: give a file or directory of rows"),
         ("model: My Model\ndata: gone.json", "2: data.path: 'gone.json': there is no such file or directory"),
         ("model: My Model\ndata:\n  path: rows.json\n  max_lenth: 3", "4: data.max_lenth: there is no such key"),
         ("data: rows.json\nfetch: {}", "1: data.model: is missing; add it"),

@@ -150,7 +150,7 @@ def test_prepare_stays_within_its_request(tmp_path: Path, bench: Bench) -> None:
     rows = bench.folder / "rows.json"
     settings = canonical(bench.settings["prepare"]["rows"] | {"path": str(rows)})
     places = ["--model", str(bench.folder / "m/tiny/manifest.json"), "--output", str(tmp_path / "data")]
-    peak = peak_bytes([str(BIN / "zerolora"), "prepare", "--settings", settings, *places, "--workers", "1"])
+    peak = peak_bytes([str(BIN / "zerolora"), "stage", "prepare", "--settings", settings, *places, "--workers", "1"])
     wanted = preparing(rows, 1)
     assert 0.4 * wanted["host_bytes"] < peak < wanted["host_bytes"]
 
@@ -181,9 +181,9 @@ def test_merge_stays_within_its_request(tmp_path: Path) -> None:
     (adapter / "adapter_config.json").write_text(json.dumps(peft_config))
     write_json(adapter / MANIFEST, {"files": describe(adapter)})
     write_json(tmp_path / "base.json", {"path": str(base), "files": {}})
-    places = ["--place", str(tmp_path / "merged"), "--output", str(tmp_path / "merged")]
-    weights = ["--weights", str(tmp_path / "base.json")]
-    peak = peak_bytes([str(BIN / "zerolora"), "merge", *weights, "--adapter", str(adapter), *places])
+    places = ["--output", str(tmp_path / "merged")]
+    weights = ["--settings", "{}", "--weights", str(tmp_path / "base.json")]
+    peak = peak_bytes([str(BIN / "zerolora"), "stage", "merge", *weights, "--adapter", str(adapter), *places])
     wanted = merging(base, adapter)
     assert 0.4 * wanted["host_bytes"] < peak < wanted["mem_mib"] * 1024**2
 

@@ -69,7 +69,7 @@ def restate(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
 SPOILED: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "no constants": (without(f"{WEIGHT}.nested_absmax"), f"{WEIGHT}.nested_absmax is in no file; fetch"),
     "codes too short": (shorten, "bytes of codes for [32, 32]; fetch the model again"),
-    "not quantized": (unpack, f"'{WEIGHT}' are not stored in 4 bits, unlike what method: qlora quantizes; write"),
+    "not quantized": (unpack, f"'{WEIGHT}' are not stored in 4 bits, unlike what method: qlora quantizes; use"),
     "other blocks": (restate("blocksize", 128), "has blocks of 128 and weights of 'float32'; only blocks of 64"),
     "other shape": (restate("shape", [64, 16]), f"{WEIGHT} is [64, 16] in the files, and [32, 32] in a Llama"),
     "no type": (restate("dtype", 5), "dtype is 5; expected"),
@@ -113,7 +113,7 @@ def test_config_that_states_another_quantization_is_refused(
 @pytest.mark.parametrize(
     ("method", "quantizes", "asked", "said"),
     [
-        ("lora", False, {}, "train.method is lora, and the base model is stored in 4 bits (nf4); write method: qlora"),
+        ("lora", False, {}, "train.method is lora, and the base model is stored in 4 bits (nf4); set method: qlora"),
         ("qlora", True, {"type": "fp4"}, "train.quantization.type is 'fp4', and the base model is stored with 'nf4'"),
         ("qlora", True, {"type": "int8"}, "train.quantization.type is 'int8', and the base model is stored with 'nf4'"),
         (

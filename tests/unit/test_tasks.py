@@ -10,21 +10,13 @@ from zerolora.data.reference import PREFIX
 from zerolora.evaluate import tasks
 from zerolora.evaluate.tasks import TASKS
 from zerolora.evaluate.tasks.task import Judgement
+from zerolora.testing import check_task
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_task_judges_its_example_and_is_in_the_config(name: str) -> None:
-    task = TASKS[name].configured(TASKS[name].example.settings)
-    row = {"question": task.example.question, "expected": task.example.expected, "prompt": 3}
-    assert task.asks(row)
-    right, wrong = task.judge(row, task.example.right), task.judge(row, task.example.wrong)
-    assert right.format and right.right == (task.ask != "loss") and not wrong.right
-    assert right.scores.keys() == wrong.scores.keys()
-    metrics = task.metrics([right, wrong])
-    if task.ask != "loss":
-        assert metrics["accuracy"] == 0.5
-    means = {"generate": {"format_rate", "accuracy"}, "choices": {"accuracy"}, "loss": set()}[task.ask]
-    assert set(metrics) == means | {*right.scores} | {*(task.corpus([right.material]) if task.corpus else ())}
+    task = TASKS[name]
+    check_task(task)
     for section, known in ((Prepare, task.ask == "generate"), (AskedTask, True)):
         assert (name in section.model_json_schema()["properties"]["check"]["anyOf"][0]["enum"]) == known
     assert (Path(tasks.__file__).parent / f"{name}.py").is_file()

@@ -381,7 +381,7 @@ def test_thought_after_an_empty_thought_is_refused() -> None:
 def test_empty_question_may_be_dropped() -> None:
     messages = [user(""), user("Hi"), answer("Hello")]
     assert marked(template_of("glm-4").pieces(Example(messages))).endswith("Hi<|assistant|>\n«Hello<|endoftext|>»")
-    with pytest.raises(BadRow, match="writes around the user message 1 depends on its content; write loss: last"):
+    with pytest.raises(BadRow, match="writes around the user message 1 depends on its content; set loss: last"):
         template_of("glm-4", ["user"]).pieces(Example(messages))
 
 
@@ -405,7 +405,7 @@ def test_tool_call_before_a_repeated_message_is_refused() -> None:
         "{% for message in messages %}<|im_start|>{{ message.content * (2 if message.role == 'tool' else 1) }}"
         "{% for call in message.tool_calls %}{{ call.function.name }}{% endfor %}<|im_end|>{% endfor %}"
     )
-    with pytest.raises(BadRow, match="writes around the assistant message 2 depends on its content; write loss: last"):
+    with pytest.raises(BadRow, match="writes around the assistant message 2 depends on its content; set loss: last"):
         Template(like(source), options()).pieces(Example(CONVERSATIONS["tools"]))
 
 
@@ -417,9 +417,9 @@ def test_template_gets_the_usual_variables() -> None:
 def test_repeated_message_is_refused() -> None:
     chatml = tokenizer_of("chatml").chat_template
     tokenizer = like("{{ messages[1].content }}\n" + chatml)
-    with pytest.raises(BadRow, match="writes around the assistant message 2 depends on its content; write template"):
+    with pytest.raises(BadRow, match="writes around the assistant message 2 depends on its content; set template"):
         Template(tokenizer, options()).pieces(Example(CONVERSATIONS["single"]))
-    with pytest.raises(BadRow, match="writes around the assistant message 2 depends on its content; write loss: last"):
+    with pytest.raises(BadRow, match="writes around the assistant message 2 depends on its content; set loss: last"):
         Template(tokenizer, options()).pieces(Example(CONVERSATIONS["multi"]))
     pieces = Template(tokenizer, options("last")).pieces(Example(CONVERSATIONS["multi"]))
     assert marked(pieces).endswith("«Now I rest.<|im_end|>»")
@@ -499,7 +499,7 @@ def test_plain_rows(name: str, loss: str, conversation: str, expected: str) -> N
 def test_plain_rows_by_role() -> None:
     template = template_of("llama-2", ["user"], template="plain")
     assert marked(template.pieces(Example(CONVERSATIONS["system"]))) == "<s>Be brief.\n«Hi»"
-    with pytest.raises(BadRow, match="tool calls have no plain form; write template: chat"):
+    with pytest.raises(BadRow, match="tool calls have no plain form; set template: chat"):
         template.pieces(Example(CONVERSATIONS["tools"]))
 
 
@@ -530,9 +530,7 @@ def test_complete_format_is_suggested(name: str, messages: list[dict[str, Any]],
     """Not "remove it" or "loss: last", which lose a part of the row."""
     with pytest.raises(BadRow) as caught:
         template_of(name).pieces(Example(messages))
-    assert str(caught.value).endswith(
-        f"; write template: {other}, which writes the same text, but keeps all of the row"
-    )
+    assert str(caught.value).endswith(f"; set template: {other}, which writes the same text, but keeps all of the row")
     assert str(caught.value).count("; ") == 1
     template = Template(tokenizer_of(name), prepare_settings(template=other))
     text = "".join(piece.text for piece in template.pieces(Example(messages)))
@@ -549,7 +547,7 @@ def test_incomplete_formats_are_not_suggested() -> None:
 
 def test_models_template_is_suggested_for_tools() -> None:
     tools = Example(CONVERSATIONS["tools"], TOOLS)
-    with pytest.raises(BadRow, match="tool calls have no plain form; write template: chat, which has a form for it"):
+    with pytest.raises(BadRow, match="tool calls have no plain form; set template: chat, which has a form for it"):
         Template(tokenizer_of("qwen2.5"), prepare_settings(template="plain")).pieces(tools)
     tokenizer = tokenizer_like(FAMILIES["qwen2.5"], None)
     with pytest.raises(BadRow, match="tool calls have no plain form; choose a model that has a chat template"):
@@ -599,8 +597,8 @@ def refused(template: Template, example: Example) -> str:
 def test_remedies_of_dropped_thoughts_are_tried() -> None:
     """Qwen3 drops the thoughts of earlier answers, also those inside the text."""
     assert refused(template_of("qwen3"), read(*SEVERAL)) == (
-        "the chat template leaves out reasoning_content of the assistant message 2; write loss: last, or "
-        "ignore: [reasoning_content] to learn the answer without it"
+        "the chat template leaves out reasoning_content of the assistant message 2; set loss: last, or "
+        "set ignore: [reasoning_content] to learn the answer without it"
     )
     assert "«<think>\nI think of b." in marked(template_of("qwen3", "last").pieces(read(*SEVERAL)))
     ignoring = Reading(ignored=frozenset({"reasoning_content"}))
@@ -609,7 +607,7 @@ def test_remedies_of_dropped_thoughts_are_tried() -> None:
 
 def test_remedies_that_fail_are_not_named() -> None:
     """gpt-oss writes no stop token after an earlier answer, whether it has thoughts or not."""
-    assert refused(template_of("gpt-oss"), read(*SEVERAL)).endswith("of the assistant message 2; write loss: last")
+    assert refused(template_of("gpt-oss"), read(*SEVERAL)).endswith("of the assistant message 2; set loss: last")
 
 
 def test_a_further_call_that_the_template_drops_is_named() -> None:
@@ -630,7 +628,7 @@ def test_a_name_that_the_template_drops_is_refused(role: str) -> None:
     messages = [{"role": "system", "content": "Be brief."}, user("Hi"), answer("Hello")]
     named = [{**message, "name": "Bo"} if message["role"] == role else message for message in messages]
     assert re.fullmatch(
-        rf"the chat template leaves out the name 'Bo' of the {role} message \d; write ignore: \[name\]",
+        rf"the chat template leaves out the name 'Bo' of the {role} message \d; set ignore: \[name\]",
         refused(template_of("qwen3"), Example(named)),
     )
     writes = like("{% for m in messages %}<|im_start|>{{ m.name or m.role }} {{ m.content }}<|im_end|>{% endfor %}")

@@ -123,12 +123,12 @@ def test_ignored_arguments_are_left_out() -> None:
             {"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}},
             "enable_thinking is True, and chat_template_kwargs.enable_thinking is False; keep one",
         ),
-        ({"chat_template_kwargs": "[1]"}, "write an object"),
+        ({"chat_template_kwargs": "[1]"}, "use an object"),
         ({"chat_template_kwargs": "{"}, "is not JSON"),
         (
             {"chat_template_kwargs": '{"enable_thinking": true, "effort": "low"}'},
             r"chat_template_kwargs.effort is 'low', which the chat template does not read \(it reads enable_thinking, "
-            r"reasoning_effort\); correct its name, or write ignore: \[chat_template_kwargs.effort\]",
+            r"reasoning_effort\); correct its name, or set ignore: \[chat_template_kwargs.effort\]",
         ),
         ({"enable_thinking": "False"}, 'is the text .*; write {"enable_thinking": false} into the column'),
     ],
@@ -146,7 +146,7 @@ def test_a_value_that_the_template_refuses_or_misreads() -> None:
     example = Example(MESSAGES, arguments={"reasoning_effort": ["low"]})
     with pytest.raises(BadRow, match="refuses it"):
         template_of("gpt-oss").pieces(example)
-    with pytest.raises(BadRow, match=r"thinking is 'off', which .* takes for true; write true or false"):
+    with pytest.raises(BadRow, match=r"thinking is 'off', which .* takes for true; use true or false"):
         template_of("deepseek-v3.1").pieces(Example(MESSAGES, arguments={"thinking": "off"}))
 
 

@@ -101,7 +101,7 @@ def test_argument_of_the_other_template_is_refused() -> None:
     template = Template(tokenizer, prepare_settings())
     messages, held = [user("Hi"), answer("Hello")], {"enable_thinking": False}
     assert template.pieces(Example(messages, TOOLS, arguments=held))
-    with pytest.raises(BadRow, match=r"without tools does not read it; write ignore: \[enable_thinking\]"):
+    with pytest.raises(BadRow, match=r"without tools does not read it; set ignore: \[enable_thinking\]"):
         template.pieces(Example(messages, arguments=held))
 
 

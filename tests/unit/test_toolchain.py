@@ -131,7 +131,7 @@ def test_strategies_that_compile_are_refused_with_an_alternative(
     monkeypatch.setattr(devices, "torch_build", lambda: ("2.13.0+cu130", "13.0"))
     (reason,) = machine_limits.uncompiled(STRATEGIES[strategy], device)
     assert reason.startswith(f"render.strategy is {strategy}, which ") and said in reason
-    assert reason.endswith("; or write zero3_offload" if strategy == "zero3_nvme" else "; or write zero3")
+    assert reason.endswith("; or use zero3_offload" if strategy == "zero3_nvme" else "; or use zero3")
 
 
 def test_other_strategies_compile_nothing() -> None:
@@ -164,7 +164,7 @@ def test_fused_kernels_need_a_c_compiler_on_gpus(tools: Tool, device: Device, ke
     assert bool(said) == refused
     if refused:
         assert "train.kernels is liger" in said[0] and "no C compiler (gcc, clang) is on PATH" in said[0]
-        assert said[0].endswith("or write train.kernels: off")
+        assert said[0].endswith("or set train.kernels: off")
     tools("clang", "")
     tools("Python.h", "")
     assert not list(machine_limits.without_launchers(settings))

@@ -176,7 +176,7 @@ def test_a_damaged_lock_is_named(index: Path, capsys: pytest.CaptureFixture[str]
 
 def test_an_unknown_build_is_refused() -> None:
     said = refusal(torch_install.install_wheel, "python", "cu11")
-    assert said == "TORCH=cu11 is not a build; write one of cpu, cu13, cu12"
+    assert said == "TORCH=cu11 is not a build; use one of cpu, cu13, cu12"
 
 
 def test_it_runs_before_anything_is_installed() -> None:
@@ -184,7 +184,7 @@ def test_it_runs_before_anything_is_installed() -> None:
     code = "import sys, zerolora.machine.torch_install as step; sys.exit(step.main(['wheel', 'python', 'none']))"
     command = [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r}); {code}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-    assert (done.returncode, done.stderr) == (2, "zerolora: TORCH=none is not a build; write one of cpu, cu13, cu12\n")
+    assert (done.returncode, done.stderr) == (2, "zerolora: TORCH=none is not a build; use one of cpu, cu13, cu12\n")
 
 
 def test_the_locks_release_has_hashes(monkeypatch: pytest.MonkeyPatch) -> None:

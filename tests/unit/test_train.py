@@ -208,7 +208,7 @@ def test_longest_packed_row_comes_first() -> None:
 
 
 def test_plan_of_other_data_and_too_few_rows_are_refused() -> None:
-    with pytest.raises(UserError, match="plan is of 8 rows, but the data has 9; run `zerolora pack` again"):
+    with pytest.raises(UserError, match="plan is of 8 rows, but the data has 9; run `zerolora stage pack` again"):
         Batches(rows_of(9), plan_of(8), training_plan(**BATCH), 0, 1)
     with pytest.raises(UserError, match="global_batch is 100, but 2 epochs have only 16 rows"):
         Batches(rows_of(8), plan_of(8), training_plan(**{**BATCH, "global_batch": 100}), 0, 1)
@@ -243,10 +243,10 @@ def test_truncated_plan_is_named(tmp_path: Path, length: int) -> None:
     path = tmp_path / "train.arrow"
     write_plan(path, [[row] for row in range(100)])
     path.write_bytes(path.read_bytes()[:length])
-    with pytest.raises(UserError, match=r"train\.arrow: is not a whole Arrow file .*run `zerolora pack` again"):
+    with pytest.raises(UserError, match=r"train\.arrow: is not a whole Arrow file .*run `zerolora stage pack` again"):
         open_plan(path)
     path.unlink()
-    with pytest.raises(UserError, match="there is no such file; `zerolora pack` writes it"):
+    with pytest.raises(UserError, match="there is no such file; `zerolora stage pack` writes it"):
         open_plan(path)
 
 

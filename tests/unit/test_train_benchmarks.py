@@ -27,7 +27,7 @@ import pytest
 import tables
 import torch
 import weak_scaling
-from chat_rows import write_chat
+from chat_rows import CHATML, write_chat
 from conftest import ROOT, SERVERS, project_environment
 from transformers import AutoTokenizer
 
@@ -239,9 +239,7 @@ def test_rows_of_peers_are_ours(tmp_path: Path, tiny_model: Path, monkeypatch: p
     ours = {tuple(row) for row in rows["input_ids"]}
     lengths = []
     for line in lines:
-        text = tokenizer.apply_chat_template(
-            json.loads(line)["messages"], tokenize=False, chat_template=against_peers.TEMPLATE
-        )
+        text = tokenizer.apply_chat_template(json.loads(line)["messages"], tokenize=False, chat_template=CHATML)
         tokens = tuple(tokenizer.encode(text, add_special_tokens=False))
         lengths.append(len(tokens))
         assert tokens in ours

@@ -72,10 +72,10 @@ def rendered(folder: Path, *options: str, **train: Any) -> subprocess.CompletedP
     write_json(folder / "packing/stats.json", {"packing": False, **STATS})
     estimate = ["--model", str(folder / "models"), "--packing", str(folder / "packing")]
     estimate += ["--output", str(folder / "e.json"), "--settings", json.dumps(run["estimate"])]
-    estimated = served("zerolora", "estimate", *estimate)
+    estimated = served("zerolora", "stage", "estimate", *estimate)
     assert estimated.returncode == 0, estimated.stderr
     paths = ["--estimate", str(folder / "e.json"), "--output", str(folder / "z.json"), "--reasons", str(folder / "r")]
-    return served("zerolora", "render", "--settings", json.dumps(run["render"]), *paths, *options)
+    return served("zerolora", "stage", "render", "--settings", json.dumps(run["render"]), *paths, *options)
 
 
 def gate(folder: Path) -> list[str]:
@@ -163,19 +163,19 @@ REFUSED: dict[str, tuple[str, Callable[[Path], None], dict[str, Any], str]] = {
         "llama",
         quantized,
         {},
-        "train.method is lora, and the base model is stored in 4 bits (nf4); write method: qlora, or fetch",
+        "train.method is lora, and the base model is stored in 4 bits (nf4); set method: qlora, or fetch",
     ),
     "a merge into weights in nf4": (
         "llama",
         quantized,
         {"method": "qlora", "quantization": {"double": False}},
-        "merge.enabled: the base model is stored in 4 bits (nf4), to which nothing can be added; write merge.enabled:",
+        "merge.enabled: the base model is stored in 4 bits (nf4), to which nothing can be added; set merge.enabled:",
     ),
     "two different weights in the place of a shared one": (
         "llama",
         with_another_head,
         {},
-        "tie_word_embeddings is true, but lm_head.weight and model.embed_tokens.weight differ in the files; write",
+        "tie_word_embeddings is true, but lm_head.weight and model.embed_tokens.weight differ in the files; use",
     ),
     "weights in fp8": (
         "llama",
@@ -207,23 +207,23 @@ def test_unmergeable_model_is_refused(case: str, model_of: Callable[[str], Path]
     [
         (
             "vaultgemma",
-            "a vaultgemma has no flash attention; write eager",
+            "a vaultgemma has no flash attention; use eager",
             "flash, which does not support the softcap",
         ),
         (
             "stablelm",
-            "a stablelm has no flash attention; write sdpa or eager",
-            "flash, but transformers' StableLmForCausalLM has its attention built in; write attention: sdpa or eager",
+            "a stablelm has no flash attention; use sdpa or eager",
+            "flash, but transformers' StableLmForCausalLM has its attention built in; set attention: sdpa or eager",
         ),
         (
             "gptj",
-            "a gptj has no flash attention; write eager",
-            "flash, but transformers' GPTJForCausalLM has its attention built in; write attention: eager",
+            "a gptj has no flash attention; use eager",
+            "flash, but transformers' GPTJForCausalLM has its attention built in; set attention: eager",
         ),
         (
             "llama4_text",
-            "a llama4_text has no flash attention; write sdpa or eager",
-            "flash, but transformers' Llama4ForCausalLM needs a mask for its attention; write attention: sdpa or eager",
+            "a llama4_text has no flash attention; use sdpa or eager",
+            "flash, but transformers' Llama4ForCausalLM needs a mask for its attention; set attention: sdpa or eager",
         ),
     ],
 )
@@ -296,11 +296,11 @@ def starting_adapter(folder: Path, **changed: Any) -> Path:
 
 
 STARTS: dict[str, tuple[dict[str, Any], Callable[[Path], Any], str]] = {
-    "another rank": ({"r": 2}, untouched, "adapter_config.json: r is 2, and this run's is 4; write train.lora.r as"),
+    "another rank": ({"r": 2}, untouched, "adapter_config.json: r is 2, and this run's is 4; set train.lora.r as"),
     "other targets": (
         {"target_modules": ["q_proj"]},
         untouched,
-        "k_proj.lora_A.weight is missing (and 23 more such); write the method, r and targets of that adapter",
+        "k_proj.lora_A.weight is missing (and 23 more such); use the method, r and targets of that adapter",
     ),
     "saved over by peft": (
         {},
@@ -331,7 +331,7 @@ STARTS: dict[str, tuple[dict[str, Any], Callable[[Path], Any], str]] = {
     "added tokens": (
         {},
         lambda start: write_json(start / "tokens.json", [{"token": "<note>", "id": 64, "special": False}]),
-        "was trained with other tokens than the data adds; write '<note>' in add_special_tokens and add_tokens",
+        "was trained with other tokens than the data adds; list '<note>' in add_special_tokens and add_tokens",
     ),
 }
 

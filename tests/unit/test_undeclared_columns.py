@@ -13,8 +13,9 @@ from dangerous_values import DANGEROUS, HARMLESS, Kind, answer, prompt, second_a
 from test_prepare import Folder
 
 from zerolora.config.settings import PrepareSettings
+from zerolora.config.values import fields
 from zerolora.data.example import BadRow
-from zerolora.data.formats import FIELDS, FORMS, parse
+from zerolora.data.formats import FORMS, parse
 from zerolora.data.formats.leaves import Unread
 from zerolora.data.formats.reading import Reading
 from zerolora.data.prepare import prepare
@@ -189,7 +190,7 @@ def stops(rows: list[dict[str, Any]], case: Case, leaf: str, cuts: tuple[int, ..
 
 def test_no_form_is_left_out() -> None:
     assert {case.form for case in CASES} == set(FORMS)
-    assert not {name.rpartition(".")[2] for name in NAMES} & set(FIELDS)
+    assert not {name.rpartition(".")[2] for name in NAMES} & set(fields())
 
 
 @pytest.mark.parametrize(("case", "place"), TABLE, ids=lambda each: str(each) if isinstance(each, Case) else each.name)

@@ -132,9 +132,9 @@ def test_adapters_unsupported_by_vllm_are_refused(models: SimpleNamespace, tmp_p
     adapter = tmp_path / "adapter"
     shutil.copytree(models.adapter, adapter)
     config = read_json(adapter / "adapter_config.json", "")
-    for key, value, wanted in (("use_dora", True, "write train.method: lora"), ("r", 600, "write train.lora.r: 512")):
+    for key, value, wanted in (("use_dora", True, "set train.method: lora"), ("r", 600, "set train.lora.r: 512")):
         write_json(adapter / "adapter_config.json", config | {key: value})
-        with pytest.raises(UserError, match=f"evaluate.engine: vllm: .*{wanted}.*or write merge.enabled: true"):
+        with pytest.raises(UserError, match=f"evaluate.engine: vllm: .*{wanted}.*or set merge.enabled: true"):
             vllm_engine.check(stand_in(tmp_path), models.data, EvaluatedModel(models.base, adapter))
 
 

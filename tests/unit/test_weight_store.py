@@ -50,9 +50,9 @@ def blobs() -> list[Path]:
 
 
 def begin(clone: Path, hub: Hub, *before: str) -> subprocess.Popen[str]:
-    """Begin `zerolora fetch` in a clone."""
+    """Begin `zerolora stage fetch` in a clone."""
     clone.mkdir(exist_ok=True)
-    command = [str(BIN / "zerolora"), "fetch", "--settings", SETTINGS.model_dump_json()]
+    command = [str(BIN / "zerolora"), "stage", "fetch", "--settings", SETTINGS.model_dump_json()]
     paths = ("--weights", "weights/tiny", "--output", "models/tiny")
     variables = project_environment(ROOT) | {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": ""}
     return subprocess.Popen(
@@ -210,12 +210,10 @@ def test_a_store_of_a_group_stays_one(hub: Hub, tmp_path: Path) -> None:
 
 def test_the_name_of_the_store_is_absolute_and_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZEROLORA_STORE", "weights")
-    assert refusal(store_folder) == (
-        "ZEROLORA_STORE='weights': is not an absolute path; write one, as in /data/zerolora"
-    )
+    assert refusal(store_folder) == ("ZEROLORA_STORE='weights': is not an absolute path; use one, as in /data/zerolora")
     (tmp_path / "file").touch()
     monkeypatch.setenv("ZEROLORA_STORE", str(tmp_path / "file"))
-    assert refusal(store_folder).endswith(": is not a directory; write the path of one")
+    assert refusal(store_folder).endswith(": is not a directory; give the path of one")
     monkeypatch.delenv("ZEROLORA_STORE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert store_folder() == tmp_path / "zerolora/weights"

@@ -55,7 +55,7 @@ def test_zero_json_reads_back(tmp_path: Path) -> None:
     ("change", "said"),
     [
         (lambda file: file.pop("zerolora"), "zerolora is missing"),
-        (lambda file: file.update(zerolora=3), "zerolora is 3, which `zerolora render` does not write"),
+        (lambda file: file.update(zerolora=3), "zerolora is 3, which `zerolora stage render` does not write"),
         (lambda file: file["zerolora"].pop("engine"), "zerolora.engine is missing"),
         (lambda file: file["zerolora"].update(micro_batch="2"), "zerolora.micro_batch is '2', which"),
         (lambda file: file["zerolora"].update(spare=1), "zerolora.spare is 1, which"),
@@ -71,4 +71,4 @@ def test_other_file_is_refused_in_one_line(path: Path, change: Callable[[dict[st
     with pytest.raises(UserError) as refused:
         ZeroJson.read(path)
     assert str(refused.value).startswith(f"{path}: {said}")
-    assert str(refused.value).endswith("; run `zerolora render` again") and "\n" not in str(refused.value)
+    assert str(refused.value).endswith("; run `zerolora stage render` again") and "\n" not in str(refused.value)

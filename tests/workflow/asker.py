@@ -39,7 +39,7 @@ def resolve() -> None:
 
     with contextlib.suppress(SystemExit):
         outputs = ["--output", "results/config.json", "--runs", "results/settings"]
-        cli.app(["resolve", "--config", "config/config.yaml", *outputs], standalone_mode=False)
+        cli.app(["stage", "resolve", "--config", "config/config.yaml", *outputs], standalone_mode=False)
 
 
 @contextlib.contextmanager

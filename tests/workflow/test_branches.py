@@ -1,4 +1,4 @@
-"""Two branches of results: changing between them, and merging them, as docs/how-to/dvc.md shows it."""
+"""Two branches of results: changing between them, and merging them, as docs/dvc.md shows it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -65,7 +65,7 @@ def test_two_branches_are_merged(branches: tuple[Project, dict[str, bytes]]) -> 
     runs = project.config["runs"] | {"second": {"dataset": "rows", "train": {"learning_rate": 0.03}}}
     text = yaml.safe_dump(project.config | {"runs": runs}, sort_keys=False)
     (project.directory / "config/config.yaml").write_text(text, encoding="utf-8")
-    shown = [command.words for command in COMMANDS if command.page == "docs/how-to/dvc.md"]
+    shown = [command.words for command in COMMANDS if command.page == "docs/dvc.md"]
     printed = ""
     for command in RECIPE:
         assert command in shown

@@ -103,7 +103,7 @@ def test_a_conversation_goes_into_the_next_prompt(project: Project) -> None:
     assert text == model.tokenizing.template.write([*model.messages, {"role": "user", "content": "Last"}], prompt=True)
     model.longest = 12
     chat([model], ["Hi"], written.append, live=True)
-    assert written[-2].endswith("the model takes 12 with 4 of an answer; write /new)") and written[-1] == "\n"
+    assert written[-2].endswith("the model takes 12 with 4 of an answer; type /new)") and written[-1] == "\n"
 
 
 def test_answers_are_written_while_they_are_generated(project: Project) -> None:
@@ -171,8 +171,8 @@ def test_a_terminal_shows_the_answers(project: Project) -> None:
 @pytest.mark.parametrize(
     ("names", "said"),
     [
-        (["other"], "'other': write one of the runs default, or a part of one: RUN/merged, RUN/adapter, RUN/base"),
-        (["default/whole"], "'default/whole': write one of the runs"),
+        (["other"], "'other': use one of the runs default, or a part of one: RUN/merged, RUN/adapter, RUN/base"),
+        (["default/whole"], "'default/whole': use one of the runs"),
         (["default", "default"], "default is named twice; name each model once"),
     ],
 )

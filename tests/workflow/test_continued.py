@@ -94,13 +94,13 @@ def test_an_adapter_of_the_hub_is_fetched_by_itself(project: Project) -> None:
     [
         (
             {"train.from_adapter": ORIGIN},
-            "train.from_adapter: would apply to all runs; write it in each run of `continued`",
+            "train.from_adapter: would apply to all runs; set it in each run of `continued`",
         ),
         (
             {"runs.whole.train": {"from_adapter": ORIGIN}},
             "runs.whole.train.from_adapter: is only allowed in `continued`",
         ),
-        ({"continued.second.train": {}}, "continued.second: needs an adapter; write train: {from_adapter"),
+        ({"continued.second.train": {}}, "continued.second: needs an adapter; set train: {from_adapter"),
         ({"continued.second.train": {"from_adapter": "results/none/adapter"}}, "'results/none/adapter' is not a run's"),
         ({"continued.second.train": {"from_adapter": "results/second/adapter"}}, "continues from second itself"),
         (
@@ -110,11 +110,11 @@ def test_an_adapter_of_the_hub_is_fetched_by_itself(project: Project) -> None:
         ({"continued.default": {"dataset": "rows"}}, "continued.default: default is in runs too"),
         (
             {"continued.second.train": {"from_adapter": ORIGIN, "lora": {"init": "pissa"}}},
-            f"lora.init: pissa, but the factors start as those of {ORIGIN}; write default",
+            f"lora.init: pissa, but the factors start as those of {ORIGIN}; use default",
         ),
         (
             {"fetch.adapter": {"x": {"repository": REPOSITORY, "revision": REVISION, "license": "MIT"}}},
-            "fetch.adapter.x: no run continues from it; write train: {from_adapter: resources/adapters/x}",
+            "fetch.adapter.x: no run continues from it; set train: {from_adapter: resources/adapters/x}",
         ),
     ],
 )

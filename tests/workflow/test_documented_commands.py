@@ -4,6 +4,7 @@ The tutorial's run in its order, with its edits; all others once, in the project
 minutes, since the pipeline runs twice.
 """
 
+import inspect
 import re
 import shutil
 import subprocess
@@ -18,6 +19,8 @@ from documented import COMMANDS, Command
 from engines import edit_config
 
 from zerolora.cli import app
+from zerolora.commands.stage_command import function_of
+from zerolora.config.stages import ALL_STAGES
 from zerolora.files import sha256
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -65,7 +68,7 @@ NOT_RUN = {
     r"pip install dvc-s3": "installs what is not in the lock; tests/s3/install does it elsewhere",
     r"hf auth login": "asks for a token",
     r"zerolora push .*OWNER/NAME": "needs a token of the hub; tests/workflow/test_push.py has a hub of its own",
-    r"zerolora judge": "asks a judge that costs money; tests/unit/test_judge.py has one of its own",
+    r"zerolora stage judge": "asks a judge that costs money; tests/unit/test_judge.py has one of its own",
     r"judge/judge.json|judge_all": "asks a judge that costs money; tests/unit/test_judge.py has one of its own",
 }
 """Commands that cannot run here, as patterns of their words, with the reason. What is written right is checked."""
@@ -217,7 +220,12 @@ def check_options(words: list[str]) -> None:
     group: Any = typer.main.get_command(app)
     given = [{"JSON": "{}"}.get(word, word) for word in words[1:]]
     context = group.commands[words[0]].make_context(words[0], given)
-    assert context.args == []
+    if words[0] == "stage":
+        stage = ALL_STAGES[words[1]]
+        parameters = inspect.signature(function_of(stage)).parameters
+        assert {option[2:] for option in context.args[len(stage.wildcards) :: 2]} <= parameters.keys()
+    else:
+        assert context.args == []
 
 
 def test_every_command_of_zerolora_that_a_sentence_names_exists() -> None:

@@ -95,7 +95,7 @@ def test_a_run_that_failed_and_was_taken_back_leaves_both_clean(project: Project
     edit_config(project, **{"train.learning_rate": 3e-2, "train.lora.targets": ["no_such_module"]})
     result = project.snakemake("all", check=False)
     assert result.returncode != 0
-    assert "'no_such_module' is not in the model; write all-linear, some of" in result.stdout + result.stderr
+    assert "'no_such_module' is not in the model; use all-linear, some of" in result.stdout + result.stderr
     del project.config["train"]["lora"]["targets"]
     edit_config(project, **{"train.learning_rate": rate})
     assert dvc_ran(project) == set()
@@ -192,7 +192,7 @@ def test_a_mistake_in_the_config_stops_both_engines_before_anything_runs(project
     for command in (("snakemake", "--profile", "profiles/local", "all"), ("dvc", "repro")):
         result = project.run(*command, check=False)
         assert result.returncode != 0
-        assert "train.learning_rate: 'fast' is not valid; write a number, as in 2e-4" in result.stderr + result.stdout
+        assert "train.learning_rate: 'fast' is not valid; use a number, as in 2e-4" in result.stderr + result.stdout
         assert "Traceback" not in result.stderr + result.stdout
     assert adapter(project) == before
     edit_config(project, **{"train.learning_rate": rate})

@@ -1,4 +1,4 @@
-"""DVC's experiments by the dvc of the environment alone, as docs/how-to/dvc.md shows them, on a model of a hub."""
+"""DVC's experiments by the dvc of the environment alone, as docs/dvc.md shows them, on a model of a hub."""
 
 import json
 import os
@@ -116,9 +116,9 @@ def test_experiments_run_here_in_a_copy_and_in_a_queue(project: Project, hub: Hu
 
 
 def test_the_shown_view_of_experiments_is_one_line_of_metrics_and_changed_settings(project: Project) -> None:
-    """As docs/how-to/dvc.md shows it."""
+    """As docs/dvc.md shows it."""
     shown = ("exp", "show", "--only-changed", "--drop", r"^(runs|code)\.|^results/")
-    assert f"    .venv/bin/dvc {shlex.join(shown)}\n" in (ROOT / "docs/how-to/dvc.md").read_text(encoding="utf-8")
+    assert f"    .venv/bin/dvc {shlex.join(shown)}\n" in (ROOT / "docs/dvc.md").read_text(encoding="utf-8")
     columns = dvc(project, *shown, "--csv")
     header = columns.splitlines()[0].split(",")
     assert "train.learning_rate" in header and len(header) <= 20, header

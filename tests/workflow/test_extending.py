@@ -1,4 +1,4 @@
-"""Every example of docs/extending.md, added to one copy of the project as the page says, and run there."""
+"""A package with an entry for each registry, and a stage, added to one copy of the project and run there."""
 
 import json
 import math
@@ -6,75 +6,40 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import made_up
 import pytest
-from conftest import Project
+import yaml
+from conftest import ROOT, Project
 from engines import dvc_changed, edit_config, snakemake_would_run
-from extending import EXAMPLES, PAGE
 
 from zerolora.strategies import STRATEGIES
 from zerolora.train.checkpoint.format import header
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-NAME, BEFORE = "zero3_whole_adapters", "zero3"
-FORM = '| `quiz` | question, answer; hint | `{"question": "What is 1 + 4?", "answer": "5", "hint": "Less than 6."}` |'
-FORMAT = "| `human` | `<s>Human: Hi⏎Assistant:« Hello</s>»` | none | no model |"
-METHOD = "| `lora_fa` | the second factor of LoRA | estimated only |"
-OPTIMIZER = "| `lion_8bit` | `bitsandbytes.optim.Lion` | 1.02 | 0.9, 0.99 | none | everywhere but on NVMe |"
-OBJECTIVE = "| `hard_rows` | softplus of a row's loss less the mean row's | rows | lowest `row_loss` |"
-TRACKER = "| `jsonl` | yes | `steps.jsonl` | |"
-TARGET = "| `bundle` | the adapter | `adapter.zip` | peft |"
-# The page with the table of a kind of thing, the line there and the line below it.
-LINES = (
-    ("data", FORM, "| `text` |"),
-    ("data", FORMAT, "| `llama-2` |"),
-    ("memory", METHOD, "| `dora` |"),
-    ("optimizers", OPTIMIZER, "| `lion` |"),
-    ("training", OBJECTIVE, "\n## The loss"),
-    ("telemetry", TRACKER, "| `wandb` |"),
-    ("export", TARGET, "| `gguf` |"),
-)
-# Tests of the registries, which hold for what was added as for the rest.
-CHECKS = {
-    "test_formats.py": "example_and_stands",
-    "test_methods.py": "file_is or estimated or list_every_method",
-    "test_prompt_formats.py": "human or table",
-    "test_optimizers.py": "((its_states or its_traffic) and lion_8bit) or docs_is_the_registrys",
-    "test_tasks.py": "words",
-    "test_trackers.py": "jsonl",
-    "test_render.py": f"{NAME} or strategies_are_ordered",
-    "test_docs.py": "names_of_the_choice",
-    "test_dvc_yaml.py": "every_stage",
-}
+NAME = "zero3_whole_adapters"
+PAGE = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
 def project(make_project: Callable[[str], Project]) -> Project:
-    """Return a copy of the project with every example, which has run with those that a run can have."""
+    """Return a copy of the project with the package and the stage, which has run with all that a run can have."""
     project = make_project("extended")
-    for example in EXAMPLES:
-        path = project.directory / "src/zerolora" / example.path
-        path.write_text(example.added(path.read_text() if path.exists() else ""))
-    for page, line, before in LINES:
-        path = project.directory / f"docs/{page}.md"
-        path.write_text(path.read_text().replace(before, f"{line}\n{before}", 1))
-    row = re.search(rf"^\| `{NAME}` \|.*\n", PAGE, re.M)
-    assert row
-    path = project.directory / "docs/choice.md"
-    path.write_text(re.sub(rf"^\| `{BEFORE}` \|.*\n", rf"\g<0>{row[0]}", path.read_text(), count=1, flags=re.M))
+    made_up.install(project.directory / "src")  # which is on PYTHONPATH
     add_stage(project)
-    add_target_settings(project)
-    project.run("python", "-m", "zerolora.commands.write_registry_names")
-    project.run("python", "docs/method_table.py")
     rows = [{"question": f"{number}?", "answer": f"{number}!", "hint": None} for number in range(20)]
     (project.directory / "rows.json").write_text(json.dumps(rows))
     edit_config(
         project,
         **{
             "prepare.rows.check": "words",
-            "prepare.rows.template": "human",
+            "prepare.rows.format": "quiz",
+            "prepare.rows.columns": {"hint": "hint"},
             "render.strategy": NAME,
+            "train.method": "narrow",
+            "train.narrow": {"r": 2},
             "train.objective": "hard_rows",
+            "train.hard_rows": {"sharpness": 2.0},
             "train.optimizer": "lion_8bit",
             "train.tracker": "jsonl",
             "train.ranks_per_node": 2,
@@ -86,72 +51,48 @@ def project(make_project: Callable[[str], Project]) -> Project:
 
 
 def add_stage(project: Project) -> None:
-    """Add the example of a stage: its module, its rule, its line in the table of stages, its stage in dvc.yaml."""
+    """Add the example of a stage: its module, and its entry in the table of stages."""
     text = PAGE.split("\n## A stage\n")[1]
-    module, rule = re.findall(r"```python\n(.*?)```", text, re.S)[:2]
-    entry, dvc = (re.findall(rf"```{kind}\n(.*?)```", text, re.S)[0] for kind in ("text", "yaml"))
+    (module, *_), (entry, *_) = (re.findall(rf"```{kind}\n(.*?)```", text, re.S) for kind in ("python", "text"))
     (project.directory / "src/zerolora/card.py").write_text(module)
-    (project.directory / "workflow/rules/card.smk").write_text(rule)
     table = project.directory / "src/zerolora/config/stages.py"
     head, end = table.read_text().split("    )\n}", 1)  # STAGES is the first table
     table.write_text(f"{head}{entry}    )\n}}{end}")
-    pipeline = project.directory / "dvc.yaml"
-    pipeline.write_text(f"{pipeline.read_text()}\n{dvc}")
-
-
-def add_target_settings(project: Project) -> None:
-    """Add the settings of the example of an export target."""
-    text = PAGE.split("\n## An export target\n")[1].split("\n## ")[0]
-    section, field = re.search(r"```python\n(class .*?)```", text, re.S), re.search(r"```text\n(.*?)```", text, re.S)
-    assert section and field
-    path = project.directory / "src/zerolora/config/target_sections.py"
-    head, end = path.read_text().split("class ExportSections")
-    path.write_text(f"{head}{section[1]}\n\nclass ExportSections{end}{field[1]}")
+    project.run("python", "-m", "zerolora.config.dvc_file")
 
 
 def read(project: Project, name: str) -> Any:
     return json.loads((project.directory / "results" / name).read_text())
 
 
-def test_each_is_a_file_or_an_entry_and_a_line_and_a_stage_is_four_files(project: Project) -> None:
-    actual = project.run("git", "status", "--porcelain", "--untracked-files=all", "src", "workflow", "docs", "dvc.yaml")
-    new = sorted(line[3:] for line in actual.stdout.splitlines() if line.startswith("??"))
-    changed = sorted(line[3:] for line in actual.stdout.splitlines() if line.startswith(" M"))
-    files = [example for example in EXAMPLES if not example.below]
-    assert len(EXAMPLES) == 10 and len(new) == len(files) + 2, new  # the stage's module and rule
-    assert changed == [
-        "docs/choice.md", "docs/data.md", "docs/export.md", "docs/memory.md", "docs/methods.md", "docs/optimizers.md",
-        "docs/telemetry.md", "docs/training.md", "dvc.yaml", "src/zerolora/config/registry_names.py",
-        "src/zerolora/config/stages.py",
-        "src/zerolora/config/target_sections.py", "src/zerolora/data/prompt_formats.py",
-        "src/zerolora/optimizers/__init__.py", "src/zerolora/strategies/__init__.py",
-        "src/zerolora/train/telemetry/trackers.py",
-    ]  # fmt: skip
+CHANGED = ("src/zerolora", "workflow", "dvc.yaml")
 
 
-def test_they_pass_the_tests_of_their_registries(project: Project) -> None:
-    files = [f"tests/unit/{file}" for file in CHECKS]
-    said = project.run("python", "-m", "pytest", "-q", "-rA", *files, "-k", " or ".join(CHECKS.values())).stdout
-    passed = re.findall(r"^PASSED tests/unit/(\S+?)::", said, re.M)
-    assert set(passed) == set(CHECKS)
-    for name in ("quiz", "human", "lora_fa", "words", "jsonl", "lion_8bit", NAME):
-        assert re.search(rf"^PASSED .*{name}", said, re.M), name
+def test_only_the_stage_changes_the_project(project: Project) -> None:
+    actual = project.run(
+        "git", "status", "--porcelain", "--untracked-files=all", "src/zerolora", "workflow", "dvc.yaml"
+    )
+    lines = {line.strip() for line in actual.stdout.splitlines()}
+    assert lines == {"?? src/zerolora/card.py", "M src/zerolora/config/stages.py", "M dvc.yaml"}
 
 
 def test_the_form_prepares_rows(project: Project) -> None:
     project.run("zerolora", "schema", "--output", "work/schema.json")
     assert '"quiz"' in (project.directory / "work/schema.json").read_text()
-    assert (
-        read(project, "data/rows/stats.json")["read_rows"],
-        read(project, "data/rows/stats.json")["train_rows"],
-    ) == (20, 12)
+    stats = read(project, "data/rows/stats.json")
+    assert (stats["read_rows"], stats["train_rows"]) == (20, 12)
+
+
+def test_the_method_is_trained_and_merged(project: Project) -> None:
+    config = read(project, "default/adapter/adapter_config.json")
+    assert config["r"] == 2 and {*config["target_modules"]} == {"q_proj", "v_proj"}
+    assert (project.directory / "results/default/merged/manifest.json").exists()
 
 
 def test_the_strategy_is_estimated_rendered_and_trained(project: Project) -> None:
     estimates = read(project, "default/estimate.json")["strategies"]
     names = [each["strategy"] for each in estimates]
-    assert len(names) == len(STRATEGIES) + 1
-    assert names.index(NAME) == names.index(BEFORE) + 1
+    assert names == [*STRATEGIES, NAME]
     assert estimates[names.index(NAME)]["fits"]
     zero = read(project, "default/zero.json")
     assert zero["zerolora"]["strategy"] == NAME
@@ -169,12 +110,6 @@ def test_the_optimizer_is_estimated_and_its_state_saved(project: Project) -> Non
         json.loads(project.run("zerolora", *asked, name).stdout)["gpu"]["moments"] for name in ("lion", "lion_8bit")
     ]
     assert actual[0] == pytest.approx(4 / (1 + 4 / 256) * actual[1], rel=0.01)
-
-
-def test_the_objective_keeps_its_contract(project: Project) -> None:
-    file = "tests/train/test_objectives.py"
-    said = project.run("python", "-m", "pytest", "-q", "-rA", file, "-k", "hard_rows").stdout
-    assert len(re.findall(rf"^PASSED {file}::\S+hard_rows\]", said, re.M)) == 2, said
 
 
 def test_the_objective_is_estimated_trained_and_reported(project: Project) -> None:
@@ -243,19 +178,21 @@ def test_the_export_target_is_made_by_request_alone(project: Project) -> None:
     assert dvc_changed(project) == snakemake_would_run(project) == set()
 
 
-def test_the_method_is_estimated(project: Project) -> None:
-    """Trained is the second factor only, and what is saved for the first one's gradient is gone."""
-    bytes_of = {}
-    for method in ("lora", "lora_fa"):
-        options = ("--method", method, "--strategy", "zero2", "--json")
-        printed = project.run("zerolora", "memory", "--model", "config/recipes/models/llama-3-8b.json", *options).stdout
-        bytes_of[method] = json.loads(printed)["gpu"]
-    for term in ("moments", "activations"):
-        assert bytes_of["lora_fa"][term] < bytes_of["lora"][term]
+def test_the_importer_translates_its_file(project: Project) -> None:
+    (project.directory / "notes.yaml").write_text("base: model\nrows_file: rows.json\nrate: 0.002\n")
+    project.run("zerolora", "import", "notes.yaml", "--output", "work/imported.yaml")
+    imported = yaml.safe_load((project.directory / "work/imported.yaml").read_text())
+    assert imported["fetch"]["directory"]["model"]["path"] == "model"
+    assert imported["prepare"]["rows"] | {"split": {}} == {"model": "model", "path": "rows.json", "split": {}}
+    assert imported["train"]["learning_rate"] == 0.002
 
 
-def test_the_form_takes_the_columns_that_it_names(project: Project) -> None:
-    """Last, since it changes the data."""
-    edit_config(project, **{"prepare.rows.format": "quiz", "prepare.rows.columns": {"hint": "hint"}})
-    project.snakemake("results/data/rows/manifest.json")
-    assert read(project, "data/rows/stats.json")["train_rows"] == 12
+def test_an_edit_of_the_package_runs_what_chooses_its_entries(project: Project) -> None:
+    """Each stage whose entries are in the package; merge and export use the method's code."""
+    path = project.directory / "src/made_up/quiz.py"
+    path.write_text(path.read_text() + "\n# A remark.\n")
+    assert snakemake_would_run(project) <= {"resolve"}
+    path.write_text(path.read_text() + "\nNUMBER = 1\n")
+    changed = snakemake_would_run(project)
+    assert {"prepare@rows", "estimate@default", "render@default", "train@default", "merge@default"} <= changed
+    assert not {"fetch@tiny"} & changed

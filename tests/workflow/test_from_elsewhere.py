@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from conftest import BIN, ROOT, copy_tracked, write_rows
-from test_snakemake_releases import TESTED, pretend_release
+from test_other_releases import TESTED, pretend_release
 
 pytestmark = [pytest.mark.slow]  # an installation, and whole runs
 
@@ -196,15 +196,15 @@ def test_a_module_has_its_own_config_and_outputs_below_its_prefix(folder: Path) 
 
 HUB = {"repository": "owner/name", "revision": "0" * 40, "license": "MIT"}
 PACKAGE = {"package": "name", "version": "1.0", "license": "MIT", "files": {"rows.json": "0" * 64}}
-BELOW = "is not below the prefix tune/; write the module without one"
+BELOW = "is not below the prefix tune/; declare the module without a prefix"
 REPLACED: dict[str, tuple[str, str, str]] = {
     "replace_prefix": (
         *('prefix: "tune"', 'replace_prefix: {{"results/": "out/"}}'),
-        "module zerolora: replace_prefix has no effect on the folders of commands; write prefix",
+        "module zerolora: replace_prefix has no effect on the folders of commands; use prefix",
     ),
     "no config": (
         *('config: config["tuning"]', ""),
-        "module zerolora: has no config, so --config and --configfile do not reach it; write config: config",
+        "module zerolora: has no config, so --config and --configfile do not reach it; set config: config",
     ),
     "a wrong value": ('config["tuning"]', 'config["tuning"] | dict(train=1)', "config of module zerolora: train: "),
 }

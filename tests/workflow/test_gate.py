@@ -16,7 +16,7 @@ from zerolora.memory.reserve import with_headroom
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 ZERO = "results/default/zero.json"
-ADVICE = "write into config/config.yaml, or into the run:"
+ADVICE = "add to config/config.yaml, or to the run:"
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_a_refusal_is_one_message_and_exit_code_2(project: Project) -> None:
     estimate = "results/default/estimate.json"
     files = ["--estimate", estimate, "--output", "refused.json", "--reasons", "why.json"]
     small = settings | {"host_memory": 1024**2}
-    result = project.run("zerolora", "render", "--settings", json.dumps(small), *files, check=False)
+    result = project.run("zerolora", "stage", "render", "--settings", json.dumps(small), *files, check=False)
     assert result.returncode == 2
     assert "Traceback" not in result.stderr
     assert "use more or larger GPUs" in result.stderr
@@ -98,7 +98,7 @@ def test_a_disk_without_room_is_refused(project: Project, tmp_path: Path) -> Non
     (tmp_path / "estimate.json").write_text(json.dumps(estimate))
     files = ["--estimate", str(tmp_path / "estimate.json"), "--output", "refused.json", "--reasons", "why.json"]
     large = settings | {"host_memory": 10**24}
-    result = project.run("zerolora", "render", "--settings", json.dumps(large), *files, check=False)
+    result = project.run("zerolora", "stage", "render", "--settings", json.dumps(large), *files, check=False)
     assert result.returncode == 2
     assert re.search(r"the run writes \S+ GiB \(merged \S+ GiB, .*\), but \S+ GiB of the disk are free", result.stderr)
 

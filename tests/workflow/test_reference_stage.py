@@ -100,7 +100,7 @@ def test_damaged_reference_is_one_line(project: Project) -> None:
     with pyarrow.ipc.new_stream(folder / "train.arrow", changed.schema) as writer:
         writer.write_table(changed)
     settings = json.loads((project.directory / f"results/settings/runs/{run}.json").read_text())["runs"][run]["train"]
-    command = ("zerolora", "train", "--settings", json.dumps(settings), "--data", "results/data/rows",
+    command = ("zerolora", "stage", "train", "--settings", json.dumps(settings), "--data", "results/data/rows",
                "--packing", "results/dpo/packing", "--zero", "results/dpo/zero.json", "--weights",
                "resources/weights/tiny.json", "--checkpoints", "work/other", "--output", "work/out",
                "--logs", "work/logs", "--reference", "results/dpo/reference")  # fmt: skip

@@ -1,4 +1,4 @@
-"""Results pushed to an S3 server on 127.0.0.1 and pulled by a clone, as docs/how-to/dvc.md shows it."""
+"""Results pushed to an S3 server on 127.0.0.1 and pulled by a clone, as docs/dvc.md shows it."""
 
 import http.client
 import os

@@ -97,12 +97,12 @@ def test_a_command_that_fails_by_itself_ends_the_search(project: tuple[Project, 
     before = trials(tune)
     for command, expected in (
         ([sys.executable, "-c", "raise SystemExit(3)"], "ended with exit code 3, but no trial of tune failed"),
-        (["no-such-command"], "No such file or directory; write the command that runs all runs after --"),
+        (["no-such-command"], "No such file or directory; give the command that runs all runs after --"),
     ):
         failed = tune.run("zerolora", "search", "tune", "--", *command, check=False)
         assert failed.returncode == 2 and expected in failed.stderr
     unknown = tune.run("zerolora", "search", "tone", "--", *SNAKEMAKE, check=False)
-    assert unknown.returncode == 2 and "has no search 'tone'; write one of tune" in unknown.stderr
+    assert unknown.returncode == 2 and "has no search 'tone'; use one of tune" in unknown.stderr
     assert trials(tune) == before
 
 

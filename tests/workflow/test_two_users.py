@@ -1,4 +1,4 @@
-"""Two users of a group who share DVC's cache and the store of base weights, as docs/how-to/dvc.md shows it."""
+"""Two users of a group who share DVC's cache and the store of base weights, as docs/dvc.md shows it."""
 
 import json
 import os
@@ -22,7 +22,7 @@ READING = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
 ADAPTER = "results/default/adapter/adapter_model.safetensors"
 WEIGHTS = "weights/model.safetensors"
 SETTINGS = FetchHub(repository=REPOSITORY, revision=REVISION, license="MIT").model_dump_json()
-FETCH = ("zerolora", "fetch", "--settings", SETTINGS, "--weights", "weights", "--output", "model")
+FETCH = ("zerolora", "stage", "fetch", "--settings", SETTINGS, "--weights", "weights", "--output", "model")
 
 
 class Users:

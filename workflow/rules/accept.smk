@@ -12,6 +12,6 @@ rule accept:
     params:
         code=code("accept"),
         settings=settings("accept"),
+        names=names("accept"),
     shell:
-        "zerolora --log {log} accept --settings {params.settings:q}"
-        " --difference {input.difference} --output {output.accepted}"
+        "zerolora --log {log} stage accept {wildcards.run} {params.names} --settings {params.settings:q}"

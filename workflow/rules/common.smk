@@ -28,8 +28,9 @@ JOBS = startup.start(workflow)
 IS_DEFAULT = workflow.default_target is None
 shell.prefix(startup.JOB_PREFIX)
 import engine_sync
+from jobs import user_files
 
-from zerolora.config.stages import ON_REQUEST, STAGES
+from zerolora.config.stages import ALL_STAGES, PLAIN, STAGES
 
 
 wildcard_constraints:
@@ -76,6 +77,18 @@ def settings(stage):
     return lambda wildcards: JOBS.of(wildcards).settings(stage)
 
 
+def job_of(stage):
+    """A params function: a stage and the values of its wildcards, as `zerolora stage` takes them."""
+    return lambda wildcards: " ".join(
+        [stage, *(wildcards[name] for name in ALL_STAGES[stage].wildcards)]
+    )
+
+
+def names(stage):
+    """A params function: the options with the names in the paths of a stage's files."""
+    return lambda wildcards: JOBS.of(wildcards).names_option(stage)
+
+
 def code(stage):
     """A params function: the code fingerprint of a stage."""
     return lambda wildcards: JOBS.of(wildcards).code(stage)
@@ -90,21 +103,19 @@ def requested(stage, what):
     return of_job
 
 
-def job_resources(stage):
-    """The time and the memory of a stage, the latter under HTCondor's name too."""
+def resources_of(stage):
+    """The time and the memory of a stage, the latter under HTCondor's name too, and the GPUs of one that may use some.
+    `gpu` and `request_gpus` are a job's total, for Snakemake and the executors of other schedulers (docs/gpu.md);
+    `gres`, `node_gpus` and `lsf_extra` are those of each node.
+    """
     requests = {
         "runtime": "minutes",
         "mem_mb": "mem_mib",
         "htcondor_request_mem_mb": "mem_mib",
     }
-    return {name: requested(stage, what) for name, what in requests.items()}
-
-
-def gpu_resources(stage):
-    """The resources of a stage that may use GPUs. `gpu` and `request_gpus` are a job's total, for Snakemake and the
-    executors of other schedulers (docs/gpu.md); `gres`, `node_gpus` and `lsf_extra` are those of each node.
-    """
-    requests = {
+    if not ALL_STAGES[stage].uses_gpus:
+        return {name: requested(stage, what) for name, what in requests.items()}
+    requests |= {
         "gres": "gres",
         "gpu": "all_gpus",
         "request_gpus": "all_gpus",
@@ -112,4 +123,4 @@ def gpu_resources(stage):
         "lsf_extra": "lsf",
     }
     of_job = {name: requested(stage, what) for name, what in requests.items()}
-    return {**job_resources(stage), **of_job, "gpu_manufacturer": "nvidia"}
+    return {**of_job, "gpu_manufacturer": "nvidia"}

@@ -18,7 +18,6 @@ rule compare:
     params:
         code=code("compare"),
         settings=settings("compare"),
-        rows=path_of("results/compare/rows"),
-        output=subpath(output.page, parent=True),
+        names=names("compare"),
     shell:
-        "zerolora --log {log} compare --settings {params.settings:q} --rows {params.rows} --output {params.output}"
+        "zerolora --log {log} stage compare {params.names} --settings {params.settings:q}"

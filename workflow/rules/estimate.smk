@@ -10,8 +10,6 @@ rule estimate:
     params:
         code=code("estimate"),
         settings=settings("estimate"),
-        packing=subpath(input.packing, parent=True),
-        model=path_of("resources/models/{model}"),
+        names=names("estimate"),
     shell:
-        "zerolora --log {log} estimate --settings {params.settings:q}"
-        " --model {params.model} --packing {params.packing} --output {output.estimate}"
+        "zerolora --log {log} stage estimate {wildcards.estimated} {params.names} --settings {params.settings:q}"

@@ -13,22 +13,18 @@ rule evaluate_base:
         "results/logs/evaluate_base/{dataset}.log",
     threads: job("evaluation_cores")
     resources:
-        **gpu_resources("evaluate"),
+        **resources_of("evaluate_base"),
     params:
         code=code("evaluate_base"),
         settings=settings("evaluate_base"),
-        data=subpath(input.data, parent=True),
+        names=names("evaluate_base"),
         model=path_of("resources/models/{model}"),
         weights=path_of("resources/weights/{model}"),
         device=job("device"),
-        output=subpath(output.metrics, parent=True),
-        work=below("work/evaluate/base/{dataset}"),
     shell:
         "zerolora weights --model {params.model} --weights {params.weights} --device {params.device} &&"
         ' "$ZEROLORA_SCRIPTS/on_gpus" {resources.node_gpus} 1 {resources.gpu}'
-        " zerolora --log {log} evaluate --settings {params.settings:q} --data {params.data}"
-        " --weights {params.weights}.json --output {params.output} --answers {output.answers}"
-        " --work {params.work} && cp {output.metrics} {output.held_out}"
+        " zerolora --log {log} stage evaluate_base {wildcards.dataset} {params.names} --settings {params.settings:q}"
 
 
 rule evaluate:
@@ -46,23 +42,19 @@ rule evaluate:
         "results/logs/evaluate/{run}.log",
     threads: job("evaluation_cores")
     resources:
-        **gpu_resources("evaluate"),
+        **resources_of("evaluate"),
     params:
         code=code("evaluate"),
         settings=settings("evaluate"),
+        names=names("evaluate"),
         data=subpath(input.data, parent=True),
         model=path_of("resources/models/{model}"),
         weights=path_of("resources/weights/{model}"),
         device=job("device"),
         adapter=subpath(input.adapter, parent=True),
-        output=subpath(output.metrics, parent=True),
-        work=below("work/evaluate/runs/{run}"),
     shell:
         "zerolora weights --model {params.model} --weights {params.weights} --device {params.device} &&"
         " zerolora merged-weights --weights {params.weights}.json --adapter {params.adapter}"
         " --data {params.data} --manifest {input.manifest} &&"
         ' "$ZEROLORA_SCRIPTS/on_gpus" {resources.node_gpus} 1 {resources.gpu}'
-        " zerolora --log {log} evaluate --settings {params.settings:q} --data {params.data}"
-        " --weights {input.manifest} --base {params.weights}.json --adapter {params.adapter}"
-        " --output {params.output} --answers {output.answers} --work {params.work}"
-        " && cp {output.metrics} {output.held_out}"
+        " zerolora --log {log} stage evaluate {wildcards.run} {params.names} --settings {params.settings:q}"

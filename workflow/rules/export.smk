@@ -15,22 +15,21 @@ rule export_target:
     log:
         "results/logs/export/{run}.{target}.log",
     resources:
-        **gpu_resources("export_target"),
+        **resources_of("export_target"),
     params:
         code=code("export_target"),
         settings=settings("export_target"),
+        names=names("export_target"),
         data=subpath(input.data, parent=True),
         model=path_of("resources/models/{model}"),
         weights=path_of("resources/weights/{model}"),
         device=job("export_device"),
         adapter=subpath(input.adapter, parent=True),
         options=job("export_options"),
-        output=subpath(output.manifest, parent=True),
     shell:
         "zerolora weights --model {params.model} --weights {params.weights} --device {params.device} &&"
         " zerolora merged-weights --weights {params.weights}.json --adapter {params.adapter}"
         " --data {params.data} --manifest {input.merged} &&"
         ' "$ZEROLORA_SCRIPTS/on_gpus" {resources.node_gpus} 1 {resources.gpu}'
-        " zerolora --log {log} export --target {wildcards.target} --settings {params.settings:q}"
-        " --model {params.model} --weights {params.weights}.json --adapter {params.adapter} --merged {input.merged}"
-        " --data {params.data} --output {params.output} {params.options}"
+        " zerolora --log {log} stage export_target {wildcards.run} {wildcards.target} {params.names}"
+        " --settings {params.settings:q} {params.options}"

@@ -10,8 +10,6 @@ rule fetch:
     params:
         code=code("fetch"),
         settings=settings("fetch"),
-        weights=below("resources/weights/{model}"),
-        output=subpath(output.manifest, parent=True),
+        names=names("fetch"),
     shell:
-        "zerolora --log {log} fetch --settings {params.settings:q}"
-        " --weights {params.weights} --output {params.output}"
+        "zerolora --log {log} stage fetch {wildcards.model} {params.names} --settings {params.settings:q}"

@@ -14,25 +14,23 @@ rule judge:
         "results/logs/judge/{run}.log",
     threads: job("evaluation_cores")
     resources:
-        **gpu_resources("evaluate"),
+        **resources_of("judge"),
     params:
         code=code("judge"),
         settings=settings("judge"),
+        names=names("judge"),
         data=subpath(input.data, parent=True),
         model=path_of("resources/models/{model}"),
         weights=path_of("resources/weights/{model}"),
         device=job("device"),
         adapter=subpath(input.adapter, parent=True),
-        work=below("work/judge/{run}"),
-        output=subpath(output.metrics, parent=True),
     shell:
         "zerolora weights --model {params.model} --weights {params.weights} --device {params.device} &&"
         " zerolora merged-weights --weights {params.weights}.json --adapter {params.adapter}"
         " --data {params.data} --manifest {input.manifest} &&"
         ' "$ZEROLORA_SCRIPTS/on_gpus" {resources.node_gpus} 1 {resources.gpu}'
-        " zerolora --log {log} judge --settings {params.settings:q} --data {params.data}"
-        " --base {params.weights}.json --tuned {input.manifest} --adapter {params.adapter}"
-        " --work {params.work} --output {params.output} --device {params.device}"
+        " zerolora --log {log} stage judge {wildcards.run} {params.names}"
+        " --settings {params.settings:q} --device {params.device}"
 
 
 rule judge_all:

@@ -8,18 +8,13 @@ rule merge:
     log:
         "results/logs/merge/{run}.log",
     resources:
-        **job_resources("merge"),
+        **resources_of("merge"),
     params:
         code=code("merge"),
         settings=settings("merge"),
-        adapter=subpath(input.adapter, parent=True),
-        data=subpath(input.data, parent=True),
+        names=names("merge"),
         model=path_of("resources/models/{model}"),
         weights=path_of("resources/weights/{model}"),
-        place=job("merged_directory"),
-        options=job("merge_options"),
-        output=subpath(output.manifest, parent=True),
     shell:
         "zerolora weights --model {params.model} --weights {params.weights} &&"
-        " zerolora --log {log} merge --weights {params.weights}.json --adapter {params.adapter}"
-        " --data {params.data} --place {params.place} --output {params.output} {params.options}"
+        " zerolora --log {log} stage merge {wildcards.run} {params.names} --settings {params.settings:q}"

@@ -12,8 +12,6 @@ rule pack:
     params:
         code=code("pack"),
         settings=settings("pack"),
-        data=subpath(input.data, parent=True),
-        output=subpath(output.manifest, parent=True),
+        names=names("pack"),
     shell:
-        "zerolora --log {log} pack --settings {params.settings:q}"
-        " --data {params.data} --output {params.output}"
+        "zerolora --log {log} stage pack {wildcards.packed} {params.names} --settings {params.settings:q}"

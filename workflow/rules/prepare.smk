@@ -28,11 +28,11 @@ rule prepare:
         "results/logs/prepare/{dataset}.log",
     threads: all_cores
     resources:
-        **job_resources("prepare"),
+        **resources_of("prepare"),
     params:
         code=code("prepare"),
         settings=settings("prepare"),
-        output=subpath(output.manifest, parent=True),
+        names=names("prepare"),
     shell:
-        "zerolora --log {log} prepare --settings {params.settings:q}"
-        " --model {input.model} --output {params.output} --workers {threads}"
+        "zerolora --log {log} stage prepare {wildcards.dataset} {params.names}"
+        " --settings {params.settings:q} --workers {threads}"

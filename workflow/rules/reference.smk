@@ -14,17 +14,15 @@ rule reference:
         "results/logs/reference/{referenced}.log",
     threads: job("evaluation_cores")
     resources:
-        **gpu_resources("reference"),
+        **resources_of("reference"),
     params:
         code=code("reference"),
         settings=settings("reference"),
-        data=subpath(input.data, parent=True),
+        names=names("reference"),
         model=path_of("resources/models/{model}"),
         weights=path_of("resources/weights/{model}"),
         device=job("training_device"),
-        output=subpath(output.manifest, parent=True),
     shell:
         "zerolora weights --model {params.model} --weights {params.weights} --device {params.device} &&"
         ' "$ZEROLORA_SCRIPTS/on_gpus" {resources.node_gpus} 1 {resources.gpu}'
-        " zerolora --log {log} log-probabilities --settings {params.settings:q} --data {params.data}"
-        " --weights {params.weights}.json --output {params.output}"
+        " zerolora --log {log} stage reference {wildcards.referenced} {params.names} --settings {params.settings:q}"

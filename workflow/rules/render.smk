@@ -13,9 +13,6 @@ rule render:
     params:
         code=code("render"),
         settings=settings("render"),
-        model=path_of("resources/models/{model}"),
-        weights=path_of("resources/weights/{model}"),
-        data=path_of("results/data/{dataset}"),
+        names=names("render"),
     shell:
-        "zerolora --log {log} render --settings {params.settings:q} --model {params.model}"
-        " --weights {params.weights} --data {params.data} --estimate {input.estimate} --output {output.zero} --reasons {output.reasons}"
+        "zerolora --log {log} stage render {wildcards.rendered} {params.names} --settings {params.settings:q}"

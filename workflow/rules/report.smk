@@ -40,19 +40,14 @@ rule report:
     log:
         "results/logs/report/{run}.log",
     resources:
-        **job_resources("report"),
+        **resources_of("report"),
     params:
         code=code("report"),
         settings=settings("report"),
-        data=subpath(input.data, parent=True),
-        packing=subpath(input.packing, parent=True),
-        base=subpath(input.base, parent=True),
-        model=path_of("resources/models/{model}"),
+        names=names("report"),
         config=job("config_file"),
-        results=subpath(output.page, parent=True),
         steps=below("results/logs/train/{run}/steps"),
     shell:
-        "zerolora --log {log} report --settings {params.settings:q} --run {wildcards.run} --model {params.model}"
-        " --data {params.data} --packing {params.packing} --estimate {input.estimate} --zero {input.zero} --reasons {input.reasons} --base {params.base} --results {params.results} --lock {input.lock} --config {params.config}"
-        ' --accounting "$("$ZEROLORA_SCRIPTS/accounting.py" {params.steps})" --usage {output.usage}'
-        " --summary {output.summary} --difference {output.difference} --row {output.row} --output {output.page}"
+        "zerolora --log {log} stage report {wildcards.run} {params.names} --settings {params.settings:q}"
+        ' --accounting "$("$ZEROLORA_SCRIPTS/accounting.py" {params.steps})"'
+        " --config {params.config} --lock {input.lock}"

@@ -1,6 +1,6 @@
 rule resolve:
     input:
-        user_files=[JOBS.users_file(path) for path in engine_sync.user_files()],
+        user_files=[JOBS.users_file(path) for path in user_files()],
     output:
         shared="results/config.json",
         runs="results/settings/manifest.json",
@@ -10,6 +10,8 @@ rule resolve:
     params:
         values=job("config_values"),
         code=job("named_codes"),
+        sources=job("sources"),
         config=job("config_file"),
+        names=names("resolve"),
     shell:
-        "zerolora --log {log} resolve --config {params.config} --output {output.shared}"
+        "zerolora --log {log} stage resolve --config {params.config} {params.names}"

@@ -11,8 +11,9 @@ rule task_rows:
     params:
         code=code("task_rows"),
         settings=settings("task_rows"),
+        names=names("task_rows"),
     shell:
-        "zerolora --log {log} task-rows --settings {params.settings:q} --output {output}"
+        "zerolora --log {log} stage task_rows {wildcards.task} {params.names} --settings {params.settings:q}"
 
 
 rule task_base:
@@ -27,20 +28,19 @@ rule task_base:
         "results/logs/task_base/{dataset}-{task}.log",
     threads: job("evaluation_cores")
     resources:
-        **gpu_resources("evaluate"),
+        **resources_of("task_base"),
     params:
         code=code("task_base"),
         settings=settings("task_base"),
-        rows=job("rows_option"),
-        data=subpath(input.data, parent=True),
+        names=names("task_base"),
         model=path_of("resources/models/{model}"),
         weights=path_of("resources/weights/{model}"),
         device=job("device"),
     shell:
         "zerolora weights --model {params.model} --weights {params.weights} --device {params.device} &&"
         ' "$ZEROLORA_SCRIPTS/on_gpus" {resources.node_gpus} 1 {resources.gpu}'
-        " zerolora --log {log} task --settings {params.settings:q} {params.rows} --data {params.data}"
-        " --weights {params.weights}.json --output {output.metrics} --answers {output.answers} --device {params.device}"
+        " zerolora --log {log} stage task_base {wildcards.dataset} {wildcards.task} {params.names}"
+        " --settings {params.settings:q} --device {params.device}"
 
 
 rule task:
@@ -55,11 +55,11 @@ rule task:
         "results/logs/task/{run}-{task}.log",
     threads: job("evaluation_cores")
     resources:
-        **gpu_resources("evaluate"),
+        **resources_of("task"),
     params:
         code=code("task"),
         settings=settings("task"),
-        rows=job("rows_option"),
+        names=names("task"),
         data=path_of("results/data/{dataset}"),
         model=path_of("resources/models/{model}"),
         weights=path_of("resources/weights/{model}"),
@@ -70,6 +70,5 @@ rule task:
         " zerolora merged-weights --weights {params.weights}.json --adapter {params.adapter}"
         " --data {params.data} --manifest {input.manifest} &&"
         ' "$ZEROLORA_SCRIPTS/on_gpus" {resources.node_gpus} 1 {resources.gpu}'
-        " zerolora --log {log} task --settings {params.settings:q} {params.rows} --data {params.data}"
-        " --weights {input.manifest} --base {params.weights}.json --adapter {params.adapter}"
-        " --output {output.metrics} --answers {output.answers} --device {params.device}"
+        " zerolora --log {log} stage task {wildcards.run} {wildcards.task} {params.names}"
+        " --settings {params.settings:q} --device {params.device}"

@@ -18,28 +18,23 @@ rule train:
         "results/logs/train/{run}.log",
     threads: job("training_cores")
     resources:
-        **gpu_resources("train"),
+        **resources_of("train"),
         nodes=job("nodes"),
         # One task for each node: zerolora starts the node's ranks. With an empty mpi the plugin does not use srun.
         tasks=job("nodes"),
         tasks_per_gpu=0,
         mpi="",
         launcher="",
-        # Not parameters: a change would run training again.
+        # Not a parameter: a change would run training again.
         keep_checkpoints=job("keep_checkpoints"),
-        reference=job("reference_option"),
     params:
         code=code("train"),
         settings=settings("train"),
-        data=subpath(input.data, parent=True),
-        packing=subpath(input.packing, parent=True),
+        names=names("train"),
         model=path_of("resources/models/{model}"),
         weights=path_of("resources/weights/{model}"),
         device=job("device"),
-        checkpoints=below("work/checkpoints/{run}"),
-        output=subpath(output.adapter, ancestor=2),
         logs=below("results/logs/train/{run}"),
-        tasks=below("results/tasks"),
     shell:
         "zerolora weights --model {params.model} --weights {params.weights} --device {params.device} &&"
         # Snakemake sets these to the rule's threads, the total of all ranks. Each rank would start as many threads, which
@@ -47,7 +42,6 @@ rule train:
         " export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 &&"
         ' {resources.launcher} "$ZEROLORA_SCRIPTS/record_slurm_step" {params.logs}/steps'
         ' "$ZEROLORA_SCRIPTS/on_gpus" {resources.node_gpus} {resources.nodes} {resources.gpu}'
-        " zerolora --log {log} train --settings {params.settings:q} --data {params.data}"
-        " --packing {params.packing} --zero {input.zero} --weights {params.weights}.json"
-        " --checkpoints {params.checkpoints} --output {params.output} --tasks {params.tasks} --logs {params.logs} --keep-checkpoints {resources.keep_checkpoints} {resources.reference} &&"
+        " zerolora --log {log} stage train {wildcards.run} {params.names} --settings {params.settings:q}"
+        " --keep-checkpoints {resources.keep_checkpoints} &&"
         " echo finished >> {params.logs}/steps"

@@ -1,19 +1,113 @@
-"""What DVC knows about the stages: which outputs are those of dvc.lock, which can be restored from its cache."""
+"""What DVC knows of the stages: which receipts dvc.lock has, and what its cache can restore."""
 
 import hashlib
 import json
 import os
-import shutil
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import receipts
 import yaml
+from receipts import Receipt
 
+from zerolora.files import write_text
+
+PIPELINE = Path("dvc.yaml")
 LOCK = Path("dvc.lock")
 RWLOCK = Path(".dvc/tmp/rwlock")
+CONFIGS = (Path(".dvc/config"), Path(".dvc/config.local"))
+SUMMARY = Path(".snakemake/dvc-lock.json")
+
+
+class LockSummary:
+    """Which receipt dvc.lock has of each stage, and which files of DVC's cache hold the stage's outputs.
+
+    DVC takes seconds to say so, and is asked only if one of its files has changed since.
+    """
+
+    def __init__(self) -> None:
+        self.digest = _digest_of([PIPELINE, Path("config/runs.yaml"), LOCK, *CONFIGS])
+        self.stages: dict[str, dict[str, Any]] = {}
+        """By stage, the md5 of its receipt and `{path: [size, time]}` of the cache's files."""
+        self.is_current = False
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            known = json.loads(SUMMARY.read_text(encoding="utf-8"))
+            if known["digest"] == self.digest:
+                self.stages, self.is_current = dict(known["stages"]), True
+
+    def has_receipt(self, stage: str) -> bool:
+        """Return whether dvc.lock has the receipt of a stage that is there."""
+        entry = self.stages.get(stage)
+        return entry is not None and entry["receipt"] == md5_of(receipts.path_of(stage))
+
+    def is_recorded(self, stage: str) -> bool:
+        """Return whether dvc.lock has a stage's receipt, and DVC's cache the stage's outputs."""
+        return self.has_receipt(stage) and all(
+            stamp and _stamp(path) == stamp for path, stamp in self.stages[stage]["files"].items()
+        )
+
+
+def write_summary(repo: Any) -> None:
+    """Write what dvc.lock and DVC's cache have now (LockSummary)."""
+    here = Path.cwd()
+    stages = {}
+    for stage in repo.index.stages:
+        files: dict[str, Any] = {}
+        receipt = None
+        for out in stage.outs:
+            if not out.use_cache or not out.hash_info:
+                continue
+            if os.path.relpath(out.fs_path) == str(receipts.path_of(stage.addressing)):
+                receipt = out.hash_info.value
+            for path in _cached_files(out):
+                file = path.relative_to(here) if path.is_relative_to(here) else path
+                files[str(file)] = _stamp(str(file))
+        if receipt:
+            stages[stage.addressing] = {"receipt": receipt, "files": files}
+    SUMMARY.parent.mkdir(exist_ok=True)
+    write_text(SUMMARY, json.dumps({"digest": LockSummary().digest, "stages": stages}))
+
+
+def _digest_of(files: Iterable[Path]) -> str:
+    """Return a hash of files, of which any may be missing, without a project's own path (make_site_cache_private)."""
+    result = hashlib.sha256()
+    for file in files:
+        with suppress(OSError):
+            lines = file.read_bytes().splitlines()
+            result.update(b"\n".join([str(file).encode(), *(line for line in lines if b"site_cache_dir" not in line)]))
+    return result.hexdigest()
+
+
+def md5_of(path: Path) -> str | None:
+    """Return the md5 of a file, as DVC names it in its cache; None if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    except OSError:
+        return None
+
+
+def lock_fault() -> str:
+    """Return what is wrong with dvc.lock as a file; empty if it can be read."""
+    try:
+        text = LOCK.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    try:
+        if isinstance(yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)), dict):  # noqa: S506
+            return ""
+    except (ValueError, yaml.YAMLError):
+        pass
+    if re.search(r"^<<<<<<< ", text, re.MULTILINE):
+        return (
+            f"{LOCK}: has the conflict markers of a merge; `git checkout --ours {LOCK}` takes your side's, "
+            f"`git checkout --theirs {LOCK}` the other's"
+        )
+    return f"{LOCK}: is not what DVC wrote; `git checkout {LOCK}` restores it, or delete it"
 
 
 @contextmanager
@@ -25,62 +119,133 @@ def repository() -> Iterator[Any]:
         yield repo
 
 
-@contextmanager
-def locked_stages(repo: Any) -> Iterator[dict[str, Any]]:
-    """Lock the repository and yield its stages by name. DVC reads dvc.yaml and dvc.lock once for all that is asked of
-    them; to look up each stage by its name it would read both each time."""
+def record(repo: Any, names: Iterable[str], lost: Iterable[str]) -> list[str]:
+    """Record those of these stages whose outputs, inputs or definition are not those of dvc.lock, and put the outputs
+    of `lost` into the cache again, as `dvc commit --force` does. Return the stages. Source: commit in
+    dvc/repo/commit.py."""
     from dvc.repo import lock_repo
 
     with lock_repo(repo):
-        yield {stage.addressing: stage for stage in repo.index.stages}
+        # DVC would read dvc.yaml and dvc.lock again for each stage that it looks up by name.
+        known = {stage.addressing: stage for stage in repo.index.stages}
+        changed = [name for name in names if name in known and (name in lost or known[name].status())]
+        for name in changed:
+            known[name].save()
+            known[name].commit()
+        if changed:  # dvc.lock is written once
+            known[changed[0]].dvcfile.dump_stages([known[name] for name in changed], update_pipeline=False)
+    return changed
 
 
-def record(stages: list[Any]) -> None:
-    """Record the outputs of stages of dvc.yaml in DVC's cache and in dvc.lock, as `dvc commit --force` does, and write
-    dvc.lock once. Source: commit in dvc/repo/commit.py."""
-    for stage in stages:
-        stage.save()
-        stage.commit()
-    if stages:
-        stages[0].dvcfile.dump_stages(stages, update_pipeline=False)
+def unchanged_in_lock(repo: Any, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return, by stage, the params in dvc.lock of those stages whose inputs and outputs are the files of dvc.lock, but
+    for receipts that are not there."""
+    from dvc.dependency.param import ParamsDependency
+    from dvc.repo import lock_repo
 
-
-def write_cache_list(stages: Iterable[Any], path: Path) -> None:
-    """Write which files of DVC's cache hold the outputs of stages: for each its stage, size, time and path, from the
-    project's directory on, which may be moved or copied."""
-    lines, here = [], Path.cwd()
-    for stage in stages:
-        for out in stage.outs:
-            if not out.use_cache or not out.hash_info:
+    recorded = (yaml.safe_load(LOCK.read_text(encoding="utf-8")) or {}).get("stages", {})
+    result = {}
+    with lock_repo(repo):
+        known = {stage.addressing: stage for stage in repo.index.stages}
+        for name in names:
+            stage = known.get(name)
+            if stage is None or name not in recorded:
                 continue
-            oids = [out.hash_info.value]
-            if out.hash_info.isdir and (tree := out.get_obj()):
-                oids += [info.value for _, _, info in tree]
-            for oid in oids:
-                file = Path(out.cache.oid_to_path(oid))
-                with suppress(OSError):
-                    status = file.stat()
-                    file = file.relative_to(here) if file.is_relative_to(here) else file
-                    lines.append(f"{stage.addressing}\t{status.st_size}\t{status.st_mtime_ns}\t{file}\n")
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("".join(lines), encoding="utf-8")
-
-
-def changed_in_cache(path: Path) -> set[str]:
-    """Return the stages with files in DVC's cache that are not as such a list has them; none without a list."""
-    result = set()
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
-        stage, _, rest = line.partition("\t")
-        size, _, rest = rest.partition("\t")
-        time, _, file = rest.partition("\t")
-        try:
-            status = os.stat(file)  # noqa: PTH116 (thousands of them, at each start)
-        except OSError:
-            result.add(stage)
-            continue
-        if (str(status.st_size), str(status.st_mtime_ns)) != (size, time):
-            result.add(stage)
+            files = [dep for dep in stage.deps if not isinstance(dep, ParamsDependency)]
+            files += [out for out in stage.outs if os.path.relpath(out.fs_path) != str(receipts.path_of(name))]
+            if not any(file.workspace_status() for file in files):
+                params = recorded[name].get("params", {})
+                result[name] = {key: value for values in params.values() for key, value in values.items()}
     return result
+
+
+class CachedStages:
+    """The stages of dvc.yaml with what DVC's cache has of their outputs in dvc.lock."""
+
+    def __init__(self, repo: Any) -> None:
+        self._repo = repo
+        self._stages = {stage.addressing: stage for stage in repo.index.stages}
+
+    def receipt(self, stage: str) -> Receipt | None:
+        """Return the receipt of a stage in dvc.lock, if the cache has it."""
+        out = self._outputs(stage).get(str(receipts.path_of(stage)))
+        if not out or not out.hash_info or not is_intact(out):
+            return None
+        return receipts.parse(Path(out.cache.oid_to_path(out.hash_info.value)).read_text(encoding="utf-8"))
+
+    def lacking(self, stage: str, receipt: Receipt, sha256_of: Any) -> list[str] | None:
+        """Return the outputs of a stage that are not there as the receipt has them; None if the cache lacks one of
+        these."""
+        wrong = {path for path, digest in receipt.outputs.items() if sha256_of(path) != digest}
+        result = []
+        for path, out in self._outputs(stage).items():
+            within = {each for each in wrong if each == path or each.startswith(path + os.sep)}
+            is_receipt = path == str(receipts.path_of(stage))
+            if not (within or (is_receipt and md5_of(Path(path)) != out.hash_info.value) or not Path(path).exists()):
+                continue
+            if not out.hash_info or not out.use_cache or not is_intact(out):
+                return None
+            result.append(path)
+        return result
+
+    def output_of(self, stage: str, path: str) -> str | None:
+        """Return the output of a stage that is a file or holds it, if the cache has it; None if not."""
+        for output, out in self._outputs(stage).items():
+            if (path == output or path.startswith(output + os.sep)) and out.hash_info and is_intact(out):
+                return output
+        return None
+
+    def restore(self, stage: str, paths: Iterable[str]) -> None:
+        """Put outputs of a stage in the place of what is there."""
+        from dvc.repo import lock_repo
+
+        with lock_repo(self._repo):
+            for path in paths:
+                # Repo.checkout would read dvc.yaml and dvc.lock again for each.
+                self._outputs(stage)[path].checkout(force=True)
+
+    def drop_damaged(self, stage: str) -> None:
+        """Remove what the cache has damaged of a stage's outputs: DVC would link it again."""
+        for out in self._outputs(stage).values():
+            if out.hash_info:
+                is_intact(out, drops=True)
+
+    def _outputs(self, stage: str) -> dict[str, Any]:
+        if stage not in self._stages:
+            return {}
+        return {os.path.relpath(out.fs_path): out for out in self._stages[stage].outs}
+
+
+def is_intact(out: Any, drops: bool = False) -> bool:
+    """Return whether DVC's cache has an output, byte for byte; with `drops`, remove what it has damaged.
+
+    A file that is linked from the cache and was changed in place has changed in the cache as well.
+    """
+    result = True
+    for path in _cached_files(out):
+        if md5_of(path) != path.parent.name + path.name.removesuffix(".dir"):
+            result = False
+            if drops:
+                path.unlink(missing_ok=True)
+    return result
+
+
+def _cached_files(out: Any) -> list[Path]:
+    """Return the files of DVC's cache that hold an output of dvc.lock: of a directory, its list and its files."""
+    if not out.hash_info:
+        return []
+    oids = [out.hash_info.value]
+    if out.hash_info.isdir and (tree := out.get_obj()):
+        oids += [info.value for _, _, info in tree]
+    return [Path(out.cache.oid_to_path(oid)) for oid in oids]
+
+
+def _stamp(path: str) -> list[int] | None:
+    try:
+        status = os.stat(path)  # noqa: PTH116 (thousands of them, at each start)
+    except OSError:
+        return None
+    return [status.st_size, status.st_mtime_ns]
 
 
 def remove_broken_rwlock() -> None:
@@ -97,174 +262,6 @@ def remove_broken_rwlock() -> None:
         if not _is_whole(RWLOCK):
             print(f"{RWLOCK} was cut short by a kill and is removed", file=sys.stderr)
             RWLOCK.unlink(missing_ok=True)
-
-
-class DvcStages:
-    """The stages of dvc.yaml beside their records in dvc.lock.
-
-    Raises DvcException if either file is broken.
-    """
-
-    def __init__(self, repo: Any, writes: bool) -> None:
-        """`writes` lets it remove wrong entries of the cache."""
-        self._repo, self._writes = repo, writes
-        self._graph = repo.index.graph
-        self._stages = {stage.addressing: stage for stage in self._graph}
-        recorded = yaml.safe_load(LOCK.read_text(encoding="utf-8")) or {}  # DVC has read it, so it is whole
-        self.names = set(self._stages)
-        self.recorded = [name for name, stage in self._stages.items() if stage.name in recorded.get("stages", {})]
-        self._status: dict[str, Any] | None = None
-
-    def damaged(self) -> dict[str, list[str]]:
-        """Return, by stage, the outputs that are there but are not those of dvc.lock."""
-        result: dict[str, list[str]] = {}
-        for name, changes in self._changes().items():
-            for change in changes:
-                if isinstance(change, dict):
-                    for path, kind in change.get("changed outs", {}).items():
-                        # "not in cache" is said first, whatever the file holds.
-                        changed = kind == "modified" or (kind == "not in cache" and self._is_modified(name, path))
-                        if changed and name in self.recorded:
-                            result.setdefault(name, []).append(path)
-        return result
-
-    def up_to_date(self) -> dict[str, str]:
-        """Return {stage: Snakemake's target of it} for the stages that are clean with every stage before them."""
-        from networkx import descendants
-
-        changed = self._changes()
-        dirty = {stage for name, stage in self._stages.items() if name in changed or name not in self.recorded}
-        # An edge leads from a stage to those it depends on.
-        return {
-            name: stage.cmd.partition("#")[0].split()[-1]  # without its remark
-            for name, stage in self._stages.items()
-            if stage not in dirty and not descendants(self._graph, stage) & dirty
-        }
-
-    def take_for_clean(self, stage: str) -> None:
-        """Leave out what DVC says of the changes of a stage itself."""
-        self._changes().pop(stage, None)
-
-    def output_of(self, stage: str, path: str) -> str | None:
-        """Return the output of `stage` in dvc.lock that is `path` or holds it, None if there is none."""
-        for output in self._outputs(stage):
-            if path == output or path.startswith(output + os.sep):
-                return output
-        return None
-
-    def is_cached(self, stage: str, output: str) -> bool:
-        """Tell whether DVC's cache has an output of `stage`, byte for byte.
-
-        A file that is linked from the cache and was changed in place has changed in the cache as well: such an entry is
-        removed, or DVC would continue to take it for what its name says.
-        """
-        out = self._outputs(stage)[output]
-        if not out.hash_info or not self._is_intact(out.cache, out.hash_info.value):
-            return False
-        oids = [out.hash_info.value]
-        if out.hash_info.isdir:
-            oids = [info.value for _, _, info in out.get_obj()]
-        lacking = [oid for oid in oids if not self._is_intact(out.cache, oid)]
-        return not lacking
-
-    def restore(self, missing: dict[str, list[str]], leave: Iterable[str]) -> dict[str, list[str]]:
-        """Check out what is missing of every stage but those to `leave`, where the cache has it; return that by stage.
-
-        `missing` holds, by stage, files that are known to be missing inside outputs that are still there.
-        """
-        from dvc.repo import lock_repo
-
-        restored: dict[str, list[str]] = {}
-        for stage in self.recorded:
-            if stage in leave:
-                continue
-            lacking = {output for output in self._outputs(stage) if not Path(output).exists()}
-            lacking |= {output for path in missing.get(stage, []) if (output := self.output_of(stage, path))}
-            for output in sorted(lacking):
-                if self.is_cached(stage, output):
-                    restored.setdefault(stage, []).append(output)
-        if restored:
-            with lock_repo(self._repo):
-                for stage, outputs in restored.items():
-                    for output in outputs:
-                        # Repo.checkout would read dvc.yaml and dvc.lock again for each.
-                        self._outputs(stage)[output].checkout(force=True)
-            self._status = None
-        return restored
-
-    def lost(self) -> set[str]:
-        """Return the stages with outputs that are those of dvc.lock, but not in the cache."""
-        return {
-            name
-            for name, changes in self._changes().items()
-            for change in changes
-            if name in self.recorded and isinstance(change, dict)
-            for path, kind in change.get("changed outs", {}).items()
-            if kind == "not in cache" and not self._is_modified(name, path)
-        }
-
-    def fill_cache(self, stages: Iterable[str]) -> list[str]:
-        """Put those outputs of stages into DVC's cache that it lacks or holds damaged, and return them: those that are
-        what dvc.lock says. Of others its record would be untrue."""
-        from dvc.repo import lock_repo
-
-        lacking: dict[str, list[str]] = {}
-        for stage in stages:
-            if stage in self.recorded:
-                lacking[stage] = [
-                    output
-                    for output, out in self._outputs(stage).items()
-                    if out.use_cache and out.hash_info and not self.is_cached(stage, output)
-                    if not self._is_modified(stage, output)
-                ]
-        filled = [stage for stage, outputs in lacking.items() if outputs]
-        if filled:
-            with lock_repo(self._repo):
-                for stage in filled:
-                    for output in lacking[stage]:
-                        self._outputs(stage)[output].commit()
-            self._status = None
-        return [output for stage in filled for output in lacking[stage]]
-
-    def write_cache_list(self, path: Path) -> None:
-        """Write which files of DVC's cache hold the outputs of the stages (write_cache_list)."""
-        write_cache_list([self._stages[stage] for stage in self.recorded], path)
-
-    def _is_intact(self, cache: Any, oid: str) -> bool:
-        path = Path(cache.oid_to_path(oid))
-        try:
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-        except OSError:
-            return False
-        if digest == oid.removesuffix(".dir"):
-            return True
-        if self._writes:
-            path.unlink()
-        return False
-
-    def _is_modified(self, stage: str, output: str) -> bool:
-        out = self._outputs(stage)[os.path.normpath(output)]
-        return bool(out.exists and out.changed_checksum())
-
-    def _changes(self) -> dict[str, Any]:
-        if self._status is None:
-            self._status = self._repo.status()
-        return self._status
-
-    def _outputs(self, stage: str) -> dict[str, Any]:
-        if stage not in self._stages:
-            return {}
-        return {os.path.relpath(out.fs_path): out for out in self._stages[stage].outs}
-
-
-def remove(paths: Iterable[str]) -> None:
-    """Delete files and directories."""
-    for path in map(Path, paths):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
 
 
 def _is_whole(path: Path) -> bool:

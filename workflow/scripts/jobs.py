@@ -5,21 +5,25 @@ The rules use attributes of `Job`, a stage's settings or code, or a stage's reso
 
 import functools
 import hashlib
+import itertools
+import json
 import os
+import re
 import shlex
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import engine_sync
 import yaml
+from receipts import Hashes, files_below
 from snakemake.exceptions import WorkflowError
 from snakemake.io import ancient, expand, local
 
 from zerolora.commands.long_argument import argument_of
 from zerolora.compat.snakemake_patches import undetermined
 from zerolora.config import file
-from zerolora.config.code import chosen_by_run, codes
+from zerolora.config.code import Codes, chosen_by_run, codes, codes_of_today
 from zerolora.config.compared import compared
 from zerolora.config.fingerprint import Fingerprints
 from zerolora.config.grids import SHARED_STAGES
@@ -28,7 +32,7 @@ from zerolora.config.resolve import check_planned, check_resolved, digest, resol
 from zerolora.config.runs_file import check_runs
 from zerolora.config.schema import data_folders
 from zerolora.config.settings import RunSettings
-from zerolora.config.stages import ON_REQUEST, STAGES
+from zerolora.config.stages import ALL_STAGES, ON_REQUEST, STAGES
 from zerolora.config.values import HUB_ADAPTERS, HUB_DATA
 from zerolora.errors import UserError
 from zerolora.export.targets import TARGETS
@@ -36,11 +40,23 @@ from zerolora.files import MANIFEST, canonical
 
 CONFIG_FILE = "config/config.yaml"
 RESOLVED = "results/config.json"
-ALL_STAGES = STAGES | ON_REQUEST
 GPU_RANK_CORES = 4
 """Cores for each rank on a GPU: one issues kernels, others run the backward pass, read rows, serve NCCL, and write
 checkpoints."""
 CPU_EVALUATION_CORES = 2
+# Files that a config can name: USER_CONFIG, PROBE, USER_TEMPLATE, USER_TASK, USER_TASK_JSON and HARNESS_FILES in
+# config/values.py.
+USER_FILES = (
+    *("config/deepspeed/*.json", "config/hardware/*.json", "config/templates/*.jinja"),
+    *("config/tasks/*.py", "config/tasks/*.json", "config/harness/**/*", "config/searches/*.json"),
+    *("config/experiments/*.yaml", "config/kept/*.json"),
+)
+
+
+def user_files() -> list[str]:
+    """Return the user's files that a config can name: DeepSpeed configs, measured hardware, prompt formats, evaluation
+    tasks, experiments, and the trials of searches."""
+    return sorted(str(path) for pattern in USER_FILES for path in Path().glob(pattern) if path.is_file())
 
 
 class Jobs:
@@ -123,8 +139,9 @@ class Jobs:
         """Return a regular expression for each wildcard."""
         return {name: "|".join(values) or "none" for name, values in self.names.items()}
 
-    def every_output(self, outputs: Mapping[str, Any]) -> list[str]:
-        """Return all outputs of all stages that the runs need. `outputs` has the outputs of each rule."""
+    def planned(self, outputs: Mapping[str, Any]) -> dict[str, "PlannedJob"]:
+        """Return the jobs that the runs need, by stage and names, as in train@default. `outputs` has the outputs of
+        each rule."""
         datasets = sorted(self.first_of_data)
         prepare, rows = self.config.prepare, self.config.tasks.rows
         paths = [prepare[name].path for name in datasets] + [task.path for task in rows.values()]
@@ -135,12 +152,44 @@ class Jobs:
             "source": sorted(each.parent.name for each in manifests if each.is_relative_to(HUB_DATA)),
             "packaged": sorted(each.parent.name for each in manifests if not each.is_relative_to(HUB_DATA)),
         }
-        result = []
+        result = {}
         for stage in outputs:
-            tasks = {"task": list(self.resolved.task_rows)} if stage == "task_rows" else {}
-            for path in map(str, outputs[stage]):
-                result += expand(path.removeprefix(self.prefix), **(used | tasks))
+            patterns = [str(each).removeprefix(self.prefix) for each in outputs[stage]]
+            kinds = re.findall(r"{(\w+)", patterns[0])
+            values = [list(self.resolved.task_rows) if stage == "task_rows" else used[kind] for kind in kinds]
+            for names in itertools.product(*values):
+                wildcards = dict(zip(kinds, names, strict=True))
+                job = PlannedJob(self, stage, wildcards, [expand(path, **wildcards)[0] for path in patterns])
+                result[job.name] = job
         return result
+
+    @functools.cached_property
+    def codes_of_today(self) -> Codes:
+        """Code fingerprints, whatever the user keeps."""
+        return codes_of_today(self.resolved, self.fingerprints)
+
+    def code_at(self, among: Codes, group: str, stage: str, name: str) -> str:
+        """Return the code fingerprint of a stage at its place among those of all stages."""
+        if group in ("runs", "shared"):
+            return str(getattr(among, group)[name][stage])
+        return str(among.named[stage][name] if name else among.named[stage])
+
+    @functools.cached_property
+    def hashes(self) -> Hashes:
+        """Hashes of files."""
+        return Hashes()
+
+    @functools.cached_property
+    def sources(self) -> str:
+        """A hash of the files of which DVC makes `resolve` depend, as this run began."""
+        return self.read_sources()
+
+    def read_sources(self) -> str:
+        """Return the same hash of the present files."""
+        reads = STAGES["resolve"].reads
+        files = [path for each in reads for path in ([each] if Path(each).is_file() else sorted(files_below(each)))]
+        hashes = [[path, self.hashes.of(path)] for path in files]
+        return hashlib.sha256(json.dumps(hashes).encode()).hexdigest()
 
     def users_file(self, path: str) -> Any:
         """Return an input of the user, which is not below the prefix."""
@@ -151,7 +200,7 @@ class Jobs:
         config = self.config
         sections = (config.prepare, config.tasks.rows, config.fetch.directory)
         paths = [str(each.path) for section in sections for each in section.values()]
-        return [*engine_sync.user_files(), *(name for path in paths for name in self.files_at(Path(path)))]
+        return [*user_files(), *(name for path in paths for name in self.files_at(Path(path)))]
 
     def files_at(self, path: Path) -> list[str]:
         """Return the data files of a path, without fetched ones, which their manifest represents."""
@@ -172,6 +221,63 @@ class Jobs:
             for folder in self.data_folders
             if folder.is_relative_to(path) or path.is_relative_to(folder)
         ]
+
+
+@dataclass(frozen=True)
+class PlannedJob:
+    """A job that the runs need."""
+
+    jobs: Jobs
+    stage: str
+    wildcards: dict[str, str]
+    outputs: list[str]
+
+    @property
+    def name(self) -> str:
+        """Its stage in DVC, as in train@default."""
+        names = "-".join(self.wildcards.values())
+        return f"{self.stage}@{names}" if names else self.stage
+
+    @property
+    def code_place(self) -> str:
+        """Where config/kept/codes.json has its code fingerprint."""
+        _, stage, name = Job(self.jobs, self.wildcards).code_place(self.stage)
+        return f"{stage}@{name}"
+
+    @property
+    def code_of_today(self) -> str:
+        """Its code fingerprint, whatever the user keeps."""
+        return self.jobs.code_at(self.jobs.codes_of_today, *Job(self.jobs, self.wildcards).code_place(self.stage))
+
+    @property
+    def runs(self) -> set[str]:
+        """The runs that use its outputs."""
+        return {name for name in self.jobs.config.all_runs if self._is_used_by(name)}
+
+    def _is_used_by(self, run: str) -> bool:
+        dataset = self.jobs.config.all_runs[run].dataset
+        names = {
+            "run": run,
+            "dataset": dataset,
+            "model": self.jobs.config.prepare[dataset].model,
+            **{kind: str(getattr(self.jobs.resolved.runs[run], kind)) for kind in SHARED_STAGES._fields},
+        }
+        return all(names.get(kind, value) == value for kind, value in self.wildcards.items())
+
+    def setting(self, key: str) -> Any:
+        """Return the value of a dotted key of the settings, as dvc.yaml's params name them; None without one."""
+        value: Any = self.jobs.compared
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        return value
+
+    @functools.cached_property
+    def params(self) -> dict[str, str]:
+        """The params of its rule that are settings, code or files of the user; others are paths."""
+        job = Job(self.jobs, self.wildcards)
+        if self.stage == "resolve":
+            return {"values": job.config_values, "code": job.named_codes, "sources": job.sources}
+        return {"settings": job.settings(self.stage), "code": job.code(self.stage)}
 
 
 class Job:
@@ -199,11 +305,12 @@ class Job:
         if stage in ON_REQUEST:
             target = {"export.targets": {*self._wildcards.get("target", "").split()}}
             return jobs.fingerprints.of(stage, {**chosen_by_run(self._run, stage), **target})
+        return jobs.code_at(jobs.codes, *self.code_place(stage))
+
+    def code_place(self, stage: str) -> tuple[str, str, str]:
+        """Return where the code fingerprint of a stage is: its group, its stage and its name."""
         group, _, rest = ALL_STAGES[stage].settings.partition(".")
-        name = rest.partition(".")[0].format(**self._wildcards)
-        if group in ("runs", "shared"):
-            return str(getattr(jobs.codes, group)[name][stage])
-        return str(jobs.codes.named[stage][name] if name else jobs.codes.named[stage])
+        return group, stage, rest.partition(".")[0].format(**self._wildcards)
 
     # Names.
 
@@ -236,6 +343,12 @@ class Job:
         """Its wildcards, and the names of its run, data set, model and shared outputs."""
         shared = {kind: str(getattr(self._run, kind)) for kind in SHARED_STAGES._fields}
         return {"run": self.run, "dataset": self.dataset, "model": self._model_name, **shared, **self._wildcards}
+
+    def names_option(self, stage: str) -> str:
+        """Options of `zerolora stage` with the names in the paths of a stage's files, and the prefix of a module."""
+        names = ",".join(f"{name}={self.names[name]}" for name in sorted(ALL_STAGES[stage].names))
+        options = (("--names", names), ("--prefix", self._jobs.prefix))
+        return " ".join(f"{option} {value}" for option, value in options if value)
 
     # Inputs.
 
@@ -321,7 +434,7 @@ class Job:
         manifests = [f"results/{name}/export/{each}/{MANIFEST}" for name in runs for each in runs[name].export.targets]
         if not manifests:
             raise WorkflowError(
-                f"{CONFIG_FILE}: export.targets is empty, so there is nothing to export; write export: {{targets: "
+                f"{CONFIG_FILE}: export.targets is empty, so there is nothing to export; set export: {{targets: "
                 f"[gguf]}}, or some of {', '.join(TARGETS)}"
             )
         return manifests
@@ -339,32 +452,14 @@ class Job:
         return canonical(self._jobs.values)
 
     @property
+    def sources(self) -> str:
+        """A hash of the source code and of the user's files."""
+        return self._jobs.sources
+
+    @property
     def named_codes(self) -> str:
         """Code fingerprints in results/config.json."""
         return canonical(self._jobs.codes.named)
-
-    @property
-    def rows_option(self) -> str:
-        """Option with a task's rows."""
-        return " ".join(f"--rows {self._jobs.prefix}{name}" for name in self.task_rows)
-
-    @property
-    def reference_option(self) -> str:
-        """Option with the reference of its run."""
-        return " ".join(f"--reference {self._jobs.prefix}{Path(name).parent}" for name in self.reference_files)
-
-    @property
-    def merged_directory(self) -> str:
-        """Directory of the merged weights; outside results/ if they are not versioned."""
-        folder = f"results/{self.run}/merged" if self._run.merge.version else f"work/merged/{self.run}"
-        return self._jobs.prefix + folder
-
-    @property
-    def merge_options(self) -> str:
-        """Options of `zerolora merge`."""
-        merge = self._run.merge
-        dequantized = "--dequantized" if merge.base == "dequantized" else ""
-        return dequantized if merge.enabled else "--left-out"
 
     @property
     def _evaluate(self) -> Any:
@@ -468,7 +563,7 @@ class Job:
         gpus = run_sections(self._jobs.config, self.run).hardware.gpus_per_node
         if stage == "export_target":  # vLLM answers with the exported model, on the run's device
             stage = "evaluate" if self._is_opened_by_vllm else "merge"
-        match stage:
+        match ALL_STAGES[stage].requests or stage:
             case "prepare":
                 return slurm_resources.preparing(Path(self._jobs.config.prepare[self.dataset].path), threads)
             case "reference":

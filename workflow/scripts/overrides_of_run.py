@@ -27,7 +27,7 @@ def overrides(workflow: Any, config_file: Path) -> RunOverrides:
     if settings.config:
         options = [each for each in sys.argv if each in ("--config", "-C") or each.startswith("--config=")]
         if len(options) > 1 and workflow.is_main_process:
-            raise UserError("--config is there twice, and Snakemake reads the last alone; write all values after one")
+            raise UserError("--config is there twice, and Snakemake reads the last alone; give all values after one")
         parts.append(from_arguments(settings.config_args, "--config"))
         names.append(f"--config {listed(parts[-1].values)}")
     if parts and "DVC_STAGE" in os.environ:
@@ -45,12 +45,10 @@ def of_module(module: Any, workflow: Any) -> RunOverrides:
     """
     where = f"module {module.name}"
     if module.replaces_prefix:
-        raise UserError(f"{where}: replace_prefix has no effect on the folders of commands; write prefix")
+        raise UserError(f"{where}: replace_prefix has no effect on the folders of commands; use prefix")
     if module.config is None:
         if workflow.config_settings.config or workflow.config_settings.configfiles:
-            raise UserError(
-                f"{where}: has no config, so --config and --configfile do not reach it; write config: config"
-            )
+            raise UserError(f"{where}: has no config, so --config and --configfile do not reach it; set config: config")
         return file.NOTHING
     values = _numbers(module.config)
     if module.prefix:
@@ -59,7 +57,7 @@ def of_module(module: Any, workflow: Any) -> RunOverrides:
         ]
         if fetched:
             raise UserError(
-                f"{where}: {fetched[0]}: is not below the prefix {module.prefix}; write the module without one"
+                f"{where}: {fetched[0]}: is not below the prefix {module.prefix}; declare the module without a prefix"
             )
     return RunOverrides((from_mapping(values, f"config of {where}"),), "", True)
 
@@ -71,7 +69,7 @@ def check_module(module: Any, runs: dict[str, Any]) -> None:
         if module.prefix and start is not None and Path(start).is_relative_to("results"):
             raise UserError(
                 f"module {module.name}: continued.{name}.train.from_adapter: {start} is not below the prefix "
-                f"{module.prefix}; write the module without one"
+                f"{module.prefix}; declare the module without a prefix"
             )
 
 

@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jobs import Jobs
+    from collections.abc import Mapping
+
+    from engine_sync import EngineSync
+    from jobs import Jobs, PlannedJob
 
 JOB_PREFIX = "set -euo pipefail; export ZEROLORA_JOB_SHELL=$$; "
 """Prefix of every job's command, which ends with this process or the job's shell (machine/parents.py)."""
@@ -43,7 +46,6 @@ def start(workflow: Any) -> "Jobs":
         snakemake_patches.explain_system_errors()
         snakemake_patches.replan_after_same_outputs()
         snakemake_patches.replace_write_protected_outputs()
-        snakemake_patches.ignore_broken_metadata()
         slurm_executor_patches.patch_slurm_executor()
         module = snakemake_patches.module_of(workflow)
         over = of_module(module, workflow) if module else overrides(workflow, Path(CONFIG_FILE))
@@ -57,29 +59,30 @@ def start(workflow: Any) -> "Jobs":
     return jobs
 
 
-def around_planning(workflow: Any, jobs: "Jobs", every_output: list[str]) -> None:
+def around_planning(workflow: Any, jobs: "Jobs", planned: "Mapping[str, PlannedJob]") -> "EngineSync":
     """Synchronize the engines around planning (engine_sync.py), in a run's main process."""
-    import engine_sync
+    from engine_sync import EngineSync
     from overrides_of_run import report_overrides
 
     from zerolora.compat.snakemake_patches import around_planning, module_of
 
     module = module_of(workflow)
+    sync = EngineSync(workflow, jobs, planned)
 
     def before() -> None:
         check_hardware(workflow, jobs)
         limit_jobs(workflow, jobs)
         report_overrides(workflow, jobs, module)
-        if module:
-            return  # DVC does not know the user's workflow
-        engine_sync.before_planning(workflow, jobs, every_output)
+        if not module:  # DVC does not know the user's workflow
+            sync.before_planning()
 
     def after() -> None:
         if not module:
-            engine_sync.after_planning(workflow)
+            sync.after_planning()
 
     if workflow.is_main_process:
         around_planning(workflow, before, after)
+    return sync
 
 
 def check_hardware(workflow: Any, jobs: "Jobs") -> None:
@@ -89,7 +92,7 @@ def check_hardware(workflow: Any, jobs: "Jobs") -> None:
     if "hardware" not in jobs.values and not (workflow.local_exec or workflow.dryrun):
         raise WorkflowError(
             "config/config.yaml: hardware: is missing, which stands for this machine, but the jobs run on others; "
-            "write theirs (config/README.md)"
+            "set theirs (config/README.md)"
         )
 
 

@@ -1,1 +1,1 @@
-"""Talk to trained models, in a terminal or by a server (docs/how-to/chat.md)."""
+"""Talk to trained models, in a terminal or by a server (docs/export.md)."""

@@ -69,7 +69,7 @@ class ChatModel:
         if self.longest and len(prompt) + self.limit > self.longest:
             raise BadRow(
                 f"the conversation has {len(prompt):,} tokens, and the model takes {self.longest:,} with "
-                f"{self.limit:,} of an answer; write {NEW}"
+                f"{self.limit:,} of an answer; type {NEW}"
             )
         written = TokenByToken(self._text, write)
         token = written.token if live else None
@@ -131,7 +131,7 @@ def named_model(name: str, resolved: Resolved) -> NamedModel:
     if run not in resolved.runs or kind not in ("", *KINDS):
         parts = ", ".join(f"RUN/{each}" for each in KINDS)
         runs = ", ".join(resolved.runs)
-        raise UserError(f"{shown(name)}: write one of the runs {runs}, or a part of one: {parts}")
+        raise UserError(f"{shown(name)}: use one of the runs {runs}, or a part of one: {parts}")
     settings = resolved.runs[run]
     prepared = resolved.prepare[settings.dataset]
     model = _model(RESULTS / run, kind, WEIGHTS / f"{prepared.model}.json", settings.train.device)
@@ -227,7 +227,7 @@ def _check_same_prompts(dataset: str, prepared: PrepareSettings) -> None:
         if last.get(key) != now.get(key):
             raise UserError(
                 f"{CONFIG}: prepare.{dataset}.{key} is not that of the last run ({_shown(last, key)}); "
-                "run `zerolora run`, or write it as it was"
+                "run `zerolora run`, or restore it"
             )
 
 
@@ -237,7 +237,7 @@ def _shown(settings: dict[str, Any], key: str) -> str:
 
 def _check_same_format(template: Template, prepared: PrepareSettings, data: Path) -> None:
     """Raise UserError if the data was prepared with another template or other stop tokens than the config has now."""
-    record = foreign.manifest(data / MANIFEST, "zerolora prepare", "chat_template")
+    record = foreign.manifest(data / MANIFEST, "zerolora stage prepare", "chat_template")
     if record["chat_template"] != template.published() or not {*(prepared.stop_tokens or ())} <= {
         *record["stop_tokens"]
     }:

@@ -93,7 +93,7 @@ def write_served(target: Path, model: EvaluatedModel, data: Path, system: str) -
         if not (adapter / ADAPTER_CONFIG).is_file():
             raise UserError(f"{adapter}: has whole weights, no adapter; serve the merged model")
         _link(adapter, target)  # beside the base model, from where transformers loads it
-        config = read_object(adapter / ADAPTER_CONFIG, "zerolora train")
+        config = read_object(adapter / ADAPTER_CONFIG, "zerolora stage train")
         write_json(target / ADAPTER_CONFIG, config | {"base_model_name_or_path": str(target), "revision": None})
     write_prompt_format(data, target)
     if system:
@@ -130,4 +130,4 @@ def _check_free(host: str, port: int) -> None:
             listener.bind(address)
     except OSError as error:
         reason = error.strerror or error
-        raise UserError(f"--host {host} --port {port}: {reason}; write another --port") from None
+        raise UserError(f"--host {host} --port {port}: {reason}; choose another --port") from None

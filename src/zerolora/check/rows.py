@@ -95,7 +95,7 @@ def _driver(machine: Machine, needs: "Needs | None") -> Check:
     built = machine.torch.cuda if machine.torch else None
     needed = "an NVIDIA driver" if built is None else f"CUDA {built.partition('.')[0]}"
     if driver is None:
-        reason = f"no NVIDIA driver ({devices.LIBRARY}); run where the GPUs are, or write hardware.device: cpu"
+        reason = f"no NVIDIA driver found ({devices.LIBRARY}); run where the GPUs are, or set hardware.device: cpu"
         return _judged("driver", here, needed, reason, machine)
     return _judged("driver", here, needed, driver.fault, machine)
 
@@ -148,12 +148,12 @@ def _unfit(machine: Machine, gpu: GpuHere, wanted: "Gpus") -> str | None:
         return gpu.fault
     if len(machine.gpus) < wanted.count:
         needed = counted(wanted.count, "GPU")
-        return f"{needed} needed and {len(machine.gpus)} visible; ask for more, or write fewer train.ranks_per_node"
+        return f"{needed} needed and {len(machine.gpus)} visible; ask for more, or use fewer train.ranks_per_node"
     if gpu.memory < MEMORY_SHARE * wanted.memory:
-        return f"less memory than hardware.gpu_memory; write gpu_memory: {int(gpu.memory / GIB)}GiB"
+        return f"less memory than hardware.gpu_memory; set gpu_memory: {int(gpu.memory / GIB)}GiB"
     capability = float(devices.capability_text(gpu.capability))
     if capability < wanted.capability:
-        return f"lower than hardware.compute_capability; write compute_capability: {capability}"
+        return f"lower than hardware.compute_capability; set compute_capability: {capability}"
     return None
 
 
@@ -193,7 +193,7 @@ def _memory(machine: Machine, needs: "Needs | None") -> Check:
     if needs is None:
         return Check("memory", "right", here)
     short = machine.memory < MEMORY_SHARE * needs.host_memory
-    remedy = f"less than hardware.host_memory; write host_memory: {int(machine.memory / GIB)}GiB" if short else None
+    remedy = f"less than hardware.host_memory; set host_memory: {int(machine.memory / GIB)}GiB" if short else None
     return _judged("memory", here, gib(needs.host_memory), remedy, machine)
 
 

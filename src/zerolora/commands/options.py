@@ -4,13 +4,11 @@ import contextlib
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from zerolora.commands.long_argument import settings_of
 from zerolora.train.launch.stop_signals import Stopped
-from zerolora.types import Device
 
 
 @contextlib.contextmanager
@@ -28,10 +26,6 @@ def stoppable(state: str) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-Settings = Annotated[
-    dict[str, Any],
-    typer.Option(parser=settings_of, metavar="JSON|@FILE", help="The stage's entry in results/config.json."),
-]
 Output = Annotated[Path, typer.Option(help="Output file or directory.")]
 Config = Annotated[Path, typer.Option(help="The config.")]
 ModelDirectory = Annotated[Path, typer.Option("--model", help="resources/models/NAME, written by fetch.")]
@@ -41,16 +35,5 @@ TrainedOn = Annotated[
     typer.Option("--data", help="Directory of the prepared data set whose prompt format the merged model gets."),
 ]
 Weights = Annotated[Path, typer.Option(help="Directory of downloaded weights, resources/weights/NAME.")]
-EstimateFile = Annotated[Path, typer.Option(help="The run's estimate.json.")]
-ZeroFile = Annotated[Path, typer.Option(help="The run's zero.json, written by render.")]
-Packing = Annotated[Path, typer.Option(help="Directory of the run's packing plan.")]
 Stamp = Annotated[Path, typer.Option("--weights", help="File with the directory of the weights.")]
-ModelDevice = Annotated[Device, typer.Option("--device", help="Device to run the model on.")]
-Answers = Annotated[Path, typer.Option(help="Output file of all answers.")]
 Adapter = Annotated[Path, typer.Option(help="Directory of the adapter.")]
-Base = Annotated[
-    Path | None, typer.Option("--base", help="File with the directory of the base weights of the merged --weights.")
-]
-AdapterOfBase = Annotated[
-    Path | None, typer.Option("--adapter", help="Directory of the adapter that was trained on --base.")
-]

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -16,6 +17,8 @@ from zerolora.workflow_files import project_file
 CONFIG = "config/config.yaml"
 PROFILE = "profiles/local"
 STRATEGY = "render.strategy"
+KEPT_PREFIX = "zerolora keep: "
+"""Start of the lines of workflow/scripts/keep.py, among Snakemake's."""
 
 
 def start(arguments: list[str], values: list[str], strategy: str | None = None) -> NoReturn:
@@ -33,6 +36,25 @@ def start(arguments: list[str], values: list[str], strategy: str | None = None) 
     end = arguments.index("--") if "--" in arguments else len(arguments)
     command += [*arguments[:end], *_values(arguments, values, strategy), *arguments[end:]]
     os.execv(sys.executable, command)  # noqa: S606
+
+
+def keep(runs: list[str]) -> list[str]:
+    """Keep the results of these runs, or of all, and return what there is to say of them. Snakemake, which knows their
+    jobs, does it (workflow/scripts/keep.py).
+
+    Raises UserError if the config is not valid or has no such run, or Snakemake cannot plan its jobs.
+    """
+    known = load(Path(CONFIG)).all_runs
+    unknown = [run for run in runs if run not in known]
+    if unknown:
+        raise UserError(f"{CONFIG} has no run {shown(unknown[0])}; choose among {', '.join(known)}")
+    command = [sys.executable, "-m", "snakemake", *_options([]), "--dry-run", "all"]
+    environment = os.environ | {"ZEROLORA_KEEP": " ".join(runs)}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise UserError(result.stderr.strip().splitlines()[-1])
+    lines = (result.stdout + result.stderr).splitlines()
+    return [line.removeprefix(KEPT_PREFIX) for line in lines if line.startswith(KEPT_PREFIX)]
 
 
 def _options(arguments: list[str]) -> list[str]:
@@ -53,7 +75,7 @@ def _check(arguments: list[str]) -> None:
             raise UserError(f"--configfile: {file}: there is no such file; correct the path")
     for value in _following(arguments, "--config", "-C"):
         if "." in value.partition("=")[0]:
-            raise UserError(f"--config: {shown(value)}: keys of Snakemake have no dot; write --set {value}")
+            raise UserError(f"--config: {shown(value)}: keys of Snakemake have no dot; pass --set {value}")
 
 
 def _following(arguments: list[str], *options: str) -> list[str]:
@@ -79,9 +101,9 @@ def _values(arguments: list[str], values: list[str], strategy: str | None) -> li
         return []
     for option in ("--config", "-C", "--configfile", "--configfiles", "--directory", "-d"):
         if any(each == option or each.startswith(f"{option}=") for each in arguments):
-            raise UserError(f"{written[0]} and {option} exclude each other; write all values after one of them")
+            raise UserError(f"{written[0]} and {option} exclude each other; give all values after one of them")
     if own and (double := next((each for each in values if each.partition("=")[0] == STRATEGY), None)):
-        raise UserError(f"--strategy and --set {double} set one key; write one of them")
+        raise UserError(f"--strategy and --set {double} set one key; keep one of them")
     chosen = from_arguments(own, "--strategy")
     load(Path(CONFIG), over=RunOverrides((from_arguments(values, "--set"), chosen)))
     return ["--config", *nested([*values, *own], "--set")]

@@ -8,13 +8,13 @@ import signal
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from zerolora.commands import standard_input
-from zerolora.commands.options import Config, Output, stoppable
-from zerolora.config.registry_names import FIELDS
+from zerolora.commands.long_argument import settings_of
+from zerolora.commands.options import Adapter, Config, Data, ModelDirectory, Output, Stamp, stoppable
 from zerolora.errors import UserError, printable, shown
 from zerolora.log import result
 from zerolora.machine.devices import obey
@@ -46,7 +46,7 @@ def init(
     """Write a project's config for a model and rows, or from a recipe of config/recipes/; or list the recipes."""
     if model is not None or data is not None:
         if model is None or data is None:
-            raise UserError("write --model and --data, both, or --recipe alone")
+            raise UserError("pass --model and --data, both, or --recipe alone")
         from zerolora.first_config.first_config import first_config
 
         mapped, ignored = _mapped(columns or []), [name for each in ignore or [] for name in each.split(",") if name]
@@ -70,12 +70,14 @@ def init(
 
 def _mapped(given: list[str]) -> dict[str, str]:
     """Return the columns of --columns by field. Raises UserError for anything else than FIELD=COLUMN."""
+    from zerolora.config.values import fields
+
     result = {}
     for entry in (part for each in given for part in each.split(",")):
         name, equals, column = entry.partition("=")
-        if not equals or not column or name not in FIELDS:
+        if not equals or not column or name not in fields():
             raise UserError(
-                f"--columns {shown(entry)}: write FIELD=COLUMN, with a field of {', '.join(FIELDS)}, as in "
+                f"--columns {shown(entry)}: use FIELD=COLUMN, with a field of {', '.join(fields())}, as in "
                 "prompt=question,completion=answer"
             )
         result[name] = column
@@ -108,6 +110,17 @@ def run(
     from zerolora.commands.snakemake_command import start
 
     start(context.args, values or [], strategy)
+
+
+@app.command()
+def keep(
+    runs: Annotated[list[str] | None, typer.Argument(help="Runs of config/config.yaml; by default, all.")] = None,
+) -> None:
+    """Keep results although the code that makes them has changed, if their inputs and settings have not."""
+    from zerolora.commands.snakemake_command import keep as keep_results
+
+    for line in keep_results(runs or []):
+        typer.echo(line)
 
 
 @app.command("import")
@@ -227,6 +240,17 @@ def show(
 
 
 @app.command()
+def compare(
+    results: Annotated[Path, typer.Option(help="The results directory.")] = Path("results"),
+    output: Annotated[Path, typer.Option(help="Output directory.")] = Path("work/compare"),
+) -> None:
+    """Compare all runs of the config in their current state, finished or not."""
+    from zerolora.report.comparison import compare_all
+
+    typer.echo(compare_all(results, output))
+
+
+@app.command()
 def chat(
     models: Annotated[
         list[str], typer.Argument(metavar="RUN[/PART]...", help="A run, or its part: merged, adapter or base.")
@@ -263,6 +287,51 @@ def serve(
     from zerolora.config.resolve import resolve
 
     implementation(model, resolve(load(Path("config/config.yaml"))), host, port)
+
+
+@app.command()
+def merge(
+    base: Annotated[Path, typer.Option(help="Directory of a base model.")],
+    adapter: Annotated[list[Path], typer.Option(help="Directory of an adapter; repeatable.")],
+    output: Output,
+    weight: Annotated[list[float] | None, typer.Option(help="Factor of each adapter, in order.")] = None,
+    dequantized: Annotated[
+        bool, typer.Option("--dequantized", help="Merge into dequantized QLoRA weights instead of the original ones.")
+    ] = False,
+) -> None:
+    """Merge adapters into a base model by hand; the stage `merge` does so for a run."""
+    obey("cpu")
+    from zerolora.merge.user_merge import merge_by_hand
+
+    with stoppable(f"{output} is unchanged"):
+        merge_by_hand(base, adapter, weight or [], output, dequantized)
+
+
+@app.command()
+def export(
+    target: Annotated[str, typer.Option(help="The export target, e.g. gguf.")],
+    settings: Annotated[
+        dict[str, Any],
+        typer.Option(
+            parser=settings_of, metavar="JSON|@FILE", help="The target's section of `export`; {} for defaults."
+        ),
+    ],
+    model: ModelDirectory,
+    weights: Stamp,
+    adapter: Adapter,
+    merged: Annotated[Path, typer.Option(help="manifest.json of the merged model.")],
+    data: Data,
+    output: Output,
+    vllm_python: Annotated[
+        str | None,
+        typer.Option(metavar="PYTHON", help="Python interpreter with vLLM, to load exports for vLLM."),
+    ] = None,
+    device: Annotated[Device, typer.Option(help="Device of vLLM; other libraries open models on the CPU.")] = "cpu",
+) -> None:
+    """Export a run's result to another format by hand, load it, and let it answer three held-out rows."""
+    from zerolora.commands.stage_functions import export_target
+
+    export_target(settings, target, model, weights, adapter, merged, data, output, vllm_python, device)
 
 
 @app.command()

@@ -85,7 +85,7 @@ def check_cuda_library() -> None:
     if not isinstance(lib, CudaBNBNativeLibrary):
         raise UserError(
             f"bitsandbytes {installed('bitsandbytes')} has no library for CUDA {torch.version.cuda}, which torch is "
-            "built for, or cannot load it; `python -m bitsandbytes` shows why; or write a train.method and "
+            "built for, or cannot load it; `python -m bitsandbytes` shows why; or use a train.method and "
             "train.optimizer that need none"
         )
 

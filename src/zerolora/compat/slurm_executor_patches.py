@@ -205,7 +205,7 @@ def jobs_named_by_stage_and_run(executor: Any) -> None:
 
 
 def job_name(jobs: list[Any]) -> str:
-    """Return the name of a job, or of an array of jobs of one stage."""
+    """Return the name for a job, or for an array of one stage's jobs."""
     runs = "+".join(wildcards for job in jobs if (wildcards := _run_of(job)))
     if len(runs) > LONGEST_NAME:
         runs = f"{runs[:LONGEST_NAME].rpartition('+')[0] or runs[:LONGEST_NAME]}+"

@@ -3,9 +3,7 @@
 Imported by workflow/, so nothing here imports torch.
 """
 
-import json
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from zerolora.compat.versions import is_replaced, patch, replaced
@@ -185,12 +183,6 @@ def module_of(workflow: Any) -> UsedModule | None:
 
 
 @patch("snakemake")
-def run_again(workflow: Any, outputs: Iterable[str]) -> None:
-    """Make Snakemake run the jobs of these outputs, as it does for incomplete ones; no public function does."""
-    workflow.dag.forcefiles.update(outputs)
-
-
-@patch("snakemake")
 def run_with_until(workflow: Any, rule: str) -> None:
     """Add a rule to those of `--until` before planning, which Snakemake allows only on its command line."""
     dag = workflow.dag
@@ -204,70 +196,87 @@ def run_with_targets(workflow: Any, rule: str) -> None:
     workflow.dag.targetrules.add(workflow.get_rule(rule))
 
 
-@patch("snakemake")
-def count_as_done(workflow: Any, outputs: Iterable[str]) -> None:
-    """Exclude the jobs of these outputs from the plan of a dry run, whatever Snakemake's metadata.
+@patch("snakemake", upstream="snakemake#3690", features=("snakemake.persistence:ParamsChange",))
+def decide_by_receipts(
+    workflow: Any,
+    receipt_of: Callable[[Any], Any],
+    params_of: Callable[[Any], dict[str, str]],
+    sha256_of: Callable[[str], str | None],
+) -> None:
+    """Make Snakemake decide by receipts which jobs to run, and by nothing else: not by dates, which a copy or a
+    checkout changes, and not by its own metadata, which no other engine writes and no clone has.
 
-    The metadata may be out of date, and a dry run does not update it (`--touch`).
+    A receipt has the params and the inputs of a job's last run; `receipt_of` returns None without one, and the job
+    runs. `params_of` returns the params of today.
     """
-    dag, known = workflow.dag, set(outputs)
-    original = dag.update_needrun
-
-    async def update_needrun(create_inventory: bool = False) -> None:
-        done = {job for job in dag.jobs if not known.isdisjoint(job.output)} - dag._finished
-        dag._finished |= done
-        await original(create_inventory)
-        dag._finished -= done
-        dag._len = len(dag._finished | dag._needrun)
-
-    dag.update_needrun = update_needrun
-
-
-@patch("snakemake")
-def ignore_broken_metadata() -> None:
-    """Treat metadata that is not UTF-8 or has another structure as missing: Snakemake ends with a traceback.
-
-    It does treat metadata that is not JSON as missing.
-    """
-    from snakemake.persistence.file import FilePersistence
-
-    original = FilePersistence._read_record
-    if is_replaced(original):
-        return
-
-    def _read_record(persistence: Any, key: str) -> Any:
-        try:
-            return original(persistence, key)
-        except ValueError:
-            return None
-
-    FilePersistence._read_record = replaced(_read_record)
-
-
-@patch("snakemake")
-def without_metadata(workflow: Any, outputs: Iterable[str]) -> list[str]:
-    """Return the outputs without readable metadata, which has parameters, code and inputs of their job.
-
-    Snakemake considers such a file up to date, whatever changes.
-    """
-    from snakemake.persistence.file import FilePersistence
+    from snakemake.io import _IOFile
+    from snakemake.persistence import NO_PARAMS_CHANGE, ParamsChange
+    from snakemake.settings.types import RerunTrigger
 
     persistence = workflow.persistence
-    if not isinstance(persistence, FilePersistence):
-        return []
-    return [
-        output
-        for output in outputs
-        if not _is_metadata(Path(persistence._record_path(persistence._metadata_path, output)))
-    ]
+
+    def params_changed(job: Any, file: Any = None) -> Any:
+        if not job.output:
+            return NO_PARAMS_CHANGE
+        receipt, now = receipt_of(job), params_of(job)
+        known = receipt.params if receipt else {}
+        if receipt and known == now:
+            return NO_PARAMS_CHANGE
+        names = [name for name in sorted({*known, *now}) if known.get(name) != now.get(name)]
+        return ParamsChange(
+            only_old={f"{name}: {known[name]}" for name in names if name in known},
+            only_new={f"{name}: {now[name]}" for name in names if name in now} or {"no receipt"},
+            files=set(job.output),
+        )
+
+    def input_changed(job: Any, file: Any = None) -> Any:
+        receipt = receipt_of(job) if job.output else None
+        now = {str(path) for path in job.input if not path.is_ancient}
+        return list(job.output) if receipt and receipt.inputs.keys() != now else []
+
+    def input_checksums(job: Any, path: Any) -> set[str | None]:
+        receipt = receipt_of(job)
+        digest = receipt.inputs.get(str(path)) if receipt else None
+        return {f"sha256:{digest}" if digest else None}
+
+    persistence.has_metadata = lambda job: True
+    persistence.has_outdated_metadata = lambda job: False
+    persistence.params_changed = params_changed
+    persistence.input_changed = input_changed
+    persistence.input_checksums = input_checksums
+    persistence.code_changed = persistence.software_stack_changed = lambda job, file=None: []
+    workflow.dag_settings.rerun_triggers = RerunTrigger.all()  # --rerun-triggers would leave receipts out
+
+    async def is_newer(file: Any, time: float) -> bool:
+        return not file.is_ancient  # so its content is compared
+
+    async def is_checksum_eligible(file: Any, threshold: int) -> bool:
+        return bool(await file.exists_local())
+
+    async def checksum(file: Any, threshold: Any = None, force: bool = False, algorithm: Any = None) -> str | None:
+        digest = sha256_of(str(file))
+        return f"sha256:{digest}" if digest else None
+
+    _IOFile.is_newer = is_newer
+    _IOFile.is_checksum_eligible = is_checksum_eligible
+    _IOFile.checksum = checksum
 
 
-def _is_metadata(path: Path) -> bool:
-    from snakemake.persistence import MetadataRecord
+@patch("snakemake")
+def count_as_present(workflow: Any, paths: Iterable[str]) -> None:
+    """Make a dry run plan as if these files were there: a run would restore them from DVC's cache before it plans."""
+    from snakemake.io import _IOFile
+    from snakemake_interface_storage_plugins.io import Mtime
 
-    try:
-        value = json.loads(path.read_bytes())
-        MetadataRecord.model_validate(value)
-    except (OSError, ValueError):
-        return False
-    return bool(value)  # Snakemake treats {} as missing
+    present, exists_local, mtime_uncached = set(paths), _IOFile.exists_local, _IOFile.mtime_uncached
+
+    def is_present(file: Any) -> bool:
+        return str(file) in present and file.rule is not None and file.rule.workflow is workflow
+
+    async def exists(file: Any) -> bool:
+        return is_present(file) or bool(await exists_local(file))
+
+    async def mtime(file: Any, skip_storage: bool = False) -> Any:
+        return Mtime(local=1.0) if is_present(file) else await mtime_uncached(file, skip_storage)
+
+    _IOFile.exists_local, _IOFile.mtime_uncached = exists, mtime

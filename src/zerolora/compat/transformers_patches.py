@@ -45,21 +45,6 @@ def compile_template(source: str) -> Any:
 
 @patch(
     "transformers",
-    upstream="none known; transformers compiles them when it reads the first model of a process",
-    features=("transformers.conversion_mapping:get_checkpoint_conversion_mapping",),
-)
-def compile_conversions() -> None:
-    """Compile the about 900 patterns by which transformers renames the weights of its models.
-
-    Ranks forked afterwards share them; otherwise each takes 0.3 CPU-seconds to compile them.
-    """
-    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
-
-    get_checkpoint_conversion_mapping("")  # the first call compiles the patterns of all models
-
-
-@patch(
-    "transformers",
     upstream="none known; the error says that GGUF models are not serializable",
     features=("transformers:PreTrainedModel.save_pretrained",),
 )

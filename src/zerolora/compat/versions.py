@@ -13,13 +13,14 @@ VERSIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "bitsandbytes": ("0.50.2", ("0.48", "0.49", "0.50", "0.51")),
     "deepspeed": ("0.19.8", ()),
     "peft": ("0.21.2", ("0.18", "0.19", "0.20", "0.21")),
-    "snakemake": ("9.27.1", ("9.24", "9.25", "9.26", "9.27")),  # docs/how-to/from-elsewhere.md
+    "snakemake": ("9.27.1", ("9.24", "9.25", "9.26", "9.27")),  # docs/own-data.md
     "snakemake-executor-plugin-slurm": ("2.8.0", ()),
     "torch": ("2.13.0", ("2.11", "2.12")),  # some GPU machines have 2.11
     "transformers": ("5.23.0", ("5.17", "5.18", "5.19", "5.20", "5.21", "5.22", "5.23")),
 }
-"""The tested version of each library, as in envs/requirements.lock, and untested release series, in which a patch is
-allowed if the features that it uses exist."""
+"""The tested version of each library, as in envs/requirements.lock, and others, or series of them, with which a patch
+is allowed if the features that it uses exist. Those of Snakemake have been tested as well
+(tests/workflow/test_other_releases.py)."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -32,8 +33,8 @@ class Patch:
     name: str
     library: str
     version: str
-    untested: tuple[str, ...]
-    """Release series; see VERSIONS."""
+    others: tuple[str, ...]
+    """Other versions, or series of them; see VERSIONS."""
     upstream: str
     """The upstream thread that would make it unnecessary, or "none known"."""
     features: tuple[str, ...]
@@ -44,7 +45,7 @@ class Patch:
         result, wanted = installed(self.library), self.version
         if result == wanted:
             return
-        if result.startswith(tuple(f"{series}." for series in self.untested)):
+        if f"{result}.".startswith(tuple(f"{each}." for each in self.others)):
             missing = next((feature for feature in self.features if not _exists(feature)), None)
             if missing is None:
                 return

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from zerolora.config.fingerprint import Chosen, Fingerprints
 from zerolora.config.grids import SHARED_STAGES
-from zerolora.config.registry_names import OPTIMIZERS, PROMPT_FORMATS, STRATEGIES, TASKS
+from zerolora.config.kept_results import code_of, read_kept
 from zerolora.config.settings import (
     AskedTaskSettings,
     EvaluateSettings,
@@ -17,12 +17,12 @@ from zerolora.config.settings import (
 )
 from zerolora.config.stages import STAGES
 from zerolora.files import canonical
+from zerolora.registries import entries
+from zerolora.strategies import STRATEGIES
 
 OF_RUN = tuple(name for name, stage in STAGES.items() if stage.settings.startswith("runs."))
 OF_METHOD = ("estimate", "render", "train", "merge")
 """Stages that compute with the method; others only check its adapter."""
-REFERENCE_OPTIMIZER = next(iter(OPTIMIZERS))
-"""The optimizer whose rate a probe measures; the planner derives others from it."""
 
 
 class Codes(NamedTuple):
@@ -37,8 +37,57 @@ class Codes(NamedTuple):
 
 
 def codes(resolved: Resolved, known: Fingerprints | None = None) -> Codes:
-    """Return the fingerprint of each stage under its settings."""
-    known = known or Fingerprints()
+    """Return the fingerprint of each stage under its settings; of results that the user keeps, the one that they were
+    made with. Raises UserError if the file that names these is broken."""
+    kept = read_kept()
+    now = codes_of_today(resolved, known or Fingerprints())
+    runs, shared = (
+        {
+            name: {stage: code_of(kept, f"{stage}@{name}", code) for stage, code in by_stage.items()}
+            for name, by_stage in group.items()
+        }
+        for group in (now.runs, now.shared)
+    )
+    named = {
+        stage: {name: code_of(kept, f"{stage}@{name}", code) for name, code in by_name.items()}
+        for stage, by_name in now.named.items()
+        if isinstance(by_name, dict)
+    }
+    # One value for all runs, to see whether anything has changed.
+    of_runs = hashlib.sha256(canonical([runs, shared]).encode()).hexdigest()
+    return Codes({**now.named, **named, "runs": of_runs}, runs, shared)
+
+
+def kept_stages(resolved: Resolved) -> dict[str, list[str]]:
+    """Return, by run, the stages whose results the user keeps although their code has changed."""
+    kept = read_kept()
+    if not kept:
+        return {}
+    now = codes_of_today(resolved, Fingerprints())
+
+    def is_kept(stage: str, name: str, code: str) -> bool:
+        return code_of(kept, f"{stage}@{name}", code) != code
+
+    result = {}
+    for name, run in resolved.runs.items():
+        places = {stage: (name, code) for stage, code in now.runs[name].items()}
+        places |= {
+            stage: (shared, now.shared[shared][stage])
+            for kind, stage in SHARED_STAGES._asdict().items()
+            if getattr(run, stage) is not None and (shared := getattr(run, kind))
+        }
+        places |= {stage: (run.dataset, now.named[stage][run.dataset]) for stage in ("prepare", "evaluate_base")}
+        result[name] = [stage for stage in STAGES if stage in places and is_kept(stage, *places[stage])]
+        result[name] += [
+            f"task {task}"
+            for task in run.report.tasks
+            if any(is_kept(stage, task, now.named[stage][task]) for stage in ("task", "task_base"))
+        ]
+    return {name: stages for name, stages in result.items() if stages}
+
+
+def codes_of_today(resolved: Resolved, known: Fingerprints) -> Codes:
+    """Return the fingerprint of each stage under its settings, whatever the user keeps."""
     runs = {
         name: {stage: known.of(stage, chosen_by_run(settings, stage)) for stage in OF_RUN}
         for name, settings in resolved.runs.items()
@@ -54,7 +103,7 @@ def codes(resolved: Resolved, known: Fingerprints | None = None) -> Codes:
     chosen: dict[str, Mapping[str, Chosen]] = {
         "prepare": {name: chosen_by_data(settings) for name, settings in resolved.prepare.items()},
         "evaluate_base": {name: chosen_by_check(settings) for name, settings in resolved.evaluate.items()},
-        "task_rows": {name: {} if each == "auto" else {"data.formats": {each}} for name, each in formats.items()},
+        "task_rows": {name: chosen_by_forms({each}) for name, each in formats.items()},
         "task_base": tasks,
         "task": tasks,
         **{stage: {name: {} for name in getattr(resolved, stage)} for stage in STAGES if stage.startswith("fetch")},
@@ -64,26 +113,22 @@ def codes(resolved: Resolved, known: Fingerprints | None = None) -> Codes:
         for stage, by_name in chosen.items()
     }
     named |= {stage: known.of(stage) for stage in ("resolve", "compare")}
-    # One value for all runs, to see whether anything has changed.
-    named["runs"] = hashlib.sha256(canonical([runs, shared]).encode()).hexdigest()
     known.save()
     return Codes(named, runs, shared)
 
 
 def chosen_by_run(run: RunSettings, stage: str) -> Chosen:
-    """Return the entries that a run's settings choose in a stage. Estimate and choice consider every strategy."""
+    """Return the entries that a run's settings choose in a stage."""
     chosen: dict[str, set[str]] = {
         **chosen_by_check(run.evaluate),
         "methods": {run.train.method} if stage in OF_METHOD else set(),
-        "optimizers": {run.train.optimizer, REFERENCE_OPTIMIZER},
+        "optimizers": {run.train.optimizer},
         "train.objectives": {run.train.objective},
         "export.targets": {*run.export.targets},
     }
     if stage == "train":
-        # Training reads a strategy's options from zero.json and calls none of its code.
-        of_train = {"train.engines": _engines(run.render.strategy), "strategies": set[str]()}
-        asked = {task.check for task in run.train.validation_tasks if task.max_new_tokens} & TASKS.keys()
-        chosen |= {"optimizers": {run.train.optimizer}, "evaluate.tasks": asked, **of_train}
+        asked = {task.check for task in run.train.validation_tasks if task.max_new_tokens} & entries("tasks").keys()
+        chosen |= {"evaluate.tasks": asked, "train.engines": _engines(run.render.strategy)}
     if stage == "merge":
         # Families list a base's tensors without building its class, and only if the list agrees with the files.
         chosen["model.families"] = set()
@@ -93,17 +138,21 @@ def chosen_by_run(run: RunSettings, stage: str) -> Chosen:
 def _engines(strategy: str) -> set[str]:
     """Return the engines that may train with render.strategy; a path is the user's DeepSpeed JSON."""
     if strategy == "auto":
-        return {*STRATEGIES.values()}
-    return {STRATEGIES.get(strategy, "deepspeed")}
+        return {str(each.engine) for each in STRATEGIES.values()}
+    return {str(STRATEGIES[strategy].engine) if strategy in STRATEGIES else "deepspeed"}
 
 
 def chosen_by_data(data: PrepareSettings) -> Chosen:
-    """Return the entries that a data set's settings choose: row formats (all for `auto`) and a prompt format."""
+    """Return the forms of rows that a data set's settings choose; all for `auto`."""
     forms = {data.format, *(source.format for source in data.sources.values() if source.format)}
     if data.sources and all(source.format for source in data.sources.values()):
         forms.discard(data.format)
-    formats = {data.template} & {*PROMPT_FORMATS}
-    return {"data.prompt_formats": formats, **({} if "auto" in forms else {"data.formats": forms})}
+    return chosen_by_forms(forms)
+
+
+def chosen_by_forms(forms: set[str]) -> Chosen:
+    """Return the entries that these forms of rows choose. No objective: only messages have their names."""
+    return {"train.objectives": (), **({} if "auto" in forms else {"data.formats": forms})}
 
 
 def chosen_by_task(task: TaskSettings) -> Chosen:
@@ -114,4 +163,4 @@ def chosen_by_task(task: TaskSettings) -> Chosen:
 def chosen_by_check(settings: EvaluateSettings | AskedTaskSettings) -> dict[str, set[str]]:
     """Return the entries that a check chooses: none for a user's file, whose text is a setting, and no method, since
     methods only check the adapter here."""
-    return {"evaluate.tasks": {settings.check} & TASKS.keys(), "methods": set()}
+    return {"evaluate.tasks": {settings.check} & entries("tasks").keys(), "methods": set()}

@@ -10,9 +10,9 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from zerolora.config.cross_checks import impossible
 from zerolora.config.grid_rules import location_of
 from zerolora.config.overrides import RunOverrides, SourcedValues
-from zerolora.config.rules import impossible
 from zerolora.config.schema import VALUES, Config, data_folders
 from zerolora.config.shorthands import ShorthandError, WrittenOut, written_out
 from zerolora.config.studies import read_study
@@ -53,7 +53,7 @@ def load(path: Path, *, before_first_trial: bool = False, over: RunOverrides = N
         raise UserError(_some(list(_mistakes(path, error, lines, out)))) from None
     for location, each in _leaves(value):
         if isinstance(each, float) and not math.isfinite(each):  # in mappings with free keys, e.g. check_settings
-            raise UserError(line(location, "is not finite; write a finite number, as in 2e-4"))
+            raise UserError(line(location, "is not finite; use a finite number, as in 2e-4"))
     config = config.with_studies({name: read_study(name) for name in config.searches})
     # All runs of a grid may have the same mistake.
     mistakes = dict.fromkeys(line(*each) for each in impossible(config, before_first_trial))
@@ -86,7 +86,7 @@ def check_files(path: Path, config: Config, over: RunOverrides = NOTHING) -> Non
             here = location_of(config, name, "train", "from_adapter")
             roots[here] = start
             if not start.is_dir():
-                mistakes[here] = f"{shown(str(start))}: there is no such directory; write that of an adapter"
+                mistakes[here] = f"{shown(str(start))}: there is no such directory; give the directory of an adapter"
     for name, model in config.fetch.directory.items():
         roots["fetch", "directory", name, "path"] = Path(model.path)
     for location, root in roots.items():
@@ -103,7 +103,7 @@ def check_files(path: Path, config: Config, over: RunOverrides = NOTHING) -> Non
         )
 
 
-SECTIONS = "sections such as fetch, prepare, runs are expected; write them, or let `zerolora init --force` write them"
+SECTIONS = "sections such as fetch, prepare, runs are expected; add them, or let `zerolora init --force` write them"
 
 
 def read_values(path: Path, expected: str = SECTIONS, longest: int = LONGEST) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def _parse(
         value = None if node is None else loader.construct_document(node)
         lines = _lines(node)
     except RecursionError:
-        raise UserError(f"{path}: is nested too deep; write at most {DEEPEST} levels") from None
+        raise UserError(f"{path}: is nested too deep; use at most {DEEPEST} levels") from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise UserError(f"{path}:{line}: {shown(text[error.position])} is not a character of YAML; remove it") from None
@@ -195,14 +195,14 @@ def _read(path: Path, longest: int) -> str:
     except FileNotFoundError:
         raise UserError(
             f"{path}: there is no such file; "
-            "write it with `zerolora init --model DIRECTORY --data FILE`, or `--recipe NAME`"
+            "create it with `zerolora init --model DIRECTORY --data FILE`, or `--recipe NAME`"
         ) from None
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8") from None
     except OSError as error:
         raise UserError(explained(error)) from None
     if len(text) > longest:
-        raise UserError(f"{path}: has {len(text):,} characters; write at most {longest:,}")
+        raise UserError(f"{path}: has {len(text):,} characters; use at most {longest:,}")
     return text
 
 

@@ -1,30 +1,28 @@
 """The code fingerprint of a stage: a hash of the code that can change its result under its settings.
 
 It covers the syntax trees of all modules that the stage imports, directly or indirectly, their data files, and the
-stage's rule, but only those registry entries that the settings choose (code.py). Comments, docstrings, formatting and
-messages do not count. Snakemake compares it as a rule parameter, DVC as a value beside the stage's settings, training
-as part of a run's fingerprint.
+stage's rule, but only those registry entries that the settings choose (code.py). For an entry of another package it
+covers that package and its version. Comments, docstrings and formatting do not count. Snakemake compares it as a rule
+parameter, DVC as a value beside the stage's settings, training as part of a run's fingerprint.
 """
 
 import ast
 import hashlib
-import io
+import importlib.util
 import json
 import os
 import re
-import tokenize
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from zerolora.config.stages import ON_REQUEST, STAGES
+from zerolora.config.stages import ALL_STAGES, PLAIN, STAGES
+from zerolora.registries import Outside, outside
 from zerolora.workflow_files import PACKAGE, ROOT
 
 RULES = ROOT / "workflow/rules"
 CACHE = PACKAGE / "__pycache__" / "fingerprints.json"
-
-ALL = STAGES | ON_REQUEST
 
 LEFT_OUT: Mapping[str, str] = {
     "": "the package's own docstring",
@@ -73,13 +71,12 @@ DIRECTIVES_LEFT_OUT = frozenset(
 )
 # A registry lists the modules of a package by file: they count for every importer of the registry.
 REGISTRY_MARK = "iter_modules"
-# Or it is a table in a module: a call whose arguments are the entries, each with its name (entries.py).
-TABLE_MARK = "entries_by_name"
-
+# It names the group of entry points by which other packages add entries (registries.py).
+OPEN_MARK = "registered"
 
 Chosen = Mapping[str, Iterable[str]]
-"""Names of the entries that the settings choose, by the registry's package or module. All entries of other registries
-count."""
+"""Names of the entries that the settings choose, by the registry's package, or its module if it is a table in one, all
+of whose own entries count. All entries of other registries count."""
 
 
 def of_stage(stage: str, chosen: Chosen | None = None) -> str:
@@ -113,34 +110,20 @@ class Fingerprints:
         entries = {package: frozenset(names) for package, names in (chosen or {}).items()}
         key = stage, frozenset(entries.items())
         if key not in self._known:
-            modules = modules_of(stage, entries, self._modules)
-            lines = sorted({line for module in modules for line in self._lines(module, set(modules), entries)})
-            text = "".join(f"{line}\n" for line in lines) + self._rule_of(stage)
-            self._known[key] = hashlib.sha256(text.encode()).hexdigest()
+            names = modules_of(stage, entries, self._modules)
+            modules = "".join(f"{name} {self._modules[name]['digest']}\n" for name in names)
+            self._known[key] = hashlib.sha256(f"{modules}{self._rule_of(stage)}".encode()).hexdigest()
         return self._known[key]
 
     def save(self) -> None:
         """Cache the parsed modules for the next start."""
         self._modules.save()
 
-    def _lines(self, module: str, counted: set[str], chosen: Chosen) -> Iterator[str]:
-        """Yield a line for a module and for each chosen entry of its table: the digest of its code, and of each import
-        the name and the digest of the imported module. Module names do not occur, so that moving a module changes no
-        fingerprint."""
-        for part in (self._modules[module], *_rows(self._modules[module], chosen.get(module))):
-            imports = [
-                [self._modules[source]["digest"] if source in counted else "", *names]
-                for source, *names in part["names"]
-            ]
-            yield f"{part['digest']} {json.dumps(sorted(imports))}"
-        if chosen.get(module) is None and (rows := self._modules[module]["rows"]):
-            yield " ".join(rows)  # readers of the whole table may depend on its order
-
     def _rule_of(self, stage: str) -> str:
-        if self._rules is None:
-            return ""
+        if self._rules is None or ALL_STAGES[stage].rules == PLAIN:
+            return ""  # such a rule has no code, and both engines compare its files
         if stage not in self._of_rules:
-            self._of_rules[stage] = _rule(self._rules / f"{ALL[stage].rules}.smk", stage)
+            self._of_rules[stage] = _rule(self._rules / f"{ALL_STAGES[stage].rules}.smk", stage)
         return self._of_rules[stage]
 
 
@@ -148,25 +131,22 @@ def modules_of(stage: str, chosen: Chosen | None = None, modules: "_Modules | No
     """Return the modules that count for a stage, sorted: its imports without LEFT_OUT, and the chosen registry
     entries."""
     modules = modules or _Modules()
-    kept = ALL[stage].kept
-    waiting, seen = list(ALL[stage].modules), set()
+    kept = ALL_STAGES[stage].kept
+    waiting, seen = list(ALL_STAGES[stage].modules), set()
     while waiting:
         name = waiting.pop()
         if name in seen or left_out(name, kept):
             continue
         seen.add(name)
         waiting += modules[name]["imports"]
-        for row in _rows(modules[name], (chosen or {}).get(name)):
-            waiting += row["imports"]
-        for package in modules[name]["registered"]:
-            waiting += _entries(package, (chosen or {}).get(package))
+        others = {point.name: point for group in modules[name]["groups"] for point in outside(group)}
+        packages = modules[name]["registered"]
+        for package in packages or ([name] if others else []):
+            names = (chosen or {}).get(package)
+            waiting += [_name_of(point) for each, point in others.items() if names is None or each in names]
+            if package in packages:
+                waiting += _entries(package, None if names is None else {*names} - others.keys())
     return sorted(seen)
-
-
-def _rows(module: dict[str, Any], names: Iterable[str] | None) -> list[dict[str, Any]]:
-    """Return the entries of a module's table with these names; all if `names` is None."""
-    rows: dict[str, dict[str, Any]] = module["rows"]
-    return [row for name, row in rows.items() if names is None or name in names]
 
 
 def _entries(package: str, names: Iterable[str] | None) -> list[str]:
@@ -174,6 +154,11 @@ def _entries(package: str, names: Iterable[str] | None) -> list[str]:
     if names is None:
         return _modules_in(package)
     return [f"{package}.{name.replace('-', '_')}" for name in names]
+
+
+def _name_of(point: Outside) -> str:
+    """Return the name of another package with its version, which no module of this package has."""
+    return f"{point.package}=={point.version}"
 
 
 def left_out(module: str, kept: tuple[str, ...] = ()) -> bool:
@@ -184,8 +169,10 @@ def left_out(module: str, kept: tuple[str, ...] = ()) -> bool:
 
 
 class _Modules:
-    """The modules of the package, parsed only if the file changed: `{"digest", "imports", "names", "registered",
-    "rows"}` of each."""
+    """The modules of the package, parsed only if a file changed: digest, imports, registered and groups of each.
+
+    Another package is one module (`_name_of`).
+    """
 
     def __init__(self) -> None:
         self.changed = False
@@ -197,15 +184,16 @@ class _Modules:
     def __getitem__(self, name: str) -> dict[str, Any]:
         if name in self._current:
             return dict(self.entries[name])
-        path = file_of(name)
-        assert path, f"no module zerolora.{name}"
-        beside = _data_files(path)
-        stamp = [[str(each), (stat := each.stat()).st_size, stat.st_mtime_ns] for each in (path, *beside)]
+        package, other, _ = name.partition("==")
+        path = None if other else file_of(name)
+        assert path or other, f"no module zerolora.{name}"
+        files = [path, *_data_files(path)] if path else _files_of(package)
+        stamp = [[str(each), (stat := each.stat()).st_size, stat.st_mtime_ns] for each in files]
         entry = self.entries.get(name)
         if entry is None or entry["stamp"] != stamp or entry["format"] != FORMAT:
-            content = _hash_of(path.read_bytes(), beside)
+            content = _hash_of(b"", files)
             if entry is None or entry["format"] != FORMAT or entry["content"] != content:
-                entry = _parsed(name, path, beside)
+                entry = _parsed(name, path, files[1:]) if path else _parsed_package(files)
             # A checkout or a copy has other timestamps but the same content.
             self.entries[name] = entry | {"stamp": stamp, "content": content, "format": FORMAT}
             self.changed = True
@@ -223,7 +211,7 @@ class _Modules:
             beside.replace(CACHE)
 
 
-FORMAT = 9
+FORMAT = 11
 """Version of a cache entry."""
 
 
@@ -236,67 +224,36 @@ def _hash_of(code: bytes, beside: list[Path]) -> str:
 
 
 def _parsed(name: str, path: Path, beside: list[Path]) -> dict[str, Any]:
-    """Return the cache entry of a module: the digest of its code and data files without its imports of the package, the
-    imported modules and names, its registries, and the same for each entry of its table."""
+    """Return the cache entry of a module: the digest of its code and data files, its imports, and its registries."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    imports, registered = imports_of(tree, name, path), registered_packages(tree, name, path)
-    names, calls = _taken_out(tree), _taken_rows(tree)
-    outside = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    rows, own = {}, set[str]()
-    for entry, call in calls.items():
-        inside = {node.id for node in ast.walk(call) if isinstance(node, ast.Name)}
-        used = [each for each in names if each[2] in inside]
-        digest = _hash_of(_text(call).encode(), [])
-        rows[entry] = {"digest": digest, "imports": [each[0] for each in used], "names": used}
-        own |= inside - outside
-    # Imports that only entries use count with them.
-    kept = [each for each in names if each[2] not in own]
-    unused = {each[0] for each in names} - {each[0] for each in kept}
     return {
-        "digest": _hash_of(_dump(tree).encode(), beside),
-        "imports": [each for each in imports if each not in unused],
-        "names": kept,
-        "registered": registered,
-        "rows": rows,
+        "digest": _hash_of(_text(tree).encode(), beside),
+        "imports": imports_of(tree, name, path),
+        "registered": registered_packages(tree, name, path),
+        "groups": _groups(tree, path),
     }
 
 
-def _taken_rows(tree: ast.Module) -> dict[str, ast.Call]:
-    """Remove the entries of a module's table from the tree and return them by name, without `about`, which is for the
-    docs only."""
-    rows: dict[str, ast.Call] = {}
-    for table in ast.walk(tree):
-        if not isinstance(table, ast.Call) or _called(table.func) != TABLE_MARK:
-            continue
-        for row in table.args:
-            assert isinstance(row, ast.Call), f"an entry of a table is a call: {ast.unparse(row)}"
-            known = {keyword.arg: keyword for keyword in row.keywords}
-            assert "name" in known, f"an entry of a table has a name: {ast.unparse(row)}"
-            row.keywords = [keyword for keyword in row.keywords if keyword.arg != "about"]
-            rows[ast.literal_eval(known["name"].value)] = row
-        table.args = []
-    return rows
+def _parsed_package(files: list[Path]) -> dict[str, Any]:
+    """Return the cache entry of another package: the digest of its files, and the modules of this one it imports."""
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in files if path.suffix == ".py"]
+    text = "".join(_text(tree) for tree in trees)
+    return {
+        "digest": _hash_of(text.encode(), [path for path in files if path.suffix != ".py"]),
+        "imports": sorted({module for tree in trees for module in _modules_named(_imported(tree))}),
+        "registered": [],
+        "groups": [],
+    }
 
 
-def _taken_out(tree: ast.Module) -> list[list[str]]:
-    """Remove the imports of the package from the tree, since their order depends on module names, and return them as
-    [module, name, name in the code]. For an imported module the name is empty."""
-    result = set()
-    for parent in ast.walk(tree):
-        for field in ("body", "orelse", "finalbody"):
-            block = getattr(parent, field, None)
-            if not isinstance(block, list):
-                continue
-            for node in [each for each in block if isinstance(each, ast.ImportFrom)]:
-                head, _, module = (node.module or "").partition(".")
-                if head != "zerolora":
-                    continue
-                for alias in node.names:
-                    submodule = f"{module}.{alias.name}".lstrip(".")
-                    known = alias.asname or alias.name
-                    result.add((submodule, "", known) if file_of(submodule) else (module, alias.name, known))
-                block.remove(node)
-    return [list(each) for each in sorted(result)]
+def _files_of(package: str) -> list[Path]:
+    """Return the files of another package, without importing it."""
+    spec = importlib.util.find_spec(package)
+    assert spec, f"no package {package}"
+    if spec.submodule_search_locations is None:
+        return [Path(spec.origin or "")]
+    files = (path for folder in spec.submodule_search_locations for path in Path(folder).rglob("*"))
+    return sorted(path for path in files if path.is_file() and path.suffix != ".pyc")
 
 
 def file_of(module: str) -> Path | None:
@@ -339,7 +296,7 @@ def registered_packages(tree: ast.Module, name: str, path: Path) -> list[str]:
     }
     result = set()
     for node in _run_nodes(tree):
-        if not isinstance(node, ast.Call) or _called(node.func).rpartition(".")[2] != REGISTRY_MARK:
+        if not isinstance(node, ast.Call) or ast.unparse(node.func).rpartition(".")[2] != REGISTRY_MARK:
             continue
         where = ast.unparse(node.args[0]) if node.args else ""
         package = f"zerolora.{name}" if where == "__path__" else aliases.get(where.removesuffix(".__path__"), "")
@@ -349,24 +306,44 @@ def registered_packages(tree: ast.Module, name: str, path: Path) -> list[str]:
     return sorted(result)
 
 
+def _groups(tree: ast.Module, path: Path) -> list[str]:
+    """Return the groups of entry points by which other packages add entries to a module's registry."""
+    result = []
+    for node in _run_nodes(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == OPEN_MARK:
+            assert node.args and isinstance(node.args[0], ast.Constant), f"{path}: write the group as a literal"
+            result.append(str(node.args[0].value))
+    return result
+
+
 def imports_of(tree: ast.Module, name: str, path: Path) -> list[str]:
     """Return the modules of the package, and the packages around them, that a module imports anywhere at run time."""
-    values = set()
-    for node in _run_nodes(tree):
-        if isinstance(node, ast.ImportFrom):
-            assert node.module and not node.level, f"{path}: relative import"
-            values |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-        elif isinstance(node, ast.Import):
-            values |= {alias.name for alias in node.names}
+    relative = [node for node in _run_nodes(tree) if isinstance(node, ast.ImportFrom) and node.level]
+    assert not relative, f"{path}: relative import"
+    return sorted(_modules_named(_imported(tree) | ({f"zerolora.{name}"} if name else set())) - {name})
+
+
+def _imported(tree: ast.AST) -> set[str]:
+    """Return what absolute imports name: modules, and names in them."""
     result = set()
-    for each in values | ({f"zerolora.{name}"} if name else set()):
+    for node in _run_nodes(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            result |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            result |= {alias.name for alias in node.names}
+    return result
+
+
+def _modules_named(imported: Iterable[str]) -> set[str]:
+    """Return the modules of the package among imported names, and the packages around them."""
+    result = set()
+    for each in imported:
         head, _, rest = each.partition(".")
         if head == "zerolora":
             parts = rest.split(".") if rest else []
             chain = [".".join(parts[:count]) for count in range(len(parts) + 1)]
             result |= {module for module in chain if file_of(module)}
-    result.discard(name)
-    return sorted(result)
+    return result
 
 
 def _run_nodes(tree: ast.AST) -> Iterator[ast.AST]:
@@ -379,138 +356,53 @@ def _run_nodes(tree: ast.AST) -> Iterator[ast.AST]:
         waiting += node.orelse if isinstance(node, ast.If) and checking else ast.iter_child_nodes(node)
 
 
-def _is_bare_string(node: ast.AST) -> bool:
+def _text(value: Any) -> str:
+    """Return a syntax tree as text, without docstrings and other bare strings.
+
+    Fields that are empty are left out, so the text does not depend on the version of Python: versions differ in the
+    fields of a node.
+    """
+    if isinstance(value, ast.AST):
+        fields = ((name, getattr(value, name, None)) for name in value._fields)
+        known = [f"{name}={_text(inner)}" for name, inner in fields if inner is not None and inner != []]
+        return f"{type(value).__name__}({', '.join(known)})"
+    if isinstance(value, list):
+        return f"[{', '.join(_text(each) for each in value if not _is_bare_string(each))}]"
+    return repr(value)
+
+
+def _is_bare_string(node: Any) -> bool:
     match node:
         case ast.Expr(value=ast.Constant(value=str())):
             return True
     return False
 
 
-def _dump(tree: ast.Module) -> str:
-    """Return a syntax tree as text, without docstrings, other bare strings, and the texts of errors, assertions, log
-    lines and other messages. Modifies the tree."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            if _writes_message(node.func):
-                _blank_texts(node)
-        elif not isinstance(node, ast.expr):
-            for field in ("body", "orelse", "finalbody"):
-                block = getattr(node, field, None)
-                if isinstance(block, list):
-                    setattr(node, field, [each for each in block if not _is_bare_string(each)])
-            if isinstance(node, ast.Assert):
-                node.msg = None
-            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
-                _blank_texts(node.exc)
-    return _text(tree)
-
-
-LOG_METHODS = frozenset({"debug", "info", "warning", "error", "critical", "exception"})
-MESSAGES = frozenset({"BadRow", "CorruptCheckpoint", "Fault", "wording", "wordings"})
-"""Classes and functions whose texts are only displayed: nothing computes with them, and of all results only
-dropped.jsonl contains some. (Classes whose names end in Error need not be listed.)"""
-
-
-def _writes_message(function: ast.expr) -> bool:
-    """Return whether a call of this function creates an error, logs a line, or marks a text as a message."""
-    name = _called(function)
-    logs = name.startswith(("LOGGER.", "log.LOGGER.")) and name.rpartition(".")[2] in LOG_METHODS
-    last = name.rpartition(".")[2]
-    return logs or name in ("warnings.warn", "log.result", "result") or last.endswith("Error") or last in MESSAGES
-
-
-def _called(function: ast.expr) -> str:
-    """Return the dotted name of the called function; for an attribute of another expression, `.attribute`."""
-    names: list[str] = []
-    while isinstance(function, ast.Attribute):
-        names.append(function.attr)
-        function = function.value
-    names.append(function.id if isinstance(function, ast.Name) else "")
-    return ".".join(reversed(names))
-
-
-def _blank_texts(call: ast.Call) -> None:
-    """Replace the arguments of a call that are literal texts by empty strings."""
-    empty = ast.Constant("")
-    call.args = [empty if _is_written_text(each) else each for each in call.args]
-    for keyword in call.keywords:
-        keyword.value = empty if _is_written_text(keyword.value) else keyword.value
-
-
-def _is_written_text(node: ast.expr) -> bool:
-    match node:
-        case ast.JoinedStr() | ast.Constant(value=str()):
-            return True
-        case ast.BinOp(left=left, right=right):
-            return _is_written_text(left) or _is_written_text(right)
-        case ast.IfExp(body=body, orelse=orelse):
-            return _is_written_text(body) and _is_written_text(orelse)
-        case ast.Call(func=ast.Attribute(value=text, attr="format" | "join")):
-            return _is_written_text(text)
-        case _:
-            return False
-
-
-def _text(value: Any) -> str:
-    """Return a node as text that does not depend on the version of Python: empty fields are left out, since versions
-    differ in the fields of a node."""
-    if isinstance(value, ast.AST):
-        known = []
-        for name in value._fields:
-            inner = getattr(value, name, None)
-            if inner is not None and inner != []:
-                known.append(f"{name}={_text(inner)}")
-        return f"{type(value).__name__}({', '.join(known)})"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_text, value))}]"
-    return repr(value)
-
-
 def _rule(path: Path, stage: str) -> str:
-    """Return the tokens of a stage's rule without DIRECTIVES_LEFT_OUT, and the code of the scripts it calls."""
-    tokens = _rule_tokens(path.read_text(encoding="utf-8"), stage)
-    assert tokens, f"{path}: has no rule {stage}"
-    for script in sorted(set(re.findall(r"ZEROLORA_SCRIPTS/([\w.]+)", " ".join(tokens))) - SCRIPTS_LEFT_OUT.keys()):
+    """Return the code of a stage's rule without DIRECTIVES_LEFT_OUT, and that of the scripts it calls."""
+    code = _rule_lines(path.read_text(encoding="utf-8"), stage)
+    assert code, f"{path}: has no rule {stage}"
+    for script in sorted(set(re.findall(r"ZEROLORA_SCRIPTS/([\w.]+)", "\n".join(code))) - SCRIPTS_LEFT_OUT.keys()):
         file = path.parents[1] / "scripts" / script
         text = file.read_text(encoding="utf-8")
-        lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
-        tokens.append(_dump(ast.parse(text)) if file.suffix == ".py" else "\n".join(lines))
-    return "\n".join(tokens)
+        code += [_text(ast.parse(text))] if file.suffix == ".py" else _lines(text)
+    return "\n".join(code)
 
 
-def _rule_tokens(text: str, stage: str) -> list[str]:
-    """Return the tokens of a stage's rule without comments, line breaks and commas; adjacent strings are joined."""
+def _rule_lines(text: str, stage: str) -> list[str]:
+    """Return the lines of a stage's rule, whose directives are indented by four spaces, as snakefmt writes them."""
     kept: list[str] = []
-    strings = False
-    depth, inside, skipped = 0, False, False
-    tokens = [
-        token
-        for token in tokenize.generate_tokens(io.StringIO(text).readline)
-        if token.type not in (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER)
-    ]
-    for number, token in enumerate(tokens):
-        if token.type in (tokenize.INDENT, tokenize.DEDENT):
-            depth += 1 if token.type == tokenize.INDENT else -1
-            continue
-        following = tokens[number + 1].string if number + 1 < len(tokens) else ""
-        if depth == 0:
-            if token.string == "rule" and token.start[1] == 0:
-                inside = following == stage
-            continue
-        if not inside:
-            continue
-        if depth == 1 and token.type == tokenize.NAME and following == ":":
-            skipped = token.string in DIRECTIVES_LEFT_OUT
-        if skipped or token.string == ",":
-            continue
-        if token.type == tokenize.STRING:
-            value = ast.literal_eval(token.string)
-            if strings:
-                kept[-1] += value
-            else:
-                kept.append(value)
-            strings = True
-        else:
-            kept.append(token.string)
-            strings = False
+    inside = skipped = False
+    for line in _lines(text):
+        if not line.startswith(" "):
+            inside = line == f"rule {stage}:"
+        elif directive := re.match(r" {4}(\w+):", line):
+            skipped = directive[1] in DIRECTIVES_LEFT_OUT
+        if inside and not skipped:
+            kept.append(line)
     return kept
+
+
+def _lines(text: str) -> list[str]:
+    """Return the lines that are neither empty nor a comment."""
+    return [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]

@@ -46,27 +46,27 @@ def impossible_grids(config: Config) -> Iterable[Mistake]:
 def _impossible_search(config: Config, owner: str, search: Search) -> Iterable[Mistake]:
     for name in map(str, datasets_of(search)):
         if name in config.prepare and not config.prepare[name].holds_out("validation"):
-            text = f"compares validation losses, but {name} has no validation rows; write its split.validation"
+            text = f"compares validation losses, but {name} has no validation rows; set its split.validation"
             yield ("searches", owner), text
     for key in search.over:
         if key.split(".")[:2] in OF_LOSS:
-            text = "changes the loss itself, so its values cannot be compared by it; write a grid, whose runs the "
+            text = "changes the loss itself, so its values cannot be compared by it; use a grid, whose runs the "
             yield ("searches", owner, "over", key), f"{text}comparison shows by their held-out rows"
     steps = with_values({"validation_steps": config.train.validation_steps}, search.train)["validation_steps"]
     if search.prune and not steps and "train.validation_steps" not in search.over:
         yield (
             ("searches", owner, "prune"),
-            "needs validation during training; write train: {validation_steps: N} in the search, or prune: false",
+            "needs validation during training; set train: {validation_steps: N} in the search, or prune: false",
         )
 
 
 def _wrong_keys(config: Config, section: str, owner: str, each: Grid | Search) -> Iterable[Mistake]:
     here = (section, owner, "over")
     if each.dataset is None and "dataset" not in each.over:
-        yield (section, owner), "has no data set; write dataset: NAME, or over: {dataset: [NAME, ...]}"
+        yield (section, owner), "has no data set; set dataset: NAME, or over: {dataset: [NAME, ...]}"
     for name in datasets_of(each) if "dataset" in each.over else ():
         if not isinstance(name, str) or name not in config.prepare:
-            text = f"{shown(name)} is not a data set of prepare; write some of {', '.join(config.prepare)}"
+            text = f"{shown(name)} is not a data set of prepare; choose from {', '.join(config.prepare)}"
             yield (*here, "dataset"), text
     for key in each.over:
         if wrong := (None if key == "dataset" else _unknown(key)) or _is_fixed(each, key, section):
@@ -121,21 +121,21 @@ def _unknown(path: str) -> str | None:
     if parts[0] in SHARED_SECTIONS:
         return f"{parts[0]} is shared by all runs and cannot be overridden; remove it"
     if parts[0] not in known:
-        return f"there is no such key; write dataset, or one that begins with {', '.join(known)}, as in train.lora.r"
+        return f"there is no such key; use dataset, or one that begins with {', '.join(known)}, as in train.lora.r"
     section: Any = RunSections
     for number, part in enumerate(parts):
         field = section.model_fields.get(part)
         if field is None:
             before = ".".join(parts[:number])
-            return f"{before} has no key {shown(part)}; write one of {', '.join(section.model_fields)}"
+            return f"{before} has no key {shown(part)}; use one of {', '.join(section.model_fields)}"
         section = field.annotation
         if not (isinstance(section, type) and issubclass(section, Section)):
             rest = parts[number + 1 :]
             if not rest or (get_origin(section) is dict and len(rest) == 1):
                 return None
-            return f"there is no such key; write {'.'.join(parts[: number + 1])}, which has no keys"
+            return f"there is no such key; use {'.'.join(parts[: number + 1])}, which has no keys"
     first = next(iter(section.model_fields))
-    return None if len(parts) > 1 else f"is a whole section; write a key of it, as in {path}.{first}"
+    return None if len(parts) > 1 else f"is a whole section; use one of its keys, as in {path}.{first}"
 
 
 def _is_fixed(owner: Grid | Search, path: str, section: str) -> str | None:
@@ -149,4 +149,4 @@ def _is_fixed(owner: Grid | Search, path: str, section: str) -> str | None:
         if not isinstance(value, dict) or part not in value:
             return None if isinstance(value, dict) else f"conflicts with {first}, which the {word} also sets"
         value = value[part]
-    return f"the {word} also sets {path}: {shown(value)} for all its runs; write one of the two"
+    return f"the {word} also sets {path}: {shown(value)} for all its runs; keep one of the two"

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from zerolora.config.method_sections import MethodSections
 from zerolora.errors import shown
+from zerolora.registries import entries
 
 MOST_RUNS = 10_000
 """Limit for one grid, expanded within a second."""
@@ -55,23 +56,23 @@ def mistakes(over: Mapping[str, Values]) -> list[Mistake]:
     for key, values in over.items():
         for other in over:
             if other.startswith(f"{key}."):
-                result.append(((other,), f"is part of {key}, which also has values; write one of the two"))
+                result.append(((other,), f"is part of {key}, which also has values; keep one of the two"))
         nameless = [] if isinstance(values, Mapping) else [each for each in values if not _names_itself(each)]
         if nameless:
-            text = "has no short name for a run; write a mapping of names to values, e.g. {first: ..., second: ...}"
+            text = "has no short name for a run; use a mapping of names to values, e.g. {first: ..., second: ...}"
             result.append(((key,), f"{shown(nameless[0])} {text}"))
             continue
         parts: dict[str, Any] = {}
         for part, value in _named(key, over):
             if part in parts and value == parts[part]:
-                result.append(((key,), f"{shown(value)} occurs twice; write it once"))
+                result.append(((key,), f"{shown(value)} occurs twice; list it once"))
             elif part in parts:
-                text = f"are both called {part} in a run's name; write a mapping of names to values"
+                text = f"are both called {part} in a run's name; use a mapping of names to values"
                 result.append(((key,), f"{shown(parts[part])} and {shown(value)} {text}"))
             parts.setdefault(part, value)
     count = math.prod(len(values) for values in over.values())
     if count > MOST_RUNS:
-        result.append(((), f"{count:,} runs; write values for at most {MOST_RUNS:,}"))
+        result.append(((), f"{count:,} runs; give values for at most {MOST_RUNS:,}"))
     return result
 
 
@@ -144,12 +145,12 @@ ESTIMATE = (
             *("nodes", "ranks_per_node", "global_batch", "micro_batch", "sequence_parallel", "precision", "attention"),
             *("kernels", "compile"),
             *("activation_checkpointing", "activation_offload", "validation_steps", "keep", "keep_checkpoints"),
-            *("method", "objective", "optimizer", "orpo.prompt_loss"),
+            *("method", "objective", "optimizer"),
             *MethodSections.model_fields,
         )
     ),
 )
-"""Those that `estimate` or its inputs depend on."""
+"""Those that `estimate` or its inputs depend on, besides the costly keys of objectives."""
 RENDER = (
     *ESTIMATE,
     *("render", "export", "merge.enabled"),
@@ -177,7 +178,6 @@ class Shared(NamedTuple):
 LONGEST = 100  # characters of a directory name
 SHARED_STAGES = Shared("pack", "estimate", "render", "reference")
 """The stage that writes each output."""
-READ = (PACK, ESTIMATE, RENDER, REFERENCE)
 
 
 def shared_names(owner: str, run: str, parts: Mapping[str, str | None]) -> Shared:
@@ -185,8 +185,9 @@ def shared_names(owner: str, run: str, parts: Mapping[str, str | None]) -> Share
 
     parts: the part of a name for each value of `over` by key; None for a value without a name.
     """
+    costly = [f"train.{each.name}.{key}" for each in entries("objectives").values() for key in each.costly]
     result = []
-    for read in READ:
+    for read in (PACK, (*ESTIMATE, *costly), (*RENDER, *costly), REFERENCE):
         touched = [parts[key] for key in sorted(parts) if _touches(key, read)]
         name = "-".join([owner, *filter(None, touched)])
         result.append(name if None not in touched and len(name) <= LONGEST else run)

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from zerolora.config.section import Positive, Section, Text
+from zerolora.registries import with_sections
 
 
 def _expression(value: str) -> str:
@@ -93,6 +94,7 @@ class Quantization(Section):
     uint8 otherwise."""
 
 
+@with_sections("method_sections")
 class MethodSections(Section):
     """The settings of all training methods."""
 

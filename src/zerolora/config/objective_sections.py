@@ -4,17 +4,27 @@ In the formulas, c and r are the log-probabilities of the chosen and of the reje
 tokens, C and R those under the model that training starts from, and s is the sigmoid.
 """
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from zerolora.config.section import Section
+from zerolora.config.section import Fault, Section
+from zerolora.registries import with_sections
 
 PositiveFloat = Annotated[float, Field(gt=0)]
 Weight = Annotated[float, Field(ge=0)]
 
 
-class Dpo(Section):
+class ObjectiveSection(Section):
+    """The settings of one objective."""
+
+    def faults(self) -> Iterator[Fault]:
+        """Yield each combination of values that the objective does not allow."""
+        yield from ()
+
+
+class Dpo(ObjectiveSection):
     """Direct preference optimization (arXiv 2305.18290), of D = (c - C) - (r - R)."""
 
     loss: Literal["sigmoid", "robust", "hinge", "length_normalized"] = "sigmoid"
@@ -29,8 +39,17 @@ class Dpo(Section):
     """Weight of the cross-entropy of the chosen answers' tokens (arXiv 2404.19733). Without it, DPO may make both
     answers less likely, while its own loss and reward accuracy look perfect (docs/training.md)."""
 
+    def faults(self) -> Iterator[Fault]:
+        """Yield a label_smoothing without loss robust, the only one that uses it, or the reverse."""
+        if self.loss == "robust" and not self.label_smoothing:
+            text = "0.0 with loss robust, which needs the share of wrong labels; use a value between 0 and 0.5"
+            yield ("label_smoothing",), f"{text}, e.g. 0.1, or loss: sigmoid"
+        elif self.label_smoothing and self.loss != "robust":
+            text = f"{self.label_smoothing} with loss {self.loss}, which has none; use 0.0, or loss: robust"
+            yield ("label_smoothing",), text
 
-class Ipo(Section):
+
+class Ipo(ObjectiveSection):
     """IPO (arXiv 2310.12036): ((c - C) / n+ - (r - R) / n- - 1 / (2 beta))^2."""
 
     beta: PositiveFloat = 0.1
@@ -39,7 +58,7 @@ class Ipo(Section):
     """Weight of the cross-entropy of the chosen answers' tokens."""
 
 
-class Simpo(Section):
+class Simpo(ObjectiveSection):
     """SimPO (arXiv 2405.14734), without a reference: -log s(beta (c / n+ - r / n-) - gamma)."""
 
     beta: PositiveFloat = 2.0
@@ -50,7 +69,7 @@ class Simpo(Section):
     """Weight of the cross-entropy of the chosen answers' tokens."""
 
 
-class Orpo(Section):
+class Orpo(ObjectiveSection):
     """ORPO (arXiv 2403.07691), without a reference: the cross-entropy of the chosen answers' tokens less
     beta log s(log odds of the chosen - log odds of the rejected answer), with exp(c / n+) and exp(r / n-) as
     probabilities."""
@@ -61,7 +80,7 @@ class Orpo(Section):
     """Compute the cross-entropy over the prompts' tokens too, as TRL does."""
 
 
-class Kto(Section):
+class Kto(ObjectiveSection):
     """KTO (arXiv 2402.01306), of answers that are each desirable or not: 1 - s(beta (d - z)) for a desirable and
     1 - s(beta (z - d)) for an undesirable answer, with d the change of its log-probability since the start, and z the
     mean change of other rows' answers in the global batch, at least 0."""
@@ -73,7 +92,14 @@ class Kto(Section):
     undesirable_weight: Weight = 1.0
     """Weight of undesirable answers."""
 
+    def faults(self) -> Iterator[Fault]:
+        """Yield weights with which the loss is always 0."""
+        if not (self.desirable_weight or self.undesirable_weight):
+            text = "0.0, and so is undesirable_weight, so that the loss is 0; use more than 0.0 for one of them"
+            yield ("desirable_weight",), text
 
+
+@with_sections("objective_sections")
 class ObjectiveSections(Section):
     """The settings of all preference objectives, each in the section of its name."""
 

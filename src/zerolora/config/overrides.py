@@ -43,14 +43,14 @@ def from_arguments(entries: Iterable[str], option: str) -> SourcedValues:
         key, equals, text = entry.partition("=")
         location = tuple(key.split("."))
         if not equals or not all(location):
-            raise UserError(f"{option}: {shown(entry)}: write KEY=VALUE, as in train.max_steps=50")
+            raise UserError(f"{option}: {shown(entry)}: use KEY=VALUE, as in train.max_steps=50")
         try:
             loader, node = composed(text)
             check_size(node)
             value = None if node is None else loader.construct_document(node)
         except (yaml.YAMLError, RecursionError, ValueError, TypeError, LookupError, AttributeError) as error:
             why = " ".join(str(getattr(error, "problem", None) or error).split())
-            raise UserError(f"{option}: {key}: {shown(text)}: {why}; write a value of YAML") from None
+            raise UserError(f"{option}: {key}: {shown(text)}: {why}; use a value of YAML") from None
         values: dict[str, Any] = {location[-1]: value}
         for part in reversed(location[:-1]):
             values = {part: values}

@@ -41,7 +41,7 @@ def listed(folder: Path) -> str:
 def config_of(name: str, folder: Path) -> Path:
     """Return the config of a recipe. Raises UserError if there is no such recipe."""
     if name not in summaries(folder):
-        raise UserError(f"--recipe: {shown(name)} is not a recipe; write one of\n{listed(folder)}")
+        raise UserError(f"--recipe: {shown(name)} is not a recipe; use one of\n{listed(folder)}")
     return folder / name / "config.yaml"
 
 
@@ -52,7 +52,7 @@ def write_recipe(name: str, folder: Path, output: Path, force: bool) -> None:
     """
     source = config_of(name, folder)
     if output.exists() and not force:
-        raise UserError(f"{output}: exists; write --force to replace it, or another --output")
+        raise UserError(f"{output}: exists; pass --force to replace it, or another --output")
     project = folder.parents[1].resolve()
     schema = os.path.relpath(project / SCHEMA_FILE, output.resolve().parent)
     text = source.read_text(encoding="utf-8")

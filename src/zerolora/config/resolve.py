@@ -1,6 +1,6 @@
 """Stage resolve: derives the settings of every stage from the config, with defaults and the overrides of each run.
 
-    zerolora resolve --config config/config.yaml --output results/config.json --runs results/settings
+    zerolora stage resolve
 
 Both engines compare these settings, never the text of the file, so comments, key order, or writing `2e-4` as `0.0002`
 are not changes.
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerolora.config import schema
 from zerolora.config import settings as stages
-from zerolora.config.code import Codes
+from zerolora.config.code import Codes, kept_stages
 from zerolora.config.compared import compared
 from zerolora.config.grids import SHARED_STAGES
 from zerolora.config.method_sections import MethodSections
@@ -57,6 +57,15 @@ LONGEST = 1 << 20  # bytes of a JSON file that the config names
 
 def resolve(config: Config) -> Resolved:
     """Return the settings of every stage. Raises UserError if a file that the config names is unreadable."""
+    resolved = _resolve(config)
+    for name, stages_of_run in kept_stages(resolved).items():
+        run = resolved.runs[name]
+        report = run.report.model_copy(update={"kept": stages_of_run})
+        resolved.runs[name] = run.model_copy(update={"report": report})
+    return resolved
+
+
+def _resolve(config: Config) -> Resolved:
     return Resolved(
         fetch={
             name: MODEL_SOURCES[source](**model.model_dump())
@@ -284,6 +293,7 @@ def stages_of(config: Config, run: str) -> RunSettings:
     evaluation, referenced = _evaluation(config, data), needs_reference(config, run)
     return RunSettings(
         dataset=config.all_runs[run].dataset,
+        **{name: getattr(settings, name) for name in schema.PassedSections.model_fields},
         **config.shared_by(run)._asdict() | ({} if referenced else {"referenced": ""}),
         pack=stages.PackSettings(packing=settings.pack.packing, capacity=capacity if settings.pack.packing else None),
         estimate=EstimateSettings(**memory),
@@ -307,17 +317,15 @@ def stages_of(config: Config, run: str) -> RunSettings:
             validation_tasks=[
                 _validation_task(name, config.tasks.rows[name])
                 for name in train.validation_tasks
-                if name in config.tasks.rows  # of others rules.py has a mistake
+                if name in config.tasks.rows  # of others run_checks.py has a mistake
             ],
         ),
-        merge=settings.merge,
         evaluate=stages.EvaluateRunSettings(
             **evaluation,
             **(_check(data) if data else {"check": schema.Prepare.model_fields["check"].default}),
             device=hardware.device,
             unmerged=config.evaluate.unmerged and evaluation["enabled"] and settings.merge.enabled,
         ),
-        export=settings.export,
         report=stages.ReportSettings(
             **settings.report.model_dump(),
             strategy=settings.render.strategy,

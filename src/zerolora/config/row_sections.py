@@ -14,7 +14,7 @@ COMPARISON = re.compile(r"\s*(<=|>=|<|>)\s*(-?\d+(?:\.\d+)?)\s*")
 
 def _comparison(value: str) -> str:
     if not COMPARISON.fullmatch(value):
-        raise ValueError(f"{shown(value)} is no comparison; write one as in '> 0.5', or a list of values")
+        raise ValueError(f"{shown(value)} is no comparison; use one as in '> 0.5', or a list of values")
     return value
 
 
@@ -43,7 +43,7 @@ class Better(Section):
     @model_validator(mode="after")
     def _is_decided(self) -> "Better":
         if (self.column is None) == (self.scores is None):
-            raise ValueError("write column or scores, one of them")
+            raise ValueError("set one of column and scores")
         if self.scores and (self.first is not None or self.second is not None or self.tie):
             raise ValueError("scores need no first, second or tie; remove them")
         if self.column and self.first is None:

@@ -4,7 +4,9 @@ file.py reads and checks the file; resolve.py derives the settings of every stag
 """
 
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -25,7 +27,7 @@ from zerolora.config.grids import Shared, combinations, mistakes, nested, part_o
 from zerolora.config.method_sections import MethodSections
 from zerolora.config.objective_sections import ObjectiveSections
 from zerolora.config.row_sections import Better, Wanted
-from zerolora.config.section import Positive, Section, Text
+from zerolora.config.section import Fault, Positive, Section, Text
 from zerolora.config.studies import StopAbove, Study, run_of
 from zerolora.config.target_sections import ExportSections
 from zerolora.config.values import (
@@ -69,7 +71,8 @@ from zerolora.config.values import (
     TemplateName,
     TrackerName,
 )
-from zerolora.schedules import RateScaling
+from zerolora.errors import shown
+from zerolora.schedules import ONE_CYCLE, SCHEDULES, RateScaling, too_short
 from zerolora.types import Kernels
 
 MOST_VALIDATION_TASKS = 3
@@ -268,6 +271,19 @@ class Source(Section):
         _check_decided(self.undecided)
         return self
 
+    def faults(self, others_have_weights: bool) -> Iterator[Fault]:
+        """Yield settings of which rows to draw that exclude each other; with `others_have_weights`, also that this
+        source has none."""
+        if self.weight and self.rows:
+            yield ("weight",), "conflicts with rows; keep one of the two"
+        if self.at_most and self.rows:
+            yield ("at_most",), "conflicts with rows, which may repeat rows; keep one of the two"
+        if self.split in ("validation", "test"):
+            if self.weight or self.rows:
+                yield (), f"is the {self.split} split, which is used in full; remove weight and rows"
+        elif others_have_weights and not self.weight and not self.rows:
+            yield (), "has no weight, but other sources have; give it a weight or rows"
+
 
 class PrepareSection(Section):
     """One data set: rows of one or several sources, tokenized for one model."""
@@ -357,7 +373,7 @@ class PrepareSection(Section):
         for key in ("max_prompt_length", "max_answer_length"):
             if getattr(self, key) is not None and self.too_long in ("truncate_turns", "split"):
                 raise ValueError(
-                    f"too_long {self.too_long} is for whole rows; with {key} write fail, drop, truncate_left or "
+                    f"too_long {self.too_long} is for whole rows; with {key} use fail, drop, truncate_left or "
                     "truncate_right"
                 )
         return self
@@ -365,6 +381,19 @@ class PrepareSection(Section):
     def holds_out(self, split: str) -> bool:
         """Return whether there are rows of this split, validation or test."""
         return bool(getattr(self.split, split)) or any(source.split == split for source in self.sources.values())
+
+    def faults(self) -> Iterator[Fault]:
+        """Yield tokens that are added twice, and mistakes in the sources."""
+        added = [*self.add_special_tokens, *self.add_tokens]
+        for key in ("add_special_tokens", "add_tokens"):
+            if twice := next((token for token in getattr(self, key) if added.count(token) > 1), None):
+                yield (key,), f"{shown(twice)} occurs twice; list it once"
+        weighed = any(source.weight for source in self.sources.values())
+        for name, source in self.sources.items():
+            if Path(name).is_absolute() or ".." in Path(name).parts:
+                yield ("sources", name), f"leads out of {self.path}; name a file or folder below it"
+            for inner, text in source.faults(others_have_weights=weighed):
+                yield ("sources", name, *inner), text
 
 
 class Prepare(PrepareSection):
@@ -427,7 +456,7 @@ class TrainSection(MethodSections, ObjectiveSections):
     2506.13996), so that a GPU holds only one of them. Needs activation_checkpointing, which auto then turns on."""
     compile: bool = False
     """Compile decoder layers with torch.compile; batches are then padded to at most four lengths, each of which is
-    compiled once (docs/compile.md)."""
+    compiled once (docs/speed.md)."""
     global_batch: Positive = 8
     """Packed rows per optimizer step, over all ranks. The order of the data depends only on it and the seed."""
     epochs: Epochs = 1
@@ -435,15 +464,15 @@ class TrainSection(MethodSections, ObjectiveSections):
     max_steps: Positive | None = None
     """Stop after this many optimizer steps."""
     optimizer: OptimizerName = "adamw"
-    """Optimizer; docs/optimizers.md lists their costs and requirements."""
+    """Optimizer; docs/methods.md lists their costs and requirements."""
     betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] | None = None
     """Decay rates of the optimizer's moving averages. Default: [0.9, 0.999] for AdamW, [0.9, 0.99] for Lion."""
     epsilon: Annotated[float, Field(gt=0)] | None = None
     """Term that AdamW adds to the square root of the second moment. Default: 1e-8."""
     schedule: ScheduleName = "cosine"
-    """Learning-rate schedule after warm-up, by its name in transformers, or one_cycle (docs/optimizers.md)."""
+    """Learning-rate schedule after warm-up, by its name in transformers, or one_cycle (docs/methods.md)."""
     schedule_options: dict[str, Any] = {}
-    """Options of the schedule, e.g. {num_cycles: 3} (docs/optimizers.md)."""
+    """Options of the schedule, e.g. {num_cycles: 3} (docs/methods.md)."""
     warmup_ratio: Annotated[float, Field(ge=0, lt=1)] | None = None
     """Fraction of the steps in which the learning rate rises from 0. Default: 0.03, unless warmup_steps or schedule
     one_cycle is set."""
@@ -505,7 +534,7 @@ class Train(TrainSection):
     """Attention implementation. flash = PyTorch's fused kernels on each row of a packed row; sdpa = the same kernels on
     whole packed rows with a mask; eager = plain matrix products; auto = the fastest that the model supports."""
     kernels: Kernels = "auto"
-    """Fused kernels of liger-kernel for norms, rotary embedding, MLP and loss (docs/kernels.md). liger = use them, or
+    """Fused kernels of liger-kernel for norms, rotary embedding, MLP and loss (docs/speed.md). liger = use them, or
     stop before training; auto = use them on GPUs if the package is installed, the model has them and its output stays
     the same; off = the model's own operations."""
 
@@ -515,6 +544,50 @@ class Train(TrainSection):
     canary: Literal["auto", "off"] | Positive = "auto"
     """Before a run with risky settings (overlap, quantization, a new kernel), train its first N steps twice, once with
     the nearest safe settings that fit, and stop if the losses differ; auto = 5 steps, for runs of 100 steps or more."""
+
+    def faults_of_attention(self) -> Iterator[Fault]:
+        """Yield an attention that needs all tokens of a row, which ranks share."""
+        if self.sequence_parallel > 1 and self.attention in ("sdpa", "eager"):
+            text = f"{self.attention} with sequence_parallel {self.sequence_parallel}"
+            yield ("attention",), f"{text}, which needs attention without a mask of whole rows; use flash or auto"
+
+    def faults_of_offload(self) -> Iterator[Fault]:
+        """Yield an offload of inputs that are not kept."""
+        if self.activation_offload and self.activation_checkpointing is False:
+            text = "false with activation_offload, which keeps the inputs of checkpointed layers on the host"
+            yield ("activation_checkpointing",), f"{text}; use true or auto, or activation_offload: false"
+
+    def faults_of_validation(self) -> Iterator[Fault]:
+        """Yield keys that stop a run at a validation that it does not have."""
+        if self.validation_steps is None:
+            for key in ("patience", "stop_above"):
+                if getattr(self, key):
+                    yield (key,), "needs validation_steps; set both, or neither"
+
+    def faults_of_learning_rate(self) -> Iterator[Fault]:
+        """Yield a scaling without the batch that it is relative to, or the reverse."""
+        if self.learning_rate_scaling not in (None, "none") and self.learning_rate_batch is None:
+            text = f"{self.learning_rate_scaling} needs the global batch that learning_rate is for"
+            remedy = f"set learning_rate_batch: {self.global_batch}, or its value"
+            yield ("learning_rate_scaling",), f"{text}; {remedy}"
+        if self.learning_rate_scaling is None and self.learning_rate_batch is not None:
+            text = f"{self.learning_rate_batch} is used only with learning_rate_scaling"
+            yield ("learning_rate_batch",), f"{text}; set learning_rate_scaling: linear, sqrt or none, or remove it"
+
+    def faults_of_schedule(self, peak: float) -> Iterator[Fault]:
+        """Yield mistakes in the warm-up and in the schedule's options, given the `peak` learning rate."""
+        warmup = [key for key in ("warmup_steps", "warmup_ratio") if getattr(self, key) is not None]
+        if len(warmup) == 2:
+            yield ("warmup_steps",), "conflicts with warmup_ratio; keep one of the two"
+        if self.schedule == ONE_CYCLE and "pct_start" in self.schedule_options and warmup:
+            yield ("schedule_options",), f"pct_start conflicts with {warmup[0]}; keep one of the two"
+        elif fault := SCHEDULES[self.schedule].fault(self.schedule_options, peak):
+            yield ("schedule_options",), fault
+        elif self.max_steps and len(warmup) < 2:
+            options, steps, share = self.schedule_options, self.warmup_steps, self.warmup_ratio
+            if late := too_short(self.schedule, options, steps, share, self.max_steps):
+                key, text = late
+                yield (key,), text
 
 
 class Merge(Section):
@@ -566,6 +639,14 @@ class Evaluate(EvaluateSection):
     """For merged runs, also evaluate base + adapter on the same rows, and compare the three models in pairs."""
     fail_if: Condition | None = None
     """Fail a run after its report if this condition holds, e.g. accuracy < base - 0.01 or loss > 1.5."""
+
+    def faults_of_engine(self) -> Iterator[Fault]:
+        """Yield keys that the engine does not use."""
+        if self.engine != "vllm" and self.vllm_python is not None:
+            yield ("vllm_python",), "is used only with engine: vllm; set engine: vllm, or remove it"
+        if self.engine == "vllm" and self.ranks > 1:
+            text = f"{self.ranks} with engine: vllm, which processes all rows at once; use 1"
+            yield ("ranks",), text
 
 
 class TaskRows(Section):
@@ -627,6 +708,16 @@ class AskedTask(TaskRows):
     batch: Positive = 8
     """Number of prompts per batch."""
 
+    def faults(self, ask: str | None) -> Iterator[Fault]:
+        """Yield templates that are missing or unused, given what the task asks for: choices, generate or loss; None if
+        only the user's file knows."""
+        if ask == "choices" and (self.choices is None or self.prompt is None or self.answer is None):
+            yield ("check",), f"{self.check} needs prompt, choices and answer; set all three"
+        if ask in ("generate", "loss") and self.choices is not None:
+            yield ("choices",), f"{self.check} has no choices; remove them, or set check: multiple_choice"
+        if self.prompt is not None and self.answer is None and ask not in ("loss", None):
+            yield ("prompt",), "needs an answer; give the template of the right answer too"
+
 
 class HarnessTask(Section):
     """Tasks of lm-evaluation-harness, run on base and fine-tuned models."""
@@ -657,7 +748,7 @@ class Tasks(Section):
 
 
 class Judge(Section):
-    """MT-bench with an LLM judge (docs/judge.md). Disabled until `endpoint` is set; runs only on request."""
+    """MT-bench with an LLM judge (docs/evaluation.md). Disabled until `endpoint` is set; runs only on request."""
 
     endpoint: Endpoint | None = None
     """URL of an OpenAI-compatible endpoint, e.g. https://judge.example/v1; http only for this machine."""
@@ -746,11 +837,11 @@ class Range(Section):
     @model_validator(mode="after")
     def _has_values(self) -> "Range":
         if self.low >= self.high:
-            raise ValueError(f"low {self.low} is not below high {self.high}; write the lower one as low")
+            raise ValueError(f"low {self.low} is not below high {self.high}; give the lower one as low")
         if self.log and self.low <= 0:
-            raise ValueError(f"low {self.low} has no logarithm; write more than 0, or log: false")
+            raise ValueError(f"low {self.low} has no logarithm; use more than 0, or log: false")
         if self.log and self.step is not None:
-            raise ValueError("step and log exclude each other; write one of them")
+            raise ValueError("step and log exclude each other; keep one of them")
         if self.step is not None and not 0 < self.step <= self.high - self.low:
             raise ValueError(f"step {self.step} is not between 0 and high - low; correct it")
         return self
@@ -871,7 +962,7 @@ class Config(Section):
     grids: dict[Name, Grid] = {}
     """Grids of runs by name (docs/grids.md)."""
     searches: dict[Name, Search] = {}
-    """Hyperparameter searches for the lowest validation loss, by name (docs/search.md)."""
+    """Hyperparameter searches for the lowest validation loss, by name (docs/grids.md)."""
 
     _studies: dict[str, Study] = PrivateAttr(default_factory=dict)
 
@@ -949,7 +1040,14 @@ def with_values(section: dict[str, Any], values: dict[str, Any]) -> dict[str, An
     return result
 
 
-class RunSections(Section):
+class PassedSections(Section):
+    """Sections that the stage of their name gets as they are."""
+
+    merge: Merge
+    export: Export
+
+
+class RunSections(PassedSections):
     """The config's sections with the overrides of one run applied."""
 
     hardware: Hardware
@@ -957,6 +1055,4 @@ class RunSections(Section):
     estimate: Estimate
     render: Render
     train: Train
-    merge: Merge
-    export: Export
     report: Report

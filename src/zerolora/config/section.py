@@ -15,6 +15,8 @@ class AlwaysCompared:
     """Marks a field to be compared even at its default (compared.py), since dvc.yaml names it."""
 
 
+Fault = tuple[tuple[str, ...], str]
+"""The path of a key below a section, and what is wrong with its value."""
 Positive = Annotated[int, Field(ge=1, lt=2**31)]
 Text = Annotated[str, Field(min_length=1)]
 

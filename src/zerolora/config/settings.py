@@ -232,12 +232,6 @@ class TrainingPlan(TrainSettings, TrainingChoice):
         return cls(**dict(settings), **dict(choice))
 
 
-MergeSettings = schema.Merge
-"""Settings of `merge`."""
-ExportSettings = schema.Export
-"""Settings of `export`."""
-
-
 class EvaluateSettings(schema.EvaluateSection):
     """Settings of `evaluate` and `evaluate_base`."""
 
@@ -307,6 +301,8 @@ class ReportSettings(schema.Report):
     """Names of the further evaluation tasks."""
     split: Literal["validation", "test", "none"] = "test"
     """The split that is evaluated; none without held-out rows."""
+    kept: list[str] = Field(default_factory=list)
+    """Stages whose results the user keeps although their code has changed."""
 
 
 class AcceptSettings(Section):
@@ -323,7 +319,7 @@ class CompareSettings(Section):
     """Overrides of each run by dotted key, sorted by run."""
 
 
-class RunSettings(Section):
+class RunSettings(schema.PassedSections):
     """The settings of every stage of one run."""
 
     dataset: str
@@ -340,9 +336,7 @@ class RunSettings(Section):
     render: RenderSettings
     reference: ReferenceSettings | None = None
     train: TrainSettings
-    merge: MergeSettings
     evaluate: EvaluateRunSettings
-    export: ExportSettings
     report: ReportSettings
     accept: AcceptSettings
 

@@ -79,13 +79,13 @@ def slug(text: str, otherwise: str, reserved: Collection[str] = ()) -> str:
 def _model(value: Any, result: WrittenOut) -> str:
     """Add the entry of `fetch` for a base model; return its name."""
     if not isinstance(value, str) or not value:
-        raise ShorthandError(("model",), f"{shown(value)} is not valid; write a directory, or NAME@COMMIT of the hub")
+        raise ShorthandError(("model",), f"{shown(value)} is not valid; use a directory, or NAME@COMMIT of the hub")
     pinned = PINNED.fullmatch(value)
     if "@" in value and not pinned:
-        text = "write the full 40-digit commit after @, since a branch or a tag can move; `zerolora pin` looks it up"
+        text = "give the full 40-digit commit after @, since a branch or a tag can move; `zerolora pin` looks it up"
         raise ShorthandError(("model",), f"{shown(value)}: {text}")
     if not pinned and not Path(value).is_dir():
-        text = "there is no such directory; correct it, or write NAME@COMMIT for a model of the hub (`zerolora pin`)"
+        text = "there is no such directory; correct it, or use NAME@COMMIT for a model of the hub (`zerolora pin`)"
         raise ShorthandError(("model",), f"{shown(value)}: {text}")
     entry = {"repository": pinned[1], "revision": pinned[2]} if pinned else {"path": value}
     name = slug(pinned[1].partition("/")[2] if pinned else Path(value).resolve().name, "model")
@@ -97,7 +97,7 @@ def _data(value: Any, result: WrittenOut) -> str:
     """Add the entry of `prepare` for a data set; return its name."""
     entry = {"path": value} if isinstance(value, str) else value
     if not isinstance(entry, dict) or not isinstance(entry.get("path"), str) or not entry["path"]:
-        text = "write a file or directory of rows, or the keys of an entry of prepare: {path: rows.jsonl, …}"
+        text = "give a file or directory of rows, or the keys of an entry of prepare: {path: rows.jsonl, …}"
         raise ShorthandError(("data",), f"{shown(value)}: {text}")
     name = slug(Path(entry["path"]).stem, "rows", RESERVED_RUNS)
     _add(("prepare", name), {"split": HELD_OUT, **entry}, ("data",), result)

@@ -3,6 +3,7 @@
 from typing import Literal
 
 from zerolora.config.section import Section
+from zerolora.registries import with_sections
 
 GgufType = Literal[
     "f32", "f16", "bf16", "q8_0", "tq1_0", "tq2_0", "auto",
@@ -59,6 +60,7 @@ class VllmAdapter(Section):
     """The server's --max-lora-rank (values as in vllm/config/lora.py)."""
 
 
+@with_sections("target_sections")
 class ExportSections(Section):
     """The settings of all export targets."""
 

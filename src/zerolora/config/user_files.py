@@ -102,7 +102,7 @@ def _check_syntax(name: str, text: str) -> None:
         reason = " ".join(str(error.message).split())
         raise UserError(f"{name}:{error.lineno}: no Jinja template: {reason}; correct that line") from None
     except RecursionError:
-        raise UserError(f"{name}: is nested too deep; write fewer blocks inside each other") from None
+        raise UserError(f"{name}: is nested too deep; nest fewer blocks inside each other") from None
 
 
 def _user_text(name: str, expected: str, longest: int) -> str:
@@ -119,5 +119,5 @@ def _user_text(name: str, expected: str, longest: int) -> str:
     except OSError as error:
         raise UserError(f"{name}: {error.strerror}; put a file there that can be read") from None
     if len(text) > longest:
-        raise UserError(f"{name}: has {len(text):,} characters; write at most {longest:,}")
+        raise UserError(f"{name}: has {len(text):,} characters; use at most {longest:,}")
     return text

@@ -2,27 +2,17 @@
 
 import ipaddress
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from importlib import import_module
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from zerolora.bounded import bounded
-from zerolora.config.registry_names import (
-    FIELDS,
-    FORMS,
-    METHODS,
-    OBJECTIVES,
-    OPTIMIZERS,
-    PROMPT_FORMATS,
-    STRATEGIES,
-    TARGETS,
-    TASKS,
-    TRACKERS,
-)
 from zerolora.errors import shown
 from zerolora.fail_if import parse
+from zerolora.registries import entries
 from zerolora.schedules import SCHEDULES
 from zerolora.units import parse_bytes
 
@@ -37,7 +27,6 @@ USER_TASK = re.compile(r"config/tasks/[A-Za-z0-9_-]+\.py")
 USER_TASK_JSON = re.compile(r"config/tasks/[A-Za-z0-9._-]+\.json")
 GGUF_FILE = r"[^/].*\.gguf(\.part[0-9]+)?"
 HARNESS_FILES = "config/harness"  # task files of lm-evaluation-harness
-TEMPLATES = ("chat", "plain", *PROMPT_FORMATS)
 HUB_DATA = "data/hub"  # downloaded data sets
 PACKAGE_DATA = "data/packages"  # downloaded data sets of PyPI packages
 HUB_ADAPTERS = "resources/adapters"  # downloaded adapters
@@ -46,14 +35,15 @@ MANY = Field(min_length=1)
 NO_TRACKER = "none"
 UNKNOWN_LICENSE = "unknown"
 SHARED_SECTIONS = ("fetch", "prepare", "evaluate", "tasks", "judge")
-GENERATED = [name for name, ask in TASKS.items() if ask == "generate"]
+Names = Iterable[str] | Callable[[], Iterable[str]]
+"""Names, or what returns them. Registries are imported only to check a value, since some import the config."""
 
 
 def _name(value: str) -> str:
     if not NAME.fullmatch(value):
         raise ValueError("use lower-case letters, digits, - and _ only, since it becomes a folder's name")
     if len(value) > LONGEST_NAME:
-        raise ValueError(f"write at most {LONGEST_NAME} characters, since it becomes a folder's name")
+        raise ValueError(f"use at most {LONGEST_NAME} characters, since it becomes a folder's name")
     if REPETITIVE.search(value):
         raise ValueError("ends in many repetitions, which Snakemake refuses in a name; choose another")
     return value
@@ -61,27 +51,27 @@ def _name(value: str) -> str:
 
 def _rows_or_share(value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | float) or not (value >= 0):
-        raise ValueError("write a number of rows, 0 or more, or their share, as in 0.05")
+        raise ValueError("give a number of rows, 0 or more, or their share, as in 0.05")
     if 0 < value < 1:
         return float(value)
     if value != value // 1:
-        raise ValueError("write a whole number of rows, or a share below 1, as in 0.05")
+        raise ValueError("give a whole number of rows, or a share below 1, as in 0.05")
     return int(value)
 
 
 def _some_rows(value: Any) -> Any:
     if _rows_or_share(value) == 0:
-        raise ValueError("write a number of rows, 1 or more, or their share, as in 0.2")
+        raise ValueError("give a number of rows, 1 or more, or their share, as in 0.2")
     return _rows_or_share(value)
 
 
 def _steps_or_share(value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | float) or not (0 < value < 2**31):
-        raise ValueError("write a number of steps, 1 or more, or a share of all steps, as in 0.25")
+        raise ValueError("give a number of steps, 1 or more, or a share of all steps, as in 0.25")
     if value < 1:
         return float(value)
     if value != int(value):
-        raise ValueError("write a whole number of steps, or a share of all steps below 1, as in 0.25")
+        raise ValueError("give a whole number of steps, or a share of all steps below 1, as in 0.25")
     return int(value)
 
 
@@ -93,7 +83,7 @@ def _epochs(value: Any) -> Any:
 def _size(example: str, zero: bool = False) -> BeforeValidator:
     def check(value: Any) -> Any:
         if not isinstance(value, str):
-            raise ValueError(f"write a size with its unit, as in {example}")
+            raise ValueError(f"give a size with its unit, as in {example}")
         parse_bytes(value, zero)
         return value
 
@@ -109,22 +99,54 @@ def _matches(pattern: str | re.Pattern[str], remedy: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _one_of(names: Iterable[str], file: re.Pattern[str] | None = None, example: str = "") -> AfterValidator:
+def _all(group: str, *more: str) -> Names:
+    """Return the names in a registry, after some more."""
+    return lambda: (*more, *entries(group))
+
+
+def _generated() -> Iterable[str]:
+    return [name for name, task in entries("tasks").items() if task.ask == "generate"]
+
+
+def _templates() -> Iterable[str]:
+    return "chat", "plain", *import_module("zerolora.data.prompt_formats").PROMPT_FORMATS
+
+
+def fields() -> Iterable[str]:
+    """Return the fields that rows and their messages have in any form."""
+    return dict.fromkeys(field for form in entries("formats").values() for field in (*form.fields, *form.keys))
+
+
+def _listed(names: Names) -> list[str]:
+    return list(names() if callable(names) else names)
+
+
+def _one_of(names: Names, file: re.Pattern[str] | None = None, example: str = "") -> AfterValidator:
     """Return the check that a value is one of some names, or the path of a user's file."""
-    known = tuple(names)
 
     def check(value: str) -> str:
+        known = _listed(names)
         if value not in known and not (file and file.fullmatch(value)):
-            raise ValueError(f"write one of {', '.join(known)}" + f", or a file as in {example}" * bool(file))
+            or_file = f", or a file as in {example}" if file else ""
+            raise ValueError(f"use one of {', '.join(known)}{or_file}")
         return value
 
     return AfterValidator(check)
 
 
-def _enum(names: Iterable[str], file: re.Pattern[str] | None = None) -> Any:
+def _enum(names: Names, file: re.Pattern[str] | None = None) -> Any:
     """Return the JSON schema of `_one_of`, for editors."""
-    enum: Any = {"enum": list(names)}
-    return Field(json_schema_extra={"anyOf": [enum, {"pattern": f"^{file.pattern}$"}]} if file else enum)
+
+    def add(schema: dict[str, Any]) -> None:
+        enum = {"enum": _listed(names)}
+        schema.update({"anyOf": [enum, {"pattern": f"^{file.pattern}$"}]} if file else enum)
+
+    return Field(json_schema_extra=add)
+
+
+def _fields_only(schema: dict[str, Any]) -> None:
+    """Add the names that the keys of a JSON schema may have."""
+    schema["propertyNames"] = {"enum": _listed(fields)}
 
 
 def _jinja(kind: str, example: str) -> AfterValidator:
@@ -139,7 +161,7 @@ def _jinja(kind: str, example: str) -> AfterValidator:
             with bounded("tasks.rows.NAME.choices"):  # jinja2 evaluates constants when it compiles
                 environment.parse(value) if kind == "template" else environment.compile_expression(value)
         except TemplateSyntaxError as error:
-            raise ValueError(f"is not a valid Jinja {kind}: {error.message}; write one, as in {example}") from None
+            raise ValueError(f"is not a valid Jinja {kind}: {error.message}; use one, as in {example}") from None
         return value
 
     return AfterValidator(check)
@@ -148,7 +170,7 @@ def _jinja(kind: str, example: str) -> AfterValidator:
 def _resume(value: str) -> str:
     if value not in ("auto", "never") and not value.endswith(".safetensors"):
         raise ValueError(
-            "write auto, never, or a checkpoint's file, as in work/checkpoints/mine/step-00000060.safetensors"
+            "use auto, never, or a checkpoint's file, as in work/checkpoints/mine/step-00000060.safetensors"
         )
     return value
 
@@ -159,11 +181,11 @@ def _condition(value: str) -> str:
 
 
 def _strategy(value: str) -> str:
-    plain = value.removeprefix("deepspeed_")
+    plain, known = value.removeprefix("deepspeed_"), entries("strategies")
     if plain in ("mics", "zero3_mics"):
-        raise ValueError("DeepSpeed 0.19.8 no longer has MiCS (DeepSpeed#8489); write zero3_hpz or fsdp_hybrid")
-    if plain not in (*STRATEGIES, "auto") and not USER_CONFIG.fullmatch(value):
-        raise ValueError(f"write one of {', '.join(STRATEGIES)}, auto, or a file as in config/deepspeed/mine.json")
+        raise ValueError("DeepSpeed 0.19.8 no longer has MiCS (DeepSpeed#8489); use zero3_hpz or fsdp_hybrid")
+    if plain not in (*known, "auto") and not USER_CONFIG.fullmatch(value):
+        raise ValueError(f"use one of {', '.join(known)}, auto, or a file as in config/deepspeed/mine.json")
     return value if value.endswith(".json") else plain
 
 
@@ -183,11 +205,11 @@ def _endpoint(value: str) -> str:
     except ValueError:
         usable = False
     if not usable or parts.scheme not in ("http", "https") or parts.query or parts.fragment or " " in value:
-        raise ValueError("write an address without a query, as in https://judge.example/v1")
+        raise ValueError("give an address without a query, as in https://judge.example/v1")
     if parts.username is not None or parts.password is not None:
-        raise ValueError("write the address without a user; the key comes from the variable in key_variable")
+        raise ValueError("give the address without a user; the key comes from the variable in key_variable")
     if parts.scheme == "http" and not is_loopback(value):
-        raise ValueError("write https, since http would send the key and all answers in the clear")
+        raise ValueError("use https, since http would send the key and all answers in the clear")
     return value.rstrip("/")
 
 
@@ -195,11 +217,11 @@ Name = Annotated[str, AfterValidator(_name)]
 PackageName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 PackageVersion = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.+!_-]*$")]
 Repository = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")]
-Sha256 = Annotated[str, _matches(r"[0-9a-f]{64}", "write the 64 hexadecimal digits that `sha256sum FILE` prints")]
+Sha256 = Annotated[str, _matches(r"[0-9a-f]{64}", "give the 64 hexadecimal digits that `sha256sum FILE` prints")]
 Commit = Annotated[
     str,
     _matches(
-        r"[0-9a-f]{40}", "write the full 40-digit commit, since a branch or a tag can move; `zerolora pin` looks it up"
+        r"[0-9a-f]{40}", "give the full 40-digit commit, since a branch or a tag can move; `zerolora pin` looks it up"
     ),
 ]
 Probe = Annotated[str, _matches(PROBE, "name a file as in config/hardware/mine.json, which `zerolora probe` writes")]
@@ -215,20 +237,20 @@ StepsOrShare = Annotated[int | float, BeforeValidator(_steps_or_share), Field(gt
 RowsOrShare = Annotated[int | float, BeforeValidator(_rows_or_share), Field(ge=0)]
 SomeRows = Annotated[int | float, BeforeValidator(_some_rows), Field(gt=0)]
 Role = Literal["system", "user", "assistant", "tool"]
-RowField = Annotated[str, _one_of(FIELDS)]
-COLUMNS = Field(json_schema_extra={"propertyNames": {"enum": list(FIELDS)}})
-Format = Annotated[str, _one_of(["auto", *FORMS]), _enum(["auto", *FORMS])]
+RowField = Annotated[str, _one_of(fields)]
+COLUMNS = Field(json_schema_extra=_fields_only)
+Format = Annotated[str, _one_of(_all("formats", "auto")), _enum(_all("formats", "auto"))]
 TemplateName = Annotated[
-    str, _one_of(TEMPLATES, USER_TEMPLATE, "config/templates/mine.jinja"), _enum(TEMPLATES, USER_TEMPLATE)
+    str, _one_of(_templates, USER_TEMPLATE, "config/templates/mine.jinja"), _enum(_templates, USER_TEMPLATE)
 ]
-MethodName = Annotated[str, _one_of(METHODS), _enum(METHODS)]
-TrackerName = Annotated[str, _one_of([NO_TRACKER, *TRACKERS]), _enum([NO_TRACKER, *TRACKERS])]
-ObjectiveName = Annotated[str, _one_of(OBJECTIVES), _enum(OBJECTIVES)]
-OptimizerName = Annotated[str, _one_of(OPTIMIZERS), _enum(OPTIMIZERS)]
+MethodName = Annotated[str, _one_of(_all("methods")), _enum(_all("methods"))]
+TrackerName = Annotated[str, _one_of(_all("trackers", NO_TRACKER)), _enum(_all("trackers", NO_TRACKER))]
+ObjectiveName = Annotated[str, _one_of(_all("objectives")), _enum(_all("objectives"))]
+OptimizerName = Annotated[str, _one_of(_all("optimizers")), _enum(_all("optimizers"))]
 ScheduleName = Annotated[str, _one_of(SCHEDULES), _enum(SCHEDULES)]
-TargetName = Annotated[str, _one_of(TARGETS), _enum(TARGETS)]
-Check = Annotated[str, _one_of(GENERATED, USER_TASK, "config/tasks/mine.py"), _enum(GENERATED, USER_TASK)]
-AnyCheck = Annotated[str, _one_of(TASKS, USER_TASK, "config/tasks/mine.py"), _enum(TASKS, USER_TASK)]
+TargetName = Annotated[str, _one_of(_all("targets")), _enum(_all("targets"))]
+Check = Annotated[str, _one_of(_generated, USER_TASK, "config/tasks/mine.py"), _enum(_generated, USER_TASK)]
+AnyCheck = Annotated[str, _one_of(_all("tasks"), USER_TASK, "config/tasks/mine.py"), _enum(_all("tasks"), USER_TASK)]
 Jinja = Annotated[str, Field(min_length=1), _jinja("template", "{{ question }}")]
 Expression = Annotated[str, Field(min_length=1), _jinja("expression", "[option_a, option_b]")]
 
@@ -246,7 +268,7 @@ def remedy(mistake: Any) -> str:
     if kind == "missing":
         return "is missing; add it (explained in config/README.md)"
     if kind == "literal_error":
-        return f"{seen} is not valid; write {context['expected']}"
+        return f"{seen} is not valid; use {context['expected']}"
     if kind == "value_error":
         return f"{seen}: {context['error']}" if not isinstance(mistake["input"], dict) else str(context["error"])
     expected = {
@@ -266,4 +288,4 @@ def remedy(mistake: Any) -> str:
         "string_too_short": "text that is not empty",
         "finite_number": "a finite number, as in 2e-4",
     }
-    return f"{seen} is not valid; write {expected.get(kind, mistake['msg'])}"
+    return f"{seen} is not valid; use {expected.get(kind, mistake['msg'])}"

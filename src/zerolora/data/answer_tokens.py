@@ -13,11 +13,10 @@ from zerolora.data.encode import CONTEXT, Piece, Tokens
 from zerolora.data.example import BadRow
 from zerolora.data.ragged import Ragged
 from zerolora.data.truncation import Limits
-from zerolora.errors import wording
 
 OTHER_PROMPT = BadRow(
     "has another prompt before the rejected answer than before the chosen one, as the template writes them; remove the "
-    "row, or write a template that writes a prompt alike whatever follows it"
+    "row, or use a template that writes a prompt alike whatever follows it"
 )
 
 
@@ -76,21 +75,21 @@ def fitted_answers(
             continue
         size, least = int(answer[number]), int(begins[number]) + 1
         if limits.answer is not None and size > limits.answer:
-            has = wording(f"has {size} tokens in its answer, max_answer_length is {limits.answer}")
-            too_long[number] = wording(f"{has}; an answer is never cut: shorten it, or raise max_answer_length")
+            has = f"has {size} tokens in its answer, max_answer_length is {limits.answer}"
+            too_long[number] = f"{has}; an answer is never cut: shorten it, or raise max_answer_length"
         elif size + least > longest and over[number]:
-            beside = wording("") if size > longest else wording(" with a token of the prompt")
-            has = wording(f"has {size} tokens in its answer, max_length is {longest}{beside}")
-            too_long[number] = wording(f"{has}; an answer is never cut: shorten it, or raise max_length")
+            beside = "" if size > longest else " with a token of the prompt"
+            has = f"has {size} tokens in its answer, max_length is {longest}{beside}"
+            too_long[number] = f"{has}; an answer is never cut: shorten it, or raise max_length"
         elif over[number] > prompt[number] - least:
-            has = wording(f"has {prompt[number]} tokens in its prompt, max_prompt_length is {limits.prompt}")
-            too_long[number] = wording(f"{has}, which leaves nothing but BOS; write {least} or more")
+            has = f"has {prompt[number]} tokens in its prompt, max_prompt_length is {limits.prompt}"
+            too_long[number] = f"{has}, which leaves nothing but BOS; use {least} or more"
         elif over[number] and policy != "truncate_left":
-            remedy = wording("or write too_long: drop or truncate_left, which shortens the prompt")
-            has = wording(f"has {prompt[number] + size} tokens, max_length is {longest}")
+            remedy = "or set too_long: drop or truncate_left, which shortens the prompt"
+            has = f"has {prompt[number] + size} tokens, max_length is {longest}"
             if limits.prompt is not None and prompt[number] > limits.prompt:
-                has = wording(f"has {prompt[number]} tokens in its prompt, max_prompt_length is {limits.prompt}")
-            too_long[number] = wording(f"{has}; shorten it, raise the limit, {remedy}")
+                has = f"has {prompt[number]} tokens in its prompt, max_prompt_length is {limits.prompt}"
+            too_long[number] = f"{has}; shorten it, raise the limit, {remedy}"
         else:
             used.append(number)
     which = np.array(used, np.int64)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from zerolora.data.example import BadRow
 from zerolora.data.records import BETWEEN, DECODE, DELIMITERS, Chunk, csv_reader, csv_records, end_of, reason_of
-from zerolora.errors import UserError, shown, wording
+from zerolora.errors import UserError, shown
 
 # Without a limit, an unclosed list or quote would read the rest of the file into memory.
 LONGEST_ROW = 1 << 28
@@ -22,7 +22,7 @@ OPEN_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+\\?\Z', re.DOTALL)  # a JSO
 OPENING = re.compile(r"[ \t\r\n]*\[[ \t\r\n]*")
 COMMA = re.compile(r"[ \t\r\n]*,[ \t\r\n]*")
 EMPTY_LINES = re.compile(r"(?:\r?\n)*")
-REMEDY = wording("correct it, since the rows after it cannot be read otherwise")
+REMEDY = "correct it, since the rows after it cannot be read otherwise"
 # (text, position, first record?, text reaches the end of the file?) -> the record's begin and end; None if the text
 # contains no further complete record.
 Find = Callable[[str, int, bool, bool], tuple[int, int] | None]

@@ -199,7 +199,7 @@ class Encoder:
             result = self._ids([anchor + text])[0]
             if result[: len(before)] == before:
                 return result[len(before) :]
-        raise UserError(f"the model's tokenizer joins {shown(text)} to the text before it; write template: plain")
+        raise UserError(f"the model's tokenizer joins {shown(text)} to the text before it; set template: plain")
 
 
 class _Spelling:

@@ -11,7 +11,8 @@ from zerolora.config.schema import Source
 from zerolora.config.settings import PrepareSettings
 from zerolora.data.near_prompts import near
 from zerolora.data.prepared_rows import SPLITS
-from zerolora.errors import UserError, wording
+from zerolora.errors import UserError
+from zerolora.train.objectives import reading
 from zerolora.units import counted
 
 BLOCK = 1 << 18  # rows
@@ -82,12 +83,12 @@ def mix(
         missing, remedy = error.args
         parts = [f"{settings.path}: {missing}"] + [dropped] * bool(dropped)
         if settings.duplicates == "drop" and (duplicates := counts["duplicate_rows"]):
-            parts.append(wording(f"{duplicates:,} duplicates are dropped by duplicates: drop"))
+            parts.append(f"{duplicates:,} duplicates are dropped by duplicates: drop")
         leaked = sum(number for name, number in counts.items() if name in LEAKED)
         if settings.leakage == "drop" and leaked:
-            text = wording(f"{leaked:,} rows with a prompt of a later split are dropped by leakage: drop")
+            text = f"{leaked:,} rows with a prompt of a later split are dropped by leakage: drop"
             parts.append(text)
-        parts.append(wording("correct the dropped rows, or ") * bool(dropped) + remedy)
+        parts.append(f"correct the dropped rows, or {remedy}" if dropped else remedy)
         raise UserError("; ".join(parts)) from None
     return Mixture(times, validation, test, counts)
 
@@ -136,7 +137,9 @@ def _check_prompts(prompts: np.ndarray, train: np.ndarray, validation: np.ndarra
     for name, (rows, remedy) in remedies.items():
         if len(rows) and (prompts[rows] == prompts[rows[0]]).all():
             problem = f"all {counted(len(rows), f'{name} row')} have the same prompt"
-            raise _TooFewError(f"{problem}, but kto compares answers with those to other prompts", remedy)
+            raise _TooFewError(
+                f"{problem}, but {reading('labelled')[0]} compares answers with those to other prompts", remedy
+            )
 
 
 def contradictory(index: Index) -> np.ndarray:

@@ -14,7 +14,7 @@ ROWS, SIZE = 2, 1 << 16  # of a chunk
 
 
 def check_not_nested(root: Path, path: Path, columns: dict[str, str]) -> None:
-    """Raise UserError, with the `sources` to write, if a file is a single object with lists of objects that is no row.
+    """Raise UserError, with the `sources` to set, if a file is a single object with lists of objects that is no row.
 
     root: the data set's path. columns: the columns that the config maps.
     """

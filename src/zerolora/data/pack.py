@@ -1,6 +1,6 @@
 """Stage pack: joins prepared rows to packed rows.
 
-    zerolora pack --settings JSON --data results/data/NAME --output results/RUN/packing
+    zerolora stage pack PACKED
 
 Writes a plan of each split, train.arrow and validation.arrow (packing_plan.py), and stats.json with the packing
 efficiency. Tokens stay in the output of prepare, so a new capacity does not tokenize again.

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerolora.errors import UserError, wording
+from zerolora.errors import UserError
 
 
 class Dual(NamedTuple):
@@ -20,7 +20,7 @@ class Dual(NamedTuple):
 
 
 def lower_bound(lengths: Sequence[int] | np.ndarray, capacity: int) -> int:
-    """Return a lower bound on the number of packed rows of any packing of these rows.
+    """Return a lower bound on the number of packed rows that these rows need.
 
     It is the maximum over four families of dual feasible functions, at their best parameters: Martello and Toth's L2
     (Discrete Applied Mathematics 28, 1990), Fekete and Schepers' u^(k) (Mathematical Programming 91, 2001), Carlier,
@@ -45,9 +45,9 @@ def checked(lengths: Sequence[int] | np.ndarray, capacity: int) -> np.ndarray:
     wrong = np.flatnonzero((tokens < 1) | (tokens > capacity))
     if len(wrong):
         row = int(wrong[0])
-        remedy = wording("leave it out")
+        remedy = "leave it out"
         if tokens[row] > capacity:
-            remedy = wording("raise pack.capacity, or cut rows with prepare's max_length and too_long")
+            remedy = "raise pack.capacity, or cut rows with prepare's max_length and too_long"
         raise UserError(f"row {row} has {tokens[row]} tokens, and pack.capacity is {capacity}; {remedy}")
     return tokens.astype(np.int64)
 

@@ -40,7 +40,7 @@ def open_plan(path: Path) -> PackingPlan:
     import pyarrow
 
     if not path.is_file():
-        raise UserError(f"{path}: there is no such file; `zerolora pack` writes it")
+        raise UserError(f"{path}: there is no such file; `zerolora stage pack` writes it")
     try:
         source = pyarrow.memory_map(str(path))
         columns = [batch["rows"] for batch in pyarrow.ipc.open_stream(source)]
@@ -49,7 +49,7 @@ def open_plan(path: Path) -> PackingPlan:
             raise pyarrow.ArrowInvalid("its end is missing")
     except (pyarrow.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"{path}: is not a whole Arrow file ({reason}); run `zerolora pack` again") from None
+        raise UserError(f"{path}: is not a whole Arrow file ({reason}); run `zerolora stage pack` again") from None
     lengths = [np.diff(column.offsets.to_numpy()) for column in columns]
     members = [column.flatten().to_numpy() for column in columns]
     starts = np.cumsum(np.concatenate([np.zeros(1, np.int64), *lengths]), dtype=np.int64)

@@ -1,6 +1,6 @@
 """Stage prepare: tokenizes rows of any source, masks their labels, and writes three splits in Arrow's format.
 
-    zerolora prepare --settings JSON --model resources/models/MODEL/manifest.json --output results/data/NAME
+    zerolora stage prepare DATASET
 
 Writes train.arrow, validation.arrow and test.arrow (columns: prepared_rows.schema), stats.json and lengths.csv (counts
 and lengths of rows), mask.json and mask.html (the loss mask, verified and shown), dropped.jsonl and manifest.json
@@ -34,10 +34,11 @@ from zerolora.data.records import Chunk
 from zerolora.data.source_files import SourceFiles, form_of, left_out, sources_of
 from zerolora.data.statistics import Statistics, write_lengths
 from zerolora.data.tokenize import ChunkTokenizer, Dropped, Job, Result, tokenize
-from zerolora.errors import UserError, shown, wording
+from zerolora.errors import UserError, shown
 from zerolora.files import MANIFEST, canonical, describe, sha256, staged_directory, write_json
 from zerolora.log import LOGGER
 from zerolora.progress import Progress
+from zerolora.train.objectives import reading
 from zerolora.types import RowKind
 
 SHOWN = 5  # mistakes reported at a time
@@ -53,19 +54,19 @@ def prepare(settings: PrepareSettings, model: Path, output: Path, workers: int |
     `output`, in NAME.dropped.jsonl.
     """
     if not model.is_file():
-        raise UserError(f"--model: {model}: is not a file; write the path of the manifest.json of a fetched model")
+        raise UserError(f"--model: {model}: is not a file; give the path of the manifest.json of a fetched model")
     sources = sources_of(settings)
     forms = [form_of(source, Path(settings.path), settings.rows) for source in sources]
     for source, (form, _) in zip(sources, forms, strict=True):
         fields = (*FORMS[form].fields, *FORMS[form].keys) if form else (*source.settings.columns,)
         if unknown := [field for field in source.settings.columns if field not in fields]:
             raise UserError(
-                f"prepare: columns of {source.name}: {unknown[0]} is not a field of format {form}; write some of "
+                f"prepare: columns of {source.name}: {unknown[0]} is not a field of format {form}; choose from "
                 f"{', '.join(fields)}"
             )
     if others := left_out(settings, sources):
         names = ", ".join(str(path.relative_to(settings.path)) for path in others[:SHOWN])
-        more = f" and {len(others) - SHOWN:,} more" * (len(others) > SHOWN)
+        more = f" and {len(others) - SHOWN:,} more" if len(others) > SHOWN else ""
         LOGGER.info(f"{settings.path}: no entry of sources reads {names}{more}")
     listed = output.with_name(f"{output.name}.dropped.jsonl")
     listed.unlink(missing_ok=True)
@@ -94,9 +95,10 @@ def prepare(settings: PrepareSettings, model: Path, output: Path, workers: int |
         proof.check()
         if statistics.desirable in (0, len(statistics.lengths["train"])):
             word = "desirable" if statistics.desirable else "undesirable"
+            which = f"{word}, and {reading('labelled')[0]} learns from both kinds"
             LOGGER.warning(
-                f"{settings.path}: the answers of all training rows are {word}, and kto learns from both kinds; add "
-                "rows of the other kind, or name the right column, as in columns: {label: good}"
+                f"{settings.path}: the answers of all training rows are {which}; "
+                "add rows of the other kind, or name the right column, as in columns: {label: good}"
             )
         write_json(staged / "stats.json", statistics.flat())
         write_lengths(staged / "lengths.csv", statistics.lengths)
@@ -171,10 +173,10 @@ def _check_sources(settings: PrepareSettings, sources: list[SourceFiles], statis
                 "correct them"
             )
         if len(sources) > 1 and counts["read_rows"] == counts["dropped_rows"]:
-            problem = wording("contains no rows;")
+            problem = "contains no rows;"
             if read := counts["read_rows"]:
                 dropped = statistics.dropped_line()
-                problem = wording(f"none of its {read:,} rows is left; {dropped}; correct them, or")
+                problem = f"none of its {read:,} rows is left; {dropped}; correct them, or"
             raise UserError(f"{Path(settings.path) / source.name}: {problem} take it out of sources")
     for number, (source, seen) in enumerate(zip(sources, statistics.columns, strict=True)):
         for field, column in source.settings.columns.items():
@@ -234,10 +236,10 @@ def _refuse(dropped: list[Dropped], settings: PrepareSettings) -> None:
     refused = [row for row in dropped if getattr(settings, row.kind) == "fail"]
     lines = [f"{row.place}: {row.reason}" for row in refused[:SHOWN]]
     if len(refused) > SHOWN:
-        lines.append(wording(f"and {len(refused) - SHOWN} more in the next lines of that file"))
+        lines.append(f"and {len(refused) - SHOWN} more in the next lines of that file")
     if lines:
         if any(row.kind == "bad_row" for row in refused):
-            lines[-1] += wording("; or write bad_row: drop, which lists them in dropped.jsonl")
+            lines[-1] += "; or set bad_row: drop, which lists them in dropped.jsonl"
         raise UserError("\n".join(lines))
 
 

@@ -72,9 +72,9 @@ def _explained(path: Path) -> Iterator[None]:
     import pyarrow
 
     if not path.is_file():
-        raise UserError(f"{path}: there is no such file; `zerolora prepare` writes it")
+        raise UserError(f"{path}: there is no such file; `zerolora stage prepare` writes it")
     try:
         yield
     except (pyarrow.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"{path}: is not a whole Arrow file ({reason}); run `zerolora prepare` again") from None
+        raise UserError(f"{path}: is not a whole Arrow file ({reason}); run `zerolora stage prepare` again") from None

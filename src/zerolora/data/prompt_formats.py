@@ -6,11 +6,9 @@ table. Nothing here imports torch or transformers.
 
 from dataclasses import dataclass
 
-from zerolora.entries import entries_by_name
-
 # Before every template: refuses messages that no format of the table supports.
 CHECKS = """{%- for message in messages if message.tool_calls or message.role == "tool" -%}
-{{- raise_exception("tool calls have no form in it; write template: chat") -}}
+{{- raise_exception("tool calls have no form in it; set template: chat") -}}
 {%- endfor -%}
 """
 ALTERNATION = """{%- for message in (messages[1:] if messages and messages[0].role == "system" else messages) -%}
@@ -87,7 +85,7 @@ _LLAMA_3 = """{{- bos_token -}}
 {%- endfor -%}
 {%- if add_generation_prompt %}{{ "<|start_header_id|>assistant<|end_header_id|>\\n\\n" }}{% endif -%}"""
 
-PROMPT_FORMATS: dict[str, PromptFormat] = entries_by_name(
+_TABLE = (
     PromptFormat(
         name="alpaca",
         about="Stanford Alpaca's instruction, input and response, for several turns too",
@@ -345,6 +343,7 @@ PROMPT_FORMATS: dict[str, PromptFormat] = entries_by_name(
         example="<|user|>\nHi</s>\n<|assistant|>\n«Hello</s>»",
     ),
 )
+PROMPT_FORMATS = {each.name: each for each in _TABLE}
 """Every prompt format by name."""
 
 

@@ -145,7 +145,7 @@ def _other_names(result: Published, files: Sequence[Path]) -> list[Path]:
 def check_not_pooled(
     root: Path, folder: Path, files: Sequence[Path], split: Split, chosen: str | None = None, named: bool = False
 ) -> None:
-    """Raise UserError, with the `sources` to write, if one source would pool several published splits or configs, or
+    """Raise UserError, with the `sources` to set, if one source would pool several published splits or configs, or
     train on held-out files.
 
     root: the data set's path. folder: the source's part of it. chosen: the split in the entry of `sources`. named: the
@@ -161,16 +161,17 @@ def check_not_pooled(
     without = f", without {', '.join(result.left_out)}" if result.left_out else ""
     contents = []
     if len(names) > 1 or result.splits - {"", "train"}:
-        contents.append(f"the published split{'s' * (len(names) > 1)} {', '.join(names)}")
-    contents += [f"the configs {', '.join(result.configs)}"] * bool(result.configs)
+        contents.append(f"the published {'splits' if len(names) > 1 else 'split'} {', '.join(names)}")
+    if result.configs:
+        contents.append(f"the configs {', '.join(result.configs)}")
     if result.names:
         contents.append(f"{', '.join(result.names)}, which are different splits")
     why = "would be pooled" if result.configs or result.names or len(result.splits) > 1 else "would be trained on"
     raise UserError(
-        f"{folder}: contains {' and '.join(contents)}, which {why}; write {sources_block(root, result.settings)} and "
+        f"{folder}: contains {' and '.join(contents)}, which {why}; set {sources_block(root, result.settings)} and "
         f"split: {{{numbers}}}{f', which is {result.chosen} alone' if result.configs else ''}"
         f"{without}; an entry without split "
-        f"is divided by prepare's split{'; the other entries of sources stay' * (folder != root)}"
+        f"is divided by prepare's split{'; the other entries of sources stay' if folder != root else ''}"
     )
 
 
@@ -213,7 +214,9 @@ def of_entries(entries: Sequence[tuple[str, str]]) -> str:
         f"{{{setting}}}"
         for name, setting in entries[:SHOWN]
     ]
-    return f"sources: {{{', '.join(block)}{', ...' * (len(entries) > SHOWN)}}}"
+    if len(entries) > SHOWN:
+        block.append("...")
+    return f"sources: {{{', '.join(block)}}}"
 
 
 def _entries(root: Path, folder: Path, settings: Mapping[Path, str]) -> list[tuple[str, str]]:

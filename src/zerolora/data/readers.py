@@ -104,7 +104,7 @@ def _below(directory: Path) -> Iterator[Path]:
     if splits:
         without = f", without {', '.join(left_out)}, which would be pooled with them" if left_out else ""
         raise UserError(
-            f"{directory}: contains the splits {', '.join([*(name for name, _ in splits), *left_out])}; write path: "
+            f"{directory}: contains the splits {', '.join([*(name for name, _ in splits), *left_out])}; set path: "
             f"{directory} with {of_entries(splits)}{without}, or path: {directory / splits[0][0]} for that one alone"
         )
     if (directory / "state.json").is_file() and any(directory.glob("data-*.arrow")):

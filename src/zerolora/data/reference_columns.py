@@ -8,7 +8,7 @@ from zerolora.errors import UserError
 from zerolora.files import MANIFEST, sha256
 from zerolora.model import foreign
 
-COMMAND = "zerolora log-probabilities"
+COMMAND = "zerolora stage reference"
 SPLITS = ("train", "validation")
 
 

@@ -15,7 +15,7 @@ from zerolora.data.formats.selection import is_disjoint, selected
 from zerolora.data.nested_rows import check_not_nested
 from zerolora.data.published import check_not_pooled, sources_block
 from zerolora.data.readers import all_files, check_not_linked, chunks, files_of, matching
-from zerolora.errors import UserError, wording
+from zerolora.errors import UserError
 from zerolora.log import LOGGER
 from zerolora.types import RowKind
 
@@ -117,9 +117,9 @@ def form_of(source: SourceFiles, root: Path, rows: RowKind = "texts") -> tuple[s
     for form, place in forms.values():
         first.setdefault(form, place)
     if len(first) > 1:
-        kinds = [wording(f"{place} is of the form {form}") for form, place in first.items()]
+        kinds = [f"{place} is of the form {form}" for form, place in first.items()]
         settings = {path: f"format: {forms[path][0]}" if path in forms else "" for path in source.files}
-        raise UserError(f"{source.name}: {kinds[0]}, but {kinds[1]}; write {sources_block(root, settings)}")
+        raise UserError(f"{source.name}: {kinds[0]}, but {kinds[1]}; set {sources_block(root, settings)}")
     ((form, place),) = first.items()
     LOGGER.info(f"{source.name}: its rows are read as {form}, by the columns of {place}")
     return form, place

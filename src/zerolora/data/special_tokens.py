@@ -36,7 +36,7 @@ class SpecialTokens:
     tokens that end an answer, from the settings (`set_by_user`), otherwise from the tokenizer and the model's
     generation_config.json.
 
-    Raises UserError, with the setting to write, if no token ends an answer, or if one of these is not known.
+    Raises UserError, with the setting to change, if no token ends an answer, or if one of these is not known.
     """
 
     def __init__(self, tokenizer: Any, settings: PrepareSettings, model: Path | None) -> None:
@@ -54,7 +54,7 @@ class SpecialTokens:
             return
         if tokenizer.eos_token is None:
             raise UserError(
-                "the model's tokenizer has no eos_token, so nothing would end an answer; write stop_tokens: [TOKEN], "
+                "the model's tokenizer has no eos_token, so nothing would end an answer; set stop_tokens: [TOKEN], "
                 f"{self._some()}"
             )
         self.end = tokenizer.eos_token
@@ -71,7 +71,7 @@ class SpecialTokens:
             if pad_token in stops:
                 raise UserError(
                     f"pad_token: {pad_token} ends an answer; a tool that takes padding out of the loss would take the "
-                    f"end of every answer with it, so write another, {self._some(stops)}"
+                    f"end of every answer with it, so use another, {self._some(stops)}"
                 )
             return pad_token
         own: str | None = tokenizer.pad_token
@@ -80,7 +80,7 @@ class SpecialTokens:
         if self.rows is not None and tokenizer.pad_token_id >= self.rows:
             raise UserError(
                 f"the tokenizer's pad_token {own} is token {tokenizer.pad_token_id}, but the model's embeddings have "
-                f"{self.rows} rows; write pad_token: TOKEN, {self._some(stops)}"
+                f"{self.rows} rows; set pad_token: TOKEN, {self._some(stops)}"
             )
         return own
 
@@ -88,7 +88,7 @@ class SpecialTokens:
         """Raise UserError, naming the formats that the model supports, if it lacks a token of a format."""
         if lacking := [token for token in PROMPT_FORMATS[name].tokens if token not in self.known]:
             raise UserError(
-                f"template: {name} writes {lacking[0]}, which the model does not have as one token; write a format "
+                f"template: {name} writes {lacking[0]}, which the model does not have as one token; use a format "
                 f"whose tokens it has: {', '.join(self.fitting())}; or add_special_tokens: {json.dumps(lacking)}"
             )
 
@@ -99,13 +99,14 @@ class SpecialTokens:
     def _check(self, key: str, token: str) -> None:
         if token not in self.known:
             raise UserError(
-                f"{key}: {shown(token)} is not a single token of the model; write {self._some()}, or add it with "
+                f"{key}: {shown(token)} is not a single token of the model; use {self._some()}, or add it with "
                 "add_special_tokens"
             )
 
     def _some(self, less: Set[str] = frozenset()) -> str:
         names = [token for token in self.known if token not in less]
-        return f"one of {', '.join(names[:SHOWN])}{', ...' * (len(names) > SHOWN)}"
+        shortened = [*names[:SHOWN], "..."] if len(names) > SHOWN else names
+        return f"one of {', '.join(shortened)}"
 
 
 def generation_stops(tokenizer: Any, model: Path | None) -> set[str]:

@@ -215,7 +215,7 @@ class Statistics:
             numbers = [flat["names"].get(f"{status}_{where}s", {}) for where in ("column", "key")]
             names = [name for each in numbers for name in sorted(each, key=lambda name: (-each[name], name))]
             if names:
-                more = f" and {len(names) - SHOWN_NAMES} more" * (len(names) > SHOWN_NAMES)
+                more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
                 unread.append(f"{', '.join(names[:SHOWN_NAMES])}{more} ({status})")
         excluded = "".join(
             f"{flat[f'{name}_rows']:,} {name}, " for name in ("excluded", "tied", "swapped") if flat[f"{name}_rows"]
@@ -226,7 +226,7 @@ class Statistics:
             f"{flat['duplicate_rows']:,} duplicates, {flat['leaked_prompts']:,} training prompts also held out, "
             f"{flat['leaked_normalized_prompts']:,} but for case, spaces and punctuation, "
             f"{flat['leaked_near_prompts']:,} nearly"
-            f"{'; not read: ' * bool(unread)}{', '.join(unread)}"
+            f"{'; not read: ' if unread else ''}{', '.join(unread)}"
         )
 
 

@@ -26,7 +26,7 @@ def prompts_of(rows: Iterable[dict[str, Any]], tokenizer: Any) -> list[str]:
     if tokenizer is None:
         return [str(row["prompt"]) for row in rows]
     if not tokenizer.chat_template and any(row["messages"] for row in rows):
-        raise UserError("the model's tokenizer has no chat template; write chat_template: false")
+        raise UserError("the model's tokenizer has no chat template; set chat_template: false")
     how: dict[str, Any] = {"tokenize": False, "add_generation_prompt": True}
     if not has_value(tokenizer.chat_template, "date_string"):  # of template_arguments
         how["date_string"] = DATE
@@ -35,7 +35,7 @@ def prompts_of(rows: Iterable[dict[str, Any]], tokenizer: Any) -> list[str]:
         try:
             text = tokenizer.apply_chat_template(row["messages"], **how) if row["messages"] else row["prompt"]
         except UserError as error:
-            raise UserError(f"{row['place']}: {error}; correct the row, or write chat_template: false") from None
+            raise UserError(f"{row['place']}: {error}; correct the row, or set chat_template: false") from None
         prompts.append(str(text))
     return prompts
 

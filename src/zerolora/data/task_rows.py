@@ -1,6 +1,6 @@
 """Stage task_rows: the rows of an evaluation task as prompts with few-shot examples. Text, for any model.
 
-    zerolora task-rows --settings JSON --output results/tasks/NAME.jsonl
+    zerolora stage task_rows TASK
 
 One line of JSON for each row: place, question (without examples), prompt, messages, choices, expected.
 """
@@ -53,11 +53,11 @@ def task_rows(settings: TaskRowsSettings, output: Path) -> None:
     path = Path(settings.path)
     questions = _questions(settings, path / settings.file if settings.file else path)
     if not questions:
-        raise UserError(f"{path}: has no row; write the path of a file that has some")
+        raise UserError(f"{path}: has no row; give the path of a file that has some")
     pool = _questions(settings, path / settings.few_shot_file) if settings.few_shot_file else questions
     others = len(pool) - (not settings.few_shot_file)
     if settings.few_shot > others:
-        raise UserError(f"{path}: has {others} rows for few-shot examples; write few_shot: {others} or less")
+        raise UserError(f"{path}: has {others} rows for few-shot examples; set few_shot: {others} or less")
     lines = [
         _line(question, _examples(settings, number, pool, own=not settings.few_shot_file))
         for number, question in enumerate(questions[: settings.limit or len(questions)])
@@ -119,7 +119,7 @@ def _rows(path: Path) -> Iterator[tuple[str, str, Any]]:
     if path.is_dir() and len(names) > 1:
         first = min(files, key=lambda file: (splits[file] != "test", splits[file] != "validation"))
         raise UserError(
-            f"{path}: contains the published splits {', '.join(names)}, which would be pooled; write file: "
+            f"{path}: contains the published splits {', '.join(names)}, which would be pooled; set file: "
             f"{first.relative_to(path)}, or the path of one split"
         )
     for file in files:
@@ -139,9 +139,9 @@ def _by_form(settings: TaskRowsSettings, unread: Unread, kind: str, place: str, 
     if example.text is not None:
         return Question(place, [], example.text, [], "")
     if example.messages is None or any(not isinstance(turn.get("content"), str) for turn in example.messages):
-        raise BadRow("is neither a text nor a conversation of texts, which can be evaluated; write prompt and answer")
+        raise BadRow("is neither a text nor a conversation of texts, which can be evaluated; set prompt and answer")
     if any("tool_calls" in turn for turn in example.messages):
-        raise BadRow("calls tools, which a task cannot evaluate; write prompt and answer, or remove it")
+        raise BadRow("calls tools, which a task cannot evaluate; set prompt and answer, or remove it")
     if example.tools or example.thoughts:
         name = "tools" if example.tools else example.thoughts
         raise BadRow(f"has {name}, which a task does not pass on; name their column in ignore to ask without them")
@@ -149,10 +149,10 @@ def _by_form(settings: TaskRowsSettings, unread: Unread, kind: str, place: str, 
     if settings.whole:
         return Question(place, [], BETWEEN.join(turn["content"] for turn in turns), [], "")
     if turns[-1]["role"] != "assistant":
-        raise BadRow("ends with no answer of the assistant; add it, or write prompt and answer")
+        raise BadRow("ends with no answer of the assistant; add it, or set prompt and answer")
     if example.supervised and example.supervised[-1] is False:
         raise BadRow(
-            "its last answer has weight 0, so it is not the right one; remove the row, or write ignore: [weight]"
+            "its last answer has weight 0, so it is not the right one; remove the row, or set ignore: [weight]"
         )
     *prompt, answer = turns
     return Question(place, prompt, BETWEEN.join(turn["content"] for turn in prompt), [], answer["content"])
@@ -179,13 +179,13 @@ def _by_template(settings: TaskRowsSettings) -> Read:
         right = _rendered("answer", lambda: answer.render(names))
         result = _rendered("choices", lambda: choices(names))
         if not isinstance(result, list) or not all(isinstance(each, str) for each in result):
-            raise BadRow(f"choices: is {shown(result)}; write an expression that gives a list of texts")
+            raise BadRow(f"choices: is {shown(result)}; use an expression that gives a list of texts")
         if not text:
-            raise BadRow("prompt: is empty for this row; write a template that is not")
+            raise BadRow("prompt: is empty for this row; use a template that is not")
         if settings.choices is None:
             return Question(place, [{"role": "user", "content": text}], text, [], right)
         if len(result) < 2 or "" in result:
-            raise BadRow(f"choices: are {shown(result)}; write an expression that gives two texts or more")
+            raise BadRow(f"choices: are {shown(result)}; use an expression that gives two texts or more")
         return Question(place, [{"role": "user", "content": text}], text, result, _number(right, result))
 
     return read
@@ -205,4 +205,4 @@ def _number(right: str, choices: list[str]) -> int:
         return choices.index(right)
     if right.isdecimal() and int(right) < len(choices):
         return int(right)
-    raise BadRow(f"answer: {shown(right)} is none of the choices {shown(choices)}; write one, or its number from 0")
+    raise BadRow(f"answer: {shown(right)} is none of the choices {shown(choices)}; use one, or its number from 0")

@@ -23,7 +23,7 @@ from zerolora.data.formats.reading import REASONING
 from zerolora.data.prompt_formats import PROMPT_FORMATS
 from zerolora.data.special_tokens import SpecialTokens
 from zerolora.data.template_variables import DOCUMENTS, by_tools, set_by, variables_of, with_values
-from zerolora.errors import UserError, shown, wording
+from zerolora.errors import UserError, shown
 from zerolora.files import canonical
 
 Messages = list[dict[str, Any]]
@@ -44,7 +44,7 @@ TRIED = ([USER], True), *((exchange, False) for exchange in EXCHANGES)
 """Conversations by which values of a variable are compared, some with the generation prompt."""
 # The chat template of `template: plain`.
 PLAIN = """{%- for message in messages if message.content or message.tool_calls -%}
-{%- if message.tool_calls %}{{ raise_exception("tool calls have no plain form; write template: chat") }}{% endif -%}
+{%- if message.tool_calls %}{{ raise_exception("tool calls have no plain form; set template: chat") }}{% endif -%}
 {%- if loop.previtem and "assistant" not in (message.role, loop.previtem.role) %}{{ "\\n" }}{% endif -%}
 {{- message.content + eos_token * (message.role == "assistant") -}}
 {%- endfor -%}"""
@@ -73,7 +73,7 @@ class Template:
         special = SpecialTokens(tokenizer, settings, model)
         if self.name == "chat" and not tokenizer.chat_template:
             raise UserError(
-                f"the model's tokenizer has no chat template; write template: {', '.join(special.fitting())}, "
+                f"the model's tokenizer has no chat template; set template: {', '.join(special.fitting())}, "
                 "or a file as in config/templates/mine.jinja"
             )
         if self.name in PROMPT_FORMATS:
@@ -143,12 +143,12 @@ class Template:
                 kind = "without" if example.tools is None else "with"
                 raise BadRow(
                     f"{name} is {shown(value)}, and the chat template for conversations {kind} tools does not read it; "
-                    f"write ignore: [{name}]"
+                    f"set ignore: [{name}]"
                 )
             if name in self.given:
                 if canonical(value) != canonical(self.given[name]):
                     raise BadRow(
-                        f"{name} is {shown(value)}, but template_arguments sets {shown(self.given[name])}; write "
+                        f"{name} is {shown(value)}, but template_arguments sets {shown(self.given[name])}; set "
                         f"ignore: [{name}], or remove it from template_arguments"
                     )
                 continue
@@ -160,8 +160,8 @@ class Template:
         return result
 
     def _taken(self, value: Any) -> str:
-        """Return what the template takes a misread value for, and what to write."""
-        return f"which {self.called} takes for {'false' if value in (1,) else 'true'}; write true or false"
+        """Return what the template takes a misread value for, and what to use."""
+        return f"which {self.called} takes for {'false' if value in (1,) else 'true'}; use true or false"
 
     def _is_misread(self, name: str, value: Any, tools: list[Any] | None) -> bool:
         """Return whether the template only tests if a variable is true, and takes a value for the wrong one, or one
@@ -236,7 +236,7 @@ class Template:
             what, _, default = str(error).partition("; ")
             if not remedy or not (remedies := self._remedies(example, unlocated=self.remedy in default)):
                 raise
-            raise BadRow(f"{what}; write {', or '.join(remedies)}") from None
+            raise BadRow(f"{what}; {', or '.join(remedies)}") from None
 
     def _pieces(
         self, messages: Messages, example: Example, how: "Supervision", arguments: dict[str, Any]
@@ -266,7 +266,7 @@ class Template:
             } == {text}:  # fmt: skip
                 raise BadRow(
                     f"{name} is {shown(arguments[name])}, which {self.called} replaces in this row; remove it, or "
-                    f"write ignore: [{name}]"
+                    f"set ignore: [{name}]"
                 )
 
     def _remedies(self, example: Example, unlocated: bool) -> list[str]:
@@ -276,10 +276,10 @@ class Template:
         """
         found = [keeping] if (keeping := self._keeping(example)) else []
         edits: list[tuple[str, Callable[[Example], Example | None]]] = [
-            (wording("loss: last"), lambda example: example),
-            (wording("ignore: [NAME] to learn the answer without it"), _without_thoughts),
-            (wording("put it into the text"), _with_thoughts_in_text),
-            (wording("one call in each message, followed by its result"), _one_call_a_message),
+            ("set loss: last", lambda example: example),
+            ("set ignore: [NAME] to learn the answer without it", _without_thoughts),
+            ("put it into the text", _with_thoughts_in_text),
+            ("write one call in each message, followed by its result", _one_call_a_message),
         ]
         if self.loss == "last":
             edits = edits[1:]
@@ -288,14 +288,14 @@ class Template:
                 changed: Example | None = example
                 for _, edit in chosen:
                     changed = edit(changed) if changed else None
-                last = chosen[0][0] == "loss: last"
+                last = chosen[0][0] == "set loss: last"
                 trial = self.with_settings("", "last") if last else self
                 if changed and trial and (last or changed != example) and trial._accepts(changed):
                     found.append(" and ".join(name for name, _ in chosen).replace("NAME", example.thoughts))
             if found:
                 return found
         plain = self.named("plain") if unlocated and not self.plain else None
-        return ["template: plain"] if plain and plain._accepts(example) else []
+        return ["set template: plain"] if plain and plain._accepts(example) else []
 
     def _accepts(self, example: Example) -> bool:
         try:
@@ -308,10 +308,10 @@ class Template:
         plain exchange exactly as this template does."""
         from_model = self.name != "chat" and self.own is None and bool(self.tokenizer.chat_template)
         if from_model and (chat := self.named("chat")) and chat._keeps(example):
-            return wording("template: chat, which has a form for it")
+            return "set template: chat, which has a form for it"
         for name in self._alike:
             if (other := self.named(name)) and other._keeps(example):
-                return wording(f"template: {name}, which writes the same text, but keeps all of the row")
+                return f"set template: {name}, which writes the same text, but keeps all of the row"
         return None
 
     @cached_property
@@ -390,7 +390,7 @@ class Template:
             # Any exception of a template means that it rejects these messages.
             reason = " ".join(str(error).split())[:200]
             if not self.tokenizer.chat_template:
-                reason = reason.replace("write template: chat", "choose a model that has a chat template")
+                reason = reason.replace("set template: chat", "choose a model that has a chat template")
             line = line_of(error, self.programs[source].compiled) if self.own and source in self.programs else None
             raise BadRow(f"{self.name}:{line}: {reason}" if line else f"{self.called} refuses it: {reason}") from None
 
@@ -449,7 +449,7 @@ class Template:
         for number, message in enumerate(messages):
             if "name" in message and message["role"] != "tool" and not self._reads_name(message["role"], tools):
                 raise BadRow(
-                    f"{self.called} leaves out the name {shown(message['name'])} of {_name(messages, number)}; write "
+                    f"{self.called} leaves out the name {shown(message['name'])} of {_name(messages, number)}; set "
                     "ignore: [name]"
                 )
 
@@ -596,8 +596,8 @@ class Template:
         if calls and len(calls) > 1:
             self._check_calls(row, number)
         if len(parts) == 1 and (calls or message["content"]):
-            name = "the tool calls of " * bool(calls) + _name(row.messages, number)
-            raise BadRow(f"{self.called} leaves out {name}; remove it")
+            part = "the tool calls of " if calls else ""
+            raise BadRow(f"{self.called} leaves out {part}{_name(row.messages, number)}; remove it")
         begin = len(parts[0]) if row.text.startswith(parts[0]) else None
         if calls:
             # Templates may repeat the name with the tool's answer, so the end follows from its length.
@@ -760,7 +760,7 @@ class _Frame(NamedTuple):
 
 class _Turn(NamedTuple):
     """The range of a turn in the text, including its stop token if `stopped`. wrong: why it cannot be supervised.
-    remedy: the setting to write then, if not the common one."""
+    remedy: the setting to use then, if not the common one."""
 
     start: int = 0
     end: int = 0

@@ -32,7 +32,7 @@ from zerolora.data.source_files import other_form
 from zerolora.data.special_tokens import embedding_rows
 from zerolora.data.template import Template
 from zerolora.data.truncation import NO_LIMITS, Limits, Parts, fitted
-from zerolora.errors import UserError, shown, wording
+from zerolora.errors import UserError, shown
 from zerolora.files import canonical
 from zerolora.machine.parents import end_at_parents_death
 from zerolora.model.added_tokens import extend
@@ -200,8 +200,8 @@ class ChunkTokenizer:
                     raise
                 if (length := _characters(example)) > LONGEST_TEXT:
                     kind = "too_long" if self.too_long in ("fail", "drop") else "bad_row"
-                    most = wording(f"more than the {LONGEST_TEXT:,} that are read at once")
-                    bad[number] = kind, wording(f"has {length:,} characters, {most}; split it up")
+                    most = f"more than the {LONGEST_TEXT:,} that are read at once"
+                    bad[number] = kind, f"has {length:,} characters, {most}; split it up"
                     continue
                 pieces = [] if example.tokens else self.template.pieces(example)
                 rejected = _rejected(example)
@@ -328,28 +328,28 @@ class ChunkTokenizer:
             ("prompt", "answer"), (prompt, length - prompt), self.limits.exceeded(tokens), self.limits, strict=True
         ):
             if over[number]:
-                has = wording(f"has {count} tokens in its {part}, max_{part}_length is {limit}")
+                has = f"has {count} tokens in its {part}, max_{part}_length is {limit}"
                 if policy in ("fail", "drop"):
-                    drop = wording("drop, ") if policy == "fail" else ""
-                    others = wording("truncate_left or truncate_right")
-                    return wording(f"{has}; shorten it, raise max_{part}_length, or write too_long: {drop}{others}")
-                return wording(f"{has}, and {policy} leaves none of its supervised tokens; raise max_{part}_length")
-        has = wording(f"has {length} tokens, max_length is {self.max_length}")
+                    drop = "drop, " if policy == "fail" else ""
+                    others = "truncate_left or truncate_right"
+                    return f"{has}; shorten it, raise max_{part}_length, or set too_long: {drop}{others}"
+                return f"{has}, and {policy} leaves none of its supervised tokens; raise max_{part}_length"
+        has = f"has {length} tokens, max_length is {self.max_length}"
         if policy in ("fail", "drop"):
-            others = wording("truncate_left, truncate_right or split")
-            drop = wording("drop, ") if policy == "fail" else ""
-            return wording(f"{has}; shorten it, raise max_length, or write too_long: {drop}{others}")
+            others = "truncate_left, truncate_right or split"
+            drop = "drop, " if policy == "fail" else ""
+            return f"{has}; shorten it, raise max_length, or set too_long: {drop}{others}"
         roles = tokens.supervised_role[tokens.ids.offsets[number] : tokens.ids.offsets[number + 1]]
         supervised = np.flatnonzero(roles != CONTEXT) + 1
         first, last = int(supervised[0]), int(supervised[-1])
         # The first token of the remaining part is never supervised.
         needed = length - last + 2 if policy == "truncate_left" else max(first, self.max_length + 1)
-        remedy = wording(f"raise max_length to {needed} or more")
+        remedy = f"raise max_length to {needed} or more"
         if policy != "split":
             other = "truncate_right" if policy == "truncate_left" else "truncate_left"
-            remedy = wording(f"{remedy}, or write too_long: {other} or split")
-        stand = wording(f"end at token {last}" if policy == "truncate_left" else f"begin at token {first}")
-        return wording(f"{has}, and {policy} leaves none of its supervised tokens, which {stand}; {remedy}")
+            remedy = f"{remedy}, or set too_long: {other} or split"
+        stand = f"end at token {last}" if policy == "truncate_left" else f"begin at token {first}"
+        return f"{has}, and {policy} leaves none of its supervised tokens, which {stand}; {remedy}"
 
     def _checked(self, rows: list["_Row"]) -> Tokens:
         """Return rows of the form tokens, checked against the vocabulary."""
@@ -430,7 +430,7 @@ def _count_roles(counts: collections.Counter[str], tokens: Tokens) -> None:
 
 
 def _of_other_form(job: Job, form: str) -> BadRow:
-    like = wording(f"like {job.seen}" if job.seen else "as its format says")
+    like = f"like {job.seen}" if job.seen else "as its format says"
     return BadRow(
         f"is of the form {form}, but its source is read as {job.format}, {like}; put rows of one form into files "
         "of their own, and name these in sources, each with its format"
@@ -551,7 +551,7 @@ def _batch_of_answers(
 
 
 def _columns(tokens: Tokens, prefix: str = "") -> dict[str, Any]:
-    """Return the columns of the tokens of rows, and of their labels."""
+    """Return two columns for rows: their tokens and their labels."""
     import pyarrow
 
     ids, offsets = tokens.ids.values, tokens.ids.offsets.astype(np.int32)

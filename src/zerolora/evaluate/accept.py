@@ -1,6 +1,6 @@
 """The last stage of a run: accept it, or fail with the numbers that violate the gate in evaluate.fail_if.
 
-zerolora accept --settings JSON --difference results/NAME/metrics/difference.json --output results/NAME/accepted.json
+zerolora stage accept RUN
 """
 
 from pathlib import Path
@@ -21,13 +21,13 @@ def accept(settings: AcceptSettings, difference: Path, output: Path) -> str | No
         write_json(output, {"accepted": True, "fail_if": None})
         result("no gate: evaluate.fail_if is not set")
         return None
-    figures = read_json(difference, "zerolora report")
+    figures = read_json(difference, "zerolora stage report")
     try:
         failure = parse(settings.fail_if).failure(figures)
     except KeyError as error:
         known = ", ".join(name for name in figures if f"base_{name}" in figures)
         raise UserError(
-            f"evaluate.fail_if: {settings.fail_if}: {difference} has no {error.args[0]}; write one of {known}"
+            f"evaluate.fail_if: {settings.fail_if}: {difference} has no {error.args[0]}; use one of {known}"
         ) from None
     if failure:
         output.unlink(missing_ok=True)

@@ -1,7 +1,6 @@
 """Stages task and task_base: evaluate a model on the rows of a task, and write metrics with 95 % intervals.
 
-zerolora task --settings JSON --rows results/tasks/NAME.jsonl --weights resources/weights/MODEL.json
-              --output results/base/DATASET/tasks/NAME.json --answers results/base/DATASET/tasks/NAME.answers.json
+zerolora stage task RUN TASK
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -48,11 +47,11 @@ def ask(
     task = task_of(settings.check, settings.check_settings, settings.check_source)
     rows = rows_in(file)
     if task.ask == "choices" and any(not row["choices"] for row in rows):
-        raise UserError(f"{settings.check}: its rows have no choices; write prompt, choices and answer")
+        raise UserError(f"{settings.check}: its rows have no choices; set prompt, choices and answer")
     if task.ask == "generate":
         rows = [row for row in rows if task.asks(row)]
     if not rows:
-        raise UserError(f"{file}: has no row for {settings.check}; write another check")
+        raise UserError(f"{file}: has no row for {settings.check}; choose another check")
     # Before the model is loaded, since a template may refuse a row.
     prompts = [row["prompt"] for row in rows] if task.ask == "loss" else _prompts(settings, rows, weights, data)
     model, tokenizer, stops = loaded(weights, data)
@@ -94,7 +93,7 @@ def _set_template(model: EvaluatedModel, data: Path | None, tokenizer: Any) -> N
     if model.adapter is not None and template.is_file():
         tokenizer.chat_template = template.read_text(encoding="utf-8")
     elif model.adapter is None and data:
-        prepared = foreign.manifest(data / MANIFEST, "zerolora prepare", "chat_template")
+        prepared = foreign.manifest(data / MANIFEST, "zerolora stage prepare", "chat_template")
         tokenizer.chat_template = prepared["chat_template"] or tokenizer.chat_template
 
 
@@ -153,7 +152,7 @@ def _generated(
         if len(tokens) > limit:
             raise UserError(
                 f"{row['place']}: the prompt has {len(tokens):,} tokens, and the model takes {limit:,} before an "
-                f"answer of {settings.max_new_tokens}; shorten it, or write fewer few_shot or max_new_tokens"
+                f"answer of {settings.max_new_tokens}; shorten it, or lower few_shot or max_new_tokens"
             )
         asked.append({"input_ids": tokens, "prompt": len(tokens)})
     how = EvaluateSettings(check="exact", batch=settings.batch, max_new_tokens=settings.max_new_tokens)

@@ -1,7 +1,6 @@
 """Evaluate a model on held-out rows: generate answers in batches, judge them, and compute the loss.
 
-    zerolora evaluate --settings JSON --data results/data/NAME --weights resources/weights/MODEL.json
-                      --output results/base/NAME --answers results/base/NAME/answers.json
+    zerolora stage evaluate RUN
 
 Writes evaluate.json (rates, loss, the logits of a merged model against base and adapter), evaluate_resources.json
 (speed, memory) and every answer. Rows without a prompt, such as plain texts, get only a loss. Of preference data, the
@@ -139,7 +138,7 @@ def _entries(
         ]
         for texts, verdicts in zip(answered, judged, strict=True)
     ]
-    sources = foreign.manifest(data / MANIFEST, "zerolora prepare").get("sources", [])
+    sources = foreign.manifest(data / MANIFEST, "zerolora stage prepare").get("sources", [])
     return [
         {
             **{field: row[field] for field in (*FIELDS, "rejected") if field in row},

@@ -113,7 +113,7 @@ def stops_of(model: EvaluatedModel, loaded: Any, tokenizer: Any, data: Path) -> 
         stops = prompt_format.stop_tokens(model.directory, loaded)
         tokenizer.pad_token_id = prompt_format.padding(model.directory, tokenizer, stops)
         return stops
-    prepared = foreign.manifest(data / MANIFEST, "zerolora prepare", "stop_tokens", "pad_token")
+    prepared = foreign.manifest(data / MANIFEST, "zerolora stage prepare", "stop_tokens", "pad_token")
     tokenizer.pad_token = prepared["pad_token"]
     return {*tokenizer.convert_tokens_to_ids(prepared["stop_tokens"]), tokenizer.eos_token_id} - {None}
 

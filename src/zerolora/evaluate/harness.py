@@ -138,7 +138,7 @@ def _manager(names: list[str]) -> Any:
             near = difflib.get_close_matches(name, manager.all_tasks, 3) or ["those of `lm-eval ls tasks`"]
             raise UserError(
                 f"{shown(name)}: lm-evaluation-harness has no such task or group, and {HARNESS_FILES}/ defines none; "
-                f"write one, as {', '.join(near)}"
+                f"use one such as {', '.join(near)}"
             )
     return manager
 
@@ -152,7 +152,7 @@ def _explained(error: Exception, settings: HarnessTaskSettings) -> Exception:
             *("OfflineModeIsEnabled", "LocalEntryNotFoundError", "DatasetNotFoundError", "ConnectError"),
             *("ConnectTimeout", "ReadTimeout", "HfHubHTTPError"),
         ):
-            remedy = "connect this machine" if settings.network else "write network: true"
+            remedy = "connect this machine" if settings.network else "set network: true"
             return UserError(
                 f"{', '.join(settings.tasks)}: a data set is not on this machine ({' '.join(str(seen).split())[:200]})"
                 f"; {remedy}, or name tasks of {HARNESS_FILES}/ whose files are here"

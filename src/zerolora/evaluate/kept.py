@@ -63,7 +63,7 @@ class KeptAnswers:
         result = kept_in(self.folder)
         if missing := sorted(set(range(self.rows)) - result.keys()):
             raise UserError(
-                f"{self.folder}: has no answer to row {missing[0]}; delete it and run `zerolora evaluate` again"
+                f"{self.folder}: has no answer to row {missing[0]}; delete it and run `zerolora stage evaluate` again"
             )
         return [result[index] for index in range(self.rows)]
 
@@ -143,7 +143,7 @@ def key_of(settings: EvaluateSettings, data: Path, model: EvaluatedModel, engine
     """Return a fingerprint of the settings, rows, weights, engine and code that decide the answers."""
     decides = {
         "settings": {key: value for key, value in compared(settings).items() if key not in NO_ANSWER},
-        "rows": read_json(data / MANIFEST, "zerolora prepare"),
+        "rows": read_json(data / MANIFEST, "zerolora stage prepare"),
         "weights": [_files(path) for path in (model.base, model.adapter, model.merged) if path],
         "engine": engine,
         "code": fingerprint.of_stage("evaluate", chosen_by_check(settings)),
@@ -155,6 +155,6 @@ def key_of(settings: EvaluateSettings, data: Path, model: EvaluatedModel, engine
 def _files(directory: Path) -> Any:
     """Return a directory's manifest, or the name, size and time of its files."""
     if (directory / MANIFEST).is_file():
-        return read_json(directory / MANIFEST, "zerolora train")
+        return read_json(directory / MANIFEST, "zerolora stage train")
     stats = {path.name: path.stat() for path in sorted(directory.iterdir()) if path.is_file()}
     return [str(directory), {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}]

@@ -178,6 +178,6 @@ if __name__ == "__main__":
     leave_out("torchao")
     import_quickly()
     try:
-        run_rank(read_json(Path(sys.argv[1]), "zerolora evaluate"))
+        run_rank(read_json(Path(sys.argv[1]), "zerolora stage evaluate"))
     except UserError as error:
         sys.exit(f"zerolora: {error}")

@@ -1,7 +1,6 @@
 """Stage reference: the log-probabilities of the data's answers under the model that training starts from.
 
-    zerolora log-probabilities --settings JSON --data results/data/NAME --weights resources/weights/MODEL.json
-                               --output results/RUN/reference
+    zerolora stage reference REFERENCED
 
 Writes train.arrow and validation.arrow, row for row with the data: the sum over each answer's tokens, fp64. It computes
 them once for all runs on the same rows, weights, adapter, precision and quantization, without dropout. "The model with
@@ -175,11 +174,11 @@ def _sequences(rows: Any) -> _Sequences:
             return _OfPairs(rows)
         case "labelled":
             return _Labelled(rows)
-    raise UserError("the prepared rows have no answers to compare; run `zerolora prepare` again")
+    raise UserError("the prepared rows have no answers to compare; run `zerolora stage prepare` again")
 
 
 def _batches(sequences: _Sequences) -> Iterator[list[int]]:
-    """Yield the numbers of the sequences of rows of similar length, the longest first: up to EVALUATION_TOKENS tokens
+    """Yield sequence numbers in batches of rows with similar length, the longest first: up to EVALUATION_TOKENS tokens
     with padding, but at least one row."""
     each, order = np.arange(len(sequences.names)), np.argsort(-sequences.padded, kind="stable")
     while len(order):

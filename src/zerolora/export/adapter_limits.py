@@ -11,13 +11,13 @@ from zerolora.model import foreign
 from zerolora.tensor_file import read_header
 
 REMEDIES = {
-    "use_dora": "write train.method: lora",
-    "modules_to_save": "write train.lora.modules_to_save: []",
+    "use_dora": "set train.method: lora",
+    "modules_to_save": "set train.lora.modules_to_save: []",
     "trainable_token_indices": "leave out add_special_tokens and add_tokens of the data set",
     "target_parameters": "name no experts in train.lora.targets",
-    "rank_pattern": "write train.lora.rank_pattern: {}",
-    "alpha_pattern": "write train.lora.alpha_pattern: {}",
-    "use_rslora": "write train.lora.rank_stabilized: false",
+    "rank_pattern": "set train.lora.rank_pattern: {}",
+    "alpha_pattern": "set train.lora.alpha_pattern: {}",
+    "use_rslora": "set train.lora.rank_stabilized: false",
 }
 """Remedies by key of adapter_config.json."""
 MERGED = "export the merged model, as gguf does"
@@ -43,7 +43,7 @@ def check_plain_lora(
     if config.get("peft_type") != "LORA":
         raise UserError(
             f"{where}: {path}: peft_type is {shown(config.get('peft_type'))}, and {program} supports LoRA only; "
-            f"write train.method: lora, or {instead}"
+            f"set train.method: lora, or {instead}"
         )
     for key in (*ALWAYS, *refused):
         if config.get(key):
@@ -64,7 +64,7 @@ def check_for_vllm(adapter: Path, where: str, instead: str) -> dict[str, Any]:
     config = check_plain_lora(adapter, where, "vLLM", instead, refused=("rank_pattern", "alpha_pattern"))
     path = adapter / "adapter_config.json"
     if (rank := largest_rank(config)) > RANKS[-1]:
-        raise UserError(f"{where}: {path} has r: {rank}; write train.lora.r: {RANKS[-1]} or less, or {instead}")
+        raise UserError(f"{where}: {path} has r: {rank}; set train.lora.r: {RANKS[-1]} or less, or {instead}")
     if config.get("bias", "none") != "none" or config.get("lora_bias"):
         raise UserError(f"{where}: {path} has a trained bias, which vLLM does not support; {instead}")
     router = next((name for name in read_header(adapter / WEIGHTS).tensors if ROUTER.search(name)), None)

@@ -37,8 +37,8 @@ def export(target: str, settings: Section, source: RunResult, output: Path) -> N
     if kind.of_merged and source.merged is None:
         others = [name for name, each in TARGETS.items() if not each.of_merged]
         raise UserError(
-            f"export.targets: {target} is made of the merged model, and merge.enabled is false; write merge.enabled: "
-            f"true, or of the targets {' and '.join(others)}"
+            f"export.targets: {target} is made of the merged model, and merge.enabled is false; set merge.enabled: "
+            f"true, or choose targets from {', '.join(others)}"
         )
     kind.check(source, settings)
     check_published(source.adapter, source.weights)

@@ -68,7 +68,7 @@ def linear_layers(model: Path, where: str, inputs: int = 1, outputs: int = 1) ->
     if not chosen:
         raise UserError(
             f"{where}: {model} has no linear layer whose inputs are a multiple of {inputs} and outputs a multiple of "
-            f"{outputs}; write another type, or export gguf"
+            f"{outputs}; choose another type, or export gguf"
         )
     names = {each.name for each in chosen}
     left = {re.sub(r"\d+", "*", each.name) for each in tensors if len(each.shape) >= MATRIX and each.name not in names}

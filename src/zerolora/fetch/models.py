@@ -1,6 +1,6 @@
 """Stage fetch: download the pinned base model and record the hash of every file.
 
-    zerolora fetch --settings JSON --weights resources/weights/NAME --output resources/models/NAME
+    zerolora stage fetch MODEL
 
 Writes config, tokenizer, templates and licences (kilobytes, versioned) and `manifest.json` with the hash of every file.
 The weights stay in the store (weight_store.py), linked into resources/weights/NAME, or in the user's own directory, and

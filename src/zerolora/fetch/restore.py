@@ -18,7 +18,7 @@ def restore(model: Path, weights: Path) -> None:
     weights are linked from the store again, and downloaded if it lacks them. Raises UserError if the weights still
     differ from the manifest.
     """
-    manifest = foreign.manifest(model / MANIFEST, "zerolora fetch", "files", "source")
+    manifest = foreign.manifest(model / MANIFEST, "zerolora stage fetch", "files", "source")
     expected = manifest["files"]
     directory = weight_directory(model, weights)
     stamp = weights.with_name(f"{weights.name}.json")
@@ -41,7 +41,7 @@ def restore(model: Path, weights: Path) -> None:
 
 def is_restored(model: Path, weights: Path) -> bool:
     """Return whether the weights of `model`/manifest.json have the size and modification time of their stamp."""
-    manifest = foreign.manifest(model / MANIFEST, "zerolora fetch", "files", "source")
+    manifest = foreign.manifest(model / MANIFEST, "zerolora stage fetch", "files", "source")
     stamp = weights.with_name(f"{weights.name}.json")
     return _stamped(stamp, weight_directory(model, weights), manifest)
 

@@ -65,7 +65,7 @@ def convert_tokenizer(source: Path, target: Path) -> None:
             if settings.get("sp_model_kwargs"):
                 raise UserError(
                     f"{source / foreign.TOKENIZER_CONFIG}: sp_model_kwargs is {shown(settings['sp_model_kwargs'])}; "
-                    "write {}"
+                    "use {}"
                 )
             backend = _built(path, named, listed)
             _set_ends(backend, named, settings)
@@ -104,7 +104,7 @@ def _special_tokens(source: Path, settings: dict[str, Any]) -> tuple[dict[str, s
         if len(values) > 1:
             raise UserError(
                 f"{path}: {name} is {shown(_content(mapped[name]))}, and {shown(_content(settings[name]))} in "
-                f"{foreign.TOKENIZER_CONFIG}; write one of them in both"
+                f"{foreign.TOKENIZER_CONFIG}; use one of them in both"
             )
         if values:
             named[name] = values.pop()
@@ -116,7 +116,7 @@ def _special_tokens(source: Path, settings: dict[str, Any]) -> tuple[dict[str, s
             if listed.setdefault(number, {"content": content})["content"] != content:
                 raise UserError(
                     f"{path}: {shown(content)} is {number}, which is {shown(listed[number]['content'])} in "
-                    f"{foreign.TOKENIZER_CONFIG}; write one of them in both"
+                    f"{foreign.TOKENIZER_CONFIG}; use one of them in both"
                 )
     contents = {each["content"] for each in listed.values()}
     for token in (*(settings.get("additional_special_tokens") or ()), *(mapped.get("additional_special_tokens") or ())):

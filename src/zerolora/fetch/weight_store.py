@@ -35,9 +35,9 @@ def store_folder() -> Path:
     named = os.environ.get(VARIABLE)
     if named:
         if not Path(named).is_absolute():
-            raise UserError(f"{VARIABLE}={shown(named)}: is not an absolute path; write one, as in /data/zerolora")
+            raise UserError(f"{VARIABLE}={shown(named)}: is not an absolute path; use one, as in /data/zerolora")
         if Path(named).exists() and not Path(named).is_dir():
-            raise UserError(f"{VARIABLE}={shown(named)}: is not a directory; write the path of one")
+            raise UserError(f"{VARIABLE}={shown(named)}: is not a directory; give the path of one")
         return Path(named)
     cache = os.environ.get("XDG_CACHE_HOME", "")
     try:
@@ -58,7 +58,7 @@ def digest(path: Path) -> str:
 def link_pin(key: str, weights: Path) -> bool:
     """Make `weights` a directory with the files of a pinned model. Return False if the store lacks any of them."""
     pin = store_folder() / "pins" / f"{key}.json"
-    return pin.is_file() and link_files(read_object(pin, "zerolora fetch")["files"], weights)
+    return pin.is_file() and link_files(read_object(pin, "zerolora stage fetch")["files"], weights)
 
 
 def link_files(files: Mapping[str, Mapping[str, Any]], weights: Path) -> bool:

@@ -443,7 +443,7 @@ def _class_names(files: Sequence[Path]) -> dict[str, list[str]]:
 
 
 def class_names(path: Path) -> dict[str, list[str]]:
-    """Return the names of the classes of each column of a table, from its metadata; empty for other files."""
+    """Return each column's class names, from a table's metadata; empty for other files."""
     import json
 
     import pyarrow

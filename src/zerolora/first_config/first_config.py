@@ -16,6 +16,7 @@ import yaml
 
 from zerolora.config.file import check_files, load, read_values
 from zerolora.config.resolve import resolve
+from zerolora.config.schema import TrainSection
 from zerolora.config.settings import Resolved
 from zerolora.config.values import UNKNOWN_LICENSE
 from zerolora.data.pack import pack_rows
@@ -32,23 +33,21 @@ from zerolora.first_config.recipe_settings import training_settings
 from zerolora.log import only_warnings
 from zerolora.machine import this_machine
 from zerolora.memory.estimate import estimate
+from zerolora.methods.registry import TRAINABLE
 from zerolora.model.architecture import config_of
 from zerolora.planner.render import render
-from zerolora.types import RowKind
+from zerolora.train.objectives import reading
 from zerolora.units import gib
 from zerolora.yaml_file import written
 
 HELD_OUT_SHARE, MOST_HELD_OUT = 0.05, 200
 """Of the rows, for each of validation and test, and at most so many."""
+DEFAULT_METHOD: str = TrainSection.model_fields["method"].default
 STEP = 64
 """Tokens to whose multiple the longest row is rounded up for max_length."""
 SHOWN_TOKENS = 200
-OF_PREFERENCES: dict[RowKind, str] = {"pairs": "dpo", "labelled": "kto"}
-"""The objective for each kind of preference data, which no text form reads."""
 UNREAD = "say which columns hold what by --columns FIELD=COLUMN,..., or under prepare in the config that was written"
 UNDECIDED = "map each, keep rows by it or ignore it, in the config that was written, and remove it from undecided"
-QUANTIZED = "qlora"
-"""Method for a model that fits only offloaded, or not at all."""
 
 
 class Plan(NamedTuple):
@@ -86,7 +85,7 @@ def first_config(
     machine; or if nothing fits.
     """
     if output.exists() and not force:
-        raise UserError(f"{output}: exists; write --force to replace it, or another --output")
+        raise UserError(f"{output}: exists; pass --force to replace it, or another --output")
     settings = training_settings(recipe) if recipe else {}
     with tempfile.TemporaryDirectory() as name, only_warnings():
         folder = Path(name)
@@ -102,8 +101,8 @@ def first_config(
                 files = [path for source in sources for path in source.files]
                 layout = layout_of(files, columns or {}, ignored, data)
                 values["prepare"][rows.name] |= layout.settings()
-                if objective := OF_PREFERENCES.get(layout.rows):
-                    values["train"].setdefault("objective", objective)
+                if layout.rows != "texts":
+                    values["train"].setdefault("objective", reading(layout.rows)[0])
                 _resolved(values, folder)
             yield from (f"column  {column.line()}" for column in layout.found)
             if not layout.form:
@@ -192,7 +191,7 @@ def _prepared(
     # What all rows have in common is only known to be so in those that were looked at; the stage checks it.
     left_out = [*layout.ignore, *layout.undecided, *layout.passed]
     prepare(settings.model_copy(update={"ignore": left_out}), given.files / MANIFEST, folder / "data")
-    stats = read_json(folder / "data/stats.json", "zerolora prepare")
+    stats = read_json(folder / "data/stats.json", "zerolora stage prepare")
     longest = max(stats[f"{split}_longest_row"] for split in ("train", "validation", "test"))
     entry["max_length"] = min(-(-longest // STEP) * STEP, settings.max_length)
     if not stats["dropped_too_long_rows"]:
@@ -242,8 +241,8 @@ def _resolved(values: dict[str, Any], folder: Path) -> Resolved:
 
 
 def _planned(values: dict[str, Any], given: GivenModel, folder: Path) -> Plan:
-    """Return the plan of a run, on GPUs with a quantized base if that is predicted to be faster than to offload states.
-    Raises UserError if nothing fits."""
+    """Return the plan of a run, on GPUs with the method's quantized form if that is predicted to be faster than to
+    offload states. Raises UserError if nothing fits."""
     plans: list[Plan] = []
     try:
         plans.append(_plan(values, given, folder))
@@ -252,7 +251,8 @@ def _planned(values: dict[str, Any], given: GivenModel, folder: Path) -> Plan:
             raise
     if not plans or ("offload" in plans[0].strategy and values["hardware"]["device"] == "cuda"):
         try:
-            plans.append(_plan(values | {"train": values["train"] | {"method": QUANTIZED}}, given, folder))
+            train = values["train"] | {"method": TRAINABLE[DEFAULT_METHOD].quantized_form}
+            plans.append(_plan(values | {"train": train}, given, folder))
         except UserError:
             if not plans:
                 raise
@@ -273,7 +273,7 @@ def _plan(values: dict[str, Any], given: GivenModel, folder: Path) -> Plan:
 def _said(plan: Plan) -> Iterator[str]:
     """Yield what will be trained, whether it fits, and how long it takes."""
     chosen, hardware = plan.rendered["choice"]["ranked"][0], plan.values["hardware"]
-    method = plan.values["train"].get("method", "lora")
+    method = plan.values["train"].get("method", DEFAULT_METHOD)
     if objective := plan.values["train"].get("objective"):
         method = f"{objective} with {method}"
     parameters, steps = plan.estimated["model"], plan.rendered["choice"]["steps"]
@@ -314,7 +314,8 @@ def _text(values: dict[str, Any], layout: RowLayout, given: GivenModel, rows: Gi
                 else:
                     lines.append(f"  {written(name)}: {_flow(entry)}")
         elif entries:
-            lines.append(f"{section}: {_flow(entries)}{'  # this machine' * (section == 'hardware')}")
+            remark = "  # this machine" if section == "hardware" else ""
+            lines.append(f"{section}: {_flow(entries)}{remark}")
     return "\n".join([*lines, ""])
 
 
@@ -348,4 +349,6 @@ def _first_row(data: Path, model: Path) -> str:
             text = tokenizer.decode(ids[start:end], skip_special_tokens=False, clean_up_tokenization_spaces=False)
             parts.append(text if labels[start] == IGNORED else f"「{text}」")
             start = end
-    return "".join(parts).replace("\n", "⏎") + "…" * (len(row["input_ids"]) > SHOWN_TOKENS)
+    if len(row["input_ids"]) > SHOWN_TOKENS:
+        parts.append("…")
+    return "".join(parts).replace("\n", "⏎")

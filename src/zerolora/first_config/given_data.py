@@ -79,7 +79,7 @@ def _of_hub(text: str, repository: str, revision: str | None, into: Path) -> Giv
         header = snapshot_download(repository, repo_type="dataset", revision=about.sha, allow_patterns=README)
     listed = sorted(path for path in sizes if _readable(path))
     if not listed:
-        raise UserError(f"{name}: has no data file ({ENDINGS}); write a data set with some, or download it yourself")
+        raise UserError(f"{name}: has no data file ({ENDINGS}); choose a data set with some, or download it yourself")
     # The names alone, to read the splits from them and from the README.md before anything is downloaded.
     names = into / "names.only"
     for path in listed:
@@ -139,8 +139,9 @@ def _sources(text: str, entries: list[tuple[str, str]]) -> dict[str, dict[str, s
     """Return `sources` of names and settings. Raises UserError if none of them is trained on."""
     result: dict[str, dict[str, str]] = {name: yaml.safe_load(f"{{{setting}}}") for name, setting in entries}
     if result and all("split" in entry for entry in result.values()):
+        splits = "splits" if len(result) > 1 else "split"
         raise UserError(
-            f"--data {text}: has the published split{'s' * (len(result) > 1)} {', '.join(result)} alone, so nothing is "
+            f"--data {text}: has the published {splits} {', '.join(result)} alone, so nothing is "
             "left to train on; name a file of it to train on that"
         )
     return result

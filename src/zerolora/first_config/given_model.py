@@ -51,7 +51,7 @@ def given_model(text: str, into: Path) -> GivenModel:
         name = repository.partition("/")[2]
     else:
         raise UserError(
-            f"--model {shown(text)}: no such directory, and no repository; write a directory with config.json and "
+            f"--model {shown(text)}: no such directory, and no repository; give a directory with config.json and "
             "safetensors, or a name on the hub, as in Qwen/Qwen2.5-0.5B-Instruct"
         )
     try:

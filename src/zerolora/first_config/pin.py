@@ -110,7 +110,7 @@ def _looked_up(kind: str, repository: str, revision: str | None) -> tuple[str, s
         about = ask(repository, revision=revision)
     stated = getattr(about.card_data, "license", None) if about.card_data else None
     if not COMMIT.fullmatch(str(about.sha)):
-        raise UserError(f"{kind} {repository}: the hub names no commit; write `revision` by hand")
+        raise UserError(f"{kind} {repository}: the hub names no commit; set `revision` by hand")
     return about.sha, stated if isinstance(stated, str) and re.fullmatch(r"[\w.+-]+", stated) else None
 
 

@@ -23,7 +23,7 @@ def training_settings(recipe: str) -> dict[str, dict[str, Any]]:
             if section in run:
                 raise UserError(
                     f"--recipe {recipe}: its run {name} has its own {section}, so it has no training settings for "
-                    "another model; write --recipe alone, and change the config"
+                    "another model; pass --recipe alone, and change the config"
                 )
     settings = {section: dict(values.get(section, {})) for section in SECTIONS}
     settings["train"] = {key: value for key, value in settings["train"].items() if key not in OF_MACHINE}

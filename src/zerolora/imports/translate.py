@@ -2,12 +2,12 @@
 
     zerolora import FILE [--from FORMAT] [--output config/config.yaml] [--as-sft]
 
-Tools share many keys, since most build on transformers' TrainingArguments. A file is attributed to the tool that knows
-most of its keys, if it names its model as that tool does; a file of an unsupported tool is refused by name.
+Tools share many keys, since most build on transformers' TrainingArguments. A file is attributed to the tool of which it
+has most own keys, if it names its model as that tool does; any other file is refused.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,14 +15,13 @@ from typing import Any, Literal
 import yaml
 from pydantic import ValidationError
 
+from zerolora.config.cross_checks import impossible
 from zerolora.config.file import read_values
-from zerolora.config.rules import impossible
 from zerolora.config.schema import Config, Prepare, Train
 from zerolora.config.values import remedy
 from zerolora.errors import UserError, printable, shown
 from zerolora.files import write_text
 from zerolora.imports.formats import FORMATS
-from zerolora.imports.formats.common import LARGEST_FILE
 from zerolora.imports.formats.import_format import (
     CHANGES,
     FILL_IN,
@@ -33,54 +32,20 @@ from zerolora.imports.formats.import_format import (
     Group,
     NoEqual,
     Remark,
-    Rule,
     Unlike,
+    top_of,
 )
-from zerolora.imports.known_keys import SWIFT, TRAINING, TRL
+from zerolora.imports.formats.shared.named_files import LARGEST_FILE
 from zerolora.json_file import read_foreign
 
 Kind = Literal["translated", "empty", "differs", "no equal", "assumed"]
 TRIES = 50
 """Maximum number of invalid values to remove; a config has a few dozen."""
-CODE = {
-    ".py": "a Python file, as configs of XTuner are",
-    ".ipynb": "a notebook",
-    ".sh": "a shell script",
-    ".toml": "TOML, as configs of torchtitan are",
-}
-"""Kinds of training files that are neither executed nor read, by suffix."""
-SFT = "zerolora trains on text: write --as-sft to import the rest of the file as supervised fine-tuning"
-OTHERS = {
-    "TRL, alignment-handbook or open-r1": TRL | TRAINING,
-    "ms-swift": SWIFT | TRAINING,
-}
-"""Keys of unsupported tools, by tool."""
-NOT_READ = "which is not read; write the config by hand (config/README.md)"
-MOST_SHOWN = 3  # unknown keys in a message
-MARKS = {
-    "fetch prepare": "a config of zerolora itself, which needs no import",
-    "peft_type": "peft's adapter_config.json; name its directory in train.from_adapter",
-    "architectures model_type": "a model's config.json; name its directory in fetch.directory",
-    **dict.fromkeys(
-        ("compute_environment", "distributed_type", "num_machines"),
-        "a config of `accelerate launch`, which names neither model nor rows",
-    ),
-    **dict.fromkeys(("model model_class", "model train_dataset"), "a config of LLaMA-Factory's v1"),
-    "actor_rollout_ref": "a config of verl, which is for reinforcement learning",
-    "data model optim trainer": "a config of verl",
-    **dict.fromkeys(("exp_manager", "trainer model name", "step_scheduler"), "a config of NeMo"),
-    **dict.fromkeys(("pretrain zero_stage", "pretrain input_key"), "a config of OpenRLHF"),
-    "input_features output_features": "a config of Ludwig",
-    **dict.fromkeys(("merge_method models", "merge_method slices"), "a config of mergekit, which trains nothing"),
-    "task project_name": "a config of AutoTrain",
-    "model data training": "a config of Oumi",
-    "training lora": "a config of Unsloth Studio",
-    "model iters": "a config of mlx-lm",
-    "model training_file": "a fine-tuning job of OpenAI's API",
-    "checkpoint_dir devices": "a config of LitGPT",
-    "services": "a file of Docker Compose",
-}
-"""Files that are not supported training configs, by the top-level keys that they all contain."""
+SFT = "zerolora trains on text: pass --as-sft to import the rest of the file as supervised fine-tuning"
+SUFFIXES = (".yaml", ".yml", ".json")
+"""Of the files that are read; others, such as Python, are never run."""
+BY_HAND = "start from a config of zerolora (config/README.md)"
+MOST_SHOWN = 5  # keys in a message
 
 
 @dataclass(frozen=True)
@@ -128,13 +93,13 @@ def import_config(file: Path, source: str | None, output: Path, force: bool, as_
     modality and `as_sft` is not set, or if `output` exists and `force` is not set.
     """
     if output.exists() and not force:
-        raise UserError(f"{output}: exists; write --force to replace it, or another --output")
+        raise UserError(f"{output}: exists; pass --force to replace it, or another --output")
     if not file.is_file():
         raise UserError(f"{file}: there is no such file; correct the path")
-    if file.suffix in CODE:
+    if file.suffix not in SUFFIXES:
         raise UserError(
-            f"{file}: is {CODE[file.suffix]}, which is not read; write its values as YAML with the keys of one of "
-            f"{', '.join(FORMATS)}, or the config by hand (config/README.md)"
+            f"{file}: is none of {', '.join(SUFFIXES)}, and no other file is read or run; write its values as YAML "
+            f"with the keys of {_titles()}, or {BY_HAND}"
         )
     if file.suffix == ".json":
         values = read_foreign(file, "correct the file", LARGEST_FILE)
@@ -153,91 +118,35 @@ def import_config(file: Path, source: str | None, output: Path, force: bool, as_
 def recognised(file: Path, values: dict[str, Any], source: str | None) -> Format:
     """Return the format of a file; `source` is its name, None to detect it.
 
-    Raises UserError if the format is not supported, or if more than a third of the file's keys are not in it.
+    A file is of the format whose model key and most own keys it has, if at most a third of its keys have no rule there.
+    Raises UserError if there is no such format, or more than one.
     """
-    names = ", ".join(FORMATS)
-    if source is not None:
-        if source not in FORMATS:
-            raise UserError(f"--from: {shown(source)} is not a format; write one of {names}")
-        _mostly_known(file, values, FORMATS[source])
-        return FORMATS[source]
-    if other := _other_kind(values):
-        raise UserError(f"{file}: is {other}")
-    counts = {name: _count(values, format.keys) for name, format in FORMATS.items() if format.needed in values}
-    foreign = {title: _count(values, keys) for title, keys in OTHERS.items()}
-    if not counts:
-        raise UserError(f"{file}: {_without_model(values, foreign)}")
-    most = max(counts.values())
-    best = [name for name, count in counts.items() if count == most]
-    nearest = max(foreign, key=lambda title: foreign[title])
-    if foreign[nearest] > most:
-        unknown = [key for key in values if key not in FORMATS[best[0]].keys]
+    if source is not None and source not in FORMATS:
+        raise UserError(f"--from: {shown(source)} is not a format; use one of {', '.join(FORMATS)}")
+    own = {name: sum(map(format.owns, values)) for name, format in FORMATS.items() if format.needed in values}
+    most = max(own.values(), default=0)
+    best = [source] if source else [name for name, count in own.items() if count == most > 0]
+    if len(best) > 1:
+        raise UserError(f"{file}: is as much a config of {' as of '.join(best)}; choose one with --from")
+    if not best:
+        needed = ", ".join(f"{format.needed} ({format.title})" for format in FORMATS.values())
         raise UserError(
-            f"{file}: looks like a config of {nearest}, which is not read ({_shown(unknown)} is not a key of "
-            f"{FORMATS[best[0]].title}); write the config by hand (config/README.md)"
+            f"{file}: is not a config of {_titles()}: its keys are {_shown([*values])}, without a tool's own keys "
+            f"beside one of {needed}; for a part of a config, use --from {'|'.join(FORMATS)}, otherwise {BY_HAND}"
         )
-    if len(best) > 1 or foreign[nearest] == most:
-        like = [FORMATS[name].title for name in best] + [title for title in foreign if foreign[title] == most]
-        raise UserError(
-            f"{file}: its keys are as much those of {' and '.join(like)}; write --from with one of {names}, if it is"
-        )
-    _mostly_known(file, values, FORMATS[best[0]])
-    return FORMATS[best[0]]
-
-
-def _count(values: dict[str, Any], keys: Iterable[str]) -> int:
-    known = frozenset(keys)
-    return sum(key in known for key in values)
-
-
-def _mostly_known(file: Path, values: dict[str, Any], source: Format) -> None:
-    unknown = [key for key in values if key not in source.keys]
+    chosen = FORMATS[best[0]]
+    unknown = [key for key in values if not chosen.knows(key)]
     if len(unknown) * 3 > len(values):
         raise UserError(
-            f"{file}: is not a config of {source.title}, which has no key {_shown(unknown)} ({len(unknown)} of "
-            f"{len(values)} keys are unknown)"
+            f"{file}: is not a config of {chosen.title}, which has no key {_shown(unknown)} ({len(unknown)} of "
+            f"{len(values)} keys are unknown); {BY_HAND}"
         )
+    return chosen
 
 
-def _without_model(values: dict[str, Any], foreign: dict[str, int]) -> str:
-    """Return what a file without a model looks like."""
-    needed = ", ".join(f"{format.needed} of {format.title}" for format in FORMATS.values())
-    counts = {format.title: _count(values, format.keys) for format in FORMATS.values()} | foreign
-    best = max(counts, key=lambda title: counts[title])
-    if not counts[best]:
-        return f"none of its keys is known; {needed} is required"
-    if best in foreign and "model" in values and counts[best] > 1:
-        return f"looks like a config of {best}, {NOT_READ}"
-    return f"is not a training config that is read: {needed} is needed; if it is one, write --from {'|'.join(FORMATS)}"
-
-
-def _other_kind(values: dict[str, Any]) -> str | None:
-    """Return the kind of a file that is not a supported training config, None if not recognised."""
-    for keys, kind in MARKS.items():
-        if {*keys.split()} <= values.keys():
-            return kind if re.search("; |which ", kind) else f"{kind}, {NOT_READ}"
-    for key, tool in (("_component_", "torchtune"), ("_target_", "NeMo or another tool that is built on Hydra")):
-        if any(key == each for each in _all_keys(values)):
-            return f"a config of {tool}, {NOT_READ}"
-    if values and all(re.match(r"_|fsdp|xla", key) for key in values):
-        return "settings of FSDP only, which name neither model nor rows; write render.strategy: fsdp"
-    entries = list(values.values())
-    if entries and all(
-        isinstance(entry, dict) and {"file_name", "hf_hub_url", "ms_hub_url", "script_url"} & entry.keys()
-        for entry in entries
-    ):
-        return "LLaMA-Factory's dataset_info.json, which is read with the training's own YAML"
-    return None
-
-
-def _all_keys(value: Any) -> Iterable[str]:
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield key
-            yield from _all_keys(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _all_keys(inner)
+def _titles() -> str:
+    *others, last = (format.title for format in FORMATS.values())
+    return f"{', '.join(others)} or {last}"
 
 
 def _shown(keys: list[str]) -> str:
@@ -284,11 +193,10 @@ def _translated(key: str, value: Any, source: Format, draft: Draft) -> Line:
         return Line(key, "empty")
     pattern = re.sub(r"\[[0-9]+\]", "[]", key)
     draft.key = key
-    rule = source.rules.get(pattern) or _of_section(pattern, source)
+    rule = source.rule(pattern)
     if rule is None:
-        known = re.split(r"\.|\[", pattern)[0] in source.keys
-        text = f"this key of {source.title} has no equivalent" if known else f"no key of {source.title}"
-        return Line(key, "no equal", text, CHANGES)
+        known = "without an equal here" if source.knows(top_of(key)) else "that is not known"
+        return Line(key, "no equal", f"a key of {source.title} {known}", CHANGES)
     try:
         remark = rule.translate(value, draft)
     except Unlike as reason:
@@ -299,15 +207,6 @@ def _translated(key: str, value: Any, source: Format, draft: Draft) -> Line:
     if not remark:
         return Line(key, "translated", rule.new)
     return Line(key, "differs", remark, remark.group if isinstance(remark, Remark) else CHANGES)
-
-
-def _of_section(pattern: str, source: Format) -> Rule | None:
-    """Return the rule of the innermost section around a key, if that section as a whole has no equal."""
-    for end in reversed([match.start() for match in re.finditer(r"\.|\[", pattern)]):
-        above = source.rules.get(pattern[:end])
-        if above is not None:
-            return None if above.new else above
-    return None
 
 
 def _remove_invalid(draft: Draft) -> list[Line]:

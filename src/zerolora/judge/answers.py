@@ -40,7 +40,7 @@ def answer_all(
     weights = contenders[-1].weights
     template = tokenizer_of(weights).chat_template
     if not isinstance(template, str):
-        raise UserError(f"{weights}: the tokenizer has no chat template; write prepare.NAME.template")
+        raise UserError(f"{weights}: the tokenizer has no chat template; set prepare.NAME.template")
     return {each.name: _answers(questions, each, template, data, max_new_tokens, kept) for each in contenders}
 
 

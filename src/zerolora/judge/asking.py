@@ -83,7 +83,7 @@ def check(spent: tuple[int, int], more: tuple[int, int], settings: JudgeSettings
         return
     before, total = price(*spent, settings), price(spent[0] + more[0], spent[1] + more[1], settings)
     if before is None or total is None:
-        raise UserError("judge.max_price: needs prices to compare with; write judge.prompt_price and completion_price")
+        raise UserError("judge.max_price: needs prices to compare with; set judge.prompt_price and completion_price")
     if total > settings.max_price and more != (0, 0):
         raise UserError(
             f"judge.max_price: {settings.max_price:g} is less than {total:,.4f}, the maximum price of {what} including "

@@ -51,7 +51,7 @@ class Endpoint:
         """Raises UserError if endpoint or model are not set, or the key's variable contains no key."""
         for name in ("endpoint", "model"):
             if getattr(settings, name) is None:
-                raise UserError(f"config/config.yaml: judge.{name} is not set; write it, as docs/judge.md shows")
+                raise UserError(f"config/config.yaml: judge.{name} is not set; set it, as docs/evaluation.md shows")
         self.address, self.model = str(settings.endpoint), str(settings.model)
         self._body = {"model": self.model, "temperature": 0, "max_tokens": settings.judge_tokens}
         self._key = _key(settings.key_variable, environment)
@@ -122,7 +122,7 @@ class Endpoint:
             text, choice, tokens = None, {}, []
         if not isinstance(text, str):
             raise UserError(
-                f"judge.endpoint: {self.address}: the answer is not a chat completion; write the address of an "
+                f"judge.endpoint: {self.address}: the answer is not a chat completion; give the address of an "
                 "OpenAI-compatible endpoint, as in https://judge.example/v1"
             )
         prompt_tokens, completion_tokens = (
@@ -136,7 +136,7 @@ class Endpoint:
     def _refusal(self, status: int, value: Any) -> str:
         """Return the error of an answer with a status other than 200, and the remedy."""
         if 300 <= status < 400:
-            return "redirects to another address, which the key is not sent to; write that address"
+            return "redirects to another address, which the key is not sent to; use that address"
         error = value.get("error", value) if isinstance(value, dict) else None
         said = error.get("message") if isinstance(error, dict) else error
         reason = f"status {status}" + (f", {shown(self._clear(said))}" if isinstance(said, str) else "")

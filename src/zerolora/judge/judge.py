@@ -1,7 +1,6 @@
 """Judge a run by MT-bench's protocol (arXiv 2306.05685): base and tuned model answer, and another model compares them.
 
-    zerolora judge --settings JSON --data results/data/NAME --base resources/weights/MODEL.json
-                   --tuned results/RUN/merged/manifest.json --work work/judge/RUN --output results/RUN/judge
+    zerolora stage judge RUN
 
 Writes judge.json (metrics), answers.jsonl (both turns of both models) and verdicts.jsonl (every request, with prompt,
 answer, tokens and verdict). Runs only on request, since the endpoint may cost money.

@@ -41,7 +41,7 @@ def read_questions(path: Path) -> list[JudgeQuestion]:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")  # not at U+2028, which JSON allows in a text
     except FileNotFoundError:
-        raise UserError(f"{path}: there is no such file; write the path of one in judge.questions") from None
+        raise UserError(f"{path}: there is no such file; give the path of one in judge.questions") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8") from None
     questions: dict[str, JudgeQuestion] = {}
@@ -50,7 +50,7 @@ def read_questions(path: Path) -> list[JudgeQuestion]:
             continue
         question = _question(f"{path}:{number}", line)
         if question.id in questions:
-            raise UserError(f"{path}:{number}: question_id {shown(question.id)} occurs twice; write another one")
+            raise UserError(f"{path}:{number}: question_id {shown(question.id)} occurs twice; give each its own")
         questions[question.id] = question
     if not questions:
         raise UserError(f"{path}: has no question; write one a line, as in config/judge/questions.jsonl")
@@ -68,9 +68,9 @@ def _question(where: str, line: str) -> JudgeQuestion:
         raise UserError(f"{where}: {shown(value)} is not an object; write question_id, category and turns")
     identity, category = value.get("question_id"), value.get("category")
     if isinstance(identity, bool) or not isinstance(identity, int | str) or identity == "":
-        raise UserError(f"{where}: question_id: {shown(identity)} is not valid; write a number or a name")
+        raise UserError(f"{where}: question_id: {shown(identity)} is not valid; use a number or a name")
     if not isinstance(category, str) or not CATEGORY.fullmatch(category):
-        raise UserError(f"{where}: category: {shown(category)} is not valid; write a word in lower case, as in writing")
+        raise UserError(f"{where}: category: {shown(category)} is not valid; use a word in lower case, as in writing")
     turns = _texts(where, "turns", value.get("turns"))
     reference = value.get("reference")
     return JudgeQuestion(
@@ -80,7 +80,7 @@ def _question(where: str, line: str) -> JudgeQuestion:
 
 def _texts(where: str, key: str, value: Any) -> tuple[str, str]:
     if not isinstance(value, list) or len(value) != TURNS or not all(isinstance(each, str) and each for each in value):
-        raise UserError(f"{where}: {key}: {shown(value)} is not valid; write a list of two texts, one for each turn")
+        raise UserError(f"{where}: {key}: {shown(value)} is not valid; use a list of two texts, one for each turn")
     return value[0], value[1]
 
 

@@ -62,7 +62,7 @@ def check_granted(needed: int, granted: int) -> None:
     if granted < needed:
         raise UserError(
             f"this job needs {counted(needed, 'GPU')}, and Snakemake may give it {granted} (--resources gpu={granted}, "
-            f"in the command or the profile); write gpu={needed} or more, or fewer train.ranks_per_node"
+            f"in the command or the profile); set gpu={needed} or more, or fewer train.ranks_per_node"
         )
 
 
@@ -129,7 +129,7 @@ def check_own(folder: Path) -> None:
         what = f"is open to other users (mode {stat.S_IMODE(seen.st_mode):o})"
     else:
         return
-    raise UserError(f"{folder}: {what}, so locks of GPUs are not safe there; remove it, or write another TMPDIR")
+    raise UserError(f"{folder}: {what}, so locks of GPUs are not safe there; remove it, or set another TMPDIR")
 
 
 def _opened(file: Path) -> int:

@@ -104,7 +104,7 @@ def fault(gpus: int = 1, otherwise: str = "hardware.device: cpu") -> str | None:
         return reason
     library = driver_library()
     if library is None:
-        return f"this machine has no NVIDIA driver ({LIBRARY}); run where the GPUs are, or write {otherwise}"
+        return f"this machine has no NVIDIA driver ({LIBRARY}); run where the GPUs are, or use {otherwise}"
     release, built = torch_build()
     assert built is not None
     return old_driver(release, built, library) or gpu_fault(visible(library), gpus)
@@ -119,7 +119,7 @@ def build_fault(otherwise: str = "hardware.device: cpu") -> str | None:
     other = "AMD's GPUs (ROCm), which zerolora does not use" if rocm else "CPUs alone"
     return (
         f"torch {release} is built for {other}; install a torch built for CUDA (`make TORCH=cu13` or `make TORCH=cu12` "
-        f"on Linux, docs/gpu.md), or write {otherwise}"
+        f"on Linux, docs/gpu.md), or use {otherwise}"
     )
 
 

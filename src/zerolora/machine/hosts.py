@@ -66,16 +66,16 @@ def main(arguments: list[str]) -> int:
 def parsed(arguments: list[str]) -> tuple[list[str], list[str]]:
     """Return hosts and command. Raises UserError for anything that is not a list of different hosts."""
     if "--" not in arguments:
-        raise UserError("hosts: write the hosts, then --, then the command, as in node1 node2 -- COMMAND")
+        raise UserError("hosts: give the hosts, then --, then the command, as in node1 node2 -- COMMAND")
     at = arguments.index("--")
     hosts, command = arguments[:at], arguments[at + 1 :]
     for host in hosts:
         if not HOST.fullmatch(host):
-            raise UserError(f"hosts: {shown(host)} is not the name of a host; write names or addresses, as in node1")
+            raise UserError(f"hosts: {shown(host)} is not the name of a host; give names or addresses, as in node1")
         if hosts.count(host) > 1:
             raise UserError(f"hosts: {host} is listed twice; list each host once, a task starts all of its ranks")
     if not hosts or not command:
-        raise UserError("hosts: no host or no command; write node1 node2 -- COMMAND (profiles/hosts/config.yaml)")
+        raise UserError("hosts: no host or no command; give node1 node2 -- COMMAND (profiles/hosts/config.yaml)")
     return hosts, command
 
 

@@ -50,7 +50,7 @@ def install_wheel(python: str, asked: str | None) -> None:
     Raises UserError if that build cannot be had, or if its wheel has an unknown hash that was not asked for.
     """
     if asked is not None and asked not in devices.BUILDS:
-        raise UserError(f"TORCH={asked} is not a build; write one of {', '.join(devices.BUILDS)}")
+        raise UserError(f"TORCH={asked} is not a build; use one of {', '.join(devices.BUILDS)}")
     release = pinned()
     build = asked or fitting()
     folder = Path(python).parents[1] / "torch"
@@ -79,7 +79,7 @@ def install_libraries(python: str) -> None:
     needed = _required(python)
     major = next((int(each[1]) for each in map(re.compile(r"cuda-toolkit.*==(\d+)").match, needed) if each), None)
     if major is not None and major not in LIBRARIES:
-        raise UserError(f"torch needs libraries of CUDA {major}, of which there is no lock; write TORCH=cu12 or cu13")
+        raise UserError(f"torch needs libraries of CUDA {major}, of which there is no lock; set TORCH=cu12 or cu13")
     keep = _names(LIBRARIES[major]) if major else set()
     if others := sorted(set().union(*map(_names, LIBRARIES.values())) - keep):
         _pip(python, "uninstall", "--yes", *others)

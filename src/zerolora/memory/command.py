@@ -59,7 +59,7 @@ def memory(
     quantization_block: Annotated[int | None, _count("Weights of one quantization constant.", "64")] = None,
     double_quantization: Annotated[bool | None, _option("Quantize the constants too.", "double-quantization")] = None,
     strategy: Annotated[str | None, _option("A strategy's name (docs/choice.md), or all.", "all")] = None,
-    optimizer: Annotated[str, _option("adamw, lion, … (docs/optimizers.md lists them).")] = "adamw",
+    optimizer: Annotated[str, _option("adamw, lion, … (docs/methods.md lists them).")] = "adamw",
     objective: Annotated[str, _option("What is learned from a row (docs/training.md lists them).")] = "sft",
     prepared_by: Annotated[
         Literal["zerolora", "peft"] | None,
@@ -117,7 +117,7 @@ def memory(
 
     for option, name, registry in (("optimizer", optimizer, OPTIMIZERS), ("objective", objective, OBJECTIVES)):
         if name not in registry:
-            raise UserError(f"--{option} {name}: write one of {', '.join(registry)}")
+            raise UserError(f"--{option} {name}: use one of {', '.join(registry)}")
     if activation_offload and activation_checkpointing is False:
         raise UserError(
             "--activation-offload: moves the inputs of checkpointed layers; remove --no-activation-checkpointing"
@@ -187,8 +187,7 @@ def _kernels(model: "ModelSpec", loss: Loss) -> "tuple[Part, ...]":
     parts = fused_kernels.parts(model.family, model.activation)
     if not parts:
         raise UserError(
-            f"--kernels liger: it has no kernels for a {model.family} here (docs/kernels.md lists the families); "
-            "write off"
+            f"--kernels liger: it has no kernels for a {model.family} here (docs/speed.md lists the families); use off"
         )
     return tuple(part for part in parts if part != "loss" or loss == "fused")
 
@@ -199,14 +198,14 @@ def _check_sharing(model: "ModelSpec", spec: "TrainingSpec") -> None:
 
     shared = spec.sequence_parallel
     if spec.ranks % shared:
-        raise UserError(f"--sequence-parallel {shared}: it does not divide the number of GPUs, {spec.ranks:,}; write 1")
+        raise UserError(f"--sequence-parallel {shared}: it does not divide the number of GPUs, {spec.ranks:,}; use 1")
     if shared > 1 and not spec.objective.by_token:
         raise UserError(
             f"--sequence-parallel {shared}: --objective {spec.objective.name} has a loss of whole sequences, which "
-            "ranks cannot share; write 1"
+            "ranks cannot share; use 1"
         )
     if shared > 1 and spec.attention != "flash":
-        raise UserError(f"--sequence-parallel {shared}: rows are shared with --attention flash only; write flash")
+        raise UserError(f"--sequence-parallel {shared}: rows are shared with --attention flash only; use flash")
     check_sharing(model, shared, spec.ranks, "--sequence-parallel")
 
 
@@ -271,7 +270,7 @@ def _model(path: Path | None, hub: str | None) -> "tuple[str, ModelSpec]":
     from zerolora.model.read_spec import read_model_spec
 
     if (path is None) == (hub is None):
-        raise UserError("write either --model with a path, or --hub with NAME@REVISION")
+        raise UserError("pass either --model with a path, or --hub with NAME@REVISION")
     if hub is not None:
         from zerolora.fetch.hub_client import download_config
 
@@ -287,10 +286,10 @@ def _strategies(name: str | None, deepspeed: Path | None) -> list[str]:
 
     if deepspeed is not None:
         if name is not None:
-            raise UserError(f"--strategy {name} and --deepspeed {deepspeed}: write one of the two")
+            raise UserError(f"--strategy {name} and --deepspeed {deepspeed}: keep one of the two")
         return []
     if name not in (None, "all", *STRATEGIES):
-        raise UserError(f"--strategy {name}: write all or one of {', '.join(STRATEGIES)}")
+        raise UserError(f"--strategy {name}: use all or one of {', '.join(STRATEGIES)}")
     return list(STRATEGIES) if name in (None, "all") else [str(name)]
 
 
@@ -318,21 +317,21 @@ def _capacity(gpu: str | None, gpu_memory: str | None, host_memory: str, precisi
     if gpu is None:
         return Capacity(_bytes("--gpu-memory", gpu_memory or "80GiB"), host)
     if gpu_memory is not None:
-        raise UserError(f"--gpu {gpu} and --gpu-memory {gpu_memory}: write one of the two")
+        raise UserError(f"--gpu {gpu} and --gpu-memory {gpu_memory}: keep one of the two")
     if gpu not in GPUS:
-        raise UserError(f"--gpu {shown(gpu)}: write one of {', '.join(offered(GPUS))}")
+        raise UserError(f"--gpu {shown(gpu)}: use one of {', '.join(offered(GPUS))}")
     if precision == "bf16" and not GPUS[gpu].supports_bf16:
-        raise UserError(f"--precision bf16: a {gpu} does not support it; write fp16 or fp32")
+        raise UserError(f"--precision bf16: a {gpu} does not support it; use fp16 or fp32")
     return Capacity(GPUS[gpu].memory, host)
 
 
 def _check_lengths(loss: Loss, span: int | None, length: int, prompt: int | None, answer: int | None) -> None:
     if span and loss == "full":
-        raise UserError(f"--supervised-span {span}: --loss full computes all logits; write --loss supervised or fused")
+        raise UserError(f"--supervised-span {span}: --loss full computes all logits; pass --loss supervised or fused")
     if span and span > length:
-        raise UserError(f"--supervised-span {span}: a row has {length} tokens; write fewer, or a --sequence-length")
+        raise UserError(f"--supervised-span {span}: a row has {length} tokens; use fewer, or a --sequence-length")
     if (prompt is None) != (answer is None):
-        raise UserError("--prompt-length and --answer-length: write both, or none")
+        raise UserError("--prompt-length and --answer-length: pass both, or none")
 
 
 def _bytes(option: str, text: str, zero: bool = False) -> int:

@@ -125,7 +125,7 @@ class Decoder(Layer):
         return self.norm(hidden)
 
     def embedding(self) -> Value:
-        """The embedded tokens; they need a gradient for a trained embedding, or for checkpointing."""
+        """Trace the embedded tokens, which need a gradient for a trained embedding, or for checkpointing."""
         new, model = self.tracer.new, self.model
         hidden = new(self.tokens * model.hidden, self.step.width)
         if self.trained.trains_base:
@@ -142,7 +142,7 @@ class Decoder(Layer):
         return self.dropped(hidden) if model.hidden_dropout else hidden
 
     def with_rows(self, hidden: Value) -> Value:
-        """The embedded tokens with trained rows (train/module_forwards.py); torch.where saves its condition."""
+        """Trace the embedded tokens with trained rows (train/module_forwards.py); torch.where saves its condition."""
         new, count, width = self.tracer.new, hidden.count, hidden.width
         own, condition = new(count, width), new(self.tokens, 1)
         result = new(count, width)
@@ -160,8 +160,8 @@ class Decoder(Layer):
         return result
 
     def marked(self, hidden: Value, number: int) -> Value:
-        """A view of a layer's input whose backward pass ends a phase: most activations are live when the backward pass
-        reaches the last layer, most gradients at the first."""
+        """Trace a view of a layer's input whose backward pass ends a phase: most activations are live when the backward
+        pass reaches the last layer, most gradients at the first."""
         result = self.view(hidden)
         node = result.source
         if isinstance(node, Node):
@@ -177,7 +177,7 @@ class Decoder(Layer):
         return result
 
     def checkpointed(self, hidden: Value, mask: Value | None, kind: int) -> Value:
-        """A layer that is recomputed in the backward pass (torch.utils.checkpoint, reentrant)."""
+        """Trace a layer that is recomputed in the backward pass (torch.utils.checkpoint, reentrant)."""
         tracer = self.tracer
         tracer.recording = False
         result = self.layer(hidden, mask, kind)
@@ -221,7 +221,7 @@ class Decoder(Layer):
         return self.cross_entropy(logits), logits if step.loss == "full" else None
 
     def chosen(self, hidden: Value, positions: float) -> Value:
-        """The hidden states of some positions (index_select); the gradient is as large as the whole."""
+        """Trace the hidden states of some positions (index_select); the gradient is as large as the whole."""
         new, count, width = self.tracer.new, hidden.count, hidden.width
         result = new(positions * self.model.hidden, width)
         result.source = self.tracer.node([hidden], [], lambda gradient: [new(count, width)])

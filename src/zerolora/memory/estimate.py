@@ -1,7 +1,6 @@
 """Stage estimate: predicts the bytes of every strategy on GPU, host and disk.
 
-    zerolora estimate --settings JSON --model resources/models/MODEL --packing results/NAME/packing
-                      --output results/NAME/estimate.json
+    zerolora stage estimate ESTIMATED
 
 It reads config.json, the statistics of the packing plan and the settings, and needs neither weights, a GPU nor torch.
 """
@@ -48,10 +47,10 @@ def estimate(settings: EstimateSettings, model: Path, packing: Path) -> dict[str
     """
     model_spec = with_rows(read_model_spec(model), settings.added_tokens)
     try:
-        rows = row_statistics(read_json(packing / "stats.json", "zerolora pack"))
+        rows = row_statistics(read_json(packing / "stats.json", "zerolora stage pack"))
     except (KeyError, TypeError):
         raise UserError(
-            f"{packing / 'stats.json'}: was written by another version; run `zerolora pack` again"
+            f"{packing / 'stats.json'}: was written by another version; run `zerolora stage pack` again"
         ) from None
     spec = training_spec(model_spec, settings, rows)
     parameters = spec.parameters(model_spec)
@@ -126,7 +125,7 @@ def check_sharing(model: ModelSpec, shared: int, ranks: int, key: str) -> None:
         return
     if "flash" not in model.attentions:
         raise UserError(
-            f"{key} is {shared}, which needs flash attention, and this {model.family} model has none; write 1"
+            f"{key} is {shared}, which needs flash attention, and this {model.family} model has none; use 1"
         )
     if model.heads % shared or model.key_heads % shared:
         possible = [
@@ -136,7 +135,7 @@ def check_sharing(model: ModelSpec, shared: int, ranks: int, key: str) -> None:
         ]
         raise UserError(
             f"{key} is {shared}, but the model has {model.heads} heads and {model.key_heads} "
-            f"key-value heads, to be divided among so many ranks; write {' or '.join(possible)}"
+            f"key-value heads, to be divided among so many ranks; use {' or '.join(possible)}"
         )
 
 
@@ -195,14 +194,14 @@ def fault_of(model: ModelSpec, spec: TrainingSpec, capacity: Capacity) -> str | 
 def impossible(spec: TrainingSpec, model: ModelSpec) -> str | None:
     """Return why a spec cannot run on this hardware, whatever its memory; None if it can."""
     if spec.attention not in model.attentions:
-        return f"a {model.family} has no {spec.attention} attention; write {' or '.join(model.attentions)}"
+        return f"a {model.family} has no {spec.attention} attention; use {' or '.join(model.attentions)}"
     target = target_of(spec, nvme="assumed")  # the planner checks the run's directory
     if conflict := spec.layout.conflict(target) or spec.optimizer.conflict(spec.layout, target):
         return conflict.problem
     if spec.compiles and spec.layout.stage == 3 and spec.layout.engine == "deepspeed":
-        return "DeepSpeed gathers weights inside a layer, which train.compile compiles as a whole; write compile: false"
+        return "DeepSpeed gathers weights inside a layer, which train.compile compiles as a whole; set compile: false"
     if spec.compiles and model.experts:
-        return f"the experts of a {model.family} are not compiled; write train.compile: false"
+        return f"the experts of a {model.family} are not compiled; set train.compile: false"
     if spec.layout.within_node and spec.ranks_per_node == 1:
         return "a node has one rank: there is nothing to shard inside it"
     return None

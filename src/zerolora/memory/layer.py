@@ -54,8 +54,10 @@ class Layer(Projections):
         return self.add(residual, hidden)
 
     def norm(self, value: Value, size: int = 0) -> Value:
-        """One kernel for layer norm; several operations in fp32 for RMS norm. `size`: numbers that are normed together,
-        by default the hidden width."""
+        """Trace layer norm as one kernel, or RMS norm as several operations in fp32.
+
+        size: numbers that are normed together, by default the hidden width.
+        """
         full = self.trained.trains_base
         if "norm" in self.step.kernels:
             return self.fused_norm(value, size or self.model.hidden)
@@ -77,8 +79,8 @@ class Layer(Projections):
         return self.by_weight(self.cast(in_fp32, width))
 
     def fused_norm(self, value: Value, size: int) -> Value:
-        """One kernel, which saves its input and an fp32 number for each token or head; most write the input's gradient
-        over the output's (liger_kernel/ops/rms_norm.py)."""
+        """Trace a norm's fused kernel, which saves its input and an fp32 number for each token or head; most kernels
+        write the input's gradient over the output's (liger_kernel/ops/rms_norm.py)."""
         full = self.trained.trains_base
         new, count, width = self.tracer.new, value.count, value.width
         weights = [self.of(self.trained_weight(size))] if full else []
@@ -114,7 +116,7 @@ class Layer(Projections):
         return result
 
     def by_weight(self, value: Value) -> Value:
-        """A product with the norm's weight."""
+        """Trace the product with the norm's weight."""
         if not self.trained.trains_base:
             return self.unary(value)
         new, count, width = self.tracer.new, value.count, value.width
@@ -152,7 +154,7 @@ class Layer(Projections):
         return self.dropped(output) if model.hidden_dropout else output
 
     def by_kernel(self, query: Value, key: Value, value: Value, mask: Value | None) -> Value:
-        """One kernel, or all scores where none takes these heads."""
+        """Trace attention as one kernel, or with all scores where no kernel takes these heads."""
         model, step = self.model, self.step
         if not model.fused_attention and step.attention != "flash":
             return self.unfused(query, key, value, mask)
@@ -192,8 +194,8 @@ class Layer(Projections):
         return result
 
     def rotated_in_place(self, value: Value) -> Value:
-        """One kernel, which writes over its input, or over a copy of a part of a joined projection; its gradient over
-        that of its output (liger_kernel/ops/rope.py)."""
+        """Trace the fused rotation, which writes over its input, or over a copy of a part of a joined projection, and
+        its gradient over that of its output (liger_kernel/ops/rope.py)."""
         count, width = value.count, value.width
         result = self.tracer.new(count, width) if self.model.family in COPIES else self.view(value)
         result.source = self.tracer.node([value], [], lambda gradient: [Value(gradient.storage, count, width, None)])
@@ -291,7 +293,8 @@ class Layer(Projections):
         return result
 
     def fused(self, query: Value, key: Value, value: Value, mask: Value | None) -> Value:
-        """One kernel: saves its inputs, its result, a number per head and token, and a mask in the model's width."""
+        """Trace fused attention, which saves its inputs, its result, a number per head and token, and a mask in the
+        model's width."""
         new, step = self.tracer.new, self.step
         saved = [query, key, value]
         if mask:
@@ -355,7 +358,7 @@ class Layer(Projections):
         return self.projection("down", self.activation(self.projection("up", hidden)))
 
     def fused_product(self, gate: Value, up: Value) -> Value:
-        """The activation of `gate` times `up` in one kernel, which saves both, or copies of the parts of a joined
+        """Trace the activation of `gate` times `up` in one kernel. It saves both, or copies of the parts of a joined
         projection, and writes their gradients over them (liger_kernel/ops/swiglu.py, geglu.py)."""
         new, count, width = self.tracer.new, gate.count, gate.width
         saved = [new(count, width) if self.model.family in COPIES else each for each in (gate, up)]
@@ -371,7 +374,7 @@ class Layer(Projections):
         return result
 
     def activation(self, value: Value) -> Value:
-        """One kernel, or gelu_new's several."""
+        """Trace the activation as one kernel, or as the several of gelu_new."""
         if self.model.activation == "relu":
             return self.unary(value, "output")
         if self.model.activation != "gelu_new":
@@ -382,7 +385,7 @@ class Layer(Projections):
         return self.mul(self.unary(value), self.unary(self.unary(inner, "output")))
 
     def experts(self, hidden: Value, mixture: ExpertLayer) -> Value:
-        """The experts of each token, and the MLP that computes every token.
+        """Trace the experts of each token, and the MLP that computes every token.
 
         Tokens are sorted by expert, so each product is one kernel over all experts, whatever the routing
         (transformers/integrations/moe.py, grouped_mm_experts_forward, the default on CUDA).
@@ -417,7 +420,7 @@ class Layer(Projections):
         return (weights if model.family in FP32_WEIGHTS else self.cast(weights, self.step.width)), indices
 
     def grouped(self, hidden: Value, weights: Value, indices: Value, mixture: ExpertLayer) -> Value:
-        """The experts' products, multiplied by the token's weights and added up."""
+        """Trace the experts' products, multiplied by the token's weights and added up."""
         model, new, width = self.model, self.tracer.new, hidden.width
         rows = self.tokens * model.experts_per_token
         self.reach(mixture.experts.path)
@@ -444,14 +447,14 @@ class Layer(Projections):
         return self.cast(total, width)
 
     def picked(self, value: Value, count: float, indices: Value) -> Value:
-        """Rows of a value by index; their gradients are added row by row."""
+        """Trace a selection of rows by index; their gradients are added row by row."""
         new, before, width = self.tracer.new, value.count, value.width
         result = new(count, width)
         result.source = self.tracer.node([value], [indices], lambda gradient: [new(before, width)])
         return result
 
     def gated(self, joined: Value) -> Value:
-        """The activation of one half times the other half, or gpt-oss's clamped gate (GptOssExperts._apply_gate)."""
+        """Trace the activation of one half times the other half, or gpt-oss's gate (GptOssExperts._apply_gate)."""
         if self.model.family != "gpt_oss":
             gate, up = self.split(joined, 0.5)
             return self.mul(self.unary(gate, "input"), up)
@@ -461,7 +464,7 @@ class Layer(Projections):
         return self.mul(self.unary(up), glu)
 
     def expert_product(self, value: Value, mixture: ExpertLayer, name: str, count: float) -> tuple[Value | None, Value]:
-        """The adapter's copy of all experts' weights, and the product with them.
+        """Trace the adapter's copy of all experts' weights, and the product with them.
 
         The adapter adds its product to a copy of the whole parameter, which is saved for the backward pass; the
         gradient is as large (peft/tuners/lora/layer.py, _LoraFactorsProxy).

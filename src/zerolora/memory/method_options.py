@@ -24,9 +24,9 @@ def method_of_options(name: str, **options: Any) -> Method:
         _check_int8(name, settings)
     block = settings.get("quantization_block", BLOCKS[0])
     if block not in BLOCKS:
-        raise UserError(f"--quantization-block {block}: write one of {', '.join(map(str, BLOCKS))}")
+        raise UserError(f"--quantization-block {block}: use one of {', '.join(map(str, BLOCKS))}")
     if settings.get("dropout") == 1:
-        raise UserError("--lora-dropout 1: leaves nothing to train; write less than 1")
+        raise UserError("--lora-dropout 1: leaves nothing to train; use less than 1")
     for key in ("targets", "modules_to_save"):
         if settings.get(key, "all-linear") != "all-linear":
             settings[key] = _names(key, settings[key])
@@ -44,7 +44,7 @@ def _check_int8(name: str, settings: dict[str, Any]) -> None:
     if METHODS[name](**{"quantization": "int8"}).unpacks:
         raise UserError(
             f"--quantization int8: {name} needs the norms of unpacked weights, which peft cannot compute of int8 ones; "
-            "write nf4, or --method qlora"
+            "use nf4, or --method qlora"
         )
     for key in OF_4_BITS:
         if key in settings:
@@ -54,7 +54,7 @@ def _check_int8(name: str, settings: dict[str, Any]) -> None:
 def _names(key: str, text: str) -> tuple[str, ...]:
     names = tuple(text.split(","))
     if "" in names:
-        raise UserError(f"{_option(key)} {text!r}: a name is empty; write names with one comma between")
+        raise UserError(f"{_option(key)} {text!r}: a name is empty; give names with one comma between")
     return names
 
 
@@ -63,8 +63,8 @@ def _ranks(texts: list[str]) -> tuple[tuple[str, int], ...]:
     for text in texts:
         name, _, r = text.rpartition("=")
         if not (name and r.isascii() and r.isdigit() and 1 <= int(r[:10]) <= LARGEST_RANK):
-            raise UserError(f"--rank-pattern {text:.60}: write a module and its rank, as in q_proj=16")
+            raise UserError(f"--rank-pattern {text:.60}: give a module and its rank, as in q_proj=16")
         if name in ranks:
-            raise UserError(f"--rank-pattern {text:.60}: {name} has rank {ranks[name]} already; write it once")
+            raise UserError(f"--rank-pattern {text:.60}: {name} has rank {ranks[name]} already; give it once")
         ranks[name] = int(r)
     return tuple(ranks.items())

@@ -60,7 +60,7 @@ def model_states(
     optimizer_share = shards if stage >= 1 else 1
     adapter, gradient, master = _widths(strategy, size)
     frozen = (frozen_bytes - constants) / weights_share
-    if strategy.quantized and precision == "fp16":  # the only precision in which DeepSpeed does (docs/rendering.md)
+    if strategy.quantized and precision == "fp16":  # the only precision in which DeepSpeed does (docs/choice.md)
         frozen *= (1 + SCALE) / size
     trained_weights = trained * adapter / weights_share
     gradients = trained * gradient / gradient_share

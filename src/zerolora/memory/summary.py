@@ -40,10 +40,11 @@ def head(name: str, model: ModelSpec, spec: TrainingSpec, capacity: Capacity, gp
     kernels = f"; kernels of liger-kernel for {', '.join(spec.kernels)}" if spec.kernels else ""
     sharing = f"shared by {spec.sequence_parallel:,} GPUs" if spec.sequence_parallel > 1 else "a GPU"
     assert capacity.gpu
+    source = "its config.json" if model.counted == "config.json" else model.counted
     return "\n".join(
         [
             line("model", f"{name}: {model.family}, {model.parameters:,} parameters{mixture}"),
-            line("", f"{stacks} layers, counted from {'its ' * (model.counted == 'config.json')}{model.counted}"),
+            line("", f"{stacks} layers, counted from {source}"),
             line(
                 "trained",
                 f"{parameters.trained:,} parameters, {share:.2%}, by {described(method)}; {parameters.frozen:,} frozen",

@@ -1,7 +1,6 @@
 """Stage merge: add the adapter to the base weights and write a directory that plain transformers loads.
 
-    zerolora merge --weights resources/weights/MODEL.json --adapter results/NAME/adapter --data results/data/NAME
-                   --place results/NAME/merged --output results/NAME/merged
+    zerolora stage merge RUN
     zerolora merge --base DIRECTORY --adapter DIRECTORY --output DIRECTORY
 
 The plan is made from headers alone (merge_plan.py). Weights are then written a block of rows at a time, so memory does
@@ -15,7 +14,7 @@ from pathlib import Path
 from zerolora.compat.transformers_patches import stored_names
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, describe, staged_directory, write_json
-from zerolora.json_file import NUMBER, check, record
+from zerolora.json_kinds import check
 from zerolora.log import result
 from zerolora.merge.listed import ListedNames, listed_model
 from zerolora.merge.merge_plan import BaseNames, plan_merge
@@ -67,7 +66,7 @@ def restore(base: Path, adapter: Path, manifest: Path, data: Path | None = None)
 
     Raises UserError if the result differs from the manifest.
     """
-    expected = foreign.manifest(manifest, "zerolora merge", "files", "path")
+    expected = foreign.manifest(manifest, "zerolora stage merge", "files", "path")
     directory = Path(expected["path"])
     if not is_whole(manifest):
         with staged_directory(directory) as staged:
@@ -146,8 +145,8 @@ def update_index(model: Path, parameters: int, size: int, added: Mapping[str, st
     index = foreign.weight_index(path)
     increase = {"total_parameters": parameters, "total_size": size}
     metadata = index.get("metadata") or {}
+    check(metadata, foreign.IndexTotals, path, foreign.FETCH_AGAIN)
     for name in increase.keys() & metadata.keys():
-        check(metadata, record({name: NUMBER}), path, foreign.FETCH_AGAIN)
         metadata[name] += increase[name]
     index["metadata"] = metadata
     index["weight_map"] |= added

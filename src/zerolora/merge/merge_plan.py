@@ -189,7 +189,7 @@ def _conversion_errors(stored: StoredTensor) -> Iterator[None]:
         why = " ".join(str(error).split())
         raise UserError(
             f"{stored.path}: {stored.name} is stored in a form that merge cannot convert back ({type(error).__name__}: "
-            f"{why:.160}); write targets without it, or save the model with save_pretrained"
+            f"{why:.160}); use targets without it, or save the model with save_pretrained"
         ) from None
 
 

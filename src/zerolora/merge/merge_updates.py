@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from zerolora.errors import UserError
 from zerolora.files import read_object, write_json
 from zerolora.merge.stream import apply
-from zerolora.methods.lora import ExpertProducts, Product, Replacement, Then
 from zerolora.methods.method import Update
 from zerolora.methods.quantized_base import (
     BaseQuantization,
@@ -18,6 +17,7 @@ from zerolora.methods.quantized_base import (
     unpacked,
 )
 from zerolora.methods.registry import of_directory
+from zerolora.methods.updates import ExpertProducts, Product, Replacement, Then
 from zerolora.tensor_file import equal, whole
 
 if TYPE_CHECKING:

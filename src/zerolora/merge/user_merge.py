@@ -36,7 +36,7 @@ def merge_by_hand(
     _check_output(output, base)
     for adapter in adapters:
         if not adapter.is_dir():
-            raise UserError(f"--adapter: {adapter}: there is no such directory; write that of an adapter")
+            raise UserError(f"--adapter: {adapter}: there is no such directory; give the directory of an adapter")
         check_adapter_files(adapter, OWN_FILES)
         check_base_directory(adapter, base)
         _check_tokenizer(adapter, base)
@@ -51,13 +51,13 @@ def _factors(adapters: Sequence[Path], weights: Sequence[float]) -> list[float]:
         return [1.0]
     if len(weights) != len(adapters):
         raise UserError(
-            f"--weight appears {counted(len(weights), 'time')}, and --adapter {counted(len(adapters), 'time')}; write "
+            f"--weight appears {counted(len(weights), 'time')}, and --adapter {counted(len(adapters), 'time')}; give "
             "a weight for each adapter, in the same order"
         )
     for weight in weights:
         if not math.isfinite(weight) or not weight:
             raise UserError(
-                f"--weight: {weight:g} times an adapter is not a model, or the base itself; write a finite number "
+                f"--weight: {weight:g} times an adapter is not a model, or the base itself; use a finite number "
                 "other than 0, or omit the adapter"
             )
     return list(weights)
@@ -73,9 +73,9 @@ def _check_base(base: Path) -> None:
 def _check_output(output: Path, base: Path) -> None:
     is_empty = output.is_dir() and not any(output.iterdir())
     if (output.exists() or output.is_symlink()) and not is_empty:
-        raise UserError(f"--output: {output}: exists already; write another directory, or remove this one")
+        raise UserError(f"--output: {output}: exists already; choose another directory, or remove this one")
     if output.resolve().is_relative_to(base.resolve()):
-        raise UserError(f"--output: {output}: is inside the base {base}; write a directory outside of it")
+        raise UserError(f"--output: {output}: is inside the base {base}; choose a directory outside of it")
 
 
 def _check_tokenizer(adapter: Path, base: Path) -> None:
@@ -93,7 +93,7 @@ def _check_tokenizer(adapter: Path, base: Path) -> None:
     for token, number in theirs.items():
         if ours.get(token, number) != number:
             raise UserError(
-                f"{path}: {shown(token)} is token {number}, and {ours[token]} of the base's tokenizer; write the base "
+                f"{path}: {shown(token)} is token {number}, and {ours[token]} of the base's tokenizer; use the base "
                 "that the adapter was trained on, or remove the tokenizer's files from the adapter"
             )
     config = foreign.model_config(base)
@@ -134,7 +134,7 @@ def _copy_tokenizer_files(adapters: Sequence[Path], base: Path, model: Path) -> 
 
 
 def _has_tokenizer(adapter: Path) -> bool:
-    """Return whether a directory has a tokenizer other than the base's with tokens added by `zerolora train`."""
+    """Return whether a directory has a tokenizer other than the base's with tokens added by `zerolora stage train`."""
     return (adapter / TOKENIZER).is_file() and not (adapter / added_tokens.FILE).is_file()
 
 

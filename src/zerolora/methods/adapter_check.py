@@ -57,7 +57,7 @@ class ImpliedTensors:
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """Prefixes of the names of all tensors of embedding and head."""
+        """Prefixes that all tensor names of embedding and head have."""
         return tuple({f"{name.rpartition('.')[0].removesuffix('.base_layer')}." for name in self.allowed})
 
 
@@ -118,7 +118,7 @@ def _is_untrained(tensors: Mapping[str, StoredTensor], config: Mapping[str, Any]
 
 
 def _paths(model: Any) -> list[str]:
-    """Return the paths of all modules of a model or of a spec."""
+    """Return all module paths of a model or a spec."""
     if isinstance(model, ModelSpec):
         return [module.path.format(number) for module in model.modules for number in module.numbers]
     return [name for name, _ in model.named_modules()]
@@ -220,12 +220,12 @@ def _lacking(module: str, base: frozenset[str]) -> str:
         own = ".".join(parts[at + 1 :])
         return (
             f"it has {own} under another name, as in transformers 4 or in another class of the same architecture; load "
-            "the adapter with today's peft and save it again if it works as before, or write the base that it was "
+            "the adapter with today's peft and save it again if it works as before, or use the base that it was "
             "trained on"
         )
     else:
         said = "its modules have other names, as of another architecture or another class of the same"
-    return f"{said}; write the base that the adapter was trained on"
+    return f"{said}; use the base that the adapter was trained on"
 
 
 def _is_renamed(before: list[str], after: list[str], base: frozenset[str]) -> bool:
@@ -258,7 +258,7 @@ def _shape_fault(name: str, shape: tuple[int, ...], implied: ImpliedTensors, con
             "with the adapter's tokenizer, and take that as the base"
         )
     sizes = " and ".join(f"{shape[index]} instead of {expected[index]}" for index in differing)
-    return f"{said} in this base: its module has other sizes ({sizes}); write the base that the adapter was trained on"
+    return f"{said} in this base: its module has other sizes ({sizes}); use the base that the adapter was trained on"
 
 
 def _listed(config: Mapping[str, Any], model: ModelSpec, shapes: ImpliedShapes) -> ImpliedTensors:
@@ -309,7 +309,7 @@ def _built(config: Mapping[str, Any], model: Any, path: Path) -> ImpliedTensors:
     except Exception as error:  # peft and torch raise errors of many types
         raise UserError(
             f"{path}: peft cannot put this adapter on the base ({type(error).__name__}: {foreign.reason(error)}); "
-            "write the base that it was trained on"
+            "use the base that it was trained on"
         ) from None
     state = get_peft_model_state_dict(wrapped, save_embedding_layers=False)
     needed = {name: tuple(tensor.shape) for name, tensor in state.items()}

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from zerolora.errors import UserError
 from zerolora.methods.experts import AdaptedParameter
-from zerolora.methods.lora import TrainedLowRank, factors
+from zerolora.methods.lora import TrainedLowRank
+from zerolora.methods.low_rank_trace import factors
 
 if TYPE_CHECKING:
     from zerolora.model.projections import Projections
@@ -18,6 +19,7 @@ class DoraMethod(TrainedLowRank):
     """DoRA."""
 
     name: ClassVar[str] = "dora"
+    quantized_form: ClassVar[str | None] = "qdora"
     options: ClassVar[dict[str, Any]] = {"use_dora": True}
 
     def tensors(self, module: "Module", r: int) -> list[int]:
@@ -33,7 +35,7 @@ class DoraMethod(TrainedLowRank):
     def parameter_tensors(self, parameter: AdaptedParameter, r: int) -> list[int]:
         """Raise UserError: peft has no DoRA of a parameter (peft/tuners/lora/layer.py, ParamWrapper)."""
         raise UserError(
-            f"train.lora.targets: {parameter.path} is a parameter, for which peft has no DoRA; write targets without "
+            f"train.lora.targets: {parameter.path} is a parameter, for which peft has no DoRA; use targets without "
             "the experts and their router, as in q_proj"
         )
 

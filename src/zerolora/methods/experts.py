@@ -85,7 +85,7 @@ def split_targets(model: "ModelSpec", names: tuple[str, ...]) -> tuple[tuple[str
         if held & set(former.values()) and held - set(former.values()):
             raise UserError(
                 f"train.lora.targets: a {model.family} keeps {' and '.join(sorted(held))} in one parameter; "
-                "write both or neither"
+                "name both or neither"
             )
     own = {name for name in names if name not in former and _parameters(model, {name})}
     result = _parameters(model, {table[old] for old in former.values()}) + _parameters(model, own) + weights
@@ -106,7 +106,7 @@ def check_expression(family: str, targets: str | tuple[str, ...] | list[str]) ->
     if isinstance(targets, str) and targets != "all-linear" and family in FAMILIES:
         raise UserError(
             f"train.lora.targets: {shown(targets)} is a regular expression, which cannot select layers of a {family}; "
-            "write all-linear, or a list of names"
+            "use all-linear, or a list of names"
         )
 
 

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from zerolora.errors import UserError, wording
+from zerolora.errors import UserError
 from zerolora.methods.adapter_check import check_finite, check_whole
-from zerolora.methods.lora import Replacement
 from zerolora.methods.method import (
     WHOLE_WEIGHTS,
     TrainableMethod,
@@ -17,6 +16,7 @@ from zerolora.methods.method import (
     sizes,
     without_copies,
 )
+from zerolora.methods.updates import Replacement
 from zerolora.model.architecture import other_parts
 from zerolora.tensor_file import read_header
 
@@ -100,13 +100,13 @@ def _check(path: Path, shapes: Mapping[str, tuple[int, ...]], model: Any) -> Non
     """Raise UserError, naming the file `path`, unless these shapes are those of the trainable weights of `model`."""
     parts = tuple(f"{part}." for part in other_parts(model))
     needed = {name: tuple(each.shape) for name, each in model.named_parameters() if not name.startswith(parts)}
-    faults = [wording(f"{name} is missing") for name in needed if name not in shapes]
-    faults += [wording(f"{name} is not a trained weight of the base") for name in shapes if name not in needed]
+    faults = [f"{name} is missing" for name in needed if name not in shapes]
+    faults += [f"{name} is not a trained weight of the base" for name in shapes if name not in needed]
     faults += [
-        wording(f"{name} is {list(shapes[name])}, and {list(shape)} in the base")
+        f"{name} is {list(shapes[name])}, and {list(shape)} in the base"
         for name, shape in needed.items()
         if name in shapes and shapes[name] != shape
     ]
     if faults:
-        more = wording(f" (and {len(faults) - 1} more such)" if len(faults) > 1 else "")
-        raise UserError(f"{path}: {faults[0]}{more}; write the base that these weights were trained from")
+        more = f" (and {len(faults) - 1} more such)" if len(faults) > 1 else ""
+        raise UserError(f"{path}: {faults[0]}{more}; use the base that these weights were trained from")

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from zerolora.errors import UserError, wording
+from zerolora.errors import UserError
 from zerolora.methods.adapter_check import ImpliedShapes
 from zerolora.methods.adapter_config import is_feedforward
-from zerolora.methods.lora import PeftMethod, Replacement
 from zerolora.methods.method import (
     ADAPTABLE,
     TrainedParameters,
@@ -28,6 +27,8 @@ from zerolora.methods.peft_format import (
     peft_model,
     saved_name,
 )
+from zerolora.methods.peft_method import PeftMethod
+from zerolora.methods.updates import Replacement
 from zerolora.tensor_file import whole
 
 if TYPE_CHECKING:
@@ -42,8 +43,8 @@ if TYPE_CHECKING:
 # peft/utils/constants.py, TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING: keys, values, and the MLP's last module.
 TARGETS = ("k_proj", "v_proj", "query_key_value", "qkv_proj", "c_attn", "k", "v")
 SUFFIX = ".ia3_l"
-NO_DEFAULT = wording(
-    "train.ia3.targets: this model names its keys, values and MLP in another way; write a list of names of its linear "
+NO_DEFAULT = (
+    "train.ia3.targets: this model names its keys, values and MLP in another way; use a list of names of its linear "
     "modules"
 )
 FEEDFORWARD = ("down_proj", "dense_4h_to_h", "mlp.c_proj", "fc2", "wo")
@@ -119,7 +120,7 @@ class Ia3Method(PeftMethod):
     def build(model: Any, settings: "MethodSections", rows: Sequence[int] = ()) -> Any:
         from peft import IA3Config
 
-        assert not rows, "config/rules.py refuses added tokens with ia3"
+        assert not rows, "config/run_checks.py refuses added tokens with ia3"
 
         ia3 = settings.ia3
         targets = default_targets(model) if isinstance(ia3.targets, str) else list(ia3.targets)

@@ -2,12 +2,13 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from zerolora.errors import UserError, shown, wording
+from zerolora.config.section import Fault
+from zerolora.errors import UserError, shown
 from zerolora.model.spec import ModelSpec, Module
 from zerolora.tensor_file import Factor, StoredTensor, equal
 
@@ -50,7 +51,7 @@ class Method(ABC):
 
     name: ClassVar[str]
     trains: ClassVar[bool] = False
-    """Whether `zerolora train` can run it; otherwise only its memory is estimated."""
+    """Whether `zerolora stage train` can run it; otherwise only its memory is estimated."""
     trains_base: ClassVar[bool] = False
     """Whether the base model's weights are trained."""
 
@@ -114,20 +115,38 @@ class Method(ABC):
 
 @dataclass(frozen=True)
 class TrainableMethod(Method):
-    """A method that `zerolora train` can run and `zerolora merge` can merge."""
+    """A method that `zerolora stage train` can run and `zerolora merge` can merge."""
 
     trains: ClassVar[bool] = True
     sections: ClassVar[tuple[str, ...]] = ()
     """The sections of `train` with its settings."""
     trains_rows: ClassVar[bool] = True
     """Whether it can train the rows of added tokens."""
+    quantized_form: ClassVar[str | None] = None
+    """The method that trains the same on a quantized base, if any."""
     peft_type: ClassVar[str | None] = None
     """peft_type of its adapter_config.json; None if its output is not an adapter."""
+    options: ClassVar[dict[str, Any]] = {}
+    """Arguments of peft's config that are the same for every adapter of the method."""
+    meaning: ClassVar[Mapping[str, str]] = {}
+    """The other keys of peft's config that decide what the tensors mean, with ours: {"r": "lora.r"}."""
 
     @classmethod
     def quantizes(cls) -> bool:
         """Return whether the base model is quantized."""
         return "quantization" in cls.sections
+
+    @classmethod
+    def identity(cls, settings: "MethodSections", published: bool = False) -> dict[str, Any]:
+        """Return the values of `meaning` for the adapter that a run builds; with `published`, for the one that it
+        saves. A run can load the adapter of another only if they are equal."""
+        keys = {key: path.split(".") for key, path in cls.meaning.items()}
+        return {key: getattr(getattr(settings, section), name) for key, (section, name) in keys.items()}
+
+    @classmethod
+    def faults(cls, settings: "MethodSections") -> Iterator[Fault]:
+        """Yield each setting that the method does not support, by its path below `train`."""
+        yield from ()
 
     @staticmethod
     @abstractmethod
@@ -206,11 +225,11 @@ def check_shape(name: str, shape: tuple[int, ...], expected: "Iterable[int]") ->
         return
     if len(shape) == len(expected):
         differing = [index for index, (one, other) in enumerate(zip(shape, expected, strict=True)) if one != other]
-        what = wording("their sizes differ" if len(differing) > 1 else f"the sizes of dimension {differing[0]} differ")
+        what = "their sizes differ" if len(differing) > 1 else f"the sizes of dimension {differing[0]} differ"
     else:
-        what = wording("one has more dimensions")
+        what = "one has more dimensions"
     raise UserError(
-        f"{name} is {list(shape)} in the base and {list(expected)} in the adapter: {what}; write the base that the "
+        f"{name} is {list(shape)} in the base and {list(expected)} in the adapter: {what}; use the base that the "
         "adapter was trained on"
     )
 
@@ -221,7 +240,7 @@ def named_modules(model: "ModelSpec", names: tuple[str, ...], key: str, among: "
     for name in names:
         if not any(is_named(module.path, (name,)) for module in among):
             known = ", ".join(sorted({module.name for module in model.linears}))
-            raise UserError(f"{key}: {shown(name)} is not in the model; write some of {known}")
+            raise UserError(f"{key}: {shown(name)} is not in the model; choose from {known}")
     return [module for module in among if is_named(module.path, names)]
 
 
@@ -236,7 +255,7 @@ def saved_tensors(model: "ModelSpec", names: tuple[str, ...]) -> list[int]:
     for name in names:
         if not any(module.path.endswith(name) for module in model.modules):
             known = ", ".join(sorted({module.name for module in model.modules}))
-            raise UserError(f"modules_to_save: {shown(name)} is not in the model; write some of {known}")
+            raise UserError(f"modules_to_save: {shown(name)} is not in the model; choose from {known}")
     # As in peft, also in the middle of a name: norm means input_layernorm too (utils/other.py, _set_trainable).
     saved = [module for module in model.modules if module.path.endswith(names)]
     check_untied(model.tied, "modules_to_save", [module.path for module in saved if module.kind in SHARED])
@@ -260,8 +279,8 @@ def check_untied(tied: bool, key: str, paths: list[str]) -> None:
     would no longer be equal."""
     if tied and paths:
         raise UserError(
-            f"{key}: {paths[0]} shares its weight with another module of this model, and `zerolora train` does not "
-            "train one of the two by itself; leave it out"
+            f"{key}: {paths[0]} shares its weight with another module of this model, and training does not "
+            "change one of the two by itself; leave it out"
         )
 
 
@@ -281,7 +300,7 @@ def rows_and_columns(shape: tuple[int, ...]) -> int:
 
 
 def sizes(module: "Module") -> list[int]:
-    """Return the elements of each parameter of one copy of a module."""
+    """Return the number of elements by parameter, for one copy of a module."""
     return [math.prod(shape) for _, shape in module.weights]
 
 
@@ -305,6 +324,6 @@ def without_copies(path: Path, tensors: Mapping[str, StoredTensor], tied: Mappin
         if copy in tensors and name in tensors and not equal(tensors[copy], tensors[name]):
             raise UserError(
                 f"{path}: {copy} and {name} differ, and the base shares one weight between them; save the weights with "
-                "one of them, or write a base with tie_word_embeddings: false"
+                "one of them, or use a base with tie_word_embeddings: false"
             )
     return {name: each for name, each in tensors.items() if tied.get(name) not in tensors}

@@ -42,7 +42,7 @@ def peft_model(model: Any, config: Any, section: str, targets: str | list[str]) 
     except ValueError as error:
         raise UserError(
             f"{section}.targets {targets!r} does not fit the model ({str(error).splitlines()[0]:.120}); "
-            f"write all-linear or some of {_linear_names(model)}"
+            f"use all-linear or some of {_linear_names(model)}"
         ) from None
 
 
@@ -140,7 +140,7 @@ def is_copy(name: str, config: Mapping[str, Any]) -> bool:
 
 
 def conv1d_paths(model: Any) -> set[str]:
-    """Return the paths of the modules of a model, or of its spec, with a weight of [inputs, outputs]: GPT-2's Conv1D.
+    """Return the paths of a model's (or its spec's) modules with a weight of [inputs, outputs]: GPT-2's Conv1D.
 
     fan_in_fan_out of an adapter's config is only about the last module that peft built (peft/tuners/lora/layer.py,
     dispatch_default; peft/tuners/ia3/model.py).
@@ -161,7 +161,7 @@ def check_names(model: Any, section: str, targets: str | list[str], modules_to_s
     # In peft, the end of a name matches too: norm means input_layernorm too.
     unfit += [f"modules_to_save: {shown(name)}" for name in modules_to_save if not any(p.endswith(name) for p in paths)]
     if unfit:
-        raise UserError(f"{section}.{unfit[0]} is not in the model; write some of {_linear_names(model)}")
+        raise UserError(f"{section}.{unfit[0]} is not in the model; choose from {_linear_names(model)}")
     base, adapted, ends = model.get_base_model(), adapted_paths(model), tuple(modules_to_save)
     tied = bool(base.config.tie_word_embeddings)
     for path in table_paths(base):
@@ -190,11 +190,11 @@ def check_pattern(adapted: list[str], key: str, pattern: Iterable[str]) -> None:
             re.compile(expression)
         except (re.error, OverflowError, RecursionError) as error:
             raise UserError(
-                f"{key}: {shown(expression)} is not a valid regular expression ({error}); write one, as in q_proj"
+                f"{key}: {shown(expression)} is not a valid regular expression ({error}); use one, as in q_proj"
             ) from None
         if not any(re.fullmatch(rf"(.*\.)?({expression})", path) for path in adapted):
             raise UserError(
-                f"{key}: {shown(expression)} matches no adapted module; write the name, the end of the path or a "
+                f"{key}: {shown(expression)} matches no adapted module; give the name, the end of the path or a "
                 f"regular expression of one, as in {adapted[0]}"
             )
 

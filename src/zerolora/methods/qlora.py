@@ -1,13 +1,16 @@
 """QLoRA (arXiv 2305.14314): LoRA on a base model whose linear modules are quantized."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from zerolora.compat.transformers_patches import quantizable_paths
+from zerolora.config.method_sections import DEFAULT_INIT
+from zerolora.config.section import Fault
 from zerolora.errors import UserError
 from zerolora.methods.experts import AdaptedParameter
-from zerolora.methods.lora import TrainedLowRank, factors
+from zerolora.methods.lora import TrainedLowRank
+from zerolora.methods.low_rank_trace import factors
 
 if TYPE_CHECKING:
     from zerolora.config.method_sections import MethodSections
@@ -37,6 +40,13 @@ class QloraMethod(TrainedLowRank):
     prepared_by: Literal["zerolora", "peft"] = "zerolora"
     """zerolora: unquantized weights (embeddings, head, norms) stay in the run's precision. peft: they are lifted to
     fp32, and so are activations (peft/utils/other.py, prepare_model_for_kbit_training)."""
+
+    @classmethod
+    def faults(cls, settings: "MethodSections") -> Iterator[Fault]:
+        """Yield an init that would change the quantized weights."""
+        if settings.lora.init != DEFAULT_INIT:
+            text = f"{settings.lora.init} with method {cls.name}, which cannot change quantized weights"
+            yield ("lora", "init"), f"{text}; use {DEFAULT_INIT}"
 
     def under(self, engine: str) -> "QloraMethod":
         """Return the method under an engine: DeepSpeed casts every weight to its precision
@@ -84,7 +94,7 @@ class QloraMethod(TrainedLowRank):
         if paths:
             raise UserError(
                 f"train.lora.modules_to_save: {paths[0]} is quantized with method: {cls.name}, and cannot be trained "
-                f"as a whole; leave it out, or write method: {cls.name.removeprefix('q')}"
+                f"as a whole; leave it out, or set method: {cls.name.removeprefix('q')}"
             )
 
     def parameter_tensors(self, parameter: AdaptedParameter, r: int) -> list[int]:
@@ -92,7 +102,7 @@ class QloraMethod(TrainedLowRank):
         if parameter.module.kind == "linear" and parameter.module.quantizable:
             raise UserError(
                 f"train.lora.targets: {parameter.path} would be adapted as a parameter, which peft cannot where it is "
-                "quantized; write the last word of its path, which means the experts too, or method: lora"
+                "quantized; give the last word of its path, which means the experts too, or method: lora"
             )
         return super().parameter_tensors(parameter, r)
 

@@ -47,11 +47,11 @@ def quantization_of(adapter: Path) -> BaseQuantization:
     if result is None:
         raise UserError(
             f"{path}: has no quantization, so it is unknown how the base was quantized; merge into the original base, "
-            "or name an adapter that `zerolora train` made with method: qlora"
+            "or name an adapter that `zerolora stage train` made with method: qlora"
         )
     known = {"type": ("nf4", "fp4", "int8"), "double": (True, False), "precision": tuple(TYPES)}
     if not isinstance(result, dict) or any(result.get(key) not in values for key, values in known.items()):
-        raise UserError(f"{path}: quantization is {shown(result)}; run `zerolora train` again, which writes it")
+        raise UserError(f"{path}: quantization is {shown(result)}; run `zerolora stage train` again, which writes it")
     return BaseQuantization(**{key: result[key] for key in known})
 
 

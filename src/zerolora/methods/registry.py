@@ -2,6 +2,7 @@
 
 import importlib
 import pkgutil
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -14,19 +15,20 @@ from zerolora.model import foreign
 from zerolora.model.added_tokens import FILE as TOKENS
 from zerolora.model.added_tokens import add_rows
 from zerolora.model.added_tokens import of_directory as of_tokens
+from zerolora.registries import Registry, registered
 
 
-def _registered() -> dict[str, type[Method]]:
-    result: dict[str, type[Method]] = {}
+def _own() -> Iterator[type[Method]]:
     for file in pkgutil.iter_modules(methods.__path__):
         module = importlib.import_module(f"{methods.__name__}.{file.name}")
         classes = (value for value in vars(module).values() if isinstance(value, type) and issubclass(value, Method))
-        result |= {each.name: each for each in classes if each.__module__ == module.__name__ and hasattr(each, "name")}
-    return result
+        yield from (each for each in classes if each.__module__ == module.__name__ and hasattr(each, "name"))
 
 
-METHODS = _registered()
-TRAINABLE = {name: method for name, method in METHODS.items() if issubclass(method, TrainableMethod)}
+METHODS: Registry[type[Method]] = registered("methods", Method, _own(), classes=True)
+TRAINABLE: Registry[type[TrainableMethod]] = Registry(
+    lambda: {name: method for name, method in METHODS.items() if issubclass(method, TrainableMethod)}
+)
 """Values of `train.method`."""
 OWN_FILES = (CONFIG, ADAPTER, WHOLE_WEIGHTS, TOKENS)
 """Files of trained weights that decide their meaning."""
@@ -46,7 +48,7 @@ def of_directory(directory: Path) -> type[TrainableMethod]:
     kinds = sorted({method.peft_type for method in TRAINABLE.values() if method.peft_type})
     raise UserError(
         f"{directory / CONFIG}: peft_type is {shown(kind)}, which cannot be merged; "
-        f"write an adapter of {', '.join(kinds)}"
+        f"use an adapter of {', '.join(kinds)}"
     )
 
 
@@ -63,7 +65,7 @@ def check_published(directory: Path, base: Path) -> None:
 def create(name: str, **settings: Any) -> Method:
     """Return a method with the settings that it has, lists as tuples. Raises UserError for an unknown method."""
     if name not in METHODS:
-        raise UserError(f"--method {name}: write one of {', '.join(sorted(METHODS))}")
+        raise UserError(f"--method {name}: use one of {', '.join(sorted(METHODS))}")
     known = {field.name for field in fields(METHODS[name])}
     return METHODS[name](**{key: _tuples(value) for key, value in settings.items() if key in known})
 

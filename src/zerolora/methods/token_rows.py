@@ -73,7 +73,7 @@ def check_head(biased: bool) -> None:
     if biased:
         raise UserError(
             "prepare: add_tokens and add_special_tokens: this model's head has a bias, with which peft cannot train "
-            "rows; write method: full, or leave the tokens out"
+            "rows; set method: full, or leave the tokens out"
         )
 
 
@@ -109,7 +109,7 @@ class Rows(Update):
             raise UserError(
                 f"{self.weight} is {list(shape)} in the base, and the adapter has rows up to "
                 f"{max(self.numbers)} of width {self.trained.shape[1]}: "
-                f"{'the widths differ' if shape[1] != self.trained.shape[1] else 'the base has too few rows'}; write "
+                f"{'the widths differ' if shape[1] != self.trained.shape[1] else 'the base has too few rows'}; use "
                 "the base that the adapter was trained on, with its vocabulary"
             )
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from zerolora.errors import UserError
 from zerolora.methods.adapter_check import ImpliedShapes, Shapes
-from zerolora.methods.lora import PeftMethod, Replacement
 from zerolora.methods.method import (
     TrainedParameters,
     Update,
@@ -28,6 +27,8 @@ from zerolora.methods.peft_format import (
     peft_state,
     saved_name,
 )
+from zerolora.methods.peft_method import PeftMethod
+from zerolora.methods.updates import Replacement
 from zerolora.tensor_file import rows_of, whole
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class VeraMethod(PeftMethod):
     name: ClassVar[str] = "vera"
     sections: ClassVar[tuple[str, ...]] = ("vera",)
     peft_type: ClassVar[str | None] = "VERA"
+    meaning: ClassVar[Mapping[str, str]] = {"r": "vera.r", "projection_prng_key": "vera.projection_seed"}
     trains_rows: ClassVar[bool] = False
     shapes: ClassVar[ImpliedShapes] = ImpliedShapes(_shapes, _shared)
 
@@ -103,7 +105,7 @@ class VeraMethod(PeftMethod):
             return named_modules(model, names, "train.vera.targets", adaptable)
         if adaptable:
             return adaptable
-        raise UserError(f"train.vera.targets: a {model.family} has no linear module; write method: full")
+        raise UserError(f"train.vera.targets: a {model.family} has no linear module; set method: full")
 
     def project(self, layer: "Projections", module: "Module", role: str, value: "Value") -> "Value":
         """Trace result + b ∘ (B(d ∘ (A x))) (peft/tuners/vera/layer.py, Linear.forward)."""
@@ -130,12 +132,12 @@ class VeraMethod(PeftMethod):
         import torch
         from peft import VeraConfig
 
-        assert not rows, "config/rules.py refuses added tokens with vera"
+        assert not rows, "config/run_checks.py refuses added tokens with vera"
         vera = settings.vera
         if outside(model):
             raise UserError(
                 "train.method: peft's VeRA adapts all parts of a model, and this one has parts beside the language "
-                "model; write lora"
+                "model; use lora"
             )
         config = VeraConfig(
             task_type="CAUSAL_LM",

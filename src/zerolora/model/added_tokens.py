@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerolora.errors import UserError, shown
 from zerolora.files import MANIFEST, read_json, write_json
-from zerolora.json_file import check, list_of
+from zerolora.json_kinds import check
 from zerolora.model import foreign
 
 if TYPE_CHECKING:
@@ -74,19 +74,19 @@ def _add(tokenizer: Any, tokens: Iterable[tuple[str, bool]]) -> None:
 
 def of_data(data: Path) -> list[AddedToken]:
     """Return the tokens that a prepared data set adds."""
-    return _tokens(foreign.manifest(data / MANIFEST, "zerolora prepare").get("added_tokens", []))
+    return _tokens(foreign.manifest(data / MANIFEST, "zerolora stage prepare").get("added_tokens", []))
 
 
 def of_directory(directory: Path) -> list[AddedToken]:
-    """Return the added tokens of a directory of an adapter or of whole weights.
+    """Return the added tokens in the directory of an adapter or of whole weights.
 
     Raises UserError if tokens.json is not a list of tokens.
     """
     path = directory / FILE
     if not path.is_file():
         return []
-    listed = read_json(path, "zerolora train")
-    check(listed, list_of(foreign.ADDED_TOKEN), path, "delete it and run `zerolora train` again")
+    listed = read_json(path, "zerolora stage train")
+    check(listed, list[foreign.TokenEntry], path, "delete it and run `zerolora stage train` again")
     return _tokens(listed)
 
 

@@ -83,7 +83,7 @@ def auto_class(config: Any, where: Path = Path("config.json")) -> Any:
         if type(config) in auto._model_mapping:
             return auto
     raise UserError(
-        f"{where}: model_type is {shown(config.model_type)}, which transformers has no decoder for; write a language "
+        f"{where}: model_type is {shown(config.model_type)}, which transformers has no decoder for; use a language "
         "model or a vision-language model"
     )
 

@@ -38,7 +38,7 @@ def check_settings(directory: Path) -> None:
     """Raise UserError if config.json or the tokenizer of a model is missing, or transformers cannot load it."""
     config = directory / "config.json"
     if not config.is_file():
-        raise UserError(f"{directory}: has no config.json, so it is not a transformers model; write another path")
+        raise UserError(f"{directory}: has no config.json, so it is not a transformers model; give another path")
     stored_quantization(directory)
     check_read_as_it_is(directory)
     foreign.check_model(directory)
@@ -75,7 +75,7 @@ def _check_packed(directory: Path, files: list[TensorFile]) -> None:
     if wrong := sorted(expected.symmetric_difference(packed_weights(files))):
         which = "are not stored in 4 bits" if wrong[0] in expected else "are stored in 4 bits"
         raise UserError(
-            f"{directory}: {few(wrong)} {which}, unlike what method: qlora quantizes; write the checkpoint in bf16, "
+            f"{directory}: {few(wrong)} {which}, unlike what method: qlora quantizes; use the checkpoint in bf16, "
             "fp16 or fp32 that it was made of"
         )
 
@@ -125,7 +125,7 @@ def check_shared(files: list[TensorFile], names: StoredNames, shared: Mapping[st
         if one is not None and other is not None and not equal(one, other):
             raise UserError(
                 f"{where}: tie_word_embeddings is true, but {copy} and {name} differ in the files; "
-                "write false, or save the model with one of them"
+                "set it to false, or save the model with one of them"
             )
 
 
@@ -134,7 +134,7 @@ def _build(directory: Path) -> Any:
     config = foreign.model_config(directory)
     if "model_type" not in config:
         raise UserError(
-            f"{path}: has no model_type; write the architecture's name, such as llama, or fetch the model again"
+            f"{path}: has no model_type; give the architecture's name, such as llama, or fetch the model again"
         )
     check_sizes(config, path)
     model = build_on_meta(config, path)
@@ -184,7 +184,7 @@ def _compare(directory: Path, files: list[TensorFile]) -> None:
         rows = model.config.get_text_config(decoder=True).vocab_size
         if result[1:] == expected[1:] and expected[:1] == (rows,):
             raise UserError(
-                f"{path}: vocab_size is {rows}, but {name} has {result[0]} rows in the files; write vocab_size: "
+                f"{path}: vocab_size is {rows}, but {name} has {result[0]} rows in the files; set vocab_size: "
                 f"{result[0]}, or fetch the whole model"
             )
         more = f" ({few(list(report.wrong)[1:])} too)" if len(report.wrong) > 1 else ""

@@ -1,37 +1,34 @@
-"""Readers of other programs' files: each checks every key that this project uses.
+"""Readers of other programs' files: each checks every key that this project uses, by a class of its keys.
 
-Callers rely on the checked form; unused keys pass unchecked. Each reader raises UserError with one line: file, key,
-value seen, expected kind.
+They return the file's own object, since an absent key and null differ, and callers copy keys that nothing here reads.
+Each reader raises UserError with one line: file, key, value seen, expected type.
 """
 
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from annotated_types import Predicate
+from pydantic import Field
 
 from zerolora import json_file
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, read_json
-from zerolora.json_file import (
-    COUNT,
-    FILE_NAME,
-    FLAG,
-    LIST,
-    NULL,
-    NUMBER,
-    OBJECT,
-    PATH_BELOW,
-    POSITIVE,
-    TEXT,
-    WHOLE,
-    JsonKind,
+from zerolora.json_kinds import (
+    Count,
+    Expected,
+    FileName,
+    Flag,
+    JsonObject,
+    Null,
+    Number,
+    PathBelow,
+    Positive,
+    Text,
+    Whole,
     check,
-    list_of,
-    map_of,
-    nullable,
-    plain,
-    record,
 )
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
@@ -43,137 +40,247 @@ LARGE = 128 << 20
 """Maximum bytes of a list of files or tensors, or of a vocabulary."""
 FETCH_AGAIN = "fetch or save the model again"
 
-_IDS = WHOLE | list_of(WHOLE) | NULL
-_SIZES = (
-    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
-    *("max_position_embeddings", "num_experts_per_tok"),
-)
-# Keys of a text model, or of the text part of a vision-language model.
-_MODEL_KEYS = nullable(
-    {
-        "architectures": list_of(TEXT),
-        "tie_word_embeddings": FLAG,
-        "quantization_config": record(nullable({"quant_method": TEXT})),
-        "auto_map": OBJECT,
-        "rope_scaling": OBJECT,
-        "rope_parameters": OBJECT,
-        "torch_dtype": TEXT,
-        "dtype": TEXT | OBJECT,  # an object by part, in a composite model
-        "add_cross_attention": FLAG,
-        "is_encoder_decoder": FLAG,
-        "bos_token_id": _IDS,
-        "eos_token_id": _IDS,
-        "pad_token_id": WHOLE,
-        # Some architectures have a size for each layer.
-        **dict.fromkeys(_SIZES, NUMBER | LIST),
-    }
-)
-MODEL_CONFIG = record({**_MODEL_KEYS, "model_type": TEXT, "text_config": record(_MODEL_KEYS) | NULL})
-_TOKEN = TEXT | record({}, {"content": TEXT}) | NULL
-TOKENIZER_SETTINGS = record(
-    {
-        **{f"{name}_token": _TOKEN for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")},
-        **nullable(
-            {
-                "added_tokens_decoder": map_of(record({}, {"content": TEXT})),
-                "auto_map": OBJECT,
-                "tokenizer_class": TEXT,
-                "model_max_length": NUMBER,
-                "add_bos_token": FLAG,
-                "add_eos_token": FLAG,
-                "clean_up_tokenization_spaces": FLAG,
-            }
-        ),
-        "chat_template": TEXT | list_of(record({}, {"name": TEXT, "template": TEXT})) | map_of(TEXT) | NULL,
-    }
-)
-GENERATION_SETTINGS = record(
-    {
-        "bos_token_id": _IDS,
-        "eos_token_id": _IDS,
-        **nullable(
-            {
-                "pad_token_id": WHOLE,
-                "do_sample": FLAG,
-                **dict.fromkeys(("temperature", "top_p", "min_p", "typical_p", "repetition_penalty"), NUMBER),
-                **dict.fromkeys(("max_length", "max_new_tokens", "min_length", "num_beams", "top_k"), WHOLE),
-            }
-        ),
-    }
-)
-WEIGHT_INDEX = record({"metadata": OBJECT | NULL}, {"weight_map": map_of(FILE_NAME)})
+TokenIds = Whole | list[Whole] | Null
 
 
-def _is_expression(value: Any) -> bool:
+class QuantizationKeys(JsonObject):
+    """The quantization_config of a config.json."""
+
+    quant_method: Text | Null = None
+
+
+class _TextModel(JsonObject):
+    """The keys of a text model, or of the text part of a vision-language model."""
+
+    architectures: list[Text] | Null = None
+    tie_word_embeddings: Flag | Null = None
+    quantization_config: QuantizationKeys | Null = None
+    auto_map: dict[str, Any] | Null = None
+    rope_scaling: dict[str, Any] | Null = None
+    rope_parameters: dict[str, Any] | Null = None
+    torch_dtype: Text | Null = None
+    dtype: Text | dict[str, Any] | Null = None  # an object by part, in a composite model
+    add_cross_attention: Flag | Null = None
+    is_encoder_decoder: Flag | Null = None
+    bos_token_id: TokenIds = None
+    eos_token_id: TokenIds = None
+    pad_token_id: Whole | Null = None
+    # Some architectures have a size for each layer.
+    vocab_size: Number | list[Any] | Null = None
+    hidden_size: Number | list[Any] | Null = None
+    num_hidden_layers: Number | list[Any] | Null = None
+    num_attention_heads: Number | list[Any] | Null = None
+    num_key_value_heads: Number | list[Any] | Null = None
+    head_dim: Number | list[Any] | Null = None
+    max_position_embeddings: Number | list[Any] | Null = None
+    num_experts_per_tok: Number | list[Any] | Null = None
+
+
+class ModelKeys(_TextModel):
+    """A model's config.json."""
+
+    model_type: Text = ""
+    text_config: _TextModel | Null = None
+
+
+class TokenContent(JsonObject):
+    """A token as an object."""
+
+    content: Text
+
+
+Token = Text | TokenContent | Null
+
+
+class NamedTemplate(JsonObject):
+    """One of several chat templates."""
+
+    name: Text
+    template: Text
+
+
+class TokenizerKeys(JsonObject):
+    """A tokenizer_config.json."""
+
+    bos_token: Token = None
+    eos_token: Token = None
+    unk_token: Token = None
+    sep_token: Token = None
+    pad_token: Token = None
+    cls_token: Token = None
+    mask_token: Token = None
+    added_tokens_decoder: dict[str, TokenContent] | Null = None
+    auto_map: dict[str, Any] | Null = None
+    tokenizer_class: Text | Null = None
+    model_max_length: Number | Null = None
+    add_bos_token: Flag | Null = None
+    add_eos_token: Flag | Null = None
+    clean_up_tokenization_spaces: Flag | Null = None
+    chat_template: Text | list[NamedTemplate] | dict[str, Text] | Null = None
+
+
+class GenerationKeys(JsonObject):
+    """A generation_config.json."""
+
+    bos_token_id: TokenIds = None
+    eos_token_id: TokenIds = None
+    pad_token_id: Whole | Null = None
+    do_sample: Flag | Null = None
+    temperature: Number | Null = None
+    top_p: Number | Null = None
+    min_p: Number | Null = None
+    typical_p: Number | Null = None
+    repetition_penalty: Number | Null = None
+    max_length: Whole | Null = None
+    max_new_tokens: Whole | Null = None
+    min_length: Whole | Null = None
+    num_beams: Whole | Null = None
+    top_k: Whole | Null = None
+
+
+class IndexKeys(JsonObject):
+    """A model.safetensors.index.json."""
+
+    metadata: dict[str, Any] | Null = None
+    weight_map: dict[str, FileName]
+
+
+class IndexTotals(JsonObject):
+    """Totals in the metadata of a weight index."""
+
+    total_parameters: Number = 0
+    total_size: Number = 0
+
+
+def _is_expression(value: str) -> bool:
     try:
-        return isinstance(value, str) and bool(re.compile(value))
+        return bool(re.compile(value))
     except (re.error, OverflowError, RecursionError):
         return False
 
 
-_EXPRESSION = plain("a regular expression", _is_expression)
-_PATTERN = plain("an object whose keys are regular expressions", lambda value: all(map(_is_expression, value or ())))
-_NAMES = list_of(plain("a name", lambda value: isinstance(value, str) and value != "")) | NULL
-_MODULES = _EXPRESSION | _NAMES
-_ROWS = list_of(COUNT) & plain("a list of rows", bool)
-ADAPTER_SETTINGS = record(
-    {
-        "peft_type": TEXT,
-        "r": POSITIVE,
-        "lora_alpha": NUMBER,
-        "rank_pattern": (map_of(POSITIVE) | NULL) & _PATTERN,
-        "alpha_pattern": (map_of(NUMBER) | NULL) & _PATTERN,
-        **dict.fromkeys(("target_modules", "exclude_modules", "feedforward_modules", "layers_pattern"), _MODULES),
-        "target_parameters": _NAMES,
-        "trainable_token_indices": list_of(COUNT) | map_of(_ROWS) | NULL,
-        "init_lora_weights": FLAG | TEXT | NULL,
-        "layers_to_transform": COUNT | list_of(COUNT) | NULL,
-        "bias": plain("none, all or lora_only", lambda value: value in ("none", "all", "lora_only")),
-        "save_projection": plain("true, with the projections in the file", lambda value: value is True),
-        **nullable(
-            {
-                "lora_dropout": NUMBER,
-                "modules_to_save": list_of(
-                    plain(
-                        "a name, which peft reads as a regular expression",
-                        lambda value: value and _is_expression(value),
-                    )
-                ),
-                **dict.fromkeys(("use_dora", "use_rslora", "fan_in_fan_out", "ensure_weight_tying", "lora_bias"), FLAG),
-                **dict.fromkeys(("base_model_name_or_path", "revision", "task_type"), TEXT),
-            }
-        ),
-    }
-)
-_FILE = record({}, {"sha256": TEXT, "bytes": COUNT})
-_FILES = map_of(_FILE, PATH_BELOW)
-_BASE = record({"revision": TEXT | NULL}, {"name": TEXT, "weights": TEXT})
-ADDED_TOKEN = record({}, {"token": TEXT, "id": COUNT, "special": FLAG})
-_SOURCE = record(
-    {
-        **dict.fromkeys(("source", "path", "package", "version", "file", "repository", "license"), TEXT),
-        "revision": TEXT | NULL,
-    }
-)
-MANIFEST_KEYS: dict[str, JsonKind] = {
-    "files": _FILES,
-    "source": _SOURCE,
-    "license": TEXT | NULL,
-    "parameters": COUNT,
-    "path": TEXT,
-    "enabled": FLAG,
-    "converted": FLAG,
-    "dequantized": FLAG,
-    "base_model": _BASE | NULL,
-    "from_adapter": OBJECT | NULL,
-    "data_manifest_sha256": TEXT,
-    "sources": list_of(TEXT),
-    "read": map_of(TEXT),
-    "stop_tokens": list_of(TEXT),
-    "pad_token": TEXT | NULL,
-    "added_tokens": list_of(ADDED_TOKEN),
-    "chat_template": TEXT | NULL,
-}
+Expression = Annotated[str, Predicate(_is_expression), Expected("a regular expression")]
+ModuleNames = list[Annotated[str, Field(min_length=1), Expected("a name")]]
+Modules = Expression | ModuleNames | Null
+SavedName = Annotated[
+    str,
+    Field(min_length=1),
+    Predicate(_is_expression),
+    Expected("a name, which peft reads as a regular expression"),
+]
+WithProjections = Annotated[bool, Predicate(lambda value: value), Expected("true, with the projections in the file")]
+
+
+class AdapterKeys(JsonObject):
+    """An adapter_config.json."""
+
+    peft_type: Text = ""
+    r: Positive = 1
+    lora_alpha: Number = 1
+    rank_pattern: dict[Expression, Positive] | Null = None
+    alpha_pattern: dict[Expression, Number] | Null = None
+    target_modules: Modules = None
+    exclude_modules: Modules = None
+    feedforward_modules: Modules = None
+    layers_pattern: Modules = None
+    target_parameters: ModuleNames | Null = None
+    trainable_token_indices: list[Count] | dict[str, Annotated[list[Count], Field(min_length=1)]] | Null = None
+    init_lora_weights: Flag | Text | Null = None
+    layers_to_transform: Count | list[Count] | Null = None
+    bias: Annotated[Literal["none", "all", "lora_only"], Expected("none, all or lora_only")] = "none"
+    save_projection: WithProjections = True
+    lora_dropout: Number | Null = None
+    modules_to_save: list[SavedName] | Null = None
+    use_dora: Flag | Null = None
+    use_rslora: Flag | Null = None
+    fan_in_fan_out: Flag | Null = None
+    ensure_weight_tying: Flag | Null = None
+    lora_bias: Flag | Null = None
+    base_model_name_or_path: Text | Null = None
+    revision: Text | Null = None
+    task_type: Text | Null = None
+
+
+class FileEntry(JsonObject):
+    """A file in a manifest."""
+
+    sha256: Text
+    bytes: Count
+
+
+class BaseKeys(JsonObject):
+    """The base model of an adapter."""
+
+    revision: Text | Null = None
+    name: Text
+    weights: Text
+
+
+class TokenEntry(JsonObject):
+    """A token that the data adds."""
+
+    token: Text
+    id: Count
+    special: Flag
+
+
+class SourceKeys(JsonObject):
+    """Where a model comes from."""
+
+    source: Text = ""
+    path: Text = ""
+    package: Text = ""
+    version: Text = ""
+    file: Text = ""
+    repository: Text = ""
+    license: Text = ""
+    revision: Text | Null = None
+
+
+class ManifestKeys(JsonObject):
+    """A manifest.json, or a stamp."""
+
+    files: dict[PathBelow, FileEntry] = Field({})
+    source: SourceKeys = SourceKeys.model_construct()
+    license: Text | Null = None
+    parameters: Count = 0
+    path: Text = ""
+    enabled: Flag = True
+    converted: Flag = False
+    dequantized: Flag = False
+    base_model: BaseKeys | Null = None
+    from_adapter: dict[str, Any] | Null = None
+    data_manifest_sha256: Text = ""
+    sources: list[Text] = Field([])
+    read: dict[str, Text] = Field({})
+    stop_tokens: list[Text] = Field([])
+    pad_token: Text | Null = None
+    added_tokens: list[TokenEntry] = Field([])
+    chat_template: Text | Null = None
+
+
+class ArrowFile(JsonObject):
+    """A file of a saved data set."""
+
+    filename: FileName
+
+
+class SavedState(JsonObject):
+    """The state.json of a saved data set."""
+
+    files: list[ArrowFile] = Field(alias="_data_files")
+
+
+class SavedSplits(JsonObject):
+    """The dataset_dict.json of saved splits."""
+
+    splits: list[FileName]
+
+
+class TokenizerFile(JsonObject):
+    """A tokenizer.json."""
+
+    model: dict[str, Any]
 
 
 def model_config(directory: Path) -> dict[str, Any]:
@@ -183,22 +290,22 @@ def model_config(directory: Path) -> dict[str, Any]:
 
 def config_file(path: Path, remedy: str = FETCH_AGAIN) -> dict[str, Any]:
     """Return the content of a model's config.json, under any name; infinite numbers are read."""
-    return _read(path, MODEL_CONFIG, remedy, infinite=True)
+    return _read(path, ModelKeys, remedy, infinite=True)
 
 
 def tokenizer_config(directory: Path) -> dict[str, Any]:
     """Return the tokenizer_config.json of a model's directory, {} if there is none."""
-    return _optional(directory / TOKENIZER_CONFIG, TOKENIZER_SETTINGS)
+    return _optional(directory / TOKENIZER_CONFIG, TokenizerKeys)
 
 
 def generation_config(directory: Path) -> dict[str, Any]:
     """Return the generation_config.json of a model's directory, {} if there is none."""
-    return _optional(directory / GENERATION, GENERATION_SETTINGS)
+    return _optional(directory / GENERATION, GenerationKeys)
 
 
 def weight_index(path: Path) -> dict[str, Any]:
     """Return the index of a model's weight files: `weight_map` maps each tensor to its file."""
-    index = _read(path, WEIGHT_INDEX, FETCH_AGAIN, LARGE)
+    index = _read(path, IndexKeys, FETCH_AGAIN, LARGE)
     if not index["weight_map"]:
         raise UserError(f"{path}: weight_map is {{}}; expected the file of each tensor; {FETCH_AGAIN}")
     return index
@@ -206,44 +313,45 @@ def weight_index(path: Path) -> dict[str, Any]:
 
 def adapter_config(directory: Path) -> dict[str, Any]:
     """Return the adapter_config.json of an adapter's directory."""
-    return _read(directory / ADAPTER_CONFIG, ADAPTER_SETTINGS, "save the adapter again, with peft's save_pretrained")
+    return _read(directory / ADAPTER_CONFIG, AdapterKeys, "save the adapter again, with peft's save_pretrained")
 
 
 def manifest(path: Path, written_by: str, *required: str) -> dict[str, Any]:
     """Return the manifest of a directory, or a stamp, that the command `written_by` writes, with the keys `required`,
     by default `files`."""
     value: dict[str, Any] = read_json(path, written_by)
-    needed = {name: MANIFEST_KEYS[name] for name in required or ("files",)}
-    check(value, record(MANIFEST_KEYS, needed), path, f"delete it and run `{written_by}` again")
+    remedy = f"delete it and run `{written_by}` again"
+    check(value, ManifestKeys, path, remedy)
+    for name in required or ("files",):
+        if name not in value:
+            raise UserError(f"{path}: {name} is missing; {remedy}")
     return value
 
 
 def adapter_manifest(directory: Path) -> dict[str, Any]:
-    """Return the manifest that `zerolora train` wrote into an adapter's directory; {} if there is none, or if another
+    """Return the manifest that the stage `train` wrote into an adapter's directory; {} if there is none, or if another
     tool wrote the file."""
     path = directory / MANIFEST
     if not path.is_file():
         return {}
-    remedy = "remove it if another tool wrote it; else run `zerolora train` again"
+    remedy = "remove it if another tool wrote it; else run `zerolora stage train` again"
     value = json_file.read_foreign(path, remedy, LARGE)
     if not isinstance(value.get("files"), dict):
         return {}
-    check(value, record(MANIFEST_KEYS, {"files": _FILES}), path, remedy)
+    check(value, ManifestKeys, path, remedy)
     return value
 
 
 def saved_files(directory: Path, written_by: str) -> list[str]:
     """Return the files of a data set that `written_by` saved, in the order of the directory's state.json."""
-    kind = record({}, {"_data_files": list_of(record({}, {"filename": FILE_NAME}))})
-    files = _read(directory / "state.json", kind, f"save the data again, with {written_by}")["_data_files"]
+    files = _read(directory / "state.json", SavedState, f"save the data again, with {written_by}")["_data_files"]
     return [each["filename"] for each in files]
 
 
 def saved_splits(directory: Path, written_by: str) -> list[str]:
     """Return the splits that `written_by` saved, in the order of the directory's dataset_dict.json."""
     path = directory / "dataset_dict.json"
-    kind = record({}, {"splits": list_of(FILE_NAME)})
-    splits: list[str] = _read(path, kind, f"save the data again, with {written_by}")["splits"]
+    splits: list[str] = _read(path, SavedSplits, f"save the data again, with {written_by}")["splits"]
     if not splits:
         raise UserError(f"{path}: splits is []; expected the names of the splits; save the data again")
     return splits
@@ -285,7 +393,7 @@ def _tokenizer_error(directory: Path, error: BaseException) -> UserError:
     if path.exists():
         try:
             value = json_file.read_foreign(path, FETCH_AGAIN, LARGE)
-            check(value, record({}, {"model": OBJECT}), path, FETCH_AGAIN)
+            check(value, TokenizerFile, path, FETCH_AGAIN)
         except UserError as wrong:
             return wrong
     where = path if path.exists() else directory
@@ -297,11 +405,13 @@ def reason(error: BaseException) -> str:
     return f"{' '.join(str(error).split()) or type(error).__name__:.160}"
 
 
-def _optional(path: Path, kind: JsonKind) -> dict[str, Any]:
+def _optional(path: Path, kind: type[JsonObject]) -> dict[str, Any]:
     return _read(path, kind, FETCH_AGAIN) if path.exists() else {}
 
 
-def _read(path: Path, kind: JsonKind, remedy: str, largest: int = SMALL, *, infinite: bool = False) -> dict[str, Any]:
+def _read(
+    path: Path, kind: type[JsonObject], remedy: str, largest: int = SMALL, *, infinite: bool = False
+) -> dict[str, Any]:
     value = json_file.read_foreign(path, remedy, largest, infinite=infinite)
     check(value, kind, path, remedy)
     return value

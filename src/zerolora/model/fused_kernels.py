@@ -16,7 +16,7 @@ Part = Literal["norm", "rotary", "mlp", "loss"]
 gradient of its logits."""
 
 PACKAGE = "liger_kernel"
-REMEDY = "install it with pip install '.[kernels]', or write train.kernels: auto or off"
+REMEDY = "install it with pip install '.[kernels]', or set train.kernels: auto or off"
 EXPERTS: tuple[Part, ...] = ("norm", "rotary", "loss")
 DENSE: tuple[Part, ...] = (*EXPERTS, "mlp")
 FAMILIES: dict[str, tuple[Part, ...]] = {
@@ -63,8 +63,8 @@ def used(wanted: Kernels, device: Device, family: str, activation: str) -> tuple
     possible = parts(family, activation)
     if wanted == "liger" and not possible:
         raise UserError(
-            f"train.kernels is liger, which has no kernels for a {family} here (docs/kernels.md lists the families); "
-            "write auto or off"
+            f"train.kernels is liger, which has no kernels for a {family} here (docs/speed.md lists the families); "
+            "use auto or off"
         )
     if wanted == "liger" and not is_installed():
         raise UserError(f"train.kernels is liger, but the package liger-kernel is not installed; {REMEDY}")

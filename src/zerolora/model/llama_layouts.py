@@ -1,7 +1,7 @@
 """Published models that are a Llama under other names: InternLM2, and Baichuan with rotary positions (7B).
 
-transformers has no class for them, and the Python code of their repositories is never run. `zerolora fetch` renames and
-divides their tensors once (fetch/llama_conversion.py); everything after it reads a Llama.
+transformers has no class for them, and the Python code of their repositories is never run. The stage `fetch`
+renames and divides their tensors once (fetch/llama_conversion.py); everything after it reads a Llama.
 """
 
 from collections.abc import Callable
@@ -71,7 +71,7 @@ def layout_of(config: dict[str, Any], where: Path) -> Layout:
     if len(architectures) != 1 or architectures[0] not in classes:
         raise UserError(
             f"{where}: architectures is {shown(architectures)}; of {family}, only {' or '.join(classes)} is converted; "
-            "write another model"
+            "choose another model"
         )
     for name in (*_NEEDED, *(key for key, needed in further.items() if needed)):
         if config.get(name) is None:
@@ -80,7 +80,7 @@ def layout_of(config: dict[str, Any], where: Path) -> Layout:
     if unknown := sorted(config.keys() - known):
         raise UserError(
             f"{where}: {unknown[0]} is {shown(config[unknown[0]])}, a key that the published {family} does not have; "
-            "remove it if it changes no result, or write another model"
+            "remove it if it changes no result, or choose another model"
         )
     keys = Keys(config, where, family)
     sizes = {name: keys.size(name) for name in _SIZES}
@@ -88,7 +88,7 @@ def layout_of(config: dict[str, Any], where: Path) -> Layout:
     keys.text("hidden_act", "silu")
     if config.get("quantization_config") is not None:
         raise UserError(
-            f"{where}: quantization_config: the weights are stored quantized, and are not converted; write the "
+            f"{where}: quantization_config: the weights are stored quantized, and are not converted; use the "
             "checkpoint in bf16, fp16 or fp32 that it was made of"
         )
     llama = {name: config[name] for name in (*_COPIED, "dtype") if name in config}
@@ -116,13 +116,13 @@ def _internlm2(keys: Keys, llama: dict[str, Any]) -> Layout:
         if kind not in _SCALINGS or not isinstance(factor, int | float) or scaling.keys() != {"type", "factor"}:
             raise UserError(
                 f"{where}: rope_scaling is {shown(scaling)}; only a type of {' or '.join(_SCALINGS)} with a factor is "
-                "converted; write another model"
+                "converted; choose another model"
             )
         scaling = {"rope_type": kind, "factor": float(factor)}
     heads, key_heads = config["num_attention_heads"], keys.size("num_key_value_heads")
     if heads % key_heads:
         raise UserError(
-            f"{where}: num_key_value_heads is {shown(key_heads)}; write a number that divides {heads}, the attention "
+            f"{where}: num_key_value_heads is {shown(key_heads)}; use a number that divides {heads}, the attention "
             "heads, or fetch the model again"
         )
     group, width = heads // key_heads, config["hidden_size"] // heads
@@ -172,14 +172,14 @@ def _baichuan(keys: Keys, llama: dict[str, Any]) -> Layout:
     if config["num_hidden_layers"] == ALIBI_LAYERS:
         raise UserError(
             f"{where}: num_hidden_layers is {ALIBI_LAYERS}, a Baichuan of 13B, whose attention has ALiBi, which a "
-            "Llama cannot have; write a Baichuan of 7B"
+            "Llama cannot have; use a Baichuan of 7B"
         )
     hidden = config["hidden_size"]
     normalized = config["architectures"] == [NORMALIZED_HEAD]
     if normalized and llama["tie_word_embeddings"]:
         raise UserError(
             f"{where}: tie_word_embeddings is true, but the rows of a {NORMALIZED_HEAD}'s head are normalized and "
-            "those of its embedding are not; write false, or another model"
+            "those of its embedding are not; set it to false, or take another model"
         )
     llama |= {"attention_bias": False, "num_key_value_heads": config["num_attention_heads"], "rope_theta": 10000.0}
 

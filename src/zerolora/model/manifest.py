@@ -49,8 +49,8 @@ def check_intact(directory: Path, written_by: str) -> None:
 
 
 def check_adapter_files(directory: Path, names: Iterable[str]) -> None:
-    """Raise UserError unless the named files in an adapter's directory match the manifest of `zerolora train`, if there
-    is one; other files may be edited."""
+    """Raise UserError unless the named files in an adapter's directory match the manifest of the stage `train`, if
+    there is one; other files may be edited."""
     listed = foreign.adapter_manifest(directory).get("files", {})
     for name in names:
         path = directory / name
@@ -64,9 +64,9 @@ def check_adapter_files(directory: Path, names: Iterable[str]) -> None:
 def check_loadable(directory: Path) -> None:
     """Raise UserError unless `directory` has config.json, and weights that all libraries read alike."""
     if not directory.is_dir():
-        raise UserError(f"{directory}: there is no such directory; write the path of a model directory")
+        raise UserError(f"{directory}: there is no such directory; give the path of a model directory")
     if not (directory / "config.json").is_file():
-        raise UserError(f"{directory}: has no config.json, so it is not a transformers model; write another path")
+        raise UserError(f"{directory}: has no config.json, so it is not a transformers model; give another path")
     weight_files(directory)
 
 
@@ -110,7 +110,7 @@ def count_parameters(directory: Path) -> int:
 
 def weight_directory(model: Path, weights: Path) -> Path:
     """Return the directory with the weights of `model`, written by fetch: the user's own, or `weights`."""
-    manifest = foreign.manifest(model / MANIFEST, "zerolora fetch", "source")
+    manifest = foreign.manifest(model / MANIFEST, "zerolora stage fetch", "source")
     return weights if manifest.get(CONVERTED) else Path(manifest["source"].get("path", weights))
 
 
@@ -163,12 +163,12 @@ def located(stamp: Path) -> Path:
 
 def is_merged(stamp: Path) -> bool:
     """Return whether the manifest of a run's merged model names weights; with merge.enabled: false there are none."""
-    return bool(foreign.manifest(stamp, "zerolora merge").get("enabled", True))
+    return bool(foreign.manifest(stamp, "zerolora stage merge").get("enabled", True))
 
 
 def is_whole(stamp: Path) -> bool:
     """Return whether all files that the manifest of a merged model names are on this machine, in their size."""
-    record = foreign.manifest(stamp, "zerolora merge", "files", "path")
+    record = foreign.manifest(stamp, "zerolora stage merge", "files", "path")
     paths = {Path(record["path"]) / name: file["bytes"] for name, file in record["files"].items()}
     return all(path.is_file() and path.stat().st_size == size for path, size in paths.items())
 
@@ -216,7 +216,7 @@ def check_same_base(directory: Path, stamp: Path) -> None:
     theirs = foreign.adapter_manifest(directory).get(BASE)
     if theirs and theirs["weights"] != (ours := base_identity(stamp))["weights"]:
         raise UserError(
-            f"{directory / MANIFEST}: {BASE} is {_described(theirs)}, and this base is {_described(ours)}; write an "
+            f"{directory / MANIFEST}: {BASE} is {_described(theirs)}, and this base is {_described(ours)}; use an "
             "adapter of this base model, or that adapter's"
         )
 
@@ -229,7 +229,7 @@ def check_base_directory(directory: Path, base: Path) -> None:
         if theirs["weights"] != weights:
             raise UserError(
                 f"{directory / MANIFEST}: {BASE} is {_described(theirs)}, and the weights in {base} are "
-                f"{weights[:12]}; write that base, or remove {BASE} from the manifest if these are the same numbers in "
+                f"{weights[:12]}; use that base, or remove {BASE} from the manifest if these are the same numbers in "
                 "other files"
             )
     elif (directory / foreign.ADAPTER_CONFIG).is_file():

@@ -32,7 +32,7 @@ def count_on_meta_device(config: dict[str, Any], where: Path) -> ModelSpec:
     ):
         raise UserError(
             f"{where}: a {config['model_type']} has no attention, and only layers with attention can be estimated; "
-            "write a model that has"
+            "use a model that has"
         )
     modules = _merge_layers(list(_owners(model)))
     text = model.config.get_text_config(decoder=True)
@@ -99,7 +99,7 @@ def build_on_meta(config: dict[str, Any], where: Path) -> Any:
     if family not in CONFIG_MAPPING:
         raise UserError(
             f"{where}: model_type is {shown(family)}, which this transformers has no class for; "
-            "write the name of an architecture that it has (code from a model's repository is never run)"
+            "give the name of an architecture that it has (code from a model's repository is never run)"
         )
     try:
         factory = CONFIG_MAPPING[family]
@@ -232,7 +232,7 @@ def check_sizes(config: dict[str, Any], where: Path) -> None:
     """Raise UserError for a size of 0, or, at any depth of the file, one with which building would take minutes."""
     for key in NEVER_ZERO:
         if isinstance(config.get(key, 1), int) and config.get(key, 1) < 1:
-            raise UserError(f"{where}: {key} is {shown(config[key])}; write a whole number of at least 1")
+            raise UserError(f"{where}: {key} is {shown(config[key])}; use a whole number of at least 1")
     waiting: list[Any] = [config]
     while waiting:
         value = waiting.pop()
@@ -242,7 +242,7 @@ def check_sizes(config: dict[str, Any], where: Path) -> None:
             waiting += value.values()
             for key, size in value.items():
                 if key in (*SIZES, *LAYERS) and isinstance(size, int) and size > (most := most_of(key)):
-                    raise UserError(f"{where}: {key} is {shown(size)}; write a whole number of at most {most:,}")
+                    raise UserError(f"{where}: {key} is {shown(size)}; use a whole number of at most {most:,}")
 
 
 def check_complete(settings: Any, config: dict[str, Any], where: Path) -> None:
@@ -319,4 +319,4 @@ def check_countable(text: Any, where: Path) -> None:
     for name in NEVER_ZERO:
         value = attribute(text, name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise UserError(f"{where}: {name} is {shown(value)}; write a whole number of at least 1")
+            raise UserError(f"{where}: {name} is {shown(value)}; use a whole number of at least 1")

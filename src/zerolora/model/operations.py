@@ -23,12 +23,12 @@ class Operations:
         return result
 
     def of(self, weight: Parameter) -> Value:
-        """A trained weight, without bytes of its own, or a copy in the compute width, made at each use, whose gradient
-        is cast back (train/engines/ddp.py, _Cast)."""
+        """Return a trained weight: without bytes of its own, or a copy in the compute width, made at each use, whose
+        gradient is cast back (train/engines/ddp.py, _Cast)."""
         return self.cast(Value(self.tracer.nothing, weight.count, weight.width, weight), weight.computed)
 
     def view(self, value: Value, count: float | None = None) -> Value:
-        """A view with another shape, or of a part."""
+        """Trace a view with another shape, or of a part."""
         result = Value(value.storage, value.count if count is None else count, value.width, None)
         result.source = self.tracer.node([value], [], lambda gradient: [gradient])
         return result
@@ -36,8 +36,8 @@ class Operations:
     def linear(
         self, value: Value, inputs: float, outputs: float, weight: Parameter | None = None, saves: bool = False
     ) -> Value:
-        """x·Wᵀ: saves the input if the weight is trained or `saves` is set, and a trained weight for the input's
-        gradient."""
+        """Trace x·Wᵀ, which saves the input if the weight is trained or `saves` is set, and a trained weight for the
+        input's gradient."""
         new, count, width = self.tracer.new, value.count, value.width
         needed = value.needs_gradient
 
@@ -55,7 +55,7 @@ class Operations:
         )
 
     def unary(self, value: Value, saved: str = "") -> Value:
-        """An elementwise function; saves its "input", its "output", or nothing."""
+        """Trace an elementwise function, which saves its "input", its "output", or nothing."""
         new, count, width = self.tracer.new, value.count, value.width
         result = new(count, width)
         kept = {"input": [value], "output": [result], "": []}[saved]
@@ -63,31 +63,31 @@ class Operations:
         return result
 
     def dropped(self, value: Value) -> Value:
-        """Dropout: saves a mask of bytes (native_dropout)."""
+        """Trace dropout, which saves a mask of bytes (native_dropout)."""
         new, count, width = self.tracer.new, value.count, value.width
         result = new(count, width)
         result.source = self.tracer.node([value], [new(count, 1)], lambda gradient: [new(count, width)])
         return result
 
     def cast(self, value: Value, width: float) -> Value:
-        """A copy in another width; the value itself if it has that width."""
+        """Trace a copy in another width; return the value itself if it has that width."""
         if value.width == width:
             return value
         new, count, before = self.tracer.new, value.count, value.width
         return self._result(count, width, [value], [], lambda gradient: [new(count, before)])
 
     def add(self, first: Value, second: Value) -> Value:
-        """A sum; its gradient is passed on to both inputs."""
+        """Trace a sum; its gradient is passed on to both inputs."""
         return self._result(
             first.count, max(first.width, second.width), [first, second], [], lambda gradient: [gradient, gradient]
         )
 
     def mul(self, first: Value, second: Value) -> Value:
-        """An elementwise product; saves each factor whose counterpart needs a gradient."""
+        """Trace an elementwise product, which saves each factor whose counterpart needs a gradient."""
         return self._product(first, second, max(first.count, second.count), max(first.width, second.width))
 
     def cat(self, first: Value, second: Value) -> Value:
-        """Two values side by side; their gradients are views."""
+        """Trace a concatenation of two values; their gradients are views."""
         counts = (first.count, second.count)
 
         def backward(gradient: Value) -> list[Value]:
@@ -96,14 +96,14 @@ class Operations:
         return self._result(sum(counts), first.width, [first, second], [], backward)
 
     def slice(self, value: Value, share: float) -> Value:
-        """A view of a part; its gradient is as large as the whole."""
+        """Trace a view of a part; its gradient is as large as the whole."""
         new, count, width = self.tracer.new, value.count, value.width
         result = Value(value.storage, count * share, width, None)
         result.source = self.tracer.node([value], [], lambda gradient: [new(count, width)])
         return result
 
     def split(self, value: Value, share: float) -> tuple[Value, Value]:
-        """Views of two parts, `share` of a value and the rest; their gradients are concatenated."""
+        """Trace views of two parts, `share` of a value and the rest; their gradients are concatenated."""
         whole, total, width = self.view(value), value.count, value.width
 
         def backward(gradient: Value) -> list[Value]:
@@ -116,7 +116,7 @@ class Operations:
         return parts
 
     def matmul(self, first: Value, second: Value, count: float) -> Value:
-        """A matrix product of `count` elements; saves each factor whose counterpart needs a gradient."""
+        """Trace a matrix product of `count` elements, which saves each factor whose counterpart needs a gradient."""
         return self._product(first, second, count, first.width)
 
     def _product(self, first: Value, second: Value, count: float, width: float) -> Value:
@@ -132,7 +132,7 @@ class Operations:
         )
 
     def repeat(self, value: Value, times: float) -> Value:
-        """Each head repeated `times`; the gradients are summed."""
+        """Trace a copy of each head `times`; the gradients are summed."""
         if times == 1:
             return value
         new, count, width = self.tracer.new, value.count, value.width

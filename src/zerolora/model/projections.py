@@ -121,7 +121,7 @@ class ExpertLayer:
     """Whether an MLP beside the experts computes every token; its modules have the roles gate, up and down."""
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a parameter of the experts; empty if it does not exist."""
+        """Return the shape of a parameter of the experts; empty if it does not exist."""
         return dict(self.experts.weights).get(name, ())
 
 
@@ -163,27 +163,27 @@ class Projections(Operations):
         self.roles, self.mixture = self.kinds[kind].roles, self.kinds[kind].mixture
 
     def projection(self, role: str, value: Value) -> Value:
-        """A linear module of the layer with the method's adapter."""
+        """Trace a linear module of the layer with the method's adapter."""
         module, method = self.roles[role], self.trained.method
         self.reach(module.path)
         return method.project(self, module, role, value) if method else self.frozen(value, module)
 
     def frozen(self, value: Value, module: Module) -> Value:
-        """A frozen linear module."""
+        """Trace a frozen linear module."""
         # DeepSpeed replaces torch.nn.functional.linear, which GPT-2's Conv1D does not call.
         saves = self.step.saves_inputs and module.kind == "linear"
         return self.linear(value, module.inputs, module.outputs, saves=saves)
 
     def broadcast(self, vector: Value, like: Value) -> Value:
-        """A broadcast trained vector: without bytes, but its product has the wider of both dtypes."""
+        """Trace a broadcast trained vector: without bytes, but its product has the wider of both dtypes."""
         return Value(vector.storage, 1, max(self.trained.width, like.width), vector.source)
 
     def adapter_weight(self, count: float) -> Parameter:
-        """A trained weight of the adapter."""
+        """Return a new trained weight of the adapter."""
         return self._trained(count, self.trained.width)
 
     def trained_weight(self, count: float) -> Parameter:
-        """A trained weight of the base model."""
+        """Return a new trained weight of the base model."""
         return self._trained(count, self.step.width)
 
     def _trained(self, count: float, width: int) -> Parameter:

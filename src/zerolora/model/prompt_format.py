@@ -24,7 +24,7 @@ def write_prompt_format(data: Path, model: Path, base: Path | None = None) -> No
 
     `base` is the base model of an adapter directory; by default `model` has its files. Unchanged files are not written.
     """
-    prepared = foreign.manifest(data / MANIFEST, "zerolora prepare", "files", "chat_template", "stop_tokens")
+    prepared = foreign.manifest(data / MANIFEST, "zerolora stage prepare", "files", "chat_template", "stop_tokens")
     source = model if base is None else base
     if prepared["chat_template"] is not None:
         write_text(model / "chat_template.jinja", prepared["chat_template"])
@@ -80,7 +80,7 @@ def add_to_tokenizer(model: Path, tokens: Iterable[AddedToken]) -> None:
                 else f"the base's tokenizer has {len(known):,} tokens without it, and had another number"
             )
             raise UserError(
-                f"{path}: {shown(each.token)} is token {number} there, and was trained as {each.id}: {why}; write the "
+                f"{path}: {shown(each.token)} is token {number} there, and was trained as {each.id}: {why}; use the "
                 "base that the adapter was trained on, with its tokenizer"
             )
         if settings.get("added_tokens_decoder") is not None:  # of transformers before version 5

@@ -34,7 +34,7 @@ def read_model_spec(path: Path) -> ModelSpec:
     Raises UserError if the file is missing, broken or incomplete, or if the model's memory cannot be traced.
     """
     where = _config_file(path)
-    spec = from_config(config_file(where, "fetch the model again, or write the path of its config.json"), where)
+    spec = from_config(config_file(where, "fetch the model again, or give the path of its config.json"), where)
     for name, trait in TRAITS.items():
         value = getattr(spec, name)
         if not isinstance(value, int) or value < 1:
@@ -49,7 +49,7 @@ def read_model_spec(path: Path) -> ModelSpec:
         )
     if spec.heads % spec.key_heads:
         raise UserError(
-            f"{where}: {spec.key_heads} key-value heads for {spec.heads} attention heads; write a num_key_value_heads "
+            f"{where}: {spec.key_heads} key-value heads for {spec.heads} attention heads; use a num_key_value_heads "
             f"that divides {spec.heads}"
         )
     return spec
@@ -58,7 +58,7 @@ def read_model_spec(path: Path) -> ModelSpec:
 def _config_file(path: Path) -> Path:
     """Return the path of the config.json of a directory or file. Raises UserError if it is missing or no .json file."""
     where = path / "config.json" if path.is_dir() else path
-    remedy = "write the path of a model's directory or of its config.json"
+    remedy = "give the path of a model's directory or of its config.json"
     if where.is_dir():
         raise UserError(f"{where}: is a directory; {remedy}")
     if where.suffix != ".json":
@@ -66,20 +66,20 @@ def _config_file(path: Path) -> Path:
             raise UserError(f"{where}: is not a config.json; {remedy}")
         where /= "config.json"
     if not where.is_file():
-        raise UserError(f"{where}: there is no such file; `zerolora fetch` writes it, or {remedy}")
+        raise UserError(f"{where}: there is no such file; `zerolora stage fetch` writes it, or {remedy}")
     return where
 
 
 def from_config(config: Any, where: Path) -> ModelSpec:
     """Return the spec of the content of the config.json `where`."""
     if not isinstance(config, dict):
-        raise UserError(f"{where}: holds {shown(config)}; write a JSON object, as a model's config.json is")
+        raise UserError(f"{where}: holds {shown(config)}; use a JSON object, as a model's config.json is")
     if has_layout(config):
         config = layout_of(config, where).config
     family = config.get("model_type")
     if not isinstance(family, str):
         seen = f"model_type is {shown(family)}" if "model_type" in config else "has no model_type"
-        raise UserError(f"{where}: {seen}; write the architecture's name, such as llama, or fetch the model again")
+        raise UserError(f"{where}: {seen}; give the architecture's name, such as llama, or fetch the model again")
     # families/ does not count the optional cross-attention of some classes.
     if family not in FAMILIES or config.get("add_cross_attention"):
         spec = count_on_meta_device(config, where)

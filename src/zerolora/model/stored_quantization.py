@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerolora.errors import UserError, shown
-from zerolora.json_file import TEXT, WHOLE, check, decoded, list_of, parsed, record
+from zerolora.json_file import decoded, parsed
+from zerolora.json_kinds import JsonObject, Text, Whole, check
 from zerolora.model import foreign
 from zerolora.model.weight_files import weight_files
 from zerolora.tensor_file import StoredTensor, TensorFile, read_header
@@ -31,7 +32,15 @@ NESTED = ("nested_absmax", "nested_quant_map")
 KINDS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 PRECISIONS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 AGAIN = "fetch the model again"
-_JSON = record({}, {"quant_type": TEXT, "blocksize": WHOLE, "dtype": TEXT, "shape": list_of(WHOLE)})
+
+
+class QuantState(JsonObject):
+    """The JSON that bitsandbytes writes beside a weight."""
+
+    quant_type: Text
+    blocksize: Whole
+    dtype: Text
+    shape: list[Whole]
 
 
 @dataclass(frozen=True)
@@ -62,7 +71,7 @@ def stored_quantization(directory: Path) -> StoredQuantization | None:
     kind = shown((others[0] if others else stored or {}).get("quant_method", "unnamed"))
     raise UserError(
         f"{path}: quantization_config: the weights are stored quantized ({kind}), so that nothing trained could be "
-        "merged into them; write the checkpoint in bf16, fp16 or fp32 that they were made of, with method: qlora if it "
+        "merged into them; use the checkpoint in bf16, fp16 or fp32 that they were made of, with method: qlora if it "
         "is to take fewer bits in training"
     )
 
@@ -86,13 +95,13 @@ def check_trainable(stored: StoredQuantization | None, method: str, quantizes: b
         return
     if not quantizes:
         raise UserError(
-            f"train.method is {method}, and the base model is stored in 4 bits ({stored.type}); write method: qlora, "
+            f"train.method is {method}, and the base model is stored in 4 bits ({stored.type}); set method: qlora, "
             "or fetch the checkpoint in bf16, fp16 or fp32 that it was made of"
         )
     for key, here, there in (("type", asked.type, stored.type), ("double", asked.double, stored.double)):
         if here != there:
             raise UserError(
-                f"train.quantization.{key} is {shown(here)}, and the base model is stored with {shown(there)}; write "
+                f"train.quantization.{key} is {shown(here)}, and the base model is stored with {shown(there)}; set "
                 f"{key}: {str(there).lower()}, or fetch the checkpoint that it was made of"
             )
 
@@ -153,7 +162,7 @@ def _described(state: StoredTensor) -> dict[str, Any]:
         file.seek(state.start)
         content = file.read(state.nbytes)
     result = parsed(state.path, decoded(state.path, content), AGAIN)
-    check(result, _JSON, state.path, AGAIN)
+    check(result, QuantState, state.path, AGAIN)
     if result["dtype"] not in KINDS or result["blocksize"] != BLOCK:
         raise UserError(
             f"{state.path}: {state.name} has blocks of {result['blocksize']} and weights of {shown(result['dtype'])}; "

@@ -8,13 +8,14 @@ off as well (trainer_optimizer.py, _get_adafactor).
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from zerolora.conflict import Conflict
 from zerolora.optimizers.optimizer import FP32_BYTES, Optimizer
-from zerolora.strategies.strategy import Conflict, Strategy, Target
 
 if TYPE_CHECKING:
     import torch
 
     from zerolora.methods.method import TrainedParameters
+    from zerolora.strategies.strategy import Strategy, Target
 
 MATRIX = ("exp_avg_sq_row", "exp_avg_sq_col")  # as transformers/optimization.py names them
 VECTOR = "exp_avg_sq"
@@ -23,7 +24,7 @@ VECTOR = "exp_avg_sq"
 class Adafactor(Optimizer):
     """transformers.Adafactor."""
 
-    def conflict(self, strategy: Strategy, target: Target) -> Conflict | None:
+    def conflict(self, strategy: "Strategy", target: "Target") -> Conflict | None:
         if strategy.stage == 0:
             return None
         # A vector per rank has no rows and columns: as many bytes as AdamW's moment, one clipping for all tensors.
@@ -31,7 +32,7 @@ class Adafactor(Optimizer):
         return Conflict(
             f"render.strategy is {strategy.name}, which holds trained weights as {held}, without the rows and columns "
             "that adafactor needs",
-            "write strategy zero0 or ddp, or another optimizer",
+            "use strategy zero0 or ddp, or another optimizer",
         )
 
     def state_bytes(self, parameters: "TrainedParameters") -> float:

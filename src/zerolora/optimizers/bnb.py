@@ -8,13 +8,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from zerolora.conflict import Conflict
 from zerolora.optimizers.optimizer import FP32_BYTES, Optimizer
-from zerolora.strategies.strategy import Conflict, Strategy, Target
 
 if TYPE_CHECKING:
     import torch
 
     from zerolora.methods.method import TrainedParameters
+    from zerolora.strategies.strategy import Strategy, Target
 
 BLOCK = 256  # elements that share an fp32 scale (Optimizer2State.init_state)
 SMALLEST = 4096
@@ -33,21 +34,21 @@ class Bitsandbytes(Optimizer):
     on_cpu: int = field(default=3, compare=False)
     """fp32 copies of a tensor that a step on a CPU allocates (backends/cpu/ops.py); CUDA's kernels allocate none."""
 
-    def conflict(self, strategy: Strategy, target: Target) -> Conflict | None:
+    def conflict(self, strategy: "Strategy", target: "Target") -> Conflict | None:
         if self.paged and target.device == "cpu":
             # get_state_buffer warns, and continues without paging.
             return Conflict(
-                "hardware.device is cpu, where bitsandbytes pages nothing", f"write {self.name.removeprefix('paged_')}"
+                "hardware.device is cpu, where bitsandbytes pages nothing", f"use {self.name.removeprefix('paged_')}"
             )
         if self.paged and strategy.optimizer != "gpu":
             return Conflict(
                 f"render.strategy is {strategy.name}, which keeps the optimizer off the GPU, so nothing is paged",
-                f"write {self.name.removeprefix('paged_')}, or a strategy without optimizer offload",
+                f"use {self.name.removeprefix('paged_')}, or a strategy without optimizer offload",
             )
         if strategy.optimizer == "nvme":
             return Conflict(
                 f"render.strategy is {strategy.name}, which swaps torch's AdamW only",
-                "write adamw, or strategy zero3_offload",
+                "use adamw, or strategy zero3_offload",
             )
         return None
 

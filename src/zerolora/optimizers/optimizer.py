@@ -6,12 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from zerolora.strategies.strategy import Conflict, Strategy, Target
+from zerolora.config.section import Fault
+from zerolora.conflict import Conflict
+from zerolora.errors import shown
 
 if TYPE_CHECKING:
     import torch
 
     from zerolora.methods.method import TrainedParameters
+    from zerolora.strategies.strategy import Strategy, Target
 
 FP32_BYTES = 4
 
@@ -28,7 +31,7 @@ class Optimizer(ABC):
     about: str = field(compare=False)
     """Description for the reference."""
     built: str
-    """Its class, for the table in docs/optimizers.md."""
+    """Its class, for the table in docs/methods.md."""
     states: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
     """Names of its states, in the library and in checkpoints, which hold them as fp32 tensors."""
     betas: tuple[float, float] | None = (0.9, 0.999)
@@ -43,9 +46,16 @@ class Optimizer(ABC):
     where: str = field(compare=False)
     """Where it works, for the same table."""
 
-    def conflict(self, strategy: Strategy, target: Target) -> Conflict | None:
+    def conflict(self, strategy: "Strategy", target: "Target") -> Conflict | None:
         """Return why it cannot run under a strategy on a target; None if it can."""
         return None
+
+    def faults(self, betas: Sequence[float] | None, epsilon: float | None) -> Iterator[Fault]:
+        """Yield values of the config's keys of these names that the optimizer does not have."""
+        if betas is not None and self.betas is None:
+            yield ("betas",), f"{shown(betas)}, but {self.name} has none; remove it"
+        if epsilon is not None and self.epsilon is None:
+            yield ("epsilon",), f"{shown(epsilon)}, but {self.name} has none; remove it"
 
     @abstractmethod
     def state_bytes(self, parameters: "TrainedParameters") -> float:

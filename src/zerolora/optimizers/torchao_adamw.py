@@ -5,13 +5,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from zerolora.conflict import Conflict
 from zerolora.optimizers.optimizer import FP32_BYTES, Optimizer
-from zerolora.strategies.strategy import Conflict, Strategy, Target
 
 if TYPE_CHECKING:
     import torch
 
     from zerolora.methods.method import TrainedParameters
+    from zerolora.strategies.strategy import Strategy, Target
 
 BLOCK = 256  # elements that share an fp32 scale (low_bits.py)
 PIECE = 2**22  # elements updated at once (low_bits.py)
@@ -28,11 +29,11 @@ class TorchaoAdamW(Optimizer):
     temporary: float
     """Bytes that a step allocates for each element of a piece: counted."""
 
-    def conflict(self, strategy: Strategy, target: Target) -> Conflict | None:
+    def conflict(self, strategy: "Strategy", target: "Target") -> Conflict | None:
         if strategy.optimizer == "nvme":
             return Conflict(
                 f"render.strategy is {strategy.name}, which swaps torch's AdamW only",
-                "write adamw, or strategy zero3_offload",
+                "use adamw, or strategy zero3_offload",
             )
         return None
 

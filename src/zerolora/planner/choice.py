@@ -132,7 +132,7 @@ def refusal(every: list[Candidate], planning: Planning, instead: Candidate | Non
         f"the nearest that fits, micro-batch {instead.choice.micro_batch} x {instead.choice.accumulation}, "
         f"{instead.seconds:.3g} s a step predicted:",
         *_indented(row),
-        "write into config/config.yaml, or into the run:",
+        "add to config/config.yaml, or to the run:",
     ]
     for section, values in changes(instead.choice, settings).items():
         lines += [f"  {section}:", *(f"    {key}: {str(value).lower()}" for key, value in values.items())]
@@ -159,7 +159,7 @@ def risks(choice: Choice, options: dict[str, Any], settings: RenderSettings) -> 
 
 
 def due(settings: RenderSettings, steps: int) -> int:
-    """Return the steps of the canary of a run of `steps` optimizer steps; 0 for no canary."""
+    """Return how many steps a canary takes for a run of `steps` optimizer steps; 0 for no canary."""
     if settings.canary == "off" or (settings.canary == "auto" and steps < LEAST_STEPS):
         return 0
     return min(steps, STEPS if settings.canary == "auto" else settings.canary)

@@ -7,8 +7,6 @@ the model is loaded.
 
 from typing import NamedTuple
 
-from zerolora.errors import wordings
-
 
 class JsonKey(NamedTuple):
     """A key that DeepSpeed gets unchanged."""
@@ -61,13 +59,13 @@ ZERO_SECTIONS = {
     "leaf_module": _keys(texts="classes names name_suffixes"),
 }
 OFFLOADS = ("offload_param", "offload_optimizer")
-ZERO_RENAMED = wordings(
-    cpu_offload="offload_optimizer: {device: cpu}",
-    cpu_offload_param="offload_param: {device: cpu}",
-    cpu_offload_use_pin_memory="pin_memory in offload_optimizer or offload_param",
-    stage3_gather_fp16_weights_on_model_save="stage3_gather_16bit_weights_on_model_save",
-)
-ZERO_REFUSED = wordings(zenflow="updates some weights later than others, so it trains something else; remove it")
+ZERO_RENAMED = {
+    "cpu_offload": "offload_optimizer: {device: cpu}",
+    "cpu_offload_param": "offload_param: {device: cpu}",
+    "cpu_offload_use_pin_memory": "pin_memory in offload_optimizer or offload_param",
+    "stage3_gather_fp16_weights_on_model_save": "stage3_gather_16bit_weights_on_model_save",
+}
+ZERO_REFUSED = {"zenflow": "updates some weights later than others, so it trains something else; remove it"}
 
 SECTIONS = {
     "aio": _keys(
@@ -131,26 +129,26 @@ LEFT_OUT = {
     "vocabulary_size": "the model's config.json",
 }
 """Keys that are omitted with a line in the log, and their replacement; none of them changes training's result."""
-REFUSED = wordings(
-    pipeline="ranks share rows and weights, not stages",
-    expert_parallel="ranks share rows and weights, not experts",
-    use_data_before_expert_parallelism="ranks share rows and weights, not experts",
-    torch_autocast="set by train.precision",
-    managed_gradient_accumulation="set by train.global_batch",
-    data_efficiency="it trains on other rows",
-    weight_quantization="it trains other weights; write train.method: qlora",
-    compression_training="DeepSpeed no longer has it",
-    quantize_training="DeepSpeed no longer has it",
-    curriculum_learning="DeepSpeed no longer has it",
-    progressive_layer_drop="DeepSpeed no longer has it",
-    eigenvalue="DeepSpeed no longer has it",
-    sparse_attention="DeepSpeed no longer has it",
-    sparse_gradients="DeepSpeed no longer has it",
-    amp="DeepSpeed no longer has it; write train.precision",
-    nebula="DeepSpeed no longer has it",
-    elasticity="DeepSpeed no longer has it",
-    graph_harvesting="DeepSpeed no longer has it",
-)
+REFUSED = {
+    "pipeline": "ranks share rows and weights, not stages",
+    "expert_parallel": "ranks share rows and weights, not experts",
+    "use_data_before_expert_parallelism": "ranks share rows and weights, not experts",
+    "torch_autocast": "set by train.precision",
+    "managed_gradient_accumulation": "set by train.global_batch",
+    "data_efficiency": "it trains on other rows",
+    "weight_quantization": "it trains other weights; set train.method: qlora",
+    "compression_training": "DeepSpeed no longer has it",
+    "quantize_training": "DeepSpeed no longer has it",
+    "curriculum_learning": "DeepSpeed no longer has it",
+    "progressive_layer_drop": "DeepSpeed no longer has it",
+    "eigenvalue": "DeepSpeed no longer has it",
+    "sparse_attention": "DeepSpeed no longer has it",
+    "sparse_gradients": "DeepSpeed no longer has it",
+    "amp": "DeepSpeed no longer has it; set train.precision",
+    "nebula": "DeepSpeed no longer has it",
+    "elasticity": "DeepSpeed no longer has it",
+    "graph_harvesting": "DeepSpeed no longer has it",
+}
 """Keys that would change training's result, or at which DeepSpeed stops: refused unless they are off."""
 OLD_NAMES = {"bfloat16": "bf16"}
 REDUCTIONS = {"gradient_allreduce_op": "mean"}

@@ -129,7 +129,7 @@ def named(
     if precision == "bf16" and not datasheet.supports_bf16:
         raise UserError(
             f"precision is bf16, but {gpu} has compute capability {datasheet.capability}, and bf16 begins at 8.0; "
-            "write fp16"
+            "use fp16"
         )
     wire = known("network", network, NETWORKS)
     nominal = datasheet.single if precision == "fp32" else datasheet.half
@@ -159,7 +159,7 @@ Entry = TypeVar("Entry", Gpu, Link, Disk)
 def known(kind: str, name: str, table: Mapping[str, Entry]) -> Entry:
     """Return the entry of a name. Raises UserError, listing the names, for an unknown one."""
     if name not in table:
-        raise UserError(f"{kind} {shown(name)} is not known; write one of {', '.join(offered(table))}")
+        raise UserError(f"{kind} {shown(name)} is not known; use one of {', '.join(offered(table))}")
     return table[name]
 
 

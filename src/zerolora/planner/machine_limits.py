@@ -75,7 +75,7 @@ def uncompiled(strategy: Strategy, device: Device) -> Iterator[str]:
         if missing := toolchain.lacking(operation, device, devices.torch_build()[1]):
             yield (
                 f"render.strategy is {strategy.name}, which compiles DeepSpeed's {operation} when training starts, and "
-                f"{'; and '.join(missing)}; or write {OTHERWISE[operation]}"
+                f"{'; and '.join(missing)}; or use {OTHERWISE[operation]}"
             )
 
 
@@ -84,7 +84,7 @@ def without_launchers(settings: RenderSettings) -> Iterator[str]:
     if uses_kernels(settings) and (missing := toolchain.lacking_for_triton()):
         yield (
             f"train.kernels is {settings.kernels}, whose kernels Triton compiles when training starts, and "
-            f"{'; and '.join(missing)}; or write train.kernels: off"
+            f"{'; and '.join(missing)}; or set train.kernels: off"
         )
 
 

@@ -1,7 +1,6 @@
 """Renders a run's configuration: its engine's options, the choice, and the reason for each value.
 
-zerolora render --settings JSON --estimate results/NAME/estimate.json
-                --output results/NAME/zero.json --reasons results/NAME/render.json
+zerolora stage render RENDERED
 """
 
 import shutil
@@ -105,10 +104,10 @@ def _check_one_step(settings: RenderSettings, rows: RowStatistics) -> None:
         return
     kind, packing = ("packed rows", ", or pack.packing: false") if rows.packing else ("rows", "")
     most = available // share * share
-    remedy = f"train.global_batch: {most} or less{packing}" if most else f"fewer ranks{packing}"
+    remedy = f"set train.global_batch: {most} or less{packing}" if most else f"use fewer ranks{packing}"
     raise UserError(
         f"train.global_batch is {settings.global_batch}, but train.epochs: {settings.epochs} of {rows.packed_rows} "
-        f"{kind} to train on make {available}, not one step; write {remedy}, or more epochs, or prepare more rows"
+        f"{kind} to train on make {available}, not one step; {remedy}, or more epochs, or prepare more rows"
     )
 
 
@@ -137,11 +136,11 @@ def planning_of(settings: RenderSettings, estimate: Path) -> tuple[Planning, str
 
     Raises UserError if the estimate is missing or out of date, or if the strategy cannot run.
     """
-    predicted = read_json(estimate, "zerolora estimate")
+    predicted = read_json(estimate, "zerolora stage estimate")
     try:
         model, rows = from_json(predicted["shape"]), RowStatistics(**predicted["data"])
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise UserError(f"{estimate}: was written by another version; run `zerolora estimate` again") from None
+        raise UserError(f"{estimate}: was written by another version; run `zerolora stage estimate` again") from None
     hardware, source = hardware_of(settings)
     user: UserLayout | None = None
     if settings.user_config is not None:

@@ -205,7 +205,7 @@ def measured(probe: Mapping[str, Any], precision: Precision, disk: str = "nvme")
     if precision not in ("fp32", file.precision_16bit):
         raise UserError(
             f"precision is {precision}, but the probe measured {file.precision_16bit} and fp32 on this machine; "
-            "write one of them"
+            "use one of them"
         )
     return HardwareRates(
         name=file.hardware.name,

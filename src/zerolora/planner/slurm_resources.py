@@ -104,9 +104,9 @@ def training(candidate: Candidate, planning: Planning, canary: int = 0) -> Train
 
 def rendered(reasons: Path) -> TrainingResources:
     """Return the resources of training from render.json. Raises UserError if the file does not have them."""
-    explained = read_json(reasons, "zerolora render")
+    explained = read_json(reasons, "zerolora stage render")
     if "slurm_resources" not in explained:
-        raise UserError(f"{reasons}: was written by another version; run `zerolora render` again")
+        raise UserError(f"{reasons}: was written by another version; run `zerolora stage render` again")
     resources: TrainingResources = explained["slurm_resources"]
     return resources
 
@@ -119,7 +119,8 @@ def merging(model: Path, adapter: Path) -> Resources:
     Raises UserError if a manifest or config.json is missing.
     """
     files = _weight_files(model)
-    added = sum(file["bytes"] for file in foreign.manifest(adapter / MANIFEST, "zerolora train")["files"].values())
+    files_of_adapter = foreign.manifest(adapter / MANIFEST, "zerolora stage train")["files"]
+    added = sum(file["bytes"] for file in files_of_adapter.values())
     by_rows = ("head",) if _scales_embedding(adapter) else SHARED
     modules = [module for module in read_model_spec(model).modules if module.kind not in by_rows]
     largest = max(math.prod(shape) for module in modules for _, shape in module.weights)
@@ -150,7 +151,7 @@ def evaluating(
 
     Raises UserError if a stage's file is missing.
     """
-    spec, statistics = read_model_spec(model), read_json(data / "stats.json", "zerolora prepare")
+    spec, statistics = read_model_spec(model), read_json(data / "stats.json", "zerolora stage prepare")
     stored = sum(_weight_files(model))
     rows, longest = statistics[f"{settings.split}_rows"], max(1, statistics[f"{settings.split}_longest_row"])
     rows = min(rows, settings.rows or rows)
@@ -187,7 +188,7 @@ def referring(
 
     Raises UserError if a stage's file is missing.
     """
-    spec, statistics = read_model_spec(model), read_json(data / "stats.json", "zerolora prepare")
+    spec, statistics = read_model_spec(model), read_json(data / "stats.json", "zerolora stage prepare")
     stored, on_gpu = sum(_weight_files(model)), run.device == "cuda"
     tokens = sum(statistics[f"{split}_tokens"] for split in ("train", "validation"))
     tokens *= 1 + OBJECTIVES[run.objective].forwards_before  # of other sequences
@@ -245,7 +246,7 @@ def _resources(seconds: float, host: float, gpus: int = 0) -> Resources:
 
 def _weight_files(model: Path) -> list[int]:
     """Return the bytes of each weight file of a fetched model."""
-    files = foreign.manifest(model / MANIFEST, "zerolora fetch")["files"]
+    files = foreign.manifest(model / MANIFEST, "zerolora stage fetch")["files"]
     return [file["bytes"] for name, file in files.items() if name.endswith(".safetensors")]
 
 

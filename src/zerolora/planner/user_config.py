@@ -195,7 +195,7 @@ def _batch_faults(user: dict[str, Any], ranks: int) -> Iterator[Fault]:
             yield Fault(
                 ("train_batch_size",),
                 f"train_batch_size is {batch}, but {micro} a GPU x {accumulation} steps x {ranks} ranks are "
-                f"{micro * accumulation * ranks}; write that, or leave the three out: training's values win",
+                f"{micro * accumulation * ranks}; use that, or leave the three out: training's values win",
             )
 
 
@@ -205,7 +205,7 @@ def _partition_faults(zero: dict[str, Any], strategy: Strategy, ranks: int) -> I
     if strategy.within_node and ranks % size:
         yield Fault(
             (ZERO, "zero_hpz_partition_size"),
-            f"{ZERO}.zero_hpz_partition_size is {size}, and {ranks} ranks are not a multiple of it; write a number "
+            f"{ZERO}.zero_hpz_partition_size is {size}, and {ranks} ranks are not a multiple of it; use a number "
             f"that divides {ranks}, or remove it",
         )
 

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from zerolora.errors import printable, shown, wording, wordings
+from zerolora.errors import printable, shown
 from zerolora.planner.deepspeed_keys import (
     DATA_TYPES,
     HONOURED,
@@ -40,14 +40,14 @@ OF_STAGE_3 = (
 """Keys that DeepSpeed ignores in other stages."""
 HPZ_OFF = {"zero_hpz_partition_size": 1}
 ALIKE = 0.75  # difflib ratio from which a name counts as a misspelling
-WANTED = wordings(
-    flag="true or false",
-    size="a whole number from 0 to 2**63 - 1",
-    number="a number",
-    share="a number from 0 to 1",
-    text="text",
-    texts="a list of texts",
-)
+WANTED = {
+    "flag": "true or false",
+    "size": "a whole number from 0 to 2**63 - 1",
+    "number": "a number",
+    "share": "a number from 0 to 1",
+    "text": "text",
+    "texts": "a list of texts",
+}
 
 
 class Fault(NamedTuple):
@@ -66,11 +66,11 @@ def faults(user: Any) -> Iterator[Fault]:
 
 def _faults(user: Any) -> Iterator[Fault]:
     if not isinstance(user, dict) or not isinstance(user.get(ZERO, {}), dict):
-        yield Fault((ZERO,), f"is not a DeepSpeed config; write an object with a {ZERO} object")
+        yield Fault((ZERO,), f"is not a DeepSpeed config; use an object with a {ZERO} object")
         return
     if not any(key in TOP_LEVEL or _alike(key) for key in user):
         keys = ", ".join(shown(key) for key in list(user)[:3]) or "no key"
-        remedy = f"write it in {ZERO}" if any(key in ZERO_KEYS for key in user) else f"write an object with {ZERO}"
+        remedy = f"put it in {ZERO}" if any(key in ZERO_KEYS for key in user) else f"use an object with {ZERO}"
         yield Fault((), f"is not a DeepSpeed config: it has {keys}; {remedy}")
         return
     zero = user.get(ZERO, {})
@@ -81,7 +81,7 @@ def _faults(user: Any) -> Iterator[Fault]:
     ):
         yield Fault(
             ("fp16", "enabled"),
-            "bf16.enabled and fp16.enabled are both true; write one, or none: training's precision wins",
+            "bf16.enabled and fp16.enabled are both true; set one, or none: training's precision wins",
         )
     if not wrong:
         yield from _contradictions(zero)
@@ -113,24 +113,24 @@ def _top(user: dict[str, Any]) -> Iterator[Fault]:
             yield _unknown_top(key)
     for old, new in OLD_NAMES.items():
         if old in user and not is_off(user[old]):
-            yield Fault((old,), f"{old} is an old name; write {new}")
+            yield Fault((old,), f"{old} is an old name; use {new}")
     for key, wanted in REDUCTIONS.items():
         if user.get(key, wanted) != wanted:
-            yield Fault((key,), f"{key} is {shown(user[key])}; gradients are averaged: write {wanted}")
+            yield Fault((key,), f"{key} is {shown(user[key])}; gradients are averaged: use {wanted}")
 
 
 def _honoured(key: str, value: Any) -> Iterator[Fault]:
     wrong = list(_value((key,), value, HONOURED[key]))
     yield from wrong
     if not wrong and key.endswith("communication_data_type") and value is not None and value.lower() not in DATA_TYPES:
-        yield Fault((key,), f"{key} is {shown(value)}; write one of {', '.join(DATA_TYPES)}")
+        yield Fault((key,), f"{key} is {shown(value)}; use one of {', '.join(DATA_TYPES)}")
 
 
 def _unknown_top(key: str) -> Fault:
     if key in ZERO_KEYS or key in ZERO_SECTIONS:
-        return Fault((key,), f"{shown(key)} is not a key of DeepSpeed's top level; write it in {ZERO}")
+        return Fault((key,), f"{shown(key)} is not a key of DeepSpeed's top level; put it in {ZERO}")
     near = _alike(key)
-    remedy = f"write {near}" if near else "remove it"
+    remedy = f"use {near}" if near else "remove it"
     return Fault((key,), f"{shown(key)} is not a key of DeepSpeed, which ignores it; {remedy}")
 
 
@@ -144,7 +144,7 @@ def _in_zero(zero: dict[str, Any]) -> Iterator[Fault]:
         at, name = (ZERO, key), f"{ZERO}.{key}"
         if key in ZERO_RENAMED:
             if not is_off(value):
-                yield Fault(at, f"{name} is deprecated; write {ZERO_RENAMED[key]}")
+                yield Fault(at, f"{name} is deprecated; use {ZERO_RENAMED[key]}")
         elif key in ZERO_REFUSED:
             if not is_off(value):
                 yield Fault(at, f"{name} {ZERO_REFUSED[key]}")
@@ -165,12 +165,12 @@ def _devices_and_names(zero: dict[str, Any]) -> Iterator[Fault]:
         section = zero.get(key)
         device = section.get("device", "none") if isinstance(section, dict) else "none"
         if isinstance(device, str) and device not in ("none", "cpu", "nvme"):
-            yield Fault((ZERO, key, "device"), f"{ZERO}.{key}.device is {shown(device)}; write none, cpu or nvme")
+            yield Fault((ZERO, key, "device"), f"{ZERO}.{key}.device is {shown(device)}; use none, cpu or nvme")
     for key in STAGE_3:
         if key in zero and key.removeprefix("stage3_") in zero:
             yield Fault(
                 (ZERO, key.removeprefix("stage3_")),
-                f"{ZERO}.{key} appears twice, once without its prefix; write it once",
+                f"{ZERO}.{key} appears twice, once without its prefix; keep one of the two",
             )
 
 
@@ -181,7 +181,7 @@ def _unknown_in_zero(key: str) -> Fault:
     if key.startswith("mics_"):
         return Fault(
             at,
-            f"{name} is of MiCS, which DeepSpeed 0.19.8 no longer has (DeepSpeed#8489); write "
+            f"{name} is of MiCS, which DeepSpeed 0.19.8 no longer has (DeepSpeed#8489); use "
             "zero_hpz_partition_size (hpZ), or render.strategy: fsdp_hybrid",
         )
     if key == "zeropp_loco_param":
@@ -197,7 +197,7 @@ def _named(key: str) -> str:
 def _section(at: tuple[str, ...], values: Any, known: Mapping[str, JsonKey]) -> Iterator[Fault]:
     name = ".".join(at)
     if not isinstance(values, dict):
-        yield Fault(at, f"{name} is {shown(values)}; write an object")
+        yield Fault(at, f"{name} is {shown(values)}; use an object")
         return
     for key, value in values.items():
         if key not in known:
@@ -222,13 +222,13 @@ def _value(at: tuple[str, ...], value: Any, key: JsonKey) -> Iterator[Fault]:
         return
     wanted = "the folder of a local disk" if at[-1] == "nvme_path" else WANTED[key.kind]
     seen = "null" if value is None else shown(value)
-    remedy = "write its value" if value == "auto" else f"write {wanted}"
+    remedy = "set its value" if value == "auto" else f"use {wanted}"
     yield Fault(at, f"{'.'.join(at)} is {seen}; {remedy}" + (", or remove it" if value is None else ""))
 
 
 def _nearest(key: str, known: set[str]) -> str:
     near = difflib.get_close_matches(key, sorted(known), 1)
-    return wording(f"write {near[0]}" if near else "remove it")
+    return f"use {near[0]}" if near else "remove it"
 
 
 def _number(value: Any) -> bool:
@@ -242,21 +242,21 @@ def _whole(value: Any) -> bool:
 def _contradictions(zero: dict[str, Any]) -> Iterator[Fault]:
     stage = zero.get("stage", 0)
     if stage not in (0, 1, 2, 3):
-        yield Fault((ZERO, "stage"), f"{ZERO}.stage is {stage!r}; write 0, 1, 2 or 3")
+        yield Fault((ZERO, "stage"), f"{ZERO}.stage is {stage!r}; use 0, 1, 2 or 3")
         return
     yield from _impossible_offload(zero, stage)
     for key in OF_STAGE_3:
         if stage != 3 and zero.get(key) not in (None, False, 0) and zero[key] != HPZ_OFF.get(key):
             yield Fault(
-                (ZERO, key), f"{ZERO}.{key} with stage {stage}, which DeepSpeed ignores; write stage 3 or remove it"
+                (ZERO, key), f"{ZERO}.{key} with stage {stage}, which DeepSpeed ignores; use stage 3 or remove it"
             )
     if zero.get("zero_quantized_gradients") and zero.get("reduce_scatter") is False:
         yield Fault(
             (ZERO, "reduce_scatter"),
-            f"{ZERO}.reduce_scatter is false with zero_quantized_gradients, which needs it; write true",
+            f"{ZERO}.reduce_scatter is false with zero_quantized_gradients, which needs it; set it to true",
         )
     if zero.get("reduce_bucket_size") == 0:
-        yield Fault((ZERO, "reduce_bucket_size"), f"{ZERO}.reduce_bucket_size is 0; write 1 or more")
+        yield Fault((ZERO, "reduce_bucket_size"), f"{ZERO}.reduce_bucket_size is 0; use 1 or more")
     if zero.get("legacy_stage1"):
         yield Fault((ZERO, "legacy_stage1"), f"{ZERO}.legacy_stage1 is true, which DeepSpeed no longer has; remove it")
 
@@ -269,12 +269,10 @@ def _impossible_offload(zero: dict[str, Any], stage: int) -> Iterator[Fault]:
             # stage_1_and_2.py: any device but none is cpu_offload.
             yield Fault(
                 at,
-                f"{key}.device is nvme with stage {stage}, which DeepSpeed takes for cpu; write stage 3 or device cpu",
+                f"{key}.device is nvme with stage {stage}, which DeepSpeed takes for cpu; use stage 3 or device cpu",
             )
         if device == "nvme" and not zero[key].get("nvme_path"):
-            yield Fault(
-                at, f"{key}.device is nvme without nvme_path (DeepSpeed#5124); write the folder of a local disk"
-            )
+            yield Fault(at, f"{key}.device is nvme without nvme_path (DeepSpeed#5124); give the folder of a local disk")
     names = ("stage3_prefetch_bucket_size", "prefetch_bucket_size")
     prefetch = next((zero[key] for key in names if key in zero), "not 0")
     if devices["offload_param"] == "nvme" and stage == 3 and prefetch != 0:
@@ -282,17 +280,17 @@ def _impossible_offload(zero: dict[str, Any], stage: int) -> Iterator[Fault]:
         yield Fault(
             (ZERO, next((name for name in names if name in zero), "offload_param")),
             f"offload_param.device is nvme and stage3_prefetch_bucket_size is {prefetch}, with which DeepSpeed reads "
-            "frozen weights twice and fails; write 0",
+            "frozen weights twice and fails; use 0",
         )
     if devices["offload_param"] != "gpu" and stage != 3:
         yield Fault(
             (ZERO, "offload_param"),
-            f"offload_param with stage {stage}, where parameters are not sharded; write stage 3 or remove it",
+            f"offload_param with stage {stage}, where parameters are not sharded; use stage 3 or remove it",
         )
     if devices["offload_optimizer"] != "gpu" and stage == 0:
         yield Fault(
             (ZERO, "offload_optimizer"),
-            "offload_optimizer with stage 0, which DeepSpeed ignores; write stage 1 or more, or remove it",
+            "offload_optimizer with stage 0, which DeepSpeed ignores; use stage 1 or more, or remove it",
         )
     if (zero.get("offload_optimizer") or {}).get("super_offload"):
         yield Fault(
@@ -303,7 +301,7 @@ def _impossible_offload(zero: dict[str, Any], stage: int) -> Iterator[Fault]:
     if (zero.get("offload_optimizer") or {}).get("ratio", 1.0) != 1.0 and stage != 3:
         yield Fault(
             (ZERO, "offload_optimizer", "ratio"),
-            f"offload_optimizer.ratio with stage {stage}; write stage 3 or remove it",
+            f"offload_optimizer.ratio with stage {stage}; use stage 3 or remove it",
         )
 
 

@@ -71,7 +71,7 @@ class ZeroJson(Section):
     @classmethod
     def read(cls, path: Path) -> Self:
         """Return the content of `path`. Raises UserError if the file is missing, or `render` cannot have written it."""
-        values = read_object(path, "zerolora render")
+        values = read_object(path, "zerolora stage render")
         try:
             return cls.of(values)
         except ValidationError as error:
@@ -79,8 +79,8 @@ class ZeroJson(Section):
             within = [CHOICE] if error.title == TrainingChoice.__name__ else []
             key = ".".join(map(str, [*within, *mistake["loc"]]))
             missing = mistake["type"] == "missing" or (key == CHOICE and key not in values)
-            wrong = "missing" if missing else f"{shown(mistake['input'])}, which `zerolora render` does not write"
-            raise UserError(f"{path}: {key} is {wrong}; run `zerolora render` again") from None
+            wrong = "missing" if missing else f"{shown(mistake['input'])}, which `zerolora stage render` does not write"
+            raise UserError(f"{path}: {key} is {wrong}; run `zerolora stage render` again") from None
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of the file."""

@@ -40,7 +40,7 @@ def check_stored(settings: RenderSettings, model: Path) -> None:
     if stored and (settings.merged or settings.targets):
         key, value = ("merge.enabled", "false") if settings.merged else ("export.targets", "[]")
         raise UserError(
-            f"{key}: the base model is stored in 4 bits ({stored.type}), to which nothing can be added; write {key}: "
+            f"{key}: the base model is stored in 4 bits ({stored.type}), to which nothing can be added; set {key}: "
             f"{value}, or fetch the checkpoint in bf16, fp16 or fp32 that it was made of"
         )
 

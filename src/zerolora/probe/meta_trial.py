@@ -135,5 +135,5 @@ def _merge(files: list[TensorFile], names: StoredNames, updates: dict[str, Updat
     if missing := plan.missing(updates):
         raise UserError(
             f"{model}: its files hold no {missing[0]}, which would be trained and could not be merged; fetch the whole "
-            "model in a type that is not quantized, or write targets without it"
+            "model in a type that is not quantized, or use targets without it"
         )

@@ -31,11 +31,11 @@ def probe(output: Path, device: str, ranks: int) -> None:
     machine lacks. Only the task with rank 0 writes. Raises UserError if `device` or `ranks` is not available.
     """
     if device not in ("cpu", "cuda"):
-        raise UserError(f"device is {shown(device)}; write cpu or cuda")
+        raise UserError(f"device is {shown(device)}; use cpu or cuda")
     if ranks < 1:
-        raise UserError(f"--ranks is {ranks}; write 1 or more")
+        raise UserError(f"--ranks is {ranks}; use 1 or more")
     if output.is_dir():
-        raise UserError(f"--output {output} is a directory; write a file, as in {output / 'probe.json'}")
+        raise UserError(f"--output {output} is a directory; give a file, as in {output / 'probe.json'}")
     where = topology(os.environ, _nodes(os.environ), ranks)
     if device == "cuda" and (reason := devices.fault(len(where.ranks), "--device cpu")):
         raise UserError(f"--device is cuda, but {reason}")

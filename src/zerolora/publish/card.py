@@ -31,7 +31,6 @@ CONFIG_SECTIONS = ("hardware", "pack", "estimate", "render", "train", "merge", "
 """Sections that every run reads. Judge, export and further tasks are not needed to reproduce a run."""
 ELSEWHERE = "/path/to"
 PIN = re.compile(r"^([\w.-]+)==([^\s;\\]+)", re.MULTILINE)
-METHOD_SECTIONS = {"lora": "LoRA", "ia3": "(IA)³", "vera": "VeRA", "quantization": "quantization"}
 TRAINING = (
     "learning_rate", "schedule", "schedule_options", "warmup_ratio", "warmup_steps", "optimizer", "betas", "epsilon",
     "weight_decay", "global_batch", "epochs", "max_steps", "neftune_alpha", "seed", "keep", "validation_steps",
@@ -231,7 +230,7 @@ def _hyperparameters(run: FinishedRun) -> dict[str, Any]:
 
     train = run.settings.train.model_dump(mode="json")
     result = {
-        f"{METHOD_SECTIONS.get(section, section)}: {key}": value
+        f"{section}.{key}": value
         for section in TRAINABLE[run.settings.train.method].sections
         for key, value in train[section].items()
     }

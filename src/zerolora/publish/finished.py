@@ -94,7 +94,7 @@ def finished_run(name: str) -> FinishedRun:
     """
     config = load(CONFIG)
     if name not in config.all_runs:
-        raise UserError(f"--run {shown(name)}: {CONFIG} has no such run; write one of {', '.join(config.all_runs)}")
+        raise UserError(f"--run {shown(name)}: {CONFIG} has no such run; use one of {', '.join(config.all_runs)}")
     run = FinishedRun(name, config, resolve(config), {})
     accepted = run.directory / "accepted.json"
     if not accepted.is_file():
@@ -135,7 +135,7 @@ def _gate_failure(run: FinishedRun) -> str | None:
     if gate is None or not difference.is_file():
         return None
     try:
-        failure = parse(gate).failure(read_object(difference, "zerolora report"))
+        failure = parse(gate).failure(read_object(difference, "zerolora stage report"))
     except KeyError:  # the stage accept lists the available metrics
         return None
     if failure is None:
@@ -208,18 +208,18 @@ def product_of(run: FinishedRun, kind: str) -> PushedModel:
     file is missing or differs.
     """
     if kind not in KINDS:
-        raise UserError(f"--what {shown(kind)}: write one of {', '.join(KINDS)}")
+        raise UserError(f"--what {shown(kind)}: use one of {', '.join(KINDS)}")
     method, adapter = run.settings.train.method, run.directory / "adapter"
     trained = run.read(adapter / MANIFEST)
     if kind == "adapter":
         if not TRAINABLE[method].peft_type:
-            raise UserError(f"--what adapter: run {run.name} has no adapter: its method is {method}; write merged")
+            raise UserError(f"--what adapter: run {run.name} has no adapter: its method is {method}; use merged")
         directory, files = adapter, trained["files"]
     else:
         merged = run.read(manifest := run.directory / "merged" / MANIFEST)
         if not merged.get("enabled", True):
             raise UserError(
-                f"--what merged: {manifest}: nothing was merged; write adapter, or merge.enabled: true, and run again"
+                f"--what merged: {manifest}: nothing was merged; use adapter, or set merge.enabled: true and run again"
             )
         directory, files = Path(merged["path"]), merged["files"]
     _check_bytes(run, directory, files)

@@ -43,7 +43,7 @@ def check_repository(name: str) -> None:
         validate_repo_id(name)
     except HFValidationError:
         raise UserError(
-            f"--to {name}: is not the name of a repository; write OWNER/NAME, or ./{name} for a directory"
+            f"--to {name}: is not the name of a repository; use OWNER/NAME, or ./{name} for a directory"
         ) from None
 
 

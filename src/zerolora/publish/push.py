@@ -57,7 +57,7 @@ def _directory(to: str) -> Path | None:
     if to in (".", "..") or to.startswith(DIRECTORIES):
         return Path(to)
     if not to.startswith(HUB) and Path(to.split("/", maxsplit=1)[0]).exists():
-        raise UserError(f"--to {to}: write ./{to} for the directory, or {HUB}{to} for the repository")
+        raise UserError(f"--to {to}: use ./{to} for the directory, or {HUB}{to} for the repository")
     return None
 
 
@@ -77,7 +77,7 @@ def _push_to_directory(product: PushedModel, texts: dict[str, str], target: Path
     Raises UserError if the directory has other files.
     """
     if target.resolve().is_relative_to(RESULTS.resolve()):
-        raise UserError(f"--to {target}: {RESULTS} belongs to the pipeline; write a directory outside it")
+        raise UserError(f"--to {target}: {RESULTS} belongs to the pipeline; choose a directory outside it")
     earlier = (target / MANIFEST).is_file() and PUSH in (manifest := read_object(target / MANIFEST, "zerolora push"))
     if target.exists() and not earlier and not (target.is_dir() and not any(target.iterdir())):
         raise UserError(f"--to {target}: already exists, and no push wrote it; name another directory, or remove it")

@@ -1,7 +1,7 @@
 """Compare all runs in one table: an HTML page, Markdown, CSV, and metrics for DVC.
 
-zerolora compare --settings JSON --output results/compare   the stage: finished runs only
-zerolora compare                                            on request: all runs, finished or not
+zerolora stage compare   the stage: finished runs only
+zerolora compare         on request: all runs, finished or not
 """
 
 import csv
@@ -151,7 +151,7 @@ def _page(
 
 
 def _tiles(rows: Sequence[Row]) -> list[tuple[str, str, str]]:
-    """Return title, figure and run of the best of each of TILES that at least two runs have."""
+    """Return title, best figure and its run for each of TILES that at least two runs have."""
     result = []
     columns = {column.key: column for column in FIGURES}
     for key, best_of in TILES.items():

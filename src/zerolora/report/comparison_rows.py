@@ -6,13 +6,14 @@ the user (log.py).
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from zerolora.config.grids import Shared
+from zerolora.config.stages import STAGES, Stage
 from zerolora.errors import UserError
-from zerolora.files import MANIFEST, read_object
+from zerolora.files import read_object
 from zerolora.log import PREFIX, read_status
 from zerolora.report.run_settings import settings_of_run
 
@@ -31,31 +32,13 @@ NO_MESSAGE = "runs, or ended without a message"
 """Reason of a run whose stage logged none."""
 PLANNING = ("estimate", "render")
 """Stages that refuse a run before training."""
-# The stages of a run in order: name, log relative to results/logs, first output relative to the project.
-STAGES = (
-    ("fetch", "{model}", f"resources/models/{{model}}/{MANIFEST}"),
-    ("prepare", "{dataset}", f"{{results}}/data/{{dataset}}/{MANIFEST}"),
-    ("pack", "{packed}", f"{{results}}/{{packed}}/packing/{MANIFEST}"),
-    ("estimate", "{estimated}", "{results}/{estimated}/estimate.json"),
-    ("render", "{rendered}", "{results}/{rendered}/zero.json"),
-    ("reference", "{referenced}", f"{{results}}/{{referenced}}/reference/{MANIFEST}"),
-    ("train", "{run}", f"{{results}}/{{run}}/adapter/{MANIFEST}"),
-    ("merge", "{run}", f"{{results}}/{{run}}/merged/{MANIFEST}"),
-    ("evaluate_base", "{dataset}", "{results}/base/{dataset}/evaluate.json"),
-    ("evaluate", "{run}", "{results}/{run}/metrics/evaluate.json"),
-    ("report", "{run}", f"{{results}}/{ROWS}/{{run}}.json"),
-)
-# The stages of each further task, which precede the report.
-TASK_STAGES = (
-    ("task_rows", "{task}", "{results}/tasks/{task}.jsonl"),
-    ("task_base", "{dataset}-{task}", "{results}/base/{dataset}/tasks/{task}.json"),
-    ("task", "{run}-{task}", "{results}/{run}/tasks/{task}.json"),
-)
+OF_A_RUN = tuple(itertools.takewhile(lambda stage: stage.name != "accept", STAGES.values()))
+"""The stages up to the report, in order, with those of models, data sets and tasks."""
 
 
 def finished(runs: Iterable[str], folder: Path) -> list[Row]:
     """Return the rows of finished runs, in the order of their names. Raises UserError if one is missing or broken."""
-    return [{"run": run, **read_object(folder / f"{run}.json", "zerolora report")} for run in by_name(runs)]
+    return [{"run": run, **read_object(folder / f"{run}.json", "zerolora stage report")} for run in by_name(runs)]
 
 
 def by_name(runs: Iterable[str]) -> list[str]:
@@ -73,17 +56,17 @@ def all_runs(results: Path, outdated: Mapping[str, str] | None = None) -> tuple[
     config.json or a row is broken.
     """
     path = results / "config.json"
-    resolved = read_object(path, "zerolora resolve")
+    resolved = read_object(path, "zerolora stage resolve")
     try:
         overrides = dict(resolved["compare"]["runs"])
         named = {run: _names(results, run, resolved) for run in by_name(overrides)}
     except (KeyError, TypeError):
-        raise UserError(f"{path}: was written by another version; run `zerolora resolve` again") from None
+        raise UserError(f"{path}: was written by another version; run `zerolora stage resolve` again") from None
     return [_row(names, outdated or {}) for names in named.values()], overrides
 
 
 def _names(results: Path, run: str, resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of the placeholders in STAGES for a run, its strategy and its tasks."""
+    """Return the values of the wildcards of the stages for a run, its strategy and its tasks."""
     settings = settings_of_run(results, run)
     return {
         "results": results,
@@ -112,16 +95,26 @@ def _ended(results: Path, names: Mapping[str, Any]) -> Row | None:
 
     A stage ended a run if its output is missing and its status file has no result.
     """
-    of_tasks = ((each, {**names, "task": task}) for task in names["tasks"] for each in TASK_STAGES)
-    for (stage, log, output), named in itertools.chain(((each, names) for each in STAGES), of_tasks):
-        path = results / "logs" / stage / f"{log.format(**named)}.log"
-        if Path(output.format(**named)).exists() or not (status := read_status(path)) or "result" in status:
+    for stage, named in _stages_of(names):
+        path = results / "logs" / stage.log.format(**named)
+        target = stage.target.format(**named)
+        output = results / target.removeprefix("results/") if target.startswith("results/") else Path(target)
+        if output.exists() or not (status := read_status(path)) or "result" in status:
             continue
         if reason := reason_in(path, names["strategy"]):
-            return {"status": "refused" if stage in PLANNING else "failed", "reason": f"{stage}: {reason}"}
+            return {"status": "refused" if stage.name in PLANNING else "failed", "reason": f"{stage.name}: {reason}"}
         far = f" at {status['done']} of {status['total']}" if status.get("total") else ""
-        return {"status": "failed", "reason": f"{stage}: {NO_MESSAGE}{far}; see {path}"}
+        return {"status": "failed", "reason": f"{stage.name}: {NO_MESSAGE}{far}; see {path}"}
     return None
+
+
+def _stages_of(names: Mapping[str, Any]) -> Iterator[tuple[Stage, Mapping[str, Any]]]:
+    """Yield the stages of a run, with the values of their wildcards: a stage of tasks once for each."""
+    for stage in OF_A_RUN:
+        if "task" in stage.wildcards:
+            yield from ((stage, {**names, "task": task}) for task in names["tasks"])
+        elif stage.wildcards and names.keys() >= {*stage.wildcards}:
+            yield stage, names
 
 
 def reason_in(log: Path, strategy: str = "") -> str:

@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,13 @@ from zerolora.files import MANIFEST, read_json, sha256
 UNCOMMITTED = " with uncommitted changes"
 
 
-def provenance(run: str, model: Path, data: Path, results: Path, config: Path, lock: Path) -> dict[str, str]:
-    """Return the name, number or sha256 of each input. Raises UserError if a manifest is missing."""
-    base = read_json(model / MANIFEST, "zerolora fetch")
-    prepared = read_json(data / "manifest.json", "zerolora prepare")
+def provenance(
+    run: str, model: Path, data: Path, results: Path, config: Path, lock: Path, kept: Sequence[str]
+) -> dict[str, str]:
+    """Return the name, number or sha256 of each input. `kept`: stages whose results the user keeps although their code
+    has changed. Raises UserError if a manifest is missing."""
+    base = read_json(model / MANIFEST, "zerolora stage fetch")
+    prepared = read_json(data / "manifest.json", "zerolora stage prepare")
     weights = {name: file["sha256"] for name, file in base["files"].items() if name.endswith(".safetensors")}
     return {
         "run": run,
@@ -27,8 +31,9 @@ def provenance(run: str, model: Path, data: Path, results: Path, config: Path, l
         **{f"base {name} sha256": digest for name, digest in weights.items()},
         **{f"data file {path} sha256": digest for path, digest in prepared["read"].items()},
         **{f"prepared {name} sha256": file["sha256"] for name, file in prepared["files"].items()},
-        **_of_adapter(read_json(results / "adapter" / MANIFEST, "zerolora train")),
+        **_of_adapter(read_json(results / "adapter" / MANIFEST, "zerolora stage train")),
         **_values(config),
+        **({"kept": f"kept, although their code has changed: {', '.join(kept)}"} if kept else {}),
         "config sha256": sha256(config),
         "lock file sha256": sha256(lock),
     }

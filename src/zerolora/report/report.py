@@ -1,6 +1,6 @@
 """Stage report: the page of a run and its metrics, from the outputs of the other stages.
 
-zerolora report --settings JSON --run NAME … --usage results/NAME/usage.json --output results/NAME/report.html
+zerolora stage report RUN
 """
 
 from collections.abc import Mapping, Sequence
@@ -55,27 +55,27 @@ def report(
     `accounted` has Slurm's accounting, None without it. Raises UserError if an earlier stage's file is missing.
     """
     metrics = results / "metrics"
-    before, after = (read_json(folder / "evaluate.json", "zerolora evaluate") for folder in (base, metrics))
+    before, after = (read_json(folder / "evaluate.json", "zerolora stage evaluate") for folder in (base, metrics))
     used = {
-        "base": read_json(base / "evaluate_resources.json", "zerolora evaluate"),
-        "merged": read_json(metrics / "evaluate_resources.json", "zerolora evaluate"),
-        "train": read_json(metrics / "train_resources.json", "zerolora train"),
+        "base": read_json(base / "evaluate_resources.json", "zerolora stage evaluate"),
+        "merged": read_json(metrics / "evaluate_resources.json", "zerolora stage evaluate"),
+        "train": read_json(metrics / "train_resources.json", "zerolora stage train"),
     }
-    trained = read_json(metrics / "train.json", "zerolora train")
+    trained = read_json(metrics / "train.json", "zerolora stage train")
     objective = OBJECTIVES[settings.objective].configured(settings.objective_settings)
-    estimate = read_json(estimate_file, "zerolora estimate")
-    render = read_json(reasons, "zerolora render")
-    adapter = read_json(results / "adapter" / MANIFEST, "zerolora train")
+    estimate = read_json(estimate_file, "zerolora stage estimate")
+    render = read_json(reasons, "zerolora stage render")
+    adapter = read_json(results / "adapter" / MANIFEST, "zerolora stage train")
     train_usage = usage(render["slurm_resources"], used["train"], accounted)
     answers = (
-        read_json(base / "answers.json", "zerolora evaluate"),
-        read_json(results / "answers.json", "zerolora evaluate"),
+        read_json(base / "answers.json", "zerolora stage evaluate"),
+        read_json(results / "answers.json", "zerolora stage evaluate"),
     )
     compared = difference(before, after, answers)
     groups = [name.removesuffix(".difference") for name in compared if name.endswith(".difference")]
     tasks.set_aside(settings.tasks, base, results)
     task_metrics = tasks.compared(settings.tasks, base, results)
-    origin = provenance(run, model, data, results, config, lock)
+    origin = provenance(run, model, data, results, config, lock, settings.kept)
     zero = ZeroJson.read(zero_file)
     columns, rows = table(train_usage)
     pairs, changed_pairs = list(zip(*answers, strict=True)), changed(*answers)
@@ -103,9 +103,9 @@ def report(
         used=used,
         train=trained,
         usage={"columns": columns, "rows": rows, "jobs": train_usage.get("accounted_jobs")},
-        stats=read_json(data / "stats.json", "zerolora prepare"),
-        mask=read_json(data / "mask.json", "zerolora prepare"),
-        packing=read_json(packing / "stats.json", "zerolora pack"),
+        stats=read_json(data / "stats.json", "zerolora stage prepare"),
+        mask=read_json(data / "mask.json", "zerolora stage prepare"),
+        packing=read_json(packing / "stats.json", "zerolora stage pack"),
         estimate=estimate,
         strategy=zero.choice.strategy,
         render=render,
@@ -133,7 +133,7 @@ def report(
         reason,
         objective.loss_unit,
         settings.split,
-        origin.get("values", ""),
+        [origin[name] for name in ("values", "kept") if name in origin],
     )
     write_json(row_file, own_row | tasks.flat(task_metrics))
     write_text(output, page)

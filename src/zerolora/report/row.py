@@ -1,7 +1,7 @@
 """Metrics of a run for other tools: its row in the comparison (results/compare/rows/<run>.json), and DVC's headline."""
 
 import csv
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,14 +46,14 @@ def row(
     failure: str | None,
     loss_unit: str,
     split: str,
-    values: str,
+    notes: Sequence[str],
 ) -> dict[str, Any]:
     """Return the row of the run in `results`: a flat table of figures, and the data of its charts.
 
     compared: difference.json. trained, resources: train.json and train_resources.json. used: usage.json. failure: the
     reason why the run does not pass its gate. loss_unit: the unit of the loss, as in "per supervised token". split: the
-    evaluated one. values: what the run had besides the
-    config file. Sizes are in bytes, times in seconds, energy in joules; unmeasured figures are missing.
+    evaluated one. notes: what the run had besides the config file, and what the user
+    keeps of other code. Sizes are in bytes, times in seconds, energy in joules; unmeasured figures are missing.
 
         status, reason    done, or failed with the gate's reason
         strategy          and micro_batch, accumulation: render's choice
@@ -63,13 +63,13 @@ def row(
         parts             seconds of a step by PARTS
     """
     rendered = planned.choice
-    files = read_json(results / "adapter" / MANIFEST, "zerolora train")["files"]
+    files = read_json(results / "adapter" / MANIFEST, "zerolora stage train")["files"]
     on_gpu = bool(used["predicted_gpu_bytes"])
     hours = used.get("accounted_rank_hours", used["measured_rank_hours"])
     step = resources["training_seconds"] / trained["steps"]
     result: dict[str, Any] = {
         "status": "failed" if failure else "done",
-        "reason": failure or "; ".join(_remarks(compared, trained, split, values)),
+        "reason": failure or "; ".join(_remarks(compared, trained, split, notes)),
         **{key: getattr(rendered, key) for key in ("strategy", "micro_batch", "accumulation")},
         **{name: compared[name] for name in FIGURES if name in compared},
         "steps": trained["steps"],
@@ -96,9 +96,10 @@ def row(
     return result
 
 
-def _remarks(compared: Mapping[str, Any], trained: Mapping[str, Any], split: str, values: str) -> Iterable[str]:
-    if values:
-        yield values
+def _remarks(
+    compared: Mapping[str, Any], trained: Mapping[str, Any], split: str, notes: Sequence[str]
+) -> Iterable[str]:
+    yield from notes
     if trained["steps"] < trained["planned_steps"]:
         yield f"stopped early, after {trained['steps']} of {trained['planned_steps']} steps"
     if not compared.get("enabled", True):

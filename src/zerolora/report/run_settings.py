@@ -13,9 +13,9 @@ FOLDER = "settings"
 def run_names(results: Path) -> list[str]:
     """Return the names of all runs, sorted. Raises UserError if `resolve` has not run."""
     path = results / FOLDER / MANIFEST
-    files = read_object(path, "zerolora resolve").get("files")
+    files = read_object(path, "zerolora stage resolve").get("files")
     if not isinstance(files, dict):
-        raise UserError(f"{path}: was written by another version; run `zerolora resolve` again")
+        raise UserError(f"{path}: was written by another version; run `zerolora stage resolve` again")
     return sorted(Path(file).stem for file in files if Path(file).parent.name == "runs")
 
 
@@ -23,6 +23,6 @@ def settings_of_run(results: Path, name: str) -> dict[str, Any]:
     """Return the settings of each stage of a run. Raises UserError if `resolve` has not run, or its file is broken."""
     path = results / FOLDER / f"runs/{name}.json"
     try:
-        return dict(read_object(path, "zerolora resolve")["runs"][name])
+        return dict(read_object(path, "zerolora stage resolve")["runs"][name])
     except (KeyError, TypeError):
-        raise UserError(f"{path}: was written by another version; run `zerolora resolve` again") from None
+        raise UserError(f"{path}: was written by another version; run `zerolora stage resolve` again") from None

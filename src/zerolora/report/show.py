@@ -26,9 +26,9 @@ def summary(results: Path) -> str:
         if not all(path.is_file() for path in files):
             lines.append(f"{name:<{width}}  not evaluated yet")
             continue
-        before, after = (read_json(path, "zerolora evaluate") for path in files)
+        before, after = (read_json(path, "zerolora stage evaluate") for path in files)
         if (compared := results / name / "metrics/difference.json").is_file():
-            after = read_json(compared, "zerolora report")
+            after = read_json(compared, "zerolora stage report")
         pages.append(results / name / "report.html")
         lines.append(f"{name:<{width}}  {before_and_after(before, after)}  {pages[-1]}")
     if pages:
@@ -44,9 +44,8 @@ def _is_tutorial(results: Path) -> bool:
     """Return whether the data are those of the reference task alone."""
     if not (results / "config.json").is_file():
         return False
-    return {data["path"] for data in read_json(results / "config.json", "zerolora resolve")["prepare"].values()} == {
-        REFERENCE
-    }
+    prepared = read_json(results / "config.json", "zerolora stage resolve")["prepare"]
+    return {data["path"] for data in prepared.values()} == {REFERENCE}
 
 
 def before_and_after(before: Mapping[str, float], after: Mapping[str, float]) -> str:

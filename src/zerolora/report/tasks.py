@@ -19,7 +19,7 @@ NOT_METRICS = (*ENDS, "_stderr", "rows", "_prompts")
 Changes = dict[str, dict[str, list[float]]]
 """`base`, `tuned` and `difference` by metric: the value, and the ends of its interval, if any."""
 TaskResult = tuple[Mapping[str, float], Any]
-"""The metrics of a model and its answers, as `zerolora task` writes them."""
+"""The metrics of a model and its answers, as `zerolora stage task` writes them."""
 
 
 def files_of(task: str) -> tuple[str, str]:
@@ -91,7 +91,7 @@ def flat(tasks: Mapping[str, Changes]) -> dict[str, float]:
 
 
 def _read(folder: Path, name: str) -> TaskResult:
-    metrics, answers = (read_json(folder / FOLDER / file, "zerolora task") for file in files_of(name))
+    metrics, answers = (read_json(folder / FOLDER / file, "zerolora stage task") for file in files_of(name))
     return metrics, answers
 
 

@@ -54,7 +54,7 @@ def search(name: str, config: Path, command: Sequence[str]) -> Study:
 def _settings(config: Path, name: str) -> Search:
     searches = load(config, before_first_trial=True).searches
     if name not in searches:
-        known = f"write one of {', '.join(searches)}" if searches else "add one to searches (docs/search.md)"
+        known = f"use one of {', '.join(searches)}" if searches else "add one to searches (docs/grids.md)"
         raise UserError(f"{config}: has no search {shown(name)}; {known}")
     return searches[name]
 
@@ -91,7 +91,7 @@ def _after(command: Sequence[str], name: str, study: Study, config: Path) -> Stu
         waiting = [number for number, each in enumerate(outcomes(name, study)) if each.state == "waiting"]
         if waiting:
             run = run_of(name, waiting[0])
-            raise UserError(f"{text}: succeeded without a result of {run}; write a command that runs all runs")
+            raise UserError(f"{text}: succeeded without a result of {run}; give a command that runs all runs")
         return study
     runs = {run_of(name, number): trial for number, trial in enumerate(study.trials)}
     failed = {run: reason for run, reason in _reasons() if run in runs and not runs[run].failed}
@@ -140,7 +140,7 @@ def _run(command: Sequence[str]) -> int:
         return running.wait()
     except OSError as error:
         raise UserError(
-            f"{shown(command[0])}: {os.strerror(error.errno or 0)}; write the command that runs all runs after --, as "
+            f"{shown(command[0])}: {os.strerror(error.errno or 0)}; give the command that runs all runs after --, as "
             "in snakemake --profile profiles/local all"
         ) from None
     finally:

@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO stages, with offload, hpZ and quantized communication. docs/rendering.md lists the known problems.
+"""DeepSpeed's ZeRO stages, with offload, hpZ and quantized communication. docs/choice.md lists the known problems.
 
 The collectives are those of DeepSpeed 0.19 with LoRA, not the ZeRO paper's 2Ψ and 3Ψ. "Counted" means counted in a run
 of two ranks with a small Llama.
@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator
 from typing import ClassVar
 
+from zerolora.conflict import Conflict
 from zerolora.strategies.strategy import (
     EXCHANGE,
     GATHER,
@@ -17,7 +18,6 @@ from zerolora.strategies.strategy import (
     Buckets,
     Collective,
     Compiled,
-    Conflict,
     ModelSizes,
     Placement,
     Reason,
@@ -60,23 +60,23 @@ class DeepSpeed(Strategy):
     def conflict(self, target: Target) -> Conflict | None:
         if self.quantized and target.device == "cpu":
             # deepspeed/runtime/zero/partition_parameters.py, CUDAQuantizer: its kernels are written for CUDA only.
-            return Conflict("hardware.device is cpu, which has no kernels for quantized gathering", "write zero3")
+            return Conflict("hardware.device is cpu, which has no kernels for quantized gathering", "use zero3")
         if target.frozen_type and self.quantized:
-            return Conflict("the base model is quantized already (train.quantization)", "write zero3")
+            return Conflict("the base model is quantized already (train.quantization)", "use zero3")
         if target.unpacks and self.stage == 3:
             # partitioned_param_coordinator.py, record_parameters: the copy that peft unpacks is not a parameter of its.
-            return Conflict("train.method is qdora, which unpacks weights that are not gathered", "write fsdp or zero2")
+            return Conflict("train.method is qdora, which unpacks weights that are not gathered", "use fsdp or zero2")
         if target.frozen_type == "int8" and self.stage == 3:
-            return Conflict(INT8_WHOLE, "write type: nf4, or strategy zero2")
+            return Conflict(INT8_WHOLE, "set type: nf4, or strategy zero2")
         return self._lacking(target)
 
     def _lacking(self, target: Target) -> Conflict | None:
         """Return what a target lacks for quantized gradients or offload to disk; None if it has everything."""
         if self.quantized_gradients and (problem := gradients_unquantized(target, target.precision)):
-            return Conflict(problem, "write zero3")
+            return Conflict(problem, "use zero3")
         if self.on_disk and not target.nvme:
             return Conflict(
-                "hardware.nvme names no directory to move states to", "write hardware.nvme: /path/on/a/local/nvme"
+                "hardware.nvme names no directory to move states to", "set hardware.nvme: /path/on/a/local/nvme"
             )
         return None
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
+from zerolora.conflict import Conflict
 from zerolora.errors import UserError
 from zerolora.types import Attention, Device, EngineName, Precision
 
@@ -92,15 +93,6 @@ class Target:
 
 INT8_WHOLE = "train.quantization.type is int8, of which bitsandbytes keeps a whole copy on every rank"
 """Why int8 weights cannot be sharded (bitsandbytes/nn/modules.py, Linear8bitLt: state.CB)."""
-
-
-class Conflict(NamedTuple):
-    """Why a strategy cannot run on a target."""
-
-    problem: str
-    """The key and value in conflict, and why."""
-    remedy: str
-    """The setting to write instead."""
 
 
 GATHER: Final = "all_gather"

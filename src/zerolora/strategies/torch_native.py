@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import ClassVar
 
+from zerolora.conflict import Conflict
 from zerolora.strategies.strategy import (
     GATHER,
     INT8_WHOLE,
@@ -10,7 +11,6 @@ from zerolora.strategies.strategy import (
     SCATTER,
     Buckets,
     Collective,
-    Conflict,
     Reason,
     Scope,
     StepWork,
@@ -30,7 +30,7 @@ class TorchNative(Strategy):
     def conflict(self, target: Target) -> Conflict | None:
         if target.precision == "fp16":
             return Conflict(
-                "train.precision is fp16, which needs DeepSpeed's loss scaling", "write bf16, or a zero strategy"
+                "train.precision is fp16, which needs DeepSpeed's loss scaling", "use bf16, or a zero strategy"
             )
         return None
 
@@ -66,7 +66,7 @@ class FullyShard(TorchNative):
 
     def conflict(self, target: Target) -> Conflict | None:
         if target.frozen_type == "int8":
-            return Conflict(INT8_WHOLE, "write type: nf4, or strategy ddp")
+            return Conflict(INT8_WHOLE, "set type: nf4, or strategy ddp")
         return super().conflict(target)
 
     def options(self, buckets: Buckets, target: Target) -> Iterator[Reason]:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from zerolora.compat.transformers_patches import resizable
 from zerolora.config.method_sections import DEFAULT_INIT
 from zerolora.config.settings import TrainingPlan, TrainSettings
-from zerolora.errors import UserError, wording
+from zerolora.errors import UserError
 from zerolora.files import MANIFEST, describe, staged_directory, write_json
 from zerolora.methods import lora_init
 from zerolora.methods.method import WHOLE_WEIGHTS, TrainableMethod
@@ -168,15 +168,15 @@ def faults_of(
     published: dict[str, torch.Tensor], expected: dict[str, torch.Size], method: type[TrainableMethod]
 ) -> list[str]:
     """Return the faults of published tensors, one text each."""
-    faults = [wording(f"{name} is missing") for name in expected if name not in published]
-    faults += [wording(f"{name} does not belong there") for name in published if name not in expected]
+    faults = [f"{name} is missing" for name in expected if name not in published]
+    faults += [f"{name} does not belong there" for name in published if name not in expected]
     for name, tensor in published.items():
         if name in expected and tensor.shape != expected[name]:
-            faults.append(wording(f"{name} has shape {list(tensor.shape)}, not {list(expected[name])}"))
+            faults.append(f"{name} has shape {list(tensor.shape)}, not {list(expected[name])}")
         elif not bool(torch.isfinite(tensor).all()):
-            faults.append(wording(f"{name} is not finite"))
+            faults.append(f"{name} is not finite")
         elif method.is_untrained(name, tensor):
-            faults.append(wording(f"{name} is as training starts with it, so it was never trained"))
+            faults.append(f"{name} is as training starts with it, so it was never trained")
     return faults
 
 
@@ -184,7 +184,7 @@ def _check(path: Path, expected: dict[str, torch.Size], method: type[TrainableMe
     tensors = load_file(path)
     faults = faults_of(tensors, expected, method)
     if origin and not faults and earlier_adapter.is_unchanged(tensors, origin, method):
-        faults = [wording(f"it equals {origin}, from which training started")]
+        faults = [f"it equals {origin}, from which training started"]
     if faults:
-        more = wording(f"; and {len(faults) - 5} more" if len(faults) > 5 else "")
+        more = f"; and {len(faults) - 5} more" if len(faults) > 5 else ""
         raise UserError(f"the trained adapter is faulty: {'; '.join(faults[:5])}{more}; it was not saved")

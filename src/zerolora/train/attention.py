@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from zerolora.errors import UserError, wording
+from zerolora.errors import UserError
 from zerolora.machine.devices import moved, on_gpu
 from zerolora.model.architecture import model_class, takes_own_attention
 from zerolora.model.attention_kernels import FLASH_CAPABILITY, FLASH_HEAD
@@ -40,7 +40,7 @@ KiB, then fit beside query, key and value into a core's L2 cache (512 KiB or mor
 def no_attention(name: str, error: ValueError) -> UserError:
     """Return the error for a model that transformers cannot build with the config's attention."""
     return UserError(
-        f"train.attention is {name}, which this model does not have ({str(error).splitlines()[0]:.120}); write "
+        f"train.attention is {name}, which this model does not have ({str(error).splitlines()[0]:.120}); set "
         "attention: eager"
     )
 
@@ -53,11 +53,9 @@ def check_attention(name: str, config: Any) -> None:
     model = model_class(config)
     if name == "flash" and not takes_own_attention(model):
         masked = model._supports_attention_backend
-        why = wording("needs a mask for its attention" if masked else "has its attention built in")
+        why = "needs a mask for its attention" if masked else "has its attention built in"
         others = "sdpa or eager" if model._supports_sdpa else "eager"
-        raise UserError(
-            f"train.attention is flash, but transformers' {model.__name__} {why}; write attention: {others}"
-        )
+        raise UserError(f"train.attention is flash, but transformers' {model.__name__} {why}; set attention: {others}")
 
 
 class Lengths:
@@ -148,8 +146,7 @@ def each_row(
     assert attention_mask is None
     if unsupported := [name for name in REFUSED if others.get(name) is not None]:
         raise UserError(
-            f"train.attention is flash, which does not support the {unsupported[0]} of this model; write attention: "
-            "eager"
+            f"train.attention is flash, which does not support the {unsupported[0]} of this model; set attention: eager"
         )
     if sequence.size > 1:
         query, key, value = sequence.by_heads(query, key, value)

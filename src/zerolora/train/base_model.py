@@ -137,7 +137,7 @@ def quantization_config(plan: TrainingPlan, sharded: bool) -> BitsAndBytesConfig
         return None
     if importlib.util.find_spec("bitsandbytes") is None:
         raise UserError(
-            f"train.method is {plan.method}, which needs the package bitsandbytes; install it, or write "
+            f"train.method is {plan.method}, which needs the package bitsandbytes; install it, or use "
             f"{plan.method.removeprefix('q')}"
         )
     return bitsandbytes_config(plan.quantization, plan.precision, sharded)

@@ -45,7 +45,8 @@ class Compiled:
         layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
         if not layers:
             raise UserError(
-                f"train.compile is true, but a {model.config.model_type} has no decoder layers to compile; write false"
+                f"train.compile is true, but a {model.config.model_type} has no decoder layers to compile; set it to "
+                "false"
             )
         if device.type == "cpu":
             _check_compiler()
@@ -99,6 +100,6 @@ def _check_compiler() -> None:
         get_cpp_compiler()
     except InvalidCxxCompiler:
         raise UserError(
-            "train.compile is true, but torch finds no C++ compiler, which it needs on a CPU; install g++, or write "
-            "false"
+            "train.compile is true, but torch finds no C++ compiler, which it needs on a CPU; install g++, or set it "
+            "to false"
         ) from None

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from zerolora.errors import UserError, shown, wording
+from zerolora.errors import UserError, shown
 from zerolora.files import sha256
 from zerolora.methods.adapter_config import SELECTING, WITHOUT_MEANING
 from zerolora.methods.method import WHOLE_WEIGHTS, TrainableMethod, without_copies
@@ -18,19 +18,11 @@ from zerolora.model.added_tokens import AddedToken, of_directory
 from zerolora.tensor_file import read_header
 from zerolora.train.engines.engine import trained
 
-# The keys of peft's config that define the meaning of the tensors, with our keys. (IA)³ has only its targets.
-MEANING = {
-    "peft_type": "method",
-    "use_dora": "method",
-    "r": "r",
-    "lora_alpha": "lora.alpha",
-    "use_rslora": "lora.rank_stabilized",
-    "rank_pattern": "lora.rank_pattern",
-    "alpha_pattern": "lora.alpha_pattern",
-    "projection_prng_key": "vera.projection_seed",
-}
+KIND = {"peft_type": "method", "use_dora": "method"}
+"""The keys of peft's config that decide the kind of adapter, with ours; each method has further ones (`meaning`)."""
 HARMLESS = (WITHOUT_MEANING - {"corda_config", "eva_config", "lora_ga_config"}) | SELECTING
-"""Keys that do not; and keys that select the tensors and their shapes, which are compared themselves."""
+"""Keys that do not decide what the tensors mean, and keys that select the tensors, whose names and shapes are compared
+themselves."""
 HARMLESS_INITS = (True, False, "gaussian", "orthogonal")
 """Values of init_lora_weights whose saved factors fit the unchanged base (peft/tuners/lora/layer.py)."""
 
@@ -57,7 +49,7 @@ def load(
             if not parameter.requires_grad and not torch.equal(value.float(), parameter.float()):
                 raise UserError(
                     f"train.from_adapter: {path}: {name} is not what this run draws; name an adapter with the same "
-                    "train.vera.projection_seed and version of torch"
+                    f"settings of {' and '.join(f'train.{each}' for each in method.sections)} and version of torch"
                 )
             _set(parameter, value)
     return provenance(directory, method)
@@ -75,11 +67,11 @@ def check_start(
     if (theirs := of_directory(directory)) != list(tokens):
         added = ", ".join(shown(each.token) for each in theirs) or "none"
         raise UserError(
-            f"train.from_adapter: {directory}: was trained with other tokens than the data adds; write {added} in "
+            f"train.from_adapter: {directory}: was trained with other tokens than the data adds; list {added} in "
             "add_special_tokens and add_tokens of the data set, in that order"
         )
     if method.peft_type:
-        check_meaning(directory, model.peft_config["default"])
+        check_meaning(directory, model.peft_config["default"], method)
     with _opened(path) as file:
         shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
         copies = _copies(model, directory, method) - parameters.keys()
@@ -93,7 +85,7 @@ def _opened(path: Path) -> Iterator[Any]:
         with safe_open(path, "pt") as file:
             yield file
     except (SafetensorError, OSError) as error:
-        raise UserError(f"train.from_adapter: {path}: not a whole safetensors file ({error}); write another") from None
+        raise UserError(f"train.from_adapter: {path}: not a whole safetensors file ({error}); choose another") from None
 
 
 def _copies(model: Any, directory: Path, method: type[TrainableMethod]) -> set[str]:
@@ -135,20 +127,20 @@ def is_unchanged(tensors: dict[str, torch.Tensor], directory: Path, method: type
         return all(torch.equal(tensor.float(), file.get_tensor(name).float()) for name, tensor in tensors.items())
 
 
-def check_meaning(directory: Path, config: Any) -> None:
-    """Raise UserError if an adapter's config gives its tensors another meaning than peft's `config`."""
+def check_meaning(directory: Path, config: Any, method: type[TrainableMethod]) -> None:
+    """Raise UserError if an adapter's config gives its tensors another meaning than peft's `config` of `method`."""
     ours, theirs, plain = config.to_dict(), foreign.adapter_config(directory), type(config)().to_dict()
-    section = "vera" if "projection_prng_key" in ours else "lora"
-    for key, setting in MEANING.items():
+    meaning = {**KIND, **method.meaning}
+    for key, setting in meaning.items():
         here = getattr(ours.get(key), "value", ours.get(key))
         there = theirs.get(key, getattr(plain.get(key), "value", plain.get(key)))  # peft's default
         if key in ours and (there or None) != (here or None):
             raise UserError(
                 f"train.from_adapter: {directory / CONFIG}: {key} is {shown(there)}, and this run's is {shown(here)}; "
-                f"write train.{f'{section}.r' if setting == 'r' else setting} as that adapter has it"
+                f"set train.{setting} as that adapter has it"
             )
     for key, there in theirs.items():
-        if key in MEANING or key in HARMLESS or not there or there in (plain.get(key), ours.get(key)):
+        if key in meaning or key in HARMLESS or not there or there in (plain.get(key), ours.get(key)):
             continue
         if key != "init_lora_weights" or there not in HARMLESS_INITS:
             raise UserError(
@@ -160,17 +152,17 @@ def check_meaning(directory: Path, config: Any) -> None:
 
 def _check_tensors(path: Path, stored: dict[str, list[int]], expected: dict[str, Any]) -> None:
     shapes = {name: list(getattr(parameter, "ds_shape", parameter.shape)) for name, parameter in expected.items()}
-    faults = [wording(f"{name} is missing") for name in shapes if name not in stored]
-    faults += [wording(f"{name} is not trained by this run") for name in stored if name not in shapes]
+    faults = [f"{name} is missing" for name in shapes if name not in stored]
+    faults += [f"{name} is not trained by this run" for name in stored if name not in shapes]
     faults += [
-        wording(f"{name} is {stored[name]}, and this run's is {shape}")
+        f"{name} is {stored[name]}, and this run's is {shape}"
         for name, shape in shapes.items()
         if name in stored and stored[name] != shape
     ]
     if faults:
-        more = wording(f" (and {len(faults) - 1} more such)" if len(faults) > 1 else "")
+        more = f" (and {len(faults) - 1} more such)" if len(faults) > 1 else ""
         raise UserError(
-            f"train.from_adapter: {path}: {faults[0]}{more}; write the method, r and targets of that adapter, and its "
+            f"train.from_adapter: {path}: {faults[0]}{more}; use the method, r and targets of that adapter, and its "
             "base model"
         )
 

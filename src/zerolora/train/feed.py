@@ -42,17 +42,17 @@ class Batches:
         if len(packing.members) != len(rows):
             raise UserError(
                 f"the packing plan is of {len(packing.members)} rows, but the data has {len(rows)}; "
-                "run `zerolora pack` again"
+                "run `zerolora stage pack` again"
             )
         if (kind := kind_of(rows)) != self.objective.rows:
             raise UserError(
                 f"train.objective is {self.objective.name}, which learns from {self.objective.rows}, but the prepared "
-                f"rows are {kind}; write another objective, or prepare the rows for this one"
+                f"rows are {kind}; choose another objective, or prepare the rows for this one"
             )
         if missing := sorted(self.objective.reads - {*rows.column_names}):
-            remedy = "write another objective"
+            remedy = "choose another objective"
             if self.objective.reference and all(name.startswith("reference") for name in missing):
-                remedy = "add --reference with the output of `zerolora log-probabilities`"
+                remedy = "add --reference with the output of `zerolora stage reference`"
             raise UserError(
                 f"train.objective is {self.objective.name}, which reads {' and '.join(missing)} of each row, but the "
                 f"prepared rows have no such column; {remedy}"

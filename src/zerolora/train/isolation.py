@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from zerolora.data.prepared_rows import IGNORED
-from zerolora.errors import UserError, wording
+from zerolora.errors import UserError
 from zerolora.machine.devices import on_gpu
 from zerolora.model.spec import FEWEST
 from zerolora.train import kernels
@@ -57,13 +57,13 @@ def check_isolation(model: Any, config: Any, device: torch.device) -> None:
             raise UserError(
                 f"pack.packing is on, but in {_name(config)} the {who} row of a packed row sees the {whom}: other "
                 f"tokens there change its logits by {difference:.2g} (the largest is {_largest(alone):.2g}); "
-                "write pack.packing: off"
+                "set pack.packing: off"
             )
     difference = ((second[0] - alone).square().mean().sqrt() / alone.std()).item()
     if not difference <= _rounding(model):
         raise UserError(
             f"pack.packing is on, but in {_name(config)} a row has other logits in a packed row than alone: they "
-            f"differ by {difference:.2g} of their standard deviation; write pack.packing: off"
+            f"differ by {difference:.2g} of their standard deviation; set pack.packing: off"
         )
 
 
@@ -116,7 +116,7 @@ def check_sequence_parallel(model: Any, config: Any, device: torch.device) -> No
     if not difference <= _rounding(model):
         raise UserError(
             f"train.sequence_parallel is {sequence.size}, but in {_name(config)} a row that ranks share has other "
-            f"logits than in one rank: they differ by {difference:.2g} of their standard deviation; write "
+            f"logits than in one rank: they differ by {difference:.2g} of their standard deviation; set "
             "sequence_parallel: 1"
         )
 
@@ -235,4 +235,4 @@ def _evaluating(model: Any, device: torch.device) -> Iterator[None]:
 def _name(config: Any) -> str:
     name = config._attn_implementation
     name = next((ours for ours, theirs in IMPLEMENTATIONS.items() if theirs == name), name)
-    return wording(f"the {config.model_type} model with {name} attention")
+    return f"the {config.model_type} model with {name} attention"

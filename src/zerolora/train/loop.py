@@ -15,7 +15,7 @@ import torch.distributed
 from zerolora.config.settings import TrainingPlan
 from zerolora.data.packing_plan import PackingPlan
 from zerolora.data.prepared_rows import IGNORED
-from zerolora.errors import UserError, wording
+from zerolora.errors import UserError
 from zerolora.log import LOGGER
 from zerolora.machine.devices import moved
 from zerolora.progress import Progress
@@ -148,7 +148,7 @@ class Loop:
                 if asked:
                     self._stop()
         if self.step < steps and self.rank == 0:
-            why = wording(", which is above its bar (train.stop_above)" if self.validations.above_bar else "")
+            why = ", which is above its bar (train.stop_above)" if self.validations.above_bar else ""
             LOGGER.info(f"stops early: {self.validations}{why}")
 
     def _optimizer_step(self, due: bool) -> "tuple[Totals, float | None, bool, bool]":

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed
 
-from zerolora.errors import UserError, wording
+from zerolora.errors import UserError
 from zerolora.methods.peft_format import saved_name
 from zerolora.model.weight_files import few
 from zerolora.types import Precision
@@ -35,20 +35,20 @@ def check_finite(model: Any, precision: Precision, trained: bool = True) -> None
         if precision in RANGE:
             raise UserError(
                 f"{few(of_base)} of the base model: NaN or infinite in {precision}, whose largest number is "
-                f"{RANGE[precision]}; write train.precision: bf16 or fp32, or fetch the model again"
+                f"{RANGE[precision]}; set train.precision: bf16 or fp32, or fetch the model again"
             )
         raise UserError(
             f"{few(of_base)} of the base model: NaN or infinite in its files; fetch the model again, or another one"
         )
     if bad:
         raise UserError(
-            f"{few(bad)} of the adapter: NaN or infinite before the first step; write another train.from_adapter"
+            f"{few(bad)} of the adapter: NaN or infinite before the first step; choose another train.from_adapter"
         )
 
 
 def first_loss(loss: float, precision: Precision) -> UserError:
     """Return the error for a first loss that is not finite, though all frozen weights are."""
-    remedy = wording(f"write train.precision: {'bf16 or fp32' if precision in RANGE else 'fp32'}")
+    remedy = f"set train.precision: {'bf16 or fp32' if precision in RANGE else 'fp32'}"
     return UserError(
         f"loss is {loss} at step 1, before any update, and all frozen weights are finite: activations leave the range "
         f"of {precision}; {remedy if precision != 'fp32' else 'train another base model'}"

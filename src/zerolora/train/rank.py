@@ -21,9 +21,8 @@ import torch.distributed
 import transformers
 
 from zerolora.compat import bitsandbytes_patches
-from zerolora.compat.transformers_patches import compile_conversions
 from zerolora.config.settings import TrainingPlan, TrainSettings
-from zerolora.data.packing_plan import open_plan
+from zerolora.data.packing_plan import PackingPlan, open_plan
 from zerolora.data.prepared_rows import open_split
 from zerolora.data.reference_columns import with_reference
 from zerolora.errors import UserError, explained
@@ -70,7 +69,7 @@ from zerolora.train.starting_factors import extract
 from zerolora.train.telemetry.stopwatch import Collectives, Stopwatch
 from zerolora.train.telemetry.trackers import TrackedRun
 from zerolora.train.telemetry.writer import FILE, TelemetryWriter
-from zerolora.train.validation_tasks import files_of, tasks_of
+from zerolora.train.validation_tasks import ValidationTasks, files_of, tasks_of
 
 
 @dataclass(frozen=True)
@@ -106,37 +105,110 @@ def train(
 
     Resumes from the run's newest checkpoint, if there is one. Collective: every rank calls it; rank 0 writes. With
     `losses_only` it writes `output`/telemetry.csv alone, without validation; with `no_kernels` it uses none of
-    liger-kernel, whatever zero.json says. Raises Stopped on a stop signal, with
-    everything saved, and UserError if the device is not the config's, packed rows would see each other, a loss is not
-    finite, or the finished adapter is incomplete.
+    liger-kernel, whatever zero.json says. Raises Stopped on a stop signal, with everything saved, and UserError if the
+    device is not the config's, packed rows would see each other, a loss is not finite, or the finished adapter is
+    incomplete.
     """
-    started = time.monotonic()
-    stop, heartbeat = Stop(), Heartbeat()
+    process = _join(settings, paths, no_kernels)
+    data = _open_data(process.plan, paths, losses_only)
+    checkpoints = _checkpoints(process, data, paths, keep_checkpoints)
+    if not losses_only:  # a canary makes the first steps of a run
+        schedule.check(process.plan, data.batches.steps)
+    adapted = _build(process, paths, checkpoints)
+    loop = _loop(process, data, adapted.engine, paths, checkpoints)
+    _resume(loop)
+    _run(loop, data, paths, validates=not losses_only)
+    if losses_only:
+        _publish_losses(loop, paths)
+    else:
+        _publish(loop, process, adapted, paths)
+    torch.distributed.barrier()
+    process.heartbeat.close()
+    adapted.engine.close()
+
+
+@dataclass(frozen=True)
+class RankProcess:
+    """This rank in the process group: its plan, its device, and what measures and watches it."""
+
+    plan: TrainingPlan
+    config: ZeroJson
+    device: torch.device
+    stopwatch: Stopwatch
+    collectives: Collectives
+    memory: PeakMemory
+    stop: Stop
+    heartbeat: Heartbeat
+    started: float
+    """time.monotonic() at the start."""
+
+
+def _join(settings: TrainSettings, paths: Paths, no_kernels: bool) -> RankProcess:
+    """Claim this rank's device and join the process group. Collective."""
+    started, stop, heartbeat = time.monotonic(), Stop(), Heartbeat()
     plan, config = read_plan(settings, paths.zero, no_kernels)
     config = _own_folders(config, paths.checkpoints.name)
     device = claim_device(plan)
-    times = Stopwatch(device)
-    sent = Collectives(times)
-    sent.watch()  # before the engines keep torch's functions
+    stopwatch = Stopwatch(device)
+    collectives = Collectives(stopwatch)
+    collectives.watch()  # before the engines keep torch's functions
     _connect(plan, config, device)
     sequence.set(plan.sequence_parallel)
     memory = PeakMemory(device)
-
     heartbeat.at("loading")
+    return RankProcess(plan, config, device, stopwatch, collectives, memory, stop, heartbeat, started)
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """The rows of a training, and the tasks at its validations."""
+
+    batches: Batches
+    validation: Any
+    """The validation split."""
+    packing: PackingPlan
+    """Its packed rows."""
+    tasks: ValidationTasks
+    task_files: dict[str, Path]
+    """The file with the rows of each task, by name."""
+
+
+def _open_data(plan: TrainingPlan, paths: Paths, losses_only: bool) -> TrainingData:
+    """Open the rows of this rank; with `losses_only` without tasks."""
     files = {} if losses_only else files_of(plan, paths.tasks)
     tasks = tasks_of(plan, files, paths.data, located(paths.weights))
     batches = _batches(paths, plan)
-    split, of_split = paths.rows("validation", batches.objective), open_plan(paths.packing / "validation.arrow")
-    checkpoints = Checkpoints(
+    validation = paths.rows("validation", batches.objective)
+    return TrainingData(batches, validation, open_plan(paths.packing / "validation.arrow"), tasks, files)
+
+
+def _checkpoints(process: RankProcess, data: TrainingData, paths: Paths, keep: int) -> Checkpoints:
+    """Return the run's checkpoints, of which those with another key are not resumed from."""
+    plan, batches = process.plan, data.batches
+    return Checkpoints(
         paths.checkpoints,
-        resume_key(plan, config, paths.data, paths.packing, paths.weights, files, paths.reference),
-        run_fingerprint(plan, config, batches.steps),
+        resume_key(plan, process.config, paths.data, paths.packing, paths.weights, data.task_files, paths.reference),
+        run_fingerprint(plan, process.config, batches.steps),
         every_steps=None if plan.checkpoint_steps is None else every(plan.checkpoint_steps, batches.planned),
         every_minutes=plan.checkpoint_minutes,
-        keep=keep_checkpoints,
+        keep=keep,
     )
-    if not losses_only:  # a canary makes the first steps of a run
-        schedule.check(plan, batches.steps)
+
+
+@dataclass(frozen=True)
+class AdaptedModel:
+    """The base model with trained parameters, in an engine."""
+
+    engine: Engine
+    start: Tensors
+    """The factors that the adapter starts with, if they are of the base weights."""
+    origin: dict[str, Any] | None
+    """The provenance of the adapter that training continues from."""
+
+
+def _build(process: RankProcess, paths: Paths, checkpoints: Checkpoints) -> AdaptedModel:
+    """Load the base model, add the parameters to train with their first values, and wrap it in the engine."""
+    plan, config, device = process.plan, process.config, process.device
     tokens = added_tokens.of_data(paths.data)
     model = adapt(located(paths.weights), plan, config, device, tokens)
     start = _starting_factors(model, plan, config, checkpoints, device)
@@ -145,42 +217,48 @@ def train(
     engine = engine_class(plan.engine)(model, config, plan, device)
     gc.freeze()  # so that collections skip everything loaded by now; __main__.py turned them off
     gc.enable()
-    heartbeat.follow(engine.module, device)
+    process.heartbeat.follow(engine.module, device)
+    return AdaptedModel(engine, start, origin)
 
-    stats = read_json(paths.packing / "stats.json", "zerolora pack")
+
+def _loop(process: RankProcess, data: TrainingData, engine: Engine, paths: Paths, checkpoints: Checkpoints) -> Loop:
+    """Check the model on the device, and return the loop that trains it. Collective."""
+    plan, device = process.plan, process.device
+    stats = read_json(paths.packing / "stats.json", "zerolora stage pack")
     prefixes = _check_model(engine, plan, stats, device)
-    loop = Loop(
+    return Loop(
         engine,
-        batches,
+        data.batches,
         plan,
         packed=stats["packing"],
         prefixes=prefixes,
         sources=len(_sources(paths.data)),
         device=device,
         checkpoints=checkpoints,
-        telemetry=TelemetryWriter(engine, batches, times, sent, plan),
-        stop=stop,
-        heartbeat=heartbeat,
-        tasks=tasks,
+        telemetry=TelemetryWriter(engine, data.batches, process.stopwatch, process.collectives, plan),
+        stop=process.stop,
+        heartbeat=process.heartbeat,
+        tasks=data.tasks,
     )
-    _resume(loop)
+
+
+def _run(loop: Loop, data: TrainingData, paths: Paths, validates: bool) -> None:
+    """Train until the end, which `validates` unless the last step did. Collective."""
     with loop.telemetry:
         if loop.rank == 0:
             _open_telemetry(loop, paths)
-        loop.run(split, of_split)
-        if len(split) and not losses_only and not loop.validations.has(loop.step):
-            loop.validate(split, of_split)
+        loop.run(data.validation, data.packing)
+        if len(data.validation) and validates and not loop.validations.has(loop.step):
+            loop.validate(data.validation, data.packing)
     loop.validations.check()
     loop.batches.end_after(loop.step)
-    if losses_only:
-        checkpoints.wait()
-        if loop.rank == 0:
-            loop.telemetry.publish(paths.output / FILE)
-    else:
-        _publish(loop, paths, plan, start, origin, memory, started)
-    torch.distributed.barrier()
-    heartbeat.close()
-    engine.close()
+
+
+def _publish_losses(loop: Loop, paths: Paths) -> None:
+    """Write the telemetry alone, for a canary."""
+    loop.checkpoints.wait()
+    if loop.rank == 0:
+        loop.telemetry.publish(paths.output / FILE)
 
 
 def _resume(loop: Loop) -> None:
@@ -207,16 +285,9 @@ def _open_telemetry(loop: Loop, paths: Paths) -> None:
     loop.telemetry.open(loop.checkpoints.folder / FILE, loop.history(), tracker)
 
 
-def _publish(
-    loop: Loop,
-    paths: Paths,
-    plan: TrainingPlan,
-    start: Tensors,
-    origin: dict[str, Any] | None,
-    memory: PeakMemory,
-    started: float,
-) -> None:
+def _publish(loop: Loop, process: RankProcess, adapted: AdaptedModel, paths: Paths) -> None:
     """Write adapter and metrics of a finished loop. Collective. Raises UserError if the adapter is incomplete."""
+    plan, start, origin = process.plan, adapted.start, adapted.origin
     loop.stop_if_asked()
     loop.heartbeat.at("writing the adapter")
     tokens = added_tokens.of_data(paths.data)
@@ -231,7 +302,7 @@ def _publish(
     identity, was = base_identity(paths.weights), stored_precision(base)
     with _resumable():
         save(loop.engine, plan, output, loop.rank, expected, best, start, identity, origin, tokens, carry, was)
-    peaks, energy = memory.of_all_ranks(), loop.telemetry.energy.of_all_ranks()
+    peaks, energy = process.memory.of_all_ranks(), loop.telemetry.energy.of_all_ranks()
     loop.checkpoints.wait()  # its size is known then
     if loop.rank == 0:
         _check_launcher(loop)
@@ -239,7 +310,8 @@ def _publish(
         trainable = published - sum(tensor.numel() for tensor in start.values())
         measured = peaks | ({} if energy is None else {"energy_joules": energy})
         with _resumable():
-            _write_metrics(paths.output / "metrics", loop, trainable, paths, measured, time.monotonic() - started)
+            seconds = time.monotonic() - process.started
+            _write_metrics(paths.output / "metrics", loop, trainable, paths, measured, seconds)
         loop.checkpoints.mark_finished()
 
 
@@ -278,7 +350,7 @@ def _own_folders(config: ZeroJson, run: str) -> ZeroJson:
 
 def _batches(paths: Paths, plan: TrainingPlan) -> Batches:
     """Return the batches of this rank, and with train.compile set their lengths; ranks that share rows count as one."""
-    stats = read_json(paths.packing / "stats.json", "zerolora pack")
+    stats = read_json(paths.packing / "stats.json", "zerolora stage pack")
     if plan.compile:
         padding.step = step_of(stats["longest_packed_row"])
     rank, world, shared = torch.distributed.get_rank(), torch.distributed.get_world_size(), plan.sequence_parallel
@@ -315,7 +387,7 @@ def _check_kernels(engine: Engine, base: Any, plan: TrainingPlan, device: torch.
     elif plan.kernels == "liger":
         raise UserError(
             f"train.kernels is liger, but its kernels change the model's output {change:.3g} times as much as rounding "
-            f"may ({what}); write train.kernels: off"
+            f"may ({what}); set train.kernels: off"
         )
     else:
         kernels.remove(base)
@@ -326,7 +398,7 @@ def _check_kernels(engine: Engine, base: Any, plan: TrainingPlan, device: torch.
 
 def _sources(data: Path) -> list[str]:
     """Return the names of the data's sources."""
-    names: list[str] = foreign.manifest(data / MANIFEST, "zerolora prepare", "sources")["sources"]
+    names: list[str] = foreign.manifest(data / MANIFEST, "zerolora stage prepare", "sources")["sources"]
     return names
 
 
@@ -471,7 +543,6 @@ def _load(arguments: argparse.Namespace) -> None:
         engine_class(plan.engine).load_library()
         for architecture in foreign.model_config(located(arguments.weights)).get("architectures") or []:
             getattr(transformers, architecture, None)
-        compile_conversions()
 
 
 def main() -> None:

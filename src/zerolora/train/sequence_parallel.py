@@ -67,7 +67,7 @@ class SequenceGroup:
         ]
 
     def by_tokens(self, attended: torch.Tensor) -> torch.Tensor:
-        """The reverse: [rows, tokens, heads / size, head size] -> [rows, tokens of a part, heads, head size]."""
+        """Undo `by_heads`: [rows, tokens, heads / size, head size] -> [rows, tokens of a part, heads, head size]."""
         received = _exchanged(attended.unflatten(1, (self.size, -1)).transpose(0, 1).contiguous())
         return received.permute(1, 2, 0, 3, 4).flatten(2, 3)
 

@@ -81,7 +81,7 @@ def _is_missing(path: Path, resume: str) -> bool:
     except CorruptCheckpoint as error:
         if resume != "never" and newest_first(path.parent.parent):
             raise UserError(
-                f"{path}: {error}; the checkpoints beside it need these starting factors: restore the file, or write "
+                f"{path}: {error}; the checkpoints beside it need these starting factors: restore the file, or set "
                 "train.resume: never to start over"
             ) from None
         if path.exists():

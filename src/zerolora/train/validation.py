@@ -5,7 +5,7 @@ import math
 import torch
 
 from zerolora.config.settings import TrainSettings
-from zerolora.errors import UserError, wording
+from zerolora.errors import UserError
 from zerolora.schedules import every
 from zerolora.train.objectives import OBJECTIVES
 
@@ -76,13 +76,13 @@ class Validations:
         return lowest > self.stop_above.get(self.made[-1][0], math.inf)
 
     def __str__(self) -> str:
-        name, extreme = self.objective.best, wording("highest" if self.objective.highest else "lowest")
+        name, extreme = self.objective.best, ("highest" if self.objective.highest else "lowest")
         (step, figures), (best_step, best) = self.made[-1], self.best_of_all
         tasks = "".join(f"; {task} {figures[task]:.3g}" for task in self.tasks)
         if step == best_step:
-            return wording(f"validation {name} {figures[name]:.4f}, the {extreme} so far{tasks}")
-        was = wording(f"the {extreme} was {best[name]:.4f} at step {best_step}")
-        return wording(f"validation {name} {figures[name]:.4f}, {was}{tasks}")
+            return f"validation {name} {figures[name]:.4f}, the {extreme} so far{tasks}"
+        was = f"the {extreme} was {best[name]:.4f} at step {best_step}"
+        return f"validation {name} {figures[name]:.4f}, {was}{tasks}"
 
     def state(self) -> torch.Tensor:
         """Return step and figures of each validation, for a checkpoint: [validations, 1 + figures], fp64."""

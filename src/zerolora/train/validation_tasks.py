@@ -71,7 +71,7 @@ def tasks_of(settings: TrainSettings, files: Mapping[str, Path], data: Path, wei
         return []
     tokenizer = _tokenizer(data, weights, added_tokens.of_data(data))
     longest = longest_input(config_of(weights))
-    prepared = foreign.manifest(data / MANIFEST, "zerolora prepare", "stop_tokens")["stop_tokens"]
+    prepared = foreign.manifest(data / MANIFEST, "zerolora stage prepare", "stop_tokens")["stop_tokens"]
     stops = frozenset({*tokenizer.convert_tokens_to_ids(prepared), tokenizer.eos_token_id} - {None})
     return [
         _questions(task, files[task.name], tokenizer, longest, stops)
@@ -85,7 +85,7 @@ def _tokenizer(data: Path, weights: Path, tokens: list[AddedToken]) -> Any:
     """Return the tokenizer that the merged model will have."""
     tokenizer = tokenizer_of(weights)
     added_tokens.extend_again(tokenizer, tokens)
-    prepared = foreign.manifest(data / MANIFEST, "zerolora prepare", "chat_template")
+    prepared = foreign.manifest(data / MANIFEST, "zerolora stage prepare", "chat_template")
     tokenizer.chat_template = prepared["chat_template"] or tokenizer.chat_template
     return tokenizer
 
@@ -94,7 +94,7 @@ def _rows(file: Path) -> list[dict[str, Any]]:
     try:
         return rows_in(file)
     except OSError:
-        raise UserError(f"{file}: is missing; run `zerolora task-rows`") from None
+        raise UserError(f"{file}: is missing; run `zerolora stage task_rows`") from None
 
 
 def _questions(task: ValidationTask, file: Path, tokenizer: Any, longest: int, stops: frozenset[int]) -> Questions:
@@ -136,7 +136,7 @@ def _choices(task: ValidationTask, file: Path, tokenizer: Any, longest: int) -> 
             if len(before) + len(tokens) > longest:
                 raise UserError(
                     f"{row['place']}: prompt and choice have {len(before) + len(tokens):,} tokens, and the model takes "
-                    f"{longest:,}; shorten the row, write fewer few_shot, or remove {task.name} from "
+                    f"{longest:,}; shorten the row, lower few_shot, or remove {task.name} from "
                     "train.validation_tasks"
                 )
             sequence = {"input_ids": before + tokens, "labels": [IGNORED] * len(before) + tokens, "source": 0}

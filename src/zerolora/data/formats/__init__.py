@@ -16,29 +16,17 @@ from zerolora.data.formats.mappings import mapping_text
 from zerolora.data.formats.reading import Reading, Seen, Where
 from zerolora.data.formats.row_values import is_blank
 from zerolora.data.formats.template_arguments import arguments_of
-from zerolora.errors import wording
+from zerolora.registries import Registry, registered
+from zerolora.train.objectives import reading
 from zerolora.types import RowKind
 from zerolora.yaml_file import written
 
-
-def _registered() -> dict[str, Form]:
-    modules = (importlib.import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__))
-    forms = [module.FORM for module in modules if hasattr(module, "FORM")]
-    return {form.name: form for form in sorted(forms, key=lambda form: str(form.name))}
-
-
-FORMS = _registered()
+_modules = [importlib.import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__)]
+FORMS: Registry[Form] = registered("formats", Form, [module.FORM for module in _modules if hasattr(module, "FORM")])
 """All forms by name."""
-FIELDS = tuple(dict.fromkeys(field for form in FORMS.values() for field in (*form.fields, *form.keys)))
-"""The fields of all forms and of their messages, which `columns` may map."""
 
-
-HOLDS: dict[RowKind, str] = {
-    "texts": "texts to learn, for train.objective: sft",
-    "pairs": "pairs of answers, for train.objective: dpo, ipo, simpo or orpo",
-    "labelled": "labelled answers, for train.objective: kto",
-}
-"""What the rows of a kind are, and the objectives that read them."""
+HOLDS: dict[RowKind, str] = {"texts": "texts to learn", "pairs": "pairs of answers", "labelled": "labelled answers"}
+"""What the rows of a kind are."""
 COLUMNS: dict[RowKind, str] = {
     "texts": "{instruction: question, output: answer}",
     "pairs": "{prompt: question, chosen: better, rejected: worse}",
@@ -75,28 +63,35 @@ def detect(value: dict[str, Any], reading: Reading, rows: RowKind = "texts") -> 
 
 def several(value: dict[str, Any], reading: Reading, forms: Sequence[str], ignored: Sequence[str] = ()) -> str:
     """Return the error of a row that has the fields of several forms. ignored: what the first of them leaves unread."""
-    names = wording(" and ").join(sorted({*forms}))
-    said = wording(f"its fields ({Row(value, reading)}) fit {names}; choose one, as in format: {forms[0]}")
+    names = " and ".join(sorted({*forms}))
+    said = f"its fields ({Row(value, reading)}) fit {names}; choose one, as in format: {forms[0]}"
     if not ignored:
         return said
     columns = ", ".join(written(name) for name in [*sorted(reading.ignored), *ignored])
-    return wording(f"{said}, and leave the rest out by ignore: [{columns}]")
+    return f"{said}, and leave the rest out by ignore: [{columns}]"
 
 
 def other_kind(format: str, rows: RowKind, what: str) -> str:
     """Return the error of rows of a form that the objective does not read, with the remedy."""
     own = FORMS[format].rows
+    objective = reading(own)[0]
     if rows != "texts":
-        objective = {"texts": "sft", "pairs": "dpo", "labelled": "kto"}[own]
-        remedy = f"write train.objective: {objective}, or name the columns, as in columns: {COLUMNS[rows]}"
+        remedy = f"set train.objective: {objective}, or name the columns, as in columns: {COLUMNS[rows]}"
     elif own == "pairs":
         remedy = (
-            "write train.objective: dpo, or format: prompt, columns: {completion: chosen} and ignore: [rejected] to "
-            "learn the chosen answers (of conversations format: messages and columns: {messages: chosen})"
+            f"set train.objective: {objective}, or format: prompt, columns: {{completion: chosen}} and ignore: "
+            "[rejected] to learn the chosen answers (of conversations format: messages and columns: {messages: chosen})"
         )
     else:
-        remedy = "write train.objective: kto, or format: prompt and ignore: [label], with the good answers alone"
-    return f"{what}, which has {HOLDS[own]}, but the runs of this data set read {HOLDS[rows]}; {remedy}"
+        remedy = f"set train.objective: {objective}, or format: prompt and ignore: [label], with the good answers alone"
+    return f"{what}, which has {_holds(own)}, but the runs of this data set read {_holds(rows)}; {remedy}"
+
+
+def _holds(rows: RowKind) -> str:
+    """Return what the rows of a kind are, and the objectives that read them."""
+    *others, last = reading(rows)
+    names = f"{', '.join(others)} or {last}" if others else last
+    return f"{HOLDS[rows]}, for train.objective: {names}"
 
 
 def parse(
@@ -110,7 +105,7 @@ def parse(
     """Return a row of this form as an Example, count the use of its columns and keys in `seen`, and check in `unread`
     those that the form does not read.
 
-    Raises BadRow, naming the column, its value and what to write instead.
+    Raises BadRow, naming the column, its value and what to use instead.
     """
     row = Row(value, reading)
     try:

@@ -15,7 +15,7 @@ def history_of(row: Row) -> list[Turn]:
     for number, pair in enumerate(list_of(history, row.name("history")) if history else ()):
         name = f"{row.name('history')}[{number}]"
         if not isinstance(pair, list) or len(pair) != 2:
-            raise BadRow(f"{name} is {shown(pair)}; write [question, answer]")
+            raise BadRow(f"{name} is {shown(pair)}; use [question, answer]")
         question, answer = (
             filled(text_of(part, f"{name}[{index}]"), f"{name}[{index}]") for index, part in enumerate(pair)
         )

@@ -225,7 +225,7 @@ def with_thoughts(row: Row, message: dict[str, Any]) -> Turn:
         return Turn(message)
     name = next(row.columns.get(name, name) for name in REASONING if row.get(name) == reasoning)
     if reasoning.strip().lower() in MODES:
-        raise BadRow(f"{name} is {shown(reasoning)}, which is not a thought; write ignore: [{name}]")
+        raise BadRow(f"{name} is {shown(reasoning)}, which is not a thought; set ignore: [{name}]")
     if begin := OPENING.match(message["content"]):
         path = f"{row.path}.{name}" if row.path else name
         raise BadRow(f"{path} conflicts with a content that begins with {begin[1]}; keep one of the thoughts")
@@ -243,7 +243,7 @@ def _supervised(turn: Row) -> bool | None:
         factor, name = factor_of(held), turn.name(field)
         if factor not in (0.0, 1.0):
             raise BadRow(
-                f"{name} is {shown(held)}; write 1 = supervised or 0 = not supervised, since a turn has no other "
+                f"{name} is {shown(held)}; use 1 = supervised or 0 = not supervised, since a turn has no other "
                 f"weight, or ignore: [{turn.columns.get(field, field)}]"
             )
         switch = None if factor == 1.0 and field in FACTORS else bool(factor)
@@ -292,7 +292,7 @@ def call_of(value: Any, name: str, filled_in: bool = False, ignored: frozenset[s
     raw = value.get("arguments")
     arguments = {} if raw is None or raw == "" else json_of(raw, f"{name}.arguments")
     if not isinstance(arguments, dict):
-        raise BadRow(f"{name}.arguments is {shown(arguments)}; write an object, or one as JSON")
+        raise BadRow(f"{name}.arguments is {shown(arguments)}; use an object, or one as JSON")
     if filled_in and arguments is raw:
         arguments = without_nulls(arguments)
     return {"type": "function", "function": encodable({"name": value["name"], "arguments": arguments}, name)}
@@ -325,7 +325,7 @@ def _content(turn: Row, optional: bool) -> str:
                 "vision-language model too; leave it out of the row"
             )
         if kind in ("thinking", "reasoning"):
-            raise BadRow(f"{name}[{number}] contains thoughts; write them beside the content, as reasoning_content")
+            raise BadRow(f"{name}[{number}] contains thoughts; put them beside the content, as reasoning_content")
         if kind not in TEXTS:
             raise BadRow(
                 f'{name}[{number}] is {shown(part)}; only text can be trained on: write {{"type": "text", "text": ...}}'
@@ -344,7 +344,7 @@ def role_of(turn: Row, key: str, known: dict[str, str]) -> str:
     if result is None:
         fields = ", ".join(map(shown, (key for key, held in turn.value.items() if held is not None))) or "no fields"
         raise BadRow(
-            f"{name} is missing (it has {fields}); write one of {', '.join(known)}, or columns: {{{key}: ...}} with "
+            f"{name} is missing (it has {fields}); use one of {', '.join(known)}, or columns: {{{key}: ...}} with "
             "its key"
         )
     if isinstance(result, str):
@@ -354,6 +354,6 @@ def role_of(turn: Row, key: str, known: dict[str, str]) -> str:
             return role
     word = result if isinstance(result, str) and result.isidentifier() else "NAME"
     raise BadRow(
-        f"{name} is {shown(result)}; write one of {', '.join(known)}, or roles: {{{word}: ...}} with one of "
+        f"{name} is {shown(result)}; use one of {', '.join(known)}, or roles: {{{word}: ...}} with one of "
         f"{', '.join(OURS)}"
     )

@@ -85,7 +85,7 @@ class Row:
         result = self.get(field)
         if result is None:
             raise BadRow(
-                f"{self.name(field)} is missing (the row has {self}); fill it in, or write columns: {{{field}: ...}} "
+                f"{self.name(field)} is missing (the row has {self}); fill it in, or set columns: {{{field}: ...}} "
                 "with the column that holds it"
             )
         return result
@@ -164,7 +164,7 @@ class Form:
 
     fields: the fields of its rows, which `columns` of the config may map. needed: the fields by which it is detected,
     unless `fits` decides. convert: converts a row to an Example; raises BadRow, naming the column, its value and what
-    to write. example: a row for the table of docs/data.md. keys: the fields of its messages, if any. rows: what a row
+    to use. example: a row for the table of docs/data.md. keys: the fields of its messages, if any. rows: what a row
     holds.
     """
 

@@ -51,7 +51,7 @@ def one_of(row: Row, fields: Sequence[str]) -> str:
     present = present_in(row, fields)
     if len(present) > 1:
         raise BadRow(
-            f"{row.name(present[0])} and {row.name(present[1])} are two answers of one kind; keep one, or write "
+            f"{row.name(present[0])} and {row.name(present[1])} are two answers of one kind; keep one, or set "
             f"ignore: [{row.name(present[1])}]"
         )
     return present[0] if present else ""
@@ -120,10 +120,10 @@ def prompt_of(row: Row) -> Prompt | None:
         return asked
     turns = said(row, listed[0])
     if isinstance(turns, str):
-        raise BadRow(f"{row.name(listed[0])} is {shown(turns)}; write a list of messages")
+        raise BadRow(f"{row.name(listed[0])} is {shown(turns)}; use a list of messages")
     if asked and not is_in(asked, turns):
         raise BadRow(
-            f"{row.name(asked.field)} is not in {row.name(listed[0])}; keep one of them, or write ignore: "
+            f"{row.name(asked.field)} is not in {row.name(listed[0])}; keep one of them, or set ignore: "
             f"[{row.name(asked.field)}]"
         )
     return Prompt(turns, listed[0])
@@ -139,7 +139,7 @@ def _question(row: Row, alone: bool) -> Prompt | None:
     for other in others:
         if row.get(other) != row.get(field):
             raise BadRow(
-                f"{row.name(field)} and {row.name(other)} are two questions; keep one, or write ignore: "
+                f"{row.name(field)} and {row.name(other)} are two questions; keep one, or set ignore: "
                 f"[{row.name(other)}]"
             )
     asked = said(row, field)
@@ -181,7 +181,7 @@ def check_answer(answer: list[Turn], prompt: list[Turn], name: str) -> None:
     if roles[-1] != "assistant":
         raise BadRow(f"{name} ends with a message of {roles[-1]}; end it with an answer of the assistant")
     if not prompt:
-        raise BadRow(f"{name} has an answer without a prompt; write columns: {{prompt: ...}} with its column")
+        raise BadRow(f"{name} has an answer without a prompt; set columns: {{prompt: ...}} with its column")
     if prompt[-1].message["role"] == "assistant" and roles[0] == "assistant":
         raise BadRow(f"the prompt of {name} ends with an answer of the assistant; end it with a question")
     if any(turn.supervised is not None for turn in answer) or any(turn.supervised for turn in prompt):
@@ -205,5 +205,5 @@ def check_all_read(row: Row, fields: tuple[str, ...]) -> None:
         if column not in row.read and not is_blank(held := row.get(field)):
             raise BadRow(
                 f"{row.name(field)} is {shown(held)}, and the prompt and the answers are read from other columns; add "
-                f"it to one of these, or write ignore: [{column}]"
+                f"it to one of these, or set ignore: [{column}]"
             )

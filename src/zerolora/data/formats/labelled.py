@@ -44,7 +44,7 @@ def _labelled(row: Row) -> Example:
             if asked and not is_in(asked, answer[:end]):
                 raise BadRow(
                     f"{row.name(asked.field)} is not the prompt that {row.name(field)} begins with; correct it, or "
-                    f"write ignore: [{row.name(asked.field)}]"
+                    f"set ignore: [{row.name(asked.field)}]"
                 )
             prompt, answer = answer[:end], answer[end:]
     if not prompt:
@@ -72,7 +72,7 @@ def _meaning(row: Row, field: str) -> bool:
     factor = factor_of(held)
     if word in WORDS or factor in (0.0, 1.0):
         return WORDS[word] if word in WORDS else bool(factor)
-    raise BadRow(f"{row.name(field)} is {shown(held)}; write true (1, desirable) or false (0, undesirable)")
+    raise BadRow(f"{row.name(field)} is {shown(held)}; use true (1, desirable) or false (0, undesirable)")
 
 
 def _fits(row: Row) -> bool:

@@ -15,7 +15,7 @@ from zerolora.data.formats.form import Row
 from zerolora.data.formats.reading import Reading, Seen, Status, Where
 from zerolora.data.formats.row_values import factor_of
 from zerolora.data.published import split_of
-from zerolora.errors import shown, wording
+from zerolora.errors import shown
 from zerolora.yaml_file import written
 
 SHORT = 16
@@ -43,16 +43,16 @@ class Undecided(NamedTuple):
         """Return the error: the place, the leaf, both values, and what to set."""
         other = f", {self.other}" if self.other else ""
         leaf = self.leaf if self.leaf.isprintable() else shown(self.leaf)
-        here = wording(f"{self.place}: {leaf} is {shown(self.value)}{other}, and nothing reads it")
+        here = f"{self.place}: {leaf} is {shown(self.value)}{other}, and nothing reads it"
         name, (*above, last) = written(self.leaf), self.leaf.split("[].")
-        ways = [] if above[1:] else [wording(f"map it in columns, as in {{FIELD: {written(last)}}}")]
+        ways = [] if above[1:] else [f"map it in columns, as in {{FIELD: {written(last)}}}"]
         if not above and (self.value is None or isinstance(self.value, (str, int, float))):
             value = written(self.value) if len(str(self.value)) < LONGEST else "VALUE"
-            ways.append(wording(f"keep some rows by where: {{{name}: [{value}]}}"))
+            ways.append(f"keep some rows by where: {{{name}: [{value}]}}")
             if pairs:
-                ways.append(wording(f"order the pairs by better: {{column: {name}, ...}}"))
-        rest = wording(f"leave it out by ignore: [{name}]")
-        return wording(f"{here}; {', '.join(ways)}, or {rest}") if ways else f"{here}; {rest}"
+                ways.append(f"order the pairs by better: {{column: {name}, ...}}")
+        rest = f"leave it out by ignore: [{name}]"
+        return f"{here}; {', '.join(ways)}, or {rest}" if ways else f"{here}; {rest}"
 
 
 class SharedValue(NamedTuple):
@@ -110,20 +110,20 @@ class Unread:
         known, in_messages = self.constants.get(leaf), self._in_messages(leaf)
         if known is None:
             if before and not in_messages:
-                self._undecide(leaf, held, place, wording(f"missing in {self.last}"))
+                self._undecide(leaf, held, place, f"missing in {self.last}")
             elif leaf.count("[]") > 1 or not may_be_constant(leaf, held, split):
                 self._undecide(leaf, held, place)
             elif len(self.constants) == MOST:
-                self._undecide(leaf, held, place, wording(f"one of more than {MOST:,} such columns"))
+                self._undecide(leaf, held, place, f"one of more than {MOST:,} such columns")
             else:
                 self.constants[leaf] = SharedValue(held, place, 1)
                 return True
         elif not _same(held, known.value):
-            self._undecide(leaf, held, place, wording(f"{shown(known.value)} in {known.place}"))
+            self._undecide(leaf, held, place, f"{shown(known.value)} in {known.place}")
         elif known.number < before and not in_messages:
-            self._undecide(leaf, held, place, wording(f"missing in {self.last}"))
+            self._undecide(leaf, held, place, f"missing in {self.last}")
         elif known.number > before and not in_messages:
-            self._undecide(leaf, held, place, wording("given by two columns"))
+            self._undecide(leaf, held, place, "given by two columns")
         else:
             self.constants[leaf] = known._replace(number=known.number + 1)
             return True
@@ -144,14 +144,14 @@ class Unread:
     def _before(self, leaf: str) -> str:
         """Return what the rows so far have in a leaf, for an error of the next one; "" without rows."""
         if known := self.constants.get(leaf):
-            return wording(f"{shown(known.value)} in {known.place}")
-        return wording(f"missing in {self.last}") if self.rows and not self._in_messages(leaf) else ""
+            return f"{shown(known.value)} in {known.place}"
+        return f"missing in {self.last}" if self.rows and not self._in_messages(leaf) else ""
 
     def end(self) -> "Unread":
         """Return this after the last row: a leaf that some rows or messages lack is an error."""
         for leaf, known in self.constants.items():
             if known.number < self._held_by(leaf):
-                missing = wording("missing in other messages" if self._in_messages(leaf) else f"missing in {self.last}")
+                missing = "missing in other messages" if self._in_messages(leaf) else f"missing in {self.last}"
                 self._undecide(leaf, known.value, known.place, missing)
         return self
 
@@ -165,12 +165,12 @@ class Unread:
         for leaf, known in self.constants.items():
             other = later.constants.get(leaf)
             if other and not _same(known.value, other.value):
-                self._undecide(leaf, other.value, other.place, wording(f"{shown(known.value)} in {known.place}"))
+                self._undecide(leaf, other.value, other.place, f"{shown(known.value)} in {known.place}")
             elif not other and later._held_by(leaf):
-                self._undecide(leaf, known.value, known.place, wording(f"missing in {later.first}"))
+                self._undecide(leaf, known.value, known.place, f"missing in {later.first}")
         for leaf, known in later.constants.items():
             if leaf not in self.constants and self._held_by(leaf):
-                self._undecide(leaf, known.value, known.place, wording(f"missing in {self.last}"))
+                self._undecide(leaf, known.value, known.place, f"missing in {self.last}")
         self.constants = {**later.constants, **self.constants}
         self.messages += later.messages
         self.rows += later.rows
@@ -233,8 +233,6 @@ def undecided_lines(unread: Unread, reading: Reading, most: int, pairs: bool = F
     lines = [error.line(pairs) for error in errors[:most]]
     if len(errors) > 1:
         names = ", ".join(written(name) for name in [*sorted(reading.ignored), *unread.undecided][:MOST])
-        undecided = wording(
-            f"{len(errors):,} columns or keys are undecided; to leave out all of them: ignore: [{names}]"
-        )
+        undecided = f"{len(errors):,} columns or keys are undecided; to leave out all of them: ignore: [{names}]"
         lines.append(undecided)
     return lines

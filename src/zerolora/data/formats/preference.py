@@ -81,7 +81,7 @@ def _ranked(row: Row) -> tuple[str, str]:
         ]
         rank = factor_of(each.get("rank"))
         if rank is None or not isfinite(rank) or isinstance(each.get("rank"), bool):
-            raise BadRow(f"{name}[{number}].rank is {shown(each.get('rank'))}; write its rank, 1 = the best")
+            raise BadRow(f"{name}[{number}].rank is {shown(each.get('rank'))}; give its rank, 1 = the best")
         ranked.append(
             (rank, filled(text_of(each.get("answer"), f"{name}[{number}].answer"), f"{name}[{number}].answer"))
         )
@@ -116,7 +116,7 @@ def _without_chosen(asked: Prompt | None, chosen: str | list[Turn], row: Row, na
     if own and own[-1]["role"] == "assistant":
         field = row.name(asked.field)
         raise BadRow(
-            f"{field} ends with an answer that is not {name}; end it with the question, or write ignore: [{field}]"
+            f"{field} ends with an answer that is not {name}; end it with the question, or set ignore: [{field}]"
         )
     return asked
 
@@ -143,7 +143,7 @@ def _split(
             if isinstance(answer, str):
                 check_prompt_filled(row)
                 raise BadRow(
-                    f"{name} is a text, and the row has no prompt (it has {row}); write columns: {{prompt: ...}} with "
+                    f"{name} is a text, and the row has no prompt (it has {row}); set columns: {{prompt: ...}} with "
                     "its column, or whole conversations"
                 )
         assert not isinstance(chosen, str) and not isinstance(rejected, str)
@@ -157,7 +157,7 @@ def _split(
         if asked.turns and not (is_in(asked, prompt) and (asked.text or len(prompt) == len(asked.turns))):
             raise BadRow(
                 f"{row.name(asked.field)} is not the prompt that {names[0]} and {names[1]} begin with; correct it, or "
-                f"write ignore: [{row.name(asked.field)}]"
+                f"set ignore: [{row.name(asked.field)}]"
             )
         return prompt, answers
     for number, begins in enumerate(whole):
@@ -180,7 +180,7 @@ def _implicit(
     if not common:
         if chosen[0].message["role"] == rejected[0].message["role"] == "assistant":
             check_prompt_filled(row)
-            raise BadRow(f"{names[0]} has an answer without a prompt; write columns: {{prompt: ...}} with its column")
+            raise BadRow(f"{names[0]} has an answer without a prompt; set columns: {{prompt: ...}} with its column")
         raise BadRow(
             f"{names[0]} and {names[1]} begin with different messages, so they answer different prompts; write the "
             "answers to one prompt, or remove the row"
@@ -217,7 +217,7 @@ def _check_scores(row: Row, names: tuple[str, str]) -> None:
         if other > one:
             raise BadRow(
                 f"{pair[1]} is {other:g}, more than {pair[0]} with {one:g}; swap the answers, remove the row, or "
-                f"write ignore: [{pair[0]}, {pair[1]}]"
+                f"set ignore: [{pair[0]}, {pair[1]}]"
             )
         row.read |= dict(zip(pair, values, strict=True))
 

@@ -32,7 +32,7 @@ def _prompt(row: Row) -> Example:
                 )
         return conversation([*prompt, *completion], row, "completion", prompt=len(prompt))
     seen = f"{row.name('prompt')} is {shown(question)} and {row.name('completion')} is {shown(answer)}"
-    raise BadRow(f"{seen}; write two texts, or two lists of messages")
+    raise BadRow(f"{seen}; use two texts, or two lists of messages")
 
 
 def _are_messages(row: Row, field: str, value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Checks of a row's values: each returns the value, or raises BadRow with its name, the value and what to write."""
+"""Checks of a row's values: each returns the value, or raises BadRow with its name, the value and what to use."""
 
 import operator
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ def list_of(value: Any, name: str) -> list[Any]:
     """Return a list, maybe from JSON text, as in a cell of CSV."""
     result = json_of(value, name) if isinstance(value, str) and value.lstrip().startswith("[") else value
     if not isinstance(result, list):
-        raise BadRow(f"{name} is {shown(value)}; write a list")
+        raise BadRow(f"{name} is {shown(value)}; use a list")
     return result
 
 
@@ -42,13 +42,13 @@ def numbers_of(value: Any, name: str) -> list[int]:
                 raise TypeError
             numbers.append(operator.index(item))
         except TypeError:
-            raise BadRow(f"{name}[{position}] is {shown(item)}; write a token number") from None
+            raise BadRow(f"{name}[{position}] is {shown(item)}; use a token number") from None
     return numbers
 
 
 def text_of(value: Any, name: str) -> str:
     if not isinstance(value, str):
-        raise BadRow(f"{name} is missing; write a text" if value is None else f"{name} is {shown(value)}; write a text")
+        raise BadRow(f"{name} is missing; add a text" if value is None else f"{name} is {shown(value)}; use a text")
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -97,7 +97,7 @@ def objects_of(value: Any, name: str) -> list[dict[str, Any]]:
     result = list_of(value, name)
     for number, item in enumerate(result):
         if not isinstance(item, dict):
-            raise BadRow(f"{name}[{number}] is {shown(item)}; write an object")
+            raise BadRow(f"{name}[{number}] is {shown(item)}; use an object")
     return result
 
 

@@ -43,7 +43,7 @@ def _keywords(row: Row, fields: tuple[str, ...]) -> dict[str, Any]:
         return {}
     held = json_of(value, KEYWORDS)
     if not isinstance(held, dict):
-        raise BadRow(f"{KEYWORDS} is {shown(held)}; write an object, or one as JSON")
+        raise BadRow(f"{KEYWORDS} is {shown(held)}; use an object, or one as JSON")
     if row.reading.filled and held is value:
         held = without_nulls(held)
     held = {name: each for name, each in held.items() if each is not None}
@@ -61,7 +61,7 @@ def _keywords(row: Row, fields: tuple[str, ...]) -> dict[str, Any]:
             known = ", ".join(sorted(row.reading.arguments))
             raise BadRow(
                 f"{paths[name]} is {shown(held[name])}, which the chat template does not read (it reads {known}); "
-                f"correct its name, or write ignore: [{paths[name]}]"
+                f"correct its name, or set ignore: [{paths[name]}]"
             )
         row.read[KEYWORDS] = value
     return result

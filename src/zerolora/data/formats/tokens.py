@@ -24,13 +24,12 @@ def _tokens(row: Row) -> Example:
     labels = numbers_of(row.get("labels"), name)
     if len(labels) != len(tokens):
         raise BadRow(
-            f"{name} has {len(labels)} entries for {len(tokens)} tokens; write one for each, {IGNORED} = not supervised"
+            f"{name} has {len(labels)} entries for {len(tokens)} tokens; use one for each, {IGNORED} = not supervised"
         )
     for position, (label, token) in enumerate(zip(labels, tokens, strict=True)):
         if label not in (IGNORED, token):
             raise BadRow(
-                f"{name}[{position}] is {label} where the token is {token}; write {token}, or {IGNORED} = not "
-                "supervised"
+                f"{name}[{position}] is {label} where the token is {token}; use {token}, or {IGNORED} = not supervised"
             )
     if all(label == IGNORED for label in labels[1:]):
         raise BadRow(f"{name} are {IGNORED} after the first token, so the loss sees nothing; remove the row")
@@ -42,7 +41,7 @@ def _check_whole(row: Row, tokens: list[int]) -> None:
     for field, expected in (("attention_mask", [1] * len(tokens)), ("position_ids", list(range(len(tokens))))):
         if (result := row.get(field)) is not None and numbers_of(result, row.name(field)) != expected:
             raise BadRow(
-                f"{row.name(field)} is {shown(result)}, but only {shown(expected)} is supported; write a row as it is"
+                f"{row.name(field)} is {shown(result)}, but must be {shown(expected)}; remove padding and packing"
             )
 
 

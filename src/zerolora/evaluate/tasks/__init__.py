@@ -15,15 +15,10 @@ from typing import Any
 
 from zerolora.errors import UserError
 from zerolora.evaluate.tasks.task import Task
+from zerolora.registries import Registry, registered
 
-
-def _registered() -> dict[str, Task]:
-    modules = (importlib.import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__))
-    tasks = [module.TASK for module in modules if hasattr(module, "TASK")]
-    return {task.name: task for task in sorted(tasks, key=lambda task: str(task.name))}
-
-
-TASKS = _registered()
+_modules = [importlib.import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__)]
+TASKS: Registry[Task] = registered("tasks", Task, [module.TASK for module in _modules if hasattr(module, "TASK")])
 """All tasks by name."""
 
 
@@ -52,5 +47,5 @@ def _of_file(name: str, source: str) -> Task:
         raise UserError(f"{name}:{line}: {type(error).__name__}: {reason}; correct that line") from None
     task = getattr(module, "TASK", None)
     if not isinstance(task, Task):
-        raise UserError(f"{name}: defines no TASK; write TASK = Task(...), as in docs/tasks.md")
+        raise UserError(f"{name}: defines no TASK; define TASK = Task(...), as in docs/tasks.md")
     return task

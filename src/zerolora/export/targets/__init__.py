@@ -8,13 +8,9 @@ import importlib
 import pkgutil
 
 from zerolora.export.targets.target import ExportTarget
+from zerolora.registries import Registry, registered
 
-
-def _registered() -> dict[str, ExportTarget]:
-    modules = (importlib.import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__))
-    targets = [module.TARGET for module in modules if hasattr(module, "TARGET")]
-    return {target.name: target for target in sorted(targets, key=lambda target: target.name)}
-
-
-TARGETS = _registered()
+_modules = [importlib.import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__)]
+_own: list[ExportTarget] = [module.TARGET for module in _modules if hasattr(module, "TARGET")]
+TARGETS: Registry[ExportTarget] = registered("targets", ExportTarget, _own)
 """Every target by name."""

@@ -21,7 +21,7 @@ def _check(source: RunResult, settings: VllmAdapter) -> None:
     if (rank := largest_rank(config)) > settings.max_lora_rank:
         raise UserError(
             f"export.vllm_adapter.max_lora_rank: {settings.max_lora_rank}, but {source.adapter / FILES[0]} has "
-            f"r: {rank}; write {rank_limit(rank)}, or a smaller train.lora.r"
+            f"r: {rank}; use {rank_limit(rank)}, or a smaller train.lora.r"
         )
 
 

@@ -7,12 +7,9 @@ import importlib
 import pkgutil
 
 from zerolora.imports.formats.import_format import Format
+from zerolora.registries import Registry, registered
 
-
-def _registered() -> dict[str, Format]:
-    modules = (importlib.import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__))
-    return {module.FORMAT.name: module.FORMAT for module in modules if hasattr(module, "FORMAT")}
-
-
-FORMATS = _registered()
+_modules = [importlib.import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__)]
+_own: list[Format] = [module.FORMAT for module in _modules if hasattr(module, "FORMAT")]
+FORMATS: Registry[Format] = registered("importers", Format, _own)
 """The formats by name."""

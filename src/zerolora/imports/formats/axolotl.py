@@ -4,12 +4,10 @@ Keys as in axolotl's examples/ and src/axolotl/utils/schemas/.
 """
 
 import re
-from pathlib import Path
 from typing import Any
 
-from zerolora.data.prompt_formats import PROMPT_FORMATS
 from zerolora.errors import shown
-from zerolora.imports.formats import axolotl_data, axolotl_objective, common
+from zerolora.imports.formats import axolotl_data, axolotl_objective, axolotl_tokens
 from zerolora.imports.formats.import_format import (
     CHANGES,
     FILL_IN,
@@ -27,35 +25,29 @@ from zerolora.imports.formats.import_format import (
     lost,
     none,
     number,
+    offered,
+    only,
     same,
-    starting,
     text,
     texts,
     unless_off,
     unlike,
     whole,
 )
-from zerolora.imports.known_keys import AXOLOTL
-from zerolora.model.foreign import TOKENIZER_CONFIG, tokenizer_config
+from zerolora.imports.formats.shared import (
+    base_model,
+    computation,
+    intervals,
+    left_out,
+    method,
+    optimizer,
+    scaffold,
+    sharding,
+    trackers,
+    training_arguments,
+)
 from zerolora.schedules import ONE_CYCLE
 
-TOKENS = "special tokens are those of the model's tokenizer files"
-ROLES = ("bos_token", "unk_token")
-"""Special tokens without a key here."""
-KNOWN_TOKENS = {
-    r"codellama/CodeLlama-|openlm-research/open_llama_|huggyllama/llama-|(meta-llama|NousResearch)/Llama-2-": {
-        "bos_token": "<s>",
-        "unk_token": "<unk>",
-    },
-    r"Qwen/Qwen[23][\w.]*-[\d.]+B-Instruct|Qwen/Qwen3-[\d.]+B$": {"eos_token": "<|im_end|>"},
-    r"01-ai/Yi-": {"bos_token": "<|startoftext|>", "unk_token": "<unk>"},
-    r"(meta-llama|NousResearch)/(Meta-)?Llama-3[\w.]*-\d+B-Instruct": {
-        "bos_token": "<|begin_of_text|>",
-        "eos_token": "<|eot_id|>",
-    },
-    r"(meta-llama|NousResearch)/(Meta-)?Llama-3": {"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>"},
-}
-"""Special tokens of published tokenizers (tokenizer_config.json), by the beginning of the repository's name."""
 KERNELS = "a kernel for the same computation; zerolora has its own"
 RL = "rewards and preferences"
 PLUGINS = {
@@ -86,11 +78,252 @@ WHOLE = frozenset(
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj")
 
 
-def _adapter(value: Any, draft: Draft) -> str | None:
-    if value not in ("lora", "qlora"):
-        raise Unlike(f"{shown(value)}, which is none of lora, qlora (docs/methods.md lists what train.method has)")
-    draft.facts["adapter"] = value
-    return None
+def _own() -> dict[str, Rule]:
+    """Return the rules of axolotl's own keys."""
+    return {
+        "base_model": base_model.MODEL,
+        "revision_of_model": base_model.REVISION,
+        "base_model_config": idle("the config in the model's directory is used"),
+        **each("tokenizer_config tokenizer_use_fast", left_out.TOKENIZER),
+        "model_type": Rule(
+            "", _model_type, "read from the model's config.json; a classifier stops the import", NO_EFFECT
+        ),
+        "tokenizer_type": idle("read from the model's tokenizer files"),
+        "tokenizer_legacy": lost("the tokenizer is loaded with transformers' defaults"),
+        "tokenizer_use_mistral_common": lost("the tokenizer is transformers'"),
+        "processor_type": left_out.MEDIA,
+        **each(
+            "is_llama_derived_model is_falcon_derived_model is_mistral_derived_model is_qwen_derived_model",
+            idle("read from the model's config.json"),
+        ),
+        **each("overrides_of_model_config model_config", lost("put it into the model's config.json")),
+        "torch_dtype": idle("the precision is train.precision"),
+        "reinit_weights": left_out.FROM_SCRATCH,
+        "num_labels": unlike("a classifier"),
+        "load_in_8bit": fact(
+            "eight", "train.method, train.quantization.type", flag, "with an adapter: qlora with int8"
+        ),
+        "load_in_4bit": fact("four", "train.method, train.quantization.type", flag, "with an adapter: qlora with nf4"),
+        "bnb_config_kwargs.bnb_4bit_use_double_quant": fact("double", "train.quantization.double", flag),
+        "bnb_config_kwargs": none("train.quantization has type, double and storage"),
+        "quantize_moe_experts": lost("experts are not quantized"),
+        "model_quantization_config": lost("set by train.quantization"),
+        "model_quantization_config_kwargs": none("set by train.quantization"),
+        "gptq": unlike("a base that GPTQ quantized"),
+        **each("gptq_groupsize gptq_model_v1 gptq_disable_exllama", idle("used only with GPTQ")),
+        "use_onebitllms": unlike("weights of 1.58 bits"),
+        "qat": unlike("quantization-aware training"),
+        "quantization": idle("used by a later command; export.targets quantizes (docs/export.md)"),
+        "strict": idle("unknown keys are always an error here"),
+        "adapter": method.one_of(("lora", "qlora"), "adapter", "no adapter → full"),
+        "lora_model_dir": left_out.CONTINUED,
+        "lora_r": same("train.lora.r", whole),
+        "lora_target_linear": fact("linear", "train.lora.targets", flag, "true → all-linear, in addition to a list"),
+        "lora_target_modules": unless_off(Rule("train.lora.targets", _targets)),
+        "lora_target_parameters": lost("parameters outside modules, such as experts, get no adapter"),
+        "lora_modules_to_save": unless_off(same("train.lora.modules_to_save", texts)),
+        "lora_rank_pattern": unless_off(same("train.lora.rank_pattern")),
+        "lora_alpha_pattern": unless_off(same("train.lora.alpha_pattern")),
+        "lora_fan_in_fan_out": idle("read from the model's modules"),
+        "lora_on_cpu": idle("adapters are created on the training device"),
+        **each(
+            "peft_layers_to_transform peft_layers_pattern",
+            lost("give the layers as a regular expression in train.lora.targets"),
+        ),
+        "peft_layer_replication": unlike("repeated layers"),
+        "peft_trainable_token_indices": lost("prepare.rows.add_tokens trains the rows of added tokens"),
+        "peft": none("train.lora.init has default, pissa and olora"),
+        "peft_use_dora": method.DORA,
+        "peft_use_rslora": same("train.lora.rank_stabilized", flag),
+        "peft_init_lora_weights": Rule("train.lora.init", _initial),
+        **each(
+            "lora_mlp_kernel lora_qkv_kernel lora_o_kernel lora_embedding_kernel "
+            "gemma4_hybrid_attn_impl fused_attn_kernel flash_attn_rms_norm experts_implementation "
+            "use_kernels use_scattermoe use_sonicmoe use_dsv4_kernels use_glm_dsa_kernels",
+            idle(KERNELS),
+        ),
+        **each("relora relora_steps", unlike("ReLoRA, which merges and restarts the adapter")),
+        **each(
+            "relora_prune_ratio relora_cpu_offload relora_anneal_steps relora_warmup_steps",
+            idle("used only with ReLoRA"),
+        ),
+        "lisa_n_layers": unlike("LISA, which trains a few layers at a time"),
+        **each("lisa_step_interval lisa_layers_attribute", idle("used only with LISA")),
+        **each("use_mora mora", unlike("MoRA")),
+        **each("unfrozen_parameters spectrum_top_fraction", unlike("training part of the base weights")),
+        "freeze_mm_modules": idle("a vision tower is never trained"),
+        **each("image_size image_resize_algorithm", left_out.IMAGES),
+        "nemo_gym_enabled": unlike(RL),
+        **axolotl_objective.RULES,
+        "reward_model": unlike("a reward model"),
+        "process_reward_model": unlike("a process reward model"),
+        "center_rewards_coefficient": idle("used only with a reward model"),
+        "diffusion": unlike("a diffusion objective"),
+        "kd_trainer": unlike("distillation from a teacher"),
+        "hatchery": unlike("training by a remote service with its own losses"),
+        "llmcompressor": unlike("training sparse weights"),
+        "use_eaft": unlike("another loss (EAFT)"),
+        "eaft_k": idle("used only with EAFT"),
+        "trainer_cls": unlike("a custom trainer"),
+        **axolotl_data.rules("datasets"),
+        **axolotl_data.rules("pretraining_dataset"),
+        **axolotl_data.rules("test_datasets"),
+        "pretraining_dataset": Rule("prepare.rows.path", axolotl_data.pretraining, "rows of plain text"),
+        "dataset_prepared_path": left_out.PREPARED_ROWS,
+        **each("dataset_processes dataset_num_proc", left_out.WORKERS),
+        "dataset_keep_in_memory": idle("files are streamed"),
+        **each("dataset_shard_num dataset_shard_idx", none("all rows are used; sources.NAME.rows samples some")),
+        "skip_prepare_dataset": lost("rows are always prepared before training"),
+        **each(
+            "streaming_multipack_buffer_size sample_packing_group_size sample_packing_bin_size sample_packing_eff_est",
+            idle("packing considers all rows"),
+        ),
+        "push_dataset_to_hub": idle("prepared rows stay on this machine"),
+        "hf_use_auth_token": left_out.TOKEN,
+        "shuffle_merged_datasets": only(True, "rows are always shuffled by the seed"),
+        "curriculum_sampling": left_out.SHUFFLED,
+        "dataset_exact_deduplication": offered("prepare.rows.duplicates", "drop"),
+        "val_set_size": Rule("prepare.rows.split.validation", scaffold.validation),
+        "chat_template": Rule(
+            "prepare.rows.template",
+            axolotl_data.template,
+            ", ".join(f"{old} → {new}" for old, new in axolotl_data.TEMPLATES.items() if old != new),
+        ),
+        "chat_template_jinja": none(
+            "put the template into config/templates/ and name the file in prepare.rows.template", FILL_IN
+        ),
+        "chat_template_kwargs": lost("put them in prepare.rows.template_arguments"),
+        "default_system_message": unless_off(
+            fact("system", "prepare.rows.system", text, "only with chat_template chatml")
+        ),
+        **axolotl_tokens.RULES,
+        "tokens": unless_off(same("prepare.rows.add_tokens", texts)),
+        "added_tokens_overrides": lost("prepare.rows.add_tokens adds tokens but renames none"),
+        "fix_untrained_tokens": left_out.NEW_ROWS,
+        "resize_token_embeddings_to_32x": idle("added tokens get as many rows as they need"),
+        "mean_resizing_embeddings": idle("rows of added tokens are initialized to the mean of the others"),
+        "train_on_inputs": fact("inputs", "prepare.rows.loss", flag, "true → everything"),
+        "sequence_len": same("prepare.rows.max_length", whole),
+        "eval_sequence_len": lost("validation rows have the same maximum length as training rows"),
+        "min_sample_len": lost("short rows are kept"),
+        "excess_length_strategy": Rule("prepare.rows.too_long", _too_long, "truncate → truncate_right, raise → fail"),
+        "sample_packing": same("pack.packing", flag),
+        "eval_sample_packing": idle("validation rows are packed like training rows"),
+        "sample_packing_sequentially": lost("packing chooses rows by their length"),
+        "sample_packing_seq_len_multiplier": idle("set by pack.capacity"),
+        "total_num_tokens": idle("counted by prepare"),
+        "max_packed_sequence_len": lost("set pack.packing and pack.capacity"),
+        "pretrain_multipack_attn": left_out.ISOLATED,
+        "pretraining_sample_concatenation": lost("rows in a packed row do not attend to each other"),
+        "batch_flattening": idle("pack.packing joins rows"),
+        **each("pad_to_sequence_len pad_to_multiple_of", idle("a batch is padded to its longest row")),
+        "use_pose": unlike("PoSE, which skips positions"),
+        "gradient_accumulation_steps": fact(
+            "accumulation", "train.global_batch", whole, "times micro_batch_size and the number of GPUs"
+        ),
+        "micro_batch_size": fact("micro_batch", "train.micro_batch, train.global_batch", whole),
+        "batch_size": none("set train.global_batch", FILL_IN),
+        "eval_batch_size": left_out.EVALUATION_BATCH,
+        "num_epochs": Rule("train.epochs", intervals.epochs),
+        "max_steps": intervals.steps("train.max_steps"),
+        "optimizer": optimizer.optimizer_rule(),
+        **each("embedding_lr embedding_lr_scale lr_groups", lost("all weights have the same learning rate")),
+        "lr_scheduler": unless_off(optimizer.schedule_rule(one_cycle=True)),
+        "cosine_min_lr_ratio": fact("lowest", "train.schedule, train.schedule_options", number, "→ cosine_with_min_lr"),
+        "cosine_constant_lr_ratio": Rule("", _constant),
+        "lr_quadratic_warmup": lost("warm-up is linear"),
+        "jagged_restart_steps": lost("the schedule does not restart"),
+        "adam_eps": same("train.epsilon", number),
+        **each("neftune_noise_alpha noisy_embedding_alpha", same("train.neftune_alpha", number)),
+        "bfloat16": computation.pure("bf16"),
+        "float16": computation.pure("fp16"),
+        "fp32_norms": left_out.NORMS,
+        "embeddings_skip_upcast": idle("frozen weights have the compute dtype"),
+        "gradient_checkpointing": Rule("train.activation_checkpointing", _checkpointing),
+        "gradient_checkpointing_kwargs.use_reentrant": left_out.REENTRANT,
+        "selective_checkpointing": idle("a layer is recomputed as a whole"),
+        "activation_offloading": unless_off(
+            Rule("train.activation_offload", _offloading, "of the inputs of checkpointed layers")
+        ),
+        "layer_offloading": unless_off(idle("render.strategy zero3_offload keeps weights in host memory")),
+        "flash_attention": offered("train.attention", "flash"),
+        "sdp_attention": offered("train.attention", "sdpa"),
+        "eager_attention": offered("train.attention", "eager"),
+        "attn_implementation": computation.attention(ATTENTION),
+        "attention": computation.attention(ATTENTION),
+        **each(
+            "flex_attention flex_attn_compile_kwargs xformers_attention flash_optimum",
+            idle("train.attention has flash, sdpa and eager"),
+        ),
+        "sage_attention": lost("train.attention has flash, sdpa and eager; none of them quantizes"),
+        "s2_attention": left_out.WHOLE_ROW,
+        "scaling_softmax": lost("attention is the model's own"),
+        **each(
+            "flash_attn_cross_entropy chunked_cross_entropy cut_cross_entropy",
+            idle("logits are computed for supervised tokens only, in chunks"),
+        ),
+        **each("flash_attn_fuse_qkv flash_attn_fuse_mlp", idle("zerolora replaces no modules of the model")),
+        "tiled_mlp": idle("activations of a row are not split"),
+        "llama4_linearized_experts": lost("experts are left as in the model"),
+        "plugins": unless_off(
+            Rule(
+                "train.kernels",
+                _plugins,
+                "LigerPlugin → auto; no other kernel changes a result; others are reported or stop",
+            )
+        ),
+        "liger_*": idle("train.kernels covers all parts that a model has"),
+        **each("sequence_parallel_degree context_parallel_size", Rule("train.sequence_parallel", _shared)),
+        "fsdp": unless_off(Rule("render.strategy", _strategy, "full_shard → fsdp")),
+        **each("fsdp_version fsdp_config.fsdp_version", Rule("render.strategy", _version)),
+        **each(
+            "fsdp_config.fsdp_offload_params fsdp_config.offload_params",
+            fact("offload", "render.strategy", flag, "true → fsdp_offload"),
+        ),
+        **each(
+            "fsdp_config.fsdp_sharding_strategy fsdp_config.sharding_strategy",
+            Rule("render.strategy", _sharding, "HYBRID_SHARD → fsdp_hybrid"),
+        ),
+        **each(
+            "fsdp_config.activation_checkpointing fsdp_config.fsdp_activation_checkpointing",
+            offered("train.activation_checkpointing", True),
+        ),
+        "fsdp_config": unless_off(idle(sharding.FSDP)),
+        "dp_shard_size": idle("set hardware, train.nodes and train.ranks_per_node"),
+        "dp_replicate_size": idle("set render.strategy: fsdp_hybrid"),
+        "tensor_parallel_size": idle("ranks split rows, not layers; set render.strategy"),
+        "expert_parallel_size": idle("ranks split rows, not experts; set render.strategy"),
+        **each("expert_parallel_token_capacity expert_parallel_num_nvl_bytes", idle("ranks split rows, not experts")),
+        **each("ddp device_map", idle("set render.strategy")),
+        "accelerator_config": idle("gradients are summed once a step"),
+        **each("max_memory gpu_memory_limit", idle("set hardware.gpu_memory")),
+        **each("experimental_skip_move_to_device torchdistx_path", left_out.LOADED_IN_PARTS),
+        "use_ray": idle("`zerolora stage train` starts ranks itself, on a cluster by Slurm (docs/slurm.md)"),
+        "evals_per_epoch": unless_off(Rule("train.validation_steps", intervals.evaluations, "a share of all steps")),
+        "eval_table_size": idle("the report shows report.examples answers"),
+        "eval_max_new_tokens": same("evaluate.max_new_tokens", whole),
+        **each("eval_causal_lm_metrics do_causal_lm_eval", idle("tasks are in docs/tasks.md")),
+        "early_stopping_patience": unless_off(same("train.patience", whole, "")),
+        "metric_for_best_model": lost("the best model is chosen by validation loss"),
+        **each(
+            "loss_watchdog_threshold loss_watchdog_patience",
+            idle("training always warns of rising losses (docs/telemetry.md)"),
+        ),
+        "saves_per_epoch": unless_off(fact("saves", "train.checkpoint_steps", whole, "a share of all steps")),
+        **each("save_first_step", idle("checkpoints are written by time as well: train.checkpoint_minutes")),
+        "save_strategy": Rule("train.checkpoint_steps", intervals.saved, "epoch → a share of all steps"),
+        "auto_resume_from_checkpoints": idle("a run resumes from its last checkpoint automatically (train.resume)"),
+        "profiler_steps": idle("telemetry.csv has the parts of each step"),
+        "debug": left_out.LOGS,
+        **each("wandb_project use_wandb", trackers.tracked("wandb")),
+        "use_mlflow": trackers.tracked("mlflow"),
+        "use_tensorboard": trackers.tracked("tensorboard"),
+        **each(
+            "wandb_* mlflow_* hf_mlflow_* swanlab_* comet_* trackio_* otel_* use_comet use_otel_metrics use_trackio",
+            trackers.OFFLINE,
+        ),
+        "test_value": idle("used only by axolotl's tests"),
+    }
 
 
 def _model_type(value: Any, draft: Draft) -> str | None:
@@ -159,60 +392,8 @@ def _too_long(value: Any, draft: Draft) -> str | None:
     return None
 
 
-def _stop(value: Any, draft: Draft) -> str | None:
-    draft.facts["stop"] = [*texts(value), *draft.facts.get("stop", [])]
-    return None
-
-
-def _eos(value: Any, draft: Draft) -> str | None:
-    draft.facts["stop"] = [*draft.facts.get("stop", []), text(value)]
-    draft.facts["eos"] = value
-    return Remark("ends an answer here, and is eos_token in templates; the tokenizer's files stay", NO_EFFECT)
-
-
-def _known_tokens(draft: Draft) -> dict[str, Any]:
-    """Return the special tokens of the model's tokenizer by role, as far as they are known."""
-    model = draft.facts.get("model", "")
-    if Path(model).is_dir() and (Path(model) / TOKENIZER_CONFIG).is_file():
-        return {key: _content(value) for key, value in tokenizer_config(Path(model)).items()}
-    return next((dict(each) for begins, each in KNOWN_TOKENS.items() if re.match(begins, model)), {})
-
-
-def _ends(draft: Draft) -> list[str]:
-    """Return a line if TRL's trainers may append the end of sequence to answers that the template ends otherwise."""
-    form = PROMPT_FORMATS.get(draft.config["prepare"]["rows"]["template"])
-    if "objective" not in draft.facts or form is None:
-        return []
-    stop = form.example.rpartition("Hello")[2].removesuffix("»").strip()
-    eos = draft.facts.get("eos") or _known_tokens(draft).get("eos_token")
-    if stop in ("</s>", eos):
-        return []
-    text = f"the tokenizer's end of sequence{f', {eos},' if eos else ''} follows {stop} in an answer there, not here"
-    return [Remark(f"rl: {text}{'' if eos else ', unless they are the same'}")]
-
-
-def _tokens(draft: Draft) -> list[str]:
-    """Return a line for each special token that the tokenizer may not have in this role; it has no key here."""
-    lines: list[str] = []
-    known = _known_tokens(draft)
-    for role in ROLES:
-        if (token := draft.facts.get(role)) is None:
-            continue
-        if known.get(role) == token:
-            lines.append(Remark(f"special_tokens.{role}: {token} is that of the model's tokenizer", NO_EFFECT))
-        else:
-            own = f"which have {known[role]}" if known.get(role) else "which must have it"
-            lines.append(Remark(f"special_tokens.{role}: {TOKENS}, {own}"))
-    return lines
-
-
-def _content(token: Any) -> Any:
-    """Return the text of a token of tokenizer_config.json."""
-    return token.get("content") if isinstance(token, dict) else token
-
-
 def _strategy(value: Any, draft: Draft) -> str | None:
-    offload = common.fsdp_offload(value, draft)
+    offload = sharding.fsdp_offload(value, draft)
     draft.facts |= {"fsdp": True, "offload": draft.facts.get("offload", False) or offload}
     return None
 
@@ -220,7 +401,7 @@ def _strategy(value: Any, draft: Draft) -> str | None:
 def _sharding(value: Any, draft: Draft) -> str | None:
     draft.facts["sharded"] = True
     if value not in ("FULL_SHARD", "HYBRID_SHARD"):
-        raise NoEqual(f"{shown(value)} is not a sharding of zerolora; write render.strategy", FILL_IN)
+        raise NoEqual(f"{shown(value)} is not a sharding of zerolora; set render.strategy", FILL_IN)
     draft.facts |= {"fsdp": True, "hybrid": value == "HYBRID_SHARD"}
     return None
 
@@ -247,7 +428,7 @@ def _plugins(value: Any, draft: Draft) -> str | None:
         name = plugin.rpartition(".")[2]
         what = PLUGINS.get(name)
         if name == "LigerPlugin":
-            common.kernels(True, draft)
+            computation.kernels(True, draft)
         if what:
             raise Unlike(f"{shown(plugin)}: {what}")
         if what is None:
@@ -261,34 +442,34 @@ def _plugins(value: Any, draft: Draft) -> str | None:
 
 def _finish(draft: Draft) -> list[str]:
     facts = draft.facts
-    ours, lines = common.model("base_model", draft)
-    lines += _tokens(draft)
+    ours, lines = base_model.model("base_model", draft)
+    lines += axolotl_tokens.token_lines(draft)
     adapter, eight = facts.get("adapter"), facts.get("eight", False)
     quantized = adapter == "qlora" or (adapter and (eight or facts.get("four", False)))
-    method = "full" if not adapter else ("q" if quantized else "") + ("dora" if facts.get("dora") else "lora")
+    kind = "int8" if eight and not facts.get("four", False) else "nf4"
     draft.key = "adapter" if adapter else ""
-    draft.set("train.method", method)
+    method.set_method(draft, bool(adapter), kind if quantized else None)
     if adapter:
         lines += _set_targets(draft)
     if not adapter and (eight or facts.get("four", False)):
         text = "train.method: load_in_8bit and load_in_4bit need an adapter; all weights are trained"
         lines.append(Remark(text, NO_EFFECT))
-    if quantized:
-        draft.set("train.quantization.type", "int8" if eight and not facts.get("four", False) else "nf4")
-        if "double" in facts:
-            draft.set("train.quantization.double", facts["double"])
-    if common.set_precision(draft) and not eight:
+    if computation.set_precision(draft) and not eight:
         draft.key = "bf16"
         draft.set("train.precision", "fp32")
     if facts.get("fsdp"):
         draft.key = "fsdp"
         kind = "fsdp_hybrid" if facts.get("hybrid") else "fsdp"
         draft.set("render.strategy", f"{kind}_offload" if facts.get("offload") else kind)
-    lines += common.set_strategy(draft, "deepspeed or fsdp")
+    lines += sharding.set_strategy(draft, "deepspeed or fsdp")
     lines += [*_schedule(draft), *_cycled(draft), *_warmed_up(draft)]
-    lines += [*axolotl_objective.set_objective(draft), *axolotl_data.write_data(ours, draft), *_ends(draft)]
+    lines += [
+        *axolotl_objective.set_objective(draft),
+        *axolotl_data.write_data(ours, draft),
+        *axolotl_tokens.ends(draft),
+    ]
     _keep_best(draft)
-    return lines + common.scaffold(draft)
+    return lines + scaffold.scaffold(draft)
 
 
 def _keep_best(draft: Draft) -> None:
@@ -359,264 +540,10 @@ def _warmed_up(draft: Draft) -> list[str]:
 FORMAT = Format(
     name="axolotl",
     title="axolotl",
-    keys=AXOLOTL,
     needed="base_model",
     whole=WHOLE,
     defaults={"sequence_len": 512, "num_epochs": 1, "lr_scheduler": "cosine", "max_grad_norm": 1.0},
     finish=_finish,
-    rules={
-        **common.shared_rules(),
-        "base_model": fact("model", "fetch.directory or fetch.hub", text, "a Hub model needs a commit here"),
-        "revision_of_model": fact("revision", "fetch.hub", text),
-        "base_model_config": idle("the config in the model's directory is used"),
-        **each("tokenizer_config tokenizer_use_fast", idle("the tokenizer in the model's directory is used")),
-        "model_type": Rule(
-            "", _model_type, "read from the model's config.json; a classifier stops the import", NO_EFFECT
-        ),
-        "tokenizer_type": idle("read from the model's tokenizer files"),
-        "tokenizer_legacy": lost("the tokenizer is loaded with transformers' defaults"),
-        "tokenizer_use_mistral_common": lost("the tokenizer is transformers'"),
-        "processor_type": unlike("rows with images, video or audio"),
-        **each(
-            "is_llama_derived_model is_falcon_derived_model is_mistral_derived_model is_qwen_derived_model",
-            idle("read from the model's config.json"),
-        ),
-        **each("overrides_of_model_config model_config", lost("write it into the model's config.json")),
-        "torch_dtype": idle("the precision is train.precision"),
-        "reinit_weights": unlike("randomly initialized weights"),
-        "num_labels": unlike("a classifier"),
-        "load_in_8bit": fact(
-            "eight", "train.method, train.quantization.type", flag, "with an adapter: qlora with int8"
-        ),
-        "load_in_4bit": fact("four", "train.method, train.quantization.type", flag, "with an adapter: qlora with nf4"),
-        "bnb_config_kwargs.bnb_4bit_use_double_quant": fact("double", "train.quantization.double", flag),
-        "bnb_config_kwargs": none("train.quantization has type, double and storage"),
-        "quantize_moe_experts": lost("experts are not quantized"),
-        "model_quantization_config": lost("set by train.quantization"),
-        "model_quantization_config_kwargs": none("set by train.quantization"),
-        "gptq": unlike("a base that GPTQ quantized"),
-        **each("gptq_groupsize gptq_model_v1 gptq_disable_exllama", idle("used only with GPTQ")),
-        "use_onebitllms": unlike("weights of 1.58 bits"),
-        "qat": unlike("quantization-aware training"),
-        "quantization": idle("used by a later command; export.targets quantizes (docs/export.md)"),
-        "strict": idle("unknown keys are always an error here"),
-        "adapter": Rule("train.method", _adapter, "no adapter → full"),
-        "lora_model_dir": lost("a run that starts from an adapter is in `continued` (train.from_adapter)"),
-        "lora_r": same("train.lora.r", whole),
-        "lora_target_linear": fact("linear", "train.lora.targets", flag, "true → all-linear, in addition to a list"),
-        "lora_target_modules": unless_off(Rule("train.lora.targets", _targets)),
-        "lora_target_parameters": lost("parameters outside modules, such as experts, get no adapter"),
-        "lora_modules_to_save": unless_off(same("train.lora.modules_to_save", texts)),
-        "lora_rank_pattern": unless_off(same("train.lora.rank_pattern")),
-        "lora_alpha_pattern": unless_off(same("train.lora.alpha_pattern")),
-        "lora_fan_in_fan_out": idle("read from the model's modules"),
-        "lora_on_cpu": idle("adapters are created on the training device"),
-        **each(
-            "peft_layers_to_transform peft_layers_pattern",
-            lost("write the layers as a regular expression in train.lora.targets"),
-        ),
-        "peft_layer_replication": unlike("repeated layers"),
-        "peft_trainable_token_indices": lost("prepare.rows.add_tokens trains the rows of added tokens"),
-        "peft": none("train.lora.init has default, pissa and olora"),
-        "peft_use_dora": fact("dora", "train.method", flag, "true → dora, or qdora"),
-        "peft_use_rslora": same("train.lora.rank_stabilized", flag),
-        "peft_init_lora_weights": Rule("train.lora.init", _initial),
-        **each(
-            "lora_mlp_kernel lora_qkv_kernel lora_o_kernel lora_embedding_kernel "
-            "gemma4_hybrid_attn_impl fused_attn_kernel flash_attn_rms_norm experts_implementation "
-            "use_kernels use_scattermoe use_sonicmoe use_dsv4_kernels use_glm_dsa_kernels",
-            idle(KERNELS),
-        ),
-        **each("relora relora_steps", unlike("ReLoRA, which merges and restarts the adapter")),
-        **each(
-            "relora_prune_ratio relora_cpu_offload relora_anneal_steps relora_warmup_steps",
-            idle("used only with ReLoRA"),
-        ),
-        "lisa_n_layers": unlike("LISA, which trains a few layers at a time"),
-        **each("lisa_step_interval lisa_layers_attribute", idle("used only with LISA")),
-        **each("use_mora mora", unlike("MoRA")),
-        **each("unfrozen_parameters spectrum_top_fraction", unlike("training part of the base weights")),
-        "freeze_mm_modules": idle("a vision tower is never trained"),
-        **each("image_size image_resize_algorithm", unlike("rows with images")),
-        "nemo_gym_enabled": unlike(RL),
-        **axolotl_objective.RULES,
-        "reward_model": unlike("a reward model"),
-        "process_reward_model": unlike("a process reward model"),
-        "center_rewards_coefficient": idle("used only with a reward model"),
-        "diffusion": unlike("a diffusion objective"),
-        "kd_trainer": unlike("distillation from a teacher"),
-        "hatchery": unlike("training by a remote service with its own losses"),
-        "llmcompressor": unlike("training sparse weights"),
-        "use_eaft": unlike("another loss (EAFT)"),
-        "eaft_k": idle("used only with EAFT"),
-        "trainer_cls": unlike("a custom trainer"),
-        **axolotl_data.rules("datasets"),
-        **axolotl_data.rules("pretraining_dataset"),
-        **axolotl_data.rules("test_datasets"),
-        "pretraining_dataset": Rule("prepare.rows.path", axolotl_data.pretraining, "rows of plain text"),
-        "dataset_prepared_path": idle("prepared rows are in results/data/"),
-        **each("dataset_processes dataset_num_proc", idle("prepare uses all cores; `--workers` limits it")),
-        "dataset_keep_in_memory": idle("files are streamed"),
-        **each("dataset_shard_num dataset_shard_idx", none("all rows are used; sources.NAME.rows samples some")),
-        "skip_prepare_dataset": lost("rows are always prepared before training"),
-        **each(
-            "streaming_multipack_buffer_size sample_packing_group_size sample_packing_bin_size sample_packing_eff_est",
-            idle("packing considers all rows"),
-        ),
-        "push_dataset_to_hub": idle("prepared rows stay on this machine"),
-        "hf_use_auth_token": idle("the token of the Hub's own command line is used"),
-        "shuffle_merged_datasets": common.only(True, "rows are always shuffled by the seed"),
-        "curriculum_sampling": lost("rows are always shuffled by the seed"),
-        "dataset_exact_deduplication": common.offered("prepare.rows.duplicates", "drop"),
-        "val_set_size": Rule("prepare.rows.split.validation", common.validation),
-        "chat_template": Rule(
-            "prepare.rows.template",
-            axolotl_data.template,
-            ", ".join(f"{old} → {new}" for old, new in axolotl_data.TEMPLATES.items() if old != new),
-        ),
-        "chat_template_jinja": none(
-            "put the template into config/templates/ and name the file in prepare.rows.template", FILL_IN
-        ),
-        "chat_template_kwargs": lost("write them in prepare.rows.template_arguments"),
-        "default_system_message": unless_off(
-            fact("system", "prepare.rows.system", text, "only with chat_template chatml")
-        ),
-        "eot_tokens": unless_off(Rule("prepare.rows.stop_tokens", _stop)),
-        "special_tokens.pad_token": same("prepare.rows.pad_token", text),
-        "special_tokens.eos_token": Rule("prepare.rows.stop_tokens", _eos),
-        **{
-            f"special_tokens.{role}": unless_off(fact(role, "", text, f"{TOKENS}: no change if this is theirs"))
-            for role in ROLES
-        },
-        "special_tokens": none(TOKENS),
-        "special_tokens.additional_special_tokens": unless_off(same("prepare.rows.add_special_tokens", texts)),
-        "tokens": unless_off(same("prepare.rows.add_tokens", texts)),
-        "added_tokens_overrides": lost("prepare.rows.add_tokens adds tokens but renames none"),
-        "fix_untrained_tokens": lost("rows of added tokens are initialized to the mean of the others"),
-        "resize_token_embeddings_to_32x": idle("added tokens get as many rows as they need"),
-        "mean_resizing_embeddings": idle("rows of added tokens are initialized to the mean of the others"),
-        "train_on_inputs": fact("inputs", "prepare.rows.loss", flag, "true → everything"),
-        "sequence_len": same("prepare.rows.max_length", whole),
-        "eval_sequence_len": lost("validation rows have the same maximum length as training rows"),
-        "min_sample_len": lost("short rows are kept"),
-        "excess_length_strategy": Rule("prepare.rows.too_long", _too_long, "truncate → truncate_right, raise → fail"),
-        "sample_packing": same("pack.packing", flag),
-        "eval_sample_packing": idle("validation rows are packed like training rows"),
-        "sample_packing_sequentially": lost("packing chooses rows by their length"),
-        "sample_packing_seq_len_multiplier": idle("set by pack.capacity"),
-        "total_num_tokens": idle("counted by prepare"),
-        "max_packed_sequence_len": lost("write pack.packing and pack.capacity"),
-        "pretrain_multipack_attn": idle("rows in a packed row do not attend to each other"),
-        "pretraining_sample_concatenation": lost("rows in a packed row do not attend to each other"),
-        "batch_flattening": idle("pack.packing joins rows"),
-        **each("pad_to_sequence_len pad_to_multiple_of", idle("a batch is padded to its longest row")),
-        "use_pose": unlike("PoSE, which skips positions"),
-        "gradient_accumulation_steps": fact(
-            "accumulation", "train.global_batch", whole, "times micro_batch_size and the number of GPUs"
-        ),
-        "micro_batch_size": fact("micro_batch", "train.micro_batch, train.global_batch", whole),
-        "batch_size": none("write train.global_batch", FILL_IN),
-        "eval_batch_size": idle("chosen by evaluate.batch: auto"),
-        "num_epochs": Rule("train.epochs", common.epochs),
-        "max_steps": common.steps("train.max_steps"),
-        "optimizer": common.optimizer_rule(),
-        **each("embedding_lr embedding_lr_scale lr_groups", lost("all weights have the same learning rate")),
-        "lr_scheduler": unless_off(common.schedule_rule(one_cycle=True)),
-        "cosine_min_lr_ratio": fact("lowest", "train.schedule, train.schedule_options", number, "→ cosine_with_min_lr"),
-        "cosine_constant_lr_ratio": Rule("", _constant),
-        "lr_quadratic_warmup": lost("warm-up is linear"),
-        "jagged_restart_steps": lost("the schedule does not restart"),
-        "adam_eps": same("train.epsilon", number),
-        **each("neftune_noise_alpha noisy_embedding_alpha", same("train.neftune_alpha", number)),
-        "bfloat16": common.pure("bf16"),
-        "float16": common.pure("fp16"),
-        "fp32_norms": lost("norms keep the model's dtype"),
-        "embeddings_skip_upcast": idle("frozen weights have the compute dtype"),
-        "gradient_checkpointing": Rule("train.activation_checkpointing", _checkpointing),
-        "gradient_checkpointing_kwargs.use_reentrant": idle("reentrant checkpointing is never used"),
-        "selective_checkpointing": idle("a layer is recomputed as a whole"),
-        "activation_offloading": unless_off(
-            Rule("train.activation_offload", _offloading, "of the inputs of checkpointed layers")
-        ),
-        "layer_offloading": unless_off(idle("render.strategy zero3_offload keeps weights in host memory")),
-        "flash_attention": common.offered("train.attention", "flash"),
-        "sdp_attention": common.offered("train.attention", "sdpa"),
-        "eager_attention": common.offered("train.attention", "eager"),
-        "attn_implementation": common.attention(ATTENTION),
-        "attention": common.attention(ATTENTION),
-        **each(
-            "flex_attention flex_attn_compile_kwargs xformers_attention flash_optimum",
-            idle("train.attention has flash, sdpa and eager"),
-        ),
-        "sage_attention": lost("train.attention has flash, sdpa and eager; none of them quantizes"),
-        "s2_attention": lost("train.attention covers the whole row"),
-        "scaling_softmax": lost("attention is the model's own"),
-        **each(
-            "flash_attn_cross_entropy chunked_cross_entropy cut_cross_entropy",
-            idle("logits are computed for supervised tokens only, in chunks"),
-        ),
-        **each("flash_attn_fuse_qkv flash_attn_fuse_mlp", idle("zerolora replaces no modules of the model")),
-        "tiled_mlp": idle("activations of a row are not split"),
-        "llama4_linearized_experts": lost("experts are left as in the model"),
-        "plugins": unless_off(
-            Rule(
-                "train.kernels",
-                _plugins,
-                "LigerPlugin → auto; no other kernel changes a result; others are reported or stop",
-            )
-        ),
-        **starting("liger_", AXOLOTL, idle("train.kernels covers all parts that a model has")),
-        **each("sequence_parallel_degree context_parallel_size", Rule("train.sequence_parallel", _shared)),
-        "fsdp": unless_off(Rule("render.strategy", _strategy, "full_shard → fsdp")),
-        **each("fsdp_version fsdp_config.fsdp_version", Rule("render.strategy", _version)),
-        **each(
-            "fsdp_config.fsdp_offload_params fsdp_config.offload_params",
-            fact("offload", "render.strategy", flag, "true → fsdp_offload"),
-        ),
-        **each(
-            "fsdp_config.fsdp_sharding_strategy fsdp_config.sharding_strategy",
-            Rule("render.strategy", _sharding, "HYBRID_SHARD → fsdp_hybrid"),
-        ),
-        **each(
-            "fsdp_config.activation_checkpointing fsdp_config.fsdp_activation_checkpointing",
-            common.offered("train.activation_checkpointing", True),
-        ),
-        "fsdp_config": unless_off(idle(common.FSDP)),
-        "dp_shard_size": idle("write hardware, train.nodes and train.ranks_per_node"),
-        "dp_replicate_size": idle("write render.strategy: fsdp_hybrid"),
-        "tensor_parallel_size": idle("ranks split rows, not layers; write render.strategy"),
-        "expert_parallel_size": idle("ranks split rows, not experts; write render.strategy"),
-        **each("expert_parallel_token_capacity expert_parallel_num_nvl_bytes", idle("ranks split rows, not experts")),
-        **each("ddp device_map", idle("write render.strategy")),
-        "accelerator_config": idle("gradients are summed once a step"),
-        **each("max_memory gpu_memory_limit", idle("write hardware.gpu_memory")),
-        **each("experimental_skip_move_to_device torchdistx_path", idle("weights are always loaded in parts")),
-        "use_ray": idle("`zerolora train` starts ranks itself, on a cluster by Slurm (docs/slurm.md)"),
-        "evals_per_epoch": unless_off(Rule("train.validation_steps", common.evaluations, "a share of all steps")),
-        "eval_table_size": idle("the report shows report.examples answers"),
-        "eval_max_new_tokens": same("evaluate.max_new_tokens", whole),
-        **each("eval_causal_lm_metrics do_causal_lm_eval", idle("tasks are in docs/tasks.md")),
-        "early_stopping_patience": unless_off(same("train.patience", whole, "")),
-        "metric_for_best_model": lost("the best model is chosen by validation loss"),
-        **each(
-            "loss_watchdog_threshold loss_watchdog_patience",
-            idle("training always warns of rising losses (docs/telemetry.md)"),
-        ),
-        "saves_per_epoch": unless_off(fact("saves", "train.checkpoint_steps", whole, "a share of all steps")),
-        **each("save_first_step", idle("checkpoints are written by time as well: train.checkpoint_minutes")),
-        "save_strategy": Rule("train.checkpoint_steps", common.saved, "epoch → a share of all steps"),
-        "auto_resume_from_checkpoints": idle("a run resumes from its last checkpoint automatically (train.resume)"),
-        "profiler_steps": idle("telemetry.csv has the parts of each step"),
-        "debug": idle("all output is in results/logs/"),
-        **each("wandb_project use_wandb", common.tracked("wandb")),
-        "use_mlflow": common.tracked("mlflow"),
-        "use_tensorboard": common.tracked("tensorboard"),
-        **{
-            name: common.OFFLINE
-            for name in sorted(AXOLOTL)
-            if re.match(r"(wandb|mlflow|hf_mlflow|swanlab|comet|trackio|otel)_|use_(comet|otel|trackio)", name)
-            and name != "wandb_project"
-        },
-        "test_value": idle("used only by axolotl's tests"),
-    },
+    shared=training_arguments.shared_rules(),
+    own=_own(),
 )

@@ -27,7 +27,7 @@ from zerolora.imports.formats.import_format import (
     texts,
     unless_off,
 )
-from zerolora.imports.formats.sets import DATA_FILE, REMOTE, SCORES, DataSet, unread, write_sets
+from zerolora.imports.formats.shared.sets import DATA_FILE, REMOTE, SCORES, DataSet, unread, write_sets
 
 TEMPLATES = {
     "tokenizer_default": "chat",

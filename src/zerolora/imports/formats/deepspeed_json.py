@@ -6,7 +6,6 @@ Keys as in deepspeed/runtime/config.py and deepspeed/runtime/zero/config.py (0.1
 from typing import Any
 
 from zerolora.errors import shown
-from zerolora.imports.formats import common
 from zerolora.imports.formats.import_format import (
     CHANGES,
     Draft,
@@ -14,6 +13,7 @@ from zerolora.imports.formats.import_format import (
     NoEqual,
     Remark,
     Rule,
+    each,
     fact,
     flag,
     idle,
@@ -21,18 +21,19 @@ from zerolora.imports.formats.import_format import (
     named,
     none,
     number,
+    only,
     same,
     text,
     unless_off,
     unlike,
     whole,
 )
+from zerolora.imports.formats.shared import intervals, scaffold, sharding
 from zerolora.planner.deepspeed_keys import (
     HONOURED,
     LEFT_OUT,
     OFFLOADS,
     REFUSED,
-    TOP_LEVEL,
     ZERO,
     ZERO_KEYS,
     ZERO_REFUSED,
@@ -131,7 +132,7 @@ def _finish(draft: Draft) -> list[str]:
             lines.append(Remark(f"{text}; here it is linear"))
     draft.key = "zero_optimization"
     try:
-        strategy, differs = common.strategy_of({"zero_optimization": draft.facts.get("zero", {})})
+        strategy, differs = sharding.strategy_of({"zero_optimization": draft.facts.get("zero", {})})
         draft.set("render.strategy", strategy)
         if differs:
             lines.append(Remark(f"render.strategy: {strategy}, as the JSON describes{differs}", CHANGES))
@@ -142,7 +143,7 @@ def _finish(draft: Draft) -> list[str]:
     draft.set("fetch.directory.model", {"path": "models/model", "license": "unknown"})
     rows = {"model": "model", "path": "data/rows.json", "too_long": "drop", "check": "exact"}
     draft.config["prepare"] = {"rows": rows}
-    return lines + common.scaffold(draft)
+    return lines + scaffold.scaffold(draft)
 
 
 def _zero() -> dict[str, Rule]:
@@ -156,7 +157,9 @@ def _zero() -> dict[str, Rule]:
     for section in OFFLOADS:
         rules[f"{section}.device"] = _part(f"{section}.device")
         rules[f"{section}.nvme_path"] = unless_off(same("hardware.nvme", text))
-    rules["zero_quantized_gradients"] = lost(f"gradients are reduced in their own dtype; {common.QUANTIZED_GRADIENTS}")
+    rules["zero_quantized_gradients"] = lost(
+        f"gradients are reduced in their own dtype; {sharding.QUANTIZED_GRADIENTS}"
+    )
     rules["offload_optimizer.super_offload"] = idle("train.optimizer runs, not DeepSpeed's CPU Adam")
     return {f"{ZERO}.{key}": rule for key, rule in rules.items()}
 
@@ -170,12 +173,12 @@ def _left_out() -> dict[str, Rule]:
 
 FORMAT = Format(
     name="deepspeed",
-    title="DeepSpeed 0.19.8",
-    keys=TOP_LEVEL,
+    title="DeepSpeed",
+    shared={},
     needed=ZERO,
     defaults={},
     finish=_finish,
-    rules={
+    own={
         **_zero(),
         "train_batch_size": idle("train.global_batch; it follows from micro-batch and accumulation"),
         "train_micro_batch_size_per_gpu": _unless_auto(fact("micro_batch", "train.micro_batch", whole)),
@@ -183,32 +186,32 @@ FORMAT = Format(
             fact("accumulation", "train.global_batch", whole, "times micro-batch and the number of GPUs")
         ),
         "gradient_clipping": _unless_auto(same("train.gradient_clipping", number)),
-        "bf16.enabled": _precision("bf16"),
+        **each("bf16.enabled bfloat16.enabled", _precision("bf16")),
         "fp16.enabled": _precision("fp16"),
         "fp16": idle(LOSS_SCALE),
-        "bf16": idle("weights and gradients have DeepSpeed's default dtypes"),
+        **each("bf16 bfloat16", idle("weights and gradients have DeepSpeed's default dtypes")),
         "optimizer.type": named("train.optimizer", OPTIMIZERS),
         "optimizer.params.lr": _unless_auto(same("train.learning_rate", number)),
         "optimizer.params.betas": Rule("train.betas", _betas),
         "optimizer.params.eps": _unless_auto(same("train.epsilon", number)),
         "optimizer.params.weight_decay": _unless_auto(same("train.weight_decay", number)),
         "optimizer.params.torch_adam": idle("the same computation"),
-        "optimizer.params.adam_w_mode": common.only(True, "weight decay is decoupled (AdamW)"),
+        "optimizer.params.adam_w_mode": only(True, "weight decay is decoupled (AdamW)"),
         "optimizer.params": none("train.optimizer has no such option"),
         "scheduler.type": _schedule(),
         "scheduler.params.warmup_num_steps": Rule("train.warmup_steps", _warmup, f"{WARMUP_STEPS} if left out"),
-        "scheduler.params.total_num_steps": _unless_auto(common.steps("train.max_steps")),
+        "scheduler.params.total_num_steps": _unless_auto(intervals.steps("train.max_steps")),
         "scheduler.params.warmup_max_lr": _unless_auto(same("train.learning_rate", number)),
         "scheduler.params.warmup_min_lr": _unless_auto(none("warm-up starts at 0")),
         "scheduler.params.warmup_type": Rule("", _warmup_shape, "always linear here"),
         "scheduler.params": none("train.schedule_options has those of transformers' schedules"),
-        "aio": idle("render writes the options of NVMe (docs/rendering.md)"),
+        "aio": idle("render writes the options of NVMe (docs/choice.md)"),
         **_left_out(),
         "zero_allow_untested_optimizer": idle("set if the optimizer needs it"),
         "zero_force_ds_cpu_optimizer": idle("set if the optimizer needs it"),
         "steps_per_print": idle("every step is logged (docs/telemetry.md)"),
         "comms_logger": idle("telemetry.csv has the bytes of each step"),
         "flops_profiler": idle("telemetry.csv has TFLOP/s"),
-        "gradient_allreduce_op": common.only("mean", "gradients are averaged"),
+        "gradient_allreduce_op": only("mean", "gradients are averaged"),
     },
 )

@@ -5,7 +5,9 @@ the value has no equal, and Unlike if the file describes a training that zerolor
 are reported too.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+import functools
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -91,18 +93,55 @@ class Format:
     name: str
     title: str
     """Name and version of the tool."""
-    keys: frozenset[str]
-    """All top-level keys of its files."""
     needed: str
     """A key that all its files have."""
-    rules: Mapping[str, Rule]
-    """By dotted key, with [] for the entries of a list, e.g. datasets[].path."""
+    shared: Mapping[str, Rule]
+    """The rules of keys that other tools have too, e.g. those of TrainingArguments, which do not tell the tool."""
+    own: Mapping[str, Rule]
+    """The rules of its own keys, which replace those of the same key in `shared`.
+
+    By dotted key, with [] for the entries of a list, as in datasets[].path. A final * stands for the rest of a
+    top-level key, as in wandb_*; the rules of whole keys go first.
+    """
     defaults: Mapping[str, Any]
     """The tool's defaults that differ from ours."""
     finish: Callable[[Draft], list[str]]
     """Combines the facts; returns a line for each assumption, in group FILL_IN unless it is a Remark."""
     whole: frozenset[str] = frozenset()
     """Keys whose sections are translated as a whole."""
+
+    @functools.cached_property
+    def rules(self) -> dict[str, Rule]:
+        """All rules."""
+        return {**self.shared, **self.own}
+
+    def rule(self, key: str) -> Rule | None:
+        """Return the rule of a dotted key: its own, that of its beginning, or that of a section around it which as a
+        whole has no equal. None if there is none."""
+        if key in self.rules:
+            return self.rules[key]
+        top = top_of(key)
+        for pattern, rule in self.rules.items():
+            if pattern.endswith("*") and top.startswith(pattern[:-1]):
+                return rule
+        for end in reversed([match.start() for match in re.finditer(r"\.|\[", key)]):
+            above = self.rules.get(key[:end])
+            if above is not None:
+                return None if above.new else above
+        return None
+
+    def knows(self, key: str) -> bool:
+        """Return whether a top-level key, or anything in it, has a rule."""
+        return key in map(top_of, self.rules) or self.rule(key) is not None
+
+    def owns(self, key: str) -> bool:
+        """Return whether a top-level key is one of the tool's own."""
+        return key in map(top_of, self.own)
+
+
+def top_of(key: str) -> str:
+    """Return the top-level key of a dotted key."""
+    return re.split(r"\.|\[", key, maxsplit=1)[0]
 
 
 def same(path: str, convert: Callable[[Any], Any] = lambda value: value, remark: str = "") -> Rule:
@@ -152,11 +191,6 @@ def each(keys: str, rule: Rule) -> dict[str, Rule]:
     return dict.fromkeys(keys.split(), rule)
 
 
-def starting(prefixes: str, keys: Iterable[str], rule: Rule) -> dict[str, Rule]:
-    """Return one rule for the keys that start with one of several prefixes, separated by blanks."""
-    return {key: rule for key in sorted(keys) if key.startswith(tuple(prefixes.split()))}
-
-
 def idle(why: str) -> Rule:
     """Return the rule of a key that does not affect training."""
     return none(why, NO_EFFECT)
@@ -189,6 +223,28 @@ def unlike(what: str) -> Rule:
         raise Unlike(f"{shown(value)}: {what}")
 
     return unless_off(Rule("", translate, f"stops the import: {what}"))
+
+
+def only(wanted: Any, why: str) -> Rule:
+    """Return the rule of a key that always has the value `wanted` here."""
+
+    def translate(value: Any, draft: Draft) -> str | None:
+        if value != wanted:
+            raise NoEqual(why)
+        return None
+
+    return Rule("", translate, f"{str(wanted).lower()} is always used here; otherwise: {why}")
+
+
+def offered(path: str, value_if_true: Any) -> Rule:
+    """Return the rule of a flag that chooses a value here if true."""
+
+    def translate(value: Any, draft: Draft) -> str | None:
+        if flag(value):
+            draft.set(path, value_if_true)
+        return None
+
+    return Rule(path, translate, f"true → {str(value_if_true).lower()}")
 
 
 def flag(value: Any) -> bool:

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from zerolora.errors import shown
-from zerolora.imports.formats import common, llamafactory_data, llamafactory_objective
+from zerolora.imports.formats import llamafactory_data, llamafactory_objective
 from zerolora.imports.formats.import_format import (
     CHANGES,
     NO_EFFECT,
@@ -23,15 +23,25 @@ from zerolora.imports.formats.import_format import (
     idle,
     lost,
     number,
+    offered,
+    only,
     same,
-    starting,
     text,
     texts,
     unless_off,
     unlike,
     whole,
 )
-from zerolora.imports.known_keys import LLAMAFACTORY, MULTIMODAL_TEMPLATES, TRAINING
+from zerolora.imports.formats.shared import (
+    base_model,
+    computation,
+    left_out,
+    method,
+    scaffold,
+    sharding,
+    trackers,
+    training_arguments,
+)
 
 TEMPLATES = {
     "alpaca": "alpaca",
@@ -66,15 +76,154 @@ DIFFERS = {
 QWEN = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
 SYSTEM = {"qwen": QWEN, "zephyr": "You are Zephyr, a helpful assistant."}
 """Default system prompts that our templates lack."""
-TRACKERS = ("wandb", "mlflow", "swanlab", "tensorboard")
+MULTIMODAL_TEMPLATES = """
+dots_ocr ernie_vl gemma3n gemma4 gemma4n glm4_5v glm4v glm_ocr granite3_vision intern_s1 intern_vl keye_vl
+kimi_vl lfm2_vl llama4 llava llava_next llava_next_llama3 llava_next_mistral llava_next_qwen llava_next_video
+llava_next_video_mistral llava_next_video_yi llava_next_yi mimo_vl minicpm_o minicpm_v minicpm_v_4_6 ministral3
+mistral_small mllama moss_vl paligemma paligemma_chat pixtral qwen2_audio qwen2_omni qwen2_vl qwen3_5
+qwen3_5_nothink qwen3_6 qwen3_omni qwen3_omni_nothink qwen3_vl qwen3_vl_nothink video_llava yi_vl youtu_vl
+"""
+"""Names of templates with a plugin for images, video or audio (data/template.py), except gemma3."""
 STAGES = {"rm": "a reward model", "ppo": "rewards"}
 RL_ONLY = "used only with other stages"
 OFT_ONLY = "used only with finetuning_type oft"
 FREEZE_ONLY = "used only with finetuning_type freeze"
-OPTIMIZER = "no such optimizer; docs/optimizers.md lists the available ones"
+OPTIMIZER = "no such optimizer; docs/methods.md lists the available ones"
 SERVING = "for serving and exporting"
-MEGATRON = "for Megatron; write render.strategy"
-LAUNCH = "`zerolora train` starts ranks itself, on a cluster by Slurm (docs/slurm.md)"
+MEGATRON = "for Megatron; set render.strategy"
+LAUNCH = "`zerolora stage train` starts ranks itself, on a cluster by Slurm (docs/slurm.md)"
+
+
+def _own() -> dict[str, Rule]:
+    """Return the rules of LLaMA-Factory's own keys."""
+    return {
+        **each(
+            "adapter_name_or_path adapter_folder",
+            left_out.CONTINUED,
+        ),
+        "create_new_adapter": lost("train.from_adapter trains the adapter itself"),
+        "use_fast_tokenizer": left_out.TOKENIZER,
+        "split_special_tokens": lost("special tokens in a text are refused"),
+        **each("image_max_pixels image_min_pixels image_do_pan_and_scan crop_to_patches", left_out.IMAGES),
+        "media_dir": left_out.MEDIA,
+        **each(
+            "video_max_pixels video_min_pixels video_fps video_maxlen use_audio_in_video", unlike("rows with video")
+        ),
+        "audio_sampling_rate": unlike("rows with audio"),
+        "train_from_scratch": left_out.FROM_SCRATCH,
+        "mixture_of_depths": unlike("a mixture of depths"),
+        "quantization_bit": unless_off(
+            Rule("train.method, train.quantization.type", _bits, "4 → qlora with nf4, 8 → with int8")
+        ),
+        "quantization_method": Rule("", _quantized, "always bnb here"),
+        "quantization_type": fact("type", "train.quantization.type", text),
+        "double_quantization": fact("double", "train.quantization.double", flag),
+        "quantization_device_map": idle("set render.strategy"),
+        "stage": Rule(
+            "prepare.rows.format, train.objective",
+            _stage,
+            "pt → plain text, dpo → by pref_loss; others stop the import",
+        ),
+        "compute_accuracy": left_out.EVALUATED,
+        "max_new_tokens": same("evaluate.max_new_tokens", whole),
+        **llamafactory_objective.RULES,
+        **each(
+            "ppo_buffer_size ppo_epochs ppo_score_norm ppo_target ppo_whiten_rewards ref_model_quantization_bit "
+            "reward_model_adapters reward_model_quantization_bit reward_model_type",
+            idle(RL_ONLY),
+        ),
+        "reward_model": unlike("a reward model"),
+        "use_dft_loss": unlike("another loss (DFT)"),
+        "use_asft_loss": unlike("another loss (ASFT)"),
+        "asft_alpha": idle("used only with ASFT"),
+        "use_eaft_loss": unlike("another loss (EAFT)"),
+        "moe_aux_loss_coef": lost("the router's auxiliary loss is not used"),
+        "finetuning_type": method.one_of(("lora", "full"), "tuned", "freeze and oft stop the import"),
+        "use_llama_pro": unlike("training added layers"),
+        **each("oft_rank oft_block_size oft_target module_dropout", idle(OFT_ONLY)),
+        **each("freeze_trainable_layers freeze_trainable_modules freeze_extra_modules", idle(FREEZE_ONLY)),
+        "lora_rank": same("train.lora.r", whole),
+        "lora_target": Rule("train.lora.targets", _target, "all → all-linear"),
+        "additional_target": unless_off(same("train.lora.modules_to_save", texts)),
+        "use_rslora": same("train.lora.rank_stabilized", flag),
+        "use_dora": method.DORA,
+        "pissa_init": fact("pissa", "train.lora.init", flag, "true → pissa_niter_16"),
+        "pissa_iter": fact("iterations", "train.lora.init", lambda value: value if value == -1 else whole(value)),
+        "pissa_convert": idle("the saved adapter always fits the original model"),
+        **each("freeze_vision_tower freeze_multi_modal_projector", _frozen("vision tower")),
+        "freeze_language_model": unlike("training only the vision tower"),
+        "dataset": _sets("dataset"),
+        "eval_dataset": _sets("eval_dataset"),
+        "dataset_dir": fact("dataset_dir", "prepare.rows.path", _folder, "its dataset_info.json is read"),
+        "eval_on_each_dataset": idle("all validation rows have one loss"),
+        "mix_strategy": Rule("", _mixed, "always concat here"),
+        "interleave_probs": unless_off(Rule("prepare.rows.sources.NAME.weight", _probabilities)),
+        "buffer_size": idle("rows are shuffled across the whole data set"),
+        "data_shared_file_system": idle("stages share the results directory"),
+        "template": Rule(
+            "prepare.rows.template",
+            _template,
+            ", ".join(f"{old} → {new}" for old, new in TEMPLATES.items() if old != new) + "; others → chat",
+        ),
+        "default_system": unless_off(same("prepare.rows.system", text)),
+        "tool_format": lost("the template formats tools"),
+        "enable_thinking": only(True, "reasoning is supervised where a row has it (docs/data.md)"),
+        "preserve_thinking": lost("earlier reasoning is supervised as the template renders it"),
+        "cutoff_len": same("prepare.rows.max_length", whole),
+        "max_samples": unless_off(fact("samples", "prepare.rows.sources.NAME.at_most", whole, "for each source")),
+        "train_on_prompt": offered("prepare.rows.loss", "everything"),
+        "mask_history": offered("prepare.rows.loss", "last"),
+        "ignore_pad_token_for_loss": only(True, "padding is never supervised"),
+        "packing": fact("packing", "pack.packing", flag, "rows attend to each other there without neat_packing"),
+        "neat_packing": fact("neat", "pack.packing", flag),
+        "block_diag_attn": left_out.ISOLATED,
+        "val_size": Rule("prepare.rows.split.validation", scaffold.validation),
+        "disable_shuffling": left_out.SHUFFLED,
+        "overwrite_cache": left_out.RERUN,
+        **each("preprocessing_batch_size preprocessing_num_workers", left_out.WORKERS),
+        "tokenized_path": left_out.PREPARED_ROWS,
+        "add_tokens": unless_off(same("prepare.rows.add_tokens", texts)),
+        "add_special_tokens": unless_off(same("prepare.rows.add_special_tokens", texts)),
+        **each(
+            "new_special_tokens_config init_special_tokens",
+            left_out.NEW_ROWS,
+        ),
+        "resize_vocab": idle("added tokens always get rows in embedding and head"),
+        "plot_loss": idle("the report always has the curve"),
+        "swanlab_*": trackers.OFFLINE,
+        **each("use_galore use_apollo use_badam use_muon use_adam_mini", lost(OPTIMIZER)),
+        **each("galore_* apollo_* badam_*", idle("used only with an optimizer that zerolora lacks")),
+        "pure_bf16": computation.pure("bf16"),
+        "upcast_layernorm": left_out.NORMS,
+        "upcast_lmhead_output": idle("losses are computed in fp32"),
+        "flash_attn": computation.attention({"auto": "", "fa2": "flash", "sdpa": "sdpa", "disabled": "eager"}),
+        "disable_gradient_checkpointing": offered("train.activation_checkpointing", False),
+        "use_reentrant_gc": left_out.REENTRANT,
+        "enable_liger_kernel": computation.LIGER,
+        **each("use_v1_kernels use_unsloth", idle("zerolora has its own kernels")),
+        "use_unsloth_gc": idle("train.activation_offload keeps activations in host memory"),
+        "shift_attn": left_out.WHOLE_ROW,
+        "early_stopping_steps": unless_off(same("train.patience", whole)),
+        **each(
+            "ray_run_name ray_storage_path ray_init_kwargs placement_strategy master_addr master_port", idle(LAUNCH)
+        ),
+        "resources_per_worker": idle("set hardware"),
+        **each("use_kv_cache offload_folder", idle(SERVING)),
+        **each("export_* infer_* vllm_* sglang_*", idle(SERVING)),
+        **each("use_kt kt_*", idle("for KTransformers; set render.strategy")),
+        **each(
+            "tensor_model_parallel_size pipeline_model_parallel_size expert_model_parallel_size "
+            "sequence_parallel use_distributed_optimizer bias_activation_fusion apply_rope_fusion "
+            "overlap_param_gather overlap_grad_reduce moe_grouped_gemm moe_token_dispatcher_type "
+            "recompute_granularity use_mca use_megatron_bridge use_hyper_parallel",
+            idle(MEGATRON),
+        ),
+        "context_parallel_size": idle("set train.sequence_parallel"),
+        "include_effective_tokens_per_second": training_arguments.EVERY_STEP,
+        **each("hf_hub_token ms_hub_token om_hub_token", left_out.TOKEN),
+        "cache_dir": idle("models are in resources/models/"),
+        "print_param_status": left_out.LOGS,
+    }
 
 
 def _stage(value: Any, draft: Draft) -> str | None:
@@ -83,19 +232,6 @@ def _stage(value: Any, draft: Draft) -> str | None:
             f"{shown(value)}: {STAGES.get(value, 'no stage of LLaMA-Factory') if isinstance(value, str) else ''}"
         )
     draft.facts["stage"] = value
-    return None
-
-
-def _trains(value: Any, draft: Draft) -> str | None:
-    if not flag(value):
-        raise Unlike("false: the file does not train")
-    return None
-
-
-def _tuned(value: Any, draft: Draft) -> str | None:
-    if value not in ("lora", "full"):
-        raise Unlike(f"{shown(value)}, which is none of lora, full (docs/methods.md lists what train.method has)")
-    draft.facts["tuned"] = value
     return None
 
 
@@ -124,7 +260,7 @@ def _probabilities(value: Any, draft: Draft) -> str | None:
     shares = [number(each) for each in entries]
     if not all(0 < share < math.inf for share in shares):
         raise NoEqual(
-            f"{shown(value)} has a probability that is not above 0; write sources.NAME.weight, or omit a source"
+            f"{shown(value)} has a probability that is not above 0; set sources.NAME.weight, or omit a source"
         )
     draft.facts["probabilities"] = shares
     return "fractions of the training rows here, sampling probabilities there"
@@ -138,7 +274,7 @@ def _mixed(value: Any, draft: Draft) -> str | None:
 
 
 def _template(value: Any, draft: Draft) -> str | None:
-    if isinstance(value, str) and value in MULTIMODAL_TEMPLATES:
+    if isinstance(value, str) and value in MULTIMODAL_TEMPLATES.split():
         raise Unlike(f"{shown(value)}, a template for rows with images, video or audio")
     if isinstance(value, str) and value in TEMPLATES:
         draft.set("prepare.rows.template", TEMPLATES[value])
@@ -164,34 +300,13 @@ def _quantized(value: Any, draft: Draft) -> str | None:
     return None
 
 
-def _report(value: Any, draft: Draft) -> str | None:
-    chosen = [each for each in texts(value) if each != "none"]
-    if not chosen:
-        return None
-    known = [each for each in chosen if each in TRACKERS]
-    if not known:
-        raise NoEqual(f"{shown(value)} is not a tracker of docs/telemetry.md", NO_EFFECT)
-    draft.set("train.tracker", known[0])
-    several = f"; only {known[0]} of {', '.join(chosen)}" if len(chosen) > 1 else ""
-    return Remark(f"the tracker writes offline{several}", NO_EFFECT)
-
-
-def _strategy(value: Any, draft: Draft) -> str | None:
-    draft.set("render.strategy", "fsdp_offload" if common.fsdp_offload(value, draft) else "fsdp")
-    return None
-
-
 def _finish(draft: Draft) -> list[str]:
     facts = draft.facts
-    ours, lines = common.model("model_name_or_path", draft)
+    ours, lines = base_model.model("model_name_or_path", draft)
     draft.key = "finetuning_type" if "tuned" in facts else ""
     tuned, bits = facts.get("tuned", "lora"), facts.get("bits")
-    method = "full" if tuned == "full" else ("q" if bits else "") + ("dora" if facts.get("dora") else "lora")
-    draft.set("train.method", method)
-    if bits and tuned != "full":
-        draft.set("train.quantization.type", "int8" if bits == 8 else facts.get("type", "nf4"))
-        if "double" in facts:
-            draft.set("train.quantization.double", facts["double"])
+    kind = "int8" if bits == 8 else facts.get("type", "nf4")
+    method.set_method(draft, tuned == "lora", kind if bits and tuned == "lora" else None)
     if facts.get("pissa"):
         iterations = facts.get("iterations", 16)
         draft.key = "pissa_init"
@@ -205,15 +320,15 @@ def _finish(draft: Draft) -> list[str]:
     if "system" in facts and facts.get("stage") != "pt":
         draft.key = "template"
         draft.config.setdefault("prepare", {}).setdefault("rows", {}).setdefault("system", facts["system"])
-    if common.set_precision(draft):
+    if computation.set_precision(draft):
         text = "bf16: with fp16 off too, weights have the dtype of the model's files there; auto is written"
         lines.append(Remark(text, CHANGES))
-    lines += common.set_strategy(draft, "deepspeed or fsdp")
+    lines += sharding.set_strategy(draft, "deepspeed or fsdp")
     if "dataset" not in facts:
         draft.unlike.append(("dataset", "is missing: the file serves or exports a model and trains nothing"))
     lines += [*llamafactory_objective.set_objective(draft), *llamafactory_data.write_data(ours, draft)]
     facts.setdefault("best", False)  # of transformers; axolotl loads the best where it can
-    return lines + common.scaffold(draft)
+    return lines + scaffold.scaffold(draft)
 
 
 def _packed(draft: Draft) -> list[str]:
@@ -246,7 +361,6 @@ def _warmed_up(draft: Draft) -> list[str]:
 FORMAT = Format(
     name="llamafactory",
     title="LLaMA-Factory",
-    keys=LLAMAFACTORY | TRAINING,
     needed="model_name_or_path",
     whole=frozenset({"deepspeed", "dataset_dir", "fsdp_config", "lr_scheduler_kwargs", "vllm_config", "sglang_config"}),
     defaults={
@@ -259,171 +373,6 @@ FORMAT = Format(
         "max_grad_norm": 1.0,
     },
     finish=_finish,
-    rules={
-        **common.shared_rules(),
-        "model_name_or_path": fact("model", "fetch.directory or fetch.hub", text, "a Hub model needs a commit here"),
-        "model_revision": fact("revision", "fetch.hub", text),
-        **each(
-            "adapter_name_or_path adapter_folder",
-            lost("a run that starts from an adapter is in `continued` (train.from_adapter)"),
-        ),
-        "create_new_adapter": lost("train.from_adapter trains the adapter itself"),
-        "use_fast_tokenizer": idle("the tokenizer in the model's directory is used"),
-        "split_special_tokens": lost("special tokens in a text are refused"),
-        **each("image_max_pixels image_min_pixels image_do_pan_and_scan crop_to_patches", unlike("rows with images")),
-        "media_dir": unlike("rows with images, video or audio"),
-        **each(
-            "video_max_pixels video_min_pixels video_fps video_maxlen use_audio_in_video", unlike("rows with video")
-        ),
-        "audio_sampling_rate": unlike("rows with audio"),
-        "train_from_scratch": unlike("randomly initialized weights"),
-        "mixture_of_depths": unlike("a mixture of depths"),
-        "quantization_bit": unless_off(
-            Rule("train.method, train.quantization.type", _bits, "4 → qlora with nf4, 8 → with int8")
-        ),
-        "quantization_method": Rule("", _quantized, "always bnb here"),
-        "quantization_type": fact("type", "train.quantization.type", text),
-        "double_quantization": fact("double", "train.quantization.double", flag),
-        "quantization_device_map": idle("write render.strategy"),
-        "stage": Rule(
-            "prepare.rows.format, train.objective",
-            _stage,
-            "pt → plain text, dpo → by pref_loss; others stop the import",
-        ),
-        "do_train": Rule("", _trains, "the pipeline always trains; false stops the import"),
-        "do_eval": idle("validation loss is always computed at the end"),
-        **each("do_predict predict_with_generate compute_accuracy", idle("held-out rows are always evaluated")),
-        "max_new_tokens": same("evaluate.max_new_tokens", whole),
-        **llamafactory_objective.RULES,
-        **each(
-            "ppo_buffer_size ppo_epochs ppo_score_norm ppo_target ppo_whiten_rewards ref_model_quantization_bit "
-            "reward_model_adapters reward_model_quantization_bit reward_model_type",
-            idle(RL_ONLY),
-        ),
-        "reward_model": unlike("a reward model"),
-        "use_dft_loss": unlike("another loss (DFT)"),
-        "use_asft_loss": unlike("another loss (ASFT)"),
-        "asft_alpha": idle("used only with ASFT"),
-        "use_eaft_loss": unlike("another loss (EAFT)"),
-        "label_smoothing_factor": lost("the loss has no label smoothing"),
-        "moe_aux_loss_coef": lost("the router's auxiliary loss is not used"),
-        "finetuning_type": Rule("train.method", _tuned, "freeze and oft stop the import"),
-        "use_llama_pro": unlike("training added layers"),
-        **each("oft_rank oft_block_size oft_target module_dropout", idle(OFT_ONLY)),
-        **each("freeze_trainable_layers freeze_trainable_modules freeze_extra_modules", idle(FREEZE_ONLY)),
-        "lora_rank": same("train.lora.r", whole),
-        "lora_target": Rule("train.lora.targets", _target, "all → all-linear"),
-        "additional_target": unless_off(same("train.lora.modules_to_save", texts)),
-        "use_rslora": same("train.lora.rank_stabilized", flag),
-        "use_dora": fact("dora", "train.method", flag, "true → dora, or qdora"),
-        "pissa_init": fact("pissa", "train.lora.init", flag, "true → pissa_niter_16"),
-        "pissa_iter": fact("iterations", "train.lora.init", lambda value: value if value == -1 else whole(value)),
-        "pissa_convert": idle("the saved adapter always fits the original model"),
-        **each("freeze_vision_tower freeze_multi_modal_projector", _frozen("vision tower")),
-        "freeze_language_model": unlike("training only the vision tower"),
-        "dataset": _sets("dataset"),
-        "eval_dataset": _sets("eval_dataset"),
-        "dataset_dir": fact("dataset_dir", "prepare.rows.path", _folder, "its dataset_info.json is read"),
-        "eval_on_each_dataset": idle("all validation rows have one loss"),
-        "mix_strategy": Rule("", _mixed, "always concat here"),
-        "interleave_probs": unless_off(Rule("prepare.rows.sources.NAME.weight", _probabilities)),
-        "buffer_size": idle("rows are shuffled across the whole data set"),
-        "data_shared_file_system": idle("stages share the results directory"),
-        "template": Rule(
-            "prepare.rows.template",
-            _template,
-            ", ".join(f"{old} → {new}" for old, new in TEMPLATES.items() if old != new) + "; others → chat",
-        ),
-        "default_system": unless_off(same("prepare.rows.system", text)),
-        "tool_format": lost("the template formats tools"),
-        "enable_thinking": common.only(True, "reasoning is supervised where a row has it (docs/data.md)"),
-        "preserve_thinking": lost("earlier reasoning is supervised as the template renders it"),
-        "cutoff_len": same("prepare.rows.max_length", whole),
-        "max_samples": unless_off(fact("samples", "prepare.rows.sources.NAME.at_most", whole, "for each source")),
-        "train_on_prompt": common.offered("prepare.rows.loss", "everything"),
-        "mask_history": common.offered("prepare.rows.loss", "last"),
-        "ignore_pad_token_for_loss": common.only(True, "padding is never supervised"),
-        "packing": fact("packing", "pack.packing", flag, "rows attend to each other there without neat_packing"),
-        "neat_packing": fact("neat", "pack.packing", flag),
-        "block_diag_attn": idle("rows in a packed row do not attend to each other"),
-        "val_size": Rule("prepare.rows.split.validation", common.validation),
-        "disable_shuffling": lost("rows are always shuffled by the seed"),
-        "overwrite_cache": idle("stages rerun when their inputs change"),
-        **each(
-            "preprocessing_batch_size preprocessing_num_workers", idle("prepare uses all cores; `--workers` limits it")
-        ),
-        "tokenized_path": idle("prepared rows are in results/data/"),
-        "add_tokens": unless_off(same("prepare.rows.add_tokens", texts)),
-        "add_special_tokens": unless_off(same("prepare.rows.add_special_tokens", texts)),
-        **each(
-            "new_special_tokens_config init_special_tokens",
-            lost("rows of added tokens are initialized to the mean of the others"),
-        ),
-        "resize_vocab": idle("added tokens always get rows in embedding and head"),
-        "plot_loss": idle("the report always has the curve"),
-        "report_to": Rule("train.tracker", _report),
-        **starting("swanlab_", LLAMAFACTORY, common.OFFLINE),
-        "run_name": idle("runs are named in `runs`"),
-        "per_device_train_batch_size": fact("micro_batch", "train.micro_batch, train.global_batch", whole),
-        "gradient_accumulation_steps": fact(
-            "accumulation", "train.global_batch", whole, "times batch size and number of GPUs"
-        ),
-        "per_device_eval_batch_size": idle("chosen by evaluate.batch: auto"),
-        "num_train_epochs": Rule("train.epochs", common.epochs),
-        "max_steps": unless_off(common.steps("train.max_steps")),
-        "lr_scheduler_type": common.schedule_rule(),
-        "optim": common.optimizer_rule(),
-        **each("use_galore use_apollo use_badam use_muon use_adam_mini", lost(OPTIMIZER)),
-        **starting("galore_ apollo_ badam_", LLAMAFACTORY, idle("used only with an optimizer that zerolora lacks")),
-        "neftune_noise_alpha": unless_off(same("train.neftune_alpha", number)),
-        "data_seed": lost("the rows' order depends on train.seed, their split on prepare.rows.seed"),
-        "pure_bf16": common.pure("bf16"),
-        "upcast_layernorm": lost("norms keep the model's dtype"),
-        "upcast_lmhead_output": idle("losses are computed in fp32"),
-        "flash_attn": common.attention({"auto": "", "fa2": "flash", "sdpa": "sdpa", "disabled": "eager"}),
-        "gradient_checkpointing": same("train.activation_checkpointing", flag),
-        "disable_gradient_checkpointing": common.offered("train.activation_checkpointing", False),
-        "use_reentrant_gc": idle("reentrant checkpointing is never used"),
-        "enable_liger_kernel": common.LIGER,
-        **each("use_v1_kernels use_unsloth", idle("zerolora has its own kernels")),
-        "use_unsloth_gc": idle("train.activation_offload keeps activations in host memory"),
-        "shift_attn": lost("train.attention covers the whole row"),
-        "fsdp": unless_off(Rule("render.strategy", _strategy, "full_shard → fsdp")),
-        **each(
-            "fsdp_config fsdp_transformer_layer_cls_to_wrap",
-            idle(common.FSDP),
-        ),
-        "early_stopping_steps": unless_off(same("train.patience", whole)),
-        **each(
-            "ray_run_name ray_storage_path ray_init_kwargs placement_strategy master_addr master_port", idle(LAUNCH)
-        ),
-        "resources_per_worker": idle("write hardware"),
-        **each("use_kv_cache offload_folder", idle(SERVING)),
-        **starting("export_ infer_ vllm_ sglang_", LLAMAFACTORY, idle(SERVING)),
-        **starting("use_kt kt_", LLAMAFACTORY, idle("for KTransformers; write render.strategy")),
-        **each(
-            "tensor_model_parallel_size pipeline_model_parallel_size expert_model_parallel_size "
-            "sequence_parallel use_distributed_optimizer bias_activation_fusion apply_rope_fusion "
-            "overlap_param_gather overlap_grad_reduce moe_grouped_gemm moe_token_dispatcher_type "
-            "recompute_granularity use_mca use_megatron_bridge use_hyper_parallel",
-            idle(MEGATRON),
-        ),
-        "context_parallel_size": idle("write train.sequence_parallel"),
-        **each("hf_hub_token ms_hub_token om_hub_token", idle("the token of the Hub's own command line is used")),
-        "cache_dir": idle("models are in resources/models/"),
-        "print_param_status": idle("all output is in results/logs/"),
-        "ddp_backend": idle("set by the launcher"),
-        "overwrite_output_dir": idle("stages rerun when their inputs change"),
-        "save_strategy": Rule("train.checkpoint_steps", common.saved, "epoch → a share of all steps"),
-        "save_on_each_node": idle("one rank writes checkpoints"),
-        **each("eval_on_start eval_delay", common.VALIDATED),
-        "eval_accumulation_steps": idle("chosen by evaluate.batch: auto"),
-        **each("metric_for_best_model greater_is_better", idle("the best model is chosen by validation loss")),
-        "use_liger_kernel": common.LIGER,
-        "full_determinism": idle("docs/training.md lists what is reproducible"),
-        **each("disable_tqdm include_num_input_tokens_seen include_effective_tokens_per_second", common.EVERY_STEP),
-        **starting("logging_ log_", TRAINING, common.EVERY_STEP),
-        **starting("hub_ push_to_hub", TRAINING, common.PUBLISHED),
-        **starting("dataloader_", TRAINING, common.PREPARED),
-    },
+    shared=training_arguments.training_arguments(),
+    own=_own(),
 )

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from zerolora.errors import UserError, shown
-from zerolora.imports.formats.common import LARGEST_FILE
 from zerolora.imports.formats.import_format import FILL_IN, NO_EFFECT, Draft, Remark
-from zerolora.imports.formats.preferences import CUT
-from zerolora.imports.formats.sets import DATA_FILE, REMOTE, SCORES, DataSet, unread, write_sets
+from zerolora.imports.formats.shared.named_files import LARGEST_FILE
+from zerolora.imports.formats.shared.preferences import CUT
+from zerolora.imports.formats.shared.sets import DATA_FILE, REMOTE, SCORES, DataSet, unread, write_sets
 from zerolora.json_file import read_foreign
 
 INFO = "dataset_info.json"
@@ -91,7 +91,7 @@ def _info(draft: Draft) -> tuple[dict[str, Any] | None, Path, list[str]]:
     if folder == "ONLINE":
         return None, Path("data"), []
     if folder.startswith("REMOTE:"):
-        text = f"the data sets are described by {INFO} of the repository {folder[7:]}: put it into data/, write"
+        text = f"the data sets are described by {INFO} of the repository {folder[7:]}: put it into data/, set"
         return None, Path("data"), [f"dataset_dir: {text} dataset_dir: data, and import again"]
     start = Path(draft.facts["folder"])
     for above in (start, *start.parents[:3]):

@@ -15,7 +15,7 @@ from zerolora.imports.formats.import_format import (
     text,
     unless_off,
 )
-from zerolora.imports.formats.preferences import (
+from zerolora.imports.formats.shared.preferences import (
     LEFT_OUT,
     ChosenObjective,
     option,

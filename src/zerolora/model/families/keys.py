@@ -90,7 +90,7 @@ class Keys:
         if hidden % heads:
             raise UserError(
                 f"{self.where}: the hidden size {hidden} is not a multiple of the {heads} attention heads, "
-                f"which a {self.family} model needs; write one that is, or fetch the model again"
+                f"which a {self.family} model needs; use one that is, or fetch the model again"
             )
         return hidden // heads
 
@@ -103,7 +103,7 @@ class Keys:
 
     def wrong(self, name: str, remedy: str) -> UserError:
         """Return the error for an invalid value."""
-        return UserError(f"{self.where}: {name} is {shown(self.config[name])}; write {remedy}")
+        return UserError(f"{self.where}: {name} is {shown(self.config[name])}; use {remedy}")
 
 
 def most_of(name: str) -> int:

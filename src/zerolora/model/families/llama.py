@@ -95,7 +95,7 @@ def _mistral(keys: Keys) -> ModelSpec:
 def _mixtral(keys: Keys) -> ModelSpec:
     """Like Mistral, with all experts of a layer in two three-dimensional parameters, and a router class of its own.
 
-    Neither is an nn.Linear, but peft's all-linear adapts both: methods/lora.py, _expert_parameters.
+    Neither is an nn.Linear, but peft's all-linear adapts both: methods/experts.py.
     """
     spec = _mistral(keys)
     hidden, inner, layers = spec.hidden, spec.inner, spec.layers

@@ -187,7 +187,7 @@ def _header(path: Path) -> dict[str, Any]:
         raise OtherVersion(
             path,
             f"another version of zerolora wrote this checkpoint ({formats})",
-            "finish the run with that version, or write train.resume: never to train from the beginning",
+            "finish the run with that version, or set train.resume: never to train from the beginning",
         )
     if version != VERSION:
         raise CorruptCheckpoint(f"its format is {shown(version)}")

@@ -75,9 +75,9 @@ def resume_key(
         **({"set of metrics of train.objective": metrics} if metrics else {}),  # a checkpoint has those of every step
         "train.gradient_clipping": config.engine.gradient_clipping,
         "model": _hash(foreign.manifest(weights, "zerolora weights")["files"]),
-        "data": _files(data, "zerolora prepare", rows),
-        **({"reference": _files(reference, "zerolora log-probabilities", rows)} if reference else {}),
-        "packing": _files(packing, "zerolora pack", rows),
+        "data": _files(data, "zerolora stage prepare", rows),
+        **({"reference": _files(reference, "zerolora stage reference", rows)} if reference else {}),
+        "packing": _files(packing, "zerolora stage pack", rows),
     }
 
 
@@ -97,7 +97,6 @@ def run_fingerprint(plan: TrainingPlan, config: ZeroJson, steps: int) -> dict[st
         "evaluate.tasks": {
             task.check for task in plan.validation_tasks if task.max_new_tokens and not task.check_source
         },
-        "strategies": (),
     }
     return {"steps": steps, "settings": settings, "config": config.options, "code": of_stage("train", chosen)}
 

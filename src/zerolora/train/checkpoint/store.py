@@ -27,7 +27,7 @@ from safetensors import SafetensorError
 
 from zerolora.config.compared import filled
 from zerolora.config.settings import TrainingPlan
-from zerolora.errors import UserError, shown, wording
+from zerolora.errors import UserError, shown
 from zerolora.files import canonical
 from zerolora.train.checkpoint.format import (
     SUFFIX,
@@ -156,7 +156,7 @@ class Checkpoints:
         lines: list[str] = []
         for path, _, manifest in self._whole(lines):
             if self._of_other_finished(manifest):
-                return None, [*lines, wording(f"{path} is of a finished run; training starts over")]
+                return None, [*lines, f"{path} is of a finished run; training starts over"]
             return path, lines
         return None, [*lines, *self._of_other_configs()]
 
@@ -169,17 +169,17 @@ class Checkpoints:
         try:
             begin, manifest = read(named)
         except CorruptCheckpoint as error:
-            raise UserError(f"train.resume: {named}: {error}; name another checkpoint, or write auto") from None
+            raise UserError(f"train.resume: {named}: {error}; name another checkpoint, or use auto") from None
         if faults := differences(manifest["resume_key"], self.resume_key):
             raise UserError(
-                f"train.resume: {named} cannot be resumed, since {'; '.join(faults)}; put it back as it was, or write "
+                f"train.resume: {named} cannot be resumed, since {'; '.join(faults)}; put it back as it was, or set "
                 "resume: auto to start over"
             )
         self._named = named.resolve()
         lines: list[str] = []
         for path, state, manifest in self._whole(lines, after=begin.step):
             if self._of_other_finished(manifest):
-                lines.append(wording(f"{path} is of a finished run; training starts over from {named}"))
+                lines.append(f"{path} is of a finished run; training starts over from {named}")
                 self._finished.unlink()
                 for newer in newest_first(self.folder):
                     if newer > path_of(self.folder, begin.step):
@@ -187,10 +187,10 @@ class Checkpoints:
                 break
             # All checkpoints of a folder share the resume key, but not their history, so the losses are compared.
             if torch.equal(state.loop["loss"][: begin.step], begin.loop["loss"]):
-                return path, [*lines, wording(f"{path} continues from {named}, which train.resume names")]
+                return path, [*lines, f"{path} continues from {named}, which train.resume names"]
             aside = set_aside(path, EARLIER).name
-            why = wording(f"it does not continue from {named}, which train.resume names")
-            lines.append(wording(f"{path} is passed over: {why}; it is now {aside}"))
+            why = f"it does not continue from {named}, which train.resume names"
+            lines.append(f"{path} is passed over: {why}; it is now {aside}")
         return named, lines
 
     def _whole(self, lines: list[str], after: int = 0) -> Iterator[tuple[Path, State, dict[str, Any]]]:
@@ -202,7 +202,7 @@ class Checkpoints:
                 yield path, *read(path)
             except CorruptCheckpoint as error:
                 aside = set_aside(path, DAMAGED).name
-                lines.append(wording(f"{path} is passed over: {error}; it is now {aside}"))
+                lines.append(f"{path} is passed over: {error}; it is now {aside}")
 
     def _of_other_finished(self, manifest: dict[str, Any]) -> bool:
         """Return whether this run is finished, and something has changed since the checkpoint of this manifest."""
@@ -249,13 +249,13 @@ class Checkpoints:
             try:
                 manifest = header(path, pauses=())
             except CorruptCheckpoint as error:
-                yield wording(f"{path} is not resumed: {error}; training starts over")
+                yield f"{path} is not resumed: {error}; training starts over"
             except UnreadCheckpoint as error:
-                yield wording(f"{path} is not resumed: {error.why}; training starts over")
+                yield f"{path} is not resumed: {error.why}; training starts over"
             else:
                 if manifest["step"] < manifest["steps"]:
                     why = "; ".join(differences(manifest["resume_key"], self.resume_key))
-                    yield wording(f"{path} is not resumed, since {why}; training starts over")
+                    yield f"{path} is not resumed, since {why}; training starts over"
 
     def _newest_of_each(self, folders: Iterable[Path]) -> list[Path]:
         """Return the last written checkpoint of each folder, the newest first."""
@@ -310,7 +310,7 @@ def _differing(before: Any, now: Any, key: str = "") -> Iterator[tuple[str, Any,
 
 def _difference(key: str, before: Any, now: Any) -> str:
     if not key.startswith(SETTING):
-        return wording(f"the {key} is another")
+        return f"the {key} is another"
     if shown(before) == shown(now):  # both are cut
-        return wording(f"{key} is another")
-    return wording(f"{key} was {shown(before)} and is {shown(now)}")
+        return f"{key} is another"
+    return f"{key} was {shown(before)} and is {shown(now)}"

@@ -78,7 +78,7 @@ def compare_first_steps(settings: TrainSettings, paths: dict[str, Path], logs: P
         write_json(result, {"reasons": canary.reasons, "curves": curves, "seconds": seconds})
         shutil.rmtree(work, ignore_errors=True)
         LOGGER.info(f"canary: took {seconds:.0f} s, which training's own times do not count")
-    record = read_json(result, "zerolora train")
+    record = read_json(result, "zerolora stage train")
     curves = record["curves"]
     if "own" not in curves:
         _check(curves, zero.choice, canary, result)
@@ -133,7 +133,7 @@ def _check(curves: dict[str, Curves], chosen: TrainingChoice, canary: Canary, re
     kernels = " and train.kernels: off" if chosen.kernels != "off" else ""
     raise UserError(
         f"train.canary: the first {canary.steps} steps under {name} ({'; '.join(canary.reasons)}) are not those of a "
-        f"safe setting: {figure.replace('_', ' ')} {values['risky']} instead of {values['safe']}; write "
+        f"safe setting: {figure.replace('_', ' ')} {values['risky']} instead of {values['safe']}; set "
         f"render.strategy: {instead.strategy} and train.attention: {instead.attention}{kernels}, or train.canary: off "
         f"(see {record})"
     )
@@ -157,7 +157,7 @@ def _agree(risky: list[float], safe: list[float], tolerance: float) -> bool:
 
 
 def _key(settings: TrainSettings, zero: ZeroJson, paths: dict[str, Path]) -> str:
-    inputs = [read_json(paths[name] / MANIFEST, "zerolora prepare")["files"] for name in ("data", "packing")]
+    inputs = [read_json(paths[name] / MANIFEST, "zerolora stage prepare")["files"] for name in ("data", "packing")]
     inputs.append(read_json(paths["weights"], "zerolora weights")["files"])
     relevant = {key: value for key, value in compared(settings).items() if key not in ("resume", "tracker")}
     key = {"settings": relevant, "zero": zero.as_json(), "inputs": inputs}

@@ -41,7 +41,7 @@ class Verdict:
     def __init__(self, settings: TrainSettings, zero: ZeroJson, paths: dict[str, Path]) -> None:
         """`paths`: as in canary.py, compare_first_steps."""
         relevant = {key: value for key, value in compared(settings).items() if key not in FREE}
-        stats = read_json(paths["packing"] / "stats.json", "zerolora pack")
+        stats = read_json(paths["packing"] / "stats.json", "zerolora stage pack")
         self.setting: Record = {
             "settings": relevant,
             "zero": zero.as_json(),
@@ -56,7 +56,7 @@ class Verdict:
     def read(self) -> "Passed | None":
         """Return the cached record; None if there is none, or it is damaged."""
         try:
-            return Passed.model_validate(read_object(self.path, "zerolora train"))
+            return Passed.model_validate(read_object(self.path, "zerolora stage train"))
         except (UserError, ValidationError, OSError):
             return None
 

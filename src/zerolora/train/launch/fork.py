@@ -16,8 +16,6 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from zerolora.errors import wording
-
 REQUEST = "ZEROLORA_FORK"
 """The forks to make, as JSON of Request; unset for a process that is a rank itself."""
 FORKABLE_THREADS = {"jemalloc_bg_thd"}
@@ -62,7 +60,7 @@ def _fork(request: Request) -> None:
     sys.stderr.flush()
     hindrance = _hindrance()
     if hindrance:
-        _report_slower(wording(f"a fork would lack {hindrance}"))
+        _report_slower(f"a fork would lack {hindrance}")
     for rank in request.environments:
         pid = os.fork()
         if not pid:
@@ -87,7 +85,7 @@ def _start(request: Request, rank: str, *, forkable: bool) -> None:
     os.close(request.start)
     called = forkable and _cuda_was_called()
     if called and rank == next(iter(request.environments)):
-        _report_slower(wording("a library has called CUDA before the fork"))
+        _report_slower("a library has called CUDA before the fork")
     if called or not forkable:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 (this same command)
     # Copies would draw the same random numbers.
@@ -97,7 +95,7 @@ def _start(request: Request, rank: str, *, forkable: bool) -> None:
 
 
 def _report_slower(reason: str) -> None:
-    line = wording(f"each rank loads its libraries itself, which takes longer: {reason}")
+    line = f"each rank loads its libraries itself, which takes longer: {reason}"
     print(f"{PREFIX}{line}", file=sys.stderr, flush=True)
 
 
@@ -107,9 +105,9 @@ def _hindrance() -> str | None:
     names = [(task / "comm").read_text().strip() for task in tasks.iterdir() if task.name != str(os.getpid())]
     torch = sys.modules.get("torch")
     if torch and torch.cuda.is_initialized():
-        return wording("the CUDA context that a library has made")
+        return "the CUDA context that a library has made"
     others = sorted(set(names) - FORKABLE_THREADS)
-    return wording(f"threads that a library has started ({', '.join(others)})") if others else None
+    return f"threads that a library has started ({', '.join(others)})" if others else None
 
 
 def _cuda_was_called() -> bool:

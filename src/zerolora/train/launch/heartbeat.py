@@ -266,5 +266,5 @@ def _patience() -> float:
     except ValueError:
         seconds = 0.0
     if not seconds > 0:
-        raise UserError(f"{VARIABLE} is {text!r}; write seconds, as in {SILENCE_SECONDS:.0f}")
+        raise UserError(f"{VARIABLE} is {text!r}; give seconds, as in {SILENCE_SECONDS:.0f}")
     return seconds

@@ -1,6 +1,6 @@
 """Start training: as one process, as several on this machine, or as one task of a Slurm job of several nodes.
 
-    zerolora train --settings JSON --data … --zero … --weights … --output … --logs …
+    zerolora stage train RUN
 
 By itself, it starts the run's ranks on this machine. Under `srun` or another launcher, once a node or once a rank, each
 task gets its ranks from the environment (topology.py). With RANK set (torchrun, wrappers), it is that rank.
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
-from zerolora.errors import UserError, wording
+from zerolora.errors import UserError
 from zerolora.log import PREFIX
 from zerolora.machine import devices
 from zerolora.machine.devices import VISIBLE
@@ -278,13 +278,13 @@ def check(codes: Codes, logs: Logs, what: str = "rank") -> None:
     """Raise UserError for the rank that failed first, if one did: with its user error, else with its last lines."""
     for rank in failed(codes)[:1]:
         code, log = codes[rank] or 0, logs(rank)
-        reason = wording(f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}")
+        reason = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         lines = log.read_text(errors="replace").splitlines()[-TAIL_LINES:] if log and log.is_file() else []
         mistake = list(itertools.takewhile(lambda line: line.startswith(PREFIX), reversed(lines)))
         if code == MISTAKE and mistake:
             raise UserError("\n".join(line.removeprefix(PREFIX) for line in reversed(mistake)))
-        memory = wording(" (out of memory?)") if code == -signal.SIGKILL else ""
-        first = wording(f"{what} {rank} failed with {reason}{memory}{'; its last lines:' if lines else ''}")
+        memory = " (out of memory?)" if code == -signal.SIGKILL else ""
+        first = f"{what} {rank} failed with {reason}{memory}{'; its last lines:' if lines else ''}"
         raise UserError("\n".join([first, *lines]))
 
 

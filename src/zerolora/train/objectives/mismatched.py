@@ -22,7 +22,7 @@ def partners(prompt_hashes: "np.ndarray") -> "np.ndarray":
     if count and not len(first):
         raise UserError(
             f"all {count} labelled rows of a split have the same prompt, but kto compares answers with those of other "
-            "prompts; add rows, or write another train.objective"
+            "prompts; add rows, or choose another train.objective"
         )
     return (first[np.searchsorted(first, np.arange(count), side="right") - 1] - 1) % max(1, count)
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from zerolora.config.values import NO_TRACKER
-from zerolora.entries import entries_by_name
 from zerolora.errors import UserError
 from zerolora.log import LOGGER
+from zerolora.registries import Registry, registered
 
 PROJECT = "zerolora"
 """The default project or experiment of runs."""
@@ -101,42 +101,46 @@ def _wandb(folder: Path, run: str, settings: dict[str, Any]) -> StartedRun:
     return StartedRun(lambda step, values: started.log(dict(values), step=step), started.finish)
 
 
-TRACKERS: dict[str, Tracker] = entries_by_name(
-    Tracker(
-        name="dvclive",
-        about="DVCLive: files that `dvc plots` draws",
-        package="dvclive",
-        start=_dvclive,
-        offline={"DVC_STUDIO_OFFLINE": "true"},
-    ),
-    Tracker(
-        name="mlflow",
-        about="MLflow, into a file store unless MLFLOW_TRACKING_URI names a server",
-        package="mlflow",
-        start=_mlflow,
-        # Its databases need another dependency.
-        offline={"MLFLOW_ALLOW_FILE_STORE": "true"},
-    ),
-    Tracker(
-        name="swanlab",
-        about="SwanLab, offline until `swanlab sync`",
-        package="swanlab",
-        start=_swanlab,
-        offline={"SWANLAB_MODE": "offline"},
-    ),
-    Tracker(
-        name="tensorboard",
-        about="TensorBoard: event files, written through torch",
-        package="tensorboard",
-        start=_tensorboard,
-    ),
-    Tracker(
-        name="wandb",
-        about="Weights & Biases, offline until `wandb sync`",
-        package="wandb",
-        start=_wandb,
-        offline={"WANDB_MODE": "offline", "WANDB_SILENT": "true"},
-    ),
+TRACKERS: Registry[Tracker] = registered(
+    "trackers",
+    Tracker,
+    [
+        Tracker(
+            name="dvclive",
+            about="DVCLive: files that `dvc plots` draws",
+            package="dvclive",
+            start=_dvclive,
+            offline={"DVC_STUDIO_OFFLINE": "true"},
+        ),
+        Tracker(
+            name="mlflow",
+            about="MLflow, into a file store unless MLFLOW_TRACKING_URI names a server",
+            package="mlflow",
+            start=_mlflow,
+            # Its databases need another dependency.
+            offline={"MLFLOW_ALLOW_FILE_STORE": "true"},
+        ),
+        Tracker(
+            name="swanlab",
+            about="SwanLab, offline until `swanlab sync`",
+            package="swanlab",
+            start=_swanlab,
+            offline={"SWANLAB_MODE": "offline"},
+        ),
+        Tracker(
+            name="tensorboard",
+            about="TensorBoard: event files, written through torch",
+            package="tensorboard",
+            start=_tensorboard,
+        ),
+        Tracker(
+            name="wandb",
+            about="Weights & Biases, offline until `wandb sync`",
+            package="wandb",
+            start=_wandb,
+            offline={"WANDB_MODE": "offline", "WANDB_SILENT": "true"},
+        ),
+    ],
 )
 """Every tracker by name."""
 
@@ -149,7 +153,7 @@ def check(name: str) -> None:
     if package and importlib.util.find_spec(package) is None:
         raise UserError(
             f"train.tracker is {name}, but that package is not installed; install it with "
-            f"`{sys.executable} -m pip install {package}`, or write tracker: none"
+            f"`{sys.executable} -m pip install {package}`, or set tracker: none"
         )
 
 

@@ -1,0 +1,73 @@
+"""What no tool's file contains: machine, test split and run."""
+
+from typing import Any
+
+from zerolora.errors import shown
+from zerolora.imports.formats.import_format import CHANGES, FILL_IN, NO_EFFECT, Draft, NoEqual, Remark, number
+from zerolora.imports.formats.shared.intervals import set_checkpoints, set_validation
+from zerolora.units import counted
+
+LARGEST = 2**31  # bound of integers in the config
+ROWS = 200
+"""Number of validation rows where that of a file cannot be read."""
+
+
+def validation(value: Any, draft: Draft) -> str | None:
+    """Store the number of validation rows, or their share."""
+    draft.facts["validation"] = ROWS
+    size = number(value)
+    if not 0 <= size < LARGEST:
+        raise NoEqual(f"{shown(value)} is neither a fraction nor a number of rows; {ROWS} is written", FILL_IN)
+    if 0 < size < 1 or size == int(size):
+        draft.facts["validation"] = size if 0 < size < 1 else int(size)
+        return None
+    return Remark(f"{size:g} is no whole number of rows: {ROWS} is written; correct it", CHANGES)
+
+
+def scaffold(draft: Draft) -> list[str]:
+    """Set what no tool's file contains: machine, test split and run. Returns a line for each assumption."""
+    facts, config = draft.facts, draft.config
+    lines = []
+    draft.key = ""
+    degree = facts.get("sequence_parallel", 1)
+    hardware = {"device": "cuda", "gpus_per_node": degree, "gpu_memory": "80GiB", "compute_capability": 8.0}
+    config["hardware"] = hardware
+    lines.append(
+        f"hardware: the file names no machine; {counted(degree, 'GPU')} of 80 GB is written: correct it, and "
+        "train.nodes, train.ranks_per_node and train.global_batch with it"
+    )
+    train = config.setdefault("train", {})
+    train["ranks_per_node"] = degree
+    micro, accumulation = facts.get("micro_batch"), facts.get("accumulation", 1)
+    if (micro or 1) * accumulation < LARGEST:
+        train["global_batch"] = (micro or 1) * accumulation
+        if micro:
+            train["micro_batch"] = micro
+    else:
+        text = f"train.global_batch: left out, since {micro or 1} x {accumulation} is too large"
+        lines.append(Remark(text, CHANGES))
+    if "warmup_share" in facts:
+        draft.key = "warmup_steps"
+        draft.set("train.warmup_ratio", facts["warmup_share"])
+        draft.key = ""
+    if "warmup_steps" in train and "warmup_ratio" in train:
+        del train["warmup_ratio"]
+        lines.append(Remark("train.warmup_ratio: left out, since warmup_steps overrides it there", NO_EFFECT))
+    if betas := [key for key in ("beta1", "beta2") if key in facts]:
+        draft.key = f"adam_{betas[0]}"
+        draft.set("train.betas", [facts.get("beta1", 0.9), facts.get("beta2", 0.999)])
+    set_validation(draft)
+    set_checkpoints(draft)
+    data = config["prepare"]["rows"]
+    held_out = any(source.get("split") == "validation" for source in data.get("sources", {}).values())
+    data["split"] = {"validation": 0 if held_out else facts.get("validation", 0), "test": 0}
+    if held_out or data["split"]["validation"]:
+        text = "prepare.rows.split: there are no test rows, as there; the validation rows are evaluated"
+    else:
+        text = "prepare.rows.split: no rows are held out, as there; nothing is evaluated"
+        if "validation_steps" in train:  # without effect there
+            for key in {"validation_steps", "patience", "keep"} & train.keys():
+                del train[key]
+    lines.append(Remark(text, NO_EFFECT))
+    config["runs"] = {"imported": {"dataset": "rows"}}
+    return lines

@@ -1,0 +1,1 @@
+"""One entry for each registry of zerolora: the examples of docs/extending.md."""
