@@ -246,11 +246,33 @@ class _Resources(dict[str, Any]):
 
 def _submit_array(executor: Any, self: Any, jobs: list[Any]) -> None:
     """Submit jobs as tasks 1, 2, … of one array, as the executor's `run_job` submits a single job."""
-    job = jobs[0]
-    log = self.slurm_logdir / f"rule_{job.name}" / "%A_%a.log"
+    for job in jobs:
+        executor.validate_slurm_extra(job)
+    log = self.slurm_logdir / f"rule_{jobs[0].name}" / "%A_%a.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    for each in jobs:
-        executor.validate_slurm_extra(each)
+
+    command = _array_command(executor, self, jobs, log)
+    result = subprocess.run(
+        shlex.split(command), input=_array_script(self, jobs), capture_output=True, text=True, check=False
+    )
+    if result.returncode:
+        raise RuntimeError(f"{result.stderr.strip()}\n{command}")
+    array = executor.validate_or_get_slurm_job_id(result.stdout.strip().split(";")[0], result.stdout)
+
+    # Snakemake waits for each task as for a job of its own.
+    tasks = {f"{array}_{number}": job for number, job in enumerate(jobs, start=1)}
+    listed = ", ".join(f"{task} {_run_of(job)}" for task, job in tasks.items())
+    self.logger.info(f"submitted a job array of {jobs[0].name}: {listed}")
+    if cluster := _cluster_of(jobs[0]):
+        self._submitted_job_clusters.add(cluster)  # those whose queues the executor asks for states
+    for task, job in tasks.items():
+        aux = {"slurm_logfile": log.with_name(f"{task}.log")}
+        self._report_job_submission_threadsafe(executor.SubmittedJobInfo(job, external_jobid=task, aux=aux))
+
+
+def _array_command(executor: Any, self: Any, jobs: list[Any], log: Any) -> str:
+    """Return the call of sbatch, which reads the array's script from standard input."""
+    job = jobs[0]  # all have its resources
     parameters = {
         "run_uuid": self.run_uuid,
         "name": job_name(jobs),
@@ -262,27 +284,19 @@ def _submit_array(executor: Any, self: Any, jobs: list[Any]) -> None:
     }
     settings = self.workflow.executor_settings
     call = executor.get_submit_command(job, parameters, settings=settings, failed_nodes=self._failed_nodes)
-    call += f"{executor.set_gres_string(job)} --array=1-{len(jobs)} /dev/stdin"
-    branches = [f"{task}) {self.format_job_exec(each)} ;;" for task, each in enumerate(jobs, start=1)]
-    script = "\n".join(["#!/bin/sh", 'case "$SLURM_ARRAY_TASK_ID" in', *branches, "esac", ""])
-    result = subprocess.run(shlex.split(call), input=script, capture_output=True, text=True, check=False)
-    if result.returncode:
-        raise RuntimeError(f"{result.stderr.strip()}\n{call}")
-    array = executor.validate_or_get_slurm_job_id(result.stdout.strip().split(";")[0], result.stdout)
-    tasks = ", ".join(f"{array}_{task} {_run_of(each)}" for task, each in enumerate(jobs, start=1))
-    self.logger.info(f"submitted a job array of {job.name}: {tasks}")
+    return f"{call}{executor.set_gres_string(job)} --array=1-{len(jobs)} /dev/stdin"
+
+
+def _array_script(self: Any, jobs: list[Any]) -> str:
+    """Return the script that each task runs, in which it finds its own job."""
+    branches = [f"{task}) {self.format_job_exec(job)} ;;" for task, job in enumerate(jobs, start=1)]
+    return "\n".join(["#!/bin/sh", 'case "$SLURM_ARRAY_TASK_ID" in', *branches, "esac", ""])
+
+
+def _cluster_of(job: Any) -> str | None:
+    """Return the cluster that a job asks for, by any of the executor's names for it."""
     names = ("cluster", "clusters", "slurm_cluster")
-    cluster = next((job.resources.get(name) for name in names if job.resources.get(name)), None)
-    if cluster:
-        self._submitted_job_clusters.add(cluster)
-    for task, each in enumerate(jobs, start=1):
-        self._report_job_submission_threadsafe(
-            executor.SubmittedJobInfo(
-                each,
-                external_jobid=f"{array}_{task}",
-                aux={"slurm_logfile": log.with_name(f"{array}_{task}.log")},
-            )
-        )
+    return next((job.resources.get(name) for name in names if job.resources.get(name)), None)
 
 
 class Gathering:
