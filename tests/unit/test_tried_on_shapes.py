@@ -175,7 +175,7 @@ REFUSED: dict[str, tuple[str, Callable[[Path], None], dict[str, Any], str]] = {
         "llama",
         with_another_head,
         {},
-        "tie_word_embeddings is true, but lm_head.weight and model.embed_tokens.weight differ in the files; use",
+        "tie_word_embeddings is true, but lm_head.weight and model.embed_tokens.weight differ in the files; set",
     ),
     "weights in fp8": (
         "llama",

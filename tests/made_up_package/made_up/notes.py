@@ -1,7 +1,7 @@
 """notes: the config of a made-up tool."""
 
 from zerolora.imports.formats.import_format import Draft, Format, number, same, text
-from zerolora.imports.formats.shared.base_model import MODEL, model
+from zerolora.imports.formats.shared.base_model_keys import MODEL, model
 from zerolora.imports.formats.shared.scaffold import scaffold
 
 RULES = {

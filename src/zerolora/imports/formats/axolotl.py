@@ -35,16 +35,16 @@ from zerolora.imports.formats.import_format import (
     whole,
 )
 from zerolora.imports.formats.shared import (
-    base_model,
+    base_model_keys,
     computation,
-    intervals,
-    left_out,
-    method,
-    optimizer,
+    interval_keys,
+    method_keys,
+    optimizer_keys,
     scaffold,
     sharding,
-    trackers,
+    tracker_keys,
     training_arguments,
+    untranslated_keys,
 )
 from zerolora.schedules import ONE_CYCLE
 
@@ -81,24 +81,24 @@ LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_
 def _own() -> dict[str, Rule]:
     """Return the rules of axolotl's own keys."""
     return {
-        "base_model": base_model.MODEL,
-        "revision_of_model": base_model.REVISION,
+        "base_model": base_model_keys.MODEL,
+        "revision_of_model": base_model_keys.REVISION,
         "base_model_config": idle("the config in the model's directory is used"),
-        **each("tokenizer_config tokenizer_use_fast", left_out.TOKENIZER),
+        **each("tokenizer_config tokenizer_use_fast", untranslated_keys.TOKENIZER),
         "model_type": Rule(
             "", _model_type, "read from the model's config.json; a classifier stops the import", NO_EFFECT
         ),
         "tokenizer_type": idle("read from the model's tokenizer files"),
         "tokenizer_legacy": lost("the tokenizer is loaded with transformers' defaults"),
         "tokenizer_use_mistral_common": lost("the tokenizer is transformers'"),
-        "processor_type": left_out.MEDIA,
+        "processor_type": untranslated_keys.MEDIA,
         **each(
             "is_llama_derived_model is_falcon_derived_model is_mistral_derived_model is_qwen_derived_model",
             idle("read from the model's config.json"),
         ),
         **each("overrides_of_model_config model_config", lost("put it into the model's config.json")),
         "torch_dtype": idle("the precision is train.precision"),
-        "reinit_weights": left_out.FROM_SCRATCH,
+        "reinit_weights": untranslated_keys.FROM_SCRATCH,
         "num_labels": unlike("a classifier"),
         "load_in_8bit": fact(
             "eight", "train.method, train.quantization.type", flag, "with an adapter: qlora with int8"
@@ -115,8 +115,8 @@ def _own() -> dict[str, Rule]:
         "qat": unlike("quantization-aware training"),
         "quantization": idle("used by a later command; export.targets quantizes (docs/export.md)"),
         "strict": idle("unknown keys are always an error here"),
-        "adapter": method.one_of(("lora", "qlora"), "adapter", "no adapter → full"),
-        "lora_model_dir": left_out.CONTINUED,
+        "adapter": method_keys.one_of(("lora", "qlora"), "adapter", "no adapter → full"),
+        "lora_model_dir": untranslated_keys.CONTINUED,
         "lora_r": same("train.lora.r", whole),
         "lora_target_linear": fact("linear", "train.lora.targets", flag, "true → all-linear, in addition to a list"),
         "lora_target_modules": unless_off(Rule("train.lora.targets", _targets)),
@@ -133,7 +133,7 @@ def _own() -> dict[str, Rule]:
         "peft_layer_replication": unlike("repeated layers"),
         "peft_trainable_token_indices": lost("prepare.rows.add_tokens trains the rows of added tokens"),
         "peft": none("train.lora.init has default, pissa and olora"),
-        "peft_use_dora": method.DORA,
+        "peft_use_dora": method_keys.DORA,
         "peft_use_rslora": same("train.lora.rank_stabilized", flag),
         "peft_init_lora_weights": Rule("train.lora.init", _initial),
         **each(
@@ -152,7 +152,7 @@ def _own() -> dict[str, Rule]:
         **each("use_mora mora", unlike("MoRA")),
         **each("unfrozen_parameters spectrum_top_fraction", unlike("training part of the base weights")),
         "freeze_mm_modules": idle("a vision tower is never trained"),
-        **each("image_size image_resize_algorithm", left_out.IMAGES),
+        **each("image_size image_resize_algorithm", untranslated_keys.IMAGES),
         "nemo_gym_enabled": unlike(RL),
         **axolotl_objective.RULES,
         "reward_model": unlike("a reward model"),
@@ -169,8 +169,8 @@ def _own() -> dict[str, Rule]:
         **axolotl_data.rules("pretraining_dataset"),
         **axolotl_data.rules("test_datasets"),
         "pretraining_dataset": Rule("prepare.rows.path", axolotl_data.pretraining, "rows of plain text"),
-        "dataset_prepared_path": left_out.PREPARED_ROWS,
-        **each("dataset_processes dataset_num_proc", left_out.WORKERS),
+        "dataset_prepared_path": untranslated_keys.PREPARED_ROWS,
+        **each("dataset_processes dataset_num_proc", untranslated_keys.WORKERS),
         "dataset_keep_in_memory": idle("files are streamed"),
         **each("dataset_shard_num dataset_shard_idx", none("all rows are used; sources.NAME.rows samples some")),
         "skip_prepare_dataset": lost("rows are always prepared before training"),
@@ -179,9 +179,9 @@ def _own() -> dict[str, Rule]:
             idle("packing considers all rows"),
         ),
         "push_dataset_to_hub": idle("prepared rows stay on this machine"),
-        "hf_use_auth_token": left_out.TOKEN,
+        "hf_use_auth_token": untranslated_keys.TOKEN,
         "shuffle_merged_datasets": only(True, "rows are always shuffled by the seed"),
-        "curriculum_sampling": left_out.SHUFFLED,
+        "curriculum_sampling": untranslated_keys.SHUFFLED,
         "dataset_exact_deduplication": offered("prepare.rows.duplicates", "drop"),
         "val_set_size": Rule("prepare.rows.split.validation", scaffold.validation),
         "chat_template": Rule(
@@ -199,7 +199,7 @@ def _own() -> dict[str, Rule]:
         **axolotl_tokens.RULES,
         "tokens": unless_off(same("prepare.rows.add_tokens", texts)),
         "added_tokens_overrides": lost("prepare.rows.add_tokens adds tokens but renames none"),
-        "fix_untrained_tokens": left_out.NEW_ROWS,
+        "fix_untrained_tokens": untranslated_keys.NEW_ROWS,
         "resize_token_embeddings_to_32x": idle("added tokens get as many rows as they need"),
         "mean_resizing_embeddings": idle("rows of added tokens are initialized to the mean of the others"),
         "train_on_inputs": fact("inputs", "prepare.rows.loss", flag, "true → everything"),
@@ -213,7 +213,7 @@ def _own() -> dict[str, Rule]:
         "sample_packing_seq_len_multiplier": idle("set by pack.capacity"),
         "total_num_tokens": idle("counted by prepare"),
         "max_packed_sequence_len": lost("set pack.packing and pack.capacity"),
-        "pretrain_multipack_attn": left_out.ISOLATED,
+        "pretrain_multipack_attn": untranslated_keys.ISOLATED,
         "pretraining_sample_concatenation": lost("rows in a packed row do not attend to each other"),
         "batch_flattening": idle("pack.packing joins rows"),
         **each("pad_to_sequence_len pad_to_multiple_of", idle("a batch is padded to its longest row")),
@@ -223,12 +223,12 @@ def _own() -> dict[str, Rule]:
         ),
         "micro_batch_size": fact("micro_batch", "train.micro_batch, train.global_batch", whole),
         "batch_size": none("set train.global_batch", FILL_IN),
-        "eval_batch_size": left_out.EVALUATION_BATCH,
-        "num_epochs": Rule("train.epochs", intervals.epochs),
-        "max_steps": intervals.steps("train.max_steps"),
-        "optimizer": optimizer.optimizer_rule(),
+        "eval_batch_size": untranslated_keys.EVALUATION_BATCH,
+        "num_epochs": Rule("train.epochs", interval_keys.epochs),
+        "max_steps": interval_keys.steps("train.max_steps"),
+        "optimizer": optimizer_keys.optimizer_rule(),
         **each("embedding_lr embedding_lr_scale lr_groups", lost("all weights have the same learning rate")),
-        "lr_scheduler": unless_off(optimizer.schedule_rule(one_cycle=True)),
+        "lr_scheduler": unless_off(optimizer_keys.schedule_rule(one_cycle=True)),
         "cosine_min_lr_ratio": fact("lowest", "train.schedule, train.schedule_options", number, "→ cosine_with_min_lr"),
         "cosine_constant_lr_ratio": Rule("", _constant),
         "lr_quadratic_warmup": lost("warm-up is linear"),
@@ -237,10 +237,10 @@ def _own() -> dict[str, Rule]:
         **each("neftune_noise_alpha noisy_embedding_alpha", same("train.neftune_alpha", number)),
         "bfloat16": computation.pure("bf16"),
         "float16": computation.pure("fp16"),
-        "fp32_norms": left_out.NORMS,
+        "fp32_norms": untranslated_keys.NORMS,
         "embeddings_skip_upcast": idle("frozen weights have the compute dtype"),
         "gradient_checkpointing": Rule("train.activation_checkpointing", _checkpointing),
-        "gradient_checkpointing_kwargs.use_reentrant": left_out.REENTRANT,
+        "gradient_checkpointing_kwargs.use_reentrant": untranslated_keys.REENTRANT,
         "selective_checkpointing": idle("a layer is recomputed as a whole"),
         "activation_offloading": unless_off(
             Rule("train.activation_offload", _offloading, "of the inputs of checkpointed layers")
@@ -256,7 +256,7 @@ def _own() -> dict[str, Rule]:
             idle("train.attention has flash, sdpa and eager"),
         ),
         "sage_attention": lost("train.attention has flash, sdpa and eager; none of them quantizes"),
-        "s2_attention": left_out.WHOLE_ROW,
+        "s2_attention": untranslated_keys.WHOLE_ROW,
         "scaling_softmax": lost("attention is the model's own"),
         **each(
             "flash_attn_cross_entropy chunked_cross_entropy cut_cross_entropy",
@@ -297,9 +297,11 @@ def _own() -> dict[str, Rule]:
         **each("ddp device_map", idle("set render.strategy")),
         "accelerator_config": idle("gradients are summed once a step"),
         **each("max_memory gpu_memory_limit", idle("set hardware.gpu_memory")),
-        **each("experimental_skip_move_to_device torchdistx_path", left_out.LOADED_IN_PARTS),
+        **each("experimental_skip_move_to_device torchdistx_path", untranslated_keys.LOADED_IN_PARTS),
         "use_ray": idle("`zerolora stage train` starts ranks itself, on a cluster by Slurm (docs/slurm.md)"),
-        "evals_per_epoch": unless_off(Rule("train.validation_steps", intervals.evaluations, "a share of all steps")),
+        "evals_per_epoch": unless_off(
+            Rule("train.validation_steps", interval_keys.evaluations, "a share of all steps")
+        ),
         "eval_table_size": idle("the report shows report.examples answers"),
         "eval_max_new_tokens": same("evaluate.max_new_tokens", whole),
         **each("eval_causal_lm_metrics do_causal_lm_eval", idle("tasks are in docs/tasks.md")),
@@ -311,16 +313,16 @@ def _own() -> dict[str, Rule]:
         ),
         "saves_per_epoch": unless_off(fact("saves", "train.checkpoint_steps", whole, "a share of all steps")),
         **each("save_first_step", idle("checkpoints are written by time as well: train.checkpoint_minutes")),
-        "save_strategy": Rule("train.checkpoint_steps", intervals.saved, "epoch → a share of all steps"),
+        "save_strategy": Rule("train.checkpoint_steps", interval_keys.saved, "epoch → a share of all steps"),
         "auto_resume_from_checkpoints": idle("a run resumes from its last checkpoint automatically (train.resume)"),
         "profiler_steps": idle("telemetry.csv has the parts of each step"),
-        "debug": left_out.LOGS,
-        **each("wandb_project use_wandb", trackers.tracked("wandb")),
-        "use_mlflow": trackers.tracked("mlflow"),
-        "use_tensorboard": trackers.tracked("tensorboard"),
+        "debug": untranslated_keys.LOGS,
+        **each("wandb_project use_wandb", tracker_keys.tracked("wandb")),
+        "use_mlflow": tracker_keys.tracked("mlflow"),
+        "use_tensorboard": tracker_keys.tracked("tensorboard"),
         **each(
             "wandb_* mlflow_* hf_mlflow_* swanlab_* comet_* trackio_* otel_* use_comet use_otel_metrics use_trackio",
-            trackers.OFFLINE,
+            tracker_keys.OFFLINE,
         ),
         "test_value": idle("used only by axolotl's tests"),
     }
@@ -442,13 +444,13 @@ def _plugins(value: Any, draft: Draft) -> str | None:
 
 def _finish(draft: Draft) -> list[str]:
     facts = draft.facts
-    ours, lines = base_model.model("base_model", draft)
+    ours, lines = base_model_keys.model("base_model", draft)
     lines += axolotl_tokens.token_lines(draft)
     adapter, eight = facts.get("adapter"), facts.get("eight", False)
     quantized = adapter == "qlora" or (adapter and (eight or facts.get("four", False)))
     kind = "int8" if eight and not facts.get("four", False) else "nf4"
     draft.key = "adapter" if adapter else ""
-    method.set_method(draft, bool(adapter), kind if quantized else None)
+    method_keys.set_method(draft, bool(adapter), kind if quantized else None)
     if adapter:
         lines += _set_targets(draft)
     if not adapter and (eight or facts.get("four", False)):

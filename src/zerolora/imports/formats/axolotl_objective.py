@@ -21,7 +21,7 @@ from zerolora.imports.formats.import_format import (
     texts,
     unless_off,
 )
-from zerolora.imports.formats.shared import left_out
+from zerolora.imports.formats.shared import untranslated_keys
 from zerolora.imports.formats.shared.preferences import (
     CUT,
     LEFT_OUT,
@@ -177,7 +177,7 @@ RULES = {
         idle("logits are computed for supervised tokens only, in chunks"),
     ),
     "dpo_norm_loss": lost("train.dpo.loss has length_normalized, of differences to the reference"),
-    "dpo_generate_during_eval": left_out.EVALUATED,
+    "dpo_generate_during_eval": untranslated_keys.EVALUATED,
     "precompute_ref_log_probs": idle("the reference is always computed before training"),
     "max_prompt_len": idle("not read by TRL's trainers of dpo, ipo, simpo, orpo and kto"),
 }

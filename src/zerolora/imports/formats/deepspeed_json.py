@@ -28,7 +28,7 @@ from zerolora.imports.formats.import_format import (
     unlike,
     whole,
 )
-from zerolora.imports.formats.shared import intervals, scaffold, sharding
+from zerolora.imports.formats.shared import interval_keys, scaffold, sharding
 from zerolora.planner.deepspeed_keys import (
     HONOURED,
     LEFT_OUT,
@@ -200,7 +200,7 @@ FORMAT = Format(
         "optimizer.params": none("train.optimizer has no such option"),
         "scheduler.type": _schedule(),
         "scheduler.params.warmup_num_steps": Rule("train.warmup_steps", _warmup, f"{WARMUP_STEPS} if left out"),
-        "scheduler.params.total_num_steps": _unless_auto(intervals.steps("train.max_steps")),
+        "scheduler.params.total_num_steps": _unless_auto(interval_keys.steps("train.max_steps")),
         "scheduler.params.warmup_max_lr": _unless_auto(same("train.learning_rate", number)),
         "scheduler.params.warmup_min_lr": _unless_auto(none("warm-up starts at 0")),
         "scheduler.params.warmup_type": Rule("", _warmup_shape, "always linear here"),

@@ -33,14 +33,14 @@ from zerolora.imports.formats.import_format import (
     whole,
 )
 from zerolora.imports.formats.shared import (
-    base_model,
+    base_model_keys,
     computation,
-    left_out,
-    method,
+    method_keys,
     scaffold,
     sharding,
-    trackers,
+    tracker_keys,
     training_arguments,
+    untranslated_keys,
 )
 
 TEMPLATES = {
@@ -99,18 +99,18 @@ def _own() -> dict[str, Rule]:
     return {
         **each(
             "adapter_name_or_path adapter_folder",
-            left_out.CONTINUED,
+            untranslated_keys.CONTINUED,
         ),
         "create_new_adapter": lost("train.from_adapter trains the adapter itself"),
-        "use_fast_tokenizer": left_out.TOKENIZER,
+        "use_fast_tokenizer": untranslated_keys.TOKENIZER,
         "split_special_tokens": lost("special tokens in a text are refused"),
-        **each("image_max_pixels image_min_pixels image_do_pan_and_scan crop_to_patches", left_out.IMAGES),
-        "media_dir": left_out.MEDIA,
+        **each("image_max_pixels image_min_pixels image_do_pan_and_scan crop_to_patches", untranslated_keys.IMAGES),
+        "media_dir": untranslated_keys.MEDIA,
         **each(
             "video_max_pixels video_min_pixels video_fps video_maxlen use_audio_in_video", unlike("rows with video")
         ),
         "audio_sampling_rate": unlike("rows with audio"),
-        "train_from_scratch": left_out.FROM_SCRATCH,
+        "train_from_scratch": untranslated_keys.FROM_SCRATCH,
         "mixture_of_depths": unlike("a mixture of depths"),
         "quantization_bit": unless_off(
             Rule("train.method, train.quantization.type", _bits, "4 → qlora with nf4, 8 → with int8")
@@ -124,7 +124,7 @@ def _own() -> dict[str, Rule]:
             _stage,
             "pt → plain text, dpo → by pref_loss; others stop the import",
         ),
-        "compute_accuracy": left_out.EVALUATED,
+        "compute_accuracy": untranslated_keys.EVALUATED,
         "max_new_tokens": same("evaluate.max_new_tokens", whole),
         **llamafactory_objective.RULES,
         **each(
@@ -138,7 +138,7 @@ def _own() -> dict[str, Rule]:
         "asft_alpha": idle("used only with ASFT"),
         "use_eaft_loss": unlike("another loss (EAFT)"),
         "moe_aux_loss_coef": lost("the router's auxiliary loss is not used"),
-        "finetuning_type": method.one_of(("lora", "full"), "tuned", "freeze and oft stop the import"),
+        "finetuning_type": method_keys.one_of(("lora", "full"), "tuned", "freeze and oft stop the import"),
         "use_llama_pro": unlike("training added layers"),
         **each("oft_rank oft_block_size oft_target module_dropout", idle(OFT_ONLY)),
         **each("freeze_trainable_layers freeze_trainable_modules freeze_extra_modules", idle(FREEZE_ONLY)),
@@ -146,7 +146,7 @@ def _own() -> dict[str, Rule]:
         "lora_target": Rule("train.lora.targets", _target, "all → all-linear"),
         "additional_target": unless_off(same("train.lora.modules_to_save", texts)),
         "use_rslora": same("train.lora.rank_stabilized", flag),
-        "use_dora": method.DORA,
+        "use_dora": method_keys.DORA,
         "pissa_init": fact("pissa", "train.lora.init", flag, "true → pissa_niter_16"),
         "pissa_iter": fact("iterations", "train.lora.init", lambda value: value if value == -1 else whole(value)),
         "pissa_convert": idle("the saved adapter always fits the original model"),
@@ -176,33 +176,33 @@ def _own() -> dict[str, Rule]:
         "ignore_pad_token_for_loss": only(True, "padding is never supervised"),
         "packing": fact("packing", "pack.packing", flag, "rows attend to each other there without neat_packing"),
         "neat_packing": fact("neat", "pack.packing", flag),
-        "block_diag_attn": left_out.ISOLATED,
+        "block_diag_attn": untranslated_keys.ISOLATED,
         "val_size": Rule("prepare.rows.split.validation", scaffold.validation),
-        "disable_shuffling": left_out.SHUFFLED,
-        "overwrite_cache": left_out.RERUN,
-        **each("preprocessing_batch_size preprocessing_num_workers", left_out.WORKERS),
-        "tokenized_path": left_out.PREPARED_ROWS,
+        "disable_shuffling": untranslated_keys.SHUFFLED,
+        "overwrite_cache": untranslated_keys.RERUN,
+        **each("preprocessing_batch_size preprocessing_num_workers", untranslated_keys.WORKERS),
+        "tokenized_path": untranslated_keys.PREPARED_ROWS,
         "add_tokens": unless_off(same("prepare.rows.add_tokens", texts)),
         "add_special_tokens": unless_off(same("prepare.rows.add_special_tokens", texts)),
         **each(
             "new_special_tokens_config init_special_tokens",
-            left_out.NEW_ROWS,
+            untranslated_keys.NEW_ROWS,
         ),
         "resize_vocab": idle("added tokens always get rows in embedding and head"),
         "plot_loss": idle("the report always has the curve"),
-        "swanlab_*": trackers.OFFLINE,
+        "swanlab_*": tracker_keys.OFFLINE,
         **each("use_galore use_apollo use_badam use_muon use_adam_mini", lost(OPTIMIZER)),
         **each("galore_* apollo_* badam_*", idle("used only with an optimizer that zerolora lacks")),
         "pure_bf16": computation.pure("bf16"),
-        "upcast_layernorm": left_out.NORMS,
+        "upcast_layernorm": untranslated_keys.NORMS,
         "upcast_lmhead_output": idle("losses are computed in fp32"),
         "flash_attn": computation.attention({"auto": "", "fa2": "flash", "sdpa": "sdpa", "disabled": "eager"}),
         "disable_gradient_checkpointing": offered("train.activation_checkpointing", False),
-        "use_reentrant_gc": left_out.REENTRANT,
+        "use_reentrant_gc": untranslated_keys.REENTRANT,
         "enable_liger_kernel": computation.LIGER,
         **each("use_v1_kernels use_unsloth", idle("zerolora has its own kernels")),
         "use_unsloth_gc": idle("train.activation_offload keeps activations in host memory"),
-        "shift_attn": left_out.WHOLE_ROW,
+        "shift_attn": untranslated_keys.WHOLE_ROW,
         "early_stopping_steps": unless_off(same("train.patience", whole)),
         **each(
             "ray_run_name ray_storage_path ray_init_kwargs placement_strategy master_addr master_port", idle(LAUNCH)
@@ -220,9 +220,9 @@ def _own() -> dict[str, Rule]:
         ),
         "context_parallel_size": idle("set train.sequence_parallel"),
         "include_effective_tokens_per_second": training_arguments.EVERY_STEP,
-        **each("hf_hub_token ms_hub_token om_hub_token", left_out.TOKEN),
+        **each("hf_hub_token ms_hub_token om_hub_token", untranslated_keys.TOKEN),
         "cache_dir": idle("models are in resources/models/"),
-        "print_param_status": left_out.LOGS,
+        "print_param_status": untranslated_keys.LOGS,
     }
 
 
@@ -302,11 +302,11 @@ def _quantized(value: Any, draft: Draft) -> str | None:
 
 def _finish(draft: Draft) -> list[str]:
     facts = draft.facts
-    ours, lines = base_model.model("model_name_or_path", draft)
+    ours, lines = base_model_keys.model("model_name_or_path", draft)
     draft.key = "finetuning_type" if "tuned" in facts else ""
     tuned, bits = facts.get("tuned", "lora"), facts.get("bits")
     kind = "int8" if bits == 8 else facts.get("type", "nf4")
-    method.set_method(draft, tuned == "lora", kind if bits and tuned == "lora" else None)
+    method_keys.set_method(draft, tuned == "lora", kind if bits and tuned == "lora" else None)
     if facts.get("pissa"):
         iterations = facts.get("iterations", 16)
         draft.key = "pissa_init"

@@ -4,7 +4,7 @@ from typing import Any
 
 from zerolora.errors import shown
 from zerolora.imports.formats.import_format import CHANGES, FILL_IN, NO_EFFECT, Draft, NoEqual, Remark, number
-from zerolora.imports.formats.shared.intervals import set_checkpoints, set_validation
+from zerolora.imports.formats.shared.interval_keys import set_checkpoints, set_validation
 from zerolora.units import counted
 
 LARGEST = 2**31  # bound of integers in the config

@@ -8,7 +8,7 @@ from typing import Any
 
 from zerolora.data.formats import FORMS
 from zerolora.imports.formats.import_format import FILL_IN, Draft, Remark
-from zerolora.imports.formats.shared.base_model import COMMIT
+from zerolora.imports.formats.shared.base_model_keys import COMMIT
 
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 FILES = "*.parquet"

@@ -16,13 +16,13 @@ from zerolora.imports.formats.import_format import (
     unless_off,
     whole,
 )
-from zerolora.imports.formats.shared import left_out
-from zerolora.imports.formats.shared.base_model import MODEL, REVISION
+from zerolora.imports.formats.shared import untranslated_keys
+from zerolora.imports.formats.shared.base_model_keys import MODEL, REVISION
 from zerolora.imports.formats.shared.computation import LIGER, precision
-from zerolora.imports.formats.shared.intervals import best, epochs, evaluated, saved, steps, warmup
-from zerolora.imports.formats.shared.optimizer import optimizer_rule, schedule_rule
+from zerolora.imports.formats.shared.interval_keys import best, epochs, evaluated, saved, steps, warmup
+from zerolora.imports.formats.shared.optimizer_keys import optimizer_rule, schedule_rule
 from zerolora.imports.formats.shared.sharding import FSDP, deepspeed, fsdp
-from zerolora.imports.formats.shared.trackers import report, tracked
+from zerolora.imports.formats.shared.tracker_keys import report, tracked
 
 EVERY_STEP = idle("every step is logged (docs/telemetry.md)")
 PREPARED = idle("rows are prepared before training")
@@ -62,15 +62,15 @@ def shared_rules() -> dict[str, Rule]:
         "fp16": precision("fp16"),
         "fp8": lost("train.precision has fp32, fp16 and bf16"),
         "tf32": idle("torch's own default"),
-        "gradient_checkpointing_kwargs": left_out.REENTRANT,
+        "gradient_checkpointing_kwargs": untranslated_keys.REENTRANT,
         **each("torch_compile torch_compile_backend torch_compile_mode", idle("the model runs as in transformers")),
         "deepspeed": unless_off(Rule("render.strategy", deepspeed, "by its stage and offload")),
         "ddp_timeout": idle("the heartbeat reports ranks that hang"),
         "ddp_bucket_cap_mb": idle("computed here (docs/choice.md)"),
         "ddp_broadcast_buffers": idle("buffers of the model are not trained"),
         "ddp_find_unused_parameters": idle("all trained parameters are always used"),
-        "low_cpu_mem_usage": left_out.LOADED_IN_PARTS,
-        "local_rank": left_out.LAUNCHER,
+        "low_cpu_mem_usage": untranslated_keys.LOADED_IN_PARTS,
+        "local_rank": untranslated_keys.LAUNCHER,
         "ray_num_workers": idle("set train.nodes and train.ranks_per_node"),
         **each("dataloader_num_workers dataloader_pin_memory dataloader_prefetch_factor", PREPARED),
         "eval_steps": unless_off(steps("train.validation_steps", share=True)),
@@ -102,7 +102,7 @@ def training_arguments() -> dict[str, Rule]:
         "gradient_accumulation_steps": fact(
             "accumulation", "train.global_batch", whole, "times batch size and number of GPUs"
         ),
-        "per_device_eval_batch_size": left_out.EVALUATION_BATCH,
+        "per_device_eval_batch_size": untranslated_keys.EVALUATION_BATCH,
         "num_train_epochs": Rule("train.epochs", epochs),
         "max_steps": unless_off(steps("train.max_steps")),
         "lr_scheduler_type": schedule_rule(),
@@ -115,16 +115,16 @@ def training_arguments() -> dict[str, Rule]:
             "fsdp_config fsdp_transformer_layer_cls_to_wrap",
             idle(FSDP),
         ),
-        "ddp_backend": left_out.LAUNCHER,
-        "overwrite_output_dir": left_out.RERUN,
+        "ddp_backend": untranslated_keys.LAUNCHER,
+        "overwrite_output_dir": untranslated_keys.RERUN,
         "save_strategy": Rule("train.checkpoint_steps", saved, "epoch → a share of all steps"),
         "save_on_each_node": idle("one rank writes checkpoints"),
         **each("eval_on_start eval_delay", VALIDATED),
-        "eval_accumulation_steps": left_out.EVALUATION_BATCH,
+        "eval_accumulation_steps": untranslated_keys.EVALUATION_BATCH,
         **each("metric_for_best_model greater_is_better", idle("the best model is chosen by validation loss")),
         "use_liger_kernel": LIGER,
         "full_determinism": idle("docs/training.md lists what is reproducible"),
-        **each("do_predict predict_with_generate", left_out.EVALUATED),
+        **each("do_predict predict_with_generate", untranslated_keys.EVALUATED),
         **each("disable_tqdm include_num_input_tokens_seen logging_* log_*", EVERY_STEP),
         **each("hub_* push_to_hub push_to_hub_*", PUBLISHED),
         "dataloader_*": PREPARED,
