@@ -37,6 +37,8 @@ KEPT_FILES = ("__pycache__/fingerprints.json", "report/__pycache__/vega-*.js")
 """What the commands keep of their own code: its parsed modules, and the script of its pages."""
 CODE = ("src", "workflow")
 """The commands' own code, and the rules that its fingerprints cover."""
+LOCK = "envs/requirements.lock"
+"""An input of `report`, which it reads beside the rules."""
 IMPORTED_WITH = {
     "DS_ACCELERATOR": "cpu",
     "HF_HUB_OFFLINE": "1",
@@ -130,6 +132,8 @@ class ForkServer:
         self.stand_ins.mkdir(parents=True)
         for name in CODE:
             shutil.copytree(root / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        (folder / LOCK).parent.mkdir()
+        shutil.copy2(root / LOCK, folder / LOCK)
         copy_kept(folder)
         self._address = str(folder / "socket")
         for name in (*COMMANDS, "python"):

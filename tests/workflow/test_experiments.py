@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import BIN, ROOT, SERVERS, Project, project_environment
+from conftest import BIN, ROOT, Project, project_environment
 from engines import dvc_changed, edit_config, snakemake_would_run
 from loopback_hub import REPOSITORY, REVISION, Hub, serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 RATE = "config/config.yaml:train.learning_rate"
+EXAMPLES = "config/config.yaml:report.examples"
 WEIGHTS = "results/default/adapter/adapter_model.safetensors"
 BASE = "resources/weights/tiny/model.safetensors"
 
@@ -45,28 +46,32 @@ def project(make_project: Callable[[str], Project], hub: Hub, tmp_path_factory: 
 
 
 def dvc(project: Project, *arguments: str, **variables: str) -> str:
+    """Run dvc, as a fork."""
+    return project.run("dvc", *arguments, **variables).stdout
+
+
+def real_dvc(project: Project, *arguments: str) -> None:
     """Run .venv/bin/dvc without the environment's folder on PATH."""
     rest = [each for each in os.environ["PATH"].split(os.pathsep) if not (Path(each) / "snakemake").exists()]
     environment = project_environment(project.directory) | {"PATH": os.pathsep.join(rest), "DVC_NO_ANALYTICS": "1"}
     result = subprocess.run(
         [str(BIN / "dvc"), *arguments],
         cwd=project.directory,
-        env=environment | variables,
+        env=environment,
         capture_output=True,
         text=True,
         check=False,
     )
     assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-4000:]
-    return result.stdout
 
 
-def rates(project: Project) -> dict[str, float]:
-    """Return the learning rate of each experiment that has ended, by name."""
+def settings(project: Project) -> dict[str, tuple[float, int]]:
+    """Return the learning rate and the examples of each experiment that has ended, by name."""
     result = {}
     for branch in json.loads(dvc(project, "exp", "show", "--json")):
         for each in branch["experiments"] or ():
-            data = each["revs"][0]["data"]
-            result[each["name"]] = data["params"]["config/config.yaml"]["data"]["train"]["learning_rate"]
+            data = each["revs"][0]["data"]["params"]["config/config.yaml"]["data"]
+            result[each["name"]] = data["train"]["learning_rate"], data["report"]["examples"]
     return result
 
 
@@ -79,13 +84,12 @@ def waited(project: Project, pending: tuple[str, ...]) -> str:
 
 def test_experiments_run_here_in_a_copy_and_in_a_queue(project: Project, hub: Hub) -> None:
     """Slow: DVC and Snakemake start for each stage that runs again, in three runs. The first has real processes, which
-    find the environment's folder themselves; the stages of the others are forks."""
-    weights = project.directory / WEIGHTS
-    before = weights.read_bytes()
-    dvc(project, "exp", "run", "--temp", "--name", "copied", "-S", f"{RATE}=0.03")
+    find the environment's folder themselves; the others train, and their stages are forks."""
+    weights, page = project.directory / WEIGHTS, project.directory / "results/default/report.html"
+    before, shown = weights.read_bytes(), page.read_bytes()
+    real_dvc(project, "exp", "run", "--temp", "--name", "copied", "-S", f"{EXAMPLES}=1")
     dvc(project, "exp", "run", "--queue", "--name", "queued", "-S", f"{RATE}=0.04")
-    forks = SERVERS.of(project.directory, project_environment(project.directory)).stand_ins
-    dvc(project, "queue", "start", PATH=os.pathsep.join([str(forks), str(BIN), os.environ["PATH"]]))
+    dvc(project, "queue", "start")
     try:
         status = waited(project, ("Queued", "Running"))
         assert "Success" in status and "Failed" not in status, dvc(project, "queue", "logs", "queued")
@@ -94,25 +98,25 @@ def test_experiments_run_here_in_a_copy_and_in_a_queue(project: Project, hub: Hu
         dvc(project, "queue", "stop")
     waited(project, ("1 active", "1 idle"))
     assert weights.read_bytes() == before, "a copy trained in the project"
-    project.run("dvc", "exp", "run", "--name", "here", "-S", f"{RATE}=0.05")
+    dvc(project, "exp", "run", "--name", "here", "-S", f"{RATE}=0.05")
     here = weights.read_bytes()
     assert here != before
     assert dvc_changed(project) == set() and snakemake_would_run(project) == set()
-    assert rates(project) == {"copied": 0.03, "queued": 0.04, "here": 0.05}
+    assert settings(project) == {"copied": (0.01, 1), "queued": (0.04, 2), "here": (0.05, 2)}
     assert hub.asked == [], "the base model was fetched again"
 
-    dvc(project, "exp", "apply", "copied")
+    dvc(project, "exp", "apply", "queued")
     assert weights.read_bytes() not in (before, here)
     assert dvc_changed(project) == set() and snakemake_would_run(project) == set()
     project.run("git", "checkout", "--quiet", "--", ".")
-    dvc(project, "exp", "branch", "queued", "from-the-queue")
-    project.run("workflow/scripts/checkout", "from-the-queue")
-    assert f"{0.04}" in (project.directory / "config/config.yaml").read_text()
+    dvc(project, "exp", "branch", "copied", "from-the-copy")
+    project.run("workflow/scripts/checkout", "from-the-copy")
+    assert weights.read_bytes() == before and page.read_bytes() != shown
     assert dvc_changed(project) == set() and snakemake_would_run(project) == set()
     project.run("workflow/scripts/checkout", "main")
-    assert weights.read_bytes() == before
+    assert weights.read_bytes() == before and page.read_bytes() == shown
     dvc(project, "exp", "remove", "here")
-    assert set(rates(project)) == {"copied", "queued"}
+    assert settings(project).keys() == {"copied", "queued"}
 
 
 def test_the_shown_view_of_experiments_is_one_line_of_metrics_and_changed_settings(project: Project) -> None:
@@ -124,7 +128,7 @@ def test_the_shown_view_of_experiments_is_one_line_of_metrics_and_changed_settin
     assert "train.learning_rate" in header and len(header) <= 20, header
     assert len(dvc(project, "exp", "show", "--csv").splitlines()[0].split(",")) > 100
     difference = dvc(project, "params", "diff", "copied", "queued", "--targets", "config/config.yaml", "--json")
-    assert json.loads(difference)["config/config.yaml"].keys() == {"train.learning_rate"}
+    assert json.loads(difference)["config/config.yaml"].keys() == {"train.learning_rate", "report.examples"}
     assert "results/default/summary.json" in dvc(project, "metrics", "diff", "copied", "queued")
 
 

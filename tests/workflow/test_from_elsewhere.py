@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import BIN, ROOT, copy_tracked, write_rows
+from conftest import BIN, ROOT, copy_tracked, served, write_rows
 from test_other_releases import TESTED, pretend_release
 
 pytestmark = [pytest.mark.slow]  # an installation, and whole runs
@@ -47,14 +47,21 @@ def runner(package: Path, directory: Path) -> Run:
     }
 
     def run(*command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        result = subprocess.run(
-            command, cwd=directory, env=environment, capture_output=True, text=True, check=False, timeout=600
+        return ended(
+            subprocess.run(
+                command, cwd=directory, env=environment, capture_output=True, text=True, check=False, timeout=600
+            ),
+            check,
         )
-        if check:
-            assert result.returncode == 0, f"{' '.join(command)}\n{result.stdout[-4000:]}\n{result.stderr[-4000:]}"
-        return result
 
     return run
+
+
+def ended(result: subprocess.CompletedProcess[str], check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Return a command that has ended, with `check` well."""
+    if check:
+        assert result.returncode == 0, f"{result.args}\n{result.stdout[-4000:]}\n{result.stderr[-4000:]}"
+    return result
 
 
 @pytest.fixture
@@ -140,11 +147,10 @@ def test_a_recipe_brings_the_presets_that_it_names(installed: Path, folder: Path
 def test_a_checkout_runs_another_folder(folder: Path, tmp_path: Path) -> None:
     """By either Snakefile: what one has done, the other need not do."""
     write_config(folder)
-    run = runner(ROOT / "src", tmp_path)
     target = ("--profile", str(ROOT / "profiles/local"), "--directory", "own", "results/rows/adapter/manifest.json")
-    result = run("snakemake", "-s", str(ROOT / "workflow/Snakefile"), *target)
+    result = ended(served("snakemake", "-s", str(ROOT / "workflow/Snakefile"), *target, directory=tmp_path))
     assert "train rows" in result.stderr and NO_DVC in result.stderr
-    again = run("snakemake", "-s", str(ROOT / "Snakefile"), *target)
+    again = ended(served("snakemake", "-s", str(ROOT / "Snakefile"), *target, directory=tmp_path))
     assert "Nothing to be done" in again.stderr
 
 
@@ -182,8 +188,7 @@ def test_a_module_has_its_own_config_and_outputs_below_its_prefix(folder: Path) 
     text = yaml.safe_dump({"tuning": config}).replace("RATE", "3e-4")  # a text for YAML 1.1
     (folder / "own.yaml").write_text(text)
     (folder / "Snakefile").write_text(MODULE.format(snakefile=ROOT / "workflow/Snakefile"))
-    run = runner(ROOT / "src", folder)
-    result = run("snakemake", "--cores", "2")
+    result = ended(served("snakemake", "--cores", "2", directory=folder))
     assert "module zerolora: DVC records nothing of this run" in result.stderr
     assert sorted(path.name for path in folder.iterdir() if path.name[0] != ".") == [
         *("Snakefile", "copied.json", "model", "own.yaml", "rows.json", "tune")
@@ -191,7 +196,7 @@ def test_a_module_has_its_own_config_and_outputs_below_its_prefix(folder: Path) 
     settings = json.loads((folder / "tune/results/settings/runs/second.json").read_text())
     assert settings["runs"]["second"]["train"]["learning_rate"] == 3e-4
     assert (folder / "tune/results/first/report.html").is_file()
-    assert "Nothing to be done" in run("snakemake", "--cores", "2").stderr
+    assert "Nothing to be done" in ended(served("snakemake", "--cores", "2", directory=folder)).stderr
 
 
 HUB = {"repository": "owner/name", "revision": "0" * 40, "license": "MIT"}
@@ -223,7 +228,7 @@ def refused(folder: Path, text: str, config: dict[str, Any]) -> str:
     """Return the line with which the plan of a user's Snakefile ends."""
     (folder / "own.yaml").write_text(yaml.safe_dump({"tuning": config}))
     (folder / "Snakefile").write_text(text.format(snakefile=ROOT / "workflow/Snakefile"))
-    result = runner(ROOT / "src", folder)("snakemake", "-n", "--config", "a1=1", check=False)
+    result = served("snakemake", "-n", "--config", "a1=1", directory=folder)
     assert result.returncode and "Traceback" not in result.stderr and not (folder / "tune").exists()
     return result.stderr.strip().splitlines()[-1]
 
