@@ -107,8 +107,9 @@ $(INSTALLED): envs/requirements.lock envs/requirements.hashes envs/cu12.hashes e
 	@PYTHONPATH=src python3 -m zerolora.machine.torch_install wheel $(BIN)/python $(TORCH)
 	$(BIN)/python -m pip install $(PIP) --no-compile --require-hashes --no-deps --requirement envs/requirements.hashes
 	@PYTHONPATH=src python3 -m zerolora.machine.torch_install libraries $(BIN)/python
-# What pip would compile on one core: a minute. Some packages have files that are no Python of this version.
-	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
+# What pip would compile on one core: a minute. Some packages have files that are no Python of this version. Of the
+# packages' tests nothing is imported, and of transformers' models one or two, which Python compiles then.
+	@$(BIN)/python -m compileall -qq -j 0 -x '/tests?/|/transformers/models/' $(VENV)/lib || true
 	$(BIN)/python -m pip install $(PIP) --no-deps --no-build-isolation --editable .
 	$(BIN)/python -m pip check
 	@echo "$(TORCH)" >$@
