@@ -1,8 +1,9 @@
 """Answers what each engine would run, many times in one process, a fork of one that has imported both, in a project's
 directory.
 
-Reads a word a line: `snakemake` (a dry run), `dvc` (its status) or `resolve` (does what that stage does). Writes a
-line of JSON for each. To start the engines for each question takes three CPU-seconds, to ask here a quarter of one.
+Reads a word a line: `snakemake` (a dry run), `dvc` (its status), `settings` (what both compare of each stage) or
+`resolve` (does what that stage does). Writes a line of JSON for each. To start the engines for each question takes
+three CPU-seconds, to ask here a quarter of one.
 """
 
 import contextlib
@@ -42,6 +43,16 @@ def resolve() -> None:
         cli.app(["stage", "resolve", "--config", "config/config.yaml", *outputs], standalone_mode=False)
 
 
+def settings() -> dict[str, dict[str, str]]:
+    """Return the settings and the code of each stage, by which both engines decide."""
+    from jobs import Jobs
+
+    from zerolora.config.stages import STAGES
+
+    planned = Jobs(check_files=False).planned({name: [stage.target] for name, stage in STAGES.items()})
+    return {name: job.params for name, job in planned.items() if name != "resolve"}
+
+
 @contextlib.contextmanager
 def _descriptors(target: int) -> Any:
     """Send standard output and error, of libraries too, to another file descriptor."""
@@ -62,8 +73,8 @@ def _descriptors(target: int) -> Any:
 
 def main(questions: str, answers: str) -> None:
     """Answer the questions of one named pipe in another, until they end."""
-    sys.path.insert(0, str(Path.cwd()))
+    sys.path[:0] = [str(Path.cwd()), str(Path("workflow/scripts").absolute())]
+    answering = {"snakemake": snakemake, "dvc": dvc, "settings": settings, "resolve": resolve}
     with Path(questions).open() as asked, Path(answers).open("w") as answered:
         for line in asked:
-            answer = {"snakemake": snakemake, "dvc": dvc, "resolve": resolve}[line.strip()]()
-            print(json.dumps(answer), file=answered, flush=True)
+            print(json.dumps(answering[line.strip()]()), file=answered, flush=True)

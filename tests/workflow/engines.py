@@ -69,6 +69,11 @@ class Asker:
         """Return the stages that `dvc status` calls changed."""
         return set(self._answer("dvc"))
 
+    def settings(self) -> dict[str, dict[str, str]]:
+        """Return what both engines compare of each stage besides files."""
+        result: dict[str, dict[str, str]] = self._answer("settings")
+        return result
+
     def resolve(self) -> None:
         """Do what the stage resolve does."""
         self._answer("resolve")
