@@ -1,9 +1,7 @@
 """Kills, damage and lost records over one finished project: rounds of benchmarks/chaos.py, and what they have shown."""
 
-import json
 import random
 import shutil
-from base64 import urlsafe_b64encode
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +9,7 @@ import pytest
 import yaml
 from chaos import KINDS, Chaos, Round, send
 from conftest import Project
-from engines import edit_config, snakemake_would_run
+from engines import edit_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -66,38 +64,6 @@ def test_a_job_whose_shell_was_killed_publishes_nothing_and_runs_again(chaos: Ch
     assert chaos.ended(this) == "in the same bytes"
 
 
-def test_partial_output_is_never_taken_for_a_result(chaos: Chaos, project: Project) -> None:
-    """Here the page of the run before, whole, as a process that lived on would leave."""
-    this = edited(project, "report", **{"report.examples": 1})
-    killed(this, "report")
-    for name in ("report.html", "usage.json", "summary.json", "metrics/difference.json"):
-        path = project.directory / "results/default" / name
-        path.unlink(missing_ok=True)
-        shutil.copy2(chaos.finished / "results/default" / name, path)
-    assert "report@default" in snakemake_would_run(project)
-    before = (project.directory / "results/default/report.html").read_bytes()
-    assert chaos.ended(this) == "in the same bytes"
-    assert (project.directory / "results/default/report.html").read_bytes() != before
-
-
-@pytest.mark.parametrize("stage", ["resolve", "report"])
-def test_a_kill_over_a_finished_run_needs_no_surgery(chaos: Chaos, project: Project, stage: str) -> None:
-    this = edited(project, "report", **{"report.examples": 1})
-    killed(this, stage)
-    assert chaos.ended(this) == "in the same bytes"
-
-
-def test_a_stage_without_snakemakes_metadata_is_compared_all_the_same(chaos: Chaos, project: Project) -> None:
-    for name in ("report.html", "usage.json", "summary.json", "metrics/difference.json"):
-        encoded = urlsafe_b64encode(f"results/default/{name}".encode()).decode()
-        (project.directory / ".snakemake/metadata" / encoded).unlink()
-    row = urlsafe_b64encode(b"results/compare/rows/default.json").decode()
-    (project.directory / ".snakemake/metadata" / row).unlink()
-    this = edited(project, "report", **{"report.examples": 1})
-    assert "report@default" in snakemake_would_run(project)
-    assert chaos.ended(this) == "in the same bytes"
-
-
 def test_results_without_receipts_are_made_again(chaos: Chaos, project: Project) -> None:
     """DVC has no record of them either."""
     (project.directory / "dvc.lock").unlink()
@@ -117,21 +83,6 @@ def test_a_lock_file_that_lacks_stages_is_completed(chaos: Chaos, project: Proje
     lock.write_text(yaml.safe_dump(recorded))
     assert "Nothing to be done" in project.snakemake("all").stderr
     assert yaml.safe_load(lock.read_text()) == yaml.safe_load(whole)
-    chaos.check_agreement(project)
-
-
-def test_missing_entry_of_dvcs_cache_is_restored(chaos: Chaos, project: Project) -> None:
-    lock = json.dumps((project.directory / "dvc.lock").read_text())
-    cache = project.directory / ".dvc/cache/files/md5"
-    weights = project.directory / ADAPTER / "adapter_model.safetensors"
-    [entry] = [path for path in cache.rglob("*") if path.is_file() and path.read_bytes() == weights.read_bytes()]
-    entry.unlink()
-    project.snakemake("--dry-run", "all")
-    assert not entry.exists()
-    result = project.snakemake("all")
-    assert "train@default: DVC's cache had lost some of its outputs, and has them again" in result.stderr
-    assert entry.read_bytes() == weights.read_bytes()
-    assert json.dumps((project.directory / "dvc.lock").read_text()) == lock
     chaos.check_agreement(project)
 
 
