@@ -354,8 +354,9 @@ def test_results_of_other_settings_or_code_are_not_pushed(
     config.write_text(text.replace("examples: 2", "examples: 2  # a remark"))
     lock = copy / "dvc.lock"
     recorded = lock.read_text()
-    code = next(line for line in recorded.splitlines() if line.strip() and len(line.strip()) == 64)
-    lock.write_text(recorded.replace(code.strip(), code.strip()[::-1]))
+    code = re.search(r"^ +([0-9a-f]{64})$", recorded, re.MULTILINE)
+    assert code
+    lock.write_text(recorded.replace(code[1], code[1][::-1]))
     assert re.search(r": since \w+@\w+ the code has changed; run `snakemake", refused())
     lock.unlink()
     assert refused().startswith("dvc.lock: has no record of run default, so its settings are unknown; run `snakemake")
