@@ -101,14 +101,14 @@ def ended(server: "subprocess.Popen[str]") -> str:
     return output
 
 
-@pytest.mark.parametrize("part", ["", "/adapter", "/base"])
+@pytest.mark.parametrize("part", ["", "/adapter"])
 def test_a_client_gets_the_answers_of_the_evaluation(
     part: str, project: Project, port: int, served: Callable[[str], "subprocess.Popen[str]"]
 ) -> None:
     """With the same tokens in the prompt. (A server loads libraries and a model.) SIGTERM ends both processes, and
     leaves no directory."""
     results = project.directory / "results"
-    rows = json.loads((results / ("base/rows" if part == "/base" else "default") / "answers.json").read_text())[:2]
+    rows = json.loads((results / "default/answers.json").read_text())[:2]
     server = served(f"default{part}")
     command = [BIN / "python", "-c", CLIENT, f"http://127.0.0.1:{port}/v1", f"default{part.replace('/', '-')}", "4"]
     client = subprocess.run(

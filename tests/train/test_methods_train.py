@@ -205,7 +205,7 @@ def test_it_is_pefts_own_after_20_steps(name: str, bench: Bench, tiny_model: Pat
         torch.testing.assert_close(answer_of(published), answer_of(model), rtol=1e-4, atol=1e-4)
 
 
-PARALLEL = ("dora", "ia3", "full", "nf4", "int8")
+PARALLEL = ("dora", "ia3", "full", "nf4")
 
 
 def conflict_of(name: str, strategy: str) -> Conflict | None:
@@ -227,7 +227,9 @@ ON_CPU = [name for name in STRATEGIES if name not in ("zero0", *ON_GPU, "zero3_n
 CELLS = [
     (name, strategy) for name in PARALLEL for strategy in ON_CPU if strategy in DIVIDED or conflict_of(name, strategy)
 ]
-# Its magnitudes need the norms of whole base weights.
+# Of the other base in fewer bits, where it is held whole, and where it is refused.
+CELLS += [("int8", strategy) for strategy in ON_CPU if strategy in ("zero2", "ddp") or conflict_of("int8", strategy)]
+# DoRA's magnitudes need the norms of whole base weights.
 CELLS += [("dora", strategy) for strategy in ("zero3", "zero3_hpz", "fsdp")]
 # What is taken out of the base weights depends on how they are read alone.
 # And qdora is dora on qlora's base.
@@ -239,8 +241,8 @@ CELLS += [("tokens", strategy) for strategy in ("zero2", "zero3", "ddp", "fsdp")
 CELLS += [("tokens full", "zero3"), ("tokens full", "fsdp")]
 
 
-RESUMED = ("saved", "pissa", "tokens", "vera", "qdora", *(name for name in PARALLEL if name != "int8"))
-# Each method continuese of these ways; the weights that engines divide in other ways than an adapter, both.
+RESUMED = ("saved", "pissa", "tokens", "vera", "qdora", *PARALLEL)
+# Each method continues in one of these ways; the weights that engines divide in other ways than an adapter, both.
 PAIRS = (("zero2", "fsdp"), ("ddp", "zero3"))
 # What is published of the others is an adapter of the base before it was quantized, with another loss.
 MERGED = [name for name, run in RUNS.items() if run.get("method") not in ("qlora", "qdora")]

@@ -204,7 +204,7 @@ def test_date_is_fixed() -> None:
 
 @pytest.mark.parametrize("name", STOPS)
 @given(data=st.data())
-@settings(max_examples=10)
+@settings(max_examples=6)
 def test_mask_matches_prefix_differencing(name: str, data: st.DataObject) -> None:
     """If every prompt is a prefix of the text, an answer reaches from its end to the next stop token."""
     messages = data.draw(conversations(name))
@@ -224,7 +224,7 @@ def test_mask_matches_prefix_differencing(name: str, data: st.DataObject) -> Non
 
 @pytest.mark.parametrize("name", STOPLESS)
 @given(data=st.data())
-@settings(max_examples=10)
+@settings(max_examples=6)
 def test_last_answer_without_stop_token_ends_with_eos(name: str, data: st.DataObject) -> None:
     messages = data.draw(conversations(name))
     template = template_of(name, "last")
@@ -240,7 +240,7 @@ def test_last_answer_without_stop_token_ends_with_eos(name: str, data: st.DataOb
 
 @pytest.mark.parametrize("name", TRAINING)
 @given(data=st.data())
-@settings(max_examples=10)
+@settings(max_examples=6)
 def test_mask_matches_generation_markers(name: str, data: st.DataObject) -> None:
     """Third-party markers, which also include text after the stop token."""
     messages = data.draw(conversations(name))
@@ -278,7 +278,7 @@ def test_everything_is_supervised(name: str, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("name", ["kimi-k3", "llama-3.2", "mistral-nemo", "mistral-v0.3", "qwen2.5", "qwen3"])
 @given(city=CONTENT, result=CONTENT, final=CONTENT)
-@settings(max_examples=10)
+@settings(max_examples=6)
 def test_mask_of_tool_calls_matches_prefix_differencing(name: str, city: str, result: str, final: str) -> None:
     special = template_of(name).special
     assume(not any(special.search(text) for text in (json.dumps(city, ensure_ascii=False), city, result, final)))
