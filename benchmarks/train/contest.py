@@ -227,6 +227,10 @@ class Ours:
 
     def command(self) -> list[str]:
         """Return the command of `zerolora stage train`."""
+        return [sys.executable, "-m", "zerolora", "stage", "train", *self.arguments()]
+
+    def arguments(self) -> list[str]:
+        """Return the arguments of `zerolora stage train`, which its ranks get too."""
         paths = {
             "data": self.task.data,
             "packing": self.folder / "packing",
@@ -237,7 +241,7 @@ class Ours:
             "logs": self.folder / "logs",
         }
         options = [text for option, path in paths.items() for text in (f"--{option}", str(path))]
-        return [sys.executable, "-m", "zerolora", "stage", "train", "--settings", canonical(self.settings), *options]
+        return ["--settings", canonical(self.settings), *options]
 
     def train(self) -> Run:
         """Train once."""

@@ -232,7 +232,7 @@ def separate(ours: Ours, tracer: list[str]) -> list["subprocess.Popen[bytes]"]:
 
 def rank_arguments(ours: Ours) -> list[str]:
     """Return the arguments of a rank: those of `zerolora stage train`, without the launcher's."""
-    arguments = ours.command()[4:]
+    arguments = ours.arguments()
     logs = arguments.index("--logs")
     del arguments[logs : logs + 2]
     return arguments

@@ -135,7 +135,7 @@ def trained(ours: Ours, name: str, warm_up: int) -> dict[str, float]:
     """Train once, and return the medians of a step's CPU seconds, and the last loss."""
     where = topology({}, 1, 1)
     assert where.listener
-    script, arguments = str(Path(__file__).resolve()), ours.command()[4:]
+    script, arguments = str(Path(__file__).resolve()), ours.arguments()
     command = [sys.executable, script, "rank", name, *without(arguments, "--logs")]
     environment = environment_of("cpu") | QUIET | where.environment(0)
     subprocess.run(command, env=environment, check=True, pass_fds=[where.listener.fileno()])

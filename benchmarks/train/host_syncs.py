@@ -52,7 +52,7 @@ def main() -> None:
 def waits(ours: Ours) -> Counter[str]:
     """Train once; return how often each line waited."""
     where = topology({}, 1, 1)
-    arguments = ours.command()[4:]
+    arguments = ours.arguments()
     logs = arguments.index("--logs")
     del arguments[logs : logs + 2]
     command = [sys.executable, "-W", "always::UserWarning", "-c", RANK, *arguments]
