@@ -436,7 +436,7 @@ def test_only_lora_factors_can_be_weighted(tmp_path: Path, tiny_model: Path, ada
 @pytest.mark.parametrize("weight", [0.0, float("nan"), float("inf")])
 def test_invalid_weight_is_one_line(weight: float, tmp_path: Path, tiny_model: Path, adapter: Path) -> None:
     with pytest.raises(
-        UserError, match=f"--weight: {weight:g} times an adapter is not a model, or the base itself; wri"
+        UserError, match=f"--weight: {weight:g} times an adapter is not a model, or the base itself; use"
     ):
         merge_by_hand(tiny_model, [adapter], [weight], tmp_path / "merged")
 
