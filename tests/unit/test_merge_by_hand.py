@@ -357,12 +357,6 @@ REFUSED: dict[str, tuple[Callable[[Path, Path], object], tuple[str, ...], str]] 
         ("--dequantized",),
         "manifest.json: has no quantization, so it is unknown",
     ),
-    "a pipeline's option": (lambda *_: None, ("--data", "x"), "--place, --data and --left-out are only for a pipeline"),
-    "two bases": (
-        lambda *_: None,
-        ("--weights", "x"),
-        "needs either --base, for a manual merge, or --weights, in a pipeline",
-    ),
 }
 
 
