@@ -143,19 +143,19 @@ def unchanged_in_lock(repo: Any, names: Iterable[str]) -> dict[str, dict[str, An
     from dvc.dependency.param import ParamsDependency
     from dvc.repo import lock_repo
 
-    recorded = (yaml.safe_load(LOCK.read_text(encoding="utf-8")) or {}).get("stages", {})
     result = {}
     with lock_repo(repo):
         known = {stage.addressing: stage for stage in repo.index.stages}
         for name in names:
             stage = known.get(name)
-            if stage is None or name not in recorded:
+            if stage is None:
                 continue
             files = [dep for dep in stage.deps if not isinstance(dep, ParamsDependency)]
             files += [out for out in stage.outs if os.path.relpath(out.fs_path) != str(receipts.path_of(name))]
             if not any(file.workspace_status() for file in files):
-                params = recorded[name].get("params", {})
-                result[name] = {key: value for values in params.values() for key, value in values.items()}
+                # As DVC reads them: for YAML 1.1, 1e-08 is a text.
+                recorded = [dep.hash_info.value or {} for dep in stage.deps if isinstance(dep, ParamsDependency)]
+                result[name] = {key: value for values in recorded for key, value in values.items()}
     return result
 
 
