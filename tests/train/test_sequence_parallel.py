@@ -70,9 +70,7 @@ def references(four_heads: Bench) -> dict[str, Path]:
         ("unpacked", "zero3", 4, 2),
         ("unpacked", "ddp", 4, 4),
         ("packed", "zero0", 2, 2),
-        ("packed", "zero1", 2, 2),
         ("packed", "zero2", 4, 4),
-        ("packed", "zero3", 2, 2),
         ("packed", "fsdp", 4, 2),
     ],
 )
