@@ -110,6 +110,13 @@ def lock_fault() -> str:
     return f"{LOCK}: is not what DVC wrote; `git checkout {LOCK}` restores it, or delete it"
 
 
+def recorded_stages() -> set[str]:
+    """Return the names of the stages in dvc.lock, which DVC writes with two spaces before each."""
+    with suppress(OSError):
+        return set(re.findall(r"^  ['\"]?([^\s'\":]+)['\"]?:$", LOCK.read_text(encoding="utf-8"), re.MULTILINE))
+    return set()
+
+
 @contextmanager
 def repository() -> Iterator[Any]:
     """Open the DVC repository of the project."""
