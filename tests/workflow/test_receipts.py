@@ -294,3 +294,15 @@ def test_without_dvc_snakemake_decides_by_receipts(project: Project) -> None:
     assert snakemake_would_run(project) == set()
     (project.directory / "results/default/usage.json").unlink()
     assert "report@default" in snakemake_ran(project)
+
+
+def test_dvc_is_not_asked_for_stages_that_it_has_never_had(project: Project) -> None:
+    """It takes minutes for a thousand new runs."""
+    edit_config(project, **{"runs.second": {"dataset": "rows", "train": {"seed": 2}}})
+    project.snakemake("results/config.json")
+    path = project.directory / "workflow/scripts/dvc_state.py"
+    asked = "    from dvc.repo import Repo\n"
+    assert asked in path.read_text()
+    path.write_text(path.read_text().replace(asked, "    raise RuntimeError('DVC is asked')\n"))
+    planned = project.snakemake("--dry-run", "results/second/adapter/manifest.json")
+    assert "rule train:" in planned.stdout + planned.stderr

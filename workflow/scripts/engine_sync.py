@@ -177,7 +177,7 @@ class EngineSync:
         if not damaged and not lacking:
             return
         # DVC, which takes seconds, and minutes for a thousand new runs, restores only what dvc.lock has.
-        if not damaged and not dvc_state.recorded_stages() & {*lacking}:
+        if not damaged and not dvc_state.words_of_lock() & {*lacking}:
             self._run_again(found)
             return
         from dvc.exceptions import DvcException
