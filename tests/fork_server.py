@@ -149,10 +149,15 @@ class ForkServer:
         self._pid = libraries.fork(folder / "src", self._address, self.stand_ins)
 
     def start(
-        self, command: Sequence[str], directory: Path, environment: Mapping[str, str], before: str = ""
+        self,
+        command: Sequence[str],
+        directory: Path,
+        environment: Mapping[str, str],
+        before: str = "",
+        given: bytes = b"",
     ) -> "Started":
         """Start one of the commands, `python -c TEXT` or `python SCRIPT`, after the Python statements `before` in its
-        process."""
+        process; `given` is its standard input."""
         server = socket.socket(socket.AF_UNIX)
         server.connect(self._address)
         request = {
@@ -162,16 +167,23 @@ class ForkServer:
             "before": before,
         }
         files = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 (read until the test ends)
-        with Path(os.devnull).open("rb") as nothing:
-            descriptors = [file.fileno() for file in (nothing, *files)]
+        with tempfile.TemporaryFile() as typed:
+            typed.write(given)
+            typed.seek(0)
+            descriptors = [file.fileno() for file in (typed, *files)]
             socket.send_fds(server, [json.dumps(request).encode() + b"\n"], descriptors)
         return Started(server, *files)
 
     def run(
-        self, command: Sequence[str], directory: Path, environment: Mapping[str, str], before: str = ""
+        self,
+        command: Sequence[str],
+        directory: Path,
+        environment: Mapping[str, str],
+        before: str = "",
+        given: bytes = b"",
     ) -> subprocess.CompletedProcess[str]:
         """Run one of the commands and return how it ended and what it wrote."""
-        started = self.start(command, directory, environment, before)
+        started = self.start(command, directory, environment, before, given)
         code = started.wait()
         return subprocess.CompletedProcess(list(command), code, started.output(), started.errors())
 

@@ -2,6 +2,7 @@
 bytes, and is known to config and docs."""
 
 import csv
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 # An engine each, and the split of the same global batch in which it trains: ranks, rows of a micro-batch.
 SPLITS = {"ddp": (1, 4), "fsdp": (2, 1), "zero3": (2, 2)}
+# Sharded weights are gathered by the modules, of which no objective knows: each is trained with one of the two.
+ENGINES = dict(zip(OBJECTIVES, itertools.cycle([("ddp", "fsdp"), ("ddp", "zero3")]), strict=False))
 FILES = ("adapter/adapter_model.safetensors", "metrics/loss.csv", "metrics/train.json")
 
 
@@ -69,9 +72,9 @@ def test_config_docs_and_file_have_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_every_engine_and_split_trains_alike_and_one_resumes_to_the_same_bytes(bench: Bench, objective: str) -> None:
+def test_engines_and_splits_train_alike_and_one_resumes_to_the_same_bytes(bench: Bench, objective: str) -> None:
     actual: list[dict[str, Any]] = []
-    for strategy in SPLITS:
+    for strategy in ENGINES[objective]:
         name = f"{objective}-{strategy}"
         whole = train(bench, objective, strategy, name)
         columns = columns_of(whole)

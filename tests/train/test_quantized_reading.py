@@ -24,25 +24,22 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 __all__ = ["bench_of"]  # a fixture
 
-HALF, BYTES = {"precision": "bf16"}, {"precision": "bf16", "quantization": {"storage": "uint8"}}
+BYTES = {"precision": "bf16", "quantization": {"storage": "uint8"}}
 MARKED = {"data": "marked", "packing": "marked-packing"}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "zero3": ("zero3", {}),
-    "zero3, bf16 in bytes": ("zero3", BYTES),
     "zero3, single, fp4, added tokens": ("zero3", MARKED | {"quantization": {"type": "fp4", "double": False}}),
-    "zero3_offload, bf16": ("zero3_offload", HALF),
+    "zero3_offload, bf16 in bytes": ("zero3_offload", BYTES),
     "zero3_hpz, saved modules": ("zero3_hpz", {"lora": {"r": 4, "modules_to_save": ["norm"]}}),
-    "fsdp, bf16": ("fsdp", HALF),
-    "fsdp, in bytes": ("fsdp", {"quantization": {"storage": "uint8"}}),
     "fsdp, added tokens": ("fsdp", MARKED),
-    "fsdp_offload, bf16 in bytes": ("fsdp_offload", BYTES),
-    "fsdp_hybrid, saved modules": ("fsdp_hybrid", {"lora": {"r": 4, "modules_to_save": ["norm"]}}),
+    "fsdp_offload, bf16": ("fsdp_offload", {"precision": "bf16"}),
+    "fsdp_hybrid, bf16 in bytes": ("fsdp_hybrid", BYTES),
 }
 
 
 @pytest.fixture(scope="module")
 def ways(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, list[float]]]]:
-    """Return each rank's losses of each case by reading, of two ranks that train all of them: 20 trainings."""
+    """Return each rank's losses of each case by reading, of two ranks that train all of them: 14 trainings."""
     folder = tmp_path_factory.mktemp("ways")
     bench.mark()
     request = {}
@@ -74,7 +71,7 @@ def test_losses_equal_those_of_a_model_read_whole(name: str, ways: list[dict[str
         assert len(set(rank[name]["whole"])) == 4
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "zero3", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", "zero3"])
 def test_base_stored_in_4_bits_trains_as_one_quantized_while_read(strategy: str, bench: Bench, stored: Bench) -> None:
     settings = {"method": "qlora", "checkpoint_steps": None}
     run = stored.run(f"stored-{strategy}", strategy, **settings)

@@ -11,6 +11,7 @@ from typing import Any
 import chat_picture
 import pytest
 from conftest import BIN, Project, project_environment
+from fork_server import SERVERS
 
 from zerolora.files import MANIFEST, describe, read_json, write_json
 
@@ -56,11 +57,10 @@ def endless(copy_finished: Callable[[str], Project]) -> Project:
     return project
 
 
-def chat(project: Project, *arguments: str, lines: str = "") -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [BIN / "zerolora", "chat", *arguments], cwd=project.directory, env=project_environment(project.directory),
-        input=lines, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+def chat(project: Project, *arguments: str, lines: bytes = b"", before: str = "") -> "subprocess.CompletedProcess[str]":
+    variables = project_environment(project.directory)
+    server = SERVERS.of(project.directory, variables)
+    return server.run(("zerolora", "chat", *arguments), project.directory, variables, before, lines)
 
 
 def answers_of(path: Path) -> list[dict[str, Any]]:
@@ -73,7 +73,7 @@ def test_answers_are_those_of_the_evaluation(project: Project) -> None:
     results = project.directory / "results"
     tuned, base = answers_of(results / "default/answers.json"), answers_of(results / "base/rows/answers.json")
     few = [each["question"] for each in tuned[:2]]
-    lines = f"{few[0]}\n/new\n\n{few[1]}\n"
+    lines = f"{few[0]}\n/new\n\n{few[1]}\n".encode()
     names = ("default", "default/adapter", "default/base")
     ended = chat(project, *names, "--max-new-tokens", "4", lines=lines)
     assert ended.returncode == 0, ended.stderr
@@ -293,11 +293,8 @@ def test_an_interrupted_answer_stays_in_the_conversation(endless: Project) -> No
 @pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
 def test_a_line_that_is_not_utf8_is_answered_with_the_reason(project: Project, errors: str) -> None:
     """With each way in which Python reads such lines, by the locale. (Loads a model.)"""
-    ended = subprocess.run(
-        [BIN / "zerolora", "chat", "default", "--max-new-tokens", "4"], cwd=project.directory, check=False,
-        env=project_environment(project.directory) | {"PYTHONIOENCODING": f"utf-8:{errors}"},
-        input=b"\xff\nHi\n", capture_output=True,
-    )  # fmt: skip
-    first, second = ended.stdout.decode().splitlines()
+    reads = f"import sys; sys.stdin.reconfigure(encoding='utf-8', errors={errors!r})"
+    ended = chat(project, "default", "--max-new-tokens", "4", lines=b"\xff\nHi\n", before=reads)
+    first, second = ended.stdout.splitlines()
     assert ended.returncode == 0 and first.startswith("(the question contains half a character ('\\udcff', at 1)")
     assert second and not second.startswith("(")

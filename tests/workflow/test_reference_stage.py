@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow
 import pytest
 from conftest import Project
-from engines import Asker, dvc_changed, dvc_ran, edges_of, snakemake_ran, snakemake_would_run
+from engines import Asker, dvc_changed, edges_of, snakemake_ran, snakemake_would_run
 
 from zerolora.data.reference import records
 from zerolora.files import describe
@@ -19,10 +19,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # whole runs of a tin
 BETAS = (0.05, 0.5)
 
 
-def write_pairs(project: Project, count: int) -> None:
+def write_pairs(project: Project) -> None:
     rows = [
         {"prompt": row["instruction"], "chosen": row["output"], "rejected": f"{row['output']}0"}
-        for row in records("tens", 0)[:count]
+        for row in records("tens", 0)[:20]
     ]
     (project.directory / "rows.json").write_text(json.dumps(rows, ensure_ascii=False), encoding="utf-8")
 
@@ -31,7 +31,7 @@ def write_pairs(project: Project, count: int) -> None:
 def project(make_project: Callable[[str], Project]) -> Project:
     """Return a project that snakemake has finished: DPO with two values of beta."""
     project = make_project("dpo")
-    write_pairs(project, 20)
+    write_pairs(project)
     over = {"train.dpo.beta": [*BETAS]}
     project.config |= {"runs": {}, "grids": {"dpo": {"dataset": "rows", "over": over}}, "merge": {"version": False}}
     project.config["train"] |= {"objective": "dpo", "learning_rate": 1e-3}
@@ -83,13 +83,6 @@ def test_only_what_it_depends_on_makes_it_again(project: Project) -> None:
             project.config = copy.deepcopy(before)
             project.write_config()
             engines.resolve()  # as it was
-
-
-def test_other_rows_make_it_again_in_dvc(project: Project) -> None:
-    write_pairs(project, 19)
-    ran = dvc_ran(project)
-    assert "reference@dpo" in ran and "train@dpo-beta0_5" in ran
-    assert dvc_changed(project) == snakemake_would_run(project) == set()
 
 
 def test_damaged_reference_is_one_line(project: Project) -> None:
