@@ -18,7 +18,6 @@ DEEPSPEED = ("deepspeed", "--hostfile", "hostfile", "--no_python", "--no_local_r
 HOSTFILE = "host1 slots=1\nhost2 slots=1\n"
 LAUNCHERS = {
     "mpirun": ((*OPEN_MPI, "--host", "host1,host2", "-x", "MASTER_ADDR=host1"), TWO_HOSTS),
-    "mpirun, one host": ((*OPEN_MPI, "--host", "host1:2"), ONE_HOST),
     "hydra": (("mpiexec.hydra", "-hosts", "host1,host2", "-ppn", "1", "-genv", "MASTER_ADDR", "host1"), TWO_HOSTS),
     "torchrun, one host": (("torchrun", "--standalone", "--nproc-per-node", "2", "--no-python", "--"), ONE_HOST),
     "deepspeed": (DEEPSPEED, TWO_HOSTS),

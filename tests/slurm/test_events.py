@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(600)]
 MERGED = "results/default/merged/manifest.json"
 TRAIN = "rule_train_wildcards_default"
 # Long enough for all that happens; some of it costs what was trained since the last checkpoint.
-LONG = {"train.epochs": 500, "train.max_steps": 1000, "train.checkpoint_steps": 20, "train.micro_batch": 2}
+LONG = {"train.epochs": 500, "train.max_steps": 800, "train.checkpoint_steps": 20, "train.micro_batch": 2}
 RETRIES = 12
 SECONDS_OF_WARNING = 120  # as profiles/slurm has it
 Disturbance = Callable[["Disturbed"], None]
@@ -244,11 +244,6 @@ def network_cut(disturbed: Disturbed) -> None:
     assert re.search(hangs + waits, disturbed.logs()[-1]), disturbed.logs()[-1]
 
 
-def requeued(disturbed: Disturbed) -> None:
-    disturbed.stop_rank(1)
-    disturbed.cluster.run("scontrol", "requeue", disturbed.job)
-
-
 def interrupted(disturbed: Disturbed) -> None:
     disturbed.stop_rank(1)
     os.killpg(disturbed.snakemake.pid, signal.SIGINT)
@@ -268,10 +263,6 @@ def snakemake_killed(disturbed: Disturbed) -> None:
     disturbed.again()
 
 
-def interrupted_again(disturbed: Disturbed) -> None:
-    interrupted(disturbed)
-
-
 def impatient(train: dict[str, Any]) -> None:
     """Do not wait long for ranks that hang."""
     train["launcher"] = train["launcher"].replace("--wait=60", "--wait=10") + ",ZEROLORA_PATIENCE=15"
@@ -288,22 +279,20 @@ def without_mercy(train: dict[str, Any]) -> None:
 EVENTS: list[Disturbance] = [
     network_cut,
     interrupted,
-    cancelled,
     rank_killed,
     controller_away,
     preempted,
-    requeued,
     node_lost,
     slurmd_killed,
     warned_of_the_time_limit,
-    interrupted_again,
+    cancelled,
     preempted_for_good,
     timed_out,
 ]
 FIRST_SITE = impatient
 NEXT_SITE: dict[Disturbance, Callable[[dict[str, Any]], None]] = {
     interrupted: lambda train: None,
-    interrupted_again: without_mercy,
+    cancelled: without_mercy,
 }
 
 
@@ -311,7 +300,6 @@ QUEUED_AGAIN = "is in the queue again"
 SAID: dict[Disturbance, str] = {
     cancelled: "was cancelled",
     preempted: QUEUED_AGAIN,
-    requeued: QUEUED_AGAIN,
     node_lost: QUEUED_AGAIN,
     slurmd_killed: QUEUED_AGAIN,
     preempted_for_good: "was preempted",

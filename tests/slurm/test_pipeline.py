@@ -133,22 +133,13 @@ def test_both_engines_have_nothing_to_do_afterwards(project: ClusterProject) -> 
     assert dvc_changed(project) == set()
 
 
-def test_two_ranks_on_each_of_two_nodes_learn_the_same(project: ClusterProject, here: Path, tmp_path: Path) -> None:
-    """The ranks and the rendezvous of other shapes: test_topology.py."""
-    project.run("srun", *shape(2, 2), *project.training(tmp_path / "run", 2, 2))
-    assert_same_adapter(tmp_path / "run", here)
-
-
 def test_the_probe_measures_the_network_between_the_nodes_of_a_job(project: ClusterProject, tmp_path: Path) -> None:
     output = tmp_path / "mine.json"
-    project.run("srun", *shape(2, 2), "zerolora", "probe", "--output", str(output))
+    site = ("--nodes=2", "--ntasks=2", "--mem=4000", "--kill-on-bad-exit=1")
+    project.run("srun", *site, "zerolora", "probe", "--output", str(output))
     actual = json.loads(output.read_text())
     assert (actual["nodes"], actual["ranks_per_node"]) == (2, 1)
     assert all(actual["measured"][f"network_{name}"] > 0 for name in ("all_reduce_bytes_per_second", "latency_seconds"))
-
-
-def shape(nodes: int, tasks: int) -> list[str]:
-    return [f"--nodes={nodes}", f"--ntasks={tasks}", "--mem=4000", "--kill-on-bad-exit=1"]
 
 
 def test_dvc_submits_the_same_job(project: ClusterProject) -> None:

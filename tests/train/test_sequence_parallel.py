@@ -68,8 +68,6 @@ def references(four_heads: Bench) -> dict[str, Path]:
     ("packing", "strategy", "ranks", "shared"),
     [
         ("unpacked", "zero3", 4, 2),
-        ("unpacked", "ddp", 4, 4),
-        ("packed", "zero0", 2, 2),
         ("packed", "zero2", 4, 4),
         ("packed", "fsdp", 4, 2),
     ],

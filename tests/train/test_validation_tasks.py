@@ -42,7 +42,8 @@ def with_tasks(bench: Bench) -> Iterator[Bench]:
         {"question": row["instruction"], "answers": [texts[(n + k) % 24]["output"] for k in range(4)], "right": 0}
         for n, row in enumerate(texts)
     ]
-    (bench.folder / "capitals.rows.jsonl").write_text((ROOT / "config/harness/capitals.jsonl").read_text())
+    capitals = (ROOT / "config/harness/capitals.jsonl").read_text().splitlines(keepends=True)[:12]
+    (bench.folder / "capitals.rows.jsonl").write_text("".join(capitals))
     (bench.folder / "sums.rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in sums))
     common = {"check": "multiple_choice", "answer": "{{right}}"}
     bench.tasks = {
@@ -103,20 +104,20 @@ def evaluated(bench: Bench, run: Path, name: str, data: str = "data") -> float:
 def test_tasks_are_evaluated_beside_a_preference_objective(with_tasks: Bench) -> None:
     with_tasks.prefer()
     of_pairs = {"data": "pairs", "packing": "pairs-packed", "reference": "pairs-reference", "objective": "dpo"}
-    run = with_tasks.run("with-tasks-dpo", "zero3", **TRAINED, **of_pairs)
-    for name, values in accuracies(run).items():
-        assert values[-1] == evaluated(with_tasks, run, name, "pairs")
+    settings = TRAINED | {"validation_tasks": ["sums"]}
+    run = with_tasks.run("with-tasks-dpo", "zero2", **settings, **of_pairs)
+    (values,) = accuracies(run, ["sums"]).values()
+    assert values[-1] == evaluated(with_tasks, run, "sums", "pairs")
 
 
 @pytest.mark.parametrize(
     ("strategy", "more"),
     [
         ("zero3", {"micro_batch": 2}),
-        ("fsdp", {}),
         ("ddp", {"ranks_per_node": 1, "packing": "packed"}),
-        ("zero3", {"packing": "packed", "sequence_parallel": 2}),
+        ("fsdp", {"packing": "packed", "sequence_parallel": 2}),
     ],
-    ids=["zero3", "fsdp", "ddp on one rank, packed", "ranks that share rows"],
+    ids=["zero3", "ddp on one rank, packed", "ranks that share rows"],
 )
 def test_every_engine_and_number_of_ranks_has_the_same_accuracy(
     with_tasks: Bench, trained: Path, strategy: str, more: dict[str, Any]

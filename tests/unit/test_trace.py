@@ -52,7 +52,6 @@ def test_added_tokens_estimate_matches_a_trace() -> None:
     assert abs(compare.compared(case, traced(case))["error"]) < 1e-3
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "zero3"])
-def test_trace_is_reproducible(strategy: str) -> None:
-    trace = quick(strategy)
+def test_trace_is_reproducible() -> None:
+    trace = quick("zero3")
     assert traced(trace["case"]) == trace["bytes"]

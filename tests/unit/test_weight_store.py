@@ -5,11 +5,13 @@ import shutil
 import stat
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import BIN, ROOT, project_environment, refusal
+from conftest import ROOT, begun, project_environment, refusal
+from fork_server import Started
 from loopback_hub import REPOSITORY, REVISION, Hub, serving, use
 
 from zerolora.config.settings import FetchHub
@@ -49,20 +51,14 @@ def blobs() -> list[Path]:
     return [path for path in (store_folder() / "blobs").glob("*") if path.is_file()]
 
 
-def begin(clone: Path, hub: Hub, *before: str) -> subprocess.Popen[str]:
+FETCH = ("zerolora", "stage", "fetch", "--settings", SETTINGS.model_dump_json(), "--weights", "weights/tiny",
+         "--output", "models/tiny")  # fmt: skip
+
+
+def begin(clone: Path, hub: Hub) -> Started:
     """Begin `zerolora stage fetch` in a clone."""
     clone.mkdir(exist_ok=True)
-    command = [str(BIN / "zerolora"), "stage", "fetch", "--settings", SETTINGS.model_dump_json()]
-    paths = ("--weights", "weights/tiny", "--output", "models/tiny")
-    variables = project_environment(ROOT) | {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": ""}
-    return subprocess.Popen(
-        [*before, *command, *paths],
-        cwd=clone,
-        env=variables,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
+    return begun(*FETCH, directory=clone, HF_ENDPOINT=hub.endpoint, HF_TOKEN="")
 
 
 def test_a_second_clone_shares_the_bytes_and_asks_for_nothing(hub: Hub, tmp_path: Path, tiny_model: Path) -> None:
@@ -90,31 +86,25 @@ def test_small_files_of_a_project_are_its_own(hub: Hub, tmp_path: Path) -> None:
 
 
 def test_two_processes_download_once(hub: Hub, tmp_path: Path) -> None:
-    """Two starts of the command: 10 s."""
     hub.failures = ["stall"]
     first = begin(tmp_path / "a", hub)
     assert hub.stalled.wait(120)
     second = begin(tmp_path / "b", hub)
-    assert second.stdout
-    printed = []
-    for line in second.stdout:
-        printed.append(line)
-        if "another process downloads this model" in line:
-            hub.released.set()
+    while "another process downloads this model" not in second.errors():
+        assert second.runs(), second.errors()
+        time.sleep(0.05)
+    hub.released.set()
     for process in (first, second):
-        assert process.wait() == 0, (printed, process.communicate()[0])
-    assert any("another process downloads this model" in line for line in printed), printed
+        assert process.wait() == 0, process.errors()
     assert (tmp_path / "a/weights/tiny" / FILE).samefile(tmp_path / "b/weights/tiny" / FILE)
     assert downloads(hub) == 1
 
 
 def test_a_killed_download_leaves_no_half_file(hub: Hub, tmp_path: Path, tiny_model: Path) -> None:
-    """A start of the command: 5 s."""
     hub.failures = [*[""] * (len(hub.files) - 1), "stall"]  # the weights come last
     process = begin(tmp_path / "a", hub)
     assert hub.stalled.wait(120)
     process.kill()
-    process.wait()
     hub.released.set()
     assert blobs() == [] and not (tmp_path / "a/weights/tiny").exists()
     assert sha256(fetched(tmp_path / "b")) == sha256(tiny_model / FILE)
@@ -160,21 +150,25 @@ def test_a_store_that_cannot_be_written_is_read_and_named(hub: Hub, tmp_path: Pa
     without = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.getuid() == 0 else []
     store = store_folder()
     store.mkdir(0o555)
-    process = begin(tmp_path / "a", hub, *without)
-    printed, _ = process.communicate()
-    assert process.returncode == 0, printed
+    done = fetch_as(without, tmp_path / "a", hub)
+    assert done.returncode == 0, done.stderr
     said = f"{store / 'locks'}: cannot be written (Permission denied); the weights are downloaded to weights/tiny, for"
-    assert said in printed
+    assert said in done.stderr
     assert downloads(hub) == 1 and list(store.iterdir()) == []
     store.chmod(0o755)
     fetched(tmp_path / "b")
     store.chmod(0o555)
     hub.asked.clear()
-    process = begin(tmp_path / "c", hub, *without)
-    printed, _ = process.communicate()
-    assert process.returncode == 0 and "cannot be written" not in printed
+    done = fetch_as(without, tmp_path / "c", hub)
+    assert done.returncode == 0 and "cannot be written" not in done.stderr
     assert hub.asked == []
     store.chmod(0o755)
+
+
+def fetch_as(user: list[str], clone: Path, hub: Hub) -> "subprocess.CompletedProcess[str]":
+    clone.mkdir()
+    variables = project_environment(ROOT) | {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": ""}
+    return subprocess.run([*user, *FETCH], cwd=clone, env=variables, text=True, capture_output=True, check=False)
 
 
 def test_a_download_of_an_earlier_release_is_adopted(hub: Hub, tmp_path: Path) -> None:

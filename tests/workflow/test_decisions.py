@@ -39,8 +39,7 @@ rule {name}:
 """
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_stage_runs_if_and_only_if_its_inputs_changed(tmp_path: Path, seed: int) -> None:
+def test_stage_runs_if_and_only_if_its_inputs_changed(tmp_path: Path) -> None:
     rules = [
         RULE.format(
             name=name,
@@ -51,7 +50,7 @@ def test_stage_runs_if_and_only_if_its_inputs_changed(tmp_path: Path, seed: int)
     (tmp_path / "Snakefile").write_text(HEAD.format(scripts=str(ROOT / "workflow/scripts")) + "".join(rules))
     settings = dict.fromkeys(NEEDS, 10)
     assert run(tmp_path, settings) == list(NEEDS)
-    draw = random.Random(seed)  # noqa: S311 - a test's dice
+    draw = random.Random(1)  # noqa: S311 - a test's dice
     before = outputs(tmp_path)
     for round_ in range(12):
         edited = set(draw.sample(list(NEEDS), draw.choice([1, 1, 2, 3])))

@@ -232,14 +232,13 @@ def after(project: Project, stage: str, command: str) -> None:
             "config/config.yaml was edited during",
             {"resolve"},
         ),
-        ("echo >> src/zerolora/units.py", "the source code, or a file that the config names, was edited", {"resolve"}),
         (
             "echo >> envs/requirements.lock",
             "envs/requirements.lock has changed while report@default read",
             {"report@default"},
         ),
     ],
-    ids=["config", "code", "input"],
+    ids=["config", "input"],
 )
 def test_edit_during_a_run_is_not_recorded(project: Project, command: str, said_of_it: str, stages: set[str]) -> None:
     """By the job of report, at its end. (Ten seconds each: a run of four stages.)"""

@@ -170,18 +170,13 @@ def test_a_new_strategy_is_estimated_and_trains_nothing(finished: Project, upgra
             ],
             (),
         ),
-        ([("strategies/torch_native.py", "\nfrom ", "\nSPARE = 1\nfrom ")], ("estimate", "render")),
         ([("train/engines/deepspeed.py", "\nfrom ", "\nSPARE = 1\nfrom ")], ("train",)),
         (
             [("config/schema.py", "weight_decay: Annotated[float, Field(ge=0)] = 0.0", "weight_decay: float = 0.3")],
             ("train",),
         ),
-        (
-            [("config/method_sections.py", "    dropout: ", "    dropout: float = 0.1\n    spare: ")],
-            ("estimate", "render", "train"),
-        ),
     ],
-    ids=["method", "not chosen", "strategy", "engine", "default", "section"],
+    ids=["method", "not chosen", "engine", "default"],
 )
 def test_a_changed_constant_runs_its_stages_again(
     finished: Project, upgrade: Upgrade, edits: list[tuple[str, str, str]], stages: tuple[str, ...]
