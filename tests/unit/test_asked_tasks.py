@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,28 @@ def test_perplexity_equals_the_harness_beyond_the_context_length(model: Path, he
     for name in ("word_perplexity", "byte_perplexity", "bits_per_byte"):
         assert metrics[name] == pytest.approx(published[f"texts_{name}"], rel=1e-5)
     assert metrics["byte_perplexity_low"] < metrics["byte_perplexity"] < metrics["byte_perplexity_high"]
+
+
+def test_settings_in_a_models_files_change_no_answer_of_the_harness(model: Path, here: Path) -> None:
+    (here / "config/harness").unlink()
+    (here / "config/harness").mkdir()
+    (here / "sums.jsonl").write_text("".join(json.dumps({"text": f"{n} + 1 ="}) + "\n" for n in range(4)))
+    (here / "config/harness/sums.yaml").write_text(
+        "task: sums\ndataset_path: json\ndataset_kwargs: {data_files: {test: sums.jsonl}}\ntest_split: test\n"
+        "output_type: generate_until\ndoc_to_text: '{{text}}'\ndoc_to_target: '1'\n"
+        'generation_kwargs: {until: ["\\n"], do_sample: false, max_gen_toks: 8}\nmetric_list: [{metric: exact_match}]\n'
+    )
+    harness(model, here, "sums")
+    before = (here / "h.answers.json").read_text()
+    hostile = here / "hostile"
+    shutil.copytree(model, hostile)
+    generation = json.loads((model / "generation_config.json").read_text())
+    changes = {"no_repeat_ngram_size": 1, "repetition_penalty": 5.0, "suppress_tokens": [*range(60)], "num_beams": 3}
+    (hostile / "generation_config.json").write_text(json.dumps(generation | changes))
+    harness(hostile, here, "sums")
+    assert (here / "h.answers.json").read_text() == before
+    answers = [row["filtered_resps"][0] for row in json.loads(before)["sums"]]
+    assert any(len({*answer}) < len(answer) for answer in answers), "no answer repeats itself, as those settings forbid"
 
 
 def test_generated_answers_are_judged_and_cut(model: Path, here: Path) -> None:

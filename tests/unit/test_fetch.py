@@ -41,6 +41,24 @@ def test_local_directory_is_used_in_place(tmp_path: Path, tiny_model: Path) -> N
     assert not (tmp_path / "weights/tiny").exists()
 
 
+def test_settings_of_answers_that_nothing_uses_are_named(
+    tmp_path: Path, tiny_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fetch(directory_settings(tiny_model), tmp_path / "weights", tmp_path / "models/tiny")
+    assert "not used" not in caplog.text
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model, model)
+    files: dict[str, dict[str, Any]] = {
+        "generation_config.json": {"do_sample": True, "top_k": None, "a_setting_of_tomorrow": 1, "num_beams": 1},
+        "config.json": {"use_cache": False, "temperature": 0.6},
+    }
+    for name, values in files.items():
+        (model / name).write_text(json.dumps(json.loads((model / name).read_text()) | values))
+    fetch(directory_settings(model), tmp_path / "other", tmp_path / "models/other")
+    said = "generation_config.json: a_setting_of_tomorrow, do_sample; config.json: temperature, use_cache: not used"
+    assert said in caplog.text
+
+
 def test_manifest_has_the_parameter_count(tmp_path: Path, tiny_model: Path) -> None:
     from transformers import AutoModelForCausalLM
 

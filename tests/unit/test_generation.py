@@ -1,6 +1,8 @@
 """Generation: equal answers for any batch size and number of ranks, stop tokens, continuation after a kill."""
 
+import copy
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +18,14 @@ import torch
 from bench import Bench
 from conftest import project_environment
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+)
 
 from zerolora.config.settings import EvaluateRunSettings, PrepareSettings
 from zerolora.data.prepare import prepare
@@ -30,10 +39,11 @@ from zerolora.evaluate.evaluate import EvaluatedModel, evaluate
 from zerolora.evaluate.generation import SharedPrefix, answer_batch, cache_of, generate, shared_prefix
 from zerolora.evaluate.kept import kept_in
 from zerolora.evaluate.row_losses import loss
+from zerolora.export.opened import answering, model_of
 from zerolora.files import read_json, write_json
 from zerolora.memory.inference import AUTO_ROWS
 from zerolora.merge.merge import merge
-from zerolora.model import prompt_format
+from zerolora.model import greedy, prompt_format
 
 LIMIT = 24
 SIZES: dict[str, Any] = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
@@ -74,6 +84,55 @@ def test_answers_are_equal_in_batches_of_any_size(case: Any, size: int) -> None:
     assert len({len(answer) for answer in alone}) > 5
     batches = (prompts[start : start + size] for start in range(0, len(prompts), size))
     assert [answer for batch in batches for answer in answer_batch(model, 0, batch, stops, LIMIT)] == alone
+
+
+# A value of each setting that would change answers, or end in an error.
+DANGEROUS: dict[str, Any] = {
+    **dict.fromkeys(("do_sample", "low_memory", "token_healing", "is_assistant", "disable_compile", "use_mtp"), True),
+    **dict.fromkeys(("renormalize_logits", "remove_invalid_values", "early_stopping"), True),
+    **dict.fromkeys(("output_attentions", "output_hidden_states", "output_logits", "output_scores"), True),
+    **dict.fromkeys(("use_cache", "return_dict_in_generate"), False),
+    **dict.fromkeys(("temperature", "repetition_penalty", "encoder_repetition_penalty", "guidance_scale"), 3.0),
+    **dict.fromkeys(("penalty_alpha", "diversity_penalty", "top_p", "min_p", "typical_p", "top_h"), 0.5),
+    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "assistant_ensemble_weight", "max_time"), 1e-3),
+    **dict.fromkeys(("assistant_confidence_threshold", "length_penalty"), -5.0),
+    **dict.fromkeys(("min_new_tokens", "min_length", "num_assistant_tokens", "assistant_early_exit"), 40),
+    **dict.fromkeys(("max_length", "max_new_tokens", "max_cache_len", "prefill_chunk_size", "num_beams"), 3),
+    **dict.fromkeys(("num_beam_groups", "num_return_sequences", "prompt_lookup_num_tokens"), 3),
+    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "max_matching_ngram_size", "top_k"), 1),
+    **dict.fromkeys(("assistant_lookbehind", "target_lookbehind"), 1),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "decoder_start_token_id"), 7),
+    **{key: [*range(40)] for key in ("suppress_tokens", "begin_suppress_tokens", "constraints")},
+    **{key: [[number] for number in range(40)] for key in ("bad_words_ids", "force_words_ids")},
+    **{
+        key: {"a": 1} for key in ("cache_config", "compile_config", "continuous_batching_config", "watermarking_config")
+    },
+    **{"sequence_bias": [[[5], 50.0]], "exponential_decay_length_penalty": [1, 9.0], "stop_strings": ["7"]},
+    **{"cache_implementation": "static", "dola_layers": "low", "num_assistant_tokens_schedule": "constant"},
+    **{"speculation_type": "mtp", "a_setting_of_tomorrow": 1},
+}
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_no_setting_of_a_model_changes_an_answer(case: Any, wrapped: bool) -> None:
+    """Each setting that transformers has in its own file, also where peft hands the model's on; the model keeps it."""
+    from peft import LoraConfig, get_peft_model
+
+    model, prompts, stops, alone = case
+    known = {*GenerationConfig().to_dict()} - {*greedy.READ, *greedy.NO_SETTINGS}
+    assert {*DANGEROUS} == known | {"a_setting_of_tomorrow"}
+    before = model.generation_config
+    answering = get_peft_model(copy.deepcopy(model), LoraConfig(r=2, target_modules=["q_proj"])) if wrapped else model
+    inner: Any = answering.get_base_model() if wrapped else model
+    inner.config.use_cache = False
+    try:
+        for name, value in DANGEROUS.items():
+            inner.generation_config = theirs = GenerationConfig()
+            setattr(theirs, name, value)
+            assert answer_batch(answering, 0, prompts[:6], stops, LIMIT) == alone[:6], name
+            assert inner.generation_config is theirs
+    finally:
+        model.generation_config, model.config.use_cache = before, True
 
 
 @pytest.mark.parametrize("size", [1, 3, 20])
@@ -315,6 +374,33 @@ def test_stop_tokens_come_from_generation_config(evaluated: SimpleNamespace, tmp
     file.write_text(before)
     rows = len(evaluated.answers)
     assert counted[0] < counted[1] == rows * 8
+
+
+def test_settings_in_a_models_files_change_no_answer(evaluated: SimpleNamespace, tmp_path: Path) -> None:
+    """Of the evaluation, and of an export that is opened; test_asked_tasks.py has tasks of the harness."""
+    model = tmp_path / "model"
+    shutil.copytree(evaluated.model.merged, model)
+    before = generated(evaluated, model, tmp_path / "before")
+    hostile = {"no_repeat_ngram_size": 1, "min_new_tokens": 20, "guidance_scale": 3.0, "stop_strings": ["7"]}
+    generation = read_json(model / "generation_config.json", "") | hostile | {"use_cache": False, "do_sample": True}
+    write_json(model / "generation_config.json", generation)
+    write_json(model / "config.json", read_json(model / "config.json", "") | {"use_cache": False})
+    after = generated(evaluated, model, tmp_path / "after")
+    assert after == before
+    assert read_json(model / "generation_config.json", "") == generation
+
+
+def generated(evaluated: SimpleNamespace, model: Path, folder: Path) -> list[Any]:
+    """Return what a merged model answers."""
+    from transformers import AutoTokenizer
+
+    tuned = EvaluatedModel(evaluated.model.base, evaluated.model.adapter, model)
+    evaluate(settings(), evaluated.data, tuned, folder, folder / "answers.json")
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    prompts = tokenizer([row["question"] for row in evaluated.answers[:3]])["input_ids"]
+    answers = answering(model_of(model), "transformers").answers
+    opened = answers(prompts, 8, [2]) if answers else None
+    return [read_json(folder / "answers.json", ""), opened]
 
 
 def _token_of(evaluated: SimpleNamespace) -> int:

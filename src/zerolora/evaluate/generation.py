@@ -21,6 +21,7 @@ from zerolora.config.settings import EvaluateSettings
 from zerolora.evaluate.answer_loss import answer_losses, reference_of
 from zerolora.evaluate.batches import PromptBatches
 from zerolora.evaluate.kept import Answer
+from zerolora.model.greedy import greedy, own_settings
 from zerolora.progress import Progress
 
 SMALLEST = 4
@@ -138,22 +139,15 @@ def answer_batch(
     while alive:
         left = limit + longest - tokens.shape[1]
         half = 0 if len(alive) <= SMALLEST else len(alive) // 2
-        with torch.no_grad():
+        settings = greedy(left, stops, padding)
+        settings.return_dict_in_generate = True
+        with torch.no_grad(), own_settings(model, settings):
             output = model.generate(
                 input_ids=tokens,
                 attention_mask=mask,
                 past_key_values=cache,
-                max_new_tokens=left,
-                do_sample=False,
-                num_beams=1,
-                temperature=None,
-                top_p=None,
-                top_k=None,
-                repetition_penalty=1.0,
-                eos_token_id=sorted(stops) or None,
-                pad_token_id=padding,
+                generation_config=settings,
                 stopping_criteria=[_Ended(longest, stops, half, ended)],
-                return_dict_in_generate=True,
             )
         tokens, cache = output.sequences, output.past_key_values
         if score:  # while the cache has all rows

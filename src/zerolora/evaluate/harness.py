@@ -41,24 +41,26 @@ def ask_harness(
 
     from zerolora.evaluate.asked_task import loaded
     from zerolora.evaluate.task_leaks import leaks
+    from zerolora.model.greedy import own_settings, stops_alone
 
     manager = _manager(settings.tasks)
     model, tokenizer, _ = loaded(weights, data)
     model.tie_weights = lambda: None  # called by HFLM; would overwrite a head that was trained beside tied embeddings
     try:
-        values: Any = simple_evaluate(
-            HFLM(pretrained=model, tokenizer=tokenizer, batch_size=settings.batch, trust_remote_code=False),
-            tasks=list(settings.tasks),
-            num_fewshot=settings.few_shot,
-            limit=settings.limit,
-            apply_chat_template=settings.chat_template,
-            task_manager=manager,
-            bootstrap_iters=RESAMPLES,
-            random_seed=settings.seed,
-            numpy_random_seed=settings.seed,
-            torch_random_seed=settings.seed,
-            fewshot_random_seed=settings.seed,
-        )
+        with own_settings(model, stops_alone(model)):  # the task's own come on top
+            values: Any = simple_evaluate(
+                HFLM(pretrained=model, tokenizer=tokenizer, batch_size=settings.batch, trust_remote_code=False),
+                tasks=list(settings.tasks),
+                num_fewshot=settings.few_shot,
+                limit=settings.limit,
+                apply_chat_template=settings.chat_template,
+                task_manager=manager,
+                bootstrap_iters=RESAMPLES,
+                random_seed=settings.seed,
+                numpy_random_seed=settings.seed,
+                torch_random_seed=settings.seed,
+                fewshot_random_seed=settings.seed,
+            )
     except Exception as error:
         raise _explained(error, settings) from error
     samples = values.pop("samples")

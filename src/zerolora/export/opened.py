@@ -8,6 +8,7 @@ from typing import Any
 from zerolora.errors import UserError
 from zerolora.export import llama_cpp
 from zerolora.export.targets.target import Opened, RunResult
+from zerolora.model.greedy import greedy, own_settings
 from zerolora.types import Device
 
 
@@ -30,16 +31,10 @@ def answering(model: Any, library: str) -> Opened:
     import torch
 
     def answer(prompt: list[int], tokens: int, stops: list[int]) -> list[int]:
-        with torch.no_grad():
-            ids = torch.tensor([prompt])
-            written = model.generate(
-                input_ids=ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=tokens,
-                do_sample=False,
-                eos_token_id=stops or None,
-                pad_token_id=stops[0] if stops else None,
-            )
+        settings = greedy(tokens, stops, stops[0] if stops else None)
+        ids = torch.tensor([prompt])
+        with torch.no_grad(), own_settings(model, settings):
+            written = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=settings)
         continued: list[int] = written[0, len(prompt) :].tolist()
         return continued
 

@@ -16,7 +16,8 @@ from zerolora.config.settings import FetchDirectory, FetchSettings
 from zerolora.fetch.model_sources import materialise
 from zerolora.fetch.weight_store import digest
 from zerolora.files import MANIFEST, staged_directory, write_json
-from zerolora.log import result
+from zerolora.log import LOGGER, result
+from zerolora.model.greedy import unused
 from zerolora.model.manifest import CONVERTED, count_parameters, is_weight, model_files
 from zerolora.units import byte_size
 
@@ -42,5 +43,7 @@ def fetch(settings: FetchSettings, weights: Path, output: Path) -> None:
         if isinstance(settings, FetchDirectory) and directory != Path(settings.path):
             manifest[CONVERTED] = True
         write_json(staged / MANIFEST, manifest)
+    if keys := unused(output):
+        LOGGER.warning("%s: not used, since answers are greedy (docs/evaluation.md)", "; ".join(keys))
     size = sum(file["bytes"] for name, file in files.items() if is_weight(name))
     result(f"{count_parameters(directory):,} parameters, {byte_size(size)} of weights")
