@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerolora.errors import UserError
+from zerolora.merge.finite import check_merged, check_stored
 from zerolora.merge.merge_plan import MergePlan, MergeUnit
 from zerolora.methods.method import Update
 from zerolora.model.added_tokens import SUMMED, mean_row
@@ -185,10 +186,16 @@ class _Writer:
             return
         source, first, stop = tensors[0].path, tensors[0].start, tensors[-1].stop
         shift = self.targets[tensors[0].name].start - first
+        # Other tensors, such as a mask of minus infinity, are not read by the model.
+        weights = [each for each in tensors if self.plan.names.of_model(each.name)[0] in self.plan.names.shapes]
         aligned = min(-(-first // ALIGNED) * ALIGNED, stop)
         for start, end in itertools.pairwise(sorted({first, *range(aligned, stop, COPIED), stop})):
-            work = functools.partial(_copy, source, start, end, self.outputs[target.path], start + shift)
+            work = functools.partial(self._copy, weights, source, start, end, self.outputs[target.path], start + shift)
             yield _Job(target, end + shift, work)
+
+    def _copy(self, weights: list[StoredTensor], source: Path, start: int, end: int, output: _Output, to: int) -> None:
+        check_stored(weights, start, end)
+        _copy(source, start, end, output, to)
 
     def _rows(self, unit: MergeUnit, target: TensorFile) -> Iterator[_Job]:
         """Yield jobs that write the rows of a tensor; a single one if an update needs the whole tensor."""
@@ -215,6 +222,7 @@ class _Writer:
             rows = torch.cat([rows, added])
         for update in unit.updates.values():
             apply(update, rows, first)
+        check_merged(_bytes(rows), into, unit.stored)
         offset = into.start + first * (into.nbytes // max(_length(into), 1))
         _write(self.outputs[into.path], _bytes(rows), offset)
 
@@ -227,8 +235,9 @@ class _Writer:
             weights[weight] = weights[weight].contiguous()
             apply(update, weights[weight], 0)
         for name, tensor in names.stored(weights, [each.name for each in unit.stored]).items():
-            into = self.targets[name]
-            _write(self.outputs[into.path], _bytes(tensor.contiguous()), into.start)
+            into, data = self.targets[name], _bytes(tensor.contiguous())
+            check_merged(data, into, unit.stored)
+            _write(self.outputs[into.path], data, into.start)
         del weights, tensor
         _return_freed_memory()
 
