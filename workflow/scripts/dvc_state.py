@@ -1,11 +1,12 @@
 """What DVC knows of the stages: which receipts dvc.lock has, and what its cache can restore."""
 
+import functools
 import hashlib
 import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -31,11 +32,16 @@ class LockSummary:
 
     def __init__(self) -> None:
         self.digest = _digest_of([PIPELINE, Path("config/runs.yaml"), LOCK, *CONFIGS])
+        self.lock = _digest_of([LOCK, *CONFIGS])
         self.stages: dict[str, dict[str, Any]] = {}
         """By stage, the md5 of its receipt and `{path: [size, time]}` of the cache's files."""
         self.is_current = False
+        self._in_lock: dict[str, dict[str, Any]] = {}
+        """The same, whatever dvc.yaml has now."""
         with suppress(OSError, ValueError, KeyError, TypeError):
             known = json.loads(SUMMARY.read_text(encoding="utf-8"))
+            if known["lock"] == self.lock:
+                self._in_lock = dict(known["stages"])
             if known["digest"] == self.digest:
                 self.stages, self.is_current = dict(known["stages"]), True
 
@@ -49,6 +55,25 @@ class LockSummary:
         return self.has_receipt(stage) and all(
             stamp and _stamp(path) == stamp for path, stamp in self.stages[stage]["files"].items()
         )
+
+    def may_restore(self, stage: str, wanted: Callable[[Receipt], bool]) -> bool:
+        """Return whether dvc.lock may have a stage with a `wanted` receipt. False is certain."""
+        entry = self._in_lock.get(stage)
+        if entry is None:
+            return stage in self._words
+        for path, known in entry["files"].items():
+            if "".join(Path(path).parts[-2:]) == entry["receipt"] and known and _stamp(path) == known:
+                receipt = receipts.parse(Path(path).read_text(encoding="utf-8"))
+                return receipt is not None and wanted(receipt)
+        return True
+
+    @functools.cached_property
+    def _words(self) -> set[str]:
+        """The words of dvc.lock, among which is the name of each stage that it has, however the file is laid out: to
+        parse it takes seconds for a thousand runs."""
+        with suppress(OSError):
+            return set(re.split(r"[\s'\":,{}\[\]]+", LOCK.read_text(encoding="utf-8", errors="replace")))
+        return set()
 
 
 def write_summary(repo: Any) -> None:
@@ -69,7 +94,8 @@ def write_summary(repo: Any) -> None:
         if receipt:
             stages[stage.addressing] = {"receipt": receipt, "files": files}
     SUMMARY.parent.mkdir(exist_ok=True)
-    write_text(SUMMARY, json.dumps({"digest": LockSummary().digest, "stages": stages}))
+    now = LockSummary()
+    write_text(SUMMARY, json.dumps({"digest": now.digest, "lock": now.lock, "stages": stages}))
 
 
 def _digest_of(files: Iterable[Path]) -> str:
@@ -108,14 +134,6 @@ def lock_fault() -> str:
             f"`git checkout --theirs {LOCK}` the other's"
         )
     return f"{LOCK}: is not what DVC wrote; `git checkout {LOCK}` restores it, or delete it"
-
-
-def words_of_lock() -> set[str]:
-    """Return the words of dvc.lock, among which is the name of each stage that it has, however the file is laid out: to
-    parse it takes seconds for a thousand runs."""
-    with suppress(OSError):
-        return set(re.split(r"[\s'\":,{}\[\]]+", LOCK.read_text(encoding="utf-8", errors="replace")))
-    return set()
 
 
 @contextmanager

@@ -8,6 +8,7 @@ runs a stage.
 
 import contextlib
 import datetime
+import functools
 import logging
 import os
 import re
@@ -177,7 +178,9 @@ class EngineSync:
         if not damaged and not lacking:
             return
         # DVC, which takes seconds, and minutes for a thousand new runs, restores only what dvc.lock has.
-        if not damaged and not dvc_state.words_of_lock() & {*lacking}:
+        if not damaged and not any(
+            summary.may_restore(name, functools.partial(_is_of_today, planned[name])) for name in lacking
+        ):
             self._run_again(found)
             return
         from dvc.exceptions import DvcException
