@@ -251,7 +251,7 @@ QUANTIZED = {
 
 @pytest.mark.parametrize("kind", QUANTIZED)
 def test_quantized_model_is_refused_before_its_weights_are_fetched(kind: str, tmp_path: Path, hub: Hub) -> None:
-    """Training could not be merged into quantized weights. Also for a local directory, and for a part of a model."""
+    """Training could not be merged into quantized weights. Also for a part of a model."""
     path = tmp_path / "hub/config.json"
     config = json.loads(path.read_text())
     quantized = {"quantization_config": QUANTIZED[kind]}
@@ -260,7 +260,10 @@ def test_quantized_model_is_refused_before_its_weights_are_fetched(kind: str, tm
         path.write_text(json.dumps(config | settings))
         with pytest.raises(UserError, match=said):
             fetch_from_hub(hub, tmp_path)
-        with pytest.raises(UserError, match="the weights are stored quantized"):
+        # Here the tensors say that nothing is.
+        with pytest.raises(
+            UserError, match=rf"quantization_config: states '{kind}', and every tensor .* F32: .* delete"
+        ):
             fetch(directory_settings(tmp_path / "hub"), tmp_path / "weights/here", tmp_path / "models/tiny")
     assert not weights_of(hub) and not (tmp_path / "models/tiny").exists()
 

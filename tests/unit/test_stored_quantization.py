@@ -18,6 +18,7 @@ from zerolora.model.base_check import check_base
 from zerolora.model.manifest import count_parameters
 from zerolora.model.stored_quantization import (
     StoredQuantization,
+    check_mergeable,
     check_trainable,
     stored_precision,
     stored_quantization,
@@ -108,6 +109,21 @@ def test_config_that_states_another_quantization_is_refused(
     config["quantization_config"][key] = value
     (path / "config.json").write_text(json.dumps(config))
     assert said in refusal(check_base, path)
+
+
+def test_a_key_that_was_left_from_another_checkpoint_is_to_be_deleted(
+    stored: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    """Decided by the tensors, before training and before a merge."""
+    path = shutil.copytree(tiny_model, tmp_path / "model")
+    config = json.loads((path / "config.json").read_text())
+    left = json.loads((stored / "config.json").read_text())["quantization_config"]
+    (path / "config.json").write_text(json.dumps(config | {"quantization_config": left}))
+    for check in (check_base, check_mergeable):
+        assert "states 'bitsandbytes', and every tensor of the files is F32: the key was left" in refusal(check, path)
+    (path / "config.json").write_text(json.dumps(config))
+    check_base(path)
+    check_mergeable(path)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from zerolora.errors import UserError, shown
 from zerolora.json_file import decoded, parsed
 from zerolora.json_kinds import JsonObject, Text, Whole, check
 from zerolora.model import foreign
-from zerolora.model.weight_files import weight_files
+from zerolora.model.weight_files import WEIGHTS, weight_files
 from zerolora.tensor_file import StoredTensor, TensorFile, read_header
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ CONSTANTS = ("absmax", "quant_map")
 NESTED = ("nested_absmax", "nested_quant_map")
 KINDS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 PRECISIONS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+PLAIN = {"F64", "F32", "F16", "BF16", "I64", "BOOL"}
+"""safetensors' types of weights, and of positions and masks beside them; every format of codes has one of the others."""
 AGAIN = "fetch the model again"
 
 
@@ -56,7 +58,7 @@ class StoredQuantization:
 def stored_quantization(directory: Path) -> StoredQuantization | None:
     """Return how the weights of a model directory are quantized; None if they are not.
 
-    Raises UserError unless it is with bitsandbytes' 4 bits.
+    Raises UserError unless it is with bitsandbytes' 4 bits, or if no tensor of its files is quantized.
     """
     path = directory / foreign.CONFIG
     config = foreign.config_file(path)
@@ -64,11 +66,17 @@ def stored_quantization(directory: Path) -> StoredQuantization | None:
     others = [part["quantization_config"] for part in config.values() if _is_quantized(part)]
     if not isinstance(stored, dict) and not others:
         return None
-    if isinstance(stored, dict) and not others and stored.get("quant_method") == "bitsandbytes":
-        kind, double = stored.get("bnb_4bit_quant_type", "fp4"), stored.get("bnb_4bit_use_double_quant", False)
-        if stored.get("load_in_4bit") is True and kind in FOUR_BITS and isinstance(double, bool):
-            return StoredQuantization(kind, double)
     kind = shown((others[0] if others else stored or {}).get("quant_method", "unnamed"))
+    if plain := _plain_types(directory):
+        raise UserError(
+            f"{path}: quantization_config: states {kind}, and every tensor of the files is {plain}: the key was left "
+            "from another checkpoint, and libraries would follow it; delete it if these weights are not quantized "
+            "while they compute, or use another checkpoint"
+        )
+    if isinstance(stored, dict) and not others and stored.get("quant_method") == "bitsandbytes":
+        type_, double = stored.get("bnb_4bit_quant_type", "fp4"), stored.get("bnb_4bit_use_double_quant", False)
+        if stored.get("load_in_4bit") is True and type_ in FOUR_BITS and isinstance(double, bool):
+            return StoredQuantization(type_, double)
     raise UserError(
         f"{path}: quantization_config: the weights are stored quantized ({kind}), so that nothing trained could be "
         "merged into them; use the checkpoint in bf16, fp16 or fp32 that they were made of, with method: qlora if it "
@@ -78,6 +86,13 @@ def stored_quantization(directory: Path) -> StoredQuantization | None:
 
 def _is_quantized(part: Any) -> bool:
     return isinstance(part, dict) and isinstance(part.get("quantization_config"), dict)
+
+
+def _plain_types(directory: Path) -> str:
+    """Return the types of a directory's tensors if all are those of weights that are not quantized, else nothing."""
+    files = [read_header(path) for path in weight_files(directory)] if any(directory.glob(WEIGHTS)) else []
+    types = {each.kind for file in files for each in file.tensors.values()}
+    return ", ".join(sorted(types)) if types <= PLAIN else ""
 
 
 def check_mergeable(directory: Path) -> None:
