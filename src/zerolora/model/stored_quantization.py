@@ -32,7 +32,7 @@ NESTED = ("nested_absmax", "nested_quant_map")
 KINDS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 PRECISIONS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 PLAIN = {"F64", "F32", "F16", "BF16", "I64", "BOOL"}
-"""safetensors' types of weights, and of positions and masks beside them; every format of codes has one of the others."""
+"""safetensors' types of weights, and of positions and masks beside them; each format of codes has one of the others."""
 AGAIN = "fetch the model again"
 
 
