@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import refusal
 from peft import IA3Config, LoraConfig, PeftModel, VeraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
@@ -258,6 +259,17 @@ MUTATED: dict[str, tuple[Callable[[Files], Any], str]] = {
         renamed("model.model.layers", "model.language_model.model.layers"),
         "which the base lacks: it has self_attn.q_proj under another name, as in transformers 4 or in another class of",
     ),
+    **{
+        f"wrapped by {part}": (
+            renamed(".self_attn.", f".{part}.self_attn."),
+            rf"{part}\.self_attn\S+ has the name of a wrapped module, .* or rename it to base_model\.model\.model",
+        )
+        for part in ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod", "module")
+    },
+    "fewer tokens": (
+        added("base_model.model.model.embed_tokens.weight", 28, 16),
+        r"\[28, 16\], and should be \[30, 16\]: the vocabulary has 28 rows in the adapter and 30 in the base, which wa",
+    ),
     "added tokens": (
         added("base_model.model.model.embed_tokens.weight", 34, 16),
         r"\[34, 16\], and should be \[30, 16\]: the vocabulary has 34 rows in the adapter and 30 in the base, so token"
@@ -310,6 +322,14 @@ def test_neutral_config_keys_pass(case: str, bases: Bases, plain: Path, tmp_path
     merge_by_hand(base, [adapter], [], tmp_path / "merged")
     expected = logits(PeftModel.from_pretrained(copy.deepcopy(model), changed(adapter, tmp_path / "old", old_keys)))
     assert float((logits(AutoModelForCausalLM.from_pretrained(tmp_path / "merged")) - expected).abs().max()) < 1e-6
+
+
+def test_the_folders_of_named_adapters_are_named(plain: Path, bases: Bases, tmp_path: Path) -> None:
+    """As peft saves adapters with other names than its default."""
+    for name in ("train", "reference"):
+        shutil.copytree(plain, tmp_path / "adapter" / name)
+    line = refusal(merge_by_hand, bases[True][0], [tmp_path / "adapter"], [], tmp_path / "merged")
+    assert "has no adapter_config.json, but an adapter in reference, train; give one of these folders" in line
 
 
 def old_keys(files: Files) -> None:

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from zerolora.float_bits import is_finite
 from zerolora.merge import finite
-from zerolora.merge.finite import is_finite
 from zerolora.merge.merge import merge
 
 KINDS = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}

@@ -1,29 +1,10 @@
 """Finite weights in, finite weights out: what a merge writes has no NaN and no infinity."""
 
 from collections.abc import Iterable
-from typing import Any
 
 from zerolora.errors import UserError
+from zerolora.float_bits import EXPONENTS, READ, is_finite
 from zerolora.tensor_file import TYPES, StoredTensor, read_into
-
-EXPONENTS = {"F16": 0x7C00, "BF16": 0x7F80, "F32": 0x7F80_0000, "F64": 0x7FF0_0000_0000_0000}
-"""Bits of the exponent, which are all set in NaN and infinity alone (IEEE 754), of each type with both."""
-READ = 2**20
-"""Bytes that are looked at at a time: they stay in a core's cache."""
-
-
-def is_finite(data: memoryview, kind: str) -> bool:
-    """Return whether the numbers of a type, as safetensors names it, have no NaN and no infinity."""
-    import numpy as np
-
-    if kind not in EXPONENTS:
-        return True
-    numbers: Any = np.frombuffer(data, dtype=f"u{TYPES[kind][1]}")
-    exponent = numbers.dtype.type(EXPONENTS[kind])
-    step = READ // numbers.dtype.itemsize
-    return not any(
-        bool(((numbers[first : first + step] & exponent) == exponent).any()) for first in range(0, len(numbers), step)
-    )
 
 
 def check_stored(tensors: Iterable[StoredTensor], start: int, stop: int) -> None:

@@ -12,9 +12,10 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zerolora.errors import UserError
+from zerolora.float_bits import EXPONENTS, integers, is_finite
 from zerolora.log import LOGGER
 from zerolora.methods.adapter_config import (
     WITHOUT_MEANING,
@@ -30,14 +31,8 @@ from zerolora.model import foreign
 from zerolora.model.spec import ModelSpec, Module
 from zerolora.tensor_file import StoredTensor
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
 Shapes = dict[str, tuple[int, ...]]
 
-EXPONENTS = {"F64": ("u8", 0x7FF0 << 48), "F32": ("u4", 0x7F80 << 16), "F16": ("u2", 0x7C00), "BF16": ("u2", 0x7F80)}
-"""For each type of a trained tensor, numpy's unsigned integer of its width, and the bits of the exponent, all set in
-numbers that are not finite (IEEE 754; bfloat16 is the upper half of a float32)."""
 READ = 2**24
 """Bytes that are read at a time."""
 MAGNITUDE = ".lora_magnitude_vector"
@@ -110,8 +105,8 @@ def _is_untrained(tensors: Mapping[str, StoredTensor], config: Mapping[str, Any]
             return False
         products.setdefault(module, []).append(each)
     alpha = any(rank_and_alpha(config, module.removeprefix(PREFIX))[1] for module in products)
-    zero = (
-        any(not any((part << 1).any() for part in _parts(each)) for each in reversed(pair))  # without the signs
+    zero = (  # of either sign
+        any(not any((integers(part, each.kind) << 1).any() for part in _parts(each)) for each in reversed(pair))
         for pair in products.values()
     )
     return not alpha or all(zero)
@@ -142,28 +137,18 @@ def check_whole(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
 def check_finite(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
     """Raise UserError if the file `path` has numbers that are not finite."""
     for name, each in tensors.items():
-        if not all(_is_finite(part, each.kind) for part in _parts(each)):
+        if not all(is_finite(part, each.kind) for part in _parts(each)):
             raise UserError(
                 f"{path}: {name} contains numbers that are not finite, so the training that wrote it diverged; use an "
                 "earlier checkpoint of it, or train again with a lower learning rate"
             )
 
 
-def _parts(tensor: StoredTensor) -> "Iterator[NDArray[Any]]":
-    import numpy as np
-
-    kind = np.dtype(EXPONENTS[tensor.kind][0])
+def _parts(tensor: StoredTensor) -> Iterator[bytes]:
     with tensor.path.open("rb") as file:
         file.seek(tensor.start)
         for start in range(tensor.start, tensor.stop, READ):
-            yield np.frombuffer(file.read(min(READ, tensor.stop - start)), kind)
-
-
-def _is_finite(numbers: "NDArray[Any]", kind: str) -> bool:
-    import numpy as np
-
-    mask = numbers.dtype.type(EXPONENTS[kind][1])
-    return not bool(np.any((numbers & mask) == mask))
+            yield file.read(min(READ, tensor.stop - start))
 
 
 def _compare(
@@ -171,6 +156,11 @@ def _compare(
 ) -> None:
     known = implied.allowed | implied.needed
     for name in tensors:
+        if name not in known and _unwrapped(name) in known:
+            raise UserError(
+                f"{path}: {name} has the name of a wrapped module, which peft would ignore; save the adapter from the "
+                f"unwrapped model, or rename it to {_unwrapped(name)}{_more([*tensors])}"
+            )
         if name not in known and (module := _absent(name, implied.base)):
             raise UserError(f"{path}: {name} is of {module}, which the base lacks: {_lacking(module, implied.base)}")
     for name, each in tensors.items():
@@ -188,6 +178,11 @@ def _compare(
             f"{path}: {surplus[0]} is none of the tensors that {CONFIG} implies for this base{_more(surplus)}; save "
             "the adapter again with save_pretrained, which names its tensors and its config alike"
         )
+
+
+def _unwrapped(name: str) -> str:
+    """Return a tensor's name without what FSDP, DDP, checkpointing and torch.compile add to the path of a module."""
+    return ".".join(part for part in name.split(".") if part != "module" and not part.startswith("_"))
 
 
 def _more(names: list[str]) -> str:
@@ -256,6 +251,11 @@ def _shape_fault(name: str, shape: tuple[int, ...], implied: ImpliedTensors, con
             f"{said}: the vocabulary has {shape[differing[0]]} rows in the adapter and {expected[differing[0]]} in the "
             "base, so tokens were added before it was trained; resize the base with resize_token_embeddings, save it "
             "with the adapter's tokenizer, and take that as the base"
+        )
+    if differing == [0] and name.startswith(implied.tables):
+        return (
+            f"{said}: the vocabulary has {shape[0]} rows in the adapter and {expected[0]} in the base, which was "
+            "lengthened after the adapter was trained, or is another one; take the base as it was then"
         )
     sizes = " and ".join(f"{shape[index]} instead of {expected[index]}" for index in differing)
     return f"{said} in this base: its module has other sizes ({sizes}); use the base that the adapter was trained on"

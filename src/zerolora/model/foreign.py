@@ -313,6 +313,11 @@ def weight_index(path: Path) -> dict[str, Any]:
 
 def adapter_config(directory: Path) -> dict[str, Any]:
     """Return the adapter_config.json of an adapter's directory."""
+    named = sorted(path.parent.name for path in directory.glob(f"*/{ADAPTER_CONFIG}"))
+    if named and not (directory / ADAPTER_CONFIG).is_file():
+        raise UserError(
+            f"{directory}: has no {ADAPTER_CONFIG}, but an adapter in {', '.join(named[:8])}; give one of these folders"
+        )
     return _read(directory / ADAPTER_CONFIG, AdapterKeys, "save the adapter again, with peft's save_pretrained")
 
 
