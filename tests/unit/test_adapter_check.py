@@ -324,6 +324,42 @@ def test_neutral_config_keys_pass(case: str, bases: Bases, plain: Path, tmp_path
     assert float((logits(AutoModelForCausalLM.from_pretrained(tmp_path / "merged")) - expected).abs().max()) < 1e-6
 
 
+@pytest.fixture
+def resized(bases: Bases, tmp_path: Path) -> tuple[Path, Any]:
+    """Return a base with added tokens, and peft's model that trains embedding and head whole."""
+    model = copy.deepcopy(bases[False][1])
+    model.resize_token_embeddings(34, mean_resizing=False)
+    model.save_pretrained(tmp_path / "base")
+    whole = get_peft_model(model, LoraConfig(r=2, target_modules=Q, modules_to_save=["embed_tokens", "lm_head"]))
+    for name, parameter in whole.named_parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(len(name)))
+    return tmp_path / "base", whole
+
+
+def test_copies_beside_embedding_and_head_are_left_out(resized: tuple[Path, Any], tmp_path: Path) -> None:
+    """As peft saves them where the vocabulary has another size than the base's recorded config."""
+    base, model = resized
+    model.save_pretrained(str(tmp_path / "adapter"), save_embedding_layers=True)
+    names = load_file(tmp_path / "adapter/adapter_model.safetensors").keys()
+    assert sum(".modules_to_save." in name or ".original_module." in name for name in names) == 4
+    merge_by_hand(base, [tmp_path / "adapter"], [], tmp_path / "merged")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    torch.testing.assert_close(logits(merged), logits(model), rtol=1e-4, atol=1e-4)
+
+
+def test_two_versions_of_a_head_are_refused(resized: tuple[Path, Any], tmp_path: Path) -> None:
+    base, model = resized
+    model.save_pretrained(str(tmp_path / "adapter"), save_embedding_layers=True)
+    path = tmp_path / "adapter/adapter_model.safetensors"
+    tensors = load_file(path)
+    tensors["base_model.model.lm_head.modules_to_save.weight"][0, 0] += 1
+    save_file(tensors, path, {"format": "pt"})
+    line = refusal(merge_by_hand, base, [tmp_path / "adapter"], [], tmp_path / "merged")
+    assert "lm_head.modules_to_save.weight and base_model.model.lm_head.weight differ" in line
+    assert not (tmp_path / "merged").exists()
+
+
 def test_the_folders_of_named_adapters_are_named(plain: Path, bases: Bases, tmp_path: Path) -> None:
     """As peft saves adapters with other names than its default."""
     for name in ("train", "reference"):

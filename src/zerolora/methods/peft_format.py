@@ -57,14 +57,31 @@ def peft_state(model: Any, trained: "dict[str, torch.Tensor]") -> "dict[str, tor
 def read_adapter(directory: Path) -> tuple[dict[str, StoredTensor], dict[str, Any]]:
     """Return the headers of an adapter directory's tensors by name, and its adapter_config.json.
 
-    Raises UserError if the file of tensors is missing or incomplete.
+    Raises UserError if the file of tensors is missing or incomplete, or has two versions of a tensor.
     """
     if not (directory / ADAPTER).is_file():
         raise UserError(
             f"{directory / ADAPTER}: there is no such file; save the adapter with save_pretrained "
             "(pickled weights such as adapter_model.bin are not read)"
         )
-    return read_header(directory / ADAPTER).tensors, foreign.adapter_config(directory)
+    return _once(directory / ADAPTER, read_header(directory / ADAPTER).tensors), foreign.adapter_config(directory)
+
+
+def _once(path: Path, tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Leave out what peft saves beside embedding and head that are trained whole: a copy of each under another name,
+    and the base's own (peft/utils/save_and_load.py, save_embedding_layers)."""
+    result = dict(tensors)
+    for name in tensors:
+        for copy in (".modules_to_save.", ".original_module."):
+            own = name.replace(copy, ".")
+            if own == name or own not in tensors:
+                continue
+            if copy == ".modules_to_save." and not tensors[name].read().equal(tensors[own].read()):
+                raise UserError(
+                    f"{path}: {name} and {own} differ, and either may be the trained one; save the adapter again"
+                )
+            del result[name]
+    return result
 
 
 def portable(config: Any, base: dict[str, Any]) -> dict[str, Any]:
