@@ -71,12 +71,12 @@ def _once(path: Path, tensors: dict[str, StoredTensor]) -> dict[str, StoredTenso
     """Leave out what peft saves beside embedding and head that are trained whole: a copy of each under another name,
     and the base's own (peft/utils/save_and_load.py, save_embedding_layers)."""
     result = dict(tensors)
-    for name in tensors:
+    for name, each in tensors.items():
         for copy in (".modules_to_save.", ".original_module."):
             own = name.replace(copy, ".")
             if own == name or own not in tensors:
                 continue
-            if copy == ".modules_to_save." and not tensors[name].read().equal(tensors[own].read()):
+            if copy == ".modules_to_save." and not each.read().equal(tensors[own].read()):
                 raise UserError(
                     f"{path}: {name} and {own} differ, and either may be the trained one; save the adapter again"
                 )
