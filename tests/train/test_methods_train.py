@@ -227,14 +227,16 @@ TRAINED = {
     "full": ("zero3_offload", "fsdp_hybrid_offload", "ddp", "zero2"),
     "nf4": ("zero3_offload", "fsdp_hybrid_offload", "ddp", "zero2"),
     "int8": ("ddp",),
-    "qdora": ("zero3", "ddp", "zero2"),
+    "qdora": ("ddp", "zero2"),
     "vera": ("zero3_offload", "fsdp", "ddp"),
     "pissa": ("zero3", "fsdp", "ddp"),  # what is taken out of the base weights depends on how they are read
     "tokens": ("zero3", "zero2"),
     "tokens full": ("zero3",),
 }
 CELLS = [(name, strategy) for name, strategies in TRAINED.items() for strategy in strategies]
-REFUSED = [(name, each) for name in ("ia3", "full", "nf4", "int8") for each in ON_CPU if conflict_of(name, each)]
+REFUSED = [
+    (name, each) for name in ("ia3", "full", "nf4", "int8", "qdora") for each in ON_CPU if conflict_of(name, each)
+]
 
 
 RESUMED = ("saved", "pissa", "tokens", "vera", "qdora", "dora", "ia3", "full", "nf4")
