@@ -76,11 +76,11 @@ class LockSummary:
         return set()
 
 
-def write_summary(repo: Any) -> None:
-    """Write what dvc.lock and DVC's cache have now (LockSummary)."""
+def write_summary(known: Iterable[Any]) -> None:
+    """Write what dvc.lock and DVC's cache have now of DVC's stages (LockSummary)."""
     here = Path.cwd()
     stages = {}
-    for stage in repo.index.stages:
+    for stage in known:
         files: dict[str, Any] = {}
         receipt = None
         for out in stage.outs:
@@ -145,22 +145,23 @@ def repository() -> Iterator[Any]:
         yield repo
 
 
-def record(repo: Any, names: Iterable[str], lost: Iterable[str]) -> list[str]:
+def record(repo: Any, names: Iterable[str], lost: Iterable[str]) -> tuple[list[str], list[Any]]:
     """Record those of these stages whose outputs, inputs or definition are not those of dvc.lock, and put the outputs
-    of `lost` into the cache again, as `dvc commit --force` does. Return the stages. Source: commit in
-    dvc/repo/commit.py."""
+    of `lost` into the cache again, as `dvc commit --force` does. Return their names, and DVC's stages as they are now:
+    DVC would read all of dvc.yaml again. Source: commit in dvc/repo/commit.py."""
     from dvc.repo import lock_repo
 
     with lock_repo(repo):
         # DVC would read dvc.yaml and dvc.lock again for each stage that it looks up by name.
-        known = {stage.addressing: stage for stage in repo.index.stages}
+        stages = list(repo.index.stages)
+        known = {stage.addressing: stage for stage in stages}
         changed = [name for name in names if name in known and (name in lost or known[name].status())]
         for name in changed:
             known[name].save()
             known[name].commit()
         if changed:  # dvc.lock is written once
             known[changed[0]].dvcfile.dump_stages([known[name] for name in changed], update_pipeline=False)
-    return changed
+    return changed, stages
 
 
 def unchanged_in_lock(repo: Any, names: Iterable[str]) -> dict[str, dict[str, Any]]:

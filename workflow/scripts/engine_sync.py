@@ -191,7 +191,7 @@ class EngineSync:
                 _check_damage(found, cache)
                 self._restore(cache, [planned[name] for name in unsettled], found, executing)
                 if executing and not summary.is_current:
-                    write_summary(repo)
+                    write_summary(repo.index.stages)
         except DvcException as error:
             print(f"nothing is restored from DVC's cache: {error}", file=sys.stderr)
         self._run_again(known.check(planned) if executing else found)
@@ -297,10 +297,11 @@ class EngineSync:
     def _record(self, repo: Any, names: list[str], summary: LockSummary) -> None:
         """Record stages in DVC, and fill its cache where it has lost some of their outputs."""
         lost = [name for name in names if summary.has_receipt(name) and not summary.is_recorded(name)]
-        cache = CachedStages(repo)
-        for name in lost:
-            cache.drop_damaged(name)
-        changed = record(repo, names, lost)
+        if lost:
+            cache = CachedStages(repo)
+            for name in lost:
+                cache.drop_damaged(name)
+        changed, stages = record(repo, names, lost)
         if lost:
             others = f" and {counted(len(lost) - 1, 'other')}" if len(lost) > 1 else ""
             print(f"{lost[0]}{others}: DVC's cache had lost some of its outputs, and has them again", file=sys.stderr)
@@ -308,7 +309,7 @@ class EngineSync:
             receipt = self._receipts.of(name)
             assert receipt
             self._receipts.hashes.accept_links(receipt.outputs)
-        write_summary(repo)
+        write_summary(stages)
 
     def _why_unrecorded(self, stage: str, job: Any) -> str | None:
         """Return why a stage is not recorded in DVC; None if it is."""
