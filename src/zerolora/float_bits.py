@@ -1,4 +1,4 @@
-"""Numbers that are not finite, found by the bits of floats as safetensors stores them."""
+"""Finds NaN and infinity in the bytes of a safetensors tensor."""
 
 from typing import Any
 

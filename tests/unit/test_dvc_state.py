@@ -57,6 +57,9 @@ def test_a_receipt_in_the_cache_decides_unless_a_file_has_changed(
     assert may("2", "train@default"), "a stage that the summary lacks, as one of another branch"
     cached.write_text(f"{text} ")
     assert may("2"), "a file of the cache that has changed is DVC's to judge"
+    cached.write_bytes(b"\xff" * status.st_size)
+    os.utime(cached, ns=(status.st_mtime_ns, status.st_mtime_ns))
+    assert may("2"), "bytes that are no receipt are DVC's to judge"
     cached.write_text(text)
     os.utime(cached, ns=(status.st_mtime_ns, status.st_mtime_ns))
     assert not may("2")

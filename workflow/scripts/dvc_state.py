@@ -61,10 +61,11 @@ class LockSummary:
         entry = self._in_lock.get(stage)
         if entry is None:
             return stage in self._words
-        for path, known in entry["files"].items():
-            if "".join(Path(path).parts[-2:]) == entry["receipt"] and known and _stamp(path) == known:
-                receipt = receipts.parse(Path(path).read_text(encoding="utf-8"))
-                return receipt is not None and wanted(receipt)
+        with suppress(OSError, ValueError):  # then DVC judges its cache
+            for path, known in entry["files"].items():
+                if "".join(Path(path).parts[-2:]) == entry["receipt"] and known and _stamp(path) == known:
+                    receipt = receipts.parse(Path(path).read_text(encoding="utf-8"))
+                    return receipt is not None and wanted(receipt)
         return True
 
     @functools.cached_property

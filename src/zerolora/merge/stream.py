@@ -222,9 +222,9 @@ class _Writer:
             rows = torch.cat([rows, added])
         for update in unit.updates.values():
             apply(update, rows, first)
-        check_merged(_bytes(rows), into, unit.stored)
-        offset = into.start + first * (into.nbytes // max(_length(into), 1))
-        _write(self.outputs[into.path], _bytes(rows), offset)
+        data = _bytes(rows)
+        check_merged(data, into, unit.stored)
+        _write(self.outputs[into.path], data, into.start + first * (into.nbytes // max(_length(into), 1)))
 
     def _convert(self, unit: MergeUnit) -> None:
         """Write the stored tensors of a converted unit."""
