@@ -1050,8 +1050,8 @@ def test_evaluation_uses_stop_and_padding_tokens(
     evaluate(chosen, data, EvaluatedModel(tiny_model), folder.path, folder.path / "answers.json")
     ids = tokenizer.convert_tokens_to_ids
     for arguments in calls:
-        assert arguments["eos_token_id"] == sorted(ids(stops))
-        assert arguments["pad_token_id"] == ids(padding)
+        settings = arguments["generation_config"]
+        assert (settings.eos_token_id, settings.pad_token_id) == (sorted(ids(stops)), ids(padding))
     prompts = {tokenizer.decode(row, skip_special_tokens=True) for call in calls for row in call["input_ids"]}
     assert prompts == {f"User: {row['question']}\n\nAssistant:" for row in open_split(data, "test")}
 
