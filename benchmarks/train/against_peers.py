@@ -208,6 +208,7 @@ def contestants(task: Task, options: argparse.Namespace, packed: bool) -> dict[s
 def _ours(task: Task, options: argparse.Namespace, pack: dict[str, Any]) -> Trained:
     rows = 1 if pack else ROWS
     train = {**STILL, "global_batch": rows * RANKS, "micro_batch": rows, "ranks_per_node": RANKS, "precision": "fp32"}
+    train["group_by_length"] = True  # into the global batches of `batched`
     used, runs = [], []
     for epochs in (1, 2):
         ours = task.ours(f"ours-{epochs}-{bool(pack)}", {**train, "epochs": epochs}, pack, threads="1")

@@ -21,8 +21,14 @@ CYCLE_RISE = 0.3
 
 
 def steps_in(rows: int, epochs: float, global_batch: int) -> int:
-    """Return the number of whole global batches in so many passes over the rows, or parts of one."""
-    return int(rows * Fraction(str(epochs)) // global_batch)
+    """Return the number of global batches in so many passes over the rows, or parts of one; the last one may have
+    fewer rows than the others."""
+    return -(-rows_in(rows, epochs) // global_batch)
+
+
+def rows_in(rows: int, epochs: float) -> int:
+    """Return the number of rows in so many passes over them, or parts of one."""
+    return int(rows * Fraction(str(epochs)))
 
 
 RateScaling = Literal["none", "linear", "sqrt"]

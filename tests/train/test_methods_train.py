@@ -199,7 +199,8 @@ def test_it_is_pefts_own_after_20_steps(name: str, bench: Bench, tiny_model: Pat
     ours = adapter_of(run)
     assert ours.keys() == theirs.keys()
     for key, tensor in theirs.items():
-        torch.testing.assert_close(ours[key], tensor.detach(), rtol=1e-5, atol=1e-5, msg=key)
+        # Adam's first step of a gradient near 0 is as long as any other, whatever its rounding.
+        torch.testing.assert_close(ours[key], tensor.detach(), rtol=1e-5, atol=3e-5, msg=key)
     if taken:  # and plain peft puts it on the original base
         from peft import PeftModel
 

@@ -78,14 +78,14 @@ def test_packing_and_strategy_change_no_loss(bench: Bench) -> None:
 def test_a_run_resumes_at_another_stage_and_world_size(bench: Bench) -> None:
     own: dict[str, Any] = {"data": "labelled", "packing": "labelled-unpacked", "reference": "labelled-reference"}
     own |= {"objective": "kto"}
-    first = bench.run("first", "zero2", **own)
-    shutil.copytree(bench.folder / "checkpoints/first", bench.folder / "checkpoints/other")
-    for last in (bench.folder / "checkpoints/other").glob("*/step-00000003.safetensors"):
+    first = bench.run("kto-first", "zero2", **own)
+    shutil.copytree(bench.folder / "checkpoints/kto-first", bench.folder / "checkpoints/kto-moved")
+    for last in (bench.folder / "checkpoints/kto-moved").glob("*/step-00000003.safetensors"):
         last.unlink()
         (last.parent / "finished").unlink()
-    result = bench.start("other", "zero3", ranks_per_node=1, **own)
+    result = bench.start("kto-moved", "zero3", ranks_per_node=1, **own)
     assert "resuming at step 2 of 3" in result.stderr, result.stderr[-2000:]
-    losses = metrics(bench.folder / "other")["losses"]
+    losses = metrics(bench.folder / "kto-moved")["losses"]
     assert losses == pytest.approx(metrics(first)["losses"], rel=1e-5)
 
 

@@ -166,6 +166,21 @@ def test_the_number_of_ranks_changes_no_loss(bench: Bench, reference: dict[str, 
     assert actual["losses"] == pytest.approx(reference["losses"], rel=1e-5)
 
 
+def test_the_last_step_takes_the_rows_that_are_left(bench: Bench) -> None:
+    """16 rows in steps of 6, 6 and 4; of two ranks with a row at a time, neither has one for its last micro-batch."""
+    left: dict[str, Any] = {"global_batch": 6, "epochs": 1, "max_steps": 4}
+    alone = metrics(bench.run("left-ddp", "ddp", ranks_per_node=1, **left | {"micro_batch": 6}))
+    assert alone["steps"] == 3
+    for strategy in ("ddp", "zero2", "zero3", "fsdp"):
+        name = f"left-{strategy}-2"
+        actual = metrics(bench.run(name, strategy, **left))
+        assert actual["losses"] == pytest.approx(alone["losses"], rel=1e-5), strategy
+        assert actual["tokens"] == alone["tokens"]
+        one, other = (load_file(bench.folder / run / "adapter/adapter_model.safetensors") for run in ("left-ddp", name))
+        for each, tensor in one.items():
+            assert torch.allclose(tensor, other[each], rtol=1e-4, atol=1e-4), each
+
+
 @pytest.fixture(scope="module")
 def packed(bench: Bench) -> dict[str, Any]:
     return metrics(bench.run("packed-reference", "zero2", packing="packed", ranks_per_node=1))
@@ -228,10 +243,11 @@ def test_shares_of_sources_are_those_of_the_data_on_any_ranks(bench: Bench) -> N
 
 
 def test_each_source_has_a_loss_in_each_step(bench: Bench) -> None:
-    """Its mean over its own tokens, whatever the ranks and interruptions; empty in a step without the source."""
+    """Its mean over its own tokens, whatever the ranks and interruptions; empty in a step without the source. And in
+    each validation."""
     bench.mix()
     whole: dict[str, Any] = {"packing": "mixed-packing", "data": "mixed", "global_batch": 2, "epochs": 2}
-    whole["max_steps"] = None
+    whole |= {"max_steps": None, "validation_steps": 4}
     tables = []
     for ranks in (1, 2, 2):
         run = bench.run(f"sources-{ranks}", "zero1", **whole, ranks_per_node=ranks, checkpoint_steps=1)
@@ -255,6 +271,16 @@ def test_each_source_has_a_loss_in_each_step(bench: Bench) -> None:
         assert total == pytest.approx(float(one["loss"]), rel=1e-6)
         assert all(float(two[f"loss.{name}"]) == pytest.approx(mean, rel=1e-4) for name, mean in means.items())
     assert [*sums.values()] == batches.supervised_by_source(2)
+    held_out = open_split(bench.folder / "mixed", "validation").to_pandas().groupby("source")["supervised"].sum()
+    weights = dict(zip(sums, held_out, strict=True))
+    validated = [row for row in tables[1] if row["loss_validation"]]
+    assert len(validated) > 1
+    for row in validated:
+        total = sum(float(row[f"loss_validation.{name}"]) * weight for name, weight in weights.items())
+        assert total / sum(weights.values()) == pytest.approx(float(row["loss_validation"]), rel=1e-6)
+    trained = metrics(run)
+    best = min(validated, key=lambda row: float(row["loss_validation"]))
+    assert all(trained[f"loss_validation.{name}"] == float(best[f"loss_validation.{name}"]) for name in sums)
 
 
 def test_a_model_whose_packed_rows_see_each_other_is_not_trained(leaking: Bench) -> None:
@@ -411,8 +437,8 @@ def test_users_mistake_in_training_is_one_line(bench: Bench) -> None:
     """Of settings that no render has seen, which would have said so."""
     command = bench.command("mistake", ranks_per_node=1, global_batch=4, micro_batch=4)
     at = command.index("--settings") + 1
-    command[at] = canonical(json.loads(command[at]) | {"global_batch": 1000})
+    command[at] = canonical(json.loads(command[at]) | {"epochs": 0.05})
     result = bench.server.run(command, bench.folder, bench.environment)
     assert result.returncode == 2
-    assert "zerolora: train.global_batch is 1000, but 1 epochs have only 16 rows; lower it" in result.stderr
+    assert "zerolora: train.epochs is 0.05, which of 16 rows is none; raise it, e.g. to 1" in result.stderr
     assert "Traceback" not in result.stderr

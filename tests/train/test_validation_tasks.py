@@ -26,7 +26,8 @@ TRAINED: dict[str, Any] = {
     "max_steps": 4,
     "epochs": 4,
     "schedule": "constant",
-    "learning_rate": 0.05,
+    "learning_rate": 0.03,
+    "seed": 1,
     "validation_steps": 2,
     "keep": "last",
     "validation_tasks": ["capitals", "sums", "written"],
@@ -53,7 +54,7 @@ def with_tasks(bench: Bench) -> Iterator[Bench]:
         # differ are judged differently.
         "written": {
             "check": "regex",
-            "check_settings": {"pattern": "BB|\\x18$|\\$.\\u054a"},
+            "check_settings": {"pattern": "丫"},
             "prompt": "{{question}}",
             "answer": "{{answers[0]}}",
             "chat_template": True,

@@ -146,10 +146,11 @@ def test_packing_and_balance_tables_match_measurements() -> None:
     rows += [f"{grown['seconds']} s" for grown in packing["growth"]]
     balance: Any = result("balance.json")
     rows += [
-        f"| {kind} | {order} | {actual['tokens_mean']:.2%} | {actual['tokens_worst']:.1%} | "
-        f"{actual['attention_mean']:.2%} | {actual['attention_worst']:.1%} |"
+        f"| {kind} | {micro_batch} | {order} | {actual['tokens_mean']:.2%} | {actual['attention_mean']:.2%} | "
+        f"{actual['padding']:.1%} | {actual['slowest']:.2f} |"
         for kind in ("packed", "single rows")
-        for order, actual in balance[kind].items()
+        for micro_batch, orders in balance[kind].items()
+        for order, actual in orders.items()
     ]
     assert [row for row in rows if row not in text] == []
     ours = [entry["packers"]["zerolora"]["share_of_bound"] for entry in packing["sets"]]

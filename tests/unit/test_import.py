@@ -76,6 +76,7 @@ def test_an_example_of_axolotl(tmp_path: Path) -> None:
     train |= {"quantization": {"type": "nf4"}, "ranks_per_node": 1, "global_batch": 4, "micro_batch": 1, "epochs": 4}
     train |= {"learning_rate": 1e-5, "optimizer": "adamw", "schedule": "cosine", "warmup_steps": 10}
     train |= {"weight_decay": 0.0, "gradient_clipping": 1.0, "activation_checkpointing": True, "attention": "flash"}
+    train |= {"group_by_length": False}
     train |= {"validation_steps": 0.0625, "checkpoint_steps": 0.25}  # four and one in each of four epochs
     assert written["train"] == train
     assert written["render"] == {"strategy": "fsdp_offload"}

@@ -2,6 +2,7 @@
 values; KTO's mismatched sequences; the config's rules."""
 
 import copy
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -67,34 +68,38 @@ def losses_of(table: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
 
 
 def trained(
-    variant: str, together: int, ranks: int, micro_batch: int, packed: bool
+    variant: str, together: int, ranks: int, micro_batch: int, packed: bool, places: int | None = None
 ) -> tuple[dict[str, float], Totals, torch.Tensor]:
-    """Return the means before the step, totals and gradient of the first step, over all ranks."""
+    """Return the means before the step, totals and gradient of the first step, over all ranks; its global batch has
+    more `places` than rows if it is the last one."""
     plan, objective = configured(variant)
     rows = rows_of(objective)
     packing = PackingPlan(np.array([*range(0, ROWS, together), ROWS]), np.arange(ROWS, dtype=np.int32))
-    plan = plan.model_copy(update={"global_batch": ROWS // together, "micro_batch": micro_batch})
+    plan = plan.model_copy(update={"global_batch": places or ROWS // together, "micro_batch": micro_batch})
     table = torch.nn.Parameter(torch.randn(TOKENS, 40, TOKENS, generator=torch.Generator().manual_seed(0)))
     feeds = [Feed(Batches(rows, packing, plan, rank, ranks, packed), packed, CPU) for rank in range(ranks)]
     units = feeds[0].at(0)[1]
     before = dict.fromkeys(objective.before, 0.0)
     for feed in feeds:
-        for packed_rows in feed.batches.at(0, before=True)[0]:
+        for packed_rows in itertools.compress(feed.batches.at(0, before=True)[0], feed.batches.counts_at(0)):
             with torch.no_grad():
                 batch = collate(packed_rows, packed, CPU)
                 for name, items in objective.values_before(losses_of(table, batch), batch).items():
                     before[name] += float(items.sum()) / units[objective.before[name]]
     totals = Totals(objective, units, 2, CPU)
     for feed in feeds:
-        for packed_rows in feed.at(0)[0]:
+        for packed_rows, counts in zip(feed.at(0)[0], feed.batches.counts_at(0), strict=True):
             batch = collate(packed_rows, packed, CPU)
             values = objective.values(losses_of(table, batch), batch, before)
-            totals.weighted(totals.add(values), 1).backward()
+            totals.weighted(totals.add(values, counts), float(counts)).backward()
     assert table.grad is not None
     return before, totals, table.grad
 
 
-SPLITS = [(1, 1, 12, True), (1, 2, 3, False), (1, 4, 1, True), (2, 3, 1, True), (3, 2, 2, True), (12, 1, 1, True)]
+SPLITS: list[tuple[Any, ...]] = [
+    *((1, 1, 12, True), (1, 2, 3, False), (1, 4, 1, True), (2, 3, 1, True), (3, 2, 2, True), (12, 1, 1, True)),
+    *((1, 4, 2, False, 24), (1, 5, 1, True, 15), (2, 4, 1, True, 8)),
+]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

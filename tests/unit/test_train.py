@@ -1,10 +1,10 @@
 """Parts of training: order of the data, loss, adapter check, topology of ranks, noise, early stopping."""
 
+import itertools
 import math
 import re
 import tempfile
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
@@ -62,8 +62,8 @@ def plan_of(count: int, together: int = 1) -> PackingPlan:
 
 def seen(batches: Batches, step: int) -> list[int]:
     """Return the first tokens of the rows of a step, their numbers."""
-    micro_batches, _ = batches.at(step)
-    return [row["input_ids"][0] for micro_batch in micro_batches for packed in micro_batch for row in packed]
+    of_step = zip(batches.at(step)[0], batches.counts_at(step), strict=True)
+    return [row["input_ids"][0] for rows, counts in of_step if counts for packed in rows for row in packed]
 
 
 @given(
@@ -87,17 +87,21 @@ def test_order_of_rows_depends_only_on_seed_and_global_batch(
         assert sorted(row for part in parts for row in seen(part, step)) == sorted(seen(alone, step))
 
 
-@pytest.mark.parametrize("together", [1, 2])
-def test_epoch_sees_every_row_once(together: int) -> None:
-    batches = Batches(rows_of(8), plan_of(8, together), training_plan(**{**BATCH, "epochs": 1}), 0, 1)
+@pytest.mark.parametrize(("together", "count", "steps"), [(1, 8, 2), (2, 8, 1), (1, 9, 3), (2, 9, 2), (1, 3, 1)])
+def test_epoch_sees_every_row_once(together: int, count: int, steps: int) -> None:
+    """The last step takes what is left, and the loss is the mean over its own tokens."""
+    batches = Batches(rows_of(count), plan_of(count, together), training_plan(**{**BATCH, "epochs": 1}), 0, 1)
+    assert batches.steps == steps
     rows = [row for step in range(batches.steps) for row in seen(batches, step)]
-    assert sorted(rows) == list(range(8))
+    assert sorted(rows) == list(range(count))
     for step in range(batches.steps):
         until = rows[: sum(len(seen(batches, each)) for each in range(step + 1))]
         assert batches.tokens_until(step + 1) == sum(2 + row % 2 for row in until)
-    assert batches.supervised_tokens == 4 * 1 + 4 * 2
-    assert batches.tokens_by_source(2) == [4 * 2, 4 * 3]
-    assert batches.supervised_by_source(2) == [4 * 1, 4 * 2]
+        assert batches.at(step)[1] == {"supervised token": sum(1 + row % 2 for row in seen(batches, step))}
+    odd = count // 2
+    assert batches.supervised_tokens == (count - odd) * 1 + odd * 2
+    assert batches.tokens_by_source(2) == [(count - odd) * 2, odd * 3]
+    assert batches.supervised_by_source(2) == [(count - odd) * 1, odd * 2]
 
 
 def test_shorter_run_is_a_prefix_of_a_longer_one() -> None:
@@ -108,15 +112,16 @@ def test_shorter_run_is_a_prefix_of_a_longer_one() -> None:
     assert [seen(short, step) for step in range(7)] == [seen(long, step) for step in range(7)]
 
 
-def test_padding_and_spread_match_the_ranks() -> None:
-    rows, plan = rows_of(8), plan_of(8)
+@pytest.mark.parametrize("count", [8, 9, 11])
+def test_padding_and_spread_match_the_ranks(count: int) -> None:
+    rows, plan = rows_of(count), plan_of(count)
     batches = [
         Batches(rows, plan, training_plan(**{**BATCH, "epochs": 1, "micro_batch": 2}), rank, 2) for rank in range(2)
     ]
     positions = tokens = 0
     for step in range(batches[0].steps):
         for batch in batches:
-            for micro_batch in batch.at(step)[0]:
+            for micro_batch in itertools.compress(batch.at(step)[0], batch.counts_at(step)):
                 collated = collate(micro_batch, False, torch.device("cpu"))
                 positions += collated["input_ids"].numel()
                 tokens += int(collated["attention_mask"].sum())
@@ -210,8 +215,8 @@ def test_longest_packed_row_comes_first() -> None:
 def test_plan_of_other_data_and_too_few_rows_are_refused() -> None:
     with pytest.raises(UserError, match="plan is of 8 rows, but the data has 9; run `zerolora stage pack` again"):
         Batches(rows_of(9), plan_of(8), training_plan(**BATCH), 0, 1)
-    with pytest.raises(UserError, match="global_batch is 100, but 2 epochs have only 16 rows"):
-        Batches(rows_of(8), plan_of(8), training_plan(**{**BATCH, "global_batch": 100}), 0, 1)
+    with pytest.raises(UserError, match="train.epochs is 0.1, which of 8 rows is none; raise it, e.g. to 1"):
+        Batches(rows_of(8), plan_of(8), training_plan(**{**BATCH, "epochs": 0.1}), 0, 1)
 
 
 @given(st.lists(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=4), max_size=20))
@@ -221,7 +226,7 @@ def test_plan_reads_back(packed: list[list[int]]) -> None:
         plan = open_plan(Path(folder) / "train.arrow")
         write_plan(Path(folder) / "again.arrow", plan)
         again = open_plan(Path(folder) / "again.arrow")
-    actual = [plan.members[start:end].tolist() for start, end in pairwise(plan.starts)]
+    actual = [plan.members[start:end].tolist() for start, end in itertools.pairwise(plan.starts)]
     assert actual == packed
     assert all(np.array_equal(one, other) for one, other in zip(plan, again, strict=True))
     assert plan.starts.dtype == np.dtype(np.int64) and plan.members.dtype == np.dtype(np.int32)

@@ -96,6 +96,7 @@ KEYS: dict[str, tuple[Any, set[str]]] = {
     "train.compile": (True, {E, R, T}),
     "train.canary": ("off", {R}),
     "train.neftune_alpha": (5.0, {T}),
+    "train.group_by_length": (True, {T}),
     "train.seed": (7, {T}),
     "train.validation_steps": (1, {E, R, T}),
     "train.keep": ("last", {T}),

@@ -458,7 +458,10 @@ class TrainSection(MethodSections, ObjectiveSections):
     """Compile decoder layers with torch.compile; batches are then padded to at most four lengths, each of which is
     compiled once (docs/speed.md)."""
     global_batch: Positive = 8
-    """Packed rows per optimizer step, over all ranks. The order of the data depends only on it and the seed."""
+    """Packed rows per optimizer step, over all ranks. The last step of a training takes the rows that are left."""
+    group_by_length: bool = False
+    """Put packed rows of similar length into the same global batch, which saves padding but gives steps of long and of
+    short rows; the loss on held-out rows may be higher (docs/data.md)."""
     epochs: Epochs = 1
     """Number of passes over the training rows, e.g. 3, or 0.5 for half of them."""
     max_steps: Positive | None = None

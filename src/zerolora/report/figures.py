@@ -18,7 +18,7 @@ PARTS = ("forward", "backward", "communication", "optimizer", "data", "between")
 NOT_TERMS = ("total", "model_states", "peak_phase")
 """Keys of a prediction that are not terms."""
 
-SOURCE = "loss."
+SOURCE, SOURCE_VALIDATION = "loss.", "loss_validation."
 """Before a data source's name, a column of loss.csv."""
 
 
@@ -80,30 +80,40 @@ def learning_curves(table: Path, objective: Objective) -> list[Chart]:
 
 
 def _of_sources(read: list[dict[str, float]], objective: Objective) -> list[Chart]:
-    """Return the training loss of each data source by step; empty for a single source."""
-    columns = sorted({name for row in read for name in row if name.startswith(SOURCE)})
-    if not columns:
+    """Return the loss of each data source by step, in training and validation; empty for a single source."""
+    sources = sorted({name.removeprefix(SOURCE) for row in read for name in row if name.startswith(SOURCE)})
+    if not sources:
         return []
-    lines = {
-        name.removeprefix(SOURCE): [{"step": row["step"], "loss": row[name]} for row in read if name in row]
-        for name in columns
-    }
-    rows: list[dict[str, Any]] = [
-        {"step": row["step"], "series": source, "value": row["loss"]}
-        for source, line in lines.items()
-        for row in thinned(line)
-    ]
-    # Vega reads a dot in a field's name as a path, so no field is named after a source.
+    rows: list[dict[str, Any]] = []
+    ends = []
+    for source in sources:
+        trained, validated = (
+            [{"step": row["step"], "loss": row[name]} for row in read if (name := f"{prefix}{source}") in row]
+            for prefix in (SOURCE, SOURCE_VALIDATION)
+        )
+        # Vega reads a dot in a field's name as a path, so no field is named after a source.
+        for split, line in (("training", thinned(trained)), ("validation", validated)):
+            rows += [{"step": row["step"], "series": source, "split": split, "value": row["loss"]} for row in line]
+        ends.append(f"{source} {trained[0]['loss']:.4g}, {trained[-1]['loss']:.4g}")
+        if validated:
+            ends[-1] += f" (validation {validated[-1]['loss']:.4g})"
     encoding = {
         "x": number("step", axis={"tickMinStep": 1}, scale={"nice": False}),
         "y": loss_axis((row["value"] for row in rows), f"loss {objective.loss_unit}".strip()),
-        "color": category("series", sort=list(lines)),
-        "tooltip": [{"field": "series", "title": "source"}, {"field": "step"}, {"field": "value", "title": "loss"}],
+        "color": category("series", sort=sources),
+        "tooltip": [
+            *({"field": field, "title": title} for field, title in (("series", "source"), ("split", "rows"))),
+            {"field": "step"},
+            {"field": "value", "title": "loss"},
+        ],
     }
-    ends = [f"{source} {line[0]['loss']:.4g}, {line[-1]['loss']:.4g}" for source, line in lines.items()]
-    summary = f"First and last loss in training: {'; '.join(ends)}." + _thinning(next(iter(lines.values())))
-    spec = {"data": {"values": rows}, "layer": [{"mark": "line", "encoding": encoding}]}
-    return [Chart("sources-curve", "Loss of each source.", summary, spec)]
+    marks = {"training": {"type": "line"}, "validation": {"type": "point", "size": 70}}
+    layers = [
+        {"transform": [{"filter": f"datum.split == '{split}'"}], "mark": mark, "encoding": encoding}
+        for split, mark in marks.items()
+    ]
+    summary = f"First and last loss in training: {'; '.join(ends)}." + _thinning(trained)
+    return [Chart("sources-curve", "Loss of each source.", summary, {"data": {"values": rows}, "layer": layers})]
 
 
 def _learning_curve(read: list[dict[str, float]], name: str, unit: str) -> Chart:

@@ -15,8 +15,9 @@ from zerolora.model.padded_lengths import padded
 from zerolora.train.common_prefix import Branches, Group, grouped, worthwhile
 from zerolora.train.objectives import OBJECTIVES
 from zerolora.train.objectives.objective import MARK, Objective, Sequence, token_counts
-from zerolora.train.order import assign, global_batches, spread
+from zerolora.train.order import ABSENT, assign, assign_padded, global_batches, spread
 from zerolora.train.sequence_parallel import sequence
+from zerolora.units import counted
 
 PackedRow = list[Sequence]
 """The sequences of all rows of a packed row."""
@@ -33,12 +34,14 @@ class Batches:
         """`rows` is a split of the data, packed by `packing`; `rank` is one of the `world` ranks that do not share
         rows; `packed`: sequences may share a packed row.
 
-        Raises UserError if rows and packing do not match, are fewer than a global batch, hold something else than the
-        objective learns from, or lack a column that it reads.
+        Raises UserError if rows and packing do not match, there are none, or they hold something else than the
+        objective learns from or lack a column that it reads.
         """
         self.rows, self.packing, self.rank, self.world = rows, packing, rank, world
         self.objective = OBJECTIVES[plan.objective].of(plan)
-        self.micro_batch = plan.micro_batch
+        self.micro_batch, self.global_batch = plan.micro_batch, plan.global_batch
+        # A compiled layer has a graph for each number of rows.
+        self._padded = not packed and not plan.compile
         if len(packing.members) != len(rows):
             raise UserError(
                 f"the packing plan is of {len(packing.members)} rows, but the data has {len(rows)}; "
@@ -67,31 +70,47 @@ class Batches:
         self._units = _units(rows, packing, self.objective)
         # Memory depends on the tokens of a packed row, not on attention.
         largest = int(np.lexsort((self.work, self._computed))[-1])
-        self.order = global_batches(self.work, plan.seed, plan.global_batch, plan.epochs, largest)
-        if len(self.order) == 0:
+        order = global_batches(
+            self.work, plan.seed, plan.global_batch, plan.epochs, largest, by_length=plan.group_by_length
+        )
+        if not order:
             raise UserError(
-                f"train.global_batch is {plan.global_batch}, but {plan.epochs} epochs have only "
-                f"{int(len(self.work) * plan.epochs)} rows; lower it"
+                f"train.epochs is {plan.epochs}, which of {counted(len(self.work), 'row')} is none; raise it, e.g. to 1"
             )
-        self.order = self.order[: plan.max_steps]
+        self.order = order[: plan.max_steps]
         self.planned = self.steps = len(self.order)
-        self._tokens_until = self.tokens[self.order].sum(1).cumsum()
+        self._tokens_until = np.cumsum([self.tokens[batch].sum() for batch in self.order])
         self._length, self._supervised_of_row, self._source = length, supervised, source
-        column = self.objective.units[next(iter(self.objective.terms.values()))]
-        self._items = _column(rows, column) if column else np.ones(len(rows), np.int64)
+        self._items = _items(rows, self.objective)
 
     def at(self, step: int, before: bool = False) -> tuple[list[list[PackedRow]], Units]:
         """Return this rank's micro-batches of a step, and the units of the whole global batch. With `before` they are
-        those of the pass before the step."""
+        those of the pass before the step.
+
+        A step has the same number of micro-batches on each rank, since engines communicate in each of them: where no
+        row is left for one, it has the shortest row of the global batch again, which does not count (`counts_at`).
+        """
         batch = self.order[step]
+        shortest = int(self._computed[batch].argmin())
         micro_batches = [
             [
                 packed_row(self.rows, self.packing, number, self.objective, before)
-                for number in batch[positions[self.rank]].tolist()
+                for number in batch[positions[positions != ABSENT] if counts else [shortest]].tolist()
             ]
-            for positions in assign(self.work[batch], self.world, self.micro_batch)
+            for positions, counts in zip(self._assigned(step)[:, self.rank], self.counts_at(step), strict=True)
         ]
         return micro_batches, {name: int(counts[batch].sum()) for name, counts in self._units.items()}
+
+    def counts_at(self, step: int) -> list[bool]:
+        """Return whether each of this rank's micro-batches of a step has rows of its own."""
+        has_rows: list[bool] = (self._assigned(step)[:, self.rank] != ABSENT).any(1).tolist()
+        return has_rows
+
+    def _assigned(self, step: int) -> np.ndarray:
+        batch, share = self.order[step], (self.world, self.micro_batch, self.global_batch)
+        if self._padded and step:
+            return assign_padded(self._computed[batch], self._supervised[batch], *share)
+        return assign(self.work[batch], *share)
 
     def sizes_at(self, step: int) -> tuple[int, int, int]:
         """Return tokens, summed squared row lengths and supervised tokens of a global batch, without padding."""
@@ -116,19 +135,20 @@ class Batches:
     @property
     def supervised_tokens(self) -> int:
         """Return the supervised tokens of all steps over all ranks."""
-        return int(self._supervised[self.order].sum())
+        return sum(int(self._supervised[batch].sum()) for batch in self.order)
 
     def balance(self) -> dict[str, float]:
         """Return the spread of tokens and of attention work over ranks, in the mean and in the worst global batch, and
         the share of padding among all computed positions."""
         spreads: dict[str, list[float]] = {"tokens": [], "attention": []}
         computed = 0.0  # positions, padding included
-        for batch in self.order:
-            assigned = assign(self.work[batch], self.world, self.micro_batch)
+        for step, batch in enumerate(self.order):
+            assigned = self._assigned(step)
             spreads["tokens"].append(spread(self.tokens[batch], assigned))
             spreads["attention"].append(spread(self.work[batch], assigned))
-            longest = self._computed[batch][assigned].max(2)
-            computed += (longest + -longest % sequence.size).sum() * self.micro_batch
+            present = assigned != ABSENT
+            longest = np.where(present, self._computed[batch][assigned], 0).max(2)
+            computed += ((longest + -longest % sequence.size) * present.sum(2)).sum()
         result = {"padding_share": 1 - self.tokens_until(self.steps) / computed}
         for name, values in spreads.items():
             result[f"rank_{name}_spread_mean"] = sum(values) / len(values)
@@ -144,7 +164,7 @@ class Batches:
         return self._by_source(self._supervised_of_row, sources)
 
     def _by_source(self, counts: np.ndarray, sources: int) -> list[int]:
-        times = np.bincount(self.order.ravel(), minlength=len(self.work))
+        times = np.bincount(np.concatenate(self.order), minlength=len(self.work))
         members = self.packing.members
         used = np.repeat(times, np.diff(self.packing.starts)) * counts[members]
         per_source: list[int] = np.bincount(self._source[members], used, sources).astype(int).tolist()
@@ -190,6 +210,17 @@ class Feed:
 def units_of(rows: Any, packing: PackingPlan, objective: Objective) -> Units:
     """Return the units of all packed rows."""
     return {name: int(counts.sum()) for name, counts in _units(rows, packing, objective).items()}
+
+
+def items_by_source(rows: Any, objective: Objective, sources: int) -> list[int]:
+    """Return the items of the loss's first term in some rows, by source."""
+    counts: list[int] = np.bincount(_column(rows, "source"), _items(rows, objective), sources).astype(int).tolist()
+    return counts
+
+
+def _items(rows: Any, objective: Objective) -> np.ndarray:
+    column = objective.units[next(iter(objective.terms.values()))]
+    return _column(rows, column) if column else np.ones(len(rows), np.int64)
 
 
 def prepared(rows: Any, objective: Objective) -> Any:

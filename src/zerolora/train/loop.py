@@ -1,5 +1,6 @@
 """The training loop: step after step, resumable after each. The main path is `run`."""
 
+import contextlib
 import functools
 import hashlib
 import math
@@ -24,7 +25,7 @@ from zerolora.train.adapter import base_of
 from zerolora.train.checkpoint.format import State, read_chosen
 from zerolora.train.checkpoint.store import Checkpoints
 from zerolora.train.engines.engine import WEIGHT, Engine
-from zerolora.train.feed import Batches, Feed, Units, collate, packed_row, units_of
+from zerolora.train.feed import Batches, Feed, Units, collate, items_by_source, packed_row, units_of
 from zerolora.train.launch.heartbeat import Heartbeat
 from zerolora.train.launch.rendezvous import broadcast_json
 from zerolora.train.launch.stop_signals import Stop, Stopped
@@ -47,7 +48,7 @@ class Loop:
         *,
         packed: bool,
         prefixes: bool,
-        sources: int,
+        sources: Sequence[str],
         device: torch.device,
         checkpoints: Checkpoints,
         telemetry: TelemetryWriter,
@@ -56,11 +57,11 @@ class Loop:
         tasks: Sequence[Choices | Questions] = (),
     ) -> None:
         """`packed`: several rows may share a packed row; `prefixes`: a prefix that rows of a micro-batch share is
-        computed once; `sources`: the number of data sources; `tasks`: those at validation."""
+        computed once; `sources`: the names of the data sources; `tasks`: those at validation."""
         self.engine, self.batches, self.plan = engine, batches, plan
         self.objective = batches.objective
         self.feed = Feed(batches, packed, device, prefixes)
-        self.sources, self.device, self.checkpoints = sources, device, checkpoints
+        self.sources, self.device, self.checkpoints = len(sources), device, checkpoints
         self.telemetry, self.stop, self.heartbeat = telemetry, stop, heartbeat
         self.rank, self.world = torch.distributed.get_rank(), torch.distributed.get_world_size()
         # Ranks that share rows count as one here.
@@ -71,12 +72,12 @@ class Loop:
         """Mean loss of each step."""
         self.metrics: dict[str, list[float]] = {name: [] for name in self.objective.metrics}
         """The objective's further metrics of each step."""
-        self.loss_by_source = torch.zeros(sources, dtype=torch.float64)
+        self.loss_by_source = torch.zeros(len(sources), dtype=torch.float64)
         """Summed loss of all steps so far: [sources]."""
         self.losses_of_sources: list[list[float]] = []
         """Mean loss of each source in each step, NaN for one without an item in it; empty for a single source."""
         self.tasks = tasks
-        self.validations = Validations(plan, batches.planned)
+        self.validations = Validations(plan, batches.planned, sources)
         self.resumes = 0
         self.seconds = 0.0
         """Seconds of training, without loading and pauses."""
@@ -96,9 +97,7 @@ class Loop:
         self.step, self.resumes, self.seconds = state.step, state.resumes + 1, state.seconds
         self.losses, self.loss_by_source = state.loop["loss"].tolist(), state.loop["loss_by_source"]
         if self.sources > 1:
-            # A checkpoint of an earlier release lacks them.
-            unknown = torch.full((self.step, self.sources), math.nan, dtype=torch.float64)
-            self.losses_of_sources = state.loop.get("losses_of_sources", unknown).tolist()
+            self.losses_of_sources = state.loop["losses_of_sources"].tolist()
         self.metrics = {name: state.loop[f"metric.{name}"].tolist() for name in self.metrics}
         self.validations.restore(state.loop["validation"], state.best)
         if self.rank == 0:
@@ -131,11 +130,7 @@ class Loop:
                     raise self._not_finite(loss)
                 self.losses.append(loss)
                 if self.sources > 1:
-                    items = self.batches.items_at(self.step, self.sources)
-                    sums = totals.by_source.tolist()
-                    self.losses_of_sources.append(
-                        [value / count if count else math.nan for value, count in zip(sums, items, strict=True)]
-                    )
+                    self.losses_of_sources.append(totals.of_sources(self.batches.items_at(self.step, self.sources)))
                 for name, value in metrics.items():
                     self.metrics[name].append(value)
                 self.step += 1
@@ -169,17 +164,18 @@ class Loop:
             means = self._means(self._step_batches(), units)
             self.engine.train()
             self.telemetry.times.lap("forward")
-        for number, micro_batch in enumerate(micro_batches):
+        counting = self.batches.counts_at(self.step)
+        for number, (micro_batch, counts) in enumerate(zip(micro_batches, counting, strict=True)):
             batch = self.feed.batch(self.step, number)
             self.telemetry.times.lap("data")
             self.heartbeat.step(self.step + 1, "forward")
-            with self.telemetry.routers.watched(micro_batch, batch):
+            with self.telemetry.routers.watched(micro_batch, batch) if counts else contextlib.nullcontext():
                 values = self.objective.values(token_losses(self.engine, batch), batch, means)
-            terms = totals.add(values)
+            terms = totals.add(values, counts)
             self.telemetry.times.lap("forward")
             self.heartbeat.step(self.step + 1, "backward")
             # Undoes the engine's division, so that an item of a unit counts the same in every batch.
-            self.engine.backward(totals.weighted(terms, self.engine.divisor))
+            self.engine.backward(totals.weighted(terms, self.engine.divisor * counts))
             self.telemetry.times.lap("backward")
             self.engine.step()
             self.telemetry.times.lap("optimizer")
@@ -208,10 +204,11 @@ class Loop:
         compiled_layers.after_step()
 
     def _step_batches(self) -> Iterator[tuple[dict[str, Any], bool]]:
-        """Yield the batches of a step for `_means`; all of them count."""
-        for micro_batch in self.batches.at(self.step, before=True)[0]:
+        """Yield the batches of a step for `_means`, and whether each counts."""
+        micro_batches, _ = self.batches.at(self.step, before=True)
+        for micro_batch, counts in zip(micro_batches, self.batches.counts_at(self.step), strict=True):
             self.heartbeat.step(self.step + 1, "forward")
-            yield self.feed.collated(micro_batch), True
+            yield self.feed.collated(micro_batch), counts
 
     def validate(self, rows: Any, packing: PackingPlan) -> bool:
         """Compute the mean loss and the metrics of a split, and the accuracies of the tasks; return whether this is the
@@ -235,7 +232,9 @@ class Loop:
                 for task in self.tasks
             }
         totals.sums = self._summed(totals.sums)
-        best = self.validations.add(self.step, {"loss": totals.loss, **totals.metrics, **accuracies})
+        of_sources = totals.of_sources(items_by_source(rows, self.objective, self.sources))
+        figures = {"loss": totals.loss, **totals.metrics, **accuracies, **self.validations.of_sources(of_sources)}
+        best = self.validations.add(self.step, figures)
         if self.rank == 0:
             LOGGER.info(f"step {self.step}: {self.validations}")
         if best and self.validations.keeps_best:
@@ -428,9 +427,11 @@ class Totals:
         """The first term, the loss of each source (`by_source`), the other terms, the metrics. Read once, at the end of
         a step: until then the host would wait for the device."""
 
-    def add(self, values: Mapping[str, Values]) -> dict[str, torch.Tensor]:
-        """Add the terms and metrics of a batch, and return the sum of each term, with its gradient."""
+    def add(self, values: Mapping[str, Values], counts: bool = True) -> dict[str, torch.Tensor]:
+        """Add the terms and metrics of a batch if it counts, and return the sum of each term, with its gradient."""
         terms = {name: values[name].each.sum() for name in self.objective.terms}
+        if not counts:
+            return terms
         self.sums[0] += terms[self.first].detach()
         for name in self.objective.terms:
             each, source = values[name]
@@ -453,6 +454,11 @@ class Totals:
     def by_source(self) -> torch.Tensor:
         """The loss of each source, all terms in it, as a sum over the first term's unit. [sources], fp64."""
         return self.sums[1 : 1 + self.sources]
+
+    def of_sources(self, items: Sequence[int]) -> list[float]:
+        """Return the mean loss of each source, which has this many items of the first term; NaN for none."""
+        sums = self.by_source.tolist()
+        return [value / count if count else math.nan for value, count in zip(sums, items, strict=True)]
 
     @property
     def loss(self) -> float:

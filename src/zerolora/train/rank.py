@@ -232,7 +232,7 @@ def _loop(process: RankProcess, data: TrainingData, engine: Engine, paths: Paths
         plan,
         packed=stats["packing"],
         prefixes=prefixes,
-        sources=len(_sources(paths.data)),
+        sources=_sources(paths.data),
         device=device,
         checkpoints=checkpoints,
         telemetry=TelemetryWriter(engine, data.batches, process.stopwatch, process.collectives, plan),
@@ -441,14 +441,14 @@ def _write_metrics(
     published_step, published = validations.published or (loop.step, {})
     table = io.StringIO()
     more = [*loop.metrics, *(task.name for task in loop.tasks)]
-    names = [*loop.metrics, *(f"{name}_validation" for name in more)]
+    names = [*loop.metrics, *map(_validated, [*more, *validations.sources])]
     sources = [f"loss.{name}" for name in _sources(paths.data)] if loop.losses_of_sources else []
     columns = ["step", "loss", "learning_rate", "loss_validation", *names, *sources]
     writer = csv.DictWriter(table, columns, lineterminator="\n")
     writer.writeheader()
     for row in loop.history():
         figures = validated.get(row["step"], {})
-        held_out = {f"{name}_validation": value for name, value in figures.items()}
+        held_out = {_validated(name): value for name, value in figures.items()}
         of_sources = dict(zip(sources, loop.losses_of_sources[row["step"] - 1], strict=True)) if sources else {}
         writer.writerow({**row, **_known(held_out), **_known(of_sources)})
     metrics = {
@@ -459,7 +459,7 @@ def _write_metrics(
         "trainable_parameters": trainable_parameters,
         "loss_first": loop.losses[0],
         "loss_last": loop.losses[-1],
-        **_known({f"{name}_validation": value for name, value in published.items()}),
+        **_known({_validated(name): value for name, value in published.items()}),
         **_known({f"{name}_first": values[0] for name, values in loop.metrics.items()}),
         **_known({f"{name}_last": values[-1] for name, values in loop.metrics.items()}),
         "published_step": published_step,
@@ -487,6 +487,12 @@ def _write_metrics(
     losses = "loss {loss_first:.3g} -> {loss_last:.3g}".format_map(metrics)
     losses += f", validation {metrics['loss_validation']:.3g}" if published else ", no validation rows"
     result(f"{losses}, {resources['tokens_per_second']:.0f} tokens/s")
+
+
+def _validated(name: str) -> str:
+    """Return the name of a figure in validation: loss_validation, and loss_validation.SOURCE of loss.SOURCE."""
+    figure, dot, source = name.partition(".")
+    return f"{figure}_validation{dot}{source}"
 
 
 def _known(figures: dict[str, float]) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """The validations of a run: the best adapter so far, and early stopping."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 
@@ -13,17 +14,18 @@ from zerolora.train.objectives import OBJECTIVES
 class Validations:
     """Loss and metrics of the validations so far, and the adapter of the best."""
 
-    def __init__(self, settings: TrainSettings, steps: int) -> None:
-        """`steps`: those of the whole run."""
+    def __init__(self, settings: TrainSettings, steps: int, sources: Sequence[str] = ()) -> None:
+        """`steps`: those of the whole run; `sources`: the names of the data sources."""
         self.every = None if settings.validation_steps is None else every(settings.validation_steps, steps)
         self.patience = settings.patience
         self.stop_above = {bar.step: bar.loss for bar in settings.stop_above}
         self.keeps_best = settings.keep == "best" and self.every is not None
         self.objective = OBJECTIVES[settings.objective].of(settings)
         self.tasks = [task.name for task in settings.validation_tasks]
-        self.names = ("loss", *self.objective.metrics, *self.tasks)
+        self.sources = tuple(f"loss.{name}" for name in sources) if len(sources) > 1 else ()
+        self.names = ("loss", *self.objective.metrics, *self.tasks, *self.sources)
         self.made: list[tuple[int, dict[str, float]]] = []
-        """(step, {"loss": mean loss, metric: mean, task: accuracy}) of each validation."""
+        """(step, {"loss": mean loss, metric: mean, task: accuracy, "loss.SOURCE": mean loss}) of each validation."""
         self.best: dict[str, torch.Tensor] = {}
         """The fp32 adapter of the best one, on rank 0; empty if the last adapter will be published."""
 
@@ -40,6 +42,10 @@ class Validations:
         best = self._rank(self.best_of_all[1]) if self.made else math.inf
         self.made.append((step, figures))
         return self._rank(self.made[-1][1]) < best
+
+    def of_sources(self, losses: Sequence[float]) -> dict[str, float]:
+        """Return the losses of all sources as figures of a validation; empty for a single source."""
+        return dict(zip(self.sources, losses, strict=True)) if self.sources else {}
 
     @property
     def best_of_all(self) -> tuple[int, dict[str, float]]:

@@ -42,6 +42,8 @@ FREE = frozenset(
         "from_adapter",  # its content must stay the same
     }
 )
+ORDER = "all rows"
+"""Of train/order.py; another one stops the resuming of runs that began with this one."""
 # Settings that change no measurement either.
 SAVING = frozenset({"checkpoint_steps", "checkpoint_minutes", "resume", "tracker", "canary"})
 
@@ -69,6 +71,7 @@ def resume_key(
     added = [asdict(token) for token in of_data(data)]
     return {
         **origin,
+        "order of the rows": ORDER,
         **{f"train.{key}": value for key, value in settings.items() if key not in FREE},
         **{f"rows of validation task {name}": sha256(file) for name, file in tasks.items()},
         **({"added_tokens": _hash(added)} if added else {}),

@@ -4,6 +4,7 @@ from typing import Any
 
 from zerolora.imports.formats.import_format import (
     Draft,
+    NoEqual,
     Rule,
     Unlike,
     each,
@@ -42,7 +43,7 @@ def shared_rules() -> dict[str, Rule]:
         "eaft_alpha": idle("used only with EAFT"),
         "remove_unused_columns": idle("unused columns are listed in stats.json"),
         "streaming": idle("files are streamed"),
-        "group_by_length": idle("rows of similar length share a batch, unless packing is on"),
+        "group_by_length": same("train.group_by_length", flag),
         "output_dir": idle("results are in results/<run>/"),
         **each("hub_model_id hub_strategy", PUBLISHED),
         "auto_find_batch_size": idle("train.micro_batch: auto chooses it"),
@@ -93,6 +94,8 @@ def training_arguments() -> dict[str, Rule]:
         **shared_rules(),
         "model_name_or_path": MODEL,
         "model_revision": REVISION,
+        "train_sampling_strategy": Rule("train.group_by_length", _grouped, "group_by_length → true, random → false"),
+        "length_column_name": idle("lengths are counted by `prepare`"),
         "do_train": Rule("", _trains, "the pipeline always trains; false stops the import"),
         "do_eval": idle("validation loss is always computed at the end"),
         "label_smoothing_factor": lost("the loss has no label smoothing"),
@@ -129,6 +132,13 @@ def training_arguments() -> dict[str, Rule]:
         **each("hub_* push_to_hub push_to_hub_*", PUBLISHED),
         "dataloader_*": PREPARED,
     }
+
+
+def _grouped(value: Any, draft: Draft) -> str | None:
+    if value not in ("random", "group_by_length"):
+        raise NoEqual("rows are always shuffled by the seed")
+    draft.set("train.group_by_length", value == "group_by_length")
+    return None
 
 
 def _trains(value: Any, draft: Draft) -> str | None:
