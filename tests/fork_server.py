@@ -23,7 +23,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -82,6 +82,10 @@ def copy_kept(root: Path) -> None:
         for path in SOURCE.glob(pattern):
             (copy := root / path.relative_to(ROOT)).parent.mkdir(exist_ok=True)
             shutil.copy2(path, copy)
+
+
+State = tuple[str, int, int, int]
+"""Path, inode, size and time of a file."""
 
 
 class Libraries:
@@ -199,15 +203,11 @@ class ForkServers:
     def __init__(self) -> None:
         self._libraries: Libraries | None = None
         self._servers: dict[str, ForkServer] = {}
+        self._keys: dict[Path, tuple[list[State], str]] = {}
 
     def of(self, root: Path, environment: Mapping[str, str]) -> ForkServer:
         """Return a server with the code that is in a tree now."""
-        digest = hashlib.sha256()
-        for folder in CODE:
-            for path in sorted((root / folder).rglob("*")):
-                if path.is_file() and "__pycache__" not in path.parts:
-                    digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
-        key = digest.hexdigest()
+        key = self._key(root)
         server = self._servers.pop(key, None)
         if self._libraries is None:
             self._libraries = Libraries(environment)
@@ -218,6 +218,18 @@ class ForkServers:
             self._servers.pop(next(iter(self._servers))).stop()
         return self._servers[key]
 
+    def _key(self, root: Path) -> str:
+        """Return the digest of the code in a tree. Files are read again only if one has changed."""
+        states = sorted(state for folder in CODE for state in _states(root / folder))
+        before, key = self._keys.get(root, ([], ""))
+        if states != before:
+            digest = hashlib.sha256()
+            for path in (Path(name) for name, *_ in states):
+                digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
+            key = digest.hexdigest()
+            self._keys[root] = states, key
+        return key
+
     def stop(self) -> None:
         """End all servers."""
         while self._servers:
@@ -225,6 +237,17 @@ class ForkServers:
         if self._libraries:
             self._libraries.stop()
             self._libraries = None
+
+
+def _states(folder: Path | str) -> Iterator[State]:
+    """Yield the files of a tree, but for compiled ones."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                yield from _states(entry.path) if entry.name != "__pycache__" else ()
+            else:
+                state = entry.stat()
+                yield entry.path, state.st_ino, state.st_size, state.st_mtime_ns
 
 
 SERVERS = ForkServers()
