@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import served
-from scipy import stats
+from scipy import optimize, stats
 
 from zerolora.config.schema import Config
 from zerolora.evaluate.difference import changed, compared, difference, with_unmerged
-from zerolora.evaluate.intervals import bootstrap_mean, mcnemar, wilson
+from zerolora.evaluate.intervals import Z, bootstrap_mean, disagree, mcnemar, paired, tango, wilson
 from zerolora.fail_if import parse
 from zerolora.files import write_json
 
@@ -36,7 +36,7 @@ def test_base_adapter_and_merged_model_are_compared_in_pairs() -> None:
     assert (actual["merged_over_unmerged_gained"], actual["merged_over_unmerged_lost"]) == (1, 2)
     assert actual["merged_over_unmerged_rows"] == [0, 1, 8] and actual["merged_over_unmerged_texts"] == 1
     interval = [actual[f"merged_over_unmerged_difference_{end}"] for end in ("low", "high")]
-    assert interval == list(bootstrap_mean(np.array([-1.0, -1, *[0] * 6, 1, 0, 0, 0])))
+    assert interval == list(tango(1, 2, 12))
     assert actual["unmerged_over_base_difference"] == pytest.approx(8 / 12)
     assert (actual["unmerged_over_base_gained"], actual["unmerged_over_base_p"]) == (8, mcnemar(8, 0))
     assert actual["difference"] == pytest.approx(7 / 12)  # between merged model and base
@@ -47,6 +47,60 @@ def test_mcnemars_p_is_the_exact_binomial() -> None:
     assert mcnemar(5, 0) == pytest.approx(2 / 2**5)
     assert mcnemar(0, 0) == mcnemar(4, 4) == 1
     assert mcnemar(7, 1) == pytest.approx(2 * (8 + 1) / 2**8) == mcnemar(1, 7)
+
+
+@pytest.mark.parametrize(("gained", "lost", "rows"), [(12, 2, 50), (4, 0, 200), (0, 3, 40), (30, 30, 90), (1, 0, 5)])
+def test_tangos_interval_holds_the_differences_that_its_score_allows(gained: int, lost: int, rows: int) -> None:
+    """With the share of lost rows that makes the counts most likely found by scipy instead of the formula."""
+
+    def score(difference: float) -> float:
+        counts, floor = (gained, lost, rows - gained - lost), max(0.0, -difference)
+
+        def unlikely(share: float) -> float:
+            shares = (share + difference, share, 1 - 2 * share - difference)
+            return -sum(count * np.log(max(each, 1e-300)) for count, each in zip(counts, shares, strict=True) if count)
+
+        found = optimize.minimize_scalar(
+            unlikely, bounds=(floor, (1 - difference) / 2), method="bounded", options={"xatol": 1e-12}
+        )
+        variance = rows * (2 * found.x + difference - difference**2)
+        return float((gained - lost - rows * difference) / np.sqrt(variance))
+
+    low, high = tango(gained, lost, rows)
+    assert -1 < low < (gained - lost) / rows < high < 1
+    assert score(low) == pytest.approx(Z, abs=2e-3) and score(high) == pytest.approx(-Z, abs=2e-3)
+    assert (-high, -low) == pytest.approx(tango(lost, gained, rows), abs=1e-12)
+
+
+@pytest.mark.parametrize(("gaining", "losing"), [(0.05, 0.05), (0.2, 0.1), (0.3, 0.02), (0.02, 0.01)])
+def test_tangos_interval_covers_the_difference_as_often_as_it_says(gaining: float, losing: float) -> None:
+    """Over all outcomes of 60 rows, each with its probability."""
+    rows = 60
+    covered = sum(
+        stats.multinomial.pmf((b, c, rows - b - c), rows, (gaining, losing, 1 - gaining - losing))
+        for b in range(31)
+        for c in range(31)
+        if b + c <= rows and tango(b, c, rows)[0] <= gaining - losing <= tango(b, c, rows)[1]
+    )
+    assert covered > 0.93
+
+
+def test_degenerate_tables_have_an_interval_that_is_not_a_point() -> None:
+    low, high = tango(20, 0, 20)
+    assert (low, high) == pytest.approx((2 * wilson(20, 20)[0] - 1, 1.0))  # of 20 gained rows among 20 changed ones
+    low, high = tango(0, 0, 50)
+    assert -0.08 < low < 0 < high < 0.08
+
+
+def test_an_interval_that_disagrees_with_p_is_said() -> None:
+    assert disagree(*tango(4, 0, 200), mcnemar(4, 0))
+    assert not disagree(*tango(40, 10, 200), mcnemar(40, 10)) and not disagree(*tango(3, 2, 200), mcnemar(3, 2))
+
+
+def test_scores_are_bootstrapped_and_rights_are_not() -> None:
+    assert paired(np.array([1.0, 0, -1, 0])) == tango(1, 1, 4)
+    scores = np.random.default_rng(0).random(40)
+    assert paired(scores) == bootstrap_mean(scores)
 
 
 @pytest.mark.parametrize("scored", [False, True])

@@ -1,7 +1,7 @@
 """The effect of fine-tuning: the answers of two models to the same rows, compared in pairs.
 
-Rates get Wilson's interval, their difference a bootstrap interval over pairs and McNemar's exact test. Preference data
-have further figures (held_out_preference.py).
+Rates get Wilson's interval, their difference Tango's and McNemar's exact test; the differences of other scores get a
+bootstrap interval over pairs. Preference data have further figures (held_out_preference.py).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from zerolora.evaluate import held_out_preference
-from zerolora.evaluate.intervals import bootstrap_mean, mcnemar, wilson
+from zerolora.evaluate.intervals import mcnemar, paired, wilson
 
 BUCKETS = 3
 """Groups of rows by length, of about the same size."""
@@ -53,7 +53,7 @@ def compared(before: Sequence[Answer], after: Sequence[Answer]) -> dict[str, flo
 
     answers                           number of answered rows
     accuracy, base_accuracy           shares of right answers, each with _low and _high: Wilson's interval
-    difference                        accuracy less base_accuracy, with _low and _high: bootstrap over pairs
+    difference                        accuracy less base_accuracy, with _low and _high: Tango's interval
     p                                 McNemar's exact two-sided p
     gained, lost                      rows that became right, and wrong
     <group>.accuracy and others       the same without the test, for each category and each range of prompt lengths
@@ -81,7 +81,7 @@ def with_unmerged(before: Sequence[Answer], after: Sequence[Answer]) -> dict[str
     """Return flat figures PAIR_NAME of the pairs unmerged_over_base and merged_over_unmerged, where unmerged is base
     and adapter; empty without answers of these.
 
-    difference, with _low and _high   accuracy of the first less that of the second: bootstrap over pairs
+    difference, with _low and _high   accuracy of the first less that of the second: Tango's interval
     p                                 McNemar's exact two-sided p
     gained, lost                      rows that only the first, and only the second answers right
     texts                             rows with different answers
@@ -121,7 +121,7 @@ def _rates(one: "np.ndarray[Any, Any]", other: "np.ndarray[Any, Any]") -> dict[s
 
 
 def _difference(change: "np.ndarray[Any, Any]") -> dict[str, float]:
-    low, high = bootstrap_mean(change)
+    low, high = paired(change)
     return {"difference": float(change.mean()), "difference_low": low, "difference_high": high}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from zerolora.evaluate.intervals import bootstrap_mean, mcnemar, normal_mean, wilson
+from zerolora.evaluate.intervals import mcnemar, normal_mean, paired, wilson
 
 Values = Mapping[str, Any]
 """The figures of one row, for answers.json."""
@@ -108,7 +108,7 @@ def compared(before: Sequence[Values], after: Sequence[Values]) -> dict[str, flo
         result |= {f"{name}_gained": gained, f"{name}_lost": lost, f"{name}_p": mcnemar(gained, lost)}
         changes |= {name: change, f"preference_margin{suffix}": margins[1] - margins[0]}
     for name, change in changes.items():
-        low, high = (bootstrap_mean if name.startswith("preference_accuracy") else normal_mean)(change)
+        low, high = (paired if name.startswith("preference_accuracy") else normal_mean)(change)
         figures = {"difference": float(change.mean()), "difference_low": low, "difference_high": high}
         result |= {f"{name}_{figure}": value for figure, value in figures.items()}
     return result

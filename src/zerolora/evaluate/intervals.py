@@ -1,4 +1,5 @@
-"""95 % intervals of metrics over rows: Wilson's for a share, a percentile bootstrap for any other; McNemar's test."""
+"""95 % intervals of metrics over rows: Wilson's for a share, Tango's for the difference of two shares of the same rows,
+a percentile bootstrap for any other; McNemar's test."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -7,11 +8,16 @@ from typing import Any, TypeVar
 import numpy as np
 
 Z = 1.959963984540054  # the 97.5th percentile of the normal distribution
+LEVEL = 0.95
 PERCENTILES = (2.5, 97.5)
 MEAN_RESAMPLES = 9999
 """The default of scipy.stats.bootstrap."""
 RESAMPLES = 1000
 """For metrics that are not means, which are computed from the rows of each resample."""
+AT_ONCE = 1 << 20
+"""Counts that a bootstrap holds at once."""
+ROUNDS = 60
+"""Halvings of an interval's end, which leave no more than the rounding of a float."""
 T = TypeVar("T")
 
 
@@ -24,17 +30,59 @@ def wilson(right: float, rows: int) -> tuple[float, float]:
     return (middle - half) / scale if right else 0.0, (middle + half) / scale if right < rows else 1.0
 
 
+def tango(gained: int, lost: int, rows: int) -> tuple[float, float]:
+    """Return the score interval of (gained - lost) / rows, the difference of two shares of the same rows (T. Tango,
+    Statistics in Medicine 17, 1998, 891-908).
+
+    It holds the differences d with |gained - lost - rows d| <= Z sqrt(rows (2 q + d - d²)), where q is the most likely
+    share of lost rows if the difference is d.
+    """
+
+    def score(difference: float) -> float:
+        """Return by how many standard errors the difference of the rows is above this one."""
+        middle = (2 * rows - gained + lost) * difference - gained - lost
+        root = math.sqrt(max(0.0, middle**2 + 8 * rows * lost * difference * (1 - difference)))
+        likely = (root - middle) / (4 * rows)
+        variance = rows * (2 * likely + difference * (1 - difference))
+        distance = gained - lost - rows * difference
+        if variance > 0:
+            return distance / math.sqrt(variance)
+        return math.copysign(math.inf, distance) if distance else 0.0
+
+    def end(inside: float, outside: float) -> float:
+        if abs(score(outside)) <= Z:
+            return outside
+        for _ in range(ROUNDS):
+            middle = (inside + outside) / 2
+            inside, outside = (middle, outside) if abs(score(middle)) <= Z else (inside, middle)
+        return inside
+
+    share = (gained - lost) / rows
+    return end(share, -1.0), end(share, 1.0)
+
+
+def paired(changes: "np.ndarray[Any, Any]") -> tuple[float, float]:
+    """Return the interval of the mean change of the same rows: Tango's for right and wrong, else a bootstrap."""
+    gained, lost = int((changes == 1).sum()), int((changes == -1).sum())
+    if gained + lost + int((changes == 0).sum()) == len(changes):
+        return tango(gained, lost, len(changes))
+    return bootstrap_mean(changes)
+
+
 def bootstrap_mean(values: "np.ndarray[Any, Any] | Sequence[float]", seed: int = 0) -> tuple[float, float]:
     """Return the percentile bootstrap interval of the mean of the rows' values (B. Efron, R. Tibshirani, An
     Introduction to the Bootstrap, 1993, section 13.3).
 
-    A resample is a multinomial draw of the counts of the distinct values, so memory depends on their number, which is 3
-    for differences of right and wrong, and not on the number of rows.
+    A resample is a multinomial draw of the counts of the distinct values; AT_ONCE of them are in memory.
     """
     distinct, counts = np.unique(np.asarray(values), return_counts=True)
-    rows = int(counts.sum())
-    drawn = np.random.default_rng(seed).multinomial(rows, counts / rows, size=MEAN_RESAMPLES)
-    low, high = np.percentile(drawn @ distinct / rows, PERCENTILES)
+    rows, draw = int(counts.sum()), np.random.default_rng(seed)
+    size = max(1, AT_ONCE // len(distinct))
+    sums = [
+        draw.multinomial(rows, counts / rows, size=min(size, MEAN_RESAMPLES - start)) @ distinct
+        for start in range(0, MEAN_RESAMPLES, size)
+    ]
+    low, high = np.percentile(np.concatenate(sums) / rows, PERCENTILES)
     return float(low), float(high)
 
 
@@ -52,6 +100,12 @@ def normal_mean(values: "np.ndarray[Any, Any]") -> tuple[float, float]:
     mean = float(values.mean())
     half = Z * float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else 0.0
     return mean - half, mean + half
+
+
+def disagree(low: float, high: float, p: float) -> bool:
+    """Return whether only one of an interval and McNemar's p says that two models differ, as they may if few rows have
+    changed: the interval is approximate, and p is exact and so larger."""
+    return (low > 0 or high < 0) != (p < 1 - LEVEL)
 
 
 def mcnemar(gained: int, lost: int) -> float:

@@ -10,6 +10,7 @@ from typing import Any
 from zerolora.config.settings import ReportSettings
 from zerolora.evaluate import held_out_preference
 from zerolora.evaluate.difference import Answer, changed, difference
+from zerolora.evaluate.intervals import disagree
 from zerolora.fail_if import parse
 from zerolora.files import MANIFEST, read_json, write_json, write_text
 from zerolora.log import result
@@ -89,6 +90,7 @@ def report(
         before=before,
         after=after,
         difference=compared,
+        disagree=disagree,
         less_likely=held_out_preference.less_likely(compared),
         since_start=held_out_preference.change_in_training(trained),
         metrics=sorted(tasks.held_out_changes(compared).items(), key=lambda item: (item[0] != "accuracy", item[0])),

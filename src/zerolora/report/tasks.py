@@ -5,7 +5,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from zerolora.evaluate.intervals import Z, bootstrap_mean
+import numpy as np
+
+from zerolora.evaluate.intervals import Z, paired
 from zerolora.files import read_json
 
 FOLDER = "tasks"
@@ -47,13 +49,13 @@ def held_out_changes(figures: Mapping[str, Any]) -> Changes:
 def changes(before: TaskResult, after: TaskResult) -> Changes:
     """Return the metrics of a further task.
 
-    The interval of a difference is a bootstrap over pairs. Only the accuracy on the same rows has one.
+    Only the difference of the accuracies on the same rows has an interval.
     """
     (base, base_answers), (tuned, tuned_answers) = before, after
     result = {}
     for metric in (name for name in tuned if name in base and not name.endswith(NOT_METRICS)):
         pairs = _right(base_answers, tuned_answers) if metric == "accuracy" else []
-        change = bootstrap_mean([is_right - was_right for was_right, is_right in pairs]) if pairs else ()
+        change = paired(np.array([is_right - was_right for was_right, is_right in pairs])) if pairs else ()
         result[metric] = {
             "base": _with_interval(base, metric),
             "tuned": _with_interval(tuned, metric),
