@@ -14,7 +14,7 @@ from conftest import ROOT, TINY_CONFIG, refusal
 from snakemake.io import PeriodicityDetector
 
 from zerolora.config.file import load
-from zerolora.config.resolve import resolve
+from zerolora.config.resolve import default_rate, resolve
 from zerolora.config.schema import Config
 from zerolora.config.target_sections import ExportSections
 from zerolora.config.values import fields
@@ -217,6 +217,33 @@ def test_generated_answers_at_validation_need_whole_rows(tmp_path: Path) -> None
     config["train"] |= {"ranks_per_node": 2, "sequence_parallel": 2}
     said = "train.validation_tasks: math has check numeric, whose answers are generated on whole rows; set"
     assert said in refusal(load, write(tmp_path, config))
+
+
+@pytest.mark.parametrize(
+    ("objective", "method", "width", "rate"),
+    [
+        ("sft", "lora", 4096, 2e-4),
+        ("sft", "qlora", 8192, 1e-4),
+        ("sft", "dora", 576, 9e-4),
+        ("sft", "full", 4096, 2e-5),
+        ("sft", "vera", 4096, 2e-3),
+        ("dpo", "lora", 4096, 5e-6),
+        ("dpo", "full", 4096, 5e-7),
+        ("orpo", "ia3", 4096, 5e-4),
+    ],
+)
+def test_default_rate_is_that_of_objective_method_and_size(
+    objective: str, method: str, width: int, rate: float
+) -> None:
+    assert default_rate(objective, method, width) == rate
+
+
+def test_a_run_without_a_rate_has_that_of_its_method(tmp_path: Path) -> None:
+    config = copy.deepcopy(TINY_CONFIG)
+    del config["train"]["learning_rate"], config["train"]["lora"]
+    config["runs"]["full"] = {"dataset": "rows", "train": {"method": "full"}}
+    runs = resolved(write(tmp_path, config))["runs"]
+    assert [runs[run]["train"]["learning_rate"] for run in ("default", "full")] == [2e-4, 2e-5]
 
 
 def test_learning_rate_follows_the_batch_by_a_named_rule(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_a_data_set_of_the_hub_is_fetched_and_prepared_as_written(folder: Path, 
     }
     result = init(folder, hub, f"{REPOSITORY}@main")
     assert result.returncode == 0, result.stderr
-    fetched, splits, *columns, data, row, _, _, _ = result.stdout.splitlines()
+    fetched, splits, *columns, data, row, _, _, _, _ = result.stdout.splitlines()
     assert [column.split(": ")[1][:7] for column in columns] == ["read as"] * 2
     assert fetched.startswith(f"fetched {REPOSITORY} at {REVISION}: 3 files, ")
     assert splits == (

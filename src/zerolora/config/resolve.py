@@ -53,6 +53,11 @@ PLANNED = "ZEROLORA_PLANNED"
 CHECK = ("check", "check_settings")
 ASKED = ("chat_template", "max_new_tokens", "until", "batch", "seed")
 LONGEST = 1 << 20  # bytes of a JSON file that the config names
+WIDTH = 4096
+"""The hidden size of models of 7 and 8 billion parameters, for which objectives have their learning rates."""
+EXPONENT = 0.781
+"""By which the best rate falls with the hidden size, on Llama models (Thinking Machines, tinker-cookbook, get_lr).
+A model of 65 billion parameters thus has QLoRA's 1e-4 (arXiv 2305.14314, table 9)."""
 
 
 def resolve(config: Config) -> Resolved:
@@ -383,8 +388,17 @@ def peak_learning_rate(train: schema.Train) -> float:
 
 
 def _unscaled_rate(train: schema.Train) -> float:
-    """Return train.learning_rate, by default that of the objective."""
-    return OBJECTIVES[train.objective].learning_rate if train.learning_rate is None else train.learning_rate
+    """Return train.learning_rate, by default that of the objective and the method."""
+    if train.learning_rate is not None:
+        return train.learning_rate
+    return default_rate(train.objective, train.method)
+
+
+def default_rate(objective: str, method: str, width: int = WIDTH) -> float:
+    """Return the default learning rate for a model of this hidden size. A config without a rate has that of WIDTH,
+    since it is resolved before there is a model."""
+    rate = OBJECTIVES[objective].learning_rate * TRAINABLE[method].rate * (WIDTH / width) ** EXPONENT
+    return float(f"{rate:.1g}")
 
 
 def _of_objective(train: schema.Train, costly: bool = False) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from zerolora.config.file import check_files, load, read_values
-from zerolora.config.resolve import resolve
+from zerolora.config.resolve import default_rate, resolve
 from zerolora.config.schema import TrainSection
 from zerolora.config.settings import Resolved
 from zerolora.config.values import UNKNOWN_LICENSE
@@ -36,13 +36,18 @@ from zerolora.memory.estimate import estimate
 from zerolora.methods.registry import TRAINABLE
 from zerolora.model.architecture import config_of
 from zerolora.planner.render import render
+from zerolora.schedules import steps_in
 from zerolora.train.objectives import reading
-from zerolora.units import gib
+from zerolora.units import counted, gib
 from zerolora.yaml_file import written
 
 HELD_OUT_SHARE, MOST_HELD_OUT = 0.05, 200
 """Of the rows, for each of validation and test, and at most so many."""
-DEFAULT_METHOD: str = TrainSection.model_fields["method"].default
+DEFAULT_METHOD, DEFAULT_OBJECTIVE, DEFAULT_BATCH = (
+    TrainSection.model_fields[name].default for name in ("method", "objective", "global_batch")
+)
+FEW_STEPS, MOST_EPOCHS = 100, 5
+"""Steps below which a run may teach little, and passes over the rows above which it learns them by heart."""
 STEP = 64
 """Tokens to whose multiple the longest row is rounded up for max_length."""
 SHOWN_TOKENS = 200
@@ -103,6 +108,8 @@ def first_config(
                 values["prepare"][rows.name] |= layout.settings()
                 if layout.rows != "texts":
                     values["train"].setdefault("objective", reading(layout.rows)[0])
+                if not recipe:
+                    values["train"]["learning_rate"] = _rate(values["train"], given)
                 _resolved(values, folder)
             yield from (f"column  {column.line()}" for column in layout.found)
             if not layout.form:
@@ -111,6 +118,8 @@ def first_config(
                 yield f"undecided: no form reads these columns; {UNREAD}"
                 return
             stats, limit = _prepared(values, layout, given, rows, sources, folder)
+            if not recipe:
+                values["train"]["epochs"] = _epochs(stats["train_rows"])
             with _held_for(recipe):
                 plan = _plan(values, given, folder) if recipe else _planned(values, given, folder)
         except UserError as error:
@@ -173,6 +182,17 @@ def _set_split(entry: dict[str, Any], rows: GivenData, sources: list[SourceFiles
     count = sum(1 for source in divided for path in source.files for chunk in chunks(path) for _ in chunk.records())
     held_out = min(int(count * HELD_OUT_SHARE), MOST_HELD_OUT)
     entry["split"] = {name: held_out if name in drawn else 0 for name in ("validation", "test")}
+
+
+def _rate(train: dict[str, Any], given: GivenModel) -> float:
+    """Return the learning rate for the model's size."""
+    width = getattr(config_of(given.files).get_text_config(), "hidden_size", None)
+    return default_rate(train.get("objective", DEFAULT_OBJECTIVE), DEFAULT_METHOD, *filter(None, [width]))
+
+
+def _epochs(rows: int) -> int:
+    """Return as many passes over a small set as make FEW_STEPS, at most MOST_EPOCHS."""
+    return min(MOST_EPOCHS, -(-FEW_STEPS // max(1, steps_in(rows, 1, DEFAULT_BATCH))))
 
 
 def _prepared(
@@ -284,6 +304,8 @@ def _said(plan: Plan) -> Iterator[str]:
     memory = f"{gib(chosen['host_bytes'])} of {hardware['host_memory']} of the machine"
     if hardware["device"] == "cuda":
         memory = f"{gib(chosen['gpu_bytes'])} of a GPU's {hardware['gpu_memory']}, {memory}"
+    if steps < FEW_STEPS:
+        yield f"few     {counted(steps, 'step')} may teach little; use more rows, or raise train.epochs"
     yield f"fits    {plan.strategy}, {chosen['micro_batch']} rows at a time: {memory}"
     yield f"takes   {plan.seconds / 60:,.0f} minutes, predicted; hardware: {plan.rendered['hardware']}"
 

@@ -62,6 +62,7 @@ class Ia3Method(PeftMethod):
     """(IA)³."""
 
     name: ClassVar[str] = "ia3"
+    rate: ClassVar[float] = 10.0  # 3e-3 in arXiv 2205.05638
     sections: ClassVar[tuple[str, ...]] = ("ia3",)
     peft_type: ClassVar[str | None] = "IA3"
     trains_rows: ClassVar[bool] = False

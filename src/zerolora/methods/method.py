@@ -54,6 +54,8 @@ class Method(ABC):
     """Whether `zerolora stage train` can run it; otherwise only its memory is estimated."""
     trains_base: ClassVar[bool] = False
     """Whether the base model's weights are trained."""
+    rate: ClassVar[float] = 1.0
+    """The default learning rate over that of LoRA."""
 
     @property
     def frozen_type(self) -> str | None:

@@ -67,6 +67,7 @@ class VeraMethod(PeftMethod):
     """VeRA."""
 
     name: ClassVar[str] = "vera"
+    rate: ClassVar[float] = 10.0  # 4e-3, and 4e-4 of LoRA, in arXiv 2310.11454
     sections: ClassVar[tuple[str, ...]] = ("vera",)
     peft_type: ClassVar[str | None] = "VERA"
     meaning: ClassVar[Mapping[str, str]] = {"r": "vera.r", "projection_prng_key": "vera.projection_seed"}
