@@ -241,13 +241,21 @@ def show(
 
 @app.command()
 def compare(
+    runs: Annotated[list[str] | None, typer.Argument(help="Two runs, to compare row by row. Default: all.")] = None,
     results: Annotated[Path, typer.Option(help="The results directory.")] = Path("results"),
-    output: Annotated[Path, typer.Option(help="Output directory.")] = Path("work/compare"),
+    output: Annotated[Path, typer.Option(help="Output directory of the comparison of all.")] = Path("work/compare"),
 ) -> None:
-    """Compare all runs of the config in their current state, finished or not."""
-    from zerolora.report.comparison import compare_all
+    """Compare all runs of the config in their current state, finished or not, or two runs row by row."""
+    if not runs:
+        from zerolora.report.comparison import compare_all
 
-    typer.echo(compare_all(results, output))
+        typer.echo(compare_all(results, output))
+        return
+    if len(runs) != 2:
+        raise UserError(f"compare: {counted(len(runs), 'run')} given; name two, or none to compare all")
+    from zerolora.report.pair import compare_pair
+
+    typer.echo(compare_pair(results, *runs))
 
 
 @app.command()

@@ -1,0 +1,93 @@
+"""Two fine-tuned models compared row by row: `zerolora compare FIRST SECOND`."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from zerolora.errors import UserError
+from zerolora.evaluate.difference import difference
+from zerolora.evaluate.intervals import disagree
+from zerolora.files import read_json
+from zerolora.report import tasks
+from zerolora.report.run_settings import run_names, settings_of_run
+from zerolora.units import counted
+
+EVALUATED = "zerolora stage evaluate"
+HEADER = ("metric", "second less first", "95 % interval")
+
+
+def compare_pair(results: Path, first: str, second: str) -> str:
+    """Return the metrics of two runs on the same held-out rows and tasks, their differences with intervals, and
+    McNemar's test of the answers that only one of them has right.
+
+    Raises UserError if a run is unknown or not evaluated, or if the runs were evaluated on other rows.
+    """
+    known = run_names(results)
+    for run in (first, second):
+        if run not in known:
+            raise UserError(f"compare: {run!r} is not a run of the config; use two of {', '.join(known)}")
+    metrics, answers = zip(*(_evaluated(results, run) for run in (first, second)), strict=True)
+    try:
+        figures = difference(*metrics, answers)
+    except ValueError:
+        where = [_rows_of(results, run) for run in (first, second)]
+        raise UserError(
+            f"compare: {first} was evaluated on {where[0]}, and {second} on {where[1]}, which are not the same rows; "
+            "compare runs with the same dataset and evaluate.split"
+        ) from None
+    lines = [f"{first} and {second} on {_rows_of(results, second)}, {counted(figures['rows'], 'row')}", ""]
+    changes = sorted(tasks.held_out_changes(figures).items(), key=lambda item: (item[0] != "accuracy", item[0]))
+    of_tasks = tasks.compared(_tasks_of_both(results, first, second), results / first, results / second)
+    changes += [(f"{task} {metric}", each) for task, of_task in of_tasks.items() for metric, each in of_task.items()]
+    lines += _table([HEADER[0], first, second, *HEADER[1:]], [_row(*change) for change in changes])
+    return "\n".join([*lines, *_verdict(figures, first, second)])
+
+
+def _evaluated(results: Path, run: str) -> tuple[Any, Any]:
+    """Return a run's metrics and answers on its held-out rows."""
+    metrics = read_json(results / run / "metrics/evaluate.json", EVALUATED)
+    if not metrics.get("enabled", True):
+        raise UserError(f"compare: {run} is not evaluated; set evaluate.enabled: true, and hold out rows")
+    return metrics, read_json(results / run / "answers.json", EVALUATED)
+
+
+def _rows_of(results: Path, run: str) -> str:
+    settings = settings_of_run(results, run)
+    return f"split {settings['evaluate']['split']} of {settings['dataset']}"
+
+
+def _tasks_of_both(results: Path, first: str, second: str) -> list[str]:
+    """Return the further tasks that both runs have results of."""
+    one, other = ({*settings_of_run(results, run)["report"]["tasks"]} for run in (first, second))
+    files = [results / run / tasks.FOLDER for run in (first, second)]
+    return sorted(
+        name
+        for name in one & other
+        if all((folder / file).is_file() for folder in files for file in tasks.files_of(name))
+    )
+
+
+def _row(name: str, change: Mapping[str, Sequence[float]]) -> list[str]:
+    first, second, (less, *ends) = change["base"], change["tuned"], change["difference"] or [None]
+    less = second[0] - first[0] if less is None else less
+    interval = f"{ends[0]:+.4g} to {ends[1]:+.4g}" if ends else ""
+    return [name.replace("_", " "), f"{first[0]:.4g}", f"{second[0]:.4g}", f"{less:+.4g}", interval]
+
+
+def _verdict(figures: Mapping[str, Any], first: str, second: str) -> Iterator[str]:
+    if "gained" not in figures:
+        return
+    alone = [f"{figures[name]} right in {run} alone" for name, run in (("lost", first), ("gained", second))]
+    yield ""
+    yield f"{'; '.join(alone)}; McNemar's exact p {figures['p']:.2g}"
+    if disagree(figures["difference_low"], figures["difference_high"], figures["p"]):
+        yield "The interval and p disagree, since few answers differ; p is exact."
+    if figures["p"] >= 0.05:
+        yield "Not distinguishable by these rows. Other seeds may differ more than that."
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    for row in (header, *rows):
+        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        yield "  ".join(cells).rstrip()
