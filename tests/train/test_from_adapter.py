@@ -111,7 +111,7 @@ def spoiled(origin: Path, folder: Path, what: str) -> None:
         case "missing":
             del tensors[name]
         case "scale":
-            values["lora_alpha"] = 99
+            values |= {"lora_alpha": 99, "use_rslora": True}
         case "tokens":
             (folder / "tokens.json").write_text(json.dumps([{"token": "<note>", "id": 258, "special": False}]))
         case "gone":
@@ -138,7 +138,11 @@ def spoiled(origin: Path, folder: Path, what: str) -> None:
         ("shape", "lora_A.weight is [4, 47], and this run's is [4, 48]; use the method, r and targets"),
         ("other", "adapter_model.safetensors: is not the file that"),
         ("missing", "lora_A.weight is missing; use the method, r and targets of that adapter"),
-        ("scale", "lora_alpha is 99, and this run's is 16.0; set train.lora.alpha as that adapter has it"),
+        (
+            "scale",
+            "lora_alpha is 99, and this run's is 16.0; use_rslora is True, and this run's is False; "
+            "set train.lora.alpha and train.lora.rank_stabilized as that adapter has them",
+        ),
         ("gone", "adapter_model.safetensors: there is not the file that"),
         ("tokens", "was trained with other tokens than the data adds; list '<note>' in add_special_tokens and"),
         ("truncated", "not a whole safetensors file"),

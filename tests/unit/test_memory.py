@@ -64,7 +64,7 @@ def test_json_has_an_object_per_strategy_whose_terms_add_up() -> None:
         assert sum(gpu[term] for term in terms) == gpu["total"]
         assert gpu["total"] == max(entry["phases"].values())
         assert entry["phases"][gpu["peak_phase"]] == gpu["total"]
-        host = [value for term, value in entry["host"].items() if term not in ("total", "peak_phase")]
+        host = [value for term, value in entry["host"].items() if term not in ("total", "needed", "peak_phase")]
         assert sum(host) == entry["host"]["total"]
         disk = [value for term, value in entry["disk"].items() if term != "total"]
         assert sum(disk) == entry["disk"]["total"]
@@ -294,7 +294,7 @@ def test_stage_estimates_every_strategy_with_sources(small: Path) -> None:
     result = estimate(SETTINGS, small, small)
     assert [entry["strategy"] for entry in result["strategies"]] == list(STRATEGIES)
     terms = {term for entry in result["strategies"] for part in ("gpu", "host") for term in entry[part]}
-    assert terms - {"model_states", "total", "peak_phase"} <= set(result["sources"])
+    assert terms - {"model_states", "total", "needed", "peak_phase"} <= set(result["sources"])
     assert from_json(json.loads(json.dumps(result["shape"]))) == read_model_spec(small)
     assert "zero3_offload" in table(result)
 

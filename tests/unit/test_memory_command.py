@@ -810,3 +810,27 @@ def test_damaged_config_of_another_architecture_is_estimated_or_refused(
 ) -> None:
     estimated(tmp_path / "config.json", config, "--strategy", "zero2")
     assert max(map(len, capsys.readouterr().out.splitlines()), default=0) <= 120
+
+
+# --- what published runs fit on ---
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        # Published with 107 GB of host memory (Answer.AI, FSDP and QLoRA, 2024).
+        ("llama-3-70b", "--gpus-per-node", "2", "--gpu", "RTX-4090", "--host-memory", "128GiB", "--sequence-length",
+         "1024", "--attention", "flash", "--strategy", "fsdp_offload"),
+        ("llama-3-8b", "--gpu", "T4", "--host-memory", "20GiB", "--sequence-length", "512", "--precision", "fp16",
+         "--strategy", "zero2"),
+    ],
+)  # fmt: skip
+def test_pages_of_the_weights_file_refuse_no_run(options: tuple[str, ...]) -> None:
+    model, *rest = options
+    common = ("--method", "qlora", "--micro-batch", "1", "--activation-checkpointing")
+    done = run("--model", str(MODELS / f"{model}.json"), *common, *rest)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (entry,) = objects("--model", str(MODELS / f"{model}.json"), *common, *rest)
+    host = entry["host"]
+    assert host["page_cache"] > 10 * GIB
+    assert host["total"] > host["needed"] >= host["total"] - host["page_cache"]

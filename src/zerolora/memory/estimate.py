@@ -28,7 +28,7 @@ from zerolora.train.objectives import OBJECTIVES
 from zerolora.types import Attention
 from zerolora.units import gib
 
-SUMS = ("model_states", "reserve", "total", "peak_phase")  # entries beside the terms
+SUMS = ("model_states", "reserve", "total", "needed", "peak_phase")  # entries beside the terms
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ def target_of(spec: TrainingSpec, nvme: str | None) -> Target:
 
 def too_large(prediction: Prediction, capacity: Capacity) -> str | None:
     """Return which memory is too small; None if everything fits."""
-    gpu, host = prediction.gpu["total"], with_headroom(prediction.host["total"])
+    gpu, host = prediction.gpu["total"], with_headroom(prediction.host["needed"])
     if capacity.gpu is not None and gpu > capacity.gpu:
         return f"needs {gib(gpu)} of a GPU's {gib(capacity.gpu)}"
     if host > capacity.host:

@@ -27,7 +27,8 @@ bytes, with and without activation checkpointing."""
 
 
 def terms(run: PlannedRun, step: TracedStep, on_gpu: dict[str, int]) -> dict[str, Any]:
-    """Return the terms of one host in bytes, which add up to the total of the peak phase.
+    """Return the terms of one host in bytes, which add up to the total of the peak phase, and "needed": the most of any
+    phase without "page_cache", which the system drops where memory is short.
 
     `on_gpu`: totals of the GPU's phases without the reserve, which CPU ranks have in host memory.
     """
@@ -54,6 +55,8 @@ def terms(run: PlannedRun, step: TracedStep, on_gpu: dict[str, int]) -> dict[str
     host: dict[str, Any] = {"processes": int(_process(run) + run.added.host) * local}
     host |= {name: int(by_phase[peak].get(name, 0)) for name in TERMS}
     host["total"] = sum(host.values())
+    without = max(sum(values.values()) - values.get("page_cache", 0) for values in by_phase.values())
+    host["needed"] = host["processes"] + int(without)
     host["peak_phase"] = peak
     return host
 

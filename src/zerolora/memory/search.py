@@ -53,7 +53,7 @@ def nearest(entries: list[dict[str, Any]], faults: list[str | None], capacity: C
     """
 
     def share(index: int) -> float:
-        gpu, host = entries[index]["gpu"]["total"], with_headroom(entries[index]["host"]["total"]) / capacity.host
+        gpu, host = entries[index]["gpu"]["total"], with_headroom(entries[index]["host"]["needed"]) / capacity.host
         return max(host, gpu / capacity.gpu) if capacity.gpu else host
 
     return min([index for index, fault in enumerate(faults) if not fault] or range(len(entries)), key=share)
@@ -90,4 +90,4 @@ def remedy(model: ModelSpec, spec: TrainingSpec, capacity: Capacity) -> str:
 
 def _needed(model: ModelSpec, spec: TrainingSpec) -> str:
     prediction = predict(model, spec)
-    return f"{gib(prediction.gpu['total'])} of a GPU, {gib(with_headroom(prediction.host['total']))} of a host"
+    return f"{gib(prediction.gpu['total'])} of a GPU, {gib(with_headroom(prediction.host['needed']))} of a host"

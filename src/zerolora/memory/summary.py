@@ -136,7 +136,7 @@ def reasons(entries: list[dict[str, Any]], faults: list[str | None], capacity: C
     """Return a line for each reason, beside a GPU's memory, why strategies do not fit."""
     result: dict[str, list[str]] = {}
     for entry, fault in zip(entries, faults, strict=True):
-        gpu, host = entry["gpu"]["total"], with_headroom(entry["host"]["total"])
+        gpu, host = entry["gpu"]["total"], with_headroom(entry["host"]["needed"])
         if fault:
             result.setdefault(fault, []).append(entry["strategy"])
         elif host > capacity.host and (capacity.gpu is None or gpu <= capacity.gpu):

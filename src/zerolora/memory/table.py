@@ -43,7 +43,7 @@ def rows(entries: list[dict[str, Any]], capacity: Capacity) -> str:
         [
             cut(entry["strategy"], NAME),
             *(cell(entry["gpu"][term] / GIB) for term in TERMS),
-            cell(entry["host"]["total"] / GIB),
+            cell(entry["host"]["needed"] / GIB),
             *(f"{entry[key]:,}" if entry[key] else "none" for key in searched),
         ]
         for entry in entries
@@ -62,7 +62,7 @@ def rows(entries: list[dict[str, Any]], capacity: Capacity) -> str:
 
 
 def _bar(entry: dict[str, Any], capacity: Capacity, size: int) -> str:
-    gpu, host = entry["gpu"]["total"], with_headroom(entry["host"]["total"])
+    gpu, host = entry["gpu"]["total"], with_headroom(entry["host"]["needed"])
     on_host = capacity.gpu is None or (gpu <= capacity.gpu and host > capacity.host)
     share = host / capacity.host if on_host else gpu / (capacity.gpu or 1)
     if not entry["fits"] and share <= 1:

@@ -61,6 +61,8 @@ class Candidate:
     """Bytes on a GPU."""
     host: int
     """Bytes on a host."""
+    needed: int
+    """Of these, the bytes that the host must have: not pages of files, which the system drops where memory is short."""
     cost: Cost
     """Of one optimizer step."""
     fault: str | None
@@ -182,6 +184,7 @@ def predicted(planning: Planning, spec: TrainingSpec) -> Candidate:
         spec=spec,
         gpu=prediction.gpu["total"],
         host=prediction.host["total"],
+        needed=prediction.host["needed"],
         cost=step_seconds(step_work(model, spec, planning.rows), spec.layout, planning.hardware),
         fault=fault,
     )

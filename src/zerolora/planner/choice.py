@@ -53,7 +53,7 @@ def choose(planning: Planning) -> list[Candidate]:
     tied = [each for each in fitting if each.seconds <= fastest * (1 + TIE)]
     best = min(tied, key=lambda each: each.preference)
     rest = sorted((each for each in fitting if each is not best), key=lambda each: (each.seconds, each.preference))
-    rejected = sorted((each for each in every if each.fault), key=lambda each: (each.gpu, each.host))
+    rejected = sorted((each for each in every if each.fault), key=lambda each: (each.gpu, each.needed))
     return [best, *rest, *rejected]
 
 
@@ -113,7 +113,7 @@ def refusal(every: list[Candidate], planning: Planning, instead: Candidate | Non
     least: dict[str, Candidate] = {}
     for each in every:
         name = each.choice.strategy
-        if name not in least or (each.gpu, each.host) < (least[name].gpu, least[name].host):
+        if name not in least or (each.gpu, each.needed) < (least[name].gpu, least[name].needed):
             least[name] = each
     needed = [estimated(model, each.spec, capacity) | {"fits": False, "why": each.fault} for each in least.values()]
     lines = [
@@ -223,7 +223,7 @@ def summary(candidates: Sequence[Candidate], settings: RenderSettings, rows: Row
                 "attention": each.choice.attention,
                 "live_parameters": each.choice.buckets.live,
                 "gpu_bytes": each.gpu,
-                "host_bytes": each.host,
+                "host_bytes": each.needed,
                 "step_seconds": each.seconds,
                 "tokens_per_second": tokens / each.seconds,
                 "rank_hours": steps * each.seconds * world_size(settings) / 3600,

@@ -93,9 +93,11 @@ def training(candidate: Candidate, planning: Planning, canary: int = 0) -> Train
     moved = prediction.disk["model"] * loads + prediction.disk["adapter"] + prediction.disk["checkpoints"]
     on_gpu = settings.device == "cuda"
     gpus = settings.ranks_per_node if on_gpu else 0
-    seconds = stepping + moved / SHARED_DISK
+    resources = _resources(stepping + moved / SHARED_DISK, candidate.host, gpus)
+    # Pages of the weights' files may make it more than a node has; the system drops them.
+    resources["mem_mib"] = min(resources["mem_mib"], settings.host_memory // 1024**2)
     return {
-        **_resources(seconds, candidate.host, gpus),
+        **resources,
         "nodes": settings.nodes,
         "ranks": world_size(settings),
         "gpu_bytes": candidate.gpu - prediction.gpu["reserve"] if on_gpu else 0,

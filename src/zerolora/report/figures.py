@@ -15,7 +15,7 @@ from zerolora.units import GIB
 
 PARTS = ("forward", "backward", "communication", "optimizer", "data", "between")
 """Parts of a step's time, as in telemetry.csv."""
-NOT_TERMS = ("total", "model_states", "peak_phase")
+NOT_TERMS = ("total", "needed", "model_states", "peak_phase")
 """Keys of a prediction that are not terms."""
 
 SOURCE, SOURCE_VALIDATION = "loss.", "loss_validation."

@@ -131,14 +131,18 @@ def check_meaning(directory: Path, config: Any, method: type[TrainableMethod]) -
     """Raise UserError if an adapter's config gives its tensors another meaning than peft's `config` of `method`."""
     ours, theirs, plain = config.to_dict(), foreign.adapter_config(directory), type(config)().to_dict()
     meaning = {**KIND, **method.meaning}
+    differences, settings = [], []
     for key, setting in meaning.items():
         here = getattr(ours.get(key), "value", ours.get(key))
         there = theirs.get(key, getattr(plain.get(key), "value", plain.get(key)))  # peft's default
         if key in ours and (there or None) != (here or None):
-            raise UserError(
-                f"train.from_adapter: {directory / CONFIG}: {key} is {shown(there)}, and this run's is {shown(here)}; "
-                f"set train.{setting} as that adapter has it"
-            )
+            differences.append(f"{key} is {shown(there)}, and this run's is {shown(here)}")
+            settings.append(f"train.{setting}")
+    if differences:
+        raise UserError(
+            f"train.from_adapter: {directory / CONFIG}: {'; '.join(differences)}; set "
+            f"{' and '.join(dict.fromkeys(settings))} as that adapter has {'it' if len(settings) == 1 else 'them'}"
+        )
     for key, there in theirs.items():
         if key in meaning or key in HARMLESS or not there or there in (plain.get(key), ours.get(key)):
             continue
