@@ -14,7 +14,7 @@ from zerolora.data.pack import pack_rows
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # g++ compiles for 40 s of CPU
 
 SETTINGS: dict[str, Any] = {
-    "ranks_per_node": 1, "micro_batch": 1, "global_batch": 2, "max_steps": 6, "validation_steps": 3,
+    "ranks_per_node": 1, "micro_batch": 1, "global_batch": 2, "max_steps": 3, "validation_steps": 2,
     "activation_checkpointing": True, "lora": {"dropout": 0.0},
 }  # fmt: skip
 
