@@ -437,8 +437,8 @@ def test_users_mistake_in_training_is_one_line(bench: Bench) -> None:
     """Of settings that no render has seen, which would have said so."""
     command = bench.command("mistake", ranks_per_node=1, global_batch=4, micro_batch=4)
     at = command.index("--settings") + 1
-    command[at] = canonical(json.loads(command[at]) | {"epochs": 0.05})
+    command[at] = canonical(json.loads(command[at]) | {"global_batch": 1000})
     result = bench.server.run(command, bench.folder, bench.environment)
     assert result.returncode == 2
-    assert "zerolora: train.epochs is 0.05, which of 16 rows is none; raise it, e.g. to 1" in result.stderr
+    assert "zerolora: train.global_batch is 1000, but 1 epochs have only 16 rows; lower it" in result.stderr
     assert "Traceback" not in result.stderr

@@ -129,15 +129,26 @@ def predicted(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("packing", "said"), [(False, "12 rows to train on"), (True, "12 packed rows to train on")])
-def test_a_part_of_an_epoch_without_a_row_is_refused(tmp_path: Path, predicted: Path, packing: bool, said: str) -> None:
+@pytest.mark.parametrize(
+    ("changed", "packing", "said"),
+    [
+        ({"global_batch": 14}, False, r"is 14, but train.epochs: 1 of 12 rows .*12 or less, or more epochs"),
+        ({"global_batch": 40, "epochs": 3}, False, r"train.epochs: 3 of 12 rows to train on make 36, .* 36 or less"),
+        ({"global_batch": 14}, True, r"12 packed rows .*12 or less, or pack.packing: false, or more epochs"),
+        ({"global_batch": 40, "ranks_per_node": 20}, False, r"make 12, not one step; use fewer ranks, or more"),
+        ({"global_batch": 20, "ranks_per_node": 5}, False, r"set train.global_batch: 10 or less"),
+    ],
+)
+def test_fewer_rows_than_a_global_batch_are_refused(
+    tmp_path: Path, predicted: Path, changed: dict[str, Any], packing: bool, said: str
+) -> None:
     (tmp_path / "stats.json").write_text(json.dumps(STATS | {"packing": packing}))
     predicted.write_text(json.dumps(estimate(settings_of(), tmp_path, tmp_path)))
-    with pytest.raises(UserError, match=f"train.epochs is 0.05, but {said} make no row of that; use more"):
-        render(settings_of(epochs=0.05), predicted)
+    with pytest.raises(UserError, match=said):
+        render(settings_of(**changed), predicted)
 
 
-@pytest.mark.parametrize(("global_batch", "epochs", "steps"), [(14, 1, 1), (14, 2, 2), (12, 2, 2), (5, 1, 3)])
+@pytest.mark.parametrize(("global_batch", "epochs", "steps"), [(14, 2, 2), (12, 2, 2), (5, 1, 3)])
 def test_the_last_step_takes_the_rows_that_are_left(
     predicted: Path, global_batch: int, epochs: int, steps: int
 ) -> None:

@@ -18,12 +18,12 @@ def test_a_model_and_a_file_become_an_adapter(make_project: Callable[[str], Proj
     lines = said.stdout.splitlines()
     columns = [line.partition(",")[0] for line in lines if line.startswith("column ")]
     assert columns == ["column  instruction: read as instruction", "column  output: read as output"]
-    assert len(lines) == len(columns) + 5
+    assert len(lines) == len(columns) + 6
     config = project.directory / "config/config.yaml"
     config.write_text(config.read_text().replace("test: 1}", "test: 0}"))
     project.snakemake("all")
     trained = json.loads((project.directory / "results/rows/metrics/train.json").read_text())
-    assert trained["steps"] == 2 and (project.directory / "results/rows/report.html").is_file()
+    assert trained["steps"] == 12 and (project.directory / "results/rows/report.html").is_file()
     row = json.loads((project.directory / "results/compare/rows/rows.json").read_text())
     assert row["reason"] == "evaluated on the validation rows, which also choose the best adapter"
     assert "Nothing to be done" in project.snakemake("all").stderr
@@ -44,7 +44,7 @@ def test_a_model_and_a_file_become_an_adapter(make_project: Callable[[str], Proj
     row = json.loads((project.directory / "results/compare/rows/rows.json").read_text())
     assert row["status"] == "done" and row["reason"] == "not evaluated: no row is held out (split)"
     trained = json.loads((project.directory / "results/rows/metrics/train.json").read_text())
-    assert not {"loss_validation", "loss", "accuracy"} & {*row, *trained} and trained["published_step"] == 2
+    assert not {"loss_validation", "loss", "accuracy"} & {*row, *trained} and trained["published_step"] == 13
     page = (project.directory / "results/rows/report.html").read_text()
     assert "Not evaluated: no row is held out (split)." in page and "validation loss" not in page
     assert "up to date" in project.run("dvc", "status").stdout

@@ -109,7 +109,7 @@ def test_an_installed_package_runs_a_folder(installed: Path, folder: Path) -> No
     assert first.stderr.count(NO_DVC) == 1
     trained = json.loads((folder / "results/rows/metrics/train.json").read_text())
     page = (folder / "results/rows/report.html").read_text()
-    assert trained["steps"] == 2 and "zerolora run results/rows/report.html" in page
+    assert trained["steps"] == 3 and "zerolora run results/rows/report.html" in page
     assert sorted(path.name for path in folder.iterdir() if path.name[0] != ".") == [
         *("config", "model", "resources", "results", "rows.json", "work")
     ]
@@ -287,6 +287,6 @@ def test_a_deployed_workflow_runs_with_the_installed_package(installed: Path, fo
     source = f'gitfile("{repository}", path="workflow/Snakefile", tag="v1")'
     (folder / "workflow/Snakefile").write_text(DEPLOYED.format(snakefile=source))
     run("snakemake", "--cores", "2", "results/rows/adapter/manifest.json")
-    assert json.loads((folder / "results/rows/metrics/train.json").read_text())["steps"] == 2
+    assert json.loads((folder / "results/rows/metrics/train.json").read_text())["steps"] == 3
     planned = run("snakemake", "--cores", "2", "--dry-run")
     assert "compare" in planned.stdout + planned.stderr, "all is the default target"

@@ -62,7 +62,7 @@ def project(make_project: Callable[[str], Project]) -> Project:
             "train": {"objective": "sft", "learning_rate": 0.1, "max_steps": 20, "epochs": 20},
         },
     }
-    from_sft = {"from_adapter": "results/sft/adapter", "dpo": {"sft_weight": 0.0}, "learning_rate": 0.02}
+    from_sft = {"from_adapter": "results/sft/adapter", "dpo": {"sft_weight": 0.0}, "learning_rate": 0.01}
     project.config["continued"] = {
         "spoils": {"dataset": "pairs", "train": from_sft, "merge": {"enabled": False}},
     }

@@ -11,7 +11,7 @@ from zerolora.config.settings import Canary, RenderSettings, TrainingChoice, Use
 from zerolora.errors import UserError
 from zerolora.files import read_json
 from zerolora.log import LOGGER
-from zerolora.memory.estimate import training_spec
+from zerolora.memory.estimate import data_ranks, training_spec
 from zerolora.memory.predict import predict
 from zerolora.memory.training_spec import RowStatistics
 from zerolora.model.fused_kernels import lacks_package
@@ -95,16 +95,19 @@ def render(settings: RenderSettings, estimate: Path) -> tuple[ZeroJson, Rendered
 
 
 def _check_one_step(settings: RenderSettings, rows: RowStatistics) -> None:
-    """Raise UserError if train.epochs is so small a part of the rows that there is none.
+    """Raise UserError if all epochs together have fewer packed rows than a global batch, so that there is no step.
 
     `render` is the first stage that reads both numbers; runs that share `pack` may differ in them.
     """
-    if steps_of(settings, rows):
+    available, share = int(rows.packed_rows * settings.epochs), data_ranks(settings) * (settings.micro_batch or 1)
+    if available >= settings.global_batch:
         return
-    kind = "packed rows" if rows.packing else "rows"
+    kind, packing = ("packed rows", ", or pack.packing: false") if rows.packing else ("rows", "")
+    most = available // share * share
+    remedy = f"set train.global_batch: {most} or less{packing}" if most else f"use fewer ranks{packing}"
     raise UserError(
-        f"train.epochs is {settings.epochs}, but {rows.packed_rows} {kind} to train on make no row of that; use more "
-        "epochs, or prepare more rows"
+        f"train.global_batch is {settings.global_batch}, but train.epochs: {settings.epochs} of {rows.packed_rows} "
+        f"{kind} to train on make {available}, not one step; {remedy}, or more epochs, or prepare more rows"
     )
 
 

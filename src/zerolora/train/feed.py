@@ -12,12 +12,12 @@ from zerolora.data.prepared_rows import IGNORED, kind_of
 from zerolora.errors import UserError
 from zerolora.machine.devices import moved
 from zerolora.model.padded_lengths import padded
+from zerolora.schedules import rows_in
 from zerolora.train.common_prefix import Branches, Group, grouped, worthwhile
 from zerolora.train.objectives import OBJECTIVES
 from zerolora.train.objectives.objective import MARK, Objective, Sequence, token_counts
 from zerolora.train.order import ABSENT, assign, assign_padded, global_batches, spread
 from zerolora.train.sequence_parallel import sequence
-from zerolora.units import counted
 
 PackedRow = list[Sequence]
 """The sequences of all rows of a packed row."""
@@ -34,8 +34,8 @@ class Batches:
         """`rows` is a split of the data, packed by `packing`; `rank` is one of the `world` ranks that do not share
         rows; `packed`: sequences may share a packed row.
 
-        Raises UserError if rows and packing do not match, there are none, or they hold something else than the
-        objective learns from or lack a column that it reads.
+        Raises UserError if rows and packing do not match, are fewer than a global batch, hold something else than the
+        objective learns from, or lack a column that it reads.
         """
         self.rows, self.packing, self.rank, self.world = rows, packing, rank, world
         self.objective = OBJECTIVES[plan.objective].of(plan)
@@ -73,9 +73,10 @@ class Batches:
         order = global_batches(
             self.work, plan.seed, plan.global_batch, plan.epochs, largest, by_length=plan.group_by_length
         )
-        if not order:
+        if (available := rows_in(len(self.work), plan.epochs)) < plan.global_batch:
             raise UserError(
-                f"train.epochs is {plan.epochs}, which of {counted(len(self.work), 'row')} is none; raise it, e.g. to 1"
+                f"train.global_batch is {plan.global_batch}, but {plan.epochs} epochs have only {available} rows; "
+                "lower it"
             )
         self.order = order[: plan.max_steps]
         self.planned = self.steps = len(self.order)
