@@ -88,6 +88,8 @@ class Jobs:
         """The first run that uses each shared output, by the output's kind and name."""
         self.first_of_data = {run.dataset: name for name, run in reversed(self.config.all_runs.items())}
         self.data_folders = [Path(folder) for folder in data_folders(self.config.fetch).values()]
+        self.resources: dict[tuple[Any, ...], tuple[list[Any], Any]] = {}
+        """Resources of jobs, each with the states of the files that they were computed from."""
 
     @functools.cached_property
     def config_file(self) -> str:
@@ -555,6 +557,26 @@ class Job:
         return min(number, self._run.estimate.host_memory // 1024**2) if what == "mem_mib" else number
 
     def _resources(self, stage: str, threads: int) -> Any:
+        """Return the resources of a stage. Snakemake asks for each of them by itself, a dozen times for a run; they are
+        computed again only if a file that they depend on is another."""
+        if stage == "prepare":  # which depends on the user's files
+            return self._computed_resources(stage, threads)
+        key = stage, threads, *sorted(self._wildcards.items())
+        state = [_state(path) for path in self._read_for_resources()]
+        before, known = self._jobs.resources.get(key, ([], None))
+        if state != before:
+            known = self._computed_resources(stage, threads)
+            self._jobs.resources[key] = state, known
+        return known
+
+    def _read_for_resources(self) -> list[Path]:
+        """Return the files that resources depend on, beside the settings."""
+        below, run = Path(self._jobs.prefix), self._run
+        model, data = below / f"resources/models/{self._model_name}", below / f"results/data/{self.dataset}"
+        of_run = below / f"results/{run.rendered}/render.json", below / f"results/{self.run}/adapter" / MANIFEST
+        return [model / MANIFEST, model / "config.json", data / MANIFEST, data / "stats.json", *of_run]
+
+    def _computed_resources(self, stage: str, threads: int) -> Any:
         # Importing the memory model takes longer than reading the config, so only jobs that request memory do it.
         from zerolora.planner import slurm_resources
 
@@ -577,3 +599,12 @@ class Job:
             case "merge":
                 return slurm_resources.merging(model, below / f"results/{self.run}/adapter")
         return slurm_resources.reporting()
+
+
+def _state(path: Path) -> tuple[int, int, int] | None:
+    """Return what tells a file from another one at its path; None if there is none."""
+    try:
+        state = path.stat()
+    except FileNotFoundError:
+        return None
+    return state.st_ino, state.st_size, state.st_mtime_ns

@@ -106,6 +106,9 @@ def arrays_of_equal_jobs(executor: Any) -> None:
     if is_replaced(kind.run_jobs):
         return
     run_jobs, cancel = kind.run_jobs, kind.cancel
+    announces = hasattr(kind, "_submit_job")  # from 2.8.0 on; before, no job was printed
+    if not announces:
+        kind._submit_job, kind._submit_array_jobs = _submit_job, _submit_array_jobs
 
     def run_jobs_in_arrays(self: Any, jobs: Iterable[Any]) -> None:
         arrays: list[Any] = []
@@ -113,6 +116,8 @@ def arrays_of_equal_jobs(executor: Any) -> None:
         for job in jobs:
             of_array = not job.is_group() and {"all", job.rule.name} & self.array_jobs
             (arrays if of_array else others).append(job)
+        for job in others if not announces else ():
+            self.run_job_pre(job)
         run_jobs(self, others)
         if arrays:
             _gathering(self).add(arrays)
@@ -285,6 +290,19 @@ def _array_command(executor: Any, self: Any, jobs: list[Any], log: Any) -> str:
     settings = self.workflow.executor_settings
     call = executor.get_submit_command(job, parameters, settings=settings, failed_nodes=self._failed_nodes)
     return f"{call}{executor.set_gres_string(job)} --array=1-{len(jobs)} /dev/stdin"
+
+
+def _submit_job(self: Any, job: Any) -> None:
+    """Do as the executor 2.8.0 does."""
+    self.run_job_pre(job)
+    self._job_submission_executor.submit(self.run_job, job)
+
+
+def _submit_array_jobs(self: Any, jobs: list[Any]) -> None:
+    """Do as the executor 2.8.0 does."""
+    for job in jobs:
+        self.run_job_pre(job)
+    self._job_submission_executor.submit(self.run_array_jobs, jobs)
 
 
 def _array_script(self: Any, jobs: list[Any]) -> str:

@@ -11,10 +11,10 @@ from zerolora.errors import UserError, install_command
 
 VERSIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "bitsandbytes": ("0.50.2", ("0.48", "0.49", "0.50", "0.51")),
-    "deepspeed": ("0.19.8", ()),
+    "deepspeed": ("0.19.8", ("0.19.7",)),
     "peft": ("0.21.2", ("0.18", "0.19", "0.20", "0.21")),
     "snakemake": ("9.27.1", ("9.24", "9.25", "9.26", "9.27")),  # docs/own-data.md
-    "snakemake-executor-plugin-slurm": ("2.8.0", ()),
+    "snakemake-executor-plugin-slurm": ("2.8.0", ("2.7.1",)),
     "torch": ("2.13.0", ("2.11", "2.12")),  # some GPU machines have 2.11
     "transformers": ("5.23.0", ("5.17", "5.18", "5.19", "5.20", "5.21", "5.22", "5.23")),
 }

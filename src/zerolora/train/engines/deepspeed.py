@@ -118,7 +118,8 @@ class DeepSpeedEngine(Engine):
         return norm
 
     def unscaled(self, norm: float) -> float | None:
-        overflowed = self.engine.fp16_enabled() and not math.isfinite(norm)
+        # DeepSpeed 0.19.7 reports 0 as the norm of a step that it left out.
+        overflowed = self.engine.fp16_enabled() and not (math.isfinite(norm) and self.engine.was_step_applied())
         return None if overflowed else norm / self._scale
 
     @property
