@@ -126,7 +126,7 @@ def test_choice_fits_and_is_the_fastest() -> None:
         best = actual[0]
         assert best.fault is None
         assert best.gpu <= datasheet.memory
-        assert best.host <= settings.host_memory
+        assert best.needed <= settings.host_memory
         fitting = [each for each in actual if each.fault is None]
         assert best.seconds <= (1 + TIE) * min(each.seconds for each in fitting)
         assert not any(each.preference < best.preference and each.seconds < best.seconds for each in fitting)
@@ -298,7 +298,7 @@ NEAREST: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     # The host's memory counts as well: each rank has a weight in transfer while it loads, at stage 3 one rank has.
     (
         "qwen2.5-7b",
-        {"strategy": "zero2_offload", "host_memory": 28 * GIB},
+        {"strategy": "zero2_offload", "host_memory": 12 * GIB},
         {"render": {"strategy": "zero3_offload_optimizer"}},
     ),
     # A configured strategy that is never chosen by itself, since it changes the weights, stays.
@@ -326,7 +326,7 @@ def test_refusal_suggests_the_nearest_config(model: str, changed: dict[str, Any]
     for values in written.values():
         settings = settings.model_copy(update=values)
     actual = choosing(model, settings, rows_of(4096))[0]
-    assert with_headroom(actual.host) <= settings.host_memory and actual.gpu <= (settings.gpu_memory or 0)
+    assert with_headroom(actual.needed) <= settings.host_memory and actual.gpu <= (settings.gpu_memory or 0)
 
 
 def test_nearer_stage_is_suggested_before_a_faster_one() -> None:
@@ -341,7 +341,7 @@ def test_nearer_stage_is_suggested_before_a_faster_one() -> None:
 
 def test_host_memory_must_fit_with_headroom() -> None:
     settings = settings_of(strategy="zero2", micro_batch=1)
-    needed = with_headroom(choosing("llama-3-8b", settings, rows_of(4096))[0].host)
+    needed = with_headroom(choosing("llama-3-8b", settings, rows_of(4096))[0].needed)
     choosing("llama-3-8b", settings.model_copy(update={"host_memory": needed}), rows_of(4096))
     with pytest.raises(UserError, match="of a host's .* headroom included"):
         choosing(

@@ -1,7 +1,8 @@
 """The releases of other libraries that the patches are for besides those of the lock, which every other test runs.
 
 With ZEROLORA_TEST_RELEASES=1, since it installs each of them from the package index: Snakemake runs a folder, DeepSpeed
-and Snakemake's Slurm executor pass their tests. Tried on 2026-11-27: Snakemake 9.24.0, 9.25.2, 9.26.1.
+and Snakemake's Slurm executor pass their tests. Tried on 2026-11-27: Snakemake 9.24.0,
+9.25.2, 9.26.1; on 2026-11-29: DeepSpeed 0.19.7, the executor 2.7.1.
 """
 
 import importlib.metadata
