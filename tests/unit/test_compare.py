@@ -284,6 +284,15 @@ def test_texts_are_escaped_in_markdown_and_html(tmp_path: Path) -> None:
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
 
 
+def test_the_best_of_several_runs_is_called_partly_luck(tmp_path: Path) -> None:
+    several, alone = (
+        (made(results_of(tmp_path / name, runs)) / "index.html").read_text()
+        for name, runs in (("several", {"one": row(), "two": row(1), "three": row(2)}), ("alone", {"one": row()}))
+    )
+    assert "The best of 3 runs on the same rows is partly luck" in several
+    assert "partly luck" not in alone
+
+
 def test_page_without_finished_runs_has_no_chart(tmp_path: Path) -> None:
     results = results_of(tmp_path, {}, ["one", "two"])
     compare_all(results, tmp_path / "work")

@@ -143,6 +143,7 @@ def _page(
         columns=columns,
         table_rows=[[html_cell(column, row) for column in columns] for row in rows],
         tiles=_tiles(rows),
+        judged=sum(row.get(ACCURACY.key) is not None for row in rows),
         counts=[f"{count} {status}" for status, count in counts.most_common()],
         explained=[column for column in columns if column.explanation],
         sections=sections(rows),
