@@ -79,7 +79,7 @@ def trained(
     table = torch.nn.Parameter(torch.randn(TOKENS, 40, TOKENS, generator=torch.Generator().manual_seed(0)))
     feeds = [Feed(Batches(rows, packing, plan, rank, ranks, packed), packed, CPU) for rank in range(ranks)]
     for feed in feeds:
-        feed.batches.global_batch = places or ROWS // together
+        feed.batches.global_batch = places or ROWS // together  # before the first step is assigned
     units = feeds[0].at(0)[1]
     before = dict.fromkeys(objective.before, 0.0)
     for feed in feeds:

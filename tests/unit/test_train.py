@@ -71,17 +71,18 @@ def seen(batches: Batches, step: int) -> list[int]:
     st.sampled_from([(1, 1), (1, 2), (2, 1), (2, 2), (1, 4), (4, 1)]),
     st.integers(0, 9),
     st.integers(1, 3),
+    st.booleans(),
 )
 @settings(max_examples=30)
 def test_order_of_rows_depends_only_on_seed_and_global_batch(
-    count: int, ways: tuple[int, int], seed: int, together: int
+    count: int, ways: tuple[int, int], seed: int, together: int, packed: bool
 ) -> None:
     """A global batch has the same rows for any ranks and micro-batches."""
     ranks, micro_batch = ways
     rows, plan = rows_of(count), plan_of(count, together)
     run = training_plan(**{**BATCH, "seed": seed, "micro_batch": micro_batch})
     alone = Batches(rows, plan, training_plan(**{**BATCH, "seed": seed}), 0, 1)
-    parts = [Batches(rows, plan, run, rank, ranks) for rank in range(ranks)]
+    parts = [Batches(rows, plan, run, rank, ranks, packed) for rank in range(ranks)]
     for step in range(alone.steps):
         assert all(part.at(step)[1] == alone.at(step)[1] for part in parts)
         assert sorted(row for part in parts for row in seen(part, step)) == sorted(seen(alone, step))

@@ -26,9 +26,9 @@ def compare_pair(results: Path, first: str, second: str) -> str:
     for run in (first, second):
         if run not in known:
             raise UserError(f"compare: {run!r} is not a run of the config; use two of {', '.join(known)}")
-    metrics, answers = zip(*(_evaluated(results, run) for run in (first, second)), strict=True)
+    (before, base), (after, tuned) = (_evaluated(results, run) for run in (first, second))
     try:
-        figures = difference(*metrics, answers)
+        figures = difference(before, after, (base, tuned))
     except ValueError:
         where = [_rows_of(results, run) for run in (first, second)]
         raise UserError(
@@ -68,8 +68,8 @@ def _tasks_of_both(results: Path, first: str, second: str) -> list[str]:
 
 
 def _row(name: str, change: Mapping[str, Sequence[float]]) -> list[str]:
-    first, second, (less, *ends) = change["base"], change["tuned"], change["difference"] or [None]
-    less = second[0] - first[0] if less is None else less
+    first, second = change["base"], change["tuned"]
+    less, *ends = change["difference"] or [second[0] - first[0]]
     interval = f"{ends[0]:+.4g} to {ends[1]:+.4g}" if ends else ""
     return [name.replace("_", " "), f"{first[0]:.4g}", f"{second[0]:.4g}", f"{less:+.4g}", interval]
 

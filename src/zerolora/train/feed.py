@@ -40,8 +40,10 @@ class Batches:
         self.rows, self.packing, self.rank, self.world = rows, packing, rank, world
         self.objective = OBJECTIVES[plan.objective].of(plan)
         self.micro_batch, self.global_batch = plan.micro_batch, plan.global_batch
-        # A compiled layer has a graph for each number of rows.
-        self._padded = not packed and not plan.compile
+        # A compiled layer has a graph for each number of rows, and answers of other rows have other lengths.
+        self._padded = not packed and not plan.compile and not self.objective.other_row
+        self._last: tuple[int, np.ndarray] | None = None
+        """The last step that was assigned to ranks, and its assignment."""
         if len(packing.members) != len(rows):
             raise UserError(
                 f"the packing plan is of {len(packing.members)} rows, but the data has {len(rows)}; "
@@ -108,10 +110,16 @@ class Batches:
         return has_rows
 
     def _assigned(self, step: int) -> np.ndarray:
-        batch, share = self.order[step], (self.world, self.micro_batch, self.global_batch)
-        if self._padded and step:
-            return assign_padded(self._computed[batch], self._supervised[batch], *share)
-        return assign(self.work[batch], *share)
+        if self._last is None or self._last[0] != step:
+            batch, share = self.order[step], (self.world, self.micro_batch, self.global_batch)
+            by_length = self._padded and step  # the first one is to need the most memory of all
+            assigned = (
+                assign_padded(self._computed[batch], self._supervised[batch], *share)
+                if by_length
+                else assign(self.work[batch], *share)
+            )
+            self._last = step, assigned
+        return self._last[1]
 
     def sizes_at(self, step: int) -> tuple[int, int, int]:
         """Return tokens, summed squared row lengths and supervised tokens of a global batch, without padding."""
