@@ -1,6 +1,7 @@
 """The config: its resolved settings, and one line for each mistake."""
 
 import copy
+import dataclasses
 import json
 import os
 import re
@@ -14,7 +15,7 @@ from conftest import ROOT, TINY_CONFIG, refusal
 from snakemake.io import PeriodicityDetector
 
 from zerolora.config.file import load
-from zerolora.config.resolve import default_rate, resolve
+from zerolora.config.resolve import default_rate, rate_for_width, resolve
 from zerolora.config.schema import Config
 from zerolora.config.target_sections import ExportSections
 from zerolora.config.values import fields
@@ -23,6 +24,7 @@ from zerolora.data.prompt_formats import PROMPT_FORMATS
 from zerolora.errors import UserError
 from zerolora.export.targets import TARGETS
 from zerolora.methods.registry import TRAINABLE
+from zerolora.train.objectives import OBJECTIVES
 
 
 def write(folder: Path, config: dict[str, Any]) -> Path:
@@ -235,7 +237,14 @@ def test_generated_answers_at_validation_need_whole_rows(tmp_path: Path) -> None
 def test_default_rate_is_that_of_objective_method_and_size(
     objective: str, method: str, width: int, rate: float
 ) -> None:
-    assert default_rate(objective, method, width) == rate
+    assert rate_for_width(objective, method, width) == rate
+
+
+def test_a_rate_of_two_digits_is_not_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As another package's objective may have it."""
+    other = dataclasses.replace(OBJECTIVES["sft"], learning_rate=1.5e-4)
+    monkeypatch.setattr("zerolora.config.resolve.OBJECTIVES", {"sft": other})
+    assert (default_rate("sft", "lora"), default_rate("sft", "full")) == (1.5e-4, 1.5e-5)
 
 
 def test_a_run_without_a_rate_has_that_of_its_method(tmp_path: Path) -> None:

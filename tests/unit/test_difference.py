@@ -51,7 +51,7 @@ def test_mcnemars_p_is_the_exact_binomial() -> None:
 
 @pytest.mark.parametrize(("gained", "lost", "rows"), [(12, 2, 50), (4, 0, 200), (0, 3, 40), (30, 30, 90), (1, 0, 5)])
 def test_tangos_interval_holds_the_differences_that_its_score_allows(gained: int, lost: int, rows: int) -> None:
-    """With the share of lost rows that makes the counts most likely found by scipy instead of the formula."""
+    """The maximum-likelihood share of lost rows is scipy's here, not that of the closed form."""
 
     def score(difference: float) -> float:
         counts, floor = (gained, lost, rows - gained - lost), max(0.0, -difference)
@@ -60,10 +60,10 @@ def test_tangos_interval_holds_the_differences_that_its_score_allows(gained: int
             shares = (share + difference, share, 1 - 2 * share - difference)
             return -sum(count * np.log(max(each, 1e-300)) for count, each in zip(counts, shares, strict=True) if count)
 
-        found = optimize.minimize_scalar(
+        fit = optimize.minimize_scalar(
             unlikely, bounds=(floor, (1 - difference) / 2), method="bounded", options={"xatol": 1e-12}
         )
-        variance = rows * (2 * found.x + difference - difference**2)
+        variance = rows * (2 * fit.x + difference - difference**2)
         return float((gained - lost - rows * difference) / np.sqrt(variance))
 
     low, high = tango(gained, lost, rows)

@@ -1,5 +1,6 @@
 """`zerolora compare FIRST SECOND`: two runs on the same rows."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,28 @@ def test_what_cannot_be_compared_is_one_line(tmp_path: Path, first: str, second:
     with pytest.raises(UserError) as raised:
         compare_pair(tmp_path, first, second)
     assert said in str(raised.value) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("change", ["expected", "score", "none asked"])
+def test_rows_that_only_look_the_same_are_refused(tmp_path: Path, change: str) -> None:
+    """The same questions with other answers expected, or judged by another task; rows without questions."""
+    for run in ("one", "two"):
+        finished(tmp_path, run, [1, 0])
+    path = tmp_path / "two/answers.json"
+    rows = json.loads(path.read_text())
+    match change:
+        case "expected":
+            rows[0]["expected"] = "another"
+        case "score":
+            rows = [{key: value for key, value in row.items() if key != "f1"} for row in rows]
+        case _:
+            rows = []
+            write_json(tmp_path / "one/answers.json", [])
+            settings = {"dataset": "others", "evaluate": {"split": "test"}, "report": {"tasks": []}}
+            write_json(tmp_path / "settings/runs/two.json", {"runs": {"two": settings}})
+    write_json(path, rows)
+    with pytest.raises(UserError, match="which are not the same rows, or are judged in another way"):
+        compare_pair(tmp_path, "one", "two")
 
 
 def test_the_command_takes_two_runs(tmp_path: Path) -> None:

@@ -394,11 +394,15 @@ def _unscaled_rate(train: schema.Train) -> float:
     return default_rate(train.objective, train.method)
 
 
-def default_rate(objective: str, method: str, width: int = WIDTH) -> float:
-    """Return the default learning rate for a model of this hidden size. A config without a rate has that of WIDTH,
-    since it is resolved before there is a model."""
-    rate = OBJECTIVES[objective].learning_rate * TRAINABLE[method].rate * (WIDTH / width) ** EXPONENT
-    return float(f"{rate:.1g}")
+def default_rate(objective: str, method: str) -> float:
+    """Return the default learning rate of an objective and a method, for a model of WIDTH."""
+    return float(f"{OBJECTIVES[objective].learning_rate * TRAINABLE[method].rate:.6g}")
+
+
+def rate_for_width(objective: str, method: str, width: int) -> float:
+    """Return the default learning rate for a model of this hidden size, rounded to one digit. Only `init` uses it: a
+    config is resolved before there is a model."""
+    return float(f"{default_rate(objective, method) * (WIDTH / width) ** EXPONENT:.1g}")
 
 
 def _of_objective(train: schema.Train, costly: bool = False) -> dict[str, Any]:

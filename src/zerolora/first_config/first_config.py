@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from zerolora.config.file import check_files, load, read_values
-from zerolora.config.resolve import default_rate, resolve
+from zerolora.config.resolve import default_rate, rate_for_width, resolve
 from zerolora.config.schema import TrainSection
 from zerolora.config.settings import Resolved
 from zerolora.config.values import UNKNOWN_LICENSE
@@ -185,9 +185,12 @@ def _set_split(entry: dict[str, Any], rows: GivenData, sources: list[SourceFiles
 
 
 def _rate(train: dict[str, Any], given: GivenModel) -> float:
-    """Return the learning rate for the model's size."""
+    """Return the learning rate for the model's size; the default where its config states none."""
+    objective = train.get("objective", DEFAULT_OBJECTIVE)
     width = getattr(config_of(given.files).get_text_config(), "hidden_size", None)
-    return default_rate(train.get("objective", DEFAULT_OBJECTIVE), DEFAULT_METHOD, *filter(None, [width]))
+    if not isinstance(width, int) or width < 1:
+        return default_rate(objective, DEFAULT_METHOD)
+    return rate_for_width(objective, DEFAULT_METHOD, width)
 
 
 def _epochs(rows: int) -> int:

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from zerolora.errors import UserError
-from zerolora.evaluate.difference import difference
-from zerolora.evaluate.intervals import disagree
+from zerolora.evaluate.difference import UNMERGED, Answer, difference
+from zerolora.evaluate.intervals import LEVEL, disagree
 from zerolora.files import read_json
 from zerolora.report import tasks
 from zerolora.report.run_settings import run_names, settings_of_run
@@ -27,15 +27,15 @@ def compare_pair(results: Path, first: str, second: str) -> str:
         if run not in known:
             raise UserError(f"compare: {run!r} is not a run of the config; use two of {', '.join(known)}")
     (before, base), (after, tuned) = (_evaluated(results, run) for run in (first, second))
-    try:
-        figures = difference(before, after, (base, tuned))
-    except ValueError:
-        where = [_rows_of(results, run) for run in (first, second)]
+    where = [_rows_of(results, run) for run in (first, second)]
+    # Rows without a question have no answers, so that only their data set tells whether they are the same.
+    if _asked(base) != _asked(tuned) or before["rows"] != after["rows"] or (not base and where[0] != where[1]):
         raise UserError(
-            f"compare: {first} was evaluated on {where[0]}, and {second} on {where[1]}, which are not the same rows; "
-            "compare runs with the same dataset and evaluate.split"
-        ) from None
-    lines = [f"{first} and {second} on {_rows_of(results, second)}, {counted(figures['rows'], 'row')}", ""]
+            f"compare: {first} was evaluated on {where[0]}, and {second} on {where[1]}, which are not the same rows, "
+            "or are judged in another way; compare runs with the same dataset, evaluate.split and evaluate.rows"
+        )
+    figures = difference(before, after, (base, tuned))
+    lines = [f"{first} and {second} on {where[1]}, {counted(figures['rows'], 'row')}", ""]
     changes = sorted(tasks.held_out_changes(figures).items(), key=lambda item: (item[0] != "accuracy", item[0]))
     of_tasks = tasks.compared(_tasks_of_both(results, first, second), results / first, results / second)
     changes += [(f"{task} {metric}", each) for task, of_task in of_tasks.items() for metric, each in of_task.items()]
@@ -49,6 +49,11 @@ def _evaluated(results: Path, run: str) -> tuple[Any, Any]:
     if not metrics.get("enabled", True):
         raise UserError(f"compare: {run} is not evaluated; set evaluate.enabled: true, and hold out rows")
     return metrics, read_json(results / run / "answers.json", EVALUATED)
+
+
+def _asked(answers: Sequence[Answer]) -> list[tuple[Any, ...]]:
+    """Return what must be the same of two runs' answers: question, expected answer, and the names of the scores."""
+    return [(each["question"], each["expected"], sorted(each.keys() - {UNMERGED})) for each in answers]
 
 
 def _rows_of(results: Path, run: str) -> str:
@@ -82,7 +87,7 @@ def _verdict(figures: Mapping[str, Any], first: str, second: str) -> Iterator[st
     yield f"{'; '.join(alone)}; McNemar's exact p {figures['p']:.2g}"
     if disagree(figures["difference_low"], figures["difference_high"], figures["p"]):
         yield "The interval and p disagree, since few answers differ; p is exact."
-    if figures["p"] >= 0.05:
+    if figures["p"] >= 1 - LEVEL:
         yield "Not distinguishable by these rows. Other seeds may differ more than that."
 
 
