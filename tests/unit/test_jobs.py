@@ -10,6 +10,8 @@ from conftest import ROOT
 from jobs import Job, Jobs
 from snakemake.exceptions import WorkflowError
 
+from zerolora.files import write_json
+
 GPUS = {"device": "cuda", "gpus_per_node": 4, "gpu_memory": "80GiB", "host_memory": "64GiB", "compute_capability": 8.0}
 CHANGES: dict[str, Any] = {
     "hardware": {**GPUS, "nodes": 2},
@@ -85,6 +87,29 @@ def test_stages_that_run_on_one_node_request_its_gpus_once(jobs: Jobs, monkeypat
 
 def test_resources_that_depend_on_other_jobs_are_undetermined(jobs: Jobs) -> None:
     assert str(jobs.of({"run": "default"}).requested("train", "minutes", 1, 1)) == "<TBD>"
+
+
+def test_resources_follow_the_files_and_are_computed_once_for_each_state(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Snakemake asks for each resource by itself, and again once the job can run."""
+    computed, compute = 0, Job._computed_resources
+
+    def counted(job: Job, stage: str, threads: int) -> Any:
+        nonlocal computed
+        computed += 1
+        return compute(job, stage, threads)
+
+    monkeypatch.setattr(Job, "_computed_resources", counted)
+    path = Path(f"results/{jobs.resolved.runs['default'].rendered}/render.json")
+    for minutes in (10, 20):
+        path.unlink(missing_ok=True)
+        write_json(path, {"slurm_resources": {"minutes": minutes, "mem_mib": 100, "gpus": 2}})
+        for _ in range(3):  # each time as another job
+            job = jobs.of({"run": "default"})
+            asked = [job.requested("train", what, 1, 1) for what in ("minutes", "mem_mib")]
+            assert asked == [minutes, 100]
+    assert computed == 2
 
 
 def test_retries_request_more_up_to_the_machine(jobs: Jobs) -> None:
