@@ -142,6 +142,12 @@ def test_loss_of_each_source_is_drawn(run: FinishedRun) -> None:
     text = text_of(run.page())
     assert "Loss of each source" in text
     assert "First and last loss in training: a,b.json 2.5, 2.5; c.json 0.5, 0.009901." in text
+    # And in validation, also of a source that is held out as a whole.
+    cells = [f"{line},{2.5},{0.25 if index == len(lines) - 1 else ''}" for index, line in enumerate(lines)]
+    table.write_text("\n".join([f"{head},loss.a,loss_validation.a", *cells, ""]))
+    assert "First and last loss in training: a 2.5, 2.5, validation 0.25." in text_of(run.page())
+    table.write_text("\n".join([f"{head},loss.a,loss_validation.held.json", *cells, ""]))
+    assert "First and last loss in training: a 2.5, 2.5; held.json validation 0.25." in text_of(run.page())
 
 
 def test_scaled_learning_rate_is_computed_on_the_page(run: FinishedRun) -> None:

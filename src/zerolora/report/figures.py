@@ -81,7 +81,9 @@ def learning_curves(table: Path, objective: Objective) -> list[Chart]:
 
 def _of_sources(read: list[dict[str, float]], objective: Objective) -> list[Chart]:
     """Return the loss of each data source by step, in training and validation; empty for a single source."""
-    sources = sorted({name.removeprefix(SOURCE) for row in read for name in row if name.startswith(SOURCE)})
+    # A source may be held out as a whole, and so have a loss in validation alone.
+    prefixes = (SOURCE, SOURCE_VALIDATION)
+    sources = sorted({name.partition(".")[2] for row in read for name in row if name.startswith(prefixes)})
     if not sources:
         return []
     rows: list[dict[str, Any]] = []
@@ -89,14 +91,14 @@ def _of_sources(read: list[dict[str, float]], objective: Objective) -> list[Char
     for source in sources:
         trained, validated = (
             [{"step": row["step"], "loss": row[name]} for row in read if (name := f"{prefix}{source}") in row]
-            for prefix in (SOURCE, SOURCE_VALIDATION)
+            for prefix in prefixes
         )
         # Vega reads a dot in a field's name as a path, so no field is named after a source.
         for split, line in (("training", thinned(trained)), ("validation", validated)):
             rows += [{"step": row["step"], "series": source, "split": split, "value": row["loss"]} for row in line]
-        ends.append(f"{source} {trained[0]['loss']:.4g}, {trained[-1]['loss']:.4g}")
-        if validated:
-            ends[-1] += f" (validation {validated[-1]['loss']:.4g})"
+        shown = [f"{trained[0]['loss']:.4g}, {trained[-1]['loss']:.4g}"] if trained else []
+        shown += [f"validation {validated[-1]['loss']:.4g}"] if validated else []
+        ends.append(f"{source} {', '.join(shown)}")
     encoding = {
         "x": number("step", axis={"tickMinStep": 1}, scale={"nice": False}),
         "y": loss_axis((row["value"] for row in rows), f"loss {objective.loss_unit}".strip()),
@@ -112,7 +114,7 @@ def _of_sources(read: list[dict[str, float]], objective: Objective) -> list[Char
         {"transform": [{"filter": f"datum.split == '{split}'"}], "mark": mark, "encoding": encoding}
         for split, mark in marks.items()
     ]
-    summary = f"First and last loss in training: {'; '.join(ends)}." + _thinning(trained)
+    summary = f"First and last loss in training: {'; '.join(ends)}." + _thinning(read)
     return [Chart("sources-curve", "Loss of each source.", summary, {"data": {"values": rows}, "layer": layers})]
 
 
