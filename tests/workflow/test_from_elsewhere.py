@@ -109,7 +109,7 @@ def test_an_installed_package_runs_a_folder(installed: Path, folder: Path) -> No
     assert first.stderr.count(NO_DVC) == 1
     trained = json.loads((folder / "results/rows/metrics/train.json").read_text())
     page = (folder / "results/rows/report.html").read_text()
-    assert trained["steps"] == 3 and "zerolora run results/rows/report.html" in page
+    assert trained["steps"] == 12 and "zerolora run results/rows/report.html" in page
     assert sorted(path.name for path in folder.iterdir() if path.name[0] != ".") == [
         *("config", "model", "resources", "results", "rows.json", "work")
     ]
