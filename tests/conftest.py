@@ -315,6 +315,10 @@ def begun(*command: str, directory: Path = ROOT, **variables: str) -> Started:
     return SERVERS.of(ROOT, environment).start(command, directory, environment)
 
 
+NO_WORKFLOW = ("benchmarks/", "docs/", "tests/")
+"""Folders that no stage reads: half of the files, all of which DVC looks up in git's index for each output."""
+
+
 def copy_tracked(directory: Path, without: tuple[str, ...] = ()) -> None:
     """Copy the files that git tracks, or would track, to `directory`, without dvc.lock and some folders."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
@@ -339,7 +343,7 @@ def make_project(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> 
 
     def make(name: str) -> Project:
         directory = tmp_path_factory.mktemp(name) / "project"
-        copy_tracked(directory)
+        copy_tracked(directory, without=NO_WORKFLOW)
         copy_kept(directory)
         shutil.copytree(tiny_model, directory / "model")
         write_rows(directory / "rows.json", 20)
@@ -352,23 +356,32 @@ def make_project(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> 
     return make
 
 
+def made_once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Path], Any]) -> Path:
+    """Return a directory that is made by the first worker that asks, for all of them."""
+    base = tmp_path_factory.getbasetemp()
+    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    with Path(f"{shared}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not shared.exists():
+            make(shared)
+    return shared
+
+
 @pytest.fixture(scope="session")
 def copy_finished(
     make_project: Callable[[str], Project], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Project]:
-    """Return a function that copies a project that Snakemake has finished and DVC has recorded, run once for all
-    workers."""
-    base = tmp_path_factory.getbasetemp()
-    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "finished"
-    with Path(f"{shared}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not shared.exists():
-            project = make_project("finished")
-            project.config["prepare"]["rows"]["format"] = "alpaca"
-            project.config["train"]["checkpoint_steps"] = 1
-            project.write_config()
-            project.snakemake("all")
-            project.directory.rename(shared)
+    """Return a function that copies a project that Snakemake has finished and DVC has recorded."""
+
+    def finish(directory: Path) -> None:
+        project = make_project("finished")
+        project.config["prepare"]["rows"]["format"] = "alpaca"
+        project.config["train"]["checkpoint_steps"] = 1
+        project.write_config()
+        project.snakemake("all")
+        project.directory.rename(directory)
+
+    shared = made_once(tmp_path_factory, "finished", finish)
 
     def copy(name: str) -> Project:
         project = Project(tmp_path_factory.mktemp(name) / "project")
@@ -377,6 +390,18 @@ def copy_finished(
         return project
 
     return copy
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the directory of the built site."""
+
+    def build(directory: Path) -> None:
+        command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(directory)]
+        built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert built.returncode == 0, built.stdout + built.stderr
+
+    return made_once(tmp_path_factory, "site", build)
 
 
 def write_rows(path: Path, count: int) -> None:

@@ -4,10 +4,13 @@ Imported with the code that the commands are to have (loaded_process.py).
 """
 
 import atexit
+import functools
 import importlib
+import json
 import os
 import runpy
 import signal
+import socket
 import sys
 import threading
 import weakref
@@ -16,6 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
+import vl_convert
 from fork_server import IMPORTED_WITH, WITHOUT
 from huggingface_hub import constants
 
@@ -25,13 +29,15 @@ RANKS = {"zerolora.train": "zerolora.train.__main__", "zerolora.probe.probe_rank
 """What is started as ranks, and the module of its `main`."""
 
 
-def run(request: dict[str, Any], files: list[int], stand_ins: Path) -> NoReturn:
-    """Be the process of a request; `stand_ins` is the directory of fork_server.py's stand-ins."""
+def run(request: dict[str, Any], files: list[int], stand_ins: Path, charts: str) -> NoReturn:
+    """Be the process of a request; `stand_ins` is the directory of fork_server.py's stand-ins, `charts` the address of
+    the process that draws (loaded_process.py)."""
     _forget_finalizers()
     for descriptor, file in enumerate(files):
         os.dup2(file, descriptor)
         os.close(file)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 (for as long as the process lives)
+    vl_convert.vegalite_to_svg = functools.partial(_drawn, charts)
     os.chdir(request["directory"])
     _replace_environment(request["environment"])
     # What the commands start in turn is looked for beside the interpreter.
@@ -80,6 +86,18 @@ class LoadedRanks(launcher.Fork):
     def kill(self) -> None:
         """End the process."""
         self.send_signal(signal.SIGKILL)
+
+
+def _drawn(charts: str, spec: dict[str, Any], **options: Any) -> str:
+    """Return what vl-convert's own function returns, from the process that draws."""
+    with socket.socket(socket.AF_UNIX) as artist:
+        artist.connect(charts)
+        artist.sendall(json.dumps({"vl_spec": spec, **options}).encode() + b"\n")
+        with artist.makefile() as lines:
+            answer = lines.read()
+    if answer[:1] != "1":
+        raise ValueError(answer[1:])
+    return answer[1:]
 
 
 def _script(command: list[str]) -> None:

@@ -1,7 +1,8 @@
 """The process of fork_server.py: it imports the libraries, and forks a server for each state of the project's code.
 
 A client sends a line of JSON for each server: the directory of the code, the server's address, and the directory of its
-stand-ins. The server imports the code and forks a process (forked.py) for each request at its address.
+stand-ins. The server imports the code and forks a process (forked.py) for each request at its address. One more process
+draws the charts of all reports: vl-convert takes half a second to start, and cannot be forked once it has.
 """
 
 import contextlib
@@ -17,10 +18,12 @@ import socket
 import sys
 import threading
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
 import jinja2
+import pydantic
 
 LIBRARIES = (
     *("accelerate.tracking", "datasets", "deepspeed", "deepspeed.runtime.superoffload.superoffload_stage3"),
@@ -74,6 +77,13 @@ def main() -> None:
     gc.freeze()
     signal.signal(signal.SIGCHLD, _reap)
     ended, alive = os.pipe()
+    artist = socket.socket(socket.AF_UNIX)
+    artist.bind(charts := f"{address}-charts")
+    artist.listen(64)
+    if not os.fork():
+        os.close(alive)
+        _draw(artist, ended)
+    artist.close()
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
     listener.listen(64)
@@ -88,7 +98,7 @@ def main() -> None:
                 continue
             line = client.recv(LARGEST)
             if line:
-                _fork(json.loads(line), client, [listener, *clients], ended, alive)
+                _fork({**json.loads(line), "charts": charts}, client, [listener, *clients], ended, alive)
                 continue
             clients.remove(client)
             client.close()
@@ -131,13 +141,32 @@ def _reap(*_: object) -> None:
             pass
 
 
-def _serve(source: str, address: str, stand_ins: str, client: socket.socket, ended: int) -> NoReturn:
+def _draw(artist: socket.socket, ended: int) -> NoReturn:
+    """Draw a chart for each client, from vl-convert's arguments as a line of JSON, until the process that forked this
+    one ends. The answer starts with 1, or with 0 before what vl-convert says is wrong."""
+    import vl_convert
+
+    waited: list[socket.socket | int] = [artist, ended]
+    while ended not in select.select(waited, [], [])[0]:
+        client, _ = artist.accept()
+        with client, contextlib.suppress(OSError, StopIteration), client.makefile("rw") as lines:
+            try:
+                answer = "1" + vl_convert.vegalite_to_svg(**json.loads(next(lines)))
+            except ValueError as error:
+                answer = f"0{error}"
+            lines.write(answer)
+    os._exit(0)
+
+
+def _serve(source: str, address: str, stand_ins: str, charts: str, client: socket.socket, ended: int) -> NoReturn:
     """Import the code, and fork a process for each request until the process that forked this one ends."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     sys.path.insert(0, source)
     for name in CODE:
         importlib.import_module(f"zerolora.{name}")
     importlib.import_module("zerolora.train.engines.deepspeed").DeepSpeedEngine.load_library()
+    for model in _models(pydantic.BaseModel):
+        model.model_rebuild()
     templates = importlib.import_module("zerolora.report.html").templates()
     for name in templates.list_templates(extensions=["html"]):
         with contextlib.suppress(jinja2.TemplateSyntaxError):  # of a test, for its own command to report
@@ -177,12 +206,20 @@ def _serve(source: str, address: str, stand_ins: str, client: socket.socket, end
                     other.close()
                 for descriptor in (read, write, ended):
                     os.close(descriptor)
-                forked.run(json.loads(text), files, Path(stand_ins))
+                forked.run(json.loads(text), files, Path(stand_ins), charts)
             for file in files:
                 os.close(file)
             clients[pid] = client
             with contextlib.suppress(OSError):  # a client that was killed meanwhile
                 client.sendall(f"{pid}\n".encode())
+
+
+def _models(base: type[pydantic.BaseModel]) -> Iterator[type[pydantic.BaseModel]]:
+    """Return the project's own models, which are built where they are used first: in each process again."""
+    for model in base.__subclasses__():
+        if model.__module__.startswith("zerolora."):
+            yield model
+        yield from _models(model)
 
 
 def _request(client: socket.socket) -> tuple[bytes, list[int]]:

@@ -1,13 +1,10 @@
 """The site, opened from files in a real headless browser, where workers are refused."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from browser import open_page
-from conftest import ROOT
 
 pytestmark = pytest.mark.browser
 
@@ -19,15 +16,6 @@ WHOLE = """drawing => {
   return parts.length > 10 && column.scrollWidth <= column.clientWidth && parts.every(
     part => part.x >= 0 && part.y >= 0 && part.x + part.width <= width && part.y + part.height <= height);
 }"""
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the site, in three seconds, and return its directory."""
-    directory = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(directory)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    return directory
 
 
 @pytest.mark.parametrize("page", ["index.html", "architecture.html"])

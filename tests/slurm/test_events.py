@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(600)]
 MERGED = "results/default/merged/manifest.json"
 TRAIN = "rule_train_wildcards_default"
 # Long enough for all that happens; some of it costs what was trained since the last checkpoint.
-LONG = {"train.epochs": 500, "train.max_steps": 800, "train.checkpoint_steps": 20, "train.micro_batch": 2}
+LONG = {"train.epochs": 500, "train.max_steps": 440, "train.checkpoint_steps": 20, "train.micro_batch": 2}
 RETRIES = 12
 SECONDS_OF_WARNING = 120  # as profiles/slurm has it
 Disturbance = Callable[["Disturbed"], None]
@@ -185,7 +185,9 @@ def controller_away(disturbed: Disturbed) -> None:
     disturbed.cluster.stop_controller()
     at = disturbed.step()
     disturbed.cluster.wait(lambda: disturbed.step() > at, "training continues without the controller", 60)
+    rank = disturbed.stop_rank(1)  # a hundred steps would go by until the controller answers again
     disturbed.cluster.start_controller()
+    os.kill(rank, signal.SIGCONT)
 
 
 def preempted(disturbed: Disturbed) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import BIN, ROOT, copy_tracked, served, write_rows
+from conftest import BIN, NO_WORKFLOW, ROOT, copy_tracked, served, write_rows
 from test_other_releases import TESTED, pretend_release
 
 pytestmark = [pytest.mark.slow]  # an installation, and whole runs
@@ -275,7 +275,7 @@ use rule * from zerolora
 def test_a_deployed_workflow_runs_with_the_installed_package(installed: Path, folder: Path) -> None:
     """From a commit of a repository, whose scripts are no files."""
     repository = folder.parent / "repository"
-    copy_tracked(repository, without=("docs/", "tests/", "benchmarks/"))
+    copy_tracked(repository, without=NO_WORKFLOW)
     git = ("git", "-C", str(repository), "-c", "user.name=a", "-c", "user.email=a@example.org")
     subprocess.run([*git, "init", "--quiet"], check=True)
     subprocess.run([*git, "add", "--all"], check=True)

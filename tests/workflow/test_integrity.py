@@ -368,7 +368,7 @@ def test_nobody_else_can_write_dvcs_cache_of_hashes(project: Project, tmp_path: 
     subprocess.run(["dvc", "status"], cwd=clone, env=environment, check=True, capture_output=True)
     run(project)
     where = "from dvc.repo import Repo; print(Repo().site_cache_dir)"
-    for directory in (clone, project.directory, project.directory / "docs"):
+    for directory in (clone, project.directory, project.directory / "config"):
         actual = subprocess.run(
             [sys.executable, "-c", where],
             cwd=directory,
