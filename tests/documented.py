@@ -1,5 +1,6 @@
 """The commands that the documents show."""
 
+import functools
 import re
 import shlex
 from collections.abc import Iterator
@@ -44,19 +45,24 @@ class Command:
     @property
     def words(self) -> list[str]:
         """The program's name and its arguments, without the directory and the variables before it."""
-        words = shlex.split(self.text)[len(self.variables) :]
+        words = _split(self.text)[len(self.variables) :]
         return [Path(words[0]).name, *words[1:]]
 
     @property
     def variables(self) -> dict[str, str]:
         """What is set before the program's name."""
         result: dict[str, str] = {}
-        for word in shlex.split(self.text):
+        for word in _split(self.text):
             if not VARIABLE.match(word):
                 break
             name, _, value = word.partition("=")
             result[name] = value
         return result
+
+
+@functools.cache
+def _split(text: str) -> list[str]:
+    return shlex.split(text)
 
 
 def commands(page: Path) -> Iterator[Command]:

@@ -4,6 +4,7 @@ Each event is a test. They share the training, since every start of it on two no
 it must resume from a checkpoint, and at the end its adapter, losses and metrics are those of the undisturbed training.
 """
 
+import contextlib
 import functools
 import json
 import os
@@ -28,7 +29,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(600)]
 MERGED = "results/default/merged/manifest.json"
 TRAIN = "rule_train_wildcards_default"
 # Long enough for all that happens; some of it costs what was trained since the last checkpoint.
-LONG = {"train.epochs": 500, "train.max_steps": 440, "train.checkpoint_steps": 20, "train.micro_batch": 2}
+LONG = {"train.epochs": 500, "train.max_steps": 600, "train.checkpoint_steps": 20, "train.micro_batch": 2}
 RETRIES = 12
 SECONDS_OF_WARNING = 120  # as profiles/slurm has it
 Disturbance = Callable[["Disturbed"], None]
@@ -108,6 +109,13 @@ class Disturbed:
         os.kill(process, signal.SIGSTOP)
         return process
 
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep the training from going on meanwhile: its steps are to last for all events."""
+        rank = self.stop_rank(1)
+        yield
+        os.kill(rank, signal.SIGCONT)
+
     def again(self) -> None:
         """Start Snakemake again, as a user does who finds it gone."""
         self.snakemake.wait(timeout=180)
@@ -185,9 +193,8 @@ def controller_away(disturbed: Disturbed) -> None:
     disturbed.cluster.stop_controller()
     at = disturbed.step()
     disturbed.cluster.wait(lambda: disturbed.step() > at, "training continues without the controller", 60)
-    rank = disturbed.stop_rank(1)  # a hundred steps would go by until the controller answers again
-    disturbed.cluster.start_controller()
-    os.kill(rank, signal.SIGCONT)
+    with disturbed.held():
+        disturbed.cluster.start_controller()
 
 
 def preempted(disturbed: Disturbed) -> None:
@@ -335,7 +342,8 @@ def test_training_resumes_from_its_checkpoint_after(
         disturbed.go_on(starts)
     if event in SAID:
         assert f"train-default: job {job} {SAID[event]}" in disturbed.said.read_text()[said:]
-    disturbed.cluster.start_missing_nodes()
+    with disturbed.held():
+        disturbed.cluster.start_missing_nodes()
     disturbed.failed_in = None
 
 

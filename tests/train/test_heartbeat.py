@@ -108,7 +108,7 @@ def test_slow_rank_and_falling_throughput_are_reported_once(bench: Bench) -> Non
     while not all(since.values()) or step < since["slow"] + 25:
         step = step_of(bench, "lagging")
         assert all(since.values()) or step < 250, process.errors()
-        for number, seconds in ((signal.SIGSTOP, 0.04), (signal.SIGCONT, 0.02)):
+        for number, seconds in ((signal.SIGSTOP, 0.04), (signal.SIGCONT, 0.02)) * 10:
             os.kill(rank, number)
             time.sleep(seconds)
         said = process.errors().splitlines()

@@ -54,7 +54,7 @@ OWN = [name for name in RUNS if name not in ("lora", "nf4", "single", "tokens do
 """Those that no other one is more than: "plus" is lora with a rate of its own, "tokens nf4" is nf4 with more rows."""
 NUMBERS = [259, 260, 261]
 """Of the tokens that the data "marked" adds."""
-STEPS = 20
+STEPS = 10
 FROZEN = {"nf4": "nf4", "qdora": "nf4", "int8": "int8"}
 
 
@@ -124,7 +124,7 @@ def answer_of(model: Any) -> torch.Tensor:
 
 
 def long_run(bench: Bench, name: str) -> Path:
-    """Return the directory of one of RUNS after 20 steps on one rank at stage 0, trained by the first who asks."""
+    """Return the directory of one of RUNS after 10 steps on one rank at stage 0, trained by the first who asks."""
     run = bench.folder / f"long-{name}"
     # At ten times the rate Adam makes more than 1e-5 of rounding in these steps.
     whole = {"max_steps": STEPS, "epochs": 10, "ranks_per_node": 1, "checkpoint_steps": None, "learning_rate": 1e-3}
@@ -176,7 +176,7 @@ def train_plainly(
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_it_is_pefts_own_after_20_steps(name: str, bench: Bench, tiny_model: Path) -> None:
+def test_it_is_pefts_own_after_10_steps(name: str, bench: Bench, tiny_model: Path) -> None:
     """A loop of one's own over the same rows, with transformers, peft and torch alone: the same adapter in fp32."""
     from peft import get_peft_model, get_peft_model_state_dict
 

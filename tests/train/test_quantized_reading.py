@@ -27,9 +27,11 @@ __all__ = ["bench_of"]  # a fixture
 BYTES = {"precision": "bf16", "quantization": {"storage": "uint8"}}
 MARKED = {"data": "marked", "packing": "marked-packing"}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "zero3, single, fp4, added tokens": ("zero3", MARKED | {"quantization": {"type": "fp4", "double": False}}),
     "zero3_offload, bf16 in bytes": ("zero3_offload", BYTES),
-    "zero3_hpz, saved modules": ("zero3_hpz", {"lora": {"r": 4, "modules_to_save": ["norm"]}}),
+    "zero3_hpz, single, fp4, added tokens, saved modules": (
+        "zero3_hpz",
+        MARKED | {"quantization": {"type": "fp4", "double": False}, "lora": {"r": 4, "modules_to_save": ["norm"]}},
+    ),
     "fsdp_offload, bf16, added tokens": ("fsdp_offload", MARKED | {"precision": "bf16"}),
     "fsdp_hybrid, bf16 in bytes": ("fsdp_hybrid", BYTES),
 }
@@ -37,7 +39,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.fixture(scope="module")
 def ways(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, list[float]]]]:
-    """Return each rank's losses of each case by reading, of two ranks that train all of them: 10 trainings."""
+    """Return each rank's losses of each case by reading, of two ranks that train all of them: 8 trainings."""
     folder = tmp_path_factory.mktemp("ways")
     bench.mark()
     request = {}

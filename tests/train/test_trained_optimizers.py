@@ -183,10 +183,10 @@ def test_torchaos_moments_resume_to_the_byte(bench: Bench) -> None:
     """Under the same strategy: a checkpoint's fp32 moments give the codes and scales back."""
     optimizer = "adamw_torch_8bit"
     whole = of(bench, optimizer, "zero3")
-    handed_on(bench, whole, "again")
-    result = bench.start("again", "zero3", optimizer=optimizer, **WIDE, max_steps=4)
+    handed_on(bench, whole, "moments-again")
+    result = bench.start("moments-again", "zero3", optimizer=optimizer, **WIDE, max_steps=4)
     assert "resuming at step 3 of 4" in result.stderr, result.stderr[-2000:]
-    assert (bench.folder / "again" / ADAPTER).read_bytes() == (whole / ADAPTER).read_bytes()
+    assert (bench.folder / "moments-again" / ADAPTER).read_bytes() == (whole / ADAPTER).read_bytes()
 
 
 def test_the_number_of_ranks_changes_nothing_for_lion(bench: Bench) -> None:

@@ -29,6 +29,7 @@ def finished(results: Path, run: str, right: list[int], split: str = "test", tas
         of_task = [{"place": at, "right": bool(value)} for at, value in enumerate(task)]
         write_json(results / run / "tasks/sums.json", {"accuracy": sum(task) / len(task)})
         write_json(results / run / "tasks/sums.answers.json", of_task)
+    write_json(results / "config.json", {"compare": {"runs": {}}})
     settings = {"dataset": "rows", "evaluate": {"split": split}, "report": {"tasks": ["sums"]}}
     write_json(results / f"settings/runs/{run}.json", {"runs": {run: settings}})
     runs = sorted((results / "settings/runs").glob("*.json"))

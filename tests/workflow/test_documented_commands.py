@@ -47,6 +47,7 @@ ELSEWHERE = {
     r"git (merge|checkout) ": "needs two branches; tests/workflow/test_branches.py runs it",
     r"zerolora expand": "prints nothing; tests/workflow/test_branches.py runs it",
     r"dvc remote": "needs an S3 server; tests/workflow/test_s3_remote.py has one of its own",
+    r"python tests/lint_workflow.py": "tests/workflow/test_engine_sync.py runs it",
     r"zerolora compare \w": "needs two runs; tests/unit/test_pair.py runs it",
     r"zerolora import": "needs a file of another tool; tests/unit/test_import.py runs it",
 }

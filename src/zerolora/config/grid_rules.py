@@ -39,7 +39,8 @@ def impossible_grids(config: Config) -> Iterable[Mistake]:
             except ValidationError as error:
                 text = str(error.errors()[0]["ctx"]["error"])
                 remedy = "name the values" if section == "grids" else "choose another name"
-                yield (section, owner, "over"), f"a run would be called {shown(run)}: {text}; {remedy}"
+                key = "over" if section in ("grids", "searches") else "repeats"
+                yield (section, owner, key), f"a run would be called {shown(run)}: {text}; {remedy}"
                 break
 
 
@@ -73,7 +74,7 @@ def _wrong_keys(config: Config, section: str, owner: str, each: Grid | Search) -
             yield (*here, key), wrong
     # A range has no value names to check.
     over = {key: [values.low] if isinstance(values, Range) else values for key, values in each.over.items()}
-    for location, text in mistakes(over):
+    for location, text in mistakes(over, each.repeats if isinstance(each, Grid) else 1):
         yield (*here, *location), text
 
 
@@ -88,6 +89,10 @@ def datasets_of(owner: Grid | Search) -> list[Any]:
 def _taken_folders(config: Config) -> Iterable[Mistake]:
     """Yield grids and searches whose shared outputs would go to a directory of others."""
     folders = {name: f"the run {name}" for name in config.all_runs}
+    for (section, owner), names in config.names_by_owner.items():
+        # What repeats share is in the directory of the run that they repeat.
+        own = [owner, *names] if section in ("runs", "continued") else names
+        folders |= dict.fromkeys(own, f"the runs of {section}.{owner}")
     folders |= dict.fromkeys(RESERVED_RUNS, "another stage")
     for run, each in config.expanded_runs.items():
         for name in set(each.shared) - {run}:
@@ -105,6 +110,8 @@ def location_of(config: Config, run: str, *key: str) -> tuple[str, ...]:
     if run not in config.expanded_runs:
         return ("continued" if run in config.continued else "runs", run, *key)
     each = config.expanded_runs[run]
+    if each.section in ("runs", "continued"):
+        return (each.section, each.owner, *key)
     owner = (config.grids if each.section == "grids" else config.searches)[each.owner]
     for path in owner.over:
         parts = tuple(path.split("."))

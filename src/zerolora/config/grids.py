@@ -20,6 +20,8 @@ from zerolora.registries import entries
 
 MOST_RUNS = 10_000
 """Limit for one grid, expanded within a second."""
+SEED = "train.seed"
+"""The key that alone differs between repeated runs."""
 Values = Sequence[Any] | Mapping[str, Any]
 """The values of a key: a list, or a mapping of names to values."""
 Mistake = tuple[tuple[str, ...], str]
@@ -50,8 +52,9 @@ def combinations(grid: str, over: Mapping[str, Values]) -> list[Combination]:
     ]
 
 
-def mistakes(over: Mapping[str, Values]) -> list[Mistake]:
-    """Return (location in `over`, message) for values without a name, for equal names, and for too many runs."""
+def mistakes(over: Mapping[str, Values], repeats: int = 1) -> list[Mistake]:
+    """Return (location in `over`, message) for values without a name, for equal names, for too many runs, and for seeds
+    of a grid whose runs are repeated with seeds."""
     result: list[Mistake] = []
     for key, values in over.items():
         for other in over:
@@ -70,7 +73,9 @@ def mistakes(over: Mapping[str, Values]) -> list[Mistake]:
                 text = f"are both called {part} in a run's name; use a mapping of names to values"
                 result.append(((key,), f"{shown(parts[part])} and {shown(value)} {text}"))
             parts.setdefault(part, value)
-    count = math.prod(len(values) for values in over.values())
+    if repeats > 1 and SEED in over:
+        result.append(((SEED,), "has values, and repeats trains each run with several seeds too; keep one of the two"))
+    count = repeats * math.prod(len(values) for values in over.values())
     if count > MOST_RUNS:
         result.append(((), f"{count:,} runs; give values for at most {MOST_RUNS:,}"))
     return result

@@ -18,7 +18,7 @@ from zerolora.config import schema
 from zerolora.config import settings as stages
 from zerolora.config.code import Codes, kept_stages
 from zerolora.config.compared import compared
-from zerolora.config.grids import SHARED_STAGES
+from zerolora.config.grids import SEED, SHARED_STAGES
 from zerolora.config.method_sections import MethodSections
 from zerolora.config.objective_sections import ObjectiveSections
 from zerolora.config.run_objectives import needs_reference, row_kinds
@@ -113,12 +113,7 @@ def _resolve(config: Config) -> Resolved:
         },
         judge=config.judge,
         runs={name: stages_of(config, name) for name in config.all_runs},
-        compare=stages.CompareSettings(
-            runs={
-                name: _dotted({section: getattr(run, section) for section in RunSections.model_fields})
-                for name, run in sorted(config.all_runs.items())
-            }
-        ),
+        compare=stages.CompareSettings(runs=_compared(config)),
     )
 
 
@@ -196,6 +191,20 @@ def shared_settings(runs: Mapping[str, RunSettings]) -> dict[str, dict[str, Any]
             settings = compared(own)
             known = result.setdefault(getattr(run, kind), {}).setdefault(stage, settings)
             assert known == settings, f"runs that share {stage} have different settings for it"
+    return result
+
+
+def _compared(config: Config) -> dict[str, dict[str, Any]]:
+    """Return what sets each run apart from others, by dotted key: its overrides, with its data set and its seed where
+    not all runs have the same."""
+    runs = dict(sorted(config.all_runs.items()))
+    result = {}
+    datasets = {run.dataset for run in runs.values()}
+    seeds = {name: run.train.get("seed", config.train.seed) for name, run in runs.items()}
+    for name, run in runs.items():
+        own = {"dataset": run.dataset} if len(datasets) > 1 else {}
+        own |= _dotted({section: getattr(run, section) for section in RunSections.model_fields})
+        result[name] = own | ({SEED: seeds[name]} if len({*seeds.values()}) > 1 else {})
     return result
 
 

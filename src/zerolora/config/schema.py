@@ -23,7 +23,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from zerolora.config.grids import Shared, combinations, mistakes, nested, part_of, shared_names
+from zerolora.config.grids import Combination, Shared, combinations, mistakes, nested, part_of, shared_names
 from zerolora.config.method_sections import MethodSections
 from zerolora.config.objective_sections import ObjectiveSections
 from zerolora.config.row_sections import Better, Wanted
@@ -804,14 +804,22 @@ class Overrides(Section):
     """Overrides of `report`."""
 
 
-class Run(Overrides):
+class Repeated(Overrides):
+    """A run or a grid, which may be trained several times."""
+
+    repeats: Annotated[int, Field(ge=1, le=100)] = 1
+    """Number of trainings that differ in `train.seed` alone: 3 are the runs NAME, NAME-seed43 and NAME-seed44. The
+    comparison has their mean and spread."""
+
+
+class Run(Repeated):
     """A named set of overrides. Other keys keep their values from the sections above."""
 
     dataset: Name
     """Data set to train on; a name in `prepare`."""
 
 
-class Grid(Overrides):
+class Grid(Repeated):
     """One run for each combination of values. The other keys apply to all its runs."""
 
     dataset: Name | None = None
@@ -902,11 +910,11 @@ class Search(Overrides):
 
 @dataclass(frozen=True)
 class Expanded:
-    """A run of a grid or search."""
+    """A run of a grid or search, or one that repeats another run with the next seed."""
 
-    section: Literal["grids", "searches"]
+    section: Literal["grids", "searches", "runs", "continued"]
     owner: str
-    """Name of the grid or search."""
+    """Name of the grid, the search or the repeated run."""
     run: Run
     shared: Shared
     """Names of the outputs that the run shares with others."""
@@ -978,17 +986,22 @@ class Config(Section):
 
     @functools.cached_property
     def all_runs(self) -> dict[str, Run]:
-        """All runs by name, including those of grids and searches."""
+        """All runs by name, including those of grids and searches and repeated ones."""
         return {**self.runs, **self.continued, **{name: each.run for name, each in self.expanded_runs.items()}}
 
     @functools.cached_property
     def expanded_runs(self) -> dict[str, Expanded]:
-        """The runs of grids and searches, without failed trials and invalid grids."""
+        """The runs of grids and searches and the repeated ones, without failed trials and invalid grids."""
         result = {}
+        for section, written, run in self._written_runs():
+            for name, again in self._repeats(written, run, run.repeats):
+                result[name] = Expanded(section, written, again, Shared(written, written, written, written))
         for owner, grid in self.grids.items():
-            for each in combinations(owner, grid.over) if not mistakes(grid.over) else ():
+            for each in _combinations(owner, grid):
                 shared = shared_names(owner, each.name, each.parts)
-                result[each.name] = Expanded("grids", owner, _with_values(grid, each.values), shared)
+                first = _with_values(grid, each.values)
+                for name, again in ((each.name, first), *self._repeats(each.name, first, grid.repeats)):
+                    result[name] = Expanded("grids", owner, again, shared)
         for owner, study in self._studies.items():
             search = self.searches[owner]
             for number, trial in enumerate(study.trials):
@@ -996,11 +1009,11 @@ class Config(Section):
                     values = dict(trial.values)
                     if trial.stop_above:
                         values["train.stop_above"] = [bar.model_dump() for bar in trial.stop_above]
-                    run = run_of(owner, number)
+                    name = run_of(owner, number)
                     # By the trial's keys, not today's `over`: a trained run keeps its names when the search is edited.
                     parts = {key: part_of(key, value) for key, value in trial.values.items()}
-                    shared = shared_names(owner, run, parts)
-                    result[run] = Expanded("searches", owner, _with_values(search, values), shared)
+                    shared = shared_names(owner, name, parts)
+                    result[name] = Expanded("searches", owner, _with_values(search, values), shared)
         return result
 
     def shared_by(self, run: str) -> Shared:
@@ -1009,21 +1022,48 @@ class Config(Section):
 
     @functools.cached_property
     def names_by_owner(self) -> dict[tuple[str, str], list[str]]:
-        """Run names by (section, grid or search), including repeated ones and failed trials; empty for an invalid
-        grid."""
+        """Names of further runs by (section, grid or search or repeated run), including names that occur twice and
+        failed trials; empty for an invalid grid."""
         names: dict[tuple[str, str], list[str]] = {}
+        for section, written, run in self._written_runs():
+            if run.repeats > 1:
+                names[section, written] = [name for name, _ in self._repeats(written, run, run.repeats)]
         for owner, grid in self.grids.items():
-            runs = combinations(owner, grid.over) if not mistakes(grid.over) else []
-            names["grids", owner] = [each.name for each in runs]
+            names["grids", owner] = []
+            for each in _combinations(owner, grid):
+                again = self._repeats(each.name, _with_values(grid, each.values), grid.repeats)
+                names["grids", owner] += [each.name, *(name for name, _ in again)]
         for owner, study in self._studies.items():
             names["searches", owner] = [run_of(owner, number) for number in range(len(study.trials))]
         return names
+
+    def _written_runs(self) -> Iterator[tuple[Literal["runs", "continued"], str, Run]]:
+        """Yield section, name and run of those that the config writes out."""
+        for name, run in self.runs.items():
+            yield "runs", name, run
+        for name, run in self.continued.items():
+            yield "continued", name, run
+
+    def _repeats(self, name: str, run: Run, count: int) -> Iterator[tuple[str, Run]]:
+        """Yield the runs that repeat another one with the next seeds, by name."""
+        first = run.train.get("seed", self.train.seed)
+        if not isinstance(first, int):  # reported for the run itself
+            return
+        for seed in range(first + 1, first + count):
+            overrides = {key: getattr(run, key) for key in Overrides.model_fields}
+            overrides["train"] = {**run.train, "seed": seed}
+            yield f"{name}-seed{seed}", Run.model_construct(dataset=run.dataset, **overrides)
 
     def is_continued(self, run: str) -> bool:
         """Return whether a run continues from an adapter."""
         if run in self.expanded_runs:
             return self.all_runs[run].train.get("from_adapter") is not None
         return run in self.continued
+
+
+def _combinations(owner: str, grid: Grid) -> list[Combination]:
+    """Return the combinations of a grid's values; none if the grid is invalid."""
+    return [] if mistakes(grid.over, grid.repeats) else combinations(owner, grid.over)
 
 
 def _with_values(owner: Grid | Search, values: dict[str, Any]) -> Run:

@@ -316,7 +316,7 @@ class CompareSettings(Section):
     """Settings of `compare`."""
 
     runs: dict[str, dict[str, Any]]
-    """Overrides of each run by dotted key, sorted by run."""
+    """Overrides of each run by dotted key, sorted by run; also `dataset` and `train.seed` if they differ."""
 
 
 class RunSettings(schema.PassedSections):

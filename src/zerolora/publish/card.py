@@ -298,7 +298,11 @@ def _config_of_run(run: FinishedRun) -> tuple[str, bool]:
     used["prepare"] = {name: value for name, value in values["prepare"].items() if name in datasets}
     # A run of a grid or a search is written out, since the other runs need not be finished.
     for group in ("runs", "continued"):
-        of_group = {name: value for name, value in (values.get(group) or {}).items() if name in names}
+        of_group = {
+            name: {key: each for key, each in value.items() if key != "repeats"}
+            for name, value in (values.get(group) or {}).items()
+            if name in names
+        }
         for name in sorted(names & run.config.expanded_runs.keys()):
             if run.config.is_continued(name) == (group == "continued"):
                 of_group[name] = run.config.all_runs[name].model_dump(exclude_defaults=True)

@@ -30,6 +30,7 @@ from zerolora.report.comparison_columns import (
 from zerolora.report.comparison_rows import Row, all_runs, finished
 from zerolora.report.html import render
 from zerolora.report.markdown import Written, code, table
+from zerolora.report.repeats import Figure, figures, metrics, table_of, verdicts
 from zerolora.units import counted
 
 PAGE = "index.html"
@@ -75,16 +76,17 @@ def _status_counts(rows: Sequence[Row]) -> str:
 def _write(rows: Sequence[Row], overrides: Overrides, links: Mapping[str, str], output: Path, *, partial: bool) -> None:
     columns = columns_of(rows, overrides)
     readable = [column for column in columns if not column.table_only]
-    metrics = {
+    repeated = figures(rows, readable, overrides)
+    of_runs = {
         f"runs.{row['run']}.{column.key}": row[column.key]
         for row in rows
         for column in columns
         if column.number and row.get(column.key) is not None
     }
-    write_json(output / "metrics.json", metrics)
+    write_json(output / "metrics.json", of_runs | metrics(repeated))
     write_text(output / "table.csv", _csv(rows, columns, overrides))
-    write_text(output / "table.md", _markdown(rows, readable, overrides))
-    write_text(output / PAGE, _page(rows, readable, overrides, links, partial))
+    write_text(output / "table.md", _markdown(rows, readable, overrides, repeated))
+    write_text(output / PAGE, _page(rows, readable, overrides, links, repeated, partial))
 
 
 def _csv(rows: Sequence[Row], columns: Sequence[Column], overrides: Overrides) -> str:
@@ -100,15 +102,20 @@ def _csv(rows: Sequence[Row], columns: Sequence[Column], overrides: Overrides) -
     return text.getvalue()
 
 
-def _markdown(rows: Sequence[Row], columns: Sequence[Column], overrides: Overrides) -> str:
-    """Return a table as Markdown. Text is escaped."""
+def _markdown(rows: Sequence[Row], columns: Sequence[Column], overrides: Overrides, repeated: Sequence[Figure]) -> str:
+    """Return a table of the runs as Markdown, and one of those with repeats. Text is escaped."""
 
     def written(column: Column, row: Row) -> Written:
         text = cell(column, row, overrides)
         return Written(text if column.number or not text or column.key == "status" else code(text))
 
     header = [code(column.title) if "." in column.title else column.title for column in columns]
-    return table(header, [[written(column, row) for column in columns] for row in rows]) + "\n"
+    text = table(header, [[written(column, row) for column in columns] for row in rows]) + "\n"
+    if repeated:
+        titles, *lines = table_of(repeated)
+        text += "\n" + table(titles, [[Written(code(line[0])), *map(Written, line[1:])] for line in lines]) + "\n"
+        text += "".join(f"\n{verdict}\n" for verdict in verdicts(repeated))
+    return text
 
 
 @dataclass(frozen=True)
@@ -124,7 +131,12 @@ class Cell:
 
 
 def _page(
-    rows: Sequence[Row], columns: Sequence[Column], overrides: Overrides, links: Mapping[str, str], partial: bool
+    rows: Sequence[Row],
+    columns: Sequence[Column],
+    overrides: Overrides,
+    links: Mapping[str, str],
+    repeated: Sequence[Figure],
+    partial: bool,
 ) -> str:
     """Return the page. `links` has the address of each run's page; `partial`: runs may be unfinished."""
 
@@ -142,7 +154,9 @@ def _page(
         rows=rows,
         columns=columns,
         table_rows=[[html_cell(column, row) for column in columns] for row in rows],
-        tiles=_tiles(rows),
+        tiles=_tiles(rows, {figure.column.key: figure for figure in repeated}),
+        repeats=table_of(repeated) if repeated else [],
+        verdicts=verdicts(repeated),
         judged=sum(row.get(ACCURACY.key) is not None for row in rows),
         counts=[f"{count} {status}" for status, count in counts.most_common()],
         explained=[column for column in columns if column.explanation],
@@ -151,8 +165,9 @@ def _page(
     )
 
 
-def _tiles(rows: Sequence[Row]) -> list[tuple[str, str, str]]:
-    """Return title, best figure and its run for each of TILES that at least two runs have."""
+def _tiles(rows: Sequence[Row], repeated: Mapping[str, Figure]) -> list[tuple[str, str, str]]:
+    """Return title, best figure and its run for each of TILES that at least two runs have. A figure of which there are
+    repeats is the best mean, and left out if seeds do not tell it from another one."""
     result = []
     columns = {column.key: column for column in FIGURES}
     for key, best_of in TILES.items():
@@ -160,5 +175,11 @@ def _tiles(rows: Sequence[Row]) -> list[tuple[str, str, str]]:
         if len(known) > 1:
             best = best_of(known, key=lambda row: row[key])
             word = "highest" if key == ACCURACY.key else "shortest" if key == "step_seconds" else "lowest"
-            result.append((f"{word} {columns[key].title}", columns[key].text(best[key]), best["run"]))
+            value, name = best[key], best["run"]
+            if key in repeated:
+                group = repeated[key].best()
+                if group is None or repeated[key].as_good():
+                    continue
+                value, name = group.mean, f"{group.name}, mean of {counted(len(group.values), 'seed')}"
+            result.append((f"{word} {columns[key].title}", columns[key].text(value), name))
     return result[:MOST_TILES]

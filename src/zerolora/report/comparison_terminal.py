@@ -2,12 +2,13 @@
 
 import io
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from zerolora.report.comparison_columns import REASON, RUN, Column, Overrides, cell, columns_of
 from zerolora.report.comparison_rows import Row, all_runs
+from zerolora.report.repeats import figures, table_of, verdicts
 from zerolora.report.show import summary
 
 PAGE = Path("compare/index.html")
@@ -26,11 +27,20 @@ def show(results: Path, *, colour: bool) -> str:
     rows, overrides = all_runs(results)
     columns = [column for column in columns_of(rows, overrides) if not column.table_only]
     text = format_table(rows, columns, overrides, terminal_width(), colour)
+    if repeated := figures(rows, columns, overrides)[:1]:
+        text = "\n".join([text, "", *_aligned(table_of(repeated)), *verdicts(repeated)])
     if len(rows) == 1:
         return f"{text}\n\n{summary(results)}"
     page = results / PAGE
     where = f"open {page}" if page.is_file() else "`zerolora compare` writes a page of what is there"
     return f"{text}\n\nNext: {where}: all columns, losses, time against memory."
+
+
+def _aligned(lines: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield a header and lines of cells in columns."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        yield (" " * GAP).join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
 
 
 def terminal_width() -> int:

@@ -8,7 +8,9 @@ from zerolora.errors import UserError
 from zerolora.evaluate.difference import UNMERGED, Answer, difference
 from zerolora.evaluate.intervals import LEVEL, disagree
 from zerolora.files import read_json
-from zerolora.report import tasks
+from zerolora.report import repeats, tasks
+from zerolora.report.comparison_columns import columns_of
+from zerolora.report.comparison_rows import ROWS, finished
 from zerolora.report.run_settings import run_names, settings_of_run
 from zerolora.units import counted
 
@@ -40,7 +42,7 @@ def compare_pair(results: Path, first: str, second: str) -> str:
     of_tasks = tasks.compared(_tasks_of_both(results, first, second), results / first, results / second)
     changes += [(f"{task} {metric}", each) for task, of_task in of_tasks.items() for metric, each in of_task.items()]
     lines += _table([HEADER[0], first, second, *HEADER[1:]], [_row(*change) for change in changes])
-    return "\n".join([*lines, *_verdict(figures, first, second)])
+    return "\n".join([*lines, *_verdict(figures, first, second), *_over_seeds(results, first, second)])
 
 
 def _evaluated(results: Path, run: str) -> tuple[Any, Any]:
@@ -89,6 +91,21 @@ def _verdict(figures: Mapping[str, Any], first: str, second: str) -> Iterator[st
         yield "The interval and p disagree, since few answers differ; p is exact."
     if figures["p"] >= 1 - LEVEL:
         yield "Not distinguishable by these rows. Other seeds may differ more than that."
+
+
+def _over_seeds(results: Path, first: str, second: str) -> Iterator[str]:
+    """Yield what the repeats of two runs say of each figure."""
+    overrides = read_json(results / "config.json", "zerolora stage resolve")["compare"]["runs"]
+    rows = finished((run for run in overrides if (results / ROWS / f"{run}.json").is_file()), results / ROWS)
+    for figure in repeats.figures(rows, columns_of(rows, overrides), overrides):
+        pair = [group for run in (first, second) for group in figure.groups if run in group.runs]
+        if len(pair) < 2 or pair[0] is pair[1] or not (of_two := repeats.Figure(figure.column, tuple(pair))).repeated:
+            continue
+        text = figure.column.text
+        means = " and ".join(f"{text(group.mean)} of {counted(len(group.runs), 'seed')}" for group in pair)
+        less, low, high = of_two.difference(*pair)
+        same = "; not distinguishable by seeds" if low <= 0 <= high else ""
+        yield f"Mean {figure.column.title} {means}: {less:+.4g}, 95 % interval {low:+.4g} to {high:+.4g}{same}"
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

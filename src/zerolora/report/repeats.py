@@ -1,0 +1,164 @@
+"""Runs that differ in their seed alone: the mean of their figures, and whether two such groups can be told apart.
+
+The interval of a difference is that of an analysis of variance: the groups have the same spread, pooled over all of
+them, so that a run without repeats can be compared with a repeated one. It allows for the number of groups (Tukey and
+Kramer: C. Y. Kramer, Biometrics 12, 1956, 307-310), so that the best of many is not taken for better than it is.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from zerolora.config.grids import SEED
+from zerolora.evaluate.intervals import LEVEL
+from zerolora.report.comparison_columns import ACCURACY, TASK, Column, Overrides
+from zerolora.report.comparison_rows import Row
+
+LOWER = ("loss", "loss_validation")
+"""Figures of which the lowest is the best."""
+HIGHER = (ACCURACY.key, "preference_accuracy")
+"""Those of which the highest is. Of a task's metric, which one is best is not known."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in their seed alone, one or more."""
+
+    runs: tuple[str, ...]
+    values: tuple[float, ...]
+    """A figure of each run."""
+
+    @property
+    def name(self) -> str:
+        """Name of the first run."""
+        return self.runs[0]
+
+    @property
+    def mean(self) -> float:
+        return fmean(self.values)
+
+    @property
+    def squares(self) -> float:
+        """Sum of the squared distances from the mean."""
+        return math.fsum((value - self.mean) ** 2 for value in self.values)
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation, of two values or more."""
+        return math.sqrt(self.squares / (len(self.values) - 1))
+
+    def interval(self) -> tuple[float, float]:
+        """Return Student's interval of the mean, of two values or more."""
+        from scipy.stats import t
+
+        half = float(t.ppf((1 + LEVEL) / 2, len(self.values) - 1)) * self.deviation / math.sqrt(len(self.values))
+        return self.mean - half, self.mean + half
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of groups, of which at least one has several runs."""
+
+    column: Column
+    groups: tuple[Group, ...]
+
+    @property
+    def repeated(self) -> list[Group]:
+        """The groups of several runs."""
+        return [group for group in self.groups if len(group.values) > 1]
+
+    def best(self) -> Group | None:
+        """Return the group of the best mean; None if it is not known which one is best."""
+        if self.column.key not in (*LOWER, *HIGHER):
+            return None
+        best_of = min if self.column.key in LOWER else max
+        return best_of(self.groups, key=lambda group: group.mean)
+
+    def difference(self, first: Group, second: Group) -> tuple[float, float, float]:
+        """Return by how much the second mean is higher, and the ends of its interval."""
+        free = sum(len(group.values) - 1 for group in self.groups)
+        spread = math.sqrt(math.fsum(group.squares for group in self.groups) / free)
+        runs = 1 / len(first.values) + 1 / len(second.values)
+        half = _range(len(self.groups), free) * spread * math.sqrt(runs / 2)
+        less = second.mean - first.mean
+        return less, less - half, less + half
+
+    def as_good(self) -> list[Group]:
+        """Return the groups that cannot be told apart from the best one by their seeds, which is not among them."""
+        if (best := self.best()) is None:
+            return []
+        others = [group for group in self.groups if group is not best]
+        return [group for group in others if (ends := self.difference(best, group))[1] <= 0 <= ends[2]]
+
+
+@functools.cache
+def _range(groups: int, free: int) -> float:
+    """Return the quantile of the studentized range, which takes up to seconds."""
+    from scipy.stats import studentized_range
+
+    return float(studentized_range.ppf(LEVEL, groups, free))
+
+
+def figures(rows: Sequence[Row], columns: Sequence[Column], overrides: Overrides) -> list[Figure]:
+    """Return the figures of all groups of runs, if one has repeats: accuracy, losses and the metrics of tasks."""
+    members: dict[str, dict[Any, Row]] = {}
+    for row in rows:
+        own = dict(overrides.get(row["run"], {}))
+        seed = own.pop(SEED, None)
+        members.setdefault(repr(sorted(own.items())), {}).setdefault(seed, row)  # a run written twice is no repeat
+    result = []
+    for column in columns:
+        if column.key in (*HIGHER, *LOWER) or (column.key.startswith(TASK) and not column.table_only):
+            groups = tuple(
+                Group(tuple(row["run"] for row in known), tuple(float(row[column.key]) for row in known))
+                for group in members.values()
+                if (known := [row for row in group.values() if row.get(column.key) is not None])
+            )
+            if any(len(group.values) > 1 for group in groups):
+                result.append(Figure(column, groups))
+    return result
+
+
+def table_of(figures: Sequence[Figure]) -> list[list[str]]:
+    """Return a header and a line for each group with repeats: mean, standard deviation and interval of each figure."""
+    groups = {group.name: len(group.values) for figure in figures for group in figure.repeated}
+    cells = [{group.name: _cell(figure.column, group) for group in figure.repeated} for figure in figures]
+    header = ["run", "seeds", *(figure.column.title for figure in figures)]
+    return [header, *([name, str(seeds), *(own.get(name, "") for own in cells)] for name, seeds in groups.items())]
+
+
+def _cell(column: Column, group: Group) -> str:
+    ends = "–".join(map(column.text, group.interval()))
+    return f"{column.text(group.mean)} ± {column.text(group.deviation)} ({ends})"
+
+
+def verdicts(figures: Sequence[Figure]) -> list[str]:
+    """Return a sentence for each figure of which it is known whether more or less is better."""
+    return [line for figure in figures if (line := best_line(figure))]
+
+
+def best_line(figure: Figure) -> str | None:
+    """Return whether the seeds tell the best group from the others; None if there is nothing to compare."""
+    best = figure.best()
+    if best is None or len(figure.groups) < 2:
+        return None
+    word = "lowest" if figure.column.key in LOWER else "highest"
+    same = [group.name for group in figure.as_good()]
+    listed = ", ".join(same[:3]) + (f" and {len(same) - 3} more" if len(same) > 3 else "")
+    if same:
+        return f"{best.name} has the {word} mean {figure.column.title}, not distinguishable by seeds from {listed}."
+    return f"{best.name} has the {word} mean {figure.column.title}, by more than seeds explain."
+
+
+def metrics(figures: Sequence[Figure]) -> dict[str, float]:
+    """Return mean, standard deviation and interval of each group with repeats, for DVC."""
+    result: dict[str, Any] = {}
+    for figure in figures:
+        for group in figure.repeated:
+            low, high = group.interval()
+            values = {"mean": group.mean, "deviation": group.deviation, "low": low, "high": high}
+            result |= {f"repeats.{group.name}.{figure.column.key}_{name}": value for name, value in values.items()}
+    return result
