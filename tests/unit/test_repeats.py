@@ -19,7 +19,7 @@ from zerolora.config.resolve import resolve
 from zerolora.report.comparison_columns import ACCURACY
 from zerolora.report.comparison_terminal import show
 from zerolora.report.pair import _over_seeds
-from zerolora.report.repeats import Figure, Group
+from zerolora.report.repeats import RepeatedFigure, SeedGroup
 
 SWEEP = {"dataset": "rows", "over": {"train.lora.r": [2, 8]}}
 
@@ -75,15 +75,15 @@ def test_repeats_that_cannot_be_are_one_line(runs: Any, grids: Any, said: str, t
     assert said in refusal(load, config_with(tmp_path, grids, runs=runs))
 
 
-def group(name: str, values: Any) -> Group:
-    return Group(tuple(f"{name}-seed{at}" for at in range(len(values))), tuple(map(float, values)))
+def group(name: str, values: Any) -> SeedGroup:
+    return SeedGroup(tuple(f"{name}-seed{at}" for at in range(len(values))), tuple(map(float, values)))
 
 
 def test_intervals_are_those_of_scipy() -> None:
     """Of unequal groups too, which scipy's test takes only with two values or more."""
     draw = np.random.default_rng(0)
     values = [draw.normal(mean, 0.1, count) for mean, count in ((0.5, 5), (0.55, 3), (0.8, 2))]
-    figure = Figure(ACCURACY, tuple(group(str(at), each) for at, each in enumerate(values)))
+    figure = RepeatedFigure(ACCURACY, tuple(group(str(at), each) for at, each in enumerate(values)))
     expected = stats.tukey_hsd(*values).confidence_interval(0.95)
     for first, one in enumerate(figure.groups):
         low, high = stats.t.interval(0.95, len(one.values) - 1, np.mean(one.values), stats.sem(one.values))
@@ -102,7 +102,7 @@ def test_of_equal_settings_none_is_called_the_best() -> None:
     starred = naive = 0
     for _ in range(2000):
         values = [draw.normal(0, 1, count) for count in (5, 5, 1, 1)]
-        figure = Figure(ACCURACY, tuple(group(str(at), each) for at, each in enumerate(values)))
+        figure = RepeatedFigure(ACCURACY, tuple(group(str(at), each) for at, each in enumerate(values)))
         pairs = [(one, other) for one in figure.groups for other in figure.groups if one is not other]
         starred += any(figure.difference(*pair)[1] > 0 for pair in pairs)
         spread = math.sqrt(sum(each.squares for each in figure.groups) / 8)

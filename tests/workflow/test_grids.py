@@ -117,6 +117,22 @@ def test_a_run_written_out_is_one_more_call_away_in_dvc(project: Project) -> Non
     assert snakemake_ran(project) == set()
 
 
+def test_a_repeated_run_trains_with_the_next_seed_alone(project: Project) -> None:
+    """Two trainings: 10 s."""
+    edit_config(project, runs={"own": {"dataset": "rows", "repeats": 2}})
+    once = stages_of("own", stages=("pack", *PLANNING))
+    assert snakemake_ran(project) == {"resolve", "compare"} | once | stages_of("own", "own-seed43")
+    assert dvc_changed(project) == set()
+    results = project.directory / "results"
+    first, second = (results / f"{run}/adapter/adapter_model.safetensors" for run in ("own", "own-seed43"))
+    assert first.read_bytes() != second.read_bytes()
+    assert "| `own` | 2 |" in (results / "compare/table.md").read_text(encoding="utf-8")
+    said = project.run("zerolora", "compare", "own-seed43", "sweep-r2").stdout
+    assert "of 2 seeds and " in said and "of 1 seed: " in said
+    edit_config(project, runs={})
+    assert snakemake_ran(project) == {"resolve", "compare"}
+
+
 def test_runs_of_a_grid_go_on_from_a_run_of_another(project: Project) -> None:
     start = {"from_adapter": "results/sweep-r4/adapter", "lora": {"r": 4}}
     edit_config(project, **{"grids.next": {"dataset": "rows", "train": start, "over": {"train.seed": [1, 2]}}})

@@ -30,7 +30,7 @@ from zerolora.report.comparison_columns import (
 from zerolora.report.comparison_rows import Row, all_runs, finished
 from zerolora.report.html import render
 from zerolora.report.markdown import Written, code, table
-from zerolora.report.repeats import Figure, figures, metrics, table_of, verdicts
+from zerolora.report.repeats import RepeatedFigure, figures, metrics, table_of, verdicts
 from zerolora.units import counted
 
 PAGE = "index.html"
@@ -102,7 +102,9 @@ def _csv(rows: Sequence[Row], columns: Sequence[Column], overrides: Overrides) -
     return text.getvalue()
 
 
-def _markdown(rows: Sequence[Row], columns: Sequence[Column], overrides: Overrides, repeated: Sequence[Figure]) -> str:
+def _markdown(
+    rows: Sequence[Row], columns: Sequence[Column], overrides: Overrides, repeated: Sequence[RepeatedFigure]
+) -> str:
     """Return a table of the runs as Markdown, and one of those with repeats. Text is escaped."""
 
     def written(column: Column, row: Row) -> Written:
@@ -135,7 +137,7 @@ def _page(
     columns: Sequence[Column],
     overrides: Overrides,
     links: Mapping[str, str],
-    repeated: Sequence[Figure],
+    repeated: Sequence[RepeatedFigure],
     partial: bool,
 ) -> str:
     """Return the page. `links` has the address of each run's page; `partial`: runs may be unfinished."""
@@ -165,7 +167,7 @@ def _page(
     )
 
 
-def _tiles(rows: Sequence[Row], repeated: Mapping[str, Figure]) -> list[tuple[str, str, str]]:
+def _tiles(rows: Sequence[Row], repeated: Mapping[str, RepeatedFigure]) -> list[tuple[str, str, str]]:
     """Return title, best figure and its run for each of TILES that at least two runs have. A figure of which there are
     repeats is the best mean, and left out if seeds do not tell it from another one."""
     result = []

@@ -75,7 +75,7 @@ def _names(results: Path, run: str, resolved: Mapping[str, Any]) -> dict[str, An
         "dataset": settings["dataset"],
         "model": resolved["prepare"][settings["dataset"]]["model"],
         "strategy": settings["render"]["strategy"],
-        "tasks": settings["report"].get("tasks", []),
+        "tasks": settings["report"]["tasks"],
     }
 
 

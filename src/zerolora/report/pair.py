@@ -99,7 +99,11 @@ def _over_seeds(results: Path, first: str, second: str) -> Iterator[str]:
     rows = finished((run for run in overrides if (results / ROWS / f"{run}.json").is_file()), results / ROWS)
     for figure in repeats.figures(rows, columns_of(rows, overrides), overrides):
         pair = [group for run in (first, second) for group in figure.groups if run in group.runs]
-        if len(pair) < 2 or pair[0] is pair[1] or not (of_two := repeats.Figure(figure.column, tuple(pair))).repeated:
+        if (
+            len(pair) < 2
+            or pair[0] is pair[1]
+            or not (of_two := repeats.RepeatedFigure(figure.column, tuple(pair))).repeated
+        ):
             continue
         text = figure.column.text
         means = " and ".join(f"{text(group.mean)} of {counted(len(group.runs), 'seed')}" for group in pair)

@@ -24,7 +24,7 @@ HIGHER = (ACCURACY.key, "preference_accuracy")
 
 
 @dataclass(frozen=True)
-class Group:
+class SeedGroup:
     """Runs that differ in their seed alone, one or more."""
 
     runs: tuple[str, ...]
@@ -59,25 +59,25 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Figure:
+class RepeatedFigure:
     """A figure of groups, of which at least one has several runs."""
 
     column: Column
-    groups: tuple[Group, ...]
+    groups: tuple[SeedGroup, ...]
 
     @property
-    def repeated(self) -> list[Group]:
+    def repeated(self) -> list[SeedGroup]:
         """The groups of several runs."""
         return [group for group in self.groups if len(group.values) > 1]
 
-    def best(self) -> Group | None:
+    def best(self) -> SeedGroup | None:
         """Return the group of the best mean; None if it is not known which one is best."""
         if self.column.key not in (*LOWER, *HIGHER):
             return None
         best_of = min if self.column.key in LOWER else max
         return best_of(self.groups, key=lambda group: group.mean)
 
-    def difference(self, first: Group, second: Group) -> tuple[float, float, float]:
+    def difference(self, first: SeedGroup, second: SeedGroup) -> tuple[float, float, float]:
         """Return by how much the second mean is higher, and the ends of its interval."""
         free = sum(len(group.values) - 1 for group in self.groups)
         spread = math.sqrt(math.fsum(group.squares for group in self.groups) / free)
@@ -86,7 +86,7 @@ class Figure:
         less = second.mean - first.mean
         return less, less - half, less + half
 
-    def as_good(self) -> list[Group]:
+    def as_good(self) -> list[SeedGroup]:
         """Return the groups that cannot be told apart from the best one by their seeds, which is not among them."""
         if (best := self.best()) is None:
             return []
@@ -102,7 +102,7 @@ def _range(groups: int, free: int) -> float:
     return float(studentized_range.ppf(LEVEL, groups, free))
 
 
-def figures(rows: Sequence[Row], columns: Sequence[Column], overrides: Overrides) -> list[Figure]:
+def figures(rows: Sequence[Row], columns: Sequence[Column], overrides: Overrides) -> list[RepeatedFigure]:
     """Return the figures of all groups of runs, if one has repeats: accuracy, losses and the metrics of tasks."""
     members: dict[str, dict[Any, Row]] = {}
     for row in rows:
@@ -113,16 +113,16 @@ def figures(rows: Sequence[Row], columns: Sequence[Column], overrides: Overrides
     for column in columns:
         if column.key in (*HIGHER, *LOWER) or (column.key.startswith(TASK) and not column.table_only):
             groups = tuple(
-                Group(tuple(row["run"] for row in known), tuple(float(row[column.key]) for row in known))
+                SeedGroup(tuple(row["run"] for row in known), tuple(float(row[column.key]) for row in known))
                 for group in members.values()
                 if (known := [row for row in group.values() if row.get(column.key) is not None])
             )
             if any(len(group.values) > 1 for group in groups):
-                result.append(Figure(column, groups))
+                result.append(RepeatedFigure(column, groups))
     return result
 
 
-def table_of(figures: Sequence[Figure]) -> list[list[str]]:
+def table_of(figures: Sequence[RepeatedFigure]) -> list[list[str]]:
     """Return a header and a line for each group with repeats: mean, standard deviation and interval of each figure."""
     groups = {group.name: len(group.values) for figure in figures for group in figure.repeated}
     cells = [{group.name: _cell(figure.column, group) for group in figure.repeated} for figure in figures]
@@ -130,17 +130,17 @@ def table_of(figures: Sequence[Figure]) -> list[list[str]]:
     return [header, *([name, str(seeds), *(own.get(name, "") for own in cells)] for name, seeds in groups.items())]
 
 
-def _cell(column: Column, group: Group) -> str:
+def _cell(column: Column, group: SeedGroup) -> str:
     ends = "–".join(map(column.text, group.interval()))
     return f"{column.text(group.mean)} ± {column.text(group.deviation)} ({ends})"
 
 
-def verdicts(figures: Sequence[Figure]) -> list[str]:
+def verdicts(figures: Sequence[RepeatedFigure]) -> list[str]:
     """Return a sentence for each figure of which it is known whether more or less is better."""
     return [line for figure in figures if (line := best_line(figure))]
 
 
-def best_line(figure: Figure) -> str | None:
+def best_line(figure: RepeatedFigure) -> str | None:
     """Return whether the seeds tell the best group from the others; None if there is nothing to compare."""
     best = figure.best()
     if best is None or len(figure.groups) < 2:
@@ -153,7 +153,7 @@ def best_line(figure: Figure) -> str | None:
     return f"{best.name} has the {word} mean {figure.column.title}, by more than seeds explain."
 
 
-def metrics(figures: Sequence[Figure]) -> dict[str, float]:
+def metrics(figures: Sequence[RepeatedFigure]) -> dict[str, float]:
     """Return mean, standard deviation and interval of each group with repeats, for DVC."""
     result: dict[str, Any] = {}
     for figure in figures:

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from zerolora.config.compared import filled
+from zerolora.config.settings import RunSettings
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, read_object
 
@@ -20,9 +22,10 @@ def run_names(results: Path) -> list[str]:
 
 
 def settings_of_run(results: Path, name: str) -> dict[str, Any]:
-    """Return the settings of each stage of a run. Raises UserError if `resolve` has not run, or its file is broken."""
+    """Return the settings of each stage of a run, with neutral values, which `resolve` does not write. Raises UserError
+    if it has not run, or its file is broken."""
     path = results / FOLDER / f"runs/{name}.json"
     try:
-        return dict(read_object(path, "zerolora stage resolve")["runs"][name])
+        return filled(RunSettings, dict(read_object(path, "zerolora stage resolve")["runs"][name]))
     except (KeyError, TypeError):
         raise UserError(f"{path}: was written by another version; run `zerolora stage resolve` again") from None
