@@ -1,6 +1,7 @@
 """The layout: imports run downwards, no two modules import each other, docs/architecture.md lists every module."""
 
 import ast
+import re
 import sys
 from collections import Counter
 from graphlib import CycleError, TopologicalSorter
@@ -9,6 +10,7 @@ import pytest
 from conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "docs"))
+import diagrams
 import module_table
 
 from zerolora import workflow_files
@@ -96,6 +98,20 @@ def test_imports_run_downwards() -> None:
             if layer(each) <= layer(module):
                 up.append(f"{module} imports {each}")
     assert up == []
+
+
+def test_the_drawing_has_every_room_and_no_arrow_upwards() -> None:
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    boxes, arrows = diagrams._read(text.split("```mermaid\n")[1].split("```")[0])
+    rooms = {each.split(".")[0] for layer_ in LAYERS for each in layer_} - {"__main__"}
+    named = re.compile(r"(\w+)(?:/|\.py|$)", re.MULTILINE)  # as in "cli.py, commands/: zerolora stage NAME", or alone
+    drawn = {name: rooms & {*named.findall("\n".join(box.members or [box.label]))} for name, box in boxes.items()}
+    assert rooms == set().union(*drawn.values())
+    depths = {name: [layer(room) for room in own] for name, own in drawn.items()}
+    depths["checked"] = [layer("config.file")]
+    known = [arrow for arrow in arrows if arrow[0] != arrow[1] and all(depths[end] for end in arrow)]
+    assert len(known) >= 10
+    assert [arrow for arrow in known if max(depths[arrow[0]]) >= min(depths[arrow[1]])] == []
 
 
 def test_every_module_is_listed() -> None:
