@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import refusal
 from safetensors.torch import load_file, save_file
 
 from zerolora.merge import stream
@@ -26,6 +27,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "untied": TEXT | {"attention_bias": True, "tie_word_embeddings": False},
     "gpt2": {"vocab_size": 70, "n_embd": 32, "n_layer": 2, "n_head": 2, "tie_word_embeddings": False},
     "qwen3_moe": TEXT | EXPERTS,
+    "mixtral": TEXT | EXPERTS,
     "gemma3": {"text_config": TEXT, "vision_config": TOWER | {"num_hidden_layers": 2}},
 }
 ALL = {"target_modules": "all-linear"}
@@ -244,3 +246,56 @@ def test_index_decides_which_files_are_merged(base_of: Callable[..., Path], tmp_
     merge_by_hand(base, [adapter], [], tmp_path / "merged")
     index = json.loads((base / "model.safetensors.index.json").read_text())
     assert {path.name for path in (tmp_path / "merged").glob("*.safetensors")} == set(index["weight_map"].values())
+
+
+LISTED = {"mixtral": ["w1", "w2", "w3", "gate"], "qwen3_moe": ["gate_proj", "up_proj", "down_proj", "gate"]}
+"""Modules of experts and routers under transformers 4, which the files of the base still name so."""
+
+
+def listed_adapter(base: Path, targets: list[str], folder: Path) -> dict[str, torch.Tensor]:
+    """Write a random adapter as peft saved it under transformers 4; return its tensors."""
+    import peft
+
+    torch.manual_seed(3)
+    state = {}
+    for name, tensor in weights(base).items():
+        module = name.removesuffix(".weight")
+        if module.rpartition(".")[2] in targets:
+            state[f"base_model.model.{module}.lora_A.weight"] = 0.1 * torch.randn(2, tensor.shape[1])
+            state[f"base_model.model.{module}.lora_B.weight"] = 0.1 * torch.randn(tensor.shape[0], 2)
+    folder.mkdir()
+    peft.LoraConfig(r=2, lora_alpha=6, target_modules=targets, task_type="CAUSAL_LM").save_pretrained(str(folder))
+    save_file(state, folder / "adapter_model.safetensors")
+    return state
+
+
+@pytest.mark.parametrize("family", LISTED)
+def test_experts_listed_one_by_one_are_merged_as_peft_reads_them(
+    family: str, base_of: Callable[[str, torch.dtype], Path], tmp_path: Path
+) -> None:
+    from peft import PeftModel
+
+    base = base_of(family, torch.float32)
+    state = listed_adapter(base, [*LISTED[family], "q_proj"], tmp_path / "adapter")
+    merge_by_hand(base, [tmp_path / "adapter"], [], tmp_path / "merged")
+    actual = weights(tmp_path / "merged")
+    for name, weight in weights(base).items():
+        module = f"base_model.model.{name.removesuffix('.weight')}"
+        change: Any = 0.0
+        if f"{module}.lora_A.weight" in state:
+            change = 3 * state[f"{module}.lora_B.weight"] @ state[f"{module}.lora_A.weight"]
+        torch.testing.assert_close(actual[name], weight + change, rtol=1e-5, atol=1e-6, msg=name)
+    theirs = PeftModel.from_pretrained(loaded(base, torch.float32), str(tmp_path / "adapter"))
+    tokens = torch.arange(1, 30)[None]
+    merged = loaded(tmp_path / "merged", torch.float32)
+    torch.testing.assert_close(merged(tokens).logits, theirs(tokens).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_half_of_a_joined_weight_is_refused_in_one_line(
+    base_of: Callable[[str, torch.dtype], Path], tmp_path: Path
+) -> None:
+    base = base_of("mixtral", torch.float32)
+    listed_adapter(base, ["w1"], tmp_path / "adapter")
+    said = refusal(merge_by_hand, base, [tmp_path / "adapter"], [], tmp_path / "merged")
+    assert "Cannot convert PEFT target(s) w1 without also targeting w3" in said
+    assert not (tmp_path / "merged").exists()

@@ -12,6 +12,7 @@ from zerolora.methods import lora_updates
 from zerolora.methods.adapter_check import MAGNITUDE, ImpliedShapes
 from zerolora.methods.adapter_config import rank_and_alpha
 from zerolora.methods.experts import FAMILIES
+from zerolora.methods.listed_experts import stacked
 from zerolora.methods.lora_init import doubled, is_start
 from zerolora.methods.low_rank import LowRank
 from zerolora.methods.method import Update
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from zerolora.config.method_sections import MethodSections
     from zerolora.model.spec import ModelSpec, Module
-    from zerolora.tensor_file import Factor
+    from zerolora.tensor_file import Factor, StoredTensor
 
 
 def _shapes(
@@ -126,6 +127,12 @@ class TrainedLowRank(LowRank, PeftMethod):
     @staticmethod
     def is_untrained(name: str, tensor: "torch.Tensor") -> bool:
         return "lora_B" in name and (not bool(tensor.any()) or is_start(tensor))
+
+    @staticmethod
+    def of_class(
+        tensors: "Mapping[str, StoredTensor]", config: dict[str, Any], model: Any
+    ) -> "tuple[Mapping[str, StoredTensor], dict[str, Any]]":
+        return stacked(tensors, config, model)
 
     @staticmethod
     def updates_of(tensors: "Mapping[str, Factor]", config: dict[str, Any], model: Any) -> dict[str, Update]:

@@ -1,0 +1,62 @@
+"""Adapters of experts that transformers 4 listed, such as `experts.3.w1`, for a base whose class stacks them."""
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zerolora.errors import UserError
+from zerolora.methods.peft_format import ADAPTER, PREFIX
+from zerolora.tensor_file import StoredTensor, read_header
+
+if TYPE_CHECKING:
+    import torch
+
+FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
+CONVERTED = ("target_modules", "target_parameters", "rank_pattern", "alpha_pattern")
+"""Keys of an adapter's config that peft converts."""
+
+
+def stacked(
+    tensors: Mapping[str, StoredTensor], config: dict[str, Any], model: Any
+) -> tuple[Mapping[str, StoredTensor], dict[str, Any]]:
+    """Return an adapter as peft reads it into this class, if it is for modules that the class does not have.
+
+    peft joins the factors of all experts of a layer, and those of gate and up in blocks, so that the products stay
+    (peft/utils/transformers_weight_conversion.py). Raises UserError if it cannot.
+    """
+    if not hasattr(model, "named_modules"):  # the spec, whose weights have the names of the files
+        return tensors, config
+    known = {name for name, _ in model.named_modules()}
+    modules = {name.removeprefix(PREFIX).partition(".lora_")[0] for name in tensors if ".lora_" in name}
+    # peft nests the wrappers of a module's parameters in one another.
+    if {module.replace(".base_layer", "") for module in modules} <= known:
+        return tensors, config
+    from zerolora.compat import bitsandbytes_patches
+
+    bitsandbytes_patches.load()
+    from peft import LoraConfig
+    from peft.utils import transformers_weight_conversion as conversion
+
+    settings = LoraConfig(**{key: value for key, value in config.items() if key in LoraConfig.__dataclass_fields__})
+    try:
+        conversion.convert_peft_config_for_transformers(settings, model, None)
+        read = {name: tensor.read() for name, tensor in tensors.items()}
+        converted = conversion.convert_peft_adapter_state_dict_for_transformers(model, settings, read)
+    except ValueError as error:
+        raise UserError(f"{ADAPTER}: peft cannot read these experts into {type(model).__name__}: {error}") from None
+    return _stored(converted), config | {key: _as_json(getattr(settings, key)) for key in CONVERTED}
+
+
+def _stored(tensors: "Mapping[str, torch.Tensor]") -> "Mapping[str, StoredTensor]":
+    """Return tensors in a file that exists as long as this process: an adapter is checked and merged from its file."""
+    from safetensors.torch import save_file
+
+    folder = tempfile.TemporaryDirectory(prefix="zerolora-experts-")
+    FOLDERS.append(folder)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path := Path(folder.name, ADAPTER))
+    return read_header(path).tensors
+
+
+def _as_json(value: Any) -> Any:
+    return sorted(value) if isinstance(value, set) else value
