@@ -29,6 +29,7 @@ NO_METHODS = {
         "token_rows",
         "low_rank",
         "low_rank_trace",
+        "listed_experts",
         "lora_updates",
         "updates",
         "peft_method",
