@@ -252,7 +252,7 @@ LISTED = {"mixtral": ["w1", "w2", "w3", "gate"], "qwen3_moe": ["gate_proj", "up_
 """Modules of experts and routers under transformers 4, which the files of the base still name so."""
 
 
-def listed_adapter(base: Path, targets: list[str], folder: Path) -> dict[str, torch.Tensor]:
+def listed_adapter(base: Path, targets: list[str], folder: Path, **options: Any) -> dict[str, torch.Tensor]:
     """Write a random adapter as peft saved it under transformers 4; return its tensors."""
     import peft
 
@@ -264,7 +264,8 @@ def listed_adapter(base: Path, targets: list[str], folder: Path) -> dict[str, to
             state[f"base_model.model.{module}.lora_A.weight"] = 0.1 * torch.randn(2, tensor.shape[1])
             state[f"base_model.model.{module}.lora_B.weight"] = 0.1 * torch.randn(tensor.shape[0], 2)
     folder.mkdir()
-    peft.LoraConfig(r=2, lora_alpha=6, target_modules=targets, task_type="CAUSAL_LM").save_pretrained(str(folder))
+    settings: dict[str, Any] = {"r": 2, "lora_alpha": 6, "target_modules": targets, "task_type": "CAUSAL_LM"} | options
+    peft.LoraConfig(**settings).save_pretrained(str(folder))
     save_file(state, folder / "adapter_model.safetensors")
     return state
 
@@ -298,4 +299,34 @@ def test_half_of_a_joined_weight_is_refused_in_one_line(
     listed_adapter(base, ["w1"], tmp_path / "adapter")
     said = refusal(merge_by_hand, base, [tmp_path / "adapter"], [], tmp_path / "merged")
     assert "Cannot convert PEFT target(s) w1 without also targeting w3" in said
+    assert not (tmp_path / "merged").exists()
+
+
+@pytest.mark.parametrize(
+    "own", [{"use_rslora": True}, {"alpha_pattern": {"w1": 32}}, {"rank_pattern": {"w3": 2, "w1": 3}}]
+)
+def test_experts_whose_scale_peft_would_change_are_refused(
+    own: dict[str, Any], base_of: Callable[[str, torch.dtype], Path], tmp_path: Path
+) -> None:
+    base = base_of("mixtral", torch.float32)
+    listed_adapter(base, LISTED["mixtral"], tmp_path / "adapter", **own)
+    said = refusal(merge_by_hand, base, [tmp_path / "adapter"], [], tmp_path / "merged")
+    assert "give it a scale that is lost where peft joins experts" in said
+
+
+@pytest.mark.parametrize("damage", ["missing", "shape", "another model's"])
+def test_experts_that_are_not_whole_are_refused(
+    damage: str, base_of: Callable[[str, torch.dtype], Path], tmp_path: Path
+) -> None:
+    base = base_of("mixtral", torch.float32)
+    state = listed_adapter(base, LISTED["mixtral"], tmp_path / "adapter")
+    if damage == "missing":
+        state = {name: tensor for name, tensor in state.items() if ".layers.1.block_sparse_moe.experts.2." not in name}
+    elif damage == "shape":
+        name = next(name for name in state if "experts.1.w2.lora_A" in name)
+        state[name] = torch.randn(2, 7)
+    else:
+        state = {name.replace("block_sparse_moe.experts", "feed.parts"): tensor for name, tensor in state.items()}
+    save_file(state, tmp_path / "adapter/adapter_model.safetensors")
+    refusal(merge_by_hand, base, [tmp_path / "adapter"], [], tmp_path / "merged")
     assert not (tmp_path / "merged").exists()

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerolora.errors import UserError
+from zerolora.methods.adapter_config import rank_and_alpha
 from zerolora.methods.peft_format import ADAPTER, PREFIX
 from zerolora.tensor_file import StoredTensor, read_header
 
@@ -30,7 +31,8 @@ def stacked(
     known = {name for name, _ in model.named_modules()}
     modules = {name.removeprefix(PREFIX).partition(".lora_")[0] for name in tensors if ".lora_" in name}
     # peft nests the wrappers of a module's parameters in one another.
-    if {module.replace(".base_layer", "") for module in modules} <= known:
+    unknown = {module for module in modules if module.replace(".base_layer", "") not in known}
+    if not unknown:
         return tensors, config
     from zerolora.compat import bitsandbytes_patches
 
@@ -43,8 +45,19 @@ def stacked(
         conversion.convert_peft_config_for_transformers(settings, model, None)
         read = {name: tensor.read() for name, tensor in tensors.items()}
         converted = conversion.convert_peft_adapter_state_dict_for_transformers(model, settings, read)
-    except ValueError as error:
+    except (ValueError, RuntimeError, KeyError, IndexError, TypeError) as error:
         raise UserError(f"{ADAPTER}: peft cannot read these experts into {type(model).__name__}: {error}") from None
+    joined = {module for module in unknown if not any(name.startswith(f"{PREFIX}{module}.") for name in converted)}
+    if not joined:  # an adapter of another model, which the check names
+        return tensors, config
+    r, alpha = config["r"], config["lora_alpha"]
+    if config.get("use_rslora") or {rank_and_alpha(config, module) for module in joined} != {(r, alpha)}:
+        # peft would give the joined factors another scale, without a word.
+        raise UserError(
+            f"{ADAPTER}: {min(joined)} is no module of {type(model).__name__}, and rsLoRA, rank_pattern or "
+            "alpha_pattern give it a scale that is lost where peft joins experts; merge it with the versions of "
+            "transformers and peft that trained it"
+        )
     return _stored(converted), config | {key: _as_json(getattr(settings, key)) for key in CONVERTED}
 
 
