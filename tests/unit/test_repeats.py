@@ -167,3 +167,18 @@ def test_two_runs_compared_by_hand_have_their_seeds_compared(tmp_path: Path) -> 
     assert lines[0].startswith("Mean accuracy 0.550 of 3 seeds and 0.500 of 3 seeds: -0.05, 95 % interval ")
     assert lines[0].endswith("; not distinguishable by seeds")
     assert list(_over_seeds(repeated(tmp_path, CLEAR), "good-seed43", "good")) == []
+
+
+def test_groups_on_other_rows_are_not_compared(tmp_path: Path) -> None:
+    """Nor losses of other objectives, whose accuracies may be."""
+    names = ["bad", "bad-seed43", "bad-seed44"]
+    rows = made(repeated(tmp_path / "rows", CLEAR, **{name: {"dataset": "hard"} for name in names}))
+    page = (rows / "index.html").read_text()
+    assert "| `bad` | 3 |" in (rows / "table.md").read_text() and "| `good` | 3 |" in (rows / "table.md").read_text()
+    assert "more than seeds explain" not in page and "highest accuracy" not in page
+    loss = made(repeated(tmp_path / "loss", CLEAR, **{name: {"train.objective": "dpo"} for name in names}))
+    text = (loss / "table.md").read_text()
+    assert "good has the highest mean accuracy, by more than seeds explain." in text and "lowest mean loss" not in text
+    three = made(repeated(tmp_path / "three", CLEAR | {"other": [0.1, 0.2]}, **{n: {"dataset": "hard"} for n in names}))
+    said = "Of good, other, good has the highest mean accuracy, by more than seeds explain."
+    assert said in (three / "table.md").read_text()

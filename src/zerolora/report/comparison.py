@@ -180,7 +180,7 @@ def _tiles(rows: Sequence[Row], repeated: Mapping[str, RepeatedFigure]) -> list[
             value, name = best[key], best["run"]
             if key in repeated:
                 group = repeated[key].best()
-                if group is None or repeated[key].as_good():
+                if group is None or not repeated[key].of_all or repeated[key].as_good():
                     continue
                 value, name = group.mean, f"{group.name}, mean of {counted(len(group.values), 'seed')}"
             result.append((f"{word} {columns[key].title}", columns[key].text(value), name))

@@ -27,8 +27,9 @@ def show(results: Path, *, colour: bool) -> str:
     rows, overrides = all_runs(results)
     columns = [column for column in columns_of(rows, overrides) if not column.table_only]
     text = format_table(rows, columns, overrides, terminal_width(), colour)
-    if repeated := figures(rows, columns, overrides)[:1]:
-        text = "\n".join([text, "", *_aligned(table_of(repeated)), *verdicts(repeated)])
+    repeated = figures(rows, columns, overrides)
+    if repeated := [each for each in repeated if each.column is repeated[0].column]:
+        text = "\n".join([text, "", *aligned(table_of(repeated)), *verdicts(repeated)])
     if len(rows) == 1:
         return f"{text}\n\n{summary(results)}"
     page = results / PAGE
@@ -36,11 +37,15 @@ def show(results: Path, *, colour: bool) -> str:
     return f"{text}\n\nNext: {where}: all columns, losses, time against memory."
 
 
-def _aligned(lines: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield a header and lines of cells in columns."""
+def aligned(lines: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield a header and lines of cells in columns, the first at the left edge and the others at the right one."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
-        yield (" " * GAP).join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        cells = [
+            line[0].ljust(widths[0]),
+            *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)),
+        ]
+        yield (" " * GAP).join(cells).rstrip()
 
 
 def terminal_width() -> int:

@@ -11,6 +11,7 @@ from zerolora.files import read_json
 from zerolora.report import repeats, tasks
 from zerolora.report.comparison_columns import columns_of
 from zerolora.report.comparison_rows import ROWS, finished
+from zerolora.report.comparison_terminal import aligned
 from zerolora.report.run_settings import run_names, settings_of_run
 from zerolora.units import counted
 
@@ -41,7 +42,7 @@ def compare_pair(results: Path, first: str, second: str) -> str:
     changes = sorted(tasks.held_out_changes(figures).items(), key=lambda item: (item[0] != "accuracy", item[0]))
     of_tasks = tasks.compared(_tasks_of_both(results, first, second), results / first, results / second)
     changes += [(f"{task} {metric}", each) for task, of_task in of_tasks.items() for metric, each in of_task.items()]
-    lines += _table([HEADER[0], first, second, *HEADER[1:]], [_row(*change) for change in changes])
+    lines += aligned([[HEADER[0], first, second, *HEADER[1:]], *(_row(*change) for change in changes)])
     return "\n".join([*lines, *_verdict(figures, first, second), *_over_seeds(results, first, second)])
 
 
@@ -110,10 +111,3 @@ def _over_seeds(results: Path, first: str, second: str) -> Iterator[str]:
         less, low, high = of_two.difference(*pair)
         same = "; not distinguishable by seeds" if low <= 0 <= high else ""
         yield f"Mean {figure.column.title} {means}: {less:+.4g}, 95 % interval {low:+.4g} to {high:+.4g}{same}"
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    for row in (header, *rows):
-        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        yield "  ".join(cells).rstrip()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from zerolora.config.grid_rules import OF_LOSS
 from zerolora.config.grids import SEED
 from zerolora.evaluate.intervals import LEVEL
 from zerolora.report.comparison_columns import ACCURACY, TASK, Column, Overrides
@@ -60,10 +61,12 @@ class SeedGroup:
 
 @dataclass(frozen=True)
 class RepeatedFigure:
-    """A figure of groups, of which at least one has several runs."""
+    """A figure of groups on the same rows, of which at least one has several runs."""
 
     column: Column
     groups: tuple[SeedGroup, ...]
+    of_all: bool = True
+    """Whether these are all groups that have the figure: none has other rows, or another loss."""
 
     @property
     def repeated(self) -> list[SeedGroup]:
@@ -103,7 +106,8 @@ def _range(groups: int, free: int) -> float:
 
 
 def figures(rows: Sequence[Row], columns: Sequence[Column], overrides: Overrides) -> list[RepeatedFigure]:
-    """Return the figures of all groups of runs, if one has repeats: accuracy, losses and the metrics of tasks."""
+    """Return the figures of groups of runs of which one has repeats: accuracy, losses and the metrics of tasks, by
+    themselves for each data set, and losses for each loss."""
     members: dict[str, dict[Any, Row]] = {}
     for row in rows:
         own = dict(overrides.get(row["run"], {}))
@@ -111,23 +115,35 @@ def figures(rows: Sequence[Row], columns: Sequence[Column], overrides: Overrides
         members.setdefault(repr(sorted(own.items())), {}).setdefault(seed, row)  # a run written twice is no repeat
     result = []
     for column in columns:
-        if column.key in (*HIGHER, *LOWER) or (column.key.startswith(TASK) and not column.table_only):
-            groups = tuple(
-                SeedGroup(tuple(row["run"] for row in known), tuple(float(row[column.key]) for row in known))
-                for group in members.values()
-                if (known := [row for row in group.values() if row.get(column.key) is not None])
-            )
-            if any(len(group.values) > 1 for group in groups):
-                result.append(RepeatedFigure(column, groups))
+        if column.key not in (*HIGHER, *LOWER) and (not column.key.startswith(TASK) or column.table_only):
+            continue
+        comparable: dict[str, list[SeedGroup]] = {}
+        for group in members.values():
+            if known := [row for row in group.values() if row.get(column.key) is not None]:
+                chosen = overrides.get(known[0]["run"], {})
+                alike = repr([(key, chosen[key]) for key in sorted(chosen) if _sets_apart(key, column)])
+                values = tuple(float(row[column.key]) for row in known)
+                comparable.setdefault(alike, []).append(SeedGroup(tuple(row["run"] for row in known), values))
+        for groups in comparable.values():
+            if any(len(each.values) > 1 for each in groups):
+                result.append(RepeatedFigure(column, tuple(groups), len(comparable) == 1))
     return result
+
+
+def _sets_apart(key: str, column: Column) -> bool:
+    """Return whether a figure of runs with different values of a key cannot be compared: other rows, another loss."""
+    return key == "dataset" or (column.key in LOWER and key.split(".")[:2] in OF_LOSS)
 
 
 def table_of(figures: Sequence[RepeatedFigure]) -> list[list[str]]:
     """Return a header and a line for each group with repeats: mean, standard deviation and interval of each figure."""
     groups = {group.name: len(group.values) for figure in figures for group in figure.repeated}
-    cells = [{group.name: _cell(figure.column, group) for group in figure.repeated} for figure in figures]
-    header = ["run", "seeds", *(figure.column.title for figure in figures)]
-    return [header, *([name, str(seeds), *(own.get(name, "") for own in cells)] for name, seeds in groups.items())]
+    cells: dict[str, dict[str, str]] = {}
+    for figure in figures:
+        own = cells.setdefault(figure.column.title, {})
+        own |= {group.name: _cell(figure.column, group) for group in figure.repeated}
+    lines = ([name, str(seeds), *(own.get(name, "") for own in cells.values())] for name, seeds in groups.items())
+    return [["run", "seeds", *cells], *lines]
 
 
 def _cell(column: Column, group: SeedGroup) -> str:
@@ -146,11 +162,16 @@ def best_line(figure: RepeatedFigure) -> str | None:
     if best is None or len(figure.groups) < 2:
         return None
     word = "lowest" if figure.column.key in LOWER else "highest"
-    same = [group.name for group in figure.as_good()]
-    listed = ", ".join(same[:3]) + (f" and {len(same) - 3} more" if len(same) > 3 else "")
-    if same:
-        return f"{best.name} has the {word} mean {figure.column.title}, not distinguishable by seeds from {listed}."
-    return f"{best.name} has the {word} mean {figure.column.title}, by more than seeds explain."
+    among = "" if figure.of_all else f"Of {_listed(figure.groups)}, "
+    has = f"{among}{best.name} has the {word} mean {figure.column.title}"
+    if same := figure.as_good():
+        return f"{has}, not distinguishable by seeds from {_listed(same)}."
+    return f"{has}, by more than seeds explain."
+
+
+def _listed(groups: Sequence[SeedGroup]) -> str:
+    more = f" and {len(groups) - 3} more" if len(groups) > 3 else ""
+    return ", ".join(group.name for group in groups[:3]) + more
 
 
 def metrics(figures: Sequence[RepeatedFigure]) -> dict[str, float]:
