@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 PROFILE ?= profiles/local
+# Of the packages' tests nothing is imported, and of transformers' models one or two, which Python compiles then.
+UNUSED := '/tests?/|/transformers/models/'
 PIP := --quiet --disable-pip-version-check
 # Four files of tests at a time, which share nothing: for two cores, since those of Slurm and of hanging ranks mostly wait.
 # A thread each, as more threads than cores are slower. What pytest compiles of the tests is kept for the next run.
@@ -12,7 +14,7 @@ PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --n
 HASHES := $(BIN)/pip-compile --quiet --generate-hashes --no-annotate --strip-extras --allow-unsafe --no-emit-find-links \
     --no-emit-index-url --no-emit-trusted-host
 
-.PHONY: help run test test-no-slurm test-fast test-pythons lint format schema plans docs dist image lock checkout report clean
+.PHONY: help run test test-no-slurm test-fast test-pythons system-packages test-packages compiled-tests lint format schema plans docs dist image lock checkout report clean
 
 help:  ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile
@@ -20,14 +22,26 @@ help:  ## show this
 run: $(INSTALLED)  ## run the pipeline of config/config.yaml
 	$(BIN)/snakemake --profile $(PROFILE) all
 
-test: $(INSTALLED)  ## run all tests, fast ones first; installs a Slurm and a browser (on Debian) and torch's build for CUDA
+test:  ## run all tests, fast ones first; installs a Slurm and a browser (on Debian) and torch's build for CUDA
+	@$(MAKE) --no-print-directory --jobs 3 system-packages test-packages compiled-tests
+# torch's build for CUDA is 4.5 GB, and its tests are among the last; they wait for it.
+	tests/cuda/install & $(PYTEST); code=$$?; wait; exit $$code
+
+# While pip is at work. One after the other, since apt-get locks its lists.
+system-packages:
 	@tests/slurm/install
 	@tests/launchers/install
+	@tests/browser/install
+
+test-packages: $(INSTALLED)
 	@tests/schedulers/install
 	@tests/serving/install
-	@tests/browser/install
-	@tests/cuda/install
-	$(PYTEST)
+
+# By two processes: those of pytest all load the same modules in the same order, and would each compile them.
+compiled-tests: $(INSTALLED)
+	@$(PYTEST) --numprocesses 0 --collect-only --quiet tests/unit >/dev/null 2>&1 & \
+	    $(PYTEST) --numprocesses 0 --collect-only --quiet $(filter-out tests/unit/,$(wildcard tests/*/)) >/dev/null 2>&1; \
+	    wait  # whatever is wrong, the tests will tell
 
 test-no-slurm: $(INSTALLED)  ## run all tests but those that need packages of the system: a Slurm, launchers, a browser
 	$(PYTEST) -m "not slurm and not launchers and not browser"
@@ -105,11 +119,12 @@ $(INSTALLED): envs/requirements.lock envs/requirements.hashes envs/cu12.hashes e
 # which is printed. pip download takes a build, which an installation by hashes would not. Nothing of a wheel runs before
 # its hash is checked; a source would be built for its metadata.
 	@PYTHONPATH=src python3 -m zerolora.machine.torch_install wheel $(BIN)/python $(TORCH)
-	$(BIN)/python -m pip install $(PIP) --no-compile --require-hashes --no-deps --requirement envs/requirements.hashes
+# pip takes one core, and would compile on it too: another does meanwhile.
+	PYTHONPATH=src $(BIN)/python -m zerolora.machine.compile_meanwhile $(VENV)/lib $(UNUSED) \
+	    $(BIN)/python -m pip install $(PIP) --no-compile --require-hashes --no-deps --requirement envs/requirements.hashes
 	@PYTHONPATH=src python3 -m zerolora.machine.torch_install libraries $(BIN)/python
-# What pip would compile on one core: a minute. Some packages have files that are no Python of this version. Of the
-# packages' tests nothing is imported, and of transformers' models one or two, which Python compiles then.
-	@$(BIN)/python -m compileall -qq -j 0 -x '/tests?/|/transformers/models/' $(VENV)/lib || true
+# The rest. Some packages have files that are no Python of this version.
+	@$(BIN)/python -m compileall -qq -j 0 -x $(UNUSED) $(VENV)/lib || true
 	$(BIN)/python -m pip install $(PIP) --no-deps --no-build-isolation --editable .
 	$(BIN)/python -m pip check
 	@echo "$(TORCH)" >$@

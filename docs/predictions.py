@@ -23,6 +23,7 @@ from zerolora.model.spec import ModelSpec
 from zerolora.planner import hardware as datasheets
 from zerolora.planner.candidates import step_work
 from zerolora.planner.cost import Cost, step_seconds
+from zerolora.planner.run_hardware import link_of
 from zerolora.strategies import STRATEGIES
 from zerolora.strategies.strategy import StepWork
 from zerolora.units import GIB
@@ -37,6 +38,47 @@ SHARDING = ("ddp", "zero1", "zero2", "zero3", "zero3_hpz", "zero3_offload", "fsd
 
 # Failures of 16,384 H100 in 54 days of Llama 3's pre-training (arXiv 2407.21783, 3.3.4): 419 unplanned ones.
 PUBLISHED_FAILURES, PUBLISHED_GPUS, PUBLISHED_HOURS = 419, 16_384, 54 * 24
+
+
+FMS = "[fms-acceleration](https://github.com/foundation-model-stack/fms-acceleration/tree/main/scripts/benchmarks/refs)"
+ETHERNET = "[Zhang](https://jingchaozhang.github.io/IB-vs-Ethernet-Fine-Tuning-at-Scale)"
+ANSWER = "[fsdp_qlora](https://github.com/AnswerDotAI/fsdp_qlora/blob/main/benchmarks_03_2024.md)"
+
+
+@dataclass(frozen=True)
+class PublishedStep:
+    """A step of a published training, with activation checkpointing and flash attention."""
+
+    model: str
+    method: str
+    strategy: str
+    gpu: str
+    gpus: int
+    rows: int
+    """Rows of a GPU."""
+    length: int
+    seconds: float
+    source: str
+    nodes: int = 1
+    network: float | None = None
+    """Measured bytes/s between nodes."""
+
+
+PUBLISHED_STEPS = [
+    PublishedStep("mistral-7b", "lora", "ddp", "A100-80GB-PCIe", 1, 4, 4096, 4.51, FMS),
+    PublishedStep("mistral-7b", "qlora", "ddp", "A100-80GB-PCIe", 1, 4, 4096, 4.66, FMS),
+    PublishedStep("mistral-7b", "lora", "fsdp", "A100-80GB-PCIe", 2, 4, 4096, 4.79, FMS),
+    PublishedStep("mistral-7b", "lora", "ddp", "L40S", 1, 2, 4096, 3.01, f"{FMS}, an L40"),
+    PublishedStep("mistral-7b", "qlora", "ddp", "L40S", 1, 2, 4096, 3.25, f"{FMS}, an L40"),
+    PublishedStep("mistral-7b", "lora", "fsdp", "L40S", 2, 2, 4096, 3.93, f"{FMS}, an L40"),
+    PublishedStep("llama-2-7b", "lora", "ddp", "RTX-4090", 2, 4, 2048, 3.4, ANSWER),
+    PublishedStep("llama-2-7b", "lora", "fsdp", "RTX-4090", 2, 6, 2048, 5.6, ANSWER),
+    PublishedStep("llama-2-7b", "qlora", "fsdp", "RTX-4090", 2, 10, 2048, 9.1, ANSWER),
+    PublishedStep("qwen2.5-7b", "full", "fsdp", "H100-SXM", 8, 2, 2048, 0.502, ETHERNET),
+    PublishedStep("qwen2.5-7b", "full", "fsdp", "H100-SXM", 8, 2, 2048, 0.521, ETHERNET, 8, 392e9),
+    PublishedStep("qwen2.5-7b", "full", "fsdp", "H100-SXM", 8, 2, 2048, 14.0, ETHERNET, 8, 3.19e9),
+]
+"""From steps or tokens/s of the sources. The form of the A100 is not published; its link is taken for PCIe."""
 
 
 @dataclass(frozen=True)
@@ -63,15 +105,30 @@ def model_spec(name: str) -> ModelSpec:
 @cache
 def planned(name: str, strategy: str, nodes: int, method: str = "lora") -> Planned:
     """Predict a training of a model under a strategy."""
+    return predicted(name, strategy, method, datasheets.named(GPU, NODE_LINK, NETWORK, "bf16", GPUS, nodes, ADAPTERS))
+
+
+def predicted_step(step: PublishedStep) -> float:
+    """Return the predicted seconds of a published step."""
+    rates = datasheets.named(step.gpu, link_of(step.gpu), NETWORK, "bf16", step.gpus, step.nodes)
+    if step.network:
+        rates = replace(rates, network=replace(rates.network, bandwidth=step.network))
+    return predicted(step.model, step.strategy, step.method, rates, step.rows, step.length).cost.total
+
+
+def predicted(
+    name: str, strategy: str, method: str, hardware: datasheets.HardwareRates, rows: int = 1, length: int = LENGTH
+) -> Planned:
+    """Predict a training of rows of one length on given hardware."""
     model = model_spec(name)
     spec = TrainingSpec(
         strategy=strategy,
         method=method_of_options(method, **({"r": RANK} if method != "full" else {})),
-        nodes=nodes,
-        ranks_per_node=GPUS,
-        micro_batch=1,
+        nodes=hardware.nodes,
+        ranks_per_node=hardware.ranks_per_node,
+        micro_batch=rows,
         accumulation=1,
-        length=LENGTH,
+        length=length,
         activation_checkpointing=True,
         attention="flash",
         precision="bf16",
@@ -80,18 +137,17 @@ def planned(name: str, strategy: str, nodes: int, method: str = "lora") -> Plann
     )
     prediction = predict(model, spec)
     spec = replace(spec, buckets=prediction.buckets)
-    rows = RowStatistics(
+    statistics = RowStatistics(
         packing=False,
-        longest_packed_row=LENGTH,
-        most_supervised=LENGTH,
+        longest_packed_row=length,
+        most_supervised=length,
         packed_rows=1,
-        tokens=LENGTH,
-        supervised_tokens=LENGTH,
-        mean_row_of_a_token=LENGTH,
+        tokens=length,
+        supervised_tokens=length,
+        mean_row_of_a_token=length,
         validation_rows=0,
     )
-    hardware = datasheets.named(GPU, NODE_LINK, NETWORK, "bf16", GPUS, nodes, ADAPTERS)
-    work = step_work(model, spec, rows)
+    work = step_work(model, spec, statistics)
     return Planned(spec, work, prediction, step_seconds(work, STRATEGIES[strategy], hardware))
 
 
@@ -112,6 +168,26 @@ def communication_table() -> str:
         return [f"`{strategy}`", *(_bytes(sum(each.values())) for each in sent), ", ".join(sent[0])]
 
     return table(["strategy", "LoRA", "all weights", "collectives, for LoRA"], [row(name) for name in SHARDING])
+
+
+def published_table() -> str:
+    """Return the published steps beside the predictions."""
+
+    def row(step: PublishedStep) -> list[str]:
+        nodes = f"{step.nodes} x " if step.nodes > 1 else ""
+        link = f", {step.network / 1e9:g} GB/s" if step.network else ""
+        method = {"lora": "LoRA", "qlora": "QLoRA", "full": "all weights"}[step.method]
+        return [
+            f"{step.model}, {method}, `{step.strategy}`",
+            f"{nodes}{step.gpus} {step.gpu}{link}",
+            f"{step.rows} x {step.length:,}",
+            f"{step.seconds:.3g}",
+            f"{predicted_step(step):.3g}",
+            step.source,
+        ]
+
+    head = ["training", "GPUs", "rows of a GPU", "published, s", "predicted, s", "source"]
+    return table(head, [row(step) for step in PUBLISHED_STEPS])
 
 
 def scale_table(name: str, strategies: Sequence[str]) -> str:
@@ -169,6 +245,7 @@ def _bytes(size: float) -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "communication": communication_table,
+    "published": published_table,
     "scale_8b": lambda: scale_table("llama-3-8b", ("ddp", "zero2", "zero3", "fsdp", "fsdp_hybrid")),
     "scale_70b": lambda: scale_table("llama-3-70b", ("zero3", "zero3_hpz", "fsdp", "fsdp_hybrid")),
     "around": around_table,
@@ -179,7 +256,7 @@ TABLES: dict[str, Callable[[], str]] = {
 
 GROUPS = {
     "frozen weights": ("frozen_weights",),
-    "trained weights and gradients": ("adapter_weights", "gradients"),
+    "trained weights and gradients": ("trained_weights", "gradients"),
     "optimizer states": ("master", "moments"),
     "gathered weights and buckets": ("buffers",),
     "logits": ("logits",),

@@ -15,6 +15,7 @@ import module_table
 import predictions
 import reference_pages
 import stage_table
+import target_table
 from diagrams import drawn
 from mkdocs.structure.files import File, Files
 
@@ -43,6 +44,7 @@ FILLED = (
     stage_table.written,
     import_table.written,
     method_table.written,
+    target_table.written,
     predictions.written,
     check_table.written,
 )

@@ -17,7 +17,7 @@ import hypothesis
 import pytest
 import yaml
 from cluster import Cluster, missing
-from fork_server import COMMANDS, SERVERS, Started, copy_kept
+from fork_server import COMMANDS, FEWER_COLLECTIONS, SERVERS, Started, copy_kept
 from hosts import Hosts
 from hosts import missing as lacking_for_hosts
 
@@ -31,6 +31,8 @@ ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 OTHER_RELEASES = "ZEROLORA_TEST_PACKAGES"
 """Names a folder with other releases of libraries, which the tests use in the place of those of the environment."""
+
+gc.set_threshold(*FEWER_COLLECTIONS)
 
 # Machines are shared: how long an example takes says nothing. Every run draws the same examples, so that a test fails
 # because of a change; benchmarks/mutants.py draws others.
@@ -104,8 +106,14 @@ LONG_FILES = (
     "test_searches",
     "test_serve",
     "test_sequence_parallel",
+    "test_first_run",
     "test_from_adapter",
     "test_preference_runs",
+    "test_continued",
+    "test_reference_stage",
+    "test_two_users",
+    "test_left_out",
+    "test_s3_remote",
 )
 
 

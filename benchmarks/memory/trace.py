@@ -245,7 +245,8 @@ def on_meta(case: Case) -> Any:
     import peft
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from zerolora.methods.token_rows import row_options
+    from zerolora.config.method_sections import Lora, MethodSections
+    from zerolora.methods.registry import TRAINABLE
     from zerolora.model.added_tokens import AddedToken, add_rows
     from zerolora.train import activation_offload
     from zerolora.train.attention import IMPLEMENTATIONS
@@ -280,15 +281,8 @@ def on_meta(case: Case) -> Any:
             model = prepare(model, case.checkpointing)
         targets = case.targets if case.targets == "all-linear" else [case.targets]
         if case.method in ("lora", "dora", "qlora", "qdora"):
-            settings = peft.LoraConfig(
-                r=case.r,
-                target_modules=targets,
-                lora_dropout=case.dropout,
-                task_type="CAUSAL_LM",
-                use_dora=case.method in ("dora", "qdora"),
-                **row_options(model, rows, []),
-            )
-            model = peft.get_peft_model(model, settings)
+            lora = Lora(r=case.r, targets=targets, dropout=case.dropout)
+            model = TRAINABLE[case.method].build(model, MethodSections(lora=lora), rows)
             train_rows(model)
         elif case.method == "vera":
             with torch.device("cpu"):  # whose generator peft draws with

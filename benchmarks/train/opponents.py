@@ -1,9 +1,9 @@
-"""One rank of another trainer: opponents.py trl|reference FOLDER, with RANK and the other variables.
+"""One rank of another trainer: opponents.py trl|trl_rows|reference FOLDER, with RANK and the other variables.
 
-`trl` is TRL's SFTTrainer on conversations; `reference` is the published experiment's way: transformers' Trainer with
-peft's adapter, on rows padded to fixed lengths. Reads FOLDER/settings.json and writes to FOLDER/rank<N>.json, for every
-optimizer step, the time at its end, its real tokens, its supervised tokens and the sum of their losses, and the memory
-peaks.
+`trl` is TRL's SFTTrainer on conversations, `trl_rows` on prepared rows, with the loss of those held out; `reference`
+is the published experiment's way: transformers' Trainer with peft's adapter, on rows padded to fixed lengths. Reads
+FOLDER/settings.json and writes to FOLDER/rank<N>.json, for every optimizer step, the time at its end, its real
+tokens, its supervised tokens and the sum of their losses, and the memory peaks.
 """
 
 import argparse
@@ -73,7 +73,7 @@ class Clock(TrainerCallback):
 def main() -> None:
     """Train once."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=("trl", "reference"))
+    parser.add_argument("kind", choices=("trl", "trl_rows", "reference"))
     parser.add_argument("folder", type=Path)
     options = parser.parse_args()
     settings = read_json(options.folder / "settings.json", "contest.py")
@@ -82,11 +82,14 @@ def main() -> None:
     if settings["onednn"]:
         cpu_matmul.choose()
     memory, clock = PeakMemory(device), Clock()
-    trainer = {"trl": trl, "reference": reference}[options.kind](settings, options.folder)
+    trainer = {"trl": trl, "trl_rows": trl_rows, "reference": reference}[options.kind](settings, options.folder)
     clock.counting(trainer)
     trainer.train()
     peaks = {"peak_host_bytes": memory.host(), "peak_gpu_bytes": memory.gpu()}
-    write_json(options.folder / f"rank{os.environ['RANK']}.json", {**clock.result(), **peaks})
+    result = {**clock.result(), **peaks}
+    if options.kind == "trl_rows":
+        result["loss_validation"] = held_out(trainer.model, Path(settings["data"]))
+    write_json(options.folder / f"rank{os.environ['RANK']}.json", result)
 
 
 def trl(settings: dict[str, Any], folder: Path) -> Any:
@@ -104,6 +107,35 @@ def trl(settings: dict[str, Any], folder: Path) -> Any:
         processing_class=tokenizer,
         peft_config=lora(settings),
     )
+
+
+def trl_rows(settings: dict[str, Any], folder: Path) -> Any:
+    """Return TRL's trainer on prepared rows, in its own order."""
+    from datasets import Dataset
+    from trl import SFTConfig, SFTTrainer
+
+    rows = open_split(Path(settings["data"]), "train")
+    columns = {name: [list(row[name]) for row in rows] for name in ("input_ids", "labels")}
+    return SFTTrainer(
+        loaded(settings),
+        SFTConfig(**arguments(settings, folder), max_length=None),
+        train_dataset=Dataset.from_dict(columns),
+        processing_class=AutoTokenizer.from_pretrained(settings["model"]),
+        peft_config=lora(settings),
+    )
+
+
+def held_out(model: Any, data: Path) -> float:
+    """Return the mean loss of the supervised tokens of the validation rows, row by row."""
+    model.eval()
+    total, tokens = 0.0, 0
+    with torch.no_grad():
+        for row in open_split(data, "validation"):
+            given, labels = (torch.tensor(row[name], device=model.device) for name in ("input_ids", "labels"))
+            logits = model(input_ids=given[None]).logits[0, :-1].float()
+            total += float(torch.nn.functional.cross_entropy(logits, labels[1:], ignore_index=IGNORED, reduction="sum"))
+            tokens += int((labels[1:] != IGNORED).sum())
+    return total / tokens
 
 
 def reference(settings: dict[str, Any], folder: Path) -> Any:

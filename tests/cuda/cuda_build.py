@@ -57,6 +57,15 @@ def missing() -> str | None:
     return f"torch {version('torch')} is not built for CUDA, and {folder()} is not there: run tests/cuda/install"
 
 
+def lacking() -> str | None:
+    """Return why there is no build for CUDA, once an installation that is under way has ended; None if there is one."""
+    lock = folder().parent / f"{folder().name}.lock"
+    if lock.exists():
+        with lock.open() as held:
+            fcntl.flock(held, fcntl.LOCK_SH)
+    return missing()
+
+
 def install() -> str | None:
     """Make the folder, if it is missing; return why it cannot be made, in a line."""
     if missing() is None:

@@ -39,8 +39,8 @@ FACTORS: dict[str, Iterable[str]] = {
 }
 # Values of DeepSeek's heads that differ in size from queries, as in the published models.
 MODELS = {**test_models.FAMILIES, "deepseek_v3": test_models.FAMILIES["deepseek_v3"] | {"v_head_dim": 16}}
-DECODERS = sorted({*FAMILIES, *MODELS} - {"t5"})
-"""Families of the registry, and others that are trained in tests; transformers has no decoder of T5."""
+DECODERS = sorted({*FAMILIES, *MODELS})
+"""Families of the registry, and others that are trained in tests."""
 Choice = tuple[str, ...]
 """A value of each of FACTORS."""
 

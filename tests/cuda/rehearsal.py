@@ -15,6 +15,7 @@ import fake_gpu
 import torch
 import torch.distributed
 from cases import LENGTHS, ROWS, Engine, row_of
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn.attention.varlen import varlen_attn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from training_plan import training_plan
@@ -26,6 +27,7 @@ from zerolora.evaluate import evaluated_models, generation, reference_log_probab
 from zerolora.evaluate.evaluated_models import EvaluatedModel
 from zerolora.evaluate.merged_logits import next_tokens, of_base, of_merged
 from zerolora.evaluate.row_losses import loss
+from zerolora.model import rope
 from zerolora.planner.zero_json import ZeroJson
 from zerolora.probe import probe_rank
 from zerolora.train.adapter import adapt
@@ -38,6 +40,16 @@ from zerolora.train.telemetry.routers import Routers
 
 fake_gpu.set_up(count=2)
 DEVICE = torch.device(fake_gpu.NAME, 0)
+_GROWS = rope._grows
+
+
+def grows(module: Any, length: int) -> bool:
+    """Try a module's factors with real tensors: it does so on the CPU, with a module made of the config."""
+    with unset_fake_temporarily():
+        return _GROWS(module, length)
+
+
+rope._grows = grows
 
 
 def train(weights: str, settings: dict[str, Any], packed: bool, objective: str) -> list[str]:

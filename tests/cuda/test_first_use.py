@@ -128,7 +128,7 @@ def as_pairs(rows: Path, pairs: Path) -> str:
 @pytest.fixture(scope="module")
 def traced(copy_finished: Callable[[str], Project]) -> dict[str, dict[str, Any]]:
     """Return what each stage did, by name."""
-    if reason := cuda_build.missing():
+    if reason := cuda_build.lacking():
         pytest.skip(reason)
     project = copy_finished("first_use")
     path = [*cuda_build.path(), str(ROOT / "src"), str(ROOT / "tests"), str(ROOT / "tests/cuda")]

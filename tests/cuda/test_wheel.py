@@ -27,7 +27,7 @@ print(json.dumps([torch.version.cuda, torch.cuda.get_arch_list(), platform.machi
 @pytest.fixture(scope="module", autouse=True)
 def installed() -> dict[str, Distribution]:
     """Return the packages of torch's build for CUDA, by name."""
-    if reason := cuda_build.missing():
+    if reason := cuda_build.lacking():
         pytest.skip(reason)
     path = cuda_build.path() or sys.path
     return {canonicalize_name(each.metadata["Name"]): each for each in distributions(path=path)}

@@ -79,18 +79,10 @@ class Hosts(Machines):  # type: ignore[misc]  # mypy does not read pytest's pyth
         *command: str,
         directory: Path = Path("/"),
         environment: Mapping[str, str] | None = None,
-        timeout: float = 300,
+        timeout: float = 200,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command on a host and return how it ended."""
-        return subprocess.run(
-            self.command(host, *command, directory=directory),
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=timeout,
-        )
+        return self.captured(self.command(host, *command, directory=directory), environment, timeout)
 
     def start(self, name: str) -> None:
         """Start a host and its sshd, and wait until it answers."""

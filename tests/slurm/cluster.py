@@ -134,14 +134,14 @@ class Cluster(Machines):  # type: ignore[misc]  # mypy does not read pytest's py
         timeout: float = 300,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command on the login node and return how it ended."""
-        result = _captured(self.command(*command, directory=directory), environment, timeout)
+        result = self.captured(self.command(*command, directory=directory), environment, timeout)
         if check:
             assert result.returncode == 0, f"{' '.join(command)}\n{result.stdout[-6000:]}\n{result.stderr[-6000:]}"
         return result
 
     def on(self, node: str, *command: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
         """Run a command on a compute node, past Slurm, and return how it ended."""
-        return _captured(self._machines[node].enter(command), None, timeout)
+        return self.captured(self._machines[node].enter(command), None, timeout)
 
     def sacct(self, job: str, *fields: str) -> list[str]:
         """Return these fields of a job from accounting."""
@@ -303,20 +303,6 @@ class Cluster(Machines):  # type: ignore[misc]  # mypy does not read pytest's py
 
     def _states(self) -> set[str]:
         return set(self.run("sinfo", "-h", "-N", "-o", "%T", check=False).stdout.split())
-
-
-def _captured(
-    command: list[str], environment: dict[str, str] | None, timeout: float
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=timeout,
-    )
 
 
 def missing() -> str:

@@ -5,11 +5,16 @@ process that made it, however that one ends.
 """
 
 import contextlib
+import os
+import signal
 import subprocess
+import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+import psutil
 
 # The machine's first process: it makes the machine and then reaps the orphans that daemons leave, as an init does.
 INIT = """
@@ -72,6 +77,16 @@ class Machine:
         self.network("address", "add", address, "dev", "eth0")
         self.network("link", "set", "eth0", "up")
 
+    def processes(self) -> list[psutil.Process]:
+        """Return the machine's processes."""
+        own = Path(f"/proc/{self._pid}/ns/uts").readlink()
+        result = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(OSError):  # ended meanwhile
+                if Path(f"/proc/{process.pid}/ns/uts").readlink() == own:
+                    result.append(process)
+        return result
+
     def power_off(self) -> None:
         """End every process of the machine at once."""
         self._holder.kill()
@@ -94,6 +109,43 @@ class Machines:
     def bring_up(self) -> None:
         """Make the machines and start the daemons."""
         raise NotImplementedError
+
+    def captured(
+        self, command: list[str], environment: Mapping[str, str] | None, timeout: float
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command and return how it ended; where it hangs, fail with what the machines' processes wait for."""
+        with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+            # SIGABRT has Python print what each thread is at.
+            environment = {"PYTHONFAULTHANDLER": "1"} | dict(os.environ if environment is None else environment)
+            process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=errors)
+            try:
+                code: int | None = process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                code = None
+            finally:
+                waiting = [] if process.returncode is not None else self._aborted()
+                process.kill()
+                process.wait()
+            texts = []
+            for file in (output, errors):
+                file.seek(0)
+                texts.append(file.read())
+        assert code is not None, "\n".join([f"{' '.join(command)} hangs", *texts, *waiting])
+        return subprocess.CompletedProcess(command, code, *texts)
+
+    def _aborted(self) -> list[str]:
+        """Return a line for each process of the machines, and abort those of Python."""
+        processes = [process for machine in self._machines.values() for process in machine.processes()]
+        lines, aborted = [], []
+        for process in processes:
+            with contextlib.suppress(psutil.Error, OSError):
+                waits = Path(f"/proc/{process.pid}/wchan").read_text()
+                lines.append(f"{process.pid} {process.ppid()} {process.status()} {waits} {' '.join(process.cmdline())}")
+                if "python" in process.exe():
+                    process.send_signal(signal.SIGABRT)
+                    aborted.append(process)
+        psutil.wait_procs(aborted, timeout=10)  # they end once they have printed
+        return lines
 
     def __enter__(self) -> Self:
         try:

@@ -72,6 +72,8 @@ def trained(bench: Bench, name: str, strategy: str, **scale: int) -> Path:
     folder = bench.folder / name
     config = json.loads((folder / "zero.json").read_text())
     config["zerolora"]["precision"] = "fp16"
+    if strategy in ("zero2", "zero3"):
+        config["data_types"] = {"grad_accum_dtype": "fp32"}  # as render has it of 16 bits
     (folder / "zero.json").write_text(json.dumps({**config, "fp16": {**SCALE, **scale}}))
     result = bench.server.run(command, bench.folder, bench.environment, ALLOWED)
     assert result.returncode == 0, result.stderr[-3000:]

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 # Long enough to be disturbed, on whatever machine.
 LONG: dict[str, Any] = {"max_steps": 100, "epochs": 50, "checkpoint_steps": 5}
-ENDLESS: dict[str, Any] = {"max_steps": None, "epochs": 10000, "schedule": "constant", "checkpoint_steps": 2}
+ENDLESS: dict[str, Any] = {"max_steps": None, "epochs": 10000, "schedule": "constant", "checkpoint_steps": 5}
 PATIENCE = 9.0  # seconds
 PORT = 20000 + os.getpid() % 10000  # other tests that run meanwhile have theirs
 MEETING = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(PORT)}

@@ -27,18 +27,18 @@ RECIPES = ROOT / "config/recipes"
 PLANNED: dict[str, dict[str, tuple[str, int, bool]]] = {
     # What is planned for each run: strategy, micro-batch, checkpointing.
     "bloom-176b-lora-8x80gb": {"zero3": ("zero3", 1, True)},
-    "falcon-180b-lora-8x80gb": {"zero3": ("zero3", 1, True)},
+    "falcon-180b-lora-8x80gb": {"zero3": ("zero3", 2, True)},
     "falcon-40b-lora-4x80gb": {"zero3": ("zero3", 1, False)},
     "gemma-3-4b-lora-1x24gb": {"text": ("ddp", 1, False)},
-    "internlm2-chat-7b-qlora-2x24gb": {"qlora": ("zero2", 1, False)},
+    "internlm2-chat-7b-qlora-2x24gb": {"qlora": ("zero2", 8, True)},
     "llama-2-70b-lora-2x8xt4": {"lora": ("zero3_offload", 2, True)},
-    "llama-3-70b-lora-2x8x80gb": {"hpz": ("zero3_hpz", 1, True), "hybrid": ("fsdp_hybrid", 1, True)},
+    "llama-3-70b-lora-2x8x80gb": {"hpz": ("zero3_hpz", 4, True), "hybrid": ("fsdp_hybrid", 2, True)},
     "llama-3-70b-qlora-2x24gb": {"qlora": ("fsdp_offload", 2, True)},
     "llama-3-8b-dora-1x80gb": {"dora": ("ddp", 1, False)},
     "llama-3-8b-lora-8x80gb": {"lora": ("ddp", 1, False)},
     "llama-3-8b-orpo-qlora-1x24gb": {"orpo": ("ddp", 1, False)},
     "llama-3.1-8b-128k-8x80gb": {"long": ("ddp", 1, True)},
-    "llama-3.2-1b-full-2x24gb": {"full": ("fsdp", 1, False)},
+    "llama-3.2-1b-full-2x24gb": {"full": ("zero1", 1, False)},
     "qwen2.5-14b-2x32gb": {
         "stage0": ("zero0", 16, True),
         "stage1": ("zero1", 16, True),
@@ -48,8 +48,8 @@ PLANNED: dict[str, dict[str, tuple[str, int, bool]]] = {
     "qwen2.5-7b-full-8x80gb": {"full": ("zero3", 1, False)},
     "qwen2.5-7b-mixture-8x80gb": {"mixture": ("ddp", 1, False)},
     "qwen2.5-7b-qlora-1x24gb": {"qlora": ("ddp", 1, False)},
-    "qwen3-30b-a3b-lora-4x80gb": {"experts": ("fsdp", 2, True)},
-    "zephyr-7b-dpo-qlora-8x80gb": {"dpo": ("zero2", 1, False)},
+    "qwen3-30b-a3b-lora-4x80gb": {"experts": ("zero1", 2, True)},
+    "zephyr-7b-dpo-qlora-8x80gb": {"dpo": ("zero2", 4, False)},
 }
 RUN_HERE = {
     *("gemma-3-270m-boolq", "smollm2-135m-benchmarks", "smollm2-135m-preferences", "smollm2-135m-strategies"),

@@ -19,7 +19,7 @@ from conftest import ROOT, project_environment
 from fork_server import Started
 from safetensors.torch import load_file
 
-from zerolora.train.checkpoint.format import header
+from zerolora.train.checkpoint.format import header, read, write
 from zerolora.train.checkpoint.store import FINISHED
 from zerolora.train.launch.stop_signals import STOPPED
 
@@ -214,6 +214,24 @@ def test_named_checkpoint_of_another_config_is_refused(bench: Bench, finished: P
     assert f"train.resume: {old} cannot be resumed, since train.weight_decay was 0.0 and is 0.5" in result.stderr
     assert "Traceback" not in result.stderr
     assert not (bench.folder / "refused/adapter").exists()
+
+
+def test_a_checkpoint_of_other_trained_parameters_is_refused(bench: Bench, finished: Path) -> None:
+    """As all-linear of an earlier version may have meant: the rest would start in the middle of training."""
+    old = interrupted(bench, finished, "narrower")[-1]
+    state, manifest = read(old)
+    lost = min(state.parts["weight"])
+    for tensors in state.parts.values():
+        del tensors[lost]
+    write(old.parent, state, manifest["resume_key"], manifest["run_fingerprint"])
+    result = bench.start("narrower", ranks_per_node=1)
+    assert result.returncode == 2
+    said = (
+        f"{old}: has other trained parameters than this run: 1 that only this run trains, as {lost}; give the targets"
+    )
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (bench.folder / "narrower/adapter").exists()
 
 
 def test_settings_without_effect_on_the_loss_resume(bench: Bench, finished: Path) -> None:

@@ -25,9 +25,9 @@ from zerolora.model.manifest import count_parameters, located, model_files
 from zerolora.model.weight_files import weight_files
 
 EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-FAMILIES = {
-    config["model_type"]: config for config in reversed(CASES + OTHERS) if config["model_type"] not in ("t5", "mt5")
-} | {name: SMALL | EXPERTS | {"model_type": name} for name in ("qwen3_moe", "olmoe", "phimoe", "granitemoe")}
+FAMILIES = {config["model_type"]: config for config in reversed(CASES + OTHERS)} | {
+    name: SMALL | EXPERTS | {"model_type": name} for name in ("qwen3_moe", "olmoe", "phimoe", "granitemoe")
+}
 INDEX = "model.safetensors.index.json"
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 

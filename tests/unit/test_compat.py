@@ -26,6 +26,8 @@ from conftest import ROOT, project_environment, refusal, served
 
 from zerolora import compat
 from zerolora.compat import bitsandbytes_patches, transformers_import, transformers_patches, versions
+from zerolora.compat.peft_patches import converts
+from zerolora.compat.transformers_patches import former_names
 from zerolora.compat.versions import PATCHES, Patch
 from zerolora.errors import UserError
 
@@ -205,6 +207,15 @@ def test_needed_wrap_waits() -> None:
 # --- peft ---
 
 
+@pytest.fixture
+def mixture() -> Any:
+    """Return a tiny DeepSeek-V3 on the meta device."""
+    sys.path.insert(0, str(ROOT / "docs"))
+    import target_table
+
+    return target_table.built("deepseek_v3")
+
+
 def test_needed_replace_dropout(tiny_model: Path) -> None:
     """LoraConfig accepts no module, and torch's dropout saves a mask of all values on a CPU."""
     from peft import LoraConfig, get_peft_model
@@ -245,6 +256,36 @@ def test_needed_replace_token_forward(tiny_model: Path) -> None:
     with torch.autograd.graph.saved_tensors_hooks(saved.append, lambda tensor: tensor):
         head(torch.ones(3, weight.shape[1], requires_grad=True))
     assert any(set(each.shape) == set(weight.shape) and each.data_ptr() != weight.data_ptr() for each in saved)
+
+
+def test_needed_targets_as_given(mixture: Any) -> None:
+    """In some families peft adapts the routed experts where shared ones are named."""
+    from peft import LoraConfig, get_peft_model
+
+    names = ["shared_experts.gate_proj", "shared_experts.up_proj"]
+    adapted = get_peft_model(mixture, LoraConfig(target_modules=names)).state_dict()
+    assert not any("shared_experts" in name for name in adapted if "lora_" in name)
+    assert any(".mlp.experts.lora_A" in name for name in adapted)
+
+
+def test_needed_converts(mixture: Any) -> None:
+    """peft has a list of families, and says nothing of what it reads otherwise."""
+    from peft import LoraConfig
+
+    assert converts(LoraConfig(), mixture, ["shared_experts.gate_proj"])
+    assert converts(LoraConfig(), mixture, r".*\.layers\.0\..*o_proj")
+    assert not converts(LoraConfig(), mixture, ["q_a_proj"])
+
+
+def test_needed_former_names() -> None:
+    """peft knows the names of some families, transformers those of all."""
+    from peft.utils import transformers_weight_conversion as conversion
+
+    assert "jamba" not in vars(conversion)["_MODEL_TO_CONVERSION_PATTERN"]
+    pair = (("gate_proj", "gate_up_proj"), ("up_proj", "gate_up_proj"), ("down_proj", "down_proj"))
+    assert former_names("jamba") == former_names("deepseek_v3") == pair
+    assert dict(former_names("mixtral")) == {"w1": "gate_up_proj", "w3": "gate_up_proj", "w2": "down_proj"}
+    assert former_names("llama") == former_names("gpt_oss") == ()
 
 
 def test_needed_without_rows(tiny_model: Path) -> None:

@@ -546,4 +546,4 @@ def test_reference_experiment_is_robust_to_assumptions(
     hardware = replace(planned, kernel_seconds=kernel_seconds, rate=GPUS[gpu].half * share)
     alike, slower = reference_times(replace(REFERENCE, supervised=supervised), hardware)
     assert max(alike) < 1.1 * min(alike)
-    assert 3 < slower < 10
+    assert 3 < slower < 11

@@ -5,6 +5,7 @@ import re
 import subprocess
 from importlib.metadata import requires
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -344,6 +345,25 @@ def test_objective_times_match_measurements() -> None:
         assert all(one["measured"] == pytest.approx(one["predicted"], rel=0.2) for one in each), objective
         figures = (f"{one[what]:.2f}" for one in each for what in ("predicted", "measured"))
         assert f"| `{objective}` | {' | '.join(figures)} |" in text
+
+
+def test_held_out_losses_by_order_match_measurements() -> None:
+    """None is distinguishable from another, TRL's included."""
+    measured: Any = result("train_order.json")
+    text = (ROOT / "docs/data.md").read_text(encoding="utf-8")
+    rows = [
+        (kind, order, measured[kind][key])
+        for kind in ("single rows", "packed rows")
+        for order, key in (("shuffled", "shuffled"), ("by length", "group_by_length"))
+    ]
+    for kind, order, runs in [*rows, ("single rows", "TRL's", measured["trl"]["runs"])]:
+        losses = [run["loss_validation"] for run in runs]
+        seeds = ", ".join(f"{loss:.4f}" for loss in losses)
+        assert f"| {kind} | {order} | {mean(losses):.4f} | {seeds} |" in text
+    for key in ("single rows", "packed rows", "trl"):
+        ends = measured[key]["difference"]
+        assert "{mean:+.4f} [{low:+.4f}, {high:+.4f}]".format(**ends) in text
+        assert ends["low"] < 0 < ends["high"]
 
 
 def test_process_memory_constants_match_measurements() -> None:

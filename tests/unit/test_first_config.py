@@ -221,9 +221,20 @@ def test_what_fits_only_offloaded_is_planned_in_4_bits(folder: Path, monkeypatch
     monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"total": 64 * 2**30}))
     monkeypatch.delenv(devices.VISIBLE, raising=False)
     shutil.copyfile(source, folder / "My Model/config.json")
+    monkeypatch.setattr("zerolora.first_config.first_config.try_model", lambda *_: [])  # the weights are of a tiny one
     lines = [*first_config("My Model", "rows.json", Path("config.yaml"), force=False)]
     assert load(folder / "config.yaml").train.method == "qlora"
     assert lines[-4].startswith("trains  qlora, ")
+
+
+def test_what_render_would_refuse_is_refused(folder: Path) -> None:
+    """Its trial on shapes runs here too: the weights of another config would be trained, and could not be merged."""
+    config = folder / "My Model/config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"intermediate_size": 56}))
+    done = init(folder)
+    assert done.returncode == 2
+    assert "training would end in what its files cannot take" in done.stderr
+    assert not (folder / "config.yaml").exists()
 
 
 def test_what_does_not_fit_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from zerolora.errors import UserError
 from zerolora.train.adapter import adapt
 from zerolora.train.attention import IMPLEMENTATIONS
 from zerolora.train.feed import collate
-from zerolora.train.isolation import LENGTHS, check_isolation, check_loss
+from zerolora.train.isolation import LENGTHS, check_isolation, check_length, check_loss
 from zerolora.train.loop import Totals
 from zerolora.train.loss import logits_of, make_chunked, make_whole, token_losses
 from zerolora.train.objectives import OBJECTIVES
@@ -100,6 +100,31 @@ def build_loud(kind: str, attention: str) -> Any:
 @pytest.mark.parametrize(("kind", "attention", "precision"), precise([*both(SOUND), ("opt", "flash")]))
 def test_architectures_with_isolated_rows_pass(kind: str, attention: str, precision: torch.dtype) -> None:
     check_isolation(*_model_and_config(kind, attention, precision), CPU)
+
+
+@pytest.mark.parametrize(("kind", "attention", "precision"), precise([*both(SOUND), ("opt", "flash")]))
+def test_rows_of_any_length_have_the_losses_that_they_have_alone(
+    kind: str, attention: str, precision: torch.dtype
+) -> None:
+    model, config = _model_and_config(kind, attention, precision)
+    for packing in (False, True):
+        check_length(model, config, CPU, 50, packing)
+
+
+def test_chunks_that_are_counted_from_the_beginning_of_a_packed_row_are_found() -> None:
+    """Rows shorter than a chunk never show them."""
+    model, config = _model_and_config("llama", "flash", torch.float32)
+
+    def chunked(_: Any, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        hidden = inputs[0].clone()
+        hidden[:, 16::16] = 0
+        return (hidden, *inputs[1:])
+
+    model.model.layers[1].register_forward_pre_hook(chunked)
+    check_isolation(model, config, CPU)
+    check_length(model, config, CPU, 50, packing=False)
+    with pytest.raises(UserError, match=r"a row of 50 tokens has another loss beside one of 7 tokens than alone"):
+        check_length(model, config, CPU, 50, packing=True)
 
 
 @pytest.mark.parametrize(("kind", "attention", "precision"), precise(both(LEAKING)))

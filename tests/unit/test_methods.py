@@ -15,6 +15,7 @@ from zerolora.errors import UserError
 from zerolora.memory.predict import predict
 from zerolora.memory.training_spec import TrainingSpec
 from zerolora.methods.method import TrainableMethod
+from zerolora.methods.peft_format import read_alike
 from zerolora.methods.registry import METHODS, TRAINABLE, create, of_directory
 from zerolora.model.architecture import built_on_meta, config_of
 from zerolora.model.read_spec import read_model_spec
@@ -30,6 +31,7 @@ NO_METHODS = {
         "low_rank",
         "low_rank_trace",
         "listed_experts",
+        "without_gradient",
         "lora_updates",
         "updates",
         "peft_method",
@@ -217,18 +219,18 @@ def test_shared_experts_are_adapted_by_name(names: list[str], mixture: tuple[Any
     assert adapted == {f"{layer}.mlp.{shared}.{leaf}_proj" for layer in layers for leaf in leaves}
     counted = method.of(settings).parameters(read_model_spec(folder), 4)
     assert sum(tensor.numel() for tensor in trained.values()) == counted.trained
-    own = LoraConfig(**{key: value for key, value in built.peft_config["default"].to_dict().items() if value})
+    own = LoraConfig(**{key: value for key, value in read_alike(built).to_dict().items() if value})
     again = get_peft_model(built_on_meta(config), own)
     assert {key for key, tensor in again.named_parameters() if tensor.requires_grad} == trained.keys()
 
 
-def test_quantized_shared_experts_cannot_be_adapted(mixture: tuple[Any, Path]) -> None:
+def test_quantized_shared_experts_count_as_others(mixture: tuple[Any, Path]) -> None:
     config, folder = mixture
-    if config.model_type == "qwen2_moe":
-        return  # whose shared experts are plain modules
     settings = MethodSections.model_validate({"lora": {"targets": [f"{SHARED[config.model_type][0]}.up_proj"]}})
-    with pytest.raises(UserError, match=r"up_proj\.weight would be adapted as a parameter, which peft cannot where it"):
-        TRAINABLE["qlora"].of(settings).parameters(read_model_spec(folder), 2)
+    trained = [
+        TRAINABLE[name].of(settings).parameters(read_model_spec(folder), 2).trained for name in ("lora", "qlora")
+    ]
+    assert trained[0] == trained[1] > 0
 
 
 def test_docs_list_every_method() -> None:

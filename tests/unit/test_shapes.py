@@ -91,9 +91,6 @@ CASES: list[dict[str, Any]] = [
     SMALL | {"model_type": "opt", "ffn_dim": 80, "_remove_final_layer_norm": True, "tie_word_embeddings": False},
     SMALL | {"model_type": "bloom"},
     {"model_type": "bloom", "n_embed": 32, "n_layer": 2, "n_head": 4, "vocab_size": 99, "tie_word_embeddings": False},
-    T5,
-    T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "d_kv": 16},
-    T5 | {"num_decoder_layers": 2, "relative_attention_num_buckets": 8, "feed_forward_proj": "gated-silu"},
 ]
 OTHERS: list[dict[str, Any]] = [
     SMALL | {"model_type": "stablelm", "num_key_value_heads": 2, "use_qkv_bias": True},
@@ -115,7 +112,6 @@ OTHERS: list[dict[str, Any]] = [
             "num_attention_heads": 2,
         },
     },
-    {"model_type": "mt5", **{key: value for key, value in T5.items() if key != "model_type"}},
 ]
 
 
@@ -125,13 +121,12 @@ def named(config: dict[str, Any]) -> str:
 
 def built(config: dict[str, Any]) -> Any:
     import torch
-    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+    from transformers import AutoModelForCausalLM
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     settings = CONFIG_MAPPING[config["model_type"]].from_dict(config)
-    factory: Any = AutoModelForSeq2SeqLM if settings.is_encoder_decoder else AutoModelForCausalLM
     with torch.device("meta"):
-        return factory.from_config(settings)
+        return AutoModelForCausalLM.from_config(settings)
 
 
 def copies(module: Module) -> list[str]:
@@ -161,15 +156,12 @@ def compared(shape: ModelSpec, model: Any) -> None:
 
 def compared_with_peft(shape: ModelSpec, model: Any) -> None:
     import torch
-    from peft import LoraConfig, get_peft_model
     from peft.tuners.lora import LoraLayer
     from peft.tuners.lora.layer import ParamWrapper
 
     with torch.device("meta"):
-        if shape.encoder_layers:
-            wrapped = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", task_type="SEQ_2_SEQ_LM"))
-        else:  # without routers, which peft would adapt
-            wrapped = LoraMethod.build(model, MethodSections.model_validate({"lora": {"r": 4}}))
+        # Without routers, which peft would adapt.
+        wrapped = LoraMethod.build(model, MethodSections.model_validate({"lora": {"r": 4}}))
     adapted = {
         name.removeprefix("base_model.model."): (module.in_features, module.out_features)
         for name, module in wrapped.named_modules()
@@ -228,7 +220,6 @@ PUBLISHED = {
     "qwen2.5-7b": 7_615_616_512,
     "qwen3-8b": 8_190_735_360,
     "smollm2-135m": 134_515_008,
-    "t5-3b": 2_851_598_336,
 }
 
 
@@ -247,7 +238,7 @@ def test_other_architectures_are_counted_on_the_meta_device(config: dict[str, An
 
 
 SHOWN_BY_MODULES = (
-    *("parameters", "layers", "encoder_layers", "hidden", "heads", "head_dim", "vocabulary", "tied", "norm"),
+    *("parameters", "layers", "hidden", "heads", "head_dim", "vocabulary", "tied", "norm"),
     *("qk_norm", "gated", "experts", "experts_per_token"),
 )
 
@@ -290,8 +281,6 @@ def test_traits_of_published_models() -> None:
     falcon = traits("falcon-7b")
     assert (falcon.parallel, falcon.norms_per_layer, falcon.key_heads, falcon.rotary) == (True, 1, 1, 1.0)
     assert (traits("opt-1.3b").activation, traits("opt-1.3b").hidden_dropout) == ("relu", 0.1)
-    t5 = traits("t5-3b")
-    assert (t5.layers, t5.encoder_layers, t5.norms_per_layer, t5.gated) == (24, 24, 3, False)
 
 
 LLAMA = SMALL | {"model_type": "llama"}
@@ -312,7 +301,7 @@ MISTAKES: list[tuple[Any, str]] = [
     (LLAMA | {"hidden_act": None}, "hidden_act is None; use a name such as silu"),
     (SMALL | {"model_type": "mistral", "num_key_value_heads": None}, "num_key_value_heads is None; use a whole"),
     (SMALL | {"model_type": "gemma2", "attn_logit_softcapping": -1}, "attn_logit_softcapping is -1; use a number"),
-    (T5 | {"feed_forward_proj": "big-gelu"}, "feed_forward_proj is 'big-gelu'; use an activation, as in relu"),
+    (T5, "model_type is 't5', which transformers has no decoder for"),
     (SMALL | {"model_type": "nothing"}, "model_type is 'nothing', which this transformers has no class for"),
     (SMALL | {"model_type": "stablelm", "hidden_size": "48"}, "hidden_size is '48'; expected a finite number"),
     (SMALL | {"model_type": "vit"}, "model_type is 'vit', which transformers has no decoder for"),

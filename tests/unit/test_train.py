@@ -14,6 +14,7 @@ import torch
 from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 from training_plan import training_plan
 
@@ -25,7 +26,7 @@ from zerolora.errors import UserError
 from zerolora.machine import devices
 from zerolora.methods.lora import LoraMethod
 from zerolora.strategies import STRATEGIES
-from zerolora.train.adapter import expected_tensors, faults_of
+from zerolora.train.adapter import check_written, expected_tensors, faults_of
 from zerolora.train.attention import lengths
 from zerolora.train.engines import engine_class, names
 from zerolora.train.feed import Batches, Feed, collate
@@ -292,7 +293,6 @@ BROKEN: dict[str, tuple[Callable[[dict[str, torch.Tensor], str], object], str | 
     "empty": (lambda tensors, name: tensors.update({name: torch.empty(0)}), "has shape [0]"),
     "shape": (lambda tensors, name: tensors.update({name: torch.ones(1)}), "has shape [1]"),
     "nan": (lambda tensors, name: tensors[name].view(-1)[:1].fill_(float("nan")), "is not finite"),
-    "zero": (lambda tensors, name: tensors[name].zero_(), "never trained"),
     "stranger": (lambda tensors, _: tensors.update({"other.weight": torch.ones(1)}), "does not belong"),
 }
 
@@ -305,6 +305,23 @@ def test_adapter_check_refuses_broken_adapters(expected: dict[str, torch.Size], 
     faults = faults_of(actual, expected, LoraMethod)
     assert len(faults) == (message is not None)
     assert message is None or message in faults[0]
+
+
+def test_a_part_that_was_never_trained_is_saved_and_named(
+    expected: dict[str, torch.Size], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tensors = {name: torch.ones(shape) for name, shape in expected.items()}
+    second = [name for name in tensors if "lora_B" in name]
+    tensors[second[0]].zero_()
+    save_file(tensors, tmp_path / "one.safetensors")
+    check_written(tmp_path / "one.safetensors", expected, LoraMethod, None)
+    module = "base_model.model.model.layers.0.self_attn.q_proj"
+    assert caplog.messages == [f"the adapter of {module!r} is as training starts with it, so it was never trained"]
+    for name in second:
+        tensors[name].zero_()
+    save_file(tensors, tmp_path / "all.safetensors")
+    with pytest.raises(UserError, match="it is as training starts with it, so it was never trained; it was not saved"):
+        check_written(tmp_path / "all.safetensors", expected, LoraMethod, None)
 
 
 def test_engines_are_modules() -> None:

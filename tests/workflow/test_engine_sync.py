@@ -26,8 +26,11 @@ def assert_both_clean(project: Project) -> None:
 
 def stamps(project: Project) -> dict[Path, int]:
     """Return the times of all results, and of what the engines note of them."""
-    files = [project.directory / "dvc.lock", *project.directory.glob(".snakemake/agreed*")]
-    files += [*(project.directory / "results").rglob("*"), *project.directory.glob(".snakemake/metadata/*")]
+    files = [
+        project.directory / "dvc.lock",
+        *(project.directory / "results").rglob("*"),
+        *project.directory.glob(".snakemake/metadata/*"),
+    ]
     return {file: file.stat().st_mtime_ns for file in files}
 
 

@@ -140,8 +140,10 @@ def render(
     machine_limits.check(checked, rendered.choice.strategy)
     if model:
         from zerolora.probe.listed_trial import check
+        from zerolora.probe.untrained import untrained
 
         check(checked, rendered.choice.attention, model, weights, data)
+        rendered = rendered.leaving_out(untrained(checked, rendered.choice.attention, model))
     write_json(reasons, why)
     rendered.write(output)
     LOGGER.info("%s", lines(why))

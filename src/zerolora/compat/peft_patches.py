@@ -1,7 +1,10 @@
 """peft: the modules that it inserts into a model, and their forward passes."""
 
+import contextlib
+import copy
+import importlib
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -17,6 +20,39 @@ def replace_dropout(model: torch.nn.Module, replacement: Any) -> None:
         for name, child in module.named_children():
             if type(child) is torch.nn.Dropout:
                 setattr(module, name, replacement(child.p))
+
+
+@patch(
+    "peft",
+    upstream="none known; in some families peft reads targets by their last word, as of experts in transformers 4",
+    features=("peft.utils.transformers_weight_conversion:convert_peft_config_for_transformers",),
+)
+@contextlib.contextmanager
+def targets_as_given() -> Iterator[None]:
+    """Let get_peft_model adapt the modules and parameters that a config names, whatever the family, in the block."""
+    conversion: Any = importlib.import_module("peft.utils.transformers_weight_conversion")
+    convert = conversion.convert_peft_config_for_transformers
+    conversion.convert_peft_config_for_transformers = lambda config, model, conversions: None
+    try:
+        yield
+    finally:
+        conversion.convert_peft_config_for_transformers = convert
+
+
+@patch("peft", features=("peft.utils.transformers_weight_conversion:convert_peft_config_for_transformers",))
+def converts(config: Any, model: Any, targets: str | list[str]) -> bool:
+    """Return whether peft reads `targets` in an adapter's config for this model as others."""
+    from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+
+    one = copy.copy(config)
+    one.rank_pattern, one.alpha_pattern, one.target_parameters = {}, {}, None
+    one.target_modules = targets if isinstance(targets, str) else set(targets)
+    before = copy.copy(one.target_modules)
+    try:
+        convert_peft_config_for_transformers(one, model, None)
+    except ValueError:  # of some of the modules that a parameter has taken the place of
+        return True
+    return bool(one.target_modules != before)
 
 
 @patch("peft", features=("peft.tuners.trainable_tokens:TrainableTokensLayer._collect_token_weights",))

@@ -138,8 +138,42 @@ def quantizable_paths(model: Any) -> list[str]:
     ]
 
 
+@patch(
+    "transformers",
+    upstream="none known; peft has a list of families that it converts targets for",
+    features=("transformers.conversion_mapping:get_checkpoint_conversion_mapping",),
+)
+def former_names(model_type: str) -> tuple[tuple[str, str], ...]:
+    """Return what files call the modules of an expert, each with the name of the parameter in which the class stacks
+    those of all experts: ("gate_proj", "gate_up_proj")."""
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+    from transformers.core_model_loading import MergeModulelist
+
+    stacked = [
+        each
+        for each in get_checkpoint_conversion_mapping(model_type) or ()
+        if any(isinstance(step, MergeModulelist) for step in getattr(each, "operations", ()))
+    ]
+    return tuple(
+        (source.removesuffix(".weight").rpartition(".")[2], target.rpartition(".")[2])
+        for each in stacked
+        for target in each.target_patterns
+        for source in each.source_patterns
+        if source.endswith(".weight")
+    )
+
+
 def _is_quantized(module: Any) -> bool:
     return type(module).__name__ in ("Linear4bit", "Linear8bitLt")
+
+
+def computes_otherwise(module: Any) -> bool:
+    """Return whether a module is of a subclass of nn.Linear that computes something else, as some routers do."""
+    import torch
+
+    if not isinstance(module, torch.nn.Linear) or type(module).forward is torch.nn.Linear.forward:
+        return False
+    return not (computes_linearly(module) or _is_quantized(module))
 
 
 def computes_linearly(module: Any) -> bool:

@@ -44,8 +44,8 @@ class Lora(Section):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Dropout probability for the input of A."""
     targets: Expression | Annotated[list[Text], Field(min_length=1)] = "all-linear"
-    """Modules to adapt: all-linear (all linear modules except the output head), a list of names, e.g. [q_proj, v_proj],
-    or a regular expression for whole paths, e.g. model.layers.[0-3].*q_proj."""
+    """Modules to adapt: all-linear (all linear modules except the output head, and all experts), a list of names, e.g.
+    [q_proj, v_proj], or a regular expression for whole paths, e.g. model.layers.[0-3].*q_proj."""
     rank_pattern: dict[Expression, Positive] = {}
     """Different ranks for some modules, by name, end of the path or regular expression, e.g. {q_proj: 16}."""
     alpha_pattern: dict[Expression, Annotated[float, Field(gt=0)]] = {}

@@ -34,6 +34,7 @@ from zerolora.json_file import read_foreign
 from zerolora.machine.devices import visible_names
 from zerolora.methods.registry import TRAINABLE
 from zerolora.optimizers import OPTIMIZERS
+from zerolora.planner.run_hardware import gpu_memory_of
 from zerolora.schedules import ONE_CYCLE, WARMUP_RATIO, scaled_rate
 from zerolora.train.objectives import OBJECTIVES
 from zerolora.types import Device
@@ -287,7 +288,7 @@ def stages_of(config: Config, run: str) -> RunSettings:
     memory = {
         "device": hardware.device,
         "compute_capability": hardware.compute_capability if hardware.device == "cuda" else None,
-        "gpu_memory": parse_bytes(hardware.gpu_memory) if hardware.gpu_memory else None,
+        "gpu_memory": gpu_memory_of(hardware),
         "host_memory": parse_bytes(hardware.host_memory),
         "reserve": parse_bytes(settings.estimate.reserve, zero=True) if settings.estimate.reserve else None,
         **{key: getattr(train, key) for key in READ_BY_ESTIMATE},

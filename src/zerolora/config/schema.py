@@ -89,7 +89,8 @@ class Hardware(Section):
     gpus_per_node: Annotated[int, Field(ge=0)] = 0
     """Number of GPUs in each machine; 0 with device cpu."""
     gpu_memory: Size | None = None
-    """Memory of one GPU, e.g. 80GiB. Required with device cuda."""
+    """Memory of one GPU as torch reports it, e.g. 79.1GiB. Default: that of `gpu`, without which device cuda requires
+    it."""
     compute_capability: Annotated[float, Field(ge=5.0, le=20.0)] | None = None
     """CUDA compute capability of the GPU: 7.5 T4, 8.0 A100, 9.0 H100. Required with device cuda. The installed torch
     must support it; bf16 needs 8.0."""
@@ -116,8 +117,10 @@ class Hardware(Section):
     def _gpu_is_described(self) -> "Hardware":
         if self.device == "cuda":
             for key in ("gpu_memory", "compute_capability"):
-                if getattr(self, key) is None:
-                    raise ValueError(f"device cuda needs {key}; add it, or set device to cpu")
+                named = key == "gpu_memory" and self.gpu
+                if getattr(self, key) is None and not named:
+                    needed = "gpu_memory, or gpu with a name" if key == "gpu_memory" else key
+                    raise ValueError(f"device cuda needs {needed}; add it, or set device to cpu")
             if self.gpus_per_node == 0:
                 raise ValueError("device cuda needs gpus_per_node of at least 1; set it, or set device to cpu")
         elif self.gpus_per_node:

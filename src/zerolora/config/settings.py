@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from zerolora.config import schema
-from zerolora.config.method_sections import MethodSections, Quantization
+from zerolora.config.method_sections import Expression, MethodSections, Quantization
 from zerolora.config.section import AlwaysCompared, Section
 from zerolora.config.values import AnyCheck, Check, Epochs, ObjectiveName, OptimizerName, StepsOrShare
 from zerolora.types import Attention, Device, EngineName, Kernels, Precision, RowKind
@@ -199,6 +199,9 @@ class TrainingChoice(Section):
     flops: UsefulFlops
     canary: Canary | None = None
     """The canary before the run, if it needs one."""
+    without_gradient: list[Expression] = Field(default_factory=list)
+    """Regular expressions of the modules that no gradient reaches, of those that the targets name: they get no adapter.
+    With full fine-tuning, of the weights that stay as they are."""
 
 
 class ValidationTask(Section):

@@ -1,5 +1,6 @@
 """The variables that a chat template reads, and templates with values for some of them."""
 
+import functools
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -11,6 +12,7 @@ RAISE = "raise_exception"
 """The function by which a template rejects a conversation."""
 
 
+@functools.lru_cache  # a template is compiled once too
 def variables_of(environment: Any, source: str) -> frozenset[str]:
     """Return the names of the variables that a template reads before it sets them; without those of its environment
     (jinja2.Environment)."""
@@ -23,6 +25,7 @@ def variables_of(environment: Any, source: str) -> frozenset[str]:
     return frozenset(found & meta.find_undeclared_variables(tree))
 
 
+@functools.lru_cache
 def set_by(environment: Any, source: str) -> frozenset[str]:
     """Return the names of the variables that a template sets somewhere."""
     from jinja2 import nodes

@@ -17,8 +17,10 @@ from zerolora.methods.registry import check_published
 from zerolora.model import added_tokens, foreign, prompt_format
 from zerolora.model.added_tokens import AddedToken
 from zerolora.model.architecture import auto_class, config_of, tokenizer_of
+from zerolora.model.rope import EVER
 from zerolora.model.stored_quantization import stored_quantization
 from zerolora.model.weight_files import weight_files
+from zerolora.train.rope_by_row import compute_by_row
 from zerolora.types import Device
 
 SHARE = 0.8
@@ -88,6 +90,7 @@ def load(
     added_tokens.add_rows(model, lacking)
     if adapter is not None:
         model = with_adapter(model, adapter)
+    compute_by_row(model, EVER)
     return (model.eval() if "device_map" in placed else model.eval().to(device=device)), tokenizer
 
 

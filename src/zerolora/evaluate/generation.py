@@ -22,6 +22,7 @@ from zerolora.evaluate.answer_loss import answer_losses, reference_of
 from zerolora.evaluate.batches import PromptBatches
 from zerolora.evaluate.kept import Answer
 from zerolora.model.greedy import greedy, own_settings
+from zerolora.model.rope import first_grown
 from zerolora.progress import Progress
 
 SMALLEST = 4
@@ -79,13 +80,16 @@ def generate(
     left = (index for index in range(len(prompts)) if index not in done)
     order = sorted(left, key=lambda index: (-len(prompts[index]), index))
     with Progress("answer", len(prompts), len(done), silent=silent) as bar:
-        prefix = shared_prefix(model, [prompts[index] for index in order])
+        # A row whose rotary factors change with its length is answered by itself, as they would follow the longest.
+        short = first_grown(model, [len(prompts[index]) + settings.max_new_tokens for index in reversed(order)])
+        prefix = shared_prefix(model, [prompts[index] for index in order[len(order) - short :]])
         while order:
-            size = batches.rows(len(prompts[order[0]]), len(order))
+            by_itself = len(order) > short
+            size = 1 if by_itself else batches.rows(len(prompts[order[0]]), len(order))
             members, order = order[:size], order[size:]
             finished = {}
             sums: list[float | None] = [None] * len(members)
-            references = [reference_of(rows[index]) for index in members] if losses else []
+            references = [reference_of(rows[index]) for index in members] if losses and not by_itself else []
 
             def score(
                 cache: Any, mask: torch.Tensor, last: torch.Tensor, into: Any = sums, of: Any = references
@@ -98,7 +102,7 @@ def generate(
                 [prompts[index] for index in members],
                 stops,
                 settings.max_new_tokens,
-                prefix,
+                None if by_itself else prefix,
                 ended if until else None,
                 score if any(references) else None,
             )
@@ -264,7 +268,7 @@ class PreallocatedLayer(DynamicLayer):
 def _keeps_all_tokens(model: Any) -> bool:
     """Return whether a model is a text decoder whose layers all cache keys and values of every token."""
     config = model.config
-    if config.is_encoder_decoder or config.get_text_config() is not config:
+    if config.get_text_config() is not config:
         return False
     if model._is_stateful or not model._supports_default_dynamic_cache():
         return False

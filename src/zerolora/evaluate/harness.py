@@ -42,14 +42,17 @@ def ask_harness(
     from zerolora.evaluate.asked_task import loaded
     from zerolora.evaluate.task_leaks import leaks
     from zerolora.model.greedy import own_settings, stops_alone
+    from zerolora.model.rope import grows
 
     manager = _manager(settings.tasks)
     model, tokenizer, _ = loaded(weights, data)
+    # Its rows are of any length, and in a batch all would have the rotary factors of the longest.
+    batch = 1 if grows(model, getattr(model.config.get_text_config(), "max_position_embeddings", 0)) else settings.batch
     model.tie_weights = lambda: None  # called by HFLM; would overwrite a head that was trained beside tied embeddings
     try:
         with own_settings(model, stops_alone(model)):  # the task's own come on top
             values: Any = simple_evaluate(
-                HFLM(pretrained=model, tokenizer=tokenizer, batch_size=settings.batch, trust_remote_code=False),
+                HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch, trust_remote_code=False),
                 tasks=list(settings.tasks),
                 num_fewshot=settings.few_shot,
                 limit=settings.limit,

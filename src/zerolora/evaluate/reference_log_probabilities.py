@@ -31,6 +31,7 @@ from zerolora.model import added_tokens
 from zerolora.model.architecture import config_of, model_class, takes_own_attention
 from zerolora.model.manifest import located
 from zerolora.model.read_spec import read_model_spec
+from zerolora.model.rope import EVER
 from zerolora.model.spec import EVALUATION_TOKENS
 from zerolora.progress import Progress
 from zerolora.train import base_model
@@ -41,6 +42,7 @@ from zerolora.train.isolation import check_loss, shares_prefixes
 from zerolora.train.loss import logits_of, make_chunked, token_losses
 from zerolora.train.objectives.mismatched import mismatched, partners
 from zerolora.train.objectives.objective import Sequence, by_sequence, token_counts
+from zerolora.train.rope_by_row import compute_by_row
 from zerolora.units import counted
 
 
@@ -89,7 +91,8 @@ def load(settings: ReferenceSettings, weights: Path, data: Path, device: torch.d
     model.eval()
     if not placed:
         check_loss(model, model, device, settings.precision)
-    return model, own and shares_prefixes(model, model.config, device)
+    by_row = compute_by_row(model, EVER)
+    return model, not by_row and own and shares_prefixes(model, model.config, device)
 
 
 def _write(model: Any, sequences: "_Sequences", file: Path, split: str, prefixes: bool) -> int:

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from zerolora.data.prepared_rows import IGNORED
-from zerolora.evaluate.generation import shared_prefix
+from zerolora.evaluate.generation import SharedPrefix, shared_prefix
+from zerolora.model.rope import first_grown
 from zerolora.model.spec import EVALUATION_TOKENS
 
 
@@ -21,13 +22,16 @@ def summed_losses(
     """
     lengths = [len(tokens) for tokens in rows["input_ids"]]
     order = sorted({*range(len(rows))} - known.keys(), key=lambda index: (lengths[index], index))
-    prefix = shared_prefix(model, [_before_supervised(rows[index]) for index in order])
+    # A row whose rotary factors change with its length is computed by itself, as they would follow the longest.
+    short = first_grown(model, [lengths[index] for index in order])
+    prefix = shared_prefix(model, [_before_supervised(rows[index]) for index in order[:short]])
     sums = np.zeros(len(rows))
     sums[[*known.keys()]] = [*known.values()]
     while order:
         # Rows of similar length, up to EVALUATION_TOKENS tokens with padding, but at least one row.
-        longest = lengths[order[-1]]
-        members = [order.pop() for _ in range(max(1, min(len(order), EVALUATION_TOKENS // longest)))]
+        longest, by_itself = lengths[order[-1]], len(order) > short
+        together = 1 if by_itself else max(1, min(len(order), EVALUATION_TOKENS // longest))
+        members, before = [order.pop() for _ in range(together)], SharedPrefix() if by_itself else prefix
         ids, labels, mask = torch.zeros(3, len(members), longest, dtype=torch.long)
         labels[:] = IGNORED
         for index, member in enumerate(members):
@@ -39,10 +43,10 @@ def summed_losses(
         kept = longest - 1 - int((labels[:, 1:] != IGNORED).any(0).float().argmax())
         with torch.no_grad():
             output = model(
-                input_ids=ids[:, prefix.length :].to(model.device),
+                input_ids=ids[:, before.length :].to(model.device),
                 attention_mask=mask.to(model.device),
                 logits_to_keep=kept + 1,
-                **prefix.inputs(model, len(members), longest),
+                **before.inputs(model, len(members), longest),
             )
         targets = labels[:, -kept:].to(output.logits.device)
         losses = torch.nn.functional.cross_entropy(

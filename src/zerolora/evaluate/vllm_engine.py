@@ -29,7 +29,8 @@ from zerolora.files import canonical
 from zerolora.methods.adapter_config import largest_rank
 from zerolora.methods.registry import check_published
 from zerolora.model import added_tokens, foreign
-from zerolora.model.architecture import config_of
+from zerolora.model.architecture import built_on_meta, config_of
+from zerolora.model.rope import grows
 from zerolora.model.stored_quantization import stored_quantization
 
 WORKER = Path(vllm_worker.__file__)
@@ -69,10 +70,6 @@ def check(settings: EvaluateSettings, data: Path, model: EvaluatedModel) -> str:
             f"evaluate.vllm_python: {shown(python)} ended with exit code {asked.returncode} "
             f"({' '.join(asked.stderr.split())[-200:]}); use a Python interpreter of version 3.10 or later"
         )
-    if config_of(model.merged or model.base).is_encoder_decoder:
-        raise UserError(
-            f"evaluate.engine: vllm: {model.base} is an encoder-decoder, which vLLM has no form for; {INSTEAD}"
-        )
     if stored_quantization(model.merged or model.base):
         raise UserError(
             f"evaluate.engine: vllm: {model.base} is stored in 4 bits, with which no answers of vLLM were compared; "
@@ -105,6 +102,11 @@ def answer_with_vllm(
         raise UserError(
             f"evaluate.engine: vllm: {weights} takes {most:,} tokens, and the longest prompt with its answer has "
             f"{length:,}; use a smaller evaluate.max_new_tokens, or {INSTEAD}"
+        )
+    if grows(built_on_meta(config_of(weights)), length):
+        raise UserError(
+            f"evaluate.engine: vllm: the rotary factors of {weights} change with the length of a row (rope_type), and "
+            f"vLLM has one set for all rows; {INSTEAD}"
         )
     prompts = kept.folder / "prompts.jsonl"
     with prompts.open("w", encoding="utf-8") as file:

@@ -36,6 +36,8 @@ from zerolora.memory.estimate import estimate
 from zerolora.methods.registry import TRAINABLE
 from zerolora.model.architecture import config_of
 from zerolora.planner.render import render
+from zerolora.probe.listed_trial import check as try_model
+from zerolora.probe.untrained import untrained
 from zerolora.schedules import steps_in
 from zerolora.train.objectives import reading
 from zerolora.units import counted, gib
@@ -289,7 +291,9 @@ def _plan(values: dict[str, Any], given: GivenModel, folder: Path) -> Plan:
         pack_rows(run.pack, folder / "data", packing)
     estimated = estimate(run.estimate, given.files, packing)
     write_json(folder / "estimate.json", estimated)
-    _, rendered = render(run.render, folder / "estimate.json")
+    chosen, rendered = render(run.render, folder / "estimate.json")
+    try_model(run.render, chosen.choice.attention, given.files, folder / "weights")
+    untrained(run.render, chosen.choice.attention, given.files)
     return Plan(values, rendered, estimated)
 
 

@@ -58,7 +58,9 @@ def given_model(text: str, into: Path) -> GivenModel:
         files = check_published_settings(into)
     except UserError as error:
         raise UserError(str(error).replace(str(into), text)) from None
-    write_json(files / MANIFEST, {"files": {}})
+    # Of another layout, whose weights `fetch` converts, their names are not checked before.
+    source = {"path": str(directory.resolve())} if group == "directory" and files == into else {}
+    write_json(files / MANIFEST, {"files": {}, "source": {"source": group, **source}})
     return GivenModel(slug(name, "model"), group, entry, text, files)
 
 

@@ -28,8 +28,6 @@ def phases(model: ModelSpec, step: ForwardSpec, trained: Trained) -> Phases:
     bytes that all layers keep for the backward pass; "offloaded", the bytes that they keep on the host.
     """
     counts = [kind.count for kind in layer_kinds(model)]
-    # In an encoder-decoder, an encoder layer counts as one layer and a decoder layer's cross-attention as half.
-    counts[0] += model.encoder_layers + (model.layers // 2 if model.encoder_layers else 0)
     most = 3 if len(counts) == 1 else 2
     traced = tuple(min(count, most) for count in counts)
     result = Decoder(model, traced, step, trained).run()

@@ -271,7 +271,7 @@ SOURCES = {
     "quantization_constants": "maxima of blocks of 64 weights, in fp32, or in 8 bits with constants of their own "
     "(arXiv 2305.14314 section 3); attributes of modules, so that no engine shards or offloads them "
     "(bitsandbytes/nn/modules.py, Linear4bit)",
-    "adapter_weights": "φ parameters: arXiv 2106.09685 section 4.1, 2402.09353, 2205.05638",
+    "trained_weights": "φ parameters: arXiv 2106.09685 section 4.1, 2402.09353, 2205.05638",
     "gradients": "2 bytes of each trained parameter, 4 without DeepSpeed; sharded from stage 2 (arXiv 1910.02054)",
     "master": "4 bytes of each trained parameter; sharded from stage 1 (arXiv 1910.02054)",
     "moments": "8 bytes of each trained parameter; sharded from stage 1 (arXiv 1910.02054)",
@@ -287,8 +287,8 @@ SOURCES = {
     "from compute capability 9.0 also 652 MiB of NCCL's own, measured",
     "reserve_kernels": "kernels that training loads: 540 MiB from compute capability 9.0, measured",
     "reserve_workspaces": "two of cuBLAS: ATen/cuda/CublasHandlePool.cpp",
-    "reserve_allocator": "2.4 % of the tensors, which torch's allocator holds besides: "
-    "vllm-project/compressed-tensors#587",
+    "reserve_allocator": "a margin of 2.6 % of the tensors, as the lowest prediction on a GPU was so much too low "
+    "(docs/memory.md, Validation); torch's allocator reserves as much: vllm-project/compressed-tensors#587",
     "reserve_streams": "the most that the stream which gathers weights needs, beyond its part at the peak: "
     "partitioned_param_coordinator.py, _fsdp_collectives.py, CUDACachingAllocator.cpp",
     "processes": "a rank that has loaded nothing: benchmarks/process_memory.py",

@@ -41,6 +41,11 @@ class PlannedRun:
         return self.spec.method.reads_whole and self.spec.layout.stage == 3
 
     @property
+    def gradient_width(self) -> int:
+        """Bytes of a number where gradients of micro-batches are added (memory/states.py)."""
+        return BYTES["fp32"] if self.spec.accumulation > 1 else self.spec.width
+
+    @property
     def packed(self) -> float:
         """The frozen weights as a number of weights of the run's precision, without constants."""
         return self.parameters.frozen - self.spec.saved_by_packing(self.model)
@@ -151,12 +156,17 @@ def by_phase(run: PlannedRun, step: TracedStep) -> dict[str, dict[str, float]]:
         # All gradients, a bucket of them, and a copy of this rank's partition (stage_1_and_2.py,
         # copy_grads_in_partition).
         copied = spec.width * (parameters.trained / spec.ranks + run.buckets.reduce)
-        result["reducing"] = _phase(gradients=states.gradients, buffers=held + copied)
+        gradients = float(parameters.trained * spec.width)  # of all micro-batches, rounded
+        result["reducing"] = _phase(gradients=gradients, buffers=held + copied)
     # transformers' loss returns the logits, which live until the end of the step.
     width = spec.prepared_method.activation_width(spec.width)
     logits = spec.micro_batch * spec.own_length * run.model.vocabulary * width if spec.loss == "full" else 0.0
-    # At stage 1 a rank has freed the gradients of other ranks' partitions by then.
-    own = states.gradients / (spec.ranks if spec.layout.stage == 1 else 1)
+    # At stages 0 and 1 the sums in fp32 are gone by then, and at stage 1 the gradients of other ranks' partitions.
+    own = states.gradients
+    if run.deepspeed_stage in (0, 1):
+        own = parameters.trained * spec.width / (spec.ranks if spec.layout.stage else 1)
+    if spec.layout.optimizer != "gpu":
+        own = 0.0
     result["optimizer"] = _phase(logits=logits, gradients=own, buffers=held + _stepping(run))
     buffers = held + gathers["evaluation"]
     result["evaluation"] = _phase(activations=step.evaluation, gradients=allocated, buffers=buffers)
@@ -208,7 +218,7 @@ def terms(run: PlannedRun, at_peak: dict[str, float], peak: str) -> dict[str, An
     named = {
         "frozen_weights": states.frozen_weights,
         **({"quantization_constants": states.constants} if states.constants else {}),
-        "adapter_weights": states.trained_weights,
+        "trained_weights": states.trained_weights,
         "gradients": states.gradients,
         "master": states.master,
         "moments": states.moments,

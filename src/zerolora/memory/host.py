@@ -73,8 +73,9 @@ def offloaded(run: PlannedRun) -> float:
         return 0.0
     if spec.layout.engine != "deepspeed":
         return run.states.host
-    beside = parameters.trained * spec.width / spec.ranks
-    if spec.layout.stage < 3:
+    gathers = spec.layout.stage < 3
+    beside = parameters.trained * (spec.width if gathers else run.gradient_width) / spec.ranks
+    if gathers:
         beside += parameters.largest_trained * spec.width
     return run.states.host + beside
 

@@ -56,10 +56,9 @@ def answering(
     """Return the bytes of the cache in generation, and those beyond cache and weights.
 
     The peak is in the prompts' forward pass, whose cache has room for the answers (evaluate/generation.py), or in the
-    last token's. The last token is not fed back, so the cache ends one position earlier; an encoder-decoder's answer
-    begins with a start token.
+    last token's. The last token is not fed back, so the cache ends one position earlier.
     """
-    positions = prompt + answer - (not model.encoder_layers)
+    positions = prompt + answer - 1
     full = cache_bytes(model, rows, positions, width)
     first = full + _forward(model, width, attention, rows, prompt, 1)
     last = full + _step(model, width, attention, rows, positions)
@@ -70,8 +69,7 @@ def cache_bytes(model: ModelSpec, rows: int, positions: int, width: int) -> int:
     """Return the bytes of the key-value cache: 2 x layers x rows x positions x key-value heads x head_dim x width.
 
     Source: arXiv 2309.06180, section 3 (800 KB a token for OPT-13B in fp16); transformers/cache_utils.py, DynamicCache.
-    That a sliding window bounds its layers' positions is not counted. An encoder-decoder's cache has the answer's
-    positions for self-attention and the prompt's for cross-attention: the same sum.
+    That a sliding window bounds its layers' positions is not counted.
     """
     return 2 * model.layers * rows * positions * model.key_heads * model.head_dim * width
 

@@ -53,11 +53,6 @@ def _towers(model: ModelSpec) -> Iterator[str]:
 
 
 def _weights(model: ModelSpec, spec: TrainingSpec) -> Iterator[str]:
-    if model.encoder_layers:
-        yield (
-            "encoder: its rows are assumed as long as the decoder's, and each of its layers as large as a decoder "
-            "layer; cross-attention counts as half a layer"
-        )
     if model.stored_as:
         yield f"weights: stored as {model.stored_as}, counted in the run's precision"
     if spec.method.reads_whole and spec.layout.stage == 3:

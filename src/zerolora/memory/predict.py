@@ -103,5 +103,6 @@ def _planned(model: ModelSpec, spec: TrainingSpec) -> gpu.PlannedRun:
         spec.precision,
         spec.optimizer.state_bytes(parameters) / parameters.trained,
         parameters.constants,
+        spec.accumulation > 1,
     )
     return gpu.PlannedRun(model, spec, parameters, states, spec.buckets or sized(model, spec))

@@ -28,11 +28,12 @@ WORKSPACES = 2
 """Of cuBLAS, which torch allocates for each thread that computes: those of the forward and the backward pass."""
 WORKSPACE, HOPPER_WORKSPACE = 8320 * 1024, 32 * MIB
 """Bytes of a workspace, and from HOPPER on: torch, ATen/cuda/CublasHandlePool.cpp."""
-UNUSED = 0.024
-"""Memory that torch's allocator reserves but does not use, as a share of the allocated memory: 1.83 GiB of 75.31 GiB
-with a 70B model (vllm-project/compressed-tensors#587), 3.0 % in pytorch/pytorch#44742, 0.9 % in
-vllm-project/vllm#10637. On the H200 6 % in the median, with small models, and up to 52 %; 15 % on average in arXiv
-2401.08156. torch frees whole unused blocks before it fails, so more is not counted."""
+UNUSED = 0.026
+"""The margin of a plan, as a share of the allocated memory: the lowest of the predictions on the H200 was 2.6 % below
+the measurement (docs/memory.md). torch's allocator reserves as much without using it, and frees whole unused blocks
+before it fails, so that is not counted again: 1.83 GiB of 75.31 GiB with a 70B model
+(vllm-project/compressed-tensors#587), 3.0 % in pytorch/pytorch#44742, 0.9 % in vllm-project/vllm#10637; on the H200 6 %
+in the median, with small models, and up to 52 %; 15 % on average in arXiv 2401.08156."""
 SHARE = 1.2
 """Host memory to request over the predicted. The lowest prediction for CPU ranks was 2 % below the measurement
 (benchmarks/memory/measure.py); the rest is for other allocators and CUDA's host memory, which were not measured."""

@@ -44,13 +44,15 @@ def model_states(
     precision: str,
     moments: float = MOMENTS,
     constants: float = 0.0,
+    accumulates: bool = False,
 ) -> States:
     """Return the bytes per rank of frozen weights and `trained` parameters under a strategy.
 
     `moments`: bytes of the optimizer's states for each trained parameter. `constants`: of `frozen_bytes`, those of the
     constants of quantized weights, which are no parameters: engines neither shard nor offload them (bitsandbytes/nn/
-    modules.py, Linear4bit.quant_state). Full fine-tuning, without frozen bytes, in 16
-    bits has ZeRO's 16x, 4x + 12x/N, 2x + 14x/N and 16x/N.
+    modules.py, Linear4bit.quant_state). `accumulates`: gradients of several micro-batches are added, in fp32
+    (train/gradient_sums.py). Full fine-tuning, without frozen bytes, in 16 bits and without accumulation has
+    ZeRO's 16x, 4x + 12x/N, 2x + 14x/N and 16x/N.
     """
     size = BYTES[precision]
     stage = strategy.stage
@@ -59,6 +61,8 @@ def model_states(
     gradient_share = shards if stage >= 2 else 1
     optimizer_share = shards if stage >= 1 else 1
     adapter, gradient, master = _widths(strategy, size)
+    if accumulates:
+        gradient = MASTER
     frozen = (frozen_bytes - constants) / weights_share
     if strategy.quantized and precision == "fp16":  # the only precision in which DeepSpeed does (docs/choice.md)
         frozen *= (1 + SCALE) / size
@@ -69,7 +73,12 @@ def model_states(
     if strategy.optimizer != "gpu":
         # Gradients move to the device of the optimizer, in its precision (stage_1_and_2.py, cpu_offload).
         away += masters + moments + trained * MASTER / optimizer_share
-        gradients = masters = moments = 0.0
+        masters = moments = 0.0
+        # Until the last micro-step they are on the GPU at stage 1, and at stage 2 if they are added in another type
+        # (stage_1_and_2.py, grad_accum and _build_compact_grad_partition_buffer).
+        waits = strategy.engine == "deepspeed" and (stage == 1 or (stage == 2 and size < MASTER))
+        if not (accumulates and waits):
+            gradients = 0.0
     if strategy.parameters != "gpu":
         away += frozen + trained_weights
         frozen = trained_weights = 0.0

@@ -32,7 +32,6 @@ def head(name: str, model: ModelSpec, spec: TrainingSpec, capacity: Capacity, gp
         if model.experts
         else ""
     )
-    stacks = f"{model.encoder_layers} encoder and {model.layers} decoder" if model.encoder_layers else model.layers
     kept = "only each layer's input is saved" if spec.activation_checkpointing else "off"
     kept += ", on the host" if spec.offloads_inputs else ""
     supervised = f" ({spec.logits:,} of a row)" if spec.logits else ""
@@ -44,7 +43,7 @@ def head(name: str, model: ModelSpec, spec: TrainingSpec, capacity: Capacity, gp
     return "\n".join(
         [
             line("model", f"{name}: {model.family}, {model.parameters:,} parameters{mixture}"),
-            line("", f"{stacks} layers, counted from {source}"),
+            line("", f"{model.layers} layers, counted from {source}"),
             line(
                 "trained",
                 f"{parameters.trained:,} parameters, {share:.2%}, by {described(method)}; {parameters.frozen:,} frozen",

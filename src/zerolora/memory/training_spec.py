@@ -1,6 +1,7 @@
 """The spec of a training, and the statistics of its rows: the input of a prediction beside the model."""
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,6 +141,21 @@ class RowStatistics:
     """Tokens of pairs for training that both sequences of one begin with, counted once."""
     shared_prompt_of_a_token: float = 0.0
     """Mean over these tokens of the length of a token's shared prompt."""
+
+    def padded(self, together: int, parts: int) -> float:
+        """Return how many times as long rows are, on average, with the padding of `together` of them in a micro-batch.
+        1 with packing, which fills rows. `parts`: the micro-batches of a global batch, each of rows of similar length
+        (train/order.py).
+
+        As if lengths were uniform in a range of their mean and spread: a part has 1 / parts of the range, and of n rows
+        in it the longest is expected at n / (n + 1).
+        """
+        if self.packing or together < 2:
+            return 1.0
+        mean = self.tokens / self.packed_rows
+        spread = math.sqrt(max(0.0, self.mean_row_of_a_token / mean - 1))  # deviation over mean
+        longer = math.sqrt(3) * spread * (together - 1) / ((together + 1) * parts)
+        return min(1 + longer, self.longest_packed_row / mean)
 
 
 def row_statistics(stats: dict[str, Any]) -> RowStatistics:

@@ -17,6 +17,7 @@ from zerolora.methods.method import (
     without_copies,
 )
 from zerolora.methods.updates import Replacement
+from zerolora.model import foreign
 from zerolora.model.architecture import other_parts
 from zerolora.tensor_file import read_header
 
@@ -83,7 +84,8 @@ class FullMethod(TrainableMethod):
         tensors = read_header(path).tensors
         check_whole(path, tensors)
         tensors = without_copies(path, tensors, model.all_tied_weights_keys)
-        _check(path, {name: each.shape for name, each in tensors.items()}, model)
+        untrained = foreign.adapter_manifest(directory).get("untrained", [])
+        _check(path, {name: each.shape for name, each in tensors.items()}, model, untrained)
         check_finite(path, tensors)
         return FullMethod.updates_of(tensors, {}, model)
 
@@ -98,11 +100,12 @@ class FullMethod(TrainableMethod):
         return result
 
 
-def _check(path: Path, shapes: Mapping[str, tuple[int, ...]], model: Any) -> None:
-    """Raise UserError, naming the file `path`, unless these shapes are those of the trainable weights of `model`."""
+def _check(path: Path, shapes: Mapping[str, tuple[int, ...]], model: Any, untrained: Sequence[str]) -> None:
+    """Raise UserError, naming the file `path`, unless these shapes are those of the trainable weights of `model`, but
+    for those that no gradient reached (`untrained`), which stay the base's."""
     parts = tuple(f"{part}." for part in other_parts(model))
     needed = {name: tuple(each.shape) for name, each in model.named_parameters() if not name.startswith(parts)}
-    faults = [f"{name} is missing" for name in needed if name not in shapes]
+    faults = [f"{name} is missing" for name in needed if name not in shapes and name not in untrained]
     faults += [f"{name} is not a trained weight of the base" for name in shapes if name not in needed]
     faults += [
         f"{name} is {list(shapes[name])}, and {list(shape)} in the base"

@@ -23,7 +23,7 @@ from zerolora.methods.peft_format import (
     PREFIX,
     check_names,
     conv1d_paths,
-    outside,
+    excluded,
     peft_model,
     saved_name,
 )
@@ -129,7 +129,7 @@ class Ia3Method(PeftMethod):
             task_type="CAUSAL_LM",
             target_modules=targets,
             feedforward_modules=[name for name in targets if name.endswith(FEEDFORWARD)],
-            exclude_modules=outside(model),
+            exclude_modules=excluded(model),
             modules_to_save=list(ia3.modules_to_save) or None,
         )
         wrapped = peft_model(model, config, "train.ia3", targets)

@@ -11,12 +11,11 @@ from zerolora.config.method_sections import DEFAULT_INIT
 from zerolora.methods import lora_updates
 from zerolora.methods.adapter_check import MAGNITUDE, ImpliedShapes
 from zerolora.methods.adapter_config import rank_and_alpha
-from zerolora.methods.experts import FAMILIES
 from zerolora.methods.listed_experts import stacked
 from zerolora.methods.lora_init import doubled, is_start
 from zerolora.methods.low_rank import LowRank
 from zerolora.methods.method import Update
-from zerolora.methods.peft_format import adapted_paths, check_names, check_pattern, outside, peft_model, peft_targets
+from zerolora.methods.peft_format import adapted_paths, check_names, check_pattern, excluded, peft_model, peft_targets
 from zerolora.methods.peft_method import PeftMethod
 from zerolora.methods.token_rows import check_targets, row_options
 
@@ -83,29 +82,32 @@ class TrainedLowRank(LowRank, PeftMethod):
     def build(cls, model: Any, settings: "MethodSections", rows: Sequence[int] = ()) -> Any:
         from peft import LoraConfig
 
+        from zerolora.compat.peft_patches import targets_as_given
+
         lora = settings.lora
-        targets, parameters = peft_targets(model, lora.targets)
+        targets = peft_targets(model, lora.targets)
+        joined = targets.factors(lora.rank_pattern)
         config = LoraConfig(
             task_type="CAUSAL_LM",
             r=lora.r,
             lora_alpha=lora.alpha,  # type: ignore[arg-type]  # annotated as int, used as a factor
             lora_dropout=lora.dropout,
             use_rslora=lora.rank_stabilized,
-            target_modules=targets,
-            target_parameters=parameters or None,
-            exclude_modules=outside(model),
-            rank_pattern=dict(lora.rank_pattern),
-            alpha_pattern=dict(lora.alpha_pattern),
+            target_modules=targets.modules,
+            target_parameters=targets.parameters or None,
+            exclude_modules=excluded(model),
+            rank_pattern=lora.rank_pattern | {key: lora.r * factor for key, factor in joined.items()},
+            alpha_pattern=lora.alpha_pattern | {key: lora.alpha * factor for key, factor in joined.items()},
             modules_to_save=list(lora.modules_to_save) or None,
             bias="none",
             **row_options(model, rows, lora.modules_to_save),
             **cls.options,
         )
         check_targets(model, config)
-        wrapped = peft_model(model, config, "train.lora", lora.targets)
-        former = FAMILIES.get(model.config.get_text_config().model_type, {})
-        named = [name for name in targets if name.rpartition(".")[2] not in former]
-        check_names(wrapped, "train.lora", named if isinstance(lora.targets, list) else "", lora.modules_to_save)
+        with targets_as_given():
+            wrapped = peft_model(model, config, "train.lora", lora.targets)
+        named = targets.modules if isinstance(lora.targets, list) else ""
+        check_names(wrapped, "train.lora", named, lora.modules_to_save)
         adapted = adapted_paths(wrapped)
         for key, pattern in (("rank_pattern", lora.rank_pattern), ("alpha_pattern", lora.alpha_pattern)):
             check_pattern(adapted, f"train.lora.{key}", pattern)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from zerolora.bounded import bounded_matching
 from zerolora.config.method_sections import DEFAULT_INIT
 from zerolora.errors import UserError, shown
-from zerolora.methods import low_rank_trace
-from zerolora.methods.experts import FUSED, AdaptedParameter, all_linear, check_expression, split_targets
+from zerolora.methods.experts import AdaptedParameter, all_linear, named_parameters
+from zerolora.methods.low_rank_trace import factors
 from zerolora.methods.method import (
     ADAPTABLE,
     SHARED,
@@ -85,7 +85,8 @@ class LowRank(Method):
         factored = saved_factors(model, self.modules_to_save)
         modules, parameters = self.targets_in(model)
         for module in modules:
-            for path, copies in self._copies(module, module.path):
+            for number, copies in self._copies(module):
+                path = module.path.format(number)
                 if not self._is_target(path):  # a layer that is no target
                     continue
                 r = self._rank(path, self.r)
@@ -94,10 +95,10 @@ class LowRank(Method):
                 tensors += self.tensors(module, r) * copies
                 factored += self.factored(module, r) * copies
         for each in parameters:
-            for path, copies in self._copies(each.module, each.path):
-                if each.module.kind == "linear" and not self._is_target(path.removesuffix(".weight")):
+            for number, copies in self._copies(each.module):
+                if not any(self._is_target(name.format(number)) for name in each.names):
                     continue
-                r = self._rank(path, self._parameter_rank(each))
+                r = self._rank(each.path.format(number), self.r * each.joined)
                 ranks.setdefault(each.path, r)
                 tensors += self.parameter_tensors(each, r) * copies
                 factored += each.factored(r) * copies
@@ -105,12 +106,13 @@ class LowRank(Method):
         factored += sum(self.added_tokens + size // self.added_tokens for size in rows)
         return tensors + saved_tensors(model, self.modules_to_save) + rows, factored, ranks
 
-    def _copies(self, module: "Module", path: str) -> Iterator[tuple[str, int]]:
-        """Yield (path, 1) for each copy of a module, or of its parameter; (path, copies) if all copies are equal."""
+    def _copies(self, module: "Module") -> Iterator[tuple[int, int]]:
+        """Yield the number of each layer with a module, and 1; the first one's and all their number if all copies are
+        adapted alike."""
         if not self.rank_pattern and self.targets == "all-linear":
-            yield path, module.count
+            yield module.numbers[0], module.count
             return
-        yield from ((each, 1) for each in _paths(module, path))
+        yield from ((number, 1) for number in module.numbers)
 
     def _check_init(self, module: "Module", path: str, r: int) -> None:
         """Raise UserError if a module's factors cannot be initialized from its weight."""
@@ -176,18 +178,16 @@ class LowRank(Method):
                     "give names of other modules, as of an embedding, or method: full"
                 )
         else:
-            check_expression(model.family, self.targets)
             adaptable = [module for module in model.modules if module.kind in ADAPTABLE]
             paths = {module: _paths(module, module.path) for module in adaptable}
+            modules = [each for each in adaptable if any(map(self._is_target, paths[each]))]
+            parameters = named_parameters(model, self._is_target)
             if isinstance(self.targets, str):
-                modules = [each for each in adaptable if any(map(self._is_target, paths[each]))]
-                parameters = []
-                unfit = [] if modules else [self.targets]
+                unfit = [] if modules or parameters else [self.targets]
             else:
-                names, parameters = split_targets(model, self.targets)
-                modules = [each for each in adaptable if any(is_named(path, names) for path in paths[each])]
                 every = [path for module in adaptable for path in paths[module]]
-                unfit = [name for name in names if not any(is_named(path, (name,)) for path in every)]
+                every += [path for each in parameters for name in each.names for path in _paths(each.module, name)]
+                unfit = [name for name in self.targets if not any(is_named(path, (name,)) for path in every)]
             if unfit:
                 known = ", ".join(sorted({module.name for module in model.linears}))
                 raise UserError(
@@ -207,11 +207,6 @@ class LowRank(Method):
             return self.targets == "all-linear" or re.fullmatch(self.targets, path) is not None
         return is_named(path, self.targets)
 
-    def _parameter_rank(self, parameter: AdaptedParameter) -> int:
-        """Return r of a parameter of experts: multiplied by the number of former modules if named by those."""
-        named = not isinstance(self.targets, str) and is_named(parameter.path, self.targets)
-        return self.r if named else self.r * FUSED.get(parameter.name, 1)
-
     def _rank(self, path: str, default: int) -> int:
         """Return r of a module (peft/utils/other.py, get_pattern_key)."""
         for key, r in self.rank_pattern:
@@ -221,15 +216,13 @@ class LowRank(Method):
 
     def project(self, layer: "Projections", module: "Module", role: str, value: "Value") -> "Value":
         """Trace result + B(A(x))·scale (peft/tuners/lora/layer.py, Linear.forward)."""
-        if r := layer.ranks.get(f"{module.path}.weight", 0):
-            return low_rank_trace.of_parameter(layer, module, value, r)
         result = self.base(layer, module, value)
         r = layer.ranks.get(module.path, 0)
         if not r:
             return result
         before = result.width
         value = self.dropped_input(layer, value)
-        update = layer.unary(low_rank_trace.factors(layer, value, module, r))
+        update = layer.unary(factors(layer, value, module, r))
         return layer.cast(layer.add(result, update), before)
 
     def base(self, layer: "Projections", module: "Module", value: "Value") -> "Value":

@@ -246,7 +246,7 @@ def named_modules(model: "ModelSpec", names: tuple[str, ...], key: str, among: "
     return [module for module in among if is_named(module.path, names)]
 
 
-def is_named(path: str, names: tuple[str, ...]) -> bool:
+def is_named(path: str, names: Iterable[str]) -> bool:
     """Return whether a module's path is, or ends in, one of `names`."""
     return any(path == name or path.endswith(f".{name}") for name in names)
 

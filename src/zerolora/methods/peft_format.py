@@ -1,17 +1,22 @@
 """peft's models and adapter files, and settings that match no module."""
 
+import copy
 import logging
 import re
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zerolora.compat.transformers_patches import computes_otherwise, former_names
 from zerolora.errors import UserError, shown
+from zerolora.methods import experts
 from zerolora.methods.adapter_config import is_saved
-from zerolora.methods.experts import FAMILIES, ROUTER, check_expression, paths_named
-from zerolora.methods.method import check_untied
+from zerolora.methods.method import check_untied, is_named
+from zerolora.methods.without_gradient import expressions
 from zerolora.model import foreign
-from zerolora.model.architecture import other_parts
+from zerolora.model.architecture import left_out, other_parts, own_shapes, role
 from zerolora.model.spec import ModelSpec
 from zerolora.tensor_file import StoredTensor, read_header
 
@@ -33,8 +38,9 @@ def peft_model(model: Any, config: Any, section: str, targets: str | list[str]) 
     """
     from peft import get_peft_model
 
-    # peft warns of a missing cast on the meta device.
+    # peft warns of a missing cast on the meta device, and, before it adapts parameters, of patterns that are for them.
     logging.getLogger("peft").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern keys did not match", RuntimeWarning)
     try:
         # Stage 3 does not cast the adapter, and scales the loss only if it is fp16; stages 0 to 2 would cast it; DDP
         # and FSDP keep it in fp32, and cast it.
@@ -72,11 +78,11 @@ def _once(path: Path, tensors: dict[str, StoredTensor]) -> dict[str, StoredTenso
     and the base's own (peft/utils/save_and_load.py, save_embedding_layers)."""
     result = dict(tensors)
     for name, each in tensors.items():
-        for copy in (".modules_to_save.", ".original_module."):
-            own = name.replace(copy, ".")
+        for mark in (".modules_to_save.", ".original_module."):
+            own = name.replace(mark, ".")
             if own == name or own not in tensors:
                 continue
-            if copy == ".modules_to_save." and not each.read().equal(tensors[own].read()):
+            if mark == ".modules_to_save." and not each.read().equal(tensors[own].read()):
                 raise UserError(
                     f"{path}: {name} and {own} differ, and either may be the trained one; save the adapter again"
                 )
@@ -93,28 +99,117 @@ def portable(config: Any, base: dict[str, Any]) -> dict[str, Any]:
     return {key: getattr(item, "value", item) for key, item in value.items()}
 
 
-def peft_targets(model: Any, targets: str | list[str]) -> tuple[str | list[str], list[str]]:
-    """Return the modules and the parameters to adapt.
+def read_alike(model: Any) -> Any:
+    """Return the config of peft's model such that peft adapts the same modules where it reads it.
 
-    A list may name a parameter of a layer's experts, as in experts.gate_up_proj; all-linear includes those that peft
-    supports, without the router. A module whose name peft would read as experts', such as shared_experts.up_proj, is
-    adapted as a parameter, its weight.
+    In some families peft reads the names of an expert's modules as those of the experts' parameters, whatever modules
+    have the name too (transformers_weight_conversion.py, _convert_peft_config_moe). Those of shared experts and dense
+    layers are then given as parameters: a linear module's factors have the same names and the same product.
     """
-    family = model.config.get_text_config().model_type
-    check_expression(family, targets)
+    from zerolora.compat.peft_patches import converts
+
+    config, base = copy.copy(model.peft_config["default"]), model.get_base_model()
+    targets = config.target_modules
+    if not targets or not converts(config, base, targets if isinstance(targets, str) else list(targets)):
+        return config
+    adapted = [path for path, parameter in _adapted(model) if not parameter]
+    names = adapted if isinstance(targets, str) else sorted(targets)
+    taken = [name for name in names if converts(config, base, [name])]
+    config.target_modules = {name for name in names if name not in taken}
+    config.target_parameters = [
+        *(config.target_parameters or ()),
+        *(f"{path}.weight" for path in adapted if is_named(path, taken)),
+    ]
+    return config
+
+
+@dataclass(frozen=True)
+class PeftTargets:
+    """Targets as peft has them."""
+
+    modules: str | list[str]
+    parameters: list[str]
+    paths: list[str]
+    """Of the parameters."""
+    joined: dict[str, int]
+    """Factors of r and alpha of parameters that hold more than one projection, by regular expressions of their
+    paths."""
+
+    def factors(self, rank_pattern: Iterable[str]) -> dict[str, int]:
+        """Return `joined` without parameters that have a rank of their own."""
+        return {
+            expression: factor
+            for expression, factor in self.joined.items()
+            if not any(
+                re.fullmatch(rf"(.*\.)?({key})", path)
+                for path in self.paths
+                if re.fullmatch(expression, path)
+                for key in rank_pattern
+            )
+        }
+
+
+def peft_targets(model: Any, targets: str | list[str]) -> PeftTargets:
+    """Return the modules and the parameters that targets mean (methods/experts.py)."""
+
+    def matches(path: str) -> bool:
+        if isinstance(targets, str):
+            return re.fullmatch(targets, path) is not None
+        return is_named(path, targets)
+
+    paths: list[str] = []
+    nameable: list[str] = []
+    joined: dict[str, int] = {}
+    former = former_names(model.config.get_text_config().model_type)
+    leaves = {path.rpartition(".")[2] for path, _ in model.named_modules()}
+    for path, module in model.named_modules():
+        kind = role(module)
+        shapes = own_shapes(module) if kind in ("experts", "router") else {}
+        if shapes:
+            nameable += [path, *(f"{path}.{name}" for name in (*shapes, *dict(former)))]
+        for name, shape in shapes.items():
+            if targets == "all-linear":
+                own = False if kind == "experts" and len(shape) == 3 else None
+            else:
+                own = experts.named([path], name, kind, len(shape), former, matches)
+            if own is not None:
+                paths.append(f"{path}.{name}")
+            if own is False and (count := experts.projections(shapes, name)) > 1:
+                owner = rf"{re.escape(path.rpartition('.')[2])}\." if name in leaves else ""
+                joined[rf".*\.{owner}{re.escape(name)}"] = count
+    names = sorted({".".join(path.split(".")[-2:]) for path in paths})
+    alone = [path for path, _ in model.named_parameters() if is_named(path, names)] == paths
+    parameters = names if alone else paths
     if targets == "all-linear":
-        former = FAMILIES.get(family, {})
-        experts = [name for name, parameter in former.items() if parameter != ROUTER]
-        return (sorted({*_leaf_names(model), *experts}) if experts else targets), []
+        return PeftTargets(all_linear(model), parameters, paths, joined)
     if isinstance(targets, str):
-        return targets, []
-    # Stage 3 may have sharded a parameter, whose shape is then ds_shape.
-    shapes = {name: getattr(parameter, "ds_shape", parameter.shape) for name, parameter in model.named_parameters()}
-    parameters = [name for name, shape in shapes.items() if len(shape) == 3]
-    stacked = [name for name in targets if any(f".{path}".endswith(f".{name}") for path in parameters)]
-    weights = paths_named(family, targets, linear_paths(model))
-    modules = [name for name in targets if name not in (*stacked, *weights)]
-    return modules, stacked + [f"{name}.weight" for name in weights]
+        return PeftTargets(targets if any(map(matches, _module_paths(model))) else [], parameters, paths, joined)
+    # A name of nothing stays, for check_names to refuse.
+    of_parameters = {name for name in targets if any(is_named(path, (name,)) for path in nameable)}
+    of_modules = {name for name in targets if any(is_named(path, (name,)) for path in _module_paths(model))}
+    names = [name for name in targets if name in of_modules or name not in of_parameters]
+    return PeftTargets(names, parameters, paths, joined)
+
+
+def all_linear(model: Any) -> list[str]:
+    """Return the names of the linear modules that all-linear adapts, or their paths if other modules have such a name
+    too."""
+    from torch.nn import Linear
+    from transformers.pytorch_utils import Conv1D
+
+    head, unfit, never = model.get_output_embeddings(), set(left_out(model)), excluded(model)
+    every = [path for path in _module_paths(model) if never is None or not re.fullmatch(never, path)]
+    chosen = [
+        path
+        for path in every
+        if isinstance(module := model.get_submodule(path), Linear | Conv1D) and module is not head and path not in unfit
+    ]
+    names = sorted({path.rpartition(".")[2] for path in chosen})
+    return names if [path for path in every if is_named(path, names)] == chosen else chosen
+
+
+def _module_paths(model: Any) -> list[str]:
+    return [path for path, module in model.named_modules() if path and role(module) != "router"]
 
 
 def outside(model: Any) -> str | None:
@@ -124,17 +219,19 @@ def outside(model: Any) -> str | None:
     return "|".join(rf"{re.escape(part)}(\..*)?" for part in parts) or None
 
 
+def excluded(model: Any) -> str | None:
+    """Return a regular expression of all modules that are never adapted: those beside the language model and subclasses
+    of nn.Linear that compute something else, as some routers do; None if there are none."""
+    paths = linear_paths(model)
+    others = [path for path in paths if computes_otherwise(model.get_submodule(path))]
+    return "|".join(filter(None, (outside(model), *expressions(others, paths)))) or None
+
+
 def linear_paths(model: Any) -> list[str]:
     """Return the paths of the linear modules."""
     import torch
 
     return [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
-
-
-def _leaf_names(model: Any) -> list[str]:
-    """Return the names of the linear modules but the output head."""
-    head = model.get_output_embeddings()
-    return sorted({path.rpartition(".")[2] for path in linear_paths(model) if model.get_submodule(path) is not head})
 
 
 def table_paths(model: Any) -> list[str]:
@@ -146,6 +243,13 @@ def table_paths(model: Any) -> list[str]:
 def saved_name(name: str) -> str:
     """Return the base model's name of a whole weight in an adapter."""
     return name.removeprefix(PREFIX).replace(".base_layer.", ".")
+
+
+def adapted_module(name: str) -> str:
+    """Return the path of the module that a tensor of an adapter belongs to, or the name of a weight trained whole."""
+    for mark in FACTORS:
+        name = name.partition(mark)[0]
+    return name
 
 
 def is_copy(name: str, config: Mapping[str, Any]) -> bool:
@@ -180,24 +284,27 @@ def check_names(model: Any, section: str, targets: str | list[str], modules_to_s
     if unfit:
         raise UserError(f"{section}.{unfit[0]} is not in the model; choose from {_linear_names(model)}")
     base, adapted, ends = model.get_base_model(), adapted_paths(model), tuple(modules_to_save)
-    tied = bool(base.config.tie_word_embeddings)
+    tied = {*base.all_tied_weights_keys, *base.all_tied_weights_keys.values()}
     for path in table_paths(base):
+        shared = f"{path}.weight" in tied
         if path in adapted:
-            check_untied(tied, f"{section}.targets", [path])
+            check_untied(shared, f"{section}.targets", [path])
         if ends and path.endswith(ends):
-            check_untied(tied, f"{section}.modules_to_save", [path])
+            check_untied(shared, f"{section}.modules_to_save", [path])
+
+
+def _adapted(model: Any) -> Iterator[tuple[str, str]]:
+    """Yield the base model's path of each module that peft has adapted, and the name of the parameter if it is that."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for path, each in model.get_base_model().named_modules():
+        if isinstance(each, BaseTunerLayer) and not path.endswith(".token_adapter"):  # for trained rows
+            yield path.replace(".base_layer", ""), getattr(each, "parameter_name", "")
 
 
 def adapted_paths(model: Any) -> list[str]:
     """Return the base model's paths of the modules and parameters that peft has adapted."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    layers = ((name, each) for name, each in model.get_base_model().named_modules() if isinstance(each, BaseTunerLayer))
-    return [
-        f"{name.replace('.base_layer', '')}.{each.parameter_name}" if hasattr(each, "parameter_name") else name
-        for name, each in layers
-        if not name.endswith(".token_adapter")  # for trained rows
-    ]
+    return [f"{path}.{parameter}" if parameter else path for path, parameter in _adapted(model)]
 
 
 def check_pattern(adapted: list[str], key: str, pattern: Iterable[str]) -> None:

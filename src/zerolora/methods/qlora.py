@@ -8,7 +8,6 @@ from zerolora.compat.transformers_patches import quantizable_paths
 from zerolora.config.method_sections import DEFAULT_INIT
 from zerolora.config.section import Fault
 from zerolora.errors import UserError
-from zerolora.methods.experts import AdaptedParameter
 from zerolora.methods.lora import TrainedLowRank
 from zerolora.methods.low_rank_trace import factors
 
@@ -96,15 +95,6 @@ class QloraMethod(TrainedLowRank):
                 f"train.lora.modules_to_save: {paths[0]} is quantized with method: {cls.name}, and cannot be trained "
                 f"as a whole; leave it out, or set method: {cls.name.removeprefix('q')}"
             )
-
-    def parameter_tensors(self, parameter: AdaptedParameter, r: int) -> list[int]:
-        """Raise UserError for the weight of a quantized linear module (peft/tuners/lora/layer.py)."""
-        if parameter.module.kind == "linear" and parameter.module.quantizable:
-            raise UserError(
-                f"train.lora.targets: {parameter.path} would be adapted as a parameter, which peft cannot where it is "
-                "quantized; give the last word of its path, which means the experts too, or method: lora"
-            )
-        return super().parameter_tensors(parameter, r)
 
     def frozen_bytes(self, model: "ModelSpec", width: int) -> float:
         """Return the bytes of the base model: quantized linear modules, other weights of `width` bytes or fp32."""

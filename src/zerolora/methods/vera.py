@@ -20,6 +20,7 @@ from zerolora.methods.method import (
 )
 from zerolora.methods.peft_format import (
     PREFIX,
+    all_linear,
     check_names,
     conv1d_paths,
     outside,
@@ -104,8 +105,8 @@ class VeraMethod(PeftMethod):
         if self.targets != "all-linear":
             names = (self.targets,) if isinstance(self.targets, str) else self.targets
             return named_modules(model, names, "train.vera.targets", adaptable)
-        if adaptable:
-            return adaptable
+        if linear := [module for module in adaptable if not module.left_out]:
+            return linear
         raise UserError(f"train.vera.targets: a {model.family} has no linear module; set method: full")
 
     def project(self, layer: "Projections", module: "Module", role: str, value: "Value") -> "Value":
@@ -143,7 +144,7 @@ class VeraMethod(PeftMethod):
         config = VeraConfig(
             task_type="CAUSAL_LM",
             r=vera.r,
-            target_modules=vera.targets,
+            target_modules=all_linear(model) if vera.targets == "all-linear" else vera.targets,
             projection_prng_key=vera.projection_seed,
             save_projection=True,
             vera_dropout=vera.dropout,

@@ -250,6 +250,7 @@ class ManifestKeys(JsonObject):
     dequantized: Flag = False
     base_model: BaseKeys | Null = None
     from_adapter: dict[str, Any] | Null = None
+    untrained: list[Text] = Field([])
     data_manifest_sha256: Text = ""
     sources: list[Text] = Field([])
     read: dict[str, Text] = Field({})

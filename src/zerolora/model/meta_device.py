@@ -7,15 +7,15 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from zerolora.compat.transformers_patches import quantizable_paths
+from zerolora.compat.transformers_patches import computes_otherwise, former_names, quantizable_paths
 from zerolora.errors import UserError, shown
 from zerolora.log import LOGGER
-from zerolora.model.architecture import auto_class, other_parts, takes_own_attention
+from zerolora.model.architecture import auto_class, left_out, other_parts, role, takes_own_attention
 from zerolora.model.families.keys import LAYERS, most_of
 from zerolora.model.foreign import reason
 from zerolora.model.spec import ModelSpec, Module, supported_attentions
 
-NARROW_SOFTMAX = ("falcon", "gpt2", "gpt_oss", "mt5", "t5")
+NARROW_SOFTMAX = ("falcon", "gpt2", "gpt_oss")
 """Families whose eager attention computes its softmax in the scores' type: modeling_<family>.py."""
 
 
@@ -49,7 +49,7 @@ def count_on_meta_device(config: dict[str, Any], where: Path) -> ModelSpec:
     rotary = any("rotary" in name for name, _ in model.named_modules()) or hasattr(text, "rope_parameters")
     scaled, share = getattr(text, "rope_parameters", None) or {}, "partial_rotary_factor"
     norms = _layer_norms(modules, hidden)
-    both, capped = model.config.is_encoder_decoder, bool(of("attn_logit_softcapping"))
+    capped = bool(of("attn_logit_softcapping"))
     return ModelSpec(
         family=config["model_type"],
         modules=modules,
@@ -75,13 +75,13 @@ def count_on_meta_device(config: dict[str, Any], where: Path) -> ModelSpec:
         scaled_embedding=bool(of("scale_embedding", default="gemma" in config["model_type"])),
         experts=of("num_local_experts", "num_experts", "n_routed_experts"),
         experts_per_token=of("num_experts_per_tok", "num_experts_per_token"),
+        former=former_names(text.model_type),
         softmax_in_fp32=config["model_type"] not in NARROW_SOFTMAX,
         latent=_latent(text, names, where),
         sinks="sinks" in names,
         attentions=supported_attentions(
             takes_own_attention(model), model._supports_sdpa, softcap=capped, sinks="sinks" in names
         ),
-        encoder_layers=of("encoder_layers", "num_layers", "num_hidden_layers") if both else 0,
         counted="meta device",
     )
 
@@ -92,7 +92,6 @@ def build_on_meta(config: dict[str, Any], where: Path) -> Any:
     Raises UserError, naming the file `where`, if transformers cannot build it.
     """
     import torch
-    from transformers import AutoModelForSeq2SeqLM
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     family, config = config["model_type"], {key: value for key, value in config.items() if key not in IGNORED}
@@ -106,7 +105,7 @@ def build_on_meta(config: dict[str, Any], where: Path) -> Any:
         # As from_pretrained: in a file, infinity is {"__float__": "Infinity"}.
         settings = factory.from_dict(factory._decode_special_floats(config))
         check_complete(settings, config, where)
-        auto: Any = AutoModelForSeq2SeqLM if settings.is_encoder_decoder else auto_class(settings, where)
+        auto = auto_class(settings, where)
         with torch.device("meta"), limited_modules(where):
             return auto.from_config(settings, trust_remote_code=False)
     except UserError:
@@ -131,8 +130,8 @@ class _Owner:
 def _owners(model: Any) -> Iterator[_Owner]:
     seen: set[int] = set()
     head = model.get_output_embeddings()
-    outside = () if model.config.is_encoder_decoder else tuple(other_parts(model))
-    quantizable = frozenset(quantizable_paths(model))
+    outside = tuple(other_parts(model))
+    quantizable, never = frozenset(quantizable_paths(model)), frozenset(left_out(model))
     for path, module in model.named_modules():
         own = [(name, each) for name, each in module.named_parameters(recurse=False) if id(each) not in seen]
         seen.update(id(each) for _, each in own)
@@ -146,8 +145,9 @@ def _owners(model: Any) -> Iterator[_Owner]:
         if f"{path}.".startswith(tuple(f"{part}." for part in outside)):
             kind = "outside"
         index = int(parts[at]) if at < len(parts) else -1
-        owner = Module(template, kind, weights, 1, inputs, outputs, quantizable=not inputs or path in quantizable)
-        yield _Owner(".".join(parts[:at]), index, owner)
+        narrow = not inputs or path in quantizable
+        own_ = Module(template, kind, weights, 1, inputs, outputs, quantizable=narrow, left_out=path in never)
+        yield _Owner(".".join(parts[:at]), index, own_)
 
 
 def _kind(module: Any, head: Any) -> tuple[str, int, int]:
@@ -155,14 +155,13 @@ def _kind(module: Any, head: Any) -> tuple[str, int, int]:
     from torch import nn
     from transformers.pytorch_utils import Conv1D
 
-    name = type(module).__name__.lower()
-    if isinstance(module, nn.Linear):
+    if isinstance(module, nn.Linear) and (module is head or not computes_otherwise(module)):
         return "head" if module is head else "linear", module.in_features, module.out_features
     if isinstance(module, Conv1D):
         return "conv1d", module.nx, module.nf
     if isinstance(module, nn.Embedding):
         return "embedding", 0, 0
-    return next((kind for kind in ("norm", "experts", "router") if kind in name), "other"), 0, 0
+    return role(module), 0, 0
 
 
 def _merge_layers(owners: list[_Owner]) -> tuple[Module, ...]:

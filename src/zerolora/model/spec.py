@@ -34,6 +34,8 @@ class Module:
     quantizable: bool = True
     """Whether a linear or conv1d is quantized with bitsandbytes: not if its class computes otherwise than nn.Linear, as
     some routers do, or is kept in fp32 (compat/transformers_patches.py, quantizable_paths)."""
+    left_out: bool = False
+    """Whether all-linear leaves a linear module out (architecture.left_out)."""
 
     @property
     def name(self) -> str:
@@ -65,7 +67,6 @@ class ModelSpec:
     modules: tuple[Module, ...]
     """In the order of named_modules(), without modules that have no weight, except for a tied head."""
     layers: int
-    """Of the decoder, in an encoder-decoder."""
     hidden: int
     heads: int
     key_heads: int
@@ -98,6 +99,8 @@ class ModelSpec:
     """In eager attention."""
     experts: int = 0
     experts_per_token: int = 0
+    former: tuple[tuple[str, str], ...] = ()
+    """What files call the modules whose weights a parameter of experts holds, and its name: ("w1", "gate_up_proj")."""
     latent: tuple[int, int, int] | None = None
     """Widths of a head in multi-head latent attention: without rotary embedding, with it, and of a value."""
     fused_attention: bool = True
@@ -107,7 +110,6 @@ class ModelSpec:
     """Attention has a trained logit for each head beside those of the keys."""
     attentions: tuple[Attention, ...] = ("flash", "sdpa", "eager")
     """Implementations of attention for training, the fastest first (`supported_attentions`)."""
-    encoder_layers: int = 0
     stored_as: str = ""
     """quant_method of the published weights' quantization_config; empty if they are not quantized."""
     counted: str = "config.json"
@@ -134,15 +136,12 @@ class ModelSpec:
 
     @cached_property
     def linears(self) -> tuple[Module, ...]:
-        """The targets of peft's all-linear: every nn.Linear and Conv1D but the output head.
-
-        In some mixtures of experts peft adapts the experts too, and no other MLP (methods/experts.py).
-        """
+        """Every nn.Linear and Conv1D but the output head."""
         return tuple(module for module in self.modules if module.kind in ("linear", "conv1d"))
 
     @cached_property
     def in_layers(self) -> tuple[Module, ...]:
-        """The modules of the language model's layers; of the largest stack if there are several, as with an encoder."""
+        """The modules of the language model's layers; of the largest stack if there are several, as with a tower."""
         sizes: dict[str, int] = defaultdict(int)
         for module in self.modules:
             if module.stack and module.kind != "outside":
@@ -224,7 +223,9 @@ def from_json(value: dict[str, Any]) -> ModelSpec:
         for module in value["modules"]
     )
     latent = tuple(value["latent"]) if value["latent"] else None
-    return ModelSpec(**{**value, "modules": modules, "latent": latent, "attentions": tuple(value["attentions"])})
+    former = tuple((old, new) for old, new in value["former"])
+    attentions = tuple(value["attentions"])
+    return ModelSpec(**{**value, "modules": modules, "latent": latent, "former": former, "attentions": attentions})
 
 
 LEAST_CHUNK = 256

@@ -79,13 +79,17 @@ class Candidate:
         return self.cost.total
 
     @property
-    def preference(self) -> tuple[int, bool, int, int]:
-        """The sort key among equal times, lowest first: the strategy's order, no checkpointing, the attention that
-        computes least, the most free memory."""
+    def order(self) -> int:
+        """The strategy's place in the table of strategies. That of a user's JSON is the only one."""
+        return list(STRATEGIES).index(self.layout.name) if self.layout.name in STRATEGIES else 0
+
+    @property
+    def preference(self) -> tuple[float, int, bool, int, int]:
+        """The sort key among equal times, lowest first: the bytes on the network between nodes, which other jobs use
+        too, the strategy's order, no checkpointing, the attention that computes least, the most free memory."""
         choice = self.choice
-        # The strategy of a user's JSON is the only one.
-        order = list(STRATEGIES).index(self.layout.name) if self.layout.name in STRATEGIES else 0
-        return (order, choice.activation_checkpointing, ATTENTIONS.index(choice.attention), self.gpu)
+        attention = ATTENTIONS.index(choice.attention)
+        return (self.cost.between_nodes, self.order, choice.activation_checkpointing, attention, self.gpu)
 
 
 @dataclass(frozen=True)
@@ -197,12 +201,16 @@ def step_work(model: ModelSpec, spec: TrainingSpec, rows: RowStatistics) -> Step
     matmul = sum(module.parameters * module.count for module in linears)
     if model.tied:
         matmul += model.vocabulary * model.hidden
-    mean = max(1, round(rows.tokens / rows.packed_rows))
+    parts = spec.accumulation * spec.ranks // spec.sequence_parallel
+    mean = max(1, round(rows.tokens / rows.packed_rows * rows.padded(spec.micro_batch, parts)))
     merged, merging = merged_factors(model, parameters.ranks)
     # Without a kernel all scores are written, as by eager attention.
     masked = spec.masked and spec.attention == "sdpa"
     scores = not spec.on_cpu and computes_scores(model, spec.attention, spec.capability, spec.width == 2, masked)
     attention: Attention = "eager" if scores else spec.attention
+    method = spec.prepared_method
+    # Less than a byte a weight is decoded before it is multiplied.
+    decoded = [each for each in linears if method.packed(each, spec.width) * spec.width < each.parameters]
     texts = len(spec.objective.texts)
     sequences, of_pairs = texts * rows.rows / rows.packed_rows, rows.shared_prompts / rows.packed_rows
     of_all = (sequences - 1 / spec.micro_batch) * rows.common_prefix * (rows.common_prefix >= FEWEST)
@@ -214,7 +222,7 @@ def step_work(model: ModelSpec, spec: TrainingSpec, rows: RowStatistics) -> Step
         trainable=parameters.trained,
         matmul=matmul,
         modules=sum(module.count for module in linears),
-        layers=model.layers + model.encoder_layers,
+        layers=model.layers,
         hidden=model.hidden,
         heads=model.heads,
         head_dim=model.head_dim,
@@ -236,6 +244,8 @@ def step_work(model: ModelSpec, spec: TrainingSpec, rows: RowStatistics) -> Step
         update_traffic=spec.optimizer.traffic(),
         update_on_host=spec.optimizer.host_time,
         update_states=spec.optimizer.state_bytes(parameters) / parameters.trained,
+        decoded=sum(module.parameters * module.count for module in decoded),
+        decoded_modules=sum(module.count for module in decoded),
         outside=sum(module.parameters for module in model.modules if not IN_A_LAYER.search(module.path)),
         prefix=rows.common_prefix if _shares(model, spec, rows, of_all) else 0,
         rows=max(1.0, sequences),

@@ -22,7 +22,10 @@ from zerolora.strategies.strategy import Placement, Strategy
 from zerolora.units import GIB, counted
 
 TIE = 0.01
-"""Predicted times that differ by less are equal, within the precision of the cost model."""
+"""Predicted times that differ by less are equal."""
+QUIETER = 0.2
+"""Time that a simpler strategy may take longer if it sends less between nodes: the network's rate is the least certain,
+since other jobs use it too, and predicted steps err by as much (docs/choice.md, published trainings)."""
 PLACEMENTS: tuple[Placement, ...] = ("gpu", "cpu", "nvme")  # by distance from the GPU
 STEPS = 5
 """Optimizer steps of each of the two short trainings with train.canary: auto."""
@@ -50,11 +53,28 @@ def choose(planning: Planning) -> list[Candidate]:
     if not fitting:
         raise UserError(refusal(every, planning, nearest(planning)))
     fastest = min(each.seconds for each in fitting)
-    tied = [each for each in fitting if each.seconds <= fastest * (1 + TIE)]
-    best = min(tied, key=lambda each: each.preference)
+    best = _preferred(fitting)
+    longest = fastest * (1 + QUIETER)
+    while simpler := [each for each in fitting if _simpler(each, best) and each.seconds <= longest]:
+        first = min(each.order for each in simpler)
+        best = _preferred([each for each in simpler if each.order == first])
     rest = sorted((each for each in fitting if each is not best), key=lambda each: (each.seconds, each.preference))
     rejected = sorted((each for each in every if each.fault), key=lambda each: (each.gpu, each.needed))
     return [best, *rest, *rejected]
+
+
+def _preferred(candidates: list[Candidate]) -> Candidate:
+    """Return the fastest candidate, or of those as fast the one that is preferred."""
+    fastest = min(each.seconds for each in candidates)
+    tied = [each for each in candidates if each.seconds <= fastest * (1 + TIE)]
+    return min(tied, key=lambda each: each.preference)
+
+
+def _simpler(candidate: Candidate, than: Candidate) -> bool:
+    """Return whether a candidate's strategy is listed before another's, and sends less between nodes, or holds the same
+    on every rank: DDP before stage 0, which reached 90 to 96 % of it where both were measured (docs/choice.md)."""
+    whole = candidate.layout.stage == than.layout.stage == 0
+    return candidate.order < than.order and (whole or candidate.cost.between_nodes < than.cost.between_nodes)
 
 
 def nearest(planning: Planning) -> Candidate | None:

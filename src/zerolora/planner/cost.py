@@ -5,10 +5,11 @@ reading their weights, everything else at memory bandwidth, and nothing faster t
 Strategies define the collectives (strategies/).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from zerolora.planner.hardware import HardwareRates
-from zerolora.strategies.strategy import REDUCE, Collective, StepWork, Strategy, exchanges
+from zerolora.strategies.strategy import REDUCE, Behind, Collective, StepWork, Strategy, exchanges
 
 MASTER = 4  # bytes of an fp32 master weight
 
@@ -53,8 +54,25 @@ same models at stage 0."""
 CLIPPING_BYTES = 20
 """Bytes that a step moves on a GPU for each trained parameter beside the optimizer's: unscaling, clipping, copy to the
 working weights."""
+CONTENTION = 0.189
+"""Seconds that computation loses for each second in which a collective overlaps with it: 18.9 % on average, 40 % at
+most, on A100, H100, MI210 and MI250 (arXiv 2507.03114)."""
+DECODED_BYTES = 0.5
+"""Bytes of a weight in 4 bits. One in 8 bits is multiplied as it is."""
+DECODING_SHARE = 0.28
+"""Of the planned memory bandwidth, the share that decoding 4-bit weights reaches, from published steps of QLoRA less
+those of LoRA: 0.25 and 0.30 on an A100-40GB (litgpt, tutorials/resource-tables.md: 202 ms of 13B, 88 ms of 7B), 0.21
+and 0.29 on an A100-80GB and 0.31 on an L40 (fms-acceleration, scripts/benchmarks/refs), 0.30 on an RTX-4090
+(fsdp_qlora, benchmarks_03_2024.md). A kernel alone on an A800: 0.17 to 0.29 (bitsandbytes#1319)."""
+DECODING_OPERATIONS = 3
+"""Of a module in 4 bits in each pass: its constants, which are quantized too, their mean, and its weights
+(bitsandbytes/functional.py, dequantize_4bit)."""
 BATCH_BYTES = 4 * 8
 """Bytes of a token in a batch: ids, labels, positions and mask as int64."""
+
+
+BESIDE = ("hidden", "moved", "between_nodes")
+"""Entries of a Cost that are no seconds of the step."""
 
 
 @dataclass(frozen=True)
@@ -76,14 +94,16 @@ class Cost:
     overhead: float
     """Host time to issue operations that exceeds the computation."""
     hidden: float
-    """Communication that overlaps with computation, beside the terms."""
+    """Communication that overlaps with computation, beside the terms, which have what that costs."""
     moved: dict[str, float]
     """Bytes that a rank sends in a step, by collective."""
+    between_nodes: float
+    """Bytes that a node sends over the network in a step."""
 
     @property
     def terms(self) -> dict[str, float]:
         """The seconds that add up to the step, by name."""
-        names = [field.name for field in fields(self) if field.name not in ("hidden", "moved")]
+        names = [field.name for field in fields(self) if field.name not in BESIDE]
         return {name: getattr(self, name) for name in names}
 
     @property
@@ -99,7 +119,13 @@ def step_seconds(work: StepWork, strategy: Strategy, hardware: HardwareRates) ->
     issuing = _operations(work, strategy) * hardware.kernel_seconds
     overhead = issuing if _host_waits(strategy, hardware) else max(0.0, issuing - computing)
     collectives = [*strategy.collectives(work, hardware.ranks_per_node), *exchanges(work, hardware.ranks_per_node)]
-    node, network, hidden = _communication(collectives, strategy, hardware, computing + overhead)
+    free: dict[Behind, float] = {
+        "nothing": 0.0,
+        "first_forward": forward / work.accumulation,
+        "last_backward": (backward + recompute) / work.accumulation,
+        "computation": computing + overhead,
+    }
+    node, network, hidden = _communication(collectives, hardware, free)
     moved: dict[str, float] = {}
     for each in collectives:
         moved[each.name] = moved.get(each.name, 0.0) + sent_bytes(each, hardware)
@@ -115,6 +141,7 @@ def step_seconds(work: StepWork, strategy: Strategy, hardware: HardwareRates) ->
         overhead=overhead,
         hidden=hidden,
         moved=moved,
+        between_nodes=sum(network_bytes(each, hardware) for each in collectives),
     )
 
 
@@ -159,10 +186,12 @@ def _passes(work: StepWork, hardware: HardwareRates) -> tuple[float, float, floa
     )
     layer_forward, layer_backward = _traffic(work)
     unembedding = [logits * work.vocabulary * each for each in _logit_traffic(work)]
-    forward = _roofline(forward_flops, work.matmul * work.width, layer_forward + unembedding[0], hardware)
-    backward = _roofline(backward_flops, work.matmul * work.width, layer_backward + unembedding[1], hardware)
+    decoding = work.decoded * (DECODED_BYTES + work.width) / DECODING_SHARE
+    forward = _roofline(forward_flops, work.matmul * work.width, layer_forward + unembedding[0] + decoding, hardware)
+    backward = _roofline(backward_flops, work.matmul * work.width, layer_backward + unembedding[1] + decoding, hardware)
     # With many tokens every expert gets some, so all weights are read.
-    recompute = _roofline(products + attention, (work.matmul - head) * work.width, layer_forward, hardware)
+    again = layer_forward + decoding
+    recompute = _roofline(products + attention, (work.matmul - head) * work.width, again, hardware)
     return forward * (1 + work.forwards_before), backward, recompute if work.checkpointing else 0.0
 
 
@@ -198,8 +227,10 @@ def _operations(work: StepWork, strategy: Strategy) -> float:
     for part in work.kernels:
         less_forward, less_backward = FUSED_OPERATIONS.get(part, (0, 0))
         forward, backward = forward - less_forward, backward - less_backward
-    layers = work.layers * (forward * (1 + work.forwards_before + work.checkpointing) + backward)
-    passes = layers + strategy.host_operations(work)
+    forwards = 1 + work.forwards_before + work.checkpointing
+    layers = work.layers * (forward * forwards + backward)
+    decoding = DECODING_OPERATIONS * work.decoded_modules * (forwards + 1)
+    passes = layers + decoding + strategy.host_operations(work)
     tensors = work.modules * (2 if work.frozen else 1)  # an adapter is two matrices
     return work.accumulation * passes + TENSOR_OPERATIONS * tensors
 
@@ -240,15 +271,20 @@ def sent_bytes(collective: Collective, hardware: HardwareRates) -> float:
     return (2 if collective.kind == REDUCE else 1) * collective.size * (ranks - 1) / ranks
 
 
-def collective_seconds(collective: Collective, hardware: HardwareRates) -> tuple[float, float]:
-    """Return the seconds on the links inside a node and on the network, 0 for the faster of the two.
+def network_bytes(collective: Collective, hardware: HardwareRates) -> float:
+    """Return the bytes that a node sends to others: a ring through several nodes enters and leaves each node once, and
+    a tree of two nodes moves each byte once in each direction, which NCCL uses for them (NVIDIA/nccl#946)."""
+    if collective.scope == "node" or hardware.nodes == 1:
+        return 0.0
+    if collective.kind == REDUCE and collective.scope == "all" and hardware.nodes == 2 and not hardware.cpu:
+        return collective.size
+    return sent_bytes(collective, hardware) * (hardware.ranks_per_node if collective.scope == "across" else 1)
 
-    A ring through several nodes enters and leaves each node once, so a node's adapters carry one rank's bytes.
-    """
-    sent, scope = sent_bytes(collective, hardware), collective.scope
-    lanes = hardware.ranks_per_node if scope == "across" else 1
-    inside = 0.0 if scope == "across" else sent / hardware.node.bandwidth
-    outside = 0.0 if scope == "node" or hardware.nodes == 1 else sent * lanes / hardware.network.bandwidth
+
+def collective_seconds(collective: Collective, hardware: HardwareRates) -> tuple[float, float]:
+    """Return the seconds on the links inside a node and on the network, 0 for the faster of the two."""
+    inside = 0.0 if collective.scope == "across" else sent_bytes(collective, hardware) / hardware.node.bandwidth
+    outside = network_bytes(collective, hardware) / hardware.network.bandwidth
     seconds = max(inside, outside) + collective.calls * _latency(collective, hardware)
     return (seconds, 0.0) if outside <= inside else (0.0, seconds)
 
@@ -262,22 +298,22 @@ def _latency(collective: Collective, hardware: HardwareRates) -> float:
 
 
 def _communication(
-    collectives: list[Collective], strategy: Strategy, hardware: HardwareRates, computing: float
+    collectives: list[Collective], hardware: HardwareRates, free: Mapping[Behind, float]
 ) -> tuple[float, float, float]:
-    """Return the seconds of communication inside nodes, between nodes, and overlapped with `computing` seconds."""
-
-    def seconds(of: list[Collective]) -> tuple[float, float]:
-        pairs = [collective_seconds(each, hardware) for each in of]
-        return sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs)
-
-    node_waited, network_waited = seconds([each for each in collectives if each.waited])
-    node, network = seconds([each for each in collectives if not each.waited])
-    # Gathers are prefetched on a separate stream (overlap_comm, rendered on GPUs; FSDP always).
-    # The adapter's gradients at stages 0 to 2 are reduced after the backward pass.
-    overlaps = strategy.stage == 3 and not hardware.cpu
-    hidden = min(node + network, computing) if overlaps else 0.0
-    shown = 1 - hidden / (node + network) if hidden else 1.0
-    return node * shown + node_waited, network * shown + network_waited, hidden
+    """Return the seconds of communication inside nodes and between nodes, and those that overlap with computation, of
+    which CONTENTION remains. `free`: the computation behind which each kind may hide, in seconds, its parts first."""
+    node = network = all_hidden = 0.0
+    for behind, seconds in free.items():
+        of_kind = [each for each in collectives if each.behind == behind]
+        pairs = [collective_seconds(each, hardware) for each in of_kind]
+        inside, outside = sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs)
+        after = sum(each.after * sum(pair) for each, pair in zip(of_kind, pairs, strict=True))
+        # The passes are parts of the computation. On a CPU the rank itself moves the bytes.
+        left = seconds - all_hidden if behind == "computation" else seconds
+        hidden = 0.0 if hardware.cpu else min(inside + outside - after, left)
+        shown = 1 - (1 - CONTENTION) * hidden / (inside + outside) if hidden else 1.0
+        node, network, all_hidden = node + inside * shown, network + outside * shown, all_hidden + hidden
+    return node, network, all_hidden
 
 
 # Offload

@@ -116,7 +116,7 @@ LEFT_OUT = {
     "checkpoint": "train.checkpoint_steps and train.checkpoint_minutes",
     "datastates_ckpt": "train.checkpoint_steps and train.checkpoint_minutes",
     "dataloader_drop_last": "rows are read from results/data/",
-    "data_types": "gradients are accumulated in DeepSpeed's own type",
+    "data_types": "gradients of several micro-batches are added in fp32",
     "timers": "telemetry.csv has the parts of each step",
     "autotuning": "render chooses the sizes",
     "hybrid_engine": "for generation in training, which there is none of",

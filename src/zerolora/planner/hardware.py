@@ -98,10 +98,17 @@ class Gpu:
     """fp32 FLOP/s outside the matrix cores, which torch uses unless TF32 is enabled."""
     bandwidth: float
     """Memory bandwidth, bytes/s."""
-    memory: int
-    """Bytes of memory; the driver shows 1 to 6 % less (error correction, reserved pages)."""
+    nominal: int
+    """GiB in its name."""
+    usable: float
+    """GiB that torch reports: the lowest that has been published."""
     capability: float
     """CUDA compute capability; the matrix cores support bf16 from 8.0 on."""
+
+    @property
+    def memory(self) -> int:
+        """Bytes that a process can have of its memory; the driver keeps the rest, with error correction most."""
+        return int(self.usable * GIB)
 
     @property
     def supports_bf16(self) -> bool:
@@ -178,41 +185,45 @@ def _by_name(entries: list[Entry]) -> dict[str, Entry]:
 
 
 # Sources: the named datasheets and white papers. NVIDIA's datasheets since Ampere print matrix rates with sparsity,
-# halved here.
+# halved here. `usable` is torch's, from out-of-memory errors and device properties in public threads: TransFusion#49
+# (V100), CatVTON#133 (T4), CogVLM#236 (A10), bottlerocket#3873 and ultralytics#22877 (A100), Aria#24 (L4), Wan2.1#205
+# (L40S), vllm#27508 (H100), VACE#56 (H100-NVL), pytorch/ao#4002 (B200), X-Portrait#7 (RTX-3090), sglang#12496
+# (RTX-4090), ktransformers#1860 (RTX-5090), vllm#9630 (GH200), or somewhat less from logs in public repositories, where
+# an A6000 had error correction on.
 GPUS: dict[str, Gpu] = _by_name(
     [
         # NVIDIA V100 datasheet (SXM2)
-        Gpu("V100-16GB", 125e12, 15.7e12, 900e9, 16 * GIB, 7.0),
-        Gpu("V100-32GB", 125e12, 15.7e12, 900e9, 32 * GIB, 7.0),
+        Gpu("V100-16GB", 125e12, 15.7e12, 900e9, 16, 15.75, 7.0),
+        Gpu("V100-32GB", 125e12, 15.7e12, 900e9, 32, 31.73, 7.0),
         # NVIDIA T4 datasheet
-        Gpu("T4", 65e12, 8.1e12, 320e9, 16 * GIB, 7.5),
+        Gpu("T4", 65e12, 8.1e12, 320e9, 16, 14.56, 7.5),
         # NVIDIA A10 datasheet
-        Gpu("A10", 125e12, 31.2e12, 600e9, 24 * GIB, 8.6),
+        Gpu("A10", 125e12, 31.2e12, 600e9, 24, 21.99, 8.6),
         # NVIDIA A100 datasheet (40 GB and 80 GB editions)
-        Gpu("A100-40GB-SXM", 312e12, 19.5e12, 1555e9, 40 * GIB, 8.0),
-        Gpu("A100-40GB-PCIe", 312e12, 19.5e12, 1555e9, 40 * GIB, 8.0),
-        Gpu("A100-80GB-SXM", 312e12, 19.5e12, 2039e9, 80 * GIB, 8.0),
-        Gpu("A100-80GB-PCIe", 312e12, 19.5e12, 1935e9, 80 * GIB, 8.0),
+        Gpu("A100-40GB-SXM", 312e12, 19.5e12, 1555e9, 40, 39.39, 8.0),
+        Gpu("A100-40GB-PCIe", 312e12, 19.5e12, 1555e9, 40, 39.38, 8.0),
+        Gpu("A100-80GB-SXM", 312e12, 19.5e12, 2039e9, 80, 79.13, 8.0),
+        Gpu("A100-80GB-PCIe", 312e12, 19.5e12, 1935e9, 80, 79.15, 8.0),
         # NVIDIA RTX A6000 datasheet
-        Gpu("A6000", 154.8e12, 38.7e12, 768e9, 48 * GIB, 8.6),
+        Gpu("A6000", 154.8e12, 38.7e12, 768e9, 48, 44.4, 8.6),
         # NVIDIA L4 datasheet
-        Gpu("L4", 121e12, 30.3e12, 300e9, 24 * GIB, 8.9),
+        Gpu("L4", 121e12, 30.3e12, 300e9, 24, 21.96, 8.9),
         # NVIDIA L40S datasheet
-        Gpu("L40S", 362e12, 91.6e12, 864e9, 48 * GIB, 8.9),
+        Gpu("L40S", 362e12, 91.6e12, 864e9, 48, 44.39, 8.9),
         # NVIDIA H100 datasheet (NVL: one of its two GPUs)
-        Gpu("H100-SXM", 989e12, 67e12, 3350e9, 80 * GIB, 9.0),
-        Gpu("H100-PCIe", 756e12, 51e12, 2000e9, 80 * GIB, 9.0),
-        Gpu("H100-NVL", 835e12, 60e12, 3900e9, 94 * GIB, 9.0),
+        Gpu("H100-SXM", 989e12, 67e12, 3350e9, 80, 79.1, 9.0),
+        Gpu("H100-PCIe", 756e12, 51e12, 2000e9, 80, 79.1, 9.0),
+        Gpu("H100-NVL", 835e12, 60e12, 3900e9, 94, 93.0, 9.0),
         # NVIDIA H200 datasheet (SXM)
-        Gpu("H200", 989e12, 67e12, 4800e9, 141 * GIB, 9.0),
+        Gpu("H200", 989e12, 67e12, 4800e9, 141, 139.7, 9.0),
         # NVIDIA DGX B200 datasheet, one of its eight GPUs
-        Gpu("B200", 2250e12, 80e12, 8000e9, 180 * GIB, 10.0),
+        Gpu("B200", 2250e12, 80e12, 8000e9, 180, 178.34, 10.0),
         # NVIDIA Ampere GA102, Ada and RTX Blackwell white papers: 16-bit with fp32 accumulation, half of the other rate
-        Gpu("RTX-3090", 71e12, 35.6e12, 936e9, 24 * GIB, 8.6),
-        Gpu("RTX-4090", 165.2e12, 82.6e12, 1008e9, 24 * GIB, 8.9),
-        Gpu("RTX-5090", 209.5e12, 104.8e12, 1792e9, 32 * GIB, 12.0),
+        Gpu("RTX-3090", 71e12, 35.6e12, 936e9, 24, 23.55, 8.6),
+        Gpu("RTX-4090", 165.2e12, 82.6e12, 1008e9, 24, 23.49, 8.9),
+        Gpu("RTX-5090", 209.5e12, 104.8e12, 1792e9, 32, 31.33, 12.0),
         # NVIDIA GH200 Grace Hopper Superchip datasheet, 96 GB edition
-        Gpu("GH200", 989e12, 67e12, 4000e9, 96 * GIB, 9.0),
+        Gpu("GH200", 989e12, 67e12, 4000e9, 96, 94.5, 9.0),
     ]
 )
 

@@ -24,7 +24,7 @@ from zerolora.planner.slurm_resources import TrainingResources, training
 from zerolora.planner.user_config import UserLayout, check_user_config, corrected, filled, layout_of
 from zerolora.planner.zero_json import ZeroJson
 from zerolora.strategies import STRATEGIES
-from zerolora.strategies.deepspeed_zero import ZERO, torch_optimizer_options
+from zerolora.strategies.deepspeed_zero import ZERO, DeepSpeed, torch_optimizer_options
 from zerolora.strategies.strategy import Reason, Target, nested
 from zerolora.types import Kernels, Precision
 from zerolora.units import counted, gib
@@ -180,6 +180,8 @@ def rendered(choice: Choice, target: Target, gradient_clipping: float) -> tuple[
     strategy = STRATEGIES[choice.strategy]
     strategy.check(target)
     reasons = list(strategy.options(choice.buckets, target))
+    if isinstance(strategy, DeepSpeed):
+        reasons += strategy.adding(target, choice.accumulation)
     return {**nested(reasons), **_from_training(choice, target, gradient_clipping)}, reasons
 
 
@@ -191,7 +193,9 @@ def rendered_user_config(choice: Choice, settings: RenderSettings, hidden: int) 
         {"key": ".".join(each.at), "json": each.value, "training": each.instead}
         for each in corrected(settings.user_config)[1]
     ]
-    overrides += _override(options, _from_training(choice, target_of(settings), settings.gradient_clipping))
+    target, strategy = target_of(settings), layout_of(options).strategy
+    overrides += _override(options, _from_training(choice, target, settings.gradient_clipping))
+    options |= nested(strategy.adding(target, choice.accumulation))
     for key in ("optimizer", "scheduler"):
         if key in options:
             overrides.append({"key": key, "json": options.pop(key), "training": "train.optimizer and train.schedule"})

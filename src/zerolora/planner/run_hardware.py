@@ -7,12 +7,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from zerolora.config.schema import Hardware
 from zerolora.config.settings import RenderSettings
 from zerolora.errors import UserError, shown
 from zerolora.methods.registry import create
 from zerolora.planner.hardware import DISKS, GPUS, HOST_ADAMW, KERNEL_SECONDS, HardwareRates, Link, known, named
 from zerolora.strategies.strategy import Target
 from zerolora.types import Precision
+from zerolora.units import GIB, parse_bytes
 
 # By compute capability, for unnamed GPUs.
 TYPICAL = {
@@ -62,6 +64,16 @@ def hardware_of(settings: RenderSettings) -> tuple[HardwareRates, str]:
     )
     guessed = "" if hardware.gpu else f", guessed from compute capability {hardware.compute_capability}"
     return rates, f"datasheet of {gpu}{guessed}, {rates.node.name} in a node, {rates.network.name} between nodes"
+
+
+def gpu_memory_of(hardware: Hardware) -> int | None:
+    """Return the bytes of one GPU that a plan may count with: the config's, or those of a GPU by name. A datasheet's
+    size stands for the GPU, of which torch reports less."""
+    given = parse_bytes(hardware.gpu_memory) if hardware.gpu_memory else None
+    named_gpu = GPUS.get(hardware.gpu or "") if hardware.device == "cuda" else None
+    if named_gpu and (given is None or given >= named_gpu.nominal * GIB):
+        return named_gpu.memory
+    return given
 
 
 def target_of(settings: RenderSettings) -> Target:

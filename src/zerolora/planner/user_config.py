@@ -46,7 +46,7 @@ Location = tuple[str, ...]
 class UserLayout(NamedTuple):
     """A DeepSpeed JSON as a strategy."""
 
-    strategy: Strategy
+    strategy: DeepSpeed
     buckets: Buckets
 
 

@@ -49,6 +49,8 @@ class EngineOptions(Section):
 
     gradient_clipping: float
     zero_optimization: ZeroOptimization = ZeroOptimization()
+    data_types: dict[str, Any] = Field(default_factory=dict)
+    """The type in which DeepSpeed adds the gradients of micro-batches, if another than that of the weights."""
     ddp: dict[str, Any] = Field(default_factory=dict)
     """Arguments of DistributedDataParallel."""
     fsdp: FsdpOptions | None = None
@@ -81,6 +83,10 @@ class ZeroJson(Section):
             missing = mistake["type"] == "missing" or (key == CHOICE and key not in values)
             wrong = "missing" if missing else f"{shown(mistake['input'])}, which `zerolora stage render` does not write"
             raise UserError(f"{path}: {key} is {wrong}; run `zerolora stage render` again") from None
+
+    def leaving_out(self, expressions: list[str]) -> Self:
+        """Return the same without the modules of these regular expressions (TrainingChoice.without_gradient)."""
+        return self.model_copy(update={"choice": self.choice.model_copy(update={"without_gradient": expressions})})
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of the file."""

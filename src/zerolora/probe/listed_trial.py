@@ -46,9 +46,9 @@ def check_stored(settings: RenderSettings, model: Path) -> None:
 
 
 def _is_listed(settings: RenderSettings, attention: Attention, model: Path, weights: Path) -> bool:
-    """Return whether tables accept the run. An encoder's class, an adapter to start from and exports need shapes."""
+    """Return whether tables accept the run. An adapter to start from and exports need shapes."""
     spec = family_spec(model)
-    if spec is None or spec.encoder_layers or attention not in spec.attentions:
+    if spec is None or attention not in spec.attentions:
         return False
     if settings.targets or settings.from_adapter:
         return False

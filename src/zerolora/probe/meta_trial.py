@@ -21,6 +21,7 @@ from zerolora.files import MANIFEST
 from zerolora.log import LOGGER
 from zerolora.merge.merge_plan import plan_merge
 from zerolora.methods.method import Update
+from zerolora.methods.peft_format import read_alike
 from zerolora.methods.registry import TRAINABLE, check_published
 from zerolora.model.added_tokens import AddedToken, add_rows, of_data
 from zerolora.model.architecture import built_on_meta, config_of
@@ -101,7 +102,7 @@ def _updates(model: Any, settings: RenderSettings) -> tuple[dict[str, Update], T
     with torch.device("meta"):
         built = method.build(model, settings.sections)
         published = {name: tensor.detach() for name, tensor in method.published(built, trained(built)).items()}
-        config = built.peft_config["default"] if method.peft_type else None
+        config = read_alike(built) if method.peft_type else None
         updates = method.updates_of(published, config.to_dict() if config else {}, base)
     return updates, TrainedShapes(published, config)
 

@@ -85,6 +85,17 @@ class DeepSpeed(Strategy):
         disk: tuple[Compiled, ...] = ("async_io",) if self.on_disk else ()
         return (*disk, "quantizer") if self.quantized or self.quantized_gradients else disk
 
+    def adding(self, target: Target, accumulation: int) -> Iterator[Reason]:
+        """Yield the option that makes DeepSpeed add gradients in fp32; nothing where it need not, or cannot.
+
+        At stage 0 it knows one type only, and at stage 1 it would take another optimizer for bf16 (engine.py,
+        _do_optimizer_sanity_check), so training adds them itself (train/gradient_sums.py).
+        """
+        knows = self.stage >= 2 or (self.stage == 1 and self.optimizer != "gpu")
+        if target.precision != "fp32" and accumulation > 1 and knows:
+            why = "gradients of several micro-batches are added without rounding each sum to 16 bits"
+            yield Reason("data_types.grad_accum_dtype", "fp32", why, f"{ENGINE}, get_data_types")
+
     def buckets(self, model: ModelSizes, on_gpu: bool) -> Buckets:
         if self.stage == 0:
             return Buckets()
@@ -220,18 +231,19 @@ class DeepSpeed(Strategy):
             # stage3.py, invalidate_secondary_tensor: a step makes only trained weights' second shards stale, and all
             # of them are there after the first use. So frozen weights cross the network once only.
             # Counted on 2 x 2 ranks: φ a step among all ranks, the rest among two.
-            yield Collective("all_gather weights", GATHER, "all", work.trainable * width, work.modules)
-            inside = (gathered - work.trainable) * width
-            yield Collective("all_gather weights in a node", GATHER, "node", inside, calls - work.modules)
+            yield Collective("all_gather weights", GATHER, "all", work.trainable * width, work.modules, "first_forward")
+            inside, of_node = (gathered - work.trainable) * width, calls - work.modules
+            yield Collective("all_gather weights in a node", GATHER, "node", inside, of_node, "computation")
         else:
-            yield Collective("all_gather weights", GATHER, "all", gathered * width, calls)
+            yield Collective("all_gather weights", GATHER, "all", gathered * width, calls, "computation")
         if self.quantized_gradients:
             yield from _quantized_reduction(work, ranks_per_node)
             return
         # stage3.py, __avg_scatter_grads at every micro-step; at least hidden² elements each. Counted.
         buckets = math.ceil(work.trainable / (work.hidden * work.hidden))
         scattered = work.accumulation * work.trainable * work.width
-        yield Collective("reduce_scatter gradients", SCATTER, "all", scattered, work.accumulation * buckets)
+        times = work.accumulation * buckets
+        yield Collective("reduce_scatter gradients", SCATTER, "all", scattered, times, "computation", 1 / buckets)
 
     def gathered(self, work: StepWork) -> float:
         """Return the number of parameters that stage 3 gathers in one step over all micro-steps, counting every gather.
@@ -270,8 +282,9 @@ def _quantized_reduction(work: StepWork, ranks_per_node: int) -> Iterator[Collec
     rows = work.trainable / work.hidden if work.kind == "full" else 2 * work.modules * work.hidden
     size = work.accumulation * (work.trainable / 2 + 4 * rows)
     calls = 2 * work.accumulation * work.modules * (1 if work.kind == "full" else 2)
-    yield Collective("all_to_all gradients in a node", EXCHANGE, "node", size, calls)
-    yield Collective("all_to_all gradients between nodes", EXCHANGE, "across", size / ranks_per_node, calls)
+    yield Collective("all_to_all gradients in a node", EXCHANGE, "node", size, calls, "computation")
+    across = size / ranks_per_node
+    yield Collective("all_to_all gradients between nodes", EXCHANGE, "across", across, calls, "computation")
 
 
 def aio_options() -> Iterator[Reason]:

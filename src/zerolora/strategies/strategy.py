@@ -101,6 +101,7 @@ REDUCE: Final = "all_reduce"
 EXCHANGE: Final = "all_to_all"
 Kind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
 Scope = Literal["all", "node", "across"]
+Behind = Literal["nothing", "first_forward", "last_backward", "computation"]
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,10 @@ class StepWork:
     """Time of the optimizer's step on the host, relative to AdamW's."""
     update_states: float = 8.0
     """Bytes of the optimizer's states for each trained parameter; by default AdamW's."""
+    decoded: int = 0
+    """Of `matmul`: quantized weights, which each pass decodes."""
+    decoded_modules: int = 0
+    """Their modules."""
     forwards_before: int = 0
     """Forward passes of the global batch before the step, without gradient."""
     offloads_inputs: bool = False
@@ -213,10 +218,13 @@ class Collective:
     size: float
     """Total bytes of the full buffers."""
     calls: float
+    behind: Behind = "nothing"
+    """The computation that it can overlap with on a GPU: none, which waits for it; the forward pass of the step's first
+    micro-batch; the backward pass of its last one, which makes gradients one by one; or all of it."""
+    after: float = 0.0
+    """The share that begins when there is nothing more to compute: the last bucket of gradients."""
     ranks: int | None = None
     """Ranks that take part, if fewer than those of the scope."""
-    waited: bool = False
-    """Computation waits for it: it never overlaps."""
 
 
 def exchanges(work: StepWork, ranks_per_node: int) -> Iterator[Collective]:
@@ -229,7 +237,7 @@ def exchanges(work: StepWork, ranks_per_node: int) -> Iterator[Collective]:
     passes = work.accumulation * work.layers * (work.forwards_before + (3 if work.checkpointing else 2))
     scope: Scope = "node" if ranks_per_node % ranks == 0 else "all"
     size = passes * work.tokens * heads * work.head_dim * work.width
-    yield Collective("all_to_all heads and tokens", EXCHANGE, scope, size, 2 * passes, ranks, waited=True)
+    yield Collective("all_to_all heads and tokens", EXCHANGE, scope, size, 2 * passes, ranks=ranks)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,6 @@
 """Strategies of torch's own engines: DistributedDataParallel, and FSDP2 (`fully_shard`)."""
 
+import math
 from collections.abc import Iterator
 from typing import ClassVar
 
@@ -22,6 +23,8 @@ from zerolora.types import EngineName
 DDP = "torch/nn/parallel/distributed.py"
 FSDP = "torch/distributed/fsdp/_fully_shard/_fully_shard.py"
 FP32_BYTES = 4
+BUCKET_MIB = 25
+"""torch's default size of DDP's buckets."""
 
 
 class TorchNative(Strategy):
@@ -41,7 +44,7 @@ class DistributedDataParallel(TorchNative):
     engine: ClassVar[EngineName] = "ddp"
 
     def options(self, buckets: Buckets, target: Target) -> Iterator[Reason]:
-        yield Reason("ddp.bucket_cap_mb", 25, "fp32 gradients reduced together, MiB: torch's default", DDP)
+        yield Reason("ddp.bucket_cap_mb", BUCKET_MIB, "fp32 gradients reduced together, MiB: torch's default", DDP)
         yield Reason("ddp.gradient_as_bucket_view", True, "gradients lie in the buckets: no second copy", DDP)
         yield Reason(
             "ddp.static_graph",
@@ -51,8 +54,11 @@ class DistributedDataParallel(TorchNative):
         )
 
     def collectives(self, work: StepWork, ranks_per_node: int) -> Iterator[Collective]:
-        """Yield one reduction of the adapter's fp32 gradients: all micro-steps but the last are unsynchronised."""
-        yield Collective("all_reduce gradients", REDUCE, "all", work.trainable * FP32_BYTES, 1)
+        """Yield one reduction of the adapter's fp32 gradients: all micro-steps but the last are unsynchronised. Buckets
+        are reduced as soon as they are full (arXiv 2006.15704, 3.2.3)."""
+        size = work.trainable * FP32_BYTES
+        buckets = math.ceil(size / (BUCKET_MIB * 2**20))
+        yield Collective("all_reduce gradients", REDUCE, "all", size, buckets, "last_backward", 1 / buckets)
 
 
 class FullyShard(TorchNative):
@@ -104,10 +110,12 @@ class FullyShard(TorchNative):
         # train/engines/: gradients are reduced in fp32, at the last micro-step only.
         gradients = work.trainable * FP32_BYTES
         gathers = work.accumulation * ((2 + work.forwards_before) * units - 1)
-        yield Collective("all_gather weights", GATHER, scope, self.gathered(work) * work.width, gathers)
-        yield Collective("reduce_scatter gradients", SCATTER, scope, gradients, units)
+        yield Collective("all_gather weights", GATHER, scope, self.gathered(work) * work.width, gathers, "computation")
+        last = 1 / units
+        yield Collective("reduce_scatter gradients", SCATTER, scope, gradients, units, "last_backward", last)
         if self.within_node:
-            yield Collective("all_reduce gradients", REDUCE, "across", gradients / ranks_per_node, units)
+            shard = gradients / ranks_per_node
+            yield Collective("all_reduce gradients", REDUCE, "across", shard, units, "last_backward", last)
 
     def gathered(self, work: StepWork) -> float:
         """Return the number of parameters gathered in one step: twice in a micro-step, once outside the layers."""

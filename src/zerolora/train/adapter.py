@@ -1,5 +1,6 @@
 """The trained part of a model, an adapter or all weights: applied to the base, gathered from any engine, checked."""
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,18 @@ from zerolora.config.method_sections import DEFAULT_INIT
 from zerolora.config.settings import TrainingPlan, TrainSettings
 from zerolora.errors import UserError
 from zerolora.files import MANIFEST, describe, staged_directory, write_json
+from zerolora.log import LOGGER
 from zerolora.methods import lora_init
 from zerolora.methods.method import WHOLE_WEIGHTS, TrainableMethod
-from zerolora.methods.peft_format import ADAPTER, CONFIG, portable
+from zerolora.methods.peft_format import ADAPTER, CONFIG, adapted_module, portable, read_alike
 from zerolora.methods.registry import TRAINABLE
+from zerolora.methods.without_gradient import leave_out
 from zerolora.model import fused_kernels
 from zerolora.model.added_tokens import AddedToken, add_rows, write
 from zerolora.model.architecture import built_on_meta, config_of
 from zerolora.model.manifest import BASE
 from zerolora.model.read_spec import read_model_spec
+from zerolora.model.weight_files import few
 from zerolora.planner.zero_json import ZeroJson
 from zerolora.tensor_file import save_tensors
 from zerolora.train import base_model, earlier_adapter, kernels
@@ -69,6 +73,7 @@ def adapt(
     gathering = base_model.sharded(plan, config, engine)
     model = method_of(plan).build(model, plan, rows)
     del gathering
+    leave_out(model, plan.without_gradient)
     train_rows(model)
     make_sparse(model)
     if plan.compile:
@@ -115,7 +120,8 @@ def save(
     writes further files into the directory, such as the prompt format; `precision` is that of the base weights before
     they were quantized, if it is not the run's.
     Collective: every rank takes part in the gathering, rank 0 writes. The file is read back and compared with
-    `expected` before it appears; raises UserError if it is incomplete, not finite or untrained.
+    `expected` before it appears; raises UserError if it is incomplete, not finite, or untrained as a whole. What it
+    holds beside parts that were never trained is saved, and those are named.
     """
     state = engine.part(WEIGHT)
     if rank:
@@ -125,14 +131,18 @@ def save(
     with staged_directory(directory) as staged:
         path = staged / (ADAPTER if method.peft_type else WHOLE_WEIGHTS)
         save_tensors(tensors, path)
-        _check(path, expected, method, Path(settings.from_adapter) if settings.from_adapter else None)
+        check_written(path, expected, method, Path(settings.from_adapter) if settings.from_adapter else None)
         if method.peft_type:
-            peft_config = portable(engine.module.peft_config["default"], base)
+            peft_config = portable(read_alike(engine.module), base)
             write_json(staged / CONFIG, lora_init.doubled(peft_config) if start else peft_config)
         write(staged, tokens)
         if carry:
             carry(staged)
         manifest: dict[str, Any] = {BASE: base, "files": describe(staged)}
+        if settings.without_gradient and not method.peft_type:
+            untrained = re.compile("|".join(settings.without_gradient))
+            names = (name for name, _ in engine.module.named_parameters())
+            manifest["untrained"] = [name for name in names if untrained.fullmatch(name)]
         if origin:
             manifest["from_adapter"] = origin
         if method.quantizes():  # for `zerolora merge --dequantized`
@@ -146,17 +156,19 @@ def save(
 
 
 def expected_tensors(
-    weights: Path, settings: TrainSettings, tokens: Sequence[AddedToken] = ()
+    weights: Path, settings: TrainSettings, tokens: Sequence[AddedToken] = (), left_out: Sequence[str] = ()
 ) -> dict[str, torch.Size]:
     """Return name and shape of every tensor that training on this base must publish.
 
-    They follow from the base model's config.json, the method's settings and the added tokens alone, not from the
-    engine: under ZeRO-3 the engine's own view can be empty (trl#4416, peft#2892).
+    They follow from the base model's config.json, the method's settings, the added tokens and what is `left_out`
+    (TrainingChoice.without_gradient) alone, not from the engine: under ZeRO-3 the engine's own view can be empty
+    (trl#4416, peft#2892).
     """
     method, model = method_of(settings), built_on_meta(config_of(weights))
     rows = add_rows(model, tokens)
     with torch.device("meta"):
         model = method.build(model, settings, rows)
+    leave_out(model, left_out)
     tensors = method.published(model, trained(model))
     if starts_from_base(settings):
         factors = {name: tensor for name, tensor in tensors.items() if ".lora_A." in name or ".lora_B." in name}
@@ -175,14 +187,20 @@ def faults_of(
             faults.append(f"{name} has shape {list(tensor.shape)}, not {list(expected[name])}")
         elif not bool(torch.isfinite(tensor).all()):
             faults.append(f"{name} is not finite")
-        elif method.is_untrained(name, tensor):
-            faults.append(f"{name} is as training starts with it, so it was never trained")
     return faults
 
 
-def _check(path: Path, expected: dict[str, torch.Size], method: type[TrainableMethod], origin: Path | None) -> None:
+def check_written(
+    path: Path, expected: dict[str, torch.Size], method: type[TrainableMethod], origin: Path | None
+) -> None:
+    """Raise UserError if the written tensors are faulty, or all as training started; name those that are."""
     tensors = load_file(path)
     faults = faults_of(tensors, expected, method)
+    start = {adapted_module(name) for name, tensor in tensors.items() if method.is_untrained(name, tensor)}
+    if start and start == {adapted_module(name) for name in tensors}:
+        faults = faults or ["it is as training starts with it, so it was never trained"]
+    elif start and not faults:
+        LOGGER.warning(f"the adapter of {few(sorted(start))} is as training starts with it, so it was never trained")
     if origin and not faults and earlier_adapter.is_unchanged(tensors, origin, method):
         faults = [f"it equals {origin}, from which training started"]
     if faults:

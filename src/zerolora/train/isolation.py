@@ -59,12 +59,42 @@ def check_isolation(model: Any, config: Any, device: torch.device) -> None:
                 f"tokens there change its logits by {difference:.2g} (the largest is {_largest(alone):.2g}); "
                 "set pack.packing: off"
             )
-    difference = ((second[0] - alone).square().mean().sqrt() / alone.std()).item()
+    difference = _distance(second[0], alone)
     if not difference <= _rounding(model):
         raise UserError(
             f"pack.packing is on, but in {_name(config)} a row has other logits in a packed row than alone: they "
             f"differ by {difference:.2g} of their standard deviation; set pack.packing: off"
         )
+
+
+def check_length(model: Any, config: Any, device: torch.device, longest: int, packing: bool) -> None:
+    """Raise UserError if a short row, or one of `longest` tokens, has other losses beside the other than alone: where
+    rotary factors follow the longest position, attention changes its kind with the length, or a window, a chunk or a
+    compressed block is counted from the beginning of a packed row.
+
+    Collective, like check_isolation.
+    """
+    draw = torch.Generator().manual_seed(0)
+    vocabulary = config.get_text_config().vocab_size
+    rows = [_row(vocabulary, length, draw) for length in (LENGTHS[0], max(longest, LENGTHS[0]))]
+    for row in rows:
+        row["labels"] = row["input_ids"]
+    with _evaluating(model, device):
+        # Losses, since all logits of a long row may not fit.
+        batch = collate([rows] if packing else [[row] for row in rows], packing, device)
+        together = _losses(model, batch).flatten() if packing else _losses(model, batch)
+        starts = (0, LENGTHS[0]) if packing else (0, 0)
+        for number, (row, start) in enumerate(zip(rows, starts, strict=True)):
+            count = len(row["input_ids"]) - 1
+            alone = _losses(model, collate([[row]], packing, device))[0, :count]
+            beside = (together if packing else together[number])[start : start + count]
+            difference, other = _distance(beside, alone), len(rows[1 - number]["input_ids"])
+            if not difference <= _rounding(model):
+                raise UserError(
+                    f"in {_name(config)} a row of {count + 1:,} tokens has another loss beside one of {other:,} tokens "
+                    f"than alone: they differ by {difference:.2g} of their standard deviation; set pack.packing: off "
+                    "and train.micro_batch: 1"
+                )
 
 
 def shares_prefixes(model: Any, config: Any, device: torch.device) -> bool:
@@ -112,7 +142,7 @@ def check_sequence_parallel(model: Any, config: Any, device: torch.device) -> No
         shared = _logits(model, [[row]], False, device)[0]
         with sequence.off():
             alone = _logits(model, [[row]], False, device)[0]
-    difference = ((shared - alone).square().mean().sqrt() / alone.std()).item()
+    difference = _distance(shared, alone)
     if not difference <= _rounding(model):
         raise UserError(
             f"train.sequence_parallel is {sequence.size}, but in {_name(config)} a row that ranks share has other "
@@ -156,7 +186,7 @@ def check_loss(model: Any, base: Any, device: torch.device, precision: Precision
     tokens = _row(base.config.get_text_config().vocab_size, sum(LENGTHS), draw)["input_ids"]
     batch = collate([[{"input_ids": tokens, "labels": tokens, "source": 0}]], False, device)
     with _evaluating(model, device):
-        ours = _losses(model, batch, len(tokens) - 1)
+        ours = _losses(model, batch)[0, : len(tokens) - 1]
         logits = logits_of(model, batch)[0, : len(tokens) - 1].float()
     theirs = torch.nn.functional.cross_entropy(logits, torch.tensor(tokens[1:], device=device), reduction="none")
     finite = theirs.isfinite()
@@ -180,22 +210,22 @@ def check_kernels(model: Any, base: Any, device: torch.device) -> float:
     batch = collate([[{"input_ids": tokens, "labels": tokens, "source": 0}]], False, device)
     count = len(tokens) - 1
     with _evaluating(model, device):
-        fused = logits_of(model, batch)[:, :count].float(), _losses(model, batch, count)
+        fused = logits_of(model, batch)[:, :count].float(), _losses(model, batch)[0, :count]
         with kernels.off(base):
-            own = logits_of(model, batch)[:, :count].float(), _losses(model, batch, count)
+            own = logits_of(model, batch)[:, :count].float(), _losses(model, batch)[0, :count]
     pairs = zip(fused, own, strict=True)
-    changes = [((one - other).square().mean().sqrt() / other.std()).item() for one, other in pairs]
+    changes = [_distance(one, other) for one, other in pairs]
     worst = max(change if math.isfinite(change) else math.inf for change in changes) / _rounding(model)
     result = torch.tensor(worst, device=device)
     torch.distributed.all_reduce(result, torch.distributed.ReduceOp.MAX)
     return float(result)
 
 
-def _losses(model: Any, batch: dict[str, Any], count: int) -> torch.Tensor:
-    """Return the losses of the first `count` tokens of a batch of one row, which ranks may share."""
+def _losses(model: Any, batch: dict[str, Any]) -> torch.Tensor:
+    """Return the losses of the supervised tokens of a batch, which ranks may share, 0 elsewhere: [rows, tokens]."""
     losses = torch.zeros_like(batch["input_ids"], dtype=torch.float32)
-    losses[0, batch["supervised"]] = token_losses(model, batch)
-    return sequence.whole(losses)[0, :count]
+    losses.view(-1)[batch["supervised"]] = token_losses(model, batch)
+    return sequence.whole(losses)
 
 
 def _row(vocabulary: int, length: int, draw: torch.Generator, prefix: list[int] | None = None) -> dict[str, Any]:
@@ -206,6 +236,11 @@ def _row(vocabulary: int, length: int, draw: torch.Generator, prefix: list[int] 
 def _logits(model: Any, packed_rows: list[PackedRow], packing: bool, device: torch.device) -> torch.Tensor:
     longest = max(sum(len(row["input_ids"]) for row in packed) for packed in packed_rows)
     return logits_of(model, collate(packed_rows, packing, device))[:, :longest].float()
+
+
+def _distance(values: torch.Tensor, others: torch.Tensor) -> float:
+    """Return the root mean square difference, in the standard deviation of the others."""
+    return ((values - others).square().mean().sqrt() / others.std()).item()
 
 
 def _largest(values: torch.Tensor) -> float:

@@ -21,11 +21,12 @@ from zerolora.log import LOGGER
 from zerolora.machine.devices import moved
 from zerolora.progress import Progress
 from zerolora.train import schedule
-from zerolora.train.adapter import base_of
+from zerolora.train.adapter import base_of, method_of
 from zerolora.train.checkpoint.format import State, read_chosen
 from zerolora.train.checkpoint.store import Checkpoints
-from zerolora.train.engines.engine import WEIGHT, Engine
+from zerolora.train.engines.engine import WEIGHT, Engine, plain, trained
 from zerolora.train.feed import Batches, Feed, Units, collate, items_by_source, packed_row, units_of
+from zerolora.train.first_gradients import FirstGradients
 from zerolora.train.launch.heartbeat import Heartbeat
 from zerolora.train.launch.rendezvous import broadcast_json
 from zerolora.train.launch.stop_signals import Stop, Stopped
@@ -76,6 +77,8 @@ class Loop:
         """Summed loss of all steps so far: [sources]."""
         self.losses_of_sources: list[list[float]] = []
         """Mean loss of each source in each step, NaN for one without an item in it; empty for a single source."""
+        self.gradients: FirstGradients | None = FirstGradients(engine.module, method_of(plan).trains_base)
+        """Checked in the first step after each start."""
         self.tasks = tasks
         self.validations = Validations(plan, batches.planned, sources)
         self.resumes = 0
@@ -83,7 +86,8 @@ class Loop:
         """Seconds of training, without loading and pauses."""
 
     def resume(self) -> None:
-        """Resume from a checkpoint, if there is one. Raises UserError if train.resume names one of another config."""
+        """Resume from a checkpoint, if there is one. Raises UserError if train.resume names one of another config, or
+        if other parameters were trained."""
         chosen: Path | None = None
         if self.rank == 0:
             chosen, lines = self.checkpoints.choose(self.plan.resume)
@@ -93,6 +97,7 @@ class Loop:
         if name is None:
             return
         state = read_chosen(Path(name), self.rank)
+        self._check_trained(name, state)
         self.engine.restore(state.parts, state.updates, state.loss_scale)
         self.step, self.resumes, self.seconds = state.step, state.resumes + 1, state.seconds
         self.losses, self.loss_by_source = state.loop["loss"].tolist(), state.loop["loss_by_source"]
@@ -102,6 +107,22 @@ class Loop:
         self.validations.restore(state.loop["validation"], state.best)
         if self.rank == 0:
             LOGGER.info(f"resuming at step {self.step} of {self.batches.steps} from {name}")
+
+    def _check_trained(self, path: str, state: State) -> None:
+        """Raise UserError if the parameters of a checkpoint are not those that this run trains: all-linear may have
+        meant fewer modules in an earlier version."""
+        ours, theirs = {plain(name) for name in trained(self.engine.module)}, set(state.parts[WEIGHT])
+        if ours == theirs:
+            return
+        said = [
+            f"{len(names)} that {who}, as {min(names)}"
+            for names, who in ((ours - theirs, "only this run trains"), (theirs - ours, "only it has"))
+            if names
+        ]
+        raise UserError(
+            f"{path}: has other trained parameters than this run: {' and '.join(said)}; give the targets that it was "
+            "trained with as a list, or set train.resume: never to start over"
+        )
 
     def run(self, rows: Any, packing: PackingPlan) -> None:
         """Make all remaining steps, with the configured validations on `rows`, packed by `packing`.
@@ -150,7 +171,7 @@ class Loop:
         """Make a step on a global batch; `due`: a checkpoint is due on this rank.
 
         Returns the totals of the global batch, the norm of its gradient, and whether any rank got a stop signal or has
-        a checkpoint due. The host reads the device once, at the end.
+        a checkpoint due. The host reads the device once, at the end, and once more in the first step.
         """
         self.telemetry.start()
         for group in self.engine.optimizer.param_groups:
@@ -176,6 +197,10 @@ class Loop:
             self.heartbeat.step(self.step + 1, "backward")
             # Undoes the engine's division, so that an item of a unit counts the same in every batch.
             self.engine.backward(totals.weighted(terms, self.engine.divisor * counts))
+            if self.gradients and number == len(micro_batches) - 1:
+                with self.telemetry.sent.uncounted():
+                    self.gradients.check()
+                self.gradients = None
             self.telemetry.times.lap("backward")
             self.engine.step()
             self.telemetry.times.lap("optimizer")

@@ -51,6 +51,7 @@ from zerolora.train.feed import Batches, padding, prepared
 from zerolora.train.isolation import (
     check_isolation,
     check_kernels,
+    check_length,
     check_loss,
     check_reference,
     check_sequence_parallel,
@@ -64,6 +65,7 @@ from zerolora.train.launch.topology import gpu_of_rank
 from zerolora.train.loop import Loop
 from zerolora.train.objectives import OBJECTIVES
 from zerolora.train.objectives.objective import Objective
+from zerolora.train.rope_by_row import compute_by_row
 from zerolora.train.sequence_parallel import sequence
 from zerolora.train.starting_factors import extract
 from zerolora.train.telemetry.stopwatch import Collectives, Stopwatch
@@ -225,7 +227,8 @@ def _loop(process: RankProcess, data: TrainingData, engine: Engine, paths: Paths
     """Check the model on the device, and return the loop that trains it. Collective."""
     plan, device = process.plan, process.device
     stats = read_json(paths.packing / "stats.json", "zerolora stage pack")
-    prefixes = _check_model(engine, plan, stats, device)
+    longest = read_json(paths.data / "stats.json", "zerolora stage prepare")["longest_row"]
+    prefixes = _check_model(engine, plan, stats, longest, device)
     return Loop(
         engine,
         data.batches,
@@ -292,7 +295,7 @@ def _publish(loop: Loop, process: RankProcess, adapted: AdaptedModel, paths: Pat
     loop.heartbeat.at("writing the adapter")
     tokens = added_tokens.of_data(paths.data)
     base = located(paths.weights)
-    expected = expected_tensors(base, plan, tokens)
+    expected = expected_tensors(base, plan, tokens, plan.without_gradient)
     output, best = paths.output / "adapter", loop.validations.best
 
     def carry(staged: Path) -> None:
@@ -358,11 +361,13 @@ def _batches(paths: Paths, plan: TrainingPlan) -> Batches:
     return Batches(rows, packing, plan, rank // shared, world // shared, stats["packing"])
 
 
-def _check_model(engine: Engine, plan: TrainingPlan, stats: dict[str, Any], device: torch.device) -> bool:
-    """Return whether a prefix that rows share can be computed once; `stats` are those of the packing. Raises UserError
-    if packed rows would see each other, or ranks that share rows compute other logits."""
+def _check_model(engine: Engine, plan: TrainingPlan, stats: dict[str, Any], longest: int, device: torch.device) -> bool:
+    """Return whether a prefix that rows share can be computed once; `stats` are those of the packing, `longest` the
+    tokens of the longest row. Raises UserError if packed rows would see each other, if a row has other logits beside
+    others than alone, or if ranks that share rows compute other logits."""
     packed, alike, first = stats["packing"], stats.get("train_common_prefix", 0), torch.distributed.get_rank() == 0
     base = base_of(engine.module)
+    by_row = compute_by_row(base, longest)
     if kernels.in_use(base):
         _check_kernels(engine, base, plan, device)
     if not check_loss(engine, base, device, plan.precision) and first:
@@ -371,7 +376,9 @@ def _check_model(engine: Engine, plan: TrainingPlan, stats: dict[str, Any], devi
         check_sequence_parallel(engine, base.config, device)
     if packed:
         check_isolation(engine, base.config, device)
-    prefixes = common_prefix.allowed(plan, base) and shares_prefixes(engine, base.config, device)
+    if packed or plan.micro_batch > 1:
+        check_length(engine, base.config, device, longest, packed)
+    prefixes = not by_row and common_prefix.allowed(plan, base) and shares_prefixes(engine, base.config, device)
     if prefixes and first and alike >= FEWEST and (packed or plan.micro_batch > 1):
         LOGGER.info(f"the {alike} tokens that all rows begin with are computed once in a micro-batch")
     return prefixes

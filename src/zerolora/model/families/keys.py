@@ -10,10 +10,7 @@ LARGEST = 2**31 - 1
 """Maximum of a size; a file with a larger one is damaged."""
 MOST_LAYERS = 1000
 """Maximum layers of a stack. Published models have up to 200; counting more layer by layer would take minutes."""
-LAYERS = (
-    *("num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_encoder_layers", "num_decoder_layers"),
-    *("encoder_layers", "decoder_layers", "depth"),
-)
+LAYERS = (*("num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_decoder_layers", "decoder_layers", "depth"),)
 """Architectures' keys for a number of layers."""
 ACTIVATIONS = (
     *("gelu", "gelu_10", "gelu_accurate", "gelu_fast", "gelu_new", "gelu_python", "gelu_python_tanh"),

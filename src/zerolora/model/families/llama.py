@@ -93,10 +93,7 @@ def _mistral(keys: Keys) -> ModelSpec:
 
 
 def _mixtral(keys: Keys) -> ModelSpec:
-    """Like Mistral, with all experts of a layer in two three-dimensional parameters, and a router class of its own.
-
-    Neither is an nn.Linear, but peft's all-linear adapts both: methods/experts.py.
-    """
+    """Like Mistral, with all experts of a layer in two three-dimensional parameters, and a router class of its own."""
     spec = _mistral(keys)
     hidden, inner, layers = spec.hidden, spec.inner, spec.layers
     experts = keys.size("num_experts", "num_local_experts", default=8)
@@ -110,6 +107,7 @@ def _mixtral(keys: Keys) -> ModelSpec:
         modules=replaced(spec.modules, ".mlp.", mixture),
         experts=experts,
         experts_per_token=keys.size("num_experts_per_tok", default=2),
+        former=(("w1", "gate_up_proj"), ("w3", "gate_up_proj"), ("w2", "down_proj")),
     )
 
 

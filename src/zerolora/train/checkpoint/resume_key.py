@@ -13,6 +13,8 @@ from zerolora.files import MANIFEST, canonical, sha256
 from zerolora.methods.registry import TRAINABLE
 from zerolora.model import foreign
 from zerolora.model.added_tokens import of_data
+from zerolora.model.architecture import config_of, larger_class
+from zerolora.model.manifest import located
 from zerolora.planner.zero_json import ZeroJson
 from zerolora.train.earlier_adapter import provenance
 from zerolora.train.objectives import OBJECTIVES
@@ -69,12 +71,14 @@ def resume_key(
         result = provenance(Path(plan.from_adapter), TRAINABLE[plan.method])
         origin = {"adapter that training continues from": result["sha256"]}
     added = [asdict(token) for token in of_data(data)]
+    larger = larger_class(config_of(located(weights)))
     return {
         **origin,
         "order of the rows": ORDER,
         **{f"train.{key}": value for key, value in settings.items() if key not in FREE},
         **{f"rows of validation task {name}": sha256(file) for name, file in tasks.items()},
         **({"added_tokens": _hash(added)} if added else {}),
+        **({"class of the model": larger} if larger else {}),  # which names the tensors of checkpoints
         **({"set of metrics of train.objective": metrics} if metrics else {}),  # a checkpoint has those of every step
         "train.gradient_clipping": config.engine.gradient_clipping,
         "model": _hash(foreign.manifest(weights, "zerolora weights")["files"]),

@@ -14,6 +14,7 @@ from zerolora.config.settings import TrainingPlan
 from zerolora.machine.devices import on_gpu
 from zerolora.planner.zero_json import ZeroJson
 from zerolora.train.engines.engine import DTYPES, WEIGHT, Engine, Loading, Tensors, backend, build_optimizer, trained
+from zerolora.train.gradient_sums import GradientSums
 
 
 class DeepSpeedEngine(Engine):
@@ -65,6 +66,10 @@ class DeepSpeedEngine(Engine):
             for parameter in trained(model).values():
                 if not hasattr(parameter, "ds_id"):
                     parameter.data = parameter.data.to(DTYPES[plan.precision])
+        at_the_end = config.engine.zero_optimization.stage < 2 and not config.engine.data_types
+        if plan.precision != "fp32" and plan.accumulation > 1 and at_the_end:
+            # Before DeepSpeed's own hooks, which reduce the sum.
+            GradientSums(trained(model).values(), lambda: bool(self.engine.is_gradient_accumulation_boundary()))
         self.client = build_optimizer(trained(model), plan, self.updates_on_host(config, device))
         parts = deepspeed.initialize(model=model, optimizer=self.client, config=config.options)
         self.engine, self.optimizer, *_ = parts

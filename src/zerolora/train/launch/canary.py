@@ -70,7 +70,7 @@ def compare_first_steps(settings: TrainSettings, paths: dict[str, Path], logs: P
         LOGGER.info(f"canary: the first {canary.steps} steps, twice: {'; '.join(canary.reasons)}")
         curves = {
             "risky": curves_of("risky", 0, ZeroJson(options=zero.options, choice=alone)),
-            "safe": curves_of("safe", 1, ZeroJson.of(canary.zero)),
+            "safe": curves_of("safe", 1, ZeroJson.of(canary.zero).leaving_out(zero.choice.without_gradient)),
         }
         if zero.choice.kernels == "auto" and _differs(curves["risky"], curves["safe"], zero.choice.precision):
             curves["own"] = curves_of("own", 2, ZeroJson(options=zero.options, choice=own))

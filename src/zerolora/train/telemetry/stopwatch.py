@@ -7,9 +7,11 @@ DeepSpeed and FSDP2 call functions of torch.distributed, which `Collectives.watc
 DDP does not call them; its engine reports its reductions (engines/ddp.py, DDP.reduced).
 """
 
+import contextlib
 import functools
 import math
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -106,6 +108,15 @@ class Collectives:
     def mark(self) -> None:
         """Count from zero."""
         self._counts = {}
+
+    @contextlib.contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Neither count nor time the collectives of the block."""
+        self._inside = True
+        try:
+            yield
+        finally:
+            self._inside = False
 
     def counts(self) -> Counts:
         """Return {collective: {"calls", "bytes"}} since `mark`."""

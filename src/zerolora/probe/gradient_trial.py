@@ -1,0 +1,124 @@
+"""Try the gradient of a run's trained parameters on shapes: what no gradient of the loss reaches is not trained.
+
+The forward and backward passes of a row run on fake tensors, which have shapes without values. They take seconds for a
+model of any size.
+"""
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from zerolora.compat import bitsandbytes_patches
+from zerolora.config.settings import RenderSettings
+from zerolora.errors import UserError, shown
+from zerolora.log import LOGGER
+from zerolora.methods.method import is_named
+from zerolora.methods.registry import TRAINABLE
+from zerolora.methods.without_gradient import NUMBER, expressions, modules_with
+from zerolora.model.architecture import built_on_meta, config_of
+from zerolora.model.weight_files import few
+from zerolora.train.attention import IMPLEMENTATIONS
+from zerolora.train.engines.engine import trained
+from zerolora.types import Attention
+from zerolora.units import counted
+
+TOKENS = 8
+"""Of the row."""
+BY_SHAPES = "batched_mm"
+"""transformers' implementation of experts whose shapes do not depend on the tokens' experts."""
+
+
+def left_out(settings: RenderSettings, attention: Attention, model: Path) -> list[str]:
+    """Return regular expressions of the trained modules that no gradient reaches, with full fine-tuning of the weights,
+    for a run on the model of directory `model`.
+
+    Raises UserError if these are all modules of a name in the method's targets, or one of modules_to_save.
+    """
+    bitsandbytes_patches.load()
+    method = TRAINABLE[settings.method.name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # training shows them
+        built = built_on_meta(config_of(model), IMPLEMENTATIONS.get(attention, attention))
+        with torch.device("meta"):
+            built = method.build(built, settings.sections)
+        names, parameters = without_gradient(built), dict(built.named_parameters())
+    if not names:
+        return []
+    section = method.sections[0] if method.sections else ""
+    if saved := [name for name in names if ".modules_to_save." in name]:
+        raise UserError(
+            f"train.{section}.modules_to_save: no gradient reaches {few(saved)}, so that it would not be trained; "
+            "leave it out"
+        )
+    unreached, adapted = names, list(trained(built))
+    if method.peft_type:
+        unreached, adapted = modules_with(built, (parameters[name] for name in names))
+    targets = getattr(getattr(settings.sections, section, None), "targets", None)
+    for name in targets if isinstance(targets, list) else ():
+        named = [path for path in adapted if is_named(path, (name,))]
+        if named and set(named) <= set(unreached):
+            raise UserError(
+                f"train.{section}.targets: {shown(name)} is in no path to the loss of a {built.config.model_type}, so "
+                "that no gradient would train it; leave it out"
+            )
+    if len(unreached) == len(adapted):
+        raise UserError(
+            f"no gradient reaches any trained module of a {built.config.model_type}; train another base model"
+        )
+    LOGGER.info(
+        "no gradient reaches %s of %s: %s; training leaves them out",
+        len(unreached),
+        counted(len(adapted), "trained module"),
+        few(list(dict.fromkeys(NUMBER.sub("{}", path) for path in unreached))),
+    )
+    return expressions(unreached, adapted)
+
+
+def without_gradient(model: Any) -> list[str]:
+    """Return the names of the trained parameters of a model on the meta device that no gradient reaches; none if the
+    passes need values. Raises UserError if the model cannot compute with its attention."""
+    model.set_experts_implementation(BY_SHAPES)
+    model.train()
+    torch_log = logging.getLogger("torch._subclasses.fake_tensor")
+    torch_log.disabled = True  # it logs the end of a pass with a traceback
+    try:
+        # transformers does not read the values of fake tensors to detect packed rows.
+        with FakeTensorMode(), _faked(model):
+            tokens = torch.zeros((1, TOKENS), dtype=torch.int64)
+            model(input_ids=tokens, use_cache=False).logits.float().sum().backward()
+            return [name for name, each in model.named_parameters() if each.requires_grad and each.grad is None]
+    except UserError:
+        raise
+    except Exception as error:  # a class may read values, as of its experts' tokens, and raise errors of any type
+        LOGGER.debug("on shapes alone, the passes end with %s", error)
+        return []
+    finally:
+        torch_log.disabled = False
+
+
+@contextlib.contextmanager
+def _faked(model: Any) -> Iterator[None]:
+    """Replace parameters and buffers of a model on the meta device by fake tensors of the host in the block, in a
+    FakeTensorMode: some operations of peft have no meaning on the meta device."""
+    fake: dict[int, Any] = {}
+    kept = []
+    for module in model.modules():
+        for tensors in (module._parameters, module._buffers):
+            kept.append((tensors, dict(tensors)))
+            for name, each in tensors.items():
+                if each is not None and id(each) not in fake:
+                    value = torch.empty(each.shape, dtype=each.dtype)
+                    parameter = tensors is module._parameters
+                    fake[id(each)] = torch.nn.Parameter(value, each.requires_grad) if parameter else value
+                tensors[name] = None if each is None else fake[id(each)]
+    try:
+        yield
+    finally:
+        for tensors, own in kept:
+            tensors.update(own)

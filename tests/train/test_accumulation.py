@@ -1,0 +1,57 @@
+"""Gradients of many micro-batches are added in fp32 by every engine: in bf16 the step is that of one large batch."""
+
+from typing import Any
+
+import pytest
+import torch
+from bench import Bench
+from safetensors.torch import load_file
+
+from zerolora.config.settings import PackSettings, PrepareSettings
+from zerolora.data.pack import pack_rows
+from zerolora.data.prepare import prepare
+from zerolora.data.reference import records
+from zerolora.files import write_json
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+ROWS = 64
+RANKS = {"ddp": 1, "zero0": 2, "zero1": 2, "zero1_offload": 1, "zero2": 1, "zero2_offload": 1}
+RANKS |= {"zero3": 1, "zero3_offload": 1, "fsdp": 1}
+"""By strategy: two where this project adds gradients and DeepSpeed then reduces them."""
+
+
+@pytest.fixture(scope="module")
+def many(bench: Bench) -> Bench:
+    """The bench with as many rows to train on."""
+    folder = bench.folder
+    write_json(folder / "many.json", records("tens", 0)[:ROWS])
+    rows = bench.settings["prepare"]["rows"] | {
+        "path": str(folder / "many.json"),
+        "split": {"validation": 0, "test": 0},
+    }
+    prepare(PrepareSettings.model_validate(rows), folder / "m/tiny/manifest.json", folder / "many")
+    pack_rows(PackSettings(packing=False, capacity=None), folder / "many", folder / "many-rows")
+    return bench
+
+
+def first_moments(bench: Bench, name: str, strategy: str, micro_batch: int, ranks: int = 1) -> torch.Tensor:
+    """Return AdamW's first moments after a step of all rows in bf16: a tenth of the gradient."""
+    settings: dict[str, Any] = {"ranks_per_node": ranks, "max_steps": 1, "global_batch": ROWS, "precision": "bf16"}
+    settings |= {"micro_batch": micro_batch, "lora": {"r": 4, "dropout": 0.0}}
+    bench.run(name, strategy, packing="many-rows", data="many", **settings)
+    (checkpoint,) = (bench.folder / "checkpoints" / name).glob("*/step-*1.safetensors")
+    tensors = sorted(load_file(checkpoint).items())
+    return torch.cat([each.flatten() for name, each in tensors if name.partition("/")[0] == "exp_avg"])
+
+
+@pytest.fixture(scope="module")
+def large(many: Bench) -> torch.Tensor:
+    return first_moments(many, "large", "ddp", ROWS)
+
+
+@pytest.mark.parametrize("strategy", RANKS)
+def test_many_micro_batches_are_one_large_batch(strategy: str, many: Bench, large: torch.Tensor) -> None:
+    """Summed in bf16 they are 0.8 % off."""
+    moments = first_moments(many, f"many-{strategy}", strategy, 1, RANKS[strategy])
+    assert (moments - large).norm() / large.norm() < 0.004
