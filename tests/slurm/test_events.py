@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(600)]
 MERGED = "results/default/merged/manifest.json"
 TRAIN = "rule_train_wildcards_default"
 # Long enough for all that happens; some of it costs what was trained since the last checkpoint.
-LONG = {"train.epochs": 500, "train.max_steps": 600, "train.checkpoint_steps": 20, "train.micro_batch": 2}
+LONG = {"train.epochs": 500, "train.max_steps": 320, "train.checkpoint_steps": 10, "train.micro_batch": 2}
 RETRIES = 12
 SECONDS_OF_WARNING = 120  # as profiles/slurm has it
 Disturbance = Callable[["Disturbed"], None]
@@ -45,7 +45,7 @@ class Disturbed:
         self.failed_in: str | None = None
         """The event after which nothing can be said of the training."""
         self.snakemake = self.start()
-        self.save(20)
+        self.save(10)
 
     def start(self) -> "subprocess.Popen[bytes]":
         """Start Snakemake in a group of processes of its own, as a shell does."""
@@ -109,12 +109,17 @@ class Disturbed:
         os.kill(process, signal.SIGSTOP)
         return process
 
+    def hold(self) -> list[int]:
+        """Stop all ranks, so that none loses its patience with another; return their process ids, as seen here."""
+        return [self.stop_rank(rank) for rank in range(2)]
+
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Keep the training from going on meanwhile: its steps are to last for all events."""
-        rank = self.stop_rank(1)
+        ranks = self.hold()
         yield
-        os.kill(rank, signal.SIGCONT)
+        for rank in ranks:
+            os.kill(rank, signal.SIGCONT)
 
     def again(self) -> None:
         """Start Snakemake again, as a user does who finds it gone."""
@@ -254,7 +259,7 @@ def network_cut(disturbed: Disturbed) -> None:
 
 
 def interrupted(disturbed: Disturbed) -> None:
-    disturbed.stop_rank(1)
+    disturbed.hold()  # Snakemake may take longer to end than this site is patient
     os.killpg(disturbed.snakemake.pid, signal.SIGINT)
     disturbed.snakemake.wait(timeout=180)
     # Snakemake's RemoteExecutor does not know of its jobs while it asks for their states (_wait_for_jobs), and then
