@@ -7,7 +7,7 @@ import contextlib
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -103,6 +103,25 @@ def record_training_alone(optimizer: Any) -> None:
             coordinator._invalidate_trace()
 
     coordinator.reset_step = reset_step
+
+
+def gather_at_once(optimizer: Any, modules: Iterable[Any]) -> None:
+    """Make stage 3 gather all weights of each of these modules when it is called, and none when one inside it is:
+    those inside may then be called another number of times on each rank.
+
+    DeepSpeed asks for such leaves before it makes its hooks, so they are made again (parameter_offload.py).
+    """
+    from deepspeed.runtime.zero import parameter_offload
+    from deepspeed.utils.z3_leaf_module import set_z3_leaf_module
+
+    offload = optimizer.parameter_offload
+    offload._remove_module_hooks()
+    offload.forward_hooks.clear()
+    offload.backward_hooks.clear()
+    parameter_offload.FWD_MODULE_STACK.remove(offload.module)
+    for module in modules:
+        set_z3_leaf_module(module, True)
+    offload.setup_zero_stage3_hooks()
 
 
 def cached_releases(coordinator: Any) -> Any:

@@ -28,7 +28,8 @@ from zerolora.machine import cpu_matmul, devices
 from zerolora.memory.loaded_weights import loaded_bytes
 from zerolora.methods.registry import check_published
 from zerolora.model import added_tokens
-from zerolora.model.architecture import config_of, model_class, takes_own_attention
+from zerolora.model.architecture import config_of
+from zerolora.model.attention_trial import why_not
 from zerolora.model.manifest import located
 from zerolora.model.read_spec import read_model_spec
 from zerolora.model.rope import EVER
@@ -73,7 +74,7 @@ def load(settings: ReferenceSettings, weights: Path, data: Path, device: torch.d
         quantization = base_model.bitsandbytes_config(settings.quantization, settings.precision, sharded=False)
     size = loaded_bytes(read_model_spec(weights), DTYPES[settings.precision].itemsize, settings.quantization)
     placed = placement(weights, device, loaded=size)
-    own = not placed and takes_own_attention(model_class(config_of(weights)))
+    own = not placed and why_not(config_of(weights)) is None
     attention = IMPLEMENTATIONS["flash"] if own else "sdpa" if base_model.builds(weights, "sdpa") else "eager"
     dtype = DTYPES[settings.precision]
     model = base_model.read(weights, dtype, attention, device, quantization, placed)

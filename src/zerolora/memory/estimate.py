@@ -18,6 +18,7 @@ from zerolora.memory.reserve import with_headroom
 from zerolora.memory.training_spec import RowStatistics, TrainingSpec, row_statistics
 from zerolora.methods.registry import create
 from zerolora.model import fused_kernels
+from zerolora.model.attention_kernels import has_flash
 from zerolora.model.padded_lengths import padded, step_of
 from zerolora.model.read_spec import read_model_spec
 from zerolora.model.spec import ModelSpec, to_json, with_rows
@@ -143,17 +144,7 @@ def open_attentions(model: ModelSpec, settings: EstimateSettings) -> tuple[Atten
     """Return the implementations of attention that the settings allow, the fastest first."""
     if settings.sequence_parallel > 1:
         return ("flash",)
-    return attentions(model) if settings.attention is None else (settings.attention,)
-
-
-def attentions(model: ModelSpec) -> tuple[Attention, ...]:
-    """Return the model's implementations of attention to choose from, the fastest first.
-
-    Without flash for an unknown family: its class may support it, but only training's self-test shows what it adds to
-    scores or carries from row to row.
-    """
-    certain = model.counted == "config.json"
-    return tuple(name for name in model.attentions if name != "flash" or certain)
+    return model.attentions if settings.attention is None else (settings.attention,)
 
 
 def masked(rows: RowStatistics, micro_batch: int) -> bool:
@@ -191,10 +182,19 @@ def fault_of(model: ModelSpec, spec: TrainingSpec, capacity: Capacity) -> str | 
     return impossible(spec, model) or too_large(predict(model, spec), capacity)
 
 
-def impossible(spec: TrainingSpec, model: ModelSpec) -> str | None:
-    """Return why a spec cannot run on this hardware, whatever its memory; None if it can."""
+def _attention_fault(spec: TrainingSpec, model: ModelSpec) -> str | None:
     if spec.attention not in model.attentions:
         return f"a {model.family} has no {spec.attention} attention; use {' or '.join(model.attentions)}"
+    flash_sinks = spec.attention == "flash" and model.sinks and not spec.on_cpu
+    if flash_sinks and not has_flash(model, "flash", spec.capability, spec.precision != "fp32", False):
+        return f"no kernel computes the sinks of a {model.family} with flash attention on this GPU; use eager"
+    return None
+
+
+def impossible(spec: TrainingSpec, model: ModelSpec) -> str | None:
+    """Return why a spec cannot run on this hardware, whatever its memory; None if it can."""
+    if fault := _attention_fault(spec, model):
+        return fault
     target = target_of(spec, nvme="assumed")  # the planner checks the run's directory
     if conflict := spec.layout.conflict(target) or spec.optimizer.conflict(spec.layout, target):
         return conflict.problem
@@ -247,7 +247,7 @@ def settings_changes(model: ModelSpec, spec: TrainingSpec) -> list[tuple[str, Tr
         tried.append(("activation checkpointing", replace(spec, activation_checkpointing=True)))
     if spec.micro_batch > 1:
         tried.append(("micro-batch 1", replace(spec, micro_batch=1)))
-    best = attentions(model)[0]
+    best = model.attentions[0]
     if spec.attention != best and spec.sequence_parallel == 1:
         tried.append((f"attention {best}", replace(spec, attention=best)))
     if spec.loss == "full":

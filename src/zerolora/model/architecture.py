@@ -118,12 +118,6 @@ PROPERTIES = ("device", "dtype", "shape")
 """Of a weight, that say nothing of its values."""
 
 
-def takes_own_attention(model: Any) -> bool:
-    """Return whether a model, or its class, can compute with this project's attention, without a mask
-    (train/attention.py). A class without _supports_flash_attn needs a mask, as Llama 4 does for its chunks."""
-    return bool(model._supports_attention_backend and model._supports_flash_attn)
-
-
 def built_on_meta(config: Any, attention: str | None = None) -> Any:
     """Return a model of this config on the meta device.
 

@@ -10,10 +10,11 @@ from typing import Any
 from zerolora.compat.transformers_patches import computes_otherwise, former_names, quantizable_paths
 from zerolora.errors import UserError, shown
 from zerolora.log import LOGGER
-from zerolora.model.architecture import auto_class, left_out, other_parts, role, takes_own_attention
+from zerolora.model.architecture import auto_class, left_out, other_parts, role
 from zerolora.model.families.keys import LAYERS, most_of
 from zerolora.model.foreign import reason
 from zerolora.model.spec import ModelSpec, Module, supported_attentions
+from zerolora.types import Attention
 
 NARROW_SOFTMAX = ("falcon", "gpt2", "gpt_oss")
 """Families whose eager attention computes its softmax in the scores' type: modeling_<family>.py."""
@@ -79,11 +80,18 @@ def count_on_meta_device(config: dict[str, Any], where: Path) -> ModelSpec:
         softmax_in_fp32=config["model_type"] not in NARROW_SOFTMAX,
         latent=_latent(text, names, where),
         sinks="sinks" in names,
-        attentions=supported_attentions(
-            takes_own_attention(model), model._supports_sdpa, softcap=capped, sinks="sinks" in names
-        ),
+        attentions=_attentions(model, capped),
         counted="meta device",
     )
+
+
+def _attentions(model: Any, softcap: bool) -> tuple[Attention, ...]:
+    """Return the implementations of attention, the fastest first; last a flash that only the class's word is for."""
+    from zerolora.model.attention_trial import tried, why_not
+
+    certain = tried(model.config) is None
+    names = supported_attentions(certain, model._supports_sdpa, softcap)
+    return names if certain or softcap or why_not(model.config) else (*names, "flash")
 
 
 def build_on_meta(config: dict[str, Any], where: Path) -> Any:

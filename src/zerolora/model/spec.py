@@ -176,13 +176,13 @@ class ModelSpec:
         return max(sizes.values())
 
 
-def supported_attentions(flash: bool, sdpa: bool, softcap: bool, sinks: bool) -> tuple[Attention, ...]:
+def supported_attentions(flash: bool, sdpa: bool, softcap: bool) -> tuple[Attention, ...]:
     """Return the implementations of attention for training a model, the fastest first.
 
-    `flash`: its class can compute with this project's (architecture.takes_own_attention); `sdpa`: with transformers'
-    (_supports_sdpa). No fused kernel caps scores or adds sinks to them.
+    `flash`: it can compute with this project's (attention_trial.why_not); `sdpa`: with transformers' (_supports_sdpa).
+    No fused kernel caps scores.
     """
-    if softcap or sinks:
+    if softcap:
         return ("eager",)
     has: dict[Attention, bool] = {"flash": flash, "sdpa": sdpa, "eager": True}
     return tuple(name for name, result in has.items() if result)

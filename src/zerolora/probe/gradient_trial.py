@@ -4,10 +4,7 @@ The forward and backward passes of a row run on fake tensors, which have shapes 
 model of any size.
 """
 
-import contextlib
-import logging
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +19,7 @@ from zerolora.methods.method import is_named
 from zerolora.methods.registry import TRAINABLE
 from zerolora.methods.without_gradient import NUMBER, expressions, modules_with
 from zerolora.model.architecture import built_on_meta, config_of
+from zerolora.model.fake_pass import BY_SHAPES, faked, silent
 from zerolora.model.weight_files import few
 from zerolora.train.attention import IMPLEMENTATIONS
 from zerolora.train.engines.engine import trained
@@ -30,8 +28,6 @@ from zerolora.units import counted
 
 TOKENS = 8
 """Of the row."""
-BY_SHAPES = "batched_mm"
-"""transformers' implementation of experts whose shapes do not depend on the tokens' experts."""
 
 
 def left_out(settings: RenderSettings, attention: Attention, model: Path) -> list[str]:
@@ -85,11 +81,9 @@ def without_gradient(model: Any) -> list[str]:
     passes need values. Raises UserError if the model cannot compute with its attention."""
     model.set_experts_implementation(BY_SHAPES)
     model.train()
-    torch_log = logging.getLogger("torch._subclasses.fake_tensor")
-    torch_log.disabled = True  # it logs the end of a pass with a traceback
     try:
         # transformers does not read the values of fake tensors to detect packed rows.
-        with FakeTensorMode(), _faked(model):
+        with silent(), FakeTensorMode(), faked(model):
             tokens = torch.zeros((1, TOKENS), dtype=torch.int64)
             model(input_ids=tokens, use_cache=False).logits.float().sum().backward()
             return [name for name, each in model.named_parameters() if each.requires_grad and each.grad is None]
@@ -98,27 +92,3 @@ def without_gradient(model: Any) -> list[str]:
     except Exception as error:  # a class may read values, as of its experts' tokens, and raise errors of any type
         LOGGER.debug("on shapes alone, the passes end with %s", error)
         return []
-    finally:
-        torch_log.disabled = False
-
-
-@contextlib.contextmanager
-def _faked(model: Any) -> Iterator[None]:
-    """Replace parameters and buffers of a model on the meta device by fake tensors of the host in the block, in a
-    FakeTensorMode: some operations of peft have no meaning on the meta device."""
-    fake: dict[int, Any] = {}
-    kept = []
-    for module in model.modules():
-        for tensors in (module._parameters, module._buffers):
-            kept.append((tensors, dict(tensors)))
-            for name, each in tensors.items():
-                if each is not None and id(each) not in fake:
-                    value = torch.empty(each.shape, dtype=each.dtype)
-                    parameter = tensors is module._parameters
-                    fake[id(each)] = torch.nn.Parameter(value, each.requires_grad) if parameter else value
-                tensors[name] = None if each is None else fake[id(each)]
-    try:
-        yield
-    finally:
-        for tensors, own in kept:
-            tensors.update(own)

@@ -6,10 +6,12 @@ Padding on the right needs no mask: causal attention never reads it. Rows with a
 segment for the prefix and one for the rest of each row, whose queries see the keys of the prefix and their own.
 """
 
+import contextlib
 import functools
 import inspect
 import itertools
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,8 +19,10 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from zerolora.errors import UserError
 from zerolora.machine.devices import moved, on_gpu
-from zerolora.model.architecture import model_class, takes_own_attention
+from zerolora.model.architecture import model_class
 from zerolora.model.attention_kernels import FLASH_CAPABILITY, FLASH_HEAD
+from zerolora.model.attention_trial import unknown, why_not
+from zerolora.train import attention_sinks
 from zerolora.train.common_prefix import Branches
 from zerolora.train.sequence_parallel import sequence
 
@@ -31,7 +35,6 @@ VARLEN_STEP = 8  # of their head sizes
 ALIGNMENT = 16
 """Bytes. torch's fused kernels read so many at once, but do not check where the first heads start: on an H200, values
 that started at 8 bytes gave wrong results or a misaligned address (benchmarks/results/gpu_agreement.json)."""
-REFUSED = ("softcap", "s_aux", "position_bias")  # terms that a model adds to its scores
 LONGEST_SHORT = 192
 """Tokens of the longest row whose attention on a CPU is by plain products. A head's scores, 192 x 192 x 4 bytes = 144
 KiB, then fit beside query, key and value into a core's L2 cache (512 KiB or more on current server CPUs)."""
@@ -50,10 +53,8 @@ def check_attention(name: str, config: Any) -> None:
 
     Some classes would fail with a KeyError while they are built, others would silently keep their own attention.
     """
-    model = model_class(config)
-    if name == "flash" and not takes_own_attention(model):
-        masked = model._supports_attention_backend
-        why = "needs a mask for its attention" if masked else "has its attention built in"
+    if name == "flash" and (why := why_not(config)):
+        model = model_class(config)
         others = "sdpa or eager" if model._supports_sdpa else "eager"
         raise UserError(f"train.attention is flash, but transformers' {model.__name__} {why}; set attention: {others}")
 
@@ -74,6 +75,16 @@ class Lengths:
         `branches`, they are the segments of one."""
         self.of_rows, self.branches = of_rows, branches
         self._ends = self._ends_of_keys = None
+
+    @contextlib.contextmanager
+    def of_one_row(self) -> Iterator[None]:
+        """Let what is called in the block compute one row, of whatever length."""
+        kept = vars(self).copy()
+        self.set(None)
+        try:
+            yield
+        finally:
+            vars(self).update(kept)
 
     def seen(self, states: torch.Tensor) -> list[torch.Tensor]:
         """Return the keys, or values, that each segment of the `branches` sees, from [1, heads, tokens, head size]."""
@@ -136,24 +147,27 @@ def each_row(
     dropout: float = 0.0,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    s_aux: torch.Tensor | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """Return causal attention of each row: [batch, heads, tokens, head size] -> [batch, tokens, heads, head size].
 
-    The signature is that of transformers' implementations (integrations/sdpa_attention.py). Raises UserError if the
-    model adds terms to its scores that the kernels lack.
+    The signature is that of transformers' implementations (integrations/sdpa_attention.py); `s_aux` are sinks, [heads].
+    Raises UserError if the model adds terms to its scores that the kernels lack.
     """
-    assert attention_mask is None
-    if unsupported := [name for name in REFUSED if others.get(name) is not None]:
+    unsupported = "mask" if attention_mask is not None else unknown(others)
+    if s_aux is not None:
+        unsupported = unsupported or _without_sinks(query, value, dropout)
+    if unsupported:
         raise UserError(
-            f"train.attention is flash, which does not support the {unsupported[0]} of this model; set attention: eager"
+            f"train.attention is flash, which does not support the {unsupported} of this model; set attention: eager"
         )
     if sequence.size > 1:
         query, key, value = sequence.by_heads(query, key, value)
     if _has_varlen(query, value, dropout):
-        attended = _varlen(query, key, value, scaling, sliding_window)
+        attended = _varlen(query, key, value, scaling, sliding_window, s_aux)
     else:
-        attended = _row_by_row(query, key, value, dropout, scaling, sliding_window)
+        attended = _row_by_row(query, key, value, dropout, scaling, sliding_window, s_aux)
     return (sequence.by_tokens(attended) if sequence.size > 1 else attended), None
 
 
@@ -164,9 +178,10 @@ def _row_by_row(
     dropout: float,
     scaling: float | None,
     window: int | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     def attend(*row: torch.Tensor) -> torch.Tensor:
-        return _attend(*row, dropout=dropout, scaling=scaling, window=window).transpose(1, 2)
+        return _attend(*row, dropout=dropout, scaling=scaling, window=window, sinks=sinks).transpose(1, 2)
 
     if lengths.branches:
         (sizes,) = lengths.of_rows or [[query.shape[2]]]
@@ -189,12 +204,13 @@ def _attend(
     dropout: float,
     scaling: float | None,
     window: int | None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return attention of rows of one length, [batch, heads, tokens, head size].
 
     The queries are the last of a row: keys and values may have more tokens, which come before them.
     """
-    if is_short(query, key, dropout, window):
+    if sinks is None and is_short(query, key, dropout, window):
         return attend_short(query, key, value, scaling)
     tokens, of_row, mask = query.shape[2], key.shape[2], None
     before = of_row - tokens
@@ -207,6 +223,10 @@ def _attend(
         size = max(query.shape[-1], value.shape[-1])  # wider values were among the wrong results (ALIGNMENT)
         query, key, value = _aligned(_widened(query, size)), _aligned(_widened(key, size)), _aligned(value)
     groups = query.shape[1] // key.shape[1]
+    if sinks is not None:
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+        bias = None if mask is None else query.new_zeros(mask.shape).masked_fill_(~mask, -math.inf)
+        return attention_sinks.attend(query, key, value, sinks, attention_sinks.on_cpu(scaling, bias))
     if groups > 1 and on_gpu(query.device) and (mask is not None or not _has_flash(query, value)):
         # Kernels without groups of heads; with enable_gqa torch would compute all scores (model/attention_kernels.py).
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
@@ -284,6 +304,15 @@ def _probabilities(queries: torch.Tensor, keys: torch.Tensor, scaling: float, to
     return scores.softmax(-1)
 
 
+def _without_sinks(query: torch.Tensor, value: torch.Tensor, dropout: float) -> str | None:
+    """Return why no kernel computes these heads with sinks; None if one does."""
+    if sequence.size > 1:
+        return "sinks, in rows that ranks share,"
+    if dropout or (on_gpu(query.device) and not _has_varlen(query, value, 0.0)):
+        return "sinks, with dropout or without flash attention's kernels on this GPU,"
+    return None
+
+
 def _has_varlen(query: torch.Tensor, value: torch.Tensor, dropout: float) -> bool:
     return on_gpu(query.device) and not dropout and _has_flash(query, value) and has_varlen_kernel()
 
@@ -308,7 +337,12 @@ def has_varlen_kernel() -> bool:
 
 
 def _varlen(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None, window: int | None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scaling: float | None,
+    window: int | None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return attention of rows of many lengths by one call of flash attention's kernels.
 
@@ -328,6 +362,11 @@ def _varlen(
         ends_of_keys = lengths.ends_of_keys(query.device)
     enable_gqa = key.shape[1] != heads
     query, key, value = (_aligned(_widened(each.transpose(1, 2).flatten(0, 1), wide)) for each in (query, key, value))
+    if sinks is not None:
+        seen = window - 1 if window else -1
+        kernel = attention_sinks.of_many_lengths(ends, ends_of_keys, longest, scaling, seen)
+        attended = attention_sinks.attend(query, key, value, sinks, kernel)
+        return attended.view(batch, tokens, heads, wide)[..., :own]
     attended = varlen_attn(
         query,
         key,

@@ -1,5 +1,6 @@
 """Tests of the loaded model before the first step: its loss is the intended one, packed rows do not see each other, and
-rows with a common prefix, computed once, are as if alone.
+rows with a common prefix, computed once, are as if alone. Modules that mix the rows of a packed row are found, and
+computed row by row.
 
 Whether they are depends on the architecture and on the implementation of attention, and nothing fails if they do: the
 loss is only slightly wrong. So it is tested on the model itself.
@@ -19,8 +20,9 @@ from zerolora.model.spec import FEWEST
 from zerolora.train import kernels
 from zerolora.train.attention import IMPLEMENTATIONS
 from zerolora.train.common_prefix import Group
-from zerolora.train.feed import Feed, PackedRow, collate, joined
-from zerolora.train.loss import logits_of, make_whole, token_losses
+from zerolora.train.feed import Feed, PackedRow, collate, joined, padding
+from zerolora.train.loss import logits_of, make_whole, next_logits, token_losses
+from zerolora.train.mixing_modules import FIRST, MixingModule, Trial, compute_row_by_row, find
 from zerolora.train.non_finite import check_finite
 from zerolora.train.objectives.objective import by_sequence
 from zerolora.train.sequence_parallel import sequence
@@ -35,12 +37,35 @@ LEAST_ROUNDING = 1e-3
 """Allowed in any type: fp32's share of MARGIN would be 3e-6, too tight for models deeper than SmolLM2."""
 
 
+def isolate(engine: Any, base: Any, device: torch.device) -> list[str]:
+    """Compute the modules that mix the rows of a packed row by row, if rows see each other; return their paths.
+
+    `base` is the model under the adapter. Raises UserError as check_isolation. Collective.
+    """
+    fault = isolation_fault(engine, base.config, device)
+    if not any(_of_any_rank([fault is not None], device)) or sequence.size > 1:
+        if fault:
+            raise UserError(fault)
+        return []
+    modules = _mixing(engine, base, device)
+    engine.gather_for_rows([each.path for each in modules])
+    compute_row_by_row(base, modules)
+    check_isolation(engine, base.config, device)
+    return [each.path for each in modules]
+
+
 def check_isolation(model: Any, config: Any, device: torch.device) -> None:
     """Raise UserError if a row of a packed row sees another one, or has other logits than alone.
 
     `model` is the engine, `config` that of the base model. Collective: every rank makes the same two forward passes.
     Restores training mode and random state.
     """
+    if fault := isolation_fault(model, config, device):
+        raise UserError(fault)
+
+
+def isolation_fault(model: Any, config: Any, device: torch.device) -> str | None:
+    """Return what check_isolation raises, None if rows are isolated."""
     draw = torch.Generator().manual_seed(0)
     vocabulary = config.get_text_config().vocab_size
     one, other_one, two, other_two = (_row(vocabulary, length, draw) for length in LENGTHS for _ in range(2))
@@ -54,17 +79,42 @@ def check_isolation(model: Any, config: Any, device: torch.device) -> None:
     for who, whom, seen in (("second", "first", second[0] - second[1]), ("first", "second", first[0] - first[2])):
         difference = _largest(seen)
         if not difference <= 4 * noise:
-            raise UserError(
+            return (
                 f"pack.packing is on, but in {_name(config)} the {who} row of a packed row sees the {whom}: other "
                 f"tokens there change its logits by {difference:.2g} (the largest is {_largest(alone):.2g}); "
                 "set pack.packing: off"
             )
     difference = _distance(second[0], alone)
     if not difference <= _rounding(model):
-        raise UserError(
+        return (
             f"pack.packing is on, but in {_name(config)} a row has other logits in a packed row than alone: they "
             f"differ by {difference:.2g} of their standard deviation; set pack.packing: off"
         )
+    return None
+
+
+def _mixing(engine: Any, base: Any, device: torch.device) -> list[MixingModule]:
+    """Return the modules of a base model that mix rows."""
+    trial = Trial.of(base, padding.step)
+    draw = torch.Generator().manual_seed(0)
+    vocabulary = base.config.get_text_config().vocab_size
+    one, other, two = (_row(vocabulary, length, draw) for length in (FIRST, FIRST, trial.tokens - FIRST))
+    packed = [[other if number == 1 else one, two] for number in range(trial.packed_rows)]
+    batch = collate(packed, True, device)
+
+    def forward() -> None:
+        with _evaluating(engine, device):
+            next_logits(engine, batch, torch.zeros(1, dtype=torch.int64, device=device))
+
+    return find(base, trial, forward, lambda flags: _of_any_rank(flags, device))
+
+
+def _of_any_rank(flags: list[bool], device: torch.device) -> list[bool]:
+    """Return for each flag whether it is set on any rank."""
+    result = torch.tensor(flags, dtype=torch.float32, device=device)
+    if torch.distributed.is_initialized():
+        torch.distributed.all_reduce(result, torch.distributed.ReduceOp.MAX)
+    return [bool(flag) for flag in result.tolist()]
 
 
 def check_length(model: Any, config: Any, device: torch.device, longest: int, packing: bool) -> None:

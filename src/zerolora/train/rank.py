@@ -37,6 +37,7 @@ from zerolora.model.padded_lengths import step_of
 from zerolora.model.prompt_format import write_adapter_format
 from zerolora.model.spec import FEWEST
 from zerolora.model.stored_quantization import stored_precision
+from zerolora.model.weight_files import few
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.planner.zero_json import ZeroJson
 from zerolora.schedules import every
@@ -49,12 +50,12 @@ from zerolora.train.engines import engine_class
 from zerolora.train.engines.engine import Engine, Tensors
 from zerolora.train.feed import Batches, padding, prepared
 from zerolora.train.isolation import (
-    check_isolation,
     check_kernels,
     check_length,
     check_loss,
     check_reference,
     check_sequence_parallel,
+    isolate,
     shares_prefixes,
 )
 from zerolora.train.launch.fork import become_rank
@@ -374,8 +375,8 @@ def _check_model(engine: Engine, plan: TrainingPlan, stats: dict[str, Any], long
         LOGGER.info("this model post-processes its logits; using the unchunked loss")
     if plan.sequence_parallel > 1:
         check_sequence_parallel(engine, base.config, device)
-    if packed:
-        check_isolation(engine, base.config, device)
+    if packed and (mixing := isolate(engine, base, device)) and first:
+        LOGGER.info(f"{few(mixing)} would mix the rows of a packed row, and computes them one by one")
     if packed or plan.micro_batch > 1:
         check_length(engine, base.config, device, longest, packed)
     prefixes = not by_row and common_prefix.allowed(plan, base) and shares_prefixes(engine, base.config, device)

@@ -173,7 +173,7 @@ def _gemma(keys: Keys) -> ModelSpec:
 
 def _gemma2(keys: Keys) -> ModelSpec:
     spec = _gemma_with_four_norms(keys, qk_norm=False, capped=True)
-    result = supported_attentions(flash=True, sdpa=False, softcap=spec.softcap_attention, sinks=False)
+    result = supported_attentions(flash=True, sdpa=False, softcap=spec.softcap_attention)
     return replace(spec, attentions=result)
 
 

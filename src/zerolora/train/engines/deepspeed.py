@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -117,6 +117,11 @@ class DeepSpeedEngine(Engine):
         self.engine.step()
         if self._grow:
             self._grow()
+
+    def gather_for_rows(self, paths: Sequence[str]) -> None:
+        if self.stage == 3:
+            base = self.module.get_base_model() if hasattr(self.module, "peft_config") else self.module
+            compat.gather_at_once(self.optimizer, [base.get_submodule(path) for path in paths])
 
     def gradient_norm(self) -> torch.Tensor | float | None:
         norm: torch.Tensor | float | None = self.engine.get_global_grad_norm()

@@ -1,6 +1,6 @@
 """The interface of an engine, and the code that engines share: the optimizer, its states and their names."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
@@ -70,6 +70,10 @@ class Engine(torch.nn.Module):
     def step(self) -> None:
         """Update the adapter if this was the step's last micro-batch."""
         raise NotImplementedError
+
+    def gather_for_rows(self, paths: Sequence[str]) -> None:
+        """Expect that inside these modules of the base model, others are called once for each row, on every rank of
+        another number of rows."""
 
     def gradient_norm(self) -> torch.Tensor | float | None:
         """Return the norm of the last gradient before clipping, where it is; None if it was not computed."""

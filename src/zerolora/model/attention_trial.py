@@ -1,0 +1,181 @@
+"""Whether a model can compute with an attention of this project, which gets rows without a mask: tried on its class.
+
+Passes on fake tensors, which have shapes without values, show where the class's masks go: every one is to reach the
+attention that transformers lets replace, untouched, and to be causal, with the window that the attention is told.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from zerolora.log import LOGGER
+from zerolora.model.architecture import built_on_meta, model_class
+from zerolora.model.fake_pass import BY_SHAPES, faked, silent
+
+NAME = "tried"
+TOKENS = 8
+"""Of the row."""
+FARTHEST = 2**17
+"""Tokens over which a mask is looked at."""
+QUERIES = 64
+"""How many of them see what their mask says."""
+KNOWN = ("position_ids", "s_aux")
+"""Tensors for an attention that change no score, or that this project's attention takes."""
+TERMS = ("softcap",)
+"""Numbers that change its scores."""
+FULL = 0
+"""The window of a causal mask without one."""
+
+
+def why_not(config: Any) -> str | None:
+    """Return why a model cannot compute with this project's attention, as in "needs a mask for its attention"; None if
+    it can, or if its class says so."""
+    model = model_class(config)
+    if model._supports_attention_backend and model._supports_flash_attn:
+        return None
+    key = f"{model.__name__} {config.to_json_string(use_diff=False)}"
+    if key not in _KNOWN:
+        _KNOWN[key] = tried(config)
+    return _KNOWN[key]
+
+
+def tried(config: Any) -> str | None:
+    """Return `why_not` of passes, whatever the class declares."""
+    built_in, undecided = "has its attention built in", "cannot be tried with attention without a mask"
+    try:
+        model = built_on_meta(config, NAME)
+    except (KeyError, ValueError):  # of classes that have their own attention by name
+        return built_in
+    model.set_experts_implementation(BY_SHAPES)
+    model.eval()
+    for masked in (True, False):
+        _TRIAL.begin(masked)
+        try:
+            _pass(model)
+        except Exception as error:  # a class may read values, and raise errors of any type
+            LOGGER.debug("on shapes alone, the passes end with %s", error)
+            return _TRIAL.fault or undecided
+        if _TRIAL.fault or not _TRIAL.calls:
+            return _TRIAL.fault or built_in
+    return None
+
+
+def _pass(model: Any) -> None:
+    with silent(), FakeTensorMode(), torch.no_grad(), faked(model), _Watch():
+        tokens = torch.zeros((1, TOKENS), dtype=torch.int64)
+        # Without a mask of padding transformers would look for packed rows, whose mask depends on values.
+        model(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)
+
+
+class _Trial:
+    """What a pass shows. The functions that transformers calls have no other way to tell."""
+
+    def begin(self, masked: bool) -> None:
+        """Begin a pass whose masks are tensors, if `masked`, or None."""
+        self.masked = masked
+        self.windows: dict[int, int] = {}
+        """The window of each mask, by the tensor's id."""
+        self.masks: list[torch.Tensor] = []
+        self.calls = 0
+        self.fault: str | None = None
+
+    def mask(
+        self, batch_size: int, q_length: int, kv_length: int, mask_function: Callable[..., Any], **_: Any
+    ) -> torch.Tensor | None:
+        """Return a mask that is known again."""
+        with _disable_current_modes():
+            window = _window(mask_function)
+        if window is None:
+            self._end("needs a mask for its attention")
+        if not self.masked:
+            return None
+        mask = torch.zeros((batch_size, 1, q_length, kv_length), dtype=torch.bool)
+        self.masks.append(mask)  # so that no other tensor gets its id
+        self.windows[id(mask)] = FULL if window is None else window
+        return mask
+
+    def attend(
+        self,
+        module: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        sliding_window: int | None = None,
+        is_causal: bool | None = None,
+        **others: Any,
+    ) -> tuple[torch.Tensor, None]:
+        """Return values of the attention's shape."""
+        self.calls += 1
+        if name := unknown(others):
+            self._end(f"gives its attention {name}")
+        if attention_mask is None:
+            causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+            if self.masked and not causal:
+                self._end("attends ahead")
+        elif id(attention_mask) not in self.windows:
+            self._end("changes the mask of its attention")
+        elif key.shape[2] != query.shape[2]:
+            self._end("gives its attention other keys than its tokens'")
+        elif (sliding_window if sliding_window and sliding_window < FARTHEST else FULL) != self.windows[
+            id(attention_mask)
+        ]:
+            self._end("needs a mask for its attention")
+        return value.new_zeros((query.shape[0], query.shape[2], query.shape[1], value.shape[3])), None
+
+    def used(self) -> None:
+        """Note an operation on a mask."""
+        self._end("computes with the mask of its attention")
+
+    def _end(self, fault: str) -> None:
+        self.fault = self.fault or fault
+
+
+def unknown(named: dict[str, Any]) -> str | None:
+    """Return the name of an argument of an attention that changes its scores in a way of its own; None without one."""
+    return next(
+        (
+            name
+            for name, value in named.items()
+            if name not in KNOWN and (isinstance(value, torch.Tensor) or (name in TERMS and value is not None))
+        ),
+        None,
+    )
+
+
+class _Watch(TorchDispatchMode):
+    """Notes operations on masks."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
+        if any(id(each) in _TRIAL.windows for each in tree_leaves((arguments, named or {}))):
+            _TRIAL.used()
+        return function(*arguments, **(named or {}))
+
+
+def _window(function: Callable[..., Any]) -> int | None:
+    """Return the window of a mask: how many tokens each query sees, itself the last; FULL if all. None if it is not
+    such a mask, or not one of positions alone."""
+    queries = torch.tensor(sorted({round(FARTHEST ** (number / QUERIES)) - 1 for number in range(1, QUERIES + 1)}))
+    keys = torch.arange(FARTHEST)
+    try:
+        seen = function(torch.tensor(0), torch.tensor(0), queries[:, None], keys[None])
+    except Exception:  # it reads tensors of the pass, such as images' positions
+        return None
+    seen = torch.as_tensor(seen).expand(len(queries), FARTHEST)
+    count, last = seen.sum(1), queries + 1
+    window = int(count.max())
+    near = (keys[None] <= queries[:, None]) & (keys[None] > (queries - window)[:, None])
+    if not torch.equal(seen, near):
+        return None
+    return FULL if torch.equal(count, last) else window
+
+
+_KNOWN: dict[str, str | None] = {}
+_TRIAL = _Trial()
+AttentionInterface.register(NAME, _TRIAL.attend)
+AttentionMaskInterface.register(NAME, _TRIAL.mask)
