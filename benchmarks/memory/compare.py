@@ -26,7 +26,6 @@ from measuring import RESULTS, ROOT, machine, parser_of, put, table
 
 from zerolora.errors import UserError
 from zerolora.files import write_json
-from zerolora.memory.estimate import attentions
 from zerolora.memory.predict import predict, sized
 from zerolora.memory.training_spec import TrainingSpec
 from zerolora.methods.registry import create
@@ -169,7 +168,7 @@ def every_method() -> list[dict[str, Any]]:
             }
             if method == "qlora-peft":
                 case["prepared_by"] = "peft"
-            case["attention"] = attentions(model_of(case))[0]
+            case["attention"] = model_of(case).attentions[0]
             if method == "ia3" and model in WITHOUT_IA3:
                 continue
             if strategy == "zero3" and not model_of(case).experts:

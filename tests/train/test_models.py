@@ -63,6 +63,13 @@ STAND_INS: dict[str, dict[str, Any]] = {
     },
 }
 """Families of which test_recipes.py trains a tiny model; the tests here are of FAMILIES."""
+HYBRIDS: dict[str, dict[str, Any]] = {
+    "qwen3_next": TEXT
+    | EXPERTS
+    | {"layer_types": ["linear_attention", "full_attention"], "linear_num_value_heads": 4, "linear_num_key_heads": 2}
+    | {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "shared_expert_intermediate_size": 16},
+}
+"""Families with layers that mix the rows of a packed row."""
 # The stage that trains each first; another one continues at stage 3.
 FIRST = {
     "mixtral": "zero0", "qwen3_moe": "zero1", "deepseek_v3": "zero2", "gpt_oss": "zero1", "gemma3": "zero2",
@@ -85,7 +92,7 @@ def bench_of(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Call
 
     def make(family: str) -> Bench:
         if family not in made:
-            config = CONFIG_MAPPING[family](**(FAMILIES | STAND_INS)[family])
+            config = CONFIG_MAPPING[family](**(FAMILIES | STAND_INS | HYBRIDS)[family])
             config.get_text_config().vocab_size = vocabulary
             torch.manual_seed(0)
             model = folder / family / "model"
@@ -179,6 +186,18 @@ def test_a_family_is_trained_resumed_merged_and_evaluated(
     model = EvaluatedModel(base_of(bench), third / "adapter", tmp_path / "merged")
     evaluate(settings, bench.folder / "data", model, tmp_path / "e", tmp_path / "e/answers.json")
     assert json.loads((tmp_path / "e/evaluate.json").read_text())["rows"] == 2
+
+
+def test_every_engine_computes_mixing_modules_row_by_row(bench_of: Callable[[str], Bench]) -> None:
+    """Packed rows have a row or two, so that ranks call them another number of times: ten seconds."""
+    bench = bench_of("qwen3_next")
+    runs = [bench.run("alone", "zero0", packing="packed", ranks_per_node=1)]
+    for strategy in ("ddp", "fsdp", "zero2", "zero3"):
+        checkpointing = {"activation_checkpointing": strategy == "zero3"}
+        runs.append(bench.run(f"by-row-{strategy}", strategy, packing="packed", **checkpointing))
+    first, *others = [metrics(run)["losses"] for run in runs]
+    for other in others:
+        assert other == pytest.approx(first, rel=1e-5)
 
 
 @pytest.mark.parametrize(("family", "targets", "expected"), NAMED)

@@ -16,7 +16,6 @@ from zerolora.errors import UserError
 from zerolora.evaluate import reference_log_probabilities
 from zerolora.evaluate.evaluated_models import with_adapter
 from zerolora.files import read_json
-from zerolora.model import architecture
 from zerolora.model.manifest import located
 from zerolora.model.spec import EVALUATION_TOKENS
 from zerolora.planner.slurm_resources import SHARED_DISK, evaluating, referring
@@ -78,8 +77,8 @@ def test_each_answer_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch, way: s
     if way == "spread":
         monkeypatch.setattr(reference_log_probabilities, "placement", lambda *_, **__: {"device_map": "auto"})
     if way == "transformers' attention":
-        monkeypatch.setattr(reference_log_probabilities, "takes_own_attention", lambda _: False)
-        assert architecture.takes_own_attention(base(bench))
+        assert reference_log_probabilities.why_not(base(bench).config) is None
+        monkeypatch.setattr(reference_log_probabilities, "why_not", lambda _: "needs a mask for its attention")
     model = base(bench)
     for kind in ("pairs", "labelled"):
         bench.refer(kind)

@@ -1,7 +1,5 @@
 """Attention row by row with sinks, a score of each head that takes a share of the probability."""
 
-from typing import Any
-
 import pytest
 import torch
 from test_isolation import CPU, build_loud, loss_and_gradients, rows, with_adapter
@@ -19,8 +17,9 @@ def inputs(tokens: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor
     return [torch.randn(shape).to(dtype).requires_grad_() for shape in shapes]
 
 
-def plain(query: Any, key: Any, value: Any, sinks: Any, window: int | None) -> torch.Tensor:
+def plain(inputs: list[torch.Tensor], window: int | None) -> torch.Tensor:
     """Return the attention as modeling_gpt_oss.py defines it, with the sink as one more column of the scores."""
+    query, key, value, sinks = inputs
     key, value = (each.repeat_interleave(2, 1) for each in (key, value))
     tokens = query.shape[2]
     seen = torch.ones(tokens, tokens, dtype=torch.bool).tril()
@@ -35,8 +34,9 @@ def plain(query: Any, key: Any, value: Any, sinks: Any, window: int | None) -> t
 @pytest.mark.parametrize("tokens", [9, 300])
 def test_attention_and_gradients_are_those_of_one_more_column(tokens: int, window: int | None) -> None:
     ours, theirs = inputs(tokens), inputs(tokens)
-    attended, _ = each_row(torch.nn.Module(), *ours[:3], None, sliding_window=window, s_aux=ours[3])
-    expected = plain(*theirs, window)
+    query, key, value, sinks = ours
+    attended, _ = each_row(torch.nn.Module(), query, key, value, None, sliding_window=window, s_aux=sinks)
+    expected = plain(theirs, window)
     torch.testing.assert_close(attended, expected, rtol=1e-4, atol=1e-5)
     weights = torch.randn_like(expected)
     (attended * weights).sum().backward()
@@ -52,13 +52,14 @@ def test_the_kernel_of_many_lengths_has_the_shapes_of_a_gpu() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
-        query, key, value, sinks = (torch.randn(shape, requires_grad=True) for shape in ((16, 4, 8),) + ((16, 2, 8),) * 2 + ((4,),))  # fmt: skip
+        given = [torch.randn(shape, requires_grad=True) for shape in ((16, 4, 8), (16, 2, 8), (16, 2, 8), (4,))]
+        query, key, value, sinks = given
         ends = torch.tensor([0, 7, 16], dtype=torch.int32)
         kernel = attention_sinks.of_many_lengths(ends, ends, 9, 1.0, -1)
         attended = attention_sinks.attend(query, key, value, sinks, kernel)
         attended.sum().backward()
         assert attended.shape == query.shape
-        assert [each.grad.shape for each in (query, key, value, sinks)] == [each.shape for each in (query, key, value, sinks)]  # type: ignore[union-attr]  # fmt: skip
+        assert [each.grad is not None and each.grad.shape == each.shape for each in given] == [True] * 4
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])

@@ -25,7 +25,8 @@ from zerolora.methods.dora import DoraMethod
 from zerolora.methods.lora import LoraMethod
 from zerolora.methods.qlora import QloraMethod
 from zerolora.methods.registry import TRAINABLE, create
-from zerolora.model.architecture import built_on_meta, takes_own_attention
+from zerolora.model.architecture import built_on_meta
+from zerolora.model.attention_trial import tried
 from zerolora.model.families import FAMILIES
 from zerolora.model.meta_device import build_on_meta
 from zerolora.model.read_spec import from_config, read_model_spec
@@ -352,8 +353,8 @@ def test_attentions_match_transformers_classes() -> None:
     for path in MODELS.glob("*.json"):
         model = read_model_spec(path)
         actual: Any = MODEL_FOR_CAUSAL_LM_MAPPING[CONFIG_MAPPING[model.family]]
-        own = takes_own_attention(actual) and model.family != "gemma2"  # which caps scores
-        supported = {"flash": own, "sdpa": actual._supports_sdpa, "eager": True}
+        config = CONFIG_MAPPING[model.family].from_dict(SMALL | {"model_type": model.family})
+        supported = {"flash": tried(config) is None, "sdpa": actual._supports_sdpa, "eager": True}
         assert model.attentions == tuple(name for name, has in supported.items() if has), path
     assert {read_model_spec(path).family for path in MODELS.glob("*.json")} == set(FAMILIES) - {"gemma"}
 
@@ -368,9 +369,9 @@ def test_gemma_2_without_softcap_has_flash() -> None:
     ("family", "attentions"),
     [
         ("gptj", ("eager",)),  # its own is built in
-        ("stablelm", ("sdpa", "eager")),  # likewise
+        ("stablelm", ("flash", "sdpa", "eager")),  # its flags say otherwise
         ("vaultgemma", ("eager",)),  # caps scores
-        ("granite_swa", ("eager",)),  # adds sinks
+        ("granite_swa", ("flash", "eager")),  # adds sinks
         ("llama4_text", ("sdpa", "eager")),  # needs a mask
         ("cohere", ("flash", "sdpa", "eager")),
     ],

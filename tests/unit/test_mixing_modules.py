@@ -1,4 +1,7 @@
-"""Modules that mix the rows of a packed row: found on the model, and computed row by row. Each family takes a second."""
+"""Modules that mix the rows of a packed row: found on the model, and computed row by row.
+
+Each family takes a second.
+"""
 
 from typing import Any
 
@@ -12,7 +15,7 @@ from zerolora.errors import UserError
 from zerolora.train.attention import IMPLEMENTATIONS, lengths
 from zerolora.train.isolation import check_isolation, check_length, check_loss, isolate
 from zerolora.train.loss import make_chunked
-from zerolora.train.mixing_modules import Trial
+from zerolora.train.mixing_modules import PackedTrial
 from zerolora.train.module_forwards import switch_off_dropout
 
 SIZES = {"vocab_size": 64, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 6, "head_dim": 8}
@@ -58,7 +61,8 @@ class Engine:
     """What isolate asks of an engine, beside its module."""
 
     def __init__(self, model: Any) -> None:
-        self.model, self.gathered = model, []
+        self.model = model
+        self.gathered: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
@@ -156,7 +160,7 @@ def test_an_input_that_the_trial_has_not_seen_is_refused() -> None:
 def test_the_trial_has_a_size_that_no_dimension_has(step: int) -> None:
     model = build("llama", "eager")
     model.config.max_position_embeddings = 17
-    trial = Trial.of(model, step)
+    trial = PackedTrial.of(model, step)
     assert trial.tokens not in (17, 32, 48, 64)
     assert trial.tokens % step == 0
     assert trial.places(torch.empty(trial.packed_rows, 4, trial.tokens)).tokens == (2,)  # type: ignore[union-attr]

@@ -66,7 +66,7 @@ def tried(config: Any) -> str | None:
 
 
 def _pass(model: Any) -> None:
-    with silent(), FakeTensorMode(), torch.no_grad(), faked(model), _Watch():
+    with silent(), FakeTensorMode(), torch.no_grad(), faked(model), _Watch():  # type: ignore[no-untyped-call]
         tokens = torch.zeros((1, TOKENS), dtype=torch.int64)
         # Without a mask of padding transformers would look for packed rows, whose mask depends on values.
         model(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)
@@ -122,10 +122,10 @@ class _Trial:
             self._end("changes the mask of its attention")
         elif key.shape[2] != query.shape[2]:
             self._end("gives its attention other keys than its tokens'")
-        elif (sliding_window if sliding_window and sliding_window < FARTHEST else FULL) != self.windows[
-            id(attention_mask)
-        ]:
-            self._end("needs a mask for its attention")
+        else:
+            told = sliding_window if sliding_window and sliding_window < FARTHEST else FULL
+            if told != self.windows[id(attention_mask)]:
+                self._end("needs a mask for its attention")
         return value.new_zeros((query.shape[0], query.shape[2], query.shape[1], value.shape[3])), None
 
     def used(self) -> None:

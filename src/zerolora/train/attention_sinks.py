@@ -31,9 +31,13 @@ class Kernel:
         return (of_tokens.transpose(-1, -2) if self.heads_last else of_tokens).unsqueeze(-1)
 
 
-def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sinks: torch.Tensor, kernel: Kernel) -> Any:
+def attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sinks: torch.Tensor, kernel: Kernel
+) -> torch.Tensor:
     """Return the attention of a kernel with sinks: [heads]."""
-    return _WithSinks.apply(query, key, value, sinks, kernel)  # type: ignore[no-untyped-call]
+    attended = _WithSinks.apply(query, key, value, sinks, kernel)  # type: ignore[no-untyped-call]
+    assert isinstance(attended, torch.Tensor)
+    return attended
 
 
 class _WithSinks(torch.autograd.Function):

@@ -22,7 +22,7 @@ from zerolora.train.attention import IMPLEMENTATIONS
 from zerolora.train.common_prefix import Group
 from zerolora.train.feed import Feed, PackedRow, collate, joined, padding
 from zerolora.train.loss import logits_of, make_whole, next_logits, token_losses
-from zerolora.train.mixing_modules import FIRST, MixingModule, Trial, compute_row_by_row, find
+from zerolora.train.mixing_modules import FIRST, MixingModule, PackedTrial, compute_row_by_row, find
 from zerolora.train.non_finite import check_finite
 from zerolora.train.objectives.objective import by_sequence
 from zerolora.train.sequence_parallel import sequence
@@ -95,7 +95,7 @@ def isolation_fault(model: Any, config: Any, device: torch.device) -> str | None
 
 def _mixing(engine: Any, base: Any, device: torch.device) -> list[MixingModule]:
     """Return the modules of a base model that mix rows."""
-    trial = Trial.of(base, padding.step)
+    trial = PackedTrial.of(base, padding.step)
     draw = torch.Generator().manual_seed(0)
     vocabulary = base.config.get_text_config().vocab_size
     one, other, two = (_row(vocabulary, length, draw) for length in (FIRST, FIRST, trial.tokens - FIRST))

@@ -52,14 +52,14 @@ class MixingModule:
 
 
 @dataclass(frozen=True)
-class Trial:
+class PackedTrial:
     """The shape of a trial: as no dimension of the model has its sizes, they tell the tokens and the packed rows."""
 
     packed_rows: int
     tokens: int
 
     @classmethod
-    def of(cls, model: Any, step: int) -> "Trial":
+    def of(cls, model: Any, step: int) -> "PackedTrial":
         """Return the trial of a base model; `step`: what the number of tokens is a multiple of."""
         dimensions = _dimensions(model)
         tokens = next(size for size in range(2 * FIRST + 3, LONGEST) if not size % step and size not in dimensions)
@@ -74,7 +74,7 @@ class Trial:
 
 
 def find(
-    model: Any, trial: Trial, forward: Callable[[], Any], agree: Callable[[list[bool]], list[bool]]
+    model: Any, trial: PackedTrial, forward: Callable[[], Any], agree: Callable[[list[bool]], list[bool]]
 ) -> list[MixingModule]:
     """Return the outermost modules inside a base model's layers that mix rows, in a forward pass of its trial.
 
@@ -199,7 +199,7 @@ def _tensors(tree: Any) -> dict[str, torch.Tensor]:
     return {keystr(path): value for path, value in pairs if isinstance(value, torch.Tensor)}
 
 
-def _places(tree: Any, trial: Trial) -> dict[str, Places]:
+def _places(tree: Any, trial: PackedTrial) -> dict[str, Places]:
     return {key: places for key, value in _tensors(tree).items() if (places := trial.places(value))}
 
 
@@ -208,11 +208,11 @@ def _joinable(tensors: dict[str, torch.Tensor], places: dict[str, Places]) -> bo
     return tensors.keys() == places.keys() and any(len(each.tokens) == 1 for each in places.values())
 
 
-def _second_rows(tensor: torch.Tensor, places: Places, trial: Trial, at: int) -> torch.Tensor:
+def _second_rows(tensor: torch.Tensor, places: Places, trial: PackedTrial, at: int) -> torch.Tensor:
     return places.of_row(tensor, at, trial.packed_rows, FIRST, trial.tokens - FIRST)
 
 
-def _differs(tensor: torch.Tensor, places: Places, trial: Trial) -> bool:
+def _differs(tensor: torch.Tensor, places: Places, trial: PackedTrial) -> bool:
     """Return whether the second row of packed row 1 differs from that of packed row 0, by more than those of packed
     rows 0 and 2: a kernel may sum in another order each time."""
     if not places.packed_rows:
@@ -224,7 +224,7 @@ def _differs(tensor: torch.Tensor, places: Places, trial: Trial) -> bool:
     return change > 4 * noise
 
 
-def _alike(value: Any, trial: Trial) -> Any:
+def _alike(value: Any, trial: PackedTrial) -> Any:
     """Return a tensor with the second row of packed row 0 in packed row 1 too."""
     places = trial.places(value) if isinstance(value, torch.Tensor) else None
     if places is None or not places.packed_rows:
