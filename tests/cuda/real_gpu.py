@@ -66,7 +66,7 @@ class Bench:
         batch = collate(micro_batch, self.packed, self.device)
         for parameter in self.trained.values():
             parameter.grad = None
-        with Routers(self.engine.module).watched(micro_batch, batch):
+        with Routers(self.engine.module).watched(micro_batch, batch, True):
             losses = token_losses(self.engine, batch)
             values = self.goal.values(losses, batch, dict.fromkeys(self.goal.before, 1.0))
         self.engine.backward(totals.weighted(totals.add(values), self.engine.divisor))

@@ -75,7 +75,7 @@ def train(weights: str, settings: dict[str, Any], packed: bool, objective: str) 
         totals = Totals(goal, dict.fromkeys(goal.units, 1), 1, device)
         for micro_batch in [packed_rows]:
             batch = collate(micro_batch, packed, device)
-            with routers.watched(micro_batch, batch):
+            with routers.watched(micro_batch, batch, True):
                 values = goal.values(token_losses(engine, batch), batch, dict.fromkeys(goal.before, 1.0))
             terms = totals.add(values)
             engine.backward(totals.weighted(terms, engine.divisor))

@@ -7,12 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from bench import Bench, metrics
 from safetensors.torch import load_file
 
 from zerolora.config.settings import EvaluateRunSettings
+from zerolora.data.packing_plan import open_plan
 from zerolora.data.prepared_rows import open_split
 from zerolora.evaluate.evaluate import EvaluatedModel, evaluate
 from zerolora.merge.merge import merge
@@ -189,12 +191,16 @@ def test_a_family_is_trained_resumed_merged_and_evaluated(
 
 
 def test_every_engine_computes_mixing_modules_row_by_row(bench_of: Callable[[str], Bench]) -> None:
-    """Packed rows have a row or two, so that ranks call them another number of times: ten seconds."""
+    """A packed row has five rows or two, so that ranks call them another number of times, and the last step has one
+    packed row for two ranks: twenty seconds."""
     bench = bench_of("qwen3_next")
-    runs = [bench.run("alone", "zero0", packing="packed", ranks_per_node=1)]
+    bench.mix()
+    assert np.diff(open_plan(bench.folder / "mixed-packing/train.arrow").starts).tolist() == [5, 5, 2, 2, 2]
+    mixed = {"data": "mixed", "packing": "mixed-packing"}
+    runs = [bench.run("alone", "zero0", ranks_per_node=1, **mixed)]
     for strategy in ("ddp", "fsdp", "zero2", "zero3"):
         checkpointing = {"activation_checkpointing": strategy == "zero3"}
-        runs.append(bench.run(f"by-row-{strategy}", strategy, packing="packed", **checkpointing))
+        runs.append(bench.run(f"by-row-{strategy}", strategy, **mixed, **checkpointing))
     first, *others = [metrics(run)["losses"] for run in runs]
     for other in others:
         assert other == pytest.approx(first, rel=1e-5)

@@ -32,7 +32,10 @@ HYBRIDS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "jamba": ({}, "model.layers.0.mamba"),
     "lfm2": ({"layer_types": ["conv", "full_attention"]}, "model.layers.0.conv"),
-    "minimax": ({"layer_types": ["linear_attention", "full_attention"], "num_local_experts": 2}, "model.layers.0"),
+    "minimax": (
+        {"layer_types": ["linear_attention", "full_attention"], "num_local_experts": 2},
+        "model.layers.0.self_attn",
+    ),
     "nemotron_h": ({}, "model.layers.0.mixer"),
     "olmo_hybrid": (LINEAR | BOTH_KINDS, "model.layers.0.linear_attn"),
     "qwen3_5_text": (LINEAR | BOTH_KINDS, "model.layers.0.linear_attn"),

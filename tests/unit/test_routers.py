@@ -37,7 +37,7 @@ def watch(routers: Routers, model: Any, lengths: tuple[int, ...]) -> torch.Tenso
     """Run a forward pass as in training and return its logits."""
     packed = [[{"input_ids": [1] * length}] for length in lengths]
     batch = batch_of(lengths)
-    with routers.watched(packed, batch):
+    with routers.watched(packed, batch, True):
         logits: torch.Tensor = model(**batch, use_cache=False).logits
     return logits
 

@@ -1,6 +1,5 @@
 """The training loop: step after step, resumable after each. The main path is `run`."""
 
-import contextlib
 import functools
 import hashlib
 import math
@@ -190,7 +189,7 @@ class Loop:
             batch = self.feed.batch(self.step, number)
             self.telemetry.times.lap("data")
             self.heartbeat.step(self.step + 1, "forward")
-            with self.telemetry.routers.watched(micro_batch, batch) if counts else contextlib.nullcontext():
+            with self.telemetry.routers.watched(micro_batch, batch, counts):
                 values = self.objective.values(token_losses(self.engine, batch), batch, means)
             terms = totals.add(values, counts)
             self.telemetry.times.lap("forward")

@@ -89,7 +89,7 @@ def find(
     def hook(module: Any, arguments: Any, named: Any, output: Any) -> Any:
         inputs, outputs = _places((arguments, named), trial), _places(output, trial)
         given, result = _tensors((arguments, named)), _tensors(output)
-        if not any(places.packed_rows for places in inputs.values()) or not _joinable(result, outputs):
+        if not any(places.packed_rows for places in inputs.values()) or not _joinable(outputs):
             return None
         path = names[module]
         seen[path] = MixingModule(path, inputs, outputs)
@@ -147,8 +147,8 @@ def _by_row(own: Callable[..., Any], module: MixingModule, *arguments: Any, **na
 
 
 def _joined(parts: list[Any], dimension: Callable[[Places], int], module: MixingModule) -> Any:
-    """Join the results of calls, each tensor along the dimension of its places. Of what has none, or has the tokens
-    twice, as the weights of an attention that nothing reads have, there is nothing."""
+    """Join the results of calls, each tensor along the dimension of its places. Of what has none, as a state after the
+    last token, or has the tokens twice, as the weights of an attention, there is nothing: training reads neither."""
     if len(parts) == 1:
         return parts[0]
     (first, spec), *others = [tree_flatten_with_path(part) for part in parts]
@@ -203,9 +203,9 @@ def _places(tree: Any, trial: PackedTrial) -> dict[str, Places]:
     return {key: places for key, value in _tensors(tree).items() if (places := trial.places(value))}
 
 
-def _joinable(tensors: dict[str, torch.Tensor], places: dict[str, Places]) -> bool:
-    """Return whether the results of rows can be joined: each tensor has their tokens, and one has them once."""
-    return tensors.keys() == places.keys() and any(len(each.tokens) == 1 for each in places.values())
+def _joinable(places: dict[str, Places]) -> bool:
+    """Return whether the results of rows can be joined: one has their tokens once."""
+    return any(len(each.tokens) == 1 for each in places.values())
 
 
 def _second_rows(tensor: torch.Tensor, places: Places, trial: PackedTrial, at: int) -> torch.Tensor:

@@ -32,6 +32,8 @@ class Routers:
         self._size = len(routers)
         # Rows of which each token of a forward pass is a part, 0 for padding; None outside of one.
         self._weights: torch.Tensor | None = None
+        self._seen = [0] * self._size
+        """Tokens of this forward pass that each router has seen: of a row at a time in a module that mixes rows."""
         self._counts: torch.Tensor | None = None  # [routers, experts], tokens x experts of a token
         self._shares: torch.Tensor | None = None  # [experts], probabilities summed over tokens and routers
         self._tokens = 0
@@ -41,15 +43,16 @@ class Routers:
             module.register_forward_hook(functools.partial(self._record, number, index))
 
     @contextlib.contextmanager
-    def watched(self, packed_rows: list[PackedRow], batch: dict[str, Any]) -> Iterator[None]:
-        """Count the routed tokens of a forward pass on a batch of packed rows."""
+    def watched(self, packed_rows: list[PackedRow], batch: dict[str, Any], counts: bool) -> Iterator[None]:
+        """Count the routed tokens of a forward pass on a batch of packed rows, which may have none that counts."""
         if not self._size:
             yield
             return
         tokens = batch["input_ids"]
-        lengths = torch.tensor([sum(len(row["input_ids"]) for row in packed) for packed in packed_rows])
+        lengths = torch.tensor([sum(len(row["input_ids"]) for row in packed) * counts for packed in packed_rows])
+        self._seen = [0] * self._size
         if "weights" in batch:
-            self._weights = batch["weights"]
+            self._weights = batch["weights"] * counts
             self._tokens += int(lengths.sum())  # of the weights, without a read of the device
         else:
             weights = (torch.arange(tokens.shape[1] * sequence.size) < lengths.unsqueeze(1)).long()
@@ -102,11 +105,13 @@ class Routers:
         if chosen is None:
             chosen = logits.topk(module.top_k, -1).indices
         chosen = chosen.flatten(0, -2)
-        assert len(chosen) == len(self._weights), "a router sees every token"
+        start = self._seen[number]
+        self._seen[number] += len(chosen)
+        assert self._seen[number] <= len(self._weights), "a router sees every token once"
         if self._counts is None:
             self._counts = torch.zeros(self._size, logits.shape[-1], dtype=torch.int64, device=logits.device)
             self._shares = torch.zeros(logits.shape[-1], dtype=torch.float64, device=logits.device)
-        weights = self._weights.unsqueeze(1)
+        weights = self._weights[start : self._seen[number]].unsqueeze(1)
         self._counts[number].scatter_add_(0, chosen.flatten(), weights.expand_as(chosen).flatten())
         if AUXILIARY in self.columns:
             assert self._shares is not None
