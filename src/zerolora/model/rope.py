@@ -39,9 +39,9 @@ def factors(
     module: Any, positions: torch.Tensor, like: torch.Tensor, *layer: Any, **named: Any
 ) -> tuple[torch.Tensor, ...]:
     """Return cosines and sines of `positions`, [rows, tokens], each [rows, tokens, width] in the type of `like`, as a
-    module gives them that has seen no others."""
-    result: tuple[torch.Tensor, ...] = copy.deepcopy(module)(like, positions, *layer, **named)
-    return result
+    module gives them that has seen no others; of one that gives complex numbers, as DeepSeek-V2's, those alone."""
+    result: tuple[torch.Tensor, ...] | torch.Tensor = copy.deepcopy(module)(like, positions, *layer, **named)
+    return (result,) if isinstance(result, torch.Tensor) else result
 
 
 def _grows(module: Any, length: int) -> bool:
