@@ -11,6 +11,7 @@ from typing import Any
 import check_table
 import import_table
 import method_table
+import model_table
 import module_table
 import predictions
 import reference_pages
@@ -45,6 +46,7 @@ FILLED = (
     import_table.written,
     method_table.written,
     target_table.written,
+    model_table.written,
     predictions.written,
     check_table.written,
 )

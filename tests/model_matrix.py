@@ -48,8 +48,17 @@ STATES = {
     **{"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8},
 }
 TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 512, "n_positions": 512}
+OTHERS = {
+    "rotary_dim": 4,
+    "vocab_size_per_layer_input": 259,
+    "hidden_size_per_layer_input": 8,
+    "num_kv_shared_layers": 0,
+}
+OTHERS |= {"image_size": 28, "patch_size": 14, "num_kv_heads": 2}
 NO_DROPOUT = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout", "attention_dropout"), 0.0)
-COMMON: dict[str, Any] = SIZES | HEADS | LAYERS | DECODER | ENCODER | EXPERTS | LATENT | STATES | TOKENS | NO_DROPOUT
+COMMON: dict[str, Any] = (
+    SIZES | HEADS | LAYERS | DECODER | ENCODER | EXPERTS | LATENT | STATES | TOKENS | OTHERS | NO_DROPOUT
+)
 COMMON |= {"vocab_size": VOCABULARY}
 """Keys of a tiny config, of which each type gets those that its class knows."""
 BOTH = {"layer_types": ["linear_attention", "full_attention"]}
@@ -105,17 +114,22 @@ def types() -> list[str]:
 
 def config_of(kind: str) -> Any:
     """Return a tiny config of a type. Raises what its class raises."""
-    import inspect
-
     from transformers import CONFIG_MAPPING
 
-    known = CONFIG_MAPPING[kind]
+    return _config(CONFIG_MAPPING[kind], OWN.get(kind, {}))
+
+
+def _config(known: Any, own: dict[str, Any]) -> Any:
+    """Return a config of a class, and tiny ones of its parts."""
+    import inspect
+
     names = {*inspect.signature(known.__init__).parameters, *getattr(known, "__dataclass_fields__", {})}
     aliases = getattr(known, "attribute_map", {})
     keys = {name: value for name, value in COMMON.items() if name in names or aliases.get(name) in names}
     if "qk_rope_head_dim" in keys:  # latent attention, whose head_dim is that of its positions
         keys |= {name: 4 for name in ("head_dim", "num_key_value_heads") if name in keys}
-    return known(**keys | OWN.get(kind, {}))
+    parts = {name: _config(part, {}) for name, part in known.sub_configs.items() if name != "language_config"}
+    return known(**keys | parts | own)
 
 
 def write_model(kind: str, tokenizer: Path, directory: Path) -> None:

@@ -218,6 +218,8 @@ def _differs(tensor: torch.Tensor, places: Places, trial: PackedTrial) -> bool:
     if not places.packed_rows:
         return False
     one, other, again = (_second_rows(tensor, places, trial, at) for at in range(3))
+    if not one.numel():
+        return False
     if not tensor.is_floating_point():
         return not torch.equal(one, other)
     noise, change = ((one.float() - each.float()).abs().nan_to_num().max().item() for each in (again, other))
