@@ -89,10 +89,8 @@ def date() -> str:
     """Return when and with what the types were run."""
     found = results()
     works = sum(each["result"] == "works" for each in found["types"].values())
-    return (
-        f"Run on {found['date']} with transformers {found['transformers']}: of {len(found['types'])} types, {works} work "
-        "with packed rows."
-    )
+    with_what = f"Run on {found['date']} with transformers {found['transformers']}"
+    return f"{with_what}: of {len(found['types'])} types, {works} work with packed rows."
 
 
 def _cell(text: str) -> str:

@@ -48,18 +48,11 @@ STATES = {
     **{"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8},
 }
 TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 512, "n_positions": 512}
-OTHERS = {
-    "rotary_dim": 4,
-    "vocab_size_per_layer_input": 259,
-    "hidden_size_per_layer_input": 8,
-    "num_kv_shared_layers": 0,
-}
-OTHERS |= {"image_size": 28, "patch_size": 14, "num_kv_heads": 2}
+OTHERS = {"rotary_dim": 4, "vocab_size_per_layer_input": 259, "hidden_size_per_layer_input": 8}
+OTHERS |= {"num_kv_shared_layers": 0, "image_size": 28, "patch_size": 14, "num_kv_heads": 2}
 NO_DROPOUT = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout", "attention_dropout"), 0.0)
-COMMON: dict[str, Any] = (
-    SIZES | HEADS | LAYERS | DECODER | ENCODER | EXPERTS | LATENT | STATES | TOKENS | OTHERS | NO_DROPOUT
-)
-COMMON |= {"vocab_size": VOCABULARY}
+COMMON: dict[str, Any] = SIZES | HEADS | LAYERS | DECODER | ENCODER | EXPERTS | LATENT | STATES | TOKENS | OTHERS
+COMMON |= NO_DROPOUT | {"vocab_size": VOCABULARY}
 """Keys of a tiny config, of which each type gets those that its class knows."""
 BOTH = {"layer_types": ["linear_attention", "full_attention"]}
 OWN: dict[str, dict[str, Any]] = {
@@ -78,7 +71,9 @@ OWN: dict[str, dict[str, Any]] = {
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "dots1": {"n_shared_experts": 1, "num_key_value_heads": 4},
     "zamba2": {"layer_types": ["mamba", "hybrid"], "num_mem_blocks": 1, "hybrid_layer_ids": [1]},
+    "zamba": {"layer_types": ["mamba", "hybrid"]},
     "zaya": {"num_experts_per_tok": 1},
+    "mpt": {"attn_pdrop": 0},
 }
 """Further keys of types whose layers are of several kinds, or whose class has rules of its own."""
 FAMILIES = (
@@ -128,7 +123,7 @@ def _config(known: Any, own: dict[str, Any]) -> Any:
     keys = {name: value for name, value in COMMON.items() if name in names or aliases.get(name) in names}
     if "qk_rope_head_dim" in keys:  # latent attention, whose head_dim is that of its positions
         keys |= {name: 4 for name in ("head_dim", "num_key_value_heads") if name in keys}
-    parts = {name: _config(part, {}) for name, part in known.sub_configs.items() if name != "language_config"}
+    parts = {name: _config(part, {}) for name, part in known.sub_configs.items() if hasattr(part, "sub_configs")}
     return known(**keys | parts | own)
 
 
