@@ -3,10 +3,14 @@
 Each family takes a second.
 """
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 import torch
+from conftest import ROOT
 from test_expert_targets import LORA, config_of, settings
 from test_isolation import CPU, build, loss_and_gradients, rows
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
@@ -168,3 +172,16 @@ def test_the_trial_has_a_size_that_no_dimension_has(step: int) -> None:
     assert trial.tokens % step == 0
     assert trial.places(torch.empty(trial.packed_rows, 4, trial.tokens)).tokens == (2,)  # type: ignore[union-attr]
     assert trial.places(torch.empty(trial.packed_rows, 4, 8)) is None
+
+
+def test_kernels_that_keep_rows_apart_get_their_boundaries() -> None:
+    """With packages that transformers looks for when it is imported, so in a process of its own: six seconds."""
+    paths = os.pathsep.join([str(ROOT / "tests/row_kernels"), *filter(None, sys.path)])
+    done = subprocess.run(
+        [sys.executable, ROOT / "tests/row_kernels/compared.py"],
+        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.splitlines()[-1:] == ["[] [] True True True"], done.stderr[-3000:]

@@ -6,8 +6,10 @@ Nothing here imports torch, which data/ does not need to render a template.
 import contextlib
 import functools
 import importlib
+import inspect
+import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -165,6 +167,28 @@ def former_names(model_type: str) -> tuple[tuple[str, str], ...]:
 
 def _is_quantized(module: Any) -> bool:
     return type(module).__name__ in ("Linear4bit", "Linear8bitLt")
+
+
+def keeps_rows_apart(modules: Iterable[Any]) -> bool:
+    """Return whether the functions of modules that mix rows are those of fla, mamba_ssm and causal_conv1d, which keep
+    rows
+    apart by their boundaries. transformers' own refuse boundaries (integrations/hub_kernels.py,
+    use_kernel_func_from_hub_with_fallback)."""
+    kinds = {kind for module in modules for kind in type(module).__mro__ if kind.__module__.startswith("transformers.")}
+    places = {kind.__module__ for kind in kinds}
+    functions = [each for place in places for each in vars(sys.modules[place]).values() if callable(each)]
+    found = [flag for function in functions if (flag := _is_of_package(function)) is not None]
+    return bool(found) and all(found)
+
+
+def _is_of_package(function: Any) -> bool | None:
+    """Return whether a function with a fallback is its package's; None for other functions."""
+    while isinstance(function, types.FunctionType):
+        named = inspect.getclosurevars(function).nonlocals if function.__closure__ else {}
+        if "is_new_implementation" in named:
+            return bool(named["is_new_implementation"])
+        function = getattr(function, "__wrapped__", None)
+    return None
 
 
 def computes_otherwise(module: Any) -> bool:

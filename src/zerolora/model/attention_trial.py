@@ -24,8 +24,8 @@ FARTHEST = 2**17
 """Tokens over which a mask is looked at."""
 QUERIES = 64
 """How many of them see what their mask says."""
-KNOWN = ("position_ids", "s_aux")
-"""Tensors for an attention that change no score, or that this project's attention takes."""
+KNOWN = ("position_ids", "s_aux", "seq_idx", "cu_seq_lens_q", "cu_seq_lens_k")
+"""Tensors for an attention that change no score of a row, or that this project's attention takes."""
 TERMS = ("softcap",)
 """Numbers that change its scores."""
 FULL = 0

@@ -67,6 +67,8 @@ class Lengths:
         self.of_rows: list[list[int]] | None = None
         self.branches: Sequence[Branches] = ()
         """The groups of rows with a common prefix, if the batch is made of them."""
+        self.boundaries = False
+        """Whether models get the boundaries of rows, for kernels of their mixing modules that keep rows apart."""
         self._ends: torch.Tensor | None = None
         self._ends_of_keys: torch.Tensor | None = None
 

@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 
+from zerolora.compat.transformers_patches import keeps_rows_apart
 from zerolora.data.prepared_rows import IGNORED
 from zerolora.errors import UserError
 from zerolora.machine.devices import on_gpu
 from zerolora.model.spec import FEWEST
 from zerolora.train import kernels
-from zerolora.train.attention import IMPLEMENTATIONS
+from zerolora.train.attention import IMPLEMENTATIONS, NAME, lengths
 from zerolora.train.common_prefix import Group
 from zerolora.train.feed import Feed, PackedRow, collate, joined, padding
 from zerolora.train.loss import logits_of, make_whole, next_logits, token_losses
@@ -38,7 +39,8 @@ LEAST_ROUNDING = 1e-3
 
 
 def isolate(engine: Any, base: Any, device: torch.device) -> list[str]:
-    """Compute the modules that mix the rows of a packed row by row, if rows see each other; return their paths.
+    """Compute the modules that mix the rows of a packed row by row, if rows see each other; return their paths. Where
+    fla, mamba_ssm and causal_conv1d compute them, they get the rows' boundaries instead, if that isolates the rows.
 
     `base` is the model under the adapter. Raises UserError as check_isolation. Collective.
     """
@@ -48,6 +50,12 @@ def isolate(engine: Any, base: Any, device: torch.device) -> list[str]:
             raise UserError(fault)
         return []
     modules = _mixing(engine, base, device)
+    if base.config._attn_implementation == NAME and keeps_rows_apart(base.get_submodule(each.path) for each in modules):
+        lengths.boundaries = True
+        kept = isolation_fault(engine, base.config, device) is None
+        lengths.boundaries = not any(_of_any_rank([not kept], device))
+        if lengths.boundaries:
+            return []
     engine.gather_for_rows([each.path for each in modules])
     compute_row_by_row(base, modules)
     check_isolation(engine, base.config, device)

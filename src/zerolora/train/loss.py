@@ -13,6 +13,7 @@ import torch
 
 from zerolora.compat.peft_patches import without_rows
 from zerolora.compat.transformers_patches import replace_forward
+from zerolora.machine.devices import moved
 from zerolora.model.spec import chunk_size
 from zerolora.train.attention import lengths
 from zerolora.train.kernels import LOSSES, FusedLosses
@@ -37,13 +38,28 @@ def logits_of(model: Any, batch: dict[str, Any]) -> torch.Tensor:
     """Return the logits of a batch, [packed rows, longest, vocabulary]. Collective among ranks that share rows."""
     logits = model(**_inputs(batch), use_cache=False).logits
     assert isinstance(logits, torch.Tensor)
-    return sequence.whole(logits)
+    return sequence.whole(logits.view(*batch["input_ids"].shape, -1))
 
 
 def _inputs(batch: dict[str, Any]) -> dict[str, torch.Tensor]:
     """Return a model's inputs, for calls without cache: with one, models ignore restarting positions of packed rows."""
     lengths.set(batch["lengths"], batch.get("branches", ()))
-    return {name: batch[name] for name in ("input_ids", "attention_mask", "position_ids") if name in batch}
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "position_ids") if name in batch}
+    return inputs | _boundaries(inputs) if lengths.boundaries and "position_ids" in inputs else inputs
+
+
+def _boundaries(inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """Return the tokens of all packed rows as one, and where each row ends, as transformers' mixing modules want them
+    (modeling_flash_attention_utils.py, FlashAttentionKwargs)."""
+    rows = [length for row in lengths.of_rows or [] for length in row]
+    lengths.set([rows])
+    joined = {name: each.view(1, -1) for name, each in inputs.items()}
+    ends = lengths.ends(1, sum(rows), joined["input_ids"].device)
+    number = torch.repeat_interleave(torch.arange(len(rows), dtype=torch.int32), torch.tensor(rows))
+    return joined | {
+        "seq_idx": moved(number, ends.device).view(1, -1),
+        **{"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": max(rows), "max_length_k": max(rows)},
+    }
 
 
 def make_chunked(model: Any) -> None:
