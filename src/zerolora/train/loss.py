@@ -69,7 +69,14 @@ def make_chunked(model: Any) -> None:
     returned. Without both nothing changes.
     """
     replace_forward(model, _model_forward, _head_forward)
-    model.logits_are_plain = True
+    model.logits_are_plain = _decoder(model) is not model
+
+
+def _decoder(model: Any) -> Any:
+    """Return the module whose hidden states the head reads. Some classes have themselves as their decoder, or the head,
+    as Llama 4 and ModernBERT's decoder."""
+    decoder = model.get_decoder()
+    return model.base_model if decoder is model or decoder is model.get_output_embeddings() else decoder
 
 
 def make_whole(model: Any) -> None:
@@ -89,7 +96,7 @@ def _model_forward(model: Any, *arguments: Any, supervised: Any = None, targets:
             return chosen
         return torch.nn.functional.cross_entropy(chosen, targets, reduction="none")
     inputs = {name: value for name, value in inputs.items() if value is not None and name != "return_dict"}
-    hidden = model.get_decoder()(*arguments, **inputs).last_hidden_state
+    hidden = _decoder(model)(*arguments, **inputs).last_hidden_state
     chosen = hidden.flatten(0, 1).index_select(0, supervised)
     del hidden
     if targets is None:
