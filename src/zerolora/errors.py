@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from zerolora.workflow_files import IS_PACKAGED, ROOT
 
 LONGEST = 60  # characters of a value in a message
+CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+"""Matches characters that a terminal obeys: control characters, and those that break or turn a line."""
 
 REMEDIES = {
     errno.ENOSPC: "free some space there, or write to another disk",
@@ -36,7 +39,7 @@ class UserError(Exception):
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__("\n".join(printable(line) for line in message.split("\n")))
+        super().__init__(printable_lines(message))
 
 
 def install_command(requirement: str) -> str:
@@ -55,6 +58,11 @@ def install_command(requirement: str) -> str:
 def printable(text: str) -> str:
     """Return a line with control characters escaped, so that a terminal does not interpret them."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def printable_lines(text: str) -> str:
+    """Return a text of several lines, each as `printable` returns it."""
+    return "\n".join(printable(line) for line in text.split("\n"))
 
 
 def shown(value: Any) -> str:
