@@ -68,6 +68,7 @@ def start(
     import_quickly()
     quiet = {"HF_HUB_DISABLE_TELEMETRY": "1", "TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore"}
     quiet["PYDANTIC_DISABLE_PLUGINS"] = "__all__"  # it would search all installed packages for some
+    quiet["RUST_BACKTRACE"] = "0"  # of a panic, which is reported in one line (model/bounded_tokenizer.py)
     for name, value in quiet.items():
         os.environ.setdefault(name, value)
 

@@ -189,6 +189,31 @@ def test_texts_of_others_are_printed_by_one_function() -> None:
     assert guilty == PRINT.keys()
 
 
+LOADERS = {
+    "model/architecture.py": "tokenizer_of, which bounds it",
+    "model/prompt_format.py": "vocabulary, which bounds it",
+    "model/manifest.py": "loads one to see whether it needs code, and encodes nothing",
+    "fetch/model_sources.py": "converts the vocabulary of a GGUF file",
+    "fetch/sentencepiece_tokenizer.py": "converts a vocabulary, within foreign.tokenizer_errors",
+}
+"""Modules that load tokenizers themselves."""
+
+
+def test_tokenizers_are_loaded_by_one_function() -> None:
+    """architecture.tokenizer_of: what it returns is bounded at every call (model/bounded_tokenizer.py)."""
+    guilty = set()
+    for path in workflow_files.PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Attribute(
+                    value=ast.Name(id="AutoTokenizer" | "Tokenizer"), attr="from_pretrained" | "from_file"
+                ):
+                    guilty.add(path.relative_to(workflow_files.PACKAGE).as_posix())
+                case ast.Call(func=ast.Name(id="PreTrainedTokenizerFast")):
+                    guilty.add(path.relative_to(workflow_files.PACKAGE).as_posix())
+    assert guilty == LOADERS.keys()
+
+
 def test_class_names_are_unique() -> None:
     defined = [
         node.name

@@ -34,7 +34,7 @@ from zerolora.log import only_warnings
 from zerolora.machine import this_machine
 from zerolora.memory.estimate import estimate
 from zerolora.methods.registry import TRAINABLE
-from zerolora.model.architecture import config_of
+from zerolora.model.architecture import config_of, tokenizer_of
 from zerolora.planner.render import render
 from zerolora.probe.listed_trial import check as try_model
 from zerolora.probe.untrained import untrained
@@ -361,9 +361,7 @@ def _flow(value: Any) -> str:
 
 def _first_row(data: Path, model: Path) -> str:
     """Return the first training row's text, what is supervised in 「」."""
-    from transformers import AutoTokenizer
-
-    tokenizer: Any = AutoTokenizer.from_pretrained(model, local_files_only=True)
+    tokenizer = tokenizer_of(model)
     (row,) = open_table(data, "train").slice(0, 1).to_pylist()
     ids, labels = row["input_ids"][:SHOWN_TOKENS], row["labels"][:SHOWN_TOKENS]
     parts, start = [], 0

@@ -388,10 +388,14 @@ def tokenizer_errors(directory: Path) -> Iterator[None]:
     except UserError:
         raise
     except BaseException as error:
-        # A failed assertion of the library's Rust code is a BaseException.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        if not isinstance(error, Exception) and not is_panic(error):
             raise
         raise _tokenizer_error(directory, error) from None
+
+
+def is_panic(error: BaseException) -> bool:
+    """Return whether an error is a failed assertion of a library's Rust code, which is no Exception."""
+    return type(error).__name__ == "PanicException"
 
 
 def _tokenizer_error(directory: Path, error: BaseException) -> UserError:

@@ -94,7 +94,9 @@ def check_needs_no_code(directory: Path) -> None:
         built_in = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
     except ValueError:
         built_in = False
-    except Exception as error:  # classes raise errors of many types
+    except BaseException as error:  # classes raise errors of many types
+        if not isinstance(error, Exception) and not foreign.is_panic(error):
+            raise
         raise UserError(
             f"{directory}: transformers cannot read its config or tokenizer ({foreign.reason(error)}); "
             f"{foreign.FETCH_AGAIN}"
