@@ -44,6 +44,12 @@ def stamp(path: Path | str) -> Stamp | None:
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
+def cache_folder() -> Path:
+    """Return this package's folder in the user's cache. Raises RuntimeError for a user without a home directory."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(cache) if Path(cache).is_absolute() else Path.home() / ".cache") / "zerolora"
+
+
 def write_text(path: Path, text: str) -> None:
     """Write `text` as UTF-8 to `path`, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)

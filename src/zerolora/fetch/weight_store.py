@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from zerolora.errors import UserError, shown
-from zerolora.files import Stamp, read_object, sha256, staged_directory, stamp, sync_directory, write_json
+from zerolora.files import Stamp, cache_folder, read_object, sha256, staged_directory, stamp, sync_directory, write_json
 from zerolora.log import LOGGER
 from zerolora.model.manifest import is_weight
 
@@ -39,9 +39,8 @@ def store_folder() -> Path:
         if Path(named).exists() and not Path(named).is_dir():
             raise UserError(f"{VARIABLE}={shown(named)}: is not a directory; give the path of one")
         return Path(named)
-    cache = os.environ.get("XDG_CACHE_HOME", "")
     try:
-        return (Path(cache) if Path(cache).is_absolute() else Path.home() / ".cache") / "zerolora/weights"
+        return cache_folder() / "weights"
     except RuntimeError:
         raise UserError(f"this user has no home directory; set {VARIABLE} to a directory for base weights") from None
 
