@@ -116,6 +116,10 @@ def main() -> None:
     except UserError as error:
         LOGGER.error("%s", error)
         sys.exit(2)
+    except MemoryError as error:
+        reason = f" ({' '.join(str(error).split())})" if str(error) else ""
+        LOGGER.error("not enough memory%s; give the job more, or raise its limit (`ulimit -v`)", reason)
+        sys.exit(2)
     except OSError as error:
         LOGGER.error("%s", explained(error))
         sys.exit(2)

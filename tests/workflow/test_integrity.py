@@ -398,10 +398,8 @@ def test_a_copied_project_opens_nothing_of_the_original(project: Project, tmp_pa
     before = listed(project.directory)
     copy.run("dvc", "status", **user_cache(tmp_path))
     assert listed(project.directory) == before
-    ours, theirs = (
-        site_cache(each.directory, project_environment(each.directory) | user_cache(tmp_path))
-        for each in (copy, project)
-    )
+    both = (each.directory for each in (copy, project))
+    ours, theirs = (site_cache(each, project_environment(each) | user_cache(tmp_path)) for each in both)
     assert ours != theirs and ours.parent == theirs.parent
     # A path of another user's, by either engine.
     for engine in (("dvc", "repro", "--single-item", "--force", "resolve"), SNAKEMAKE):

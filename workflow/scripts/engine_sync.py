@@ -421,9 +421,7 @@ def make_site_cache_private() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     status = folder.stat()
     if status.st_uid != os.getuid():
-        raise WorkflowError(
-            f"{folder}: belongs to another user, who could plant code for DVC there; set XDG_CACHE_HOME"
-        )
+        raise WorkflowError(f"{folder}: is another user's, who could plant code for DVC there; set XDG_CACHE_HOME")
     if status.st_mode & 0o077:
         folder.chmod(0o700)
     entry = f"    site_cache_dir = {folder}\n"
