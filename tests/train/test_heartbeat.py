@@ -196,8 +196,8 @@ def test_another_process_that_writes_to_the_store_ends_nothing() -> None:
     ranks = [stand_in(rank, GOES_ON, ZEROLORA_SECRET="s" * 64) for rank in (0, 1)]
     wait_until_they_go(*ranks)
     other = torch.distributed.TCPStore("127.0.0.1", PORT, is_master=False, wait_for_workers=False)
-    keys = [key for key in other.list_keys() if "heartbeat" in key]
-    assert len(keys) == 2
+    keys = [f"zerolora/heartbeat/0/{rank}" for rank in (0, 1)]
+    other.wait(keys)
     signed_by_one = [other.get(key) for key in keys]
     deadline = time.monotonic() + PATIENCE + 3
     while time.monotonic() < deadline:
@@ -206,6 +206,7 @@ def test_another_process_that_writes_to_the_store_ends_nothing() -> None:
                 other.set(key, content)
                 time.sleep(0.01)
     assert [rank.runs() for rank in ranks] == [True, True], [rank.errors() for rank in ranks]
+    time.sleep(3)  # until rank 1 has written its own again
     ranks[1].signal(signal.SIGSTOP)
     assert ranks[0].wait() == 2
     errors = ranks[0].errors()
@@ -221,8 +222,8 @@ def test_a_monitor_that_fails_says_so_and_training_goes_on() -> None:
     """Both threads, on every try: the error is reported once each."""
     broken = "import zerolora.train.launch.heartbeat as h\ndef fail(*_): raise ValueError('broken')\n"
     broken += "h.verified = fail; h._Monitor._judge = fail\n"
-    ranks = [stand_in(0, f"{broken}{GOES_ON.replace('10000', '160')}"), stand_in(1, GOES_ON)]
-    assert ranks[0].wait() == 0
+    ranks = [stand_in(0, f"{broken}{GOES_ON.replace('10000', '160')}\nimport os; os._exit(0)"), stand_in(1, GOES_ON)]
+    assert ranks[0].wait() == 0, ranks[0].errors()
     ranks[1].kill()
     said = r"^zerolora: the detection of hanging ranks fails on rank 0 on .* \(ValueError: broken\) and is tried again"
     assert len(re.findall(said, ranks[0].errors(), re.MULTILINE)) == 2, ranks[0].errors()

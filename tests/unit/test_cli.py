@@ -58,7 +58,7 @@ def test_a_full_disk_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
 
 def test_too_little_memory_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     short = "from zerolora.config import recipes\ndef listed(folder): raise MemoryError('malloc of size 8')\n"
-    result = served("zerolora", "init", directory=tmp_path, before=f"{short}recipes.listed = listed")
+    result = served("zerolora", "init", directory=tmp_path, before=f"{short}recipes.find = listed")
     assert result.returncode == 2 and result.stderr.splitlines() == [
         "zerolora: not enough memory (malloc of size 8); give the job more, or raise its limit (`ulimit -v`)"
     ]
