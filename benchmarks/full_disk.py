@@ -3,8 +3,8 @@
     nice .venv/bin/python benchmarks/full_disk.py
 
 Needs root, to mount a tmpfs. A finished project of a tiny model (chaos.py) lies on a tmpfs with so many KiB left. Each
-stage runs there by its command. It must end well, or with exit code 2 and one line that names the disk, with the outputs
-before it unchanged; with room again, the same command must write the bytes that were there. Adds nothing to a page.
+stage runs there by its command. It must end well, or with exit code 2 and one line that names the disk, with the
+outputs before it unchanged; with room again, the same command must write the bytes that were there.
 """
 
 import json
