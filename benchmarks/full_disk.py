@@ -35,7 +35,10 @@ STAGES: dict[str, tuple[str, ...]] = {
 }
 LEFT = (0, 4, 16, 64, 256)
 """KiB."""
-TIMES = ("resources.json", "usage.json", "summary.json", ".html", "row.json", "difference.json", ".svg", "table.csv")
+TIMES = (
+    *("resources.json", "usage.json", "summary.json", ".html", "row.json", "difference.json", "telemetry.csv", ".svg"),
+    "table.csv",
+)
 """Ends of names of files with times, memory or dates."""
 
 
@@ -71,7 +74,7 @@ def outcome(finished: Path, place: Path, stage: str, left: int) -> str:
         lines = [line for line in full.stderr.splitlines() if line.startswith("zerolora: ")]
         if "Traceback" in text or full.returncode not in (0, 2):
             return f"exit code {full.returncode}: {text[-1500:]}"
-        if full.returncode == 2 and not any("space" in line for line in lines):
+        if full.returncode == 2 and not any("space" in line or "disk" in line for line in lines):
             return f"no line of the disk: {text[-1500:]}"
         now = bytes_of(project.directory)
         if full.returncode and (changed := [name for name in before if now.get(name) != before[name]]):

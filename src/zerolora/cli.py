@@ -18,7 +18,7 @@ from zerolora import log as messages
 from zerolora.commands import stage_command, standard_input, user_commands
 from zerolora.compat.left_out import leave_out
 from zerolora.compat.transformers_import import import_quickly
-from zerolora.errors import UserError, explained
+from zerolora.errors import EXPECTED, message_of
 from zerolora.log import LOGGER
 from zerolora.machine import parents
 from zerolora.train.launch.stop_signals import STOPPED, Stopped
@@ -113,13 +113,6 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         LOGGER.warning("stopped by Ctrl-C; run the same command again")
         sys.exit(INTERRUPTED)
-    except UserError as error:
-        LOGGER.error("%s", error)
-        sys.exit(2)
-    except MemoryError as error:
-        reason = f" ({' '.join(str(error).split())})" if str(error) else ""
-        LOGGER.error("not enough memory%s; give the job more, or raise its limit (`ulimit -v`)", reason)
-        sys.exit(2)
-    except OSError as error:
-        LOGGER.error("%s", explained(error))
+    except EXPECTED as error:
+        LOGGER.error("%s", message_of(error))
         sys.exit(2)

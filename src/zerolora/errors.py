@@ -74,6 +74,20 @@ def shown(value: Any) -> str:
     return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
 
 
+EXPECTED = (UserError, OSError, MemoryError)
+"""Errors that every process reports in one line (`message_of`) and exit code 2; others are faults of this package."""
+
+
+def message_of(error: BaseException) -> str:
+    """Return the line of an EXPECTED error."""
+    if isinstance(error, OSError):
+        return explained(error)
+    if isinstance(error, MemoryError):
+        reason = f" ({' '.join(str(error).split())})" if str(error) else ""
+        return f"not enough memory{reason}; give the job more, or raise its limit (`ulimit -v`)"
+    return str(error)
+
+
 def explained(error: OSError) -> str:
     """Return one line for an error of the operating system: the file, the reason, the remedy."""
     number = error.errno or 0
