@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from bench import Bench, metrics, rank_process
-from conftest import ROOT, begun, project_environment, served
+from conftest import ROOT, begun, project_environment
 from safetensors.torch import load_file
 from training_plan import training_plan
 
@@ -433,13 +433,15 @@ def test_adapter_of_a_diverged_last_step_is_not_published(bench: Bench) -> None:
     assert not (bench.folder / "diverged/adapter").exists()
 
 
-def test_a_full_disk_under_the_ranks_is_one_line(bench: Bench) -> None:
-    """The first file that a rank writes is the lock of the run; a limit on the file size stands for a full disk."""
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))"
-    result = served(*bench.command("full"), before=limit)
+def test_an_error_of_the_system_in_a_rank_is_one_line(bench: Bench) -> None:
+    """The lock of the run, the first file that a rank writes, is a device that takes nothing."""
+    lock = bench.folder / "checkpoints/full/lock"
+    lock.parent.mkdir(parents=True)
+    lock.symlink_to("/dev/full")
+    result = bench.start("full")
     assert result.returncode == 2 and "Traceback" not in result.stderr, result.stderr
     said = [line for line in result.stderr.splitlines() if line.startswith("zerolora: ")]
-    assert "File too large; raise the limit on file sizes (`ulimit -f`)" in said[-1], result.stderr
+    assert "Invalid argument; see the log for what was done last" in said[-1], result.stderr
 
 
 def test_users_mistake_in_training_is_one_line(bench: Bench) -> None:
