@@ -186,8 +186,8 @@ FOREIGN = (
     b'{"x": 1}',
     b"[" * 100_000,
     json.dumps(STATUS).encode(),
-    bytes(32) + json.dumps(STATUS | {"longest": "zz"}).encode(),
-    bytes(32) + json.dumps(STATUS | {"host": "\x1b[31mnode"}).encode(),
+    b"0" * 64 + json.dumps(STATUS | {"longest": "zz"}).encode(),
+    b"0" * 64 + json.dumps(STATUS | {"host": "\x1b[31mnode"}).encode(),
 )
 
 
@@ -203,7 +203,7 @@ def test_another_process_that_writes_to_the_store_ends_nothing() -> None:
     while time.monotonic() < deadline:
         for number, key in enumerate(keys):
             for content in (*FOREIGN, signed_by_one[1 - number]):
-                other.set(key, content)
+                other.set(key, content)  # type: ignore[arg-type]  # it takes bytes too
                 time.sleep(0.01)
     assert [rank.runs() for rank in ranks] == [True, True], [rank.errors() for rank in ranks]
     time.sleep(3)  # until rank 1 has written its own again

@@ -441,7 +441,10 @@ def test_an_error_of_the_system_in_a_rank_is_one_line(bench: Bench) -> None:
     result = bench.start("full")
     assert result.returncode == 2 and "Traceback" not in result.stderr, result.stderr
     said = [line for line in result.stderr.splitlines() if line.startswith("zerolora: ")]
-    assert "Invalid argument; see the log for what was done last" in said[-1], result.stderr
+    assert said == [
+        "zerolora: Invalid argument; see the log for what was done last, and run it again",
+        "zerolora: rank 0 failed with exit code 2",
+    ]
 
 
 def test_users_mistake_in_training_is_one_line(bench: Bench) -> None:

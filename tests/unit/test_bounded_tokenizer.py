@@ -13,6 +13,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from zerolora.data import tokenize
 from zerolora.errors import UserError
+from zerolora.log import LOGGER
 from zerolora.model import bounded_tokenizer
 from zerolora.model.architecture import tokenizer_of
 from zerolora.model.bounded_tokenizer import BoundedTokenizer
@@ -74,7 +75,7 @@ def test_a_call_beyond_its_bounds_ends_the_process_with_one_line(
     library = small()
     library.normalizer = normalizers.Sequence([normalizers.Replace("a", "a" * 1000)] * 4)
     if (child := os.fork()) == 0:
-        bounded_tokenizer.LOGGER.handlers = [logging.FileHandler(tmp_path / "log")]
+        LOGGER.handlers = [logging.FileHandler(tmp_path / "log")]
         BoundedTokenizer(library, "x/tokenizer.json").encode("aaa")
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == bounded_tokenizer.CODE

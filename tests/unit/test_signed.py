@@ -21,19 +21,19 @@ STATUS = asdict(Status(1, "node1", "step 2, forward", "step", 5, 4, 0.5, 1, 0.25
 
 @given(st.binary(max_size=200))
 def test_only_what_a_rank_signed_for_a_key_is_read(foreign: bytes) -> None:
-    ours = signed("a/1", STATUS)
+    ours = signed("a/1", STATUS).encode()
     assert verified("a/1", ours) == STATUS
     assert verified("a/2", ours) is None and verified("a/1", ours[:-1]) is None
-    assert verified("a/1", foreign) is None and verified("a/1", ours[:32] + foreign) in (None, STATUS)
+    assert verified("a/1", foreign) is None and verified("a/1", ours[:64] + foreign) in (None, STATUS)
 
 
 def test_another_secret_signs_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SECRET, "one")
-    ours = signed("a", 1)
+    ours = signed("a", 1).encode()
     monkeypatch.setenv(SECRET, "two")
     assert verified("a", ours) is None
     monkeypatch.delenv(SECRET)
-    assert verified("a", signed("a", 1)) == 1, "without a secret all are equal, and trusted"
+    assert verified("a", signed("a", 1).encode()) == 1, "without a secret all are equal, and trusted"
 
 
 WRONG: list[Any] = [

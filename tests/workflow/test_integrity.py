@@ -392,7 +392,7 @@ def test_nobody_else_can_write_dvcs_cache_of_hashes(project: Project, tmp_path: 
 def test_a_copied_project_opens_nothing_of_the_original(project: Project, tmp_path: Path) -> None:
     """By DVC alone, before any command of the project; the copy has the original's .dvc/config.local."""
     project.run(*SNAKEMAKE, **user_cache(tmp_path))
-    copy = Project(tmp_path / "copy")
+    copy = Project(tmp_path / "copied")
     shutil.copytree(project.directory, copy.directory, symlinks=True)
     assert str(project.directory) not in (copy.directory / ".dvc/config.local").read_text()
     before = listed(project.directory)

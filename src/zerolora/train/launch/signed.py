@@ -20,8 +20,8 @@ from zerolora.log import LOGGER
 SECRET = "ZEROLORA_SECRET"  # noqa: S105 (the name of a variable)
 LENGTH = 64
 """Characters of a secret."""
-MAC = 32
-"""Bytes of a signature (HMAC-SHA256)."""
+MAC = 64
+"""Characters of a signature (HMAC-SHA256)."""
 WAIT_SECONDS = 10.0
 """For the process that writes the file."""
 
@@ -59,10 +59,10 @@ def _read(path: Path) -> str:
     return ""
 
 
-def signed(key: str, value: Any) -> bytes:
+def signed(key: str, value: Any) -> str:
     """Return a JSON value for the store's `key`."""
-    text = json.dumps(value).encode()
-    return _mac(key, text) + text
+    text = json.dumps(value)
+    return _mac(key, text.encode()).decode() + text
 
 
 def verified(key: str, data: bytes) -> Any:
@@ -77,4 +77,5 @@ def verified(key: str, data: bytes) -> Any:
 
 
 def _mac(key: str, text: bytes) -> bytes:
-    return hmac.digest(os.environ.get(SECRET, "").encode(), f"{key}\n".encode() + text, "sha256")
+    secret = os.environ.get(SECRET, "").encode()
+    return hmac.digest(secret, f"{key}\n".encode() + text, "sha256").hex().encode()
