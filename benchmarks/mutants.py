@@ -42,9 +42,11 @@ from zerolora.data.example import BadRow
 from zerolora.data.published import published
 from zerolora.data.readers import chunks
 from zerolora.errors import UserError, explained
+from zerolora.fetch.model_sources import gguf_errors, read_gguf
 from zerolora.files import read_json, write_json
 from zerolora.json_file import read_text
 from zerolora.model import foreign
+from zerolora.model.architecture import tokenizer_of
 from zerolora.model.read_spec import read_model_spec
 from zerolora.tensor_file import read_header
 
@@ -179,6 +181,62 @@ def rendered(path: Path) -> Any:
     return SAME
 
 
+def gguf_file() -> bytes:
+    """Return a GGUF file of a tiny Llama."""
+    import gguf
+    import numpy as np
+
+    shapes = {"token_embd": (4, 8), "output_norm": (8,), "blk.0.attn_norm": (8,), "blk.0.ffn_norm": (8,)}
+    shapes |= {f"blk.0.attn_{name}": (8, 8) for name in ("q", "k", "v", "output")}
+    shapes |= {f"blk.0.ffn_{name}": (8, 8) for name in ("up", "gate", "down")}
+    with tempfile.TemporaryDirectory() as folder:
+        writer = gguf.GGUFWriter(path := f"{folder}/model.gguf", "llama")
+        writer.add_vocab_size(4)
+        writer.add_context_length(64)
+        writer.add_embedding_length(8)
+        writer.add_block_count(1)
+        writer.add_feed_forward_length(8)
+        writer.add_head_count(2)
+        writer.add_head_count_kv(2)
+        writer.add_layer_norm_rms_eps(1e-5)
+        for name, shape in shapes.items():
+            writer.add_tensor(f"{name}.weight", np.ones(shape, np.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return Path(path).read_bytes()
+
+
+def gguf_model(path: Path) -> Any:
+    """Read the model in a GGUF file, as fetch does; it checks that all of it is read."""
+    with gguf_errors():
+        read_gguf(path)
+    return SAME
+
+
+def tokenizer_file() -> bytes:
+    """Return a tokenizer.json with each kind of part."""
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+    words = {"[UNK]": 0, "<s>": 1, "a": 2, "b": 3, "ab": 4, "aab": 5}
+    result = Tokenizer(models.BPE(words, [("a", "b"), ("a", "ab")], unk_token="[UNK]"))  # noqa: S106 (no password)
+    result.add_special_tokens(["<s>"])
+    result.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Replace("c", "ab")])
+    split = pre_tokenizers.Split(Regex(r"\s+|[a-z]{1,3}"), "isolated")
+    result.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.Digits()])
+    result.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    result.decoder = decoders.Fuse()
+    return result.to_str().encode()
+
+
+def tokenized(path: Path) -> Any:
+    """Load a tokenizer, and encode and decode a text."""
+    tokenizer = tokenizer_of(path.parent)
+    tokenizer.decode(tokenizer.encode("ab aab c 12 \u00e9\u4e2d" * 20))
+    return SAME
+
+
 def splits(path: Path) -> Any:
     """Read the `configs` of a data set's README.md, as prepare does."""
     published(path.parent, [path.parent / "train.jsonl"])
@@ -259,6 +317,8 @@ def kinds() -> list[FileKind]:
         FileKind("config.yaml", YAML, read_values, of_yaml),
         FileKind("README.md", README, splits, lambda content: SAME),
         FileKind("model.safetensors", tensor_file(), tensors, of_tensors),
+        FileKind("model.gguf", gguf_file(), gguf_model, lambda content: SAME),
+        FileKind("tokenizer.json", tokenizer_file(), tokenized, lambda content: SAME),
         FileKind("chat_template.jinja", TEMPLATE, rendered, lambda content: SAME),
         FileKind("rows.jsonl", LINES, rows, of_lines),
         FileKind("rows.csv", csv_of_rows(), rows, of_csv),
@@ -342,6 +402,7 @@ def campaign(cases: int, seed: int, chosen: list[FileKind] | None = None) -> dic
             draw, ends = random.Random(f"{seed} {kind.name}"), collections.Counter[str]()  # noqa: S311
             path = Path(folder) / kind.name
             path.write_bytes(kind.content)
+            kind.read(path)  # imports what forks would import each
             if (sound := limited(kind, path)) != "read":
                 raise SystemExit(f"{kind.name}: the unmutated file ends with: {sound}")
             for number in range(cases):
@@ -374,9 +435,11 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--cases", type=int, default=200, help="cases of each kind")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--kinds", nargs="*", metavar="FILE", help="by default, all")
     options = parser.parse_args()
     begun = time.process_time() + children_cpu_seconds()
-    counts = campaign(options.cases, options.seed)
+    chosen = [kind for kind in kinds() if not options.kinds or kind.name in options.kinds]
+    counts = campaign(options.cases, options.seed, chosen)
     spent = time.process_time() + children_cpu_seconds() - begun
     campaigns = json.loads(RESULT.read_text(encoding="utf-8"))["campaigns"] if RESULT.exists() else {}
     campaigns[str(options.seed)] = {"cpu_seconds": round(spent, 1), "kinds": counts}

@@ -301,6 +301,7 @@ def project_environment(directory: Path) -> dict[str, str]:
         "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": os.pathsep.join(filter(None, (str(directory / "src"), os.environ.get(OTHER_RELEASES)))),
         "OMP_NUM_THREADS": "1",
+        "DVC_SITE_CACHE_DIR": str(directory / ".cache/dvc"),  # not in the user's cache
         "GIT_AUTHOR_NAME": "test",
         "GIT_AUTHOR_EMAIL": "test@example.org",
         "GIT_COMMITTER_NAME": "test",

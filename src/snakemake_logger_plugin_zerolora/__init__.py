@@ -118,6 +118,11 @@ def printable(text: str) -> str:
     return "".join(character if character.isprintable() else " " for character in text)
 
 
+def printable_lines(text: str) -> str:
+    """Return lines without control characters."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
 def duration(seconds: float) -> str:
     """Return seconds as in 9.5 s, 3:07 or 1:03:07."""
     if seconds < 60:
@@ -166,8 +171,8 @@ class Terminal:
             self._live.refresh()
 
     def print(self, text: str, style: str = "") -> None:
-        """Print a permanent line."""
-        self.console.print(text, style=style, markup=False)
+        """Print permanent lines."""
+        self.console.print(printable_lines(text), style=style, markup=False)
 
     def started(self, job: Job) -> None:
         """Print nothing: the bar shows it."""
@@ -185,7 +190,7 @@ class Terminal:
 
         # Cut to the terminal's width; the log has the whole line.
         line = Text(no_wrap=True, overflow="ellipsis").append(mark, style)
-        line.append(f" {job.name:<{NAME_WIDTH}} {job.seconds:>8}  {text}")
+        line.append(f" {job.name:<{NAME_WIDTH}} {job.seconds:>8}  {printable(text)}")
         self.console.print(line, soft_wrap=False)
 
     def _running(self) -> "RenderableType":
@@ -201,7 +206,7 @@ class Terminal:
             total, done = job.status.get("total"), job.status.get("done", 0)
             if total:
                 bar = ProgressBar(total, done, width=20)
-                text = f"{100 * done // total:>3}%  {job.status.get('text', '')}"
+                text = f"{100 * done // total:>3}%  {printable(job.status.get('text', ''))}"
             else:
                 bar = ProgressBar(None, 0, width=20, pulse=True, animation_time=time.monotonic())
                 text = ""
@@ -219,8 +224,8 @@ class Lines:
         """Show nothing: bars need a terminal."""
 
     def print(self, text: str, style: str = "") -> None:
-        """Print a line."""
-        print(text, file=self.stream, flush=True)
+        """Print lines."""
+        print(printable_lines(text), file=self.stream, flush=True)
 
     def started(self, job: Job) -> None:
         """Print that a stage starts."""
@@ -284,6 +289,7 @@ class LogHandler(LogHandlerBase):
                 record = shortened(record)
             text = self.format(record)
             if text and text != "None":
+                text = printable_lines(text)
                 print(("\n" if event == LogEvent.JOB_INFO else "") + text, file=self.stream, flush=True)
         elif event == LogEvent.JOB_INFO:
             self._start(values)

@@ -18,7 +18,7 @@ from zerolora import log as messages
 from zerolora.commands import stage_command, standard_input, user_commands
 from zerolora.compat.left_out import leave_out
 from zerolora.compat.transformers_import import import_quickly
-from zerolora.errors import UserError, explained
+from zerolora.errors import EXPECTED, message_of
 from zerolora.log import LOGGER
 from zerolora.machine import parents
 from zerolora.train.launch.stop_signals import STOPPED, Stopped
@@ -68,6 +68,7 @@ def start(
     import_quickly()
     quiet = {"HF_HUB_DISABLE_TELEMETRY": "1", "TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore"}
     quiet["PYDANTIC_DISABLE_PLUGINS"] = "__all__"  # it would search all installed packages for some
+    quiet["RUST_BACKTRACE"] = "0"  # of a panic, which is reported in one line (model/bounded_tokenizer.py)
     for name, value in quiet.items():
         os.environ.setdefault(name, value)
 
@@ -112,9 +113,6 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         LOGGER.warning("stopped by Ctrl-C; run the same command again")
         sys.exit(INTERRUPTED)
-    except UserError as error:
-        LOGGER.error("%s", error)
-        sys.exit(2)
-    except OSError as error:
-        LOGGER.error("%s", explained(error))
+    except EXPECTED as error:
+        LOGGER.error("%s", message_of(error))
         sys.exit(2)

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from zerolora.workflow_files import IS_PACKAGED, ROOT
 
 LONGEST = 60  # characters of a value in a message
+CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+"""Matches characters that a terminal obeys: control characters, and those that break or turn a line."""
 
 REMEDIES = {
     errno.ENOSPC: "free some space there, or write to another disk",
@@ -36,7 +39,7 @@ class UserError(Exception):
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__("\n".join(printable(line) for line in message.split("\n")))
+        super().__init__(printable_lines(message))
 
 
 def install_command(requirement: str) -> str:
@@ -57,6 +60,11 @@ def printable(text: str) -> str:
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
+def printable_lines(text: str) -> str:
+    """Return a text of several lines, each as `printable` returns it."""
+    return "\n".join(printable(line) for line in text.split("\n"))
+
+
 def shown(value: Any) -> str:
     """Return a value for a message, shortened to fit in one line."""
     try:
@@ -64,6 +72,20 @@ def shown(value: Any) -> str:
     except (ValueError, RecursionError):  # integers of more than 4,300 digits, deeply nested values
         text = f"a {type(value).__name__} that is too long to show"
     return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
+
+
+EXPECTED = (UserError, OSError, MemoryError)
+"""Errors that every process reports in one line (`message_of`) and exit code 2; others are faults of this package."""
+
+
+def message_of(error: BaseException) -> str:
+    """Return the line of an EXPECTED error."""
+    if isinstance(error, OSError):
+        return explained(error)
+    if isinstance(error, MemoryError):
+        reason = f" ({' '.join(str(error).split())})" if str(error) else ""
+        return f"not enough memory{reason}; give the job more, or raise its limit (`ulimit -v`)"
+    return str(error)
 
 
 def explained(error: OSError) -> str:

@@ -15,10 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from zerolora.errors import UserError, shown
+from zerolora.errors import CONTROLS, UserError, shown
 from zerolora.json_file import read_text, unique
 
 MANIFEST = "manifest.json"
+Stamp = tuple[int, int, int, int]
+"""Size, time of change of the content, time of change of the file's entry, and inode."""
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
 UMASK = re.compile(r"^Umask:\s*([0-7]+)$", re.MULTILINE)
 
@@ -27,6 +29,25 @@ def sha256(path: Path) -> str:
     """Return the hex SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def stamp(path: Path | str) -> Stamp | None:
+    """Return the stamp of a file, by which it counts as unchanged; None if there is none.
+
+    Whoever changes a file can set the time of its content back, but not that of its entry, and a file that replaces
+    another has its own inode. The time of the entry also changes if a hard link is made or removed: hash it then.
+    """
+    try:
+        status = os.stat(path)  # noqa: PTH116 (thousands of them, at each start)
+    except OSError:
+        return None
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+
+
+def cache_folder() -> Path:
+    """Return this package's folder in the user's cache. Raises RuntimeError for a user without a home directory."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(cache) if Path(cache).is_absolute() else Path.home() / ".cache") / "zerolora"
 
 
 def write_text(path: Path, text: str) -> None:
@@ -146,10 +167,6 @@ def describe(directory: Path, hashes: Mapping[str, str] | None = None) -> dict[s
             name = checked_name(path).relative_to(directory).as_posix()
             result[name] = {"sha256": known.get(name) or sha256(path), "bytes": path.stat().st_size}
     return result
-
-
-CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-"""Matches characters that a terminal obeys: control characters, and those that break or turn a line."""
 
 
 def checked_name(path: Path) -> Path:

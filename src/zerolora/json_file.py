@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from zerolora.errors import UserError, shown
+from zerolora.errors import CONTROLS, UserError, shown
 
 LARGEST = 1 << 30
 """Bytes of a file that a stage wrote; answers.json grows with the rows."""
@@ -84,7 +84,7 @@ def parsed(path: Path, text: str, remedy: str, *, infinite: bool = False) -> dic
     """Return the JSON object in the text of file `path`, as `read_foreign` does."""
     number = _number(infinite)
     try:
-        value = json.loads(text, parse_constant=number, parse_float=number, parse_int=_short, object_pairs_hook=unique)
+        value = json.loads(text, parse_constant=number, parse_float=number, parse_int=_short, object_pairs_hook=_named)
         _check_depth(value)
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()
@@ -115,6 +115,19 @@ def _check_depth(value: Any) -> None:
         if not level:
             return
     raise RecursionError
+
+
+WHITE_SPACE = dict.fromkeys(map(ord, "\t\n\r"))
+"""In words that some tokenizers add, which added_tokens.json has as keys."""
+
+
+def _named(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object as `unique` does. Raises ValueError too for a key with control characters: libraries print the
+    keys that they do not know."""
+    for key, _ in pairs:
+        if CONTROLS.search(key.translate(WHITE_SPACE)):
+            raise ValueError(f"the key {shown(key)} has control characters")
+    return unique(pairs)
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

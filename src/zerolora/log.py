@@ -3,6 +3,9 @@
     LOGGER.info(...)     goes to the log
     LOGGER.warning(...)  and LOGGER.error also go to the user's screen: their lines begin with "zerolora: "
     result("...")        one line about the stage's output
+    say("...")           what a command was asked for, on stdout
+
+All escape control characters, since names, rows and other tools' messages may have some.
 
 With `--log FILE`, all output of a stage, its libraries and child processes goes to FILE. Its state goes to the status
 file of FILE: a JSON object with `started` (ns since the epoch), `name`, `done`, `total` and `text` (progress), and
@@ -13,17 +16,19 @@ import contextlib
 import json
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from zerolora.errors import printable
+from zerolora.errors import CONTROLS, printable, printable_lines
 
 LOGGER = logging.getLogger("zerolora")
 PREFIX = "zerolora: "
 """Marks lines for the user's screen."""
+COLOUR = re.compile(r"(?P<colour>\x1b\[[0-9;]*m)|[^\x1b]+|\x1b")
 VARIABLE = "ZEROLORA_STATUS"
 """Environment variable: path of the status file, inherited by training ranks."""
 
@@ -38,7 +43,7 @@ class _Formatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
         if record.levelno < logging.WARNING:
-            return text
+            return printable_lines(text)
         return "\n".join(PREFIX + printable(line) for line in text.splitlines())
 
 
@@ -58,6 +63,20 @@ def set_up() -> None:
     LOGGER.handlers = [handler]
     LOGGER.propagate = False
     LOGGER.setLevel(logging.INFO)
+
+
+def say(text: str, *, coloured: bool = False) -> None:
+    """Print a text on stdout, with control characters escaped, but for line ends and the colours of a table."""
+    print("\n".join(COLOUR.sub(_colour, line) if coloured else printable(line) for line in text.split("\n")))
+
+
+def escaped(text: str) -> str:
+    """Return a text of a model for a terminal: line ends and tabs remain, and so do joined emojis."""
+    return CONTROLS.sub(lambda found: found[0] if found[0] in "\n\t" else printable(found[0]), text)
+
+
+def _colour(part: re.Match[str]) -> str:
+    return part[0] if part["colour"] else printable(part[0])
 
 
 @contextlib.contextmanager

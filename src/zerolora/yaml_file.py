@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from zerolora.errors import UserError, shown
+from zerolora.errors import CONTROLS, UserError, shown
 
 MOST, DEEPEST = 1_000_000, 50  # values and levels of a file, parsed within seconds
 PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./ -]*")
@@ -40,6 +40,14 @@ def written(value: Any) -> str:
                 return value
     text = json.dumps(value, ensure_ascii=False)
     return "".join(char if char.isprintable() else f"\\U{ord(char):08x}" for char in text)
+
+
+def dumped(values: Any, **options: Any) -> str:
+    """Return values as YAML, without characters that a terminal obeys: PyYAML writes those that turn a line."""
+    text: str = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, **options)
+    if not CONTROLS.search(text.replace("\n", "")):
+        return text
+    return str(yaml.safe_dump(values, sort_keys=False, **options))
 
 
 def composed(text: str) -> tuple[Any, yaml.Node | None]:

@@ -1,6 +1,7 @@
 """A rank that hangs or lags is named while it does so, by real ranks that are really stopped."""
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 from bench import Bench, rank_process
 from conftest import begun, served
 from fork_server import Started
@@ -146,8 +148,8 @@ GOES_ON = "for step in range(6, 10000): heartbeat.step(step, 'forward'); time.sl
 STANDS = "time.sleep(1000)"
 
 
-def stand_in(rank: int, then: str) -> Started:
-    place = {"RANK": str(rank), "WORLD_SIZE": "2", **MEETING}
+def stand_in(rank: int, then: str, **variables: str) -> Started:
+    place = {"RANK": str(rank), "WORLD_SIZE": "2", **MEETING, **variables}
     return begun("python", "-c", TWO_RANKS, then, ZEROLORA_PATIENCE=str(PATIENCE), **place)
 
 
@@ -173,6 +175,59 @@ def test_ranks_without_progress_are_reported_as_hanging() -> None:
         errors,
         re.MULTILINE,
     ), errors
+
+
+STATUS: dict[str, Any] = {
+    "rank": 1, "host": "h", "part": "step 1, forward", "kind": "step", "sent": 10**9, "turns": 1, "longest": 0.1,
+    "steps": 1, "seconds": 0.1,
+}  # fmt: skip
+FOREIGN = (
+    b"\xff\xfe not UTF-8",
+    b'{"x": 1}',
+    b"[" * 100_000,
+    json.dumps(STATUS).encode(),
+    b"0" * 64 + json.dumps(STATUS | {"longest": "zz"}).encode(),
+    b"0" * 64 + json.dumps(STATUS | {"host": "\x1b[31mnode"}).encode(),
+)
+
+
+def test_another_process_that_writes_to_the_store_ends_nothing() -> None:
+    """And is reported; once it has gone, a rank that hangs is found as before."""
+    ranks = [stand_in(rank, GOES_ON, ZEROLORA_SECRET="s" * 64) for rank in (0, 1)]
+    wait_until_they_go(*ranks)
+    other = torch.distributed.TCPStore("127.0.0.1", PORT, is_master=False, wait_for_workers=False)
+    keys = [f"zerolora/heartbeat/0/{rank}" for rank in (0, 1)]
+    other.wait(keys)
+    signed_by_one = [other.get(key) for key in keys]
+    deadline = time.monotonic() + PATIENCE + 3
+    while time.monotonic() < deadline:
+        for number, key in enumerate(keys):
+            for content in (*FOREIGN, signed_by_one[1 - number]):
+                other.set(key, content)  # type: ignore[arg-type]  # it takes bytes too
+                time.sleep(0.01)
+    assert [rank.runs() for rank in ranks] == [True, True], [rank.errors() for rank in ranks]
+    time.sleep(3)  # until rank 1 has written its own again
+    ranks[1].signal(signal.SIGSTOP)
+    assert ranks[0].wait() == 2
+    errors = ranks[0].errors()
+    ranks[1].kill()
+    lines = [line for line in errors.splitlines() if line.startswith("zerolora: ")]
+    assert "as the status of rank 1 is not its own, so whether that rank hangs is not known" in lines[0], errors
+    assert sum("is not its own" in line for line in lines) == 1 and "Traceback" not in errors, errors
+    assert "\x1b" not in errors
+    assert re.search(r"rank 1 on .* has not responded for \d+ s; .*run the same command to resume", lines[-1]), errors
+
+
+def test_a_monitor_that_fails_says_so_and_training_goes_on() -> None:
+    """Both threads, on every try: the error is reported once each."""
+    broken = "import zerolora.train.launch.heartbeat as h\ndef fail(*_): raise ValueError('broken')\n"
+    broken += "h.verified = fail; h._Monitor._judge = fail\n"
+    ranks = [stand_in(0, f"{broken}{GOES_ON.replace('10000', '160')}\nimport os; os._exit(0)"), stand_in(1, GOES_ON)]
+    assert ranks[0].wait() == 0, ranks[0].errors()
+    ranks[1].kill()
+    said = r"^zerolora: the detection of hanging ranks fails on rank 0 on .* \(ValueError: broken\) and is tried again"
+    assert len(re.findall(said, ranks[0].errors(), re.MULTILINE)) == 2, ranks[0].errors()
+    assert "Traceback" not in ranks[0].errors()
 
 
 def test_a_job_that_was_suspended_as_a_whole_does_not_hang() -> None:

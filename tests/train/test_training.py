@@ -433,6 +433,20 @@ def test_adapter_of_a_diverged_last_step_is_not_published(bench: Bench) -> None:
     assert not (bench.folder / "diverged/adapter").exists()
 
 
+def test_an_error_of_the_system_in_a_rank_is_one_line(bench: Bench) -> None:
+    """The lock of the run, the first file that a rank writes, is a device that takes nothing."""
+    lock = bench.folder / "checkpoints/full/lock"
+    lock.parent.mkdir(parents=True)
+    lock.symlink_to("/dev/full")
+    result = bench.start("full")
+    assert result.returncode == 2 and "Traceback" not in result.stderr, result.stderr
+    said = [line for line in result.stderr.splitlines() if line.startswith("zerolora: ")]
+    assert said == [
+        "zerolora: Invalid argument; see the log for what was done last, and run it again",
+        "zerolora: rank 0 failed with exit code 2",
+    ]
+
+
 def test_users_mistake_in_training_is_one_line(bench: Bench) -> None:
     """Of settings that no render has seen, which would have said so."""
     command = bench.command("mistake", ranks_per_node=1, global_batch=4, micro_batch=4)

@@ -56,6 +56,14 @@ def test_a_full_disk_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_too_little_memory_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    short = "from zerolora.config import recipes\ndef listed(folder): raise MemoryError('malloc of size 8')\n"
+    result = served("zerolora", "init", directory=tmp_path, before=f"{short}recipes.find = listed")
+    assert result.returncode == 2 and result.stderr.splitlines() == [
+        "zerolora: not enough memory (malloc of size 8); give the job more, or raise its limit (`ulimit -v`)"
+    ]
+
+
 @pytest.mark.parametrize("system", ["short", "x" * 150_000, "'" * 40_000, "大" * 50_000])
 def test_settings_of_any_length_reach_a_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str) -> None:
     """Through bash -c, as Snakemake starts a stage: the whole command is one argument."""

@@ -15,6 +15,7 @@ from pretended_driver import PretendedDriver
 
 from zerolora.config.file import load
 from zerolora.config.resolve import resolve
+from zerolora.errors import CONTROLS
 from zerolora.first_config import first_config as module
 from zerolora.first_config.first_config import first_config
 from zerolora.first_config.given_data import given_data
@@ -250,6 +251,34 @@ def test_a_readme_without_metadata_leaves_the_licence_open(folder: Path) -> None
     (folder / "My Model/README.md").write_text("---\n- [broken\n---\n")
     assert init(folder).returncode == 0
     assert "license: unknown}  # its README.md states no licence" in (folder / "config.yaml").read_text()
+
+
+EVIL = "\x1b]0;pwned\x07\x1b[2J\x9b\u202e"
+
+
+def test_texts_of_rows_reach_neither_the_terminal_nor_the_config_as_they_are(folder: Path) -> None:
+    row = {"instruction": f"1{EVIL}", "output": f"2{EVIL}", f"note{EVIL}": f"3{EVIL}"}
+    (folder / "rows.json").write_text(json.dumps([row | {"output": f"{n}{EVIL}"} for n in range(40)]))
+    done = init(folder)
+    assert done.returncode == 0, done.stderr
+    said = (done.stdout + done.stderr).replace("\n", "") + (folder / "config.yaml").read_text().replace("\n", "")
+    assert "\\x1b]0;pwned\\x07" in said and not CONTROLS.search(said), said
+
+
+@pytest.mark.parametrize("kind", ["data", "model", "output"])
+def test_a_name_with_a_line_end_becomes_no_key(folder: Path, kind: str) -> None:
+    """Of the rows it is refused; in a comment it would be a line of the config."""
+    evil = folder / "h/x\nevaluate: {engine: vllm, vllm_python: /x/evil}\n#"
+    evil.mkdir(parents=True)
+    given = {"data": "rows.json", "model": "My Model"}
+    if kind != "output":
+        given[kind] = str(shutil.move(folder / given[kind], evil))
+    output = evil / "config.yaml" if kind == "output" else folder / "config.yaml"
+    done = init(folder, *(["--output", str(output)] if kind == "output" else []), **given)
+    if done.returncode:
+        assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and not output.exists(), done.stderr
+    else:
+        assert "evaluate" not in yaml.safe_load(output.read_text()), output.read_text()
 
 
 def test_refusals_are_one_line(folder: Path) -> None:

@@ -79,6 +79,29 @@ def test_infinity_in_a_config_written_by_python_is_read(tmp_path: Path) -> None:
     assert foreign.model_config(tmp_path) == {"time_step_limit": [0.0, float("inf")]}
 
 
+EVIL = "x\x1b]0;pwned\x07\u202e"
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "adapter_config.json"])
+def test_a_key_with_control_characters_is_refused(tmp_path: Path, name: str) -> None:
+    """Libraries print the keys that they do not know."""
+    (tmp_path / name).write_text(json.dumps({"a": [{EVIL: 1}]}))
+    said = refused(READERS[name], tmp_path / name)
+    assert r"the key 'x\x1b]0;pwned\x07\u202e' has control characters" in said and "\x1b" not in said
+
+
+@pytest.mark.parametrize("ascii_alone", [True, False])
+def test_only_words_of_a_tokenizer_may_have_control_characters(tmp_path: Path, ascii_alone: bool) -> None:
+    tokenizer: dict[str, Any] = {"model": {"vocab": {EVIL: 0}}, "added_tokens": [{"content": EVIL, "id": 0}]}
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(tokenizer, ensure_ascii=ascii_alone))
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"\t\t": 1}))
+    foreign.check_tokenizer(tmp_path)
+    tokenizer["added_tokens"][0][EVIL] = True
+    path.write_text(json.dumps(tokenizer, ensure_ascii=ascii_alone))
+    assert "tokenizer.json: the key 'x" in refusal(foreign.check_tokenizer, tmp_path)
+
+
 def test_half_a_character_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(r'{"model_type": "\ud800"}')
     assert "half a character" in refused(READERS["config.json"], tmp_path / "config.json")

@@ -159,6 +159,61 @@ def test_errors_are_distinguished_by_type_not_text(folder: str) -> None:
     assert not guilty
 
 
+PRINT = {
+    "log.py": "say, which escapes",
+    "cli.py": "the text of --help",
+    "commands/user_commands.py": "chat, whose own function escapes for a terminal alone",
+    "config/dvc_file.py": "a sentence of its own",
+    "evaluate/vllm_worker.py": "a version, for the process that started it",
+    "machine/host_task.py": "JSON, for the process that started it",
+}
+"""Modules that print on stdout themselves, and what."""
+
+
+def test_texts_of_others_are_printed_by_one_function() -> None:
+    """log.say, which escapes control characters. On stderr there are errors and warnings, which are escaped already."""
+    guilty = set()
+    for path in workflow_files.PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Call(func=ast.Name(id="print"), args=[_, *_], keywords=words):
+                    prints = not any(word.arg == "file" for word in words)
+                case ast.Attribute(value=ast.Name(id="typer" | "click"), attr="echo" | "secho"):
+                    prints = True
+                case ast.Attribute(value=ast.Attribute(value=ast.Name(id="sys"), attr="stdout"), attr="write"):
+                    prints = True
+                case _:
+                    continue
+            if prints:
+                guilty.add(path.relative_to(workflow_files.PACKAGE).as_posix())
+    assert guilty == PRINT.keys()
+
+
+LOADERS = {
+    "model/architecture.py": "tokenizer_of, which bounds it",
+    "model/prompt_format.py": "vocabulary, which bounds it",
+    "model/manifest.py": "loads one to see whether it needs code, and encodes nothing",
+    "fetch/model_sources.py": "converts the vocabulary of a GGUF file",
+    "fetch/sentencepiece_tokenizer.py": "converts a vocabulary, within foreign.tokenizer_errors",
+}
+"""Modules that load tokenizers themselves."""
+
+
+def test_tokenizers_are_loaded_by_one_function() -> None:
+    """architecture.tokenizer_of: what it returns is bounded at every call (model/bounded_tokenizer.py)."""
+    guilty = set()
+    for path in workflow_files.PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Attribute(
+                    value=ast.Name(id="AutoTokenizer" | "Tokenizer"), attr="from_pretrained" | "from_file"
+                ):
+                    guilty.add(path.relative_to(workflow_files.PACKAGE).as_posix())
+                case ast.Call(func=ast.Name(id="PreTrainedTokenizerFast")):
+                    guilty.add(path.relative_to(workflow_files.PACKAGE).as_posix())
+    assert guilty == LOADERS.keys()
+
+
 def test_class_names_are_unique() -> None:
     defined = [
         node.name

@@ -94,6 +94,16 @@ def test_restore_rebuilds_weights_byte_for_byte(tmp_path: Path, tiny_model: Path
     assert not nothing_to_restore(line)
     restore(tiny_model, adapter, output / "manifest.json")
     assert (place / "model.safetensors").read_bytes() == before
+    assert nothing_to_restore(line)
+    # As many bytes of another merge, as after the checkout of another commit.
+    (place / "model.safetensors").write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+    assert not nothing_to_restore(line)
+    restore(tiny_model, adapter, output / "manifest.json")
+    assert (place / "model.safetensors").read_bytes() == before
+    manifest = json.loads((output / "manifest.json").read_text())
+    manifest["files"]["model.safetensors"]["sha256"] = "0" * 64
+    (output / "manifest.json").write_text(json.dumps(manifest))
+    assert not nothing_to_restore(line), "the weights are those of another manifest"
     stamp.unlink()
     assert not nothing_to_restore(line)
 

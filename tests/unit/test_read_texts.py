@@ -50,11 +50,16 @@ def test_broken_lines_spoil_only_themselves(tmp_path: Path) -> None:
     assert reasons["7"].startswith("is None; write an object")
     assert "Extra data at character 10" in reasons["8"]
     assert reasons["9"].startswith("byte 8 of line 9 (0xe5) is not UTF-8")
-    assert "recursion" in reasons["10"]
+    assert "nested too deep" in reasons["10"]
     assert "digits" in reasons["11"]
 
 
 LINES: list[tuple[str, str]] = [
+    ('{"a": 1}\r{"a": 2}\r', "has carriage returns as line ends, as of old Macs; convert them to line feeds"),
+    (
+        '{"a": ' + "9" * 6000 + "}",
+        "is not JSON that can be read: a number has more than 4,300 digits; fix or remove it",
+    ),
     ('{"a": 1},', "ends with a comma, but a line holds one object alone; remove it, or make the file a list"),
     ('{"a": "\t"}', "is not JSON: Invalid control character at character 8; write one object a line"),
     ('{"a": "x', "is not JSON: Unterminated string at character 7; write one object a line"),
@@ -62,6 +67,14 @@ LINES: list[tuple[str, str]] = [
     ('{"b": [{"c": 1, "a": 2, "a": 2}]}', "has the key 'a' twice in one object"),
     ('[{"a": 1}, {"a": 2}]', "is a list; write an object, as in"),
 ]
+
+
+def test_text_with_carriage_returns_alone_is_no_single_row(tmp_path: Path) -> None:
+    path = tmp_path / "rows.txt"
+    path.write_bytes(b"one\rtwo\rthree\r")
+    assert reasons_of(path) == {"1": "has carriage returns as line ends, as of old Macs; convert them to line feeds"}
+    path.write_bytes(b"one\r\ntwo\rthree\n")
+    assert values_of(path) == [{"text": "one"}, {"text": "two\rthree"}]
 
 
 @pytest.mark.parametrize(("line", "said"), LINES)
@@ -211,6 +224,7 @@ def test_json_file_of_lines_may_have_broken_lines(tmp_path: Path) -> None:
         ),
         ('[{"a": 1}\n{"a": 2}]', """:2: not JSON: Expecting ',' delimiter before '{"a": 2}]'"""),
         ('[{"a": 1},\n]', ":2: not JSON: Expecting value before ']'"),
+        ("[" + "9" * 6000 + "]", ":1: not JSON: a number has more than 4,300 digits before "),
         ('[{"a": 1}]\n{"b": 2}', """:2: the list ends before '{"b": 2}'"""),
         ('[{"a": 1}]\n]', ":2: the list ends before ']'"),
         ('[{"a": 1}\n', ":2: not JSON: the list is not closed at the end"),
@@ -220,8 +234,8 @@ def test_json_file_of_lines_may_have_broken_lines(tmp_path: Path) -> None:
         ('[{"a": 1},\n{"a": "x', """:2: not JSON: Unterminated string before '"x'"""),
         ('[{"a": "\\x"}]', ":1: not JSON: Invalid \\escape"),
         ('[{"a": 大}]', ":1: not JSON: Expecting value before '大}]'"),
-        ("[" + '{"a":' * 5000, ":1: not JSON: maximum recursion depth"),
-        ('[\n{"a": ' + "1" * 5000 + "}]", ":2: not JSON: Exceeds the limit"),
+        ("[" + '{"a":' * 5000, ":1: not JSON: it is nested too deep"),
+        ('[\n{"a": ' + "1" * 5000 + "}]", ":2: not JSON: a number has more than 4,300 digits"),
         ('{\n "a": 1\n}\nx', ":4: not JSON: Expecting value before 'x'"),
         ('{\n "a": 1\n', ":3: not JSON: Expecting ',' delimiter at the end"),
         ("\n\nhello\n", ":3: begins with 'hello'; write a list of objects, or an object a line"),

@@ -16,7 +16,7 @@ from loopback_hub import REPOSITORY, REVISION, Hub, serving, use
 
 from zerolora.config.settings import FetchHub
 from zerolora.fetch.models import fetch
-from zerolora.fetch.restore import restore
+from zerolora.fetch.restore import is_restored, restore
 from zerolora.fetch.weight_store import store_folder
 from zerolora.files import sha256
 from zerolora.model.manifest import located
@@ -122,6 +122,43 @@ def test_a_damaged_file_of_the_store_is_fetched_again(
     assert downloads(hub) == 2
     restore(tmp_path / "a/models/tiny", tmp_path / "a/weights/tiny")
     assert weights.samefile(tmp_path / "b/weights/tiny" / FILE) and downloads(hub) == 2
+
+
+def test_a_base_that_another_project_damages_is_replaced_in_all(hub: Hub, tmp_path: Path, tiny_model: Path) -> None:
+    """Two projects hold hard links to one file of the store; a byte is changed through one, and its time set back."""
+    own, other = fetched(tmp_path / "a"), fetched(tmp_path / "b")
+    for clone in ("a", "b"):
+        restore(tmp_path / clone / "models/tiny", tmp_path / clone / "weights/tiny")
+    times = own.stat()
+    other.chmod(0o644)
+    with other.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        last = file.read(1)
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last[0] ^ 1]))
+    os.utime(other, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert other.stat().st_mtime_ns == times.st_mtime_ns and own.samefile(other)
+    third = fetched(tmp_path / "c")
+    for clone in ("a", "b"):
+        assert not is_restored(tmp_path / clone / "models/tiny", tmp_path / clone / "weights/tiny")
+        restore(tmp_path / clone / "models/tiny", tmp_path / clone / "weights/tiny")
+    assert [sha256(path) for path in (own, other, third)] == [sha256(tiny_model / FILE)] * 3
+    assert own.samefile(third) and downloads(hub) == 2
+
+
+def test_weights_are_hashed_again_after_a_month(
+    hub: Hub, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched(tmp_path / "a")
+    model, weights = tmp_path / "a/models/tiny", tmp_path / "a/weights/tiny"
+    restore(model, weights)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 29 * 86400)
+    assert is_restored(model, weights)
+    monkeypatch.setattr(time, "time", lambda: now + 31 * 86400)
+    assert not is_restored(model, weights)
+    restore(model, weights)
+    assert is_restored(model, weights)
 
 
 def test_other_bytes_than_the_hub_lists_are_refused(hub: Hub, tmp_path: Path) -> None:

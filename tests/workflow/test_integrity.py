@@ -359,43 +359,59 @@ def test_of_two_runs_that_start_together_one_runs(project: Project) -> None:
     assert dvc_changed(project) == set()
 
 
+def user_cache(tmp_path: Path) -> dict[str, str]:
+    """Return variables with which DVC's cache of hashes is where a user has it, in the user's own cache."""
+    return {"XDG_CACHE_HOME": str(tmp_path / "cache"), "DVC_SITE_CACHE_DIR": ""}
+
+
+def site_cache(directory: Path, environment: dict[str, str]) -> Path:
+    """Return the directory that DVC uses when it is called in `directory`."""
+    where = "from dvc.repo import Repo; print(Repo().site_cache_dir)"
+    command = [sys.executable, "-c", where]
+    done = subprocess.run(command, cwd=directory, env=environment, check=True, capture_output=True, text=True)
+    return (directory / done.stdout.strip()).resolve()
+
+
 def test_nobody_else_can_write_dvcs_cache_of_hashes(project: Project, tmp_path: Path) -> None:
     """DVC unpickles what lies there, and makes its own directories writable for everyone."""
     clone = tmp_path / "clone"
     project.run("git", "clone", "--quiet", str(project.directory), str(clone))
-    environment = project_environment(clone)
+    environment = project_environment(clone) | user_cache(tmp_path)
     # As a user types it, in a fresh clone, before any command of the project.
     subprocess.run(["dvc", "status"], cwd=clone, env=environment, check=True, capture_output=True)
-    run(project)
-    where = "from dvc.repo import Repo; print(Repo().site_cache_dir)"
-    for directory in (clone, project.directory, project.directory / "config"):
-        actual = subprocess.run(
-            [sys.executable, "-c", where],
-            cwd=directory,
-            env=environment,
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-        place = (directory / actual.stdout.strip()).resolve()
-        cache = (clone if directory == clone else project.directory) / ".cache/dvc"
-        assert place.is_relative_to(cache)
-        for path in (cache, *cache.rglob("*")):
-            assert not path.stat().st_mode & stat.S_IWOTH, path
-    assert stat.S_IMODE((project.directory / ".cache/dvc").stat().st_mode) == 0o700
+    project.run(*SNAKEMAKE, **user_cache(tmp_path))
+    private = tmp_path / "cache/zerolora/dvc"
+    assert stat.S_IMODE(private.stat().st_mode) == 0o700
+    assert site_cache(clone, environment).is_relative_to(clone / ".cache/dvc")
+    for directory in (project.directory, project.directory / "config"):
+        assert site_cache(directory, environment).is_relative_to(private)
+    for path in ((cache := clone / ".cache/dvc"), *cache.rglob("*")):
+        assert not path.stat().st_mode & stat.S_IWOTH, path
 
 
-def test_a_copied_project_forgets_the_path_of_the_original(project: Project, tmp_path: Path) -> None:
-    """By either engine: DVC itself supports no path relative to the project here."""
-    run(project)
-    local = Path(".dvc/config.local")
-    assert str(project.directory) in (project.directory / local).read_text()
+def test_a_copied_project_opens_nothing_of_the_original(project: Project, tmp_path: Path) -> None:
+    """By DVC alone, before any command of the project; the copy has the original's .dvc/config.local."""
+    project.run(*SNAKEMAKE, **user_cache(tmp_path))
+    copy = Project(tmp_path / "copied")
+    shutil.copytree(project.directory, copy.directory, symlinks=True)
+    assert str(project.directory) not in (copy.directory / ".dvc/config.local").read_text()
+    before = listed(project.directory)
+    copy.run("dvc", "status", **user_cache(tmp_path))
+    assert listed(project.directory) == before
+    both = (each.directory for each in (copy, project))
+    ours, theirs = (site_cache(each, project_environment(each) | user_cache(tmp_path)) for each in both)
+    assert ours != theirs and ours.parent == theirs.parent
+    # A path of another user's, by either engine.
     for engine in (("dvc", "repro", "--single-item", "--force", "resolve"), SNAKEMAKE):
-        copy = Project(tmp_path / engine[0])
-        shutil.copytree(project.directory, copy.directory, symlinks=True)
-        copy.run(*engine)
-        text = (copy.directory / local).read_text()
-        assert str(project.directory) not in text and f"site_cache_dir = {copy.directory}/.cache/dvc" in text
+        (copy.directory / ".dvc/config.local").write_text(f"[core]\n    site_cache_dir = {tmp_path}/other\n")
+        copy.run(*engine, **user_cache(tmp_path))
+        text = (copy.directory / ".dvc/config.local").read_text()
+        assert f"site_cache_dir = {tmp_path}/cache/zerolora/dvc\n" in text and "other" not in text
+
+
+def listed(directory: Path) -> dict[str, int]:
+    """Return the files in a directory, and when each was changed."""
+    return {str(path): path.lstat().st_mtime_ns for path in directory.rglob("*")}
 
 
 def test_outputs_that_dvc_write_protects_are_made_again_without_rights_of_root(project: Project) -> None:

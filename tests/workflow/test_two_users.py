@@ -77,7 +77,7 @@ def users() -> Iterator[Users]:
 def test_a_group_shares_the_cache_of_dvc(users: Users, copy_finished: Callable[[str], Project]) -> None:
     cache = users.shared("cache")
     finished = copy_finished("users").directory
-    (finished / ".dvc/config.local").unlink()  # it has the path of the original
+    (finished / ".dvc/config.local").unlink(missing_ok=True)
     first, second = (users.home(user) / "project" for user in (FIRST, SECOND))
     for user, project in ((FIRST, first), (SECOND, second)):
         shutil.copytree(finished, project)

@@ -40,6 +40,7 @@ from zerolora.config.resolve import PLANNED, digest
 from zerolora.config.runs_file import is_current, write_runs
 from zerolora.config.schema import Config
 from zerolora.errors import UserError
+from zerolora.files import cache_folder
 from zerolora.units import counted
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ CONFIG_FILE = Path("config/config.yaml")
 RESOLVED = Path("results/config.json")
 UNFINISHED = Path("work/compare")  # of neither engine
 SKEW = 10  # seconds that another machine's clock may be ahead
-SITE_CACHE = Path(".cache/dvc")  # as .dvc/config has it
+SITE_CACHE, SITE_CACHE_VARIABLE = "dvc", "DVC_SITE_CACHE_DIR"
 DVC_LOCAL_CONFIG = Path(".dvc/config.local")
 # Those that name targets.
 TARGET_RULES = ("all", "default", "judge_all", "export")
@@ -101,7 +102,7 @@ class EngineSync:
         if executing:
             _check_dates([*self._jobs.read_files(), *(path for job in self._planned.values() for path in job.outputs)])
         if executing and Path(".dvc").is_dir():
-            # Inside `dvc repro` too, after which a copied project has no path of the original.
+            # Inside `dvc repro` too, after which a copy of another user's project has no path of theirs.
             make_site_cache_private()
         if executing and dvc_state.PIPELINE.is_file() and not self._overridden and "DVC_STAGE" not in os.environ:
             write_runs(self._jobs.config)
@@ -409,12 +410,21 @@ def make_site_cache_private() -> None:
 
     DVC keeps pickles there, by default in /var/tmp/dvc, in directories that everyone can write (CVE-2025-69872).
     The path in .dvc/config is relative and holds for commands in the project's root; the one in .dvc/config.local holds
-    in its subdirectories too.
+    in its subdirectories too. It is of the user and of no project, since a copied project has that file as well.
     """
-    SITE_CACHE.mkdir(parents=True, exist_ok=True)
-    if SITE_CACHE.stat().st_mode & 0o077:
-        SITE_CACHE.chmod(0o700)
-    entry = f"    site_cache_dir = {SITE_CACHE.absolute()}\n"
+    if os.environ.get(SITE_CACHE_VARIABLE):
+        return
+    try:
+        folder = cache_folder() / SITE_CACHE
+    except RuntimeError:  # without a home directory, as in some containers
+        folder = Path(".cache", SITE_CACHE).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    status = folder.stat()
+    if status.st_uid != os.getuid():
+        raise WorkflowError(f"{folder}: is another user's, who could plant code for DVC there; set XDG_CACHE_HOME")
+    if status.st_mode & 0o077:
+        folder.chmod(0o700)
+    entry = f"    site_cache_dir = {folder}\n"
     text = DVC_LOCAL_CONFIG.read_text(encoding="utf-8") if DVC_LOCAL_CONFIG.exists() else ""
     if entry in text:
         return

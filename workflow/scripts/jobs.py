@@ -36,7 +36,7 @@ from zerolora.config.stages import ALL_STAGES, ON_REQUEST, STAGES
 from zerolora.config.values import HUB_ADAPTERS, HUB_DATA
 from zerolora.errors import UserError
 from zerolora.export.targets import TARGETS
-from zerolora.files import MANIFEST, canonical
+from zerolora.files import MANIFEST, canonical, stamp
 
 CONFIG_FILE = "config/config.yaml"
 RESOLVED = "results/config.json"
@@ -562,7 +562,7 @@ class Job:
         if stage == "prepare":  # which depends on the user's files
             return self._computed_resources(stage, threads)
         key = stage, threads, *sorted(self._wildcards.items())
-        state = [_state(path) for path in self._read_for_resources()]
+        state = [stamp(path) for path in self._read_for_resources()]
         before, known = self._jobs.resources.get(key, ([], None))
         if state != before:
             known = self._computed_resources(stage, threads)
@@ -599,12 +599,3 @@ class Job:
             case "merge":
                 return slurm_resources.merging(model, below / f"results/{self.run}/adapter")
         return slurm_resources.reporting()
-
-
-def _state(path: Path) -> tuple[int, int, int] | None:
-    """Return what tells a file from another one at its path; None if there is none."""
-    try:
-        state = path.stat()
-    except FileNotFoundError:
-        return None
-    return state.st_ino, state.st_size, state.st_mtime_ns

@@ -17,14 +17,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from zerolora.errors import UserError
-from zerolora.files import MANIFEST, canonical, sha256, write_json, write_text
+from zerolora.files import MANIFEST, Stamp, canonical, sha256, stamp, write_json, write_text
 from zerolora.model import foreign
 
 FOLDER = Path("results/receipts")
 HASHES = Path(".snakemake/hashes.json")
 IGNORED = (".snakemake_timestamp", ".*.tmp", "*.pyc")  # as .dvcignore has them
-Stamp = tuple[int, int, int, int]
-"""Size, time of change of the content, time of change of the file's entry, and inode."""
 
 
 class Receipt(NamedTuple):
@@ -198,15 +196,6 @@ def parse(text: str) -> Receipt | None:
             receipt = Receipt(params, inputs, outputs)
             return receipt if receipt.digest == digest else None
     return None
-
-
-def stamp(path: str) -> Stamp | None:
-    """Return the stamp of a file; None if there is none."""
-    try:
-        status = os.stat(path)  # noqa: PTH116 (thousands of them, at each start)
-    except OSError:
-        return None
-    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
 def _text(path: Path) -> str:

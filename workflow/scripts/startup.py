@@ -30,7 +30,7 @@ def start(workflow: Any) -> "Jobs":
     from overrides_of_run import check_module, of_module, overrides
 
     from zerolora.compat import slurm_executor_patches, snakemake_patches
-    from zerolora.errors import UserError, explained
+    from zerolora.errors import EXPECTED, message_of
     from zerolora.machine import parents
 
     # The commands are in the directory of Snakemake's Python.
@@ -53,8 +53,8 @@ def start(workflow: Any) -> "Jobs":
         if module:
             check_module(module, jobs.resolved.runs)
         jobs.check(remote=workflow.remote_exec)
-    except (UserError, OSError) as error:
-        print(error if isinstance(error, UserError) else explained(error), file=sys.stderr)
+    except EXPECTED as error:
+        print(message_of(error), file=sys.stderr)
         sys.exit(2)
     return jobs
 

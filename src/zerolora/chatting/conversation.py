@@ -6,7 +6,6 @@ evaluation, and end at the stop tokens of training.
 
 import io
 import sys
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -24,6 +23,7 @@ from zerolora.errors import UserError, shown
 from zerolora.evaluate.evaluated_models import EvaluatedModel, load, stops_of
 from zerolora.evaluate.generation import answer_batch
 from zerolora.files import MANIFEST, read_object
+from zerolora.log import escaped
 from zerolora.machine import cpu_matmul
 from zerolora.model import added_tokens, foreign
 from zerolora.model.manifest import check_same_base, is_merged, located
@@ -167,15 +167,8 @@ def chat(
 
 
 def _show(write: Callable[[str], object], text: str) -> None:
-    """Write a text for a terminal, with control characters escaped, which could move its cursor or change its state."""
-    write(
-        "".join(
-            each.encode("unicode_escape").decode()
-            if unicodedata.category(each) == "Cc" and each not in "\n\t"
-            else each
-            for each in text
-        )
-    )
+    """Write a text for a terminal, without characters that could move its cursor, change its state or turn a line."""
+    write(escaped(text))
 
 
 def opened(names: list[str], resolved: Resolved, limit: int) -> list[ChatModel]:

@@ -3,13 +3,12 @@
 import sys
 from pathlib import Path
 
-import typer
-
 from zerolora.check.check_table import closing, shows, table
 from zerolora.check.machine import this_machine
 from zerolora.check.needs import needs_of
 from zerolora.check.rows import rows
 from zerolora.config.file import load
+from zerolora.log import say
 from zerolora.report.comparison_terminal import terminal_width
 
 DEFAULT = Path("config/config.yaml")
@@ -22,7 +21,7 @@ def check(config: Path | None) -> int:
     """
     file = config or (DEFAULT if DEFAULT.is_file() else None)
     checked = rows(this_machine(), needs_of(load(file)) if file else None)
-    plain = not shows(sys.stdout.encoding)
-    typer.echo(table(checked, terminal_width(), colour=sys.stdout.isatty(), plain=plain))
-    typer.echo(closing(checked, str(file) if file else None))
+    plain, colour = not shows(sys.stdout.encoding), sys.stdout.isatty()
+    say(table(checked, terminal_width(), colour=colour, plain=plain), coloured=colour)
+    say(closing(checked, str(file) if file else None))
     return int(any(row.mark == "missing" for row in checked))

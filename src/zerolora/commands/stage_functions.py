@@ -191,12 +191,12 @@ def train(
     from zerolora.train.beginning import check_beginning
     from zerolora.train.launch.canary import compare_first_steps
     from zerolora.train.launch.launcher import launch
-    from zerolora.train.launch.topology import topology
+    from zerolora.train.launch.topology import topology, with_secret
     from zerolora.train.telemetry.trackers import check
 
     checked = TrainSettings.model_validate(settings)
     check(checked.tracker)
-    where = topology(os.environ, checked.nodes, checked.ranks_per_node)
+    where = with_secret(topology(os.environ, checked.nodes, checked.ranks_per_node), os.environ, checkpoints)
     obey(checked.device, len(where.ranks))
     log_machine(checked.device)
     check_intact(data, "zerolora stage prepare")
@@ -219,7 +219,7 @@ def train(
 
     def short_run(number: int, short: list[str], into: Path) -> None:
         # On different ports, so that a node cannot join a rank of the previous training.
-        here = topology(os.environ, checked.nodes, checked.ranks_per_node)
+        here = replace(topology(os.environ, checked.nodes, checked.ranks_per_node), secret=where.secret)
         launch(here if here.listener else replace(here, port=here.port + 1 + number), short, checked.device, into)
 
     arguments += compare_first_steps(checked, paths, logs, short_run)

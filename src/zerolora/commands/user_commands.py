@@ -15,8 +15,8 @@ import typer
 from zerolora.commands import standard_input
 from zerolora.commands.long_argument import settings_of
 from zerolora.commands.options import Adapter, Config, Data, ModelDirectory, Output, Stamp, stoppable
-from zerolora.errors import UserError, printable, shown
-from zerolora.log import result
+from zerolora.errors import UserError, shown
+from zerolora.log import result, say
 from zerolora.machine.devices import obey
 from zerolora.memory.command import memory
 from zerolora.types import Device
@@ -52,7 +52,7 @@ def init(
         mapped, ignored = _mapped(columns or []), [name for each in ignore or [] for name in each.split(",") if name]
         undecided = False
         for line in first_config(model, data, output, force, recipe, mapped, ignored):
-            typer.echo(printable(line))
+            say(line)
             undecided |= line.startswith("undecided: ")
         first = "decide there what is undecided, then " if undecided else ""
         run = "make run" if Path("Makefile").is_file() else "zerolora run"
@@ -62,7 +62,7 @@ def init(
 
     folder = recipes.find(Path.cwd())
     if recipe is None:
-        typer.echo(recipes.listed(folder))
+        say(recipes.listed(folder))
         return
     recipes.write_recipe(recipe, folder, output, force)
     result(f"{output} is the recipe {recipe}; its README is {folder / recipe / 'README.md'}")
@@ -91,7 +91,7 @@ def pin(config: Config = Path("config/config.yaml")) -> None:
 
     lines = list(pinned(config))
     for line in lines:
-        typer.echo(line)
+        say(line)
     result(f"{config}: {counted(len(lines), 'commit')} written" if lines else f"{config}: nothing to pin")
 
 
@@ -120,7 +120,7 @@ def keep(
     from zerolora.commands.snakemake_command import keep as keep_results
 
     for line in keep_results(runs or []):
-        typer.echo(line)
+        say(line)
 
 
 @app.command("import")
@@ -143,7 +143,7 @@ def import_file(
 
     translated = import_config(file, source, output, force, as_sft)
     for line in translated.text:
-        typer.echo(line)
+        say(line)
     same = sum(line.kind == "translated" for line in translated.lines)
     counts = ", ".join(f"{group}: {len(translated.of(group))}" for group in GROUPS)
     result(f"{output}: {same} keys translated; {counts}")
@@ -169,7 +169,7 @@ def expand(config: Config = Path("config/config.yaml")) -> None:
 
     checked = load(config)
     changed = write_runs(checked)
-    typer.echo(f"{RUNS}: {counted(len(checked.all_runs), 'run')}, {'written' if changed else 'as before'}")
+    say(f"{RUNS}: {counted(len(checked.all_runs), 'run')}, {'written' if changed else 'as before'}")
 
 
 @app.command()
@@ -188,7 +188,7 @@ def search(
     from zerolora.search import rounds
     from zerolora.search.outcomes import table
 
-    typer.echo(table(name, rounds.search(name, config, command or [])))
+    say(table(name, rounds.search(name, config, command or [])))
 
 
 @app.command()
@@ -236,7 +236,8 @@ def show(
     """Print a table of all runs, finished or not, in at most 120 columns."""
     from zerolora.report.comparison_terminal import show as table
 
-    typer.echo(table(results, colour=sys.stdout.isatty()))
+    colour = sys.stdout.isatty()
+    say(table(results, colour=colour), coloured=colour)
 
 
 @app.command()
@@ -249,13 +250,13 @@ def compare(
     if not runs:
         from zerolora.report.comparison import compare_all
 
-        typer.echo(compare_all(results, output))
+        say(compare_all(results, output))
         return
     if len(runs) != 2:
         raise UserError(f"compare: {counted(len(runs), 'run')} given; name two, or none to compare all")
     from zerolora.report.pair import compare_pair
 
-    typer.echo(compare_pair(results, *runs))
+    say(compare_pair(results, *runs))
 
 
 @app.command()
@@ -357,4 +358,4 @@ def push(
     from zerolora.publish.push import push as publish
 
     with stoppable(f"{to} has either all of the push or none of it"):
-        typer.echo(publish(run, what, to, revision, private, message))
+        say(publish(run, what, to, revision, private, message))

@@ -3,7 +3,7 @@
 import copy
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ from zerolora.config.schema import VALUES, Config, data_folders
 from zerolora.config.shorthands import ShorthandError, WrittenOut, written_out
 from zerolora.config.studies import read_study
 from zerolora.config.values import HUB_ADAPTERS, remedy
+from zerolora.errors import CONTROLS, UserError, explained, shown
 from zerolora.errors import LONGEST as LONGEST_SHOWN
-from zerolora.errors import UserError, explained, shown
+from zerolora.files import write_text
 from zerolora.json_file import read_bytes
 from zerolora.yaml_file import DEEPEST, check_size, composed
 
@@ -112,6 +113,20 @@ def read_values(path: Path, expected: str = SECTIONS, longest: int = LONGEST) ->
     return _parse(path, expected, longest)[0]
 
 
+def publish(path: Path, text: str, values: Mapping[str, Any] | None = None) -> None:
+    """Write the text of a config, whole or not at all, if it is read back as `values`; None: as any mapping.
+
+    Everything that writes a config calls it: comments have names, options and rows of others, which must not become
+    keys. Raises UserError, and writes nothing, if it is not read back so, or if a new text has control characters.
+    """
+    read_back = _parsed(path, text, SECTIONS)[0]
+    if values is not None and (read_back != values or CONTROLS.search(text.replace("\n", ""))):
+        raise UserError(
+            f"{path}: is not written, since it would be read as something else; report its options and rows"
+        )
+    write_text(path, text)
+
+
 def read_written_out(path: Path) -> dict[str, Any]:
     """Return the unchecked values in a config, without shorthands. Raises UserError as `read_values` does."""
     return _written_out(path, *with_overrides(path, NOTHING)).values
@@ -165,7 +180,10 @@ def _parse(
     path: Path, expected: str = SECTIONS, longest: int = LONGEST
 ) -> tuple[dict[str, Any], dict[tuple[str, ...], int]]:
     """Return the values of the file and the line of each key."""
-    text = _read(path, longest)
+    return _parsed(path, _read(path, longest), expected)
+
+
+def _parsed(path: Path, text: str, expected: str) -> tuple[dict[str, Any], dict[tuple[str, ...], int]]:
     try:
         loader, node = composed(text)
         check_size(node)

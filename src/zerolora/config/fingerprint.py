@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from zerolora.config.stages import ALL_STAGES, PLAIN, STAGES
+from zerolora.files import stamp
 from zerolora.registries import Outside, outside
 from zerolora.workflow_files import PACKAGE, ROOT
 
@@ -188,14 +189,14 @@ class _Modules:
         path = None if other else file_of(name)
         assert path or other, f"no module zerolora.{name}"
         files = [path, *_data_files(path)] if path else _files_of(package)
-        stamp = [[str(each), (stat := each.stat()).st_size, stat.st_mtime_ns] for each in files]
+        stamps = [[str(each), *(stamp(each) or ())] for each in files]
         entry = self.entries.get(name)
-        if entry is None or entry["stamp"] != stamp or entry["format"] != FORMAT:
+        if entry is None or entry["stamp"] != stamps or entry["format"] != FORMAT:
             content = _hash_of(b"", files)
             if entry is None or entry["format"] != FORMAT or entry["content"] != content:
                 entry = _parsed(name, path, files[1:]) if path else _parsed_package(files)
             # A checkout or a copy has other timestamps but the same content.
-            self.entries[name] = entry | {"stamp": stamp, "content": content, "format": FORMAT}
+            self.entries[name] = entry | {"stamp": stamps, "content": content, "format": FORMAT}
             self.changed = True
         self._current.add(name)
         return dict(self.entries[name])

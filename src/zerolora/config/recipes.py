@@ -4,7 +4,8 @@ import os
 import re
 from pathlib import Path
 
-from zerolora.errors import UserError, shown
+from zerolora.config.file import publish
+from zerolora.errors import UserError, printable, shown
 from zerolora.files import write_text
 from zerolora.workflow_files import ROOT
 
@@ -60,7 +61,8 @@ def write_recipe(name: str, folder: Path, output: Path, force: bool) -> None:
     for preset in (*PRESET.findall(text), *rows):  # outside a checkout there are none
         if not Path(preset).exists() and (project / preset).is_file():
             write_text(Path(preset), (project / preset).read_text(encoding="utf-8"))
-    write_text(output, SCHEMA.sub(f"# yaml-language-server: $schema={schema}\n", text))
+    line = f"# yaml-language-server: $schema={printable(schema)}\n"
+    publish(output, SCHEMA.sub(lambda _: line, text))
 
 
 def _summary(readme: Path) -> str:

@@ -8,7 +8,17 @@ import re
 from collections.abc import Callable, Iterator
 
 from zerolora.data.example import BadRow
-from zerolora.data.records import BETWEEN, DECODE, DELIMITERS, Chunk, csv_reader, csv_records, end_of, reason_of
+from zerolora.data.records import (
+    BETWEEN,
+    DECODE,
+    DELIMITERS,
+    Chunk,
+    csv_reader,
+    csv_records,
+    end_of,
+    reason_of,
+    unreadable,
+)
 from zerolora.errors import UserError, shown
 
 # Without a limit, an unclosed list or quote would read the rest of the file into memory.
@@ -237,7 +247,7 @@ def _find_value(text: str, begin: int, whole: bool) -> tuple[int, int] | None:
             return None
         raise _BrokenError(text, error.pos, f"not JSON: {reason_of(error)}") from None
     except (ValueError, RecursionError) as error:
-        raise _BrokenError(text, begin, f"not JSON: {error}") from None
+        raise _BrokenError(text, begin, f"not JSON: {unreadable(error)}") from None
     # The decoder ends 1.5e+ after the 5; further text may extend the number.
     return (begin, end) if whole or end + len("e+") < len(text) else None
 

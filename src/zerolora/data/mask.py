@@ -239,10 +239,13 @@ def _coloured(tokenizer: Any, ids: list[int], labels: list[int]) -> str:
 
 
 _PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>What the loss sees</title><style>
+<html lang="en"><head><meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<title>What the loss sees</title><style>
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
 pre { white-space: pre-wrap; background: #fafafa; padding: 1rem; line-height: 1.8; overflow-wrap: anywhere; }
-pre span { border-right: 1px solid #fff; } .c { color: #777; background: #eee; } .l { color: #0b4; background: #dfd; }
+pre span { border-right: 1px solid #fff; unicode-bidi: isolate; }
+.c { color: #777; background: #eee; } .l { color: #0b4; background: #dfd; }
 h2 { font-size: 1rem; margin: 2rem 0 0; } td, th { padding: .2rem .8rem; text-align: left; }
 </style></head><body><h1>What the loss sees</h1>
 <p><span class="l">Green</span> tokens are supervised, <span class="c">grey</span> ones are ignored by the loss.

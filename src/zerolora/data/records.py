@@ -34,6 +34,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
+CARRIAGE_RETURNS = "carriage returns as line ends, as of old Macs; convert them to line feeds"
 STRICT = json.JSONDecoder(object_pairs_hook=_once)
 
 
@@ -73,7 +74,7 @@ def _json_records(chunk: Chunk) -> Iterator[tuple[str, Any]]:
         except TwiceError as error:
             yield place, BadRow(str(error))
         except (ValueError, RecursionError) as error:
-            yield place, BadRow(f"is not JSON that can be read: {error}; fix or remove it")
+            yield place, BadRow(f"is not JSON that can be read: {unreadable(error)}; fix or remove it")
 
 
 def _loaded(text: str) -> Any:
@@ -91,7 +92,16 @@ def _no_json(error: json.JSONDecodeError, text: str) -> BadRow:
             "ends with a comma, but a line holds one object alone; remove it, or make the file a list, with [ and ] "
             "around all lines and a name that ends in .json"
         )
+    if error.msg == "Extra data" and "\r" in text[: error.pos]:
+        return BadRow(f"has {CARRIAGE_RETURNS}")
     return BadRow(f"is not JSON: {reason_of(error)} at character {error.pos + 1}; write one object a line")
+
+
+def unreadable(error: ValueError | RecursionError) -> str:
+    """Return why Python cannot hold a value that is JSON."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deep"
+    return f"a number has more than {sys.get_int_max_str_digits():,} digits"
 
 
 def reason_of(error: json.JSONDecodeError) -> str:
@@ -121,7 +131,10 @@ def end_of(pattern: re.Pattern[str], text: str, position: int) -> int:
 
 def _txt_records(chunk: Chunk) -> Iterator[tuple[str, Any]]:
     for line, text in _lines(chunk):
-        yield f"{chunk.file}:{line}", text if isinstance(text, BadRow) else {"text": text}
+        value = text if isinstance(text, BadRow) else {"text": text}
+        if isinstance(text, str) and "\r" in text and b"\n" not in chunk.data.rstrip():
+            value = BadRow(f"has {CARRIAGE_RETURNS}")
+        yield f"{chunk.file}:{line}", value
 
 
 def _value_records(chunk: Chunk) -> Iterator[tuple[str, Any]]:
@@ -241,7 +254,7 @@ def _decoded_json(row: dict[str, Any], decoders: dict[str, Callable[[Any], Any]]
     except TwiceError as error:
         return BadRow(str(error))
     except (ValueError, RecursionError) as error:
-        return BadRow(f"holds JSON that cannot be read: {error}; write the table again")
+        return BadRow(f"holds JSON that cannot be read: {unreadable(error)}; write the table again")
 
 
 def _lines(chunk: Chunk) -> Iterator[tuple[int, str | BadRow]]:

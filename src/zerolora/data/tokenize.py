@@ -6,6 +6,7 @@ import gc
 import hashlib
 import itertools
 import json
+import mmap
 import multiprocessing
 import os
 import signal
@@ -37,6 +38,7 @@ from zerolora.files import canonical
 from zerolora.machine.parents import end_at_parents_death
 from zerolora.model.added_tokens import extend
 from zerolora.model.architecture import tokenizer_of
+from zerolora.model.bounded_tokenizer import in_worker, shared_message, text_of
 from zerolora.types import RowKind
 
 # Characters of a row. Tokenizing takes about 65 bytes of memory for each, measured on a row of 200 MB.
@@ -111,8 +113,9 @@ def tokenize(jobs: Iterable[Job], work: "ChunkTokenizer", workers: int, folder: 
         return
     # Forked workers share the loaded tokenizer.
     _WORK[:] = [work]
+    message = shared_message()
     context = multiprocessing.get_context("fork")
-    with concurrent.futures.ProcessPoolExecutor(workers, context, _start) as pool:
+    with concurrent.futures.ProcessPoolExecutor(workers, context, _start, (message,)) as pool:
         waiting: collections.deque[concurrent.futures.Future[Result]] = collections.deque()
         try:
             for job, file in tasks:
@@ -123,7 +126,8 @@ def tokenize(jobs: Iterable[Job], work: "ChunkTokenizer", workers: int, folder: 
                 yield waiting.popleft().result()
         except concurrent.futures.process.BrokenProcessPool:
             raise UserError(
-                "a tokenizing process died, most likely for lack of memory; give the machine or the job more, "
+                text_of(message)
+                or "a tokenizing process died, most likely for lack of memory; give the machine or the job more, "
                 "or fewer cores"
             ) from None
         finally:
@@ -134,7 +138,8 @@ def tokenize(jobs: Iterable[Job], work: "ChunkTokenizer", workers: int, folder: 
 _WORK: list["ChunkTokenizer"] = []
 
 
-def _start() -> None:
+def _start(message: mmap.mmap) -> None:
+    in_worker(message)
     end_at_parents_death()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes; the parent handles it
     # Each garbage collection would traverse all loaded objects; ten chunks leave little garbage.

@@ -21,7 +21,7 @@ from zerolora.config.compared import compared
 from zerolora.config.settings import EvaluateSettings
 from zerolora.errors import UserError
 from zerolora.evaluate.evaluated_models import EvaluatedModel
-from zerolora.files import MANIFEST, canonical, read_json
+from zerolora.files import MANIFEST, canonical, read_json, stamp
 from zerolora.progress import Progress
 
 NO_ANSWER = ("batch", "ranks", "unmerged")
@@ -153,8 +153,7 @@ def key_of(settings: EvaluateSettings, data: Path, model: EvaluatedModel, engine
 
 
 def _files(directory: Path) -> Any:
-    """Return a directory's manifest, or the name, size and time of its files."""
+    """Return a directory's manifest, or the name and stamp of its files."""
     if (directory / MANIFEST).is_file():
         return read_json(directory / MANIFEST, "zerolora stage train")
-    stats = {path.name: path.stat() for path in sorted(directory.iterdir()) if path.is_file()}
-    return [str(directory), {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}]
+    return [str(directory), {path.name: stamp(path) for path in sorted(directory.iterdir()) if path.is_file()}]

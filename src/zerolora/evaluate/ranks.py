@@ -18,7 +18,7 @@ from zerolora.compat.left_out import leave_out
 from zerolora.compat.transformers_import import import_quickly
 from zerolora.config.settings import EvaluateRunSettings, EvaluateSettings
 from zerolora.data.prepared_rows import open_split
-from zerolora.errors import UserError
+from zerolora.errors import EXPECTED, UserError, message_of
 from zerolora.evaluate.batches import PromptBatches, least_bytes
 from zerolora.evaluate.evaluated_models import EvaluatedModel, load, stops_of
 from zerolora.evaluate.generation import generate
@@ -179,5 +179,5 @@ if __name__ == "__main__":
     import_quickly()
     try:
         run_rank(read_json(Path(sys.argv[1]), "zerolora stage evaluate"))
-    except UserError as error:
-        sys.exit(f"zerolora: {error}")
+    except EXPECTED as error:
+        sys.exit(f"zerolora: {message_of(error)}")

@@ -7,6 +7,7 @@ import re
 import shutil
 import tempfile
 import zipfile
+from collections.abc import Iterator
 from fnmatch import fnmatch
 from importlib.metadata import version
 from pathlib import Path
@@ -22,6 +23,7 @@ from zerolora.fetch.packages import download_wheel
 from zerolora.fetch.weight_store import digest, downloading, link_pin, publish
 from zerolora.files import canonical, sha256, staged_directory
 from zerolora.log import LOGGER
+from zerolora.model import foreign
 from zerolora.model.base_check import check_base, check_settings
 from zerolora.model.manifest import SMALL_FILES, model_files
 from zerolora.model.weight_files import WEIGHTS, chosen_names, few
@@ -168,7 +170,7 @@ def _convert_gguf(file: Path, directory: Path) -> None:
     """Convert a GGUF model to fp32 safetensors, so that dequantized values are not rounded again."""
     from transformers import AutoTokenizer
 
-    with gguf_parsed_once():
+    with gguf_parsed_once(), gguf_errors():
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
         model = read_gguf(file)
     forget_gguf(model)
@@ -176,6 +178,22 @@ def _convert_gguf(file: Path, directory: Path) -> None:
     model.save_pretrained(directory)
     tokenizer.name_or_path = ""
     tokenizer.save_pretrained(directory)
+
+
+@contextlib.contextmanager
+def gguf_errors() -> Iterator[None]:
+    """Raise UserError for any error of the libraries that read a GGUF file."""
+    try:
+        yield
+    except (UserError, OSError, MemoryError):
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and not foreign.is_panic(error):
+            raise
+        raise UserError(
+            f"is not a GGUF file that transformers reads ({foreign.reason(error)}); name another file, or fetch the "
+            "original model (fetch.hub, fetch.directory)"
+        ) from None
 
 
 def read_gguf(file: Path) -> Any:

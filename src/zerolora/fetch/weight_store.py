@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from zerolora.errors import UserError, shown
-from zerolora.files import read_object, sha256, staged_directory, sync_directory, write_json
+from zerolora.files import Stamp, cache_folder, read_object, sha256, staged_directory, stamp, sync_directory, write_json
 from zerolora.log import LOGGER
 from zerolora.model.manifest import is_weight
 
 VARIABLE = "ZEROLORA_STORE"
-_digests: dict[tuple[int, int, int, int], str] = {}
+_digests: dict[tuple[int, Stamp | None], str] = {}
 
 
 def store_folder() -> Path:
@@ -39,20 +39,22 @@ def store_folder() -> Path:
         if Path(named).exists() and not Path(named).is_dir():
             raise UserError(f"{VARIABLE}={shown(named)}: is not a directory; give the path of one")
         return Path(named)
-    cache = os.environ.get("XDG_CACHE_HOME", "")
     try:
-        return (Path(cache) if Path(cache).is_absolute() else Path.home() / ".cache") / "zerolora/weights"
+        return cache_folder() / "weights"
     except RuntimeError:
         raise UserError(f"this user has no home directory; set {VARIABLE} to a directory for base weights") from None
 
 
 def digest(path: Path) -> str:
-    """Return the sha256 of a file, which is computed once in a process while size and modification time remain."""
-    of = path.stat()
-    key = of.st_dev, of.st_ino, of.st_size, of.st_mtime_ns
+    """Return the sha256 of a file, which is computed once in a process while its stamp remains."""
+    key = _identity(path)
     if key not in _digests:
         _digests[key] = sha256(path)
     return _digests[key]
+
+
+def _identity(path: Path) -> tuple[int, Stamp | None]:
+    return path.stat().st_dev, stamp(path)
 
 
 def link_pin(key: str, weights: Path) -> bool:
@@ -73,6 +75,7 @@ def link_files(files: Mapping[str, Mapping[str, Any]], weights: Path) -> bool:
         for name, blob in blobs.items():
             if is_weight(name):
                 _link(blob, staged / name)
+                _digests[_identity(staged / name)] = files[name]["sha256"]  # a link gives the file another stamp
             else:
                 shutil.copyfile(blob, staged / name)
     return True
@@ -111,6 +114,7 @@ def publish(key: str, directory: Path, paths: Iterable[Path]) -> None:
             with path.open("rb") as file:
                 os.fsync(file.fileno())
             path.replace(blobs / name)
+            _digests[_identity(blobs / name)] = name  # as above
     sync_directory(blobs)
     pin = _folder(root / "pins") / f"{key}.json"
     write_json(pin, {"files": files})

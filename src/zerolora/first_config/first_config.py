@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from zerolora.config.file import check_files, load, read_values
+from zerolora.config.file import check_files, load, publish
 from zerolora.config.resolve import default_rate, rate_for_width, resolve
 from zerolora.config.schema import TrainSection
 from zerolora.config.settings import Resolved
@@ -25,7 +25,7 @@ from zerolora.data.prepared_rows import IGNORED, open_table
 from zerolora.data.readers import chunks
 from zerolora.data.source_files import SourceFiles, sources_of
 from zerolora.errors import UserError, printable
-from zerolora.files import MANIFEST, read_json, write_json, write_text
+from zerolora.files import MANIFEST, read_json, write_json
 from zerolora.first_config.columns import RowLayout, layout_of, undecided_block
 from zerolora.first_config.given_data import GivenData, given_data
 from zerolora.first_config.given_model import GivenModel, given_model
@@ -34,14 +34,14 @@ from zerolora.log import only_warnings
 from zerolora.machine import this_machine
 from zerolora.memory.estimate import estimate
 from zerolora.methods.registry import TRAINABLE
-from zerolora.model.architecture import config_of
+from zerolora.model.architecture import config_of, tokenizer_of
 from zerolora.planner.render import render
 from zerolora.probe.listed_trial import check as try_model
 from zerolora.probe.untrained import untrained
 from zerolora.schedules import steps_in
 from zerolora.train.objectives import reading
 from zerolora.units import counted, gib
-from zerolora.yaml_file import written
+from zerolora.yaml_file import dumped, written
 
 HELD_OUT_SHARE, MOST_HELD_OUT = 0.05, 200
 """Of the rows, for each of validation and test, and at most so many."""
@@ -116,7 +116,7 @@ def first_config(
             yield from (f"column  {column.line()}" for column in layout.found)
             if not layout.form:
                 _set_split(values["prepare"][rows.name], rows, sources)
-                _write(values, layout, given, rows, command, output, folder)
+                _write(values, layout, given, rows, command, output)
                 yield f"undecided: no form reads these columns; {UNREAD}"
                 return
             stats, limit = _prepared(values, layout, given, rows, sources, folder)
@@ -126,7 +126,7 @@ def first_config(
                 plan = _plan(values, given, folder) if recipe else _planned(values, given, folder)
         except UserError as error:
             raise UserError(str(error).replace(str(rows.files), data)) from None
-        _write(plan.values, layout, given, rows, command, output, folder)
+        _write(plan.values, layout, given, rows, command, output)
         first = _first_row(folder / "data", given.files)
     longest = max(stats[f"{split}_longest_row"] for split in ("train", "validation", "test"))
     counts = f"{stats['train_rows']:,} rows of {layout.form}, the longest of {longest:,} tokens"
@@ -146,19 +146,14 @@ def _write(
     rows: GivenData,
     command: str,
     output: Path,
-    folder: Path,
 ) -> None:
-    """Write the config once it is read back as these values."""
+    """Write the config."""
     values["prepare"][rows.name]["path"] = rows.path
     if rows.entry:
         values["fetch"]["data"] = {rows.name: rows.entry}
-    text = _text(values, layout, given, rows, command)
-    (folder / "written.yaml").write_text(text, encoding="utf-8")
     undecided = {"undecided": layout.undecided} if layout.undecided else {}
     entry = {rows.name: values["prepare"][rows.name] | undecided}
-    read = read_values(folder / "written.yaml")
-    assert read["prepare"] == entry and {**read, "prepare": 0} == {**_filled(values), "prepare": 0}, text
-    write_text(output, text)
+    publish(output, _text(values, layout, given, rows, command), _filled(values) | {"prepare": entry})
 
 
 def _filled(values: dict[str, Any]) -> dict[str, Any]:
@@ -361,15 +356,12 @@ def _remark(entry: dict[str, Any], text: str) -> str:
 
 
 def _flow(value: Any) -> str:
-    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000, allow_unicode=True)
-    return text.removesuffix("...\n").strip()
+    return dumped(value, default_flow_style=True, width=10_000).removesuffix("...\n").strip()
 
 
 def _first_row(data: Path, model: Path) -> str:
     """Return the first training row's text, what is supervised in 「」."""
-    from transformers import AutoTokenizer
-
-    tokenizer: Any = AutoTokenizer.from_pretrained(model, local_files_only=True)
+    tokenizer = tokenizer_of(model)
     (row,) = open_table(data, "train").slice(0, 1).to_pylist()
     ids, labels = row["input_ids"][:SHOWN_TOKENS], row["labels"][:SHOWN_TOKENS]
     parts, start = [], 0

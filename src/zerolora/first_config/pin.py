@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from zerolora.config.file import read_values
+from zerolora.config.file import publish, read_values
 from zerolora.config.shorthands import PINNED
 from zerolora.config.values import UNKNOWN_LICENSE
-from zerolora.errors import UserError
+from zerolora.errors import UserError, printable
 from zerolora.fetch.hub_client import explained_errors
-from zerolora.files import write_text
 from zerolora.first_config.given_model import REPOSITORY
 from zerolora.yaml_file import composed
 
@@ -51,7 +50,7 @@ def pin(config: Path) -> Iterator[str]:
     for edit in sorted({*edits}, reverse=True):  # an alias repeats an entry
         text = text[: edit.start] + edit.text + text[edit.end :]
     if edits:
-        write_text(config, text)
+        publish(config, text)
     yield from dict.fromkeys(lines)
 
 
@@ -121,7 +120,7 @@ def _line(where: str, revision: str | None, commit: str) -> str:
 def _remark(node: yaml.Node, revision: str | None, text: str) -> str:
     """Return a comment with the revision that stood there, if the value ends its line."""
     rest = text[node.end_mark.index :].partition("\n")[0]
-    return f"  # {revision}" if revision and not rest.strip() else ""
+    return f"  # {printable(revision)}" if revision and not rest.strip() else ""
 
 
 def _span(node: yaml.Node) -> tuple[int, int]:

@@ -12,15 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import ValidationError
 
 from zerolora.config.cross_checks import impossible
-from zerolora.config.file import read_values
+from zerolora.config.file import publish, read_values
 from zerolora.config.schema import Config, Prepare, Train
 from zerolora.config.values import remedy
 from zerolora.errors import UserError, printable, shown
-from zerolora.files import write_text
 from zerolora.imports.formats import FORMATS
 from zerolora.imports.formats.import_format import (
     CHANGES,
@@ -37,6 +35,7 @@ from zerolora.imports.formats.import_format import (
 )
 from zerolora.imports.formats.shared.named_files import LARGEST_FILE
 from zerolora.json_file import read_foreign
+from zerolora.yaml_file import dumped
 
 Kind = Literal["translated", "empty", "differs", "no equal", "assumed"]
 TRIES = 50
@@ -110,8 +109,8 @@ def import_config(file: Path, source: str | None, output: Path, force: bool, as_
         reasons = "; ".join(f"{key}: {reason}" for key, reason in translated.unlike)
         raise UserError(f"{file}: {reasons}; {SFT}")
     comments = "".join(f"# {line}\n" for line in translated.text)
-    body = yaml.safe_dump(translated.config, sort_keys=False, allow_unicode=True)
-    write_text(output, f"# Translated by `zerolora import`.\n{comments}\n{body}")
+    text = f"# Translated by `zerolora import`.\n{comments}\n{dumped(translated.config)}"
+    publish(output, text, translated.config)
     return translated
 
 

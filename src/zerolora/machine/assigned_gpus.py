@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from zerolora.errors import UserError, explained
+from zerolora.errors import EXPECTED, UserError, message_of
 from zerolora.machine import devices
 from zerolora.units import counted
 
@@ -39,10 +39,8 @@ def main(arguments: list[str]) -> int:
             check_visible(each_node, len(gpus))
             os.environ[devices.VISIBLE] = ",".join(take(each_node, gpus, lock_folder()))
         os.execvp(command[0], command)  # noqa: S606 (the rule's own command)
-    except UserError as error:
-        print(f"{PREFIX}{error}", file=sys.stderr)
-    except OSError as error:
-        print(f"{PREFIX}{explained(error)}", file=sys.stderr)
+    except EXPECTED as error:
+        print(f"{PREFIX}{message_of(error)}", file=sys.stderr)
     return 2
 
 

@@ -11,6 +11,7 @@ lines on stdin (host_task.py), so that no shell reads any of them. When a task f
 import json
 import os
 import re
+import secrets
 import shlex
 import signal
 import subprocess
@@ -139,11 +140,13 @@ def run(hosts: list[str], command: list[str], meeting: tuple[str, str]) -> int:
     for each in SIGNALS:
         signal.signal(each, lambda number, _: tasks.asked.append(signal.Signals(number).name))
     inherited = {name: value for name, value in os.environ.items() if not OWN.fullmatch(name)}
+    secret = secrets.token_hex(32)  # of the ranks (train/launch/signed.py)
     for number, host in enumerate(hosts):
         environment = {
             **inherited,
             **{"PET_NODE_RANK": str(number), "PET_NNODES": str(len(hosts))},
             **{"MASTER_ADDR": meeting[0], "MASTER_PORT": meeting[1], "ZEROLORA_NODES": ",".join(hosts)},
+            **{"ZEROLORA_SECRET": secret},
         }
         tasks.start(host, {"command": command, "folder_of_command": str(Path.cwd()), "environment": environment})
     return tasks.wait()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from zerolora.errors import UserError, shown
+from zerolora.log import say
 from zerolora.types import Attention, Loss, Precision
 
 if TYPE_CHECKING:
@@ -165,9 +166,9 @@ def memory(
     generation = (prompt_length, answer_length) if prompt_length and answer_length else None
     entries = _entries(model_spec, specs, capacity, max_micro_batch, max_sequence_length, evaluation_batch, generation)
     if as_json:
-        typer.echo("\n".join(json.dumps(entry) for entry in entries))
+        say("\n".join(json.dumps(entry) for entry in entries))
     else:
-        typer.echo(_text(title, model_spec, specs, capacity, entries, gpu))
+        say(_text(title, model_spec, specs, capacity, entries, gpu))
     if not any(entry["fits"] for entry in entries):
         raise typer.Exit(NOTHING_FITS)
 

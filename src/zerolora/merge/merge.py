@@ -24,7 +24,7 @@ from zerolora.methods.method import tied_weights
 from zerolora.model import added_tokens, foreign
 from zerolora.model.architecture import built_on_meta, config_of
 from zerolora.model.base_check import listed_shapes
-from zerolora.model.manifest import is_weight, is_whole, model_files
+from zerolora.model.manifest import is_weight, is_whole, model_files, write_stamps
 from zerolora.model.prompt_format import write_prompt_format, write_tokens
 from zerolora.model.stored_quantization import check_mergeable
 from zerolora.model.weight_files import WEIGHT_INDEX, weight_files
@@ -48,6 +48,7 @@ def merge(
         if directory == output:
             write_json(staged / MANIFEST, manifest)
     if directory != output:
+        write_stamps(directory, files)
         with staged_directory(output) as staged:
             write_json(staged / MANIFEST, manifest)
     size = byte_size(sum(file["bytes"] for file in files.values()))
@@ -62,7 +63,7 @@ def skip_merge(output: Path) -> None:
 
 
 def restore(base: Path, adapter: Path, manifest: Path, data: Path | None = None) -> None:
-    """Merge again if weights of `manifest` are missing or differ in size.
+    """Merge again if weights of `manifest` are missing or differ from it.
 
     Raises UserError if the result differs from the manifest.
     """
@@ -74,6 +75,10 @@ def restore(base: Path, adapter: Path, manifest: Path, data: Path | None = None)
             hashes = write_model(base, [(adapter, 1.0)], staged, directory, data, dequantized, hashed=True)
             if describe(staged, hashes) != expected["files"]:
                 raise UserError(f"{manifest}: base and adapter here merge to other weights; run the merge stage again")
+            if directory == manifest.parent:
+                write_json(staged / MANIFEST, expected)
+        if directory != manifest.parent:
+            write_stamps(directory, expected["files"])
 
 
 def write_model(

@@ -11,6 +11,7 @@ from typing import Any
 from zerolora.bounded import within_bounds
 from zerolora.errors import UserError, shown
 from zerolora.model import foreign
+from zerolora.model.bounded_tokenizer import BoundedTokenizer
 
 
 def config_of(directory: Path) -> Any:
@@ -45,6 +46,8 @@ def tokenizer_of(directory: Path) -> Any:
         foreign.model_config(directory)
     with foreign.tokenizer_errors(directory):
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    if tokenizer.is_fast:
+        tokenizer._tokenizer = BoundedTokenizer(tokenizer._tokenizer, str(directory / foreign.TOKENIZER))
     # Other libraries call this method as well.
     tokenizer.apply_chat_template = partial(  # type: ignore[method-assign]
         _rendered, type(tokenizer).apply_chat_template, tokenizer

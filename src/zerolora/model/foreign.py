@@ -4,6 +4,7 @@ They return the file's own object, since an absent key and null differ, and call
 Each reader raises UserError with one line: file, key, value seen, expected type.
 """
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from annotated_types import Predicate
 from pydantic import Field
 
 from zerolora import json_file
-from zerolora.errors import UserError
+from zerolora.errors import CONTROLS, UserError, shown
 from zerolora.files import MANIFEST, read_json
 from zerolora.json_kinds import (
     Count,
@@ -376,8 +377,30 @@ def check_tokenizer(directory: Path) -> None:
     for name in ("special_tokens_map.json", "added_tokens.json"):
         if (directory / name).exists():
             json_file.read_foreign(directory / name, FETCH_AGAIN, LARGE)
+    if (path := directory / TOKENIZER).is_file() and ESCAPED.search(path.read_bytes()):
+        _check_added_tokens(path)
     if (path := directory / "chat_template.jinja").exists():
         json_file.read_text(path, SMALL)
+
+
+ESCAPED = re.compile(
+    rb"\\u00[018-9][0-9a-fA-F]|\\u007[fF]|\\u20[26]|\xc2[\x80-\x9f]|\xe2\x80[\xa8-\xae]|\xe2\x81[\xa6-\xa9]|\x7f|\\[bf]"
+)
+"""Finds what may be a control character in JSON; a tokenizer.json without one is not parsed once more."""
+
+
+def _check_added_tokens(path: Path) -> None:
+    """Raise UserError for a key with control characters in a token that a tokenizer.json adds: the library prints the
+    keys that it does not know. The words of a vocabulary are keys too, and may have some."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):  # reported by the library
+        return
+    added = value.get("added_tokens") if isinstance(value, dict) else None
+    for token in added if isinstance(added, list) else ():
+        for key in token if isinstance(token, dict) else ():
+            if CONTROLS.search(key.translate(json_file.WHITE_SPACE)):
+                raise UserError(f"{path}: the key {shown(key)} has control characters; {FETCH_AGAIN}")
 
 
 @contextmanager
@@ -388,10 +411,14 @@ def tokenizer_errors(directory: Path) -> Iterator[None]:
     except UserError:
         raise
     except BaseException as error:
-        # A failed assertion of the library's Rust code is a BaseException.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        if not isinstance(error, Exception) and not is_panic(error):
             raise
         raise _tokenizer_error(directory, error) from None
+
+
+def is_panic(error: BaseException) -> bool:
+    """Return whether an error is a failed assertion of a library's Rust code, which is no Exception."""
+    return type(error).__name__ == "PanicException"
 
 
 def _tokenizer_error(directory: Path, error: BaseException) -> UserError:

@@ -3,12 +3,14 @@
 import hashlib
 import math
 import re
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from zerolora.errors import UserError, shown
-from zerolora.files import MANIFEST, canonical, checked_name, sha256
+from zerolora.files import MANIFEST, canonical, checked_name, read_object, sha256, write_json
+from zerolora.files import stamp as stamp_of
 from zerolora.log import LOGGER
 from zerolora.model import foreign
 from zerolora.model.stored_quantization import unpacked
@@ -27,6 +29,8 @@ SMALL_FILES = re.compile(
 
 CONVERTED = "converted"
 """Key of a manifest: the weights of a user's directory were converted, so they are not those in that directory."""
+DAYS = 30
+"""Age of a stamp after which files are hashed again: a disk that loses bytes changes no stamp."""
 HASHED_BYTES = 256 * 2**20
 """Largest file that is hashed, in a second or less: adapters. Larger files are compared by size."""
 
@@ -90,7 +94,9 @@ def check_needs_no_code(directory: Path) -> None:
         built_in = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
     except ValueError:
         built_in = False
-    except Exception as error:  # classes raise errors of many types
+    except BaseException as error:  # classes raise errors of many types
+        if not isinstance(error, Exception) and not foreign.is_panic(error):
+            raise
         raise UserError(
             f"{directory}: transformers cannot read its config or tokenizer ({foreign.reason(error)}); "
             f"{foreign.FETCH_AGAIN}"
@@ -167,10 +173,51 @@ def is_merged(stamp: Path) -> bool:
 
 
 def is_whole(stamp: Path) -> bool:
-    """Return whether all files that the manifest of a merged model names are on this machine, in their size."""
+    """Return whether all files that the manifest of a merged model names are on this machine, in their size, and
+    unversioned ones with their sha256: Snakemake and DVC compare only versioned ones with what the stage wrote."""
     record = foreign.manifest(stamp, "zerolora stage merge", "files", "path")
-    paths = {Path(record["path"]) / name: file["bytes"] for name, file in record["files"].items()}
-    return all(path.is_file() and path.stat().st_size == size for path, size in paths.items())
+    directory, files = Path(record["path"]), record["files"]
+    paths = {directory / name: file for name, file in files.items()}
+    if not all(path.is_file() and path.stat().st_size == file["bytes"] for path, file in paths.items()):
+        return False
+    if directory == stamp.parent or have_stamps(directory, files, _stamps_in(_stamp_file(directory))):
+        return True
+    if not all(sha256(path) == file["sha256"] for path, file in paths.items()):
+        return False
+    write_stamps(directory, files)
+    return True
+
+
+def write_stamps(directory: Path, files: Mapping[str, Any]) -> None:
+    """Write the stamps of an unversioned merged model, whose files have just been hashed, beside its directory."""
+    write_json(_stamp_file(directory), stamps_of(directory, files))
+
+
+def stamps_of(directory: Path, files: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the stamps of files that have just been hashed, `{name: {"sha256", "bytes"}}`, and the time, in seconds
+    since the epoch."""
+    stamps = {name: stamp_of(directory / name) for name in files}
+    return {"files": files, "stamps": stamps, "hashed": int(time.time())}
+
+
+def have_stamps(directory: Path, files: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
+    """Return whether all files have the stamps in the `record` of `stamps_of`, which is of these and below DAYS old."""
+    match record:
+        case {"stamps": dict(stamps), "hashed": int(hashed)} if abs(time.time() - hashed) < DAYS * 86400:
+            now = {name: stamp_of(directory / name) for name in files}
+            return record["files"] == files and stamps == {name: each and [*each] for name, each in now.items()}
+    return False
+
+
+def _stamp_file(directory: Path) -> Path:
+    return directory.with_name(f".{directory.name}.stamps.json")
+
+
+def _stamps_in(path: Path) -> dict[str, Any]:
+    try:
+        return read_object(path, "zerolora merged-weights")
+    except UserError:  # none yet, or damaged: all is hashed again
+        return {}
 
 
 BASE = "base_model"

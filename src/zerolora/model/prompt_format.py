@@ -15,6 +15,7 @@ from zerolora.files import MANIFEST, write_json, write_text
 from zerolora.model import foreign
 from zerolora.model.added_tokens import AddedToken
 from zerolora.model.architecture import tokenizer_of
+from zerolora.model.bounded_tokenizer import BoundedTokenizer
 from zerolora.model.foreign import GENERATION, TOKENIZER, TOKENIZER_CONFIG
 
 
@@ -131,7 +132,7 @@ def _numbers(directory: Path, tokens: Iterable[str | None]) -> dict[str, int]:
     return {token: known[token] for token in wanted}
 
 
-def vocabulary(directory: Path) -> Tokenizer:
+def vocabulary(directory: Path) -> Any:
     """Return the tokenizer of a directory's tokenizer.json. Raises UserError if it cannot be read."""
     with foreign.tokenizer_errors(directory):
-        return Tokenizer.from_file(str(directory / TOKENIZER))
+        return BoundedTokenizer(Tokenizer.from_file(str(directory / TOKENIZER)), str(directory / TOKENIZER))

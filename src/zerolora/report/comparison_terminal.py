@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from zerolora.errors import printable
 from zerolora.report.comparison_columns import REASON, RUN, Column, Overrides, cell, columns_of
 from zerolora.report.comparison_rows import Row, all_runs
 from zerolora.report.repeats import figures, table_of, verdicts
@@ -66,7 +67,7 @@ def format_table(
     from rich.text import Text
 
     columns = [column for column in columns if column is not REASON]
-    cells = {column.key: [cell(column, row, overrides) for row in rows] for column in columns}
+    cells = {column.key: [printable(cell(column, row, overrides)) for row in rows] for column in columns}
     widths = {column.key: max(map(cell_len, [column.title, *cells[column.key]])) for column in columns}
     fitting, dropped = _fitting(columns, widths, width)
     table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold")
@@ -84,7 +85,7 @@ def format_table(
     console.print(table)
     for row in rows:
         if row["reason"]:
-            console.print(Text(f"{row[RUN.key]}: {row['status']}: {row['reason']}"))
+            console.print(Text(printable(f"{row[RUN.key]}: {row['status']}: {row['reason']}")))
     if dropped:
         names = ", ".join(column.title for column in dropped)
         console.print(Text(f"Left out for room: {names}; the page and table.csv have them."))

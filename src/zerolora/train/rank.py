@@ -25,7 +25,7 @@ from zerolora.config.settings import TrainingPlan, TrainSettings
 from zerolora.data.packing_plan import PackingPlan, open_plan
 from zerolora.data.prepared_rows import open_split
 from zerolora.data.reference_columns import with_reference
-from zerolora.errors import UserError, explained
+from zerolora.errors import EXPECTED, UserError, explained, message_of
 from zerolora.files import MANIFEST, read_json, write_json, write_text
 from zerolora.log import LOGGER, result, set_up
 from zerolora.machine import cpu_matmul, devices
@@ -560,7 +560,7 @@ def _load(arguments: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Run one rank. Exit codes: 2 with one line for a user's mistake, STOPPED after a stop signal."""
+    """Run one rank. Exit codes: 2 with one line for a user's mistake or the system's, STOPPED after a stop signal."""
     arguments = _arguments()
     _load(arguments)
     become_rank()
@@ -572,8 +572,8 @@ def main() -> None:
         if os.environ["RANK"] == "0":
             LOGGER.info("%s", stopped)
         _leave(STOPPED)
-    except UserError as error:
-        LOGGER.error("%s", error)
+    except EXPECTED as error:
+        LOGGER.error("%s", message_of(error))
         _leave(2)
     _leave(0)
 

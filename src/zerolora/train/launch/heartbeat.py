@@ -5,16 +5,20 @@ exchange statuses through the store of the rendezvous (rendezvous.py), over a se
 status, rank 0 reads all of them, and the others read rank 0's. When a rank is silent (stopped, cut off, its node lost),
 or all ranks respond but none makes progress, the ranks report their positions on stderr and exit, so that the job fails
 and can be resumed elsewhere. The main thread only updates its status.
+
+Statuses are signed (signed.py), and checked before they are believed. A process that writes other ones to the store can
+hide whether a rank hangs, which is reported.
 """
 
-import json
+import math
 import os
 import socket
 import sys
 import threading
 import time
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, NoReturn
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, NoReturn, get_args
 
 import torch
 import torch.distributed
@@ -22,6 +26,7 @@ import torch.distributed
 from zerolora.errors import UserError, printable
 from zerolora.log import LOGGER
 from zerolora.train.launch.rendezvous import TIMEOUT
+from zerolora.train.launch.signed import SECRET, signed, verified
 from zerolora.train.launch.topology import NODES
 from zerolora.train.telemetry.stragglers import ForwardTimer, StragglerDetector
 
@@ -31,8 +36,12 @@ WARNING = 1 / 3  # of the time limit, after which the fault is reported
 START_UP = 3  # times the patience: ranks import Python modules from file servers at different speeds
 LOADING_SECONDS = TIMEOUT.total_seconds()  # while a model of any size is read or written
 STEPS = 10  # times as long as the longest part of a step so far
+LONGEST_TEXT = 300  # characters of a status' texts
 BEATS = 30  # statuses in the time that counts as silence
 LONGEST_BEAT = 2.0  # seconds
+
+
+Kind = Literal["start-up", "loading", "step"]
 
 
 @dataclass
@@ -43,7 +52,7 @@ class Status:
     host: str
     part: str
     """The current part of training, as in "step 3, backward"."""
-    kind: Literal["start-up", "loading", "step"]
+    kind: Kind
     """Selects the time limit of that part."""
     sent: int = 0
     """Number of times that the rank has written its status: only a new number is a sign of life."""
@@ -54,6 +63,22 @@ class Status:
     steps: int = 0
     seconds: float = 0.0
     """Forward seconds of `steps` steps that the rank spent computing (stragglers.py)."""
+
+    @classmethod
+    def of(cls, value: Any, rank: int) -> "Status | None":
+        """Return the status of a rank from its JSON value; None if it is not one."""
+        if not isinstance(value, dict) or value.keys() != {field.name for field in fields(cls)}:
+            return None
+        counts, seconds = ("sent", "turns", "steps"), ("longest", "seconds")
+        if value["rank"] != rank or not all(type(value[name]) is int and value[name] >= 0 for name in counts):
+            return None
+        if not all(type(value[name]) in (int, float) and 0 <= value[name] < math.inf for name in seconds):
+            return None
+        if not all(type(value[name]) is str and len(value[name]) <= LONGEST_TEXT for name in ("host", "part", "kind")):
+            return None
+        if value["kind"] not in get_args(Kind):
+            return None
+        return cls(**value | {name: printable(value[name]) for name in ("host", "part")})
 
     @property
     def name(self) -> str:
@@ -88,7 +113,7 @@ class Heartbeat:
         if self.world > 1:
             monitor = _Monitor(self)
             for work in (monitor.exchange, monitor.run):
-                threading.Thread(target=work, daemon=True).start()
+                threading.Thread(target=monitor.keep_up, args=[work], daemon=True).start()
 
     def follow(self, model: Any, device: torch.device) -> None:
         """Time this rank's forward passes, to compare ranks. `model` is the engine's."""
@@ -126,10 +151,29 @@ class _Monitor:
         self.beat = min(LONGEST_BEAT, self.patience / BEATS)
         self.expected = list(range(1, heartbeat.world)) if not self.own.rank else [0]
         self.others: dict[int, Peer] = {}
+        self.doubted: set[int] = set()
+        """Ranks whose last status was not theirs, of which nothing is known since."""
+        self._named: set[int] = set()
         self.stragglers = StragglerDetector()
         self.reported: str | None = None
         self.now = self._moved = 0.0
         self._turns = 0
+
+    def keep_up(self, work: Callable[[], None]) -> None:
+        """Do a thread's work, and begin it again after an error, which is reported once."""
+        reported = ""
+        while not self.heartbeat.closed:
+            try:
+                work()
+                return
+            except Exception as error:
+                if (text := f"{type(error).__name__}: {error}") != reported:
+                    LOGGER.error(
+                        f"the detection of hanging ranks fails on {self.own.name} ({text}) and is tried again; "
+                        "training goes on"
+                    )
+                    reported = text
+                time.sleep(LONGEST_BEAT)
 
     def exchange(self) -> None:
         """Write and read statuses until training ends, or the store does not answer within its timeout."""
@@ -143,10 +187,11 @@ class _Monitor:
             store = torch.distributed.TCPStore(*where, is_master=False, timeout=TIMEOUT, wait_for_workers=False)
             while not self.heartbeat.closed:
                 self.own.sent += 1
-                store.set(key(self.own.rank), json.dumps(asdict(self.own)))
+                store.set(key(self.own.rank), signed(key(self.own.rank), asdict(self.own)))
                 present = [rank for rank in self.expected if rank in self.others or store.check([key(rank)])]
-                for text in store.multi_get([key(rank) for rank in present]) if present else []:
-                    self._take(Status(**json.loads(text)))
+                found = store.multi_get([key(rank) for rank in present]) if present else []
+                for rank, data in zip(present, found, strict=True):
+                    self._take(rank, Status.of(verified(key(rank), data), rank))
                 time.sleep(self.beat)
         except torch.distributed.DistError:
             # Rank 0 has ended, or is unreachable: silence. Another store at its address would be another job's.
@@ -166,10 +211,21 @@ class _Monitor:
                 for line in self.stragglers.judge(self.now, self._statuses()):
                     LOGGER.warning(line)
 
-    def _take(self, status: Status) -> None:
-        known = self.others.get(status.rank)
+    def _take(self, rank: int, status: Status | None) -> None:
+        known = self.others.get(rank)
+        if status is None or (known and status.sent < known.status.sent):  # an older one, written again
+            self.doubted.add(rank)
+            if rank not in self._named:
+                self._named.add(rank)
+                LOGGER.warning(
+                    f"what the store at {os.environ['MASTER_ADDR']} has as the status of rank {rank} is not its own, "
+                    "so whether that rank hangs is not known: another process writes there, or the ranks have no "
+                    f"common secret (docs/checkpoints.md); export {SECRET} to all of them"
+                )
+            return
         if known and status.sent == known.status.sent:
             return
+        self.doubted.discard(rank)
         moved = known.moved if known and known.status.turns == status.turns else self.now
         self.others[status.rank] = Peer(status, self.now, moved)
 
@@ -194,7 +250,8 @@ class _Monitor:
 
     def _silence(self) -> tuple[str, float, float] | None:
         """Return the silent rank, its seconds of silence and their limit, if it is longer than usual."""
-        longest = min(list(self.others.values()), key=lambda peer: peer.heard, default=None)
+        known = [peer for rank, peer in list(self.others.items()) if rank not in self.doubted]
+        longest = min(known, key=lambda peer: peer.heard, default=None)
         if longest is None or self.now - longest.heard <= self.patience * WARNING:
             return None
         text = f"{longest.status.name}, last in {longest.status.part}, has not responded"
@@ -217,7 +274,7 @@ class _Monitor:
 
     def _missing(self) -> str:
         """Return the ranks that have not reported yet."""
-        missing = [rank for rank in self.expected if rank not in self.others]
+        missing = [rank for rank in self.expected if rank not in self.others and rank not in self.doubted]
         if not missing:
             return "the others"
         ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", self.heartbeat.world))

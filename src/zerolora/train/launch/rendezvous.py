@@ -1,7 +1,8 @@
 """The rendezvous of ranks: at their launcher's socket, or at the address in their environment.
 
 The store of torch.distributed and the collectives have no authentication: the network between the nodes of a job is
-trusted, as torch and NCCL require. No object is exchanged by pickle, which could execute received code.
+trusted, as torch and NCCL require. What this package writes to the store is signed (signed.py). No object is exchanged
+by pickle, which could execute received code.
 """
 
 import datetime
@@ -14,6 +15,7 @@ import torch
 import torch.distributed
 
 from zerolora.errors import UserError, printable
+from zerolora.train.launch.signed import signed, verified
 from zerolora.train.launch.topology import LISTENER
 
 TIMEOUT = datetime.timedelta(minutes=30)  # as DeepSpeed's: other ranks wait while rank 0 reads a large model
@@ -44,9 +46,11 @@ def check_own_gpu(device: torch.device) -> None:
 
 def check_shared_by_none(store: torch.distributed.Store, rank: int, world: int, gpu: str) -> None:
     """Raise UserError if another rank names the same GPU. Collective."""
-    store.set(f"gpu/{rank}", gpu)
-    others = store.multi_get([f"gpu/{number}" for number in range(world)])
-    sharing = [number for number, name in enumerate(others) if name == gpu.encode()]
+    keys = [f"gpu/{number}" for number in range(world)]
+    store.set(keys[rank], signed(keys[rank], gpu))
+    # Without a common secret nothing is known of the others' GPUs, of which heartbeat.py warns.
+    found = zip(keys, store.multi_get(keys), strict=True)
+    sharing = [number for number, (key, name) in enumerate(found) if verified(key, name) == gpu]
     if len(sharing) > 1:
         raise UserError(
             f"ranks {' and '.join(map(str, sharing))} use the same GPU ({gpu}), since each sees only that one; give "

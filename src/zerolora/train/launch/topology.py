@@ -11,10 +11,12 @@ import re
 import socket
 import subprocess
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import IO, NoReturn
 
 from zerolora.errors import UserError, shown
+from zerolora.train.launch.signed import SECRET, common_secret, new_secret
 from zerolora.units import counted
 
 FIRST_PORT, PORTS = 20_000, 12_000  # of Slurm jobs
@@ -79,6 +81,8 @@ class Topology:
     """Listens at that port where one process starts all ranks; rank 0 inherits it (rendezvous.py)."""
     nodes: tuple[str, ...] = ()
     """The names of the nodes, if the launcher tells them."""
+    secret: str = field(default="", repr=False)
+    """Known to the ranks alone, for what they tell each other (signed.py)."""
 
     def start(
         self, rank: int, command: list[str], environment: Mapping[str, str], output: IO[bytes] | None = None
@@ -99,7 +103,17 @@ class Topology:
             "MASTER_PORT": str(self.port),
             LAUNCHER: str(os.getpid()),
             NODES: ",".join(self.nodes),
+            SECRET: self.secret,
         } | ({LISTENER: str(self.listener.fileno())} if self.listener else {})
+
+
+def with_secret(where: Topology, environment: Mapping[str, str], shared: Path) -> Topology:
+    """Return the topology with a secret for its ranks: a new one where this process starts all of them, else that of
+    the environment, or of the folder `shared`, which all nodes have."""
+    if where.world_size == 1:
+        return where
+    own = len(where.ranks) == where.world_size
+    return replace(where, secret=new_secret() if own else environment.get(SECRET) or common_secret(shared))
 
 
 def topology(environment: Mapping[str, str], nodes: int, ranks_per_node: int) -> Topology:
