@@ -30,15 +30,18 @@ from zerolora.imports.formats.import_format import (
     Draft,
     Format,
     Group,
+    LeftOut,
     NoEqual,
     Remark,
     Unlike,
+    is_default,
+    off,
     top_of,
 )
 from zerolora.imports.formats.shared.named_files import LARGEST_FILE
 from zerolora.json_file import read_foreign
 
-Kind = Literal["translated", "empty", "differs", "no equal", "assumed"]
+Kind = Literal["translated", "empty", "default", "differs", "no equal", "assumed"]
 TRIES = 50
 """Maximum number of invalid values to remove; a config has a few dozen."""
 SFT = "zerolora trains on text: pass --as-sft to import the rest of the file as supervised fine-tuning"
@@ -46,6 +49,7 @@ SUFFIXES = (".yaml", ".yml", ".json")
 """Of the files that are read; others, such as Python, are never run."""
 BY_HAND = "start from a config of zerolora (config/README.md)"
 MOST_SHOWN = 5  # keys in a message
+OFF = "off or empty, as by default"
 
 
 @dataclass(frozen=True)
@@ -155,13 +159,38 @@ def _shown(keys: list[str]) -> str:
 
 
 def translate(values: dict[str, Any], source: Format, folder: Path) -> Translation:
-    """Translate the values of a file in `folder`, to which its paths are relative."""
+    """Translate the values of a file in `folder`, to which its paths are relative.
+
+    A key that is translated changes the config or a line, or has the tool's default; any other is named.
+    """
+    given = dict(leaves(values, whole=source.whole))
+    draft, lines = _drafted(given, source, folder)
+    for number, line in enumerate(lines):
+        if line.kind == "translated" and _is_idle(line.key, given, source, folder, (draft, lines)):
+            lines[number] = Line(line.key, "translated", "no difference beside the file's other keys", NO_EFFECT)
+    lines += _remove_invalid(draft)
+    return Translation(_ordered(draft.config), lines, draft.unlike)
+
+
+def _is_idle(
+    key: str, given: dict[str, Any], source: Format, folder: Path, translated: tuple[Draft, list[Line]]
+) -> bool:
+    """Return whether a key that has not the tool's default makes no difference to the config and the other lines."""
+    if is_default(given[key], source.default(_pattern(key))):
+        return False
+    draft, lines = _drafted({other: value for other, value in given.items() if other != key}, source, folder)
+    same = draft.config == translated[0].config and draft.unlike == translated[0].unlike
+    return same and lines == [line for line in translated[1] if line.key != key]
+
+
+def _drafted(given: dict[str, Any], source: Format, folder: Path) -> tuple[Draft, list[Line]]:
+    """Translate leaves to a config, which may have invalid values, and a line for each."""
     draft, lines = Draft(facts={"folder": folder}), []
-    for key, value in leaves(values, whole=source.whole):
+    for key, value in given.items():
         lines.append(_translated(key, value, source, draft))
-    absent = {key: value for key, value in source.defaults.items() if values.get(key) is None}
+    absent = {key: value for key, value in source.defaults.items() if given.get(key) is None}
     for key, value in absent.items():
-        draft.key = key
+        draft.key, draft.default = key, source.default(key)
         source.rules[key].translate(value, draft)
     if absent:
         text = ", ".join(f"{key} {value}" for key, value in absent.items())
@@ -172,8 +201,7 @@ def translate(values: dict[str, Any], source: Format, folder: Path) -> Translati
         group = text.group if isinstance(text, Remark) else FILL_IN
         lines.append(Line(key, "differs" if group == CHANGES else "assumed", rest, group))
     lines += [Line(key, "no equal", reason, CHANGES) for key, reason in draft.unlike[by_key:]]
-    lines += _remove_invalid(draft)
-    return Translation(_ordered(draft.config), lines, draft.unlike)
+    return draft, lines
 
 
 def leaves(value: Any, key: str = "", whole: frozenset[str] = frozenset()) -> Iterator[tuple[str, Any]]:
@@ -189,16 +217,24 @@ def leaves(value: Any, key: str = "", whole: frozenset[str] = frozenset()) -> It
 
 
 def _translated(key: str, value: Any, source: Format, draft: Draft) -> Line:
-    if value is None:
+    pattern = _pattern(key)
+    draft.key, draft.default = key, source.default(pattern)
+    if value is None and (draft.default is None or top_of(key) not in source.arguments):
         return Line(key, "empty")
-    pattern = re.sub(r"\[[0-9]+\]", "[]", key)
-    draft.key = key
     rule = source.rule(pattern)
+    if is_default(value, draft.default) and (rule is None or not rule.new):
+        return Line(key, "default")
+    if value is None and off(draft.default):
+        return Line(key, "default", OFF, NO_EFFECT)
     if rule is None:
         known = "without an equal here" if source.knows(top_of(key)) else "that is not known"
         return Line(key, "no equal", f"a key of {source.title} {known}", CHANGES)
     try:
         remark = rule.translate(value, draft)
+    except LeftOut:
+        if is_default(value, draft.default):
+            return Line(key, "default")
+        return Line(key, "default", OFF, NO_EFFECT)
     except Unlike as reason:
         draft.unlike.append((key, str(reason)))
         return Line(key, "no equal", str(reason), CHANGES)
@@ -207,6 +243,11 @@ def _translated(key: str, value: Any, source: Format, draft: Draft) -> Line:
     if not remark:
         return Line(key, "translated", rule.new)
     return Line(key, "differs", remark, remark.group if isinstance(remark, Remark) else CHANGES)
+
+
+def _pattern(key: str) -> str:
+    """Return a dotted key as rules have it, with [] for any entry of a list."""
+    return re.sub(r"\[[0-9]+\]", "[]", key)
 
 
 def _remove_invalid(draft: Draft) -> list[Line]:

@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from zerolora.errors import shown
+from zerolora.imports.arguments import arguments
 from zerolora.imports.formats import axolotl_data, axolotl_objective, axolotl_tokens
 from zerolora.imports.formats.import_format import (
     CHANGES,
@@ -31,6 +32,7 @@ from zerolora.imports.formats.import_format import (
     text,
     texts,
     unless_off,
+    unless_zero,
     unlike,
     whole,
 )
@@ -225,7 +227,7 @@ def _own() -> dict[str, Rule]:
         "batch_size": none("set train.global_batch", FILL_IN),
         "eval_batch_size": untranslated_keys.EVALUATION_BATCH,
         "num_epochs": Rule("train.epochs", interval_keys.epochs),
-        "max_steps": interval_keys.steps("train.max_steps"),
+        "max_steps": unless_zero(interval_keys.steps("train.max_steps")),
         "optimizer": optimizer_keys.optimizer_rule(),
         **each("embedding_lr embedding_lr_scale lr_groups", lost("all weights have the same learning rate")),
         "lr_scheduler": unless_off(optimizer_keys.schedule_rule(one_cycle=True)),
@@ -299,19 +301,21 @@ def _own() -> dict[str, Rule]:
         **each("max_memory gpu_memory_limit", idle("set hardware.gpu_memory")),
         **each("experimental_skip_move_to_device torchdistx_path", untranslated_keys.LOADED_IN_PARTS),
         "use_ray": idle("`zerolora stage train` starts ranks itself, on a cluster by Slurm (docs/slurm.md)"),
-        "evals_per_epoch": unless_off(
+        "eval_steps": unless_zero(interval_keys.steps("train.validation_steps", share=True)),
+        "save_steps": unless_zero(interval_keys.steps("train.checkpoint_steps", share=True)),
+        "evals_per_epoch": unless_zero(
             Rule("train.validation_steps", interval_keys.evaluations, "a share of all steps")
         ),
         "eval_table_size": idle("the report shows report.examples answers"),
         "eval_max_new_tokens": same("evaluate.max_new_tokens", whole),
         **each("eval_causal_lm_metrics do_causal_lm_eval", idle("tasks are in docs/tasks.md")),
-        "early_stopping_patience": unless_off(same("train.patience", whole, "")),
+        "early_stopping_patience": unless_zero(same("train.patience", whole, "")),
         "metric_for_best_model": lost("the best model is chosen by validation loss"),
         **each(
             "loss_watchdog_threshold loss_watchdog_patience",
             idle("training always warns of rising losses (docs/telemetry.md)"),
         ),
-        "saves_per_epoch": unless_off(fact("saves", "train.checkpoint_steps", whole, "a share of all steps")),
+        "saves_per_epoch": unless_zero(fact("saves", "train.checkpoint_steps", whole, "a share of all steps")),
         **each("save_first_step", idle("checkpoints are written by time as well: train.checkpoint_minutes")),
         "save_strategy": Rule("train.checkpoint_steps", interval_keys.saved, "epoch → a share of all steps"),
         "auto_resume_from_checkpoints": idle("a run resumes from its last checkpoint automatically (train.resume)"),
@@ -544,6 +548,7 @@ FORMAT = Format(
     title="axolotl",
     needed="base_model",
     whole=WHOLE,
+    arguments=arguments("axolotl"),
     defaults={"sequence_len": 512, "num_epochs": 1, "lr_scheduler": "cosine", "max_grad_norm": 1.0},
     finish=_finish,
     shared=training_arguments.shared_rules(),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from zerolora.errors import shown
+from zerolora.imports.arguments import UNKNOWN, Unknown
 
 Group = Literal["changes the result", "you must fill in", "no effect"]
 """The meaning of a reported line for the user."""
@@ -45,6 +46,10 @@ class Unlike(NoEqual):
     """A value that chooses another objective, method or modality, so that the rest would train something else."""
 
 
+class LeftOut(Exception):
+    """A value that has the meaning of a key that is left out."""
+
+
 @dataclass
 class Draft:
     """A config under construction."""
@@ -59,6 +64,8 @@ class Draft:
     """(key, reason) of each value that chooses another objective, method or modality."""
     key: str = ""
     """The imported key that is being translated."""
+    default: Any = UNKNOWN
+    """The tool's default of that key."""
 
     def set(self, path: str, value: Any) -> None:
         """Set a key of the config by its dotted path, e.g. train.lora.r."""
@@ -109,11 +116,17 @@ class Format:
     """Combines the facts; returns a line for each assumption, in group FILL_IN unless it is a Remark."""
     whole: frozenset[str] = frozenset()
     """Keys whose sections are translated as a whole."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """The tool's arguments with their defaults, by dotted key (imports/arguments/); UNKNOWN for one that is not known."""
 
     @functools.cached_property
     def rules(self) -> dict[str, Rule]:
         """All rules."""
         return {**self.shared, **self.own}
+
+    def default(self, key: str) -> Any:
+        """Return the tool's default of a dotted key."""
+        return self.arguments.get(key, UNKNOWN)
 
     def rule(self, key: str) -> Rule | None:
         """Return the rule of a dotted key: its own, that of its beginning, or that of a section around it which as a
@@ -132,7 +145,7 @@ class Format:
 
     def knows(self, key: str) -> bool:
         """Return whether a top-level key, or anything in it, has a rule."""
-        return key in map(top_of, self.rules) or self.rule(key) is not None
+        return key in map(top_of, (*self.rules, *self.arguments)) or self.rule(key) is not None
 
     def owns(self, key: str) -> bool:
         """Return whether a top-level key is one of the tool's own."""
@@ -199,14 +212,43 @@ def idle(why: str) -> Rule:
 def off(value: Any) -> bool:
     """Return whether a value disables something or is empty."""
     zero = isinstance(value, int | float) and value == 0  # False included
-    return value is None or zero or value in ("", [], {}, "none", "None", "no")
+    return value is None or zero or value in ("", [], {})
+
+
+def is_default(value: Any, default: Any) -> bool:
+    """Return whether a value of a file is the tool's default. A number may be written as text, as in 2e-5."""
+    if isinstance(default, Unknown) or isinstance(value, bool) != isinstance(default, bool):
+        return False
+    if isinstance(default, int | float) and isinstance(value, str):
+        try:
+            return float(value) == default
+        except ValueError:
+            return False
+    return bool(value == default)
 
 
 def unless_off(rule: Rule) -> Rule:
-    """Return a rule that ignores values that disable something."""
+    """Return a rule that ignores a value that disables something which is disabled by default, too.
+
+    0 where the default is null is a number like any other.
+    """
 
     def translate(value: Any, draft: Draft) -> str | None:
-        return None if off(value) else rule.translate(value, draft)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if off(value) and off(draft.default) and not (number and draft.default is None):
+            raise LeftOut
+        return rule.translate(value, draft)
+
+    return Rule(rule.new, translate, rule.remark, rule.group)
+
+
+def unless_zero(rule: Rule) -> Rule:
+    """Return a rule that ignores what disables something, for a key whose 0 has the meaning of its null there."""
+
+    def translate(value: Any, draft: Draft) -> str | None:
+        if off(value) and off(draft.default):
+            raise LeftOut
+        return rule.translate(value, draft)
 
     return Rule(rule.new, translate, rule.remark, rule.group)
 

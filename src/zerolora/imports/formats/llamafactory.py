@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from zerolora.errors import shown
+from zerolora.imports.arguments import arguments
 from zerolora.imports.formats import llamafactory_data, llamafactory_objective
 from zerolora.imports.formats.import_format import (
     CHANGES,
@@ -362,6 +363,7 @@ FORMAT = Format(
     name="llamafactory",
     title="LLaMA-Factory",
     needed="model_name_or_path",
+    arguments=arguments("transformers") | arguments("llamafactory"),
     whole=frozenset({"deepspeed", "dataset_dir", "fsdp_config", "lr_scheduler_kwargs", "vllm_config", "sglang_config"}),
     defaults={
         "cutoff_len": 2048,

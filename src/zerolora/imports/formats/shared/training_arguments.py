@@ -15,6 +15,7 @@ from zerolora.imports.formats.import_format import (
     number,
     same,
     unless_off,
+    unless_zero,
     whole,
 )
 from zerolora.imports.formats.shared import untranslated_keys
@@ -78,7 +79,7 @@ def shared_rules() -> dict[str, Rule]:
         **each("eval_strategy evaluation_strategy", Rule("train.validation_steps", evaluated, "by its interval")),
         "load_best_model_at_end": Rule("train.keep", best, "true → best, false → last"),
         "save_steps": unless_off(steps("train.checkpoint_steps", share=True)),
-        "save_total_limit": unless_off(same("train.keep_checkpoints", whole)),
+        "save_total_limit": unless_zero(same("train.keep_checkpoints", whole)),
         "save_only_model": idle("checkpoints always contain everything needed to resume"),
         "save_safetensors": idle("weights are always safetensors"),
         "resume_from_checkpoint": lost("a run resumes from its own last checkpoint (train.resume)"),
@@ -107,7 +108,7 @@ def training_arguments() -> dict[str, Rule]:
         ),
         "per_device_eval_batch_size": untranslated_keys.EVALUATION_BATCH,
         "num_train_epochs": Rule("train.epochs", epochs),
-        "max_steps": unless_off(steps("train.max_steps")),
+        "max_steps": unless_zero(steps("train.max_steps")),
         "lr_scheduler_type": schedule_rule(),
         "optim": optimizer_rule(),
         "neftune_noise_alpha": unless_off(same("train.neftune_alpha", number)),
