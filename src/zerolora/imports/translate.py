@@ -6,6 +6,7 @@ Tools share many keys, since most build on transformers' TrainingArguments. A fi
 has most own keys, if it names its model as that tool does; any other file is refused.
 """
 
+import copy
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ from zerolora.imports.formats.import_format import (
     top_of,
 )
 from zerolora.imports.formats.shared.named_files import LARGEST_FILE
+from zerolora.imports.formats.shared.scaffold import GPU
 from zerolora.json_file import read_foreign
 
 Kind = Literal["translated", "empty", "default", "differs", "no equal", "assumed"]
@@ -168,8 +170,27 @@ def translate(values: dict[str, Any], source: Format, folder: Path) -> Translati
     for number, line in enumerate(lines):
         if line.kind == "translated" and _is_idle(line.key, given, source, folder, (draft, lines)):
             lines[number] = Line(line.key, "translated", "no difference beside the file's other keys", NO_EFFECT)
-    lines += _remove_invalid(draft)
+    lines += _valid(draft, lines)
     return Translation(_ordered(draft.config), lines, draft.unlike)
+
+
+def _valid(draft: Draft, lines: list[Line]) -> list[Line]:
+    """Remove values that are invalid in our config, and return a line for each. Values that need a GPU stay: without
+    one in this machine, `hardware` becomes one."""
+    elsewhere = Draft(copy.deepcopy(draft.config), {**draft.came_from})
+    removed = _remove_invalid(draft)
+    if not removed or elsewhere.config["hardware"]["device"] == "cuda":
+        return removed
+    elsewhere.config["hardware"] = GPU | {"gpus_per_node": 1}
+    kept = _remove_invalid(elsewhere)
+    needed = [line.key for line in removed if line.key not in {other.key for other in kept}]
+    if not needed:
+        return removed
+    draft.config = elsewhere.config
+    number = next(number for number, line in enumerate(lines) if line.key == "hardware")
+    text = f"{', '.join(needed)} of the file needs a GPU, of which this machine has none; one of 80 GB is written: "
+    lines[number] = Line("hardware", "assumed", f"{text}correct it", FILL_IN)
+    return kept
 
 
 def _is_idle(
@@ -180,7 +201,8 @@ def _is_idle(
         return False
     draft, lines = _drafted({other: value for other, value in given.items() if other != key}, source, folder)
     same = draft.config == translated[0].config and draft.unlike == translated[0].unlike
-    return same and lines == [line for line in translated[1] if line.key != key]
+    others = [line for number, line in enumerate(translated[1]) if number != list(given).index(key)]
+    return same and lines == others  # an own line of the key would be one of `others`
 
 
 def _drafted(given: dict[str, Any], source: Format, folder: Path) -> tuple[Draft, list[Line]]:

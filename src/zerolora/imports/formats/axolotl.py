@@ -37,6 +37,7 @@ from zerolora.imports.formats.import_format import (
     whole,
 )
 from zerolora.imports.formats.shared import (
+    adapter_keys,
     base_model_keys,
     computation,
     interval_keys,
@@ -73,7 +74,7 @@ WARMUP = 0.03
 ATTENTION = {"flash_attention_2": "flash", "flash": "flash", "fa2": "flash", "sdpa": "sdpa", "eager": "eager"}
 WHOLE = frozenset(
     {
-        "deepspeed", "lr_scheduler_kwargs", "lora_rank_pattern", "lora_alpha_pattern", "device_map", "qat", "diffusion",
+        "chat_template_kwargs", "deepspeed", "lr_scheduler_kwargs", "lora_rank_pattern", "lora_alpha_pattern", "device_map", "qat", "diffusion",
         "hatchery", "llmcompressor", "mora", "ebft", "trl", "vllm",
     }
 )  # fmt: skip
@@ -118,7 +119,8 @@ def _own() -> dict[str, Rule]:
         "quantization": idle("used by a later command; export.targets quantizes (docs/export.md)"),
         "strict": idle("unknown keys are always an error here"),
         "adapter": method_keys.one_of(("lora", "qlora"), "adapter", "no adapter → full"),
-        "lora_model_dir": untranslated_keys.CONTINUED,
+        "lora_model_dir": adapter_keys.ADAPTER,
+        "rl_adapter_ref_model": unless_off(fact("adapter_in_reference", "", flag)),
         "lora_r": same("train.lora.r", whole),
         "lora_target_linear": fact("linear", "train.lora.targets", flag, "true → all-linear, in addition to a list"),
         "lora_target_modules": unless_off(Rule("train.lora.targets", _targets)),
@@ -194,7 +196,7 @@ def _own() -> dict[str, Rule]:
         "chat_template_jinja": none(
             "put the template into config/templates/ and name the file in prepare.rows.template", FILL_IN
         ),
-        "chat_template_kwargs": lost("put them in prepare.rows.template_arguments"),
+        "chat_template_kwargs": unless_off(same("prepare.rows.template_arguments")),
         "default_system_message": unless_off(
             fact("system", "prepare.rows.system", text, "only with chat_template chatml")
         ),

@@ -34,6 +34,7 @@ from zerolora.imports.formats.import_format import (
     whole,
 )
 from zerolora.imports.formats.shared import (
+    adapter_keys,
     base_model_keys,
     computation,
     method_keys,
@@ -98,11 +99,9 @@ LAUNCH = "`zerolora stage train` starts ranks itself, on a cluster by Slurm (doc
 def _own() -> dict[str, Rule]:
     """Return the rules of LLaMA-Factory's own keys."""
     return {
-        **each(
-            "adapter_name_or_path adapter_folder",
-            untranslated_keys.CONTINUED,
-        ),
-        "create_new_adapter": lost("train.from_adapter trains the adapter itself"),
+        "adapter_name_or_path": adapter_keys.ADAPTER,
+        "adapter_folder": lost("adapter_name_or_path is a path here; correct train.from_adapter"),
+        "create_new_adapter": lost("the adapter is merged and a new one trained there; merge it first (`zerolora merge`)"),
         "use_fast_tokenizer": untranslated_keys.TOKENIZER,
         "split_special_tokens": lost("special tokens in a text are refused"),
         **each("image_max_pixels image_min_pixels image_do_pan_and_scan crop_to_patches", untranslated_keys.IMAGES),
