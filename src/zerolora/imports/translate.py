@@ -244,12 +244,12 @@ def _translated(key: str, value: Any, source: Format, draft: Draft) -> Line:
     if value is None and (draft.default is None or top_of(key) not in source.arguments):
         return Line(key, "empty")
     rule = source.rule(pattern)
-    if is_default(value, draft.default) and (rule is None or not rule.new):
+    if rule is None and is_default(value, draft.default):
         return Line(key, "default")
     if value is None and off(draft.default):
         return Line(key, "default", OFF, NO_EFFECT)
     if rule is None:
-        known = "without an equal here" if source.knows(top_of(key)) else "that is not known"
+        known = "without an equal here" if source.knows(top_of(key)) or pattern in source.arguments else "that is not known"
         return Line(key, "no equal", f"a key of {source.title} {known}", CHANGES)
     try:
         remark = rule.translate(value, draft)

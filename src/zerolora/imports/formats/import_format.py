@@ -145,7 +145,7 @@ class Format:
 
     def knows(self, key: str) -> bool:
         """Return whether a top-level key, or anything in it, has a rule."""
-        return key in map(top_of, (*self.rules, *self.arguments)) or self.rule(key) is not None
+        return key in map(top_of, self.rules) or self.rule(key) is not None
 
     def owns(self, key: str) -> bool:
         """Return whether a top-level key is one of the tool's own."""
@@ -191,9 +191,11 @@ def fact(name: str, new: str, convert: Callable[[Any], Any], remark: str = "") -
 
 
 def none(why: str, group: Group = CHANGES) -> Rule:
-    """Return the rule of a key without an equal."""
+    """Return the rule of a key without an equal, which has no line where it has the tool's default."""
 
     def translate(value: Any, draft: Draft) -> str | None:
+        if is_default(value, draft.default):
+            raise LeftOut
         raise NoEqual(why, group)
 
     return Rule("", translate, why, group)
@@ -262,6 +264,8 @@ def unlike(what: str) -> Rule:
     """Return the rule of a key that chooses another objective, method or modality unless it is off."""
 
     def translate(value: Any, draft: Draft) -> str | None:
+        if is_default(value, draft.default):
+            raise LeftOut
         raise Unlike(f"{shown(value)}: {what}")
 
     return unless_off(Rule("", translate, f"stops the import: {what}"))
