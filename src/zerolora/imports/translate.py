@@ -249,7 +249,9 @@ def _translated(key: str, value: Any, source: Format, draft: Draft) -> Line:
     if value is None and off(draft.default):
         return Line(key, "default", OFF, NO_EFFECT)
     if rule is None:
-        known = "without an equal here" if source.knows(top_of(key)) or pattern in source.arguments else "that is not known"
+        known = (
+            "without an equal here" if source.knows(top_of(key)) or pattern in source.arguments else "that is not known"
+        )
         return Line(key, "no equal", f"a key of {source.title} {known}", CHANGES)
     try:
         remark = rule.translate(value, draft)

@@ -106,7 +106,8 @@ RULES = {
     "pref_loss": option(
         "train.objective, train.dpo.loss",
         text,
-        ", ".join(f"{old} → {new}" for old, new in OBJECTIVES.items() if old != new) + "; kto_pair stops the import of stage dpo",
+        ", ".join(f"{old} → {new}" for old, new in OBJECTIVES.items() if old != new)
+        + "; kto_pair stops the import of stage dpo",
     ),
     "pref_ftx": option("train.OBJECTIVE.sft_weight", number, f"0.0 if left out; {MEANS}"),
     "pref_bco_weight": option("", number, "no objective has a BCO term"),

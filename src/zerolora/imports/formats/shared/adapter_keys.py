@@ -7,7 +7,9 @@ from zerolora.errors import shown
 from zerolora.imports.formats.import_format import Draft, NoEqual, Remark, Rule, texts, unless_off
 from zerolora.imports.formats.shared.named_files import exists
 
-REFERENCE = "the reference is the model without its adapter there, here the model with the adapter that training starts from"
+REFERENCE = (
+    "the reference is the model without its adapter there, here the model with the adapter that training starts from"
+)
 
 
 def _adapter(value: Any, draft: Draft) -> str | None:

@@ -35,6 +35,8 @@ def _machine(draft: Draft) -> list[str]:
     degree = train.get("sequence_parallel", 1)
     said = draft.facts.get("gpus", degree if degree > 1 else None)
     hardware = this_machine.hardware()
+    if draft.facts.get("cpu"):
+        hardware = {"device": "cpu", "host_memory": hardware["host_memory"]}
     if said and said != hardware.get("gpus_per_node"):
         hardware = {**GPU, **(hardware if hardware["device"] == "cuda" else {}), "gpus_per_node": said}
         text = f"hardware: the file is for {counted(said, 'GPU')}, which this machine has not; correct their memory"
