@@ -81,7 +81,7 @@ def read(name: str, folder: Path) -> dict[str, Any]:
     found = re.search(r"(?:^|(?i:version)\w*\s*=\s*[\"'])(\d+\.\d+[\w.]*)", text)
     assert found
     command = ["git", "-C", str(folder), "log", "-1", "--format=%H"]
-    commit = subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    commit = subprocess.run(command, check=False, capture_output=True, text=True).stdout.strip()
     return {
         "version": found[1], "commit": commit,
         "classes": {each: dict(sorted(known.arguments(each).items())) for each in chosen},

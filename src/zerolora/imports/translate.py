@@ -132,6 +132,9 @@ def recognised(file: Path, values: dict[str, Any], source: str | None) -> Format
     own = {name: sum(map(format.owns, values)) for name, format in FORMATS.items() if format.needed in values}
     most = max(own.values(), default=0)
     best = [source] if source else [name for name, count in own.items() if count == most > 0]
+    if len(best) > 1:  # of a tool's commands, of which the folder or the file may have the name
+        parts = {part.lower() for part in (*file.resolve().parent.parts, *re.split(r"[\W_]+", file.stem))}
+        best = [name for name in best if name.rpartition("-")[2] in parts] or best
     if len(best) > 1:
         raise UserError(f"{file}: is as much a config of {' as of '.join(best)}; choose one with --from")
     if not best:
@@ -167,9 +170,12 @@ def translate(values: dict[str, Any], source: Format, folder: Path) -> Translati
     """
     given = dict(leaves(values, whole=source.whole))
     draft, lines = _drafted(given, source, folder)
-    for number, line in enumerate(lines):
-        if line.kind == "translated" and _is_idle(line.key, given, source, folder, (draft, lines)):
-            lines[number] = Line(line.key, "translated", "no difference beside the file's other keys", NO_EFFECT)
+    lines = [
+        Line(line.key, "translated", "no difference beside the file's other keys", NO_EFFECT)
+        if line.kind == "translated" and _is_idle(line.key, given, source, folder, (draft, lines))
+        else line
+        for line in lines
+    ]
     lines += _valid(draft, lines)
     return Translation(_ordered(draft.config), lines, draft.unlike)
 
@@ -208,12 +214,12 @@ def _is_idle(
 def _drafted(given: dict[str, Any], source: Format, folder: Path) -> tuple[Draft, list[Line]]:
     """Translate leaves to a config, which may have invalid values, and a line for each."""
     draft, lines = Draft(facts={"folder": folder}), []
-    for key, value in given.items():
-        lines.append(_translated(key, value, source, draft))
     absent = {key: value for key, value in source.defaults.items() if given.get(key) is None}
     for key, value in absent.items():
         draft.key, draft.default = key, source.default(key)
         source.rules[key].translate(value, draft)
+    for key, value in given.items():  # after the defaults, which other keys may replace
+        lines.append(_translated(key, value, source, draft))
     if absent:
         text = ", ".join(f"{key} {value}" for key, value in absent.items())
         lines.append(Line("defaults", "assumed", f"as {source.title} has them: {text}", NO_EFFECT))

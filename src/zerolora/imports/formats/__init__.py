@@ -1,6 +1,7 @@
 """The formats that `zerolora import` reads, one file each.
 
-To add a format, write a file here that defines `FORMAT` (import_format.py), or `FORMATS` for a tool of several commands. `--from` and docs/import.md then list it.
+To add a format, write a file here that defines `FORMAT` (import_format.py), or `FORMATS` for a tool of several commands.
+`--from` and docs/import.md then list it.
 """
 
 import importlib

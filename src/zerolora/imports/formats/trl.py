@@ -139,10 +139,15 @@ def _finish(trainer: str, draft: Draft) -> list[str]:
     draft.key = "use_peft" if "adapter" in facts else ""
     method_keys.set_method(draft, adapter, kind if adapter and (four or eight) else None)
     train = draft.config["train"]
-    if not adapter:
-        lines += _full(draft)
-    elif "targets" not in train.get("lora", {}):
+    if adapter:
         draft.key = ""
+        lora = train.get("lora", {})
+        for name, value in (("r", 16), ("alpha", 32.0), ("dropout", 0.05)):
+            if name not in lora:
+                draft.set(f"train.lora.{name}", value)
+    else:
+        lines += _full(draft)
+    if adapter and "targets" not in train["lora"]:
         draft.set("train.lora.targets", ["q_proj", "v_proj"])
         text = "q_proj and v_proj are written, peft's default for most types of model; name those of others"
         lines.append(f"train.lora.targets: {text} (TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING of peft)")
@@ -186,7 +191,6 @@ def _format(trainer: str) -> Format:
         defaults={
             "per_device_train_batch_size": 8, "learning_rate": rate, "num_train_epochs": 3,
             "lr_scheduler_type": "linear", "warmup_steps": 0, "max_grad_norm": 1.0, "max_length": 1024,
-            **({"lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.05}),
         },
         finish=lambda draft: _finish(trainer, draft),
         shared=training_arguments.training_arguments(),

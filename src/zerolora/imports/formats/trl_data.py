@@ -64,6 +64,35 @@ def _share(value: Any) -> float:
     return share
 
 
+def _length(value: Any, draft: Draft) -> str | None:
+    if value is None:
+        raise NoEqual("null: rows are never cut there; set prepare.rows.max_length to your longest row", CHANGES)
+    draft.set("prepare.rows.max_length", whole(value))
+    return None
+
+
+def _truncated(value: Any, draft: Draft) -> str | None:
+    sides = {"keep_start": "truncate_right", "keep_end": "truncate_left"}
+    if not isinstance(value, str) or value not in sides:
+        raise NoEqual(f"{shown(value)} is none of {', '.join(sides)}")
+    draft.facts["too_long"] = sides[value]
+    return None
+
+
+def _template(value: Any, draft: Draft) -> str | None:
+    if value is None:
+        return None
+    raise NoEqual(
+        f"put the template of {shown(value)} into config/templates/, and name it in prepare.rows.template", FILL_IN
+    )
+
+
+def _loss(value: Any) -> str | None:
+    if value not in (None, "nll", "chunked_nll"):
+        unlike(f"another loss than the cross-entropy ({value})").translate(value, Draft())
+    return None
+
+
 RULES = {
     "dataset_name": fact("dataset_name", SOURCES, text),
     "dataset_config": unless_off(fact("dataset_config", "prepare.rows.path", text, "the subset to download")),
@@ -93,12 +122,12 @@ RULES = {
     "chat_template": unless_off(
         none("put the template into config/templates/ and name the file in prepare.rows.template", FILL_IN)
     ),
-    "max_length": Rule("prepare.rows.max_length", lambda value, draft: _length(value, draft)),
-    "truncation_mode": Rule("prepare.rows.too_long", lambda value, draft: _truncated(value, draft)),
+    "max_length": Rule("prepare.rows.max_length", _length),
+    "truncation_mode": Rule("prepare.rows.too_long", _truncated),
     "auto_insert_empty_system_msg": only(False, "a system prompt is not added to rows"),
 }  # fmt: skip
 SFT_RULES = {
-    "max_seq_length": Rule("prepare.rows.max_length", lambda value, draft: _length(value, draft)),
+    "max_seq_length": Rule("prepare.rows.max_length", _length),
     "packing": fact("packing", "pack.packing", flag),
     "packing_strategy": fact("packing_strategy", "pack.packing", text, "wrapped joins rows that attend to each other"),
     "eval_packing": idle("validation rows are packed like training rows"),
@@ -106,7 +135,7 @@ SFT_RULES = {
     "dataset_text_field": fact("text_field", "prepare.rows.columns", text, "{text: COLUMN}"),
     "completion_only_loss": unless_off(fact("completion", "prepare.rows.loss", flag, "true → assistant")),
     "assistant_only_loss": fact("assistant", "prepare.rows.loss", flag, "true → assistant, false → everything"),
-    "chat_template_path": Rule("prepare.rows.template", lambda value, draft: _template(value, draft)),
+    "chat_template_path": Rule("prepare.rows.template", _template),
     "eos_token": unless_off(fact("eos", "prepare.rows.stop_tokens", text)),
     "loss_type": Rule("", lambda value, draft: _loss(value), "nll; others stop the import"),
     "shuffle_dataset": idle("rows are always shuffled by the seed"),
@@ -114,35 +143,6 @@ SFT_RULES = {
 PAIR_RULES = {
     **each("max_prompt_length max_completion_length max_target_length", unless_off(idle(CUT))),
 }
-
-
-def _length(value: Any, draft: Draft) -> str | None:
-    if value is None:
-        raise NoEqual("null: rows are never cut there; set prepare.rows.max_length to your longest row", CHANGES)
-    draft.set("prepare.rows.max_length", whole(value))
-    return None
-
-
-def _truncated(value: Any, draft: Draft) -> str | None:
-    sides = {"keep_start": "truncate_right", "keep_end": "truncate_left"}
-    if not isinstance(value, str) or value not in sides:
-        raise NoEqual(f"{shown(value)} is none of {', '.join(sides)}")
-    draft.facts["too_long"] = sides[value]
-    return None
-
-
-def _template(value: Any, draft: Draft) -> str | None:
-    if value is None:
-        return None
-    raise NoEqual(
-        f"put the template of {shown(value)} into config/templates/, and name it in prepare.rows.template", FILL_IN
-    )
-
-
-def _loss(value: Any) -> str | None:
-    if value not in (None, "nll", "chunked_nll"):
-        unlike(f"another loss than the cross-entropy ({value})").translate(value, Draft())
-    return None
 
 
 def write_data(trainer: str, model: str, draft: Draft) -> list[str]:

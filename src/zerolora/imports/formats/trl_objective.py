@@ -35,6 +35,13 @@ def _weights(value: Any) -> list[float]:
     return [number(each) for each in entries]
 
 
+def _sampled(value: Any, draft: Draft) -> str | None:
+    draft.facts["shuffled"] = value == "random"
+    if value not in ("random", "sequential"):
+        raise NoEqual(f"{shown(value)}: rows are always shuffled by the seed")
+    return None
+
+
 def _dropout(value: Any, draft: Draft) -> str | None:
     draft.facts["dropout"] = not flag(value)
     return None
@@ -72,19 +79,11 @@ RULES: dict[str, dict[str, Rule]] = {
         "loss_type": option("train.objective", texts, "kto; others stop the import"),
         "desirable_weight": option("train.kto.desirable_weight", number),
         "undesirable_weight": option("train.kto.undesirable_weight", number),
-        "train_sampling_strategy": Rule(
-            "", lambda value, draft: _sampled(value), "rows are always shuffled by the seed"
-        ),
+        "train_sampling_strategy": Rule("", _sampled, "always random here"),
     },
     "orpo": SHARED,
 }
 """The rules of the options of each trainer."""
-
-
-def _sampled(value: Any) -> str | None:
-    if value != "random":
-        raise NoEqual(f"{shown(value)}: rows are always shuffled by the seed")
-    return None
 
 
 def set_objective(trainer: str, draft: Draft) -> list[str]:
@@ -102,7 +101,7 @@ def set_objective(trainer: str, draft: Draft) -> list[str]:
         choice.lines.append(Remark(f"beta: the mean change of other rows' answers, which is subtracted, is {BATCHES}"))
     elif several and (trainer == "orpo" or choice.section.get("sft_weight")):
         choice.lines.append(Remark(f"beta: the mean cross-entropy of the tokens is {BATCHES}"))
-    if trainer == "kto" and "train_sampling_strategy" not in draft.facts.get("given", ()):
+    if trainer == "kto" and not draft.facts.get("shuffled"):
         choice.lines.append(Remark("train_sampling_strategy: rows keep their order there; here the seed shuffles them"))
     dropout = draft.config["train"].get("lora", {}).get("dropout")
     lines = write(choice, "", "", draft)

@@ -36,7 +36,7 @@ def model(key: str, draft: Draft) -> tuple[str, list[str]]:
     draft.set(f"fetch.directory.{ours}", {"path": path, "license": "unknown"})
     at = f" at {revision}" if revision else ""
     lines.append(
-        f"fetch.directory.{ours}: {path} is used for {name}{at}; save the model there, or name it in fetch.hub with its "
-        "commit, and correct the license"
+        f"fetch.directory.{ours}: {path} is used for {name}{at}; save the model there, or name it in fetch.hub with "
+        "its commit, and correct the license"
     )
     return ours, lines
