@@ -8,7 +8,7 @@ has most own keys, if it names its model as that tool does; any other file is re
 
 import copy
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -41,14 +41,24 @@ from zerolora.imports.formats.import_format import (
 )
 from zerolora.imports.formats.shared.named_files import LARGEST_FILE
 from zerolora.imports.formats.shared.scaffold import GPU
+from zerolora.imports.shell_file import computed, is_computed, read_flags
 from zerolora.json_file import read_foreign
+
+
+def _yaml(file: Path) -> dict[str, Any]:
+    return read_values(file, "the keys of a training are expected; correct the file")
+
 
 Kind = Literal["translated", "empty", "default", "differs", "no equal", "assumed"]
 TRIES = 50
 """Maximum number of invalid values to remove; a config has a few dozen."""
 SFT = "zerolora trains on text: pass --as-sft to import the rest of the file as supervised fine-tuning"
-SUFFIXES = (".yaml", ".yml", ".json")
-"""Of the files that are read; others, such as Python, are never run."""
+READERS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    **dict.fromkeys((".yaml", ".yml"), _yaml),
+    ".json": lambda file: read_foreign(file, "correct the file", LARGEST_FILE),
+    ".sh": read_flags,
+}
+"""The reader of a file, by its suffix. None of them runs anything."""
 BY_HAND = "start from a config of zerolora (config/README.md)"
 MOST_SHOWN = 5  # keys in a message
 OFF = "off or empty, as by default"
@@ -102,15 +112,12 @@ def import_config(file: Path, source: str | None, output: Path, force: bool, as_
         raise UserError(f"{output}: exists; pass --force to replace it, or another --output")
     if not file.is_file():
         raise UserError(f"{file}: there is no such file; correct the path")
-    if file.suffix not in SUFFIXES:
+    if file.suffix not in READERS:
         raise UserError(
-            f"{file}: is none of {', '.join(SUFFIXES)}, and no other file is read or run; write its values as YAML "
+            f"{file}: is none of {', '.join(READERS)}, and no other file is read; write its values as YAML "
             f"with the keys of {_titles()}, or {BY_HAND}"
         )
-    if file.suffix == ".json":
-        values = read_foreign(file, "correct the file", LARGEST_FILE)
-    else:
-        values = read_values(file, "the keys of a training are expected; correct the file")
+    values = READERS[file.suffix](file)
     translated = translate(values, recognised(file, values, source), file.resolve().parent)
     if translated.unlike and not as_sft:
         reasons = "; ".join(f"{key}: {reason}" for key, reason in translated.unlike)
@@ -250,6 +257,8 @@ def _translated(key: str, value: Any, source: Format, draft: Draft) -> Line:
     if value is None and (draft.default is None or top_of(key) not in source.arguments):
         return Line(key, "empty")
     rule = source.rule(pattern)
+    if is_computed(value):
+        return Line(key, "no equal", computed(value), FILL_IN if rule and rule.group == NO_EFFECT else CHANGES)
     if rule is None and is_default(value, draft.default):
         return Line(key, "default")
     if value is None and off(draft.default):

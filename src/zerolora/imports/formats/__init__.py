@@ -1,6 +1,6 @@
 """The formats that `zerolora import` reads, one file each.
 
-To add a format, write a file here that defines `FORMAT` (import_format.py), or `FORMATS` for a tool of several commands.
+To add a format, write a file here that defines `FORMAT` (import_format.py), or `FORMATS` for several.
 `--from` and docs/import.md then list it.
 """
 

@@ -74,8 +74,8 @@ WARMUP = 0.03
 ATTENTION = {"flash_attention_2": "flash", "flash": "flash", "fa2": "flash", "sdpa": "sdpa", "eager": "eager"}
 WHOLE = frozenset(
     {
-        "chat_template_kwargs", "deepspeed", "lr_scheduler_kwargs", "lora_rank_pattern", "lora_alpha_pattern", "device_map",
-        "qat", "diffusion",
+        "chat_template_kwargs", "deepspeed", "lr_scheduler_kwargs", "lora_rank_pattern", "lora_alpha_pattern",
+        "device_map", "qat", "diffusion",
         "hatchery", "llmcompressor", "mora", "ebft", "trl", "vllm",
     }
 )  # fmt: skip

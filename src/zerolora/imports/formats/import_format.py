@@ -117,7 +117,7 @@ class Format:
     whole: frozenset[str] = frozenset()
     """Keys whose sections are translated as a whole."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    """The tool's arguments with their defaults (imports/arguments/), by dotted key; UNKNOWN for one that is not known."""
+    """The defaults of the tool's arguments (imports/arguments/) by dotted key; UNKNOWN for one that is not known."""
 
     @functools.cached_property
     def rules(self) -> dict[str, Rule]:

@@ -33,19 +33,25 @@ def _machine(draft: Draft) -> list[str]:
     config = draft.config
     train = config.setdefault("train", {})
     degree = train.get("sequence_parallel", 1)
-    said = draft.facts.get("gpus", degree if degree > 1 else None)
+    said, nodes = draft.facts.get("gpus", degree if degree > 1 else None), draft.facts.get("nodes", 1)
     hardware = this_machine.hardware()
     if draft.facts.get("cpu"):
         hardware = {"device": "cpu", "host_memory": hardware["host_memory"]}
     if said and said != hardware.get("gpus_per_node"):
         hardware = {**GPU, **(hardware if hardware["device"] == "cuda" else {}), "gpus_per_node": said}
-        text = f"hardware: the file is for {counted(said, 'GPU')}, which this machine has not; correct their memory"
+        text = f"hardware: the file is for {counted(said, 'GPU')}, which this machine does not have; correct their memory"
     else:
         gpus = counted(hardware["gpus_per_node"], "GPU") if "gpus_per_node" in hardware else "no GPU"
         text = f"hardware: that of this machine, which has {gpus}; correct it where another one trains"
+    if nodes > 1:
+        hardware["nodes"] = train["nodes"] = nodes
     config["hardware"] = hardware
     train["ranks_per_node"] = hardware.get("gpus_per_node", 1)
     return [f"{text}, and train.nodes, train.ranks_per_node and train.global_batch with it"]
+
+
+def _ranks(train: dict[str, Any]) -> int:
+    return int(train["ranks_per_node"]) * int(train.get("nodes", 1))
 
 
 def scaffold(draft: Draft) -> list[str]:
@@ -55,7 +61,7 @@ def scaffold(draft: Draft) -> list[str]:
     lines = _machine(draft)
     train = config["train"]
     micro, accumulation = facts.get("micro_batch"), facts.get("accumulation", 1)
-    rows = (micro or 1) * accumulation * (train["ranks_per_node"] // train.get("sequence_parallel", 1))
+    rows = (micro or 1) * accumulation * (_ranks(train) // train.get("sequence_parallel", 1))
     if rows < LARGEST:
         train["global_batch"] = rows
         if micro:
