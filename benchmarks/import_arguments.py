@@ -36,8 +36,11 @@ TOOLS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     ),
     "transformers": (
         "src/transformers/__init__.py",
-        ("src/transformers/training_args*.py", "src/transformers/trainer_utils.py"),
-        ("Seq2SeqTrainingArguments",),
+        (
+            "src/transformers/training_args*.py", "src/transformers/trainer_utils.py",
+            "src/transformers/utils/quantization_config.py",
+        ),
+        ("Seq2SeqTrainingArguments", "BitsAndBytesConfig"),
     ),
     "trl": (
         "VERSION",
@@ -47,8 +50,15 @@ TOOLS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
         ),
         ("SFTConfig", "DPOConfig", "KTOConfig", "ORPOConfig", "ModelConfig", "ScriptArguments", "DatasetMixtureConfig"),
     ),
+    "peft": ("src/peft/__init__.py", ("src/peft/tuners/lora/config.py", "src/peft/config.py"), ("LoraConfig",)),
+    "xtuner": (
+        "xtuner/version.py",
+        ("xtuner/dataset/huggingface.py", "xtuner/model/sft.py"),
+        ("process_hf_dataset", "SupervisedFinetune"),
+    ),
 }  # fmt: skip
-"""The file of the version, those of the classes, and the classes (or files, all of whose classes count), by tool."""
+"""The file of the version, those of the classes, and the classes or functions (or files, all of whose classes
+count), by tool."""
 
 
 def main() -> None:
@@ -93,14 +103,20 @@ class _Known:
 
     def __init__(self, trees: dict[Path, ast.Module]) -> None:
         self.classes: dict[str, ast.ClassDef] = {}
+        self.functions: dict[str, ast.FunctionDef] = {}
         for tree in trees.values():
             for node in ast.walk(tree):
                 if isinstance(node, ast.ClassDef):
                     self.classes.setdefault(node.name, node)
+                elif isinstance(node, ast.FunctionDef):
+                    self.functions.setdefault(node.name, node)
 
     def arguments(self, name: str, prefix: str = "", above: tuple[str, ...] = ()) -> dict[str, dict[str, Any]]:
         """Return the arguments of a class and its bases by dotted key; those of an inner class follow its own key."""
         node = self.classes.get(name)
+        function = self.functions.get(name) if node is None else _initializer(node)
+        if function is not None:
+            return self._signature(function)
         if node is None or name in above:
             return {}
         result: dict[str, dict[str, Any]] = {}
@@ -118,6 +134,16 @@ class _Known:
                         ).items()
                         if each not in result
                     }
+        return result
+
+    def _signature(self, function: ast.FunctionDef) -> dict[str, dict[str, Any]]:
+        """Return the parameters of a function, or of a class's initializer."""
+        named = [each for each in function.args.args if each.arg != "self"]
+        defaults = [None] * (len(named) - len(function.args.defaults)) + list(function.args.defaults)
+        result = {}
+        for parameter, default in zip(named, defaults, strict=True):
+            value = UNKNOWN if default is None else self.value(default)
+            result[parameter.arg] = {} if value is UNKNOWN else {"default": value}
         return result
 
     def _is_section(self, name: str) -> bool:
@@ -157,6 +183,14 @@ class _Known:
             if isinstance(each, ast.Assign) and _last(each.targets[0]) == name:
                 return self.value(each.value)
         return UNKNOWN
+
+
+def _initializer(node: ast.ClassDef) -> ast.FunctionDef | None:
+    """Return the initializer of a class that is no dataclass and no section."""
+    for each in node.body:
+        if isinstance(each, ast.FunctionDef) and each.name == "__init__":
+            return each
+    return None
 
 
 def _fields(node: ast.ClassDef) -> Iterator[tuple[str, ast.expr, ast.expr | None]]:

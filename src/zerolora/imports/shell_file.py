@@ -7,9 +7,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from zerolora.errors import UserError, printable, shown
+from zerolora.errors import UserError, printable
+from zerolora.imports.expression import Expression
 
-COMMANDS = {("swift", "sft"), ("swift", "pt"), ("swift", "rlhf")}
+COMMANDS = {("swift", "sft"), ("swift", "pt"), ("swift", "rlhf"), ("xtuner", "train")}
 """The commands whose flags are read."""
 ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 VARIABLE = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)\}?")
@@ -24,7 +25,8 @@ def read_flags(file: Path) -> dict[str, Any]:
     """Return the flags of the only training command in a script, with `command` and its environment variables.
 
     Variables that the script sets to a value, and sums of them, are replaced; a value that only a shell could compute
-    is kept as text. Raises UserError if there is no such command, or more than one.
+    is an Expression. A word before the first flag, such as the config of `xtuner train`, is `config`.
+    Raises UserError if there is no such command, or more than one.
     """
     try:
         text = file.read_text(encoding="utf-8")
@@ -82,7 +84,7 @@ def _commands(words: list[str], known: dict[str, str]) -> list[dict[str, Any]]:
 def _flags(words: list[str]) -> dict[str, Any]:
     flags: dict[str, Any] = {}
     given: list[str] = []
-    name = ""
+    name = "config" if words and not words[0].startswith("--") else ""
     for word in [*words, "--"]:
         if word in ENDS or word.startswith("--"):
             if name:
@@ -101,20 +103,11 @@ def _value(words: list[str]) -> Any:
     if len(words) != 1:
         return [_value([word]) for word in words] if words else True
     word = words[0]
+    if COMPUTED.search(word):
+        return Expression(word)
     if word.lower() in WORDS:
         return WORDS[word.lower()]
     for kind in (int, float, json.loads if word.startswith("{") else str):
         with suppress(ValueError):
             return kind(word)
     return word
-
-
-def is_computed(value: Any) -> bool:
-    """Return whether only a shell could compute a value."""
-    words = value if isinstance(value, list) else [value]
-    return any(isinstance(word, str) and bool(COMPUTED.search(word)) for word in words)
-
-
-def computed(value: Any) -> str:
-    """Return what to say about such a value."""
-    return f"{shown(value)}: only a shell can compute it, and none is run; write the value"

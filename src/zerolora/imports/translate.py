@@ -34,29 +34,46 @@ from zerolora.imports.formats.import_format import (
     LeftOut,
     NoEqual,
     Remark,
+    Same,
     Unlike,
     is_default,
     off,
     top_of,
 )
-from zerolora.imports.formats.shared.named_files import LARGEST_FILE
+from zerolora.imports.formats.shared.named_files import LARGEST_FILE, exists
 from zerolora.imports.formats.shared.scaffold import GPU
-from zerolora.imports.shell_file import computed, is_computed, read_flags
+from zerolora.imports.python_file import read_sections
+from zerolora.imports.shell_file import read_flags
 from zerolora.json_file import read_foreign
+
+
+def _script(file: Path) -> dict[str, Any]:
+    """Return the flags of a script's command, and the values of the Python config that it names."""
+    flags = read_flags(file)
+    if "config" not in flags or "dataset" in flags:
+        return flags
+    name = str(flags.pop("config"))
+    config = next(
+        (each for each in (file.parent / name, file.parent / f"{name}.py") if exists(each, Path.is_file)), None
+    )
+    if config is None:
+        raise UserError(f"{file}: {name} is not here; put the config beside the script (`xtuner copy-cfg`)")
+    return read_sections(config) | flags
 
 
 def _yaml(file: Path) -> dict[str, Any]:
     return read_values(file, "the keys of a training are expected; correct the file")
 
 
-Kind = Literal["translated", "empty", "default", "differs", "no equal", "assumed"]
+Kind = Literal["translated", "same", "empty", "default", "differs", "no equal", "assumed"]
 TRIES = 50
 """Maximum number of invalid values to remove; a config has a few dozen."""
 SFT = "zerolora trains on text: pass --as-sft to import the rest of the file as supervised fine-tuning"
 READERS: dict[str, Callable[[Path], dict[str, Any]]] = {
     **dict.fromkeys((".yaml", ".yml"), _yaml),
     ".json": lambda file: read_foreign(file, "correct the file", LARGEST_FILE),
-    ".sh": read_flags,
+    ".sh": _script,
+    ".py": read_sections,
 }
 """The reader of a file, by its suffix. None of them runs anything."""
 BY_HAND = "start from a config of zerolora (config/README.md)"
@@ -254,11 +271,9 @@ def leaves(value: Any, key: str = "", whole: frozenset[str] = frozenset()) -> It
 def _translated(key: str, value: Any, source: Format, draft: Draft) -> Line:
     pattern = _pattern(key)
     draft.key, draft.default = key, source.default(pattern)
-    if value is None and (draft.default is None or top_of(key) not in source.arguments):
+    if value is None and (draft.default is None or top_of(key) not in source.sections):
         return Line(key, "empty")
     rule = source.rule(pattern)
-    if is_computed(value):
-        return Line(key, "no equal", computed(value), FILL_IN if rule and rule.group == NO_EFFECT else CHANGES)
     if rule is None and is_default(value, draft.default):
         return Line(key, "default")
     if value is None and off(draft.default):
@@ -270,6 +285,8 @@ def _translated(key: str, value: Any, source: Format, draft: Draft) -> Line:
         return Line(key, "no equal", f"a key of {source.title} {known}", CHANGES)
     try:
         remark = rule.translate(value, draft)
+    except Same:
+        return Line(key, "same", "always so here")
     except LeftOut:
         if is_default(value, draft.default):
             return Line(key, "default")

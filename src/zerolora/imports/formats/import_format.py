@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from zerolora.errors import shown
 from zerolora.imports.arguments import UNKNOWN, Unknown
+from zerolora.imports.expression import Expression
 
 Group = Literal["changes the result", "you must fill in", "no effect"]
 """The meaning of a reported line for the user."""
@@ -46,6 +47,10 @@ class Unlike(NoEqual):
     """A value that chooses another objective, method or modality, so that the rest would train something else."""
 
 
+class Same(Exception):
+    """A value that is always so here, so that no key of ours says it."""
+
+
 class LeftOut(Exception):
     """A value that has the meaning of a key that is left out."""
 
@@ -68,7 +73,9 @@ class Draft:
     """The tool's default of that key."""
 
     def set(self, path: str, value: Any) -> None:
-        """Set a key of the config by its dotted path, e.g. train.lora.r."""
+        """Set a key of the config by its dotted path, e.g. train.lora.r. Raises NoEqual for an expression."""
+        if isinstance(value, Expression):
+            text(value)
         parts = tuple(path.split("."))
         section = self.config
         for part in parts[:-1]:
@@ -118,6 +125,11 @@ class Format:
     """Keys whose sections are translated as a whole."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """The defaults of the tool's arguments (imports/arguments/) by dotted key; UNKNOWN for one that is not known."""
+
+    @functools.cached_property
+    def sections(self) -> frozenset[str]:
+        """The top-level keys of all arguments."""
+        return frozenset(map(top_of, self.arguments))
 
     @functools.cached_property
     def rules(self) -> dict[str, Rule]:
@@ -277,7 +289,7 @@ def only(wanted: Any, why: str) -> Rule:
     def translate(value: Any, draft: Draft) -> str | None:
         if value != wanted:
             raise NoEqual(why)
-        return None
+        raise Same
 
     return Rule("", translate, f"{str(wanted).lower()} is always used here; otherwise: {why}")
 
@@ -319,6 +331,8 @@ def number(value: Any) -> float:
 
 def text(value: Any) -> str:
     """Return a non-empty text. Raises NoEqual for anything else."""
+    if isinstance(value, Expression):
+        raise NoEqual(f"{shown(value)}: is not computed, as no code is run; write the value")
     if not isinstance(value, str) or not value.strip():
         raise NoEqual(f"{shown(value)} is not text")
     return value

@@ -355,7 +355,7 @@ FORMAT = Format(
     name="llamafactory",
     title="LLaMA-Factory",
     needed="model_name_or_path",
-    arguments=arguments("transformers") | arguments("llamafactory"),
+    arguments=arguments("transformers", "Seq2SeqTrainingArguments") | arguments("llamafactory"),
     whole=frozenset({"deepspeed", "dataset_dir", "fsdp_config", "lr_scheduler_kwargs", "vllm_config", "sglang_config"}),
     defaults={
         "cutoff_len": 2048,

@@ -320,7 +320,11 @@ def _precision(draft: Draft, adapter: bool) -> list[str]:
     return []
 
 
-KNOWN = arguments("transformers") | arguments("swift", "RLHFArguments") | arguments("swift", "SftArguments")
+KNOWN = (
+    arguments("transformers", "Seq2SeqTrainingArguments")
+    | arguments("swift", "RLHFArguments")
+    | arguments("swift", "SftArguments")
+)
 FORMAT = Format(
     name="swift",
     title=f"ms-swift {version('swift')}",

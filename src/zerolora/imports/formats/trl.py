@@ -176,7 +176,8 @@ def _full(draft: Draft) -> list[str]:
 
 
 def _format(trainer: str) -> Format:
-    known = arguments("transformers") | arguments("trl", "ModelConfig", "ScriptArguments", "DatasetMixtureConfig")
+    known = arguments("transformers", "Seq2SeqTrainingArguments")
+    known |= arguments("trl", "ModelConfig", "ScriptArguments", "DatasetMixtureConfig")
     known |= arguments("trl", CLASSES[trainer]) | HANDBOOK
     rate = known["learning_rate"]
     return Format(

@@ -39,7 +39,7 @@ def _machine(draft: Draft) -> list[str]:
         hardware = {"device": "cpu", "host_memory": hardware["host_memory"]}
     if said and said != hardware.get("gpus_per_node"):
         hardware = {**GPU, **(hardware if hardware["device"] == "cuda" else {}), "gpus_per_node": said}
-        text = f"hardware: the file is for {counted(said, 'GPU')}, which this machine does not have; correct their memory"
+        text = f"hardware: the file is for {counted(said, 'GPU')}, not those of this machine; correct their memory"
     else:
         gpus = counted(hardware["gpus_per_node"], "GPU") if "gpus_per_node" in hardware else "no GPU"
         text = f"hardware: that of this machine, which has {gpus}; correct it where another one trains"

@@ -6,6 +6,7 @@ from zerolora.imports.formats.import_format import (
     Draft,
     NoEqual,
     Rule,
+    Same,
     Unlike,
     each,
     fact,
@@ -178,4 +179,4 @@ def _on_cpu(value: Any, draft: Draft) -> str | None:
 def _trains(value: Any, draft: Draft) -> str | None:
     if not flag(value):
         raise Unlike("false: the file does not train")
-    return None
+    raise Same
