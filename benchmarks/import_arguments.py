@@ -56,9 +56,19 @@ TOOLS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
         ("xtuner/dataset/huggingface.py", "xtuner/model/sft.py"),
         ("process_hf_dataset", "SupervisedFinetune"),
     ),
+    "torchtune": (
+        "version.txt",
+        (
+            "recipes/lora_*.py", "torchtune/models/llama3_1/_model_builders.py", "torchtune/datasets/_alpaca.py",
+            "torchtune/datasets/_chat.py", "torchtune/datasets/_preference.py", "torchtune/rlhf/loss/dpo.py",
+            "torchtune/training/lr_schedulers.py",
+        ),
+        ("cfg", "lora_llama3_1_8b", "alpaca_dataset", "chat_dataset", "preference_dataset", "DPOLoss",
+         "get_cosine_schedule_with_warmup"),
+    ),
 }  # fmt: skip
 """The file of the version, those of the classes, and the classes or functions (or files, all of whose classes
-count), by tool."""
+count), by tool. `cfg` stands for what recipes read by cfg.get."""
 
 
 def main() -> None:
@@ -104,15 +114,24 @@ class _Known:
     def __init__(self, trees: dict[Path, ast.Module]) -> None:
         self.classes: dict[str, ast.ClassDef] = {}
         self.functions: dict[str, ast.FunctionDef] = {}
+        self.read: dict[str, dict[str, Any]] = {}
         for tree in trees.values():
             for node in ast.walk(tree):
                 if isinstance(node, ast.ClassDef):
                     self.classes.setdefault(node.name, node)
+                elif isinstance(node, ast.Call) and ast.unparse(node.func) == "cfg.get" and len(node.args) == 2:
+                    key, value = (self.value(each) for each in node.args)
+                    if isinstance(key, str):
+                        self.read[key] = {} if value is UNKNOWN else {"default": value}
+                elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "cfg":
+                    self.read.setdefault(node.attr, {})
                 elif isinstance(node, ast.FunctionDef):
                     self.functions.setdefault(node.name, node)
 
     def arguments(self, name: str, prefix: str = "", above: tuple[str, ...] = ()) -> dict[str, dict[str, Any]]:
         """Return the arguments of a class and its bases by dotted key; those of an inner class follow its own key."""
+        if name == "cfg":
+            return {key: default for key, default in self.read.items() if key != "get"}
         node = self.classes.get(name)
         function = self.functions.get(name) if node is None else _initializer(node)
         if function is not None:
@@ -141,6 +160,8 @@ class _Known:
         named = [each for each in function.args.args if each.arg != "self"]
         defaults = [None] * (len(named) - len(function.args.defaults)) + list(function.args.defaults)
         result = {}
+        named += function.args.kwonlyargs
+        defaults += function.args.kw_defaults
         for parameter, default in zip(named, defaults, strict=True):
             value = UNKNOWN if default is None else self.value(default)
             result[parameter.arg] = {} if value is UNKNOWN else {"default": value}
@@ -153,18 +174,12 @@ class _Known:
     def value(self, node: ast.expr) -> Any:
         """Return the default that an expression describes, UNKNOWN if it is none of the known forms."""
         if isinstance(node, ast.Call) and _last(node.func) in ("field", "Field"):
-            named = {each.arg: each.value for each in node.keywords}
-            if "default" in named:
-                return self.value(named["default"])
-            if "default_factory" in named:
-                return self._made(named["default_factory"])
-            return self.value(node.args[0]) if node.args else UNKNOWN
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            owner = self.classes.get(node.value.id)
-            if owner is not None:
-                return self._member(owner, node.attr)
-        if isinstance(node, ast.Attribute) and node.attr == "value":
-            return self.value(node.value)
+            return self._of_field(node)
+        if isinstance(node, ast.Attribute):
+            owner = self.classes.get(_last(node.value))
+            return (
+                self._member(owner, node.attr) if owner else self.value(node.value) if node.attr == "value" else UNKNOWN
+            )
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
             factors = [self.value(node.left), self.value(node.right)]
             return factors[0] * factors[1] if all(isinstance(each, int) for each in factors) else UNKNOWN
@@ -172,6 +187,13 @@ class _Known:
             return ast.literal_eval(node)
         except ValueError:
             return UNKNOWN
+
+    def _of_field(self, node: ast.Call) -> Any:
+        named = {each.arg: each.value for each in node.keywords}
+        if "default_factory" in named:
+            return self._made(named["default_factory"])
+        default = named.get("default", node.args[0] if node.args else None)
+        return UNKNOWN if default is None else self.value(default)
 
     def _made(self, factory: ast.expr) -> Any:
         if isinstance(factory, ast.Name) and factory.id in ("list", "dict"):

@@ -74,6 +74,11 @@ def _value(node: ast.expr, known: dict[str, Any], depth: int = 0) -> Any:
         return node.value
     if isinstance(node, ast.Name) and node.id in known:
         return known[node.id]
+    return _of_container(node, known, depth)
+
+
+def _of_container(node: ast.expr, known: dict[str, Any], depth: int) -> Any:
+    """Return a list or a section, or the value of an operation."""
     if isinstance(node, ast.List | ast.Tuple):
         return [_value(each, known, depth + 1) for each in node.elts]
     if isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):

@@ -34,6 +34,7 @@ from zerolora.imports.formats.import_format import (
     LeftOut,
     NoEqual,
     Remark,
+    Rule,
     Same,
     Unlike,
     is_default,
@@ -261,7 +262,7 @@ def leaves(value: Any, key: str = "", whole: frozenset[str] = frozenset()) -> It
     if isinstance(value, dict) and value and key not in whole:
         for name, inner in value.items():
             yield from leaves(inner, f"{key}.{name}" if key else str(name), whole)
-    elif isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
+    elif isinstance(value, list) and value and key not in whole and all(isinstance(each, dict) for each in value):
         for number, inner in enumerate(value):
             yield from leaves(inner, f"{key}[{number}]", whole)
     else:
@@ -273,32 +274,34 @@ def _translated(key: str, value: Any, source: Format, draft: Draft) -> Line:
     draft.key, draft.default = key, source.default(pattern)
     if value is None and (draft.default is None or top_of(key) not in source.sections):
         return Line(key, "empty")
-    rule = source.rule(pattern)
-    if rule is None and is_default(value, draft.default):
-        return Line(key, "default")
     if value is None and off(draft.default):
         return Line(key, "default", OFF, NO_EFFECT)
+    rule = source.rule(pattern)
     if rule is None:
+        if is_default(value, draft.default):
+            return Line(key, "default")
         known = (
             "without an equal here" if source.knows(top_of(key)) or pattern in source.arguments else "that is not known"
         )
         return Line(key, "no equal", f"a key of {source.title} {known}", CHANGES)
+    return _by_rule(rule, key, value, draft)
+
+
+def _by_rule(rule: Rule, key: str, value: Any, draft: Draft) -> Line:
     try:
         remark = rule.translate(value, draft)
     except Same:
-        return Line(key, "same", "always so here")
+        line = Line(key, "same", "always so here")
     except LeftOut:
-        if is_default(value, draft.default):
-            return Line(key, "default")
-        return Line(key, "default", OFF, NO_EFFECT)
-    except Unlike as reason:
-        draft.unlike.append((key, str(reason)))
-        return Line(key, "no equal", str(reason), CHANGES)
+        line = Line(key, "default") if is_default(value, draft.default) else Line(key, "default", OFF, NO_EFFECT)
     except NoEqual as reason:
-        return Line(key, "no equal", str(reason), reason.group)
-    if not remark:
-        return Line(key, "translated", rule.new)
-    return Line(key, "differs", remark, remark.group if isinstance(remark, Remark) else CHANGES)
+        if isinstance(reason, Unlike):
+            draft.unlike.append((key, str(reason)))
+        line = Line(key, "no equal", str(reason), reason.group)
+    else:
+        group = remark.group if isinstance(remark, Remark) else CHANGES
+        line = Line(key, "differs", remark, group) if remark else Line(key, "translated", rule.new)
+    return line
 
 
 def _pattern(key: str) -> str:

@@ -26,6 +26,7 @@ from zerolora.imports.formats.import_format import (
     whole,
 )
 from zerolora.imports.formats.shared import scaffold, untranslated_keys
+from zerolora.imports.formats.shared.preferences import uncut
 from zerolora.imports.formats.shared.sets import DATA_FILE, REMOTE, DataSet, write_sets
 
 SOURCES = "prepare.rows.path, prepare.rows.sources"
@@ -108,6 +109,7 @@ def write_data(model: str, draft: Draft) -> list[str]:
         rows["loss"] = loss
     elif "loss" in facts and loss != "last":
         lines.append(Remark("loss_scale: answers alone are compared, there too", NO_EFFECT))
+    lines += uncut("truncation_strategy", draft)
     if not plain:
         rows["template"] = "chat"
     sets = [_set("dataset", name, plain, draft) for name in facts.get("dataset", [])]

@@ -349,6 +349,9 @@ def _schedule(draft: Draft) -> list[str]:
     warm = next((part for part in parts if part.get("type") == "LinearLR"), None)
     falls = [part for part in parts if part is not warm]
     lines: list[str] = []
+    warmed = warm.get("end", 0.0) if warm else 0.0
+    if any(part.get("begin", 0) != begin for part, begin in ((warm or {}, 0), *((part, warmed) for part in falls[:1]))):
+        return [Remark("param_scheduler: the rate rises or falls after a pause; train.schedule keeps its default")]
     if any(part.get("by_epoch", True) is False for part in parts) or not epochs:
         return [Remark("param_scheduler: counts steps; set train.schedule and train.warmup_steps")] if parts else []
     if warm is None:
@@ -428,7 +431,8 @@ FORMAT = Format(
     needed="train_dataloader",
     arguments=_arguments(),
     whole=frozenset({*TOKENIZER, "model.llm.rope_scaling", "model.lora.rank_pattern", "model.lora.alpha_pattern",
-                     "train_dataloader.dataset.dataset.data_files", "train_dataloader.collate_fn", "custom_hooks", "env_cfg", "log_processor",
+                     "train_dataloader.dataset.dataset.data_files", "train_dataloader.collate_fn", "custom_hooks", "env_cfg",
+                     "log_processor",
                      *(f"default_hooks.{hook}" for hook in HOOKS_OF_EACH)}),
     defaults={},
     finish=_finish,

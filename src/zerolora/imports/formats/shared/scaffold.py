@@ -35,6 +35,8 @@ def _machine(draft: Draft) -> list[str]:
     degree = train.get("sequence_parallel", 1)
     said, nodes = draft.facts.get("gpus", degree if degree > 1 else None), draft.facts.get("nodes", 1)
     hardware = this_machine.hardware()
+    if draft.facts.get("cuda") and hardware["device"] == "cpu":
+        said = said or 1
     if draft.facts.get("cpu"):
         hardware = {"device": "cpu", "host_memory": hardware["host_memory"]}
     if said and said != hardware.get("gpus_per_node"):
