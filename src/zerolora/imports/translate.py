@@ -259,10 +259,11 @@ def _drafted(given: dict[str, Any], source: Format, folder: Path) -> tuple[Draft
 
 def leaves(value: Any, key: str = "", whole: frozenset[str] = frozenset()) -> Iterator[tuple[str, Any]]:
     """Yield each dotted key with its value, entering sections, except those in `whole`, and lists of sections."""
-    if isinstance(value, dict) and value and key not in whole:
+    own = _pattern(key) in whole
+    if isinstance(value, dict) and value and not own:
         for name, inner in value.items():
             yield from leaves(inner, f"{key}.{name}" if key else str(name), whole)
-    elif isinstance(value, list) and value and key not in whole and all(isinstance(each, dict) for each in value):
+    elif isinstance(value, list) and value and not own and all(isinstance(each, dict) for each in value):
         for number, inner in enumerate(value):
             yield from leaves(inner, f"{key}[{number}]", whole)
     else:

@@ -68,6 +68,11 @@ def _columns(value: Any, draft: Draft) -> str | None:
     raise NoEqual(f"{shown(value)}: names the standard column of each; set prepare.rows.columns", FILL_IN)
 
 
+def _replaced(value: Any, draft: Draft) -> str | None:
+    said = f"{shown(value)} replaces {{{{{draft.key.rpartition('_')[2].upper()}}}}} in rows there"
+    raise NoEqual(f"{said}; replace it in yours", FILL_IN)
+
+
 RULES = {
     "dataset": unless_off(fact("dataset", SOURCES, _named, "name#500 → rows")),
     "val_dataset": unless_off(fact("val_dataset", SOURCES, _named, "validation rows")),
@@ -82,8 +87,7 @@ RULES = {
     "stopping_strategy": idle("used only with interleave_prob"),
     "columns": unless_off(Rule("prepare.rows.columns", _columns)),
     "disable_auto_column_mapping": idle("columns are read by name, or named in prepare.rows.columns"),
-    **each("model_name model_author", unless_off(none("{{NAME}} and {{AUTHOR}} of rows are replaced there; replace "
-                                                      "them in the rows"))),
+    **each("model_name model_author", unless_off(Rule("", _replaced, "{{NAME}} and {{AUTHOR}} of rows", FILL_IN))),
     "custom_dataset_info": unless_off(none("describes data sets; name their files", FILL_IN)),
     "template": unless_off(none("chat, the model's own chat template, is written; others are files in "
                                 "prepare.rows.template", FILL_IN)),

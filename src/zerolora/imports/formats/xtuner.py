@@ -61,7 +61,11 @@ STRATEGIES = tuple(f"deepspeed_zero{kind}" for kind in ("1", "2", "2_offload", "
 HOOKS = ("DatasetInfoHook", "EvaluateChatHook", "VarlenAttnArgsToMessageHubHook", "ThroughputHook")
 HOOKS_OF_EACH = ("timer", "logger", "param_scheduler", "sampler_seed")
 CLASS = idle("a class of XTuner, with zerolora's own in its place")
-TOKENIZER = ("tokenizer", "train_dataloader.dataset.tokenizer", "model.tokenizer")
+WHOLE = (
+    "tokenizer", "model.tokenizer", "model.llm.rope_scaling", "model.lora.rank_pattern", "model.lora.alpha_pattern",
+    "train_dataloader.collate_fn", "custom_hooks", "env_cfg", "log_processor",
+)  # fmt: skip
+SETS = ("train_dataloader.dataset", "train_dataloader.dataset.datasets[]")
 START = 1e-3
 """Largest first factor of a warm-up that counts as 0."""
 
@@ -107,16 +111,26 @@ def _schedules() -> dict[str, Rule]:
     return {f"{place}.{key}": rule for place in ("param_scheduler[]", "param_scheduler") for key, rule in rules.items()}
 
 
-def _data() -> dict[str, Rule]:
-    """Return the rules of the data set."""
-    at = "train_dataloader.dataset"
+def _of_set(name: str, convert: Callable[[Any], Any], new: str, remark: str = "") -> Rule:
+    """Return the rule of a key of a data set, for `_rows`."""
+
+    def translate(value: Any, draft: Draft) -> str | None:
+        found = re.search(r"datasets\[([0-9]+)\]", draft.key)
+        draft.facts.setdefault("sets", {}).setdefault(int(found[1]) if found else 0, {})[name] = convert(value)
+        return None
+
+    return Rule(new, translate, remark)
+
+
+def _data_set(at: str) -> dict[str, Rule]:
+    """Return the rules of a data set's section."""
     return {
-        f"{at}.type": _class(("process_hf_dataset",), "set prepare.rows to the rows that it returns"),
+        f"{at}.type": _class(("process_hf_dataset", "ConcatDataset"), "set prepare.rows to the rows that it returns"),
         f"{at}.dataset.type": _class(("load_dataset",), "set prepare.rows to the rows that it returns"),
-        f"{at}.dataset.path": fact("path", "prepare.rows.path", text),
-        f"{at}.dataset.name": unless_off(fact("subset", "prepare.rows.path", text)),
-        f"{at}.dataset.data_files": unless_off(Rule("prepare.rows.path", _files)),
-        f"{at}.split": fact("split", "prepare.rows.sources", text),
+        f"{at}.dataset.path": _of_set("path", text, "prepare.rows.path"),
+        f"{at}.dataset.name": unless_off(_of_set("subset", text, "prepare.rows.path")),
+        f"{at}.dataset.data_files": unless_off(_of_set("files", _files, "prepare.rows.path")),
+        f"{at}.split": _of_set("split", text, "prepare.rows.sources"),
         f"{at}.max_length": same("prepare.rows.max_length", whole),
         f"{at}.dataset_map_fn": Rule("prepare.rows.format", _map),
         f"{at}.template_map_fn": lost("the template is prepare.rows.template"),
@@ -125,12 +139,21 @@ def _data() -> dict[str, Rule]:
         f"{at}.pack_to_max_length": fact("packing", "pack.packing", flag),
         f"{at}.shuffle_before_pack": only(True, "rows are always shuffled by the seed"),
         f"{at}.use_varlen_attn": fact("isolated", "pack.packing", flag, "without it, packed rows are not isolated"),
-        f"{at}.max_dataset_length": unless_off(fact("most", "prepare.rows.at_most", whole)),
+        f"{at}.max_dataset_length": unless_off(_of_set("most", whole, "prepare.rows.at_most")),
         f"{at}.input_ids_with_output": only(True, "answers are always part of a row"),
         f"{at}.with_image_token": unlike("rows with images"),
         f"{at}.do_dataset_tokenization": only(True, "rows are always tokenized by prepare"),
         f"{at}.rename_maps": lost("set prepare.rows.columns"),
         **each(f"{at}.remove_unused_columns {at}.map_num_proc", untranslated_keys.WORKERS),
+        f"{at}.tokenizer": untranslated_keys.TOKENIZER,
+    }
+
+
+def _data() -> dict[str, Rule]:
+    """Return the rules of the data."""
+    return {
+        **_data_set("train_dataloader.dataset"),
+        **_data_set("train_dataloader.dataset.datasets[]"),
         "train_dataloader.batch_size": fact("micro_batch", "train.micro_batch, train.global_batch", whole),
         **each("train_dataloader.num_workers train_dataloader.persistent_workers", idle("rows are prepared before")),
         "train_dataloader.sampler.type": CLASS,
@@ -182,7 +205,7 @@ def _own() -> dict[str, Rule]:
         "model.use_activation_checkpointing": same("train.activation_checkpointing", flag),
         "model.use_varlen_attn": fact("isolated", "pack.packing", flag),
         "model.max_position_embeddings": lost("put it into the model's config.json"),
-        **each(" ".join(TOKENIZER), untranslated_keys.TOKENIZER),
+        **each("tokenizer model.tokenizer", untranslated_keys.TOKENIZER),
         **_data(),
         "optim_wrapper.type": _class(
             ("AmpOptimWrapper", "OptimWrapper", "DeepSpeedOptimWrapper"), "the optimizer is train.optimizer"
@@ -255,19 +278,15 @@ def _optimizer(value: Any, draft: Draft) -> str | None:
     return None
 
 
-def _files(value: Any, draft: Draft) -> str | None:
-    if isinstance(value, dict):
-        value = value.get("train", next(iter(value.values()), None))
-    draft.facts["files"] = texts(value)
-    return None
+def _files(value: Any) -> list[str]:
+    return texts(value.get("train", next(iter(value.values()), None)) if isinstance(value, dict) else value)
 
 
 def _map(value: Any, draft: Draft) -> str | None:
     name = str(value)
+    _of_set("form", lambda form: form, "").translate(MAPS.get(name, ("messages", "")), draft)
     if name not in MAPS:
-        draft.facts["form"] = ("messages", "")
         raise NoEqual(f"{shown(name)}: write the rows as messages that it gives (docs/data.md)", FILL_IN)
-    draft.facts["form"] = MAPS[name]
     return ALPACA if MAPS[name][0] == "alpaca" else None
 
 
@@ -394,22 +413,25 @@ def _batches(draft: Draft) -> list[str]:
 
 def _rows(model: str, draft: Draft) -> list[str]:
     """Set the data set `rows`; return a line for each assumption."""
-    facts = draft.facts
+    facts, lines, sets = draft.facts, list[str](), list[DataSet]()
     rows = draft.config.setdefault("prepare", {}).setdefault("rows", {})
-    form, todo = facts.get("form", ("auto", ""))
-    rows |= {"model": model, "format": "auto", "too_long": "truncate_right", "check": "exact", "loss": "assistant"}
-    rows |= {"template": facts.get("template", "chat")} if form != "text" else {"loss": "everything"}
-    path, files = facts.get("path", ""), facts.get("files", [])
-    if not path:
-        draft.unlike.append(("train_dataloader", "is missing: the file names no data set"))
-        return write_sets([], draft)
-    if path in ("json", "csv", "parquet", "text") and files:
-        path, files = files[0], files[1:]
-    local = not REMOTE.match(path) and (path.startswith((".", "/", "~")) or bool(DATA_FILE.search(path)))
-    one = DataSet("train_dataloader.dataset", path, local, form=form, subset=facts.get("subset"), files=files)
-    one.split, one.at_most = facts.get("split", "train"), facts.get("most")
-    lines = [f"prepare.rows.path: {todo}: convert them (docs/data.md)"] if todo else []
-    return lines + write_sets([one], draft)
+    named = [values for values in facts.get("sets", {}).values() if "path" in values]
+    plain = bool(named) and all(values.get("form", ("auto", ""))[0] == "text" for values in named)
+    rows |= {"model": model, "format": "auto", "too_long": "truncate_right", "check": "exact"}
+    rows |= {"loss": "everything"} if plain else {"loss": "assistant", "template": facts.get("template", "chat")}
+    if not named:
+        draft.unlike.append(("train_dataloader", "its data set is none that `load_dataset` reads"))
+    for values in named:
+        form, todo = values.get("form", ("auto", ""))
+        path, files = values["path"], values.get("files", [])
+        if path in ("json", "csv", "parquet", "text") and files:
+            path, files = files[0], files[1:]
+        local = not REMOTE.match(path) and (path.startswith((".", "/", "~")) or bool(DATA_FILE.search(path)))
+        one = DataSet("train_dataloader.dataset", path, local, form=form, subset=values.get("subset"), files=files)
+        one.split, one.at_most = values.get("split", "train"), values.get("most")
+        sets.append(one)
+        lines += [f"prepare.rows.path: {todo}, of {path}: convert them (docs/data.md)"] if todo else []
+    return lines + write_sets(sets, draft)
 
 
 def _arguments() -> dict[str, Any]:
@@ -419,6 +441,7 @@ def _arguments() -> dict[str, Any]:
         "model.lora": arguments("peft", "LoraConfig"),
         "model": arguments("xtuner", "SupervisedFinetune"),
         "train_dataloader.dataset": arguments("xtuner", "process_hf_dataset"),
+        "train_dataloader.dataset.datasets[]": arguments("xtuner", "process_hf_dataset"),
     }
     known = {f"{section}.{key}": default for section, keys in sections.items() for key, default in keys.items()}
     tops = {**dict.fromkeys(("visualizer", "load_from", "val_cfg", "val_dataloader", "val_evaluator")), "resume": False}
@@ -430,10 +453,10 @@ FORMAT = Format(
     title=f"XTuner {version('xtuner')}",
     needed="train_dataloader",
     arguments=_arguments(),
-    whole=frozenset({*TOKENIZER, "model.llm.rope_scaling", "model.lora.rank_pattern", "model.lora.alpha_pattern",
-                     "train_dataloader.dataset.dataset.data_files", "train_dataloader.collate_fn", "custom_hooks", "env_cfg",
-                     "log_processor",
-                     *(f"default_hooks.{hook}" for hook in HOOKS_OF_EACH)}),
+    whole=frozenset({
+        *WHOLE, *(f"default_hooks.{hook}" for hook in HOOKS_OF_EACH),
+        *(f"{each}.{key}" for each in SETS for key in ("tokenizer", "dataset.data_files")),
+    }),
     defaults={},
     finish=_finish,
     shared={},
