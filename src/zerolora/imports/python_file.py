@@ -34,7 +34,9 @@ def read_sections(file: Path) -> dict[str, Any]:
             raise UserError(f"{file}: has more than {LARGEST:,} characters; give the config of one training")
         tree = ast.parse(text)
     except (OSError, UnicodeDecodeError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise UserError(f"{file}: is no Python that can be parsed ({printable(error)}); correct the file") from None
+        raise UserError(
+            f"{file}: is no Python that can be parsed ({printable(str(error))}); correct the file"
+        ) from None
     if any(isinstance(node, ast.With) and "read_base" in ast.dump(node.items[0]) for node in tree.body):
         raise UserError(f"{file}: is based on another config; give the complete one (`xtuner copy-cfg`)")
     known: dict[str, Any] = {}

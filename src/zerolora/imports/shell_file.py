@@ -16,6 +16,9 @@ ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 VARIABLE = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)\}?")
 EXPRESSION = re.compile(r"\$\(expr +(\d+) +([/*+-]) +(\d+) *\)|\$\(\( *(\d+) *([/*+-]) *(\d+) *\)\)")
 COMPUTED = re.compile(r"\$[({A-Za-z_0-9@*]|`")
+UNIT = re.compile(r"\$\([^()]*\)|`[^`]*`")
+"""A command inside a word, which may have blanks."""
+BLANK = "\N{NO-BREAK SPACE}"
 LARGEST = 2**20  # characters of a script
 WORDS: dict[str, Any] = {"true": True, "false": False, "none": None, "null": None}
 ENDS = (";", "&&", "||", "|", "&")
@@ -31,14 +34,15 @@ def read_flags(file: Path) -> dict[str, Any]:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{file}: cannot be read ({printable(error)}); correct the file") from None
+        raise UserError(f"{file}: cannot be read ({printable(str(error))}); correct the file") from None
     if len(text) > LARGEST:
         raise UserError(f"{file}: has more than {LARGEST:,} characters; give the script of one training")
     known: dict[str, str] = {}
     found: list[dict[str, Any]] = []
     for line in re.sub(r"\\\r?\n", " ", text).splitlines():
         try:
-            words = shlex.split(_computed(line, known), comments=True)
+            line = UNIT.sub(lambda match: re.sub(r"\s", BLANK, match[0]), _computed(line, known))
+            words = [word.replace(BLANK, " ") for word in shlex.split(line, comments=True)]
         except ValueError:
             continue  # a quote that spans lines is no command that could be read
         found += _commands(words, known)

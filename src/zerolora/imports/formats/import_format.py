@@ -244,12 +244,12 @@ def is_default(value: Any, default: Any) -> bool:
 def unless_off(rule: Rule) -> Rule:
     """Return a rule that ignores a value that disables something which is disabled by default, too.
 
-    0 where the default is null is a number like any other.
+    false and 0 are values like any other where the default is null.
     """
 
     def translate(value: Any, draft: Draft) -> str | None:
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if off(value) and off(draft.default) and not (number and draft.default is None):
+        automatic = isinstance(value, int | float) and draft.default is None
+        if off(value) and off(draft.default) and not automatic:
             raise LeftOut
         return rule.translate(value, draft)
 
@@ -257,7 +257,7 @@ def unless_off(rule: Rule) -> Rule:
 
 
 def unless_zero(rule: Rule) -> Rule:
-    """Return a rule that ignores what disables something, for a key whose 0 has the meaning of its null there."""
+    """Return a rule that ignores what disables something, for a key whose 0 or false has the meaning of null there."""
 
     def translate(value: Any, draft: Draft) -> str | None:
         if off(value) and off(draft.default):
@@ -280,7 +280,7 @@ def unlike(what: str) -> Rule:
             raise LeftOut
         raise Unlike(f"{shown(value)}: {what}")
 
-    return unless_off(Rule("", translate, f"stops the import: {what}"))
+    return unless_zero(Rule("", translate, f"stops the import: {what}"))
 
 
 def only(wanted: Any, why: str) -> Rule:

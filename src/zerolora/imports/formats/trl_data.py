@@ -161,7 +161,8 @@ def write_data(trainer: str, model: str, draft: Draft) -> list[str]:
         lines.append(Remark(f"max_length: {CUT}", NO_EFFECT))
         lines.append(f"prepare.rows.template: {RAW}; set plain for texts")
     for one in sets:
-        one.form = FORMS[trainer] if one.form == "auto" else one.form
+        if one.form == "auto" and "objective" in facts:
+            one.form = FORMS[trainer]
     if not sets:
         draft.unlike.append(("dataset_name", "is missing: the file names no data set"))
     return lines + write_sets(sets, draft)
