@@ -328,7 +328,10 @@ FACTORY = "model_name_or_path: some/model\nstage: sft\nfinetuning_type: lora\ncu
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("model_name_or_path: m\ndataset_name: d\nbeta: 0.1\n", "as much a config of trl-dpo as of trl-kto as of trl-o"),
+        (
+            "model_name_or_path: m\ndataset_name: d\nbeta: 0.1\n",
+            "as much a config of trl-dpo as of trl-kto as of trl-o",
+        ),
         ("model_name_or_path: m\nlearning_rate: 1.0e-4\nlora_alpha: 8\n", r"own keys beside .* use --from axolotl\|"),
         ("distributed_type: FSDP\nfsdp_config: {}\nmixed_precision: bf16\n", "its keys are 'distributed_type'"),
         (
@@ -1121,3 +1124,85 @@ def test_checkpoints_are_as_often_as_there(tmp_path: Path, text: str, expected: 
 def test_epochs_may_be_fractions(tmp_path: Path) -> None:
     translation, written = of(f"{FACTORY}num_train_epochs: 0.5\n", tmp_path)
     assert written["train"]["epochs"] == 0.5 and by_key(translation)["num_train_epochs"][0] == "translated"
+
+
+def test_arguments_of_the_chat_template_are_translated(tmp_path: Path) -> None:
+    translation, written = of(f"{AXOLOTL}chat_template_kwargs: {{enable_thinking: false}}\n", tmp_path)
+    assert written["prepare"]["rows"]["template_arguments"] == {"enable_thinking": False}
+    assert by_key(translation)["chat_template_kwargs"][0] == "translated"
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        (f"{AXOLOTL}shuffle_merged_datasets: false\n", "shuffle_merged_datasets"),
+        (f"{AXOLOTL}tokenizer_legacy: false\n", "tokenizer_legacy"),
+        (
+            f"{AXOLOTL}datasets: [{{path: a/b, type: chat_template, split_thinking: false}}]\n",
+            "datasets[0].split_thinking",
+        ),
+        (f"{FACTORY}enable_thinking: false\n", "enable_thinking"),
+        (f"{FACTORY}ignore_pad_token_for_loss: false\n", "ignore_pad_token_for_loss"),
+    ],
+)
+def test_false_where_it_is_not_the_default_changes_the_result(tmp_path: Path, text: str, key: str) -> None:
+    translation, _ = of(text, tmp_path)
+    assert key in [line.key for line in translation.of(CHANGES)]
+
+
+def test_loss_of_another_stage_stops_nothing(tmp_path: Path) -> None:
+    kto = FACTORY.replace("stage: sft", "stage: kto") + "pref_loss: kto_pair\n"
+    translation, written = of(kto, tmp_path)
+    assert written["train"]["objective"] == "kto" and "pref_loss" in [line.key for line in translation.of(NO_EFFECT)]
+    assert "kto_pair" in refusal(of, kto.replace("stage: kto", "stage: dpo"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("entries", "template", "said"),
+    [
+        ("[{path: a/b, type: chat_template, chat_template: llama3}]", "llama-3", []),
+        ("[{path: a/b, type: chat_template, chat_template: chatml}, "
+         "{path: c/d, type: chat_template, chat_template: chatml}]", "chatml", []),
+        ("[{path: a/b, type: chat_template, chat_template: llama3}, {path: c/d, type: chat_template}]", "chatml",
+         ["datasets[0].chat_template"]),
+        ("[{path: a/b, type: chat_template, chat_template: jamba}]", "chat", ["datasets[0].chat_template"]),
+    ],
+)  # fmt: skip
+def test_a_template_of_all_data_sets_is_that_of_the_rows(
+    tmp_path: Path, entries: str, template: str, said: list[str]
+) -> None:
+    translation, written = of(f"{AXOLOTL}chat_template: chatml\ndatasets: {entries}\n", tmp_path)
+    assert written["prepare"]["rows"]["template"] == template
+    assert [line.key for line in translation.of(CHANGES) if line.key.endswith("chat_template")] == said
+
+
+@pytest.mark.parametrize(
+    ("text", "adapter"),
+    [
+        (f"{FACTORY}adapter_name_or_path: saves/first\n", "saves/first"),
+        (f"{FACTORY}adapter_name_or_path: ./first\n", "./first"),
+        (f"{AXOLOTL}adapter: lora\nlora_model_dir: /out/first\n", "/out/first"),
+    ],
+)
+def test_an_adapter_is_continued(tmp_path: Path, text: str, adapter: str) -> None:
+    translation, written = of(text, tmp_path)
+    name = "adapters/first" if adapter == "saves/first" else adapter
+    assert written["continued"]["imported"] == {"dataset": "rows", "train": {"from_adapter": name}}
+    assert "runs" not in written and "must have the rank" in str(translation.of(FILL_IN))
+    assert load(tmp_path / "config.yaml").is_continued("imported")
+
+
+def test_several_adapters_and_another_reference_are_named(tmp_path: Path) -> None:
+    translation, written = of(f"{FACTORY}adapter_name_or_path: a/b, ./c\n", tmp_path)
+    assert "continued" not in written and "adapter_name_or_path" in [line.key for line in translation.of(CHANGES)]
+    text = FACTORY.replace("stage: sft", "stage: dpo") + "adapter_name_or_path: ./c\n"
+    translation, written = of(text, tmp_path)
+    (line,) = (line for line in translation.of(CHANGES) if line.key == "adapter_name_or_path")
+    assert "the reference is the model without its adapter there" in line.text
+
+
+def test_a_type_of_rl_alone_is_no_preference_data(tmp_path: Path) -> None:
+    translation, written = of(f"{AXOLOTL}datasets: [{{path: a/b, type: chatml}}]\n", tmp_path)
+    assert written["prepare"]["rows"]["format"] == "auto" and not translation.unlike
+    (line,) = (line for line in translation.of(CHANGES) if line.key == "datasets[0].type")
+    assert "'chatml' is a type of rl only" in line.text
