@@ -97,10 +97,10 @@ def _of_operands(node: ast.expr, known: dict[str, Any], depth: int) -> Any:
     """Return the value of an operation, or the expression itself."""
     if isinstance(node, ast.BinOp):
         operands = [_value(each, known, depth + 1) for each in (node.left, node.right)]
-        return _computed(node.op, *operands, node)
+        return _computed(node.op, operands[0], operands[1], node)
     if isinstance(node, ast.Compare) and len(node.ops) == 1:
         operands = [_value(each, known, depth + 1) for each in (node.left, node.comparators[0])]
-        return _computed(node.ops[0], *operands, node)
+        return _computed(node.ops[0], operands[0], operands[1], node)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.Not):
         inner = _value(node.operand, known, depth + 1)
         if isinstance(inner, int | float):

@@ -233,7 +233,7 @@ def _own() -> dict[str, Rule]:
         "max_steps": unless_zero(interval_keys.steps("train.max_steps")),
         "optimizer": optimizer_keys.optimizer_rule(),
         **each("embedding_lr embedding_lr_scale lr_groups", lost("all weights have the same learning rate")),
-        "lr_scheduler": unless_off(optimizer_keys.schedule_rule(one_cycle=True)),
+        "lr_scheduler": Rule("train.schedule", _scheduler, "null → cosine"),
         "cosine_min_lr_ratio": fact("lowest", "train.schedule, train.schedule_options", number, "→ cosine_with_min_lr"),
         "cosine_constant_lr_ratio": Rule("", _constant),
         "lr_quadratic_warmup": lost("warm-up is linear"),
@@ -335,6 +335,10 @@ def _own() -> dict[str, Rule]:
     }
 
 
+def _scheduler(value: Any, draft: Draft) -> str | None:
+    return optimizer_keys.schedule_rule(one_cycle=True).translate("cosine" if value is None else value, draft)
+
+
 def _model_type(value: Any, draft: Draft) -> str | None:
     if "Classification" in text(value) or "Reward" in value:
         raise Unlike(f"{shown(value)}: a classifier")
@@ -344,7 +348,8 @@ def _model_type(value: Any, draft: Draft) -> str | None:
 def _targets(value: Any, draft: Draft) -> str | None:
     if isinstance(value, str) and "," not in value:
         draft.facts["targets"] = text(value)
-        return "a regular expression matches names there, whole paths here" if re.search(r"[\\*()|]", value) else None
+        other = re.search(r"language_model|_checkpoint_wrapped_module", value)
+        return f"{other[0]} is in paths of the class that axolotl loads; correct it for the model here" if other else None
     draft.facts["targets"] = texts(value)
     return None
 

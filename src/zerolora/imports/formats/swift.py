@@ -294,7 +294,7 @@ def _machine(draft: Draft) -> list[str]:
     seen = len(str(visible).split(",")) if visible is not None else 0
     if "gpus" not in facts and seen:
         facts["gpus"] = 1
-    lines = []
+    lines: list[str] = []
     if seen > 1 and facts["gpus"] == 1:
         text = f"{seen} GPUs hold a part of the layers each there, without NPROC_PER_NODE; one rank is written"
         lines.append(Remark(f"CUDA_VISIBLE_DEVICES: {text}", NO_EFFECT))
