@@ -21,7 +21,6 @@ from zerolora.errors import UserError
 from zerolora.imports.formats.import_format import CHANGES
 from zerolora.imports.translate import import_config
 
-
 FILES = {
     "axolotl": "examples/**/*.y*ml",
     "llamafactory": "examples/**/*.y*ml",
@@ -34,6 +33,7 @@ FILES = {
 """The configs in a tool's repository. Those of ms-swift are its scripts with a command that trains."""
 SOURCES = {"trl": "trl-sft"}
 """The format of files that do not tell theirs: TRL's example is of `trl sft`."""
+MOST = 160  # characters of a refusal
 TRAINS = re.compile(r"\bswift (sft|pt|rlhf)\b")
 
 
@@ -64,7 +64,7 @@ def _of(tool: str, folder: Path) -> dict[str, Any]:
             try:
                 lines = import_config(file, SOURCES.get(tool), Path(scratch) / "config.yaml", True, False).of(CHANGES)
             except UserError as error:
-                refused[name] = str(error).replace(f"{folder}/", "")
+                refused[name] = str(error).replace(f"{folder}/", "")[:MOST]
                 continue
             if lines:
                 changed[name] = sorted({line.key for line in lines})

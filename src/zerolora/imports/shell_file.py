@@ -41,8 +41,8 @@ def read_flags(file: Path) -> dict[str, Any]:
     found: list[dict[str, Any]] = []
     for line in re.sub(r"\\\r?\n", " ", text).splitlines():
         try:
-            line = UNIT.sub(lambda match: re.sub(r"\s", BLANK, match[0]), _computed(line, known))
-            words = [word.replace(BLANK, " ") for word in shlex.split(line, comments=True)]
+            joined = UNIT.sub(lambda match: re.sub(r"\s", BLANK, match[0]), _computed(line, known))
+            words = [word.replace(BLANK, " ") for word in shlex.split(joined, comments=True)]
         except ValueError:
             continue  # a quote that spans lines is no command that could be read
         found += _commands(words, known)

@@ -349,7 +349,9 @@ def _targets(value: Any, draft: Draft) -> str | None:
     if isinstance(value, str) and "," not in value:
         draft.facts["targets"] = text(value)
         other = re.search(r"language_model|_checkpoint_wrapped_module", value)
-        return f"{other[0]} is in paths of the class that axolotl loads; correct it for the model here" if other else None
+        return (
+            f"{other[0]} is in paths of the class that axolotl loads; name those of the class here" if other else None
+        )
     draft.facts["targets"] = texts(value)
     return None
 

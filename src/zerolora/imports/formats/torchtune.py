@@ -49,8 +49,8 @@ DATA = {
     True), "chat_dataset": ("messages", None, False), "instruct_dataset": ("prompt", None, False),
     "preference_dataset": ("preference", None, False),
     "stack_exchange_paired_dataset": ("preference", "lvwerra/stack-exchange-paired", False),
-
-    "text_completion_dataset": ("text", None, True), "slimorca_dataset": ("sharegpt", "Open-Orca/SlimOrca-Dedup", False),
+    "text_completion_dataset": ("text", None, True),
+    "slimorca_dataset": ("sharegpt", "Open-Orca/SlimOrca-Dedup", False),
 }  # fmt: skip
 """Our row format, the default source and the default of train_on_input, by builder."""
 PAIRED = {"prompt": "question", "chosen": "response_j", "rejected": "response_k"}

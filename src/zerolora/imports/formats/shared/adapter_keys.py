@@ -31,6 +31,8 @@ def run(draft: Draft) -> list[str]:
         return []
     key, name = draft.facts["adapter_from"]
     is_path = name.startswith((".", "/", "~")) or name.count("/") != 1 or exists(Path(name), Path.is_dir)
+    own = {"results", "resources"} & {*Path(name).parts[:1]}  # whose adapters are those of runs and of fetch.adapter
+    is_path = is_path and not own
     path = name if is_path else f"adapters/{Path(name).name}"
     draft.config["continued"] = {"imported": {"dataset": "rows", "train": {"from_adapter": path}}}
     lines = [

@@ -1,5 +1,6 @@
 """What no tool's file contains: machine, test split and run."""
 
+import functools
 from typing import Any
 
 from zerolora.errors import shown
@@ -28,13 +29,19 @@ def validation(value: Any, draft: Draft) -> str | None:
     return Remark(f"{size:g} is no whole number of rows: {ROWS} is written; correct it", CHANGES)
 
 
+@functools.cache
+def _here() -> dict[str, Any]:
+    """Return this machine, which is asked once: an import translates a file several times."""
+    return this_machine.hardware()
+
+
 def _machine(draft: Draft) -> list[str]:
     """Set the section hardware: this machine, or as many GPUs as the file says, and a rank on each; return its line."""
     config = draft.config
     train = config.setdefault("train", {})
     degree = train.get("sequence_parallel", 1)
     said, nodes = draft.facts.get("gpus", degree if degree > 1 else None), draft.facts.get("nodes", 1)
-    hardware = this_machine.hardware()
+    hardware = {**_here()}
     if draft.facts.get("cuda") and hardware["device"] == "cpu":
         said = said or 1
     if draft.facts.get("cpu"):
