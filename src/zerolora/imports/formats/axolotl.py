@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from zerolora.errors import shown
+from zerolora.imports.arguments import arguments
 from zerolora.imports.formats import axolotl_data, axolotl_objective, axolotl_tokens
 from zerolora.imports.formats.import_format import (
     CHANGES,
@@ -31,10 +32,12 @@ from zerolora.imports.formats.import_format import (
     text,
     texts,
     unless_off,
+    unless_zero,
     unlike,
     whole,
 )
 from zerolora.imports.formats.shared import (
+    adapter_keys,
     base_model_keys,
     computation,
     interval_keys,
@@ -71,7 +74,8 @@ WARMUP = 0.03
 ATTENTION = {"flash_attention_2": "flash", "flash": "flash", "fa2": "flash", "sdpa": "sdpa", "eager": "eager"}
 WHOLE = frozenset(
     {
-        "deepspeed", "lr_scheduler_kwargs", "lora_rank_pattern", "lora_alpha_pattern", "device_map", "qat", "diffusion",
+        "chat_template_kwargs", "deepspeed", "lr_scheduler_kwargs", "lora_rank_pattern", "lora_alpha_pattern",
+        "device_map", "qat", "diffusion",
         "hatchery", "llmcompressor", "mora", "ebft", "trl", "vllm",
     }
 )  # fmt: skip
@@ -116,7 +120,8 @@ def _own() -> dict[str, Rule]:
         "quantization": idle("used by a later command; export.targets quantizes (docs/export.md)"),
         "strict": idle("unknown keys are always an error here"),
         "adapter": method_keys.one_of(("lora", "qlora"), "adapter", "no adapter → full"),
-        "lora_model_dir": untranslated_keys.CONTINUED,
+        "lora_model_dir": adapter_keys.ADAPTER,
+        "rl_adapter_ref_model": unless_off(fact("adapter_in_reference", "", flag)),
         "lora_r": same("train.lora.r", whole),
         "lora_target_linear": fact("linear", "train.lora.targets", flag, "true → all-linear, in addition to a list"),
         "lora_target_modules": unless_off(Rule("train.lora.targets", _targets)),
@@ -192,7 +197,7 @@ def _own() -> dict[str, Rule]:
         "chat_template_jinja": none(
             "put the template into config/templates/ and name the file in prepare.rows.template", FILL_IN
         ),
-        "chat_template_kwargs": lost("put them in prepare.rows.template_arguments"),
+        "chat_template_kwargs": unless_off(same("prepare.rows.template_arguments")),
         "default_system_message": unless_off(
             fact("system", "prepare.rows.system", text, "only with chat_template chatml")
         ),
@@ -225,10 +230,10 @@ def _own() -> dict[str, Rule]:
         "batch_size": none("set train.global_batch", FILL_IN),
         "eval_batch_size": untranslated_keys.EVALUATION_BATCH,
         "num_epochs": Rule("train.epochs", interval_keys.epochs),
-        "max_steps": interval_keys.steps("train.max_steps"),
+        "max_steps": unless_zero(interval_keys.steps("train.max_steps")),
         "optimizer": optimizer_keys.optimizer_rule(),
         **each("embedding_lr embedding_lr_scale lr_groups", lost("all weights have the same learning rate")),
-        "lr_scheduler": unless_off(optimizer_keys.schedule_rule(one_cycle=True)),
+        "lr_scheduler": Rule("train.schedule", _scheduler, "null → cosine"),
         "cosine_min_lr_ratio": fact("lowest", "train.schedule, train.schedule_options", number, "→ cosine_with_min_lr"),
         "cosine_constant_lr_ratio": Rule("", _constant),
         "lr_quadratic_warmup": lost("warm-up is linear"),
@@ -299,19 +304,21 @@ def _own() -> dict[str, Rule]:
         **each("max_memory gpu_memory_limit", idle("set hardware.gpu_memory")),
         **each("experimental_skip_move_to_device torchdistx_path", untranslated_keys.LOADED_IN_PARTS),
         "use_ray": idle("`zerolora stage train` starts ranks itself, on a cluster by Slurm (docs/slurm.md)"),
-        "evals_per_epoch": unless_off(
+        "eval_steps": unless_zero(interval_keys.steps("train.validation_steps", share=True)),
+        "save_steps": unless_zero(interval_keys.steps("train.checkpoint_steps", share=True)),
+        "evals_per_epoch": unless_zero(
             Rule("train.validation_steps", interval_keys.evaluations, "a share of all steps")
         ),
         "eval_table_size": idle("the report shows report.examples answers"),
         "eval_max_new_tokens": same("evaluate.max_new_tokens", whole),
         **each("eval_causal_lm_metrics do_causal_lm_eval", idle("tasks are in docs/tasks.md")),
-        "early_stopping_patience": unless_off(same("train.patience", whole, "")),
+        "early_stopping_patience": unless_zero(same("train.patience", whole, "")),
         "metric_for_best_model": lost("the best model is chosen by validation loss"),
         **each(
             "loss_watchdog_threshold loss_watchdog_patience",
             idle("training always warns of rising losses (docs/telemetry.md)"),
         ),
-        "saves_per_epoch": unless_off(fact("saves", "train.checkpoint_steps", whole, "a share of all steps")),
+        "saves_per_epoch": unless_zero(fact("saves", "train.checkpoint_steps", whole, "a share of all steps")),
         **each("save_first_step", idle("checkpoints are written by time as well: train.checkpoint_minutes")),
         "save_strategy": Rule("train.checkpoint_steps", interval_keys.saved, "epoch → a share of all steps"),
         "auto_resume_from_checkpoints": idle("a run resumes from its last checkpoint automatically (train.resume)"),
@@ -328,6 +335,10 @@ def _own() -> dict[str, Rule]:
     }
 
 
+def _scheduler(value: Any, draft: Draft) -> str | None:
+    return optimizer_keys.schedule_rule(one_cycle=True).translate("cosine" if value is None else value, draft)
+
+
 def _model_type(value: Any, draft: Draft) -> str | None:
     if "Classification" in text(value) or "Reward" in value:
         raise Unlike(f"{shown(value)}: a classifier")
@@ -337,7 +348,10 @@ def _model_type(value: Any, draft: Draft) -> str | None:
 def _targets(value: Any, draft: Draft) -> str | None:
     if isinstance(value, str) and "," not in value:
         draft.facts["targets"] = text(value)
-        return "a regular expression matches names there, whole paths here" if re.search(r"[\\*()|]", value) else None
+        other = re.search(r"language_model|_checkpoint_wrapped_module", value)
+        return (
+            f"{other[0]} is in paths of the class that axolotl loads; name those of the class here" if other else None
+        )
     draft.facts["targets"] = texts(value)
     return None
 
@@ -544,6 +558,7 @@ FORMAT = Format(
     title="axolotl",
     needed="base_model",
     whole=WHOLE,
+    arguments=arguments("axolotl"),
     defaults={"sequence_len": 512, "num_epochs": 1, "lr_scheduler": "cosine", "max_grad_norm": 1.0},
     finish=_finish,
     shared=training_arguments.shared_rules(),

@@ -223,7 +223,7 @@ def rules(section: str) -> dict[str, Rule]:
         "type.no_input_format": none("write the prompt as a Jinja file (docs/data.md)"),
         "type.system_prompt": none("set prepare.rows.system", FILL_IN),
         "type.system_format": none("write the prompt as a Jinja file (docs/data.md)"),
-        "chat_template": lost("a data set has one template, prepare.rows.template"),
+        "chat_template": unless_off(Rule("prepare.rows.template", _own_template, "one for all data sets")),
         "chat_template_jinja": lost("a data set has one template, prepare.rows.template"),
         "conversation": lost("a data set has one template, prepare.rows.template"),
         "ds_type": idle("determined by the file's suffix"),
@@ -246,8 +246,34 @@ def rules(section: str) -> dict[str, Rule]:
     return {f"{section}[].{key}": rule for key, rule in entries.items()}
 
 
+def _own_template(value: Any, draft: Draft) -> str | None:
+    """Note the template of a data set, which `_template_of_sets` makes that of all."""
+    _values(draft)["template"] = text(value)
+    return None
+
+
+def _template_of_sets(named: Mapping[str, dict[str, Any]], draft: Draft) -> list[str]:
+    """Set the template to the data sets' own, as far as they have one; return a line if there are several."""
+    held = {key: values for key, values in named.items() if not key.startswith("test_datasets")} or named
+    own = {values.get("template") for values in held.values()}
+    key = next((key for key, values in held.items() if "template" in values), "")
+    if not key or own == {draft.facts.get("template_there")}:
+        return []
+    line = Remark(f"{key}.chat_template: data sets have several templates there; prepare.rows.template is that of all")
+    if len(own) > 1:
+        return [line]
+    for fact in ("template", "template_system"):
+        draft.facts.pop(fact, None)
+    try:
+        remark = template(own.pop(), draft)
+    except NoEqual as reason:
+        remark = str(reason)
+    return [Remark(f"{key}.chat_template: {remark}")] if remark else []
+
+
 def template(value: Any, draft: Draft) -> str | None:
     """Store the chat template, which row types with their own prompt do not use."""
+    draft.facts["template_there"] = value
     if not isinstance(value, str):
         raise NoEqual(f"{shown(value)} is not the name of a template")
     name = value.removeprefix("tokenizer_default_fallback_")
@@ -284,6 +310,7 @@ def write_data(model: str, draft: Draft) -> list[str]:
         lines += line
         sets.append(_set(key, values, kind))
         kinds.append(kind)
+    lines += _template_of_sets(named, draft)
     if "objective" in facts:
         text = "answers alone are compared, there too"
         lines += [Remark(f"{key}.roles_to_train: {text}", NO_EFFECT) for key in named if "trained" in named[key]]
@@ -301,6 +328,9 @@ def _kind(key: str, values: dict[str, Any], draft: Draft) -> tuple[Kind, list[st
     """Return the row type of a data set, and a line if `rl` has none of this name."""
     name, objective = values.get("type", ""), draft.facts.get("objective")
     if objective is None:
+        if name in MODULES:
+            text = f"{shown(name)} is a type of rl only; set prepare.rows.format and template"
+            return Kind("auto"), [Remark(f"{key}.type: {text}")]
         if PREFERENCES.match(name) and "kind" not in values:
             draft.unlike.append((f"{key}.type", f"{shown(name)}: rows of preferences"))
         return values.get("kind") or _without_type(key, values), []

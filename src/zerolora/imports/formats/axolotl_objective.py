@@ -20,6 +20,7 @@ from zerolora.imports.formats.import_format import (
     number,
     texts,
     unless_off,
+    unless_zero,
 )
 from zerolora.imports.formats.shared import untranslated_keys
 from zerolora.imports.formats.shared.preferences import (
@@ -152,7 +153,7 @@ def set_objective(draft: Draft) -> list[str]:
 
 
 RULES = {
-    "rl": unless_off(
+    "rl": unless_zero(
         Rule("train.objective", _named, f"{', '.join(CHOICES)}, with the defaults of TRL; others stop the import")
     ),
     "trl": unless_off(Rule(BETA, _trl, "its beta; the rest is used only with rewards")),

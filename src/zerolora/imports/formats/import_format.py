@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from zerolora.errors import shown
+from zerolora.imports.arguments import UNKNOWN, Unknown
+from zerolora.imports.expression import Expression
 
 Group = Literal["changes the result", "you must fill in", "no effect"]
 """The meaning of a reported line for the user."""
@@ -45,6 +47,14 @@ class Unlike(NoEqual):
     """A value that chooses another objective, method or modality, so that the rest would train something else."""
 
 
+class Same(Exception):
+    """A value that is always so here, so that no key of ours says it."""
+
+
+class LeftOut(Exception):
+    """A value that has the meaning of a key that is left out."""
+
+
 @dataclass
 class Draft:
     """A config under construction."""
@@ -59,9 +69,13 @@ class Draft:
     """(key, reason) of each value that chooses another objective, method or modality."""
     key: str = ""
     """The imported key that is being translated."""
+    default: Any = UNKNOWN
+    """The tool's default of that key."""
 
     def set(self, path: str, value: Any) -> None:
-        """Set a key of the config by its dotted path, e.g. train.lora.r."""
+        """Set a key of the config by its dotted path, e.g. train.lora.r. Raises NoEqual for an expression."""
+        if isinstance(value, Expression):
+            text(value)
         parts = tuple(path.split("."))
         section = self.config
         for part in parts[:-1]:
@@ -109,11 +123,22 @@ class Format:
     """Combines the facts; returns a line for each assumption, in group FILL_IN unless it is a Remark."""
     whole: frozenset[str] = frozenset()
     """Keys whose sections are translated as a whole."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """The defaults of the tool's arguments (imports/arguments/) by dotted key; UNKNOWN for one that is not known."""
+
+    @functools.cached_property
+    def sections(self) -> frozenset[str]:
+        """The top-level keys of all arguments."""
+        return frozenset(map(top_of, self.arguments))
 
     @functools.cached_property
     def rules(self) -> dict[str, Rule]:
         """All rules."""
         return {**self.shared, **self.own}
+
+    def default(self, key: str) -> Any:
+        """Return the tool's default of a dotted key."""
+        return self.arguments.get(key, UNKNOWN)
 
     def rule(self, key: str) -> Rule | None:
         """Return the rule of a dotted key: its own, that of its beginning, or that of a section around it which as a
@@ -178,9 +203,11 @@ def fact(name: str, new: str, convert: Callable[[Any], Any], remark: str = "") -
 
 
 def none(why: str, group: Group = CHANGES) -> Rule:
-    """Return the rule of a key without an equal."""
+    """Return the rule of a key without an equal, which has no line where it has the tool's default."""
 
     def translate(value: Any, draft: Draft) -> str | None:
+        if is_default(value, draft.default):
+            raise LeftOut
         raise NoEqual(why, group)
 
     return Rule("", translate, why, group)
@@ -199,14 +226,43 @@ def idle(why: str) -> Rule:
 def off(value: Any) -> bool:
     """Return whether a value disables something or is empty."""
     zero = isinstance(value, int | float) and value == 0  # False included
-    return value is None or zero or value in ("", [], {}, "none", "None", "no")
+    return value is None or zero or value in ("", [], {})
+
+
+def is_default(value: Any, default: Any) -> bool:
+    """Return whether a value of a file is the tool's default. A number may be written as text, as in 2e-5."""
+    if isinstance(default, Unknown) or isinstance(value, bool) != isinstance(default, bool):
+        return False
+    if isinstance(default, int | float) and isinstance(value, str):
+        try:
+            return float(value) == default
+        except ValueError:
+            return False
+    return bool(value == default)
 
 
 def unless_off(rule: Rule) -> Rule:
-    """Return a rule that ignores values that disable something."""
+    """Return a rule that ignores a value that disables something which is disabled by default, too.
+
+    false and 0 are values like any other where the default is null.
+    """
 
     def translate(value: Any, draft: Draft) -> str | None:
-        return None if off(value) else rule.translate(value, draft)
+        automatic = isinstance(value, int | float) and draft.default is None
+        if off(value) and off(draft.default) and not automatic:
+            raise LeftOut
+        return rule.translate(value, draft)
+
+    return Rule(rule.new, translate, rule.remark, rule.group)
+
+
+def unless_zero(rule: Rule) -> Rule:
+    """Return a rule that ignores what disables something, for a key whose 0 or false has the meaning of null there."""
+
+    def translate(value: Any, draft: Draft) -> str | None:
+        if off(value) and off(draft.default):
+            raise LeftOut
+        return rule.translate(value, draft)
 
     return Rule(rule.new, translate, rule.remark, rule.group)
 
@@ -220,9 +276,11 @@ def unlike(what: str) -> Rule:
     """Return the rule of a key that chooses another objective, method or modality unless it is off."""
 
     def translate(value: Any, draft: Draft) -> str | None:
+        if is_default(value, draft.default):
+            raise LeftOut
         raise Unlike(f"{shown(value)}: {what}")
 
-    return unless_off(Rule("", translate, f"stops the import: {what}"))
+    return unless_zero(Rule("", translate, f"stops the import: {what}"))
 
 
 def only(wanted: Any, why: str) -> Rule:
@@ -231,7 +289,7 @@ def only(wanted: Any, why: str) -> Rule:
     def translate(value: Any, draft: Draft) -> str | None:
         if value != wanted:
             raise NoEqual(why)
-        return None
+        raise Same
 
     return Rule("", translate, f"{str(wanted).lower()} is always used here; otherwise: {why}")
 
@@ -273,6 +331,8 @@ def number(value: Any) -> float:
 
 def text(value: Any) -> str:
     """Return a non-empty text. Raises NoEqual for anything else."""
+    if isinstance(value, Expression):
+        raise NoEqual(f"{shown(value)}: is not computed, as no code is run; write the value")
     if not isinstance(value, str) or not value.strip():
         raise NoEqual(f"{shown(value)} is not text")
     return value

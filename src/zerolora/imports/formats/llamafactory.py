@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from zerolora.errors import shown
+from zerolora.imports.arguments import arguments
 from zerolora.imports.formats import llamafactory_data, llamafactory_objective
 from zerolora.imports.formats.import_format import (
     CHANGES,
@@ -33,8 +34,10 @@ from zerolora.imports.formats.import_format import (
     whole,
 )
 from zerolora.imports.formats.shared import (
+    adapter_keys,
     base_model_keys,
     computation,
+    interval_keys,
     method_keys,
     scaffold,
     sharding,
@@ -97,11 +100,11 @@ LAUNCH = "`zerolora stage train` starts ranks itself, on a cluster by Slurm (doc
 def _own() -> dict[str, Rule]:
     """Return the rules of LLaMA-Factory's own keys."""
     return {
-        **each(
-            "adapter_name_or_path adapter_folder",
-            untranslated_keys.CONTINUED,
+        "adapter_name_or_path": adapter_keys.ADAPTER,
+        "adapter_folder": lost("adapter_name_or_path is a path here; correct train.from_adapter"),
+        "create_new_adapter": lost(
+            "the adapter is merged and a new one trained there; merge it first (`zerolora merge`)"
         ),
-        "create_new_adapter": lost("train.from_adapter trains the adapter itself"),
         "use_fast_tokenizer": untranslated_keys.TOKENIZER,
         "split_special_tokens": lost("special tokens in a text are refused"),
         **each("image_max_pixels image_min_pixels image_do_pan_and_scan crop_to_patches", untranslated_keys.IMAGES),
@@ -316,7 +319,7 @@ def _finish(draft: Draft) -> list[str]:
         draft.key = ""
         draft.set("train.lora.alpha", 2.0 * lora.get("r", 8))
         lines.append(Remark("train.lora.alpha: twice the rank, LLaMA-Factory's default", NO_EFFECT))
-    lines += [*_packed(draft), *_warmed_up(draft)]
+    lines += [*_packed(draft), *interval_keys.warmup_of_steps(draft)]
     if "system" in facts and facts.get("stage") != "pt":
         draft.key = "template"
         draft.config.setdefault("prepare", {}).setdefault("rows", {}).setdefault("system", facts["system"])
@@ -348,20 +351,11 @@ def _packed(draft: Draft) -> list[str]:
     return [Remark(f"{draft.key or 'stage'}: {text}", CHANGES)]
 
 
-def _warmed_up(draft: Draft) -> list[str]:
-    """Remove 0 warm-up steps if warmup_ratio is set, which transformers then uses."""
-    train = draft.config["train"]
-    if train.get("warmup_steps") != 0 or not train.get("warmup_ratio"):
-        return []
-    del train["warmup_steps"]
-    draft.came_from.pop(("train", "warmup_steps"), None)
-    return [Remark("warmup_steps: 0 left out, since warmup_ratio overrides it there", NO_EFFECT)]
-
-
 FORMAT = Format(
     name="llamafactory",
     title="LLaMA-Factory",
     needed="model_name_or_path",
+    arguments=arguments("transformers", "Seq2SeqTrainingArguments") | arguments("llamafactory"),
     whole=frozenset({"deepspeed", "dataset_dir", "fsdp_config", "lr_scheduler_kwargs", "vllm_config", "sglang_config"}),
     defaults={
         "cutoff_len": 2048,

@@ -9,7 +9,6 @@ from zerolora.errors import shown
 from zerolora.imports.formats.import_format import (
     Draft,
     Remark,
-    Unlike,
     each,
     number,
     text,
@@ -32,18 +31,17 @@ MEANS = "the mean of each answer's mean of its tokens there, the mean of all tok
 BATCHES = "the mean change of other rows' answers, which is subtracted, is of each micro-batch there"
 
 
-def _loss(value: Any) -> str:
-    if not isinstance(value, str) or value not in OBJECTIVES:
-        raise Unlike(f"{shown(value)}, which is none of {', '.join(OBJECTIVES)}")
-    return value
-
-
 def set_objective(draft: Draft) -> list[str]:
     """Set the objective of stages dpo and kto; return a line for each option that it does not use, or that differs."""
     stage, options = draft.facts.get("stage"), options_of(draft)
     if stage in ("dpo", "kto") and draft.unlike:
         draft.unlike.append(("stage", f"{shown(stage)}: {LEFT_OUT}"))
     if stage not in ("dpo", "kto") or draft.unlike:
+        return unused(draft, (), RL_ONLY)
+    loss = options.get("pref_loss", "sigmoid")
+    if stage == "dpo" and loss not in OBJECTIVES:
+        reason = f"{shown(loss)}, which is none of {', '.join(OBJECTIVES)}"
+        draft.unlike += [("pref_loss", reason), ("stage", f"{shown(stage)}: {LEFT_OUT}")]
         return unused(draft, (), RL_ONLY)
     choice = _kto(options) if stage == "kto" else _dpo(options)
     if stage == "kto" and draft.facts.get("accumulation", 1) > 1:
@@ -107,8 +105,9 @@ RULES = {
     "pref_beta": option("train.OBJECTIVE.beta", number, "0.1 if left out"),
     "pref_loss": option(
         "train.objective, train.dpo.loss",
-        _loss,
-        ", ".join(f"{old} → {new}" for old, new in OBJECTIVES.items() if old != new) + "; kto_pair stops the import",
+        text,
+        ", ".join(f"{old} → {new}" for old, new in OBJECTIVES.items() if old != new)
+        + "; kto_pair stops the import of stage dpo",
     ),
     "pref_ftx": option("train.OBJECTIVE.sft_weight", number, f"0.0 if left out; {MEANS}"),
     "pref_bco_weight": option("", number, "no objective has a BCO term"),

@@ -34,8 +34,9 @@ def model(key: str, draft: Draft) -> tuple[str, list[str]]:
     is_path = name.startswith((".", "/", "~")) or exists(Path(name), Path.is_dir)
     path = name if is_path else f"models/{Path(name).name or 'model'}"
     draft.set(f"fetch.directory.{ours}", {"path": path, "license": "unknown"})
+    at = f" at {revision}" if revision else ""
     lines.append(
-        f"fetch.directory.{ours}: {path} is used for {name}; save the model there, or name it in fetch.hub with its "
-        "commit, and correct the license"
+        f"fetch.directory.{ours}: {path} is used for {name}{at}; save the model there, or name it in fetch.hub with "
+        "its commit, and correct the license"
     )
     return ours, lines

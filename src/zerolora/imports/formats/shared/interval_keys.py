@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zerolora.errors import shown
-from zerolora.imports.formats.import_format import CHANGES, NO_EFFECT, Draft, NoEqual, Rule, flag, number, whole
+from zerolora.imports.formats.import_format import CHANGES, NO_EFFECT, Draft, NoEqual, Remark, Rule, flag, number, whole
 
 
 def epochs(value: Any, draft: Draft) -> str | None:
@@ -43,8 +43,19 @@ def warmup(value: Any, draft: Draft) -> str | None:
     return None
 
 
+def warmup_of_steps(draft: Draft) -> list[str]:
+    """Remove 0 warm-up steps if warmup_ratio is set, which transformers then uses; return a line."""
+    train = draft.config["train"]
+    if train.get("warmup_steps") != 0 or not train.get("warmup_ratio"):
+        return []
+    del train["warmup_steps"]
+    draft.came_from.pop(("train", "warmup_steps"), None)
+    return [Remark("warmup_steps: 0 left out, since warmup_ratio overrides it there", NO_EFFECT)]
+
+
 def evaluated(value: Any, draft: Draft) -> str | None:
     """Note when transformers validates: never, by steps or after each epoch."""
+    draft.facts["evaluates"] = value not in ("no", False)
     if value in ("epoch", "no", False):
         draft.facts["evaluations"] = 1 if value == "epoch" else 0
     elif value != "steps":

@@ -62,6 +62,15 @@ def without_dropout(draft: Draft) -> list[str]:
     return [Remark(text, NO_EFFECT)]
 
 
+def uncut(key: str, draft: Draft) -> list[str]:
+    """Refuse longer rows of a preference objective where the file cuts their answers; return a line for its `key`."""
+    rows = draft.config["prepare"]["rows"]
+    if "objective" not in draft.facts or rows.get("too_long") not in ("truncate_right", "truncate_turns", "split"):
+        return []
+    rows["too_long"] = "fail"
+    return [Remark(f"{key}: {CUT}", NO_EFFECT)]
+
+
 def without_loss(draft: Draft, key: str) -> list[str]:
     """Remove the choice of supervised roles, which preference objectives do not use; `key` is that of the file."""
     rows = draft.config.get("prepare", {}).get("rows", {})

@@ -1,12 +1,17 @@
 """What no tool's file contains: machine, test split and run."""
 
+import functools
 from typing import Any
 
 from zerolora.errors import shown
 from zerolora.imports.formats.import_format import CHANGES, FILL_IN, NO_EFFECT, Draft, NoEqual, Remark, number
+from zerolora.imports.formats.shared import adapter_keys
 from zerolora.imports.formats.shared.interval_keys import set_checkpoints, set_validation
+from zerolora.machine import this_machine
 from zerolora.units import counted
 
+GPU = {"device": "cuda", "gpu_memory": "80GiB", "compute_capability": 8.0}
+"""A GPU of a file that is for more of them than this machine has, if it has none."""
 LARGEST = 2**31  # bound of integers in the config
 ROWS = 200
 """Number of validation rows where that of a file cannot be read."""
@@ -24,23 +29,50 @@ def validation(value: Any, draft: Draft) -> str | None:
     return Remark(f"{size:g} is no whole number of rows: {ROWS} is written; correct it", CHANGES)
 
 
+@functools.cache
+def _here() -> dict[str, Any]:
+    """Return this machine, which is asked once: an import translates a file several times."""
+    return this_machine.hardware()
+
+
+def _machine(draft: Draft) -> list[str]:
+    """Set the section hardware: this machine, or as many GPUs as the file says, and a rank on each; return its line."""
+    config = draft.config
+    train = config.setdefault("train", {})
+    degree = train.get("sequence_parallel", 1)
+    said, nodes = draft.facts.get("gpus", degree if degree > 1 else None), draft.facts.get("nodes", 1)
+    hardware = {**_here()}
+    if draft.facts.get("cuda") and hardware["device"] == "cpu":
+        said = said or 1
+    if draft.facts.get("cpu"):
+        hardware = {"device": "cpu", "host_memory": hardware["host_memory"]}
+    if said and said != hardware.get("gpus_per_node"):
+        hardware = {**GPU, **(hardware if hardware["device"] == "cuda" else {}), "gpus_per_node": said}
+        text = f"hardware: the file is for {counted(said, 'GPU')}, not those of this machine; correct their memory"
+    else:
+        gpus = counted(hardware["gpus_per_node"], "GPU") if "gpus_per_node" in hardware else "no GPU"
+        text = f"hardware: that of this machine, which has {gpus}; correct it where another one trains"
+    if nodes > 1:
+        hardware["nodes"] = train["nodes"] = nodes
+    config["hardware"] = hardware
+    train["ranks_per_node"] = hardware.get("gpus_per_node", 1)
+    return [f"{text}, and train.nodes, train.ranks_per_node and train.global_batch with it"]
+
+
+def _ranks(train: dict[str, Any]) -> int:
+    return int(train["ranks_per_node"]) * int(train.get("nodes", 1))
+
+
 def scaffold(draft: Draft) -> list[str]:
     """Set what no tool's file contains: machine, test split and run. Returns a line for each assumption."""
     facts, config = draft.facts, draft.config
-    lines = []
     draft.key = ""
-    degree = facts.get("sequence_parallel", 1)
-    hardware = {"device": "cuda", "gpus_per_node": degree, "gpu_memory": "80GiB", "compute_capability": 8.0}
-    config["hardware"] = hardware
-    lines.append(
-        f"hardware: the file names no machine; {counted(degree, 'GPU')} of 80 GB is written: correct it, and "
-        "train.nodes, train.ranks_per_node and train.global_batch with it"
-    )
-    train = config.setdefault("train", {})
-    train["ranks_per_node"] = degree
+    lines = _machine(draft)
+    train = config["train"]
     micro, accumulation = facts.get("micro_batch"), facts.get("accumulation", 1)
-    if (micro or 1) * accumulation < LARGEST:
-        train["global_batch"] = (micro or 1) * accumulation
+    rows = (micro or 1) * accumulation * (_ranks(train) // train.get("sequence_parallel", 1))
+    if rows < LARGEST:
+        train["global_batch"] = rows
         if micro:
             train["micro_batch"] = micro
     else:
@@ -69,5 +101,4 @@ def scaffold(draft: Draft) -> list[str]:
             for key in {"validation_steps", "patience", "keep"} & train.keys():
                 del train[key]
     lines.append(Remark(text, NO_EFFECT))
-    config["runs"] = {"imported": {"dataset": "rows"}}
-    return lines
+    return [*lines, *adapter_keys.run(draft)]

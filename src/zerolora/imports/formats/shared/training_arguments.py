@@ -6,6 +6,7 @@ from zerolora.imports.formats.import_format import (
     Draft,
     NoEqual,
     Rule,
+    Same,
     Unlike,
     each,
     fact,
@@ -13,8 +14,10 @@ from zerolora.imports.formats.import_format import (
     idle,
     lost,
     number,
+    only,
     same,
     unless_off,
+    unless_zero,
     whole,
 )
 from zerolora.imports.formats.shared import untranslated_keys
@@ -78,7 +81,7 @@ def shared_rules() -> dict[str, Rule]:
         **each("eval_strategy evaluation_strategy", Rule("train.validation_steps", evaluated, "by its interval")),
         "load_best_model_at_end": Rule("train.keep", best, "true → best, false → last"),
         "save_steps": unless_off(steps("train.checkpoint_steps", share=True)),
-        "save_total_limit": unless_off(same("train.keep_checkpoints", whole)),
+        "save_total_limit": unless_zero(same("train.keep_checkpoints", whole)),
         "save_only_model": idle("checkpoints always contain everything needed to resume"),
         "save_safetensors": idle("weights are always safetensors"),
         "resume_from_checkpoint": lost("a run resumes from its own last checkpoint (train.resume)"),
@@ -107,7 +110,7 @@ def training_arguments() -> dict[str, Rule]:
         ),
         "per_device_eval_batch_size": untranslated_keys.EVALUATION_BATCH,
         "num_train_epochs": Rule("train.epochs", epochs),
-        "max_steps": unless_off(steps("train.max_steps")),
+        "max_steps": unless_zero(steps("train.max_steps")),
         "lr_scheduler_type": schedule_rule(),
         "optim": optimizer_rule(),
         "neftune_noise_alpha": unless_off(same("train.neftune_alpha", number)),
@@ -126,6 +129,27 @@ def training_arguments() -> dict[str, Rule]:
         "eval_accumulation_steps": untranslated_keys.EVALUATION_BATCH,
         **each("metric_for_best_model greater_is_better", idle("the best model is chosen by validation loss")),
         "use_liger_kernel": LIGER,
+        "liger_kernel_config": idle("train.kernels covers all parts that a model has"),
+        "average_tokens_across_devices": only(True, "the loss is the mean of all tokens of a global batch"),
+        "accelerator_config": idle("gradients are summed once a step; rows are shuffled by the seed"),
+        "activation_checkpointing": Rule("train.activation_checkpointing", _checkpointed),
+        "activation_checkpointing_kwargs": untranslated_keys.REENTRANT,
+        "ddp_static_graph": idle("all trained parameters are always used"),
+        "parallelism_config": lost("set train.sequence_parallel and render.strategy"),
+        "ignore_data_skip": idle("a run resumes at the row where it stopped"),
+        "restore_callback_states_from_checkpoint": idle("patience continues where it stopped"),
+        "enable_jit_checkpoint": idle("a run that Slurm ends writes a checkpoint"),
+        "label_names": idle("rows have one column of labels"),
+        "use_cpu": Rule("hardware.device", _on_cpu, "true → cpu"),
+        "use_cache": idle("no cache is kept in training"),
+        "torch_empty_cache_steps": idle("it frees memory only"),
+        **each("debug skip_memory_metrics project trackio_*", EVERY_STEP),
+        **each(
+            "batch_eval_metrics bf16_full_eval fp16_full_eval eval_do_concat_batches eval_use_gather_object "
+            "include_for_metrics prediction_loss_only generation_config generation_max_length generation_num_beams "
+            "sortish_sampler",
+            untranslated_keys.EVALUATED,
+        ),
         "full_determinism": idle("docs/training.md lists what is reproducible"),
         **each("do_predict predict_with_generate", untranslated_keys.EVALUATED),
         **each("disable_tqdm include_num_input_tokens_seen logging_* log_*", EVERY_STEP),
@@ -141,7 +165,18 @@ def _grouped(value: Any, draft: Draft) -> str | None:
     return None
 
 
+def _checkpointed(value: Any, draft: Draft) -> str | None:
+    if value is not None:
+        draft.set("train.activation_checkpointing", bool(value))
+    return None
+
+
+def _on_cpu(value: Any, draft: Draft) -> str | None:
+    draft.facts["cpu"] = flag(value)
+    return None
+
+
 def _trains(value: Any, draft: Draft) -> str | None:
     if not flag(value):
         raise Unlike("false: the file does not train")
-    return None
+    raise Same
