@@ -16,6 +16,7 @@ from zerolora.errors import UserError
 from zerolora.evaluate import reference_log_probabilities
 from zerolora.evaluate.evaluated_models import with_adapter
 from zerolora.files import read_json
+from zerolora.model.attention_trial import why_not
 from zerolora.model.manifest import located
 from zerolora.model.spec import EVALUATION_TOKENS
 from zerolora.planner.slurm_resources import SHARED_DISK, evaluating, referring
@@ -77,7 +78,7 @@ def test_each_answer_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch, way: s
     if way == "spread":
         monkeypatch.setattr(reference_log_probabilities, "placement", lambda *_, **__: {"device_map": "auto"})
     if way == "transformers' attention":
-        assert reference_log_probabilities.why_not(base(bench).config) is None
+        assert why_not(base(bench).config) is None
         monkeypatch.setattr(reference_log_probabilities, "why_not", lambda _: "needs a mask for its attention")
     model = base(bench)
     for kind in ("pairs", "labelled"):

@@ -367,8 +367,8 @@ def _varlen(
     if sinks is not None:
         seen = window - 1 if window else -1
         kernel = attention_sinks.of_many_lengths(ends, ends_of_keys, longest, scaling, seen)
-        attended = attention_sinks.attend(query, key, value, sinks, kernel)
-        return attended.view(batch, tokens, heads, wide)[..., :own]
+        sunk = attention_sinks.attend(query, key, value, sinks, kernel)
+        return sunk.view(batch, tokens, heads, wide)[..., :own]
     attended = varlen_attn(
         query,
         key,

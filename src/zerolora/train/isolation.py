@@ -17,7 +17,9 @@ from zerolora.compat.transformers_patches import keeps_rows_apart
 from zerolora.data.prepared_rows import IGNORED
 from zerolora.errors import UserError
 from zerolora.machine.devices import on_gpu
+from zerolora.model.foreign import reason
 from zerolora.model.spec import FEWEST
+from zerolora.model.weight_files import few
 from zerolora.train import kernels
 from zerolora.train.attention import IMPLEMENTATIONS, NAME, lengths
 from zerolora.train.common_prefix import Group
@@ -58,8 +60,17 @@ def isolate(engine: Any, base: Any, device: torch.device) -> list[str]:
             return []
     engine.gather_for_rows([each.path for each in modules])
     compute_row_by_row(base, modules)
-    check_isolation(engine, base.config, device)
-    return [each.path for each in modules]
+    paths = [each.path for each in modules]
+    try:
+        check_isolation(engine, base.config, device)
+    except UserError:
+        raise
+    except Exception as error:  # a module may count on all tokens, and raise errors of any type
+        raise UserError(
+            f"pack.packing is on, but {few(paths)}, which would mix the rows of a packed row, cannot be computed row "
+            f"by row: {reason(error)}; set pack.packing: off"
+        ) from None
+    return paths
 
 
 def check_isolation(model: Any, config: Any, device: torch.device) -> None:

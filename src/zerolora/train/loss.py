@@ -41,10 +41,11 @@ def logits_of(model: Any, batch: dict[str, Any]) -> torch.Tensor:
     return sequence.whole(logits.view(*batch["input_ids"].shape, -1))
 
 
-def _inputs(batch: dict[str, Any]) -> dict[str, torch.Tensor]:
+def _inputs(batch: dict[str, Any]) -> dict[str, Any]:
     """Return a model's inputs, for calls without cache: with one, models ignore restarting positions of packed rows."""
     lengths.set(batch["lengths"], batch.get("branches", ()))
-    inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "position_ids") if name in batch}
+    names = ("input_ids", "attention_mask", "position_ids")
+    inputs: dict[str, Any] = {name: batch[name] for name in names if name in batch}
     return inputs | _boundaries(inputs) if lengths.boundaries and "position_ids" in inputs else inputs
 
 
