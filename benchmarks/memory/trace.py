@@ -10,6 +10,7 @@ Prints JSON, in bytes.
 """
 
 import argparse
+import contextlib
 import importlib
 import json
 import logging
@@ -33,6 +34,7 @@ from torch.utils._pytree import tree_leaves
 from zerolora.compat.deepspeed_patches import record_training_alone
 from zerolora.compat.transformers_patches import computes_linearly
 from zerolora.data.prepared_rows import IGNORED
+from zerolora.memory.as_on_cuda import as_on_cuda
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.train.engines.ddp import _compute_in
 from zerolora.train.feed import collate
@@ -49,6 +51,7 @@ DEFAULTS = {
     "prepared_by": "zerolora", "quantization": "nf4", "targets": "all-linear", "added_tokens": 0, "optimizer": "adamw",
     "loss": "plain", "sequence_parallel": 1, "layers": None, "offload": False, "objective": None,
 }  # fmt: skip
+UNTIL_EXIT = contextlib.ExitStack()
 Case = argparse.Namespace
 """The keys of a case of compare.py and of DEFAULTS."""
 
@@ -392,42 +395,9 @@ def four_bits(shape: tuple[int, ...], dtype: torch.dtype) -> Any:
     return weight
 
 
-class EfficientAttention(torch.autograd.Function):
-    """Allocates and saves as CUDA's memory-efficient attention does.
-
-    Source: aten/src/ATen/native/transformers/cuda/attention.cu.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        result = query.new_empty(*query.shape[:-1], value.shape[-1])
-        sums = query.new_empty(query.shape[:-1], dtype=torch.float32)
-        ctx.save_for_backward(query, key, value, result, sums)
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return tuple(torch.empty_like(each) for each in ctx.saved_tensors[:3])
-
-
 def compute_as_cuda_does() -> None:
-    """Allocate as CUDA where the CPU differs: dropout with a mask of bytes, fused attention with dropout but no mask,
-    or with values of another width than its keys, and products of int8, for which the CPU has no kernels."""
-    functional = torch.nn.functional
-    attention = functional.scaled_dot_product_attention
-
-    def dropout(value: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
-        assert not inplace
-        return torch.native_dropout(value, p, True)[0] if training and p > 0 else value
-
-    def without_dropout(
-        query: Any, key: Any, value: Any, *args: Any, dropout_p: float = 0.0, **kwargs: Any
-    ) -> torch.Tensor:
-        if value.shape[-1] != key.shape[-1]:
-            efficient: Any = EfficientAttention.apply
-            result: torch.Tensor = efficient(query, key, value)
-            return result
-        return attention(query, key, value, *args, **kwargs)
+    """Allocate as CUDA where the CPU differs, also in products of int8, for which the CPU has no kernels."""
+    UNTIL_EXIT.enter_context(as_on_cuda())
 
     def quantized(value: torch.Tensor, threshold: float = 0.0) -> Any:
         return torch.empty_like(value, dtype=torch.int8), torch.empty(len(value)), None
@@ -444,8 +414,6 @@ def compute_as_cuda_does() -> None:
     operations.int8_mixed_scaled_mm = in_8_bits
     # CUDA's class for the matmul; the CPU has another.
     functions.MatMul8bitFp = functions.MatMul8bitLt
-    functional.dropout = dropout  # type: ignore[assignment]  # without torch's overloads
-    functional.scaled_dot_product_attention = without_dropout
 
 
 def materialize(model: Any) -> None:

@@ -9,10 +9,15 @@ import functools
 import math
 from collections.abc import Callable
 
+from zerolora.errors import UserError
 from zerolora.memory.layer import Layer
+from zerolora.memory.layer_trace import fault_of_tracing, layer_trace
+from zerolora.memory.traced_parts import BACKWARD, WORK, LayerTrace, TracedPart, TracedPass
+from zerolora.methods.method import Method
 from zerolora.model.projections import ForwardSpec, Trained, layer_kinds
-from zerolora.model.spec import ModelSpec, chunk_size
+from zerolora.model.spec import ModelSpec, chunk_size, fault_of_sizes
 from zerolora.model.tracer import MemoryTracer, Node, Parameter, Value
+from zerolora.strategies.strategy import LayerWork, PassWork
 
 Phases = dict[str, dict[str, int]]
 
@@ -27,6 +32,8 @@ def phases(model: ModelSpec, step: ForwardSpec, trained: Trained) -> Phases:
     SMALL); "modules", the peak of the last layer's forward pass from each module to the next, by path; "kept", the
     bytes that all layers keep for the backward pass; "offloaded", the bytes that they keep on the host.
     """
+    if decoder := traced_decoder(model, step, trained):
+        return decoder.run()
     counts = [kind.count for kind in layer_kinds(model)]
     most = 3 if len(counts) == 1 else 2
     traced = tuple(min(count, most) for count in counts)
@@ -49,6 +56,8 @@ def phases(model: ModelSpec, step: ForwardSpec, trained: Trained) -> Phases:
 @functools.lru_cache(maxsize=16384)
 def evaluation(model: ModelSpec, step: ForwardSpec, trained: Trained) -> int:
     """Return the peak bytes of a forward pass without gradients."""
+    if decoder := traced_decoder(model, step, trained):
+        return decoder.evaluate()
     counts = tuple(min(kind.count, 2) for kind in layer_kinds(model))
     return Decoder(model, counts, step, trained).evaluate()
 
@@ -77,12 +86,13 @@ class Decoder(Layer):
         result: Phases = {}
 
         def end(phase: str) -> None:
-            result[phase] = {**tracer.at_peak, "total": tracer.peak}
+            if tracer.peak > result.get(phase, {}).get("total", 0):
+                result[phase] = {**tracer.at_peak, "total": tracer.peak}
             tracer.restart()
 
         ids = [tracer.new(self.tokens, 8) for _ in range(3)]  # input_ids, labels, position_ids
-        tables = [tracer.new(self.tokens * self.model.head_dim, step.width) for _ in range(2 * bool(self.model.rotary))]
-        mask = tracer.new(step.rows * step.length**2, 1) if step.masked and step.attention != "flash" else None
+        tables = self.tables()
+        mask = self.mask()
         if mask and step.attention == "eager":
             mask = tracer.new(step.rows * step.length**2, step.width)
         before = tracer.live
@@ -105,11 +115,22 @@ class Decoder(Layer):
     def evaluate(self) -> int:
         """Run a forward pass without gradients; return its peak bytes."""
         self.tracer.recording = False
-        step = self.step
-        mask = self.tracer.new(step.rows * step.length**2, 1) if step.masked and step.attention != "flash" else None
+        mask = self.mask()
         loss, held = self.head(self.body(mask))
         del mask, loss, held
         return self.tracer.peak
+
+    def tables(self) -> list[Value]:
+        """Return the tables of positions that all layers use."""
+        return [
+            self.tracer.new(self.tokens * self.model.head_dim, self.step.width)
+            for _ in range(2 * bool(self.model.rotary))
+        ]
+
+    def mask(self) -> Value | None:
+        """Return the mask of attention, None without one."""
+        step = self.step
+        return self.tracer.new(step.rows * step.length**2, 1) if step.masked and step.attention != "flash" else None
 
     def body(self, mask: Value | None) -> Value:
         """Embedding, layers, last norm."""
@@ -120,6 +141,10 @@ class Decoder(Layer):
                 hidden = self.checkpointed(hidden, mask, kind)
             else:
                 hidden = self.layer(hidden, mask, kind)
+        return self.last_norm(hidden)
+
+    def last_norm(self, hidden: Value) -> Value:
+        """Trace what comes between the layers and the head."""
         return self.norm(hidden)
 
     def embedding(self) -> Value:
@@ -168,11 +193,15 @@ class Decoder(Layer):
                 if number == self.layers - 1 > 0:
                     self.reached("backward")
                 if number == 1:
-                    self.tracer.restart()
+                    self.before_first()
                 return [gradient]
 
             node.backward = passing
         return result
+
+    def before_first(self) -> None:
+        """End the backward passes between the last layer's and the first one's, which take no more than these."""
+        self.tracer.restart()
 
     def checkpointed(self, hidden: Value, mask: Value | None, kind: int) -> Value:
         """Trace a layer that is recomputed in the backward pass (torch.utils.checkpoint, reentrant)."""
@@ -260,6 +289,138 @@ class Decoder(Layer):
         loss = new(1, 4)
         loss.source = self.tracer.node([log_softmax], [], lambda gradient: [new(count, 4)])
         return loss
+
+
+class TracedDecoder(Decoder):
+    """A decoder whose layers are traced from the model's class (layer_trace.py): each is one operation."""
+
+    def __init__(self, model: ModelSpec, step: ForwardSpec, trained: Trained, trace: LayerTrace) -> None:
+        super().__init__(model, (model.layers,), step, trained)
+        self.trace = trace
+        self.layers, self.order = len(trace.order), list(trace.order)
+        self.loose: list[Value] = []
+        """What comes before the layers, until their forward pass ends."""
+        self.held: list[Value] = []
+        """The same, until the backward pass ends."""
+
+    def size(self, part: TracedPart, name: str) -> float:
+        """Return bytes of a part at the size of the rows."""
+        return part.at(name, self.step.rows, self.step.length)
+
+    def work(self) -> LayerWork:
+        """Return the work of all layers in a micro-step."""
+        layers = [self.trace.layers[kind] for kind in self.order]
+
+        def of_pass(end: str) -> PassWork:
+            return PassWork(**{name: sum(self.size(part, f"{name}{end}") for part in layers) for name in WORK})
+
+        return LayerWork(of_pass(""), of_pass(BACKWARD))
+
+    def tables(self) -> list[Value]:
+        """Return all that is live before the layers beside the embedded tokens: also masks."""
+        before, new = self.trace.before, self.tracer.new
+        loose = self.size(before, "loose")
+        self.loose.append(new(loose, 1))
+        return [new(max(0.0, self.size(before, "kept") - self.tokens * self.trace.hidden - loose), 1)]
+
+    def mask(self) -> Value | None:
+        """Return None: the tables have it."""
+        return None
+
+    def embedding(self) -> Value:
+        """Trace the embedded tokens, in the width of what a layer passes on."""
+        hidden = super().embedding()
+        hidden = self.repeat(hidden, self.tokens * self.trace.hidden / (hidden.count * hidden.width))
+        (self.loose if self.size(self.trace.before, "input") else self.held).append(hidden)
+        return hidden
+
+    def before_first(self) -> None:
+        """End the backward passes between the last layer's and the first one's; layers of another kind may take more
+        than these."""
+        self.reached("backward")
+
+    def layer(self, hidden: Value, mask: Value | None, kind: int = 0) -> Value:
+        """Trace a layer of one kind."""
+        part = self.trace.layers[kind] if hidden.needs_gradient or self.trained.trains_base else self.trace.first
+        size = self.tokens * self.trace.hidden
+        freed = self.size(part, "input") if isinstance(hidden.source, Input) else 0.0
+        kept = self.part(part, hidden, size, freed)
+        return Value(kept.storage, size / hidden.width, hidden.width, kept.source)
+
+    def last_norm(self, hidden: Value) -> Value:
+        """Trace what comes between the layers and the head, and free what no layer saves."""
+        before, after, checkpointing = self.trace.before, self.trace.after, self.step.checkpointing
+        size = self.tokens * self.model.hidden * self.step.width
+        given = self.size(after, "input")
+        # The trace's last layer has its result; a checkpointed one does not keep it.
+        freed = self.size(before, "loose") + self.size(before, "input") + checkpointing * given
+        kept = self.part(after, hidden, size, freed)
+        if not checkpointing:
+            self.loose.clear()
+        if not given:
+            self.held.append(hidden)
+        result = self.tracer.new(size / self.step.width, self.step.width)
+        result.source = kept.source
+        return result
+
+    def part(self, part: TracedPart, hidden: Value, size: float, freed: float) -> Value:
+        """Trace a part of the model that passes on `size` bytes; return what it keeps, or without gradients its result.
+        `freed`: bytes that were not in its trace after it."""
+        new, width, before = self.tracer.new, hidden.width, hidden.count
+        gradients = self.size(part, "gradients") / self.trained.width if self.tracer.recording else 0
+        if not (self.tracer.recording and (hidden.needs_gradient or gradients)):
+            temporary = new(self.size(part, "alone"), 1)
+            del temporary
+            return new(size, 1)
+        of_gradients = self.size(part, "with_gradients") - self.size(part, "backward")
+        backward_peak = self.size(part, "backward") + self.trained.share * of_gradients
+        if part is not self.trace.after and not isinstance(hidden.source, Input):
+            # What follows has freed its result, if nothing saves that, but the trace counts it as kept here.
+            backward_peak = max(0.0, backward_peak - self.size(self.trace.after, "input"))
+        inputs = self.size(part, "inputs") if self.step.saves_inputs else 0.0
+        temporary = new(self.size(part, "forward") + inputs, 1)
+        del temporary
+        kept = new(self.size(part, "kept") + inputs + freed, 1)
+        weights = [self.of(self.adapter_weight(gradients))] if gradients else []
+        storages = [kept.storage, *(each.storage for each in weights)]
+
+        def backward(_: Value) -> list[Value]:
+            temporary = new(backward_peak, 1)
+            del temporary
+            storages.clear()
+            return [new(before, width), *(new(gradients, self.trained.width) for _ in weights)]
+
+        kept.source = self.tracer.node([hidden, *weights], [], backward)
+        return kept
+
+
+def traced_decoder(model: ModelSpec, step: ForwardSpec, trained: Trained) -> TracedDecoder | None:
+    """Return the decoder of a model whose layers are traced; None if they are described, or if its class cannot be."""
+    if not model.config:
+        return None
+    if trace := layer_trace(model, traced_pass(step, trained)):
+        return TracedDecoder(model, step, trained, trace)
+    if fault := fault_of_sizes(model):
+        raise UserError(
+            f"the memory of a {model.family} is unknown: its class cannot be traced ({fault_of_tracing(model)}), and "
+            f"{fault}; estimate a model of another architecture"
+        )
+    return None
+
+
+def traced_pass(step: ForwardSpec, trained: Trained) -> TracedPass:
+    """Return the settings of a pass that its layers depend on."""
+    method = trained.method
+    assert method is None or isinstance(method, Method)
+    return TracedPass(
+        method,
+        trained.ranks,
+        step.attention,
+        step.width,
+        step.weight_width or step.width,
+        trained.width or step.width,
+        step.on_cpu,
+    )
 
 
 class Input(Parameter):

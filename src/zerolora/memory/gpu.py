@@ -81,6 +81,20 @@ class TracedStep:
 
 def traced(run: PlannedRun) -> TracedStep:
     """Trace a step and a forward pass without gradients."""
+    step, trained = pass_of(run)
+    kinds = phases(run.model, step, trained)
+    return TracedStep(
+        {name: values for name, values in kinds.items() if name in PHASES},
+        evaluation(run.model, replace(step, checkpointing=False), trained),
+        kinds["small_blocks"]["total"],
+        kinds["modules"],
+        kinds["kept"]["total"],
+        kinds["offloaded"]["total"],
+    )
+
+
+def pass_of(run: PlannedRun) -> tuple[ForwardSpec, Trained]:
+    """Return a micro-batch of a rank, and what is trained."""
     spec, layout = run.spec, run.spec.layout
     method = spec.prepared_method
     step = ForwardSpec(
@@ -112,16 +126,7 @@ def traced(run: PlannedRun) -> TracedStep:
     share = 1 / spec.ranks if layout.stage >= 2 else 1.0
     if layout.optimizer != "gpu" or run.deepspeed_stage == 3:
         share = 0.0
-    trained = Trained(method, run.parameters.ranks, width, share, _gradient_buckets(run), kept)
-    kinds = phases(run.model, step, trained)
-    return TracedStep(
-        {name: values for name, values in kinds.items() if name in PHASES},
-        evaluation(run.model, replace(step, checkpointing=False), trained),
-        kinds["small_blocks"]["total"],
-        kinds["modules"],
-        kinds["kept"]["total"],
-        kinds["offloaded"]["total"],
-    )
+    return step, Trained(method, run.parameters.ranks, width, share, _gradient_buckets(run), kept)
 
 
 def by_phase(run: PlannedRun, step: TracedStep) -> dict[str, dict[str, float]]:

@@ -3,12 +3,12 @@
 from collections import defaultdict
 from collections.abc import Iterator
 
+from zerolora.memory.layer_trace import fault_of_tracing
 from zerolora.memory.training_spec import TrainingSpec
 from zerolora.model.spec import ModelSpec
 
 TOWERS = {"image encoder": ("vision", "visual", "image"), "audio encoder": ("audio", "speech")}
 """Parts of module paths, by kind of tower."""
-STATE_SPACE = ("mamba", "ssm", "mixer.conv1d")
 
 
 def notes(model: ModelSpec, spec: TrainingSpec) -> list[str]:
@@ -17,17 +17,17 @@ def notes(model: ModelSpec, spec: TrainingSpec) -> list[str]:
 
 
 def _layers(model: ModelSpec) -> Iterator[str]:
-    if model.counted != "config.json" and not (model.experts or model.latent):
-        yield "activations: traced as those of a decoder of these sizes; the architecture has no file of its own"
-    paths = [module.path for module in model.in_layers]
-    if any("linear_attn" in path for path in paths):
-        yield "linear attention: traced as attention over all tokens"
-    if any(name in path for path in paths for name in STATE_SPACE):
-        yield "state-space layers: traced as attention"
+    if fault := fault_of_tracing(model):
+        yield f"activations: as those of a decoder of these sizes, for its class cannot be traced: {fault}"
+    elif model.config:
+        yield (
+            "activations: traced from the model's class, with the operations of torch; kernels of other packages, such "
+            "as mamba_ssm or flash-linear-attention, need less"
+        )
 
 
 def _experts(model: ModelSpec, spec: TrainingSpec) -> Iterator[str]:
-    if not model.experts:
+    if not model.experts or (model.config and not fault_of_tracing(model)):
         return
     yield (
         "experts: computed by one grouped product, whose memory does not depend on the routing; "

@@ -10,12 +10,13 @@ from typing import Any
 
 from zerolora.errors import UserError
 from zerolora.memory import gpu, host, reserve
+from zerolora.memory.decoder import traced_decoder
 from zerolora.memory.states import model_states
 from zerolora.memory.training_spec import TrainingSpec
 from zerolora.methods.method import Method
 from zerolora.model.spec import ModelSpec, Module
 from zerolora.model.tracer import NothingTrained
-from zerolora.strategies.strategy import Buckets, ModelSizes
+from zerolora.strategies.strategy import Buckets, LayerWork, ModelSizes
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,16 @@ def _stored_sizes(model: ModelSpec, method: Method, width: int) -> tuple[int, in
     largest = max(map(stored, model.modules))
     everything = sum(stored(module) * module.count for module in model.modules)
     return round(model.largest_layer(stored)), round(largest), round(everything)
+
+
+def layer_work(model: ModelSpec, spec: TrainingSpec) -> LayerWork | None:
+    """Return the work of a model's layers in a micro-step, if they are traced from its class; None if the cost model
+    has it, or if its class cannot be traced.
+
+    Raises UserError if a module to train is not in the model.
+    """
+    decoder = traced_decoder(model, *gpu.pass_of(_planned(model, spec)))
+    return decoder.work() if decoder else None
 
 
 def disk(model: ModelSpec, spec: TrainingSpec) -> dict[str, int]:

@@ -29,7 +29,7 @@ def head(name: str, model: ModelSpec, spec: TrainingSpec, capacity: Capacity, gp
     share = parameters.trained / (parameters.trained + parameters.frozen)
     mixture = (
         f", {model.active_parameters:,} of them for a token ({model.experts_per_token} of {model.experts} experts)"
-        if model.experts
+        if model.experts and model.experts_per_token
         else ""
     )
     kept = "only each layer's input is saved" if spec.activation_checkpointing else "off"

@@ -1,5 +1,6 @@
 """Counts a model's parameters on torch's meta device, for architectures that families/ lacks, within bounds."""
 
+import json
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,9 @@ from zerolora.types import Attention
 
 NARROW_SOFTMAX = ("falcon", "gpt2", "gpt_oss")
 """Families whose eager attention computes its softmax in the scores' type: modeling_<family>.py."""
+DESCRIBED = ("deepseek_v2", "deepseek_v3", "gpt_oss", "olmoe", "qwen2_moe", "qwen3_moe")
+"""Families outside families/ whose layers the memory tracer has operation by operation (memory/layer.py), each compared
+with recorded traces (benchmarks/memory/compare.py). The layers of all others are traced from their class."""
 
 
 def count_on_meta_device(config: dict[str, Any], where: Path) -> ModelSpec:
@@ -27,21 +31,14 @@ def count_on_meta_device(config: dict[str, Any], where: Path) -> ModelSpec:
     """
     check_sizes(config, where)
     model = build_on_meta(config, where)
-    # Hybrids may give layers of every kind one name, such as mixer.
-    if not any(
-        "attn" in f"{name} {type(each).__name__}".replace("ttention", "attn") for name, each in model.named_modules()
-    ):
-        raise UserError(
-            f"{where}: a {config['model_type']} has no attention, and only layers with attention can be estimated; "
-            "use a model that has"
-        )
     modules = _merge_layers(list(_owners(model)))
     text = model.config.get_text_config(decoder=True)
     check_countable(text, where)
 
     def of(*names: str, default: Any = 0) -> Any:
-        """Return the first attribute of the text config that is set."""
-        return next((value for name in names if (value := attribute(text, name)) is not None), default)
+        """Return the first attribute of the text config that is set; of a list with a number by layer, the largest."""
+        value = next((value for name in names if (value := attribute(text, name)) is not None), default)
+        return max(value, default=default) if isinstance(value, list | tuple) else value
 
     heads, hidden = of("num_attention_heads", "n_head", default=1), of("hidden_size", "d_model", "n_embd")
     # Experts stacked in one parameter have its name instead of a module's.
@@ -78,10 +75,11 @@ def count_on_meta_device(config: dict[str, Any], where: Path) -> ModelSpec:
         experts_per_token=of("num_experts_per_tok", "num_experts_per_token"),
         former=former_names(text.model_type),
         softmax_in_fp32=config["model_type"] not in NARROW_SOFTMAX,
-        latent=_latent(text, names, where),
+        latent=_latent(text) if config["model_type"] in DESCRIBED else None,
         sinks="sinks" in names,
         attentions=_attentions(model, capped),
         counted="meta device",
+        config="" if config["model_type"] in DESCRIBED else _text_of(config),
     )
 
 
@@ -94,33 +92,60 @@ def _attentions(model: Any, softcap: bool) -> tuple[Attention, ...]:
     return names if certain or softcap or why_not(model.config) else (*names, "flash")
 
 
+def _text_of(config: dict[str, Any]) -> str:
+    """Return the content of a config.json without what changes no layer."""
+    return json.dumps({key: value for key, value in config.items() if key not in IGNORED}, sort_keys=True)
+
+
 def build_on_meta(config: dict[str, Any], where: Path) -> Any:
     """Return the model of a config.json on the meta device, without a classifier's keys.
 
     Raises UserError, naming the file `where`, if transformers cannot build it.
     """
     import torch
+
+    with _explained(config, where):
+        settings = _settings_of(config, where)
+        auto = auto_class(settings, where)
+        with torch.device("meta"), limited_modules(where):
+            return auto.from_config(settings, trust_remote_code=False)
+
+
+def settings_of(text: str, where: Path) -> Any:
+    """Return transformers' config of a ModelSpec's `config`. Raises UserError, naming the file `where`."""
+    config = json.loads(text)
+    with _explained(config, where):
+        return _settings_of(config, where)
+
+
+def _settings_of(config: dict[str, Any], where: Path) -> Any:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    family, config = config["model_type"], {key: value for key, value in config.items() if key not in IGNORED}
+    family = config["model_type"]
     if family not in CONFIG_MAPPING:
         raise UserError(
             f"{where}: model_type is {shown(family)}, which this transformers has no class for; "
             "give the name of an architecture that it has (code from a model's repository is never run)"
         )
+    config = {key: value for key, value in config.items() if key not in IGNORED}
+    factory = CONFIG_MAPPING[family]
+    # As from_pretrained: in a file, infinity is {"__float__": "Infinity"}.
+    settings = factory.from_dict(factory._decode_special_floats(config))
+    check_complete(settings, config, where)
+    return settings
+
+
+@contextmanager
+def _explained(config: dict[str, Any], where: Path) -> Iterator[None]:
+    """Raise UserError for any error in the block."""
     try:
-        factory = CONFIG_MAPPING[family]
-        # As from_pretrained: in a file, infinity is {"__float__": "Infinity"}.
-        settings = factory.from_dict(factory._decode_special_floats(config))
-        check_complete(settings, config, where)
-        auto = auto_class(settings, where)
-        with torch.device("meta"), limited_modules(where):
-            return auto.from_config(settings, trust_remote_code=False)
+        yield
     except UserError:
         raise
     except Exception as error:  # config and model classes raise errors of many types, some of several lines
         raise UserError(
-            f"{where}: a {family} cannot be built from it ({reason(error)}); correct the value or fetch it again"
+            f"{where}: a {config['model_type']} cannot be built from it ({reason(error)}); correct the value or fetch "
+            "it again"
         ) from None
 
 
@@ -206,19 +231,10 @@ def _norm_of(model: Any) -> str:
     return "rms_gemma" if any(name.startswith("Gemma") for name in names) else "rms"
 
 
-def _latent(text: Any, names: set[str], where: Path) -> tuple[int, int, int] | None:
-    """Return the widths of a head in multi-head latent attention, None for other attention. `names` are those of all
-    modules. Raises UserError if the attention cannot be traced (memory/layer.py)."""
+def _latent(text: Any) -> tuple[int, int, int] | None:
+    """Return the widths of a head in multi-head latent attention, None for other attention."""
     plain, rotary, value = (attribute(text, name) for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
-    if not (plain and rotary and value):
-        return None
-    needed = {"kv_a_proj_with_mqa", "kv_b_proj"} | ({"q_b_proj"} if "q_a_proj" in names else set())
-    if missing := sorted(needed - names):
-        raise UserError(
-            f"{where}: the latent attention of a {text.model_type} has no {missing[0]}, so that its memory "
-            "cannot be traced; estimate a model of another architecture"
-        )
-    return plain, rotary, value
+    return (plain, rotary, value) if plain and rotary and value else None
 
 
 MOST_MODULES = 40_000

@@ -14,18 +14,10 @@ from zerolora.model.families.keys import Keys
 from zerolora.model.foreign import config_file
 from zerolora.model.llama_layouts import has_layout, layout_of
 from zerolora.model.meta_device import count_on_meta_device
-from zerolora.model.spec import ModelSpec
+from zerolora.model.spec import SIZES, ModelSpec, fault_of_sizes
 
-TRAITS = {
-    "layers": "number of layers",
-    "hidden": "hidden size",
-    "heads": "number of attention heads",
-    "key_heads": "number of key-value heads",
-    "head_dim": "width of a head",
-    "inner": "width of the MLP",
-    "vocabulary": "vocabulary size",
-}
-"""Sizes for the trace of a layer, which the meta device does not have for every architecture."""
+ALWAYS = ("layers", "hidden", "vocabulary")
+"""Sizes that are needed also where the layers are traced from the model's class."""
 
 
 def read_model_spec(path: Path) -> ModelSpec:
@@ -35,19 +27,14 @@ def read_model_spec(path: Path) -> ModelSpec:
     """
     where = _config_file(path)
     spec = from_config(config_file(where, "fetch the model again, or give the path of its config.json"), where)
-    for name, trait in TRAITS.items():
-        value = getattr(spec, name)
-        if not isinstance(value, int) or value < 1:
-            raise UserError(
-                f"{where}: {shown(value)} is not a {trait} that the memory of a {spec.family} can be traced "
-                "with; estimate a model of another architecture"
-            )
-    if spec.experts and not spec.experts_per_token:
+    if fault := fault_of_sizes(spec, ALWAYS if spec.config else tuple(SIZES)):
+        raise UserError(f"{where}: {fault}; estimate a model of another architecture")
+    if spec.experts and not spec.experts_per_token and not spec.config:
         raise UserError(
             f"{where}: does not say how many of its {spec.experts} experts a token has; estimate a model of another "
             "architecture"
         )
-    if spec.heads % spec.key_heads:
+    if not spec.config and spec.heads % spec.key_heads:
         raise UserError(
             f"{where}: {spec.key_heads} key-value heads for {spec.heads} attention heads; use a num_key_value_heads "
             f"that divides {spec.heads}"

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from zerolora.errors import shown
 from zerolora.types import Attention
 
 ParameterShapes = tuple[tuple[str, tuple[int, ...]], ...]
@@ -114,6 +115,9 @@ class ModelSpec:
     """quant_method of the published weights' quantization_config; empty if they are not quantized."""
     counted: str = "config.json"
     """Source of the numbers: "config.json" or "meta device"."""
+    config: str = ""
+    """The content of config.json, if the layers are traced from the model's class (memory/layer_trace.py); empty if the
+    tracer has them operation by operation (memory/layer.py)."""
 
     @cached_property
     def parameters(self) -> int:
@@ -122,13 +126,15 @@ class ModelSpec:
 
     @cached_property
     def active_parameters(self) -> int:
-        """Parameters that compute a token: all but the experts to which it is not routed."""
+        """Parameters that compute a token: all but the experts to which it is not routed, if their number is known."""
         experts = sum(
             module.parameters * module.count
             for module in self.modules
             if module.kind == "experts" or ".experts." in f"{module.path}."
         )
-        return self.parameters - (experts - experts * self.experts_per_token // self.experts if self.experts else 0)
+        return self.parameters - (
+            experts - experts * self.experts_per_token // self.experts if self.experts_per_token else 0
+        )
 
     def __hash__(self) -> int:
         # A model is looked up in caches tens of thousands of times, and hashing all its modules takes long.
@@ -174,6 +180,29 @@ class ModelSpec:
             for number in module.numbers:
                 sizes[number] += each
         return max(sizes.values())
+
+
+SIZES = {
+    "layers": "number of layers",
+    "hidden": "hidden size",
+    "heads": "number of attention heads",
+    "key_heads": "number of key-value heads",
+    "head_dim": "width of a head",
+    "inner": "width of the MLP",
+    "vocabulary": "vocabulary size",
+}
+"""Sizes for the memory tracer, which the meta device does not have for every architecture."""
+
+
+def fault_of_sizes(model: ModelSpec, names: Sequence[str] = tuple(SIZES)) -> str | None:
+    """Return why the memory tracer cannot have a model's layers operation by operation; None if it can."""
+    for name in names:
+        value = getattr(model, name)
+        if not isinstance(value, int) or value < 1:
+            return f"{shown(value)} is not a {SIZES[name]} that the memory of a {model.family} can be traced with"
+    if "heads" in names and not any("attn" in each.path.replace("ttention", "attn") for each in model.in_layers):
+        return f"a {model.family} has no attention"
+    return None
 
 
 def supported_attentions(flash: bool, sdpa: bool, softcap: bool) -> tuple[Attention, ...]:

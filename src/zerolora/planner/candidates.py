@@ -13,7 +13,7 @@ from typing import Literal, cast
 
 from zerolora.config.settings import RenderSettings
 from zerolora.memory.estimate import Capacity, data_ranks, impossible, masked, open_attentions, too_large, training_spec
-from zerolora.memory.predict import predict, sized
+from zerolora.memory.predict import layer_work, predict, sized
 from zerolora.memory.training_spec import RowStatistics, TrainingSpec
 from zerolora.model.attention_kernels import computes_scores
 from zerolora.model.fused_kernels import Part
@@ -251,6 +251,7 @@ def step_work(model: ModelSpec, spec: TrainingSpec, rows: RowStatistics) -> Step
         rows=max(1.0, sequences),
         shared_prompts=of_pairs if _shares(model, spec, rows, of_pairs) else 0.0,
         shared_prompt=rows.shared_prompt_of_a_token,
+        counted=layer_work(model, replace(spec, length=mean)),
     )
 
 

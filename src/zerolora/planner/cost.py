@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from zerolora.planner.hardware import HardwareRates
-from zerolora.strategies.strategy import REDUCE, Behind, Collective, StepWork, Strategy, exchanges
+from zerolora.strategies.strategy import REDUCE, Behind, Collective, LayerWork, PassWork, StepWork, Strategy, exchanges
 
 MASTER = 4  # bytes of an fp32 master weight
 
@@ -168,6 +168,8 @@ def useful_flops(work: StepWork) -> dict[str, float]:
 
 def _passes(work: StepWork, hardware: HardwareRates) -> tuple[float, float, float]:
     """Return the seconds of forward, backward and recompute of one micro-step."""
+    if work.counted:
+        return _counted_passes(work, work.counted, hardware)
     tokens, head = work.computed, work.vocabulary * work.hidden
     body, adapters = work.matmul - work.idle - head, work.trainable - work.merged if work.frozen else 0
     logits = work.tokens * work.supervised
@@ -193,6 +195,23 @@ def _passes(work: StepWork, hardware: HardwareRates) -> tuple[float, float, floa
     again = layer_forward + decoding
     recompute = _roofline(products + attention, (work.matmul - head) * work.width, again, hardware)
     return forward * (1 + work.forwards_before), backward, recompute if work.checkpointing else 0.0
+
+
+def _counted_passes(work: StepWork, counted: LayerWork, hardware: HardwareRates) -> tuple[float, float, float]:
+    """Return the same, of layers whose work is counted in the model's class."""
+    head, logits = work.vocabulary * work.hidden, work.tokens * work.supervised
+    decoding = work.decoded * (DECODED_BYTES + work.width) / DECODING_SHARE
+
+    def seconds(each: PassWork, unembeddings: int, logit_bytes: float) -> float:
+        flops = each.flops + each.scores * work.attended / work.length + unembeddings * 2 * logits * head
+        weights = (work.matmul - head * (not unembeddings)) * work.width
+        return _roofline(flops, weights, each.moved + logits * work.vocabulary * logit_bytes + decoding, hardware)
+
+    unembedding = _logit_traffic(work)
+    forward = seconds(counted.forward, 1, unembedding[0])
+    backward = seconds(counted.backward, 1 if work.frozen else 2, unembedding[1])
+    recompute = seconds(counted.forward, 0, 0.0) if work.checkpointing else 0.0
+    return forward * (1 + work.forwards_before), backward, recompute
 
 
 def _traffic(work: StepWork) -> tuple[float, float]:
@@ -229,6 +248,8 @@ def _operations(work: StepWork, strategy: Strategy) -> float:
         forward, backward = forward - less_forward, backward - less_backward
     forwards = 1 + work.forwards_before + work.checkpointing
     layers = work.layers * (forward * forwards + backward)
+    if work.counted:
+        layers = work.counted.forward.operations * forwards + work.counted.backward.operations
     decoding = DECODING_OPERATIONS * work.decoded_modules * (forwards + 1)
     passes = layers + decoding + strategy.host_operations(work)
     tensors = work.modules * (2 if work.frozen else 1)  # an adapter is two matrices

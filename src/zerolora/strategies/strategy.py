@@ -105,6 +105,27 @@ Behind = Literal["nothing", "first_forward", "last_backward", "computation"]
 
 
 @dataclass(frozen=True)
+class PassWork:
+    """The work of all layers in a pass of one micro-step of one rank."""
+
+    flops: float
+    """Floating-point operations of matrix products, beside `scores`."""
+    scores: float
+    """The same of attention's fused kernel, over all pairs of tokens of a packed row."""
+    moved: float
+    """Bytes that all other operations read and write."""
+    operations: float
+
+
+@dataclass(frozen=True)
+class LayerWork:
+    """The work of all layers in a micro-step, counted in passes of the model's class."""
+
+    forward: PassWork
+    backward: PassWork
+
+
+@dataclass(frozen=True)
 class StepWork:
     """One optimizer step of one rank: `accumulation` micro-steps of `micro_batch` rows of `length` tokens."""
 
@@ -173,6 +194,8 @@ class StepWork:
     """Tokens of a packed row that both sequences of a pair begin with, computed once a pair."""
     shared_prompt: float = 0.0
     """Tokens of such a beginning, in the mean over its tokens."""
+    counted: LayerWork | None = None
+    """The layers' work, where it is counted in the model's class; None where the cost model has it."""
 
     @property
     def tokens(self) -> int:
