@@ -169,6 +169,7 @@ def test_axolotls_default_warm_up(tmp_path: Path) -> None:
     assert of(AXOLOTL, tmp_path)[1]["train"]["warmup_ratio"] == 0.03
     assert "warmup_ratio" not in of(f"{AXOLOTL}warmup_steps: 0\n", tmp_path)[1]["train"]
     assert of(f"{AXOLOTL}warmup_ratio: 0.1\n", tmp_path)[1]["train"]["warmup_ratio"] == 0.1
+    assert of(f"{AXOLOTL}warmup_steps: 1\n", tmp_path)[1]["train"]["warmup_steps"] == 2
 
 
 @pytest.mark.parametrize(

@@ -544,6 +544,9 @@ def _cycled(draft: Draft) -> list[str]:
 def _warmed_up(draft: Draft) -> list[str]:
     """Set axolotl's default warm-up (src/axolotl/core/builders/base.py)."""
     train = draft.config["train"]
+    if train.get("warmup_steps") == 1:  # builders/base.py, too
+        train["warmup_steps"] = 2
+        return [Remark("warmup_steps: 2 is written, which axolotl makes of 1", NO_EFFECT)]
     if {"warmup_steps", "warmup_ratio"} & train.keys() or "warmup_share" in draft.facts:
         return []
     if train.get("schedule") == ONE_CYCLE and "pct_start" in train.get("schedule_options", {}):

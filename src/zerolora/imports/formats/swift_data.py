@@ -34,6 +34,10 @@ LONG = {"delete": "drop", "left": "truncate_left", "right": "truncate_right", "s
 LOSSES = {"default": "assistant", "last_round": "last", "all": "everything"}
 MOST = 2048
 """max_length that is written where it is the model's."""
+THOUGHTS = (
+    "chat, the model's own, is written; before an answer of a model that may think, ms-swift writes an empty thought "
+    "and does not supervise it: compare results/data/rows/mask.html"
+)
 FORMS = {"kto": "labelled"}
 
 
@@ -116,6 +120,7 @@ def write_data(model: str, draft: Draft) -> list[str]:
     lines += uncut("truncation_strategy", draft)
     if not plain:
         rows["template"] = "chat"
+        lines.append(f"prepare.rows.template: {THOUGHTS}")
     sets = [_set("dataset", name, plain, draft) for name in facts.get("dataset", [])]
     for name in facts.get("val_dataset", []):
         sets.append(_set("val_dataset", name, plain, draft))
