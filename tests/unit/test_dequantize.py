@@ -295,7 +295,11 @@ REFUSED: dict[str, tuple[str, Callable[[dict[str, Any], Tensors], None], str]] =
     ),
     "another fp8": ("fp8, blocks", stated(fmt="e5m2"), "is stored as F8_E4M3, and no weight of fp8 has such a"),
     "key of tomorrow": ("fp8, blocks", stated(rotation="hadamard"), "rotation is 'hadamard', a key that is not known"),
-    "not a number": ("fp8, rows", stored(weight_scale=torch.full((32, 1), torch.inf)), "has a number that is not finite"),
+    "not a number": (
+        "fp8, rows",
+        stored(weight_scale=torch.full((32, 1), torch.inf)),
+        "has a number that is not finite",
+    ),
     "codes without a use": ("fp8, rows", stored(codebook=CODES.view(torch.int8)), "is stored as I8, and no weight of"),
     "sparse": (
         "compressed-tensors, int4",

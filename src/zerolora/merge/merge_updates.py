@@ -105,7 +105,7 @@ def requantized(updates: Mapping[str, Update], adapters: Sequence[Path], model: 
     load_library()
     return dict(updates) | {
         name: Requantized(quantization, updates.get(name), transposed)
-        for name, transposed in quantized_weights(model).items()
+        for name, transposed in quantized_weights(model, quantization.experts).items()
     }
 
 
