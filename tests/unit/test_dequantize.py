@@ -192,6 +192,20 @@ def test_model_of_the_hub_is_converted_once(tiny_model: Path, tmp_path: Path, mo
     assert manifest[dequantize.FROM]["quant_method"] == "awq" and manifest["source"]["revision"] == REVISION
 
 
+@pytest.mark.parametrize("value", [0.0, 1e-7])
+def test_bias_that_the_class_does_not_have_is_zero(value: float, tiny_model: Path, tmp_path: Path) -> None:
+    """AutoGPTQ stores one for every module."""
+    expected = saved_quantized(tiny_model, tmp_path / "source", "gptq")
+    tensors = load_file(tmp_path / "source" / FILE)
+    save_file(tensors | {f"{WEIGHT}.bias": torch.full((32,), value)}, tmp_path / "source" / FILE, {"format": "pt"})
+    arguments = settings(tmp_path / "source"), tmp_path / "weights/it", tmp_path / "models/it"
+    if value:
+        assert f"its files contain '{WEIGHT}.bias', and a LlamaForCausalLM" in refusal(fetch, *arguments)
+    else:
+        fetch(*arguments)
+        assert load_file(tmp_path / "weights/it" / FILE).keys() == expected.keys()
+
+
 def sharded(source: Path) -> None:
     """Divide a model's tensors into two files, the scales of a weight in another than its codes."""
     tensors = load_file(source / FILE)

@@ -13,12 +13,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zerolora.compat.transformers_patches import stored_names
 from zerolora.errors import UserError, shown
 from zerolora.fetch.quantized import compressed_tensors, fp8, gptq, mxfp4
 from zerolora.fetch.quantized.checkpoint import ACTIVATIONS, FLOATS, INSTEAD, Checkpoint, Stated, Weight, spans
 from zerolora.files import as_json
 from zerolora.log import LOGGER
 from zerolora.model import foreign
+from zerolora.model.architecture import built_on_meta, config_of
 from zerolora.model.manifest import SMALL_FILES, model_files
 from zerolora.model.stored_quantization import CONVERTED, QUANTIZATION, check_not_left, quantization_configs
 from zerolora.model.weight_files import SINGLE, WEIGHT_INDEX, weight_files
@@ -83,7 +85,7 @@ def convert(source: Path, target: Path) -> None:
     model_files(source)  # refuses links out of the model
     checkpoint = read_checkpoint(source)
     convert_settings(source, target)
-    files = _entries(source, checkpoint)
+    files = _entries(source, checkpoint, _zero_biases(checkpoint, target))
     left = {name: entries for name, entries in files.items() if not (target / name).is_file()}
     _check_space(source, target, left)
     stated = {FROM: json.dumps(checkpoint.stated.values, sort_keys=True)}
@@ -120,8 +122,21 @@ def _stated(source: Path) -> Stated:
     return Stated(path, values, f"{key}.{QUANTIZATION}" if key else QUANTIZATION)
 
 
-def _entries(source: Path, checkpoint: Checkpoint) -> dict[str, list[Entry]]:
-    """Return what to write, by file: each weight in the file of its codes.
+def _zero_biases(checkpoint: Checkpoint, target: Path) -> set[str]:
+    """Return the biases of converted modules that are zero, and that the class of the config.json in `target` does not
+    have: AutoGPTQ stores one for every module."""
+    modules = {weight.name.removesuffix(".weight") for weight in checkpoint.weights}
+    zero = [
+        each
+        for name, each in checkpoint.stored.items()
+        if name.endswith(".bias") and name.removesuffix(".bias") in modules and not bool(each.read().any())
+    ]
+    names = stored_names(built_on_meta(config_of(target))) if zero else None
+    return {each.name for each in zero if names and names.of_model(each.name)[0] not in names.shapes}
+
+
+def _entries(source: Path, checkpoint: Checkpoint, left_out: set[str]) -> dict[str, list[Entry]]:
+    """Return what to write, by file: each weight in the file of its codes, without tensors that are `left_out`.
 
     Raises UserError for a tensor that is neither a float nor a part of exactly one weight, and for two of one name.
     """
@@ -136,7 +151,7 @@ def _entries(source: Path, checkpoint: Checkpoint) -> dict[str, list[Entry]]:
     for name, each in checkpoint.stored.items():
         if name in made:
             entry: Entry = (made[name].name, KIND, made[name].shape, functools.partial(_rounded, made[name]))
-        elif name in used or name.endswith(ACTIVATIONS):
+        elif name in used or name in left_out or name.endswith(ACTIVATIONS):
             continue
         elif each.kind in FLOATS:
             entry = (name, each.kind, each.shape, functools.partial(_copied, each))
