@@ -88,16 +88,15 @@ def packed_parameters(module: Any) -> dict[str, Any]:
     from bitsandbytes.nn.modules import Linear4bit
 
     own = {} if isinstance(module, Linear4bit) else dict(module.named_parameters(recurse=False))
-    return {name: parameter for name, parameter in own.items() if is_packed(parameter)}
+    return {name: each for name, each in own.items() if getattr(each, "quant_state", None) is not None}
 
 
 @patch("bitsandbytes", features=("bitsandbytes.functional:dequantize_4bit",))
 def unpacked(parameter: Any, state: Any) -> Any:
     """Return the numbers of a 4-bit parameter, in the shape and type that it was quantized from."""
-    import torch
     from bitsandbytes import functional
 
-    return functional.dequantize_4bit(parameter.detach().as_subclass(torch.Tensor), state)
+    return functional.dequantize_4bit(parameter.data, state)
 
 
 @patch("bitsandbytes", features=("bitsandbytes.nn.modules:Params4bit",))

@@ -429,14 +429,11 @@ class Layer(Projections):
         wide = mixture.shape("gate_up_proj") or mixture.shape("up_proj")
         inner = wide[1] if wide[2] == model.hidden else wide[2]  # gpt-oss stores transposed weights
         name = "gate_up_proj" if mixture.shape("gate_up_proj") else "up_proj"
-        weights_of = self.unpacked_experts(mixture)
-        first, joined = self.expert_product(chosen, mixture, name, rows * inner, weights_of.get(name))
+        first, joined = self.expert_product(chosen, mixture, name, rows * inner)
         bias = new(joined.count, width) if mixture.shape(f"{name}_bias") else None
         product = self.gated(joined) if name == "gate_up_proj" else self.activation(joined)
         del joined, chosen, bias
-        second, output = self.expert_product(
-            product, mixture, "down_proj", rows * model.hidden, weights_of.get("down_proj")
-        )
+        second, output = self.expert_product(product, mixture, "down_proj", rows * model.hidden)
         bias = new(output.count, width) if mixture.shape("down_proj_bias") else None
         del product
         weighted = self.mul(output, Value(weights.storage, weights.count, weights.width, weights.source))
@@ -446,7 +443,7 @@ class Layer(Projections):
         count, wider = ordered.count, ordered.width
         total = new(self.tokens * model.hidden, wider)
         total.source = self.tracer.node([ordered], [], lambda gradient: [Value(gradient.storage, count, wider, None)])
-        del ordered, first, second, bias, weights_of
+        del ordered, first, second, bias
         return self.cast(total, width)
 
     def picked(self, value: Value, count: float, indices: Value) -> Value:
@@ -466,21 +463,12 @@ class Layer(Projections):
         glu = self.mul(gate, self.unary(self.unary(gate), "output"))
         return self.mul(self.unary(up), glu)
 
-    def unpacked_experts(self, mixture: ExpertLayer) -> dict[str, Value]:
-        """Return the unpacked weights of 4-bit experts, all in the beginning (train/quantized_experts.py)."""
-        if not self.trained.unpacks_experts:
-            return {}
-        sizes = {name: math.prod(shape) for name, shape in mixture.experts.weights if len(shape) == 3}
-        return {name: self.tracer.new(size, self.step.width) for name, size in sizes.items()}
-
-    def expert_product(
-        self, value: Value, mixture: ExpertLayer, name: str, count: float, unpacked: Value | None
-    ) -> tuple[Value | None, Value]:
+    def expert_product(self, value: Value, mixture: ExpertLayer, name: str, count: float) -> tuple[Value | None, Value]:
         """Trace the adapter's copy of all experts' weights, and the product with them.
 
         The adapter adds its product to a copy of the whole parameter, which is saved for the backward pass; the
-        gradient is as large (peft/tuners/lora/layer.py, _LoraFactorsProxy). Weights that were `unpacked` are such a
-        copy, adapted or not.
+        gradient is as large (peft/tuners/lora/layer.py, _LoraFactorsProxy). The unpacked weights of 4-bit experts are
+        such a copy, adapted or not (train/quantized_experts.py).
         """
         new, before, width = self.tracer.new, value.count, value.width
         size = math.prod(mixture.shape(name))
@@ -488,13 +476,13 @@ class Layer(Projections):
         if self.trained.trains_base:
             weight = self.trained_weight(size)
         if not weight:
+            copy = new(size, self.step.width) if self.trained.unpacks_experts else None
             result = new(count, width)
-            saved = [unpacked] if unpacked else []
-            result.source = self.tracer.node([value], saved, lambda gradient: [new(before, width)])
-            return None, result
+            result.source = self.tracer.node([value], [copy] if copy else [], lambda gradient: [new(before, width)])
+            return copy, result
         stands = self.of(weight)
         if not self.trained.trains_base:
-            stands = unpacked or new(size, width)
+            stands = new(size, width)
             factors = self.cast(self.of(weight), width)
             small = factors.count
             stands.source = self.tracer.node([factors], [factors], lambda gradient: [new(small, width)])

@@ -1,8 +1,9 @@
 """Experts whose stacked weights are in 4 bits: each layer's are unpacked while it computes, and an adapter's added.
 
 bitsandbytes quantizes linear modules alone. The parameter of the experts' module has the codes, so that an engine
-shards, gathers and frees them as those of a linear module; the class computes with the unpacked weights, which exist in
-its forward pass, and until the backward pass unless activations are checkpointed.
+shards, gathers and frees them as those of a linear module. In the forward pass, and only there, the class reads
+the unpacked weights instead: each is made where it is first read, so that its gradient lives as briefly as peft's, and
+exists until the end of the pass, or until the backward pass unless activations are checkpointed.
 """
 
 import functools
@@ -15,6 +16,8 @@ from zerolora.compat.peft_patches import adapt_packed_parameters
 
 UPDATES = "updates"
 """Attribute of such a module: the factors of an adapter, and their scale, by parameter."""
+WEIGHTS = "unpacked_weights"
+"""Attribute in its forward pass: the weights that have been read."""
 
 
 def unpack_while_computing(model: Any) -> None:
@@ -23,26 +26,35 @@ def unpack_while_computing(model: Any) -> None:
         if own := packed_parameters(module):
             setattr(module, PACKED, {name: parameter.quant_state for name, parameter in own.items()})
             setattr(module, UPDATES, {})
-            module.__class__ = _unpacking(type(module))
+            module.__class__ = _unpacking(type(module), tuple(own))
             adapt_packed_parameters(UPDATES)
 
 
 @functools.cache
-def _unpacking(kind: Any) -> Any:
-    """Return a subclass that computes with unpacked weights."""
+def _unpacking(kind: Any, names: tuple[str, ...]) -> Any:
+    """Return a subclass that computes with unpacked weights of these names."""
 
     def forward(module: Any, *arguments: Any, **named: Any) -> Any:
-        states = getattr(module, PACKED)
-        for name, state in states.items():
-            # An attribute of the object hides the parameter.
-            vars(module)[name] = _weight(module._parameters[name], state, getattr(module, UPDATES).get(name))
+        vars(module)[WEIGHTS] = {}
         try:
             return kind.forward(module, *arguments, **named)
         finally:
-            for name in states:
-                del vars(module)[name]
+            del vars(module)[WEIGHTS]
 
-    return type(f"Unpacking{kind.__name__}", (kind,), {"forward": forward})
+    own: dict[str, Any] = {name: property(functools.partial(_read, name=name)) for name in names}
+    return type(f"Unpacking{kind.__name__}", (kind,), {"forward": forward, **own})
+
+
+def _read(module: Any, name: str) -> torch.Tensor:
+    """Return the unpacked weight in the module's forward pass, its parameter at other times."""
+    weights: dict[str, torch.Tensor] | None = vars(module).get(WEIGHTS)
+    if weights is None:
+        parameter: torch.Tensor = module._parameters[name]
+        return parameter
+    if name not in weights:
+        state, update = getattr(module, PACKED)[name], getattr(module, UPDATES).get(name)
+        weights[name] = _weight(module._parameters[name], state, update)
+    return weights[name]
 
 
 def _weight(parameter: Any, state: Any, update: Any) -> torch.Tensor:
