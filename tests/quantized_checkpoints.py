@@ -148,7 +148,7 @@ FORMATS: dict[str, tuple[dict[str, Any], Callable[[torch.Size], Quantized]]] = {
         fp8_rows,
     ),
     "gptq": (GPTQ | {"bits": 4}, gptq),
-    "gptq_v2, 3 bits": (GPTQ | {"bits": 3, "checkpoint_format": "gptq_v2"}, lambda shape: gptq(shape, 3, 0)),
+    "gptq_v2, 2 bits": (GPTQ | {"bits": 2, "checkpoint_format": "gptq_v2"}, lambda shape: gptq(shape, 2, 0)),
     "awq": ({"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}, awq),
 }
 """quantization_config, and what stores a weight of a linear module."""

@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 import torch
 from conftest import refusal
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 from loopback_hub import REPOSITORY, REVISION, Hub, serving, use
-from quantized_checkpoints import FORMATS, GROUP, Tensors, saved_quantized
+from quantized_checkpoints import FORMATS, GROUP, Tensors, gptq, packed, saved_quantized
 from safetensors.torch import load_file, save_file
 from test_merge import make_adapter
 
@@ -19,6 +22,7 @@ from zerolora.config.settings import FetchDirectory, FetchHub
 from zerolora.fetch import dequantize
 from zerolora.fetch.models import fetch
 from zerolora.fetch.quantized import checkpoint
+from zerolora.fetch.quantized.numbers import unpacked
 from zerolora.fetch.restore import restore
 from zerolora.files import sha256
 from zerolora.merge.merge import write_model
@@ -98,6 +102,25 @@ def test_fp8_equals_transformers(tmp_path: Path) -> None:
     assert ours["a"].equal(reference._dequantize_one(*stacked, torch.bfloat16))
 
 
+@given(bits=st.integers(1, 8), rows=st.integers(1, 3), count=st.integers(1, 70), seed=st.integers(0, 99))
+@hypothesis_settings(max_examples=60, deadline=None)
+def test_codes_of_any_number_of_bits_are_unpacked(bits: int, rows: int, count: int, seed: int) -> None:
+    """Also those of 3 bits, which begin in a word and end in the next, as GPTQ's do."""
+    codes = torch.randint(0, 1 << bits, (rows, count), generator=torch.Generator().manual_seed(seed))
+    assert unpacked(packed(codes, bits), bits, count).equal(codes.to(torch.int32))
+
+
+def test_gptq_of_3_bits(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    stored, values = gptq(torch.Size((64, 96)), 3, 1)
+    config = {"quant_method": "gptq", "bits": 3, "group_size": GROUP, "desc_act": True, "sym": False}
+    ours = values_of(tmp_path, config, {f"a.{name}": each for name, each in stored.items()})
+    assert ours["a.weight"].equal(values.to(torch.bfloat16))
+    (tmp_path / "config.json").write_text(json.dumps({QUANTIZATION: config}))
+    save_file({"a.qweight": stored["qweight"][:-1].clone()}, tmp_path / FILE, {"format": "pt"})
+    assert "has 8 rows of 32 bits, which are no whole number of 3 bits" in refusal(dequantize.read_checkpoint, tmp_path)
+
+
 def test_mxfp4_equals_transformers(tmp_path: Path) -> None:
     from transformers.integrations.mxfp4 import dequantize_convertops
 
@@ -171,7 +194,7 @@ def test_model_of_the_hub_is_converted_once(tiny_model: Path, tmp_path: Path, mo
     """A config that is not converted is refused before weights are downloaded."""
     source, weights, model = tmp_path / "source", tmp_path / "weights/it", tmp_path / "models/it"
     expected = saved_quantized(tiny_model, source, "awq")
-    monkeypatch.setenv("ZEROLORA_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("ZEROLORA_STORE", str(tmp_path / "refused"))
     hub_settings = FetchHub(repository=REPOSITORY, revision=REVISION, license="MIT")
     files = {path.name: path.read_bytes() for path in source.iterdir()}
     config = json.loads(files["config.json"])
@@ -182,6 +205,7 @@ def test_model_of_the_hub_is_converted_once(tiny_model: Path, tmp_path: Path, mo
         assert said in refusal(fetch, hub_settings, weights, model)
         assert FILE not in hub.downloads()
         hub.files = files
+        monkeypatch.setenv("ZEROLORA_STORE", str(tmp_path / "store"))
         fetch(hub_settings, weights, model)
         downloads = len(hub.asked)
         shutil.rmtree(weights)
@@ -305,7 +329,7 @@ REFUSED: dict[str, tuple[str, Callable[[dict[str, Any], Tensors], None], str]] =
     "bytes of unknown meaning": (
         "fp8, powers of two",
         stated(scale_fmt="float"),
-        "is U8 and [32, 2]; F32 or F16 or BF16 or F8_E8M0 is expected",
+        "weight_scale_inv' is U8 and [32, 3]; F32 or F16 or BF16 or F8_E8M0 is expected",
     ),
     "another fp8": ("fp8, blocks", stated(fmt="e5m2"), "is stored as F8_E4M3, and no weight of fp8 has such a"),
     "key of tomorrow": ("fp8, blocks", stated(rotation="hadamard"), "rotation is 'hadamard', a key that is not known"),

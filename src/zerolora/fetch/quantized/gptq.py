@@ -55,6 +55,11 @@ def read(checkpoint: Checkpoint) -> None:
     for module, codes in checkpoint.ends(CODES):
         sides = _sides(codes)
         inputs, outputs = sides[0] * WORD // bits, sides[1]
+        if sides[0] * WORD % bits:
+            raise UserError(
+                f"{codes.path}: {shown(codes.name)} has {sides[0]} rows of {WORD} bits, which are no whole number of "
+                f"{bits} bits; {INSTEAD}"
+            )
         size = _group_size(checkpoint, inputs)
         groups = -(-inputs // size)
         scales = checkpoint.needs(f"{module}.scales", codes, FLOATS, (groups, outputs))
