@@ -158,7 +158,8 @@ def saved_quantized(model: Path, output: Path, kind: str) -> Tensors:
     """Write a model with other linear weights, quantized, and return the tensors that it should be converted to."""
     config, quantize = FORMATS[kind]
     torch.manual_seed(0)
-    stored, expected = {}, {}
+    stored: Tensors = {}
+    expected: Tensors = {}
     for name, tensor in load_file(model / "model.safetensors").items():
         if name.endswith("_proj.weight"):
             parts, values = quantize(tensor.shape)

@@ -331,6 +331,7 @@ def quantize(model: Any, dtype: torch.dtype, kind: str) -> None:
 
     four_bit_linear: Any = vars(quantized)["Linear4bit"]
     eight_bit_linear: Any = vars(quantized)["Linear8bitLt"]
+    four_bits_of: Any = vars(quantized)["Params4bit"]
     head = model.get_output_embeddings()
     for parent in list(model.modules()):
         for name, module in list(parent.named_children()):
@@ -345,7 +346,7 @@ def quantize(model: Any, dtype: torch.dtype, kind: str) -> None:
     for path, shapes in stacked_experts(model).items() if kind != "int8" else ():
         module = model.get_submodule(path)
         for name in shapes:
-            module._parameters[name] = quantized.Params4bit(module._parameters[name].to(dtype))
+            module._parameters[name] = four_bits_of(module._parameters[name].to(dtype))
     model.requires_grad_(False)
     model.is_loaded_in_8bit, model.is_loaded_in_4bit = kind == "int8", kind != "int8"
 

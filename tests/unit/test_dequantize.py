@@ -28,6 +28,7 @@ from zerolora.files import sha256
 from zerolora.merge.merge import write_model
 from zerolora.model.manifest import located
 from zerolora.model.stored_quantization import CONVERTED, check_mergeable
+from zerolora.tensor_file import write_one_by_one
 
 FILE = "model.safetensors"
 WEIGHT = "model.layers.0.self_attn.q_proj"
@@ -128,7 +129,8 @@ def test_mxfp4_equals_transformers(tmp_path: Path) -> None:
     codes, scales = torch.randint(0, 256, (3, 40, 2, 16)), torch.randint(0, 250, (3, 40, 2))
     tensors = {"a_blocks": codes.to(torch.uint8), "a_scales": scales.to(torch.uint8)}
     ours = values_of(tmp_path, {"quant_method": "mxfp4"}, tensors)
-    assert ours["a"].equal(dequantize_convertops(*tensors.values(), torch.bfloat16))
+    expected = dequantize_convertops(tensors["a_blocks"], tensors["a_scales"], torch.bfloat16)
+    assert ours["a"].equal(expected)
 
 
 @pytest.mark.skipif(find_spec("compressed_tensors") is None, reason="compressed-tensors is not in the lock")
@@ -155,8 +157,8 @@ def test_compressed_tensors_equal_their_own(scale: torch.dtype, tmp_path: Path) 
             one = QuantizationScheme(targets=["Linear"], weights=args)
             compressor: Any = BaseCompressor.get_value_from_registry(format_)
             stored = compressor.compress(state, one)
-            config = {"quant_method": "compressed-tensors", "format": format_}
-            config["config_groups"] = {"a": json.loads(one.model_dump_json())}
+            groups = {"a": json.loads(one.model_dump_json())}
+            config = {"quant_method": "compressed-tensors", "format": format_, "config_groups": groups}
             ours = values_of(tmp_path, config, {f"a.{name}": each for name, each in stored.items()})
             assert ours["a.weight"].equal(compressor.decompress(stored, one)["weight"].to(torch.bfloat16))
 
@@ -247,10 +249,10 @@ def test_killed_conversion_goes_on_with_what_is_left(
     source, weights = tmp_path / "source", tmp_path / "weights/it"
     expected = saved_quantized(tiny_model, source, "fp8, blocks")
     sharded(source)
-    write, written = dequantize.write_one_by_one, []
+    written: list[str] = []
 
     def killed(entries: Any, path: Path, *others: Any) -> None:
-        write(entries, path, *others)
+        write_one_by_one(entries, path, *others)
         written.append(path.name)
         if len(written) == 2:
             raise KeyboardInterrupt

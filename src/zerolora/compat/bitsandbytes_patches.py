@@ -73,7 +73,7 @@ def packed(tensor: Any, config: Any) -> Any:
     """Return a tensor of any shape as a 4-bit parameter, quantized where it is. `config`: a BitsAndBytesConfig."""
     from bitsandbytes.nn.modules import Params4bit
 
-    parameter = Params4bit(
+    parameter: Any = Params4bit(
         tensor,
         requires_grad=False,
         compress_statistics=config.bnb_4bit_use_double_quant,

@@ -26,7 +26,8 @@ def unpack_while_computing(model: Any) -> None:
         if own := packed_parameters(module):
             setattr(module, PACKED, {name: parameter.quant_state for name, parameter in own.items()})
             setattr(module, UPDATES, {})
-            module.__class__ = _unpacking(type(module), tuple(own))
+            kind: Any = type(module)
+            module.__class__ = _unpacking(kind, tuple(own))
             adapt_packed_parameters(UPDATES)
 
 

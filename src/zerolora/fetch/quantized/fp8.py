@@ -61,7 +61,11 @@ def _block(
         return block
     if not outer and math.prod(scale.shape) == 1:
         return rows, columns
-    by = {(rows, 1): (1, columns), (1, columns): (rows, 1), (1, 1): (rows, columns)}
+    by: dict[tuple[int, ...], tuple[int, int]] = {
+        (rows, 1): (1, columns),
+        (1, columns): (rows, 1),
+        (1, 1): (rows, columns),
+    }
     if scale.shape[:-2] != outer or (found := by.get(scale.shape[-2:])) is None:
         raise UserError(
             f"{scale.path}: {shown(scale.name)} is {list(scale.shape)} for {list(codes.shape)}, and "

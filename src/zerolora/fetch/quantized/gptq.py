@@ -163,5 +163,5 @@ def _awq(codes: StoredTensor, scales: StoredTensor, zeros: StoredTensor, size: i
 def _in_order(packed: "torch.Tensor") -> "torch.Tensor":
     """Return the codes of AWQ's words, [rows, words], in the order of the outputs."""
     count = len(AWQ_ORDER)
-    codes = unpacked(packed, WORD // count, packed.shape[1] * count)
-    return codes.unflatten(1, (-1, count))[..., list(AWQ_ORDER)].flatten(1)
+    codes = unpacked(packed, WORD // count, packed.shape[1] * count).reshape(len(packed), -1, count)
+    return codes[..., list(AWQ_ORDER)].flatten(1)
