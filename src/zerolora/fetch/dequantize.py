@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerolora.compat.transformers_patches import stored_names
 from zerolora.errors import UserError, shown
-from zerolora.fetch.quantized import compressed_tensors, fp8, gptq, mxfp4
+from zerolora.fetch.quantized import fp8, gptq, llm_compressor, mxfp4
 from zerolora.fetch.quantized.checkpoint import ACTIVATIONS, FLOATS, INSTEAD, Checkpoint, Stated, Weight, spans
 from zerolora.files import as_json
 from zerolora.log import LOGGER
@@ -34,7 +34,7 @@ FORMATS: Mapping[str, Callable[[Checkpoint], None]] = {
     "fp8": fp8.read,
     "fbgemm_fp8": fp8.read,
     "mxfp4": mxfp4.read,
-    "compressed-tensors": compressed_tensors.read,
+    "compressed-tensors": llm_compressor.read,
     "gptq": gptq.read,
     "awq": gptq.read_awq,
 }
