@@ -110,7 +110,9 @@ def requantized(updates: Mapping[str, Update], adapters: Sequence[Path], model: 
 
 
 def _described(quantization: BaseQuantization) -> str:
-    return ", ".join(f"{key} {value}" for key, value in asdict(quantization).items())
+    values = asdict(quantization)
+    experts = values.pop("experts")
+    return ", ".join([*(f"{key} {value}" for key, value in values.items()), *(["with experts"] if experts else ())])
 
 
 @dataclass(frozen=True)
