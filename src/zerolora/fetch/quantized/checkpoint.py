@@ -15,10 +15,11 @@ INSTEAD = "use the checkpoint in bf16, fp16 or fp32 that it was made of"
 BLOCK = 1 << 22
 """Numbers to dequantize at a time; some ten temporary tensors of up to 8 bytes a number exist at once."""
 ACTIVATIONS = (
-    *(".input_scale", ".input_zero_point", ".input_global_scale", ".activation_scale", ".input_scale_ub"),
-    *(".output_scale", ".output_zero_point", ".k_scale", ".v_scale", ".q_scale", ".kv_scale"),
+    *("input_scale", "input_zero_point", "input_global_scale", "activation_scale", "input_scale_ub"),
+    *("output_scale", "output_zero_point", "k_scale", "v_scale", "q_scale", "kv_scale"),
 )
-"""Ends of names of scales for activations and for the key-value cache, which change no weight."""
+"""Ends of names of scales for activations and for the key-value cache, which change no weight. A weight of such a name
+would be missed in the result (model/base_check.py)."""
 FLOATS = ("F32", "F16", "BF16")
 
 
