@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import refusal
+from conftest import Project, refusal
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -378,3 +378,18 @@ def test_checkpoint_that_might_mean_something_else_is_refused(case: str, tiny_mo
     line = refusal(fetch, settings(source), tmp_path / "weights/it", tmp_path / "models/it")
     assert said in line and line.startswith(str(source)) and "\n" not in line
     assert not [*(tmp_path / "weights").glob("**/*.safetensors")]
+
+
+@pytest.mark.slow  # the whole pipeline, of which each stage is a process
+def test_pipeline_merges_into_the_converted_model(make_project: Callable[[str], Project], tiny_model: Path) -> None:
+    project = make_project("gptq")
+    shutil.rmtree(project.directory / "model")
+    before = saved_quantized(tiny_model, project.directory / "model", "gptq")
+    project.config["train"]["method"] = "qlora"
+    project.write_config()
+    project.snakemake("all")
+    merged = project.directory / "results/default/merged"
+    assert QUANTIZATION not in json.loads((merged / "config.json").read_text())
+    after = load_file(merged / FILE)
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert after.keys() == before.keys() and changed and all("_proj.weight" in name for name in changed)
