@@ -179,7 +179,8 @@ def _rounded(weight: Weight) -> "Iterator[torch.Tensor]":
 
     for block in weight.blocks():
         rounded = block.to(torch.bfloat16)
-        if not bool(rounded.isfinite().all()):
+        # The sum of finite numbers may be infinite, and takes a tenth of the time.
+        if not bool(rounded.sum(dtype=torch.float32).isfinite()) and not bool(rounded.isfinite().all()):
             raise UserError(
                 f"{weight.stored[0].path}: {shown(weight.stored[0].name)} has a number that is not finite; {INSTEAD}"
             )

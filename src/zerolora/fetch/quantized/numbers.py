@@ -27,13 +27,14 @@ def unpacked(packed: "torch.Tensor", bits: int, count: int) -> "torch.Tensor":
     without gaps: a code may begin in a word and end in the next."""
     import torch
 
+    highest = (1 << bits) - 1
+    if WORD % bits == 0:
+        return ((packed[..., None] >> torch.arange(0, WORD, bits, dtype=torch.int32)) & highest).flatten(1)[:, :count]
     position = torch.arange(count) * bits
     at, shift = position // WORD, position % WORD
     low = packed.to(torch.int64) & 0xFFFFFFFF
-    wide = low[:, at]
-    if WORD % bits:
-        wide |= low[:, (at + 1).clamp(max=packed.shape[1] - 1)] << WORD
-    return ((wide >> shift) & ((1 << bits) - 1)).to(torch.int32)
+    wide = low[:, at] | low[:, (at + 1).clamp(max=packed.shape[1] - 1)] << WORD
+    return ((wide >> shift) & highest).to(torch.int32)
 
 
 def grid(shape: tuple[int, int], block: tuple[int, int]) -> tuple[int, int]:
