@@ -58,9 +58,6 @@ def load(weights: Path, plan: TrainingPlan, config: ZeroJson, engine: type[Engin
             raise
         raise no_attention(plan.attention, error) from None
     del sharding
-    if quantization:
-        keep_layout(model)
-        unpack_while_computing(model)
     return model
 
 
@@ -100,7 +97,7 @@ def read(
         else:
             options["quantization_config"] = quantization
     with nullcontext() if quantization is None else quantize_all(is_stacked):
-        return auto_class(config).from_pretrained(
+        model = auto_class(config).from_pretrained(
             weights,
             dtype=dtype,
             use_safetensors=True,
@@ -109,6 +106,10 @@ def read(
             trust_remote_code=False,
             **options,
         )
+    if quantization is not None:
+        keep_layout(model)
+        unpack_while_computing(model)
+    return model
 
 
 def _move_buffers(model: Any, device: torch.device) -> None:

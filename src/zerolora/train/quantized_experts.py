@@ -28,22 +28,25 @@ def unpack_while_computing(model: Any) -> None:
             setattr(module, UPDATES, {})
             kind: Any = type(module)
             module.__class__ = _unpacking(kind, tuple(own))
+            # Hooks, since accelerate replaces the forward method of a model on several GPUs.
+            module.register_forward_pre_hook(_begin)
+            module.register_forward_hook(_end, always_call=True)
             adapt_packed_parameters(UPDATES)
 
 
 @functools.cache
 def _unpacking(kind: Any, names: tuple[str, ...]) -> Any:
-    """Return a subclass that computes with unpacked weights of these names."""
-
-    def forward(module: Any, *arguments: Any, **named: Any) -> Any:
-        vars(module)[WEIGHTS] = {}
-        try:
-            return kind.forward(module, *arguments, **named)
-        finally:
-            del vars(module)[WEIGHTS]
-
+    """Return a subclass whose attributes of these names are unpacked weights in its forward pass."""
     own: dict[str, Any] = {name: property(functools.partial(_read, name=name)) for name in names}
-    return type(f"Unpacking{kind.__name__}", (kind,), {"forward": forward, **own})
+    return type(f"Unpacking{kind.__name__}", (kind,), own)
+
+
+def _begin(module: Any, _: Any) -> None:
+    vars(module)[WEIGHTS] = {}
+
+
+def _end(module: Any, *_: Any) -> None:
+    vars(module).pop(WEIGHTS, None)
 
 
 def _read(module: Any, name: str) -> torch.Tensor:
