@@ -35,6 +35,7 @@ from zerolora.compat.deepspeed_patches import record_training_alone
 from zerolora.compat.transformers_patches import computes_linearly
 from zerolora.data.prepared_rows import IGNORED
 from zerolora.memory.as_on_cuda import as_on_cuda
+from zerolora.model.architecture import stacked_experts
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.train.engines.ddp import _compute_in
 from zerolora.train.feed import collate
@@ -42,6 +43,7 @@ from zerolora.train.loop import Totals
 from zerolora.train.loss import token_losses
 from zerolora.train.objectives import OBJECTIVES
 from zerolora.train.objectives.kto import LONGEST, PARTNER
+from zerolora.train.quantized_experts import unpack_while_computing
 from zerolora.train.sequence_parallel import sequence
 
 BLOCK = 512
@@ -116,6 +118,8 @@ def trace(case: Case) -> dict[str, Any]:
     live = Live()
     with FakeTensorMode(allow_non_fake_inputs=True), live:
         materialize(model)
+        if case.method in ("qlora", "qdora"):
+            unpack_while_computing(model)
         result = {"weights": live.now}
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = built(case.optimizer, trained)
@@ -324,12 +328,13 @@ class Elsewhere(torch.autograd.graph.saved_tensors_hooks):
 
 def quantize(model: Any, dtype: torch.dtype, kind: str) -> None:
     """Replace every linear module but the head by one of 4 or 8 bits, as transformers does (needs bitsandbytes 0.50;
-    transformers/integrations/bitsandbytes.py, replace_with_bnb_linear)."""
+    transformers/integrations/bitsandbytes.py, replace_with_bnb_linear), and stacked experts by 4-bit parameters."""
     from bitsandbytes import nn as quantized
     from transformers.pytorch_utils import Conv1D
 
     four_bit_linear: Any = vars(quantized)["Linear4bit"]
     eight_bit_linear: Any = vars(quantized)["Linear8bitLt"]
+    four_bits_of: Any = vars(quantized)["Params4bit"]
     head = model.get_output_embeddings()
     for parent in list(model.modules()):
         for name, module in list(parent.named_children()):
@@ -341,6 +346,10 @@ def quantize(model: Any, dtype: torch.dtype, kind: str) -> None:
                 else:
                     new = four_bit_linear(inputs, outputs, bias, dtype, quant_type="nf4")
                 setattr(parent, name, new.to(dtype))
+    for path, shapes in stacked_experts(model).items() if kind != "int8" else ():
+        module = model.get_submodule(path)
+        for name in shapes:
+            module._parameters[name] = four_bits_of(module._parameters[name].to(dtype))
     model.requires_grad_(False)
     model.is_loaded_in_8bit, model.is_loaded_in_4bit = kind == "int8", kind != "int8"
 
@@ -378,11 +387,11 @@ def four_bits(shape: tuple[int, ...], dtype: torch.dtype) -> Any:
     state: Any = functional.QuantState
     count = math.prod(shape)
     blocks = -(-count // 64)
-    weight = torch.nn.Parameter(torch.empty((count // 2, 1), dtype=torch.uint8), requires_grad=False)
+    weight: Any = torch.nn.Parameter(torch.empty((count // 2, 1), dtype=torch.uint8), requires_grad=False)
     second = state(
         torch.empty(-(-blocks // 256)), code=torch.empty(256), blocksize=256, quant_type=None, dtype=torch.float32
     )
-    weight.quant_state = state(  # type: ignore[attr-defined]  # as bitsandbytes' own weights have it
+    weight.quant_state = state(
         torch.empty(blocks, dtype=torch.uint8),
         shape=torch.Size(shape),
         dtype=dtype,

@@ -34,6 +34,7 @@ TYPES = {
     "I8": ("int8", 1),
     "F8_E4M3": ("float8_e4m3fn", 1),
     "F8_E5M2": ("float8_e5m2", 1),
+    "F8_E8M0": ("float8_e8m0fnu", 1),
     "I16": ("int16", 2),
     "U16": ("uint16", 2),
     "F16": ("float16", 2),
@@ -210,17 +211,19 @@ def save_tensors(tensors: "Mapping[str, torch.Tensor]", path: Path) -> None:
 
 
 def write_one_by_one(
-    entries: "Iterable[tuple[str, str, tuple[int, ...], Callable[[], torch.Tensor]]]", path: Path
+    entries: "Iterable[tuple[str, str, tuple[int, ...], Callable[[], Iterable[torch.Tensor]]]]",
+    path: Path,
+    metadata: Mapping[str, str] | None = None,
 ) -> None:
     """Write a safetensors file of tensors that are made one at a time.
 
-    entries: name, type as in a header, shape and maker of each. Raises OSError, with the file's name, if the disk is
-    full.
+    entries: name, type as in a header, shape and maker of each, which makes blocks of it, in the order of its numbers.
+    Raises OSError, with the file's name, if the disk is full.
     """
     import torch
 
     listed = list(entries)
-    described: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    described: dict[str, Any] = {"__metadata__": {"format": "pt"} | dict(metadata or {})}
     end = 0
     for name, kind, shape, _ in listed:
         size = math.prod(shape) * TYPES[kind][1]
@@ -229,8 +232,11 @@ def write_one_by_one(
     try:
         with path.open("wb") as file:
             file.write(_header(described))
-            for *_, make in listed:
-                file.write(make().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            for name, kind, shape, make in listed:
+                left = math.prod(shape) * TYPES[kind][1]
+                for block in make():
+                    left -= file.write(block.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+                assert not left, f"{name} lacks {left} bytes"
     except OSError as error:
         error.filename = error.filename or str(path)
         raise

@@ -141,6 +141,11 @@ def test_a_mixture_of_experts_is_trained(tiny_model: Path, tmp_path: Path) -> No
     bench = Bench(tmp_path / "bench", model)
     bench.prefer()
     assert_starts_unchanged(train(bench, "experts", "zero3"))
+    # The stage reference quantizes experts as training does.
+    shutil.copytree(bench.folder / "pairs", bench.folder / "pairs-nf4")
+    bench.refer("pairs-nf4", **NF4)
+    own = {"data": "pairs-nf4", "reference": "pairs-nf4-reference", "method": "qlora"}
+    assert_starts_unchanged(train(bench, "quantized experts", "zero2", **own))
 
 
 def test_a_step_without_undesirable_answers_has_no_figure_of_theirs(bench: Bench) -> None:

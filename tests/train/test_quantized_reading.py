@@ -1,20 +1,22 @@
 """4-bit bases that ranks read shard by shard."""
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from bench import Bench, metrics
 from conftest import ROOT, project_environment, saved_in_4_bits
 from safetensors.torch import load_file
-from test_models import assert_merged, bench_of
+from test_models import assert_merged, base_of, bench_of, settings_of
 
 from zerolora.config.settings import EvaluateRunSettings
 from zerolora.evaluate.evaluate import EvaluatedModel, evaluate
-from zerolora.methods.quantized_base import quantized_weights
+from zerolora.methods.quantized_base import BaseQuantization, quantized_weights, round_weights
 from zerolora.model.architecture import built_on_meta, config_of
 from zerolora.model.manifest import located
 from zerolora.train.launch.launcher import CPU_MALLOC
@@ -108,5 +110,39 @@ def test_falcon_is_quantized_and_merged(bench_of: Callable[[str], Bench], tmp_pa
     """All of its linear modules but the head: eight of nine, of a subclass of nn.Linear."""
     place = bench_of("falcon")
     run = place.run("qlora", "zero3", method="qlora", attention="sdpa", checkpoint_steps=None)
-    assert len(quantized_weights(built_on_meta(config_of(place.folder / "m/tiny")))) == 8
+    assert len(quantized_weights(built_on_meta(config_of(place.folder / "m/tiny")), True)) == 8
+    assert_merged(place, run, tmp_path / "merged", dequantized=True)
+
+
+WAYS: dict[str, dict[str, dict[str, Any]]] = {
+    "qwen3_moe": {"ddp": {}, "zero3": {}, "fsdp": {"activation_checkpointing": True}},
+    "gpt_oss": {"zero0": {}},
+}
+"""Strategies by family. gpt-oss stores transposed weights, and biases of experts."""
+
+
+@pytest.mark.parametrize("family", WAYS)
+def test_experts_are_trained_as_their_unpacked_weights(
+    family: str, bench_of: Callable[[str], Bench], tmp_path: Path
+) -> None:
+    """By LoRA on the unpacked weights, stored as a model. The adapter is merged into them."""
+    from transformers import AutoModelForCausalLM
+
+    place = bench_of(family)
+    settings = settings_of(family) | {"checkpoint_steps": None}
+    base = base_of(place)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype="float32")
+    round_weights(model, BaseQuantization("nf4", True, "fp32", experts=True))
+    unpacked = shutil.copytree(base, tmp_path / "unpacked", ignore=shutil.ignore_patterns("*.safetensors"))
+    model.save_pretrained(unpacked)
+    (tmp_path / "bench").mkdir()
+    expected = Bench(tmp_path / "bench", unpacked).run("lora", "zero1", method="lora", **settings)
+    for strategy, own in WAYS[family].items():
+        run = place.run(f"experts-{strategy}", strategy, method="qlora", **settings | own)
+        assert metrics(run)["losses"] == pytest.approx(metrics(expected)["losses"], rel=1e-5)
+        manifest = json.loads((run / "adapter/manifest.json").read_text())
+        assert manifest["quantization"] == {"type": "nf4", "double": True, "precision": "fp32", "experts": True}
+    (ours, theirs) = (load_file(each / "adapter/adapter_model.safetensors") for each in (run, expected))
+    assert ours.keys() == theirs.keys() and any(".experts." in name for name in ours)
+    assert all(torch.allclose(ours[name], tensor, rtol=1e-3, atol=1e-5) for name, tensor in theirs.items())
     assert_merged(place, run, tmp_path / "merged", dequantized=True)

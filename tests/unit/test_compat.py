@@ -827,8 +827,13 @@ def test_needed_quantizable_paths() -> None:
     assert not {name for name in names if "paths" in name or "modules_to_convert" in name}
 
 
-def test_needed_quantize_subclasses(tmp_path: Path) -> None:
-    """transformers quantizes no module of a Falcon, whose class is a subclass of nn.Linear with the same result."""
+def no_experts(_: Any, __: str) -> bool:
+    return False
+
+
+def test_needed_quantize_all(tmp_path: Path) -> None:
+    """transformers quantizes no module of a Falcon, whose class is a subclass of nn.Linear with the same result, and no
+    parameter of experts."""
     from bitsandbytes.nn.modules import Linear4bit
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig, FalconConfig, FalconForCausalLM
 
@@ -836,13 +841,21 @@ def test_needed_quantize_subclasses(tmp_path: Path) -> None:
         FalconConfig(vocab_size=8, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
     ).save_pretrained(tmp_path)
     counts = []
-    for within in (contextlib.nullcontext(), transformers_patches.quantize_subclasses()):
+    for within in (contextlib.nullcontext(), transformers_patches.quantize_all(no_experts)):
         with within:
             model = AutoModelForCausalLM.from_pretrained(
                 tmp_path, quantization_config=BitsAndBytesConfig(load_in_4bit=True), device_map={"": "cpu"}
             )
         counts.append(sum(isinstance(module, Linear4bit) for module in model.modules()))
     assert counts == [0, 4]
+    with transformers_patches.quantize_all(lambda module, name: name == "bias"):
+        model = AutoModelForCausalLM.from_pretrained(
+            tmp_path, quantization_config=BitsAndBytesConfig(load_in_4bit=True), device_map={"": "cpu"}
+        )
+    packed = {name for name, each in model.named_parameters() if bitsandbytes_patches.is_packed(each)}
+    assert {name for name in packed if name.endswith("bias")} == {
+        name for name, _ in model.named_parameters() if name.endswith("bias")
+    }
 
 
 def test_needed_kept_as_read(tmp_path: Path) -> None:
@@ -857,7 +870,7 @@ def test_needed_kept_as_read(tmp_path: Path) -> None:
         kept.append(parameter)
         return parameter
 
-    with transformers_patches.kept_as_read(keep, torch.device("cpu")):
+    with transformers_patches.kept_as_read(keep, torch.device("cpu"), no_experts):
         model = AutoModelForCausalLM.from_pretrained(
             tmp_path, quantization_config=BitsAndBytesConfig(load_in_4bit=True), device_map={"": "cpu"}
         )
@@ -879,6 +892,44 @@ def test_needed_resizable() -> None:
     with transformers_patches.resizable(model):
         assert not hasattr(model, "hf_quantizer")
     assert model.hf_quantizer == 5
+
+
+def test_needed_packed() -> None:
+    """bitsandbytes quantizes a parameter of three dimensions only by itself, and a module does not compute with it."""
+    weight = torch.randn(2, 8, 16)
+    config = SimpleNamespace(
+        bnb_4bit_use_double_quant=True, bnb_4bit_quant_type="nf4", bnb_4bit_quant_storage=torch.float32
+    )
+    packed = bitsandbytes_patches.packed(weight, config)
+    assert packed.shape == (2 * 8 * 16 // 8, 1) and packed.dtype == torch.float32
+    module = torch.nn.ParameterDict({"a": packed, "b": torch.zeros(2)})
+    assert [*bitsandbytes_patches.packed_parameters(module)] == ["a"]
+
+
+def test_needed_unpacked() -> None:
+    """A 4-bit parameter has the shape of its codes."""
+    from bitsandbytes import functional
+
+    weight = torch.randn(2, 8, 16)
+    config = SimpleNamespace(
+        bnb_4bit_use_double_quant=False, bnb_4bit_quant_type="nf4", bnb_4bit_quant_storage=torch.uint8
+    )
+    packed = bitsandbytes_patches.packed(weight, config)
+    expected = functional.dequantize_4bit(*functional.quantize_4bit(weight, quant_type="nf4", blocksize=64))
+    assert packed.shape != weight.shape
+    assert bitsandbytes_patches.unpacked(packed, packed.quant_state).equal(expected)
+
+
+def test_needed_adapt_packed_parameters() -> None:
+    """peft registers its update beside another parametrization, and does not remove it."""
+    from peft.tuners.lora import layer
+
+    source = inspect.getsource(layer.ParamWrapper._remove_parametrizations)
+    assert "isinstance(module, _LoraParameterProxy)" in source
+    assert not issubclass(layer._LoraFactorsProxy, layer._LoraParameterProxy)
+    assert "_LoraFactorsProxy(*self.get_delta_factors(adapters[0]))" in inspect.getsource(
+        layer.ParamWrapper._activate_lora
+    )
 
 
 def test_needed_on_meta() -> None:

@@ -243,15 +243,16 @@ def test_hub_model_has_safetensors_and_no_code(tmp_path: Path, hub: Hub, tiny_mo
 
 
 QUANTIZED = {
-    "fp8": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
+    "hqq": {"quant_method": "hqq", "quant_config": {}},
     "bitsandbytes": {"load_in_8bit": True, "quant_method": "bitsandbytes"},
-    "mxfp4": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]},
+    "modelopt": {"quant_method": "modelopt", "quant_algo": "NVFP4"},
 }
 
 
 @pytest.mark.parametrize("kind", QUANTIZED)
 def test_quantized_model_is_refused_before_its_weights_are_fetched(kind: str, tmp_path: Path, hub: Hub) -> None:
-    """Training could not be merged into quantized weights. Also for a part of a model."""
+    """Training could not be merged into quantized weights. Also for a part of a model. Formats that are converted:
+    test_dequantize.py."""
     path = tmp_path / "hub/config.json"
     config = json.loads(path.read_text())
     quantized = {"quantization_config": QUANTIZED[kind]}

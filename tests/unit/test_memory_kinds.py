@@ -25,7 +25,7 @@ from zerolora.methods.dora import DoraMethod
 from zerolora.methods.lora import LoraMethod
 from zerolora.methods.qlora import QloraMethod
 from zerolora.methods.registry import TRAINABLE, create
-from zerolora.model.architecture import built_on_meta
+from zerolora.model.architecture import built_on_meta, stacked_names
 from zerolora.model.attention_trial import tried
 from zerolora.model.families import FAMILIES
 from zerolora.model.meta_device import build_on_meta
@@ -96,12 +96,19 @@ QUANTIZED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("family", QUANTIZED)
 def test_quantized_parameters_match_transformers(family: str) -> None:
-    """Routers of phimoe and llama4, of subclasses of Linear, are neither quantized nor adapted."""
+    """Routers of phimoe and llama4, of subclasses of Linear, are neither quantized nor adapted. Stacked experts are, in
+    4 bits."""
     config = SMALL | QUANTIZED[family] | {"model_type": family}
     spec = from_config(config, WHERE)
     model = build_on_meta(config, WHERE)
     quantized = sum(model.get_submodule(path).weight.numel() for path in quantizable_paths(model))
-    assert QloraMethod().replaced(spec) == quantized > 0
+    experts = sum(model.get_parameter(name).numel() for name in stacked_names(model))
+    assert (experts > 0) == bool(spec.experts)
+    assert QloraMethod(quantization="int8").replaced(spec) == quantized > 0
+    method = QloraMethod(double_quantization=False)
+    assert method.replaced(spec) == quantized + experts
+    packed = sum(method.packed(module, 2) * module.count for module in spec.modules)
+    assert packed == spec.parameters - 0.75 * (quantized + experts)
     assert from_json(json.loads(json.dumps(to_json(spec)))) == spec
     assert all(module.quantizable and module.name != "router" for module in spec.linears)
 

@@ -10,6 +10,8 @@ from zerolora.compat.versions import installed, patch
 from zerolora.errors import UserError
 
 _ABSENT: Any = object()
+PACKED = "packed_states"
+"""Attribute of a module that unpacks 4-bit parameters of its own while it computes: their QuantState by name."""
 
 
 def load() -> None:
@@ -64,6 +66,37 @@ def is_packed(parameter: Any) -> bool:
     from bitsandbytes.nn.modules import Params4bit
 
     return isinstance(parameter, Params4bit)
+
+
+@patch("bitsandbytes", features=("bitsandbytes.nn.modules:Params4bit",))
+def packed(tensor: Any, config: Any) -> Any:
+    """Return a tensor of any shape as a 4-bit parameter, quantized where it is. `config`: a BitsAndBytesConfig."""
+    from bitsandbytes.nn.modules import Params4bit
+
+    parameter: Any = Params4bit(
+        tensor,
+        requires_grad=False,
+        compress_statistics=config.bnb_4bit_use_double_quant,
+        quant_type=config.bnb_4bit_quant_type,
+        quant_storage=config.bnb_4bit_quant_storage,
+    )
+    return parameter.to(tensor.device)
+
+
+def packed_parameters(module: Any) -> dict[str, Any]:
+    """Return a module's own 4-bit parameters by name, unless its class computes with them."""
+    from bitsandbytes.nn.modules import Linear4bit
+
+    own = {} if isinstance(module, Linear4bit) else dict(module.named_parameters(recurse=False))
+    return {name: each for name, each in own.items() if getattr(each, "quant_state", None) is not None}
+
+
+@patch("bitsandbytes", features=("bitsandbytes.functional:dequantize_4bit",))
+def unpacked(parameter: Any, state: Any) -> Any:
+    """Return the numbers of a 4-bit parameter, in the shape and type that it was quantized from."""
+    from bitsandbytes import functional
+
+    return functional.dequantize_4bit(parameter.data, state)
 
 
 @patch("bitsandbytes", features=("bitsandbytes.nn.modules:Params4bit",))

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from zerolora.compat.bitsandbytes_patches import PACKED
 from zerolora.compat.versions import is_replaced, patch, replaced
 
 
@@ -90,6 +91,52 @@ def replace_token_forward(model: Any, of_wrapper: Callable[..., Any], of_embeddi
             if isinstance(layer.base_layer, torch.nn.Embedding):
                 layer.base_layer.forward = types.MethodType(of_embedding, layer.base_layer)  # type: ignore[method-assign]
             layer.trainable_tokens_original.clear()
+
+
+@patch(
+    "peft",
+    upstream="none known; beside another parametrization of a parameter, peft adds the update once more a forward pass",
+    features=(
+        "peft.tuners.lora.layer:ParamWrapper.get_param",
+        "peft.tuners.lora.layer:ParamWrapper.get_delta_factors",
+        "peft.tuners.lora.layer:ParamWrapper._activate_lora",
+    ),
+)
+def adapt_packed_parameters(updates: str) -> None:
+    """Let peft adapt 4-bit parameters that their module unpacks while it computes: in its forward pass, the two
+    factors of a parameter and their scale are under the parameter's name in the module's attribute `updates`."""
+    from peft.tuners.lora.layer import ParamWrapper
+
+    kind: Any = ParamWrapper
+    if is_replaced(kind.get_param):
+        return
+    get_param, activate = kind.get_param, kind._activate_lora
+
+    def described(layer: Any) -> torch.Tensor:
+        """Return a tensor without numbers of its own: peft reads shape, type and device."""
+        state = getattr(layer.get_base_layer(), PACKED, {}).get(layer.parameter_name)
+        if state is None:
+            parameter: torch.Tensor = get_param(layer)
+            return parameter
+        return torch.empty((), dtype=state.dtype, device=state.absmax.device).expand(state.shape)
+
+    @contextlib.contextmanager
+    def activated(layer: Any, active: list[str]) -> Iterator[None]:
+        base, name = layer.get_base_layer(), layer.parameter_name
+        if name not in getattr(base, PACKED, {}):
+            with activate(layer, active):
+                yield
+            return
+        adapters = [adapter for adapter in active if adapter in layer.lora_A]
+        assert len(adapters) < 2, "one adapter is trained"
+        if adapters:
+            getattr(base, updates)[name] = layer.get_delta_factors(adapters[0])
+        try:
+            yield
+        finally:
+            getattr(base, updates).pop(name, None)
+
+    kind.get_param, kind._activate_lora = replaced(described), activated
 
 
 @patch("peft", features=("peft.utils.other:TrainableTokensWrapper",))

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from zerolora.compat.bitsandbytes_patches import packed
 from zerolora.compat.versions import patch
 
 
@@ -124,7 +125,7 @@ def stored_names(model: Any) -> "StoredNames":
 def quantizable_paths(model: Any) -> list[str]:
     """Return the paths of a model's modules that transformers quantizes, or has quantized, with bitsandbytes.
 
-    Subclasses of Linear are quantized if `quantize_subclasses` makes them plain; routers never are. Source:
+    Subclasses of Linear are quantized if `quantize_all` makes them plain; routers never are. Source:
     transformers/integrations/bitsandbytes.py, replace_with_bnb_linear.
     """
     from transformers.pytorch_utils import Conv1D
@@ -241,19 +242,44 @@ def _computes_linearly(kind: Any) -> bool:
     "transformers",
     upstream="none known; replace_with_bnb_linear takes modules of type nn.Linear only",
     features=(
+        "transformers.integrations.bitsandbytes:Bnb4bitQuantize",
         "transformers.quantizers.auto:AUTO_QUANTIZER_MAPPING",
         "transformers.quantizers.quantizer_bnb_4bit:Bnb4BitHfQuantizer._process_model_before_weight_loading",
+        "transformers.quantizers.quantizer_bnb_4bit:Bnb4BitHfQuantizer.param_needs_quantization",
         "transformers.quantizers.quantizer_bnb_8bit:Bnb8BitHfQuantizer._process_model_before_weight_loading",
     ),
 )
 @contextlib.contextmanager
-def quantize_subclasses() -> Iterator[None]:
+def quantize_all(is_stacked: Callable[[Any, str], bool]) -> Iterator[None]:
     """Within the context, make from_pretrained quantize modules of subclasses that compute as nn.Linear too, such as
-    Falcon's: they become nn.Linear before it replaces those."""
+    Falcon's: they become nn.Linear before it replaces those. In 4 bits, also make it quantize a module's own parameter
+    of which `is_stacked` tells that it has the weights of experts."""
     from torch import nn
+    from transformers.integrations import bitsandbytes as integration
     from transformers.quantizers import auto
+    from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
+    from transformers.quantizers.quantizers_utils import get_module_from_name
 
     mapping: dict[str, Any] = vars(auto)["AUTO_QUANTIZER_MAPPING"]
+    operation = vars(integration)["Bnb4bitQuantize"]
+
+    def convert(step: Any, input_dict: dict[str, Any], model: Any = None, **others: Any) -> dict[str, Any]:
+        ((name, read),) = input_dict.items()
+        if not is_stacked(*get_module_from_name(model, name)):
+            converted: dict[str, Any] = operation.convert(step, input_dict, model=model, **others)
+            return converted
+        tensor = read[0] if isinstance(read, list) else read
+        return {name: packed(tensor, step.hf_quantizer.quantization_config)}
+
+    def needs(quantizer: Any, model: Any, param_name: str, **others: Any) -> bool:
+        own = Bnb4BitHfQuantizer.param_needs_quantization(quantizer, model, param_name, **others)
+        return own or is_stacked(*get_module_from_name(model, param_name))
+
+    def made(quantizer: Any) -> Any:
+        return of_experts(quantizer)
+
+    of_experts = type("OfExperts", (operation,), {"convert": convert})
+    experts = {"param_needs_quantization": needs, "get_quantize_ops": made}
 
     def of_plain_modules(kind: Any) -> Any:
         def before_loading(quantizer: Any, model: Any, *arguments: Any, **named: Any) -> Any:
@@ -262,7 +288,9 @@ def quantize_subclasses() -> Iterator[None]:
                     module.__class__ = nn.Linear
             return kind._process_model_before_weight_loading(quantizer, model, *arguments, **named)
 
-        return type("OfPlainModules", (kind,), {"_process_model_before_weight_loading": before_loading})
+        # `kept_as_read` quantizes experts itself.
+        own = experts if kind is Bnb4BitHfQuantizer else {}
+        return type("OfPlainModules", (kind,), {"_process_model_before_weight_loading": before_loading, **own})
 
     replaced = {kind: mapping[kind] for kind in ("bitsandbytes_4bit", "bitsandbytes_8bit")}
     mapping.update({kind: of_plain_modules(each) for kind, each in replaced.items()})
@@ -285,12 +313,12 @@ def quantize_subclasses() -> Iterator[None]:
     ),
 )
 @contextlib.contextmanager
-def kept_as_read(keep: Callable[[Any], Any], device: Any) -> Iterator[None]:
+def kept_as_read(keep: Callable[[Any], Any], device: Any, is_stacked: Callable[[Any, str], bool]) -> Iterator[None]:
     """Within the context, make from_pretrained pass each parameter of a 4-bit model through `keep` once it has been
     read, and quantized on `device` if it is to be, before it reads the next; biases of a model that is stored in 4 bits
     excepted.
 
-    `keep` returns the parameter to use, which may have another shape.
+    `keep` returns the parameter to use, which may have another shape. `is_stacked` as in `quantize_all`.
     """
     import torch
     from transformers.integrations import bitsandbytes as integration
@@ -308,6 +336,8 @@ def kept_as_read(keep: Callable[[Any], Any], device: Any) -> Iterator[None]:
             tensor = read[0] if isinstance(read, list) else read
             if replaced.param_needs_quantization(step.hf_quantizer, model, name):
                 (parameter,) = operation.convert(step, {name: tensor.to(device)}, model=model, **others).values()
+            elif is_stacked(*get_module_from_name(model, name)):
+                parameter = packed(tensor.to(device), step.hf_quantizer.quantization_config)
             else:
                 expected = model.get_parameter(name).shape
                 assert tensor.shape == expected, f"{name} is {list(tensor.shape)}, not {list(expected)}"

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from zerolora.compat.bitsandbytes_patches import keep_layout
 from zerolora.compat.transformers_patches import resizable
 from zerolora.config.compared import compared
 from zerolora.config.settings import ReferenceSettings
@@ -78,8 +77,6 @@ def load(settings: ReferenceSettings, weights: Path, data: Path, device: torch.d
     attention = IMPLEMENTATIONS["flash"] if own else "sdpa" if base_model.builds(weights, "sdpa") else "eager"
     dtype = DTYPES[settings.precision]
     model = base_model.read(weights, dtype, attention, device, quantization, placed)
-    if quantization:
-        keep_layout(model)
     with resizable(model):
         added_tokens.add_rows(model, tokens)
     model.config.use_cache = False

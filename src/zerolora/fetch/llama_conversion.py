@@ -5,8 +5,7 @@ head of Baichuan2, whose rows are normalized in fp32 and rounded to their stored
 """
 
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,14 +74,5 @@ def convert(source: Path, target: Path) -> None:
     LOGGER.info("converted a model of type %s to a Llama", config["model_type"])
 
 
-def _maker(stored: StoredTensor, cut: Cut) -> "Callable[[], torch.Tensor]":
-    return lambda: cut(stored.read())
-
-
-@contextmanager
-def errors_of(source: Path, target: Path) -> Iterator[None]:
-    """Name the files of `source`, which the user knows, in errors of the converted ones in `target`."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(str(error).replace(str(target), str(source))) from None
+def _maker(stored: StoredTensor, cut: Cut) -> "Callable[[], list[torch.Tensor]]":
+    return lambda: [cut(stored.read())]

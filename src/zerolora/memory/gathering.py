@@ -265,14 +265,17 @@ def _owners(
     viewed: bool = False,
 ) -> Iterator[_Owner]:
     """Yield a module and its adapter's modules, each with its weights."""
-    saved = module.parameters - packed(module)  # by the one matrix of a quantized module
+    saved = module.parameters - packed(module)
+    # By the one matrix of a quantized module, or by the stacked ones of experts.
+    most = max((len(shape) for _, shape in module.weights), default=0)
+    share = saved / max(1, sum(math.prod(shape) for _, shape in module.weights if len(shape) == most))
     yield _Owner(
         module.path,
         layer,
         [
             _Weight(
-                math.prod(shape) - (int(saved) if len(shape) > 1 else 0),
-                viewed=viewed and len(shape) == 3 and f"{module.path}.{name}" not in ranks,
+                math.prod(shape) - (round(share * math.prod(shape)) if len(shape) == most else 0),
+                viewed=viewed and len(shape) == 3 and not saved and f"{module.path}.{name}" not in ranks,
             )
             for name, shape in module.weights
         ],

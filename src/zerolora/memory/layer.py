@@ -467,7 +467,8 @@ class Layer(Projections):
         """Trace the adapter's copy of all experts' weights, and the product with them.
 
         The adapter adds its product to a copy of the whole parameter, which is saved for the backward pass; the
-        gradient is as large (peft/tuners/lora/layer.py, _LoraFactorsProxy).
+        gradient is as large (peft/tuners/lora/layer.py, _LoraFactorsProxy). The unpacked weights of 4-bit experts are
+        such a copy, adapted or not (train/quantized_experts.py).
         """
         new, before, width = self.tracer.new, value.count, value.width
         size = math.prod(mixture.shape(name))
@@ -475,9 +476,10 @@ class Layer(Projections):
         if self.trained.trains_base:
             weight = self.trained_weight(size)
         if not weight:
+            copy = new(size, self.step.width) if self.trained.unpacks_experts else None
             result = new(count, width)
-            result.source = self.tracer.node([value], [], lambda gradient: [new(before, width)])
-            return None, result
+            result.source = self.tracer.node([value], [copy] if copy else [], lambda gradient: [new(before, width)])
+            return copy, result
         stands = self.of(weight)
         if not self.trained.trains_base:
             stands = new(size, width)

@@ -37,8 +37,10 @@ def _experts(model: ModelSpec, spec: TrainingSpec) -> Iterator[str]:
     parameters = {f"{module.path}.{name}" for module in experts for name, _ in module.weights}
     if any(path in parameters for path, _ in spec.parameters(model).ranks):
         yield "experts: an adapter makes a copy of all experts' weights of a layer, kept for the backward pass"
-    if spec.method.frozen_type and parameters:
-        yield "experts: not quantized, since they are not linear modules; nor is the router"
+    if spec.method.unpacks_experts:
+        yield "experts: in 4 bits, and unpacked while their layer computes; the router is not quantized"
+    elif spec.method.frozen_type and parameters:
+        yield "experts: not quantized in 8 bits; nor is the router"
 
 
 def _towers(model: ModelSpec) -> Iterator[str]:

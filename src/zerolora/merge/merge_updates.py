@@ -105,12 +105,14 @@ def requantized(updates: Mapping[str, Update], adapters: Sequence[Path], model: 
     load_library()
     return dict(updates) | {
         name: Requantized(quantization, updates.get(name), transposed)
-        for name, transposed in quantized_weights(model).items()
+        for name, transposed in quantized_weights(model, quantization.experts).items()
     }
 
 
 def _described(quantization: BaseQuantization) -> str:
-    return ", ".join(f"{key} {value}" for key, value in asdict(quantization).items())
+    values = asdict(quantization)
+    experts = values.pop("experts")
+    return ", ".join([*(f"{key} {value}" for key, value in values.items()), *(["with experts"] if experts else ())])
 
 
 @dataclass(frozen=True)

@@ -106,6 +106,11 @@ class Method(ABC):
         """Return a module's weights as a number of weights of `width` bytes, without constants: fewer if quantized."""
         return float(module.parameters)
 
+    @property
+    def unpacks_experts(self) -> bool:
+        """Whether the weights of a layer's experts are unpacked while it computes."""
+        return False
+
     def replaced(self, model: "ModelSpec") -> int:
         """Return the parameters of the base model that a rank replaces by another form than stored."""
         return 0

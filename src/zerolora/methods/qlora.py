@@ -1,5 +1,6 @@
-"""QLoRA (arXiv 2305.14314): LoRA on a base model whose linear modules are quantized."""
+"""QLoRA (arXiv 2305.14314): LoRA on a base model whose linear modules, and stacked experts, are quantized."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -10,6 +11,7 @@ from zerolora.config.section import Fault
 from zerolora.errors import UserError
 from zerolora.methods.lora import TrainedLowRank
 from zerolora.methods.low_rank_trace import factors
+from zerolora.model.architecture import stacked_experts
 
 if TYPE_CHECKING:
     from zerolora.config.method_sections import MethodSections
@@ -67,6 +69,16 @@ class QloraMethod(TrainedLowRank):
         """Whether the type is int8, whose weights no engine shards."""
         return self.quantization == "int8"
 
+    @property
+    def in_four_bits(self) -> bool:
+        """Whether the type has 4 bits, in which stacked experts are quantized too (train/quantized_experts.py)."""
+        return self.quantization != "int8"
+
+    @property
+    def unpacks_experts(self) -> bool:
+        """True in 4 bits: in their forward pass."""
+        return self.in_four_bits
+
     @classmethod
     def of(cls, settings: "MethodSections") -> Self:
         quantization = settings.quantization
@@ -76,7 +88,7 @@ class QloraMethod(TrainedLowRank):
     def build(cls, model: Any, settings: "MethodSections", rows: Sequence[int] = ()) -> Any:
         if ends := tuple(settings.lora.modules_to_save):
             # Submodules of a saved module are saved too.
-            parts = quantizable_paths(model)
+            parts = [*quantizable_paths(model), *(stacked_experts(model) if cls.of(settings).in_four_bits else ())]
             inside = [path for name, _ in model.named_modules() if name.endswith(ends) for path in _within(name, parts)]
             cls._check_not_saved(inside)
         return super().build(model, settings, rows)
@@ -97,7 +109,8 @@ class QloraMethod(TrainedLowRank):
             )
 
     def frozen_bytes(self, model: "ModelSpec", width: int) -> float:
-        """Return the bytes of the base model: quantized linear modules, other weights of `width` bytes or fp32."""
+        """Return the bytes of the base model: quantized linear modules and experts, other weights of `width` bytes or
+        fp32."""
         width = self.activation_width(width)
         quantized = self.replaced(model)
         return model.parameters * width + quantized * (self._bytes_of_a_weight() - width) + self.constants(model)
@@ -110,16 +123,22 @@ class QloraMethod(TrainedLowRank):
             return self.replaced(model) * 4 / self.quantization_block
         return self.replaced(model) * (1 / self.quantization_block + 4 / (self.quantization_block * SECOND_BLOCK))
 
+    def _of_experts(self, module: "Module") -> int:
+        """Return the quantized parameters of one layer's experts."""
+        stacked = (shape for _, shape in module.weights if len(shape) == 3)
+        return sum(map(math.prod, stacked)) if module.kind == "experts" and self.in_four_bits else 0
+
     def packed(self, module: "Module", width: int) -> float:
         """Return a module's weights as a number of weights of `width` bytes, without constants."""
-        if not (module.quantizable and module.inputs and module.kind in ("linear", "conv1d", "outside")):
-            return super().packed(module, width)
-        weight = module.inputs * module.outputs
+        weight = self._of_experts(module)
+        if module.quantizable and module.inputs and module.kind in ("linear", "conv1d", "outside"):
+            weight = module.inputs * module.outputs
         return module.parameters - weight * (1 - self._bytes_of_a_weight() / width)
 
     def replaced(self, model: "ModelSpec") -> int:
-        """Return the parameters of the quantized modules."""
-        return sum(module.inputs * module.outputs * module.count for module in _quantized(model))
+        """Return the parameters that are quantized."""
+        linear = sum(module.inputs * module.outputs * module.count for module in _quantized(model))
+        return linear + sum(self._of_experts(module) * module.count for module in model.modules)
 
     def _bytes_of_a_weight(self) -> float:
         """Return the bytes of one quantized weight without constants."""

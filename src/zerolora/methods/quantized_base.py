@@ -16,6 +16,7 @@ from zerolora.errors import UserError, shown
 from zerolora.files import MANIFEST
 from zerolora.methods.peft_format import conv1d_paths
 from zerolora.model import foreign
+from zerolora.model.architecture import stacked_names
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +35,8 @@ class BaseQuantization:
     """Whether the constants of 4 bits are quantized too."""
     precision: str
     """Type of the weights before quantization: fp32, bf16 or fp16."""
+    experts: bool = False
+    """Whether stacked experts were quantized too. Earlier releases quantized none; their manifests have no such key."""
 
 
 def was_quantized(adapter: Path) -> bool:
@@ -50,6 +53,9 @@ def quantization_of(adapter: Path) -> BaseQuantization:
             "or name an adapter that `zerolora stage train` made with method: qlora"
         )
     known = {"type": ("nf4", "fp4", "int8"), "double": (True, False), "precision": tuple(TYPES)}
+    known["experts"] = (True, False)
+    if isinstance(result, dict):
+        result = {"experts": False} | result
     if not isinstance(result, dict) or any(result.get(key) not in values for key, values in known.items()):
         raise UserError(f"{path}: quantization is {shown(result)}; run `zerolora stage train` again, which writes it")
     return BaseQuantization(**{key: result[key] for key in known})
@@ -62,10 +68,12 @@ def load_library() -> None:
     bitsandbytes_patches.load()
 
 
-def quantized_weights(model: Any) -> dict[str, bool]:
-    """Return the names of the weights that training quantizes, and whether it quantizes the transpose."""
+def quantized_weights(model: Any, experts: bool) -> dict[str, bool]:
+    """Return the names of the weights that training quantizes, and whether it quantizes the transpose; with `experts`,
+    those of stacked experts too."""
     turned = conv1d_paths(model)
-    return {f"{path}.weight": path in turned for path in quantizable_paths(model)}
+    result = {f"{path}.weight": path in turned for path in quantizable_paths(model)}
+    return result | dict.fromkeys(stacked_names(model) if experts else (), False)
 
 
 def round_weights(model: Any, quantization: BaseQuantization) -> None:
@@ -75,7 +83,7 @@ def round_weights(model: Any, quantization: BaseQuantization) -> None:
 
     load_library()
     with torch.no_grad():
-        for name, transposed in quantized_weights(model).items():
+        for name, transposed in quantized_weights(model, quantization.experts).items():
             weight = model.get_parameter(name)
             weight.copy_(unpacked(weight, quantization, transposed))
 

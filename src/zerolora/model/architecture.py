@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from zerolora.bounded import within_bounds
+from zerolora.compat.bitsandbytes_patches import PACKED
 from zerolora.errors import UserError, shown
 from zerolora.model import foreign
 from zerolora.model.bounded_tokenizer import BoundedTokenizer
@@ -149,13 +150,28 @@ def stacked_experts(model: Any) -> dict[str, dict[str, tuple[int, ...]]]:
     }
 
 
+def stacked_names(model: Any) -> list[str]:
+    """Return the names of the parameters in which a model stacks the weights of experts."""
+    return [f"{path}.{name}" for path, shapes in stacked_experts(model).items() for name in shapes]
+
+
+def is_stacked(module: Any, name: str) -> bool:
+    """Return whether a module's own parameter has the weights of all experts of a layer."""
+    return role(module) == "experts" and name in _three_dimensional(module)
+
+
 def _three_dimensional(module: Any) -> dict[str, tuple[int, ...]]:
     return {name: shape for name, shape in own_shapes(module).items() if len(shape) == 3}
 
 
 def own_shapes(module: Any) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a module's own parameters, also where ZeRO-3 has sharded them."""
-    return {name: tuple(getattr(each, "ds_shape", each.shape)) for name, each in module.named_parameters(recurse=False)}
+    """Return the shapes of a module's own parameters, also where ZeRO-3 has sharded them, or that are in 4 bits."""
+    packed = getattr(module, PACKED, {})
+    own = dict(module.named_parameters(recurse=False))
+    return {
+        name: tuple(packed[name].shape if name in packed else getattr(each, "ds_shape", each.shape))
+        for name, each in own.items()
+    }
 
 
 def left_out(model: Any) -> list[str]:

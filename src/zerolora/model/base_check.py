@@ -12,7 +12,7 @@ from typing import Any
 from zerolora.compat.transformers_patches import StoredNames, load_report, quantizable_paths, stored_names
 from zerolora.errors import UserError, shown
 from zerolora.model import foreign
-from zerolora.model.architecture import auto_class, tokenizer_of
+from zerolora.model.architecture import auto_class, stacked_names, tokenizer_of
 from zerolora.model.families import FAMILIES
 from zerolora.model.families.keys import Keys
 from zerolora.model.manifest import check_loadable, check_needs_no_code
@@ -71,7 +71,8 @@ def check_weights(directory: Path) -> list[TensorFile]:
 
 def _check_packed(directory: Path, files: list[TensorFile]) -> None:
     """Raise UserError unless the weights that are stored in 4 bits are those that training would quantize."""
-    expected = {f"{path}.weight" for path in quantizable_paths(_build(directory))}
+    model = _build(directory)
+    expected = {f"{path}.weight" for path in quantizable_paths(model)} | {*stacked_names(model)}
     if wrong := sorted(expected.symmetric_difference(packed_weights(files))):
         which = "are not stored in 4 bits" if wrong[0] in expected else "are stored in 4 bits"
         raise UserError(

@@ -79,6 +79,10 @@ class TracedMethod(Protocol):
     def rows(self) -> int:
         """Trained rows of an otherwise frozen embedding, and of an untied head."""
 
+    @property
+    def unpacks_experts(self) -> bool:
+        """Whether the weights of a layer's experts are unpacked while it computes."""
+
     def project(self, layer: "Projections", module: Module, role: str, value: Value) -> Value:
         """Trace a linear module with the method's adapter; `role` is a key of ROLES."""
 
@@ -109,6 +113,11 @@ class Trained:
     def rows(self) -> int:
         """Trained rows of the embedding."""
         return 0 if self.method is None else self.method.rows
+
+    @property
+    def unpacks_experts(self) -> bool:
+        """Whether the weights of a layer's experts are unpacked while it computes."""
+        return self.method is not None and self.method.unpacks_experts
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,6 @@
-"""Base models that are stored in bitsandbytes' 4 bits: they are taken as they are; other quantized ones are refused.
+"""Base models that are stored quantized: in bitsandbytes' 4 bits they are taken as they are; others are refused here.
+
+The stage `fetch` converts CONVERTED formats to bf16 before (fetch/dequantize.py).
 
 Each quantized weight is stored as its codes, under the weight's name, and as constants: NAME.absmax, NAME.quant_map
 and, if those are quantized too, NAME.nested_absmax and NAME.nested_quant_map. Its type and shape are JSON in the bytes
@@ -7,7 +9,7 @@ of NAME.quant_state.bitsandbytes__TYPE (bitsandbytes/functional.py, QuantState.a
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +36,10 @@ PRECISIONS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 PLAIN = {"F64", "F32", "F16", "BF16", "I64", "BOOL"}
 """safetensors' types of weights, and of positions and masks beside them; each format of codes has one of the others."""
 AGAIN = "fetch the model again"
+QUANTIZATION = "quantization_config"
+"""Key of a config.json, or of the config of a part of the model in it."""
+CONVERTED = ("fp8", "fbgemm_fp8", "mxfp4", "compressed-tensors", "gptq", "awq")
+"""quant_method of the formats that `fetch` converts."""
 
 
 class QuantState(JsonObject):
@@ -61,31 +67,46 @@ def stored_quantization(directory: Path) -> StoredQuantization | None:
     Raises UserError unless it is with bitsandbytes' 4 bits, or if no tensor of its files is quantized.
     """
     path = directory / foreign.CONFIG
-    config = foreign.config_file(path)
-    stored = config.get("quantization_config")
-    others = [part["quantization_config"] for part in config.values() if _is_quantized(part)]
-    if not isinstance(stored, dict) and not others:
+    stated = quantization_configs(foreign.config_file(path))
+    if not stated:
         return None
-    kind = shown((others[0] if others else stored or {}).get("quant_method", "unnamed"))
-    if plain := _plain_types(directory):
-        raise UserError(
-            f"{path}: quantization_config: states {kind}, and every tensor of the files is {plain}: the key was left "
-            "from another checkpoint, and libraries would follow it; delete it if these weights are not quantized "
-            "while they compute, or use another checkpoint"
-        )
-    if isinstance(stored, dict) and not others and stored.get("quant_method") == "bitsandbytes":
+    check_not_left(directory)
+    stored, method = stated.get("", {}), _methods(stated)[0]
+    if len(stated) == 1 and stored.get("quant_method") == "bitsandbytes":
         type_, double = stored.get("bnb_4bit_quant_type", "fp4"), stored.get("bnb_4bit_use_double_quant", False)
         if stored.get("load_in_4bit") is True and type_ in FOUR_BITS and isinstance(double, bool):
             return StoredQuantization(type_, double)
+    instead = "use the checkpoint in bf16, fp16 or fp32 that they were made of"
+    if len(stated) == 1 and method in CONVERTED:
+        instead = f"name the checkpoint under `fetch`, which converts it to bf16, or {instead}"
     raise UserError(
-        f"{path}: quantization_config: the weights are stored quantized ({kind}), so that nothing trained could be "
-        "merged into them; use the checkpoint in bf16, fp16 or fp32 that they were made of, with method: qlora if it "
-        "is to take fewer bits in training"
+        f"{path}: quantization_config: the weights are stored quantized ({shown(method)}), so that nothing trained "
+        f"could be merged into them; {instead}, with method: qlora if it is to take fewer bits in training"
     )
 
 
-def _is_quantized(part: Any) -> bool:
-    return isinstance(part, dict) and isinstance(part.get("quantization_config"), dict)
+def quantization_configs(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return each quantization_config of a config.json by the key of the part of the model that has it, as text_config;
+    the whole model's is under an empty name."""
+    parts = {"": config} | {name: part for name, part in config.items() if isinstance(part, dict)}
+    return {name: part[QUANTIZATION] for name, part in parts.items() if isinstance(part.get(QUANTIZATION), dict)}
+
+
+def _methods(stated: Mapping[str, Mapping[str, Any]]) -> list[Any]:
+    """Return the methods that configs state, those of parts first."""
+    return [stated[name].get("quant_method", "unnamed") for name in sorted(stated, reverse=True)]
+
+
+def check_not_left(directory: Path) -> None:
+    """Raise UserError if config.json states a quantization, and no tensor of the files is quantized."""
+    path = directory / foreign.CONFIG
+    if plain := _plain_types(directory):
+        method = _methods(quantization_configs(foreign.config_file(path)))[0]
+        raise UserError(
+            f"{path}: quantization_config: states {shown(method)}, and every tensor of the files is {plain}: the key "
+            "was left from another checkpoint, and libraries would follow it; delete it if these weights are not "
+            "quantized while they compute, or use another checkpoint"
+        )
 
 
 def _plain_types(directory: Path) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from zerolora.compat.bitsandbytes_patches import PACKED
 from zerolora.compat.transformers_patches import resizable
 from zerolora.config.method_sections import DEFAULT_INIT
 from zerolora.config.settings import TrainingPlan, TrainSettings
@@ -151,6 +152,7 @@ def save(
                 "type": quantization.type,
                 "double": quantization.double,
                 "precision": precision or settings.precision,
+                **({"experts": True} if any(hasattr(each, PACKED) for each in engine.module.modules()) else {}),
             }
         write_json(staged / MANIFEST, manifest)
 

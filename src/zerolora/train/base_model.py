@@ -12,17 +12,18 @@ from transformers import BitsAndBytesConfig
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from zerolora.compat.bitsandbytes_patches import keep_layout
-from zerolora.compat.transformers_patches import kept_as_read, quantize_subclasses
+from zerolora.compat.transformers_patches import kept_as_read, quantize_all
 from zerolora.config.method_sections import Quantization
 from zerolora.config.settings import TrainingPlan
 from zerolora.errors import UserError
 from zerolora.machine.devices import on_gpu
 from zerolora.methods.registry import TRAINABLE
-from zerolora.model.architecture import auto_class, config_of
+from zerolora.model.architecture import auto_class, config_of, is_stacked
 from zerolora.model.stored_quantization import check_trainable, stored_quantization
 from zerolora.planner.zero_json import ZeroJson
 from zerolora.train.attention import IMPLEMENTATIONS, check_attention, no_attention
 from zerolora.train.engines.engine import DTYPES, Engine, Loading
+from zerolora.train.quantized_experts import unpack_while_computing
 from zerolora.types import Precision
 
 
@@ -45,7 +46,7 @@ def load(weights: Path, plan: TrainingPlan, config: ZeroJson, engine: type[Engin
     sharding = None if quantization else sharded(plan, config, engine)
     try:
         if quantization and loading != "whole":
-            with kept_as_read(engine.keep(config, plan, device), device):
+            with kept_as_read(engine.keep(config, plan, device), device, is_stacked):
                 model = read(weights, dtype, attention, torch.device("cpu"), quantization)
             _move_buffers(model, device)
         elif loading == "first_rank" and torch.distributed.get_rank():
@@ -57,8 +58,6 @@ def load(weights: Path, plan: TrainingPlan, config: ZeroJson, engine: type[Engin
             raise
         raise no_attention(plan.attention, error) from None
     del sharding
-    if quantization:
-        keep_layout(model)
     return model
 
 
@@ -97,8 +96,8 @@ def read(
             options["config"] = config
         else:
             options["quantization_config"] = quantization
-    with nullcontext() if quantization is None else quantize_subclasses():
-        return auto_class(config).from_pretrained(
+    with nullcontext() if quantization is None else quantize_all(is_stacked):
+        model = auto_class(config).from_pretrained(
             weights,
             dtype=dtype,
             use_safetensors=True,
@@ -107,6 +106,10 @@ def read(
             trust_remote_code=False,
             **options,
         )
+    if quantization is not None:
+        keep_layout(model)
+        unpack_while_computing(model)
+    return model
 
 
 def _move_buffers(model: Any, device: torch.device) -> None:

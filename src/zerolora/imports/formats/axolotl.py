@@ -110,7 +110,7 @@ def _own() -> dict[str, Rule]:
         "load_in_4bit": fact("four", "train.method, train.quantization.type", flag, "with an adapter: qlora with nf4"),
         "bnb_config_kwargs.bnb_4bit_use_double_quant": fact("double", "train.quantization.double", flag),
         "bnb_config_kwargs": none("train.quantization has type, double and storage"),
-        "quantize_moe_experts": lost("experts are not quantized"),
+        "quantize_moe_experts": fact("experts", "", flag, "experts are quantized with nf4, and never with int8"),
         "model_quantization_config": lost("set by train.quantization"),
         "model_quantization_config_kwargs": none("set by train.quantization"),
         "gptq": unlike("a base that GPTQ quantized"),
@@ -465,6 +465,9 @@ def _finish(draft: Draft) -> list[str]:
     kind = "int8" if eight and not facts.get("four", False) else "nf4"
     draft.key = "adapter" if adapter else ""
     method_keys.set_method(draft, bool(adapter), kind if quantized else None)
+    if quantized and facts.get("experts", kind == "nf4") != (kind == "nf4"):
+        which = "are" if kind == "nf4" else "are not"
+        lines.append(Remark(f"quantize_moe_experts: stacked experts {which} quantized with {kind}", CHANGES))
     if adapter:
         lines += _set_targets(draft)
     if not adapter and (eight or facts.get("four", False)):

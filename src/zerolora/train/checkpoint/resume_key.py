@@ -15,6 +15,7 @@ from zerolora.model import foreign
 from zerolora.model.added_tokens import of_data
 from zerolora.model.architecture import config_of, larger_class
 from zerolora.model.manifest import located
+from zerolora.model.read_spec import read_model_spec
 from zerolora.planner.zero_json import ZeroJson
 from zerolora.train.earlier_adapter import provenance
 from zerolora.train.objectives import OBJECTIVES
@@ -79,6 +80,7 @@ def resume_key(
         **{f"rows of validation task {name}": sha256(file) for name, file in tasks.items()},
         **({"added_tokens": _hash(added)} if added else {}),
         **({"class of the model": larger} if larger else {}),  # which names the tensors of checkpoints
+        **({"experts": "quantized"} if _quantizes_experts(plan, located(weights)) else {}),  # earlier releases did not
         **({"set of metrics of train.objective": metrics} if metrics else {}),  # a checkpoint has those of every step
         "train.gradient_clipping": config.engine.gradient_clipping,
         "model": _hash(foreign.manifest(weights, "zerolora weights")["files"]),
@@ -86,6 +88,10 @@ def resume_key(
         **({"reference": _files(reference, "zerolora stage reference", rows)} if reference else {}),
         "packing": _files(packing, "zerolora stage pack", rows),
     }
+
+
+def _quantizes_experts(plan: TrainingPlan, base: Path) -> bool:
+    return TRAINABLE[plan.method].of(plan).unpacks_experts and bool(read_model_spec(base).experts)
 
 
 def _files(directory: Path, command: str, names: tuple[str, ...]) -> str:

@@ -1,0 +1,1 @@
+"""Formats of quantized checkpoints: which stored tensors are a weight, and its values."""
