@@ -245,10 +245,13 @@ def _check(section: schema.Prepare | schema.AskedTask) -> dict[str, Any]:
 
 def run_sections(config: Config, run: str) -> RunSections:
     """Return the sections with the overrides of `run`. Raises ValidationError if one is invalid."""
+    return RunSections.model_validate(with_overrides(config, run))
+
+
+def with_overrides(config: Config, run: str) -> dict[str, Any]:
+    """Return the unchecked values of the sections with the overrides of `run`."""
     overrides = config.all_runs[run]
-    return RunSections.model_validate(
-        {name: _merged(getattr(config, name), getattr(overrides, name)) for name in RunSections.model_fields}
-    )
+    return {name: _merged(getattr(config, name), getattr(overrides, name)) for name in RunSections.model_fields}
 
 
 def device_precision(hardware: Hardware) -> str:

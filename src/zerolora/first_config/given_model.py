@@ -13,8 +13,10 @@ from zerolora.errors import UserError, shown
 from zerolora.fetch.hub_client import explained_errors
 from zerolora.fetch.model_sources import NOT_READ, SMALL_HUB_FILES, check_published_settings
 from zerolora.files import MANIFEST, write_json
-from zerolora.model.manifest import is_weight, model_files
+from zerolora.model import foreign
+from zerolora.model.manifest import CONVERTED, is_weight, model_files
 
+FETCH = "zerolora stage fetch"
 REPOSITORY = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 
 
@@ -24,7 +26,7 @@ class GivenModel(NamedTuple):
     name: str
     group: str
     """Its group in `fetch`."""
-    entry: dict[str, str]
+    entry: dict[str, Any]
     """Its entry there."""
     text: str
     """As the user wrote it."""
@@ -35,10 +37,12 @@ class GivenModel(NamedTuple):
 def given_model(text: str, into: Path) -> GivenModel:
     """Return the model of a directory or of NAME[@REVISION], with its small files in `into`.
 
-    Of a repository the commit and the licence are looked up. Raises UserError if there is no such model, or if it
-    cannot be looked up.
+    Of a repository the commit and the licence are looked up; a directory of `fetch` is the model that it fetched, by
+    its pin. Raises UserError if there is no such model, or if it cannot be looked up.
     """
     directory, match = Path(text), REPOSITORY.fullmatch(text)
+    if fetched := fetched_files(directory):
+        return _fetched_model(text, fetched, into)
     if directory.is_dir():
         for path in model_files(directory):
             if not is_weight(path.name):
@@ -62,6 +66,37 @@ def given_model(text: str, into: Path) -> GivenModel:
     source = {"path": str(directory.resolve())} if group == "directory" and files == into else {}
     write_json(files / MANIFEST, {"files": {}, "source": {"source": group, **source}})
     return GivenModel(slug(name, "model"), group, entry, text, files)
+
+
+def fetched_files(directory: Path) -> Path | None:
+    """Return the output of `fetch` that a directory is, or whose weights it holds; None for any other directory."""
+    known = {"models": directory.resolve(), "weights": directory.resolve().parents[1] / "models" / directory.name}
+    folder = known.get(directory.resolve().parent.name) if directory.is_dir() else None
+    if folder is None or not (folder / MANIFEST).is_file():
+        return None
+    try:
+        foreign.manifest(folder / MANIFEST, FETCH, "files", "source", "license")
+    except UserError:  # another program's file
+        return None
+    return folder
+
+
+def _fetched_model(text: str, folder: Path, into: Path) -> GivenModel:
+    """Return the model of an output of `fetch`, which is fetched by the same pin."""
+    record = foreign.manifest(folder / MANIFEST, FETCH, "files", "source", "license")
+    for name in record["files"]:
+        if not is_weight(name):
+            shutil.copyfile(folder / name, into / name)
+    check_published_settings(into)
+    entry = {**record["source"], "license": record["license"]}
+    group, source = entry.pop("source"), {}
+    if group == "directory":
+        project = folder.parents[2]  # to which the path is relative
+        entry["path"] = entry["path"] if project.samefile(Path.cwd()) else str(project / entry["path"])
+        source = {} if CONVERTED in record else {"path": str(Path(entry["path"]).resolve())}
+    write_json(into / MANIFEST, {"files": {}, "source": {"source": group, **source}})
+    pinned = f"{entry['repository']}@{entry['revision']}" if group == "hub" else text
+    return GivenModel(slug(folder.name, "model"), group, entry, pinned, into)
 
 
 def _license_of(directory: Path) -> str:
