@@ -12,9 +12,10 @@ from zerolora.config.values import UNKNOWN_LICENSE
 from zerolora.errors import UserError, shown
 from zerolora.fetch.hub_client import explained_errors
 from zerolora.fetch.model_sources import NOT_READ, SMALL_HUB_FILES, check_published_settings
+from zerolora.fetch.small_files import small_files
 from zerolora.files import MANIFEST, write_json
 from zerolora.model import foreign
-from zerolora.model.manifest import CONVERTED, is_weight, model_files
+from zerolora.model.manifest import CONVERTED, is_weight
 
 FETCH = "zerolora stage fetch"
 REPOSITORY = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
@@ -44,28 +45,22 @@ def given_model(text: str, into: Path) -> GivenModel:
     if fetched := fetched_files(directory):
         return _fetched_model(text, fetched, into)
     if directory.is_dir():
-        for path in model_files(directory):
-            if not is_weight(path.name):
-                shutil.copyfile(path, into / path.name)
         entry = {"path": text, "license": _license_of(directory)}
-        group, name = "directory", directory.resolve().name
-    elif match:
-        group, (repository, revision) = "hub", match.groups()
-        entry = _looked_up(repository, revision, into)
-        name = repository.partition("/")[2]
-    else:
+        name = slug(directory.resolve().name, "model")
+        return GivenModel(name, "directory", entry, text, small_files(directory, into))
+    if not match:
         raise UserError(
             f"--model {shown(text)}: no such directory, and no repository; give a directory with config.json and "
             "safetensors, or a name on the hub, as in Qwen/Qwen2.5-0.5B-Instruct"
         )
+    repository, revision = match.groups()
+    entry = _looked_up(repository, revision, into)
     try:
         files = check_published_settings(into)
     except UserError as error:
         raise UserError(str(error).replace(str(into), text)) from None
-    # Of another layout, whose weights `fetch` converts, their names are not checked before.
-    source = {"path": str(directory.resolve())} if group == "directory" and files == into else {}
-    write_json(files / MANIFEST, {"files": {}, "source": {"source": group, **source}})
-    return GivenModel(slug(name, "model"), group, entry, text, files)
+    write_json(files / MANIFEST, {"files": {}, "source": {"source": "hub"}})
+    return GivenModel(slug(repository.partition("/")[2], "model"), "hub", entry, text, files)
 
 
 def fetched_files(directory: Path) -> Path | None:
