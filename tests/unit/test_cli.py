@@ -170,7 +170,10 @@ def test_light_stages_import_no_heavy_package(tmp_path: Path, tiny_model: Path) 
     planned = f"--estimate {result}/estimate.json --zero {result}/zero.json --reasons {result}/render.json"
     read = f"--model {done.folder}/model --data {done.folder}/data/reference --packing {result}/packing {planned}"
     lock = f"--lock {ROOT}/envs/requirements.lock --config {ROOT}/config/config.yaml"
-    written = "--usage usage.json --summary summary.json --difference d.json --row rows/default.json --output page.html"
+    written = (
+        "--usage usage.json --summary summary.json --timings timings.json --difference d.json "
+        "--row rows/default.json --output page.html"
+    )
     stage(
         f"stage report --run default {read} {lock} --base {done.folder}/base --results {result} {written}",
         {"strategy": "zero2"},

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from zerolora.evaluate.free_form import BITS, FREE_FORM
 from zerolora.evaluate.held_out_preference import less_likely
 from zerolora.files import read_json
 from zerolora.report.run_settings import run_names, settings_of_run
@@ -49,8 +50,8 @@ def _is_tutorial(results: Path) -> bool:
 
 
 def before_and_after(before: Mapping[str, float], after: Mapping[str, float]) -> str:
-    """Return the accuracies of base and fine-tuned model, those of preferences first, or their losses if no row has a
-    prompt.
+    """Return the accuracies of base and fine-tuned model, those of preferences first; their losses if no row has a
+    prompt, and before the accuracies if the answers are free-form.
 
     `after` is the fine-tuned model's evaluate.json or, with the interval of the difference, difference.json.
     """
@@ -58,9 +59,20 @@ def before_and_after(before: Mapping[str, float], after: Mapping[str, float]) ->
         return "trained, not evaluated: evaluate.enabled is false, or no row is held out"
     shares = {"preference_accuracy": "preference_accuracy_difference", "accuracy": "difference"}
     texts = [_change(before, after, *each) for each in shares.items() if each[0] in after]
+    if after.get(FREE_FORM):
+        exact = texts.pop().replace("accuracy", "exact match", 1)
+        texts += [_losses(before, after), *([_bits(before, after)] if BITS in before and BITS in after else []), exact]
     if answers := less_likely(after):
         texts.append(f"the {answers} answers became less likely")
-    return ", ".join(texts or [f"loss {before['loss']:.3f} before, {after['loss']:.3f} after"])
+    return ", ".join(texts or [_losses(before, after)])
+
+
+def _losses(before: Mapping[str, float], after: Mapping[str, float]) -> str:
+    return f"loss {before['loss']:.3f} before, {after['loss']:.3f} after"
+
+
+def _bits(before: Mapping[str, float], after: Mapping[str, float]) -> str:
+    return f"bits a byte {before[BITS]:.3f} before, {after[BITS]:.3f} after"
 
 
 def _change(before: Mapping[str, float], after: Mapping[str, float], name: str, difference: str) -> str:
