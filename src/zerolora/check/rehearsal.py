@@ -16,7 +16,7 @@ from zerolora.config.settings import FetchDirectory, Resolved, RunSettings
 from zerolora.data.pack import pack_rows
 from zerolora.data.prepare import prepare
 from zerolora.data.source_files import sources_of
-from zerolora.errors import UserError
+from zerolora.errors import UserError, explained
 from zerolora.fetch.small_files import small_files
 from zerolora.files import MANIFEST, write_json
 from zerolora.log import LOGGER
@@ -27,6 +27,8 @@ from zerolora.probe.untrained import untrained
 
 LARGEST = 20_000_000
 """Bytes of rows, or of prepared rows, that take seconds."""
+MOST = 8
+"""Outputs of `render` that a dry run rehearses."""
 MODELS, WEIGHTS = Path("resources/models"), Path("resources/weights")
 RESULTS = Path("results")
 Fault = tuple[str, str]
@@ -34,12 +36,18 @@ Fault = tuple[str, str]
 
 
 def faults(resolved: Resolved, planned: Collection[str] | None = None) -> list[Fault]:
-    """Return the jobs that would stop, of those that are `planned`, or of all; each with the message of its stage."""
+    """Return the jobs that would stop, of those that are `planned`, or of all; each with the message of its stage.
+
+    Of planned ones, the first MOST outputs of `render` are rehearsed: a grid's plan is to take seconds.
+    """
     where = ".snakemake" if Path(".snakemake").is_dir() else "."  # on the disk of the results, whose room is checked
     with tempfile.TemporaryDirectory(prefix=".rehearsal-", dir=where) as name, _silent():
         rehearsal = _Rehearsal(resolved, Path(name), planned)
-        for run in resolved.runs.values():
-            rehearsal.run(run)
+        runs = [run for run in resolved.runs.values() if rehearsal.is_planned(f"render@{run.rendered}")]
+        rendered = list(dict.fromkeys(run.rendered for run in runs))[: None if planned is None else MOST]
+        for run in runs:
+            if run.rendered in rendered:
+                rehearsal.run(run)
         return rehearsal.faults
 
 
@@ -58,19 +66,21 @@ class _Rehearsal:
         model = self._once(f"fetch@{name}", lambda: self._model(name))
         data = self._once(f"prepare@{run.dataset}", lambda: self._data(run.dataset, model))
         packing = self._once(f"pack@{run.packed}", lambda: self._packing(run, data))
-        if model and data and packing and self._is_planned(f"render@{run.rendered}"):
+        if model and data and packing:
             self._once(f"render@{run.rendered}", lambda: self._render(run, model, data, packing))
 
     def _once(self, job: str, make: Callable[[], Path | None]) -> Path | None:
         if job not in self._made:
             try:
                 self._made[job] = make()
-            except UserError as error:
+            except (UserError, OSError) as error:
+                text = str(error) if isinstance(error, UserError) else explained(error)
                 self._made[job] = None
-                self.faults.append((job, str(error).replace(f"{self._folder}/", "")))
+                self.faults.append((job, text.replace(f"{self._folder}/", "")))
         return self._made[job]
 
-    def _is_planned(self, job: str) -> bool:
+    def is_planned(self, job: str) -> bool:
+        """Return whether a job is to run."""
         return self._planned is None or job in self._planned
 
     def _model(self, name: str) -> Path | None:
@@ -100,7 +110,7 @@ class _Rehearsal:
     def _packing(self, run: RunSettings, data: Path | None) -> Path | None:
         """Return the packed rows: those that are there, unless they would be packed again."""
         done = RESULTS / run.packed / "packing"
-        if (done / MANIFEST).is_file() and not self._is_planned(f"pack@{run.packed}"):
+        if (done / MANIFEST).is_file() and not self.is_planned(f"pack@{run.packed}"):
             return done
         if data is None or (data / "train.arrow").stat().st_size > LARGEST:
             return None

@@ -15,6 +15,8 @@ def small_files(directory: Path, into: Path) -> Path:
 
     Raises UserError if the model cannot be used.
     """
+    if not directory.is_dir():
+        raise UserError(f"{directory}: there is no such directory; correct fetch.directory")
     for path in model_files(directory):
         if not is_weight(path.name):
             shutil.copyfile(path, into / path.name)
