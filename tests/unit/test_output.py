@@ -238,3 +238,15 @@ def test_only_the_tutorials_run_is_followed_by_advice_on_own_rows(tmp_path: Path
     for path, said in (("data/reference.json", True), ("data/mine.json", False)):
         write_json(tmp_path / "config.json", {"prepare": {"rows": {"path": path}}})
         assert ("train on your own rows" in summary(tmp_path)) == said
+
+
+def test_many_runs_have_the_lines_of_the_best(tmp_path: Path) -> None:
+    runs = [f"run-{number}" for number in range(20)]
+    write_settings(tmp_path, {name: {"dataset": "rows"} for name in runs})
+    write_json(tmp_path / "base/rows/evaluate.json", {"loss": 3.0})
+    for number, name in enumerate(runs[:18]):
+        write_json(tmp_path / name / "metrics/evaluate.json", {"loss": 2 - number / 10})
+    lines = summary(tmp_path).splitlines()
+    assert len(lines) == 8 and lines[0].split()[:6] == ["run-17", "loss", "3.000", "before,", "0.300", "after"]
+    assert lines[5] == "the 5 of lowest loss of 20 runs, 2 not evaluated yet; `zerolora show` has all"
+    assert lines[7].startswith("Next: open ") and "run-17/report.html" in lines[7]

@@ -1,5 +1,6 @@
 """The last lines of `make run`: each run's accuracy before and after, its report page, and the next steps."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -8,17 +9,21 @@ from zerolora.evaluate.held_out_preference import less_likely
 from zerolora.files import read_json
 from zerolora.report.run_settings import run_names, settings_of_run
 
+MOST, BEST = 8, 5
+"""Runs of which each has a line, and of more those that have one."""
 REFERENCE = "data/reference.json"
 
 
 def summary(results: Path) -> str:
-    """Return a line for each run whose settings are in `results`/settings, and the next steps.
+    """Return a line for each run whose settings are in `results`/settings, of many those of lowest loss, and the next
+    steps.
 
     Raises UserError if they are missing.
     """
     runs = run_names(results)
     width = max(map(len, runs))
     lines, pages = [], []
+    evaluated: list[tuple[float, str, Path]] = []
     for name in runs:
         files = (
             results / "base" / settings_of_run(results, name)["dataset"] / "evaluate.json",
@@ -32,6 +37,15 @@ def summary(results: Path) -> str:
             after = read_json(compared, "zerolora stage report")
         pages.append(results / name / "report.html")
         lines.append(f"{name:<{width}}  {before_and_after(before, after)}  {pages[-1]}")
+        evaluated.append((after.get("loss", math.inf), lines[-1], pages[-1]))
+    if len(lines) > MOST and evaluated:
+        best = sorted(evaluated)[:BEST]
+        lines, pages = [line for _, line, _ in best], [page for *_, page in best]
+        missing = len(runs) - len(evaluated)
+        which = f"{len(best)} of lowest loss of {len(runs)} runs" + (
+            f", {missing} not evaluated yet" if missing else ""
+        )
+        lines.append(f"the {which}; `zerolora show` has all")
     if pages:
         lines += ["", f"Next: open {pages[0]}: answers, memory, provenance."]
         if _is_tutorial(results):
