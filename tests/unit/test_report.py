@@ -189,7 +189,7 @@ def test_run_of_pairs_without_evaluation_shows_the_change_in_training(run: Finis
 
 
 def test_free_form_answers_lead_with_the_loss(run: FinishedRun) -> None:
-    """Their exact match is 0 before and after, however much was learnt."""
+    """Their exact match is 0 before and after, whatever the training achieved."""
     for name, bits in (("base/evaluate.json", 1.25), ("default/metrics/evaluate.json", 0.75)):
         run.edit(name, lambda figures, bits=bits: figures | {"free_form": True, "bits_per_byte": bits})
     page = run.page()

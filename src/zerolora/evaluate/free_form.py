@@ -1,6 +1,6 @@
 """Free-form answers: texts of which no two are alike, or long ones, which hardly any answer equals.
 
-Their exact match is near 0 before and after, however much was learnt. Their loss says it, and bits per byte, which is
+Their exact match is near 0 before and after, whatever the training achieved. Their loss says it, and bits per byte, which is
 comparable between tokenizers.
 """
 
@@ -28,8 +28,8 @@ def is_free_form(expected: Sequence[str]) -> bool:
 
 def supervised_bytes(tokenizer: Any, rows: Any) -> int:
     """Return the bytes of the rows' supervised texts in UTF-8, without special tokens."""
-    learnt = [[label for label in labels[1:] if label != IGNORED] for labels in rows["labels"]]
-    return sum(len(tokenizer.decode(tokens, skip_special_tokens=True).encode()) for tokens in learnt)
+    supervised = [[label for label in labels[1:] if label != IGNORED] for labels in rows["labels"]]
+    return sum(len(tokenizer.decode(tokens, skip_special_tokens=True).encode()) for tokens in supervised)
 
 
 def bits_per_byte(nats: float, size: int) -> float:
