@@ -1,7 +1,7 @@
 """Free-form answers: texts of which no two are alike, or long ones, which hardly any answer equals.
 
-Their exact match is near 0 before and after, whatever the training achieved. Their loss says it, and bits per byte, which is
-comparable between tokenizers.
+Their exact match is near 0 before and after, whatever the training achieved. Their loss says it, and bits per byte,
+which is comparable between tokenizers.
 """
 
 import math
