@@ -4,7 +4,6 @@ rule evaluate_base:
     input:
         data=of("results/data/{dataset}/manifest.json"),
         stats=of("results/data/{dataset}/stats.json"),
-        renders=job("renders"),
     output:
         metrics="results/base/{dataset}/evaluate.json",
         resources="results/base/{dataset}/evaluate_resources.json",

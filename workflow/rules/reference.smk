@@ -5,7 +5,6 @@ rule reference:
         data=of("results/data/{dataset}/manifest.json"),
         stats=of("results/data/{dataset}/stats.json"),
         start=job("start_files"),
-        renders=job("renders"),
     output:
         manifest="results/{referenced}/reference/manifest.json",
         others=multiext(

@@ -21,7 +21,6 @@ rule task_base:
         data=of("results/data/{dataset}/manifest.json"),
         stats=of("results/data/{dataset}/stats.json"),
         rows=job("task_rows"),
-        renders=job("renders"),
     output:
         metrics="results/base/{dataset}/tasks/{task}.json",
         answers="results/base/{dataset}/tasks/{task}.answers.json",

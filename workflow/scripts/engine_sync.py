@@ -33,6 +33,7 @@ from zerolora.compat.snakemake_patches import (
     decide_by_receipts,
     run_with_targets,
     run_with_until,
+    start_after,
 )
 from zerolora.config.file import NOTHING, with_overrides
 from zerolora.config.grids import Shared
@@ -52,6 +53,8 @@ UNFINISHED = Path("work/compare")  # of neither engine
 SKEW = 10  # seconds that another machine's clock may be ahead
 SITE_CACHE, SITE_CACHE_VARIABLE = "dvc", "DVC_SITE_CACHE_DIR"
 DVC_LOCAL_CONFIG = Path(".dvc/config.local")
+MODELS_ALONE = ("evaluate_base", "task_base", "reference")
+"""Stages that load a base model, and read nothing of `render`."""
 # Those that name targets.
 TARGET_RULES = ("all", "default", "judge_all", "export")
 
@@ -90,6 +93,7 @@ class EngineSync:
             interrupts.calm()
             before_each_job(self._workflow, self._begin_job)
             after_each_job(self._workflow, self._end_job)
+            start_after(self._workflow, self._waits_for_render)
         if executing and not dvc_state.PIPELINE.is_file() and not self._overridden:
             print(f"there is no {dvc_state.PIPELINE} here: DVC records nothing of this run", file=sys.stderr)
         if executing and self._workflow.execution_settings.lock:
@@ -262,6 +266,17 @@ class EngineSync:
     def _receipt_of(self, job: Any) -> Receipt | None:
         """Return the receipt by which Snakemake decides on a job; None if it has none."""
         return self._receipts.of(stage_of(job))
+
+    def _waits_for_render(self, job: Any) -> list[Any]:
+        """Return the jobs that may refuse a run within seconds, before a model of it computes for minutes."""
+        if job.rule.name not in MODELS_ALONE:
+            return []
+        names = self._jobs.of(job.wildcards).renders
+        return [each for each in self._renders if each.wildcards.rendered in names]
+
+    @functools.cached_property
+    def _renders(self) -> list[Any]:
+        return [job for job in self._workflow.dag.jobs if job.rule.name == "render"]
 
     def _begin_job(self, job: Any) -> None:
         """Write that a job starts, and note what it reads. With `--touch` none does."""

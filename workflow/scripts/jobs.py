@@ -415,14 +415,11 @@ class Job:
         return [ancient(f"{start}/{MANIFEST}")] if start and Path(start).is_relative_to(HUB_ADAPTERS) else []
 
     @property
-    def renders(self) -> list[Any]:
-        """What `render` decided for all runs on its data, or with its reference: it may refuse a run within seconds,
-        which is better known before what takes minutes. Neither engine makes outputs depend on it, and DVC orders its
-        stages itself."""
+    def renders(self) -> set[str]:
+        """Names of the outputs of `render` of all runs on its data, or with its reference."""
         kind = "referenced" if "referenced" in self._wildcards else "dataset"
-        wanted = self._wildcards[kind]
-        names = {run.rendered for run in self._jobs.resolved.runs.values() if getattr(run, kind) == wanted}
-        return [] if "DVC_STAGE" in os.environ else [ancient(f"results/{name}/render.json") for name in sorted(names)]
+        runs = self._jobs.resolved.runs.values()
+        return {run.rendered for run in runs if getattr(run, kind) == self._wildcards[kind]}
 
     @property
     def task_files(self) -> list[str]:

@@ -119,8 +119,8 @@ def instead(location: Iterable[str]) -> str:
     close = _close(location[-1], siblings, SIMILAR) or _close(location[-1], paths, ALIKE)
     if not close:
         theirs = [name for name, each in foreign_names() if each.paths]
-        longer = [name for name in theirs if name.endswith(f"_{location[-1]}")]
-        names = longer or get_close_matches(location[-1], theirs, 1, ALIKE)
+        ending = [name for name in theirs if name.endswith(f"_{location[-1]}")]
+        names = ending or get_close_matches(location[-1], theirs, 1, ALIKE)
         close = [path for name, each in foreign_names() if name in names for path in each.paths]
     return _meant(close, location) if close else LISTED
 

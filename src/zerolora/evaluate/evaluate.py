@@ -119,9 +119,15 @@ def evaluate(
     write_json(output / "evaluate.json", figures)
     write_json(output / "evaluate_resources.json", resources)
     write_json(answers_file, _entries(data, asked, answered, judged, [scored[0].rows[number] for number in numbers]))
-    rates |= {name: figures[name] for name in (held_out_preference.ACCURACY,) if name in figures}
-    shown = [f"{name.removesuffix('_rate').replace('_', ' ')} {rate:.3f}" for name, rate in rates.items()]
-    result(", ".join([*shown, f"loss {figures['loss']:.3g}"]) + f" on {counted(len(rows), 'row')}")
+    result(f"{', '.join(_shown(rates, figures))} on {counted(len(rows), 'row')}")
+
+
+def _shown(rates: Mapping[str, float], figures: Mapping[str, Any]) -> list[str]:
+    """Return what the stage prints: the rates, of free-form answers none, and the loss."""
+    of_pairs = {name: figures[name] for name in (held_out_preference.ACCURACY,) if name in figures}
+    shown = {} if FREE_FORM in figures else {**rates, **of_pairs}
+    texts = [f"{name.removesuffix('_rate').replace('_', ' ')} {rate:.3f}" for name, rate in shown.items()]
+    return [*texts, f"loss {figures['loss']:.3g}"]
 
 
 def _entries(
