@@ -54,7 +54,7 @@ app.add_typer(user_commands.app)
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"zerolora {__version__}")
+        messages.say(f"zerolora {__version__}")
         raise typer.Exit
 
 

@@ -198,7 +198,7 @@ def keys(
     """List the keys of the config; with a word, those that have it, with meaning, unit and default."""
     from zerolora.config.known_keys import listed
 
-    typer.echo(listed(word))
+    say(listed(word))
 
 
 @app.command()
@@ -211,7 +211,7 @@ def schema(
 
     value = Config.model_json_schema()
     if output is None:
-        typer.echo(as_json(value), nl=False)
+        say(as_json(value).rstrip("\n"))
     else:
         write_json(output, value)
 
