@@ -56,6 +56,7 @@ class FinishedRun:
             None,
             run / "usage.json",
             run / "summary.json",
+            run / "timings.json",
             run / "metrics/difference.json",
             self.folder / "compare/rows/default.json",
             run / "report.html",

@@ -80,7 +80,7 @@ class Stages:
             "report": stage(
                 "report", run["report"], run="default", model=model, data=task.data, packing=packing, **planned,
                 base=base, results=folder, lock=ROOT / "envs/requirements.lock", config=task.folder / "config.yaml",
-                usage=folder / "usage.json", summary=folder / "summary.json",
+                usage=folder / "usage.json", summary=folder / "summary.json", timings=folder / "timings.json",
                 difference=folder / "metrics/difference.json", row=task.folder / "results/compare/rows/default.json",
                 output=folder / "report.html",
             ),

@@ -1,14 +1,13 @@
 """Snakemake's output for users: the start and end of each stage, and a progress bar while it runs.
 
 A profile turns it on with `logger: zerolora`. In a terminal each running stage has one line with a bar, and then a line
-with its result; elsewhere (a file, a Slurm job's log) it has a line at its start and one at its end. Dry runs and
-`--verbose` keep Snakemake's format; a dry run shortens long lists of files, which are whole with `--verbose`.
-`.snakemake/log/` always has Snakemake's full log.
+with its result; elsewhere (a file, a Slurm job's log) it has a line at its start, one now and then, and one at its end.
+A dry run has a line for the jobs of each rule. `--verbose` keeps Snakemake's format, and `.snakemake/log/` always has
+its full log.
 
 Snakemake imports every installed plugin at each start, so this module imports only what Snakemake has loaded.
 """
 
-import copy
 import os
 import re
 import sys
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 TARGETS = ("all", "default", "judge_all")
 """Rules without a command, which only collect outputs."""
 HIDDEN = (
-    *("Assuming unrestricted shared filesystem usage", "Building DAG of jobs"),  # before the first event
+    *("Assuming unrestricted shared filesystem usage", "Building DAG of jobs", "SNAKEMAKE\n"),  # before the first event
     *("Exiting because a job execution failed", "WorkflowError:\nAt least one job did not complete successfully"),
 )
 """Prefixes of messages that say nothing to a user, or repeat that a stage failed."""
@@ -38,18 +37,18 @@ SHOWN = (
     *("Will exit after", "Terminating processes"),  # when it is interrupted
 )
 """Prefixes of messages for the user among those of level INFO that Snakemake logs during a run without an event."""
+FAILED = "WorkflowError:"
+"""Prefix of an error for the user, which Snakemake shows with the lines of code that raised it."""
 FRAMES = re.compile(r'\n  File ".*", line \d+, in \w+$', re.MULTILINE)
 MESSAGE = re.compile(r"(\d+: )?zerolora: ")
 """Prefix of log lines for the user; `srun --label` puts the task's number before it."""
-FILE_LISTS = re.compile(
-    r"((?:Missing output|Incomplete output|Updated input) files|Input files updated by another job): ([^;]+)"
-)
-"""Lists of files in the reason of a planned job."""
-LISTED_FILES = 8
-"""Files of a list that a dry run shows."""
+LISTED_NAMES = 3
+"""Names of a rule's jobs that a dry run shows."""
 TAIL = 20
 """Last lines of a log to show if a stage failed without a message."""
 POLL_SECONDS = 0.25
+LINE_SECONDS = 30
+"""Between the lines of running stages where there is no terminal, for each of them."""
 NAME_WIDTH = 28
 
 
@@ -132,21 +131,33 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{whole:02}" if hours else f"{minutes}:{whole:02}"
 
 
-def shortened(record: LogRecord) -> LogRecord:
-    """Return the record of a planned job with the first files of each list."""
-    short = copy.copy(record)
-    values = vars(short)
-    values |= {name: first_files(values[name]) for name in ("input", "output")}
-    values["reason"] = FILE_LISTS.sub(
-        lambda match: f"{match[1]}: {', '.join(first_files(match[2].split(', ')))}", str(values["reason"])
-    )
-    return short
+class Plan:
+    """What a dry run plans: how many jobs of each rule, and why."""
 
+    def __init__(self) -> None:
+        self.rules: dict[str, list[tuple[str, str]]] = {}
+        """Name and reason of each job, by rule."""
 
-def first_files(files: list[str]) -> list[str]:
-    """Return the first files of a list, and how many more there are."""
-    more = len(files) - LISTED_FILES
-    return [*files[:LISTED_FILES], f"and {more} more"] if more > 1 else files
+    def add(self, values: dict[str, Any]) -> None:
+        """Add a planned job."""
+        if values["rule_name"] not in TARGETS:
+            # The files and values of each reason are in Snakemake's own format.
+            reason = re.split(r"[:;]", str(values["reason"]), maxsplit=1)[0].strip()
+            name = "-".join(map(str, (values["wildcards"] or {}).values()))
+            self.rules.setdefault(values["rule_name"], []).append((name, reason))
+
+    def lines(self) -> list[str]:
+        """Return a line for each rule, and one for all; none without a job."""
+        result = []
+        for rule, jobs in self.rules.items():
+            names = [name for name, _ in jobs if name]
+            more = f" and {len(names) - LISTED_NAMES} more" if len(names) > LISTED_NAMES else ""
+            reasons = "; ".join(dict.fromkeys(reason for _, reason in jobs if reason))
+            listed = f"{', '.join(names[:LISTED_NAMES])}{more}: " if names else ""
+            result.append(f"{len(jobs):>5}  {rule:<18}  {listed}{reasons[:1].lower()}{reasons[1:]}")
+        count = sum(map(len, self.rules.values()))
+        end = f"{count:>5}  jobs; a dry run runs none, and with --verbose shows the files and reason of each"
+        return [*result, end] if result else []
 
 
 class Terminal:
@@ -219,9 +230,18 @@ class Lines:
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
+        self._shown: dict[str, float] = {}
+        """When each stage had its last line."""
 
     def show(self, jobs: list[Job]) -> None:
-        """Show nothing: bars need a terminal."""
+        """Print how far the stages are, each after LINE_SECONDS for every running one."""
+        now = time.monotonic()
+        for job in jobs:
+            total, since = job.status.get("total"), self._shown.get(job.name, job.started)
+            if total and now - since >= LINE_SECONDS * len(jobs):
+                self._shown[job.name] = now
+                done = job.status.get("done", 0)
+                self._print(job, f"{100 * done // total:>3}% after {job.seconds}  {job.status.get('text', '')}")
 
     def print(self, text: str, style: str = "") -> None:
         """Print lines."""
@@ -229,6 +249,7 @@ class Lines:
 
     def started(self, job: Job) -> None:
         """Print that a stage starts."""
+        self._shown.pop(job.name, None)
         self._print(job, "started")
 
     def ended(self, job: Job, text: str) -> None:
@@ -249,13 +270,14 @@ class LogHandler(LogHandlerBase):
     writes_to_stream = True
     writes_to_file = False  # Snakemake keeps writing its log file
     has_filter = False  # Snakemake's filter handles `--quiet`
-    has_formatter = False  # dry runs and `--verbose` use Snakemake's formatter
+    has_formatter = False  # `--verbose` uses Snakemake's formatter
     needs_rulegraph = False
 
     def __post_init__(self) -> None:
         """Prepare to print; the terminal's modules are imported at the first stage."""
         self.stream = sys.stdout if self.common_settings.stdout else sys.stderr
-        self.plain = bool(self.common_settings.dryrun or self.common_settings.verbose)
+        self.plain = bool(self.common_settings.verbose)
+        self.plan = Plan() if self.common_settings.dryrun else None
         self.screen: Terminal | Lines = Lines(self.stream)
         self.jobs: dict[int, Job] = {}
         self.failed = self.summary = self.running = False
@@ -276,6 +298,9 @@ class LogHandler(LogHandlerBase):
         self._ended.set()
         with self._lock:
             self.screen.show([])
+            for line in self.plan.lines() if self.plan and not self.plain and not self.failed else ():
+                self.screen.print(line)
+            self.plan = None
             if self.summary and not self.failed and "DVC_STAGE" not in os.environ:
                 self._print_summary()
                 self.summary = False
@@ -285,12 +310,12 @@ class LogHandler(LogHandlerBase):
         event: LogEvent | None = getattr(record, "event", None)
         values = vars(record)
         if self.plain:
-            if event == LogEvent.JOB_INFO and not self.common_settings.verbose:
-                record = shortened(record)
             text = self.format(record)
             if text and text != "None":
                 text = printable_lines(text)
                 print(("\n" if event == LogEvent.JOB_INFO else "") + text, file=self.stream, flush=True)
+        elif event == LogEvent.JOB_INFO and self.plan:
+            self.plan.add(values)
         elif event == LogEvent.JOB_INFO:
             self._start(values)
         elif event == LogEvent.JOB_FINISHED:
@@ -343,7 +368,7 @@ class LogHandler(LogHandlerBase):
             return
         if text.startswith("Nothing to be done"):
             self.summary = "all" in sys.argv
-        if text.startswith("WorkflowError:"):
+        if text.startswith(FAILED):
             text = FRAMES.sub("", text)
         self.screen.print(text, "red" if record.levelno > WARNING else "")
 

@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 from typer.exceptions import TyperException
 from typer.main import get_command_name
 
+from zerolora import __version__
 from zerolora import log as messages
 from zerolora.commands import stage_command, standard_input, user_commands
 from zerolora.compat.left_out import leave_out
@@ -51,10 +52,17 @@ app.add_typer(stage_command.app)
 app.add_typer(user_commands.app)
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        messages.say(f"zerolora {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def start(
     context: typer.Context,
     log: Annotated[Path | None, typer.Option(help="Write all output to this file instead of the terminal.")] = None,
+    _: Annotated[bool, typer.Option("--version", help="Show the version.", callback=_version, is_eager=True)] = False,
 ) -> None:
     """Set up messages, and disable the network for commands that do not download or upload."""
     if log:

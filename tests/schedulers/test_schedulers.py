@@ -99,7 +99,7 @@ def job_of(text: str, rule: str) -> str:
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_a_dry_run_has_each_schedulers_resources(on_gpus: Site, name: str) -> None:
-    text = on_gpus.snakemake("--profile", f"profiles/{name}", "--dry-run", ADAPTER).stdout
+    text = on_gpus.snakemake("--profile", f"profiles/{name}", "--dry-run", "--verbose", ADAPTER).stdout
     requested = dict(re.findall(r"(\w+)=([^,\n]*)", job_of(text, "train").partition("    resources: ")[2]))
     memory = requested["mem_mb"]
     own = {

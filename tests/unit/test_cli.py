@@ -170,7 +170,10 @@ def test_light_stages_import_no_heavy_package(tmp_path: Path, tiny_model: Path) 
     planned = f"--estimate {result}/estimate.json --zero {result}/zero.json --reasons {result}/render.json"
     read = f"--model {done.folder}/model --data {done.folder}/data/reference --packing {result}/packing {planned}"
     lock = f"--lock {ROOT}/envs/requirements.lock --config {ROOT}/config/config.yaml"
-    written = "--usage usage.json --summary summary.json --difference d.json --row rows/default.json --output page.html"
+    written = (
+        "--usage usage.json --summary summary.json --timings timings.json --difference d.json "
+        "--row rows/default.json --output page.html"
+    )
     stage(
         f"stage report --run default {read} {lock} --base {done.folder}/base --results {result} {written}",
         {"strategy": "zero2"},
@@ -181,6 +184,7 @@ def test_light_stages_import_no_heavy_package(tmp_path: Path, tiny_model: Path) 
     stage("init")
     stage(f"import {ROOT}/config/deepspeed/reference-stage2.json --output imported.yaml")
     stage("memory --model models/tiny/config.json")
+    stage("keys lora_rank")
     stage("--help")
     script = LIGHT.format(commands=commands)
     done_ = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -20,7 +20,7 @@ from zerolora.config.resolve import resolve
 from zerolora.config.settings import CompareSettings
 from zerolora.errors import UserError
 from zerolora.report.comparison import compare, compare_all
-from zerolora.report.comparison_charts import front
+from zerolora.report.comparison_charts import front, sections
 from zerolora.report.comparison_rows import all_runs, reason_in
 from zerolora.report.comparison_terminal import show
 
@@ -291,6 +291,17 @@ def test_the_best_of_several_runs_is_called_partly_luck(tmp_path: Path) -> None:
     )
     assert "The best of 3 runs on the same rows is partly luck" in several
     assert "partly luck" not in alone
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+def test_axes_of_runs_with_one_value_have_ticks(runs: int) -> None:
+    rows = [{"run": name, **row(2)} for name in "ab"[:runs]]
+    (chart,) = (chart for charts in sections(rows).values() for chart in charts if chart.name == "front")
+    ticks = [float(text) for text in re.findall(r"<text[^>]*>([0-9.]+)</text>", chart.svg())]
+    seconds, memory = rows[0]["step_seconds"], rows[0]["measured_host_bytes"] / 2**30
+    for value in (seconds, memory):
+        near = {tick for tick in ticks if abs(tick - value) <= value / 5}
+        assert len(near) >= 3 and min(near) < value < max(near), ticks
 
 
 def test_page_without_finished_runs_has_no_chart(tmp_path: Path) -> None:

@@ -630,6 +630,22 @@ def test_needed_before_each_job(tmp_path: Path) -> None:
     assert "starts one True False" in served(*command, directory=tmp_path).stdout.splitlines()
 
 
+@pytest.mark.parametrize("patched", [False, True])
+def test_needed_start_after(tmp_path: Path, patched: bool) -> None:
+    """Unpatched, a job starts as soon as there is room."""
+    jobs = "[each for each in workflow.dag.jobs if each.rule.name == 'first' != job.rule.name]"
+    wait = f"start_after(workflow, lambda job: {jobs})"
+    rule = "rule {0}:\n    output: '{0}'\n    shell: 'sleep {1}; echo {0} >> order; touch {{output}}'\n"
+    (tmp_path / "Snakefile").write_text(
+        "from zerolora.compat.snakemake_patches import around_planning, start_after\n"
+        f"def plan():\n    {wait if patched else 'pass'}\n"
+        "around_planning(workflow, plan, lambda: None)\n"
+        f"rule all:\n    input: 'second', 'first'\n{rule.format('first', 0.5)}{rule.format('second', 0)}"
+    )
+    served("snakemake", "--cores", "2", "--quiet", "all", directory=tmp_path).check_returncode()
+    assert (tmp_path / "order").read_text().split() == (["first", "second"] if patched else ["second", "first"])
+
+
 RECEIPTS = """
 import hashlib
 from pathlib import Path

@@ -14,7 +14,7 @@ import yaml
 from conftest import ROOT, TINY_CONFIG, refusal
 from snakemake.io import PeriodicityDetector
 
-from zerolora.config.file import load
+from zerolora.config.file import NOTHING, load, with_overrides
 from zerolora.config.resolve import default_rate, rate_for_width, resolve
 from zerolora.config.schema import Config
 from zerolora.config.target_sections import ExportSections
@@ -832,7 +832,7 @@ def test_many_unknown_keys_are_summarized_within_seconds(tmp_path: Path) -> None
 def test_a_long_name_is_shortened(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="use at most 100 characters") as error:
         load(write(tmp_path, edited("runs", {"a" * 300: {}})))
-    assert len(str(error.value)) < 400
+    assert len(str(error.value)) < 450
 
 
 def test_large_config_reads_like_a_small_one(tmp_path: Path) -> None:
@@ -925,3 +925,27 @@ def test_vllm_refuses_added_tokens(tmp_path: Path) -> None:
     config = edited("prepare.rows.add_tokens", ["<x>"]) | {"evaluate": {"engine": "vllm"}}
     with pytest.raises(UserError, match="prepare.rows.add_tokens: adds tokens to the base model.*engine: transformers"):
         load(write(tmp_path, config))
+
+
+def test_keys_with_x_hold_anchors(tmp_path: Path) -> None:
+    """They are no settings: what is in them counts only where an alias repeats it."""
+    path = write(tmp_path, TINY_CONFIG)
+    text = path.read_text()
+    path.write_text(f"x-short: &short {{max_steps: 7}}\nx-unused: [1]\n{text}")
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments/a.yaml").write_text("x-a: &a {max_steps: 9}\ndataset: rows\ntrain: {<<: *a}\n")
+    assert resolve(load(path)).runs["a"].train.max_steps == 9
+    assert with_overrides(path, NOTHING).values.keys() == {*TINY_CONFIG}
+    (tmp_path / "experiments/a.yaml").write_text("train: {x-a: 1}\ndataset: rows\n")
+    with pytest.raises(UserError, match=r"a\.yaml:1: runs\.a\.train\.x-a: there is no such key"):
+        load(path)
+
+
+def test_number_of_two_kinds_is_named_once_and_by_its_own_name(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as error:
+        load(write(tmp_path, edited("train.epochs", "3 epochs")))
+    assert str(error.value).endswith(": train.epochs: '3 epochs' is not valid; use a number, as in 2e-4")
+    config = edited("runs.default.train", {"epochs": "3 epochs"})
+    with pytest.raises(UserError) as error:
+        load(write(tmp_path, config))
+    assert str(error.value).endswith(": runs.default.train.epochs: '3 epochs' is not valid; use a number, as in 2e-4")

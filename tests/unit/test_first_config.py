@@ -9,13 +9,17 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import refusal, served, write_rows
+from conftest import ROOT, refusal, served, write_rows
 from loopback_hub import REPOSITORY, REVISION, Hub, asking, serving
 from pretended_driver import PretendedDriver
 
 from zerolora.config.file import load
+from zerolora.config.recipes import SCHEMA_FILE
 from zerolora.config.resolve import resolve
+from zerolora.config.settings import FetchDirectory
 from zerolora.errors import CONTROLS
+from zerolora.fetch.models import fetch
+from zerolora.files import read_json, write_json
 from zerolora.first_config import first_config as module
 from zerolora.first_config.first_config import first_config
 from zerolora.first_config.given_data import given_data
@@ -44,8 +48,11 @@ def test_config_is_short_and_its_plan_is_printed(folder: Path) -> None:
     result = init(folder)
     assert result.returncode == 0, result.stderr
     text = (folder / "config.yaml").read_text()
-    assert len(text.splitlines()) <= 12
-    assert text.startswith("# zerolora init --model 'My Model' --data rows.json\n")
+    assert len(text.splitlines()) <= 13
+    schema, command = text.splitlines()[:2]
+    file = Path(schema.removeprefix("# yaml-language-server: $schema="))
+    assert file.is_absolute() and file.read_bytes() == (ROOT / SCHEMA_FILE).read_bytes()
+    assert command == "# zerolora init --model 'My Model' --data rows.json"
     config = load(folder / "config.yaml")
     assert config.fetch.directory["my-model"].model_dump() == {"path": "My Model", "license": "apache-2.0"}
     assert config.prepare["rows"].split.model_dump() == {"validation": 2, "test": 2}
@@ -63,6 +70,21 @@ def test_config_is_short_and_its_plan_is_printed(folder: Path) -> None:
     assert (written["learning_rate"], written["epochs"]) == (9e-3, 5)  # for a hidden size of 32
     assert " of the machine" in fits and "minutes, predicted" in takes
     assert "config.yaml is written; train with `zerolora run`" in result.stderr
+
+
+@pytest.mark.parametrize("kind", ["models", "weights"])
+def test_a_model_that_fetch_wrote_is_fetched_by_the_same_pin(folder: Path, kind: str) -> None:
+    """Neither engine tracks its weights, which may be in the store alone."""
+    pin = {"repository": REPOSITORY, "revision": REVISION}
+    fetch(FetchDirectory(path="My Model"), Path("resources/weights/mine"), Path("resources/models/mine"))
+    path = Path("resources/models/mine/manifest.json")
+    write_json(path, read_json(path, "tests") | {"source": {"source": "hub", **pin}, "license": "MIT"})
+    Path("resources/weights/mine").mkdir(parents=True)
+    result = init(folder, model=f"resources/{kind}/mine")
+    assert result.returncode == 0, result.stderr
+    config = load(folder / "config.yaml")
+    assert {name: model.model_dump() for name, model in config.fetch.hub.items()} == {"mine": {**pin, "license": "MIT"}}
+    assert "column  instruction" in result.stdout and "trains  lora" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -146,7 +168,7 @@ def test_a_recipes_training_settings_are_written_for_another_model(recipes: Path
     assert result.returncode == 0, result.stderr
     text = (folder / "config.yaml").read_text()
     command = "# zerolora init --model 'My Model' --data rows.json --recipe llama-3-8b-lora-8x80gb\n"
-    assert text.startswith(command) and len(text.splitlines()) <= 13
+    assert text.split("\n", 1)[1].startswith(command) and len(text.splitlines()) <= 14
     run = resolve(load(folder / "config.yaml")).runs["rows"]
     theirs = yaml.safe_load((RECIPES / "llama-3-8b-lora-8x80gb/config.yaml").read_text())
     written = yaml.safe_load(text)

@@ -275,7 +275,7 @@ def test_command_prints_its_lines_and_writes_them_into_the_config(tmp_path: Path
     assert "  stage: no equal: 'rm': a reward model" in lines[: groups[1]]
     assert "  output_dir: no equal: results are in results/<run>/" in lines[groups[2] :]
     text = output.read_text(encoding="utf-8")
-    assert [line[2:] for line in text.splitlines()[1:] if line.startswith("# ")] == lines
+    assert [line[2:] for line in text.splitlines()[2:] if line.startswith("# ")] == lines
     load(output)
     again = served("zerolora", "import", str(file), "--output", str(output), "--as-sft")
     assert again.returncode == 2 and "exists; pass --force" in again.stderr

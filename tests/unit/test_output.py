@@ -134,22 +134,37 @@ def test_nothing_to_do_is_one_line(tmp_path: Path) -> None:
     assert line == "Nothing to be done (all requested files are present and up to date)."
 
 
-def test_dry_run_and_verbose_use_snakemakes_format(tmp_path: Path) -> None:
-    assert "rule one:\n    output: one.txt\n" in run(tmp_path, "good", "--dry-run")
+def test_verbose_uses_snakemakes_format(tmp_path: Path) -> None:
+    assert "rule one:\n    output: one.txt\n" in run(tmp_path, "good", "--dry-run", "--verbose")
     assert "rule one:\n    output: one.txt\n" in run(tmp_path, "good", "--verbose")
 
 
-def test_a_dry_run_shortens_lists_of_files(tmp_path: Path) -> None:
-    """The plan of a grid would have thousands of names in one line; with --verbose they are whole."""
+def test_a_dry_run_has_a_line_for_each_rule(tmp_path: Path) -> None:
+    """The plan of a grid would have thousands of lines."""
     names = [f"{number}.txt" for number in range(30)]
-    parts = [f"rule:\n    output: '{name}'\n    shell: 'touch {{output}}'\n" for name in names]
-    (tmp_path / "Snakefile").write_text(f"rule all:\n    default_target: True\n    input: {names}\n" + "".join(parts))
-    plan = served(*SNAKEMAKE, "--dry-run", "all", directory=tmp_path).stdout
-    whole = served(*SNAKEMAKE, "--dry-run", "--verbose", "all", directory=tmp_path).stdout
-    assert f"    input: {', '.join(names[:8])}, and 22 more\n" in plan
-    assert re.search(r"reason: Input files updated by another job: (\d+\.txt, ){8}and 22 more\n", plan)
-    assert "reason: Missing output files: 29.txt\n" in plan
-    assert f"    input: {', '.join(names)}\n" in whole and "22 more" not in whole
+    rules = [
+        f"rule all:\n    default_target: True\n    input: {names}\n",
+        "rule train:\n    input: 'data'\n    output: '{run}.txt'\n    shell: 'touch {output}'\n",
+        "rule data:\n    output: 'data'\n    shell: 'touch {output}'\n",
+    ]
+    (tmp_path / "Snakefile").write_text("".join(rules))
+    plan = served(*SNAKEMAKE, "--dry-run", "all", directory=tmp_path)
+    first, second, last = (plan.stdout + plan.stderr).splitlines()
+    assert first == "    1  data                missing output files"
+    assert re.fullmatch(r"   30  train               (\d+, ){2}\d+ and 27 more: missing output files", second)
+    assert last == "   31  jobs; a dry run runs none, and with --verbose shows the files and reason of each"
+    done = served(*SNAKEMAKE, "data", directory=tmp_path)
+    again = served(*SNAKEMAKE, "--dry-run", "data", directory=tmp_path)
+    assert done.returncode == 0 and (again.stdout + again.stderr).startswith("Nothing to be done")
+
+
+def test_running_stages_have_a_line_now_and_then(tmp_path: Path) -> None:
+    write(tmp_path, "good", 0.5)
+    faster = "import os, snakemake_logger_plugin_zerolora as plugin; plugin.LINE_SECONDS = 0.6; os.dup2(1, 2)"
+    lines = lines_of(served(*SNAKEMAKE, "one.txt", directory=tmp_path, before=faster).stdout)
+    assert lines[0] == "T one started" and lines[-1].startswith("T one done in T")
+    assert 1 <= len(lines[1:-1]) <= 3
+    assert all(re.fullmatch(r"T one \d+% after T loss \d 00:0\d left", line) for line in lines[1:-1]), lines
 
 
 def test_terminal_shows_a_bar_until_the_stage_ends(tmp_path: Path) -> None:
@@ -223,3 +238,15 @@ def test_only_the_tutorials_run_is_followed_by_advice_on_own_rows(tmp_path: Path
     for path, said in (("data/reference.json", True), ("data/mine.json", False)):
         write_json(tmp_path / "config.json", {"prepare": {"rows": {"path": path}}})
         assert ("train on your own rows" in summary(tmp_path)) == said
+
+
+def test_many_runs_have_the_lines_of_the_best(tmp_path: Path) -> None:
+    runs = [f"run-{number}" for number in range(20)]
+    write_settings(tmp_path, {name: {"dataset": "rows"} for name in runs})
+    write_json(tmp_path / "base/rows/evaluate.json", {"loss": 3.0})
+    for number, name in enumerate(runs[:18]):
+        write_json(tmp_path / name / "metrics/evaluate.json", {"loss": 2 - number / 10})
+    lines = summary(tmp_path).splitlines()
+    assert len(lines) == 8 and lines[0].split()[:6] == ["run-17", "loss", "3.000", "before,", "0.300", "after"]
+    assert lines[5] == "the 5 of lowest loss of 20 runs, 2 not evaluated yet; `zerolora show` has all"
+    assert lines[7].startswith("Next: open ") and "run-17/report.html" in lines[7]

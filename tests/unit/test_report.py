@@ -22,7 +22,8 @@ from zerolora.report.charts import POINTS, Chart, javascript, thinned
 from zerolora.report.comparison_columns import columns_of
 from zerolora.report.comparison_terminal import format_table
 from zerolora.report.provenance import UNCOMMITTED, commands
-from zerolora.report.row import headline
+from zerolora.report.row import headline, timings
+from zerolora.report.show import before_and_after
 from zerolora.report.usage import duration, table
 
 
@@ -185,6 +186,27 @@ def test_run_of_pairs_without_evaluation_shows_the_change_in_training(run: Finis
     page = run.page(objective="dpo")
     assert '<p class="bad"><b>✗ Training made the chosen answers less likely</b>: on the last step' in page.read_text()
     assert "changed by -3.5 nats an answer since the start of training" in text_of(page)
+
+
+def test_free_form_answers_lead_with_the_loss(run: FinishedRun) -> None:
+    """Their exact match is 0 before and after, whatever the training achieved."""
+    for name, bits in (("base/evaluate.json", 1.25), ("default/metrics/evaluate.json", 0.75)):
+        run.edit(name, lambda figures, bits=bits: figures | {"free_form": True, "bits_per_byte": bits})
+    page = run.page()
+    text = text_of(page)
+    assert re.search(r"4\.843 → 0\.0007028 Loss per supervised token on 200 held-out rows", text)
+    assert "1.25 and 0.75 bits per byte of the answers" in text
+    assert "few equal those of the data: 0.0% before and 99.5% after" in text
+    assert "right:" not in text and "wrong:" not in text and "Accuracy by group" not in text
+    assert text.index("loss 4.843") < text.index("accuracy 0") < text.index("format rate 0")
+    assert read_json(run.folder / "default/summary.json", "report") == {
+        "loss_before": 4.843, "loss": 0.0007028, "bits_before": 1.25, "bits": 0.75
+    }  # fmt: skip
+    before = read_json(run.folder / "base/evaluate.json", "report")
+    after = read_json(run.folder / "default/metrics/difference.json", "report")
+    assert before_and_after(before, after).startswith(
+        "loss 4.843 before, 0.001 after, bits a byte 1.250 before, 0.750 after, exact match 0.000 before, 0.995 after"
+    )
 
 
 def test_rows_without_prompts_have_a_loss_before_and_after(run: FinishedRun) -> None:
@@ -371,7 +393,7 @@ def headline_metrics(**further: tuple[float, float]) -> dict[str, float]:
     before = {"accuracy": 0.123456, "loss": 2.3} | {name: value for name, (value, _) in further.items()}
     after = {name: value for name, (_, value) in further.items()}
     after |= {"accuracy": 0.98765, "accuracy_low": 0.98321, "accuracy_high": 0.99123, "loss": 0.00061234}
-    return headline(before, after, {"steps": 1000}, RESOURCES, USED)
+    return headline(before, after)
 
 
 def test_headline_metrics() -> None:
@@ -380,6 +402,11 @@ def test_headline_metrics() -> None:
         "accuracy": 0.9877,
         "acc_err": 0.00401,
         "loss": 0.0006123,
+    }
+
+
+def test_timings() -> None:
+    assert timings({"steps": 1000}, RESOURCES, USED) == {
         "tok/s": 123457,
         "step_s": 12.35,
         "wall_s": 123457,
@@ -390,8 +417,14 @@ def test_headline_metrics() -> None:
 
 def test_headline_metrics_without_questions_or_gpu() -> None:
     used = USED | {"measured_gpu_bytes": 0, "predicted_gpu_bytes": 0}
-    actual = headline({"loss": 2.0}, {"loss": 1.0}, {"steps": 10}, RESOURCES, used)
-    assert set(actual) == {"loss", "tok/s", "step_s", "wall_s", "host_use"}
+    assert set(headline({"loss": 2.0}, {"loss": 1.0})) == {"loss"}
+    assert set(timings({"steps": 10}, RESOURCES, used)) == {"tok/s", "step_s", "wall_s", "host_use"}
+
+
+def test_headline_metrics_of_free_form_answers() -> None:
+    """Their exact match is no headline."""
+    actual = headline_metrics(bits_per_byte=(0.91, 0.65), free_form=(1.0, 1.0))
+    assert actual == {"loss_before": 2.3, "loss": 0.0006123, "bits_before": 0.91, "bits": 0.65}
 
 
 OF_PAIRS = {"preference_accuracy": (0.512345, 0.912345), "chosen_log_probability_difference": (0.0, -123.456)}

@@ -16,12 +16,12 @@ from typing import Any
 
 
 def snakemake() -> str:
-    """Return what `snakemake --dry-run all` prints."""
+    """Return what `snakemake --dry-run --verbose all` prints."""
     from snakemake.cli import main
 
     with tempfile.TemporaryFile() as file, _descriptors(file.fileno()):
         with contextlib.suppress(SystemExit):
-            main(["--profile", "profiles/local", "--dry-run", "all"])
+            main(["--profile", "profiles/local", "--dry-run", "--verbose", "all"])
         file.seek(0)
         return file.read().decode()
 

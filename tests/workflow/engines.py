@@ -25,7 +25,7 @@ def snakemake_ran(project: Project, target: str = "all") -> set[str]:
 
 def snakemake_would_run(project: Project) -> set[str]:
     """Return the stages that a dry run shows."""
-    return _jobs(project.snakemake("--dry-run", "all"))
+    return _jobs(project.snakemake("--dry-run", "--verbose", "all"))
 
 
 def dvc_ran(project: Project) -> set[str]:

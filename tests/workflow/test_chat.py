@@ -69,11 +69,12 @@ def answers_of(path: Path) -> list[dict[str, Any]]:
 
 
 def test_answers_are_those_of_the_evaluation(project: Project) -> None:
-    """Also of base and adapter; a question of another conversation does not change them. (Loads three models.)"""
+    """Also of base and adapter; a question of another conversation does not change them, and what follows /quit is not
+    read. (Loads three models.)"""
     results = project.directory / "results"
     tuned, base = answers_of(results / "default/answers.json"), answers_of(results / "base/rows/answers.json")
     few = [each["question"] for each in tuned[:2]]
-    lines = f"{few[0]}\n/new\n\n{few[1]}\n".encode()
+    lines = f"{few[0]}\n/new\n\n{few[1]}\n/quit\n{few[0]}\n".encode()
     names = ("default", "default/adapter", "default/base")
     ended = chat(project, *names, "--max-new-tokens", "4", lines=lines)
     assert ended.returncode == 0, ended.stderr

@@ -151,10 +151,10 @@ def test_the_slurm_profile_plans_the_nodes_that_the_config_asks_for(project: Pro
             },
             "train.nodes": 2,
             "train.ranks_per_node": 4,
-            "train.global_batch": 16,
+            "train.global_batch": 8,
         },
     )
-    result = project.run("snakemake", "--profile", "profiles/slurm", "--dry-run", "all")
+    result = project.run("snakemake", "--profile", "profiles/slurm", "--dry-run", "--verbose", "all")
     block = result.stdout.partition("rule train:")[2].partition("\n\n")[0]
     for text in ("nodes=2", "tasks=2", "gres=gpu:4", "runtime=15", "launcher=srun"):
         assert text in block, block

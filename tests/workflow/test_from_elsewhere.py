@@ -91,7 +91,7 @@ def test_the_example_of_the_workflow_catalog_is_planned(tmp_path: Path) -> None:
     copy_tracked(tmp_path / "checkout")
     options = ("-s", "workflow/Snakefile", "--profile", "profiles/local", "--directory", ".test", "--dry-run", "all")
     planned = runner(tmp_path / "checkout/src", tmp_path / "checkout")("snakemake", *options).stdout
-    assert re.search(r"^train +1$", planned, re.MULTILINE)
+    assert re.search(r"^ +1  train  ", planned, re.MULTILINE)
 
 
 def write_config(folder: Path) -> None:

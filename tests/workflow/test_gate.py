@@ -105,7 +105,7 @@ def test_a_disk_without_room_is_refused(project: Project, tmp_path: Path) -> Non
 
 def resources(project: Project) -> dict[str, str]:
     """Return the resources that a dry run of the Slurm profile shows, by rule."""
-    text = project.run("snakemake", "--profile", "profiles/slurm", "--dry-run", "all").stdout
+    text = project.run("snakemake", "--profile", "profiles/slurm", "--dry-run", "--verbose", "all").stdout
     blocks = re.findall(r"^(?:local)?rule (\w+):\n((?:    .*\n)+)", text, re.MULTILINE)
     return {rule: match[1] for rule, block in blocks if (match := re.search(r"^    resources: (.*)$", block, re.M))}
 

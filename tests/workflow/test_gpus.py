@@ -156,7 +156,7 @@ def test_three_runs_of_an_allocation_never_share_its_one_gpu(project: Project) -
 
 @pytest.mark.parametrize("profile", ["local", "slurm"])
 def test_a_dry_run_shows_what_each_executor_reads(project: Project, profile: str) -> None:
-    options = ("--profile", f"profiles/{profile}", "--dry-run", "--cores", "8")
+    options = ("--profile", f"profiles/{profile}", "--dry-run", "--verbose", "--cores", "8")
     said = project.run("snakemake", *options, ADAPTERS[0], "results/base/rows/evaluate.json").stdout
     for rule in ("train", "evaluate_base"):
         text = re.search(rf"^rule {rule}:\n((?:    .*\n)+)", said, re.MULTILINE)

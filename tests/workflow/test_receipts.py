@@ -263,9 +263,9 @@ def test_engines_agree(project: Project, reached: Callable[[Project], None]) -> 
     assert dvc_ran(project) == set()
     assert stamps(project) == before, "nothing to do, and nothing written"
     forced = project.snakemake("--dry-run", "--forcerun", "report", "--", "all")
-    assert "rule report:" in forced.stdout + forced.stderr
+    assert "  report  " in forced.stdout + forced.stderr
     other = project.snakemake("--dry-run", "all", "--config", "report={examples: 3}")
-    assert "rule report:" in other.stdout + other.stderr
+    assert "  report  " in other.stdout + other.stderr
 
 
 def stamps(project: Project) -> dict[str, tuple[int, int]]:
@@ -304,4 +304,4 @@ def test_dvc_is_not_asked_for_what_it_cannot_restore(project: Project) -> None:
     assert asked in path.read_text()
     path.write_text(path.read_text().replace(asked, "    raise RuntimeError('DVC is asked')\n"))
     planned = project.snakemake("--dry-run", "results/second/adapter/manifest.json")
-    assert "rule train:" in planned.stdout + planned.stderr
+    assert "  train  " in planned.stdout + planned.stderr

@@ -104,7 +104,7 @@ KEYS: dict[str, tuple[Any, set[str]]] = {
     "train.checkpoint_minutes": (5.0, {T}),
     "train.keep_checkpoints": (3, {E, R}),
     "train.resume": ("never", {T}),
-    "train.tracker": ("tensorboard", {T}),
+    "train.tracker": ("tensorboard", {R, T}),
     "train.method": ("dora", {E, R, T, M}),  # merge runs the code of the method
     "train.lora.r": (2, {E, R, T}),
     "train.lora.alpha": (8.0, {R, T}),

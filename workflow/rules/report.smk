@@ -35,6 +35,7 @@ rule report:
         ),
         usage="results/{run}/usage.json",
         summary="results/{run}/summary.json",
+        timings="results/{run}/timings.json",
         difference="results/{run}/metrics/difference.json",
         row="results/compare/rows/{run}.json",
     log:

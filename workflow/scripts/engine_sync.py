@@ -33,6 +33,7 @@ from zerolora.compat.snakemake_patches import (
     decide_by_receipts,
     run_with_targets,
     run_with_until,
+    start_after,
 )
 from zerolora.config.file import NOTHING, with_overrides
 from zerolora.config.grids import Shared
@@ -52,6 +53,8 @@ UNFINISHED = Path("work/compare")  # of neither engine
 SKEW = 10  # seconds that another machine's clock may be ahead
 SITE_CACHE, SITE_CACHE_VARIABLE = "dvc", "DVC_SITE_CACHE_DIR"
 DVC_LOCAL_CONFIG = Path(".dvc/config.local")
+MODELS_ALONE = ("evaluate_base", "task_base", "reference")
+"""Stages that load a base model, and read nothing of `render`."""
 # Those that name targets.
 TARGET_RULES = ("all", "default", "judge_all", "export")
 
@@ -90,6 +93,7 @@ class EngineSync:
             interrupts.calm()
             before_each_job(self._workflow, self._begin_job)
             after_each_job(self._workflow, self._end_job)
+            start_after(self._workflow, self._waits_for_render)
         if executing and not dvc_state.PIPELINE.is_file() and not self._overridden:
             print(f"there is no {dvc_state.PIPELINE} here: DVC records nothing of this run", file=sys.stderr)
         if executing and self._workflow.execution_settings.lock:
@@ -114,7 +118,7 @@ class EngineSync:
         """Record in DVC what is there if no job is to run and dvc.lock lacks something of it. For `zerolora keep`, only
         keep results."""
         if RUNS in os.environ:
-            jobs = {_stage_of(job): job for job in self._workflow.dag.jobs}
+            jobs = {stage_of(job): job for job in self._workflow.dag.jobs}
             keep(jobs, self._planned, self._receipts)
             return
         executing = self._workflow.execution_settings is not None and not self._workflow.dryrun
@@ -136,7 +140,7 @@ class EngineSync:
         if not self._is_config_as_read():  # dvc.yaml has paths of it, and so would the record
             _say_unrecorded([f"{CONFIG_FILE} was edited during the run"])
             return
-        jobs = {_stage_of(job): job for job in self._workflow.dag.jobs if job.rule.name not in TARGET_RULES}
+        jobs = {stage_of(job): job for job in self._workflow.dag.jobs if job.rule.name not in TARGET_RULES}
         summary = LockSummary()
         names = [name for name in jobs if not (summary.is_current and summary.is_recorded(name))]
         if not names:
@@ -261,7 +265,18 @@ class EngineSync:
 
     def _receipt_of(self, job: Any) -> Receipt | None:
         """Return the receipt by which Snakemake decides on a job; None if it has none."""
-        return self._receipts.of(_stage_of(job))
+        return self._receipts.of(stage_of(job))
+
+    def _waits_for_render(self, job: Any) -> list[Any]:
+        """Return the jobs that may refuse a run within seconds, before a model of it computes for minutes."""
+        if job.rule.name not in MODELS_ALONE:
+            return []
+        names = self._jobs.of(job.wildcards).renders
+        return [each for each in self._renders if each.wildcards.rendered in names]
+
+    @functools.cached_property
+    def _renders(self) -> list[Any]:
+        return [job for job in self._workflow.dag.jobs if job.rule.name == "render"]
 
     def _begin_job(self, job: Any) -> None:
         """Write that a job starts, and note what it reads. With `--touch` none does."""
@@ -269,7 +284,7 @@ class EngineSync:
             return
         if not self._inputs_at_start:
             os.environ[PLANNED] = digest(*self._jobs.texts())  # for jobs that read the config again
-        stage = _stage_of(job)
+        stage = stage_of(job)
         damaged = self._receipts.check([stage]).changed
         if damaged and self._has_dvc(overridden=True):
             with repository() as repo:
@@ -285,7 +300,7 @@ class EngineSync:
         """
         if job.rule.name in TARGET_RULES or self._workflow.touch:
             return
-        stage = _stage_of(job)
+        stage = stage_of(job)
         changed = [
             path for path, then in self._inputs_at_start.get(stage, {}).items() if then not in (None, stamp(path))
         ]
@@ -466,7 +481,7 @@ def _runs_of(job: Any, config: Config) -> list[str]:
     return [run for run in config.all_runs if kind and getattr(config.shared_by(run), kind) == wildcards[kind]]
 
 
-def _stage_of(job: Any) -> str:
+def stage_of(job: Any) -> str:
     """Return the DVC stage of a Snakemake job, as in train@default."""
     names = "-".join(job.wildcards_dict.values())
     return f"{job.rule.name}@{names}" if names else str(job.rule.name)

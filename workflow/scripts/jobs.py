@@ -415,6 +415,13 @@ class Job:
         return [ancient(f"{start}/{MANIFEST}")] if start and Path(start).is_relative_to(HUB_ADAPTERS) else []
 
     @property
+    def renders(self) -> set[str]:
+        """Names of the outputs of `render` of all runs on its data, or with its reference."""
+        kind = "referenced" if "referenced" in self._wildcards else "dataset"
+        runs = self._jobs.resolved.runs.values()
+        return {run.rendered for run in runs if getattr(run, kind) == self._wildcards[kind]}
+
+    @property
     def task_files(self) -> list[str]:
         """Metrics and answers of both models in the further tasks."""
         return [

@@ -62,6 +62,7 @@ def start(workflow: Any) -> "Jobs":
 def around_planning(workflow: Any, jobs: "Jobs", planned: "Mapping[str, PlannedJob]") -> "EngineSync":
     """Synchronize the engines around planning (engine_sync.py), in a run's main process."""
     from engine_sync import EngineSync
+    from keep import RUNS
     from overrides_of_run import report_overrides
 
     from zerolora.compat.snakemake_patches import around_planning, module_of
@@ -79,10 +80,32 @@ def around_planning(workflow: Any, jobs: "Jobs", planned: "Mapping[str, PlannedJ
     def after() -> None:
         if not module:
             sync.after_planning()
+            if workflow.dryrun and RUNS not in os.environ:
+                rehearse(workflow, jobs)
 
     if workflow.is_main_process:
         around_planning(workflow, before, after)
     return sync
+
+
+def rehearse(workflow: Any, jobs: "Jobs") -> None:
+    """Raise WorkflowError, with a line for each job, if a run that is planned would stop before its first step."""
+    from engine_sync import stage_of
+    from snakemake.exceptions import WorkflowError
+
+    from zerolora.machine.submit_host import submits
+    from zerolora.planner.machine_limits import uninstalled
+
+    planned = {stage_of(job) for job in workflow.dag.needrun_jobs()}
+    runs = [run for run in jobs.resolved.runs.values() if f"render@{run.rendered}" in planned]
+    if not runs:
+        return
+    from zerolora.check.rehearsal import faults
+
+    here = [] if submits() else runs  # the nodes of a cluster may have what this machine lacks
+    missing = [f"render@{run.rendered}: {why}" for run in here for why in uninstalled(run.render).values()]
+    if found := [*missing, *(f"{job}: {why}" for job, why in faults(jobs.resolved, planned))]:
+        raise WorkflowError("\n".join(dict.fromkeys(found)))
 
 
 def check_hardware(workflow: Any, jobs: "Jobs") -> None:

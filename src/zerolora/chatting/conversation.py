@@ -32,6 +32,8 @@ from zerolora.publish.finished import CONFIG, MODELS, RESULTS
 KINDS = ("merged", "adapter", "base")
 NEW = "/new"
 """Begins another conversation."""
+ENDS = ("/quit", "/exit", "/bye")
+"""End the chat, as the end of the input does."""
 PROMPT = {
     *("template", "template_arguments", "template_text", "system"),
     *("stop_tokens", "pad_token", "add_tokens", "add_special_tokens"),
@@ -153,6 +155,8 @@ def chat(
     """
     show = partial(_show, write) if live else write
     for question in map(str.strip, questions):
+        if question in ENDS:
+            return
         if question == NEW:
             for model in models:
                 model.messages = []

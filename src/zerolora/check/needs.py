@@ -15,7 +15,7 @@ from zerolora.memory.predict import disk
 from zerolora.memory.training_spec import RowStatistics
 from zerolora.model.read_spec import read_model_spec
 from zerolora.model.spec import ModelSpec, with_rows
-from zerolora.planner.machine_limits import strategy_of, uncompiled, uses_kernels, without_launchers
+from zerolora.planner.machine_limits import strategy_of, uncompiled, uninstalled, uses_kernels, without_launchers
 from zerolora.strategies import STRATEGIES
 
 ROWS = RowStatistics(
@@ -65,6 +65,8 @@ class Needs:
     host_memory: int
     """Bytes of one machine, as the config describes it."""
     compiling: tuple[Compiling, ...]
+    uninstalled: Mapping[str, str]
+    """Why each package is needed that this Python lacks."""
     written: Mapping[str, int]
     """Bytes that unfinished runs will write, by folder."""
     unknown: tuple[str, ...]
@@ -82,6 +84,7 @@ def needs_of(config: Config) -> Needs:
         nodes=max((each.nodes for each in planned), default=1),
         host_memory=max((each.host_memory for each in planned), default=0),
         compiling=tuple(_compiling(planned)),
+        uninstalled={package: why for each in planned for package, why in uninstalled(each).items()},
         written=written,
         unknown=unknown,
     )

@@ -37,6 +37,7 @@ def rows(machine: Machine, needs: "Needs | None") -> list[Check]:
     return [
         _python(machine),
         *_lock(machine),
+        *_uninstalled(machine, needs),
         _torch(machine, needs),
         _driver(machine, needs),
         *_gpus(machine, needs),
@@ -64,6 +65,11 @@ def _lock(machine: Machine) -> Iterator[Check]:
         yield Check("packages", "note", here, needed, text)
     else:
         yield Check("packages", "right", here, needed)
+
+
+def _uninstalled(machine: Machine, needs: "Needs | None") -> Iterator[Check]:
+    for package, why in needs.uninstalled.items() if needs else ():
+        yield _judged("package", "none", package, why, machine)
 
 
 def _some(names: tuple[str, ...]) -> str:

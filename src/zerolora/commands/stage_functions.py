@@ -403,6 +403,7 @@ def report(
     lock: Path,
     usage: Path,
     summary: Path,
+    timings: Path,
     difference: Path,
     row: Path,
     output: Path,
@@ -413,7 +414,7 @@ def report(
     from zerolora.report.report import report as stage
 
     checked = ReportSettings.model_validate(settings)
-    written = usage, summary, difference, row, output
+    written = usage, summary, timings, difference, row, output
     planned = estimate, zero, reasons
     stage(checked, run, model, data, packing, *planned, base, results, config, lock, json.loads(accounting), *written)
 

@@ -192,12 +192,28 @@ def search(
 
 
 @app.command()
-def schema(output: Output) -> None:
+def keys(
+    word: Annotated[str | None, typer.Argument(help="Part of a key, or another tool's name for one.")] = None,
+) -> None:
+    """List the keys of the config; with a word, those that have it, with meaning, unit and default."""
+    from zerolora.config.known_keys import listed
+
+    say(listed(word))
+
+
+@app.command()
+def schema(
+    output: Annotated[Path | None, typer.Option(help="The file to write. Default: the terminal.")] = None,
+) -> None:
     """Write the JSON Schema of the config for editors."""
     from zerolora.config.schema import Config
-    from zerolora.files import write_json
+    from zerolora.files import as_json, write_json
 
-    write_json(output, Config.model_json_schema())
+    value = Config.model_json_schema()
+    if output is None:
+        say(as_json(value).rstrip("\n"))
+    else:
+        write_json(output, value)
 
 
 @app.command()

@@ -141,6 +141,35 @@ def after_each_job(workflow: Any, action: Callable[[Any], None]) -> None:
 
 
 @patch("snakemake")
+def start_after(workflow: Any, first: Callable[[Any], list[Any]]) -> None:
+    """Start a job only after the jobs that `first` returns for it have ended, of those that are to run.
+
+    Snakemake orders jobs by the files that they read, and would run a job again with each file that it reads. Its
+    `priority` orders only jobs for which there is no room at once; `ancient` inputs hide changed params of the job that
+    has them (DAG.update_needrun).
+    """
+    dag = workflow.dag
+    ready, finish = dag._ready, dag.finish
+    held: set[Any] = set()
+
+    def is_ready(job: Any) -> bool:
+        if not ready(job):
+            return False
+        if any(dag.needrun(each) and not dag.finished(each) for each in first(job)):
+            held.add(job)
+            return False
+        return True
+
+    async def finish_and_release(job: Any, update_checkpoint_dependencies: bool = True) -> Any:
+        more = await finish(job, update_checkpoint_dependencies)
+        released = [each for each in held if dag.needrun(each)]
+        held.clear()
+        return dag.update_ready(released) or more
+
+    dag._ready, dag.finish = is_ready, finish_and_release
+
+
+@patch("snakemake")
 def before_each_job(workflow: Any, action: Callable[[Any], None]) -> None:
     """Call `action` with each job that is about to start, before Snakemake removes its outputs.
 

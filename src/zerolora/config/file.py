@@ -12,11 +12,12 @@ from pydantic import ValidationError
 
 from zerolora.config.cross_checks import impossible
 from zerolora.config.grid_rules import location_of
+from zerolora.config.mistakes import located
 from zerolora.config.overrides import RunOverrides, SourcedValues
-from zerolora.config.schema import VALUES, Config, data_folders
+from zerolora.config.schema import Config, data_folders
 from zerolora.config.shorthands import ShorthandError, WrittenOut, written_out
 from zerolora.config.studies import read_study
-from zerolora.config.values import HUB_ADAPTERS, remedy
+from zerolora.config.values import HUB_ADAPTERS
 from zerolora.errors import CONTROLS, UserError, explained, shown
 from zerolora.errors import LONGEST as LONGEST_SHOWN
 from zerolora.files import write_text
@@ -26,6 +27,8 @@ from zerolora.yaml_file import DEEPEST, check_size, composed
 LONGEST = 500_000  # characters of a config; parsed within a second
 SHOWN = 20  # mistakes to print
 NOTHING = RunOverrides()
+ANCHORS = "x-"
+"""Prefix of the keys of a config that are not settings, as in Compose files."""
 EXPERIMENTS = "experiments"
 """Directory beside a config with a file for each further run."""
 WILDCARD = re.compile(r"\{\s*\w+\s*(,[^{}]*)?\}")  # as in snakemake.io
@@ -51,7 +54,9 @@ def load(path: Path, *, before_first_trial: bool = False, over: RunOverrides = N
     try:
         config = Config.model_validate(value)
     except ValidationError as error:
-        raise UserError(_some(list(_mistakes(path, error, lines, out)))) from None
+        found = located(error, value)
+        some = [line(each.location, each.text(out.origin(each.location))) for each in found[:SHOWN]]
+        raise UserError(_some(some, len(found))) from None
     for location, each in _leaves(value):
         if isinstance(each, float) and not math.isfinite(each):  # in mappings with free keys, e.g. check_settings
             raise UserError(line(location, "is not finite; use a finite number, as in 2e-4"))
@@ -59,7 +64,7 @@ def load(path: Path, *, before_first_trial: bool = False, over: RunOverrides = N
     # All runs of a grid may have the same mistake.
     mistakes = dict.fromkeys(line(*each) for each in impossible(config, before_first_trial))
     if mistakes:
-        raise UserError(_some(list(mistakes)))
+        raise UserError(_some(list(mistakes)[:SHOWN], len(mistakes)))
     return config
 
 
@@ -165,7 +170,7 @@ def _with_experiments(path: Path) -> SourcedValues:
             raise UserError(f"{file}: {path} has a run {shown(file.stem)} too; rename one of the two")
         here = ("runs", file.stem)
         sources = {here: str(file), **{(*here, *key): f"{file}:{line}" for key, line in lines.items()}}
-        values = {**result.values, "runs": {**runs, file.stem: run}}
+        values = {**result.values, "runs": {**runs, file.stem: _without_anchors(run)}}
         result = SourcedValues(values, result.sources | sources)
     return result
 
@@ -173,7 +178,12 @@ def _with_experiments(path: Path) -> SourcedValues:
 def read(path: Path) -> SourcedValues:
     """Return the unchecked values in a file, and their lines. Raises UserError if it is not a YAML mapping."""
     values, lines = _parse(path)
-    return SourcedValues(values, {location: f"{path}:{line}" for location, line in lines.items()})
+    return SourcedValues(_without_anchors(values), {location: f"{path}:{line}" for location, line in lines.items()})
+
+
+def _without_anchors(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values without the keys that begin with x-, which hold what anchors of YAML repeat."""
+    return {key: value for key, value in values.items() if not key.startswith(ANCHORS)}
 
 
 def _parse(
@@ -233,10 +243,10 @@ def _leaves(value: Any, location: tuple[str, ...] = ()) -> Iterator[tuple[tuple[
         yield location, value
 
 
-def _some(mistakes: list[str]) -> str:
-    """Return the first mistakes, one per line, and the number of further ones."""
-    more = len(mistakes) - SHOWN
-    return "\n".join(mistakes if more <= 0 else [*mistakes[:SHOWN], f"and {more:,} more mistakes"])
+def _some(lines: list[str], count: int) -> str:
+    """Return the lines of the first mistakes, and the number of further ones."""
+    more = count - len(lines)
+    return "\n".join([*lines, *([f"and {more:,} more mistakes"] if more else [])])
 
 
 def _dotted(location: Iterable[str]) -> str:
@@ -258,28 +268,3 @@ def _where(path: Path, location: tuple[str, ...], lines: dict[tuple[str, ...], s
         if location[:end] in lines:
             return lines[location[:end]]
     return str(path)
-
-
-def _mistakes(path: Path, error: ValidationError, lines: dict[tuple[str, ...], str], out: WrittenOut) -> Iterable[str]:
-    messages: dict[tuple[str, ...], str] = {}
-    known = {part for location in (*lines, *out.origins) for part in location}
-    for mistake in error.errors():
-        location = tuple(str(part) for part in mistake["loc"] if part != "[key]")
-        # A union reports an error for each alternative: show the first, and further accepted words.
-        located = tuple(part for part in location if (part in known) or location.index(part) == 0)
-        if located not in messages:
-            here = out.origin(location)
-            messages[located] = f"{_where(path, here, lines)}: {_dotted(_readable(here))}: {remedy(mistake)}"
-        elif mistake["type"] == "literal_error":
-            messages[located] += f", or {mistake['ctx']['expected']}"
-    return messages.values()
-
-
-def _readable(location: tuple[str, ...]) -> list[str]:
-    """Return a location without the union alternatives that pydantic inserts."""
-    return [
-        part
-        for part in location
-        if not re.match(r"(literal|list|constrained|function|str|float|int)\b.*\[", part)
-        and part not in ("bool", "constrained-int", *VALUES)
-    ]

@@ -7,6 +7,7 @@ from typing import Any, get_origin
 from pydantic import TypeAdapter, ValidationError
 
 from zerolora.config.grids import mistakes, repeated
+from zerolora.config.known_keys import instead
 from zerolora.config.objective_sections import ObjectiveSections
 from zerolora.config.schema import Config, Grid, Overrides, Range, RunSections, Search, with_values
 from zerolora.config.section import Section
@@ -128,13 +129,12 @@ def _unknown(path: str) -> str | None:
     if parts[0] in SHARED_SECTIONS:
         return f"{parts[0]} is shared by all runs and cannot be overridden; remove it"
     if parts[0] not in known:
-        return f"there is no such key; use dataset, or one that begins with {', '.join(known)}, as in train.lora.r"
+        return f"there is no such key; {instead(parts)}"
     section: Any = RunSections
     for number, part in enumerate(parts):
         field = section.model_fields.get(part)
         if field is None:
-            before = ".".join(parts[:number])
-            return f"{before} has no key {shown(part)}; use one of {', '.join(section.model_fields)}"
+            return f"there is no such key; {instead(parts[: number + 1])}"
         section = field.annotation
         if not (isinstance(section, type) and issubclass(section, Section)):
             rest = parts[number + 1 :]

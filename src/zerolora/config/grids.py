@@ -159,7 +159,7 @@ ESTIMATE = (
 RENDER = (
     *ESTIMATE,
     *("render", "export", "merge.enabled"),
-    *(f"train.{key}" for key in ("gradient_clipping", "canary", "epochs", "max_steps", "from_adapter")),
+    *(f"train.{key}" for key in ("gradient_clipping", "canary", "epochs", "max_steps", "from_adapter", "tracker")),
 )
 """Those that `render` or its inputs depend on."""
 

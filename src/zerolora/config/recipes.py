@@ -55,14 +55,22 @@ def write_recipe(name: str, folder: Path, output: Path, force: bool) -> None:
     if output.exists() and not force:
         raise UserError(f"{output}: exists; pass --force to replace it, or another --output")
     project = folder.parents[1].resolve()
-    schema = os.path.relpath(project / SCHEMA_FILE, output.resolve().parent)
     text = source.read_text(encoding="utf-8")
     rows = [str(FOLDER / name / path.name) for path in sorted((folder / name).glob("*.jsonl"))]
     for preset in (*PRESET.findall(text), *rows):  # outside a checkout there are none
         if not Path(preset).exists() and (project / preset).is_file():
             write_text(Path(preset), (project / preset).read_text(encoding="utf-8"))
-    line = f"# yaml-language-server: $schema={printable(schema)}\n"
+    line = schema_line(output)
     publish(output, SCHEMA.sub(lambda _: line, text))
+
+
+def schema_line(output: Path) -> str:
+    """Return the comment by which editors find the JSON Schema of a config: relative in a project that has one, else
+    that of the installed package."""
+    folder = output.resolve().parent
+    project = next((each for each in (folder, *folder.parents) if (each / SCHEMA_FILE).is_file()), None)
+    schema = os.path.relpath(project / SCHEMA_FILE, folder) if project else str(ROOT / SCHEMA_FILE)
+    return f"# yaml-language-server: $schema={printable(schema)}\n"
 
 
 def _summary(readme: Path) -> str:

@@ -26,7 +26,7 @@ from zerolora.config.schema import Config, Fetch, Hardware, RunSections
 from zerolora.config.section import Section
 from zerolora.config.settings import EstimateSettings, RenderSettings, Resolved, RunSettings
 from zerolora.config.user_files import harness_files, settings_with_files, user_task, user_template
-from zerolora.config.values import USER_CONFIG
+from zerolora.config.values import NO_TRACKER, USER_CONFIG
 from zerolora.errors import UserError
 from zerolora.evaluate.tasks import TASKS
 from zerolora.files import MANIFEST, as_json, describe, staged_directory, write_text
@@ -37,6 +37,7 @@ from zerolora.optimizers import OPTIMIZERS
 from zerolora.planner.run_hardware import gpu_memory_of
 from zerolora.schedules import ONE_CYCLE, WARMUP_RATIO, scaled_rate
 from zerolora.train.objectives import OBJECTIVES
+from zerolora.train.telemetry.trackers import TRACKERS
 from zerolora.types import Device
 from zerolora.units import parse_bytes
 
@@ -245,10 +246,13 @@ def _check(section: schema.Prepare | schema.AskedTask) -> dict[str, Any]:
 
 def run_sections(config: Config, run: str) -> RunSections:
     """Return the sections with the overrides of `run`. Raises ValidationError if one is invalid."""
+    return RunSections.model_validate(with_overrides(config, run))
+
+
+def with_overrides(config: Config, run: str) -> dict[str, Any]:
+    """Return the unchecked values of the sections with the overrides of `run`."""
     overrides = config.all_runs[run]
-    return RunSections.model_validate(
-        {name: _merged(getattr(config, name), getattr(overrides, name)) for name in RunSections.model_fields}
-    )
+    return {name: _merged(getattr(config, name), getattr(overrides, name)) for name in RunSections.model_fields}
 
 
 def device_precision(hardware: Hardware) -> str:
@@ -324,6 +328,7 @@ def stages_of(config: Config, run: str) -> RunSettings:
             targets={name: getattr(settings.export, name).model_dump() for name in settings.export.targets},
             # Only a quantized method trains on a base that is stored quantized; for the others the key changes nothing.
             merged=settings.merge.enabled or not TRAINABLE[train.method].quantizes(),
+            packages=dict(_packages(train)),
         ),
         reference=_reference(train, memory) if referenced else None,
         train=stages.TrainSettings(
@@ -353,6 +358,17 @@ def stages_of(config: Config, run: str) -> RunSettings:
         ),
         accept=stages.AcceptSettings(fail_if=config.evaluate.fail_if),
     )
+
+
+def _packages(train: schema.Train) -> Iterable[tuple[str, str]]:
+    """Yield (setting, package) for each package that training needs by a setting."""
+    if TRAINABLE[train.method].quantizes():
+        yield f"train.method is {train.method}", "bitsandbytes"
+    package = OPTIMIZERS[train.optimizer].built.partition(".")[0]
+    if package not in ("torch", "transformers"):
+        yield f"train.optimizer is {train.optimizer}", package
+    if train.tracker != NO_TRACKER and (tracker := TRACKERS[train.tracker].package):
+        yield f"train.tracker is {train.tracker}", tracker
 
 
 def _training(train: schema.Train) -> dict[str, Any]:

@@ -6,12 +6,19 @@ from pydantic import ValidationError
 
 from zerolora.config.grid_rules import location_of
 from zerolora.config.method_sections import DEFAULT_INIT, Quantization
+from zerolora.config.mistakes import located
 from zerolora.config.objective_sections import ObjectiveSection
-from zerolora.config.resolve import device_precision, peak_learning_rate, run_sections, stages_of, user_config
+from zerolora.config.resolve import (
+    device_precision,
+    peak_learning_rate,
+    run_sections,
+    stages_of,
+    user_config,
+    with_overrides,
+)
 from zerolora.config.schema import Config, Hardware, Prepare, RunSections, Train
 from zerolora.config.section import Fault
 from zerolora.config.settings import RenderSettings
-from zerolora.config.values import remedy
 from zerolora.errors import UserError, shown
 from zerolora.evaluate.tasks import TASKS
 from zerolora.export.targets import TARGETS
@@ -29,9 +36,8 @@ def impossible_run(config: Config, run: str) -> Iterable[Fault]:
     try:
         settings = run_sections(config, run)
     except ValidationError as error:
-        for mistake in error.errors():
-            where = tuple(str(part) for part in mistake["loc"])
-            yield location_of(config, run, *where), remedy(mistake)
+        for mistake in located(error, with_overrides(config, run)):
+            yield location_of(config, run, *mistake.location), mistake.text()
         return
     for (section, key, *inner), text in _faults(config, run, settings):
         own = key in getattr(config.all_runs[run], section)

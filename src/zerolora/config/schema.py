@@ -863,7 +863,7 @@ class Range(Section):
 
 
 VALUES = ("a range", "a list", "a mapping")
-"""Tags of the alternatives of SearchValues, also used in messages."""
+"""Tags of the alternatives of SearchValues."""
 
 
 def _kind_of_values(value: Any) -> str:
@@ -932,11 +932,17 @@ class Data(Prepare):
     """Number or share of validation and test rows. Default: 0.05 each."""
 
 
+def _of_the_file(schema: dict[str, Any]) -> None:
+    """Adapt the JSON Schema to the file that an editor sees: shorthands may stand for the required sections, and keys
+    that begin with x- for values that anchors repeat (file.py)."""
+    del schema["required"]
+    schema["patternProperties"] = {"^x-": {}}
+
+
 class Config(Section):
     """config/config.yaml."""
 
-    # An editor sees the file, in which shorthands may stand for the required sections.
-    model_config = ConfigDict(json_schema_extra=lambda schema: schema.pop("required"))
+    model_config = ConfigDict(json_schema_extra=_of_the_file)
 
     model: Text | None = None
     """Short for an entry of `fetch`: the base model of every entry of `prepare` without one, as a directory or as

@@ -144,6 +144,8 @@ class RenderSettings(EstimateSettings):
     """Settings of the run's export targets by name, for the trial on shapes."""
     merged: bool = True
     """Whether the adapter is merged, which a base model that is stored quantized does not allow."""
+    packages: dict[str, str] = Field(default_factory=dict)
+    """Packages that training needs, by the setting that needs each."""
 
 
 class ReferenceSettings(Section):

@@ -440,6 +440,7 @@ STAGES = {
                 "lock": "envs/requirements.lock",
                 "usage": "results/{run}/usage.json",
                 "summary": "results/{run}/summary.json",
+                "timings": "results/{run}/timings.json",
                 "difference": "results/{run}/metrics/difference.json",
                 "row": "results/compare/rows/{run}.json",
                 "output": "results/{run}/report.html",
@@ -461,6 +462,7 @@ STAGES = {
             ),
             writes=(
                 "results/{run}/report.html",
+                "results/{run}/timings.json",
                 "results/{run}/usage.json",
                 "results/{run}/metrics/difference.json",
                 "results/compare/rows/{run}.json",

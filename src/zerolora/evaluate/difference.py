@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from zerolora.evaluate import held_out_preference
+from zerolora.evaluate.free_form import FREE_FORM
 from zerolora.evaluate.intervals import mcnemar, paired, wilson
 
 BUCKETS = 3
@@ -43,7 +44,9 @@ def difference(
     """
     if not after.get("enabled", True):
         return dict(after)
-    own = {name: value for name, value in before.items() if name not in ("rows", *held_out_preference.OF_DATA)}
+    own = {
+        name: value for name, value in before.items() if name not in ("rows", FREE_FORM, *held_out_preference.OF_DATA)
+    }
     figures = {**after, **{f"base_{name}": value for name, value in own.items()}}
     return figures | compared(*answers) | with_unmerged(*answers) | held_out_preference.compared(*answers)
 

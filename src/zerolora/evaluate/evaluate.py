@@ -25,6 +25,7 @@ from zerolora.evaluate import held_out_preference, vllm_engine
 from zerolora.evaluate.batches import PromptBatches
 from zerolora.evaluate.difference import UNMERGED
 from zerolora.evaluate.evaluated_models import EvaluatedModel, load_tokenizer, stops_of
+from zerolora.evaluate.free_form import BITS, FREE_FORM, bits_per_byte, is_free_form, supervised_bytes
 from zerolora.evaluate.kept import KeptAnswers, key_of
 from zerolora.evaluate.merged_logits import next_tokens, of_base, of_merged
 from zerolora.evaluate.ranks import answer, answer_on_ranks, asked_rows, held_out, load_for, room_beside
@@ -84,7 +85,7 @@ def evaluate(
         answered = [texts]
         resources = {"engine": engine, **_resources(kept[0])}
         scored = [_scored(loaded, rows, _of_rows(numbers, kept[0]))]
-        figures = {"loss": scored[0].loss}
+        figures = {"loss": scored[0].loss, **_of_texts(settings, model, data, rows, asked, scored[0])}
         if model.merged and model.adapter:
             merged = next_tokens(loaded, rows)
             # Free the memory before base and adapter are loaded.
@@ -118,9 +119,15 @@ def evaluate(
     write_json(output / "evaluate.json", figures)
     write_json(output / "evaluate_resources.json", resources)
     write_json(answers_file, _entries(data, asked, answered, judged, [scored[0].rows[number] for number in numbers]))
-    rates |= {name: figures[name] for name in (held_out_preference.ACCURACY,) if name in figures}
-    shown = [f"{name.removesuffix('_rate').replace('_', ' ')} {rate:.3f}" for name, rate in rates.items()]
-    result(", ".join([*shown, f"loss {figures['loss']:.3g}"]) + f" on {counted(len(rows), 'row')}")
+    result(f"{', '.join(_shown(rates, figures))} on {counted(len(rows), 'row')}")
+
+
+def _shown(rates: Mapping[str, float], figures: Mapping[str, Any]) -> list[str]:
+    """Return what the stage prints: the rates, of free-form answers none, and the loss."""
+    of_pairs = {name: figures[name] for name in (held_out_preference.ACCURACY,) if name in figures}
+    shown = {} if FREE_FORM in figures else {**rates, **of_pairs}
+    texts = [f"{name.removesuffix('_rate').replace('_', ' ')} {rate:.3f}" for name, rate in shown.items()]
+    return [*texts, f"loss {figures['loss']:.3g}"]
 
 
 def _entries(
@@ -158,6 +165,8 @@ class _Scored:
 
     loss: float
     """Mean cross-entropy per supervised token; of the chosen or desirable answers, of preference data."""
+    nats: float
+    """Summed cross-entropy of the supervised tokens of all rows."""
     rows: list[dict[str, Any]]
     """The figures of each row (held_out_preference.py); empty for other data."""
 
@@ -182,7 +191,21 @@ def _scored(model: Any, rows: Any, known: Mapping[int, float]) -> _Scored:
         losses, tokens = losses[desirable == 1], tokens[desirable == 1]
     else:
         values = [{} for _ in losses]
-    return _Scored(float(losses.sum() / tokens.sum()), values)
+    return _Scored(float(losses.sum() / tokens.sum()), float(losses.sum()), values)
+
+
+def _of_texts(
+    settings: EvaluateSettings, model: EvaluatedModel, data: Path, rows: Any, asked: list[Any], scored: _Scored
+) -> dict[str, Any]:
+    """Return the bits per byte of the rows' supervised texts, nothing for preference data or without such a text; and
+    whether the answers that are to be met exactly are free-form."""
+    exact = [row["expected"] for row in asked] if settings.check == "exact" else []
+    figures: dict[str, Any] = {FREE_FORM: True} if is_free_form(exact) else {}
+    if any(scored.rows):
+        return figures
+    tokenizer, _ = load_tokenizer(model.base, added_tokens.of_data(data), model.loaded_adapter)
+    size = supervised_bytes(tokenizer, rows)
+    return figures | ({BITS: bits_per_byte(scored.nats, size)} if size else {})
 
 
 def _answers(

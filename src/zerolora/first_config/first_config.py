@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from zerolora.config.file import check_files, load, publish
+from zerolora.config.recipes import schema_line
 from zerolora.config.resolve import default_rate, rate_for_width, resolve
 from zerolora.config.schema import TrainSection
 from zerolora.config.settings import Resolved
@@ -153,7 +154,8 @@ def _write(
         values["fetch"]["data"] = {rows.name: rows.entry}
     undecided = {"undecided": layout.undecided} if layout.undecided else {}
     entry = {rows.name: values["prepare"][rows.name] | undecided}
-    publish(output, _text(values, layout, given, rows, command), _filled(values) | {"prepare": entry})
+    text = schema_line(output) + _text(values, layout, given, rows, command)
+    publish(output, text, _filled(values) | {"prepare": entry})
 
 
 def _filled(values: dict[str, Any]) -> dict[str, Any]:

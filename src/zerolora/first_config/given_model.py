@@ -12,9 +12,12 @@ from zerolora.config.values import UNKNOWN_LICENSE
 from zerolora.errors import UserError, shown
 from zerolora.fetch.hub_client import explained_errors
 from zerolora.fetch.model_sources import NOT_READ, SMALL_HUB_FILES, check_published_settings
+from zerolora.fetch.small_files import small_files
 from zerolora.files import MANIFEST, write_json
-from zerolora.model.manifest import is_weight, model_files
+from zerolora.model import foreign
+from zerolora.model.manifest import CONVERTED, is_weight
 
+FETCH = "zerolora stage fetch"
 REPOSITORY = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 
 
@@ -24,7 +27,7 @@ class GivenModel(NamedTuple):
     name: str
     group: str
     """Its group in `fetch`."""
-    entry: dict[str, str]
+    entry: dict[str, Any]
     """Its entry there."""
     text: str
     """As the user wrote it."""
@@ -35,33 +38,60 @@ class GivenModel(NamedTuple):
 def given_model(text: str, into: Path) -> GivenModel:
     """Return the model of a directory or of NAME[@REVISION], with its small files in `into`.
 
-    Of a repository the commit and the licence are looked up. Raises UserError if there is no such model, or if it
-    cannot be looked up.
+    Of a repository the commit and the licence are looked up; a directory of `fetch` is the model that it fetched, by
+    its pin. Raises UserError if there is no such model, or if it cannot be looked up.
     """
     directory, match = Path(text), REPOSITORY.fullmatch(text)
+    if fetched := fetched_files(directory):
+        return _fetched_model(text, fetched, into)
     if directory.is_dir():
-        for path in model_files(directory):
-            if not is_weight(path.name):
-                shutil.copyfile(path, into / path.name)
         entry = {"path": text, "license": _license_of(directory)}
-        group, name = "directory", directory.resolve().name
-    elif match:
-        group, (repository, revision) = "hub", match.groups()
-        entry = _looked_up(repository, revision, into)
-        name = repository.partition("/")[2]
-    else:
+        name = slug(directory.resolve().name, "model")
+        return GivenModel(name, "directory", entry, text, small_files(directory, into))
+    if not match:
         raise UserError(
             f"--model {shown(text)}: no such directory, and no repository; give a directory with config.json and "
             "safetensors, or a name on the hub, as in Qwen/Qwen2.5-0.5B-Instruct"
         )
+    repository, revision = match.groups()
+    entry = _looked_up(repository, revision, into)
     try:
         files = check_published_settings(into)
     except UserError as error:
         raise UserError(str(error).replace(str(into), text)) from None
-    # Of another layout, whose weights `fetch` converts, their names are not checked before.
-    source = {"path": str(directory.resolve())} if group == "directory" and files == into else {}
-    write_json(files / MANIFEST, {"files": {}, "source": {"source": group, **source}})
-    return GivenModel(slug(name, "model"), group, entry, text, files)
+    write_json(files / MANIFEST, {"files": {}, "source": {"source": "hub"}})
+    return GivenModel(slug(repository.partition("/")[2], "model"), "hub", entry, text, files)
+
+
+def fetched_files(directory: Path) -> Path | None:
+    """Return the output of `fetch` that a directory is, or whose weights it holds; None for any other directory."""
+    known = {"models": directory.resolve(), "weights": directory.resolve().parents[1] / "models" / directory.name}
+    folder = known.get(directory.resolve().parent.name) if directory.is_dir() else None
+    if folder is None or not (folder / MANIFEST).is_file():
+        return None
+    try:
+        foreign.manifest(folder / MANIFEST, FETCH, "files", "source", "license")
+    except UserError:  # another program's file
+        return None
+    return folder
+
+
+def _fetched_model(text: str, folder: Path, into: Path) -> GivenModel:
+    """Return the model of an output of `fetch`, which is fetched by the same pin."""
+    record = foreign.manifest(folder / MANIFEST, FETCH, "files", "source", "license")
+    for name in record["files"]:
+        if not is_weight(name):
+            shutil.copyfile(folder / name, into / name)
+    check_published_settings(into)
+    entry = {**record["source"], "license": record["license"]}
+    group, source = entry.pop("source"), {}
+    if group == "directory":
+        project = folder.parents[2]  # to which the path is relative
+        entry["path"] = entry["path"] if project.samefile(Path.cwd()) else str(project / entry["path"])
+        source = {} if CONVERTED in record else {"path": str(Path(entry["path"]).resolve())}
+    write_json(into / MANIFEST, {"files": {}, "source": {"source": group, **source}})
+    pinned = f"{entry['repository']}@{entry['revision']}" if group == "hub" else text
+    return GivenModel(slug(folder.name, "model"), group, entry, pinned, into)
 
 
 def _license_of(directory: Path) -> str:

@@ -17,8 +17,9 @@ from pydantic import ValidationError
 
 from zerolora.config.cross_checks import impossible
 from zerolora.config.file import publish, read_values
+from zerolora.config.mistakes import located
+from zerolora.config.recipes import schema_line
 from zerolora.config.schema import Config, Prepare, Train
-from zerolora.config.values import remedy
 from zerolora.errors import UserError, printable, shown
 from zerolora.imports.formats import FORMATS
 from zerolora.imports.formats.import_format import (
@@ -140,8 +141,8 @@ def import_config(file: Path, source: str | None, output: Path, force: bool, as_
         reasons = "; ".join(f"{key}: {reason}" for key, reason in translated.unlike)
         raise UserError(f"{file}: {reasons}; {SFT}")
     comments = "".join(f"# {line}\n" for line in translated.text)
-    text = f"# Translated by `zerolora import`.\n{comments}\n{dumped(translated.config)}"
-    publish(output, text, translated.config)
+    head = f"{schema_line(output)}# Translated by `zerolora import`."
+    publish(output, f"{head}\n{comments}\n{dumped(translated.config)}", translated.config)
     return translated
 
 
@@ -341,8 +342,7 @@ def _mistakes(config: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
     try:
         checked = Config.model_validate(config)
     except ValidationError as error:
-        for mistake in error.errors():
-            yield tuple(str(part) for part in mistake["loc"]), remedy(mistake)
+        yield from ((mistake.location, mistake.text()) for mistake in located(error, config))
         return
     yield from impossible(checked)
 

@@ -81,7 +81,8 @@ def install_libraries(python: str) -> None:
     if major is not None and major not in LIBRARIES:
         raise UserError(f"torch needs libraries of CUDA {major}, of which there is no lock; set TORCH=cu12 or cu13")
     keep = _names(LIBRARIES[major]) if major else set()
-    if others := sorted(set().union(*map(_names, LIBRARIES.values())) - keep):
+    # pip would warn of each that is not there.
+    if others := sorted((set().union(*map(_names, LIBRARIES.values())) - keep) & _installed(python)):
         _pip(python, "uninstall", "--yes", *others)
     if major is None:
         return
@@ -175,6 +176,12 @@ def _asked(python: str, code: str) -> str:
 def _required(python: str) -> list[str]:
     """Return the requirements of the installed torch."""
     return _asked(python, "import importlib.metadata as m; print(*m.requires('torch') or (), sep='\\n')").splitlines()
+
+
+def _installed(python: str) -> set[str]:
+    """Return the names of the installed packages, as the files of hashes have them."""
+    code = "import importlib.metadata as m; print(*(each.metadata['Name'] for each in m.distributions()), sep='\\n')"
+    return {re.sub(r"[-_.]+", "-", name).lower() for name in _asked(python, code).splitlines()}
 
 
 def _version(python: str) -> str:

@@ -4,7 +4,9 @@
 """
 
 import importlib.util
+import sys
 from collections.abc import Iterator
+from importlib import metadata
 
 from zerolora.config.settings import HardwareSettings, RenderSettings
 from zerolora.errors import UserError
@@ -30,10 +32,23 @@ def check(settings: RenderSettings, chosen: str) -> None:
     """
     if settings.device == "cuda":
         check_gpu(settings.hardware)
-    for reason in (*uncompiled(strategy_of(settings, chosen), settings.device), *without_launchers(settings)):
+    compiling = (*uncompiled(strategy_of(settings, chosen), settings.device), *without_launchers(settings))
+    for reason in (*uninstalled(settings).values(), *compiling):
         if not submits():
             raise UserError(reason)
-        LOGGER.warning("%s (on this machine; training compiles on its own nodes)", reason)
+        LOGGER.warning("%s (on this machine; training runs on its own nodes)", reason)
+
+
+def uninstalled(settings: RenderSettings) -> dict[str, str]:
+    """Return a message, with remedies, for each package that a run needs and this Python lacks."""
+    missing = {}
+    for why, package in settings.packages.items():
+        try:
+            metadata.distribution(package)
+        except metadata.PackageNotFoundError:
+            install = f"`{sys.executable} -m pip install {package}`"
+            missing[package] = f"{why}, whose package {package} is not installed; run {install}, or choose another"
+    return missing
 
 
 def strategy_of(settings: RenderSettings, chosen: str) -> Strategy:

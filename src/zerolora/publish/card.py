@@ -16,6 +16,7 @@ from zerolora.config.file import read_written_out
 from zerolora.config.schema import data_folders
 from zerolora.config.values import HUB_ADAPTERS
 from zerolora.errors import UserError, printable
+from zerolora.evaluate.free_form import FREE_FORM
 from zerolora.files import MANIFEST, read_json, sha256
 from zerolora.publish.finished import CONFIG, RESULTS, FinishedRun, PushedModel, command, remedy, weights_of
 from zerolora.report import tasks
@@ -149,7 +150,7 @@ def _metadata(
 
     adapter, datasets = product.kind == "adapter", [file.repository for file in files if file.repository]
     results = []
-    if "accuracy" in figures:
+    if "accuracy" in figures and not figures.get(FREE_FORM):
         low, high = figures["accuracy_low"], figures["accuracy_high"]
         results.append(
             EvalResult(

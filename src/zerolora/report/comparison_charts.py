@@ -92,8 +92,8 @@ def _time_and_memory(rows: Sequence[Row], where: str) -> Chart:
         {"run": name, "seconds": seconds, "memory": memory, "front": name in on_front}
         for seconds, memory, name in points
     ]
-    x = number("seconds", title="seconds of a step", scale={"zero": False})
-    y = number("memory", title=_title(where), scale={"zero": False})
+    x = number("seconds", title="seconds of a step", scale=_around(each["seconds"] for each in data))
+    y = number("memory", title=_title(where), scale=_around(each["memory"] for each in data))
     edge = {"filter": "datum.front"}
     marks = {"color": ["#0072B2", "#8A8A8A"], "shape": ["diamond", "circle"]}
     more = f" and {len(on_front) - 5} more" if len(on_front) > 5 else ""
@@ -213,6 +213,12 @@ def _bars(data: list[Spec], title: str, lines: list[Spec]) -> Spec:
     }
     height = BAR * len({each["run"] for each in data})
     return {"data": {"values": data}, "height": height, "layer": [bars, *lines]}
+
+
+def _around(values: Iterable[float]) -> Spec:
+    """Return the scale of an axis around these values; of one value, by itself without a scale, some of both sides."""
+    low, *others = sorted({*values})
+    return {"zero": False} if others else {"domain": [0.8 * low, 1.2 * low]}
 
 
 def _title(where: str) -> str:

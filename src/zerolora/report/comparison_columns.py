@@ -3,9 +3,10 @@
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from zerolora.evaluate.free_form import BITS, FREE_FORM
 from zerolora.report.comparison_rows import Row
 from zerolora.units import byte_size, gib
 
@@ -47,6 +48,11 @@ REASON = Column("reason", "reason", number=False)
 ACCURACY = Column(
     "accuracy", "accuracy", "{:.3f}".format, 1, explanation="share of right answers, with its 95 % interval"
 )
+EXACT_MATCH = replace(
+    ACCURACY, title="exact match", rank=9, explanation="share of answers that equal the data's, with its 95 % interval"
+)
+"""The accuracy of free-form answers, which hardly any answer equals."""
+LOSS = Column("loss", "loss", _count, 2, explanation="per supervised token, on the evaluated rows")
 FIGURES = (
     Column("strategy", "strategy", number=False, rank=1),
     ACCURACY,
@@ -73,7 +79,8 @@ FIGURES = (
         )
         for answers, rank in (("chosen", 3), ("rejected", 8), ("desirable", 3))
     ),
-    Column("loss", "loss", _count, 2, explanation="per supervised token, on the evaluated rows"),
+    LOSS,
+    Column(BITS, "bits a byte", _count, 3, explanation="of the evaluated answers; comparable between tokenizers"),
     Column("loss_validation", "validation loss", _count, 13),
     Column("wall_seconds", "wall time", _seconds, 2, explanation="of training, loading and saving included"),
     Column("tokens_per_second", "tokens/s", _count, 3),
@@ -105,12 +112,24 @@ ENDS = ("_low", "_high")
 
 def columns_of(rows: Sequence[Row], overrides: Overrides) -> list[Column]:
     """Return the columns that at least one run has a value for: overrides follow the strategy; the reason is last."""
-    applying = [each for each in FIGURES if any(row.get(each.key) is not None for row in rows)]
+    applying = [each for each in _ordered(rows) if any(row.get(each.key) is not None for row in rows)]
     keys = sorted({key for own in overrides.values() for key in own} - {IN_STRATEGY})
     ours = [Column(key, key, _text, OVERRIDE_RANK, number=False) for key in keys]
     tasks = [_of_task(key, rows) for key in dict.fromkeys(itertools.chain(*rows)) if key.startswith(TASK)]
     reason = [REASON] if any(row["reason"] for row in rows) else []
     return [RUN, STATUS, *applying[:1], *ours, *applying[1:], *tasks, *reason]
+
+
+def _ordered(rows: Sequence[Row]) -> list[Column]:
+    """Return the columns in their order: the losses before the accuracy if all answers are free-form."""
+    judged = [row for row in rows if row.get(ACCURACY.key) is not None]
+    if not judged or not all(row.get(FREE_FORM) for row in judged):
+        return list(FIGURES)
+    of_accuracy = [each for each in FIGURES if each.key.partition("_")[0] == ACCURACY.key]
+    others = [each for each in FIGURES if each not in of_accuracy]
+    after = others.index(LOSS) + 2
+    others[after - 2] = replace(LOSS, rank=1)
+    return [*others[:after], EXACT_MATCH, *of_accuracy[1:], *others[after:]]
 
 
 def _of_task(key: str, rows: Sequence[Row]) -> Column:

@@ -6,6 +6,7 @@ from typing import Any
 
 from zerolora.errors import UserError
 from zerolora.evaluate.difference import UNMERGED, Answer, difference
+from zerolora.evaluate.free_form import FREE_FORM
 from zerolora.evaluate.intervals import LEVEL, disagree
 from zerolora.files import read_json
 from zerolora.report import repeats, tasks
@@ -39,7 +40,8 @@ def compare_pair(results: Path, first: str, second: str) -> str:
         )
     figures = difference(before, after, (base, tuned))
     lines = [f"{first} and {second} on {where[1]}, {counted(figures['rows'], 'row')}", ""]
-    changes = sorted(tasks.held_out_changes(figures).items(), key=lambda item: (item[0] != "accuracy", item[0]))
+    first_metric = "loss" if figures.get(FREE_FORM) else "accuracy"
+    changes = sorted(tasks.held_out_changes(figures).items(), key=lambda item: (item[0] != first_metric, item[0]))
     of_tasks = tasks.compared(_tasks_of_both(results, first, second), results / first, results / second)
     changes += [(f"{task} {metric}", each) for task, of_task in of_tasks.items() for metric, each in of_task.items()]
     lines += aligned([[HEADER[0], first, second, *HEADER[1:]], *(_row(*change) for change in changes)])

@@ -10,6 +10,7 @@ from typing import Any
 from zerolora.config.settings import ReportSettings
 from zerolora.evaluate import held_out_preference
 from zerolora.evaluate.difference import Answer, changed, difference
+from zerolora.evaluate.free_form import FREE_FORM
 from zerolora.evaluate.intervals import disagree
 from zerolora.fail_if import parse
 from zerolora.files import MANIFEST, read_json, write_json, write_text
@@ -18,7 +19,7 @@ from zerolora.planner.zero_json import ZeroJson
 from zerolora.report import figures, tasks
 from zerolora.report.html import render as render_page
 from zerolora.report.provenance import commands, provenance
-from zerolora.report.row import Planned, headline, row, why_not
+from zerolora.report.row import Planned, headline, row, timings, why_not
 from zerolora.report.show import before_and_after
 from zerolora.report.usage import cost, ratios, table, usage
 from zerolora.train.objectives import OBJECTIVES
@@ -46,12 +47,13 @@ def report(
     accounted: dict[str, Any] | None,
     usage_file: Path,
     summary_file: Path,
+    timings_file: Path,
     difference_file: Path,
     row_file: Path,
     output: Path,
 ) -> None:
     """Write the self-contained HTML page, predicted and measured resources (usage.py), the changes row by row
-    (evaluate/difference.py), the headline metrics, and the run's row of the comparison (row.py).
+    (evaluate/difference.py), the headline metrics and timings, and the run's row of the comparison (row.py).
 
     `accounted` has Slurm's accounting, None without it. Raises UserError if an earlier stage's file is missing.
     """
@@ -80,6 +82,7 @@ def report(
     zero = ZeroJson.read(zero_file)
     columns, rows = table(train_usage)
     pairs, changed_pairs = list(zip(*answers, strict=True)), changed(*answers)
+    first_metric = "loss" if compared.get(FREE_FORM) else "accuracy"
     failure = _gate_failure(settings.fail_if, compared)
     page = render_page(
         "page.html",
@@ -93,7 +96,7 @@ def report(
         disagree=disagree,
         less_likely=held_out_preference.less_likely(compared),
         since_start=held_out_preference.change_in_training(trained),
-        metrics=sorted(tasks.held_out_changes(compared).items(), key=lambda item: (item[0] != "accuracy", item[0])),
+        metrics=sorted(tasks.held_out_changes(compared).items(), key=lambda item: (item[0] != first_metric, item[0])),
         tasks=task_metrics,
         groups=groups,
         names_of_groups={group: figures.group_name(group) for group in ["", *groups]},
@@ -121,7 +124,8 @@ def report(
         commands=commands(origin["commit"], f"results/{run}/report.html"),
     )
     write_json(usage_file, train_usage)
-    write_json(summary_file, headline(before, compared, trained, used["train"], train_usage))
+    write_json(summary_file, headline(before, compared))
+    write_json(timings_file, timings(trained, used["train"], train_usage))
     write_json(difference_file, compared)
     reason = f"evaluate.fail_if: {settings.fail_if}: {failure}" if failure else None
     planned = Planned(estimate, zero.choice, render)
@@ -166,6 +170,8 @@ def _charts(
     ]
     titles = {held_out_preference.ACCURACY: "Pairs whose chosen answer is more likely.", "accuracy": "Accuracy."}
     scores = [(title, metric) for metric, title in titles.items() if f"{metric}_low" in compared]
+    if compared.get(FREE_FORM):
+        groups, scores = [], []
     return {
         "score": [figures.scores(compared, [""], "accuracy", *score) for score in scores[:1]],
         "groups": [figures.scores(compared, ["", *groups], "groups-chart", "Accuracy of groups.")] if groups else [],

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from zerolora.config.settings import TrainingChoice
+from zerolora.evaluate.free_form import BITS, FREE_FORM
 from zerolora.evaluate.held_out_preference import change_in_training, less_likely
 from zerolora.files import MANIFEST, read_json
 from zerolora.report.figures import NOT_TERMS
@@ -17,7 +18,7 @@ PARTS = ("data", "forward", "backward", "communication", "optimizer", "between")
 """Parts of a step's time, as in train_resources.json."""
 LOADS = ("cpu_percent", "gpu_percent")
 FIGURES = (
-    *("accuracy", "accuracy_low", "accuracy_high", "loss"),
+    *("accuracy", "accuracy_low", "accuracy_high", "loss", BITS, FREE_FORM),
     *("preference_accuracy", "preference_accuracy_low", "preference_accuracy_high", "preference_accuracy_per_token"),
     *(f"{answers}_log_probability_difference" for answers in ("chosen", "rejected", "desirable")),
     "longer_answer_rate",
@@ -150,40 +151,48 @@ def _memory(predicted: Mapping[str, Any], strategy: str) -> dict[str, Any]:
     return {}
 
 
-def headline(
-    before: Mapping[str, float],
-    after: Mapping[str, float],
-    train: Mapping[str, float],
-    resources: Mapping[str, float],
-    used: Mapping[str, Any],
-) -> dict[str, float]:
-    """Return the headline metrics of a run, which `dvc metrics show` prints side by side: hence the short names.
+def headline(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """Return the headline metrics of a run, which `dvc metrics show` prints side by side: hence the short names. Equal
+    runs have equal ones.
 
     before, accuracy     share of right answers of base and merged model; missing if no row has a prompt
     acc_err              half the width of Wilson's 95 % interval of the accuracy (difference.json has its ends)
+    bits_before, bits    of free-form answers, in place of these three: bits per byte of the data's answers, of base and
+                         fine-tuned model, and `loss_before`, the loss of the base model
     pref_before, pref    of pairs, in place of these three: the share whose chosen answer base and merged model find
                          more likely than the rejected one
     chosen               change of the log-probability of a chosen, or of a desirable answer, in nats; no acc_err then
     loss                 mean cross-entropy per supervised token of the fine-tuned model, on the same rows; missing,
                          as the accuracies, with evaluate.enabled: false
-    tok/s, step_s        training: tokens per second, seconds per optimizer step
-    wall_s               seconds of training, including loading and saving
-    host_use, gpu_use    ratio of measured to predicted peak memory (usage.py); no gpu_use on CPU
 
-    before: evaluate.json of the base model. after: difference.json. train, resources: train.json and
-    train_resources.json. used: the result of `usage`.
+    before: evaluate.json of the base model. after: difference.json.
     """
     metrics = {"loss": after["loss"]} if "loss" in after else {}
     change = [each for each in OF_CHOSEN if each in after]
     if "preference_accuracy" in after:
         metrics |= {"pref_before": before["preference_accuracy"], "pref": after["preference_accuracy"]}
+    elif after.get(FREE_FORM):
+        metrics |= {"loss_before": before["loss"]}
+        metrics |= {"bits_before": before[BITS], "bits": after[BITS]} if BITS in before else {}
     elif "accuracy" in after:
         metrics |= {"before": before["accuracy"], "accuracy": after["accuracy"]}
         if not change:
             metrics |= {"acc_err": (after["accuracy_high"] - after["accuracy_low"]) / 2}
     if change:
         metrics["chosen"] = after[change[0]]
-    metrics |= {
+    return {name: _rounded(value) for name, value in metrics.items()}
+
+
+def timings(train: Mapping[str, float], resources: Mapping[str, float], used: Mapping[str, Any]) -> dict[str, float]:
+    """Return what differs between equal runs.
+
+    tok/s, step_s        training: tokens per second, seconds per optimizer step
+    wall_s               seconds of training, including loading and saving
+    host_use, gpu_use    ratio of measured to predicted peak memory (usage.py); no gpu_use on CPU
+
+    train, resources: train.json and train_resources.json. used: the result of `usage`.
+    """
+    metrics = {
         "tok/s": resources["tokens_per_second"],
         "step_s": resources["training_seconds"] / train["steps"],
         "wall_s": resources["total_seconds"],
