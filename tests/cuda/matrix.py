@@ -49,7 +49,6 @@ REFUSED = {
     ("bloom", "flash"): "has its attention built in",
     ("falcon", "flash"): "has its attention built in",
     ("gemma2", "flash"): "does not support the softcap",
-    ("gpt_oss", "flash"): "does not support the s_aux",
 }
 """What is said of an attention that a family does not have."""
 WITHOUT_SDPA = ("bloom", "gemma2", "gpt_oss")
