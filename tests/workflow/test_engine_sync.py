@@ -151,7 +151,8 @@ def test_the_slurm_profile_plans_the_nodes_that_the_config_asks_for(project: Pro
             },
             "train.nodes": 2,
             "train.ranks_per_node": 4,
-            "train.global_batch": 8,
+            "train.global_batch": 16,
+            "train.epochs": 2,
         },
     )
     result = project.run("snakemake", "--profile", "profiles/slurm", "--dry-run", "--verbose", "all")
