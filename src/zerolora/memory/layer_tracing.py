@@ -220,11 +220,14 @@ class Unpacked(torch.nn.Linear):
     """A linear module whose weight is unpacked during each product, as those of 4 and 8 bits are on CUDA
     (methods/qlora.py)."""
 
+    computed: torch.dtype
+
     def forward(self, value: torch.Tensor) -> torch.Tensor:
         """Return the product, as a copy, which peft makes of it (peft/tuners/lora/bnb.py)."""
         before = value.dtype
         result = _Product.apply(value.to(self.computed), self.in_features, self.out_features)  # type: ignore[no-untyped-call]
-        return result.to(before).clone()
+        copied: torch.Tensor = result.to(before).clone()
+        return copied
 
 
 class _Product(torch.autograd.Function):
@@ -246,7 +249,7 @@ def _quantize(built: Any, traced: TracedPass) -> None:
         module = built.get_submodule(path)
         if isinstance(module, torch.nn.Linear):
             module.__class__ = Unpacked
-            module.computed = DTYPES[traced.weight_width]  # type: ignore[assignment]
+            vars(module)["computed"] = DTYPES[traced.weight_width]
 
 
 @contextlib.contextmanager
