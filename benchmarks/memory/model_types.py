@@ -48,7 +48,7 @@ ATTEMPTS: tuple[dict[str, Any], ...] = (
     SIZES | GROUPED | EXPERTS | STATES,
     SIZES | LATENT | EXPERTS,
     SIZES | GROUPED | {"num_kv_shared_layers": 2, "hidden_size_per_layer_input": 64, "vocab_size_per_layer_input": 512},
-    SIZES | {"num_heads": 16, "head_dim": 32, "n_groups": 1, "state_size": 32},
+    SIZES | {"num_attention_heads": 16, "num_heads": 16, "head_dim": 32, "n_groups": 1, "state_size": 32},
     SIZES | LATENT,
     SIZES | GROUPED | EXPERTS,
     SIZES | GROUPED,

@@ -182,6 +182,15 @@ def test_one_layer_of_each_kind_is_kept() -> None:
     assert model.config.num_hidden_layers == 3
 
 
+def test_class_that_needs_all_its_layers_has_them() -> None:
+    """Gemma 3n's layers share embeddings whose width is that of all layers together."""
+    sizes = {"num_kv_shared_layers": 1, "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 512}
+    settings = CONFIG_MAPPING["gemma3n_text"](**TEXT | sizes | {"num_hidden_layers": 6})
+    model = from_config(json.loads(settings.to_json_string(use_diff=False)), WHERE)
+    assert predict(model, replace(SPEC, length=256)).gpu["activations"] > 0
+    assert layer_trace.fault_of_tracing(model) is None
+
+
 @given(*(st.integers(0, 10**6) for _ in range(4)), st.integers(1, 64), st.integers(1, 65536))
 def test_bytes_are_extrapolated_exactly(a: int, b: int, c: int, d: int, rows: int, length: int) -> None:
     """A storage is constant, or grows with rows, tokens, or pairs of tokens of a row."""

@@ -1,6 +1,8 @@
 """Traces that the estimate is compared with are reproduced byte for byte from real models and engines."""
 
 import json
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,3 +57,12 @@ def test_added_tokens_estimate_matches_a_trace() -> None:
 def test_trace_is_reproducible() -> None:
     trace = quick("zero3")
     assert traced(trace["case"]) == trace["bytes"]
+
+
+def test_estimate_of_a_type_without_a_table_matches_a_trace() -> None:
+    """Its linear attention takes several times as much as attention of its sizes."""
+    result = served(sys.executable, str(Path(compare.__file__).with_name("model_types.py")), "--print", "qwen3_5_text")
+    assert result.returncode == 0, result.stderr[-2000:]
+    rows = [line.split() for line in result.stdout.splitlines() if line.startswith("qwen3_5_text")]
+    assert [row[1] for row in rows] == ["trace", "trace"]
+    assert all(abs(float(row[2].rstrip("%"))) < 3 for row in rows)

@@ -30,6 +30,7 @@ from transformers.utils import logging as transformers_logging
 from zerolora.compat import bitsandbytes_patches
 from zerolora.compat.transformers_patches import quantizable_paths
 from zerolora.config.method_sections import MethodSections
+from zerolora.log import LOGGER
 from zerolora.memory.as_on_cuda import as_on_cuda
 from zerolora.memory.traced_parts import (
     BACKWARD,
@@ -63,13 +64,18 @@ def trace_layers(model: ModelSpec, traced: TracedPass) -> LayerTrace:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # training shows them
-            return _traced(model, traced)
+            try:
+                return _traced(model, traced, whole=False)
+            except Exception as error:  # some classes compute what depends on the number of layers, as Gemma 3n's do
+                LOGGER.debug("with one layer of each kind, a pass ends with %s; with all layers instead", error)
+                return _traced(model, traced, whole=True)
     finally:
         torch_log.disabled = disabled
         transformers_logging.set_verbosity(verbosity)
 
 
-def _traced(model: ModelSpec, traced: TracedPass) -> LayerTrace:
+def _traced(model: ModelSpec, traced: TracedPass, whole: bool) -> LayerTrace:
+    """Return the trace of one layer of each kind, computed alone or, if `whole`, among all layers."""
     bitsandbytes_patches.load()  # which peft imports
     settings = settings_of(model.config, Path("config.json"))
     attention = {"flash": ALONE}.get(traced.attention, traced.attention)
@@ -77,7 +83,7 @@ def _traced(model: ModelSpec, traced: TracedPass) -> LayerTrace:
         built = auto_class(settings).from_config(
             settings, trust_remote_code=False, attn_implementation=attention, dtype=DTYPES[traced.width]
         )
-        order = keep_one_of_each_kind(built, model.in_layers[0].stack)
+        order = keep_one_of_each_kind(built, model.in_layers[0].stack, whole)
         stack = built.get_submodule(model.in_layers[0].stack)
         decoder = _decoder(built)
         if traced.method is not None:
@@ -102,12 +108,16 @@ def _traced(model: ModelSpec, traced: TracedPass) -> LayerTrace:
                 for name, value in values.items():
                     parts[number][name].append(value)
     made = [TracedPart(lengths, **{name: tuple(values) for name, values in part.items()}) for part in parts]
-    return LayerTrace(tuple(order), hidden, made[0], made[1], tuple(made[2:-1]), made[-1])
+    layers = made[1:-1]
+    # The first layer, whose input needs no gradient, is another one, or stands for its kind if it is the only one.
+    at = {kind: number for number, kind in reversed([*enumerate(order)][1:])} if whole else {}
+    own = [layers[at.get(kind, 0) if whole else kind + 1] for kind in range(max(order) + 1)]
+    return LayerTrace(tuple(order), hidden, made[0], layers[0], tuple(own), made[-1])
 
 
-def keep_one_of_each_kind(model: Any, path: str) -> list[int]:
+def keep_one_of_each_kind(model: Any, path: str, whole: bool = False) -> list[int]:
     """Remove all layers of a model's stack but the first of each kind, beside a copy of the very first, whose input
-    needs no gradient in training. Return the kind of each layer that there were.
+    needs no gradient in training; none if `whole`. Return the kind of each layer that there were.
 
     Layers are of a kind if they have the same classes and shapes, the same flags and names at each of their modules,
     and the same values in all lists with an entry for each layer.
@@ -129,6 +139,8 @@ def keep_one_of_each_kind(model: Any, path: str) -> list[int]:
             kinds[signature] = len(kinds)
             kept.append(number)
         order.append(kinds[signature])
+    if whole:
+        return order
     for owner, name, value in lists:
         vars(owner)[name] = type(value)(value[number] for number in kept)
     for owner in owners:
@@ -208,11 +220,14 @@ class Unpacked(torch.nn.Linear):
     """A linear module whose weight is unpacked during each product, as those of 4 and 8 bits are on CUDA
     (methods/qlora.py)."""
 
+    computed: torch.dtype
+
     def forward(self, value: torch.Tensor) -> torch.Tensor:
         """Return the product, as a copy, which peft makes of it (peft/tuners/lora/bnb.py)."""
         before = value.dtype
         result = _Product.apply(value.to(self.computed), self.in_features, self.out_features)  # type: ignore[no-untyped-call]
-        return result.to(before).clone()
+        copied: torch.Tensor = result.to(before).clone()
+        return copied
 
 
 class _Product(torch.autograd.Function):
@@ -234,7 +249,7 @@ def _quantize(built: Any, traced: TracedPass) -> None:
         module = built.get_submodule(path)
         if isinstance(module, torch.nn.Linear):
             module.__class__ = Unpacked
-            module.computed = DTYPES[traced.weight_width]  # type: ignore[assignment]
+            vars(module)["computed"] = DTYPES[traced.weight_width]
 
 
 @contextlib.contextmanager

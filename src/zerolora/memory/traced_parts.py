@@ -83,7 +83,7 @@ class TracedPart:
                 if other != here:
                     factor *= (length - other) / (here - other)
             of_a_row += factor * value
-        return constant + rows * of_a_row
+        return float(constant + rows * of_a_row)
 
 
 MEASURES = tuple(field.name for field in fields(TracedPart) if field.name != "lengths")

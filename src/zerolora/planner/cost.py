@@ -247,7 +247,7 @@ def _operations(work: StepWork, strategy: Strategy) -> float:
         less_forward, less_backward = FUSED_OPERATIONS.get(part, (0, 0))
         forward, backward = forward - less_forward, backward - less_backward
     forwards = 1 + work.forwards_before + work.checkpointing
-    layers = work.layers * (forward * forwards + backward)
+    layers = float(work.layers * (forward * forwards + backward))
     if work.counted:
         layers = work.counted.forward.operations * forwards + work.counted.backward.operations
     decoding = DECODING_OPERATIONS * work.decoded_modules * (forwards + 1)
