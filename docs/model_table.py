@@ -89,7 +89,7 @@ def date() -> str:
     """Return when and with what the types were run."""
     found = results()
     works = sum(each["result"] == "works" for each in found["types"].values())
-    with_what = f"Run on {found['date']} with transformers {found['transformers']}"
+    with_what = f"Run on {found['machine']['date']} with transformers {found['machine']['versions']['transformers']}"
     return f"{with_what}: of {len(found['types'])} types, {works} work with packed rows."
 
 

@@ -17,14 +17,22 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [
     str(ROOT / name)
-    for name in ("src", "tests", "tests/slurm", "tests/launchers", "tests/train", "tests/workflow", "tests/serving")
+    for name in (
+        "src",
+        "tests",
+        "tests/slurm",
+        "tests/launchers",
+        "tests/train",
+        "tests/workflow",
+        "tests/serving",
+        "benchmarks",
+    )
 ]
 RESULTS = ROOT / "benchmarks/results/models.json"
 VOCABULARY = 259
@@ -287,7 +295,7 @@ def _silent() -> None:
 def main(kinds: list[str]) -> None:
     """Run types, all without any, and write the outcomes of all."""
     import conftest
-    import transformers
+    from measuring import machine
 
     with tempfile.TemporaryDirectory() as name:
         tokenizer = conftest.make_tiny_model(Path(name) / "tokenizer")
@@ -296,14 +304,9 @@ def main(kinds: list[str]) -> None:
             found[kind] = outcome
             print(kind, *(f"{key}={value}" for key, value in dataclasses.asdict(outcome).items() if value), flush=True)
     if not kinds:
-        result = {
-            "date": f"{datetime.now(UTC):%Y-%m-%d}",
-            "transformers": transformers.__version__,
-            "types": {
-                kind: {key: value for key, value in dataclasses.asdict(each).items() if value}
-                for kind, each in found.items()
-            },
-        }
+        kept = {kind: dataclasses.asdict(each) for kind, each in found.items()}
+        kept = {kind: {key: value for key, value in each.items() if value} for kind, each in kept.items()}
+        result = {"machine": machine(), "types": kept}
         RESULTS.write_text(json.dumps(result, indent=1) + "\n")
 
 
