@@ -1,6 +1,6 @@
 """Every type of model that transformers maps to causal language models, through the stages, as a tiny model.
 
-    python tests/model_matrix.py [TYPE…]     # all types: a quarter of an hour; writes benchmarks/results/models.json
+    python tests/model_matrix.py [TYPE…]     # all types, or these again; writes benchmarks/results/models.json
 
 Each is fetched, prepared, packed, trained for two steps, merged and evaluated by this project's stages. Plain
 transformers and peft say what is right: the base's loss on the training rows, the merged model's loss on the validation
@@ -131,7 +131,11 @@ def _config(known: Any, own: dict[str, Any]) -> Any:
     keys = {name: value for name, value in COMMON.items() if name in names or aliases.get(name) in names}
     if "qk_rope_head_dim" in keys:  # latent attention, whose head_dim is that of its positions
         keys |= {name: 4 for name in ("head_dim", "num_key_value_heads") if name in keys}
-    parts = {name: _config(part, {}) for name, part in known.sub_configs.items() if hasattr(part, "sub_configs")}
+    parts = {
+        name: _config(part, OWN.get(part.model_type, {}))
+        for name, part in known.sub_configs.items()
+        if hasattr(part, "sub_configs")
+    }
     return known(**keys | parts | own)
 
 
@@ -293,7 +297,7 @@ def _silent() -> None:
 
 
 def main(kinds: list[str]) -> None:
-    """Run types, all without any, and write the outcomes of all."""
+    """Run types, all without any, and write their outcomes beside those of others."""
     import conftest
     from measuring import machine
 
@@ -303,11 +307,11 @@ def main(kinds: list[str]) -> None:
         for kind, outcome in outcomes(kinds or types(), tokenizer, Path(name)):
             found[kind] = outcome
             print(kind, *(f"{key}={value}" for key, value in dataclasses.asdict(outcome).items() if value), flush=True)
-    if not kinds:
-        kept = {kind: dataclasses.asdict(each) for kind, each in found.items()}
-        kept = {kind: {key: value for key, value in each.items() if value} for kind, each in kept.items()}
-        result = {"machine": machine(), "types": kept}
-        RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+    before = json.loads(RESULTS.read_text())["types"] if kinds else {}
+    kept = {kind: dataclasses.asdict(each) for kind, each in found.items()}
+    kept = {kind: {key: value for key, value in each.items() if value} for kind, each in kept.items()}
+    result = {"machine": machine(), "types": dict(sorted((before | kept).items()))}
+    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

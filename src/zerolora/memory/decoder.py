@@ -8,6 +8,7 @@ torch/utils/checkpoint.py.
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 from zerolora.errors import UserError
 from zerolora.memory.layer import Layer
@@ -398,6 +399,8 @@ def traced_decoder(model: ModelSpec, step: ForwardSpec, trained: Trained) -> Tra
     """Return the decoder of a model whose layers are traced; None if they are described, or if its class cannot be."""
     if not model.config:
         return None
+    if step.attention not in model.attentions:  # as where a model answers, whose attention is transformers' own
+        step = replace(step, attention="eager")
     if trace := layer_trace(model, traced_pass(step, trained)):
         return TracedDecoder(model, step, trained, trace)
     if fault := fault_of_sizes(model):

@@ -295,7 +295,10 @@ class _Live(TorchDispatchMode):
             # CUDA's kernel multiplies gradient and output first (aten/src/ATen/native/cuda/SoftMax.cu).
             temporary = args[0] * args[1]
             self.count(temporary)
-        result = function(*args, **(kwargs or {}))
+        if function is torch.ops.aten._grouped_mm.default and args[0].dtype != torch.bfloat16:
+            result = _grouped(*args, **(kwargs or {}))
+        else:
+            result = function(*args, **(kwargs or {}))
         results = [value for value in tree_leaves(result) if isinstance(value, torch.Tensor)]
         for value in results:
             if value.device.type != "meta":
@@ -594,3 +597,11 @@ def _alone(
 
 AttentionInterface.register(ALONE, _alone)
 AttentionMaskInterface.register(ALONE, lambda *_, **__: None)
+
+
+def _grouped(first: torch.Tensor, second: torch.Tensor, *others: Any, **named: Any) -> torch.Tensor:
+    """Return a grouped product of fake tensors in any type: torch knows its shape for bf16 alone, and CPUs compute it
+    in fp32 too."""
+    pair = (torch.empty_strided(each.shape, each.stride(), dtype=torch.bfloat16) for each in (first, second))
+    result: torch.Tensor = torch.ops.aten._grouped_mm(*pair, *others, **named)
+    return result.new_empty(result.shape, dtype=first.dtype)
