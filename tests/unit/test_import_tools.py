@@ -47,13 +47,14 @@ def test_a_public_config_passes_the_check_of_a_machine_with_its_gpus(file: Path,
     assert [row.name for row in rows(WORKSTATION, needs) if row.mark == "missing"] == []
 
 
-def test_the_command_imports_and_the_check_passes_here(tmp_path: Path) -> None:
+def test_the_command_imports_and_the_check_misses_the_model_alone(tmp_path: Path) -> None:
     output = tmp_path / "config.yaml"
     file = FOLDER / "trl-sft-imdb.yaml"
     result = served("zerolora", "import", str(file), "--output", str(output))
     assert result.returncode == 0 and "changes the result: 0" in result.stdout + result.stderr, result.stderr
     checked = served("zerolora", "check", "--config", str(output))
-    assert checked.returncode == 0, checked.stdout
+    assert "models/Qwen2.5-0.5B: there is no such directory" in " ".join(checked.stdout.split())
+    assert f"1 thing missing for {output}" in " ".join(checked.stdout.split()), checked.stdout
 
 
 def test_hardware_is_this_machine_unless_the_file_needs_another(tmp_path: Path) -> None:

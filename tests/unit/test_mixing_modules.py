@@ -34,7 +34,10 @@ HYBRIDS: dict[str, tuple[dict[str, Any], str]] = {
         MAMBA | {"layer_types": ["mamba", "attention"], "num_local_experts": 4, "num_experts_per_tok": 2},
         "model.layers.0.mamba",
     ),
-    "jamba": ({}, "model.layers.0.mamba"),
+    "jamba": (
+        {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8, "mamba_dt_rank": 4, "num_experts": 2},
+        "model.layers.0.mamba",
+    ),
     "lfm2": ({"layer_types": ["conv", "full_attention"]}, "model.layers.0.conv"),
     "minimax": (
         {"layer_types": ["linear_attention", "full_attention"], "num_local_experts": 2},

@@ -174,7 +174,7 @@ def test_trials_are_runs_with_their_values_and_bounds(config: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [
-        ({"over": {"train.lr": [1.0]}}, "searches.tune.over.train.lr: train has no key 'lr'"),
+        ({"over": {"train.lr": [1.0]}}, "searches.tune.over.train.lr: there is no such key; use train.learning_rate"),
         ({"over": {"train.lora.r": {"low": 8, "high": 8}}}, "low 8 is not below high 8"),
         ({"over": {"train.learning_rate": {"low": 0.0, "high": 1.0, "log": True}}}, "low 0.0 has no logarithm"),
         ({"over": {"train.lora.r": {"low": 8, "high": 16, "step": 9}}}, "step 9 is not between 0 and high - low"),

@@ -211,11 +211,6 @@ def test_unmergeable_model_is_refused(case: str, model_of: Callable[[str], Path]
             "flash, which does not support the softcap",
         ),
         (
-            "stablelm",
-            "a stablelm has no flash attention; use sdpa or eager",
-            "flash, but transformers' StableLmForCausalLM has its attention built in; set attention: sdpa or eager",
-        ),
-        (
             "gptj",
             "a gptj has no flash attention; use eager",
             "flash, but transformers' GPTJForCausalLM has its attention built in; set attention: eager",

@@ -34,7 +34,7 @@ def read_model_spec(path: Path) -> ModelSpec:
             f"{where}: does not say how many of its {spec.experts} experts a token has; estimate a model of another "
             "architecture"
         )
-    if not spec.config and spec.heads % spec.key_heads:
+    if spec.heads % spec.key_heads:
         raise UserError(
             f"{where}: {spec.key_heads} key-value heads for {spec.heads} attention heads; use a num_key_value_heads "
             f"that divides {spec.heads}"
