@@ -404,6 +404,7 @@ def test_config_with_infinity_is_read(family: str, tmp_path: Path) -> None:
 
 
 KINDS = ("axk2", "bert", "bloom", "ctrl", "dots3_note_text", "gpt_neo", "gpt_oss", "mamba2", "modernbert-decoder")
+SLOWLY_TRACED = ("axk2", "dots3_note_text")
 IN_ONE_LINE = {
     ("bert", "ia3"): "train.ia3.targets: this model names its keys, values and MLP in another way; use a list",
     ("ctrl", "ia3"): "train.ia3.targets: this model names its keys, values and MLP in another way; use a list",
@@ -412,11 +413,11 @@ IN_ONE_LINE = {
 
 @pytest.mark.parametrize("family", KINDS)
 def test_other_architectures_are_estimated_or_refused(family: str) -> None:
-    """With transformers' default sizes, by every training method."""
+    """With transformers' default sizes, by every training method; those whose trace takes seconds by LoRA alone."""
     from transformers import CONFIG_MAPPING
 
     config = json.loads(CONFIG_MAPPING[family]().to_json_string(use_diff=False))
-    for method in TRAINABLE:
+    for method in ("lora",) if family in SLOWLY_TRACED else TRAINABLE:
         try:
             spec = replace(training(method=create(method)), attention="eager")
             assert predict(from_config(config, WHERE), spec).gpu["total"] > 0
