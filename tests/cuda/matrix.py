@@ -46,7 +46,7 @@ Choice = tuple[str, ...]
 
 
 REFUSED = {
-    ("bloom", "flash"): "has its attention built in",
+    ("bloom", "flash"): "computes with the mask of its attention",
     ("falcon", "flash"): "has its attention built in",
     ("gemma2", "flash"): "does not support the softcap",
 }
