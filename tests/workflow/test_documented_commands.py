@@ -55,6 +55,7 @@ NOT_RUN = {
     r"make (test|lint|format)": "runs this test, or changes the tree; minutes",
     r"python -m pytest": "the tests themselves",
     r"python benchmarks/train/": "trains the 135M model for minutes",
+    r"python tests/model_matrix.py": "takes minutes; tests/train/test_model_matrix.py runs the types of the page",
     r"python benchmarks/gpu.py .*--budget": "needs a GPU",
     r"snakemake --profile profiles/slurm all": "needs a Slurm: tests/slurm runs it",
     r"snakemake --profile profiles/hosts": "needs hosts: tests/launchers/test_hosts.py runs it",
