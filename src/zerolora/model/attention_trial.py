@@ -18,8 +18,8 @@ from zerolora.model.architecture import built_on_meta, model_class
 from zerolora.model.fake_pass import BY_SHAPES, faked, silent
 
 NAME = "tried"
-TOKENS = 8
-"""Of the row."""
+TOKENS = 256
+"""Of the row: more than the window or the block of a tiny model; a class may compute token by token."""
 FARTHEST = 2**17
 """Tokens over which a mask is looked at."""
 QUERIES = 64
