@@ -17,6 +17,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from zerolora.errors import UserError
 from zerolora.train.attention import IMPLEMENTATIONS, lengths
+from zerolora.train.feed import padding
 from zerolora.train.isolation import check_isolation, check_length, check_loss, isolate
 from zerolora.train.loss import make_chunked
 from zerolora.train.mixing_modules import PackedTrial
@@ -164,6 +165,13 @@ def test_an_input_that_the_trial_has_not_seen_is_refused() -> None:
     hidden = torch.randn(1, 12, model.config.hidden_size)
     with pytest.raises(UserError, match=r"model.layers.0.conv mixes the rows .* cannot be divided into rows"):
         model.model.layers[0].conv(hidden, torch.ones(1, 12))
+
+
+def test_a_row_with_padding_of_its_own_is_not_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the row alone, under train.compile."""
+    monkeypatch.setattr(padding, "step", 64)
+    model = build("lfm2", "flash")
+    assert isolate(Engine(model), model, CPU) == ["model.layers.0.conv"]
 
 
 @pytest.mark.parametrize("step", [1, 64])

@@ -9,7 +9,6 @@ Operations are the CPU's, with the temporaries of CUDA's where those differ.
 import contextlib
 import copy
 import functools
-import logging
 import re
 import warnings
 import weakref
@@ -44,6 +43,7 @@ from zerolora.memory.traced_parts import (
 )
 from zerolora.methods.registry import TRAINABLE
 from zerolora.model.architecture import auto_class
+from zerolora.model.fake_pass import faked, silent
 from zerolora.model.families.keys import LAYERS
 from zerolora.model.meta_device import settings_of
 from zerolora.model.spec import ModelSpec
@@ -57,12 +57,10 @@ ALONE = "traced_alone"
 
 def trace_layers(model: ModelSpec, traced: TracedPass) -> LayerTrace:
     """Return what a model's layers allocate in a pass. Raises any error of its class that prevents the passes."""
-    torch_log = logging.getLogger("torch._subclasses.fake_tensor")
-    disabled, torch_log.disabled = torch_log.disabled, True  # it logs the end of a failed pass with a traceback
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # it logs that kernels of other packages are missing
     try:
-        with warnings.catch_warnings():
+        with silent(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # training shows them
             try:
                 return _traced(model, traced, whole=False)
@@ -70,7 +68,6 @@ def trace_layers(model: ModelSpec, traced: TracedPass) -> LayerTrace:
                 LOGGER.debug("with one layer of each kind, a pass ends with %s; with all layers instead", error)
                 return _traced(model, traced, whole=True)
     finally:
-        torch_log.disabled = disabled
         transformers_logging.set_verbosity(verbosity)
 
 
@@ -96,7 +93,7 @@ def _traced(model: ModelSpec, traced: TracedPass, whole: bool) -> LayerTrace:
     built.train()
     parts: list[dict[str, list[int]]] = []
     hidden = 0
-    with FakeTensorMode(allow_non_fake_inputs=True), _faked(built) as known, as_on_cuda():
+    with FakeTensorMode(allow_non_fake_inputs=True), faked(built) as known, as_on_cuda():
         passes = _Passes(decoder, list(stack), traced, known)
         lengths = SHORT_LENGTHS if passes.by_token() else LENGTHS
         for rows, length in (*((1, each) for each in lengths), (2, lengths[0])):
@@ -250,27 +247,6 @@ def _quantize(built: Any, traced: TracedPass) -> None:
         if isinstance(module, torch.nn.Linear):
             module.__class__ = Unpacked
             vars(module)["computed"] = DTYPES[traced.weight_width]
-
-
-@contextlib.contextmanager
-def _faked(model: Any) -> Iterator[list[torch.Tensor]]:
-    """Replace parameters and buffers on the meta device by fake tensors of the host in the block, and yield these."""
-    fake: dict[int, Any] = {}
-    kept = []
-    for module in model.modules():
-        for tensors in (module._parameters, module._buffers):
-            kept.append((tensors, dict(tensors)))
-            for name, each in tensors.items():
-                if each is not None and id(each) not in fake:
-                    value = torch.empty(each.shape, dtype=each.dtype)
-                    parameter = tensors is module._parameters
-                    fake[id(each)] = torch.nn.Parameter(value, each.requires_grad) if parameter else value
-                tensors[name] = None if each is None else fake[id(each)]
-    try:
-        yield list(fake.values())
-    finally:
-        for tensors, own in kept:
-            tensors.update(own)
 
 
 class _Live(TorchDispatchMode):

@@ -15,17 +15,17 @@ BY_SHAPES = "batched_mm"
 def silent() -> Iterator[None]:
     """Let a pass that ends with an error in the block log none: torch logs its traceback."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
-    log.disabled = True
+    before, log.disabled = log.disabled, True
     try:
         yield
     finally:
-        log.disabled = False
+        log.disabled = before
 
 
 @contextlib.contextmanager
-def faked(model: Any) -> Iterator[None]:
+def faked(model: Any) -> Iterator[list[torch.Tensor]]:
     """Replace parameters and buffers of a model on the meta device by fake tensors of the host in the block, in a
-    FakeTensorMode: some operations of peft have no meaning on the meta device."""
+    FakeTensorMode, and yield these: some operations of peft have no meaning on the meta device."""
     fake: dict[int, Any] = {}
     kept = []
     for module in model.modules():
@@ -38,7 +38,7 @@ def faked(model: Any) -> Iterator[None]:
                     fake[id(each)] = torch.nn.Parameter(value, each.requires_grad) if parameter else value
                 tensors[name] = None if each is None else fake[id(each)]
     try:
-        yield
+        yield list(fake.values())
     finally:
         for tensors, own in kept:
             tensors.update(own)

@@ -65,6 +65,8 @@ class Lengths:
 
     def __init__(self) -> None:
         self.of_rows: list[list[int]] | None = None
+        self.packed = True
+        """Whether rows share packed rows; else each has one of its own, with its padding."""
         self.branches: Sequence[Branches] = ()
         """The groups of rows with a common prefix, if the batch is made of them."""
         self.boundaries = False
@@ -72,10 +74,10 @@ class Lengths:
         self._ends: torch.Tensor | None = None
         self._ends_of_keys: torch.Tensor | None = None
 
-    def set(self, of_rows: list[list[int]] | None, branches: Sequence[Branches] = ()) -> None:
+    def set(self, of_rows: list[list[int]] | None, branches: Sequence[Branches] = (), packed: bool = True) -> None:
         """Set the lengths of the rows in each packed row, padding as the last; None if a packed row is one row. With
         `branches`, they are the segments of one."""
-        self.of_rows, self.branches = of_rows, branches
+        self.of_rows, self.branches, self.packed = of_rows, branches, packed
         self._ends = self._ends_of_keys = None
 
     @contextlib.contextmanager

@@ -43,7 +43,7 @@ def logits_of(model: Any, batch: dict[str, Any]) -> torch.Tensor:
 
 def _inputs(batch: dict[str, Any]) -> dict[str, Any]:
     """Return a model's inputs, for calls without cache: with one, models ignore restarting positions of packed rows."""
-    lengths.set(batch["lengths"], batch.get("branches", ()))
+    lengths.set(batch["lengths"], batch.get("branches", ()), packed="position_ids" in batch)
     names = ("input_ids", "attention_mask", "position_ids")
     inputs: dict[str, Any] = {name: batch[name] for name in names if name in batch}
     return inputs | _boundaries(inputs) if lengths.boundaries and "position_ids" in inputs else inputs

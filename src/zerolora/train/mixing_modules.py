@@ -123,7 +123,7 @@ def compute_row_by_row(model: Any, modules: list[MixingModule]) -> None:
 
 def _by_row(own: Callable[..., Any], module: MixingModule, *arguments: Any, **named: Any) -> Any:
     rows = lengths.of_rows
-    if rows is None or all(len(row) == 1 for row in rows):
+    if rows is None or not lengths.packed or all(len(row) == 1 for row in rows):
         return own(*arguments, **named)
     pairs, spec = tree_flatten_with_path((arguments, named))
     keys, values = [keystr(path) for path, _ in pairs], [value for _, value in pairs]
