@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from measuring import RESULTS, ROOT, children_cpu_seconds, machine, parser_of, put, table
+from measuring import RESULTS, ROOT, machine, parser_of, put, table
 
 TESTS = ("tests", "tests/browser", "tests/launchers", "tests/slurm", "tests/workflow")
 sys.path[:0] = [str(ROOT / folder) for folder in TESTS]
@@ -45,6 +45,8 @@ EDITS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "evaluate": ({"evaluate.max_new_tokens": 5}, ("evaluate_base", "evaluate")),
     "train": ({"train.learning_rate": 2e-2}, ("train",)),
 }
+# DVC's wordings of a file that is no YAML or has unknown keys, and ours.
+DAMAGED_LOCK = re.compile("dvc.lock' (is invalid|validation failed)|dvc.lock: is not what DVC wrote")
 # Files that are equal in two undisturbed runs: those without times or memory.
 SAME = (
     *("results/config.json", "results/settings/**/*.json", "results/data/**/*", "results/default/packing/*"),
@@ -438,7 +440,7 @@ def remedied(project: Project, text: str) -> bool:
             else:
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
             done = True
-    if "dvc.lock' is invalid" in text or "dvc.lock: is not what DVC wrote" in text:  # DVC's wording, and ours
+    if DAMAGED_LOCK.search(text):
         (project.directory / "dvc.lock").unlink()
         done = True
     return done
@@ -464,13 +466,10 @@ def rounds(folder: Path, seed: int, numbers: range, kinds: list[str] | None = No
     """Make rounds in order; a failed one has its error in "broken"."""
     chaos = Chaos(folder)
     for number in numbers:
-        before = children_cpu_seconds() + SERVERS.cpu_seconds()
         try:
-            what = chaos.round(seed, number, kinds or list(KINDS))
+            yield chaos.round(seed, number, kinds or list(KINDS))
         except Broken as broken:
-            what = {"kind": "?", "seed": seed, "number": number, "ended": "broken", "broken": str(broken)}
-        after = children_cpu_seconds() + SERVERS.cpu_seconds()
-        yield what | {"cpu_seconds": round(after - before, 1)}
+            yield {"kind": "?", "seed": seed, "number": number, "ended": "broken", "broken": str(broken)}
 
 
 def main() -> None:
@@ -504,7 +503,7 @@ def markdown(result: dict[str, Any]) -> str:
     rows = [[kind, *(counts.get(ending, 0) for ending in endings)] for kind, counts in result["kinds"].items()]
     text = (
         f"{result['count']} rounds on {result['machine']['date']} ({result['machine']['processor']}, "
-        f"{result['machine']['cores']} cores), {result['cpu_seconds_a_round']} CPU-seconds a round:"
+        f"{result['machine']['cores']} cores):"
     )
     return f"{text}\n\n{table(['disturbance', *endings], rows)}"
 
@@ -514,8 +513,7 @@ def add(each: dict[str, Any]) -> dict[str, Any]:
     earlier = json.loads(RESULT.read_text(encoding="utf-8"))["rounds"] if RESULT.exists() else []
     made = {(one["seed"], one["number"]): one for one in [*earlier, each]}
     made_rounds = [made[key] for key in sorted(made)]
-    seconds = sum(one["cpu_seconds"] for one in made_rounds) / len(made)
-    result = {"machine": machine(), "count": len(made), "cpu_seconds_a_round": round(seconds, 1)}
+    result = {"machine": machine(), "count": len(made)}
     result |= {"kinds": summary(made_rounds), "rounds": made_rounds}
     RESULT.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     return result

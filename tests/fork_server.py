@@ -66,6 +66,8 @@ if name == "python":
         name, *arguments = arguments[1:]
     elif arguments[:1] != ["-c"] and not "".join(arguments[:1]).startswith({benchmarks!r}):
         posix.execv({interpreter!r}, [{interpreter!r}, *arguments])
+signals = (_signal.SIGTERM, _signal.SIGINT, _signal.SIGUSR1)
+_signal.pthread_sigmask(_signal.SIG_BLOCK, signals)  # until there is a process that they are for
 server = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
 server.connect({address!r})
 text = _json.encode_basestring_ascii
@@ -87,8 +89,9 @@ def line():
     first, _, received = received.partition(b"\\n")
     return int(first)
 pid = line()
-for number in (_signal.SIGTERM, _signal.SIGINT, _signal.SIGUSR1):
+for number in signals:
     _signal.signal(number, lambda number, _: posix.kill(pid, number))
+_signal.pthread_sigmask(_signal.SIG_UNBLOCK, signals)
 code = line()
 sys.exit(code if code >= 0 else 128 - code)
 """

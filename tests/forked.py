@@ -27,6 +27,8 @@ from snakemake import workflow
 
 from zerolora.train.launch import launcher, topology
 
+ENTRIES = {"zerolora": "zerolora.__main__"}
+"""Modules whose `main` a command is, of those that are not NAME.cli."""
 PLACE = "<the path of the file>"
 """In the place of a file's path."""
 RANKS = {"zerolora.train": "zerolora.train.__main__", "zerolora.probe.probe_rank": "zerolora.probe.probe_rank"}
@@ -54,7 +56,7 @@ def run(request: dict[str, Any], files: list[int], stand_ins: Path, charts: str)
         started = SimpleNamespace(Popen=LoadedRanks)
         launcher.subprocess = topology.subprocess = started  # type: ignore[attr-defined, assignment]
     if name != "python":
-        _end(_called(importlib.import_module(f"{name}.cli").main))
+        _end(_called(importlib.import_module(ENTRIES.get(name, f"{name}.cli")).main))
     if arguments[0] != "-c":
         _end(_called(lambda: _script(arguments)))
     option, text, *rest = arguments

@@ -109,9 +109,9 @@ def main() -> None:
     standard_input.close()
     messages.set_up()
     parents.end_with_engine()
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _interrupt)
     try:
+        if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # as __main__.py has set it
+            signal.signal(signal.SIGINT, _interrupt)
         sys.exit(app(standalone_mode=False))
     except TyperException as error:
         sys.exit(_usage(error))

@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -114,6 +115,30 @@ def test_commands_run_with_empty_standard_input(tmp_path: Path) -> None:
     code = "import sys; from zerolora import cli; cli.app = lambda **_: print([sys.stdin.read()]); cli.main()"
     result = subprocess.run([sys.executable, "-c", code], input="y\n", capture_output=True, text=True, check=True)
     assert result.stdout == "['']\n"
+
+
+@pytest.mark.parametrize(
+    ("imported", "said", "code"),
+    [
+        ("zerolora.fetch.ready", "", -signal.SIGINT),  # the first module
+        ("typer", "", -signal.SIGINT),
+        ("zerolora.first_config.pin", "zerolora: stopped by Ctrl-C; run the same command again\n", 130),
+    ],
+)
+def test_ctrl_c_is_no_traceback_while_modules_are_imported(imported: str, said: str, code: int, tmp_path: Path) -> None:
+    program = f"""
+import os, signal, sys
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name == {imported!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+sys.argv[1:] = ["pin"]
+from zerolora.__main__ import main
+main()
+"""
+    result = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (result.stderr, result.returncode) == (said, code)
 
 
 def test_tasks_of_one_slurm_step_share_a_log(tmp_path: Path) -> None:

@@ -6,6 +6,11 @@
 The file has a line for each step that trained (record_slurm_step), and `finished` where one ended well.
 """
 
+# ruff: noqa: E402
+import signal
+
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # from now on Ctrl-C ends it without a traceback
+
 import json
 import subprocess
 import sys
