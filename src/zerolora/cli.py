@@ -112,7 +112,10 @@ def main() -> None:
     try:
         if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # as __main__.py has set it
             signal.signal(signal.SIGINT, _interrupt)
-        sys.exit(app(standalone_mode=False))
+        code = app(standalone_mode=False)
+        if code == INTERRUPTED:  # what typer makes of KeyboardInterrupt
+            raise KeyboardInterrupt
+        sys.exit(code)
     except TyperException as error:
         sys.exit(_usage(error))
     except Stopped as stopped:
