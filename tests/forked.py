@@ -38,6 +38,7 @@ RANKS = {"zerolora.train": "zerolora.train.__main__", "zerolora.probe.probe_rank
 def run(request: dict[str, Any], files: list[int], stand_ins: Path, charts: str) -> NoReturn:
     """Be the process of a request; `stand_ins` is the directory of fork_server.py's stand-ins, `charts` the address of
     the process that draws (loaded_process.py)."""
+    handler = signal.signal(signal.SIGINT, signal.SIG_DFL)  # until an interpreter would have begun
     _forget_finalizers()
     for descriptor, file in enumerate(files):
         os.dup2(file, descriptor)
@@ -50,6 +51,7 @@ def run(request: dict[str, Any], files: list[int], stand_ins: Path, charts: str)
     sys.executable = str(stand_ins / "python")
     exec(request["before"], {})  # noqa: S102 (a test's own text)
     name, *arguments = sys.argv = request["command"]
+    signal.signal(signal.SIGINT, handler)
     if name == "snakemake":
         _parse_once(stand_ins)
     if name in ("zerolora", "python"):
