@@ -79,6 +79,11 @@ WHOLE = frozenset(
         "hatchery", "llmcompressor", "mora", "ebft", "trl", "vllm",
     }
 )  # fmt: skip
+STORED = "fetch converts a quantized checkpoint to bf16 (docs/methods.md)"
+CONVERTED = ("Mxfp4Config", "FineGrainedFP8Config")
+CHECKPOINTED = re.compile(r"\(_checkpoint_wrapped_module\\?\.\)\?|_checkpoint_wrapped_module\\?\.")
+LANGUAGE_MODEL = re.compile(r"(?<=\.)(language_model\\?\.)(?=\w)")
+"""A whole part of a path in a regular expression, with the point after it."""
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj")
 
 
@@ -111,7 +116,8 @@ def _own() -> dict[str, Rule]:
         "bnb_config_kwargs.bnb_4bit_use_double_quant": fact("double", "train.quantization.double", flag),
         "bnb_config_kwargs": none("train.quantization has type, double and storage"),
         "quantize_moe_experts": fact("experts", "", flag, "experts are quantized with nf4, and never with int8"),
-        "model_quantization_config": lost("set by train.quantization"),
+        "model_quantization_config": unless_off(fact("stored_as", "", text, STORED)),
+        "model_quantization_config_kwargs.dequantize": fact("dequantized", "", flag, STORED),
         "model_quantization_config_kwargs": none("set by train.quantization"),
         "gptq": unlike("a base that GPTQ quantized"),
         **each("gptq_groupsize gptq_model_v1 gptq_disable_exllama", idle("used only with GPTQ")),
@@ -125,7 +131,7 @@ def _own() -> dict[str, Rule]:
         "lora_r": same("train.lora.r", whole),
         "lora_target_linear": fact("linear", "train.lora.targets", flag, "true → all-linear, in addition to a list"),
         "lora_target_modules": unless_off(Rule("train.lora.targets", _targets)),
-        "lora_target_parameters": lost("parameters outside modules, such as experts, get no adapter"),
+        "lora_target_parameters": unless_off(fact("parameters", "train.lora.targets", texts, "experts' parameters")),
         "lora_modules_to_save": unless_off(same("train.lora.modules_to_save", texts)),
         "lora_rank_pattern": unless_off(same("train.lora.rank_pattern")),
         "lora_alpha_pattern": unless_off(same("train.lora.alpha_pattern")),
@@ -238,6 +244,7 @@ def _own() -> dict[str, Rule]:
         "cosine_constant_lr_ratio": Rule("", _constant),
         "lr_quadratic_warmup": lost("warm-up is linear"),
         "jagged_restart_steps": lost("the schedule does not restart"),
+        "eta_min": idle("axolotl reads no such key; cosine_min_lr_ratio is its lowest rate"),
         "adam_eps": same("train.epsilon", number),
         **each("neftune_noise_alpha noisy_embedding_alpha", same("train.neftune_alpha", number)),
         "bfloat16": computation.pure("bf16"),
@@ -346,17 +353,42 @@ def _model_type(value: Any, draft: Draft) -> str | None:
 
 
 def _targets(value: Any, draft: Draft) -> str | None:
-    if isinstance(value, str) and "," not in value:
-        draft.facts["targets"] = text(value)
-        other = re.search(r"language_model|_checkpoint_wrapped_module", value)
-        return (
-            f"{other[0]} is in paths of the class that axolotl loads; name those of the class here" if other else None
-        )
-    draft.facts["targets"] = texts(value)
-    return None
+    """Note the targets. A regular expression also matches the paths of a class without the parts that only the class has
+    which axolotl loads: the language model inside one of images, and the wrapper of a checkpointed layer."""
+    if not isinstance(value, str) or "," in value:
+        draft.facts["targets"] = texts(value)
+        return None
+    expression = CHECKPOINTED.sub("", text(value))
+    expression = LANGUAGE_MODEL.sub(r"(\1)?", expression)
+    draft.facts["targets"] = expression
+    other = re.search(r"language_model(?!\\?\.\)\?)|_checkpoint_wrapped_module", expression)
+    return f"{other[0]} is in paths of the class that axolotl loads; name those of the class here" if other else None
+
+
+def _stored(draft: Draft) -> list[str]:
+    """Return a line if a quantized checkpoint stays quantized there."""
+    kind = draft.facts.get("stored_as")
+    if kind is None or (kind in CONVERTED and draft.facts.get("dequantized")):
+        return []
+    return [Remark(f"model_quantization_config: {kind}: without dequantize the base stays quantized there; {STORED}")]
 
 
 def _set_targets(draft: Draft) -> list[str]:
+    lines = _set_modules(draft)
+    if parameters := draft.facts.get("parameters"):
+        draft.key = "lora_target_parameters"
+        modules = draft.config["train"].get("lora", {}).get("targets", [])
+        if isinstance(modules, str) and modules != "all-linear":
+            ends = "|".join(map(re.escape, parameters))
+            draft.set("train.lora.targets", rf"({modules})|(.*\.)?({ends})")
+        elif isinstance(modules, list):
+            draft.set("train.lora.targets", [*modules, *parameters])
+        else:
+            lines.append(Remark("lora_target_parameters: all-linear has all experts, gate and up with twice the rank"))
+    return lines
+
+
+def _set_modules(draft: Draft) -> list[str]:
     named, linear = draft.facts.get("targets"), draft.facts.get("linear", False)
     draft.key = "lora_target_linear" if linear else "lora_target_modules"
     if linear:
@@ -459,7 +491,7 @@ def _plugins(value: Any, draft: Draft) -> str | None:
 def _finish(draft: Draft) -> list[str]:
     facts = draft.facts
     ours, lines = base_model_keys.model("base_model", draft)
-    lines += axolotl_tokens.token_lines(draft)
+    lines += [*axolotl_tokens.token_lines(draft), *_stored(draft)]
     adapter, eight = facts.get("adapter"), facts.get("eight", False)
     quantized = adapter == "qlora" or (adapter and (eight or facts.get("four", False)))
     kind = "int8" if eight and not facts.get("four", False) else "nf4"
