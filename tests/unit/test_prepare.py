@@ -519,6 +519,38 @@ def test_split_text_is_complete(folder: Folder, tokenizer: Any) -> None:
     assert folder.stats()["split_rows"] == 3
 
 
+@pytest.mark.parametrize("order", ["shuffled", "in_order"])
+def test_concatenated_rows_have_all_tokens_of_each_source(folder: Folder, order: str) -> None:
+    long = [{"instruction": f"{number}?", "input": "", "output": "abc " * 9} for number in range(30)]
+    folder.write("one.jsonl", ROWS)
+    folder.write("two.jsonl", long)
+    given: dict[str, Any] = {
+        "path": ".",
+        "sources": {"one.jsonl": {}, "two.jsonl": {}},
+        "split": {"validation": 0, "test": 0},
+        "max_length": 64,
+        "too_long": "truncate_right",
+    }
+    folder.prepare(**given)
+    before = list(open_split(folder.output, "train"))
+    folder.prepare(**given, concatenate=order)
+    after, stats = list(open_split(folder.output, "train")), folder.stats()
+    for source in (0, 1):
+        rows, texts = ([row for row in split if row["source"] == source] for split in (after, before))
+        assert {row["length"] for row in rows[:-1]} == {64} and len(rows) < len(texts)
+        tokens = [token for row in rows for token in row["input_ids"]]
+        if order == "in_order":
+            assert tokens == [token for row in texts for token in row["input_ids"]]
+        assert sorted(tokens) == sorted(token for row in texts for token in row["input_ids"])
+        supervised = sum(label != IGNORED for row in texts for label in row["labels"])
+        assert supervised - len(rows) <= sum(row["supervised"] for row in rows) <= supervised
+    for row in after:
+        assert row["labels"][0] == IGNORED and len(row["input_ids"]) == row["length"]
+        assert row["supervised"] == sum(label != IGNORED for label in row["labels"]) > 0
+        assert all(label in (IGNORED, token) for token, label in zip(row["input_ids"], row["labels"], strict=True))
+    assert (stats["train_rows"], stats["longest_row"]) == (len(after), 64)
+
+
 DOCUMENTS = [[f"w{number:02}x{word:03}" for word in range(250)] for number in range(40)]
 LONG_FORMS: dict[str, Any] = {
     "text": lambda words: {"text": " ".join(words)},

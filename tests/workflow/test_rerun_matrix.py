@@ -62,6 +62,7 @@ KEYS: dict[str, tuple[Any, set[str]]] = {
     "prepare.rows.loss": ("last", {"prepare@rows"}),
     "prepare.rows.at_most": (19, {"prepare@rows"}),
     "prepare.rows.too_long": ("drop", {"prepare@rows"}),
+    "prepare.rows.concatenate": ("shuffled", {"prepare@rows"}),
     "prepare.rows.bad_row": ("drop", {"prepare@rows"}),
     "prepare.rows.duplicates": ("drop", {"prepare@rows"}),
     "prepare.rows.leakage": ("drop", {"prepare@rows"}),
@@ -124,6 +125,7 @@ KEYS: dict[str, tuple[Any, set[str]]] = {
     "train.vera.targets": (["v_proj"], set()),
     "train.vera.projection_seed": (1, set()),
     "train.vera.modules_to_save": (["norm"], set()),
+    "train.sft.mean": ("row", {T}),
     "train.dpo.loss": ("hinge", set()),  # of another objective than the run's
     "train.dpo.beta": (0.2, set()),
     "train.dpo.label_smoothing": (0.1, set()),

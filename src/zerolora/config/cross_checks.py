@@ -141,6 +141,8 @@ def rows_that_the_objective_does_not_read(config: Config, name: str) -> Iterable
             yield where, f"{text}; use {known} or auto, or train.objective: {objectives}"
     if kind == "texts":
         return
+    if data.concatenate:
+        yield (*here, "concatenate"), f"{data.concatenate} with objective {objective}, whose rows stay whole; remove it"
     if data.loss not in ("assistant", "last"):
         text = f"{shown(data.loss)} with objective {objective}, which compares answers; use assistant"
         yield (*here, "loss"), text

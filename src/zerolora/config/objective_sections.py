@@ -1,4 +1,4 @@
-"""The settings of the preference objectives: sections of `train` in the config.
+"""The settings of the objectives: sections of `train` in the config.
 
 In the formulas, c and r are the log-probabilities of the chosen and of the rejected answer, summed over their n+ and n-
 tokens, C and R those under the model that training starts from, and s is the sigmoid.
@@ -22,6 +22,14 @@ class ObjectiveSection(Section):
     def faults(self) -> Iterator[Fault]:
         """Yield each combination of values that the objective does not allow."""
         yield from ()
+
+
+class Sft(ObjectiveSection):
+    """Supervised fine-tuning: the cross-entropy of the supervised tokens."""
+
+    mean: Literal["token", "row"] = "token"
+    """The mean over a global batch: token = of all its tokens; row = of the means of its rows, so that the tokens of a
+    long row weigh less, as in tools that average a micro-batch of one row."""
 
 
 class Dpo(ObjectiveSection):
@@ -101,8 +109,10 @@ class Kto(ObjectiveSection):
 
 @with_sections("objective_sections")
 class ObjectiveSections(Section):
-    """The settings of all preference objectives, each in the section of its name."""
+    """The settings of all objectives, each in the section of its name."""
 
+    sft: Sft = Sft.model_construct()
+    """Settings of sft."""
     dpo: Dpo = Dpo.model_construct()
     """Settings of dpo."""
     ipo: Ipo = Ipo.model_construct()

@@ -112,7 +112,7 @@ def indivisible_batch(hardware: Hardware, train: Train) -> Iterable[Fault]:
 def loss_of_whole_rows(train: Train) -> Iterable[Fault]:
     """Yield ranks that share rows, with an objective whose loss is not a sum over tokens."""
     shared = train.sequence_parallel
-    if shared > 1 and not OBJECTIVES[train.objective].by_token:
+    if shared > 1 and not OBJECTIVES[train.objective].of(train).by_token:
         text = f"{shared} with objective {train.objective}, whose loss needs whole rows; set sequence_parallel: 1"
         yield ("train", "sequence_parallel"), text
 

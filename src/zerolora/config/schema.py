@@ -352,6 +352,10 @@ class PrepareSection(Section):
     too_long: Literal["fail", "drop", "truncate_left", "truncate_right", "truncate_turns", "split"] = "fail"
     """What to do with rows longer than max_length: fail, drop them, truncate at the beginning or end, shorten each turn
     and what comes before it in proportion, or split them into several rows, which stay in one split."""
+    concatenate: Literal["shuffled", "in_order"] | None = None
+    """Join the training rows of each source end to end, shuffled or in the order of the files, and cut them into rows
+    of max_length tokens, as in pre-training. Tokens attend to all before them in such a row, also to those of another
+    text; pack.packing never joins so."""
     max_prompt_length: Positive | None = None
     """Maximum tokens before a row's last answer; `too_long` applies to the prompt alone. Default: no limit of its
     own."""

@@ -28,7 +28,8 @@ from zerolora.data.formats.leaves import Unread, undecided_lines
 from zerolora.data.formats.reading import reading_of
 from zerolora.data.mask import Proof, ReadSource, write_page
 from zerolora.data.mixture import Index, Mixture, contradictory, mix
-from zerolora.data.prepared_rows import FIELDS, schema
+from zerolora.data.prepared_rows import FIELDS, open_table, schema
+from zerolora.data.concatenate import concatenated
 from zerolora.data.readers import chunks
 from zerolora.data.records import Chunk
 from zerolora.data.source_files import SourceFiles, form_of, left_out, sources_of
@@ -90,7 +91,7 @@ def prepare(settings: PrepareSettings, model: Path, output: Path, workers: int |
                 f"{settings.path}: {len(contrary):,} rows contradict another one, which has "
                 f"{CONTRARY[settings.rows]}; the first asks {shown(question)}"
             )
-        _write_splits(files, staged, mixture, statistics, proof, settings.rows)
+        _write_splits(files, staged, mixture, statistics, proof, settings)
         folder.rmdir()
         proof.check()
         if statistics.desirable in (0, len(statistics.lengths["train"])):
@@ -265,11 +266,14 @@ def _read_batch(path: Path, rows: RowKind) -> Any:
 
 
 def _write_splits(
-    files: list[Path], staged: Path, mixture: Mixture, statistics: Statistics, proof: Proof, rows: RowKind
+    files: list[Path], staged: Path, mixture: Mixture, statistics: Statistics, proof: Proof, settings: PrepareSettings
 ) -> None:
-    """Move rows from `files` to the splits: training rows in their order, held-out rows in the order drawn."""
+    """Move rows from `files` to the splits: training rows in their order, or concatenated, held-out rows in the order
+    drawn."""
     import pyarrow
 
+    rows = settings.rows
+    counts = None if settings.concatenate else statistics
     held_out: dict[str, list[Any]] = {"validation": [], "test": []}
     wanted = {name: np.sort(getattr(mixture, name)) for name in held_out}
     narrow = schema(held_out=False, rows=rows)
@@ -290,7 +294,7 @@ def _write_splits(
                 taken = taken.take(pyarrow.array(np.repeat(np.arange(len(batch)), times)))
             if len(taken):
                 writer.write_batch(taken)
-                looking.append(second.submit(_look, "train", taken, statistics, proof))
+                looking.append(second.submit(_look, "train", taken, counts, proof))
                 if len(looking) > 2:
                     looking.popleft().result()
             for name, numbers in wanted.items():
@@ -299,6 +303,9 @@ def _write_splits(
             start += len(batch)
         for look in looking:
             look.result()
+        writer.close()
+        if settings.concatenate:
+            _concatenate(staged, settings, statistics)
         for name, batches in held_out.items():
             # Reorder from the order of the files to the order drawn.
             order = np.argsort(np.argsort(getattr(mixture, name)))
@@ -312,6 +319,19 @@ def _write_splits(
                     _look(name, batch, statistics, proof)
 
 
+def _concatenate(staged: Path, settings: PrepareSettings, statistics: Statistics) -> None:
+    """Replace the training rows by those that they are joined to."""
+    import pyarrow
+
+    seed = settings.seed if settings.concatenate == "shuffled" else None
+    joined = staged / "joined.arrow"
+    with pyarrow.OSFile(str(joined), "wb") as file, pyarrow.ipc.new_stream(file, schema(held_out=False)) as writer:
+        for batch in concatenated(open_table(staged, "train"), settings.max_length, seed):
+            writer.write_batch(batch)
+            statistics.count("train", batch)
+    joined.replace(staged / "train.arrow")
+
+
 def _asked(rows: Any) -> Any:
     """Return held-out rows without the texts of those that have no prompt, which nothing asks."""
     import pyarrow
@@ -323,6 +343,7 @@ def _asked(rows: Any) -> Any:
     return rows
 
 
-def _look(split: str, rows: Any, statistics: Statistics, proof: Proof) -> None:
-    statistics.count(split, rows)
+def _look(split: str, rows: Any, statistics: Statistics | None, proof: Proof) -> None:
+    if statistics:
+        statistics.count(split, rows)
     proof.look(rows)
