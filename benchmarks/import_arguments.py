@@ -53,8 +53,8 @@ TOOLS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "peft": ("src/peft/__init__.py", ("src/peft/tuners/lora/config.py", "src/peft/config.py"), ("LoraConfig",)),
     "xtuner": (
         "xtuner/version.py",
-        ("xtuner/dataset/huggingface.py", "xtuner/model/sft.py"),
-        ("process_hf_dataset", "SupervisedFinetune"),
+        ("xtuner/dataset/huggingface.py", "xtuner/dataset/preference_dataset.py", "xtuner/model/*.py"),
+        ("process_hf_dataset", "build_preference_dataset", "SupervisedFinetune", "DPO", "ORPO"),
     ),
     "torchtune": (
         "version.txt",

@@ -258,12 +258,11 @@ def test_the_reference_config_of_xtuner_is_our_recipe(tmp_path: Path) -> None:
     shared = {key: value for key, value in recipe["train"].items() if key != "lora"}
     assert {key: config["train"][key] for key in shared} == shared
     assert config["train"]["lora"] == recipe["train"]["lora"] | {"targets": "all-linear"}
-    assert config["pack"] == recipe["pack"] and config["hardware"]["gpus_per_node"] == 2
+    assert config["train"]["sft"] == {"mean": "row"} and config["hardware"]["gpus_per_node"] == 2
     ours, theirs = config["prepare"]["rows"], recipe["prepare"]["oasst1"]
     assert all(ours[key] == theirs[key] for key in ("model", "format", "max_length", "too_long", "check"))
-    assert ours["template"] == "chatml"
-    changed = ["train_dataloader.dataset.pack_to_max_length", "optim_wrapper.accumulative_counts"]
-    assert keys(translation, CHANGES) == changed
+    assert (ours["template"], ours["concatenate"], "pack" in config) == ("chatml", "shuffled", False)
+    assert not keys(translation, CHANGES)
 
 
 def test_a_python_config_alone_says_that_its_strategy_is_missing(tmp_path: Path) -> None:
@@ -280,6 +279,8 @@ XTUNER = (FOLDER / "internlm2_chat_7b_qlora_oasst1_e3.py").read_text(encoding="u
         ("use_varlen_attn = False", "use_varlen_attn = True", "train_dataloader.dataset.pack_to_max_length", None),
         ("oasst1_map_fn,\n    temp", "my_map_fn,\n    temp", "train_dataloader.dataset.dataset_map_fn", FILL_IN),
         ("internlm2_chat\n", "moss_sft\n", "train_dataloader.dataset.template_map_fn.template", CHANGES),
+        ("batch_size = 1", "batch_size = 2", "optim_wrapper.accumulative_counts", CHANGES),
+        ("use_varlen_attn = False", "use_varlen_attn = True", "train_dataloader.dataset.use_varlen_attn", CHANGES),
         ("eta_min=0.0", "eta_min=0.0, gamma=2", "param_scheduler[1].gamma", CHANGES),
         ("max_length = 2048", "max_length = int(2048)", "train_dataloader.dataset.max_length", CHANGES),
         ("resume = False", "resume = True", "resume", CHANGES),
@@ -293,9 +294,58 @@ def test_an_edited_config_of_xtuner(tmp_path: Path, old: str, new: str, key: str
     assert (group in groups) if group else (CHANGES not in groups)
 
 
+def pairs_of(model: str, rows: str = "", build: str = "is_dpo=True") -> str:
+    """Return XTuner's reference config with another model section and rows of pairs."""
+    before, after = XTUNER.replace("pack_to_max_length = True\n", "").split("train_dataset = ")
+    dataset = f"dict(type=build_preference_dataset, {build}, dataset=dict(type=load_dataset, path=data_path), {rows}"
+    after = after[after.index("train_dataloader = ") :]
+    before = before.replace("type=SupervisedFinetune", f"type={model}")
+    return f"{before}train_dataset = {dataset} max_length=max_length)\n{after}"
+
+
+ORCA = "dataset_map_fn=intel_orca_dpo_map_fn,"
+
+
+@pytest.mark.parametrize(
+    ("model", "rows", "section", "changed"),
+    [
+        ("DPO", "", ("dpo", {"beta": 0.1, "loss": "sigmoid", "sft_weight": 0.0}), []),
+        ("DPO, beta=0.2, loss_type='hinge'", ORCA, ("dpo", {"beta": 0.2, "loss": "hinge", "sft_weight": 0.0}), []),
+        ("DPO, loss_type='ipo'", "", ("ipo", {"beta": 0.1, "sft_weight": 0.0}), []),
+        (
+            "DPO, loss_type='robust', label_smoothing=0.1",
+            "",
+            ("dpo", {"beta": 0.1, "loss": "robust", "sft_weight": 0.0, "label_smoothing": 0.1}),
+            [],
+        ),
+        (
+            "DPO, label_smoothing=0.1",
+            "",
+            ("dpo", {"beta": 0.1, "loss": "sigmoid", "sft_weight": 0.0}),
+            ["model.label_smoothing"],
+        ),
+        ("ORPO, beta=0.3", "", ("orpo", {"beta": 0.3}), ["optim_wrapper.accumulative_counts"]),
+    ],
+)
+def test_preferences_of_xtuner(
+    tmp_path: Path, model: str, rows: str, section: tuple[str, dict[str, Any]], changed: list[str]
+) -> None:
+    translation, config = of(pairs_of(model, rows), tmp_path, "config.py")
+    train, prepared = config["train"], config["prepare"]["rows"]
+    assert (train["objective"], train[train["objective"]]) == section
+    assert (prepared["format"], prepared["too_long"], prepared["template"]) == ("preference", "fail", "chat")
+    assert ("question" in prepared["ignore"], "prompt" in prepared["ignore"]) == (not rows, bool(rows))
+    without_dropout = ["model.lora.lora_dropout"] if train["objective"] in ("dpo", "ipo") else []
+    assert keys(translation, CHANGES) == changed + without_dropout
+    assert not {"loss", "concatenate"} & prepared.keys()
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        (pairs_of("DPO, loss_type='sppo_hard'"), "model.loss_type: 'sppo_hard': a preference loss that"),
+        (pairs_of("DPO, ref_llm=dict(type=x)"), "another reference than the model that training starts from"),
+        (pairs_of("RewardModel", build="is_reward=True"), "RewardModel: a reward model"),
         ("a = (", "is no Python that can be parsed"),
         (
             "from mmengine.config import read_base\nwith read_base():\n    from .a import *\n",

@@ -23,13 +23,13 @@ import numpy as np
 
 from zerolora import log
 from zerolora.config.settings import PrepareSettings
+from zerolora.data.concatenate import concatenated
 from zerolora.data.formats import FORMS
 from zerolora.data.formats.leaves import Unread, undecided_lines
 from zerolora.data.formats.reading import reading_of
 from zerolora.data.mask import Proof, ReadSource, write_page
 from zerolora.data.mixture import Index, Mixture, contradictory, mix
 from zerolora.data.prepared_rows import FIELDS, open_table, schema
-from zerolora.data.concatenate import concatenated
 from zerolora.data.readers import chunks
 from zerolora.data.records import Chunk
 from zerolora.data.source_files import SourceFiles, form_of, left_out, sources_of

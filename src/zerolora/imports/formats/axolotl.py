@@ -353,8 +353,8 @@ def _model_type(value: Any, draft: Draft) -> str | None:
 
 
 def _targets(value: Any, draft: Draft) -> str | None:
-    """Note the targets. A regular expression also matches the paths of a class without the parts that only the class has
-    which axolotl loads: the language model inside one of images, and the wrapper of a checkpointed layer."""
+    """Note the targets. A regular expression also matches the paths of a class without what axolotl's may have: the
+    language model inside one of images, and the wrapper of a checkpointed layer."""
     if not isinstance(value, str) or "," in value:
         draft.facts["targets"] = texts(value)
         return None

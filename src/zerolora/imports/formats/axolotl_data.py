@@ -5,7 +5,6 @@ As in axolotl's src/axolotl/prompt_strategies/ and src/axolotl/utils/data/.
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from itertools import takewhile
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -27,7 +26,16 @@ from zerolora.imports.formats.import_format import (
     texts,
     unless_off,
 )
-from zerolora.imports.formats.shared.sets import DATA_FILE, REMOTE, SCORES, DataSet, unread, write_sets
+from zerolora.imports.formats.shared.sets import (
+    BUILDERS,
+    DATA_FILE,
+    REMOTE,
+    SCORES,
+    DataSet,
+    of_builder,
+    unread,
+    write_sets,
+)
 
 TEMPLATES = {
     "tokenizer_default": "chat",
@@ -121,8 +129,6 @@ KINDS = {
         "alpaca", {"instruction": "question", "output": "response", "system": "system_prompt"}, "chatml"
     ),
 }
-BUILDERS = ("json", "csv", "parquet", "text", "arrow")
-"""Paths that denote the type of data_files, which are anywhere (load_dataset of `datasets`)."""
 REWARDS = re.compile(r"bradley_terry|stepwise_supervised|ebft|rwd\.")
 PREFERENCES = re.compile(
     r"(chat_template|chatml|llama3|zephyr)\.(default|argilla|ultra|intel|prompt_pairs|icr|nectar)|chatml$|llama3$"
@@ -432,7 +438,7 @@ def _set(key: str, values: dict[str, Any], kind: Kind) -> DataSet:
     """Return a data set of the config."""
     path, files = values.get("path", ""), values.get("files", [])
     if path in BUILDERS and files:
-        path, files = _of_builder(files)
+        path, files = of_builder(files)
     local = not REMOTE.match(path) and (
         path.startswith((".", "/", "~")) or bool(DATA_FILE.search(path)) or path.count("/") > 1
     )
@@ -466,15 +472,6 @@ def _set(key: str, values: dict[str, Any], kind: Kind) -> DataSet:
         files=[Path(file).name if local and Path(file).is_absolute() else file for file in files],
         held_out=key.startswith("test_datasets"),
     )
-
-
-def _of_builder(files: list[str]) -> tuple[str, list[str]]:
-    """Return the path and files of a set whose path denotes the type of its files, e.g. json."""
-    if len(files) == 1:
-        return files[0], []
-    levels = zip(*(file.split("/")[:-1] for file in files), strict=False)
-    folder = "/".join(level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels))
-    return folder or ("/" if files[0].startswith("/") else "."), [file[len(folder) :].lstrip("/") for file in files]
 
 
 def _unread(form: str, read: Iterable[str]) -> list[str]:

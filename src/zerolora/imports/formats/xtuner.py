@@ -9,6 +9,7 @@ from typing import Any
 
 from zerolora.errors import shown
 from zerolora.imports.arguments import arguments, version
+from zerolora.imports.formats import xtuner_objective
 from zerolora.imports.formats.import_format import (
     FILL_IN,
     NO_EFFECT,
@@ -35,7 +36,8 @@ from zerolora.imports.formats.import_format import (
     whole,
 )
 from zerolora.imports.formats.shared import base_model_keys, method_keys, scaffold, sharding, untranslated_keys
-from zerolora.imports.formats.shared.sets import DATA_FILE, REMOTE, DataSet, write_sets
+from zerolora.imports.formats.shared.preferences import uncut
+from zerolora.imports.formats.shared.sets import BUILDERS, DATA_FILE, REMOTE, DataSet, of_builder, write_sets
 
 TEMPLATES = {
     "internlm2_chat": "chatml", "qwen_chat": "chatml", "minicpm3": "chatml", "llama3_chat": "llama-3-verbatim",
@@ -53,8 +55,6 @@ ALPACA = "a line break follows the instruction there, also without an input"
 MODELS = {
     "LLaVAModel": "rows with images",
     "RewardModel": "a reward model",
-    "DPO": "preferences",
-    "ORPO": "preferences",
 }
 MEANS = "the mean of each micro-batch's tokens there, of the global batch's here"
 STRATEGIES = tuple(f"deepspeed_zero{kind}" for kind in ("1", "2", "2_offload", "3", "3_offload"))
@@ -65,6 +65,8 @@ WHOLE = (
     "tokenizer", "model.tokenizer", "model.llm.rope_scaling", "model.lora.rank_pattern", "model.lora.alpha_pattern",
     "train_dataloader.collate_fn", "custom_hooks", "env_cfg", "log_processor",
 )  # fmt: skip
+READERS = ("load_dataset", "load_jsonl_dataset")
+FUNCTIONS = ("process_hf_dataset", "ConcatDataset", "build_preference_dataset")
 SETS = ("train_dataloader.dataset", "train_dataloader.dataset.datasets[]")
 START = 1e-3
 """Largest first factor of a warm-up that counts as 0."""
@@ -115,19 +117,26 @@ def _of_set(name: str, convert: Callable[[Any], Any], new: str, remark: str = ""
     """Return the rule of a key of a data set, for `_rows`."""
 
     def translate(value: Any, draft: Draft) -> str | None:
-        found = re.search(r"datasets\[([0-9]+)\]", draft.key)
-        draft.facts.setdefault("sets", {}).setdefault(int(found[1]) if found else 0, {})[name] = convert(value)
+        _set_of(draft)[name] = convert(value)
         return None
 
     return Rule(new, translate, remark)
 
 
+def _set_of(draft: Draft) -> dict[str, Any]:
+    """Return the values of the data set that the draft's key belongs to."""
+    found = re.search(r"datasets\[([0-9]+)\]", draft.key)
+    values: dict[str, Any] = draft.facts.setdefault("sets", {}).setdefault(int(found[1]) if found else 0, {})
+    return values
+
+
 def _data_set(at: str) -> dict[str, Rule]:
     """Return the rules of a data set's section."""
     return {
-        f"{at}.type": _class(("process_hf_dataset", "ConcatDataset"), "set prepare.rows to the rows that it returns"),
-        f"{at}.dataset.type": _class(("load_dataset",), "set prepare.rows to the rows that it returns"),
-        f"{at}.dataset.path": _of_set("path", text, "prepare.rows.path"),
+        f"{at}.type": _class(FUNCTIONS, "set prepare.rows to the rows that it returns"),
+        f"{at}.dataset.type": _class(READERS, "set prepare.rows to the rows that it returns"),
+        **each(f"{at}.dataset.path {at}.dataset.data_dir", unless_off(_of_set("path", text, "prepare.rows.path"))),
+        f"{at}.dataset.suffix": idle("only files of rows are read"),
         f"{at}.dataset.name": unless_off(_of_set("subset", text, "prepare.rows.path")),
         f"{at}.dataset.data_files": unless_off(_of_set("files", _files, "prepare.rows.path")),
         f"{at}.split": _of_set("split", text, "prepare.rows.sources"),
@@ -136,9 +145,10 @@ def _data_set(at: str) -> dict[str, Rule]:
         f"{at}.template_map_fn": lost("the template is prepare.rows.template"),
         f"{at}.template_map_fn.type": CLASS,
         f"{at}.template_map_fn.template": Rule("prepare.rows.template", _template),
-        f"{at}.pack_to_max_length": fact("packing", "pack.packing", flag),
-        f"{at}.shuffle_before_pack": only(True, "rows are always shuffled by the seed"),
-        f"{at}.use_varlen_attn": fact("isolated", "pack.packing", flag, "without it, packed rows are not isolated"),
+        f"{at}.pack_to_max_length": fact("packing", "prepare.rows.concatenate", flag, "with use_varlen_attn packing"),
+        f"{at}.shuffle_before_pack": Rule("prepare.rows.concatenate", _order, "true → shuffled, false → in_order"),
+        f"{at}.use_varlen_attn": fact("isolated", "pack.packing", flag),
+        **xtuner_objective.rules(at),
         f"{at}.max_dataset_length": unless_off(_of_set("most", whole, "prepare.rows.at_most")),
         f"{at}.input_ids_with_output": only(True, "answers are always part of a row"),
         f"{at}.with_image_token": unlike("rows with images"),
@@ -167,8 +177,8 @@ def _own() -> dict[str, Rule]:
     """Return the rules of the sections of a config, and of the flags of `xtuner train`."""
     llm, lora, quantized = "model.llm", "model.lora", "model.llm.quantization_config"
     return {
-        "model.type": _class(("SupervisedFinetune",), "another training than supervised fine-tuning"),
-        f"{llm}.type": _class(("AutoModelForCausalLM.from_pretrained",), "the model is a causal language model"),
+        "model.type": Rule("train.objective", _trainer, "SupervisedFinetune → sft, DPO → dpo or ipo, ORPO → orpo"),
+        f"{llm}.type": Rule("", _model_class, "a class of causal language models"),
         f"{llm}.pretrained_model_name_or_path": base_model_keys.MODEL,
         f"{llm}.revision": base_model_keys.REVISION,
         f"{llm}.trust_remote_code": idle("code from model repositories is never run"),
@@ -282,11 +292,33 @@ def _files(value: Any) -> list[str]:
     return texts(value.get("train", next(iter(value.values()), None)) if isinstance(value, dict) else value)
 
 
+def _model_class(value: Any, draft: Draft) -> str | None:
+    if not str(value).endswith("ForCausalLM.from_pretrained"):
+        raise NoEqual(f"{shown(value)}: the model is a causal language model")
+    raise Same
+
+
+def _trainer(value: Any, draft: Draft) -> str | None:
+    if str(value) in xtuner_objective.TRAINERS:
+        draft.facts["trainer"] = str(value)
+        return None
+    return _class(("SupervisedFinetune",), "another training than supervised fine-tuning").translate(value, draft)
+
+
+def _order(value: Any, draft: Draft) -> str | None:
+    order = "shuffled" if flag(value) else "in_order"
+    draft.facts.setdefault("orders", set()).add(order)
+    return None
+
+
 def _map(value: Any, draft: Draft) -> str | None:
     name = str(value)
+    if name in xtuner_objective.READS:
+        _set_of(draft)["pairs"] = name
+        return None
     _of_set("form", lambda form: form, "").translate(MAPS.get(name, ("messages", "")), draft)
     if name not in MAPS:
-        raise NoEqual(f"{shown(name)}: write the rows as messages that it gives (docs/data.md)", FILL_IN)
+        raise NoEqual(f"{shown(name)}: write the rows that it gives (docs/data.md)", FILL_IN)
     return ALPACA if MAPS[name][0] == "alpaca" else None
 
 
@@ -350,7 +382,8 @@ def _finish(draft: Draft) -> list[str]:
             "script with the command"
         )
     lines += sharding.set_strategy(draft, "deepspeed")
-    lines += [*_schedule(draft), *_packed(draft), *_batches(draft), *_rows(ours, draft)]
+    lines += [*_schedule(draft), *xtuner_objective.set_objective(draft)]
+    lines += [*_packed(draft), *_batches(draft), *_rows(ours, draft)]
     if "saved" in facts:
         draft.facts["saves"] = facts["saved"]
         if not facts.get("by_epoch", True):
@@ -395,27 +428,45 @@ def _schedule(draft: Draft) -> list[str]:
 
 
 def _packed(draft: Draft) -> list[str]:
-    if not draft.facts.get("packing", True):
-        return []
+    """Set packing, or the rows that are cut from others which are joined end to end."""
+    facts, orders = draft.facts, draft.facts.get("orders", {"shuffled"})
     draft.key = ""
-    draft.set("pack.packing", True)
-    if draft.facts.get("isolated"):
+    if facts.get("objective"):
+        if facts.get("isolated"):
+            draft.set("pack.packing", True)
+            draft.set("pack.capacity", facts.get("capacity", 16384))
         return []
-    text = "rows are cut at the end of a packed row and attend to each other there, unless use_varlen_attn, not here"
-    return [Remark(f"train_dataloader.dataset.pack_to_max_length: {text}")]
+    if not facts.get("packing", True):
+        return []
+    if facts.get("isolated"):
+        draft.set("pack.packing", True)
+        text = "a row is cut at the end of a packed row there, and joins another one here"
+        return [Remark(f"train_dataloader.dataset.use_varlen_attn: {text}")]
+    draft.set("prepare.rows.concatenate", min(orders))
+    if len(orders) > 1:
+        return [Remark("train_dataloader.dataset.shuffle_before_pack: of some data sets there, of all or none here")]
+    return []
 
 
 def _batches(draft: Draft) -> list[str]:
-    if draft.facts.get("accumulation", 1) == 1 and draft.facts.get("gpus", 1) == 1:
+    """Set the mean of the loss: of a micro-batch of one row it is the mean of that row."""
+    facts = draft.facts
+    if facts.get("accumulation", 1) == 1 and facts.get("gpus", 1) == 1:
         return []
-    return [Remark(f"optim_wrapper.accumulative_counts: the loss is {MEANS}")]
+    if facts.get("objective"):
+        return xtuner_objective.means(draft)
+    if facts.get("micro_batch", 1) > 1 or (facts.get("packing", True) and facts.get("isolated")):
+        return [Remark(f"optim_wrapper.accumulative_counts: the loss is {MEANS}")]
+    draft.key = "optim_wrapper.accumulative_counts"
+    draft.set("train.sft.mean", "row")
+    return []
 
 
 def _rows(model: str, draft: Draft) -> list[str]:
     """Set the data set `rows`; return a line for each assumption."""
     facts, lines, sets = draft.facts, list[str](), list[DataSet]()
     rows = draft.config.setdefault("prepare", {}).setdefault("rows", {})
-    named = [values for values in facts.get("sets", {}).values() if "path" in values]
+    named = [values for values in facts.get("sets", {}).values() if "path" in values or "files" in values]
     plain = bool(named) and all(values.get("form", ("auto", ""))[0] == "text" for values in named)
     rows |= {"model": model, "format": "auto", "too_long": "truncate_right", "check": "exact"}
     rows |= {"loss": "everything"} if plain else {"loss": "assistant", "template": facts.get("template", "chat")}
@@ -423,15 +474,21 @@ def _rows(model: str, draft: Draft) -> list[str]:
         draft.unlike.append(("train_dataloader", "its data set is none that `load_dataset` reads"))
     for values in named:
         form, todo = values.get("form", ("auto", ""))
-        path, files = values["path"], values.get("files", [])
-        if path in ("json", "csv", "parquet", "text") and files:
-            path, files = files[0], files[1:]
+        path, files = values.get("path", "json"), values.get("files", [])
+        if path in BUILDERS and files:
+            path, files = of_builder(files)
         local = not REMOTE.match(path) and (path.startswith((".", "/", "~")) or bool(DATA_FILE.search(path)))
         one = DataSet("train_dataloader.dataset", path, local, form=form, subset=values.get("subset"), files=files)
         one.split, one.at_most = values.get("split", "train"), values.get("most")
+        if facts.get("objective"):
+            one.form, one.ignore = "preference", xtuner_objective.unread_columns(values.get("pairs", ""))
         sets.append(one)
         lines += [f"prepare.rows.path: {todo}, of {path}: convert them (docs/data.md)"] if todo else []
-    return lines + write_sets(sets, draft)
+    lines += write_sets(sets, draft)
+    if facts.get("objective"):
+        del rows["loss"]
+        lines += uncut("train_dataloader.dataset.max_length", draft)
+    return lines
 
 
 def _arguments() -> dict[str, Any]:
@@ -439,8 +496,8 @@ def _arguments() -> dict[str, Any]:
     sections = {
         "model.llm.quantization_config": arguments("transformers", "BitsAndBytesConfig"),
         "model.lora": arguments("peft", "LoraConfig"),
-        "model": arguments("xtuner", "SupervisedFinetune"),
-        "train_dataloader.dataset": arguments("xtuner", "process_hf_dataset"),
+        "model": arguments("xtuner", "DPO", "ORPO", "SupervisedFinetune"),
+        "train_dataloader.dataset": arguments("xtuner", "build_preference_dataset", "process_hf_dataset"),
         "train_dataloader.dataset.datasets[]": arguments("xtuner", "process_hf_dataset"),
     }
     known = {f"{section}.{key}": default for section, keys in sections.items() for key, default in keys.items()}

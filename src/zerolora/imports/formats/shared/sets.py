@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ DATA_FILE = re.compile(r"\.(jsonl?|ndjson|csv|tsv|txt|parquet|arrow)(\.(gz|bz2|x
 SLICE = re.compile(r"([\w.-]+)(\[(.*)\])?")
 SCORES = ("score_chosen", "score_rejected")
 """Fields that are never ignored: no tool reads them, but they show pairs in the wrong order."""
+BUILDERS = ("json", "csv", "parquet", "text", "arrow")
+"""Paths that denote the type of data_files, which are anywhere (load_dataset of `datasets`)."""
 FIRST = re.compile(r":([0-9]+)(%?)")
 
 
@@ -166,6 +169,15 @@ def _path(each: DataSet, draft: Draft) -> tuple[str, list[str]]:
     return path, [
         f"prepare.rows.path: bring {_described(each)} to {path}, or name it in fetch.data with a commit of 40 digits"
     ]
+
+
+def of_builder(files: list[str]) -> tuple[str, list[str]]:
+    """Return the path and files of a set whose path denotes the type of its files, e.g. json."""
+    if len(files) == 1:
+        return files[0], []
+    levels = zip(*(file.split("/")[:-1] for file in files), strict=False)
+    folder = "/".join(level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels))
+    return folder or ("/" if files[0].startswith("/") else "."), [file[len(folder) :].lstrip("/") for file in files]
 
 
 def _of_part(each: DataSet) -> list[str]:
