@@ -55,3 +55,15 @@ def test_many_micro_batches_are_one_large_batch(strategy: str, many: Bench, larg
     """Summed in bf16 they are 0.8 % off."""
     moments = first_moments(many, f"many-{strategy}", strategy, 1, RANKS[strategy])
     assert (moments - large).norm() / large.norm() < 0.004
+
+
+@pytest.mark.parametrize(("strategy", "ranks"), [("ddp", 1), ("fsdp", 2)])
+def test_weights_of_bf16_are_rounded_after_each_step(strategy: str, ranks: int, many: Bench) -> None:
+    settings: dict[str, Any] = {"ranks_per_node": ranks, "max_steps": 2, "global_batch": ROWS // 2, "micro_batch": 8}
+    settings |= {"packing": "many-rows", "data": "many", "lora": {"r": 4}, "weights": "bf16"}
+    run = many.run(f"rounded-{strategy}", strategy, **settings)
+    trained = load_file(run / "adapter/adapter_model.safetensors")
+    (last,) = (many.folder / "checkpoints" / run.name).glob("*/step-*2.safetensors")
+    states = {name: each for name, each in load_file(last).items() if name.startswith("exp_avg")}
+    assert states and any(each.any() for name, each in trained.items() if "lora_B" in name)
+    assert all(torch.equal(each, each.bfloat16().float()) for each in (*trained.values(), *states.values()))

@@ -33,6 +33,7 @@ JUDGE = {"evaluate_base@rows", "evaluate@default"}
 TOGETHER: dict[str, dict[str, Any]] = {
     "prepare.rows.check_settings": {"prepare.rows.check": "regex"},
     "evaluate.vllm_python": {"evaluate.engine": "vllm"},
+    "train.weights": {"render.strategy": "ddp"},
     "train.learning_rate_scaling": {"train.learning_rate_batch": 2},
     "train.learning_rate_batch": {"train.learning_rate_scaling": "sqrt"},
 }
@@ -96,6 +97,7 @@ KEYS: dict[str, tuple[Any, set[str]]] = {
     "train.kernels": ("off", set()),
     "train.compile": (True, {E, R, T}),
     "train.canary": ("off", {R}),
+    "train.weights": ("bf16", {T}),
     "train.neftune_alpha": (5.0, {T}),
     "train.group_by_length": (True, {T}),
     "train.seed": (7, {T}),

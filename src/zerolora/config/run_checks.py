@@ -57,6 +57,7 @@ def _faults(config: Config, run: str, settings: RunSections) -> Iterable[Fault]:
     yield from impossible_validation_tasks(config, train, data)
     yield from impossible_kernels(settings.hardware, train)
     yield from impossible_compile(train)
+    yield from weights_of_another_engine(settings.render.strategy, train)
     yield from init_of_a_continued_run(train)
     yield from unused_quantization(train)
     yield from _of_train(TRAINABLE[train.method].faults(train))
@@ -169,6 +170,13 @@ def impossible_compile(train: Train) -> Iterable[Fault]:
         others = " or ".join(name for name, each in TRAINABLE.items() if [*each.sections] == sections)
         text = f"true with method {train.method}, whose quantized layers are not compiled"
         yield ("train", "compile"), f"{text}; set it to false, or method: {others}"
+
+
+def weights_of_another_engine(strategy: str, train: Train) -> Iterable[Fault]:
+    """Yield rounded weights under a strategy that may be DeepSpeed's, which keeps fp32 weights of its own."""
+    if train.weights != "fp32" and (strategy not in STRATEGIES or STRATEGIES[strategy].engine == "deepspeed"):
+        text = f"{train.weights} with render.strategy {strategy}, where DeepSpeed may keep fp32 weights"
+        yield ("train", "weights"), f"{text}; use fp32, or strategy ddp or fsdp"
 
 
 def init_of_a_continued_run(train: Train) -> Iterable[Fault]:

@@ -490,6 +490,9 @@ class TrainSection(MethodSections, ObjectiveSections):
     """Number of steps in which the learning rate rises from 0, instead of warmup_ratio."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Decoupled weight decay."""
+    weights: Literal["fp32", "bf16"] = "fp32"
+    """Type of trained weights between steps. bf16 = weights, and AdamW's states, are rounded after each step, as in
+    tools that train weights of that type: small changes are lost. It saves no memory; for ddp and fsdp."""
     neftune_alpha: Annotated[float, Field(ge=0)] = 0.0
     """Scale of uniform noise added to embeddings in training, up to alpha / sqrt(row tokens x hidden size) (NEFTune,
     arXiv 2310.05914)."""

@@ -14,6 +14,7 @@ class AdamW(Optimizer):
     """torch.optim.AdamW."""
 
     dtensors: ClassVar[bool] = True
+    states_as_weights: ClassVar[bool] = True
 
     def state_bytes(self, parameters: "TrainedParameters") -> float:
         return float(2 * FP32_BYTES * parameters.trained)

@@ -25,6 +25,8 @@ class Optimizer(ABC):
 
     dtensors: ClassVar[bool] = False
     """It can update FSDP's DTensors; others get each rank's shards as plain tensors."""
+    states_as_weights: ClassVar[bool] = False
+    """Its states have the type of the weights that it updates; those of others have types of their own."""
 
     name: str
     """The name in train.optimizer."""

@@ -34,7 +34,8 @@ ELSEWHERE = "/path/to"
 PIN = re.compile(r"^([\w.-]+)==([^\s;\\]+)", re.MULTILINE)
 TRAINING = (
     "learning_rate", "schedule", "schedule_options", "warmup_ratio", "warmup_steps", "optimizer", "betas", "epsilon",
-    "weight_decay", "global_batch", "group_by_length", "epochs", "max_steps", "neftune_alpha", "seed", "keep",
+    "weight_decay", "global_batch", "group_by_length", "epochs", "max_steps", "weights", "neftune_alpha", "seed",
+    "keep",
     "validation_steps", "patience",
 )  # fmt: skip
 LICENCES = frozenset(

@@ -513,6 +513,7 @@ def _finish(draft: Draft) -> list[str]:
         kind = "fsdp_hybrid" if facts.get("hybrid") else "fsdp"
         draft.set("render.strategy", f"{kind}_offload" if facts.get("offload") else kind)
     lines += sharding.set_strategy(draft, "deepspeed or fsdp")
+    lines += _trained_in(draft, bool(adapter), bool(quantized))
     lines += [*_schedule(draft), *_cycled(draft), *_warmed_up(draft)]
     lines += [
         *axolotl_objective.set_objective(draft),
@@ -521,6 +522,22 @@ def _finish(draft: Draft) -> list[str]:
     ]
     _keep_best(draft)
     return lines + scaffold.scaffold(draft)
+
+
+def _trained_in(draft: Draft, adapter: bool, quantized: bool) -> list[str]:
+    """Set the type of trained weights: adapters are fp32, but those of a quantized base in TRL's trainers, and all
+    weights are bf16 as they are loaded (src/axolotl/loaders/model.py)."""
+    facts, train = draft.facts, draft.config["train"]
+    if adapter:
+        if facts.get("pure", ("", ""))[1] == "bf16":
+            del facts["pure"]
+        return computation.set_weights(draft, "bf16" if quantized and "rl" in facts else "")
+    if train.get("precision", "bf16") != "bf16":
+        return computation.set_weights(draft)
+    if train.get("attention") != "flash" and draft.config["render"]["strategy"] == "ddp":
+        text = "bf16: norms and embeddings are trained in fp32 there, other weights in bf16, here all in fp32"
+        return [Remark(text)]
+    return computation.set_weights(draft, "bf16")
 
 
 def _keep_best(draft: Draft) -> None:

@@ -114,6 +114,7 @@ KINDS = {
     "sharegpt": Kind("sharegpt"),
     "completion": Kind("text"),
     "pretrain": Kind("text"),
+    "tokens": Kind("tokens"),
     "alpaca": STYLES["instruct"],
     "alpaca_instruct": STYLES["instruct"],
     "alpaca_chat": STYLES["chat"],
@@ -519,6 +520,9 @@ def _values(draft: Draft) -> dict[str, Any]:
 
 
 def _type(value: Any, draft: Draft) -> str | None:
+    if value is None:  # only tokenized rows need none (utils/data/wrappers.py)
+        _values(draft)["kind"] = KINDS["tokens"]
+        return None
     name = text(value)
     if REWARDS.match(name):
         raise Unlike(f"{shown(name)}: rows of rewards")

@@ -4,6 +4,7 @@ Keys as in LLaMA-Factory's examples/ and src/llamafactory/hparams/; the others a
 """
 
 import math
+import re
 from typing import Any
 
 from zerolora.errors import shown
@@ -46,6 +47,8 @@ from zerolora.imports.formats.shared import (
     untranslated_keys,
 )
 
+WITHOUT_BOS = re.compile(r"Qwen/")
+"""Models whose tokenizer adds no BOS to a text, by the beginning of the repository's name."""
 TEMPLATES = {
     "alpaca": "alpaca",
     "chatml": "chatml",
@@ -326,7 +329,7 @@ def _finish(draft: Draft) -> list[str]:
     if computation.set_precision(draft):
         text = "bf16: with fp16 off too, weights have the dtype of the model's files there; auto is written"
         lines.append(Remark(text, CHANGES))
-    lines += sharding.set_strategy(draft, "deepspeed or fsdp")
+    lines += [*sharding.set_strategy(draft, "deepspeed or fsdp"), *computation.set_weights(draft)]
     if "dataset" not in facts:
         draft.unlike.append(("dataset", "is missing: the file serves or exports a model and trains nothing"))
     lines += [*llamafactory_objective.set_objective(draft), *llamafactory_data.write_data(ours, draft)]
@@ -335,7 +338,7 @@ def _finish(draft: Draft) -> list[str]:
 
 
 def _packed(draft: Draft) -> list[str]:
-    """Set pack.packing, which LLaMA-Factory enables by default for plain text."""
+    """Set pack.packing, or for plain text the rows that are cut from all, as LLaMA-Factory does by default."""
     facts = draft.facts
     if facts.get("stage") in ("dpo", "kto"):
         return []
@@ -344,6 +347,12 @@ def _packed(draft: Draft) -> list[str]:
     if not packing:
         return []
     draft.key = "packing" if "packing" in facts else "neat_packing" if neat else ""
+    if plain and not neat:  # data/processor/pretrain.py
+        draft.set("prepare.rows.concatenate", "in_order")
+        if WITHOUT_BOS.match(facts.get("model", "")):
+            return []
+        text = "a text begins with the tokenizer's BOS here, if it adds one; there only each joined row does"
+        return [Remark(f"{draft.key or 'stage'}: {text}", CHANGES)]
     draft.set("pack.packing", True)
     if neat:
         return []

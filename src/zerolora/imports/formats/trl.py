@@ -59,7 +59,7 @@ def _own(trainer: str) -> dict[str, Rule]:
     rules = {
         "model_revision": Rule("fetch.hub", _revision),
         **each(
-            "torch_dtype dtype", Rule("", _dtype, "trained weights are fp32 here; frozen ones have train.precision")
+            "torch_dtype dtype", Rule("train.weights", _dtype, "bfloat16 → bf16 for method full, without DeepSpeed")
         ),
         "attn_implementation": computation.attention(ATTENTION),
         "use_flash_attention_2": Rule("train.attention", _flash, "true → flash"),
@@ -145,8 +145,8 @@ def _finish(trainer: str, draft: Draft) -> list[str]:
         for name, value in (("r", 16), ("alpha", 32.0), ("dropout", 0.05)):
             if name not in lora:
                 draft.set(f"train.lora.{name}", value)
-    else:
-        lines += _full(draft)
+    elif four or eight:
+        draft.unlike.append(("load_in_4bit", "a quantized base without an adapter (use_peft)"))
     if adapter and "targets" not in train["lora"]:
         draft.set("train.lora.targets", ["q_proj", "v_proj"])
         text = "q_proj and v_proj are written, peft's default for most types of model; name those of others"
@@ -156,6 +156,7 @@ def _finish(trainer: str, draft: Draft) -> list[str]:
         draft.set("train.precision", "fp32")
     lines += warmup_of_steps(draft)
     lines += sharding.set_strategy(draft, "deepspeed or fsdp")
+    lines += _trained_in(draft, adapter, four or eight)
     if trainer != "sft":
         lines += trl_objective.set_objective(trainer, draft)
     lines += trl_data.write_data(trainer, ours, draft)
@@ -163,15 +164,16 @@ def _finish(trainer: str, draft: Draft) -> list[str]:
     return lines + scaffold.scaffold(draft)
 
 
-def _full(draft: Draft) -> list[str]:
-    """Return a line for what only training with an adapter has, and for weights that are trained in 16 bits."""
-    lines: list[str] = []
-    if draft.facts.get("four") or draft.facts.get("eight"):
-        draft.unlike.append(("load_in_4bit", "a quantized base without an adapter (use_peft)"))
-    dtype = draft.facts.get("dtype")
-    if dtype in ("bfloat16", "float16"):
-        text = f"trained weights are {dtype} there unless DeepSpeed keeps fp32 ones, and fp32 here"
-        lines.append(Remark(f"dtype: {text}"))
+def _trained_in(draft: Draft, adapter: bool, quantized: bool) -> list[str]:
+    """Set the type of trained weights: of an adapter fp32, or bf16 on a quantized base, otherwise that in which they
+    are loaded; return a line for each assumption."""
+    dtype = "bfloat16" if adapter and quantized else None if adapter else draft.facts.get("dtype")
+    if dtype == "float16":
+        return [Remark("dtype: trained weights are float16 there unless DeepSpeed keeps fp32 ones, and fp32 here")]
+    lines = computation.set_weights(draft, "bf16" if dtype == "bfloat16" else "")
+    if "weights" in draft.config["train"]:
+        text = "as the file names no DeepSpeed config; set fp32 if the command has one, which keeps fp32 weights"
+        lines.append(f"train.weights: bf16 is written, {text}, with its render.strategy")
     return lines
 
 

@@ -129,7 +129,7 @@ RULES = {
 SFT_RULES = {
     "max_seq_length": Rule("prepare.rows.max_length", _length),
     "packing": fact("packing", "pack.packing", flag),
-    "packing_strategy": fact("packing_strategy", "pack.packing", text, "wrapped joins rows that attend to each other"),
+    "packing_strategy": fact("packing_strategy", "pack.packing", text, "wrapped → prepare.rows.concatenate"),
     "eval_packing": idle("validation rows are packed like training rows"),
     "num_of_sequences": idle("packing considers all rows"),
     "dataset_text_field": fact("text_field", "prepare.rows.columns", text, "{text: COLUMN}"),
@@ -171,12 +171,13 @@ def write_data(trainer: str, model: str, draft: Draft) -> list[str]:
 def _supervised(sets: list[DataSet], draft: Draft) -> list[str]:
     """Set what is supervised and packed; return a line for each assumption and difference."""
     facts, rows, lines = draft.facts, draft.config["prepare"]["rows"], list[str]()
-    if facts.get("packing"):
+    if facts.get("packing") and facts.get("packing_strategy") == "wrapped":
+        draft.key = "packing_strategy"
+        draft.set("prepare.rows.concatenate", "in_order")
+    elif facts.get("packing"):
         draft.key = "packing"
         draft.set("pack.packing", True)
-        if facts.get("packing_strategy", "bfd") == "wrapped":
-            lines.append(Remark("packing_strategy: rows are cut and attend to each other there, not here"))
-        elif draft.config["train"].get("attention") != "flash":
+        if draft.config["train"].get("attention") != "flash":
             lines.append(Remark("packing: without flash attention, rows in a packed row attend to each other there"))
     if facts.get("assistant") or facts.get("completion"):
         rows["loss"] = "assistant"

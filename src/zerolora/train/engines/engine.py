@@ -136,8 +136,9 @@ class TorchEngine(Engine):
 
     def __init__(self, model: Any, config: ZeroJson, plan: TrainingPlan, device: torch.device) -> None:
         super().__init__(model, config, plan, device)
+        self.rounded = None if plan.weights == "fp32" else DTYPES[plan.weights]
         for parameter in trained(model).values():
-            parameter.data = parameter.data.float()
+            parameter.data = parameter.data.to(self.rounded).float()
         self.accumulation, self.clipping = plan.accumulation, config.engine.gradient_clipping
         self.divisor = torch.distributed.get_world_size()
         self.micro_step = 0
@@ -188,12 +189,23 @@ class TorchEngine(Engine):
             if self.clipping:
                 self._clip(list(trained(self.module).values()))
             self.update()
+            self._round()
         self.micro_step = (self.micro_step + 1) % self.accumulation
 
     def update(self) -> None:
         """Update the adapter with the gradients of a step."""
         self.optimizer.step()
         self.optimizer.zero_grad()
+
+    def _round(self) -> None:
+        """Round weights, and states of their type, to train.weights: an optimizer that updates weights of 16 bits
+        computes in fp32 and rounds what it writes."""
+        if self.rounded is None:
+            return
+        for held in self.held.values():
+            states = self.inner.state[held] if self.recipe.states_as_weights else {}
+            for tensor in (held.data, *(states[name] for name in self.recipe.states if name in states)):
+                tensor.copy_(tensor.to(self.rounded))
 
     def gradient_norm(self) -> torch.Tensor | None:
         return self.norm.to_local() if isinstance(self.norm, DTensor) else self.norm

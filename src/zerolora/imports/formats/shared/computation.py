@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zerolora.errors import shown
-from zerolora.imports.formats.import_format import NO_EFFECT, Draft, NoEqual, Rule, flag
+from zerolora.imports.formats.import_format import NO_EFFECT, Draft, NoEqual, Remark, Rule, flag
 
 
 def precision(name: str) -> Rule:
@@ -20,15 +20,29 @@ def precision(name: str) -> Rule:
 
 
 def pure(name: str) -> Rule:
-    """Return the rule of a flag for training with 16-bit weights."""
+    """Return the rule of a flag for training with 16-bit weights, for `set_weights`."""
 
     def translate(value: Any, draft: Draft) -> str | None:
         if not flag(value):
             return None
         draft.facts[name] = True
-        return f"trained weights are {name} there, fp32 here"
+        draft.facts["pure"] = (draft.key, name)
+        return None
 
-    return Rule("train.precision", translate, f"true → {name}; trained weights stay fp32")
+    return Rule("train.precision, train.weights", translate, f"true → {name}")
+
+
+def set_weights(draft: Draft, unsharded: str = "") -> list[str]:
+    """Set train.weights from `pure`, or from `unsharded`, the type of trained weights that neither DeepSpeed nor FSDP
+    keeps in fp32; return a line for weights of another type. After `set_strategy`."""
+    key, kind = draft.facts.get("pure", ("", unsharded))
+    ddp = draft.config["render"]["strategy"] == "ddp"
+    if kind == "bf16" and ddp:
+        draft.key = key
+        draft.set("train.weights", kind)
+    elif key:
+        return [Remark(f"{key}: trained weights are {kind} there, fp32 here")]
+    return []
 
 
 def set_precision(draft: Draft) -> bool:
