@@ -519,6 +519,34 @@ def test_split_text_is_complete(folder: Folder, tokenizer: Any) -> None:
     assert folder.stats()["split_rows"] == 3
 
 
+def test_short_rows_are_excluded_and_system_prompts_left_out(folder: Folder, tokenizer: Any) -> None:
+    turns = [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}]
+    long = [turns[0], {"role": "assistant", "content": "b " * 40}]
+    rows = [{"messages": [{"role": "system", "content": "Be brief."}, *each]} for each in (turns, long)]
+    folder.write("rows.jsonl", rows)
+    given: dict[str, Any] = {"path": "rows.jsonl", "split": {"validation": 0, "test": 0}, "drop_system": True}
+    folder.prepare(**given, min_length=60, **{"append_token": "<|im_start|>"})
+    (row,) = folder.all_rows()
+    text = tokenizer.decode(row["input_ids"])
+    assert (
+        "Be brief." not in text and text.startswith("<|im_start|>user\na?") and text.endswith("<|im_end|><|im_start|>")
+    )
+    assert row["labels"][-1] == row["input_ids"][-1] and folder.stats()["excluded_rows"] == 1
+
+
+def test_split_texts_are_whole_where_they_are_concatenated(folder: Folder) -> None:
+    folder.write("rows.jsonl", [{"text": "".join(chr(97 + index % 26) for index in range(1000))}] * 3)
+    given: dict[str, Any] = {"path": "rows.jsonl", "split": {"validation": 0, "test": 0}, "duplicates": "drop"}
+    folder.prepare(**given, too_long="truncate_right", max_length=2000)
+    (whole,) = folder.all_rows()
+    folder.prepare(**given, too_long="split", max_length=100, concatenate="in_order")
+    rows = folder.all_rows()
+    # The last row would be a single token, which nothing predicts.
+    assert [token for row in rows for token in row["input_ids"]] == whole["input_ids"][:-1]
+    supervised = [label for row in rows for label in row["labels"][1:]]
+    assert IGNORED not in supervised and max(row["length"] for row in rows) == 100
+
+
 @pytest.mark.parametrize("order", ["shuffled", "in_order"])
 def test_concatenated_rows_have_all_tokens_of_each_source(folder: Folder, order: str) -> None:
     long = [{"instruction": f"{number}?", "input": "", "output": "abc " * 9} for number in range(30)]

@@ -141,6 +141,8 @@ def rows_that_the_objective_does_not_read(config: Config, name: str) -> Iterable
             yield where, f"{text}; use {known} or auto, or train.objective: {objectives}"
     if kind == "texts":
         return
+    if data.min_length > 1:
+        yield (*here, "min_length"), f"{data.min_length} with objective {objective}, whose rows all count; remove it"
     if data.concatenate:
         yield (*here, "concatenate"), f"{data.concatenate} with objective {objective}, whose rows stay whole; remove it"
     if data.loss not in ("assistant", "last"):

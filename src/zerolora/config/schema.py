@@ -340,6 +340,11 @@ class PrepareSection(Section):
     """Values of variables that the chat template reads, for all rows, e.g. {enable_thinking: false}."""
     system: str = ""
     """System prompt for conversations without one. Empty = the template's default."""
+    drop_system: bool = False
+    """Read conversations without the system prompt that they begin with."""
+    append_token: Text | None = None
+    """Token after the last answer of a row, where the template does not end with it, supervised as the answer is; e.g.
+    the end-of-sequence token, as TRL's preference trainers append it."""
     loss: Literal["assistant", "last", "everything"] | Annotated[list[Role], Field(min_length=1)] = "assistant"
     """Supervised turns: all assistant turns, only the last assistant turn, everything, or the turns of a list of
     roles."""
@@ -352,6 +357,8 @@ class PrepareSection(Section):
     too_long: Literal["fail", "drop", "truncate_left", "truncate_right", "truncate_turns", "split"] = "fail"
     """What to do with rows longer than max_length: fail, drop them, truncate at the beginning or end, shorten each turn
     and what comes before it in proportion, or split them into several rows, which stay in one split."""
+    min_length: Positive = 1
+    """Minimum length of a row in tokens; shorter ones are counted as excluded."""
     concatenate: Literal["shuffled", "in_order"] | None = None
     """Join the training rows of each source end to end, shuffled or in the order of the files, and cut them into rows
     of max_length tokens, as in pre-training. Tokens attend to all before them in such a row, also to those of another

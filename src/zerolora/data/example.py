@@ -35,3 +35,14 @@ class Example(NamedTuple):
     rejected: list[dict[str, Any]] | None = None
     desirable: bool | None = None
     arguments: dict[str, Any] | None = None
+
+    def without_system(self) -> "Example":
+        """Return the row without the system prompt that it begins with."""
+        if not self.messages or self.messages[0]["role"] != "system":
+            return self
+        return self._replace(
+            messages=self.messages[1:],
+            rejected=self.rejected and self.rejected[1:],
+            supervised=self.supervised and self.supervised[1:],
+            prompt=max(self.prompt - 1, 0),
+        )

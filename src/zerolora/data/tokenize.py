@@ -32,7 +32,7 @@ from zerolora.data.records import Chunk
 from zerolora.data.source_files import other_form
 from zerolora.data.special_tokens import embedding_rows
 from zerolora.data.template import Template
-from zerolora.data.truncation import NO_LIMITS, Limits, Parts, fitted
+from zerolora.data.truncation import NO_LIMITS, Limits, Parts, fitted, long_enough
 from zerolora.errors import UserError, shown
 from zerolora.files import canonical
 from zerolora.machine.parents import end_at_parents_death
@@ -42,6 +42,7 @@ from zerolora.model.bounded_tokenizer import in_worker, shared_message, text_of
 from zerolora.types import RowKind
 
 # Characters of a row. Tokenizing takes about 65 bytes of memory for each, measured on a row of 200 MB.
+LONGEST = 2**31 - 1  # tokens of a row
 LONGEST_TEXT = 1 << 24
 WITHOUT_PARTS = BadRow(
     "has no answer behind a prompt, whose tokens max_prompt_length and max_answer_length limit; remove the row or these"
@@ -167,6 +168,10 @@ class ChunkTokenizer:
                 "to; save the model's tokenizer there with transformers' save_pretrained"
             )
         self.max_length, self.too_long, self.kind = settings.max_length, settings.too_long, settings.rows
+        if settings.concatenate and self.too_long == "split":
+            self.max_length = LONGEST  # cut where they are concatenated alone
+        self.min_length, self.end = settings.min_length, settings.append_token or ""
+        self.without_system = settings.drop_system
         self.limits = Limits(settings.max_prompt_length, settings.max_answer_length)
         self.template = Template(tokenizer, settings, model)
         self.encoder = Encoder(tokenizer)
@@ -203,14 +208,16 @@ class ChunkTokenizer:
                         others[number] = form
                         raise _of_other_form(job, form) from None
                     raise
+                if self.without_system:
+                    example = example.without_system()
                 if (length := _characters(example)) > LONGEST_TEXT:
                     kind = "too_long" if self.too_long in ("fail", "drop") else "bad_row"
                     most = f"more than the {LONGEST_TEXT:,} that are read at once"
                     bad[number] = kind, f"has {length:,} characters, {most}; split it up"
                     continue
-                pieces = [] if example.tokens else self.template.pieces(example)
+                pieces = [] if example.tokens else self._pieces(example)
                 rejected = _rejected(example)
-                rows.append(_Row(number, example, pieces, self.template.pieces(rejected) if rejected else []))
+                rows.append(_Row(number, example, pieces, self._pieces(rejected) if rejected else []))
             except BadRow as error:
                 bad[number] = "bad_row", str(error)
             except RecursionError:
@@ -251,6 +258,13 @@ class ChunkTokenizer:
                 return reading.swapped
         return reading
 
+    def _pieces(self, example: Example) -> list[Piece]:
+        """Return the pieces of a row, which end with `append_token`."""
+        pieces = self.template.pieces(example)
+        if self.end and not pieces[-1].text.endswith(self.end):
+            pieces[-1] = pieces[-1]._replace(text=pieces[-1].text + self.end)
+        return pieces
+
     def _write_texts(
         self, job: Job, rows: list["_Row"], counts: collections.Counter[str], bad: dict[int, tuple[str, str]]
     ) -> tuple[Any, np.ndarray, np.ndarray]:
@@ -262,10 +276,13 @@ class ChunkTokenizer:
         tokens.wrong.update(dict.fromkeys(partless, WITHOUT_PARTS))
         bad |= {rows[number].number: ("bad_row", str(error)) for number, error in tokens.wrong.items()}
         parts = fitted(tokens, self.max_length, self.too_long, self.bos, self.limits)
+        fitting_rows = set(parts.row.tolist())
+        parts = long_enough(parts, tokens.ids.lengths, self.min_length)
         used = set(parts.row.tolist())
+        counts["rows.excluded"] += len(fitting_rows) - len(used)
         self._count(counts, [row for number, row in enumerate(rows) if number in used])
         for number, row in enumerate(rows):
-            if number not in used and number not in tokens.wrong:
+            if number not in fitting_rows and number not in tokens.wrong:
                 bad[row.number] = "too_long", self._too_long(tokens, number)
         _count_roles(counts, parts.tokens)
         cut = "rows.split" if self.too_long == "split" else "rows.truncated"

@@ -74,6 +74,16 @@ def fitted(tokens: Tokens, longest: int, policy: str, bos: int | None, limits: L
     return Parts(which[kept], Tokens(taken.take(kept), roles, prompt[kept], tokens.roles, {}))
 
 
+def long_enough(parts: Parts, lengths: np.ndarray, shortest: int) -> Parts:
+    """Return the parts of rows of at least `shortest` of their `lengths` in tokens: [rows]."""
+    kept = np.flatnonzero(lengths[parts.row] >= shortest)
+    if len(kept) == len(parts.row):
+        return parts
+    tokens = parts.tokens
+    roles = Ragged(tokens.supervised_role, tokens.ids.offsets).take(kept).values
+    return Parts(parts.row[kept], Tokens(tokens.ids.take(kept), roles, tokens.prompt[kept], tokens.roles, {}))
+
+
 def _limited(tokens: Tokens, limits: Limits, policy: str, bos: int | None) -> Tokens:
     """Return all rows, with prompts and answers cut at the side of the policy."""
     ids, (long_prompts, long_answers) = tokens.ids, limits.exceeded(tokens)

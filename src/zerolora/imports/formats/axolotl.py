@@ -216,7 +216,7 @@ def _own() -> dict[str, Rule]:
         "train_on_inputs": fact("inputs", "prepare.rows.loss", flag, "true → everything"),
         "sequence_len": same("prepare.rows.max_length", whole),
         "eval_sequence_len": lost("validation rows have the same maximum length as training rows"),
-        "min_sample_len": lost("short rows are kept"),
+        "min_sample_len": unless_zero(same("prepare.rows.min_length", whole)),
         "excess_length_strategy": Rule("prepare.rows.too_long", _too_long, "truncate → truncate_right, raise → fail"),
         "sample_packing": same("pack.packing", flag),
         "eval_sample_packing": idle("validation rows are packed like training rows"),

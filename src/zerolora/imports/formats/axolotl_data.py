@@ -238,7 +238,7 @@ def rules(section: str) -> dict[str, Rule]:
         "shards": lost("all rows are used; sources.NAME.rows samples some"),
         "shards_idx": none("all rows are used; sources.NAME.rows samples some"),
         "preprocess_shards": idle("files are streamed"),
-        "drop_system_message": lost("system prompts are kept"),
+        "drop_system_message": _of_set("without system", bool, "prepare.rows.drop_system", "of all data sets or none"),
         "input_transform": lost("rows are read unchanged"),
         "message_field_training": _of_set("turn train", text, columns, "{train: KEY}"),
         "message_field_training_detail": lost("turns are supervised as a whole or not at all"),
@@ -317,7 +317,7 @@ def write_data(model: str, draft: Draft) -> list[str]:
         lines += line
         sets.append(_set(key, values, kind))
         kinds.append(kind)
-    lines += _template_of_sets(named, draft)
+    lines += [*_template_of_sets(named, draft), *_without_system(named, draft)]
     if "objective" in facts:
         text = "answers alone are compared, there too"
         lines += [Remark(f"{key}.roles_to_train: {text}", NO_EFFECT) for key in named if "trained" in named[key]]
@@ -329,6 +329,17 @@ def write_data(model: str, draft: Draft) -> list[str]:
         rows["too_long"] = facts.get("too_long", "split")
         rows["loss"] = "everything"
     return lines + write_sets(sets, draft)
+
+
+def _without_system(named: Mapping[str, dict[str, Any]], draft: Draft) -> list[str]:
+    """Leave out the system prompts of all conversations; return a line if only some data sets do there."""
+    dropped = [values.get("without system", False) for values in named.values()]
+    if not any(dropped):
+        return []
+    draft.key = next(key for key, values in named.items() if values.get("without system"))
+    draft.set("prepare.rows.drop_system", True)
+    text = "of some data sets there, of all here"
+    return [] if all(dropped) else [Remark(f"{draft.key}.drop_system_message: {text}")]
 
 
 def _kind(key: str, values: dict[str, Any], draft: Draft) -> tuple[Kind, list[str]]:

@@ -28,6 +28,7 @@ KNOWN_TOKENS = {
         "unk_token": "<unk>",
     },
     r"Qwen/Qwen[23][\w.]*-[\d.]+B-Instruct|Qwen/Qwen3-[\d.]+B$": {"eos_token": "<|im_end|>"},
+    r"Qwen/Qwen2(\.5)?-[\d.]+B$": {"eos_token": "<|endoftext|>"},
     r"01-ai/Yi-": {"bos_token": "<|startoftext|>", "unk_token": "<unk>"},
     r"(meta-llama|NousResearch)/(Meta-)?Llama-3[\w.]*-\d+B-Instruct": {
         "bos_token": "<|begin_of_text|>",
@@ -65,7 +66,8 @@ def token_lines(draft: Draft) -> list[str]:
 
 
 def ends(draft: Draft) -> list[str]:
-    """Return a line if TRL's trainers may append the end of sequence to answers that the template ends otherwise."""
+    """Set the end of sequence that TRL's trainers append to answers which the template ends otherwise; return a line if
+    it is not known."""
     form = PROMPT_FORMATS.get(draft.config["prepare"]["rows"]["template"])
     if "objective" not in draft.facts or form is None:
         return []
@@ -73,8 +75,12 @@ def ends(draft: Draft) -> list[str]:
     eos = draft.facts.get("eos") or _known_tokens(draft).get("eos_token")
     if stop in ("</s>", eos):
         return []
-    text = f"the tokenizer's end of sequence{f', {eos},' if eos else ''} follows {stop} in an answer there, not here"
-    return [Remark(f"rl: {text}{'' if eos else ', unless they are the same'}")]
+    if eos:
+        draft.key = "rl"
+        draft.set("prepare.rows.append_token", eos)
+        return []
+    text = f"the tokenizer's end of sequence follows {stop} in an answer there, not here, unless they are the same"
+    return [Remark(f"rl: {text}; set prepare.rows.append_token")]
 
 
 def _known_tokens(draft: Draft) -> dict[str, Any]:
