@@ -24,6 +24,7 @@ from zerolora.imports.formats.import_format import (
     flag,
     idle,
     lost,
+    named_fact,
     none,
     number,
     offered,
@@ -84,6 +85,7 @@ CONVERTED = ("Mxfp4Config", "FineGrainedFP8Config")
 CHECKPOINTED = re.compile(r"\(_checkpoint_wrapped_module\\?\.\)\?|_checkpoint_wrapped_module\\?\.")
 LANGUAGE_MODEL = re.compile(r"(?<=\.)(language_model\\?\.)(?=\w)")
 """A whole part of a path in a regular expression, with the point after it."""
+LONG = {"drop": "drop", "truncate": "truncate_right", "raise": "fail"}
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj")
 
 
@@ -146,7 +148,7 @@ def _own() -> dict[str, Rule]:
         "peft": none("train.lora.init has default, pissa and olora"),
         "peft_use_dora": method_keys.DORA,
         "peft_use_rslora": same("train.lora.rank_stabilized", flag),
-        "peft_init_lora_weights": Rule("train.lora.init", _initial),
+        "peft_init_lora_weights": method_keys.INITIAL,
         **each(
             "lora_mlp_kernel lora_qkv_kernel lora_o_kernel lora_embedding_kernel "
             "gemma4_hybrid_attn_impl fused_attn_kernel flash_attn_rms_norm experts_implementation "
@@ -217,7 +219,7 @@ def _own() -> dict[str, Rule]:
         "sequence_len": same("prepare.rows.max_length", whole),
         "eval_sequence_len": lost("validation rows have the same maximum length as training rows"),
         "min_sample_len": unless_zero(same("prepare.rows.min_length", whole)),
-        "excess_length_strategy": Rule("prepare.rows.too_long", _too_long, "truncate → truncate_right, raise → fail"),
+        "excess_length_strategy": named_fact("too_long", "prepare.rows.too_long", LONG),
         "sample_packing": same("pack.packing", flag),
         "eval_sample_packing": idle("validation rows are packed like training rows"),
         "sample_packing_sequentially": lost("packing chooses rows by their length"),
@@ -285,7 +287,10 @@ def _own() -> dict[str, Rule]:
             )
         ),
         "liger_*": idle("train.kernels covers all parts that a model has"),
-        **each("sequence_parallel_degree context_parallel_size", Rule("train.sequence_parallel", _shared)),
+        **each(
+            "sequence_parallel_degree context_parallel_size",
+            sharding.sequence_parallel("by Ulysses here, by ring attention there"),
+        ),
         "fsdp": unless_off(Rule("render.strategy", _strategy, "full_shard → fsdp")),
         **each("fsdp_version fsdp_config.fsdp_version", Rule("render.strategy", _version)),
         **each(
@@ -406,15 +411,6 @@ def _set_modules(draft: Draft) -> list[str]:
     return []
 
 
-def _initial(value: Any, draft: Draft) -> str | None:
-    if value in (True, "default"):
-        return None
-    if not isinstance(value, str) or not re.fullmatch(r"pissa(_niter_[0-9]+)?|olora", value):
-        raise NoEqual(f"{shown(value)} is not an initialization of zerolora; train.lora.init keeps its default")
-    draft.set("train.lora.init", value)
-    return None
-
-
 def _checkpointing(value: Any, draft: Draft) -> str | None:
     if value in ("offload", "offload_disk"):
         draft.set("train.activation_offload", True)
@@ -430,14 +426,6 @@ def _offloading(value: Any, draft: Draft) -> str | None:
     if draft.config["train"].get("activation_checkpointing") is False:
         del draft.config["train"]["activation_checkpointing"]
     return Remark("the inputs of checkpointed layers go to host memory", NO_EFFECT)
-
-
-def _too_long(value: Any, draft: Draft) -> str | None:
-    names = {"drop": "drop", "truncate": "truncate_right", "raise": "fail"}
-    if not isinstance(value, str) or value not in names:
-        raise NoEqual(f"{shown(value)} is none of {', '.join(names)}; drop is written")
-    draft.facts["too_long"] = names[value]
-    return None
 
 
 def _strategy(value: Any, draft: Draft) -> str | None:
@@ -459,15 +447,6 @@ def _version(value: Any, draft: Draft) -> str | None:
         raise NoEqual(f"{shown(value)} is none of 1, 2", NO_EFFECT)
     draft.facts["fsdp"] = True
     return Remark("FSDP2 is what runs here", NO_EFFECT) if value == 1 else None
-
-
-def _shared(value: Any, draft: Draft) -> str | None:
-    degree = whole(value)
-    if degree > 1:
-        draft.facts["sequence_parallel"] = degree
-        draft.set("train.sequence_parallel", degree)
-        return Remark("by Ulysses here, by ring attention there", NO_EFFECT)
-    return None
 
 
 def _plugins(value: Any, draft: Draft) -> str | None:

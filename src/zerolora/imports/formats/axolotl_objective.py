@@ -9,7 +9,6 @@ from zerolora.errors import shown
 from zerolora.imports.formats.import_format import (
     NO_EFFECT,
     Draft,
-    NoEqual,
     Remark,
     Rule,
     Unlike,
@@ -27,6 +26,8 @@ from zerolora.imports.formats.shared.preferences import (
     CUT,
     LEFT_OUT,
     ChosenObjective,
+    means,
+    numbers,
     option,
     options_of,
     unused,
@@ -36,7 +37,6 @@ from zerolora.imports.formats.shared.preferences import (
 RL_ONLY = "used only with `rl`"
 LOSSES = {"sigmoid": "sigmoid", "hinge": "hinge", "robust": "robust", "sigmoid_norm": "length_normalized"}
 """Our train.dpo.loss, by TRL's loss_type; ipo is an objective here, and sft the term of sft_weight."""
-BATCHES = "of each micro-batch there, of the global batch here"
 BETA = "train.OBJECTIVE.beta"
 
 
@@ -51,12 +51,6 @@ def _trl(value: Any, draft: Draft) -> str | None:
     if isinstance(value, dict) and value.get("beta") is not None:
         draft.facts.setdefault("options", {})["trl.beta"] = number(value["beta"])
     return None
-
-
-def _weights(value: Any) -> list[float]:
-    if not isinstance(value, list):
-        raise NoEqual(f"{shown(value)} is not a list of numbers")
-    return [number(each) for each in value]
 
 
 def _beta(options: dict[str, Any]) -> tuple[dict[str, Any], set[str]]:
@@ -138,12 +132,7 @@ def set_objective(draft: Draft) -> list[str]:
     except Unlike as reason:
         draft.unlike += [("dpo_loss_type", str(reason)), ("rl", f"{shown(name)}: {LEFT_OUT}")]
         return unused(draft, (), RL_ONLY)
-    lines = write(choice, "rl", f"not used by rl: {name}", draft)
-    if draft.facts.get("accumulation", 1) > 1:
-        if name == "kto":
-            lines.append(Remark(f"rl: the mean change of other rows' answers, which is subtracted, is {BATCHES}"))
-        elif name == "orpo" or choice.section.get("sft_weight"):
-            lines.append(Remark(f"rl: the mean cross-entropy of the tokens is {BATCHES}"))
+    lines = [*write(choice, "rl", f"not used by rl: {name}", draft), *means(choice, "rl", draft)]
     if draft.facts.get("too_long") == "truncate_right":
         draft.facts["too_long"] = "fail"
         lines.append(Remark(f"excess_length_strategy: {CUT}", NO_EFFECT))
@@ -170,7 +159,7 @@ RULES = {
         texts,
         "sigmoid_norm → length_normalized, ipo → objective ipo, sft → sft_weight; others stop the import",
     ),
-    "dpo_loss_weights": option("train.dpo.sft_weight", _weights, "that of sft; the other must be 1"),
+    "dpo_loss_weights": option("train.dpo.sft_weight", numbers, "that of sft; the other must be 1"),
     "dpo_label_smoothing": option("train.dpo.label_smoothing", number, "with dpo_loss_type robust"),
     "dpo_use_weighting": option("", flag, "pairs have no weight (WPO)"),
     **each(

@@ -7,8 +7,9 @@ are reported too.
 
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal
 
 from zerolora.errors import shown
@@ -192,6 +193,18 @@ def named(path: str, names: Mapping[str, str], remark: str = "") -> Rule:
     return Rule(path, translate, "; ".join(part for part in (remark, renamed) if part))
 
 
+def named_fact(name: str, new: str, names: Mapping[str, Any], remark: str = "") -> Rule:
+    """Return the rule of a key whose values have other names here, which `finish` combines with others."""
+
+    def convert(value: Any) -> Any:
+        if not isinstance(value, str) or value not in names:
+            raise NoEqual(f"{shown(value)} is none of {', '.join(names)}")
+        return names[value]
+
+    renamed = ", ".join(f"{old} → {ours}" for old, ours in names.items() if old != ours)
+    return fact(name, new, convert, remark or renamed)
+
+
 def fact(name: str, new: str, convert: Callable[[Any], Any], remark: str = "") -> Rule:
     """Return the rule of a key that `finish` combines with others; `new` lists our keys."""
 
@@ -294,6 +307,19 @@ def only(wanted: Any, why: str) -> Rule:
     return Rule("", translate, f"{str(wanted).lower()} is always used here; otherwise: {why}")
 
 
+def class_of(names: Sequence[str], what: str, others: Mapping[str, str] = MappingProxyType({})) -> Rule:
+    """Return the rule of a class or function that is always the same here. Any other than `names` has no equal, and
+    `others` choose another training, with the reason."""
+
+    def translate(value: Any, draft: Draft) -> str | None:
+        name = re.split(r"[./](?!from_pretrained)", str(value))[-1]
+        if name in names:
+            raise Same
+        raise Unlike(f"{name}: {others[name]}") if name in others else NoEqual(f"{shown(name)}: {what}")
+
+    return Rule("", translate, f"{', '.join(names)}; others: {what}")
+
+
 def offered(path: str, value_if_true: Any) -> Rule:
     """Return the rule of a flag that chooses a value here if true."""
 
@@ -327,6 +353,13 @@ def number(value: Any) -> float:
         return float(value)
     except (TypeError, ValueError, OverflowError):
         raise NoEqual(f"{shown(value)} is not a number") from None
+
+
+def pair(value: Any) -> list[float]:
+    """Return two numbers. Raises NoEqual for anything else."""
+    if not isinstance(value, list) or len(value) != 2:
+        raise NoEqual(f"{shown(value)} is not a pair of numbers")
+    return [number(each) for each in value]
 
 
 def text(value: Any) -> str:

@@ -156,7 +156,7 @@ def _own() -> dict[str, Rule]:
         "pissa_init": fact("pissa", "train.lora.init", flag, "true → pissa_niter_16"),
         "pissa_iter": fact("iterations", "train.lora.init", lambda value: value if value == -1 else whole(value)),
         "pissa_convert": idle("the saved adapter always fits the original model"),
-        **each("freeze_vision_tower freeze_multi_modal_projector", _frozen("vision tower")),
+        **each("freeze_vision_tower freeze_multi_modal_projector", method_keys.frozen("vision tower")),
         "freeze_language_model": unlike("training only the vision tower"),
         "dataset": _sets("dataset"),
         "eval_dataset": _sets("eval_dataset"),
@@ -289,15 +289,6 @@ def _template(value: Any, draft: Draft) -> str | None:
         return DIFFERS.get(value)
     draft.set("prepare.rows.template", "chat")
     return f"{shown(value)} has no equal: chat, the model's own chat template, is written"
-
-
-def _frozen(part: str) -> Rule:
-    def translate(value: Any, draft: Draft) -> str | None:
-        if not flag(value):
-            raise Unlike(f"false: training the {part}")
-        raise NoEqual(f"the {part} is never trained", NO_EFFECT)
-
-    return Rule("", translate, f"true: the {part} is never trained; false stops the import", NO_EFFECT)
 
 
 def _quantized(value: Any, draft: Draft) -> str | None:

@@ -17,6 +17,7 @@ from zerolora.imports.formats.import_format import (
 from zerolora.imports.formats.shared.preferences import (
     LEFT_OUT,
     ChosenObjective,
+    means,
     option,
     options_of,
     unused,
@@ -28,7 +29,6 @@ OBJECTIVES = {"sigmoid": "dpo", "hinge": "dpo", "ipo": "ipo", "orpo": "orpo", "s
 """Our objective, by pref_loss of stage dpo."""
 RL_ONLY = "used only with other stages"
 MEANS = "the mean of each answer's mean of its tokens there, the mean of all tokens here"
-BATCHES = "the mean change of other rows' answers, which is subtracted, is of each micro-batch there"
 
 
 def set_objective(draft: Draft) -> list[str]:
@@ -44,8 +44,8 @@ def set_objective(draft: Draft) -> list[str]:
         draft.unlike += [("pref_loss", reason), ("stage", f"{shown(stage)}: {LEFT_OUT}")]
         return unused(draft, (), RL_ONLY)
     choice = _kto(options) if stage == "kto" else _dpo(options)
-    if stage == "kto" and draft.facts.get("accumulation", 1) > 1:
-        choice.lines.append(Remark(f"stage: {BATCHES}, of the global batch here"))
+    if stage == "kto":
+        choice.lines += means(choice, "stage", draft)
     lines = write(choice, "stage", f"not used by stage {stage} with {choice.objective}", draft)
     return [*lines, *without_loss(draft, "train_on_prompt or mask_history")]
 

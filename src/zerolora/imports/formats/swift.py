@@ -4,7 +4,6 @@ Keys as in ms-swift's swift/arguments/, which build on transformers' TrainingArg
 """
 
 import math
-import re
 from typing import Any
 
 from zerolora.errors import shown
@@ -49,7 +48,7 @@ ATTENTION = {
     "flash_attn": "flash", "flash_attention_2": "flash", "flash_attention_3": "flash", "flash_attention_4": "flash",
     "sdpa": "sdpa", "eager": "eager",
 }  # fmt: skip
-DEEPSPEED = ("zero0", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload")
+DEEPSPEED = {name: name for name in ("zero0", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload")}
 """Names of ms-swift's own DeepSpeed JSONs (swift/config/), whose stage and offload are those of our strategies."""
 METHOD = "used only with another tuner_type"
 MEDIA = "rows with images, video or audio"
@@ -89,7 +88,7 @@ def _own() -> dict[str, Rule]:
         "lorap_lr_ratio": unless_off(same("train.lora.plus_ratio", number)),
         "use_rslora": same("train.lora.rank_stabilized", flag),
         "use_dora": method_keys.DORA,
-        "init_weights": Rule("train.lora.init", _initial, "true → default"),
+        "init_weights": method_keys.INITIAL,
         **each(
             "lora_ga_* fourier_* boft_* vera_* adapter_act adapter_length adalora_* llamapro_* reft_*", idle(METHOD)
         ),
@@ -99,7 +98,7 @@ def _own() -> dict[str, Rule]:
             unless_off(unlike("training part of the base weights")),
         ),
         "freeze_llm": unless_off(unlike("training only a vision tower")),
-        **each("freeze_vit freeze_aligner", _frozen()),
+        **each("freeze_vit freeze_aligner", method_keys.frozen("vision tower")),
         **each("vit_lr aligner_lr vit_gradient_checkpointing norm_bbox", idle("a vision tower is never trained")),
         "quant_method": Rule("train.quantization.type", _quantized, "bnb; others are not available"),
         "quant_bits": unless_off(Rule("train.method, train.quantization.type", _bits, "4 → nf4, 8 → int8")),
@@ -119,7 +118,7 @@ def _own() -> dict[str, Rule]:
         "packing_length": unless_off(same("pack.capacity", whole)),
         **each("packing_num_proc packing_strategy lazy_tokenize", idle("packing considers all rows")),
         **each("padding_free padding_side", untranslated_keys.ISOLATED),
-        "sequence_parallel_size": Rule("train.sequence_parallel", _shared),
+        "sequence_parallel_size": sharding.sequence_parallel(),
         "gradient_checkpointing": same("train.activation_checkpointing", flag),
         "router_aux_loss_coef": lost("the router's auxiliary loss is not used"),
         "enable_dft_loss": unlike("another loss (DFT)"),
@@ -133,7 +132,7 @@ def _own() -> dict[str, Rule]:
         "early_stop_interval": unless_zero(same("train.patience", whole)),
         **each("use_galore lisa_activated_layers", unless_zero(unlike("another optimizer or method (GaLore, LISA)"))),
         **each("galore_* lisa_step_interval", idle(METHOD)),
-        "deepspeed": unless_off(Rule("render.strategy", _deepspeed, "zero0 … zero3_offload, or by a JSON's stage")),
+        "deepspeed": unless_off(sharding.strategy(DEEPSPEED)),
         "fsdp": unless_off(Rule("render.strategy", _fsdp, "fsdp2 → fsdp")),
         "zero_hpz_partition_size": lost("render.strategy: zero3_hpz keeps the weights within a machine"),
         "deepspeed_autotp_size": lost("ranks split rows, not layers"),
@@ -191,24 +190,6 @@ def _targets(value: Any, draft: Draft) -> str | None:
     return None
 
 
-def _initial(value: Any, draft: Draft) -> str | None:
-    if value in (True, "true", "default"):
-        return None
-    if not isinstance(value, str) or not re.fullmatch(r"pissa(_niter_[0-9]+)?|olora", value):
-        raise NoEqual(f"{shown(value)} is not an initialization of zerolora; train.lora.init keeps its default")
-    draft.set("train.lora.init", value)
-    return None
-
-
-def _frozen() -> Rule:
-    def translate(value: Any, draft: Draft) -> str | None:
-        if not flag(value):
-            raise Unlike("false: training a vision tower")
-        raise NoEqual("a vision tower is never trained", NO_EFFECT)
-
-    return Rule("", translate, "true: a vision tower is never trained; false stops the import", NO_EFFECT)
-
-
 def _quantized(value: Any, draft: Draft) -> str | None:
     if value not in (None, "bnb"):
         raise NoEqual(f"{shown(value)}: only bitsandbytes is supported")
@@ -225,21 +206,6 @@ def _bits(value: Any, draft: Draft) -> str | None:
 def _thinking(value: Any, draft: Draft) -> str | None:
     draft.set("prepare.rows.template_arguments", {"enable_thinking": flag(value)})
     return None
-
-
-def _shared(value: Any, draft: Draft) -> str | None:
-    degree = whole(value)
-    if degree > 1:
-        draft.set("train.sequence_parallel", degree)
-    return None
-
-
-def _deepspeed(value: Any, draft: Draft) -> str | None:
-    if value in DEEPSPEED:
-        draft.facts["sharded"] = True
-        draft.set("render.strategy", value)
-        return None
-    return sharding.deepspeed(value, draft)
 
 
 def _fsdp(value: Any, draft: Draft) -> str | None:

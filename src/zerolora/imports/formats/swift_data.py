@@ -17,6 +17,7 @@ from zerolora.imports.formats.import_format import (
     fact,
     idle,
     lost,
+    named_fact,
     none,
     only,
     same,
@@ -56,15 +57,6 @@ def _loss(value: Any, draft: Draft) -> str | None:
     return "an empty thought is supervised here" if len(parts) > 1 else None
 
 
-def _too_long(value: Any, draft: Draft) -> str | None:
-    if value is None:
-        return None
-    if not isinstance(value, str) or value not in LONG:
-        raise NoEqual(f"{shown(value)} is none of {', '.join(LONG)}")
-    draft.facts["too_long"] = LONG[value]
-    return None
-
-
 def _columns(value: Any, draft: Draft) -> str | None:
     if not isinstance(value, dict) or not all(isinstance(one, str) for pair in value.items() for one in pair):
         raise NoEqual(f"{shown(value)} is not a section of columns")
@@ -97,7 +89,7 @@ RULES = {
                                 "prepare.rows.template", FILL_IN)),
     "system": unless_off(same("prepare.rows.system", text)),
     "max_length": unless_off(fact("max_length", "prepare.rows.max_length", whole, "the model's own if left out")),
-    "truncation_strategy": Rule("prepare.rows.too_long", _too_long, "delete → drop"),
+    "truncation_strategy": unless_off(named_fact("too_long", "prepare.rows.too_long", LONG)),
     "loss_scale": Rule("prepare.rows.loss", _loss, "default → assistant, last_round → last, all → everything"),
     "is_binary_loss_scale": idle("all supervised tokens have the same weight"),
 }  # fmt: skip

@@ -12,7 +12,6 @@ from zerolora.imports.formats.import_format import (
     Rule,
     Unlike,
     each,
-    flag,
     idle,
     lost,
     number,
@@ -23,8 +22,11 @@ from zerolora.imports.formats.import_format import (
     unlike,
 )
 from zerolora.imports.formats.shared.preferences import (
+    DROPOUT,
     LEFT_OUT,
     ChosenObjective,
+    means,
+    numbers,
     option,
     options_of,
     unused,
@@ -33,7 +35,6 @@ from zerolora.imports.formats.shared.preferences import (
 
 LOSSES = {"sigmoid": "sigmoid", "hinge": "hinge", "robust": "robust"}
 """Our train.dpo.loss, by loss_type; ipo is an objective here, and sft the term of sft_weight."""
-BATCHES = "of each micro-batch there, of the global batch here"
 OTHERS = "used only with another rlhf_type"
 LOSS = unless_off(option("train.dpo.loss, train.dpo.sft_weight", texts, "with rlhf_type dpo; others stop the import"))
 DEFAULT_BETA = {"simpo": 2.0}
@@ -47,26 +48,17 @@ def _type(value: Any, draft: Draft) -> str | None:
     return None
 
 
-def _weights(value: Any) -> list[float]:
-    return [number(each) for each in (value if isinstance(value, list) else [value])]
-
-
-def _dropout(value: Any, draft: Draft) -> str | None:
-    draft.facts["dropout"] = not flag(value)
-    return None
-
-
 RULES = {
     "rlhf_type": Rule("train.objective", _type, "dpo, orpo, simpo and kto; others stop the import"),
     "beta": unless_off(option("train.OBJECTIVE.beta", number, "0.1 if left out, 2.0 with simpo")),
     "label_smoothing": option("train.dpo.label_smoothing", number, "with loss_type robust"),
-    "loss_weights": unless_off(option("train.dpo.sft_weight", _weights, "that of sft; the other must be 1")),
+    "loss_weights": unless_off(option("train.dpo.sft_weight", numbers, "that of sft; the other must be 1")),
     "rpo_alpha": unless_off(option("train.dpo.sft_weight", number)),
     "cpo_alpha": option("train.simpo.sft_weight", number, "1.0 if left out"),
     "simpo_gamma": option("train.simpo.gamma", number, "1.0 if left out"),
     "desirable_weight": option("train.kto.desirable_weight", number),
     "undesirable_weight": option("train.kto.undesirable_weight", number),
-    "disable_dropout": Rule("train.lora.dropout", _dropout, "true → 0.0"),
+    "disable_dropout": DROPOUT,
     "ld_alpha": lost("all tokens of an answer have the same weight"),
     "reference_free": unlike("DPO without a reference"),
     **each("ref_model ref_model_type ref_model_revision", unless_off(option("", text, "the reference is the start"))),
@@ -102,17 +94,8 @@ def set_objective(draft: Draft) -> list[str]:
     if "ref_model" in options:
         choice.used |= {"ref_model", "ref_model_type", "ref_model_revision"}
         choice.lines.append(Remark("ref_model: the reference is the model that training starts from"))
-    if facts.get("accumulation", 1) > 1:
-        if name == "kto":
-            choice.lines.append(Remark(f"rlhf_type: the mean change of other rows' answers is {BATCHES}"))
-        elif name == "orpo" or choice.section.get("sft_weight"):
-            choice.lines.append(Remark(f"rlhf_type: the mean cross-entropy of the tokens is {BATCHES}"))
-    dropout = draft.config["train"].get("lora", {}).get("dropout")
-    lines = write(choice, "rlhf_type", f"not used by rlhf_type {name}", draft)
-    if facts.get("dropout") and dropout:
-        draft.config["train"]["lora"]["dropout"] = dropout
-        lines = [line for line in lines if not line.startswith("lora_dropout: ")]
-    return lines
+    choice.lines += means(choice, "rlhf_type", draft)
+    return write(choice, "rlhf_type", f"not used by rlhf_type {name}", draft)
 
 
 def _beta(options: dict[str, Any], name: str) -> dict[str, Any]:

@@ -15,16 +15,18 @@ from zerolora.imports.formats.import_format import (
     NoEqual,
     Remark,
     Rule,
-    Same,
     Unlike,
     each,
     fact,
     flag,
     idle,
     lost,
+    named,
+    named_fact,
     none,
     number,
     only,
+    pair,
     same,
     text,
     unless_off,
@@ -41,6 +43,8 @@ OPTIMIZERS = {
 }  # fmt: skip
 LOSSES = ("LinearCrossEntropyLoss", "CEWithChunkedOutputLoss")
 """Of which the mean is that of all tokens of a step (recipes/lora_finetune_single_device.py)."""
+LONG = {"right": "truncate_right", "left": "truncate_left"}
+STYLES = {"openai": "messages", "sharegpt": "sharegpt"}
 MODULES = {"output_proj": "o_proj"}
 """Our names of attention's layers where they differ; mlp and output are flags there."""
 MLP = ("gate_proj", "up_proj", "down_proj")
@@ -57,20 +61,8 @@ PAIRED = {"prompt": "question", "chosen": "response_j", "rejected": "response_k"
 """Columns of stack_exchange_paired_dataset."""
 ALPACA = "Stanford's prompt is the user's turn there; the instruction and its input are, here"
 TURNS = "turns have the form of torchtune's tokenizer there; chat, the model's own template, is written"
-ADAPTER = "adapters are trained in"
 LENGTH = 2048
 """max_length that is written where rows have any length there."""
-
-
-def _component(names: tuple[str, ...], what: str) -> Rule:
-    """Return the rule of a component, of which the others than `names` have no equal."""
-
-    def translate(value: Any, draft: Draft) -> str | None:
-        if str(value).rpartition(".")[2] in names:
-            raise Same
-        raise NoEqual(f"{shown(value)}: {what}")
-
-    return Rule("", translate, f"{', '.join(names)}; others: {what}")
 
 
 def _data(section: str) -> dict[str, Rule]:
@@ -94,7 +86,7 @@ def _data(section: str) -> dict[str, Rule]:
         f"{section}.packed": fact("packed", "pack.packing", flag),
         f"{section}.train_on_input": fact("on_input", "prepare.rows.loss", flag, "true → everything"),
         f"{section}.conversation_column": part("messages", text),
-        f"{section}.conversation_style": Rule("prepare.rows.format", _style, "openai → messages"),
+        f"{section}.conversation_style": named_fact("style", "prepare.rows.format", STYLES),
         f"{section}.column": part("text", text),
         f"{section}.column_map": unless_off(none("set prepare.rows.columns", FILL_IN)),
         f"{section}.new_system_prompt": unless_off(same("prepare.rows.system", text)),
@@ -126,7 +118,7 @@ def _own() -> dict[str, Rule]:
         **each("tokenizer.path tokenizer.merges_file tokenizer.special_tokens_path", untranslated_keys.TOKENIZER),
         "tokenizer.max_seq_len": unless_off(fact("length", "prepare.rows.max_length", whole)),
         "tokenizer.prompt_template": lost("put the prompt into a Jinja file, and name it in prepare.rows.template"),
-        "tokenizer.truncation_type": Rule("prepare.rows.too_long", _truncated, "right → truncate_right"),
+        "tokenizer.truncation_type": named_fact("too_long", "prepare.rows.too_long", LONG),
         **_data("dataset"),
         **_data("dataset_val"),
         "run_val_every_n_steps": unless_off(same("train.validation_steps", whole)),
@@ -134,10 +126,10 @@ def _own() -> dict[str, Rule]:
         "collate_fn": idle("batches are zerolora's own"),
         "seed": unless_off(same("train.seed", whole)),
         "shuffle": only(True, "rows are always shuffled by the seed"),
-        "optimizer._component_": Rule("train.optimizer", _optimizer),
+        "optimizer._component_": named("train.optimizer", OPTIMIZERS),
         "optimizer.lr": same("train.learning_rate", number),
         "optimizer.weight_decay": same("train.weight_decay", number),
-        "optimizer.betas": same("train.betas", _pair),
+        "optimizer.betas": same("train.betas", pair),
         "optimizer.eps": same("train.epsilon", number),
         "optimizer.fused": idle("the same computation"),
         "optimizer_in_bwd": lost("gradients of a step are summed before the optimizer"),
@@ -157,7 +149,7 @@ def _own() -> dict[str, Rule]:
         "max_steps_per_epoch": unless_off(fact("most", "train.max_steps", whole, "times epochs")),
         "clip_grad_norm": Rule("train.gradient_clipping", _clipped, "null → 0"),
         "compile": same("train.compile", flag),
-        "dtype": Rule("train.precision", _dtype, "bf16, fp16, fp32; that of adapters, which are fp32 here"),
+        "dtype": Rule("train.precision, train.weights", _dtype, "bf16, fp16, fp32, also of adapters"),
         "device": Rule("hardware.device", _device, "cpu → cpu"),
         "enable_activation_checkpointing": same("train.activation_checkpointing", flag),
         "enable_activation_offloading": unless_off(same("train.activation_offload", flag)),
@@ -198,36 +190,8 @@ def _builder(section: str) -> Any:
     return translate
 
 
-def _style(value: Any, draft: Draft) -> str | None:
-    if value not in ("openai", "sharegpt"):
-        raise NoEqual(f"{shown(value)} is none of openai, sharegpt")
-    draft.facts["style"] = {"openai": "messages", "sharegpt": "sharegpt"}[value]
-    return None
-
-
-def _truncated(value: Any, draft: Draft) -> str | None:
-    sides = {"right": "truncate_right", "left": "truncate_left"}
-    if not isinstance(value, str) or value not in sides:
-        raise NoEqual(f"{shown(value)} is none of {', '.join(sides)}")
-    draft.facts["too_long"] = sides[value]
-    return None
-
-
-def _optimizer(value: Any, draft: Draft) -> str | None:
-    if not isinstance(value, str) or value not in OPTIMIZERS:
-        raise NoEqual(f"{shown(value)} has no equal; train.optimizer keeps its default, adamw")
-    draft.set("train.optimizer", OPTIMIZERS[value])
-    return None
-
-
 def _layers(value: Any) -> list[str]:
     return [text(each) for each in value] if isinstance(value, list) else [text(value)]
-
-
-def _pair(value: Any) -> list[float]:
-    if not isinstance(value, list) or len(value) != 2:
-        raise NoEqual(f"{shown(value)} is not a pair of numbers")
-    return [number(each) for each in value]
 
 
 def _schedule(value: Any, draft: Draft) -> str | None:
@@ -254,7 +218,9 @@ def _dtype(value: Any, draft: Draft) -> str | None:
     if value not in ("bf16", "fp16", "fp32"):
         raise NoEqual(f"{shown(value)} is none of bf16, fp16, fp32")
     draft.set("train.precision", value)
-    return f"{ADAPTER} {value} there, in fp32 here" if value != "fp32" else None
+    if value == "bf16":
+        draft.set("train.weights", value)
+    return "adapters are trained in fp16 there, in fp32 here" if value == "fp16" else None
 
 
 def _device(value: Any, draft: Draft) -> str | None:
@@ -294,11 +260,8 @@ def _finish(draft: Draft) -> list[str]:
     lines.append("render.strategy: of one GPU; set fsdp for `tune run --nproc_per_node`, with hardware")
     if facts.get("loss") == "DPOLoss":
         section = {"loss": "sigmoid", "beta": facts.get("beta", 0.1), "sft_weight": 0.0}
-        lines += [
-            line
-            for line in write(ChosenObjective("dpo", section, set()), "loss._component_", "", draft)
-            if not line.startswith("lora_dropout")
-        ]
+        facts["dropout"] = True
+        lines += write(ChosenObjective("dpo", section, set()), "loss._component_", "", draft)
     facts.setdefault("best", False)
     return lines + _rows(ours, draft) + scaffold.scaffold(draft)
 

@@ -65,7 +65,7 @@ def _own(trainer: str) -> dict[str, Rule]:
         "use_flash_attention_2": Rule("train.attention", _flash, "true → flash"),
         "use_peft": fact("adapter", "train.method", flag, "true → lora, false → full"),
         "lora_r": same("train.lora.r", whole),
-        "lora_target_modules": unless_off(Rule("train.lora.targets", _targets)),
+        "lora_target_modules": unless_off(same("train.lora.targets", method_keys.targets)),
         "lora_target_parameters": lost("parameters outside modules, such as experts, get no adapter"),
         "lora_modules_to_save": unless_off(same("train.lora.modules_to_save", texts)),
         "lora_task_type": only("CAUSAL_LM", "adapters of another task are not trained here"),
@@ -116,14 +116,6 @@ def _dtype(value: Any, draft: Draft) -> str | None:
 
 def _flash(value: Any, draft: Draft) -> str | None:
     draft.set("train.attention", "flash" if flag(value) else "sdpa")
-    return None
-
-
-def _targets(value: Any, draft: Draft) -> str | None:
-    if value in ("all-linear", ["all-linear"]):
-        draft.set("train.lora.targets", "all-linear")
-    else:
-        draft.set("train.lora.targets", value if isinstance(value, str) and "," not in value else texts(value))
     return None
 
 

@@ -20,6 +20,7 @@ from zerolora.imports.formats.import_format import (
     flag,
     idle,
     lost,
+    named_fact,
     none,
     number,
     only,
@@ -57,6 +58,9 @@ def _mixer(value: Any, draft: Draft) -> str | None:
     return None
 
 
+LONG = {"keep_start": "truncate_right", "keep_end": "truncate_left"}
+
+
 def _share(value: Any) -> float:
     share = number(value)
     if not 0 < share <= 1:
@@ -68,14 +72,6 @@ def _length(value: Any, draft: Draft) -> str | None:
     if value is None:
         raise NoEqual("null: rows are never cut there; set prepare.rows.max_length to your longest row", CHANGES)
     draft.set("prepare.rows.max_length", whole(value))
-    return None
-
-
-def _truncated(value: Any, draft: Draft) -> str | None:
-    sides = {"keep_start": "truncate_right", "keep_end": "truncate_left"}
-    if not isinstance(value, str) or value not in sides:
-        raise NoEqual(f"{shown(value)} is none of {', '.join(sides)}")
-    draft.facts["too_long"] = sides[value]
     return None
 
 
@@ -123,7 +119,7 @@ RULES = {
         none("put the template into config/templates/ and name the file in prepare.rows.template", FILL_IN)
     ),
     "max_length": Rule("prepare.rows.max_length", _length),
-    "truncation_mode": Rule("prepare.rows.too_long", _truncated),
+    "truncation_mode": named_fact("too_long", "prepare.rows.too_long", LONG),
     "auto_insert_empty_system_msg": only(False, "a system prompt is not added to rows"),
 }  # fmt: skip
 SFT_RULES = {

@@ -12,7 +12,6 @@ from zerolora.imports.formats.import_format import (
     Remark,
     Rule,
     each,
-    flag,
     idle,
     lost,
     number,
@@ -21,18 +20,21 @@ from zerolora.imports.formats.import_format import (
     unless_off,
     unlike,
 )
-from zerolora.imports.formats.shared.preferences import LEFT_OUT, ChosenObjective, option, options_of, write
+from zerolora.imports.formats.shared.preferences import (
+    DROPOUT,
+    LEFT_OUT,
+    ChosenObjective,
+    means,
+    numbers,
+    option,
+    options_of,
+    write,
+)
 
 LOSSES = {"sigmoid": "sigmoid", "hinge": "hinge", "robust": "robust", "sigmoid_norm": "length_normalized"}
 """Our train.dpo.loss, by loss_type; ipo is an objective here, and sft the term of sft_weight."""
-BATCHES = "of each micro-batch there, of the global batch here"
 LOGITS = idle("the reference's log probabilities are computed before training, logits in chunks")
 REFERENCE = lost("the reference stays the model that training starts from")
-
-
-def _weights(value: Any) -> list[float]:
-    entries = value if isinstance(value, list) else texts(value)
-    return [number(each) for each in entries]
 
 
 def _sampled(value: Any, draft: Draft) -> str | None:
@@ -42,14 +44,9 @@ def _sampled(value: Any, draft: Draft) -> str | None:
     return None
 
 
-def _dropout(value: Any, draft: Draft) -> str | None:
-    draft.facts["dropout"] = not flag(value)
-    return None
-
-
 SHARED = {
     "beta": option("train.OBJECTIVE.beta", number, "0.1 if left out"),
-    "disable_dropout": Rule("train.lora.dropout", _dropout, "true → 0.0"),
+    "disable_dropout": DROPOUT,
     **each("precompute_ref_log_probs precompute_ref_batch_size use_logits_to_keep base_model_attribute_name", LOGITS),
     **each("generate_during_eval is_encoder_decoder label_pad_token_id padding_value", idle("used there only")),
     **each("sync_ref_model", unless_off(unlike("a reference that follows the model"))),
@@ -64,7 +61,7 @@ RULES: dict[str, dict[str, Rule]] = {
             texts,
             "sigmoid_norm → length_normalized, ipo → objective ipo, sft → sft_weight; others stop the import",
         ),
-        "loss_weights": unless_off(option("train.dpo.sft_weight", _weights, "that of sft; the other must be 1")),
+        "loss_weights": unless_off(option("train.dpo.sft_weight", numbers, "that of sft; the other must be 1")),
         "label_smoothing": option("train.dpo.label_smoothing", number, "with loss_type robust"),
         "rpo_alpha": unless_off(option("train.dpo.sft_weight", number)),
         "reference_free": unlike("DPO without a reference"),
@@ -96,19 +93,10 @@ def set_objective(trainer: str, draft: Draft) -> list[str]:
     if choice is None:
         draft.unlike.append(("loss_type", f"{trainer}: {LEFT_OUT}"))
         return []
-    several = draft.facts.get("accumulation", 1) > 1
-    if several and trainer == "kto":
-        choice.lines.append(Remark(f"beta: the mean change of other rows' answers, which is subtracted, is {BATCHES}"))
-    elif several and (trainer == "orpo" or choice.section.get("sft_weight")):
-        choice.lines.append(Remark(f"beta: the mean cross-entropy of the tokens is {BATCHES}"))
+    choice.lines += means(choice, "beta", draft)
     if trainer == "kto" and not draft.facts.get("shuffled"):
         choice.lines.append(Remark("train_sampling_strategy: rows keep their order there; here the seed shuffles them"))
-    dropout = draft.config["train"].get("lora", {}).get("dropout")
-    lines = write(choice, "", "", draft)
-    if draft.facts.get("dropout") and dropout:
-        draft.config["train"]["lora"]["dropout"] = dropout
-        lines = [line for line in lines if not line.startswith("lora_dropout: ")]
-    return lines
+    return write(choice, "", "", draft)
 
 
 def _dpo(options: dict[str, Any], draft: Draft) -> ChosenObjective | None:

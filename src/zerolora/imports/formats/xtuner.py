@@ -19,15 +19,17 @@ from zerolora.imports.formats.import_format import (
     Remark,
     Rule,
     Same,
-    Unlike,
+    class_of,
     each,
     fact,
     flag,
     idle,
     lost,
+    named,
     none,
     number,
     only,
+    pair,
     same,
     text,
     texts,
@@ -57,7 +59,7 @@ MODELS = {
     "RewardModel": "a reward model",
 }
 MEANS = "the mean of each micro-batch's tokens there, of the global batch's here"
-STRATEGIES = tuple(f"deepspeed_zero{kind}" for kind in ("1", "2", "2_offload", "3", "3_offload"))
+STRATEGIES = {f"deepspeed_{name}": name for name in ("zero1", "zero2", "zero2_offload", "zero3", "zero3_offload")}
 HOOKS = ("DatasetInfoHook", "EvaluateChatHook", "VarlenAttnArgsToMessageHubHook", "ThroughputHook")
 HOOKS_OF_EACH = ("timer", "logger", "param_scheduler", "sampler_seed")
 CLASS = idle("a class of XTuner, with zerolora's own in its place")
@@ -82,20 +84,6 @@ def _part(place: str, name: str, convert: Callable[[Any], Any], new: str) -> Rul
         return None
 
     return Rule(new, translate)
-
-
-def _class(names: dict[str, str] | tuple[str, ...], what: str) -> Rule:
-    """Return the rule of a class, of which the others than `names` stop the import or have no equal."""
-
-    def translate(value: Any, draft: Draft) -> str | None:
-        name = str(value).rpartition("/")[2]
-        if name in names:
-            raise Same
-        if name in MODELS:
-            raise Unlike(f"{name}: {MODELS[name]}")
-        raise NoEqual(f"{shown(name)}: {what}")
-
-    return Rule("", translate, f"{', '.join(names)}; others: {what}")
 
 
 def _schedules() -> dict[str, Rule]:
@@ -133,8 +121,8 @@ def _set_of(draft: Draft) -> dict[str, Any]:
 def _data_set(at: str) -> dict[str, Rule]:
     """Return the rules of a data set's section."""
     return {
-        f"{at}.type": _class(FUNCTIONS, "set prepare.rows to the rows that it returns"),
-        f"{at}.dataset.type": _class(READERS, "set prepare.rows to the rows that it returns"),
+        f"{at}.type": class_of(FUNCTIONS, "set prepare.rows to the rows that it returns"),
+        f"{at}.dataset.type": class_of(READERS, "set prepare.rows to the rows that it returns"),
         **each(f"{at}.dataset.path {at}.dataset.data_dir", unless_off(_of_set("path", text, "prepare.rows.path"))),
         f"{at}.dataset.suffix": idle("only files of rows are read"),
         f"{at}.dataset.name": unless_off(_of_set("subset", text, "prepare.rows.path")),
@@ -183,7 +171,7 @@ def _own() -> dict[str, Rule]:
         f"{llm}.revision": base_model_keys.REVISION,
         f"{llm}.trust_remote_code": idle("code from model repositories is never run"),
         f"{llm}.torch_dtype": Rule("train.precision", _dtype, "of trained weights, which are fp32 here"),
-        f"{quantized}.type": _class(("BitsAndBytesConfig",), "only bitsandbytes is supported"),
+        f"{quantized}.type": class_of(("BitsAndBytesConfig",), "only bitsandbytes is supported"),
         f"{quantized}.load_in_4bit": fact("four", "train.method, train.quantization.type", flag),
         f"{quantized}.load_in_8bit": fact("eight", "train.method, train.quantization.type", flag),
         f"{quantized}.bnb_4bit_use_double_quant": fact("double", "train.quantization.double", flag),
@@ -196,11 +184,11 @@ def _own() -> dict[str, Rule]:
         **each(f"{quantized}.llm_int8_threshold", only(6.0, "the threshold of int8 is 6")),
         f"{quantized}.llm_int8_skip_modules": lost("all linear layers but the head are quantized"),
         f"{quantized}.llm_int8_enable_fp32_cpu_offload": lost("the strategy chooses what is offloaded"),
-        f"{lora}.type": _class(("LoraConfig",), "train.method has other methods"),
+        f"{lora}.type": class_of(("LoraConfig",), "train.method has other methods"),
         f"{lora}.r": same("train.lora.r", whole),
         f"{lora}.lora_alpha": same("train.lora.alpha", number),
         f"{lora}.lora_dropout": same("train.lora.dropout", number),
-        f"{lora}.target_modules": unless_off(same("train.lora.targets", _modules)),
+        f"{lora}.target_modules": unless_off(same("train.lora.targets", method_keys.targets)),
         f"{lora}.modules_to_save": unless_off(same("train.lora.modules_to_save", texts)),
         f"{lora}.bias": only("none", "biases are not trained"),
         f"{lora}.task_type": only("CAUSAL_LM", "adapters of another task are not trained here"),
@@ -217,12 +205,12 @@ def _own() -> dict[str, Rule]:
         "model.max_position_embeddings": lost("put it into the model's config.json"),
         **each("tokenizer model.tokenizer", untranslated_keys.TOKENIZER),
         **_data(),
-        "optim_wrapper.type": _class(
+        "optim_wrapper.type": class_of(
             ("AmpOptimWrapper", "OptimWrapper", "DeepSpeedOptimWrapper"), "the optimizer is train.optimizer"
         ),
-        "optim_wrapper.optimizer.type": Rule("train.optimizer", _optimizer, "AdamW → adamw"),
+        "optim_wrapper.optimizer.type": named("train.optimizer", {"AdamW": "adamw"}),
         "optim_wrapper.optimizer.lr": same("train.learning_rate", number),
-        "optim_wrapper.optimizer.betas": same("train.betas", _pair),
+        "optim_wrapper.optimizer.betas": same("train.betas", pair),
         "optim_wrapper.optimizer.weight_decay": same("train.weight_decay", number),
         "optim_wrapper.optimizer.eps": same("train.epsilon", number),
         "optim_wrapper.clip_grad.max_norm": same("train.gradient_clipping", number),
@@ -245,8 +233,8 @@ def _own() -> dict[str, Rule]:
         **each("load_from resume", lost("a run resumes from its own last checkpoint (train.resume)")),
         "randomness.seed": unless_off(same("train.seed", whole)),
         **each("randomness.deterministic randomness.diff_rank_seed", idle("docs/training.md says what is equal")),
-        "sequence_parallel_size": Rule("train.sequence_parallel", _shared),
-        "deepspeed": Rule("render.strategy", _deepspeed, "deepspeed_zero2 → zero2"),
+        "sequence_parallel_size": sharding.sequence_parallel(),
+        "deepspeed": sharding.strategy(STRATEGIES),
         "command": idle("the command"),
         "seed": same("train.seed", whole),
         **each("work-dir auto-resume", untranslated_keys.LOGS),
@@ -264,27 +252,8 @@ def _hooks(value: Any, draft: Draft) -> str | None:
     raise NoEqual("the report shows answers to held-out rows", NO_EFFECT)
 
 
-def _modules(value: Any) -> list[str] | str:
-    if value in ("all-linear", ["all-linear"]):
-        return "all-linear"
-    return texts(value) if isinstance(value, list) else text(value)
-
-
-def _pair(value: Any) -> list[float]:
-    if not isinstance(value, list) or len(value) != 2:
-        raise NoEqual(f"{shown(value)} is not a pair of numbers")
-    return [number(each) for each in value]
-
-
 def _dtype(value: Any, draft: Draft) -> str | None:
     draft.facts["dtype"] = str(value).rpartition(".")[2]
-    return None
-
-
-def _optimizer(value: Any, draft: Draft) -> str | None:
-    if str(value) != "AdamW":
-        raise NoEqual(f"{shown(value)} has no equal; train.optimizer keeps its default, adamw")
-    draft.set("train.optimizer", "adamw")
     return None
 
 
@@ -302,7 +271,9 @@ def _trainer(value: Any, draft: Draft) -> str | None:
     if str(value) in xtuner_objective.TRAINERS:
         draft.facts["trainer"] = str(value)
         return None
-    return _class(("SupervisedFinetune",), "another training than supervised fine-tuning").translate(value, draft)
+    return class_of(("SupervisedFinetune",), "another training than supervised fine-tuning", MODELS).translate(
+        value, draft
+    )
 
 
 def _order(value: Any, draft: Draft) -> str | None:
@@ -343,21 +314,6 @@ def _kept(value: Any, draft: Draft) -> str | None:
     return None
 
 
-def _shared(value: Any, draft: Draft) -> str | None:
-    degree = whole(value)
-    if degree > 1:
-        draft.set("train.sequence_parallel", degree)
-    return None
-
-
-def _deepspeed(value: Any, draft: Draft) -> str | None:
-    draft.facts["deepspeed"] = draft.facts["sharded"] = True
-    if value in STRATEGIES:
-        draft.set("render.strategy", value.removeprefix("deepspeed_"))
-        return None
-    return sharding.deepspeed(value, draft)
-
-
 def _finish(draft: Draft) -> list[str]:
     facts = draft.facts
     ours, lines = base_model_keys.model("model.llm.pretrained_model_name_or_path", draft)
@@ -371,12 +327,12 @@ def _finish(draft: Draft) -> list[str]:
         train["lora"].setdefault("targets", "all-linear")  # find_all_linear_names
     elif four or eight:
         draft.unlike.append(("model.llm.quantization_config", "a quantized base without an adapter"))
-    elif facts.get("dtype") == "float16" and not facts.get("deepspeed"):
+    elif facts.get("dtype") == "float16" and not facts.get("sharded"):
         lines.append(Remark("model.llm.torch_dtype: trained weights are float16 there, fp32 here"))
-    if not facts.get("deepspeed") and (amp := facts.get("amp")):
+    if not facts.get("sharded") and (amp := facts.get("amp")):
         draft.key = "optim_wrapper.dtype"
         draft.set("train.precision", {"float16": "fp16", "bfloat16": "bf16"}.get(amp, "auto"))
-    if "deepspeed" not in facts:
+    if "sharded" not in facts:
         lines.append(
             "render.strategy: the command's --deepspeed is not in the file; set it, e.g. deepspeed_zero2, or import a "
             "script with the command"

@@ -19,7 +19,7 @@ from zerolora.imports.formats.import_format import (
     whole,
 )
 from zerolora.imports.formats.shared import untranslated_keys
-from zerolora.imports.formats.shared.preferences import option, options_of, unused
+from zerolora.imports.formats.shared.preferences import ChosenObjective, option, options_of, unused, write
 from zerolora.imports.formats.shared.sets import SCORES, unread
 
 TRAINERS = ("DPO", "ORPO")
@@ -75,11 +75,9 @@ def set_objective(draft: Draft) -> list[str]:
             section["label_smoothing"] = smoothing
         elif smoothing:
             lines.append(Remark("model.label_smoothing: conservative DPO has no equal; robust has another loss"))
-    draft.key, draft.facts["objective"] = "model.type", objective
-    draft.set("train.objective", objective)
-    for name, value in section.items():
-        draft.set(f"train.{objective}.{name}", value)
-    return lines + unused(draft, {f"model.{name}" for name in used}, f"not used by {objective}")
+    draft.facts["dropout"] = True
+    choice = ChosenObjective(objective, section, {f"model.{name}" for name in used}, lines)
+    return write(choice, "model.type", f"not used by {objective}", draft)
 
 
 def means(draft: Draft) -> list[str]:

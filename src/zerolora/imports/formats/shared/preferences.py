@@ -4,8 +4,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from zerolora.imports.formats.import_format import NO_EFFECT, Draft, Remark, Rule
+from zerolora.imports.formats.import_format import NO_EFFECT, Draft, Remark, Rule, fact, flag, number, texts
 
+BATCHES = "of each micro-batch there, of the global batch here"
 CUT = "longer rows lose a part of the prompt or of an answer there; they are refused here (prepare.rows.too_long: fail)"
 LEFT_OUT = "preferences: left out with the rest that supervised fine-tuning does not have"
 
@@ -30,6 +31,16 @@ def option(new: str, convert: Callable[[Any], Any], remark: str = "") -> Rule:
     return Rule(new, translate, remark)
 
 
+def numbers(value: Any) -> list[float]:
+    """Return a list of numbers, also from one or from text. Raises NoEqual for anything else."""
+    entries = texts(value) if isinstance(value, str) else value
+    return [number(each) for each in (entries if isinstance(entries, list) else [entries])]
+
+
+DROPOUT = fact("dropout", "train.lora.dropout", lambda value: not flag(value), "true → 0.0")
+"""The rule of a flag that switches dropout off."""
+
+
 def options_of(draft: Draft) -> dict[str, Any]:
     """Return the options of objectives in the file, by key."""
     result: dict[str, Any] = draft.facts.get("options", {})
@@ -46,10 +57,22 @@ def write(choice: ChosenObjective, key: str, why: str, draft: Draft) -> list[str
     it does not use."""
     draft.facts["objective"] = choice.objective
     draft.key = key
+    dropped = [] if draft.facts.get("dropout") else without_dropout(draft)
     draft.set("train.objective", choice.objective)
     for name, value in choice.section.items():
         draft.set(f"train.{choice.objective}.{name}", value)
-    return [*choice.lines, *without_dropout(draft), *unused(draft, choice.used, why)]
+    return [*choice.lines, *dropped, *unused(draft, choice.used, why)]
+
+
+def means(choice: ChosenObjective, key: str, draft: Draft) -> list[str]:
+    """Return a line, for the file's `key`, if a mean of the loss is of each micro-batch there."""
+    if draft.facts.get("accumulation", 1) == 1:
+        return []
+    if choice.objective == "kto":
+        return [Remark(f"{key}: the mean change of other rows' answers, which is subtracted, is {BATCHES}")]
+    if choice.objective == "orpo" or choice.section.get("sft_weight"):
+        return [Remark(f"{key}: the mean cross-entropy of the tokens is {BATCHES}")]
+    return []
 
 
 def without_dropout(draft: Draft) -> list[str]:

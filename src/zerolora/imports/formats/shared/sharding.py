@@ -1,11 +1,22 @@
 """The strategy of a run, from a DeepSpeed JSON or from FSDP."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from zerolora.errors import UserError, shown
-from zerolora.imports.formats.import_format import CHANGES, FILL_IN, NO_EFFECT, Draft, NoEqual, Remark, text
+from zerolora.imports.formats.import_format import (
+    CHANGES,
+    FILL_IN,
+    NO_EFFECT,
+    Draft,
+    NoEqual,
+    Remark,
+    Rule,
+    text,
+    whole,
+)
 from zerolora.imports.formats.shared.named_files import LARGEST_FILE, exists
 from zerolora.json_file import read_foreign
 from zerolora.planner.user_config import layout_of
@@ -44,6 +55,31 @@ def fsdp_offload(value: Any, draft: Draft) -> bool:
     if not isinstance(value, list | str) or "full_shard" not in value:
         raise NoEqual(f"{shown(value)} is not a sharding of zerolora; set render.strategy", FILL_IN)
     return "offload" in value
+
+
+def sequence_parallel(remark: str = "") -> Rule:
+    """Return the rule of the number of ranks that share a row."""
+
+    def translate(value: Any, draft: Draft) -> str | None:
+        if (degree := whole(value)) == 1:
+            return None
+        draft.set("train.sequence_parallel", degree)
+        return Remark(remark, NO_EFFECT) if remark else None
+
+    return Rule("train.sequence_parallel", translate)
+
+
+def strategy(names: Mapping[str, str]) -> Rule:
+    """Return the rule of an option for a DeepSpeed JSON that also takes the names of strategies."""
+
+    def translate(value: Any, draft: Draft) -> str | None:
+        if not isinstance(value, str) or value not in names:
+            return deepspeed(value, draft)
+        draft.facts["sharded"] = True
+        draft.set("render.strategy", names[value])
+        return None
+
+    return Rule("render.strategy", translate, f"{', '.join(names)}, or by a JSON's stage")
 
 
 def deepspeed(value: Any, draft: Draft) -> str | None:
