@@ -727,6 +727,22 @@ def test_linear_layers_and_a_target_list_are_united(tmp_path: Path) -> None:
         ("optimizer: adamw_torch_4bit\n", {"optimizer": "adamw_torch_4bit"}),
         ("optimizer: ao_adamw_8bit\n", {"optimizer": "adamw_torch_8bit"}),
         ("adapter: lora\nlora_rank_pattern: {q_proj: 4}\n", {"lora": {"rank_pattern": {"q_proj": 4}}}),
+        (
+            "adapter: lora\nlora_target_parameters: [mlp.experts.down_proj]\nlora_target_modules: [q_proj]\n",
+            {"lora": {"targets": ["q_proj", "mlp.experts.down_proj"]}},
+        ),
+        (
+            "adapter: lora\nlora_target_parameters: mlp.experts.down_proj\nlora_target_modules: model.*q_proj\n",
+            {"lora": {"targets": r"(model.*q_proj)|(.*\.)?(mlp\.experts\.down_proj)"}},
+        ),
+        (
+            "adapter: lora\nlora_target_modules: 'a.language_model.b.[\\d]+.(_checkpoint_wrapped_module.)?up'\n",
+            {"lora": {"targets": r"a.(language_model.)?b.[\d]+.up"}},
+        ),
+        ("attn_implementation: flash_attention_2\n", {"weights": "bf16"}),
+        ("bfloat16: true\nflash_attention: true\n", {"weights": "bf16"}),
+        ("adapter: lora\nbfloat16: true\n", {"weights": None}),
+        ("flash_attention: true\ndeepspeed: {zero_optimization: {stage: 2}}\n", {"weights": None}),
     ],
 )
 def test_axolotl_keys_are_translated(tmp_path: Path, more: str, expected: dict[str, Any]) -> None:
@@ -734,6 +750,22 @@ def test_axolotl_keys_are_translated(tmp_path: Path, more: str, expected: dict[s
     _, written = of(base + more, tmp_path)
     assert {key: written["train"].get(key) for key in expected} == expected
     assert not ("activation_offload" in expected and written["train"].get("activation_checkpointing") is False)
+
+
+@pytest.mark.parametrize(
+    ("more", "key"),
+    [
+        ("", "bf16"),
+        ("model_quantization_config: Mxfp4Config\n", "model_quantization_config"),
+        ("adapter: lora\nlora_target_linear: true\nlora_target_parameters: [a.b]\n", "lora_target_parameters"),
+    ],
+)
+def test_weights_of_another_type_are_lines(tmp_path: Path, more: str, key: str) -> None:
+    translation, _ = of(AXOLOTL + more, tmp_path)
+    assert key in {line.key for line in translation.of(CHANGES)}
+    same = "model_quantization_config: Mxfp4Config\nmodel_quantization_config_kwargs: {dequantize: true}\n"
+    translation, _ = of(f"{AXOLOTL}flash_attention: true\nwarmup_steps: 3\n{same}", tmp_path)
+    assert not translation.of(CHANGES)
 
 
 def test_torchaos_other_optimizers_name_their_difference(tmp_path: Path) -> None:
@@ -795,8 +827,10 @@ def test_plain_text_of_llamafactory(tmp_path: Path) -> None:
     translation, written = of(FACTORY.replace("sft", "pt"), tmp_path)
     rows = written["prepare"]["rows"]
     assert (rows["format"], rows["columns"], rows["loss"]) == ("text", {"text": "content"}, "everything")
-    assert (rows["too_long"], written["pack"]["packing"]) == ("split", True)
-    assert any(line.key == "stage" and line.group == CHANGES for line in translation.lines)  # packed rows
+    assert (rows["too_long"], rows["concatenate"], "pack" in written) == ("split", "in_order", False)
+    assert any(line.key == "stage" and "BOS" in line.text for line in translation.of(CHANGES))
+    translation, _ = of(FACTORY.replace("sft", "pt").replace("some/model", "Qwen/Qwen3-4B"), tmp_path)
+    assert not any(line.key == "stage" for line in translation.of(CHANGES))
 
 
 INFO: dict[str, Any] = {

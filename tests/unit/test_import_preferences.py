@@ -252,19 +252,25 @@ def test_labelled_row_types_of_axolotl(tmp_path: Path, kind: str, template: str,
     [
         ("some/model", "", "chatml", "the tokenizer's end of sequence follows <|im_end|> in an answer there"),
         ("some/model", "special_tokens: {eos_token: <|im_end|>}\n", "chatml", ""),
-        ("some/model", "special_tokens: {eos_token: </s>}\n", "chatml", "the tokenizer's end of sequence, </s>, fol"),
-        ("meta-llama/Llama-3.2-1B", "", "llama3", "the tokenizer's end of sequence, <|end_of_text|>, follows"),
+        ("some/model", "special_tokens: {eos_token: </s>}\n", "chatml", "</s>"),
+        ("meta-llama/Llama-3.2-1B", "", "llama3", "<|end_of_text|>"),
+        ("Qwen/Qwen2.5-0.5B", "", "chatml", "<|endoftext|>"),
         ("meta-llama/Llama-3.2-1B-Instruct", "", "llama3", ""),
         ("Qwen/Qwen2.5-0.5B-Instruct", "", "qwen_25", ""),
         ("some/model", "", "tokenizer_default", ""),
     ],
 )  # fmt: skip
-def test_a_second_end_of_an_answer_is_a_line(tmp_path: Path, model: str, more: str, template: str, line: str) -> None:
+def test_a_second_end_of_an_answer_is_appended_or_a_line(
+    tmp_path: Path, model: str, more: str, template: str, line: str
+) -> None:
     """TRL's trainers append the tokenizer's end of sequence to an answer that does not end with it."""
     text = f"{AXOLOTL.replace('some/model', model)}rl: dpo\nchat_template: {template}\n{more}"
-    translation, _ = imported(f"{text}datasets: [{{path: a/b, type: chat_template.default}}]\n", tmp_path)
+    translation, written = imported(f"{text}datasets: [{{path: a/b, type: chat_template.default}}]\n", tmp_path)
     lines = [each for each in said(translation, CHANGES) if each.startswith("rl: ")]
-    assert len(lines) == bool(line) and all(each.startswith(f"rl: {line}") for each in lines)
+    appended = written["prepare"]["rows"].get("append_token")
+    assert (appended or "".join(lines).removeprefix("rl: "))[: len(line)] == line and bool(lines or appended) == bool(
+        line
+    )
 
 
 TAGS = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}

@@ -92,7 +92,7 @@ def test_dpo_of_the_handbook(tmp_path: Path) -> None:
 def test_orpo_of_the_handbook(tmp_path: Path) -> None:
     translation, config = written(FOLDER / "trl-orpo-zephyr-141b.yaml", tmp_path)
     assert config["train"]["orpo"] == {"beta": 0.05, "prompt_loss": True}
-    assert config["train"]["method"] == "full" and keys(translation, CHANGES) == ["dtype"]
+    assert (config["train"]["method"], config["train"]["weights"], keys(translation, CHANGES)) == ("full", "bf16", [])
 
 
 TRL = "model_name_or_path: m\ndataset_name: a/b\n"
@@ -111,6 +111,8 @@ TRL = "model_name_or_path: m\ndataset_name: a/b\n"
         ("dataset_text_field: content\n", "trl-sft", "prepare.rows.columns", {"text": "content"}),
         ("truncation_mode: keep_end\n", "trl-sft", "prepare.rows.too_long", "truncate_left"),
         ("packing: true\n", "trl-sft", "pack.packing", True),
+        ("packing: true\npacking_strategy: wrapped\n", "trl-sft", "prepare.rows.concatenate", "in_order"),
+        ("use_peft: true\nload_in_4bit: true\n", "trl-sft", "train.weights", "bf16"),
         ("use_cpu: true\n", "trl-sft", "hardware.device", "cpu"),
         ("loss_type: [sigmoid, sft]\nloss_weights: [1.0, 0.2]\n", "trl-dpo", "train.dpo.sft_weight", 0.2),
         ("loss_type: ipo\nbeta: 0.2\n", "trl-dpo", "train.ipo.beta", 0.2),
@@ -128,7 +130,7 @@ def test_keys_and_defaults_of_trl(tmp_path: Path, text: str, source: str, path: 
 @pytest.mark.parametrize(
     ("text", "source", "key"),
     [
-        ("packing: true\npacking_strategy: wrapped\n", "trl-sft", "packing_strategy"),
+        ("dtype: float16\n", "trl-sft", "dtype"),
         ("max_length: null\n", "trl-sft", "max_length"),
         ("label_smoothing: 0.1\n", "trl-dpo", "label_smoothing"),
         ("use_weighting: true\n", "trl-dpo", "use_weighting"),
@@ -376,7 +378,8 @@ def test_a_recipe_of_torchtune(tmp_path: Path) -> None:
     assert train["lora"]["targets"] == ["q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     assert (train["gradient_clipping"], train["weight_decay"], train["warmup_steps"]) == (0.0, 0.01, 100)
     assert (prepared["format"], prepared["loss"], prepared["at_most"]) == ("alpaca", "everything", 0.95)
-    assert keys(translation, CHANGES) == ["dtype", "dataset._component_", "tokenizer._component_"]
+    assert keys(translation, CHANGES) == ["dataset._component_", "tokenizer._component_"]
+    assert train["weights"] == "bf16"
     _, config = written(FOLDER / "torchtune-llama3_1-8B_lora_dpo.yaml", tmp_path)
     assert config["train"]["dpo"]["beta"] == 0.1 and config["train"]["max_steps"] == 1000
     assert config["prepare"]["rows"]["columns"] == {

@@ -62,6 +62,14 @@ PREFERENCE = Preference(
 )
 
 
+def test_a_mean_of_rows_weighs_each_row_alike() -> None:
+    objective = OBJECTIVES["sft"].configured({"mean": "row"})
+    batch = {"sequence": torch.tensor([0, 0, 0, 1]), "sources": torch.tensor([4, 5])}
+    values = objective.values(torch.tensor([1.0, 2.0, 3.0, 6.0]), batch, {})
+    assert (values["loss"].each.tolist(), values["loss"].source.tolist()) == ([2.0, 6.0], [4, 5])
+    assert (objective.units, objective.loss_unit, objective.by_token) == ({"row": None}, "per row", False)
+
+
 @pytest.fixture
 def pairs(monkeypatch: pytest.MonkeyPatch) -> Dataset:
     """Return pairs of two sources and several lengths; registers the objective of pairs as `sft`."""

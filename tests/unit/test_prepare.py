@@ -525,7 +525,7 @@ def test_short_rows_are_excluded_and_system_prompts_left_out(folder: Folder, tok
     rows = [{"messages": [{"role": "system", "content": "Be brief."}, *each]} for each in (turns, long)]
     folder.write("rows.jsonl", rows)
     given: dict[str, Any] = {"path": "rows.jsonl", "split": {"validation": 0, "test": 0}, "drop_system": True}
-    folder.prepare(**given, min_length=60, **{"append_token": "<|im_start|>"})
+    folder.prepare(**given | {"min_length": 60, "append_token": "<|im_start|>"})
     (row,) = folder.all_rows()
     text = tokenizer.decode(row["input_ids"])
     assert (

@@ -83,7 +83,7 @@ def set_objective(draft: Draft) -> list[str]:
 def means(draft: Draft) -> list[str]:
     """Return a line for each mean over a micro-batch there that is of the global batch here: over the pairs of a packed
     row, and of ORPO's cross-entropy."""
-    lines = []
+    lines: list[str] = []
     if draft.facts.get("isolated"):
         lines.append(Remark("optim_wrapper.accumulative_counts: the loss is the mean of each packed row's pairs there, "
                             "of the global batch's here"))  # fmt: skip
