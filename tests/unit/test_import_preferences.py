@@ -268,9 +268,8 @@ def test_a_second_end_of_an_answer_is_appended_or_a_line(
     translation, written = imported(f"{text}datasets: [{{path: a/b, type: chat_template.default}}]\n", tmp_path)
     lines = [each for each in said(translation, CHANGES) if each.startswith("rl: ")]
     appended = written["prepare"]["rows"].get("append_token")
-    assert (appended or "".join(lines).removeprefix("rl: "))[: len(line)] == line and bool(lines or appended) == bool(
-        line
-    )
+    found = appended or "".join(lines).removeprefix("rl: ")
+    assert found.startswith(line) and bool(found) == bool(line)
 
 
 TAGS = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
