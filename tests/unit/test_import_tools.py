@@ -248,6 +248,24 @@ def test_no_script_is_run(tmp_path: Path) -> None:
     assert sorted(file.name for file in tmp_path.iterdir()) == ["train.sh"]
 
 
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("$(expr 32 / 4 / 2)", 4), ("$((2 + 3 * 4 - 1))", 13), ("$(expr 5 / 0)", "$(expr 5 / 0)"), ("$((1 - 9 / 2))", -3)],
+)
+def test_sums_and_products_of_a_script_are_computed(tmp_path: Path, text: str, number: Any) -> None:
+    assert read_flags_of(f"{SWIFT}--seed {text}", tmp_path)["seed"] == number
+
+
+@pytest.mark.parametrize(
+    ("more", "weights"),
+    [("", None), ("--tuner_type full", "bf16"), ("--tuner_type full --torch_dtype bfloat16", "bf16"),
+     ("--tuner_type full --deepspeed zero2", None), ("--tuner_type full --torch_dtype float16", None)],
+)  # fmt: skip
+def test_weights_of_swift_have_the_type_of_the_file(tmp_path: Path, more: str, weights: str | None) -> None:
+    _, config = of(f"{SWIFT}{more}", tmp_path, "train.sh")
+    assert config["train"].get("weights") == weights
+
+
 def read_flags_of(text: str, tmp_path: Path) -> dict[str, Any]:
     (tmp_path / "train.sh").write_text(text, encoding="utf-8")
     return read_flags(tmp_path / "train.sh")

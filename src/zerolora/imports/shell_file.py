@@ -14,7 +14,7 @@ COMMANDS = {("swift", "sft"), ("swift", "pt"), ("swift", "rlhf"), ("xtuner", "tr
 """The commands whose flags are read."""
 ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 VARIABLE = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)\}?")
-EXPRESSION = re.compile(r"\$\(expr +(\d+) +([/*+-]) +(\d+) *\)|\$\(\( *(\d+) *([/*+-]) *(\d+) *\)\)")
+EXPRESSION = re.compile(r"\$\(expr +(\d+(?: +[/*+-] +\d+)+) *\)|\$\(\( *(\d+(?: *[/*+-] *\d+)+) *\)\)")
 COMPUTED = re.compile(r"\$[({A-Za-z_0-9@*]|`")
 UNIT = re.compile(r"\$\([^()]*\)|`[^`]*`")
 """A command inside a word, which may have blanks."""
@@ -59,10 +59,19 @@ def _computed(line: str, known: dict[str, str]) -> str:
 
 
 def _result(match: re.Match[str]) -> str:
-    left, sign, right = (group for group in match.groups() if group is not None)
-    if sign == "/":
-        return str(int(left) // int(right)) if int(right) else match[0]
-    return str({"*": int(left) * int(right), "+": int(left) + int(right), "-": int(left) - int(right)}[sign])
+    first, *rest = re.findall(r"\d+|[/*+-]", match[1] or match[2])
+    terms = [int(first)]  # of a sum
+    for sign, digits in zip(rest[::2], rest[1::2], strict=True):
+        number = int(digits)
+        if sign in "+-":
+            terms.append(number if sign == "+" else -number)
+        elif sign == "*":
+            terms[-1] *= number
+        elif number and terms[-1] >= 0:
+            terms[-1] //= number
+        else:
+            return match[0]  # the shell's division rounds toward 0
+    return str(sum(terms))
 
 
 def _commands(words: list[str], known: dict[str, str]) -> list[dict[str, Any]]:

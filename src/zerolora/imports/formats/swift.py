@@ -156,6 +156,7 @@ def _own() -> dict[str, Rule]:
         "NNODES": fact("nodes", "hardware.nodes, train.nodes", whole),
         "CUDA_VISIBLE_DEVICES": fact("visible", "hardware.gpus_per_node", lambda value: value),
         **each("nproc_per_node NODE_RANK MASTER_ADDR MASTER_PORT", untranslated_keys.LAUNCHER),
+        "CELOSS_PARALLEL_SIZE": idle("the loss is always computed in chunks"),
         **each("PYTORCH_* NCCL_* OMP_* HF_* MODELSCOPE_* WANDB_* SWANLAB_* TOKENIZERS_* USE_HF ASCEND_*",
                idle("a variable of the command, not of the training")),
     }  # fmt: skip
@@ -281,9 +282,12 @@ def _precision(draft: Draft, adapter: bool) -> list[str]:
     elif "precision" in facts and "precision" not in draft.config["train"]:
         draft.key = "torch_dtype"
         draft.set("train.precision", facts["precision"])
-    if not adapter and facts.get("dtype") == "bfloat16" and not facts.get("sharded"):
-        return [Remark("torch_dtype: trained weights are bfloat16 there without DeepSpeed, and fp32 here")]
-    return []
+    if adapter or facts.get("sharded") or facts.get("dtype", "bfloat16") != "bfloat16":
+        return []
+    draft.key = "torch_dtype" if "dtype" in facts else ""
+    draft.set("train.weights", "bf16")
+    text = "train.weights: bf16 is written, the type of most models' files, in which they are trained there; correct it"
+    return [] if "dtype" in facts else [text]
 
 
 KNOWN = (

@@ -37,7 +37,14 @@ from zerolora.imports.formats.import_format import (
     unlike,
     whole,
 )
-from zerolora.imports.formats.shared import base_model_keys, method_keys, scaffold, sharding, untranslated_keys
+from zerolora.imports.formats.shared import (
+    base_model_keys,
+    interval_keys,
+    method_keys,
+    scaffold,
+    sharding,
+    untranslated_keys,
+)
 from zerolora.imports.formats.shared.preferences import uncut
 from zerolora.imports.formats.shared.sets import BUILDERS, DATA_FILE, REMOTE, DataSet, of_builder, write_sets
 
@@ -228,7 +235,7 @@ def _own() -> dict[str, Rule]:
         "default_hooks": idle("telemetry and checkpoints are zerolora's own"),
         "default_hooks.checkpoint.interval": Rule("train.checkpoint_steps", _saved),
         "default_hooks.checkpoint.by_epoch": fact("by_epoch", "train.checkpoint_steps", flag),
-        "default_hooks.checkpoint.max_keep_ckpts": Rule("train.keep_checkpoints", _kept, "-1 → all"),
+        "default_hooks.checkpoint.max_keep_ckpts": Rule("train.keep_checkpoints", interval_keys.kept, "-1 → all"),
         **each("env_cfg visualizer log_level log_processor work_dir launcher", untranslated_keys.LOGS),
         **each("load_from resume", lost("a run resumes from its own last checkpoint (train.resume)")),
         "randomness.seed": unless_off(same("train.seed", whole)),
@@ -304,13 +311,6 @@ def _template(value: Any, draft: Draft) -> str | None:
 
 def _saved(value: Any, draft: Draft) -> str | None:
     draft.facts["saved"] = whole(value)
-    return None
-
-
-def _kept(value: Any, draft: Draft) -> str | None:
-    if value == -1:
-        return None
-    draft.set("train.keep_checkpoints", whole(value))
     return None
 
 

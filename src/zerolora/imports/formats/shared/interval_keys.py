@@ -85,6 +85,13 @@ def saved(value: Any, draft: Draft) -> str | None:
     return None
 
 
+def kept(value: Any, draft: Draft) -> str | None:
+    """Set the number of checkpoints that are kept; 0 and less means all in transformers."""
+    if isinstance(value, bool) or not isinstance(value, int) or value > 0:
+        draft.set("train.keep_checkpoints", whole(value))
+    return None
+
+
 def set_validation(draft: Draft) -> None:
     """Set train.validation_steps from the validations in an epoch, and train.keep if the best adapter is not wanted."""
     train, facts = draft.config.setdefault("train", {}), draft.facts

@@ -23,7 +23,7 @@ from zerolora.imports.formats.import_format import (
 from zerolora.imports.formats.shared import untranslated_keys
 from zerolora.imports.formats.shared.base_model_keys import MODEL, REVISION
 from zerolora.imports.formats.shared.computation import LIGER, precision
-from zerolora.imports.formats.shared.interval_keys import best, epochs, evaluated, saved, steps, warmup
+from zerolora.imports.formats.shared.interval_keys import best, epochs, evaluated, kept, saved, steps, warmup
 from zerolora.imports.formats.shared.optimizer_keys import optimizer_rule, schedule_rule
 from zerolora.imports.formats.shared.sharding import FSDP, deepspeed, fsdp
 from zerolora.imports.formats.shared.tracker_keys import report, tracked
@@ -81,7 +81,7 @@ def shared_rules() -> dict[str, Rule]:
         **each("eval_strategy evaluation_strategy", Rule("train.validation_steps", evaluated, "by its interval")),
         "load_best_model_at_end": Rule("train.keep", best, "true → best, false → last"),
         "save_steps": unless_off(steps("train.checkpoint_steps", share=True)),
-        "save_total_limit": unless_zero(same("train.keep_checkpoints", whole)),
+        "save_total_limit": unless_zero(Rule("train.keep_checkpoints", kept, "-1 → all")),
         "save_only_model": idle("checkpoints always contain everything needed to resume"),
         "save_safetensors": idle("weights are always safetensors"),
         "resume_from_checkpoint": lost("a run resumes from its own last checkpoint (train.resume)"),
