@@ -739,6 +739,10 @@ def test_linear_layers_and_a_target_list_are_united(tmp_path: Path) -> None:
             "adapter: lora\nlora_target_modules: 'a.language_model.b.[\\d]+.(_checkpoint_wrapped_module.)?up'\n",
             {"lora": {"targets": r"a.(language_model.)?b.[\d]+.up"}},
         ),
+        (
+            "adapter: lora\nlora_target_linear: true\nmodel_quantization_config: Mxfp4Config\n",
+            {"lora": {"targets": ["q_proj", "k_proj", "v_proj", "o_proj"]}},
+        ),
         ("attn_implementation: flash_attention_2\n", {"weights": "bf16"}),
         ("bfloat16: true\nflash_attention: true\n", {"weights": "bf16"}),
         ("adapter: lora\nbfloat16: true\n", {"weights": None}),

@@ -81,7 +81,8 @@ WHOLE = frozenset(
     }
 )  # fmt: skip
 STORED = "fetch converts a quantized checkpoint to bf16 (docs/methods.md)"
-CONVERTED = ("Mxfp4Config", "FineGrainedFP8Config")
+MXFP4 = "Mxfp4Config"
+CONVERTED = (MXFP4, "FineGrainedFP8Config")
 CHECKPOINTED = re.compile(r"\(_checkpoint_wrapped_module\\?\.\)\?|_checkpoint_wrapped_module\\?\.")
 LANGUAGE_MODEL = re.compile(r"(?<=\.)(language_model\\?\.)(?=\w)")
 """A whole part of a path in a regular expression, with the point after it."""
@@ -396,8 +397,11 @@ def _set_targets(draft: Draft) -> list[str]:
 def _set_modules(draft: Draft) -> list[str]:
     named, linear = draft.facts.get("targets"), draft.facts.get("linear", False)
     draft.key = "lora_target_linear" if linear else "lora_target_modules"
-    if linear:
+    if linear and draft.facts.get("stored_as") == MXFP4:  # gpt-oss, whose experts and router are no linear modules
+        draft.set("train.lora.targets", list(LINEAR[:4]))
+    elif linear:
         draft.set("train.lora.targets", "all-linear")
+    if linear:
         if named is None or (isinstance(named, list) and all(name.split(".")[-1] in LINEAR for name in named)):
             return []
         return [

@@ -12,6 +12,10 @@ from zerolora.units import counted
 
 GPU = {"device": "cuda", "gpu_memory": "80GiB", "compute_capability": 8.0}
 """A GPU of a file that is for more of them than this machine has, if it has none."""
+MIXTURE = (
+    "of a mixture of experts, all-linear adapts the experts and no router here, there as the versions of transformers "
+    "and peft do (docs/methods.md); list the modules of such a model"
+)
 LARGEST = 2**31  # bound of integers in the config
 ROWS = 200
 """Number of validation rows where that of a file cannot be read."""
@@ -101,4 +105,6 @@ def scaffold(draft: Draft) -> list[str]:
             for key in {"validation_steps", "patience", "keep"} & train.keys():
                 del train[key]
     lines.append(Remark(text, NO_EFFECT))
+    if train.get("lora", {}).get("targets") == "all-linear":
+        lines.append(f"train.lora.targets: {MIXTURE}")
     return [*lines, *adapter_keys.run(draft)]
