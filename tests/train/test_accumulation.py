@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from bench import Bench
+from bench import Bench, metrics
 from safetensors.torch import load_file
 
 from zerolora.config.settings import PackSettings, PrepareSettings
@@ -67,3 +67,15 @@ def test_weights_of_bf16_are_rounded_after_each_step(strategy: str, ranks: int, 
     states = {name: each for name, each in load_file(last).items() if name.startswith("exp_avg")}
     assert states and any(each.any() for name, each in trained.items() if "lora_B" in name)
     assert all(torch.equal(each, each.bfloat16().float()) for each in (*trained.values(), *states.values()))
+
+
+def test_a_mean_of_rows_is_the_same_in_any_split(many: Bench) -> None:
+    """The mean of all tokens would differ by 5e-5."""
+
+    def losses(micro_batch: int) -> list[float]:
+        settings: dict[str, Any] = {"max_steps": 2, "global_batch": 16, "micro_batch": micro_batch}
+        settings |= {"packing": "many-rows", "data": "many", "lora": {"r": 4}, "sft": {"mean": "row"}}
+        found: list[float] = metrics(many.run(f"row-{micro_batch}", "ddp", **settings))["losses"]
+        return found
+
+    assert losses(8) == pytest.approx(losses(1), abs=5e-6)

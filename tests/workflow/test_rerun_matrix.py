@@ -100,7 +100,7 @@ KEYS: dict[str, tuple[Any, set[str]]] = {
     "train.kernels": ("off", set()),
     "train.compile": (True, {E, R, T}),
     "train.canary": ("off", {R}),
-    "train.weights": ("bf16", {T}),
+    "train.weights": ("bf16", {R, T, P}),
     "train.neftune_alpha": (5.0, {T}),
     "train.group_by_length": (True, {T}),
     "train.seed": (7, {T}),
@@ -130,7 +130,7 @@ KEYS: dict[str, tuple[Any, set[str]]] = {
     "train.vera.targets": (["v_proj"], set()),
     "train.vera.projection_seed": (1, set()),
     "train.vera.modules_to_save": (["norm"], set()),
-    "train.sft.mean": ("row", {T}),
+    "train.sft.mean": ("row", {T, P}),
     "train.dpo.loss": ("hinge", set()),  # of another objective than the run's
     "train.dpo.beta": (0.2, set()),
     "train.dpo.label_smoothing": (0.1, set()),
