@@ -7,7 +7,7 @@ the format: https://github.com/huggingface/safetensors#format.
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -102,6 +102,11 @@ class StoredTensor:
             with self.path.open("rb", buffering=0) as file:
                 read_into(file.fileno(), tensor.reshape(-1).view(torch.uint8).numpy().data, offset, self.path)
         return tensor
+
+    def in_turn(self, spans: Iterable[tuple[int, int]]) -> "Iterator[torch.Tensor]":
+        """Yield the rows of each of `spans`, which ascend and do not overlap."""
+        for first, last in spans:
+            yield self.read(first, last)
 
 
 Factor: TypeAlias = "torch.Tensor | StoredTensor"
@@ -223,15 +228,9 @@ def write_one_by_one(
     import torch
 
     listed = list(entries)
-    described: dict[str, Any] = {"__metadata__": {"format": "pt"} | dict(metadata or {})}
-    end = 0
-    for name, kind, shape, _ in listed:
-        size = math.prod(shape) * TYPES[kind][1]
-        described[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [end, end + size]}
-        end += size
     try:
         with path.open("wb") as file:
-            file.write(_header(described))
+            file.write(header_of(((name, kind, shape) for name, kind, shape, _ in listed), metadata))
             for name, kind, shape, make in listed:
                 left = math.prod(shape) * TYPES[kind][1]
                 for block in make():
@@ -240,6 +239,18 @@ def write_one_by_one(
     except OSError as error:
         error.filename = error.filename or str(path)
         raise
+
+
+def header_of(entries: Iterable[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str] | None = None) -> bytes:
+    """Return all bytes before the first tensor of the file that `write_one_by_one` writes of tensors of these names,
+    types and shapes."""
+    described: dict[str, Any] = {"__metadata__": {"format": "pt"} | dict(metadata or {})}
+    end = 0
+    for name, kind, shape in entries:
+        size = math.prod(shape) * TYPES[kind][1]
+        described[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [end, end + size]}
+        end += size
+    return _header(described)
 
 
 def write_shapes(shapes: Mapping[str, tuple[int, ...]], path: Path) -> None:

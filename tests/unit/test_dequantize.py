@@ -21,13 +21,15 @@ from test_merge import make_adapter
 from zerolora.config.settings import FetchDirectory, FetchHub
 from zerolora.fetch import dequantize
 from zerolora.fetch.models import fetch
-from zerolora.fetch.quantized import checkpoint
-from zerolora.fetch.quantized.numbers import unpacked
 from zerolora.fetch.restore import restore
 from zerolora.files import sha256
 from zerolora.merge.merge import write_model
+from zerolora.model import dequantized
+from zerolora.model.dequantized import FROM
 from zerolora.model.manifest import located
-from zerolora.model.stored_quantization import CONVERTED, check_mergeable
+from zerolora.model.quantized import checkpoint
+from zerolora.model.quantized.numbers import unpacked
+from zerolora.model.stored_quantization import check_mergeable
 from zerolora.tensor_file import write_one_by_one
 
 FILE = "model.safetensors"
@@ -45,11 +47,16 @@ def settings(path: Path) -> FetchDirectory:
     return FetchDirectory(path=str(path), license="MIT")
 
 
+def read_checkpoint(directory: Path) -> checkpoint.Checkpoint:
+    config = json.loads((directory / "config.json").read_text())[QUANTIZATION]
+    return dequantized.read_checkpoint(directory, checkpoint.Stated(directory / "config.json", config))
+
+
 def values_of(directory: Path, config: dict[str, Any], tensors: Tensors) -> Tensors:
     """Return the weights that tensors of this quantization_config are, in bf16."""
     save_file(tensors, directory / FILE, {"format": "pt"})
     (directory / "config.json").write_text(json.dumps({QUANTIZATION: config}))
-    weights = dequantize.read_checkpoint(directory).weights
+    weights = read_checkpoint(directory).weights
     blocks = {each.name: [block.reshape(-1) for block in each.blocks()] for each in weights}
     assert all(len(each) > 1 for each in blocks.values())
     return {each.name: torch.cat(blocks[each.name]).reshape(each.shape).to(torch.bfloat16) for each in weights}
@@ -67,7 +74,7 @@ def test_checkpoint_is_converted_value_by_value(kind: str, tiny_model: Path, tmp
     written = json.loads((weights / "config.json").read_text())
     assert QUANTIZATION not in written and written["dtype"] == "bfloat16"
     manifest = json.loads((model / "manifest.json").read_text())
-    assert manifest[dequantize.FROM] == FORMATS[kind][0] and manifest["converted"]
+    assert manifest[FROM] == FORMATS[kind][0] and manifest["converted"]
     before = sha256(weights / FILE)
     shutil.rmtree(weights)
     restore(model, weights)
@@ -80,10 +87,6 @@ def test_checkpoint_is_converted_value_by_value(kind: str, tiny_model: Path, tmp
         write_model(weights, [(make_adapter(tiny_model, tmp_path / "adapter"), 1.0)], merged, merged)
         changed = {name for name, each in load_file(merged / FILE).items() if not each.equal(expected[name])}
         assert changed and all(name.endswith("_proj.weight") for name in changed)
-
-
-def test_formats_are_those_that_other_commands_name() -> None:
-    assert set(CONVERTED) == dequantize.FORMATS.keys()
 
 
 def test_fp8_equals_transformers(tmp_path: Path) -> None:
@@ -119,7 +122,7 @@ def test_gptq_of_3_bits(tmp_path: Path) -> None:
     assert ours["a.weight"].equal(values.to(torch.bfloat16))
     (tmp_path / "config.json").write_text(json.dumps({QUANTIZATION: config}))
     save_file({"a.qweight": stored["qweight"][:-1].clone()}, tmp_path / FILE, {"format": "pt"})
-    assert "has 8 rows of 32 bits, which are no whole number of 3 bits" in refusal(dequantize.read_checkpoint, tmp_path)
+    assert "has 8 rows of 32 bits, which are no whole number of 3 bits" in refusal(read_checkpoint, tmp_path)
 
 
 def test_mxfp4_equals_transformers(tmp_path: Path) -> None:
@@ -215,7 +218,7 @@ def test_model_of_the_hub_is_converted_once(tiny_model: Path, tmp_path: Path, mo
         assert len(hub.asked) == downloads and not [*(tmp_path / "store/downloads").iterdir()]
     assert all(each.equal(expected[name]) for name, each in load_file(weights / FILE).items())
     manifest = json.loads((model / "manifest.json").read_text())
-    assert manifest[dequantize.FROM]["quant_method"] == "awq" and manifest["source"]["revision"] == REVISION
+    assert manifest[FROM]["quant_method"] == "awq" and manifest["source"]["revision"] == REVISION
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-7])

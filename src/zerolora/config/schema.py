@@ -73,7 +73,7 @@ from zerolora.config.values import (
 )
 from zerolora.errors import shown
 from zerolora.schedules import ONE_CYCLE, SCHEDULES, RateScaling, too_short
-from zerolora.types import Kernels
+from zerolora.types import Dequantize, Kernels
 
 MOST_VALIDATION_TASKS = 3
 """Of a run: dvc.yaml has as many dependencies for them."""
@@ -168,6 +168,10 @@ class _Hub(Section):
 class HubModel(_Hub):
     """A base model on the Hugging Face Hub. Only safetensors weights are downloaded."""
 
+    dequantize: Dequantize = "on_fetch"
+    """When a quantized checkpoint becomes bf16: on_fetch = once, on the disk; on_load = whenever its weights are
+    loaded, so that the disk has the published files alone, for methods qlora and qdora."""
+
 
 class HubAdapter(_Hub):
     """An adapter on the Hugging Face Hub: adapter_config.json and adapter_model.safetensors."""
@@ -190,6 +194,9 @@ class DirectoryModel(Section):
     """The directory, absolute or relative to the project."""
     license: str = UNKNOWN_LICENSE
     """SPDX expression of the licence."""
+    dequantize: Dequantize = "on_fetch"
+    """When a quantized checkpoint becomes bf16: on_fetch = once, in `resources/weights`; on_load = whenever its weights
+    are loaded, so that the disk has the published files alone, for methods qlora and qdora."""
 
 
 class Fetch(Section):

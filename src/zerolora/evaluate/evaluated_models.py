@@ -16,10 +16,11 @@ from zerolora.methods.quantized_base import load_library
 from zerolora.methods.registry import check_published
 from zerolora.model import added_tokens, foreign, prompt_format
 from zerolora.model.added_tokens import AddedToken
-from zerolora.model.architecture import auto_class, config_of, tokenizer_of
+from zerolora.model.architecture import config_of, tokenizer_of
+from zerolora.model.dequantized import weight_headers
+from zerolora.model.load_model import load_model
 from zerolora.model.rope import EVER
 from zerolora.model.stored_quantization import stored_quantization
-from zerolora.model.weight_files import weight_files
 from zerolora.train.rope_by_row import compute_by_row
 from zerolora.types import Device
 
@@ -68,23 +69,16 @@ def load(
         check_published(adapter, weights)
     tokenizer, lacking = load_tokenizer(weights, tokens, adapter)
     placed = placement(weights, device, beside)
-    config = config_of(weights)
     stored = stored_quantization(weights)
     if stored:
         load_library()
+        config = config_of(weights)
         # Its own config says how the run that made it computed.
         dtype = "float32" if device.type == "cpu" else str(config.dtype).removeprefix("torch.")
         config.quantization_config["bnb_4bit_compute_dtype"] = dtype
         placed = {"config": config, **placed}
     # On a CPU, fp32 is both faster and exact; on a GPU, the weights keep their dtype.
-    model = auto_class(config).from_pretrained(
-        weights,
-        dtype="auto" if on_gpu(device) else torch.float32,
-        use_safetensors=True,
-        local_files_only=True,
-        trust_remote_code=False,
-        **placed,
-    )
+    model = load_model(weights, dtype="auto" if on_gpu(device) else torch.float32, **placed)
     if stored:
         keep_layout(model)
     added_tokens.add_rows(model, lacking)
@@ -141,5 +135,5 @@ def placement(weights: Path, device: torch.device, beside: float = 0, loaded: fl
     their files."""
     if not on_gpu(device):
         return {}
-    size = sum(path.stat().st_size for path in weight_files(weights)) if loaded is None else loaded
+    size = sum(file.nbytes for file in weight_headers(weights)) if loaded is None else loaded
     return {"device_map": "auto"} if size + beside > SHARE * torch.cuda.mem_get_info(device)[0] else {}

@@ -30,6 +30,7 @@ from zerolora.methods.adapter_config import largest_rank
 from zerolora.methods.registry import check_published
 from zerolora.model import added_tokens, foreign
 from zerolora.model.architecture import built_on_meta, config_of
+from zerolora.model.dequantized import is_dequantized_on_load
 from zerolora.model.rope import grows
 from zerolora.model.stored_quantization import stored_quantization
 
@@ -74,6 +75,11 @@ def check(settings: EvaluateSettings, data: Path, model: EvaluatedModel) -> str:
         raise UserError(
             f"evaluate.engine: vllm: {model.base} is stored in 4 bits, with which no answers of vLLM were compared; "
             f"{INSTEAD}"
+        )
+    if is_dequantized_on_load(model.merged or model.base):
+        raise UserError(
+            f"evaluate.engine: vllm: {model.base} was fetched with dequantize: on_load, and vLLM would read its files "
+            f"without dequantizing them; set dequantize: on_fetch, or {INSTEAD}"
         )
     tokens = added_tokens.of_data(data)
     if tokens and model.merged is None:

@@ -11,9 +11,10 @@ from zerolora.compat.transformers_patches import stored_names
 from zerolora.errors import UserError
 from zerolora.model import foreign
 from zerolora.model.architecture import built_on_meta, config_of, other_parts
+from zerolora.model.dequantized import weight_headers
 from zerolora.model.manifest import is_weight, model_files
-from zerolora.model.weight_files import WEIGHT_INDEX, weight_files
-from zerolora.tensor_file import StoredTensor, TensorFile, read_header
+from zerolora.model.weight_files import WEIGHT_INDEX
+from zerolora.tensor_file import StoredTensor, TensorFile
 
 ROUTER = re.compile(r"(^|\.)(gate|router)$")
 MATRIX = 2
@@ -59,7 +60,7 @@ def linear_layers(model: Path, where: str, inputs: int = 1, outputs: int = 1) ->
         and not ROUTER.search(name)
         and not name.startswith(other)
     }
-    files = [read_header(path) for path in weight_files(model)]
+    files = weight_headers(model)
     tensors = [tensor for file in files for tensor in file.tensors.values()]
     matrices = [each for each in tensors if each.name in linear]
     chosen = [each for each in matrices if each.shape[0] % outputs == each.shape[1] % inputs == 0]

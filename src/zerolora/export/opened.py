@@ -14,16 +14,16 @@ from zerolora.types import Device
 
 def model_of(directory: Path, dtype: str = "float32", **options: Any) -> Any:
     """Load the model of a directory with transformers, from safetensors or from the GGUF file of option `gguf_file`."""
-    from transformers import AutoModelForCausalLM
+    if "gguf_file" in options:
+        from transformers import AutoModelForCausalLM
 
-    from zerolora.model.architecture import auto_class, config_of
+        loader: Any = AutoModelForCausalLM
+        return loader.from_pretrained(
+            directory, dtype=dtype, local_files_only=True, trust_remote_code=False, **options
+        ).eval()
+    from zerolora.model.load_model import load_model
 
-    safe = {} if "gguf_file" in options else {"use_safetensors": True}
-    loader = AutoModelForCausalLM if "gguf_file" in options else auto_class(config_of(directory))
-    loaded: Any = loader.from_pretrained(
-        directory, dtype=dtype, local_files_only=True, trust_remote_code=False, **safe, **options
-    )
-    return loaded.eval()
+    return load_model(directory, dtype=dtype).eval()
 
 
 def answering(model: Any, library: str) -> Opened:

@@ -1,5 +1,5 @@
 """Conversions of a fetched model to one that is trained: of a published layout to a Llama, and of quantized weights to
-bf16.
+bf16, once or each time that they are loaded.
 
 A killed one is resumed: its complete files of weights stay in a directory beside the target, and are used if the source
 is the same.
@@ -17,6 +17,7 @@ from zerolora.files import read_object, staged_directory, write_json
 from zerolora.model import foreign
 from zerolora.model.base_check import check_base, check_settings
 from zerolora.model.manifest import model_files
+from zerolora.model.quantized.formats import FORMATS
 from zerolora.model.weight_files import weight_files
 
 SOURCE = "source.json"
@@ -46,8 +47,20 @@ CONVERSIONS = (
 )
 
 
-def conversion_of(directory: Path) -> Conversion | None:
-    """Return the conversion that the model in a directory needs, if any."""
+# Of a quantized model, with dequantize: on_load.
+ON_LOAD = Conversion(dequantize.is_quantized, dequantize.keep_settings, dequantize.keep)
+
+
+def conversion_of(directory: Path, on_load: bool = False) -> Conversion | None:
+    """Return the conversion that the model in a directory needs, if any. With `on_load`, raises UserError unless its
+    weights are quantized."""
+    if on_load:
+        if not ON_LOAD.is_of(directory):
+            raise UserError(
+                f"{directory / foreign.CONFIG}: dequantize is on_load, and the weights are not quantized in a format "
+                f"that is dequantized ({', '.join(FORMATS)}); remove dequantize"
+            )
+        return ON_LOAD
     return next((each for each in CONVERSIONS if each.is_of(directory)), None)
 
 

@@ -1,57 +1,50 @@
-"""Converts a quantized checkpoint to bf16, once: config, and weights a block at a time.
+"""Converts a quantized checkpoint to bf16 (model/dequantized.py): once, to files, or each time that it is loaded.
 
-A format (quantized/) says which stored tensors a weight is made of, and its values in fp32, which are rounded once.
-Tensors of floats are copied. Each stored tensor is used exactly once, or the checkpoint is refused; whether the result
-is the model is then checked as for any other base (model/base_check.py).
+Whether the result is the model is then checked as for any other base (model/base_check.py).
 """
 
 import functools
-import json
-import math
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zerolora.compat.transformers_patches import stored_names
-from zerolora.errors import UserError, shown
-from zerolora.fetch.quantized import fp8, gptq, llm_compressor, mxfp4
-from zerolora.fetch.quantized.checkpoint import ACTIVATIONS, FLOATS, INSTEAD, Checkpoint, Stated, Weight, spans
-from zerolora.files import as_json
+from zerolora.errors import UserError
+from zerolora.fetch.weight_store import link
+from zerolora.files import as_json, write_json
 from zerolora.log import LOGGER
 from zerolora.model import foreign
 from zerolora.model.architecture import built_on_meta, config_of
+from zerolora.model.dequantized import (
+    FROM,
+    MARK,
+    DequantizedTensor,
+    bf16_files,
+    index_of,
+    read_checkpoint,
+)
 from zerolora.model.manifest import SMALL_FILES, model_files
-from zerolora.model.stored_quantization import CONVERTED, QUANTIZATION, check_not_left, quantization_configs
+from zerolora.model.quantized.checkpoint import Checkpoint, Stated, spans
+from zerolora.model.quantized.formats import FORMATS
+from zerolora.model.stored_quantization import QUANTIZATION, check_not_left, quantization_configs
 from zerolora.model.weight_files import SINGLE, WEIGHT_INDEX, weight_files
-from zerolora.tensor_file import TYPES, StoredTensor, read_header, write_one_by_one
+from zerolora.tensor_file import TYPES, StoredTensor, TensorFile, write_one_by_one
 from zerolora.units import byte_size
 
 if TYPE_CHECKING:
     import torch
 
-FORMATS: Mapping[str, Callable[[Checkpoint], None]] = {
-    "fp8": fp8.read,
-    "fbgemm_fp8": fp8.read,
-    "mxfp4": mxfp4.read,
-    "compressed-tensors": llm_compressor.read,
-    "gptq": gptq.read,
-    "awq": gptq.read_awq,
-}
-"""By quant_method; stored_quantization.CONVERTED names them too."""
-KIND, TYPE = "BF16", "bfloat16"
-FROM = "dequantized_from"
-"""Key of the metadata of a converted file: the quantization_config that its weights had."""
+TYPE = "bfloat16"
 RESERVE = 2**28
 """Bytes to leave free on the disk."""
-Entry = tuple[str, str, tuple[int, ...], "Callable[[], Iterable[torch.Tensor]]"]
 
 
 def is_quantized(directory: Path) -> bool:
     """Return whether the config.json in a directory states one quantization, in a format that is converted."""
     path = directory / foreign.CONFIG
     stated = [*quantization_configs(foreign.config_file(path)).values()] if path.is_file() else []
-    return len(stated) == 1 and stated[0].get("quant_method") in CONVERTED
+    return len(stated) == 1 and stated[0].get("quant_method") in FORMATS
 
 
 def convert_settings(source: Path, target: Path) -> None:
@@ -81,39 +74,60 @@ def convert(source: Path, target: Path) -> None:
 
     Raises UserError if a tensor is none that the format has, a weight is not finite, or the disk has too little space.
     """
-    check_not_left(source)
-    model_files(source)  # refuses links out of the model
-    checkpoint = read_checkpoint(source)
-    convert_settings(source, target)
-    files = _entries(source, checkpoint, _zero_biases(checkpoint, target))
-    left = {name: entries for name, entries in files.items() if not (target / name).is_file()}
+    checkpoint, files, _ = _read(source, target)
+    left = [file for file in files if not (target / file.path.name).is_file()]
     _check_space(source, target, left)
-    stated = {FROM: json.dumps(checkpoint.stated.values, sort_keys=True)}
-    for name, entries in left.items():
-        unfinished = target / f".{name}"
-        write_one_by_one(entries, unfinished, stated)
-        unfinished.replace(target / name)
+    for file in left:
+        unfinished = target / f".{file.path.name}"
+        entries = (
+            (each.name, each.kind, each.shape, functools.partial(_blocks, each)) for each in file.tensors.values()
+        )
+        write_one_by_one(entries, unfinished, {FROM: (file.metadata or {})[FROM]})
+        unfinished.replace(target / file.path.name)
     if (source / WEIGHT_INDEX).is_file():
-        where = {entry[0]: name for name, entries in files.items() for entry in entries}
-        total = sum((target / name).stat().st_size for name in files)
-        index = {"metadata": {"total_size": total}, "weight_map": where}
-        (target / WEIGHT_INDEX).write_text(as_json(index), encoding="utf-8")
+        (target / WEIGHT_INDEX).write_text(as_json(index_of(files)), encoding="utf-8")
     method = checkpoint.stated.values["quant_method"]
     LOGGER.info("converted %d weights from %s to bf16", len(checkpoint.weights), method)
 
 
-def read_checkpoint(source: Path) -> Checkpoint:
-    """Return the weights of a quantized checkpoint, from its config and the headers of its files."""
-    stated = _stated(source)
-    stored: dict[str, StoredTensor] = {}
+def keep(source: Path, target: Path) -> None:
+    """Write the model in `source` to the directory `target` so that its files of weights, which are linked, are
+    converted to bf16 each time that they are loaded.
+
+    Raises UserError as `convert`, whose checks of all numbers are made here.
+    """
+    checkpoint, files, left_out = _read(source, target)
+    for file in files:
+        for tensor in file.tensors.values():
+            if isinstance(tensor, DequantizedTensor):
+                for _ in tensor.blocks():
+                    pass
+    write_json(target / MARK, {QUANTIZATION: checkpoint.stated.values, "left_out": sorted(left_out)})
     for path in weight_files(source):
-        for name, each in read_header(path).tensors.items():
-            if name in stored:
-                raise UserError(f"{path}: {shown(name)} is in {stored[name].path.name} too; keep one")
-            stored[name] = each
-    result = Checkpoint(stated, stored)
-    FORMATS[stated.values["quant_method"]](result)
-    return result
+        if not (target / path.name).exists():
+            link(path.resolve(), target / path.name)
+    if (source / WEIGHT_INDEX).is_file():
+        shutil.copyfile(source / WEIGHT_INDEX, target / WEIGHT_INDEX)
+
+
+def keep_settings(source: Path, target: Path) -> None:
+    """Write the small files of `keep`. Raises UserError as `convert_settings`."""
+    convert_settings(source, target)
+    write_json(target / MARK, {QUANTIZATION: _stated(source).values, "left_out": []})
+
+
+def _read(source: Path, target: Path) -> tuple[Checkpoint, list[TensorFile], set[str]]:
+    """Return a checkpoint, its files in bf16, and the tensors that they leave out, and write the small files to
+    `target`."""
+    check_not_left(source)
+    model_files(source)  # refuses links out of the model
+    checkpoint = read_checkpoint(source, _stated(source))
+    convert_settings(source, target)
+    left_out = _zero_biases(checkpoint, target)
+    files = bf16_files(checkpoint, left_out)
+    if not (source / WEIGHT_INDEX).is_file():
+        assert [file.path.name for file in files] == [SINGLE]
+    return checkpoint, files, left_out
 
 
 def _stated(source: Path) -> Stated:
@@ -135,81 +149,23 @@ def _zero_biases(checkpoint: Checkpoint, target: Path) -> set[str]:
     return {each.name for each in zero if names and names.of_model(each.name)[0] not in names.shapes}
 
 
-def _entries(source: Path, checkpoint: Checkpoint, left_out: set[str]) -> dict[str, list[Entry]]:
-    """Return what to write, by file: each weight in the file of its codes, without tensors that are `left_out`.
-
-    Raises UserError for a tensor that is neither a float nor a part of exactly one weight, and for two of one name.
-    """
-    used: dict[str, str] = {}
-    for weight in checkpoint.weights:
-        for each in weight.stored:
-            assert each.name not in used, f"{each.name} is of {used[each.name]} and of {weight.name}"
-            used[each.name] = weight.name
-    made = {weight.stored[0].name: weight for weight in checkpoint.weights}
-    result: dict[str, list[Entry]] = {}
-    names: dict[str, str] = {}
-    for name, each in checkpoint.stored.items():
-        if name in made:
-            entry: Entry = (made[name].name, KIND, made[name].shape, functools.partial(_rounded, made[name]))
-        elif name in used or name in left_out or name.endswith(ACTIVATIONS):
-            continue
-        elif each.kind in FLOATS:
-            entry = (name, each.kind, each.shape, functools.partial(_copied, each))
-        else:
-            raise UserError(
-                f"{each.path}: {shown(name)} is stored as {each.kind}, and no weight of "
-                f"{checkpoint.stated.values['quant_method']} has such a tensor; {INSTEAD}"
-            )
-        if (first := names.setdefault(entry[0], name)) != name:
-            raise UserError(f"{each.path}: {shown(first)} and {shown(name)} are both {entry[0]}; keep one")
-        result.setdefault(each.path.name, []).append(entry)
-    if not checkpoint.weights:
-        raise UserError(
-            f"{checkpoint.stated.path}: {checkpoint.stated.key} states "
-            f"{checkpoint.stated.values['quant_method']}, and no tensor of the files is; {INSTEAD}"
-        )
-    if not (source / WEIGHT_INDEX).is_file():
-        assert result.keys() == {SINGLE}
-    return result
-
-
-def _rounded(weight: Weight) -> "Iterator[torch.Tensor]":
-    """Yield a weight in bf16. Raises UserError if a number of it is not finite."""
-    import torch
-
-    for block in weight.blocks():
-        rounded = block.to(torch.bfloat16)
-        # The sum of finite numbers may be infinite, and takes a tenth of the time.
-        if not bool(rounded.sum(dtype=torch.float32).isfinite()) and not bool(rounded.isfinite().all()):
-            raise UserError(
-                f"{weight.stored[0].path}: {shown(weight.stored[0].name)} has a number that is not finite; {INSTEAD}"
-            )
-        yield rounded
-
-
-def _copied(stored: StoredTensor) -> "Iterator[torch.Tensor]":
-    if not stored.shape:
+def _blocks(stored: StoredTensor) -> "Iterator[torch.Tensor]":
+    """Yield the numbers of a tensor, some at a time."""
+    if isinstance(stored, DequantizedTensor):
+        yield from stored.blocks()
+    elif not stored.shape:
         yield stored.read()
-        return
-    rows = stored.shape[0]
-    for first, last in spans(rows, stored.nbytes // max(rows, 1) // TYPES[stored.kind][1]):
-        yield stored.read(first, last)
+    else:
+        rows = stored.shape[0]
+        yield from stored.in_turn(spans(rows, stored.nbytes // max(rows, 1) // TYPES[stored.kind][1]))
 
 
-def _check_space(source: Path, target: Path, files: Mapping[str, list[Entry]]) -> None:
+def _check_space(source: Path, target: Path, files: Iterable[TensorFile]) -> None:
     """Raise UserError if the disk cannot hold what is still to be written."""
-    need = sum(TYPES[kind][1] * math.prod(shape) for each in files.values() for _, kind, shape, _ in each)
+    need = sum(each.nbytes for file in files for each in file.tensors.values())
     free = shutil.disk_usage(target).free
     if need + RESERVE > free:
         raise UserError(
             f"{source}: takes {byte_size(need)} in bf16, and {byte_size(free)} are free in {target.parent}; free "
             f"{byte_size(need + RESERVE - free)} there"
         )
-
-
-def origin(directory: Path) -> Any:
-    """Return the quantization_config of the checkpoint that the weights of a directory were converted from; None if
-    they were not."""
-    metadata = (read_header(path).metadata for path in weight_files(directory))
-    found = next((each[FROM] for each in metadata if each and FROM in each), None)
-    return None if found is None else json.loads(found)

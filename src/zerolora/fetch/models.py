@@ -13,13 +13,13 @@ from typing import Any
 
 from zerolora.config.compared import compared
 from zerolora.config.settings import FetchDirectory, FetchSettings
-from zerolora.fetch.dequantize import FROM, origin
 from zerolora.fetch.model_sources import materialise
 from zerolora.fetch.weight_store import digest
 from zerolora.files import MANIFEST, staged_directory, write_json
 from zerolora.log import LOGGER, result
+from zerolora.model.dequantized import FROM, is_dequantized_on_load, origin, weight_headers
 from zerolora.model.greedy import unused
-from zerolora.model.manifest import CONVERTED, count_parameters, is_weight, model_files
+from zerolora.model.manifest import CONVERTED, LOADED, count_parameters, is_weight, model_files
 from zerolora.units import byte_size
 
 
@@ -45,6 +45,8 @@ def fetch(settings: FetchSettings, weights: Path, output: Path) -> None:
             manifest[CONVERTED] = True
         if (stored := origin(directory)) is not None:
             manifest[FROM] = stored
+        if is_dequantized_on_load(directory):
+            manifest[LOADED] = sum(file.nbytes for file in weight_headers(directory))
         write_json(staged / MANIFEST, manifest)
     if keys := unused(output):
         LOGGER.warning("%s: not used, since answers are greedy (docs/evaluation.md)", "; ".join(keys))

@@ -74,7 +74,7 @@ def link_files(files: Mapping[str, Mapping[str, Any]], weights: Path) -> bool:
     with staged_directory(weights) as staged:
         for name, blob in blobs.items():
             if is_weight(name):
-                _link(blob, staged / name)
+                link(blob, staged / name)
                 _digests[_identity(staged / name)] = files[name]["sha256"]  # a link gives the file another stamp
             else:
                 shutil.copyfile(blob, staged / name)
@@ -113,7 +113,7 @@ def publish(key: str, directory: Path, paths: Iterable[Path]) -> None:
             _share(path, root, 0o444)
             with path.open("rb") as file:
                 os.fsync(file.fileno())
-            path.replace(blobs / name)
+            path.resolve().replace(blobs / name)  # may be linked (fetch/dequantize.py)
             _digests[_identity(blobs / name)] = name  # as above
     sync_directory(blobs)
     pin = _folder(root / "pins") / f"{key}.json"
@@ -133,12 +133,12 @@ def _is_intact(blob: Path, expected: str, size: int) -> bool:
     return False
 
 
-def _link(blob: Path, path: Path) -> None:
-    """Link a file of the store: another file system, or one of another user, allows no hard link."""
+def link(file: Path, path: Path) -> None:
+    """Make `path` a link to a file: another file system, or one of another user, allows no hard link."""
     try:
-        path.hardlink_to(blob)
+        path.hardlink_to(file)
     except OSError:
-        path.symlink_to(blob)
+        path.symlink_to(file)
 
 
 def _folder(path: Path) -> Path:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from zerolora.compat.transformers_patches import stored_names
 from zerolora.errors import UserError
-from zerolora.files import MANIFEST, describe, staged_directory, write_json
+from zerolora.files import MANIFEST, as_json, describe, staged_directory, write_json
 from zerolora.json_kinds import check
 from zerolora.log import result
 from zerolora.merge.listed import ListedNames, listed_model
@@ -24,11 +24,11 @@ from zerolora.methods.method import tied_weights
 from zerolora.model import added_tokens, foreign
 from zerolora.model.architecture import built_on_meta, config_of
 from zerolora.model.base_check import listed_shapes
+from zerolora.model.dequantized import MARK, index_of, is_dequantized_on_load, weight_headers
 from zerolora.model.manifest import is_weight, is_whole, model_files, write_stamps
 from zerolora.model.prompt_format import write_prompt_format, write_tokens
 from zerolora.model.stored_quantization import check_mergeable
-from zerolora.model.weight_files import WEIGHT_INDEX, weight_files
-from zerolora.tensor_file import read_header
+from zerolora.model.weight_files import WEIGHT_INDEX
 from zerolora.units import byte_size
 
 
@@ -96,7 +96,7 @@ def write_model(
     Messages name `directory`. Returns the sha256 of the weight files by name; without `hashed`, nothing.
     """
     check_mergeable(base)
-    files = [read_header(path) for path in weight_files(base)]
+    files = weight_headers(base)
     spec = None if dequantized else listed_model(base, files, [path for path, _ in adapters])
     tokens = added_tokens.of_directory(adapters[0][0])
     names: BaseNames
@@ -126,8 +126,10 @@ def write_model(
             "the whole model"
         )
     for path in model_files(base):
-        if not is_weight(path.name):
+        if not is_weight(path.name) and path.name != MARK:
             shutil.copyfile(path, staged / path.name)
+    if is_dequantized_on_load(base) and (base / WEIGHT_INDEX).is_file():
+        (staged / WEIGHT_INDEX).write_text(as_json(index_of(files)), encoding="utf-8")
     if tokens:
         write_tokens(staged, tokens, model.config.get_text_config().vocab_size)
     if data is not None:

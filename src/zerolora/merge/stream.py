@@ -28,6 +28,7 @@ from zerolora.merge.finite import check_merged, check_stored
 from zerolora.merge.merge_plan import MergePlan, MergeUnit
 from zerolora.methods.method import Update
 from zerolora.model.added_tokens import SUMMED, mean_row
+from zerolora.model.dequantized import DequantizedTensor
 from zerolora.progress import Progress
 from zerolora.tensor_file import TYPES, StoredTensor, TensorFile, read_into
 from zerolora.units import byte_size
@@ -165,7 +166,12 @@ class _Writer:
             copied: list[StoredTensor] = []
             for stored in source.tensors.values():
                 unit = self.plan.units.get(stored.name)
+                if unit is None and isinstance(stored, DequantizedTensor):
+                    unit = MergeUnit((stored,), {})
                 if unit is None:
+                    if copied and copied[-1].stop != stored.start:  # a part of a dequantized weight is between them
+                        yield from self._copies(copied, target)
+                        copied = []
                     copied.append(stored)
                     continue
                 yield from self._copies(copied, target)
@@ -203,20 +209,39 @@ class _Writer:
         into = self.targets[unit.copy or stored.name]
         mean = None
         if unit.rows is not None:
-            mean = mean_row(stored.read(first, first + SUMMED) for first in range(0, stored.shape[0], SUMMED))
+            rows = stored.shape[0]
+            mean = mean_row(stored.in_turn((first, min(first + SUMMED, rows)) for first in range(0, rows, SUMMED)))
         by_rows = all(update.by_rows for update in unit.updates.values())
+        if by_rows and isinstance(stored, DequantizedTensor):
+            yield _Job(target, into.stop, functools.partial(self._dequantize, unit, mean), alone=True)
+            return
         for first, last in spans(into.shape, SPAN // TYPES[stored.kind][1]) if by_rows else [(0, _length(into))]:
             work = functools.partial(self._write_rows, unit, mean, first, last)
             stop = into.start + last * into.nbytes // max(_length(into), 1)
             yield _Job(target, stop, work, alone=not by_rows)
 
     def _write_rows(self, unit: MergeUnit, mean: "torch.Tensor | None", first: int, last: int) -> None:
-        import torch
-
         _compute_alone()
+        self._write_read(unit, mean, first, last, unit.stored[0].read(first, last))
+
+    def _dequantize(self, unit: MergeUnit, mean: "torch.Tensor | None") -> None:
+        """Write a tensor that is dequantized in the order of its rows."""
         (stored,) = unit.stored
         into = self.targets[unit.copy or stored.name]
-        rows = stored.read(first, last)
+        blocks = spans(into.shape, SPAN // TYPES[stored.kind][1])
+        length = _length(stored)  # less than the result's, if rows are added
+        read = stored.in_turn((min(first, length), min(last, length)) for first, last in blocks)
+        for (first, last), rows in zip(blocks, read, strict=True):
+            self._write_read(unit, mean, first, last, rows)
+
+    def _write_read(
+        self, unit: MergeUnit, mean: "torch.Tensor | None", first: int, last: int, rows: "torch.Tensor"
+    ) -> None:
+        """Write the rows `first` to `last`, of which `rows` were stored."""
+        import torch
+
+        (stored,) = unit.stored
+        into = self.targets[unit.copy or stored.name]
         if mean is not None:
             added = mean.to(rows.dtype).expand(last - first - len(rows), *mean.shape)
             rows = torch.cat([rows, added])

@@ -13,6 +13,7 @@ from zerolora.compat.transformers_patches import StoredNames, load_report, quant
 from zerolora.errors import UserError, shown
 from zerolora.model import foreign
 from zerolora.model.architecture import auto_class, stacked_names, tokenizer_of
+from zerolora.model.dequantized import weight_headers
 from zerolora.model.families import FAMILIES
 from zerolora.model.families.keys import Keys
 from zerolora.model.manifest import check_loadable, check_needs_no_code
@@ -57,8 +58,8 @@ def check_weights(directory: Path) -> list[TensorFile]:
     check_loadable(directory)
     stored = stored_quantization(directory)
     check_needs_no_code(directory)
-    headers = [read_header(path) for path in weight_files(directory)]
-    _check_index(directory, headers)
+    _check_index(directory, [read_header(path) for path in weight_files(directory)])
+    headers = weight_headers(directory)
     files = unpacked(directory, headers)
     if stored:
         _check_packed(directory, headers)

@@ -13,14 +13,14 @@ from zerolora.files import MANIFEST, canonical, checked_name, read_object, sha25
 from zerolora.files import stamp as stamp_of
 from zerolora.log import LOGGER
 from zerolora.model import foreign
+from zerolora.model.dequantized import weight_headers
 from zerolora.model.stored_quantization import unpacked
 from zerolora.model.weight_files import weight_files
-from zerolora.tensor_file import read_header
 
 # Output of save_pretrained of models, tokenizers and processors, vocabularies of older tokenizers, and licences.
 SMALL_FILES = re.compile(
     r"(config|generation_config|model\.safetensors\.index|tokenizer|tokenizer_config|special_tokens_map|added_tokens"
-    r"|vocab|preprocessor_config|processor_config|video_preprocessor_config|chat_template)\.json"
+    r"|vocab|dequantized_on_load|preprocessor_config|processor_config|video_preprocessor_config|chat_template)\.json"
     r"|vocab\.txt|merges\.txt|(tokenizer|spiece|sentencepiece(\.bpe)?)\.model|.*\.tiktoken|chat_template\.jinja"
     r"|(licen[cs]e|notice|copying|use_policy)[\w.-]*",
     re.IGNORECASE,
@@ -29,6 +29,8 @@ SMALL_FILES = re.compile(
 
 CONVERTED = "converted"
 """Key of a manifest: the weights of a user's directory were converted, so they are not those in that directory."""
+LOADED = "bytes_when_loaded"
+"""Key of a manifest: the bytes of weights that are dequantized as they are loaded; their files have fewer."""
 DAYS = 30
 """Age of a stamp after which files are hashed again: a disk that loses bytes changes no stamp."""
 HASHED_BYTES = 256 * 2**20
@@ -110,7 +112,7 @@ def check_needs_no_code(directory: Path) -> None:
 
 def count_parameters(directory: Path) -> int:
     """Return the number of parameters in a directory's weight files, from their headers; a tied tensor counts once."""
-    headers = unpacked(directory, (read_header(path) for path in weight_files(directory)))
+    headers = unpacked(directory, weight_headers(directory))
     return sum(math.prod(tensor.shape) for header in headers for tensor in header.tensors.values())
 
 

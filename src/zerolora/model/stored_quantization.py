@@ -1,6 +1,6 @@
 """Base models that are stored quantized: in bitsandbytes' 4 bits they are taken as they are; others are refused here.
 
-The stage `fetch` converts CONVERTED formats to bf16 before (fetch/dequantize.py).
+Other FORMATS are converted to bf16 before they are read (dequantized.py).
 
 Each quantized weight is stored as its codes, under the weight's name, and as constants: NAME.absmax, NAME.quant_map
 and, if those are quantized too, NAME.nested_absmax and NAME.nested_quant_map. Its type and shape are JSON in the bytes
@@ -18,6 +18,7 @@ from zerolora.errors import UserError, shown
 from zerolora.json_file import decoded, parsed
 from zerolora.json_kinds import JsonObject, Text, Whole, check
 from zerolora.model import foreign
+from zerolora.model.quantized.formats import FORMATS
 from zerolora.model.weight_files import WEIGHTS, weight_files
 from zerolora.tensor_file import StoredTensor, TensorFile, read_header
 
@@ -38,8 +39,6 @@ PLAIN = {"F64", "F32", "F16", "BF16", "I64", "BOOL"}
 AGAIN = "fetch the model again"
 QUANTIZATION = "quantization_config"
 """Key of a config.json, or of the config of a part of the model in it."""
-CONVERTED = ("fp8", "fbgemm_fp8", "mxfp4", "compressed-tensors", "gptq", "awq")
-"""quant_method of the formats that `fetch` converts."""
 
 
 class QuantState(JsonObject):
@@ -77,7 +76,7 @@ def stored_quantization(directory: Path) -> StoredQuantization | None:
         if stored.get("load_in_4bit") is True and type_ in FOUR_BITS and isinstance(double, bool):
             return StoredQuantization(type_, double)
     instead = "use the checkpoint in bf16, fp16 or fp32 that they were made of"
-    if len(stated) == 1 and method in CONVERTED:
+    if len(stated) == 1 and method in FORMATS:
         instead = f"name the checkpoint under `fetch`, which converts it to bf16, or {instead}"
     raise UserError(
         f"{path}: quantization_config: the weights are stored quantized ({shown(method)}), so that nothing trained "

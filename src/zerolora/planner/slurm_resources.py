@@ -24,6 +24,7 @@ from zerolora.memory.training_spec import RowStatistics
 from zerolora.methods.method import SHARED
 from zerolora.methods.peft_format import ADAPTER
 from zerolora.model import foreign
+from zerolora.model.manifest import LOADED, is_weight
 from zerolora.model.projections import NOTHING, ForwardSpec
 from zerolora.model.read_spec import read_model_spec
 from zerolora.model.spec import EVALUATION_TOKENS, ModelSpec
@@ -120,14 +121,13 @@ def merging(model: Path, adapter: Path) -> Resources:
 
     Raises UserError if a manifest or config.json is missing.
     """
-    files = _weight_files(model)
     files_of_adapter = foreign.manifest(adapter / MANIFEST, "zerolora stage train")["files"]
     added = sum(file["bytes"] for file in files_of_adapter.values())
     by_rows = ("head",) if _scales_embedding(adapter) else SHARED
     modules = [module for module in read_model_spec(model).modules if module.kind not in by_rows]
     largest = max(math.prod(shape) for module in modules for _, shape in module.weights)
     held = MERGE_BLOCKS + MERGE_WHOLE * largest + added
-    return _resources(2 * sum(files) / SHARED_DISK, MERGE_PROCESS + held)
+    return _resources(2 * _weight_bytes(model) / SHARED_DISK, MERGE_PROCESS + held)
 
 
 def _scales_embedding(adapter: Path) -> bool:
@@ -154,7 +154,7 @@ def evaluating(
     Raises UserError if a stage's file is missing.
     """
     spec, statistics = read_model_spec(model), read_json(data / "stats.json", "zerolora stage prepare")
-    stored = sum(_weight_files(model))
+    stored = _weight_bytes(model)
     rows, longest = statistics[f"{settings.split}_rows"], max(1, statistics[f"{settings.split}_longest_row"])
     rows = min(rows, settings.rows or rows)
     # With batch: auto one prompt must fit on a GPU; a CPU's request is for the rows in use.
@@ -191,7 +191,7 @@ def referring(
     Raises UserError if a stage's file is missing.
     """
     spec, statistics = read_model_spec(model), read_json(data / "stats.json", "zerolora stage prepare")
-    stored, on_gpu = sum(_weight_files(model)), run.device == "cuda"
+    stored, on_gpu = _weight_bytes(model), run.device == "cuda"
     tokens = sum(statistics[f"{split}_tokens"] for split in ("train", "validation"))
     tokens *= 1 + OBJECTIVES[run.objective].forwards_before  # of other sequences
     longest = max(1, statistics["longest_row"])
@@ -246,10 +246,11 @@ def _resources(seconds: float, host: float, gpus: int = 0) -> Resources:
     }
 
 
-def _weight_files(model: Path) -> list[int]:
-    """Return the bytes of each weight file of a fetched model."""
-    files = foreign.manifest(model / MANIFEST, "zerolora stage fetch")["files"]
-    return [file["bytes"] for name, file in files.items() if name.endswith(".safetensors")]
+def _weight_bytes(model: Path) -> int:
+    """Return the bytes of a fetched model's weights as they are loaded."""
+    manifest = foreign.manifest(model / MANIFEST, "zerolora stage fetch")
+    files = manifest["files"]
+    return int(manifest.get(LOADED) or sum(file["bytes"] for name, file in files.items() if is_weight(name)))
 
 
 def _answering(

@@ -12,10 +12,10 @@ from zerolora.errors import UserError
 from zerolora.log import LOGGER
 from zerolora.methods.registry import TRAINABLE
 from zerolora.model.base_check import FLOATS, family_spec, listed_spec
+from zerolora.model.dequantized import check_quantizes, weight_headers
 from zerolora.model.manifest import weight_directory
 from zerolora.model.stored_quantization import check_trainable, stored_quantization
-from zerolora.model.weight_files import WEIGHTS, weight_files
-from zerolora.tensor_file import read_header
+from zerolora.model.weight_files import WEIGHTS
 from zerolora.types import Attention
 
 
@@ -36,6 +36,7 @@ def check(settings: RenderSettings, attention: Attention, model: Path, weights: 
 def check_stored(settings: RenderSettings, model: Path) -> None:
     """Raise UserError if a base model that is stored quantized does not allow a run's method, merge or exports."""
     stored, method = stored_quantization(model), TRAINABLE[settings.method.name]
+    check_quantizes(model, method.name, method.quantizes())
     check_trainable(stored, method.name, method.quantizes(), settings.sections.quantization)
     if stored and (settings.merged or settings.targets):
         key, value = ("merge.enabled", "false") if settings.merged else ("export.targets", "[]")
@@ -58,6 +59,6 @@ def _is_listed(settings: RenderSettings, attention: Attention, model: Path, weig
     if not any(directory.glob(WEIGHTS)):
         LOGGER.info("%s: no weights here, so the names that merge updates are not checked", directory)
         return True
-    files = [read_header(path) for path in weight_files(directory)]
+    files = weight_headers(directory)
     whole = all(each.kind in FLOATS for file in files for each in file.tensors.values())
     return whole and listed_spec(model, files) is not None

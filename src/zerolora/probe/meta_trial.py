@@ -26,10 +26,11 @@ from zerolora.methods.registry import TRAINABLE, check_published
 from zerolora.model.added_tokens import AddedToken, add_rows, of_data
 from zerolora.model.architecture import built_on_meta, config_of
 from zerolora.model.base_check import check_shared
+from zerolora.model.dequantized import weight_headers
 from zerolora.model.manifest import weight_directory
 from zerolora.model.stored_quantization import stored_quantization, unpacked
-from zerolora.model.weight_files import WEIGHTS, weight_files
-from zerolora.tensor_file import TensorFile, read_header
+from zerolora.model.weight_files import WEIGHTS
+from zerolora.tensor_file import TensorFile
 from zerolora.train.attention import IMPLEMENTATIONS, check_attention, no_attention
 from zerolora.train.beginning import check_copies, check_identity
 from zerolora.train.earlier_adapter import check_start, weights_of
@@ -61,8 +62,7 @@ def check(settings: RenderSettings, attention: Attention, model: Path, weights: 
         LOGGER.info("%s: no weights here, so the names that merge updates are not checked", directory)
         return
     built = built_on_meta(config)
-    headers = [read_header(path) for path in weight_files(directory)]
-    files, names = unpacked(directory, headers), stored_names(built)
+    files, names = unpacked(directory, weight_headers(directory)), stored_names(built)
     if settings.from_adapter and data is not None:
         check_copies(Path(settings.from_adapter), TRAINABLE[settings.method.name], directory)
     check_shared(files, names, built.all_tied_weights_keys, model / "config.json")

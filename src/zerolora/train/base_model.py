@@ -19,6 +19,8 @@ from zerolora.errors import UserError
 from zerolora.machine.devices import on_gpu
 from zerolora.methods.registry import TRAINABLE
 from zerolora.model.architecture import auto_class, config_of, is_stacked
+from zerolora.model.dequantized import check_quantizes
+from zerolora.model.load_model import load_model
 from zerolora.model.stored_quantization import check_trainable, stored_quantization
 from zerolora.planner.zero_json import ZeroJson
 from zerolora.train.attention import IMPLEMENTATIONS, check_attention, no_attention
@@ -39,6 +41,7 @@ def load(weights: Path, plan: TrainingPlan, config: ZeroJson, engine: type[Engin
     check_attention(plan.attention, config_of(weights))
     loading = loading_of(plan, config, engine)
     stored = stored_quantization(weights)
+    check_quantizes(weights, plan.method, TRAINABLE[plan.method].quantizes())
     check_trainable(stored, plan.method, TRAINABLE[plan.method].quantizes(), plan.quantization)
     quantization = quantization_config(plan, sharded=engine.loading(config) != "whole")
     attention = IMPLEMENTATIONS.get(plan.attention, plan.attention)
@@ -88,24 +91,16 @@ def read(
     """
     whole = device is not None and (on_gpu(device) or quantization is not None)
     options: dict[str, Any] = dict(placed or ({"device_map": {"": device}} if whole else {}))
-    config = config_of(weights)
     if quantization is not None:
         if stored_quantization(weights):
             # Its own config says how the run that made it computed.
+            config = config_of(weights)
             config.quantization_config = quantization.to_dict()
             options["config"] = config
         else:
             options["quantization_config"] = quantization
     with nullcontext() if quantization is None else quantize_all(is_stacked):
-        model = auto_class(config).from_pretrained(
-            weights,
-            dtype=dtype,
-            use_safetensors=True,
-            attn_implementation=attention,
-            local_files_only=True,
-            trust_remote_code=False,
-            **options,
-        )
+        model = load_model(weights, dtype=dtype, attn_implementation=attention, **options)
     if quantization is not None:
         keep_layout(model)
         unpack_while_computing(model)

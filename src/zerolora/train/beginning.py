@@ -12,9 +12,8 @@ from zerolora.errors import UserError
 from zerolora.methods.method import TrainableMethod
 from zerolora.methods.peft_format import ADAPTER, is_copy, read_adapter, saved_name
 from zerolora.methods.registry import OWN_FILES
+from zerolora.model.dequantized import weight_headers
 from zerolora.model.manifest import check_adapter_files, check_same_base, located
-from zerolora.model.weight_files import weight_files
-from zerolora.tensor_file import read_header
 
 if TYPE_CHECKING:
     from zerolora.tensor_file import StoredTensor
@@ -65,7 +64,7 @@ def check_copies(directory: Path, method: type[TrainableMethod], base: Path) -> 
 
     model = built_on_meta(config_of(base))
     names, tied = stored_names(model), model.all_tied_weights_keys
-    files = [read_header(path) for path in weight_files(base)]
+    files = weight_headers(base)
     for weight, copy in copies.items():
         if weight not in names.shapes:
             continue  # of another base, which the check of its tensors reports

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from zerolora.errors import UserError, shown
-from zerolora.fetch.quantized.checkpoint import FLOATS, INSTEAD, Checkpoint, Stated, Weight
-from zerolora.fetch.quantized.numbers import grid, scaled, unpacked, words
+from zerolora.model.quantized.checkpoint import FLOATS, INSTEAD, Checkpoint, Stated, Weight
+from zerolora.model.quantized.numbers import grid, scaled, unpacked, words
 from zerolora.tensor_file import StoredTensor
 
 if TYPE_CHECKING:

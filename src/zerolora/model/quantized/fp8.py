@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from zerolora.errors import UserError, shown
-from zerolora.fetch.quantized.checkpoint import FLOATS, INSTEAD, Checkpoint, Weight, part
-from zerolora.fetch.quantized.numbers import grid, read_scale, scaled
+from zerolora.model.quantized.checkpoint import FLOATS, INSTEAD, Checkpoint, Weight, part
+from zerolora.model.quantized.numbers import grid, read_scale, scaled
 from zerolora.tensor_file import StoredTensor
 
 if TYPE_CHECKING:

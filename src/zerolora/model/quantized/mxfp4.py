@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from zerolora.errors import UserError, shown
-from zerolora.fetch.quantized.checkpoint import INSTEAD, Checkpoint, Weight, part
-from zerolora.fetch.quantized.numbers import FP4, power_of_two
+from zerolora.model.quantized.checkpoint import INSTEAD, Checkpoint, Weight, part
+from zerolora.model.quantized.numbers import FP4, power_of_two
 from zerolora.tensor_file import StoredTensor
 
 if TYPE_CHECKING:

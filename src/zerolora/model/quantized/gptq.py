@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from zerolora.errors import UserError, shown
-from zerolora.fetch.quantized.checkpoint import FLOATS, INSTEAD, Checkpoint, Weight, spans
-from zerolora.fetch.quantized.numbers import WORD, unpacked, words
+from zerolora.model.quantized.checkpoint import FLOATS, INSTEAD, Checkpoint, Weight, spans
+from zerolora.model.quantized.numbers import WORD, unpacked, words
 from zerolora.tensor_file import StoredTensor
 
 if TYPE_CHECKING:

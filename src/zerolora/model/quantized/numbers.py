@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from zerolora.fetch.quantized.checkpoint import spans
+from zerolora.model.quantized.checkpoint import spans
 from zerolora.tensor_file import StoredTensor
 
 if TYPE_CHECKING:
