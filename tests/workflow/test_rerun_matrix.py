@@ -195,7 +195,7 @@ ELSEWHERE = {
         f"hardware.{key}": "test_a_whole_section_that_changes"
         for key in ("probe", "gpu", "node_link", "network", "network_adapters", "host_link", "disk", "nvme")
     },
-    "fetch.directory.tiny.path": "test_a_whole_section_that_changes",
+    **{f"fetch.directory.tiny.{key}": "test_a_whole_section_that_changes" for key in ("path", "dequantize")},
     "prepare.rows.model": "test_a_whole_section_that_changes",
     "prepare.rows.path": "test_a_whole_section_that_changes",
     "prepare.rows.sources": "test_a_whole_section_that_changes",
@@ -416,7 +416,10 @@ def test_a_whole_section_that_changes(finished: Project) -> None:
         (gpu, {E, R, T} | JUDGE),
         ({"hardware.nodes": 2, "train.nodes": 2}, {E, R, T}),
         ({"train.method": "qlora", "train.quantization": {"type": "fp4", "double": False}}, {E, R, T, M}),
-        ({"train.method": "qlora", "merge.base": "dequantized"}, {E, R, T, M}),
+        (
+            {"train.method": "qlora", "merge.base": "dequantized", "fetch.directory.tiny.dequantize": "on_load"},
+            {"fetch@tiny", E, R, T, M},
+        ),
         ({"train.ranks_per_node": 2, "train.sequence_parallel": 2}, {E, R, T}),
         ({"train.validation_steps": 1, "train.patience": 1, "train.keep": "last"}, {R, T}),
         ({"train.validation_steps": 1, "train.patience": 1}, {E, R, T}),

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from zerolora.config.continued_checks import impossible_origin, unlike_origin
 from zerolora.config.grid_rules import datasets_of, impossible_grids, location_of
-from zerolora.config.resolve import models_by_source, run_sections
+from zerolora.config.resolve import models_by_source, models_on_load, run_sections
 from zerolora.config.run_checks import impossible_run
 from zerolora.config.run_objectives import row_kinds
 from zerolora.config.schema import AskedTask, Config, Prepare, Train, data_folders
@@ -222,6 +222,9 @@ def impossible_engine(config: Config) -> Iterable[Fault]:
             key = "add_tokens" if data.add_tokens else "add_special_tokens"
             text = "adds tokens to the base model, which evaluate.engine: vllm reads unchanged"
             yield ("prepare", name, key), f"{text}; set evaluate.engine: transformers, or remove them"
+    for key in models_on_load(config):
+        text = "on_load, and evaluate.engine: vllm would read its files without dequantizing them"
+        yield (*key.split("."), "dequantize"), f"{text}; set it to on_fetch, or evaluate.engine: transformers"
     for name, run in config.all_runs.items():
         try:
             settings = run_sections(config, name)

@@ -22,7 +22,7 @@ from zerolora.config.grids import SEED, SHARED_STAGES
 from zerolora.config.method_sections import MethodSections
 from zerolora.config.objective_sections import ObjectiveSections
 from zerolora.config.run_objectives import needs_reference, row_kinds
-from zerolora.config.schema import Config, Fetch, Hardware, RunSections
+from zerolora.config.schema import Config, Fetch, Hardware, PackageModel, RunSections
 from zerolora.config.section import Section
 from zerolora.config.settings import EstimateSettings, RenderSettings, Resolved, RunSettings
 from zerolora.config.user_files import harness_files, settings_with_files, user_task, user_template
@@ -273,6 +273,16 @@ def user_config(strategy: str) -> dict[str, Any] | None:
 def models_by_source(config: Config) -> Iterable[tuple[str, dict[str, Any]]]:
     """Return (group, {name: model}) for each group of `fetch` with base models."""
     return [(source, getattr(config.fetch, source)) for source in Fetch.model_fields if source in MODEL_SOURCES]
+
+
+def models_on_load(config: Config) -> dict[str, str]:
+    """Return the names of the models whose weights are dequantized whenever they are loaded, by their keys."""
+    return {
+        f"fetch.{source}.{name}": name
+        for source, models in models_by_source(config)
+        for name, model in models.items()
+        if not isinstance(model, PackageModel) and model.dequantize == "on_load"
+    }
 
 
 READ_BY_ESTIMATE = (

@@ -10,6 +10,7 @@ from zerolora.config.mistakes import located
 from zerolora.config.objective_sections import ObjectiveSection
 from zerolora.config.resolve import (
     device_precision,
+    models_on_load,
     peak_learning_rate,
     run_sections,
     stages_of,
@@ -61,6 +62,7 @@ def _faults(config: Config, run: str, settings: RunSections) -> Iterable[Fault]:
     yield from init_of_a_continued_run(train)
     yield from unused_quantization(train)
     yield from _of_train(TRAINABLE[train.method].faults(train))
+    yield from unquantized_on_load(config, train, data)
     yield from untrained_tokens(train, data)
     yield from noise_with_a_reference(train)
     if isinstance(section := getattr(train, train.objective, None), ObjectiveSection):
@@ -194,6 +196,15 @@ def unused_quantization(train: Train) -> Iterable[Fault]:
     key, value = next((key, value) for key, value in train.quantization if value != getattr(default, key))
     text = f"{value} with method {train.method}, which quantizes nothing; set method: {_quantizing()}, or remove it"
     yield ("train", "quantization", key), text
+
+
+def unquantized_on_load(config: Config, train: Train, data: Prepare | None) -> Iterable[Fault]:
+    """Yield a method that does not quantize a base whose weights are dequantized whenever they are loaded: each rank
+    would hold its own copy, where the estimate counts pages of a file in bf16 that ranks share."""
+    for source, model in models_on_load(config).items():
+        if data and data.model == model and not TRAINABLE[train.method].quantizes():
+            text = f"{train.method}, but {source}.dequantize is on_load, which is for methods that quantize the base"
+            yield ("train", "method"), f"{text}; use {_quantizing()}, or set it to on_fetch"
 
 
 def _quantizing() -> str:

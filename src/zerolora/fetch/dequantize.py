@@ -19,6 +19,7 @@ from zerolora.model.architecture import built_on_meta, config_of
 from zerolora.model.dequantized import (
     FROM,
     MARK,
+    QUANTIZATION,
     DequantizedTensor,
     bf16_files,
     index_of,
@@ -27,7 +28,7 @@ from zerolora.model.dequantized import (
 from zerolora.model.manifest import SMALL_FILES, model_files
 from zerolora.model.quantized.checkpoint import Checkpoint, Stated, spans
 from zerolora.model.quantized.formats import FORMATS
-from zerolora.model.stored_quantization import QUANTIZATION, check_not_left, quantization_configs
+from zerolora.model.stored_quantization import check_not_left, quantization_configs
 from zerolora.model.weight_files import SINGLE, WEIGHT_INDEX, weight_files
 from zerolora.tensor_file import TYPES, StoredTensor, TensorFile, write_one_by_one
 from zerolora.units import byte_size

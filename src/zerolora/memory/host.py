@@ -153,7 +153,7 @@ def disk_terms(run: PlannedRun) -> dict[str, int]:
     """Return the terms of the disk space in bytes; `nvme`: states that a node offloads."""
     model, parameters = run.model.parameters * run.spec.width, run.parameters
     disk = {
-        "model": model,
+        "model": run.model.stored_bytes or model,
         "adapter": parameters.trained * BYTES["fp32"],
         "checkpoints": int((run.spec.keep_checkpoints + run.spec.keeps_best) * checkpoint_bytes(run)),
         "merged": model,

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     import torch
 
 KIND = "BF16"
+QUANTIZATION = "quantization_config"
+"""Key of a config.json, or of the config of a part of the model in it, and of MARK."""
 FROM = "dequantized_from"
 """Key of the metadata of a file of weights: the quantization_config that they had."""
 MARK = "dequantized_on_load.json"
@@ -104,9 +106,25 @@ def weight_headers(directory: Path) -> list[TensorFile]:
     they would have in bf16."""
     if not is_dequantized_on_load(directory):
         return [read_header(path) for path in weight_files(directory)]
-    record = read_object(directory / MARK, "zerolora stage fetch")
-    checkpoint = read_checkpoint(directory, Stated(directory / MARK, record["quantization_config"]))
-    return bf16_files(checkpoint, record["left_out"])
+    mark = _mark(directory)
+    checkpoint = read_checkpoint(directory, Stated(directory / MARK, mark[QUANTIZATION]))
+    return bf16_files(checkpoint, mark["left_out"])
+
+
+def kept_quantization(directory: Path) -> dict[str, Any]:
+    """Return the quantization_config of weights that are dequantized whenever they are loaded."""
+    result: dict[str, Any] = _mark(directory)[QUANTIZATION]
+    return result
+
+
+def _mark(directory: Path) -> dict[str, Any]:
+    """Return the content of MARK. Raises UserError if it is not that which fetch writes."""
+    path, stage = directory / MARK, "zerolora stage fetch"
+    result = read_object(path, stage)
+    match result:
+        case {"quantization_config": {"quant_method": str(method)}, "left_out": list()} if method in FORMATS:
+            return result
+    raise UserError(f"{path}: was not written by this version of zerolora; run `{stage}` again")
 
 
 def read_checkpoint(directory: Path, stated: Stated) -> Checkpoint:

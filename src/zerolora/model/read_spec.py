@@ -9,10 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from zerolora.errors import UserError, shown
+from zerolora.files import MANIFEST
+from zerolora.model import foreign
+from zerolora.model.dequantized import is_dequantized_on_load, kept_quantization
 from zerolora.model.families import FAMILIES
 from zerolora.model.families.keys import Keys
 from zerolora.model.foreign import config_file
 from zerolora.model.llama_layouts import has_layout, layout_of
+from zerolora.model.manifest import is_weight
 from zerolora.model.meta_device import count_on_meta_device
 from zerolora.model.spec import SIZES, ModelSpec, fault_of_sizes
 
@@ -39,7 +43,15 @@ def read_model_spec(path: Path) -> ModelSpec:
             f"{where}: {spec.key_heads} key-value heads for {spec.heads} attention heads; use a num_key_value_heads "
             f"that divides {spec.heads}"
         )
-    return spec
+    return _on_load(spec, where.parent) if is_dequantized_on_load(where.parent) else spec
+
+
+def _on_load(spec: ModelSpec, directory: Path) -> ModelSpec:
+    """Return the spec with the quantization and, of an output of fetch, the bytes of a model's files of weights."""
+    path = directory / MANIFEST
+    files = foreign.manifest(path, "zerolora stage fetch")["files"] if path.is_file() else {}
+    size = sum(file["bytes"] for name, file in files.items() if is_weight(name))
+    return replace(spec, stored_as=str(kept_quantization(directory)["quant_method"]), stored_bytes=size)
 
 
 def _config_file(path: Path) -> Path:

@@ -113,6 +113,8 @@ class ModelSpec:
     """Implementations of attention for training, the fastest first (`supported_attentions`)."""
     stored_as: str = ""
     """quant_method of the published weights' quantization_config; empty if they are not quantized."""
+    stored_bytes: int = 0
+    """Bytes of its files of weights, if these are dequantized whenever they are loaded, else 0."""
     counted: str = "config.json"
     """Source of the numbers: "config.json" or "meta device"."""
     config: str = ""

@@ -18,6 +18,7 @@ from zerolora.errors import UserError, shown
 from zerolora.json_file import decoded, parsed
 from zerolora.json_kinds import JsonObject, Text, Whole, check
 from zerolora.model import foreign
+from zerolora.model.dequantized import QUANTIZATION
 from zerolora.model.quantized.formats import FORMATS
 from zerolora.model.weight_files import WEIGHTS, weight_files
 from zerolora.tensor_file import StoredTensor, TensorFile, read_header
@@ -37,8 +38,6 @@ PRECISIONS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 PLAIN = {"F64", "F32", "F16", "BF16", "I64", "BOOL"}
 """safetensors' types of weights, and of positions and masks beside them; each format of codes has one of the others."""
 AGAIN = "fetch the model again"
-QUANTIZATION = "quantization_config"
-"""Key of a config.json, or of the config of a part of the model in it."""
 
 
 class QuantState(JsonObject):
