@@ -31,6 +31,7 @@ from zerolora.fetch.restore import restore
 from zerolora.files import canonical, write_json
 from zerolora.memory.estimate import estimate
 from zerolora.planner.render import render
+from zerolora.types import Dequantize
 
 # Packing off, packed rows of a row or two, and all rows of the data in one packed row.
 PLANS = {"unpacked": None, "packed": 160, "whole": 4096}
@@ -49,12 +50,13 @@ PLAIN = {"activation_checkpointing": False, "attention": "flash"}
 class Bench:
     """A prepared data set, and training runs on it."""
 
-    def __init__(self, folder: Path, model: Path) -> None:
+    def __init__(self, folder: Path, model: Path, dequantize: Dequantize = "on_fetch") -> None:
         self.folder = folder
         self.tasks: dict[str, Any] = {}
         """`tasks.rows` of the config; their rows are in the folder tasks."""
         self.settings = self.resolved()
-        fetch(FetchDirectory(path=str(model), license="MIT"), folder / "w/tiny", folder / "m/tiny")
+        fetched = FetchDirectory(path=str(model), license="MIT", dequantize=dequantize)
+        fetch(fetched, folder / "w/tiny", folder / "m/tiny")
         restore(folder / "m/tiny", folder / "w/tiny")
         write_json(folder / "rows.json", records("tens", 0)[:24])
         rows = self.settings["prepare"]["rows"] | {"path": str(folder / "rows.json")}

@@ -168,7 +168,49 @@ def saved_quantized(model: Path, output: Path, kind: str) -> Tensors:
         else:
             stored[name] = expected[name] = tensor
     shutil.copytree(model, output, ignore=shutil.ignore_patterns("*.safetensors"))
+    _save(stored, output, config)
+    return expected
+
+
+def saved_mxfp4(model: Path, output: Path) -> Tensors:
+    """Write a tiny gpt-oss with the tokenizer of a model, its experts in MXFP4, and return the tensors that it should
+    be converted to."""
+    from transformers import GptOssConfig, GptOssForCausalLM
+    from transformers.integrations.mxfp4 import dequantize_convertops
+
+    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 8}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 2, "num_experts_per_tok": 1}
+    vocabulary = json.loads((model / "config.json").read_text())["vocab_size"]
+    torch.manual_seed(0)
+    config = GptOssConfig(**sizes, vocab_size=vocabulary, bos_token_id=1, eos_token_id=2, pad_token_id=0)
+    GptOssForCausalLM(config).save_pretrained(output)
+    for path in model.glob("tokenizer*"):
+        shutil.copy(path, output)
+    stored = load_file(output / "model.safetensors")
+    expected = dict(stored)
+    for name in [name for name in stored if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        experts, inputs, outputs = stored.pop(name).shape
+        blocks = codes_of(torch.Size((experts, outputs, inputs // 32, 16)), 0, 255).to(torch.uint8)
+        scales = codes_of(blocks.shape[:-1], 110, 120).to(torch.uint8)
+        stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        expected[name] = dequantize_convertops(blocks, scales, torch.bfloat16).detach()
+    _save(stored, output, {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})
+    return expected
+
+
+def _save(stored: Tensors, output: Path, quantization: dict[str, Any]) -> None:
     save_file(stored, output / "model.safetensors", {"format": "pt"})
     path = output / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": config}))
-    return expected
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": quantization}))
+
+
+def sharded(model: Path) -> None:
+    """Divide a model's tensors into two files, the scales of a weight in another than its codes."""
+    file = "model.safetensors"
+    tensors = load_file(model / file)
+    names = {name: f"model-0000{1 + ('scale' in name)}-of-00002.safetensors" for name in tensors}
+    names["model.norm.weight"] = "model-00002-of-00002.safetensors"
+    for each in set(names.values()):
+        save_file({name: tensor for name, tensor in tensors.items() if names[name] == each}, model / each)
+    (model / file).unlink()
+    (model / f"{file}.index.json").write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": names}))

@@ -11,16 +11,19 @@ import pytest
 import torch
 from bench import Bench, metrics
 from conftest import ROOT, project_environment, saved_in_4_bits
+from quantized_checkpoints import saved_mxfp4, saved_quantized
 from safetensors.torch import load_file
 from test_models import assert_merged, base_of, bench_of, settings_of
 
 from zerolora.config.settings import EvaluateRunSettings
 from zerolora.evaluate.evaluate import EvaluatedModel, evaluate
+from zerolora.merge.merge import merge
 from zerolora.methods.quantized_base import BaseQuantization, quantized_weights, round_weights
 from zerolora.model.architecture import built_on_meta, config_of
 from zerolora.model.manifest import located
 from zerolora.train.launch.launcher import CPU_MALLOC
 from zerolora.train.launch.topology import topology
+from zerolora.types import Dequantize
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -89,6 +92,32 @@ def test_base_stored_in_4_bits_trains_as_one_quantized_while_read(strategy: str,
         evaluate(split, stored.folder / "data", model, run / "evaluated", run / "answers.json")
         loss = json.loads((run / "evaluated/evaluate.json").read_text())["loss"]
         assert loss == pytest.approx(metrics(run)["loss_validation"], rel=1e-5)
+
+
+ON_LOAD = {"fp8, blocks": "zero3", "compressed-tensors, int4": "ddp", "mxfp4": "zero3"}
+"""Strategies by format. At stage 3 each rank keeps its part of a weight before it reads the next."""
+
+
+@pytest.mark.parametrize("kind", ON_LOAD)
+def test_base_dequantized_on_load_trains_as_its_copy_in_bf16(kind: str, tiny_model: Path, tmp_path: Path) -> None:
+    """The adapter's files are equal, and so are the merged model's, with adapters of stacked experts in MXFP4."""
+    source = tmp_path / "source"
+    if kind == "mxfp4":
+        saved_mxfp4(tiny_model, source)
+    else:
+        saved_quantized(tiny_model, source, kind)
+    files: dict[Dequantize, dict[str, bytes]] = {"on_fetch": {}, "on_load": {}}
+    for dequantize, own in files.items():
+        (tmp_path / dequantize).mkdir()
+        place = Bench(tmp_path / dequantize, source, dequantize)
+        train = {"method": "qlora", "precision": "bf16", "attention": "eager", "max_steps": 2, "checkpoint_steps": None}
+        run = place.run("run", ON_LOAD[kind], **train)
+        merge(located(place.folder / "w/tiny.json"), run / "adapter", run / "merged", run / "merged")
+        own |= {path.name: path.read_bytes() for path in (run / "adapter").glob("*.safetensors")}
+        own |= {path.name: path.read_bytes() for path in (run / "merged").iterdir()}
+    assert files["on_load"] == files["on_fetch"]
+    names = {*load_file(run / "adapter/adapter_model.safetensors")}
+    assert any(".experts." in name for name in names) == (kind == "mxfp4")
 
 
 def test_base_stored_in_4_bits_refuses_another_method(stored: Bench) -> None:

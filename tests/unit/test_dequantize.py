@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from loopback_hub import REPOSITORY, REVISION, Hub, serving, use
-from quantized_checkpoints import FORMATS, GROUP, Tensors, gptq, packed, saved_quantized
+from quantized_checkpoints import FORMATS, GROUP, Tensors, gptq, packed, saved_mxfp4, saved_quantized, sharded
 from safetensors.torch import load_file, save_file
 from test_merge import make_adapter
 
@@ -168,30 +168,11 @@ def test_compressed_tensors_equal_their_own(scale: torch.dtype, tmp_path: Path) 
 
 def test_gpt_oss_is_converted(tiny_model: Path, tmp_path: Path) -> None:
     """Its experts are in MXFP4; embeddings, attention, routers and biases are not."""
-    from transformers import GptOssConfig, GptOssForCausalLM
-    from transformers.integrations.mxfp4 import dequantize_convertops
-
-    sizes: dict[str, Any] = {"vocab_size": 259, "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 1}
-    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8, "num_local_experts": 2}
     source = tmp_path / "source"
-    GptOssForCausalLM(GptOssConfig(**sizes, num_experts_per_tok=1)).save_pretrained(source)
-    for path in tiny_model.glob("tokenizer*"):
-        shutil.copy(path, source)
-    tensors = load_file(source / FILE)
-    expected = dict(tensors)
-    for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
-        experts, inputs, outputs = tensors.pop(name).shape
-        blocks = torch.randint(0, 256, (experts, outputs, inputs // 32, 16), dtype=torch.uint8)
-        scales = torch.randint(110, 130, blocks.shape[:-1], dtype=torch.uint8)
-        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
-        expected[name] = dequantize_convertops(blocks, scales, torch.bfloat16).detach()
-    save_file(tensors, source / FILE, {"format": "pt"})
-    config = json.loads((source / "config.json").read_text())
-    stated = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
-    (source / "config.json").write_text(json.dumps(config | {QUANTIZATION: stated}))
+    expected = saved_mxfp4(tiny_model, source)
     fetch(settings(source), tmp_path / "weights/it", tmp_path / "models/it")
     result = load_file(tmp_path / "weights/it" / FILE)
-    assert len(tensors) == len(expected) + 2 and result.keys() == expected.keys()
+    assert len(load_file(source / FILE)) == len(expected) + 2 and result.keys() == expected.keys()
     assert all(result[name].equal(each) for name, each in expected.items())
 
 
@@ -233,17 +214,6 @@ def test_bias_that_the_class_does_not_have_is_zero(value: float, tiny_model: Pat
     else:
         fetch(*arguments)
         assert load_file(tmp_path / "weights/it" / FILE).keys() == expected.keys()
-
-
-def sharded(source: Path) -> None:
-    """Divide a model's tensors into two files, the scales of a weight in another than its codes."""
-    tensors = load_file(source / FILE)
-    names = {name: f"model-0000{1 + ('scale' in name)}-of-00002.safetensors" for name in tensors}
-    names["model.norm.weight"] = "model-00002-of-00002.safetensors"
-    for file in set(names.values()):
-        save_file({name: each for name, each in tensors.items() if names[name] == file}, source / file)
-    (source / FILE).unlink()
-    (source / f"{FILE}.index.json").write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": names}))
 
 
 def test_killed_conversion_goes_on_with_what_is_left(

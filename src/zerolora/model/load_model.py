@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from zerolora.model import foreign
-from zerolora.model.architecture import auto_class, config_of
+from zerolora.model.architecture import auto_class, built_on_meta, config_of
 from zerolora.model.dequantized import DequantizedTensor, is_dequantized_on_load, weight_headers
 
 
@@ -20,14 +20,15 @@ def load_model(directory: Path, config: Any = None, **options: Any) -> Any:
     """
     given = {} if config is None else {"config": config}
     config = config or config_of(directory)
-    own = {"use_safetensors": True, "local_files_only": True, "trust_remote_code": False}
     if not is_dequantized_on_load(directory):
+        own = {"use_safetensors": True, "local_files_only": True, "trust_remote_code": False}
         return auto_class(config).from_pretrained(directory, **own, **given, **options)
     from safetensors import safe_open
 
     dtype = options.pop("dtype")
     if dtype == "auto":
         dtype = config.dtype or "bfloat16"
+    built = built_on_meta(config)  # by the auto class, which takes no weights without a directory
     device = next(iter(places)) if len(places := {*_placed(options)}) == 1 else None
     with contextlib.ExitStack() as stack:
         state: dict[str, Any] = {}
@@ -36,14 +37,9 @@ def load_model(directory: Path, config: Any = None, **options: Any) -> Any:
             for name, each in file.tensors.items():
                 quantized = isinstance(each, DequantizedTensor)
                 state[name] = _Slice(each, device) if quantized else mapped.get_slice(name)
-        model = auto_class(config).from_pretrained(
-            None,
-            config=config,
-            state_dict=state,
-            dtype=dtype,
-            generation_config=_generation_config(directory),
-            **own,
-            **options,
+        generation = _generation_config(directory)
+        model = type(built).from_pretrained(
+            None, config=built.config, state_dict=state, dtype=dtype, generation_config=generation, **options
         )
     model.config.name_or_path = model.name_or_path = str(directory)
     return model
