@@ -184,7 +184,7 @@ def saved_mxfp4(model: Path, output: Path) -> Tensors:
     torch.manual_seed(0)
     config = GptOssConfig(**sizes, vocab_size=vocabulary, bos_token_id=1, eos_token_id=2, pad_token_id=0)
     GptOssForCausalLM(config).save_pretrained(output)
-    for path in model.glob("tokenizer*"):
+    for path in (*model.glob("tokenizer*"), *model.glob("chat_template*")):
         shutil.copy(path, output)
     stored = load_file(output / "model.safetensors")
     expected = dict(stored)
