@@ -525,11 +525,15 @@ def test_mistake_is_one_line_with_key_value_and_remedy(
 def test_dequantized_base_needs_a_quantizing_method(method: str, tmp_path: Path) -> None:
     config = edited("train.method", method)
     config["merge"] = {"base": "dequantized"}
+    config["fetch"]["directory"]["tiny"]["dequantize"] = "on_load"
     if TRAINABLE[method].quantizes():
         assert load(write(tmp_path, config)).merge.base == "dequantized"
         return
-    said = f"merge.base: dequantized with method {method}, which quantizes nothing; use original, or"
-    expect_lines(write(tmp_path, config), [said])
+    expected = [
+        f"train.method: {method}, but fetch.directory.tiny.dequantize is on_load, which is for methods that quantize",
+        f"merge.base: dequantized with method {method}, which quantizes nothing; use original, or",
+    ]
+    expect_lines(write(tmp_path, config), expected)
 
 
 def test_invalid_user_template_is_one_line_at_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -919,6 +923,13 @@ def test_unmerged_evaluation_needs_a_merged_model() -> None:
     assert [runs[name].evaluate.unmerged for name in ("default", "second")] == [True, False]
     config["evaluate"]["enabled"] = False
     assert not resolve(Config.model_validate(config)).runs["default"].evaluate.unmerged
+
+
+def test_vllm_refuses_a_base_dequantized_on_load(tmp_path: Path) -> None:
+    config = edited("train.method", "qlora") | {"evaluate": {"engine": "vllm"}}
+    config["fetch"]["directory"]["tiny"]["dequantize"] = "on_load"
+    said = "fetch.directory.tiny.dequantize: on_load, and evaluate.engine: vllm would read its files without"
+    assert said in refusal(load, write(tmp_path, config))
 
 
 def test_vllm_refuses_added_tokens(tmp_path: Path) -> None:

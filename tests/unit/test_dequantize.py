@@ -202,6 +202,34 @@ def test_model_of_the_hub_is_converted_once(tiny_model: Path, tmp_path: Path, mo
     assert manifest[FROM]["quant_method"] == "awq" and manifest["source"]["revision"] == REVISION
 
 
+def test_model_of_the_hub_stays_as_published(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With dequantize: on_load, also in a store without hard links; nothing else is left on the disk."""
+    source, weights, model = tmp_path / "source", tmp_path / "weights/it", tmp_path / "models/it"
+    expected = saved_quantized(tiny_model, source, "awq")
+    monkeypatch.setenv("ZEROLORA_STORE", str(tmp_path / "store"))
+    monkeypatch.setattr(Path, "hardlink_to", no_links)
+    hub_settings = FetchHub(repository=REPOSITORY, revision=REVISION, dequantize="on_load")
+    with serving(Hub({path.name: path.read_bytes() for path in source.iterdir()})) as hub:
+        use(monkeypatch, hub.endpoint)
+        fetch(hub_settings, weights, model)
+        downloads = len(hub.asked)
+        shutil.rmtree(weights)
+        restore(model, weights)
+        assert len(hub.asked) == downloads
+    (blob,) = [path for path in (tmp_path / "store").rglob("*") if sha256_of(path) == sha256(source / FILE)]
+    assert (weights / FILE).resolve() == blob
+    read = {name: each.read() for file in dequantized.weight_headers(weights) for name, each in file.tensors.items()}
+    assert all(each.equal(expected[name]) for name, each in read.items())
+
+
+def no_links(*_: Any) -> None:
+    raise OSError("no hard links")
+
+
+def sha256_of(path: Path) -> str:
+    return sha256(path) if path.is_file() else ""
+
+
 @pytest.mark.parametrize("value", [0.0, 1e-7])
 def test_bias_that_the_class_does_not_have_is_zero(value: float, tiny_model: Path, tmp_path: Path) -> None:
     """AutoGPTQ stores one for every module."""
@@ -354,11 +382,12 @@ def test_checkpoint_that_might_mean_something_else_is_refused(case: str, tiny_mo
 
 
 @pytest.mark.slow  # the whole pipeline, of which each stage is a process
-def test_pipeline_merges_into_the_converted_model(make_project: Callable[[str], Project], tiny_model: Path) -> None:
+def test_pipeline_with_a_base_dequantized_on_load(make_project: Callable[[str], Project], tiny_model: Path) -> None:
     project = make_project("gptq")
     shutil.rmtree(project.directory / "model")
     before = saved_quantized(tiny_model, project.directory / "model", "gptq")
     project.config["train"]["method"] = "qlora"
+    project.config["fetch"]["directory"]["tiny"]["dequantize"] = "on_load"
     project.write_config()
     project.snakemake("all")
     merged = project.directory / "results/default/merged"
@@ -366,3 +395,7 @@ def test_pipeline_merges_into_the_converted_model(make_project: Callable[[str], 
     after = load_file(merged / FILE)
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert after.keys() == before.keys() and changed and all("_proj.weight" in name for name in changed)
+    published = project.directory / "model" / FILE
+    assert sha256(project.directory / "resources/weights/tiny" / FILE) == sha256(published)
+    estimates = json.loads((project.directory / "results/default/estimate.json").read_text())["strategies"]
+    assert {each["disk"]["model"] for each in estimates} == {published.stat().st_size}

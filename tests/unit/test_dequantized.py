@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import refusal
 from quantized_checkpoints import saved_mxfp4, saved_quantized, sharded
+from safetensors.torch import load_file, save_file
 from test_merge import make_adapter
 
 from zerolora.compat import bitsandbytes_patches
@@ -18,7 +20,7 @@ from zerolora.fetch.restore import restore
 from zerolora.files import sha256
 from zerolora.merge import stream
 from zerolora.merge.merge import write_model
-from zerolora.model.dequantized import MARK, weight_headers
+from zerolora.model.dequantized import MARK, check_quantizes, weight_headers
 from zerolora.model.manifest import LOADED, count_parameters, weight_directory
 from zerolora.model.quantized import checkpoint
 from zerolora.model.read_spec import read_model_spec
@@ -60,6 +62,19 @@ def quantized(weights: Path) -> dict[str, torch.Tensor]:
 def assert_equal(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
     assert ours.keys() == theirs.keys()
     assert [name for name, each in theirs.items() if each.dtype != ours[name].dtype or not each.equal(ours[name])] == []
+
+
+def test_weights_that_cannot_be_dequantized_on_load_are_refused(tiny_model: Path, tmp_path: Path) -> None:
+    """By `fetch`, which reads every number; a method that does not quantize them again by training."""
+    line = refusal(fetched, tiny_model, tmp_path, "on_load")
+    assert line.startswith(f"{tiny_model}/config.json: dequantize is on_load, and the weights are not quantized in a")
+    saved_quantized(tiny_model, source := tmp_path / "source", "fp8, rows")
+    kept = fetched(source, tmp_path, "on_load")
+    assert "train.method is lora, and the base model was fetched with" in refusal(check_quantizes, kept, "lora", False)
+    tensors = load_file(source / "model.safetensors")
+    tensors[next(name for name in tensors if name.endswith("_scale"))].fill_(torch.inf)
+    save_file(tensors, source / "model.safetensors", {"format": "pt"})
+    assert "has a number that is not finite" in refusal(fetched, source, tmp_path, "on_load")
 
 
 @pytest.mark.parametrize("kind", KINDS)
