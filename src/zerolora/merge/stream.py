@@ -226,6 +226,7 @@ class _Writer:
 
     def _dequantize(self, unit: MergeUnit, mean: "torch.Tensor | None") -> None:
         """Write a tensor that is dequantized in the order of its rows."""
+        _compute_alone()
         (stored,) = unit.stored
         into = self.targets[unit.copy or stored.name]
         blocks = spans(into.shape, SPAN // TYPES[stored.kind][1])
