@@ -32,7 +32,7 @@ from zerolora.model.meta_device import build_on_meta
 from zerolora.model.read_spec import from_config, read_model_spec
 from zerolora.model.spec import ModelSpec, from_json, to_json
 from zerolora.planner.candidates import open_buckets
-from zerolora.planner.hardware import named
+from zerolora.planner.hardware import GPUS, named
 from zerolora.units import GIB, counted, parse_bytes
 
 MODELS = ROOT / "config/recipes/models"
@@ -179,6 +179,22 @@ def test_sparse_layers_need_more_than_dense_ones() -> None:
         for dense in (6, 3, 1)
     ]
     assert totals == sorted(totals)
+
+
+def test_mixture_in_4_bits_fits_where_a_dense_model_of_its_size_does() -> None:
+    """Qwen3-30B-A3B and Qwen2.5-32B, of 30.5 and 32.8 billion parameters: with adapters of attention on an L4, where the
+    32B does not fit, and with those of all linear modules and experts on an A100 of 40 GB, as the 32B."""
+    mixture, dense = (
+        read_model_spec(path)
+        for path in (ROOT / "benchmarks/memory/models/qwen3-30b-a3b.json", MODELS / "qwen2.5-32b.json")
+    )
+    attention = ("q_proj", "k_proj", "v_proj", "o_proj")
+    for targets, gpu, fitting in ((attention, "L4", (True, False)), ("all-linear", "A100-40GB-SXM", (True, True))):
+        spec = training(
+            strategy="ddp", method=QloraMethod(targets=targets), ranks_per_node=1, length=4096, loss="fused"
+        )
+        totals = [predict(model, spec).gpu["total"] for model in (mixture, dense)]
+        assert tuple(total <= GPUS[gpu].memory for total in totals) == fitting
 
 
 SPECS = {name: read_model_spec(MODELS / f"{name}.json") for name in ("llama-3-70b", "gpt2", "falcon-7b", "gemma-2-9b")}
