@@ -182,8 +182,8 @@ def test_sparse_layers_need_more_than_dense_ones() -> None:
 
 
 def test_mixture_in_4_bits_fits_where_a_dense_model_of_its_size_does() -> None:
-    """Qwen3-30B-A3B and Qwen2.5-32B, of 30.5 and 32.8 billion parameters: with adapters of attention on an L4, where the
-    32B does not fit, and with those of all linear modules and experts on an A100 of 40 GB, as the 32B."""
+    """Qwen3-30B-A3B beside Qwen2.5-32B: with adapters of attention on an L4, where the 32B does not fit, and with those
+    of all linear modules and experts on an A100 of 40 GB, as the 32B."""
     mixture, dense = (
         read_model_spec(path)
         for path in (ROOT / "benchmarks/memory/models/qwen3-30b-a3b.json", MODELS / "qwen2.5-32b.json")
