@@ -121,6 +121,36 @@ def test_every_module_is_listed() -> None:
     assert modules - listed == set()
 
 
+NO_MODELS = {"AutoConfig", "AutoTokenizer", "GenerationConfig", "PeftModel"}
+LOAD_MODELS = {
+    "model/load_model.py",
+    *("fetch/model_sources.py", "export/opened.py"),  # from GGUF
+    "testing.py",  # the model is the test's own
+}
+READ_HEADERS = {
+    "model/dequantized.py",
+    *("model/base_check.py", "model/stored_quantization.py"),  # what is published
+    "fetch/llama_conversion.py",
+}
+
+
+def test_weights_are_read_in_one_place() -> None:
+    """A base's files may be quantized: elsewhere its codes would be taken for weights (model/dequantized.py)."""
+    loading, reading = set(), set()
+    for path in workflow_files.PACKAGE.rglob("*.py"):
+        called = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Call(func=ast.Attribute(value=owner, attr="from_pretrained")):
+                    if ast.unparse(owner) not in NO_MODELS:
+                        loading.add(path.relative_to(workflow_files.PACKAGE).as_posix())
+                case ast.Call(func=ast.Name(id=name)):
+                    called.add(name)
+        if {"weight_files", "read_header"} <= called:
+            reading.add(path.relative_to(workflow_files.PACKAGE).as_posix())
+    assert (loading, reading) == (LOAD_MODELS, READ_HEADERS)
+
+
 TEXT_OF_AN_ERROR = {"msg", "args", "strerror", "problem", "reason"}
 TESTS_OF_A_TEXT = {"startswith", "endswith", "find", "index", "count", "search", "match", "fullmatch"}
 
