@@ -19,6 +19,7 @@ from zerolora.config.method_sections import MethodSections
 from zerolora.errors import UserError
 from zerolora.memory import reserve
 from zerolora.memory.estimate import Capacity, estimated
+from zerolora.memory.host import DEQUANTIZING
 from zerolora.memory.predict import predict
 from zerolora.memory.training_spec import TrainingSpec
 from zerolora.methods.dora import DoraMethod
@@ -333,6 +334,9 @@ def test_no_rank_holds_a_4_bit_model_whole_while_loading(strategy: str) -> None:
     assert quantized.phases["loading"] == pytest.approx(kept + largest, rel=0.02)
     if not spec.layout.offloads:  # whose host holds shards too
         assert quantized.host["loading"] == 8 * lora.host["loading"]
+        on_load = predict(replace(model, stored_bytes=1), spec)
+        assert on_load.host["loading"] == quantized.host["loading"] + 8 * DEQUANTIZING
+        assert (on_load.disk["model"], on_load.gpu) == (1, quantized.gpu)
     said = "loading: each rank reads the quantized base model whole before it keeps its shard"
     qdora = replace(spec, method=create("qdora"))
     assert said not in estimated(model, spec, Capacity(80 * GIB, 512 * GIB))["notes"]

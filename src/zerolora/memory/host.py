@@ -19,6 +19,9 @@ CPU_GROUP = 67 * 1024**2
 """Additional bytes of a CPU rank that communicates with others."""
 CPU_ZERO = 46 * 1024**2
 """Additional bytes of a CPU rank from ZeRO stage 1 on."""
+DEQUANTIZING = 2**29
+"""Bytes of a rank that dequantizes weights as it loads them, beside the weight: the most that a fetch of MXFP4 experts
+of the size of gpt-oss's (16.6 million numbers each) held beyond its imports."""
 SMALL_BLOCKS_SHARE = 0.15
 """Share of the peak of small blocks (tracer.py, SMALL) that stays in the heap after it is freed."""
 STAGE_3_HEAP = {True: (48 * 1024**2, 0.09), False: (0, 0.4)}
@@ -115,7 +118,8 @@ def _loading(run: PlannedRun) -> dict[str, float]:
     # memory has at most the largest. At stage 3 and with FSDP only rank 0 reads, and sends the other ranks their shards
     # (transformers/modeling_utils.py; train/engines/fsdp.py), unless weights are quantized, which all ranks read.
     readers = 1 if spec.layout.stage == 3 and spec.method.frozen_type is None else local
-    in_transfer = largest_module(run.model) * spec.width * readers
+    working = DEQUANTIZING if run.model.stored_bytes else 0
+    in_transfer = (largest_module(run.model) * spec.width + working) * readers
     shards = (reading - run.parameters.constants) / spec.ranks * local if spec.layout.parameters == "cpu" else 0.0
     # Pages of a weight whose shard is on the host are not read again.
     return {"loading": in_transfer + shards, "page_cache": max(0.0, stored - shards)}

@@ -157,7 +157,8 @@ def bf16_files(checkpoint: Checkpoint, left_out: Iterable[str]) -> list[TensorFi
     result: dict[Path, dict[str, StoredTensor]] = {}
     names: dict[str, str] = {}
     for name, each in checkpoint.stored.items():
-        if weight := made.get(name):
+        if name in made:
+            weight = made[name]
             tensor: StoredTensor = DequantizedTensor(each.path, weight.name, KIND, weight.shape, 0, 0, weight)
         elif name in used or name in omitted or name.endswith(ACTIVATIONS):
             continue

@@ -35,8 +35,7 @@ def load_model(directory: Path, config: Any = None, **options: Any) -> Any:
         for file in weight_headers(directory):
             mapped = stack.enter_context(safe_open(file.path, framework="pt"))
             for name, each in file.tensors.items():
-                quantized = isinstance(each, DequantizedTensor)
-                state[name] = _Slice(each, device) if quantized else mapped.get_slice(name)
+                state[name] = _Slice(each, device) if isinstance(each, DequantizedTensor) else mapped.get_slice(name)
         generation = _generation_config(directory)
         model = type(built).from_pretrained(
             None, config=built.config, state_dict=state, dtype=dtype, generation_config=generation, **options
