@@ -1,8 +1,8 @@
 """Write merged weight files: space is allocated first, then blocks of rows are written in place by several threads.
 
 Memory is one block for each thread, independent of the model; or a whole tensor if an update needs it; or a few times
-the tensors that transformers converts to one weight. Copying starts while torch is imported, and finished blocks are
-flushed to disk while others are computed.
+the tensors that transformers converts to one weight. A weight that is dequantized is written in the order of its rows.
+Copying starts while torch is imported, and finished blocks are flushed to disk while others are computed.
 """
 
 import contextlib
