@@ -262,6 +262,9 @@ def test_killed_conversion_goes_on_with_what_is_left(
     with pytest.raises(KeyboardInterrupt):
         fetch(settings(source), weights, tmp_path / "models/it")
     assert not weights.exists()
+    on_load = FetchDirectory(path=str(source), dequantize="on_load")
+    shutil.copytree(tmp_path / "weights", tmp_path / "others")
+    fetch(on_load, tmp_path / "others/it", tmp_path / "models/it")  # takes no file of the other conversion
     fetch(settings(source), weights, tmp_path / "models/it")
     assert len(written) == 3 and written[1] == written[2]
     index = json.loads((weights / f"{FILE}.index.json").read_text())

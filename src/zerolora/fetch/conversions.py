@@ -21,13 +21,14 @@ from zerolora.model.quantized.formats import FORMATS
 from zerolora.model.weight_files import weight_files
 
 SOURCE = "source.json"
-"""In an unfinished conversion: sizes and dates of the files that it reads."""
+"""In an unfinished conversion: which it is, and sizes and dates of the files that it reads."""
 
 
 @dataclass(frozen=True)
 class Conversion:
     """A conversion: its settings, and all of it."""
 
+    name: str
     is_of: Callable[[Path], bool]
     """Return whether the model in a directory needs it."""
     settings: Callable[[Path, Path], None]
@@ -39,16 +40,17 @@ class Conversion:
 # The first that a model needs is made. A model that needs both is refused by llama_layouts.py.
 CONVERSIONS = (
     Conversion(
+        "layout",
         llama_conversion.needs_conversion,
         llama_conversion.convert_settings,
         llama_conversion.convert,
     ),
-    Conversion(dequantize.is_quantized, dequantize.convert_settings, dequantize.convert),
+    Conversion("on_fetch", dequantize.is_quantized, dequantize.convert_settings, dequantize.convert),
 )
 
 
 # Of a quantized model, with dequantize: on_load.
-ON_LOAD = Conversion(dequantize.is_quantized, dequantize.keep_settings, dequantize.keep)
+ON_LOAD = Conversion("on_load", dequantize.is_quantized, dequantize.keep_settings, dequantize.keep)
 
 
 def conversion_of(directory: Path, on_load: bool = False) -> Conversion | None:
@@ -70,11 +72,11 @@ def convert(conversion: Conversion, directory: Path, target: Path) -> None:
     with _errors_of(directory, unfinished):
         read = {path.name: path.stat() for path in [directory / foreign.CONFIG, *weight_files(directory)]}
         source = {name: [stat.st_size, stat.st_mtime_ns] for name, stat in read.items()}
-        record = unfinished / SOURCE
-        if not record.is_file() or read_object(record, "zerolora stage fetch").get("files") != source:
+        record, begun = unfinished / SOURCE, {"conversion": conversion.name, "files": source}
+        if not record.is_file() or read_object(record, "zerolora stage fetch") != begun:
             shutil.rmtree(unfinished, ignore_errors=True)
             unfinished.mkdir(parents=True)
-            write_json(record, {"files": source})
+            write_json(record, begun)
         try:
             conversion.whole(directory, unfinished)
             model_files(unfinished)
