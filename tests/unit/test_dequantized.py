@@ -27,7 +27,7 @@ from zerolora.model.read_spec import read_model_spec
 from zerolora.train.base_model import bitsandbytes_config, read
 
 CPU = torch.device("cpu")
-KINDS = ("mxfp4", "fp8, blocks, in two files", "compressed-tensors, int4", "gptq")
+KINDS = ("mxfp4", "fp8, blocks, in two files", "fp8, rows", "compressed-tensors, int4")
 
 
 @pytest.fixture(autouse=True)
