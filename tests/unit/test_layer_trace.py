@@ -82,6 +82,7 @@ def test_traced_layers_take_what_the_table_says(
     table, traced = (predict(model, spec).phases for model in (llama, as_stranger))
     for phase in ("forward", "loss", "backward", "backward_end"):
         assert traced[phase] == pytest.approx(table[phase], rel=0.03), phase
+    assert layer_trace.fault_of_tracing(as_stranger) is None
 
 
 def test_counted_work_is_that_of_the_cost_model(llama: ModelSpec, as_stranger: ModelSpec) -> None:

@@ -84,8 +84,11 @@ def _traced(model: ModelSpec, traced: TracedPass, whole: bool) -> LayerTrace:
         stack = built.get_submodule(model.in_layers[0].stack)
         decoder = _decoder(built)
         if traced.method is not None:
-            _quantize(built, traced)
+            quantized = _quantized(built, traced)
             built = _adapted(built, model, traced)
+            for module in quantized:  # then only: peft is not told to adapt a class that computes otherwise
+                module.__class__ = Unpacked
+                vars(module)["computed"] = DTYPES[traced.weight_width]
     for parameter in built.parameters():
         if parameter.is_floating_point():
             width = traced.trained_width if parameter.requires_grad else traced.width
@@ -238,15 +241,13 @@ class _Product(torch.autograd.Function):
         return gradients[0] @ gradients[0].new_empty(*ctx.sizes), None, None
 
 
-def _quantize(built: Any, traced: TracedPass) -> None:
+def _quantized(built: Any, traced: TracedPass) -> list[Any]:
+    """Return the linear modules that the method quantizes."""
     assert traced.method is not None
     if traced.method.frozen_type is None:
-        return
-    for path in quantizable_paths(built):
-        module = built.get_submodule(path)
-        if isinstance(module, torch.nn.Linear):
-            module.__class__ = Unpacked
-            vars(module)["computed"] = DTYPES[traced.weight_width]
+        return []
+    modules = map(built.get_submodule, quantizable_paths(built))
+    return [module for module in modules if isinstance(module, torch.nn.Linear)]
 
 
 class _Live(TorchDispatchMode):
