@@ -64,6 +64,7 @@ COMMON |= NO_DROPOUT | {"vocab_size": VOCABULARY}
 """Keys of a tiny config, of which each type gets those that its class knows."""
 BOTH = {"layer_types": ["linear_attention", "full_attention"]}
 OWN: dict[str, dict[str, Any]] = {
+    "gemma4": {"audio_config": None},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
