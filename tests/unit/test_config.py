@@ -545,6 +545,13 @@ def test_invalid_user_template_is_one_line_at_its_key(tmp_path: Path, monkeypatc
         load(write(tmp_path, edited("prepare.rows.template", "config/templates/own.jinja")))
 
 
+def test_a_format_that_is_left_to_the_models_template_says_so(tmp_path: Path) -> None:
+    expect_lines(
+        write(tmp_path, edited("prepare.rows.template", "phi-3")),
+        ["prepare.rows.template: 'phi-3': write chat: models"],
+    )
+
+
 def test_schema_lists_templates_and_forms_and_fields_of_rows() -> None:
     schema = Config.model_json_schema()["$defs"]
     template = schema["Prepare"]["properties"]["template"]

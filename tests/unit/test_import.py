@@ -20,6 +20,7 @@ from zerolora.config.resolve import resolve
 from zerolora.errors import UserError
 from zerolora.imports.formats import FORMATS
 from zerolora.imports.formats.import_format import CHANGES, FILL_IN, NO_EFFECT, Group
+from zerolora.imports.templates import texts
 from zerolora.imports.translate import READERS, Translation, import_config, leaves, recognised, translate
 
 FOLDERS = (ROOT / "tests/unit/imported", ROOT / "config/deepspeed")
@@ -458,7 +459,7 @@ def test_data_sets_of_equal_names_are_distinguished(tmp_path: Path) -> None:
         ("alpaca", "alpaca", "alpaca-newline", None, ""),
         ("alpaca:chatml", "alpaca", "chatml", "Below is an instruction", "longer system prompt"),
         ("alpaca:chat", "alpaca", "vicuna", "Below is an instruction", "SYSTEM:, USER: and ASSISTANT:"),
-        ("alpaca:phi", "alpaca", "phi-3", "Below is an instruction", "an input follows the end of a turn"),
+        ("alpaca:phi", "alpaca", "chat", "Below is an instruction", "the turns are Phi-3's there"),
         ("alpaca_w_system.load_open_orca_chatml", "alpaca", "chatml", None, ""),
         ("chat_template", "messages", "chat", None, ""),
     ],
@@ -531,11 +532,7 @@ def test_default_system_prompt_only_applies_to_chatml(
 @pytest.mark.parametrize(
     ("name", "ours", "system"),
     [
-        ("cohere", "command-r", None),
-        ("deepseek_v2", "deepseek-2.5", None),
-        ("falcon_h1", "falcon-h1", None),
         ("gemma3n", "gemma", None),
-        ("llama4", "llama-4", None),
         ("qwen_25", "chatml", QWEN),
         ("tokenizer_default_fallback_qwen_25", "chat", None),
     ],
@@ -549,11 +546,34 @@ def test_axolotls_template_is_ours_of_the_same_text(tmp_path: Path, name: str, o
     assert not [line for line in translation.of(CHANGES) if line.key == "chat_template"]
 
 
+@pytest.mark.parametrize(
+    ("tool", "name"), [("axolotl", name) for name in ("cohere", "gemma4", "phi_3")] + [("llamafactory", "phi4")]
+)
+def test_a_template_of_the_model_is_compared_by_prepare(tmp_path: Path, tool: str, name: str) -> None:
+    """The comparison is in test_prompt_formats.py."""
+    key, text = "chat_template", f"{AXOLOTL}chat_template: {name}\ndatasets: [{{path: a/b, type: chat_template}}]\n"
+    if tool == "llamafactory":
+        key, text = "template", f"{FACTORY}template: {name}\n"
+    translation, written = of(text, tmp_path)
+    rows = written["prepare"]["rows"]
+    assert (rows["template"], rows["template_writes"]) == ("chat", texts(tool)[name])
+    assert not [line for line in translation.of(CHANGES) if line.key == key]
+    assert [line for line in translation.of(NO_EFFECT) if line.key == key and "`prepare` stops" in line.text]
+
+
 def test_axolotls_template_without_an_equal_is_a_line(tmp_path: Path) -> None:
-    for name, said in ("qwen3", "Qwen3's own chat template writes the same text"), ("jamba", "'jamba' has no equal"):
-        lines, rows = data("[{path: a/b, type: chat_template}]", tmp_path, f"chat_template: {name}\n")
+    for name, more, said in (
+        ("qwen3", "", "the thoughts before the last answer"),
+        ("mine", "", "'mine' has no equal"),
+    ):
+        lines, rows = data("[{path: a/b, type: chat_template}]", tmp_path, f"chat_template: {name}\n{more}")
         assert rows["template"] == "chat" and "system" not in rows
+        assert ("template_writes" in rows) == (name == "qwen3")
         assert lines["chat_template"][0] == CHANGES and said in lines["chat_template"][1]
+    kwargs = "chat_template: phi_4\nchat_template_kwargs: {x: true}\ndatasets: [{path: a/b, type: chat_template}]\n"
+    translation, written = of(f"{AXOLOTL}{kwargs}", tmp_path)
+    assert "template_writes" not in written["prepare"]["rows"]
+    assert [line for line in translation.of(CHANGES) if "own chat template with these arguments" in line.text]
     _, rows = data("[{path: a/b, type: alpaca}]", tmp_path, "chat_template: qwen_25\n")
     assert rows["template"] == "alpaca-newline" and "system" not in rows
 
@@ -989,14 +1009,12 @@ def test_llamafactory_warm_up_precedence(tmp_path: Path, more: str, expected: tu
     [
         ("alpaca", "alpaca", "no line break after ### Response:"),
         ("chatml", "chatml", ""),
-        ("deepseek", "deepseek", "answers start with a space here"),
         ("deepseek3", "deepseek-3", ""),
         ("empty", "plain", "the end-of-sequence token after an answer is supervised here"),
         ("gemma", "gemma", "surrounding whitespace is stripped here"),
         ("llama2", "llama-2", "answers have a space before and after them here"),
         ("llama3", "llama-3-verbatim", ""),
         ("mistral", "mistral", ""),
-        ("phi", "phi-3", ""),
         ("vicuna", "vicuna", "a space follows the system prompt"),
         ("zephyr", "zephyr", "each turn ends with a line break here"),
     ],
@@ -1204,7 +1222,7 @@ def test_loss_of_another_stage_stops_nothing(tmp_path: Path) -> None:
          "{path: c/d, type: chat_template, chat_template: chatml}]", "chatml", []),
         ("[{path: a/b, type: chat_template, chat_template: llama3}, {path: c/d, type: chat_template}]", "chatml",
          ["datasets[0].chat_template"]),
-        ("[{path: a/b, type: chat_template, chat_template: jamba}]", "chat", ["datasets[0].chat_template"]),
+        ("[{path: a/b, type: chat_template, chat_template: jamba}]", "chat", []),
     ],
 )  # fmt: skip
 def test_a_template_of_all_data_sets_is_that_of_the_rows(

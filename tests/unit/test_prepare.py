@@ -1096,7 +1096,7 @@ def test_evaluation_uses_stop_and_padding_tokens(
 ) -> None:
     from transformers import LlamaForCausalLM
 
-    options: dict[str, Any] = {"template": "deepseek", "stop_tokens": stops, "pad_token": padding}
+    options: dict[str, Any] = {"template": "zephyr", "stop_tokens": stops, "pad_token": padding}
     data = folder.prepare(ROWS, **options)
     calls: list[dict[str, Any]] = []
     generate = LlamaForCausalLM.generate
@@ -1113,7 +1113,8 @@ def test_evaluation_uses_stop_and_padding_tokens(
         settings = arguments["generation_config"]
         assert (settings.eos_token_id, settings.pad_token_id) == (sorted(ids(stops)), ids(padding))
     prompts = {tokenizer.decode(row, skip_special_tokens=True) for call in calls for row in call["input_ids"]}
-    assert prompts == {f"User: {row['question']}\n\nAssistant:" for row in open_split(data, "test")}
+    asked = {f"<|user|>\n{row['question']}\n<|assistant|>\n" for row in open_split(data, "test")}
+    assert {prompt.replace(stops[0], "") for prompt in prompts} == asked
 
 
 @pytest.mark.parametrize(
@@ -1121,11 +1122,15 @@ def test_evaluation_uses_stop_and_padding_tokens(
     [
         (
             {"template": "llama-3"},
-            r"template: llama-3 writes <\|start_header_id\|>, .* plain, alpaca, alpaca-newline, chatml, deepseek,",
+            r"template: llama-3 writes <\|start_header_id\|>, .* plain, alpaca, alpaca-newline, chatml, llama-2,",
         ),
         (
             {"stop_tokens": ["</s>"]},
             r"stop_tokens: '</s>' is not a single token of the model; use one of <\|endo",
+        ),
+        (
+            {"template": "alpaca", "template_writes": ["{bos_token}USER: Hi"]},
+            r"prepare: template_writes has '.*USER: Hi', but template alpaca writes 'Below is an instruction",
         ),
         ({"add_tokens": ["a"]}, r"add_tokens: 'a' is token \d+ of the model's own tokenizer; leave it out"),
         (OWN | {"template_text": "{{ 1 +\n }}"}, r"rows.json:2: config/templates/mine.jinja refuses it: "),

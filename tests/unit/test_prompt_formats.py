@@ -16,14 +16,16 @@ from hypothesis import strategies as st
 from tokenizers_of import FAMILIES, Family, tokenizer_like, tokenizer_of
 
 from zerolora import bounded
+from zerolora.compat.transformers_patches import compile_template
 from zerolora.config.settings import PrepareSettings
 from zerolora.config.user_files import user_template
 from zerolora.data import prompt_formats
 from zerolora.data.encode import CONTEXT, Encoder
 from zerolora.data.example import BadRow, Example
-from zerolora.data.prompt_formats import PROMPT_FORMATS, PromptFormat
+from zerolora.data.prompt_formats import CHECKED, PROMPT_FORMATS, PromptFormat
 from zerolora.data.template import Template
 from zerolora.errors import UserError
+from zerolora.imports.templates import texts
 from zerolora.model import architecture
 
 MINE = "config/templates/mine.jinja"
@@ -32,23 +34,15 @@ PLAIN_TEXT = [name for name, each in PROMPT_FORMATS.items() if not each.tokens]
 # Published templates with their tokenizers: tests/templates/SOURCES.md.
 PUBLISHED = {
     "chatml": "chatml",
-    "command-r": "command-r",
-    "deepseek": "deepseek-v2",
     "gemma": "gemma-3",
     "llama-2": "llama-2",
     "llama-3": "llama-3",
-    "phi-3": "phi-3",
-    "phi-4": "phi-4",
     "zephyr": "zephyr",
 }
 QWEN = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
 # Our format and system prompt for each template of axolotl: tests/templates/axolotl/.
 AXOLOTL = {
-    "cohere": ("command-r", ""),
-    "deepseek_v2": ("deepseek-2.5", ""),
-    "falcon_h1": ("falcon-h1", ""),
     "gemma3n": ("gemma", ""),
-    "llama4": ("llama-4", ""),
     "qwen_25": ("chatml", QWEN),
 }
 TALK = [{"role": "system", "content": "Be brief."}, *CONVERSATIONS["multi"]]
@@ -131,7 +125,7 @@ def of_axolotl(name: str, like: PromptFormat, opens: bool = True) -> Any:
     return tokenizer_like(family_of(like)._replace(opens=opens), text)
 
 
-ALSO_WITHOUT_BOS = ("falcon_h1", "qwen_25")
+ALSO_WITHOUT_BOS = ("qwen_25",)
 PAIRS = [*((name, True) for name in AXOLOTL), *((name, False) for name in ALSO_WITHOUT_BOS)]
 
 
@@ -173,6 +167,43 @@ def test_axolotls_qwen3_writes_what_the_models_own_template_writes() -> None:
             assert here == there
             compared += here is not None
     assert compared > 2 * len(several) - 8
+
+
+COMPARED = {
+    "command-r": [("axolotl", "cohere")],
+    "gemma-3": [("axolotl", "gemma3")],
+    "gemma-4": [("axolotl", "gemma4")],
+    "phi-3": [("axolotl", "phi_35"), ("llamafactory", "phi")],
+    "phi-4": [("llamafactory", "phi4")],
+    "qwen2.5": [("axolotl", "qwen_25"), ("llamafactory", "qwen")],
+    "qwen3": [("axolotl", "qwen3")],
+}
+"""Templates of other tools that write what a published model's own template writes."""
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_own_template_is_compared_with_another_tools(name: str) -> None:
+    """Of all templates of the tools, those alone pass that write the same, of which these are known."""
+    tokenizer, passed = tokenizer_of(name), set()
+    for tool in ("axolotl", "llamafactory"):
+        for theirs, written in texts(tool).items():
+            try:
+                Template(tokenizer, prepare_settings(template_writes=written))
+            except UserError as error:
+                assert "but the chat template writes" in str(error) and "\n" not in str(error)
+            else:
+                passed.add((tool, theirs))
+                filled = [text.replace("{bos_token}", tokenizer.bos_token or "") for text in written]
+                own = tokenizer.apply_chat_template(CHECKED[0], tokenize=False)
+                assert own.startswith(filled[0].replace("{eos_token}", tokenizer.eos_token).rstrip())
+    assert passed >= set(COMPARED[name]) and len(passed) < 6
+
+
+def test_texts_of_axolotls_templates_are_those_of_its_files() -> None:
+    for path in (ROOT / "tests/templates/axolotl").glob("*.jinja"):
+        program = compile_template(path.read_text(encoding="utf-8"))
+        tokens = {"bos_token": "{bos_token}", "eos_token": "{eos_token}"}
+        assert [program.render(messages=each, tools=None, **tokens) for each in CHECKED] == texts("axolotl")[path.stem]
 
 
 def test_table_of_the_docs_is_the_registrys() -> None:
@@ -323,7 +354,7 @@ def test_missing_chat_template_lists_usable_formats() -> None:
         f"the model's tokenizer has no chat template; set template: plain, {', '.join(PLAIN_TEXT)}, "
         "or a file as in config/templates/mine.jinja"
     )
-    assert PLAIN_TEXT == ["alpaca", "alpaca-newline", "deepseek", "llama-2", "mistral", "vicuna", "zephyr"]
+    assert PLAIN_TEXT == ["alpaca", "alpaca-newline", "llama-2", "mistral", "vicuna", "zephyr"]
 
 
 def test_missing_tokens_of_a_format_are_named() -> None:

@@ -104,8 +104,8 @@ def test_its_tokenizer_masks_every_format_that_it_can_write(results: Path) -> No
         assert not tokens.wrong
         said = tokenizer.decode(tokens.ids[0][tokens.supervised_role != CONTEXT]).split("<|im_end|>")
         assert [text.strip() for text in said] == ["I am Bo.", "Now I rest.", ""]
-    plain = ["alpaca", "alpaca-newline", "deepseek", "llama-2", "mistral", "vicuna", "zephyr"]
-    assert used == sorted([*plain, "chatml", "falcon-h1"])
+    plain = ["alpaca", "alpaca-newline", "llama-2", "mistral", "vicuna", "zephyr"]
+    assert used == sorted([*plain, "chatml"])
 
 
 def test_both_engines_call_it_done(trained: tuple[Project, str]) -> None:

@@ -43,6 +43,7 @@ KEYS: dict[str, tuple[Any, set[str]]] = {
     "fetch.directory.tiny.license": ("MIT", {"fetch@tiny"}),
     "prepare.rows.template": ("plain", {"prepare@rows"}),
     "prepare.rows.template_arguments": ({"enable_thinking": False}, {"prepare@rows"}),
+    "prepare.rows.template_writes": (["Hi"], {"prepare@rows"}),
     "prepare.rows.stop_tokens": (["<|im_end|>"], {"prepare@rows"}),
     "prepare.rows.pad_token": ("<|im_start|>", {"prepare@rows"}),
     "prepare.rows.add_special_tokens": (["<|turn|>"], {"prepare@rows", E, R}),

@@ -331,8 +331,8 @@ class PrepareSection(Section):
     """Read at most this many rows of each source, or this share of them, e.g. 0.2, in file order."""
     template: TemplateName = "chat"
     """Prompt format. chat = the model's own chat template; plain = BOS, system, instruction and input, with nothing in
-    between; a well-known format of docs/data.md, e.g. alpaca; or your own Jinja file, e.g.
-    config/templates/mine.jinja."""
+    between; for a base model, which has none, a well-known format of docs/data.md, e.g. alpaca; or your own Jinja file,
+    e.g. config/templates/mine.jinja."""
     stop_tokens: Annotated[list[Text], Field(min_length=1)] | None = None
     """Tokens that end an answer, in training and in generation; the template gets the first one as eos_token. Default:
     the end-of-sequence token, those in the model's generation_config.json, and the one that the template writes."""
@@ -345,6 +345,9 @@ class PrepareSection(Section):
     """Ordinary text tokens missing from the tokenizer, e.g. ["<tool_call>"]; trained in the same way."""
     template_arguments: dict[Text, Annotated[JsonValue, WithJsonSchema({})]] = {}
     """Values of variables that the chat template reads, for all rows, e.g. {enable_thinking: false}."""
+    template_writes: Annotated[list[Text], Field(max_length=2)] = []
+    """Texts that the template must write, or `prepare` stops: of two exchanges, and of the same behind a system prompt;
+    {bos_token} and {eos_token} stand for the model's. `zerolora import` writes them from the other tool's template."""
     system: str = ""
     """System prompt for conversations without one. Empty = the template's default."""
     drop_system: bool = False

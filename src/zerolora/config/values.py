@@ -107,6 +107,19 @@ def _generated() -> Iterable[str]:
     return [name for name, task in entries("tasks").items() if task.ask == "generate"]
 
 
+LEFT_TO_THE_MODEL = ("command-r", "deepseek", "deepseek-2.5", "falcon-h1", "llama-4", "phi-3", "phi-4")
+"""Names that `prepare.template` had for formats of models with a chat template of their own."""
+
+
+def _of_model(value: str) -> str:
+    if value in LEFT_TO_THE_MODEL:
+        raise ValueError(
+            "write chat: models of this format have it as their own chat template; to keep the text of rows that are "
+            "prepared already, set template to their chat_template.jinja, copied into config/templates/"
+        )
+    return value
+
+
 def _templates() -> Iterable[str]:
     return "chat", "plain", *import_module("zerolora.data.prompt_formats").PROMPT_FORMATS
 
@@ -240,7 +253,10 @@ RowField = Annotated[str, _one_of(fields)]
 COLUMNS = Field(json_schema_extra=_fields_only)
 Format = Annotated[str, _one_of(_all("formats", "auto")), _enum(_all("formats", "auto"))]
 TemplateName = Annotated[
-    str, _one_of(_templates, USER_TEMPLATE, "config/templates/mine.jinja"), _enum(_templates, USER_TEMPLATE)
+    str,
+    AfterValidator(_of_model),
+    _one_of(_templates, USER_TEMPLATE, "config/templates/mine.jinja"),
+    _enum(_templates, USER_TEMPLATE),
 ]
 MethodName = Annotated[str, _one_of(_all("methods")), _enum(_all("methods"))]
 TrackerName = Annotated[str, _one_of(_all("trackers", NO_TRACKER)), _enum(_all("trackers", NO_TRACKER))]

@@ -1,4 +1,4 @@
-"""The well-known prompt formats of `prepare.template`, one entry of a table each.
+"""The well-known prompt formats of `prepare.template`, one entry of a table each, for models without a chat template.
 
 To add a format, add an entry (docs/extending.md). The config, its JSON Schema and docs/data.md are generated from the
 table. Nothing here imports torch or transformers.
@@ -24,11 +24,10 @@ class PromptFormat:
     """A well-known prompt format.
 
     about: description for the reference. source: its publication. template: Jinja chat template of transformers;
-    `bos_token` is empty if the tokenizer adds none to a text, unless `opens`. tokens: special tokens that the model
-    must have, besides BOS and the end of sequence. opens: it starts with BOS even if the tokenizer adds none.
-    example: the question Hi and the answer Hello in this format, for a tokenizer with BOS <s> and end of sequence </s>,
-    with the supervised text in « ». alternates: user and assistant must take turns. input: the separator of an
-    instruction and its input.
+    `bos_token` is empty if the tokenizer adds none to a text. tokens: special tokens that the model must have, besides
+    BOS and the end of sequence. example: the question Hi and the answer Hello in this format, for a tokenizer with BOS
+    <s> and end of sequence </s>, with the supervised text in « ». alternates: user and assistant must take turns.
+    input: the separator of an instruction and its input.
     """
 
     name: str
@@ -37,7 +36,6 @@ class PromptFormat:
     template: str
     example: str
     tokens: tuple[str, ...] = ()
-    opens: bool = False
     alternates: bool = False
     input: str = "\n"
 
@@ -66,18 +64,6 @@ _ALPACA = """{{- bos_token -}}
 {%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt %}{{ "### Response:RESPONSE" }}{% endif -%}"""
-
-_DEEPSEEK = """{{- bos_token -}}
-{%- for message in messages -%}
-{%- if message.role == "system" -%}
-{{- SYSTEM -}}
-{%- elif message.role == "user" -%}
-{{- "<｜User｜>" + message.content -}}
-{%- else -%}
-{{- "<｜Assistant｜>" + message.content + eos_token -}}
-{%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt %}{{ "<｜Assistant｜>" }}{% endif -%}"""
 
 _LLAMA_3 = """{{- bos_token -}}
 {%- for message in messages -%}
@@ -112,7 +98,7 @@ _TABLE = (
     ),
     PromptFormat(
         name="chatml",
-        about="ChatML, in which OpenAI wrote chats down, and which Qwen, Yi and SmolLM2 use",
+        about="ChatML, in which OpenAI wrote chats down",
         source="the chat template of OpenHermes-2.5-Mistral-7B; LLaMA-Factory's `chatml`",
         tokens=("<|im_start|>", "<|im_end|>"),
         template="""{%- for message in messages -%}
@@ -122,80 +108,22 @@ _TABLE = (
         example="<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n«Hello<|im_end|>»",
     ),
     PromptFormat(
-        name="command-r",
-        about="Command R and Aya, without tools",
-        source="the chat template of c4ai-command-r-plus; axolotl's `cohere`",
-        alternates=True,
-        tokens=(
-            "<|START_OF_TURN_TOKEN|>",
-            "<|END_OF_TURN_TOKEN|>",
-            "<|SYSTEM_TOKEN|>",
-            "<|USER_TOKEN|>",
-            "<|CHATBOT_TOKEN|>",
-        ),
-        template="""{{- bos_token -}}
-{%- for message in messages -%}
-{{- "<|START_OF_TURN_TOKEN|>" -}}
-{%- if message.role == "system" -%}
-{{- "<|SYSTEM_TOKEN|>" + message.content -}}
-{%- elif message.role == "user" -%}
-{{- "<|USER_TOKEN|>" + message.content.strip() -}}
-{%- else -%}
-{{- "<|CHATBOT_TOKEN|>" + message.content.strip() -}}
-{%- endif -%}
-{{- "<|END_OF_TURN_TOKEN|>" -}}
-{%- endfor -%}
-{%- if add_generation_prompt %}{{ "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>" }}{% endif -%}""",
-        example=(
-            "<s><|START_OF_TURN_TOKEN|><|USER_TOKEN|>Hi<|END_OF_TURN_TOKEN|>"
-            "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>«Hello<|END_OF_TURN_TOKEN|>»"
-        ),
-    ),
-    PromptFormat(
-        name="deepseek",
-        about="DeepSeek LLM and DeepSeek-V2 Chat, whose markers are plain text",
-        source="the chat template of DeepSeek-V2-Chat; LLaMA-Factory's `deepseek`",
-        template="""{{- bos_token -}}
-{%- for message in messages -%}
-{%- if message.role == "system" -%}
-{{- message.content + "\\n\\n" -}}
-{%- elif message.role == "user" -%}
-{{- "User: " + message.content + "\\n\\n" -}}
-{%- else -%}
-{{- "Assistant: " + message.content + eos_token -}}
-{%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt %}{{ "Assistant:" }}{% endif -%}""",
-        example="<s>User: Hi\n\nAssistant:« Hello</s>»",
-    ),
-    PromptFormat(
         name="deepseek-3",
-        about="DeepSeek-V3, without thoughts",
+        about="DeepSeek-V3, and R1, whose own template drops the thoughts of answers",
         source="the chat template of DeepSeek-V3; LLaMA-Factory's `deepseek3`",
         tokens=("<｜User｜>", "<｜Assistant｜>"),
-        template=_DEEPSEEK.replace("SYSTEM", "message.content"),
-        example="<s><｜User｜>Hi<｜Assistant｜>«Hello</s>»",
-    ),
-    PromptFormat(
-        name="deepseek-2.5",
-        about="DeepSeek-V2.5: deepseek-3 with a blank line after the system prompt",
-        source="axolotl's `deepseek_v2`",
-        tokens=("<｜User｜>", "<｜Assistant｜>"),
-        template=_DEEPSEEK.replace("SYSTEM", 'message.content + "\\n\\n"'),
-        example="<s><｜User｜>Hi<｜Assistant｜>«Hello</s>»",
-    ),
-    PromptFormat(
-        name="falcon-h1",
-        about="Falcon-H1: ChatML after BOS, with one system prompt at most",
-        source="axolotl's `falcon_h1`",
-        opens=True,
-        tokens=("<|im_start|>", "<|im_end|>"),
         template="""{{- bos_token -}}
-{%- for message in messages if message.role != "system" or message is sameas messages[0] -%}
-{{- "<|im_start|>" + message.role + "\\n" + message.content + "<|im_end|>\\n" -}}
+{%- for message in messages -%}
+{%- if message.role == "system" -%}
+{{- message.content -}}
+{%- elif message.role == "user" -%}
+{{- "<｜User｜>" + message.content -}}
+{%- else -%}
+{{- "<｜Assistant｜>" + message.content + eos_token -}}
+{%- endif -%}
 {%- endfor -%}
-{%- if add_generation_prompt %}{{ "<|im_start|>assistant\\n" }}{% endif -%}""",
-        example="<s><|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n«Hello<|im_end|>»",
+{%- if add_generation_prompt %}{{ "<｜Assistant｜>" }}{% endif -%}""",
+        example="<s><｜User｜>Hi<｜Assistant｜>«Hello</s>»",
     ),
     PromptFormat(
         name="gemma",
@@ -255,22 +183,6 @@ _TABLE = (
         ),
     ),
     PromptFormat(
-        name="llama-4",
-        about="Llama 4 Instruct",
-        source="axolotl's `llama4`",
-        tokens=("<|header_start|>", "<|header_end|>", "<|eot|>"),
-        template="""{{- bos_token -}}
-{%- for message in messages -%}
-{{- "<|header_start|>" + message.role + "<|header_end|>\\n\\n" -}}
-{{- (message.content.strip() if loop.first and message.role == "system" else message.content) + "<|eot|>" -}}
-{%- endfor -%}
-{%- if add_generation_prompt %}{{ "<|header_start|>assistant<|header_end|>\\n\\n" }}{% endif -%}""",
-        example=(
-            "<s><|header_start|>user<|header_end|>\n\nHi<|eot|>"
-            "<|header_start|>assistant<|header_end|>\n\n«Hello<|eot|>»"
-        ),
-    ),
-    PromptFormat(
         name="mistral",
         about="Mistral Instruct v0.3 (tokenizer v3)",
         source="the chat template of Mistral-7B-Instruct-v0.3; with a system prompt, LLaMA-Factory's `mistral`",
@@ -285,28 +197,6 @@ _TABLE = (
 {%- endif -%}
 {%- endfor -%}""",
         example="<s>[INST] Hi[/INST]« Hello</s>»",
-    ),
-    PromptFormat(
-        name="phi-3",
-        about="Phi-3 Instruct",
-        source="the chat template of Phi-3-mini-4k-instruct",
-        tokens=("<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
-        template="""{%- for message in messages -%}
-{{- "<|" + message.role + "|>\\n" + message.content + "<|end|>\\n" -}}
-{%- endfor -%}
-{%- if add_generation_prompt %}{{ "<|assistant|>\\n" }}{% endif -%}""",
-        example="<|user|>\nHi<|end|>\n<|assistant|>\n«Hello<|end|>»",
-    ),
-    PromptFormat(
-        name="phi-4",
-        about="Phi-4",
-        source="the chat template of phi-4",
-        tokens=("<|im_start|>", "<|im_sep|>", "<|im_end|>"),
-        template="""{%- for message in messages -%}
-{{- "<|im_start|>" + message.role + "<|im_sep|>" + message.content + "<|im_end|>" -}}
-{%- endfor -%}
-{%- if add_generation_prompt %}{{ "<|im_start|>assistant<|im_sep|>" }}{% endif -%}""",
-        example="<|im_start|>user<|im_sep|>Hi<|im_end|><|im_start|>assistant<|im_sep|>«Hello<|im_end|>»",
     ),
     PromptFormat(
         name="vicuna",
@@ -345,6 +235,14 @@ _TABLE = (
 )
 PROMPT_FORMATS = {each.name: each for each in _TABLE}
 """Every prompt format by name."""
+_TURNS = [
+    {"role": "user", "content": " Hi "},
+    {"role": "assistant", "content": " Hello "},
+    {"role": "user", "content": "And now?"},
+    {"role": "assistant", "content": "Bye"},
+]
+CHECKED = (_TURNS, [{"role": "system", "content": " Be brief. "}, *_TURNS])
+"""The conversations whose texts `prepare.template_writes` gives, with blanks that some templates strip."""
 
 
 def table() -> str:

@@ -20,7 +20,7 @@ from zerolora.config.settings import PrepareSettings
 from zerolora.data.encode import Piece, any_of
 from zerolora.data.example import BadRow, Example
 from zerolora.data.formats.reading import REASONING
-from zerolora.data.prompt_formats import PROMPT_FORMATS
+from zerolora.data.prompt_formats import CHECKED, PROMPT_FORMATS
 from zerolora.data.special_tokens import SpecialTokens
 from zerolora.data.template_variables import DOCUMENTS, by_tools, set_by, variables_of, with_values
 from zerolora.errors import UserError, shown
@@ -53,11 +53,11 @@ PLAIN = """{%- for message in messages if message.content or message.tool_calls 
 class Template:
     """Renders conversations with the chat template that the settings name.
 
-    Uses `template`, `template_arguments`, `system`, `loss`, `stop_tokens` and `pad_token` of `settings`. `stops`: the
-    tokens that end an answer, from the settings, otherwise the end-of-sequence token, those of the model's
-    generation_config.json, and the template's own. `padding`: the token that fills batches. Raises UserError if the
-    model lacks a token that the template needs, or a chat template that the settings require, or if the template does
-    not read one of the arguments.
+    Uses `template`, `template_arguments`, `template_writes`, `system`, `loss`, `stop_tokens` and `pad_token` of
+    `settings`. `stops`: the tokens that end an answer, from the settings, otherwise the end-of-sequence token, those of
+    the model's generation_config.json, and the template's own. `padding`: the token that fills batches. Raises
+    UserError if the model lacks a token that the template needs, or a chat template that the settings require, or if
+    the template does not read one of the arguments or writes another text than `template_writes`.
     """
 
     def __init__(self, tokenizer: Any, settings: PrepareSettings, model: Path | None = None) -> None:
@@ -84,7 +84,7 @@ class Template:
         self.added = any_of(token.content for token in added)
         # The compiled sandboxed template: apply_chat_template takes twice as long, and passes today's date.
         self.compile, self.tokens = compile_template, {**tokenizer.special_tokens_map, "eos_token": special.end}
-        if self.name in PROMPT_FORMATS and not PROMPT_FORMATS[self.name].opens:
+        if self.name in PROMPT_FORMATS:
             self.tokens["bos_token"] = self.bos
         self.programs: dict[str, _Program] = {}  # by template source
         self.end, self.stops = special.end, special.stops
@@ -94,6 +94,7 @@ class Template:
         # Tokens that a message must not contain.
         self.special = re.compile(any_of({token.content for token in added if token.special} | self.stops))
         self._check_given()
+        self._check_written()
         self.stop = re.compile(any_of(self.stops))
         self.ending = re.compile(rf"{any_of([self.tail])}|(\s*({self.added}))*?\s*({self.stop.pattern})")
         self.frames: dict[tuple[Supervision, bool, str], _Frame | None] = {}
@@ -133,6 +134,25 @@ class Template:
                 raise UserError(f"{where} is {shown(value)}, {self._taken(value)}")
             if held := self.special.search(json.dumps(value, ensure_ascii=False)):
                 raise UserError(f"{where} contains the special token {held[0]}; remove it")
+
+    def _check_written(self) -> None:
+        """Raise UserError if the template writes another text than `template_writes`. A conversation that it refuses
+        is refused as a row too."""
+        for messages, given in zip(CHECKED, self.settings.template_writes, strict=False):
+            theirs = given.replace("{bos_token}", self.tokenizer.bos_token or "").replace("{eos_token}", self.end)
+            text = self._writes(messages)
+            if text is None:
+                continue
+            # What follows the last turn is not trained.
+            ours, theirs = (each.rstrip().removesuffix(self.end).rstrip() for each in (text, theirs))
+            if ours != theirs:
+                alike = sum(1 for _ in itertools.takewhile(bool, map(str.__eq__, ours, theirs)))
+                start = max(0, alike - 20)
+                raise UserError(
+                    f"prepare: template_writes has {shown(theirs[start:])}, but {self.called} writes "
+                    f"{shown(ours[start:])}; set template to a file that writes it (docs/data.md#the-prompt-format), "
+                    "or remove template_writes to train with the other text"
+                )
 
     def _arguments(self, example: Example) -> dict[str, Any]:
         """Return the arguments that a row sets and the settings do not. Raises BadRow for one that the template does
@@ -413,7 +433,7 @@ class Template:
         source, texts = by_tools(self._source(None), self._source([])), {"eos_token": self.end}
         if self.plain:
             source = "{{- bos_token -}}" + source
-        if self.plain or (self.name in PROMPT_FORMATS and not PROMPT_FORMATS[self.name].opens):
+        if self.plain or self.name in PROMPT_FORMATS:
             texts["bos_token"] = self.bos
         known = self.tokenizer.special_tokens_map
         # The sandbox drops the line break after a block.

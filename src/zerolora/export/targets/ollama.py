@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from zerolora.config.target_sections import Ollama
-from zerolora.data.prompt_formats import PROMPT_FORMATS
 from zerolora.errors import UserError, shown
 from zerolora.export import llama_cpp, opened
 from zerolora.export.targets.gguf import FILE
@@ -17,8 +16,8 @@ from zerolora.log import LOGGER
 from zerolora.model.architecture import tokenizer_of
 
 QUOTES = '"""'
-# Prompt formats (data/prompt_formats.py) in Go's text/template, without BOS, which llama.cpp adds if the tokenizer
-# does. Formats that put the system prompt into the user's first turn are missing.
+# Well-known chat templates in Go's text/template, without BOS, which llama.cpp adds if the tokenizer does. Those that
+# put the system prompt into the user's first turn are missing.
 GO_TEMPLATES = {
     "chatml": "{{ range .Messages }}<|im_start|>{{ .Role }}\n{{ .Content }}<|im_end|>\n{{ end }}"
     "<|im_start|>assistant\n",
@@ -29,6 +28,11 @@ GO_TEMPLATES = {
     "<|im_start|>assistant<|im_sep|>",
     "zephyr": "{{ range .Messages }}<|{{ .Role }}|>\n{{ .Content }}{EOS}\n{{ end }}<|assistant|>\n",
 }
+JINJA = {
+    "{{ range .Messages }}": "{% for message in messages %}", "{{ end }}": "{% endfor %}", "{EOS}": "{{ eos_token }}",
+    "{{ .Role }}": "{{ message.role }}", "{{ .Content }}": "{{ message.content }}",
+}  # fmt: skip
+"""The same in Jinja, by what GO_TEMPLATES use."""
 TRIED: tuple[list[dict[str, str]], ...] = (
     [{"role": "user", "content": "Hi"}],
     [
@@ -95,7 +99,14 @@ def prompt_format(tokenizer: Any) -> str | None:
     if not tokenizer.chat_template:
         return None
     own = _written(tokenizer, tokenizer.chat_template)
-    return next((name for name in GO_TEMPLATES if own and _written(tokenizer, PROMPT_FORMATS[name].jinja) == own), None)
+    return next((name for name, text in GO_TEMPLATES.items() if own and _written(tokenizer, _jinja(text)) == own), None)
+
+
+def _jinja(template: str) -> str:
+    """Return one of GO_TEMPLATES as a chat template of transformers."""
+    for there, here in JINJA.items():
+        template = template.replace(there, here)
+    return template + "{{ '' }}"  # which keeps a line break before it
 
 
 def stop_tokens(generation: Any) -> list[int]:

@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 
 from zerolora.data.formats.reading import TURN_KEYS
 from zerolora.errors import shown
+from zerolora.imports import templates
 from zerolora.imports.formats.import_format import (
+    CHANGES,
     FILL_IN,
     NO_EFFECT,
     Draft,
@@ -26,6 +28,7 @@ from zerolora.imports.formats.import_format import (
     texts,
     unless_off,
 )
+from zerolora.imports.formats.shared import chat_templates
 from zerolora.imports.formats.shared.sets import (
     BUILDERS,
     DATA_FILE,
@@ -41,26 +44,19 @@ TEMPLATES = {
     "tokenizer_default": "chat",
     "alpaca": "alpaca",
     "chatml": "chatml",
-    "cohere": "command-r",
-    "deepseek_v2": "deepseek-2.5",
-    "falcon_h1": "falcon-h1",
     "llama3": "llama-3",
-    "llama4": "llama-4",
     "gemma": "gemma",
     "gemma3": "gemma",
     "gemma3n": "gemma",
     "mistral_v1": "mistral",
-    "phi_3": "phi-3",
-    "phi_4": "phi-4",
     "qwen_25": "chatml",
 }
+"""Our formats of the same text, which models without a chat template have too."""
+WRITTEN = templates.texts("axolotl")
 SYSTEM = {"qwen_25": "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."}
 """Default system prompts of axolotl's templates, by its name; ours have none."""
-OWN = {
-    "qwen3": "chat is written: Qwen3's own chat template writes the same text; the thoughts before the last answer are "
-    "supervised here also if they are empty"
-}
-"""Templates that are written as chat, by axolotl's name."""
+OWN = {"qwen3": "the thoughts before the last answer are supervised here also if they are empty"}
+"""Differences from templates that write the same text, by axolotl's name."""
 ALPACA = "Below is an instruction that describes a task. Write a response that appropriately completes the request."
 """AlpacaPrompter's text before an instruction without an input, used as a system prompt."""
 ROLES = {
@@ -105,7 +101,12 @@ STYLES = {
     "chat": Kind(
         "alpaca", template="vicuna", system=ALPACA, differs="SYSTEM:, USER: and ASSISTANT: are on separate lines there"
     ),
-    "phi": Kind("alpaca", template="phi-3", system=ALPACA, differs="an input follows the end of a turn there"),
+    "phi": Kind(
+        "alpaca",
+        template="chat",
+        system=ALPACA,
+        differs="the turns are Phi-3's there, and an input follows the end of one; chat, the model's own, is written",
+    ),
 }
 """Prompt styles of `type: alpaca:STYLE` (PromptStyle in axolotl's prompters.py)."""
 KINDS = {
@@ -269,13 +270,14 @@ def _template_of_sets(named: Mapping[str, dict[str, Any]], draft: Draft) -> list
     line = Remark(f"{key}.chat_template: data sets have several templates there; prepare.rows.template is that of all")
     if len(own) > 1:
         return [line]
-    for fact in ("template", "template_system"):
+    for fact in ("template", "template_system", "template_writes"):
         draft.facts.pop(fact, None)
     try:
         remark = template(own.pop(), draft)
     except NoEqual as reason:
         remark = str(reason)
-    return [Remark(f"{key}.chat_template: {remark}")] if remark else []
+    group = remark.group if isinstance(remark, Remark) else CHANGES
+    return [Remark(f"{key}.chat_template: {remark}", group)] if remark else []
 
 
 def template(value: Any, draft: Draft) -> str | None:
@@ -284,9 +286,9 @@ def template(value: Any, draft: Draft) -> str | None:
     if not isinstance(value, str):
         raise NoEqual(f"{shown(value)} is not the name of a template")
     name = value.removeprefix("tokenizer_default_fallback_")
-    if value in OWN:
-        draft.facts["template"] = "chat"
-        return OWN[value]
+    if value not in TEMPLATES and value in WRITTEN:
+        draft.facts |= {"template": "chat", "template_writes": WRITTEN[value]}
+        return OWN.get(value, chat_templates.COMPARED)
     if value in SYSTEM:
         draft.facts["template_system"] = SYSTEM[value]
     if value not in TEMPLATES and name == value:
@@ -413,6 +415,8 @@ def _prompt(kinds: list[Kind], draft: Draft) -> list[str]:
         lines.append(Remark(f"prepare.rows.template: {differs}"))
     if not own:
         rows["template"] = chosen
+        if "template_writes" in facts:
+            lines += chat_templates.compare(facts["template_writes"], draft)
         if "template_system" in facts:
             draft.key = "chat_template"
             draft.set("prepare.rows.system", facts["template_system"])

@@ -68,12 +68,13 @@ def token_lines(draft: Draft) -> list[str]:
 def ends(draft: Draft) -> list[str]:
     """Set the end of sequence that TRL's trainers append to answers which the template ends otherwise; return a line if
     it is not known."""
-    form = PROMPT_FORMATS.get(draft.config["prepare"]["rows"]["template"])
-    if "objective" not in draft.facts or form is None:
+    rows = draft.config["prepare"]["rows"]
+    form, written = PROMPT_FORMATS.get(rows["template"]), rows.get("template_writes")
+    if "objective" not in draft.facts or not (form or written):
         return []
-    stop = form.example.rpartition("Hello")[2].removesuffix("»").strip()
-    eos = draft.facts.get("eos") or _known_tokens(draft).get("eos_token")
-    if stop in ("</s>", eos):
+    stop = form.example.rpartition("Hello")[2].removesuffix("»") if form else written[0].rpartition("Bye")[2]
+    stop, eos = stop.strip(), draft.facts.get("eos") or _known_tokens(draft).get("eos_token")
+    if stop in ("</s>", "{eos_token}", eos):
         return []
     if eos:
         draft.key = "rl"

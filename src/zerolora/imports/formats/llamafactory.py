@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 from zerolora.errors import shown
+from zerolora.imports import templates
 from zerolora.imports.arguments import arguments
 from zerolora.imports.formats import llamafactory_data, llamafactory_objective
 from zerolora.imports.formats.import_format import (
@@ -37,6 +38,7 @@ from zerolora.imports.formats.import_format import (
 from zerolora.imports.formats.shared import (
     adapter_keys,
     base_model_keys,
+    chat_templates,
     computation,
     interval_keys,
     method_keys,
@@ -52,7 +54,6 @@ WITHOUT_BOS = re.compile(r"Qwen/")
 TEMPLATES = {
     "alpaca": "alpaca",
     "chatml": "chatml",
-    "deepseek": "deepseek",
     "deepseek3": "deepseek-3",
     "empty": "plain",
     "gemma": "gemma",
@@ -60,17 +61,16 @@ TEMPLATES = {
     "llama2": "llama-2",
     "llama3": "llama-3-verbatim",
     "mistral": "mistral",
-    "phi": "phi-3",
-    "phi4": "phi-4",
     "qwen": "chatml",
     "qwen3_nothink": "chatml",
     "vicuna": "vicuna",
     "zephyr": "zephyr",
 }
+"""Our formats of the same text, which models without a chat template have too."""
+WRITTEN = templates.texts("llamafactory")
 BOS = "a BOS token, if the tokenizer adds one, starts a row only here"
 DIFFERS = {
     "alpaca": f"Stanford's prompts here: ### Input: if a row has one, no line break after ### Response:, and {BOS}",
-    "deepseek": "answers start with a space here (Assistant: Hello) but not there",
     "empty": f"the end-of-sequence token after an answer is supervised here but not there; {BOS}",
     "gemma": "surrounding whitespace is stripped here",
     "gemma3": "surrounding whitespace is stripped here",
@@ -287,6 +287,9 @@ def _template(value: Any, draft: Draft) -> str | None:
         if value in SYSTEM:
             draft.facts["system"] = SYSTEM[value]
         return DIFFERS.get(value)
+    if isinstance(value, str) and value in WRITTEN:
+        chat_templates.compare(WRITTEN[value], draft)
+        return chat_templates.COMPARED
     draft.set("prepare.rows.template", "chat")
     return f"{shown(value)} has no equal: chat, the model's own chat template, is written"
 

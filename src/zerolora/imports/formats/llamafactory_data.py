@@ -47,7 +47,8 @@ def write_data(model: str, draft: Draft) -> list[str]:
     rows |= {"model": model, "format": "auto", "too_long": too_long, "check": "exact"}
     if plain:
         rows["loss"] = "everything"
-        rows.pop("template", None)
+        for key in ("template", "template_writes"):
+            rows.pop(key, None)
     info, base, line = _info(draft)
     lines += line
     sets: list[DataSet] = []
