@@ -60,6 +60,7 @@ PLANNED: dict[str, dict[str, tuple[str, int, bool]]] = {
 }
 TRACED = {
     *("gemma-4-31b-qlora-1x48gb", "lfm2-8b-a1b-qlora-1x24gb", "olmo-3-7b-qlora-1x24gb", "qwen3.5-27b-qlora-1x48gb"),
+    "seed-oss-36b-qlora-1x48gb",
 }
 """Recipes that `make plans` alone plans: tracing their layers takes ten CPU-seconds each."""
 RUN_HERE = {
