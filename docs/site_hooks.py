@@ -117,7 +117,7 @@ def title_of(page: File, nav: Any, heading: str | None) -> str | None:
 
 def titles(nav: Any) -> dict[str, str]:
     """Return the titles of the pages in the navigation by their paths."""
-    result = {}
+    result: dict[str, str] = {}
     for entry in nav:
         for title, below in entry.items():
             result |= {below: title} if isinstance(below, str) else titles(below)

@@ -3,6 +3,7 @@
 When a test fails because the library has fixed the problem, remove the patch with its test.
 """
 
+import asyncio
 import contextlib
 import datetime
 import hashlib
@@ -946,6 +947,23 @@ def test_needed_adapt_packed_parameters() -> None:
     assert "_LoraFactorsProxy(*self.get_delta_factors(adapters[0]))" in inspect.getsource(
         layer.ParamWrapper._activate_lora
     )
+
+
+def test_needed_add_bounds() -> None:
+    """The server gives a model whatever it is sent, and nothing bounds an answer by the context."""
+    from transformers.cli.serving import utils
+
+    taken: list[dict[str, Any]] = []
+    model = SimpleNamespace(
+        generate=lambda **named: taken.append(named) or torch.zeros(1, 9),
+        config=SimpleNamespace(max_position_embeddings=4),
+    )
+    inputs, asked = {"input_ids": torch.zeros(1, 8)}, SimpleNamespace(max_new_tokens=100)
+    call = utils.GenerateManager().generate_non_streaming(
+        model, SimpleNamespace(decode=lambda *_, **__: ""), inputs, asked, "1"
+    )  # type: ignore[arg-type]
+    asyncio.run(call)
+    assert taken[0]["input_ids"].shape[-1] == 8 and asked.max_new_tokens == 100
 
 
 def test_needed_on_meta() -> None:
