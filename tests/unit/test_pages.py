@@ -98,8 +98,8 @@ def test_every_text_of_a_page_is_text(
             comparison.compare_all(results_of(folder / "results", rows, [*rows, "waiting"]), folder / "compare")
             page = folder / "compare/index.html"
         else:
-            rows = [{"instruction": f"<i>{number}", "output": "&amp;", "label": number} for number in range(12)]
-            page = Folder(folder, tiny_model).prepare(rows, ignore=["label"]) / "mask.html"
+            given = [{"instruction": f"<i>{number}", "output": "&amp;", "label": number} for number in range(12)]
+            page = Folder(folder, tiny_model).prepare(given, ignore=["label"]) / "mask.html"
         return Skeleton(page.read_text(encoding="utf-8"))
 
     harmless = made(tmp_path / "harmless")
