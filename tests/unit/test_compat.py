@@ -953,17 +953,10 @@ def test_needed_add_bounds() -> None:
     """The server gives a model whatever it is sent, and nothing bounds an answer by the context."""
     from transformers.cli.serving import utils
 
-    taken: list[dict[str, Any]] = []
-    model = SimpleNamespace(
-        generate=lambda **named: taken.append(named) or torch.zeros(1, 9),
-        config=SimpleNamespace(max_position_embeddings=4),
-    )
-    inputs, asked = {"input_ids": torch.zeros(1, 8)}, SimpleNamespace(max_new_tokens=100)
-    call = utils.GenerateManager().generate_non_streaming(
-        model, SimpleNamespace(decode=lambda *_, **__: ""), inputs, asked, "1"
-    )  # type: ignore[arg-type]
-    asyncio.run(call)
-    assert taken[0]["input_ids"].shape[-1] == 8 and asked.max_new_tokens == 100
+    model: Any = Mock(generate=Mock(return_value=torch.zeros(1, 9)))
+    inputs, asked = {"input_ids": torch.zeros(1, 8)}, Mock(max_new_tokens=100)
+    asyncio.run(utils.GenerateManager().generate_non_streaming(model, Mock(), inputs, asked, "1"))
+    assert model.generate.call_args.kwargs["input_ids"].shape[-1] == 8 and asked.max_new_tokens == 100
 
 
 def test_needed_on_meta() -> None:

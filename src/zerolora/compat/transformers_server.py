@@ -22,7 +22,7 @@ def add_bounds(around: Callable[[Any], Any], context: int) -> None:
     from transformers.cli.serving.utils import GenerateManager
 
     build = server.build_server
-    server.build_server = lambda *arguments, **options: around(build(*arguments, **options))  # type: ignore[assignment]
+    server.build_server = lambda *arguments, **options: around(build(*arguments, **options))
     for name in ("generate_streaming", "generate_non_streaming"):
         setattr(GenerateManager, name, _within(getattr(GenerateManager, name), context))
 
