@@ -96,6 +96,15 @@ def test_internal_links_lead_somewhere(site: Path, pages: dict[Path, Page]) -> N
     assert links > 1000
 
 
+def test_links_have_the_titles_of_their_pages(site: Path) -> None:
+    for path in site.rglob("*.html"):
+        text = path.read_text(encoding="utf-8")
+        assert re.findall(r"<a [^>]*>(?:<code>)?[\w./-]+\.md(?:</code>)?</a>", text) == [], path.name
+    home = (site / "index.html").read_text(encoding="utf-8")
+    assert '<a href="own-data.html">Your own model and data</a>' in home
+    assert '<a href="gpu.html#checking-a-machine">Checking a machine</a>' in home
+
+
 def test_broken_link_fails_the_build(tmp_path: Path) -> None:
     """A site of one page with the real settings. With --quiet, mkdocs would count no warnings."""
     assert re.search(r"mkdocs build --strict$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
