@@ -1,4 +1,4 @@
-"""Record a terminal: from an empty folder with a model and rows to a trained adapter, as docs/figures/first-run.svg.
+"""Record a terminal: from a folder with a model and rows to a trained adapter, as docs/figures/first-run.svg.
 
 .venv/bin/python docs/first_run_picture.py MODEL     # a directory, as resources/weights/smollm2-135m-instruct; minutes
 """
@@ -35,7 +35,7 @@ def main(model: str) -> None:
         (folder / "sums.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in ROWS), encoding="utf-8")
         text = recorded(COMMANDS, folder)
     print(text)
-    write_text(PICTURE, picture(text, "an empty folder", "first-run"))
+    write_text(PICTURE, picture(text, "a model and rows", "first-run"))
 
 
 if __name__ == "__main__":
