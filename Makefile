@@ -128,5 +128,5 @@ $(INSTALLED): envs/requirements.lock envs/requirements.hashes envs/cu12.hashes e
 # The rest. Some packages have files that are no Python of this version.
 	@$(BIN)/python -m compileall -qq -j 0 -x $(UNUSED) $(VENV)/lib || true
 	@$(BIN)/python -m pip install $(PIP) --no-deps --no-build-isolation --editable .
-	@$(BIN)/python -m pip check >&2
+	@said=$$($(BIN)/python -m pip check) || { echo "$$said" >&2; exit 1; }
 	@echo "$(TORCH)" >$@
