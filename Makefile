@@ -7,7 +7,8 @@ INSTALLED := $(VENV)/installed
 PROFILE ?= profiles/local
 # Of the packages' tests nothing is imported, and of transformers' models one or two, which Python compiles then.
 UNUSED := '/tests?/|/transformers/models/'
-PIP := --quiet --disable-pip-version-check
+# Errors alone: with a mirror, or as root, pip warns hundreds of times.
+PIP := -qq --disable-pip-version-check
 # Four files of tests at a time, which share nothing: for two cores, since those of Slurm and of hanging ranks mostly wait.
 # A thread each, as more threads than cores are slower. What pytest compiles of the tests is kept for the next run.
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --durations 10
@@ -111,6 +112,7 @@ ifneq ($(and $(TORCH),$(filter-out $(shell cat $(INSTALLED) 2>/dev/null),$(TORCH
 endif
 
 $(INSTALLED): envs/requirements.lock envs/requirements.hashes envs/cu12.hashes envs/cu13.hashes pyproject.toml
+	@echo "Installing the packages of envs/requirements.lock into $(VENV), which takes minutes; \`make clean\` removes them."
 	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo "python3 is older than 3.11; install a newer one" >&2; exit 1; }
 	@python3 -m venv $(VENV) >/dev/null 2>&1 || { rm -rf $(VENV); apt-get install -y -qq python3-venv && python3 -m venv $(VENV); } || \
@@ -120,11 +122,11 @@ $(INSTALLED): envs/requirements.lock envs/requirements.hashes envs/cu12.hashes e
 # its hash is checked; a source would be built for its metadata.
 	@PYTHONPATH=src python3 -m zerolora.machine.torch_install wheel $(BIN)/python $(TORCH)
 # pip takes one core, and would compile on it too: another does meanwhile.
-	PYTHONPATH=src $(BIN)/python -m zerolora.machine.compile_meanwhile $(VENV)/lib $(UNUSED) \
+	@PYTHONPATH=src $(BIN)/python -m zerolora.machine.compile_meanwhile $(VENV)/lib $(UNUSED) \
 	    $(BIN)/python -m pip install $(PIP) --no-compile --require-hashes --no-deps --requirement envs/requirements.hashes
 	@PYTHONPATH=src python3 -m zerolora.machine.torch_install libraries $(BIN)/python
 # The rest. Some packages have files that are no Python of this version.
 	@$(BIN)/python -m compileall -qq -j 0 -x $(UNUSED) $(VENV)/lib || true
-	$(BIN)/python -m pip install $(PIP) --no-deps --no-build-isolation --editable .
-	$(BIN)/python -m pip check
+	@$(BIN)/python -m pip install $(PIP) --no-deps --no-build-isolation --editable .
+	@said=$$($(BIN)/python -m pip check) || { echo "$$said" >&2; exit 1; }
 	@echo "$(TORCH)" >$@

@@ -4,22 +4,15 @@
 """
 
 import fcntl
-import html
-import io
 import os
 import pty
-import re
 import struct
 import subprocess
 import sys
 import termios
 from pathlib import Path
 
-from check_table import FONT_FACE
-from rich.cells import cell_len, chop_cells
-from rich.console import Console
-from rich.terminal_theme import SVG_EXPORT_THEME
-from rich.text import Text
+import recording
 
 from zerolora.files import write_text
 
@@ -29,7 +22,6 @@ WIDTH, HEIGHT = 100, 40
 COMMAND = ("zerolora", "chat", "default", "default/base", "--max-new-tokens", "32")
 LINES = ("1645=", "/new", "257=")
 PROMPT = "> "
-TEXT = re.compile(r'textLength="([\d.]+)"([^>]*)>([^<]+)')
 
 
 def session(command: tuple[str, ...], lines: tuple[str, ...], folder: Path, environment: dict[str, str]) -> str:
@@ -61,24 +53,13 @@ def session(command: tuple[str, ...], lines: tuple[str, ...], folder: Path, envi
 
 def picture(text: str) -> str:
     """Return the terminal as SVG."""
-    console = Console(record=True, width=WIDTH, file=io.StringIO(), color_system="truecolor")
-    for line in text.splitlines():
-        for part in chop_cells(line, WIDTH) or [""]:
-            console.print(Text(part, style="bold" if line.startswith(("$ ", PROMPT)) else "", no_wrap=True))
-    svg = console.export_svg(title="a finished run", theme=SVG_EXPORT_THEME, unique_id="chat")
-    svg = TEXT.sub(_of_cells, FONT_FACE.sub("", svg))
-    return "\n".join(line.rstrip() for line in svg.splitlines()) + "\n"
-
-
-def _of_cells(text: re.Match[str]) -> str:
-    """Return a text of the picture as wide as its cells. For rich, each character takes one."""
-    characters = html.unescape(text[3])
-    return f'textLength="{float(text[1]) / len(characters) * cell_len(characters):.1f}"{text[2]}>{text[3]}'
+    drawn: str = recording.picture(text, "a finished run", "chat", WIDTH, (recording.PROMPT, PROMPT))
+    return drawn
 
 
 def recorded(folder: Path, environment: dict[str, str]) -> str:
     """Return what a terminal shows of the conversation in the project `folder`."""
-    return f"$ {' '.join(COMMAND)}\n{session(COMMAND, LINES, folder, environment)}".rstrip()
+    return f"{recording.PROMPT}{' '.join(COMMAND)}\n{session(COMMAND, LINES, folder, environment)}".rstrip()
 
 
 def _until_prompt(terminal: int) -> bytes:

@@ -18,6 +18,7 @@ import reference_pages
 import stage_table
 import target_table
 from diagrams import drawn
+from markdown.extensions.toc import slugify
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -56,6 +57,9 @@ COPIED = "files/"
 """Folder of the site for linked files elsewhere in the repository."""
 
 LINK = re.compile(r"(\]\()([^)\s#:]+)(#[^)\s]*)?(\))")
+PATH = re.compile(r"\[`?[\w./-]+\.md`?\]\(([^)\s#:]*)(?:#([^)\s]*))?\)")
+"""A link whose text is the path of a page, which says little on the site."""
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 MERMAID = re.compile(r"^```mermaid\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 REMOTE = re.compile(r"https://(unpkg\.com|api\.github\.com|gitlab\.com)/")
 MARK = re.compile(r"^(<!--.*-->)$", re.MULTILINE)
@@ -83,9 +87,9 @@ def on_files(files: Files, config: Any) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Fill the generated blocks, point links into the site, draw diagrams, and add the blank lines that Markdown needs
-    around marks."""
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    """Fill the generated blocks, point links into the site, name pages by their titles, draw diagrams, and add the
+    blank lines that Markdown needs around marks."""
     here = page.file.src_uri
     for fill in FILLED:
         markdown = fill(markdown)
@@ -94,8 +98,30 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         target = site_path(repository_path(here, match[2]))
         return f"{match[1]}{relpath(target, dirname(here) or '.')}{match[3] or ''}{match[4]}"
 
+    def named(match: re.Match[str]) -> str:
+        target = site_path(repository_path(here, match[1])) if match[1] else here
+        found = files.get_file_from_path(target)
+        title = found and title_of(found, config["nav"], match[2])
+        return match[0].replace(match[0].partition("](")[0], f"[{title}", 1) if title else match[0]
+
+    markdown = PATH.sub(named, markdown)
     markdown = MERMAID.sub(lambda match: drawn(match[1]), markdown)
     return MARK.sub(r"\n\1\n", LINK.sub(link, markdown))
+
+
+def title_of(page: File, nav: Any, heading: str | None) -> str | None:
+    """Return the title of a page: of the heading that a link leads to, or else in the navigation, or else its own."""
+    headings = {slugify(re.sub(r"[`*]", "", each), "-"): each for each in HEADING.findall(page.content_string)}
+    return headings.get(heading or "") or titles(nav).get(page.src_uri) or next(iter(headings.values()), None)
+
+
+def titles(nav: Any) -> dict[str, str]:
+    """Return the titles of the pages in the navigation by their paths."""
+    result: dict[str, str] = {}
+    for entry in nav:
+        for title, below in entry.items():
+            result |= {below: title} if isinstance(below, str) else titles(below)
+    return result
 
 
 def on_post_build(config: Any) -> None:

@@ -29,6 +29,8 @@ LOGGER = logging.getLogger("zerolora")
 PREFIX = "zerolora: "
 """Marks lines for the user's screen."""
 COLOUR = re.compile(r"(?P<colour>\x1b\[[0-9;]*m)|[^\x1b]+|\x1b")
+UNWRITTEN = re.compile(f"{CONTROLS.pattern}|[\ud800-\udfff]")
+"""Matches control characters, and halves of a character, which no encoding has."""
 VARIABLE = "ZEROLORA_STATUS"
 """Environment variable: path of the status file, inherited by training ranks."""
 
@@ -71,8 +73,8 @@ def say(text: str, *, coloured: bool = False) -> None:
 
 
 def escaped(text: str) -> str:
-    """Return a text of a model for a terminal: line ends and tabs remain, and so do joined emojis."""
-    return CONTROLS.sub(lambda found: found[0] if found[0] in "\n\t" else printable(found[0]), text)
+    """Return a text for a terminal or a page: line ends and tabs remain, and so do joined emojis."""
+    return UNWRITTEN.sub(lambda found: found[0] if found[0] in "\n\t" else printable(found[0]), text)
 
 
 def _colour(part: re.Match[str]) -> str:

@@ -8,6 +8,8 @@ from browser import open_page
 
 pytestmark = pytest.mark.browser
 
+PHONE = 400
+
 
 # Whether all parts of a diagram are in its drawing, and the drawing in its column.
 WHOLE = """drawing => {
@@ -16,6 +18,30 @@ WHOLE = """drawing => {
   return parts.length > 10 && column.scrollWidth <= column.clientWidth && parts.every(
     part => part.x >= 0 && part.y >= 0 && part.x + part.width <= width && part.y + part.height <= height);
 }"""
+
+
+# Elements beyond the right edge that nothing scrolls, and codes of a table that are broken within a word.
+UNREADABLE = """width => [...document.querySelectorAll("article *")].filter(each => {
+  const box = each.getBoundingClientRect();
+  return box.width && box.right > width + 1 && !each.closest("table, pre, .diagram, .tabbed-labels")
+    || each.matches("td code") && /^[\\w.]+$/.test(each.textContent) && each.getClientRects().length > 1;
+}).map(each => each.outerHTML.slice(0, 90))"""
+
+
+def test_every_page_can_be_read_on_a_phone(chromium: Any, site: Path) -> None:
+    """None scrolls sideways: what is wide scrolls in itself. The theme is loaded once, for the texts of all pages."""
+    opened = open_page(chromium, site / "index.html", PHONE)
+    wrong = {}
+    pages = [path for path in sorted(site.rglob("*.html")) if path.name != "404.html"]
+    for path in pages:
+        article = path.read_text(encoding="utf-8").partition("<article")[2].partition(">")[2].partition("</article>")[0]
+        opened.tab.evaluate("article => document.querySelector('article').innerHTML = article", article)
+        width, unreadable = opened.tab.evaluate(f"[document.documentElement.scrollWidth, ({UNREADABLE})({PHONE})]")
+        if width > PHONE or unreadable:
+            wrong[path.relative_to(site).as_posix()] = (width, unreadable[:3])
+    assert len(pages) > 40
+    assert wrong == {}
+    opened.tab.close()
 
 
 @pytest.mark.parametrize("page", ["index.html", "architecture.html"])

@@ -8,8 +8,10 @@ import signal
 import socket
 import subprocess
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -101,12 +103,47 @@ def ended(server: "subprocess.Popen[str]") -> str:
     return output
 
 
+def asked(port: int, content: str, **options: Any) -> tuple[int, Any]:
+    """Return the status and the body of an answer."""
+    body = json.dumps({"model": "default", "messages": [{"role": "user", "content": content}], **options}).encode()
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/chat/completions", body, {"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request) as answer:  # noqa: S310 (of this file)
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def check_bounds(port: int, question: str, context: int) -> None:
+    """Ask a server for more than its model takes, while others ask it."""
+    with ThreadPoolExecutor(8) as clients:
+        large = [clients.submit(asked, port, text) for text in ("12 + " * 200_000, "\x00é" * 2_000_000)]
+        small = [clients.submit(asked, port, question, temperature=0, max_tokens=4) for _ in range(4)]
+        done, _ = wait([*large, *small], return_when=FIRST_COMPLETED)
+        answers = [each.result() for each in small]
+        refusals = [each.result() for each in large]
+    assert done & {*small}, "a long prompt was in the way of short ones"
+    texts = {json.dumps(answer["choices"][0]["message"]) for status, answer in answers if status == 200}
+    assert len(texts) == 1 and [status for status, _ in answers] == [200] * 4
+    most = f"the model takes {context:,} with its answer: send a shorter prompt"
+    for status, refusal in refusals:
+        assert status == 400 and refusal["detail"].startswith("the request has ")
+        assert refusal["detail"].endswith(f"; {most}") and "\n" not in refusal["detail"]
+    # With the template's own tokens it does not fit; an answer ends where the context does.
+    status, refusal = asked(port, "1" * (context - 1))
+    assert (status, refusal["detail"].partition("; ")[2]) == (400, most)
+    status, answer = asked(port, "1" * (context - 100), max_tokens=10_000)
+    assert status == 200 and answer["usage"]["total_tokens"] <= context
+
+
 @pytest.mark.parametrize("part", ["", "/adapter"])
 def test_a_client_gets_the_answers_of_the_evaluation(
     part: str, project: Project, port: int, served: Callable[[str], "subprocess.Popen[str]"]
 ) -> None:
     """With the same tokens in the prompt. (A server loads libraries and a model.) SIGTERM ends both processes, and
-    leaves no directory."""
+    leaves no directory. Several ask at once; a prompt that the model cannot take is refused and blocks none."""
     results = project.directory / "results"
     rows = json.loads((results / "default/answers.json").read_text())[:2]
     server = served(f"default{part}")
@@ -118,6 +155,12 @@ def test_a_client_gets_the_answers_of_the_evaluation(
     assert client.returncode == 0, client.stderr
     answered = [json.loads(line) for line in client.stdout.splitlines()]
     assert answered == [[row["answer"], row["prompt_tokens"]] for row in rows]
+    if not part:
+        check_bounds(
+            port,
+            rows[0]["question"],
+            json.loads((project.directory / "model/config.json").read_text())["max_position_embeddings"],
+        )
     (child,) = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
     folder = Path(f"/proc/{child}/cwd").readlink()
     server.send_signal(signal.SIGTERM)

@@ -191,6 +191,15 @@ FOREIGN = (
 )
 
 
+def wait_until_read(store: torch.distributed.TCPStore, first: str, second: str) -> None:
+    """Wait until rank 0 has read a new status of rank 1: between the two writes of its own that follow one."""
+    for key in (second, first, first):
+        before, deadline = store.get(key), time.monotonic() + 60
+        while store.get(key) == before:
+            assert time.monotonic() < deadline, f"{key} is not written"
+            time.sleep(0.02)
+
+
 def test_another_process_that_writes_to_the_store_ends_nothing() -> None:
     """And is reported; once it has gone, a rank that hangs is found as before."""
     ranks = [stand_in(rank, GOES_ON, ZEROLORA_SECRET="s" * 64) for rank in (0, 1)]
@@ -206,7 +215,7 @@ def test_another_process_that_writes_to_the_store_ends_nothing() -> None:
                 other.set(key, content)  # type: ignore[arg-type]  # it takes bytes too
                 time.sleep(0.01)
     assert [rank.runs() for rank in ranks] == [True, True], [rank.errors() for rank in ranks]
-    time.sleep(3)  # until rank 1 has written its own again
+    wait_until_read(other, *keys)
     ranks[1].signal(signal.SIGSTOP)
     assert ranks[0].wait() == 2
     errors = ranks[0].errors()

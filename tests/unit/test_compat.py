@@ -3,6 +3,7 @@
 When a test fails because the library has fixed the problem, remove the patch with its test.
 """
 
+import asyncio
 import contextlib
 import datetime
 import hashlib
@@ -946,6 +947,16 @@ def test_needed_adapt_packed_parameters() -> None:
     assert "_LoraFactorsProxy(*self.get_delta_factors(adapters[0]))" in inspect.getsource(
         layer.ParamWrapper._activate_lora
     )
+
+
+def test_needed_add_bounds() -> None:
+    """The server gives a model whatever it is sent, and nothing bounds an answer by the context."""
+    from transformers.cli.serving import utils
+
+    model: Any = Mock(generate=Mock(return_value=torch.zeros(1, 9)))
+    inputs, asked = {"input_ids": torch.zeros(1, 8)}, Mock(max_new_tokens=100)
+    asyncio.run(utils.GenerateManager().generate_non_streaming(model, Mock(), inputs, asked, "1"))
+    assert model.generate.call_args.kwargs["input_ids"].shape[-1] == 8 and asked.max_new_tokens == 100
 
 
 def test_needed_on_meta() -> None:

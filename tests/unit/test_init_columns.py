@@ -222,7 +222,10 @@ def test_rows_of_no_form_get_a_config_too(folder: Path) -> None:
     assert result.returncode == 0 and "undecided" not in result.stdout
     assert "36 rows of prompt" in result.stdout
     for options, said in (
-        (("--columns", "prompt"), "--columns 'prompt': use FIELD=COLUMN, with a field of "),
+        (
+            ("--columns", "prompt"),
+            "--columns 'prompt': use FIELD=COLUMN, as in prompt=question,completion=answer; the ",
+        ),
         (("--columns", "prompt=cc,completion=bb"), "no row has cc; it has aa, bb"),
         (("--ignore", "cc"), "no row has cc"),
     ):

@@ -219,6 +219,31 @@ def test_texts_of_others_are_printed_by_one_function() -> None:
     assert guilty == PRINT.keys()
 
 
+ELEMENTS = re.compile(r"</(a|b|body|code|div|h\d|html|i|p|pre|script|span|style|t(able|body|d|h|head|r))>")
+
+
+def test_html_is_written_by_templates_that_escape() -> None:
+    """pages.environment escapes whatever a template prints, but for `Markup` of report/html.py."""
+    guilty = set()
+    for path in workflow_files.PACKAGE.rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            match node:
+                case ast.Constant(value=str(text)) if ELEMENTS.search(text):
+                    pass
+                case ast.Import(names=[ast.alias(name="html"), *_]) | ast.ImportFrom(module="markupsafe"):
+                    pass
+                case _:
+                    continue
+            guilty.add(path.relative_to(workflow_files.PACKAGE).as_posix())
+    assert guilty == {"pages.py", "report/html.py"}
+    templates = list(workflow_files.PACKAGE.rglob("*.html"))
+    assert len(templates) >= 5
+    for path in templates:
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"\| *safe|autoescape|xmlattr|=\{\{", text), path
+
+
 LOADERS = {
     "model/architecture.py": "tokenizer_of, which bounds it",
     "model/prompt_format.py": "vocabulary, which bounds it",

@@ -1018,10 +1018,10 @@ def test_unread_keys_are_in_log_stats_and_page(folder: Folder, caplog: pytest.Lo
     assert "rows.json: read as messages, template chat, loss assistant" in page
     for text in (
         "<td>weight</td><td>key, in messages</td><td>12</td><td>0: the turn is not supervised; 1 changes nothing</td>",
-        "<td>messages[].id</td><td>key, in messages</td><td>12</td><td>left out, since <code>ignore</code>",
-        "<td>q</td><td>column, in rows</td><td>12</td><td><b>not read</b>: part of a text that is read</td>",
-        "<td>label</td><td>column, in rows</td><td>12</td><td>left out, since <code>ignore</code> names it</td>",
-        "<td>&lt;b&gt;</td><td>column, in rows</td><td>12</td><td><b>not read</b>: the same in all rows</td>",
+        "<td>messages[].id</td><td>key, in messages</td><td>12</td><td>left out, since ignore",
+        "<td>q</td><td>column, in rows</td><td>12</td><td>not read: part of a text that is read</td>",
+        "<td>label</td><td>column, in rows</td><td>12</td><td>left out, since ignore names it</td>",
+        "<td>&lt;b&gt;</td><td>column, in rows</td><td>12</td><td>not read: the same in all rows</td>",
     ):
         assert text in page
     assert '<span class="c">B</span>' in page and '<span class="l">G</span>' in page

@@ -10,9 +10,12 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+import typer
 import yaml
 from conftest import ROOT
 
+from zerolora.cli import app
+from zerolora.config import known_keys
 from zerolora.planner.cost import useful_flops
 
 sys.path.append(str(ROOT / "docs"))
@@ -91,6 +94,15 @@ def test_internal_links_lead_somewhere(site: Path, pages: dict[Path, Page]) -> N
                 assert parts.fragment in pages[target].ids, f"{path.relative_to(site)}: {address}"
             links += 1
     assert links > 1000
+
+
+def test_links_have_the_titles_of_their_pages(site: Path) -> None:
+    for path in site.rglob("*.html"):
+        text = path.read_text(encoding="utf-8")
+        assert re.findall(r"<a [^>]*>(?:<code>)?[\w./-]+\.md(?:</code>)?</a>", text) == [], path.name
+    home = (site / "index.html").read_text(encoding="utf-8")
+    assert '<a href="own-data.html">Your own model and data</a>' in home
+    assert '<a href="gpu.html#checking-a-machine">Checking a machine</a>' in home
 
 
 def test_broken_link_fails_the_build(tmp_path: Path) -> None:
@@ -201,21 +213,66 @@ def test_diagrams_have_no_overlapping_boxes() -> None:
         diagrams.drawn("flowchart LR\n a{b} --> c\n")
 
 
-def test_answers_about_peers_have_sources() -> None:
+def peer_rows() -> tuple[list[str], list[list[str]], dict[str, str]]:
+    """Return the projects of the table of features, its rows, and the source of each row."""
     head, *rows = re.findall(
         r"^\| (?!\*\*|---)(.+) \|$", PEERS.split("legacy*")[1].split("## Sources")[0], re.MULTILINE
     )
-    peers = [cell.strip() for cell in head.split("|")][2:]
-    assert peers == ["axolotl", "LLaMA-Factory", "XTuner", "TRL", "ms-swift", "torchtune"] and len(rows) >= 30
     sources = dict(re.findall(r"^- \*\*(.+?)\*\*: ((?:.|\n  )+)", PEERS.split("## Sources")[1], re.MULTILINE))
-    for row in rows:
-        feature, _, *answers = [cell.strip() for cell in row.split("|")]
+    projects, *cells = ([cell.strip() for cell in row.split("|")] for row in (head, *rows))
+    return projects[1:], cells, {feature: " ".join(source.split()) for feature, source in sources.items()}
+
+
+def test_answers_about_peers_have_sources() -> None:
+    (_, *peers), rows, sources = peer_rows()
+    assert peers == ["axolotl", "LLaMA-Factory", "XTuner", "TRL", "ms-swift", "torchtune"] and len(rows) >= 30
+    for feature, _, *answers in rows:
         if feature in ("users", "maintained"):
             continue
-        source = " ".join(sources[feature].split())
+        source = sources[feature]
         for peer, answer in zip(peers, answers, strict=True):
             if answer not in ("not found", "no"):
                 assert f"{peer} `" in source, f"{feature}: no source for {peer}"
             elif peer not in source:
                 assert "the others" in source or answer == "no", f"{feature}: nothing was searched for of {peer}"
     assert len(sources) == len(rows)
+
+
+ABSENT = {
+    "reinforcement learning (GRPO, PPO)": r"grpo|ppo|rloo|reinforce",
+    "rows with images": r"image|\bvision|multimodal",
+    "tensor parallel training": r"tensor_parallel|\btp\b|autotp",
+    "pipeline or expert parallel": r"pipeline_parallel|expert_parallel",
+    "web interface": r"\bweb|\bui\b|studio",
+    "tests on GPUs in its own CI": "^no name says so",
+}
+"""Features that this project lacks, and what their keys, entries and commands would be called."""
+
+
+def test_our_answers_beside_peers_are_true() -> None:
+    """Each names entries of registries, keys, commands, tests or files, and they exist; what we lack has no name."""
+    keys = {key.dotted for key in known_keys.known()}
+    names: dict[str, set[str]] = {}
+    for heading, (folder, *_, settings) in reference_pages.REGISTRIES.items():
+        for key in re.findall(r"`([\w.<>]+)`", settings):
+            names[key] = {name for name, _ in reference_pages.entries(heading, folder)}
+    commands = {f"zerolora {name}" for name in typer.main.get_command(app).commands}  # type: ignore[attr-defined]
+    everything = {*keys, *commands, *set().union(*names.values())}
+
+    def exists(evidence: str) -> bool:
+        key, _, value = evidence.partition(": ")
+        path, _, test = evidence.partition("::")
+        if value:
+            return value in names.get(key, ())
+        if (ROOT / path).exists():
+            return not test or f"\ndef {test}(" in (ROOT / path).read_text(encoding="utf-8")
+        return evidence in keys | commands
+
+    _, rows, sources = peer_rows()
+    for feature, ours, *_ in rows:
+        if ours == "no":
+            assert not [name for name in everything if re.search(ABSENT[feature], name)], feature
+        elif feature not in ("users", "maintained"):
+            own = re.match(r"zerolora (`[^`]+`(?:, `[^`]+`)*)", sources[feature])
+            assert own, f"{feature}: names nothing of this project"
+            assert [each for each in re.findall("`([^`]+)`", own[1]) if not exists(each)] == [], feature

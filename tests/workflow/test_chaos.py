@@ -1,5 +1,6 @@
 """Kills, damage and lost records over one finished project: rounds of benchmarks/chaos.py, and what they have shown."""
 
+import json
 import random
 import shutil
 from collections.abc import Iterator
@@ -65,12 +66,17 @@ def test_a_job_whose_shell_was_killed_publishes_nothing_and_runs_again(chaos: Ch
 
 
 def test_results_without_receipts_are_made_again(chaos: Chaos, project: Project) -> None:
-    """DVC has no record of them either."""
+    """DVC has no record of them either. Between two commits of equal runs, it has no metrics to show."""
+    project.commit("a run")
     (project.directory / "dvc.lock").unlink()
     shutil.rmtree(project.directory / "results/receipts")
     result = project.snakemake("all")
     assert "no receipt says which job wrote it; it is made again" in result.stderr
     chaos.check_agreement(project)
+    project.commit("an equal run")
+    compared = ("dvc", "metrics", "diff", "--json", "HEAD~1", "HEAD")
+    assert "results/default/summary.json" in json.loads(project.run(*compared, "--all").stdout)
+    assert json.loads(project.run(*compared).stdout) == {}
 
 
 def test_a_lock_file_that_lacks_stages_is_completed(chaos: Chaos, project: Project) -> None:

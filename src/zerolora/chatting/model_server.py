@@ -32,10 +32,14 @@ CHAT_TEMPLATE = "chat_template.jinja"
 PACKAGES = ("fastapi", "uvicorn", "openai")
 """Those that transformers' server needs and this project does not (extra `serve`)."""
 SERVER = """
+import sys
+from pathlib import Path
 from zerolora.machine.parents import end_at_parents_death
 end_at_parents_death()
 from zerolora.compat.left_out import leave_out
 leave_out("torchao")
+from zerolora.chatting.prompt_bounds import bound_prompts
+bound_prompts(Path(sys.argv[2]))
 from transformers.cli.transformers import main
 main()
 """

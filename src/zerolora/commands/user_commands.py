@@ -77,8 +77,8 @@ def _mapped(given: list[str]) -> dict[str, str]:
         name, equals, column = entry.partition("=")
         if not equals or not column or name not in fields():
             raise UserError(
-                f"--columns {shown(entry)}: use FIELD=COLUMN, with a field of {', '.join(fields())}, as in "
-                "prompt=question,completion=answer"
+                f"--columns {shown(entry)}: use FIELD=COLUMN, as in prompt=question,completion=answer; the fields are "
+                f"{', '.join(fields())}"
             )
         result[name] = column
     return result

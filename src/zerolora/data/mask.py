@@ -1,7 +1,7 @@
-"""The loss mask: counted and checked while rows are written, and shown in mask.html."""
+"""The loss mask: counted and checked while rows are written, and shown in mask.html, by the template here."""
 
 import collections
-import html
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from zerolora.data.prepared_rows import IGNORED, open_table
 from zerolora.data.statistics import printed
 from zerolora.errors import UserError
 from zerolora.files import write_text
+from zerolora.pages import environment
 
 SAMPLE = 20  # rows on the page
 LONGEST = 2000  # tokens shown of a row
@@ -29,9 +30,7 @@ COUNTS = {
 GIVEN = "given to the template"
 EFFECTS = {
     **dict.fromkeys(("messages", "conversations"), "the turns"),
-    **dict.fromkeys(
-        ("role", "from"), "whose turn it is, which decides with <code>loss</code> whether it is supervised"
-    ),
+    **dict.fromkeys(("role", "from"), "whose turn it is, which decides with loss whether it is supervised"),
     **dict.fromkeys(("content", "value"), "the text of a turn: supervised where the turn is"),
     **dict.fromkeys(FACTORS, "0: the turn is not supervised; 1 changes nothing"),
     **dict.fromkeys(SWITCHES, "false or 0: the turn is not supervised; true or 1: it is, whatever its role"),
@@ -44,7 +43,7 @@ EFFECTS = {
     **dict.fromkeys(("instruction", "input", "context"), "the question, a turn of the user"),
     "history": "earlier questions and answers, turns of user and assistant",
     "output": "the answer, a turn of the assistant",
-    "prompt": "the question, whose answers are not supervised with <code>loss: assistant</code> or <code>last</code>",
+    "prompt": "the question, whose answers are not supervised with loss: assistant or last",
     "completion": "the answer, or the turns behind the prompt",
     "text": "supervised as a whole",
     "input_ids": "the tokens: supervised where labels say so, all of them without labels",
@@ -52,7 +51,7 @@ EFFECTS = {
     **dict.fromkeys(("attention_mask", "position_ids"), "checked: a single row without padding"),
     **dict.fromkeys(("tool_call_id", "name"), GIVEN),
 }
-"""The effect of each field, as HTML."""
+"""The effect of each field."""
 
 
 class Proof:
@@ -159,68 +158,67 @@ def write_page(
     rows token by token, supervised tokens in green and context in grey."""
     rows = open_table(data, "train")
     drawn = np.sort(np.random.default_rng(settings.seed).permutation(len(rows))[:SAMPLE])
-    names = (_names_table(source, settings.template, settings.loss) for source in sources)
-    parts = [_PAGE, _summary(proof), *names]
-    for number in drawn.tolist():
-        row = rows.slice(number, 1).to_pylist()[0]
-        parts.append(
-            f"<h2>row {number + 1:,} of train</h2><p>{row['length']:,} tokens, {row['supervised']:,} supervised</p>"
-            f"{_verdict(row)}<pre>{_coloured(tokenizer, row['input_ids'], row['labels'])}</pre>"
-        )
-        if "rejected_input_ids" in row:
-            coloured = _coloured(tokenizer, row["rejected_input_ids"], row["rejected_labels"])
-            parts.append(f"<p>rejected:</p><pre>{coloured}</pre>")
-    write_text(data / "mask.html", "\n".join([*parts, "</body></html>", ""]))
-
-
-def _verdict(row: dict[str, Any]) -> str:
-    """Return the verdict on the first answer of a row, as HTML; empty for a text to learn."""
-    if "rejected_input_ids" in row:
-        return "<p>chosen:</p>"
-    return f"<p>{'desirable' if row['desirable'] else 'undesirable'}:</p>" if "desirable" in row else ""
-
-
-def _summary(proof: dict[str, Any]) -> str:
-    roles = "".join(
-        f"<tr><td>{html.escape(role)}</td>" + "".join(f"<td>{counts.get(name, 0):,}</td>" for name in COUNTS) + "</tr>"
-        for role, counts in proof["roles"].items()
-    )
-    stops = ", ".join(f"<code>{html.escape(stop)}</code> {number:,}" for stop, number in proof["stop_tokens"].items())
-    return (
-        f"<p>{proof['rows']:,} rows, {proof['tokens']:,} tokens, {proof['supervised_tokens']:,} supervised. "
-        f"Stop tokens of supervised turns: {stops or 'none'}.</p>"
-        f"<table><tr><th>role</th>{''.join(f'<th>{title}</th>' for title in COUNTS.values())}</tr>{roles}</table>"
+    page = environment(Path(__file__).parent).get_template("mask.html")
+    write_text(
+        data / "mask.html",
+        page.render(
+            proof=proof,
+            counts=COUNTS,
+            sources=[(_title(source, settings.template, settings.loss), _names(source)) for source in sources],
+            rows=[_sample(tokenizer, number, rows.slice(number, 1).to_pylist()[0]) for number in drawn.tolist()],
+        ),
     )
 
 
-def _names_table(source: ReadSource, template: str, loss: object) -> str:
-    """Return a source's columns and keys as an HTML table, those that were read first."""
+class _Sample(NamedTuple):
+    """A row of the page: its number, length and supervised tokens, and its sequences by their titles."""
+
+    number: int
+    length: int
+    supervised: int
+    sequences: list[tuple[str, "_Shown"]]
+
+
+class _Shown(NamedTuple):
+    """The texts of a sequence's tokens, each with the class of its colour, and the number of tokens left out."""
+
+    texts: list[tuple[str, str]]
+    more: int
+
+
+def _sample(tokenizer: Any, number: int, row: dict[str, Any]) -> _Sample:
+    """Return a row for the page; its first title is the verdict on an answer, empty for a text to learn."""
+    rejected = "rejected_input_ids" in row
+    verdict = "chosen" if rejected else ("undesirable", "desirable")[row["desirable"]] if "desirable" in row else ""
+    sequences = [(verdict, _coloured(tokenizer, row["input_ids"], row["labels"]))]
+    if rejected:
+        sequences.append(("rejected", _coloured(tokenizer, row["rejected_input_ids"], row["rejected_labels"])))
+    return _Sample(number + 1, row["length"], row["supervised"], sequences)
+
+
+def _title(source: ReadSource, template: str, loss: object) -> str:
+    return f"{source.name}: read as {source.form or 'nothing'}, template {template}, loss {loss}"
+
+
+def _names(source: ReadSource) -> Iterator[tuple[str, str, int, str]]:
+    """Yield each name in a source, what it is, how often, and what becomes of it; those that are read first."""
     fields = {column: field for field, column in source.columns.items()}
     order = ("read", "ignored", "redundant", "constant")
-    lines = []
     for status, where, name in sorted(source.seen, key=lambda each: (order.index(each[0]), *each[1:])):
         argument = name.removeprefix(f"{KEYWORDS}.") in source.arguments or name == KEYWORDS
         effect = {
             "read": EFFECTS.get(fields.get(name, name), GIVEN if argument else "read by the form"),
-            "ignored": "left out, since <code>ignore</code> names it",
-            "redundant": "<b>not read</b>: part of a text that is read",
-            "constant": "<b>not read</b>: the same in all rows",
+            "ignored": "left out, since ignore names it",
+            "redundant": "not read: part of a text that is read",
+            "constant": "not read: the same in all rows",
         }[status]
         what = "column, in rows" if where == "column" else "key, in messages"
-        number = source.seen[status, where, name]
-        lines.append(
-            f"<tr><td>{html.escape(printed(name))}</td><td>{what}</td><td>{number:,}</td><td>{effect}</td></tr>"
-        )
-    title = f"{source.name}: read as {source.form or 'nothing'}, template {template}, loss {loss}"
-    return (
-        f"<h2>{html.escape(title)}</h2>"
-        f"<table><tr><th>name</th><th>is a</th><th>number</th><th>what becomes of it</th></tr>{''.join(lines)}</table>"
-    )
+        yield printed(name), what, source.seen[status, where, name], effect
 
 
-def _coloured(tokenizer: Any, ids: list[int], labels: list[int]) -> str:
-    """Return a row's tokens as HTML. Tokens that share a character are joined."""
-    result: list[str] = []
+def _coloured(tokenizer: Any, ids: list[int], labels: list[int]) -> _Shown:
+    """Return the texts of a sequence's tokens. Tokens that share a character are joined."""
+    texts: list[tuple[str, str]] = []
     pending: list[int] = []
     shown = list(zip(ids, labels, strict=True))[:LONGEST]
     for index, (token, label) in enumerate(shown):
@@ -229,24 +227,6 @@ def _coloured(tokenizer: Any, ids: list[int], labels: list[int]) -> str:
         follows = index + 1 < len(shown) and (shown[index + 1][1] == IGNORED) == (label == IGNORED)
         if text.endswith("\ufffd") and follows and len(pending) < 8:
             continue
-        kind = "c" if label == IGNORED else "l"
-        visible = html.escape(text).replace("\n", "⏎\n")
-        result.append(f'<span class="{kind}">{visible}</span>')
+        texts.append(("c" if label == IGNORED else "l", text.replace("\n", "⏎\n")))
         pending = []
-    if len(ids) > LONGEST:
-        result.append(f" … {len(ids) - LONGEST:,} more tokens")
-    return "".join(result)
-
-
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<title>What the loss sees</title><style>
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
-pre { white-space: pre-wrap; background: #fafafa; padding: 1rem; line-height: 1.8; overflow-wrap: anywhere; }
-pre span { border-right: 1px solid #fff; unicode-bidi: isolate; }
-.c { color: #777; background: #eee; } .l { color: #0b4; background: #dfd; }
-h2 { font-size: 1rem; margin: 2rem 0 0; } td, th { padding: .2rem .8rem; text-align: left; }
-</style></head><body><h1>What the loss sees</h1>
-<p><span class="l">Green</span> tokens are supervised, <span class="c">grey</span> ones are ignored by the loss.
-Each box is a token.</p>"""
+    return _Shown(texts, max(len(ids) - LONGEST, 0))

@@ -54,7 +54,10 @@ FEW_STEPS, MOST_EPOCHS = 100, 5
 STEP = 64
 """Tokens to whose multiple the longest row is rounded up for max_length."""
 SHOWN_TOKENS = 200
-UNREAD = "say which columns hold what by --columns FIELD=COLUMN,..., or under prepare in the config that was written"
+UNREAD = (
+    "say which columns hold what, as in `--columns prompt=QUESTION,completion=ANSWER --ignore ID --force` with your "
+    "columns' names, or under prepare in the config that was written"
+)
 UNDECIDED = "map each, keep rows by it or ignore it, in the config that was written, and remove it from undecided"
 
 

@@ -49,7 +49,7 @@ def hardware_of(settings: RenderSettings) -> tuple[HardwareRates, str]:
         )
     if settings.device == "cpu":
         rates = unmeasured_cpu(settings.ranks_per_node, settings.nodes, hardware.disk)
-        return rates, "assumed: no hardware.probe is named"
+        return rates, "assumed: no hardware.probe is named; `zerolora probe` measures one"
     gpu = hardware.gpu or typical(hardware.compute_capability)
     rates = named(
         gpu,

@@ -129,7 +129,8 @@ class Cell:
     """The number to sort by."""
     css: str = ""
     link: str = ""
-    tag: str = "td"
+    heads: bool = False
+    """Whether it is the header of its row."""
 
 
 def _page(
@@ -145,7 +146,7 @@ def _page(
     def html_cell(column: Column, row: Row) -> Cell:
         text = cell(column, row, overrides)
         if column is RUN:
-            return Cell(text, link=links.get(row["run"], ""), tag="th")
+            return Cell(text, link=links.get(row["run"], ""), heads=True)
         if column is STATUS:
             return Cell(text, css=COLOURS.get(row["status"], ""))
         return Cell(text, value_of(column, row, overrides), "number") if column.number else Cell(text)

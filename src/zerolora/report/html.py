@@ -1,8 +1,8 @@
 """Self-contained HTML pages: shell.html with its style and script, and macros for sections, charts and tables in
 parts.html.
 
-A page extends the shell: `{% extends "shell.html" %}{% from "parts.html" import figure, section %}`. Everything that a
-template prints is escaped, except for `Markup`.
+A page extends the shell: `{% extends "shell.html" %}{% from "parts.html" import figure, section %}`. pages.py escapes
+everything that it prints.
 """
 
 import base64
@@ -15,29 +15,24 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from zerolora.pages import environment
 from zerolora.report.charts import javascript
 from zerolora.units import gib
 
 HERE = Path(__file__).parent
+FILTERS: dict[str, Callable[[Any], str]] = {
+    "gib": gib,
+    "spec": lambda chart: Markup(chart.json()),  # noqa: S704 - JSON without <
+    "svg": lambda chart: Markup(chart.svg()),  # noqa: S704 - Vega escapes its texts
+}
 
 
 @cache
 def templates() -> jinja2.Environment:
     """Return the environment of the templates in this directory."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(HERE),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    filters: dict[str, Callable[[Any], str]] = {
-        "gib": gib,
-        "spec": lambda chart: Markup(chart.json()),  # noqa: S704 - JSON without <
-        "svg": lambda chart: Markup(chart.svg()),  # noqa: S704 - Vega escapes its texts
-    }
-    environment.filters |= filters
-    return environment
+    result = environment(HERE)
+    result.filters |= FILTERS
+    return result
 
 
 def render(template: str, **values: Any) -> str:
