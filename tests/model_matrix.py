@@ -58,17 +58,29 @@ STATES = {
 TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 512, "n_positions": 512}
 OTHERS = {"rotary_dim": 4, "vocab_size_per_layer_input": 259, "hidden_size_per_layer_input": 8}
 OTHERS |= {"num_kv_shared_layers": 0, "image_size": 28, "patch_size": 14, "num_kv_heads": 2}
-NO_DROPOUT = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout", "attention_dropout"), 0.0)
+OTHERS |= {"sliding_window": 16, "attention_chunk_size": 16, "index_topk": 8, "index_n_heads": 2, "index_head_dim": 16}
+OTHERS |= {"shared_experts_intermediate_size": 16}
+OTHERS |= {"mm_tokens_per_image": 4, "encoder_hash_byte_group_vocab": 64, "axial_pos_embds": False}
 COMMON: dict[str, Any] = SIZES | HEADS | LAYERS | DECODER | ENCODER | EXPERTS | LATENT | STATES | TOKENS | OTHERS
-COMMON |= NO_DROPOUT | {"vocab_size": VOCABULARY}
+COMMON |= {"vocab_size": VOCABULARY}
 """Keys of a tiny config, of which each type gets those that its class knows."""
-BOTH = {"layer_types": ["linear_attention", "full_attention"]}
+KINDS = "layer_types"
+BOTH = {KINDS: ["linear_attention", "full_attention"]}
+OF_DRAFT: dict[str, Any] = {
+    **SIZES,
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": VOCABULARY},
+    **{"num_hidden_layers": 2, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 0},
+    **{"vocab_size_per_layer_input": 0, "enable_moe_block": False, "pad_token_id": 0},
+}
+DRAFT = {"backbone_hidden_size": 32, "text_config": OF_DRAFT}
+INDEXER = {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 32}
+INDEXER |= {"indexer_compress_ratio": 8}
 OWN: dict[str, dict[str, Any]] = {
     "gemma4": {"audio_config": None},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
-    "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
-    "lfm2": {"layer_types": ["conv", "full_attention"]},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    "granitemoehybrid": {KINDS: ["mamba", "attention"]},
+    "lfm2": {KINDS: ["conv", "full_attention"]},
+    "lfm2_moe": {KINDS: ["conv", "full_attention"], "num_dense_layers": 1},
     "mamba2": {"num_heads": 8, "head_dim": 8, "expand": 2},
     "minimax": BOTH,
     "olmo_hybrid": BOTH,
@@ -79,10 +91,32 @@ OWN: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "dots1": {"n_shared_experts": 1, "num_key_value_heads": 4},
-    "zamba2": {"layer_types": ["mamba", "hybrid"], "num_mem_blocks": 1, "hybrid_layer_ids": [1]},
-    "zamba": {"layer_types": ["mamba", "hybrid"]},
+    "zamba2": {KINDS: ["mamba", "hybrid"], "num_mem_blocks": 1, "hybrid_layer_ids": [1]},
+    "zamba": {KINDS: ["mamba", "hybrid", "hybrid"], "num_hidden_layers": 3},
+    "cohere_compass_text": {
+        KINDS: ["sliding_attention", "full_attention"],
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]},
+            "full_attention": None,
+        },
+    },
+    "dbrx": {
+        "attn_config": {"clip_qkv": 8, "kv_n_heads": 2, "rope_theta": 1e4},
+        "ffn_config": {"hidden_size": 32, "ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2},
+    },
+    "dots3_note_vision_encoder": {
+        **{"mlp_layer_types": ["dense", "dense"], "adapter_in_dim": 32, "adapter_out_dim": 32},
+    },
+    "dots3_note_audio_encoder": {"adapter_input_size": 32, "adapter_out_dim": 32, "downsample_hidden_size": 32},
+    "dots3_note_text": {
+        KINDS: ["indexed_attention", "sliding_attention"],
+        **{"swa_num_attention_heads": 4, "swa_num_key_value_heads": 4, "swa_q_lora_rank": 8, "swa_kv_lora_rank": 8},
+        **{"swa_head_dim": 8, "swa_qk_nope_head_dim": 4, "swa_v_head_dim": 8},
+    },
+    "gemma4_assistant": DRAFT,
+    "gemma4_unified_assistant": DRAFT,
+    "qwen4_exp_text": BOTH | INDEXER,
     "zaya": {"num_experts_per_tok": 1},
-    "mpt": {"attn_pdrop": 0},
 }
 """Further keys of types whose layers are of several kinds, or whose class has rules of its own."""
 FAMILIES = (
@@ -124,20 +158,49 @@ def config_of(kind: str) -> Any:
 
 
 def _config(known: Any, own: dict[str, Any]) -> Any:
-    """Return a config of a class, and tiny ones of its parts."""
-    import inspect
-
-    names = {*inspect.signature(known.__init__).parameters, *getattr(known, "__dataclass_fields__", {})}
+    """Return a config of a class, and tiny ones of its parts, with a layer of each kind that its layers have by
+    default, and without dropout."""
+    defaults, usual = _defaults(known), _usual(known)
     aliases = getattr(known, "attribute_map", {})
-    keys = {name: value for name, value in COMMON.items() if name in names or aliases.get(name) in names}
+    keys = {name: value for name, value in COMMON.items() if {name, aliases.get(name)} & defaults.keys()}
     if "qk_rope_head_dim" in keys:  # latent attention, whose head_dim is that of its positions
         keys |= {name: 4 for name in ("head_dim", "num_key_value_heads") if name in keys}
-    parts = {
-        name: _config(part, OWN.get(part.model_type, {}))
-        for name, part in known.sub_configs.items()
-        if hasattr(part, "sub_configs")
+    keys |= {
+        name: type(value)(0)
+        for name, value in defaults.items()
+        if "drop" in name and type(value) in (int, float) and name not in keys
     }
-    return known(**keys | parts | own)
+    for name, part in known.sub_configs.items():
+        kind = part if hasattr(part, "sub_configs") else type(getattr(usual, name, None))
+        if hasattr(kind, "sub_configs"):
+            keys[name] = _config(kind, OWN.get(kind.model_type, {}))
+    config = known(**keys | own)
+    kinds = list(dict.fromkeys(getattr(usual, KINDS, None) or ()))
+    if own or set(kinds) <= set(getattr(config, KINDS, None) or ()):
+        return config
+    count = max(2, len(kinds))
+    of_kinds = {KINDS: (kinds * 2)[:count]} | {name: count for name in LAYERS if name in keys}
+    try:
+        return known(**keys | of_kinds)
+    except Exception:  # of classes that compute the kinds themselves
+        return config
+
+
+def _defaults(known: Any) -> dict[str, Any]:
+    """Return the arguments of a class of configs, and their defaults."""
+    import inspect
+
+    arguments = {name: each.default for name, each in inspect.signature(known.__init__).parameters.items()}
+    fields = {name: each.default for name, each in getattr(known, "__dataclass_fields__", {}).items()}
+    return arguments | fields
+
+
+def _usual(known: Any) -> Any:
+    """Return a class's config without any argument; None if it needs some."""
+    try:
+        return known()
+    except Exception:  # of any type
+        return None
 
 
 def write_model(kind: str, tokenizer: Path, directory: Path) -> None:

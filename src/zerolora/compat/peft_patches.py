@@ -56,6 +56,30 @@ def converts(config: Any, model: Any, targets: str | list[str]) -> bool:
     return bool(one.target_modules != before)
 
 
+@patch(
+    "peft",
+    upstream="none known; peft renames tensors of an adapter as transformers renames a checkpoint's weights",
+    features=(
+        "peft.utils.transformers_weight_conversion:convert_peft_adapter_state_dict_for_transformers",
+        "peft.utils.save_and_load:set_peft_model_state_dict",
+    ),
+)
+def not_read_back(base: Any, config: Any, state: dict[str, torch.Tensor]) -> list[str]:
+    """Return the tensors of an adapter's file that peft gives to no parameter, or to that of another module, where it
+    loads the adapter. `base`, on the meta device, is adapted in place."""
+    from peft import get_peft_model, set_peft_model_state_dict
+    from peft.utils.transformers_weight_conversion import convert_peft_adapter_state_dict_for_transformers
+
+    with torch.device("meta"):
+        reading = get_peft_model(base, copy.copy(config), autocast_adapter_dtype=False)
+    read = convert_peft_adapter_state_dict_for_transformers(reading, reading.peft_config["default"], dict(state))
+    other = [name for name, tensor in state.items() if read.get(name) is not tensor]
+    result: Any = set_peft_model_state_dict(reading, dict(state))
+    trained = {name for name, each in reading.named_parameters() if each.requires_grad}
+    lacking = [name.replace(".default", "") for name in result.missing_keys if name in trained]
+    return list(dict.fromkeys([*other, *lacking]))
+
+
 @patch("peft", features=("peft.tuners.trainable_tokens:TrainableTokensLayer._collect_token_weights",))
 def gather_rows_anywhere() -> None:
     """Let peft read the trained rows of a sharded embedding on any device. It supports only CUDA, and broadcasts from

@@ -9,6 +9,7 @@ message or examples, for every row of a batch. Computing them once is vLLM's pre
 4.4).
 """
 
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,7 @@ from zerolora.config.settings import EvaluateSettings
 from zerolora.evaluate.answer_loss import answer_losses, reference_of
 from zerolora.evaluate.batches import PromptBatches
 from zerolora.evaluate.kept import Answer
+from zerolora.log import LOGGER
 from zerolora.model.greedy import greedy, own_settings
 from zerolora.model.rope import first_grown
 from zerolora.progress import Progress
@@ -29,6 +31,8 @@ SMALLEST = 4
 """A batch of at most this many rows is not reduced."""
 FEWEST = 8
 """Minimum number of shared tokens."""
+TRIED = 3
+"""Tokens of the row on which a model's cache is tried."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +149,7 @@ def answer_batch(
         half = 0 if len(alive) <= SMALLEST else len(alive) // 2
         settings = greedy(left, stops, padding)
         settings.return_dict_in_generate = True
+        settings.use_cache = _caches(model)
         with torch.no_grad(), own_settings(model, settings):
             output = model.generate(
                 input_ids=tokens,
@@ -266,10 +271,44 @@ class PreallocatedLayer(DynamicLayer):
 
 
 def _keeps_all_tokens(model: Any) -> bool:
-    """Return whether a model is a text decoder whose layers all cache keys and values of every token."""
-    config = model.config
-    if config.get_text_config() is not config:
+    """Return whether a model is a text decoder whose layers all cache keys and values of every token and of nothing
+    else, and that takes them for several tokens at once: tried on three tokens."""
+    if model not in _KEEPING:
+        config = model.config
+        likely = config.get_text_config() is config and not model._is_stateful
+        likely = likely and model._supports_default_dynamic_cache()
+        likely = likely and all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
+        _KEEPING[model] = likely and _tried(model, lambda: _continued(model))
+    return _KEEPING[model]
+
+
+def _caches(model: Any) -> bool:
+    """Return whether a model computes with a cache of its own making: some classes fail for some of their configs."""
+    if model not in _CACHING:
+        _CACHING[model] = _tried(model, lambda: model(input_ids=_three_tokens(model), use_cache=True) is not None)
+    return _CACHING[model]
+
+
+def _continued(model: Any) -> bool:
+    cache: Any = DynamicCache(config=model.config)
+    cache.layers = [PreallocatedLayer(TRIED) for _ in cache.layers]
+    for part in _three_tokens(model).split([1, TRIED - 1], 1):
+        model(input_ids=part, past_key_values=cache, use_cache=True)
+    return all(layer.get_seq_length() == TRIED for layer in cache.layers)
+
+
+def _three_tokens(model: Any) -> torch.Tensor:
+    return torch.zeros((1, TRIED), dtype=torch.int64, device=model.device)
+
+
+def _tried(model: Any, trial: Callable[[], bool]) -> bool:
+    try:
+        with torch.no_grad():
+            return trial()
+    except Exception as error:  # classes raise errors of many types
+        LOGGER.debug("%s: with a cache, a pass ends with %s", type(model).__name__, error)
         return False
-    if model._is_stateful or not model._supports_default_dynamic_cache():
-        return False
-    return all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
+
+
+_KEEPING: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+_CACHING: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()

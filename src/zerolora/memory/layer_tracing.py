@@ -42,7 +42,7 @@ from zerolora.memory.traced_parts import (
     TracedPass,
 )
 from zerolora.methods.registry import TRAINABLE
-from zerolora.model.architecture import auto_class
+from zerolora.model.architecture import auto_class, of_language_model
 from zerolora.model.fake_pass import faked, silent
 from zerolora.model.families.keys import LAYERS
 from zerolora.model.meta_device import settings_of
@@ -75,7 +75,7 @@ def _traced(model: ModelSpec, traced: TracedPass, whole: bool) -> LayerTrace:
     """Return the trace of one layer of each kind, computed alone or, if `whole`, among all layers."""
     bitsandbytes_patches.load()  # which peft imports
     settings = settings_of(model.config, Path("config.json"))
-    attention = {"flash": ALONE}.get(traced.attention, traced.attention)
+    attention = of_language_model(settings, {"flash": ALONE}.get(traced.attention, traced.attention))
     with torch.device("meta"):
         built = auto_class(settings).from_config(
             settings, trust_remote_code=False, attn_implementation=attention, dtype=DTYPES[traced.width]

@@ -129,9 +129,17 @@ def built_on_meta(config: Any, attention: str | None = None) -> Any:
     """
     import torch
 
-    options = {} if attention is None else {"attn_implementation": attention}
+    options = {} if attention is None else {"attn_implementation": of_language_model(config, attention)}
     with torch.device("meta"):
         return auto_class(config).from_config(config, trust_remote_code=False, **options)
+
+
+def of_language_model(config: Any, attention: str) -> str | dict[str, str]:
+    """Return an implementation of attention as transformers takes it for a model's language model alone: towers of
+    images and sounds, which no row here has, may lack it, and keep their own."""
+    text = config.get_text_config()
+    part = next((name for name in config.sub_configs if getattr(config, name, None) is text), None)
+    return attention if part is None else {"": attention, part: attention}
 
 
 def role(module: Any) -> str:

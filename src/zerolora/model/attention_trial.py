@@ -1,10 +1,15 @@
 """Whether a model can compute with an attention of this project, which gets rows without a mask: tried on its class.
 
 Passes on fake tensors, which have shapes without values, show where the class's masks go: every one is to reach the
-attention that transformers lets replace, untouched, and to be causal, with the window that the attention is told.
+attention that transformers lets replace, untouched, and to be causal, with the window that the attention is told. What
+a class does only in rows longer than a number of its config, such as the tokens that an indexer chooses, shows in a row
+that is longer than all of these.
 """
 
-from collections.abc import Callable
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -20,14 +25,15 @@ from zerolora.model.fake_pass import BY_SHAPES, faked, silent
 NAME = "tried"
 TOKENS = 256
 """Of the row: more than the window or the block of a tiny model; a class may compute token by token."""
+LONGER = 4
+"""Operations of a pass on a longer row, over those on TOKENS: a class with more computes in steps, token by token or
+in chunks, and the pass ends there."""
 FARTHEST = 2**17
 """Tokens over which a mask is looked at."""
 QUERIES = 64
 """How many of them see what their mask says."""
 KNOWN = ("position_ids", "s_aux", "seq_idx", "cu_seq_lens_q", "cu_seq_lens_k")
 """Tensors for an attention that change no score of a row, or that this project's attention takes."""
-TERMS = ("softcap",)
-"""Numbers that change its scores."""
 FULL = 0
 """The window of a causal mask without one."""
 
@@ -53,23 +59,53 @@ def tried(config: Any) -> str | None:
         return built_in
     model.set_experts_implementation(BY_SHAPES)
     model.eval()
-    for masked in (True, False):
+    most = None
+    for masked, tokens in ((True, TOKENS), (False, TOKENS), (True, beyond(config))):
         _TRIAL.begin(masked)
         try:
-            _pass(model)
+            count = _pass(model, tokens, most if tokens > TOKENS else None)
+        except _InStepsError:
+            return _TRIAL.fault
         except Exception as error:  # a class may read values, and raise errors of any type
             LOGGER.debug("on shapes alone, the passes end with %s", error)
             return _TRIAL.fault or undecided
         if _TRIAL.fault or not _TRIAL.calls:
             return _TRIAL.fault or built_in
+        most = LONGER * count
     return None
 
 
-def _pass(model: Any) -> None:
-    with silent(), FakeTensorMode(), torch.no_grad(), faked(model), _Watch():  # type: ignore[no-untyped-call]
-        tokens = torch.zeros((1, TOKENS), dtype=torch.int64)
+def beyond(config: Any) -> int:
+    """Return one more than the largest number in a config that may be a length: one that is less than the longest row,
+    whatever it is. At least TOKENS."""
+    text = config.get_text_config()
+    longest = getattr(text, "max_position_embeddings", None) or FARTHEST
+    return max([TOKENS, *(number + 1 for number in _integers(text.to_dict()) if number < longest)])
+
+
+def _integers(value: Any) -> Iterator[int]:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for each in value:
+            yield from _integers(each)
+    elif isinstance(value, int) and not isinstance(value, bool):
+        yield value
+
+
+def _pass(model: Any, count: int, most: int | None) -> int:
+    """Compute a row of `count` tokens; return the number of operations. Raises _InStepsError if they are more than
+    `most`."""
+    watch = _Watch(most)
+    with silent(), FakeTensorMode(), torch.no_grad(), faked(model), watch:  # type: ignore[no-untyped-call]
+        tokens = torch.zeros((1, count), dtype=torch.int64)
         # Without a mask of padding transformers would look for packed rows, whose mask depends on values.
         model(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)
+    return watch.operations
+
+
+class _InStepsError(Exception):
+    """Ends a pass of too many operations."""
 
 
 class _Trial:
@@ -106,13 +142,15 @@ class _Trial:
         key: torch.Tensor,
         value: torch.Tensor,
         attention_mask: torch.Tensor | None,
+        dropout: float = 0.0,
+        scaling: float | None = None,
         sliding_window: int | None = None,
         is_causal: bool | None = None,
         **others: Any,
     ) -> tuple[torch.Tensor, None]:
-        """Return values of the attention's shape."""
+        """Return values of the attention's shape; this project's computes with all arguments that are named here."""
         self.calls += 1
-        if name := unknown(others):
+        if name := unknown(module, others):
             self._end(f"gives its attention {name}")
         if attention_mask is None:
             causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
@@ -136,24 +174,55 @@ class _Trial:
         self.fault = self.fault or fault
 
 
-def unknown(named: dict[str, Any]) -> str | None:
-    """Return the name of an argument of an attention that changes its scores in a way of its own; None without one."""
+def unknown(module: Any, named: Mapping[str, Any]) -> str | None:
+    """Return the name of an argument, for the attention of a module, that changes its scores in a way of its own; None
+    without one: a tensor that is not KNOWN, or a number that the class's own attention has an argument for."""
     return next(
         (
             name
             for name, value in named.items()
-            if name not in KNOWN and (isinstance(value, torch.Tensor) or (name in TERMS and value is not None))
+            if name not in KNOWN
+            and (
+                isinstance(value, torch.Tensor)
+                or (type(value) in (int, float) and _own(type(module)).get(name, value) != value)
+            )
         ),
         None,
     )
 
 
+@functools.cache
+def _own(kind: type) -> Mapping[str, Any]:
+    """Return the arguments of the attention that a class of modules computes without another's, with the defaults under
+    which they change nothing. It ignores all others."""
+    places = [sys.modules[each.__module__] for each in kind.__mro__ if each.__module__ in sys.modules]
+    functions = (getattr(place, "eager_attention_forward", None) for place in places)
+    function = next((each for each in functions if each is not None), None)
+    if function is None:
+        return _Every()
+    return {name: each.default for name, each in inspect.signature(function).parameters.items()}
+
+
+class _Every(dict[str, Any]):
+    """The arguments of an attention that cannot be read: any may change scores."""
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return None
+
+
 class _Watch(TorchDispatchMode):
-    """Notes operations on masks."""
+    """Notes operations on masks, and counts all."""
+
+    def __init__(self, most: int | None) -> None:
+        super().__init__()
+        self.most, self.operations = most, 0
 
     def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
         if any(id(each) in _TRIAL.windows for each in tree_leaves((arguments, named or {}))):
             _TRIAL.used()
+        self.operations += 1
+        if self.most is not None and self.operations > self.most:
+            raise _InStepsError
         return function(*arguments, **(named or {}))
 
 

@@ -1,4 +1,5 @@
-"""Try the gradient of a run's trained parameters on shapes: what no gradient of the loss reaches is not trained.
+"""Try a run's trained parameters on shapes: what no gradient of the loss reaches is not trained, nor are modules of
+which peft would not read the published adapter back.
 
 The forward and backward passes of a row run on fake tensors, which have shapes without values. They take seconds for a
 model of any size.
@@ -12,10 +13,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from zerolora.compat import bitsandbytes_patches
+from zerolora.compat.peft_patches import not_read_back
 from zerolora.config.settings import RenderSettings
 from zerolora.errors import UserError, shown
 from zerolora.log import LOGGER
-from zerolora.methods.method import is_named
+from zerolora.methods.method import TrainableMethod, is_named
+from zerolora.methods.peft_format import PREFIX, adapted_module, read_alike
 from zerolora.methods.registry import TRAINABLE
 from zerolora.methods.without_gradient import NUMBER, expressions, modules_with
 from zerolora.model.architecture import built_on_meta, config_of
@@ -31,21 +34,21 @@ TOKENS = 8
 
 
 def left_out(settings: RenderSettings, attention: Attention, model: Path) -> list[str]:
-    """Return regular expressions of the trained modules that no gradient reaches, with full fine-tuning of the weights,
-    for a run on the model of directory `model`.
+    """Return regular expressions of the trained modules that no gradient reaches, or of which peft would not read the
+    published adapter back, with full fine-tuning of the weights, for a run on the model of directory `model`.
 
     Raises UserError if these are all modules of a name in the method's targets, or one of modules_to_save.
     """
     bitsandbytes_patches.load()
     method = TRAINABLE[settings.method.name]
+    config = config_of(model)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # training shows them
-        built = built_on_meta(config_of(model), IMPLEMENTATIONS.get(attention, attention))
+        built = built_on_meta(config, IMPLEMENTATIONS.get(attention, attention))
         with torch.device("meta"):
             built = method.build(built, settings.sections)
+        lost = _not_read_back(method, built, config)
         names, parameters = without_gradient(built), dict(built.named_parameters())
-    if not names:
-        return []
     section = method.sections[0] if method.sections else ""
     if saved := [name for name in names if ".modules_to_save." in name]:
         raise UserError(
@@ -55,25 +58,47 @@ def left_out(settings: RenderSettings, attention: Attention, model: Path) -> lis
     unreached, adapted = names, list(trained(built))
     if method.peft_type:
         unreached, adapted = modules_with(built, (parameters[name] for name in names))
+    kind = built.config.model_type
+    if other := sorted(lost - {*adapted}):
+        raise UserError(f"peft would not read back {few(other)} of the adapter of a {kind}; train with method: full")
+    lost -= {*unreached}
     targets = getattr(getattr(settings.sections, section, None), "targets", None)
     for name in targets if isinstance(targets, list) else ():
-        named = [path for path in adapted if is_named(path, (name,))]
-        if named and set(named) <= set(unreached):
+        named = {path for path in adapted if is_named(path, (name,))}
+        if named and named <= {*unreached} | lost:
             raise UserError(
-                f"train.{section}.targets: {shown(name)} is in no path to the loss of a {built.config.model_type}, so "
-                "that no gradient would train it; leave it out"
+                f"train.{section}.targets: {shown(name)} is in no path to the loss of a {kind}, so that no gradient "
+                "would train it; leave it out"
+                if named <= set(unreached)
+                else f"train.{section}.targets: peft reads the adapter of {few(sorted(named))} of a {kind} under other "
+                "names, and would lose it; leave it out"
             )
     if len(unreached) == len(adapted):
-        raise UserError(
-            f"no gradient reaches any trained module of a {built.config.model_type}; train another base model"
-        )
-    LOGGER.info(
-        "no gradient reaches %s of %s: %s; training leaves them out",
-        len(unreached),
-        counted(len(adapted), "trained module"),
-        few(list(dict.fromkeys(NUMBER.sub("{}", path) for path in unreached))),
-    )
-    return expressions(unreached, adapted)
+        raise UserError(f"no gradient reaches any trained module of a {kind}; train another base model")
+    if len(unreached) + len(lost) == len(adapted):
+        raise UserError(f"peft would read back no adapter of a {kind}; train with method: full")
+    for why, paths in (("no gradient reaches", unreached), ("peft would not read back", sorted(lost))):
+        if paths:
+            LOGGER.info(
+                "%s %d of %s: %s; training leaves them out",
+                why,
+                len(paths),
+                counted(len(adapted), "trained module"),
+                few(list(dict.fromkeys(NUMBER.sub("{}", path) for path in paths))),
+            )
+    return expressions([path for path in adapted if path in lost or path in unreached], adapted)
+
+
+def _not_read_back(method: type[TrainableMethod], built: Any, config: Any) -> set[str]:
+    """Return the paths of the modules of which peft would not read the published adapter back; none for a method
+    without an adapter."""
+    if not method.peft_type:
+        return set()
+    published = {name: tensor.detach() for name, tensor in method.published(built, trained(built)).items()}
+    return {
+        adapted_module(name).removeprefix(PREFIX)
+        for name in not_read_back(built_on_meta(config), read_alike(built), published)
+    }
 
 
 def without_gradient(model: Any) -> list[str]:

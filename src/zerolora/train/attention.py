@@ -159,7 +159,7 @@ def each_row(
     The signature is that of transformers' implementations (integrations/sdpa_attention.py); `s_aux` are sinks, [heads].
     Raises UserError if the model adds terms to its scores that the kernels lack.
     """
-    unsupported = "mask" if attention_mask is not None else unknown(others)
+    unsupported = "mask" if attention_mask is not None else unknown(module, others)
     if s_aux is not None:
         unsupported = unsupported or _without_sinks(query, value, dropout)
     if unsupported:

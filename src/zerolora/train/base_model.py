@@ -18,7 +18,7 @@ from zerolora.config.settings import TrainingPlan
 from zerolora.errors import UserError
 from zerolora.machine.devices import on_gpu
 from zerolora.methods.registry import TRAINABLE
-from zerolora.model.architecture import auto_class, config_of, is_stacked
+from zerolora.model.architecture import auto_class, config_of, is_stacked, of_language_model
 from zerolora.model.dequantized import check_quantizes
 from zerolora.model.load_model import load_model
 from zerolora.model.stored_quantization import check_trainable, stored_quantization
@@ -100,7 +100,8 @@ def read(
         else:
             options["quantization_config"] = quantization
     with nullcontext() if quantization is None else quantize_all(is_stacked):
-        model = load_model(weights, dtype=dtype, attn_implementation=attention, **options)
+        named = of_language_model(config, attention)
+        model = load_model(weights, dtype=dtype, attn_implementation=named, **options)
     if quantization is not None:
         keep_layout(model)
         unpack_while_computing(model)
@@ -120,7 +121,10 @@ def shapes(weights: Path, dtype: torch.dtype, attention: str) -> Any:
     config = config_of(weights)
     with init_empty_weights(include_buffers=False):
         model = auto_class(config).from_config(
-            config, dtype=dtype, attn_implementation=attention, trust_remote_code=False
+            config,
+            dtype=dtype,
+            attn_implementation=of_language_model(config, attention),
+            trust_remote_code=False,
         )
     model.tie_weights()  # each was replaced by its own empty one
     return model
