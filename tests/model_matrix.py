@@ -58,7 +58,7 @@ STATES = {
 TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 512, "n_positions": 512}
 OTHERS = {"rotary_dim": 4, "vocab_size_per_layer_input": 259, "hidden_size_per_layer_input": 8}
 OTHERS |= {"num_kv_shared_layers": 0, "image_size": 28, "patch_size": 14, "num_kv_heads": 2}
-OTHERS |= {"sliding_window": 16, "attention_chunk_size": 16, "index_topk": 8, "index_n_heads": 2, "index_head_dim": 16}
+OTHERS |= {"sliding_window": 16, "attention_chunk_size": 16, "index_topk": 8, "index_n_heads": 16, "index_head_dim": 16}
 OTHERS |= {"shared_experts_intermediate_size": 16}
 OTHERS |= {"mm_tokens_per_image": 4, "encoder_hash_byte_group_vocab": 64, "axial_pos_embds": False}
 COMMON: dict[str, Any] = SIZES | HEADS | LAYERS | DECODER | ENCODER | EXPERTS | LATENT | STATES | TOKENS | OTHERS
@@ -365,17 +365,14 @@ def main(kinds: list[str]) -> None:
     import conftest
     from measuring import machine
 
+    before = json.loads(RESULTS.read_text())["types"] if kinds else {}
     with tempfile.TemporaryDirectory() as name:
         tokenizer = conftest.make_tiny_model(Path(name) / "tokenizer")
-        found = {}
         for kind, outcome in outcomes(kinds or types(), tokenizer, Path(name)):
-            found[kind] = outcome
-            print(kind, *(f"{key}={value}" for key, value in dataclasses.asdict(outcome).items() if value), flush=True)
-    before = json.loads(RESULTS.read_text())["types"] if kinds else {}
-    kept = {kind: dataclasses.asdict(each) for kind, each in found.items()}
-    kept = {kind: {key: value for key, value in each.items() if value} for kind, each in kept.items()}
-    result = {"machine": machine(), "types": dict(sorted((before | kept).items()))}
-    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+            before[kind] = {key: value for key, value in dataclasses.asdict(outcome).items() if value}
+            print(kind, *(f"{key}={value}" for key, value in before[kind].items()), flush=True)
+            result = {"machine": machine(), "types": dict(sorted(before.items()))}
+            RESULTS.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -65,6 +65,12 @@ def set_up() -> None:
     LOGGER.handlers = [handler]
     LOGGER.propagate = False
     LOGGER.setLevel(logging.INFO)
+    # On import DeepSpeed warns that it found no GPU (accelerator/real_accelerator.py); what runs where is said here.
+    logging.getLogger("DeepSpeed").addFilter(_is_of_use)
+
+
+def _is_of_use(record: logging.LogRecord) -> bool:
+    return record.module != "real_accelerator"
 
 
 def say(text: str, *, coloured: bool = False) -> None:

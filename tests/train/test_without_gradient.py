@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 import torch
 from bench import Bench, metrics
+from peft import PeftModel, get_peft_model_state_dict
 from safetensors.torch import load_file
 from test_gradient_trial import FOUND
+from transformers import AutoModelForCausalLM
 
 from zerolora.config.settings import RenderSettings
 from zerolora.errors import UserError
@@ -109,6 +111,20 @@ def test_a_named_module_without_gradient_is_refused(bench_of: Callable[[str], Be
     bench = bench_of("deepseek_v32")
     with pytest.raises(UserError, match="train.lora.targets: .indexer.wk. is in no path to the loss of a deepseek_v32"):
         left_out(bench, "zero2", lora={"targets": ["indexer.wk", "o_proj"]})
+
+
+def test_what_peft_would_not_read_back_is_left_out(bench_of: Callable[[str], Bench]) -> None:
+    """The published adapter of Laguna has all that was trained when peft loads it."""
+    bench = bench_of("laguna")
+    with pytest.raises(UserError, match="peft reads the adapter of .*shared_experts.* of a laguna under other names"):
+        left_out(bench, "ddp", lora={"targets": ["shared_experts.up_proj", "o_proj"]})
+    done = trained(bench, "ddp", "ddp")
+    assert done.returncode == 0, done.stderr[-3000:]
+    base, adapter = located(bench.folder / "w/tiny.json"), bench.folder / "ddp/adapter"
+    written = load_file(adapter / "adapter_model.safetensors")
+    assert written and not any("shared_experts" in name for name in written)
+    read = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter)
+    assert all(torch.equal(written[name], each) for name, each in get_peft_model_state_dict(read).items())
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero2"])

@@ -5,6 +5,7 @@ When a test fails because the library has fixed the problem, remove the patch wi
 
 import asyncio
 import contextlib
+import copy
 import datetime
 import hashlib
 import importlib
@@ -27,7 +28,7 @@ from conftest import ROOT, project_environment, refusal, served
 
 from zerolora import compat
 from zerolora.compat import bitsandbytes_patches, transformers_import, transformers_patches, versions
-from zerolora.compat.peft_patches import converts
+from zerolora.compat.peft_patches import converts, not_read_back
 from zerolora.compat.transformers_patches import former_names
 from zerolora.compat.versions import PATCHES, Patch
 from zerolora.errors import UserError
@@ -276,6 +277,24 @@ def test_needed_converts(mixture: Any) -> None:
     assert converts(LoraConfig(), mixture, ["shared_experts.gate_proj"])
     assert converts(LoraConfig(), mixture, r".*\.layers\.0\..*o_proj")
     assert not converts(LoraConfig(), mixture, ["q_a_proj"])
+
+
+def test_needed_not_read_back(mixture: Any) -> None:
+    """peft renames the shared experts' factors of Laguna as the weights of its files are, which are named otherwise."""
+    from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+    from transformers import AutoModelForCausalLM, LagunaConfig
+
+    sizes = {"hidden_size": 32, "moe_intermediate_size": 16, "intermediate_size": 48, "num_experts": 4}
+    config = LagunaConfig(num_hidden_layers=2, vocab_size=64, head_dim=8, pad_token_id=0, **sizes)
+    read = {"laguna": lambda: AutoModelForCausalLM.from_config(config), "deepseek": lambda: copy.deepcopy(mixture)}
+    lost = {}
+    for family, build in read.items():
+        with torch.device("meta"):
+            adapted = get_peft_model(build(), LoraConfig(target_parameters=["shared_experts.up_proj.weight"]))
+            state = get_peft_model_state_dict(adapted)
+            lost[family] = not_read_back(build(), adapted.peft_config["default"], state)
+    names = [f"base_model.model.model.layers.1.mlp.shared_experts.up_proj.lora_{part}.weight" for part in "AB"]
+    assert lost == {"laguna": names, "deepseek": []}
 
 
 def test_needed_former_names() -> None:

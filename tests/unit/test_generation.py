@@ -25,6 +25,8 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    OpenAIGPTConfig,
+    xLSTMConfig,
 )
 
 from zerolora.config.settings import EvaluateRunSettings, PrepareSettings
@@ -225,6 +227,29 @@ def test_sliding_windows_use_transformers_cache(case: Any) -> None:
     assert shared_prefix(model, prompts).length == 0 and cache_of(model, SharedPrefix(), 6, 60) is None
     alone = [_by_transformers(model, prompt, case[2]) for prompt in prompts]
     assert answer_batch(model, 0, prompts, case[2], LIMIT) == alone
+
+
+@pytest.mark.parametrize(
+    ("config", "caches"),
+    [
+        (OpenAIGPTConfig(vocab_size=60, n_embd=16, n_layer=1, n_head=2, n_positions=80), True),  # ignores the cache
+        (xLSTMConfig(vocab_size=60, hidden_size=32, num_blocks=1, num_heads=4, bos_token_id=1), False),  # fails with it
+    ],
+    ids=["openai-gpt", "xlstm"],
+)
+def test_a_class_that_computes_with_no_cache_answers_without(case: Any, config: Any, caches: bool) -> None:
+    torch.manual_seed(5)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    tokens = torch.tensor([case[1][0][:5]])
+    if not caches:
+        with pytest.raises((RuntimeError, ValueError)):
+            model(input_ids=tokens, use_cache=True)
+    assert cache_of(model, SharedPrefix(), 1, 60) is None
+    answer = answer_batch(model, 0, tokens.tolist(), set(), 4)[0]
+    for _ in range(4):
+        with torch.no_grad():
+            tokens = torch.cat([tokens, model(input_ids=tokens, use_cache=False).logits[:, -1:].argmax(-1)], 1)
+    assert answer == tokens[0, 5:].tolist()
 
 
 def test_automatic_batches_have_about_equal_sizes(case: Any) -> None:

@@ -28,6 +28,7 @@ FOUND = {
     "gpt_oss": (TEXT | EXPERTS | {"head_dim": 8}, set()),
     "deepseek_v32": (TEXT | EXPERTS | INDEXED, {"indexer.wq_b", "indexer.wk", "indexer.weights_proj"}),
     "glm_moe_dsa": (TEXT | EXPERTS | INDEXED, {"indexer.wq_b", "indexer.wk", "indexer.weights_proj"}),
+    "laguna": (TEXT | EXPERTS | {"head_dim": 8}, set()),
     "llama4_text": (TEXT | EXPERTS | {"head_dim": 8, "intermediate_size_mlp": 48}, set()),
     "phimoe": (TEXT | EXPERTS, set()),
     "jamba": (

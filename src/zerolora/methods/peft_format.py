@@ -41,6 +41,7 @@ def peft_model(model: Any, config: Any, section: str, targets: str | list[str]) 
     # peft warns of a missing cast on the meta device, and, before it adapts parameters, of patterns that are for them.
     logging.getLogger("peft").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern keys did not match", RuntimeWarning)
+    warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)  # which peft reads
     try:
         # Stage 3 does not cast the adapter, and scales the loss only if it is fp16; stages 0 to 2 would cast it; DDP
         # and FSDP keep it in fp32, and cast it.

@@ -24,16 +24,19 @@ from zerolora.model.fake_pass import BY_SHAPES, faked, silent
 
 NAME = "tried"
 TOKENS = 256
-"""Of the row: more than the window or the block of a tiny model; a class may compute token by token."""
-LONGER = 4
-"""Operations of a pass on a longer row, over those on TOKENS: a class with more computes in steps, token by token or
-in chunks, and the pass ends there."""
+"""Of a row: more than the window or the block of a tiny model; a class may compute token by token."""
+FEWER = 128
+"""Of the row without masks."""
+MORE = 1.25
+"""Operations of a pass on the longest row, over those on FEWER tokens: a class with more computes in steps, token by
+token or in chunks; it is tried on TOKENS instead."""
 FARTHEST = 2**17
 """Tokens over which a mask is looked at."""
 QUERIES = 64
 """How many of them see what their mask says."""
 KNOWN = ("position_ids", "s_aux", "seq_idx", "cu_seq_lens_q", "cu_seq_lens_k")
 """Tensors for an attention that change no score of a row, or that this project's attention takes."""
+BUILT_IN, UNDECIDED = "has its attention built in", "cannot be tried with attention without a mask"
 FULL = 0
 """The window of a causal mask without one."""
 
@@ -52,27 +55,39 @@ def why_not(config: Any) -> str | None:
 
 def tried(config: Any) -> str | None:
     """Return `why_not` of passes, whatever the class declares."""
-    built_in, undecided = "has its attention built in", "cannot be tried with attention without a mask"
     try:
         model = built_on_meta(config, NAME)
     except (KeyError, ValueError):  # of classes that have their own attention by name
-        return built_in
+        return BUILT_IN
     model.set_experts_implementation(BY_SHAPES)
     model.eval()
-    most = None
-    for masked, tokens in ((True, TOKENS), (False, TOKENS), (True, beyond(config))):
-        _TRIAL.begin(masked)
-        try:
-            count = _pass(model, tokens, most if tokens > TOKENS else None)
-        except _InStepsError:
-            return _TRIAL.fault
-        except Exception as error:  # a class may read values, and raise errors of any type
-            LOGGER.debug("on shapes alone, the passes end with %s", error)
-            return _TRIAL.fault or undecided
-        if _TRIAL.fault or not _TRIAL.calls:
-            return _TRIAL.fault or built_in
-        most = LONGER * count
-    return None
+    unmasked, operations = _fault(model, False, FEWER)
+    longer = beyond(config) if operations else TOKENS
+    try:
+        masked, _ = _fault(model, True, longer, round(MORE * operations))
+    except _InStepsError:
+        masked, _ = _fault(model, True, TOKENS)
+    return masked or unmasked
+
+
+def _fault(model: Any, masked: bool, tokens: int, most: int = 0) -> tuple[str | None, int]:
+    """Return what a pass on a row shows, as `why_not`, and its number of operations, 0 if it does not end. Raises
+    _InStepsError if they are more than `most`, unless that is 0."""
+    _TRIAL.begin(masked)
+    watch = _Watch(most)
+    try:
+        with silent(), FakeTensorMode(), torch.no_grad(), faked(model), watch:  # type: ignore[no-untyped-call]
+            row = torch.zeros((1, tokens), dtype=torch.int64)
+            # Without a mask of padding transformers would look for packed rows, whose mask depends on values.
+            model(input_ids=row, attention_mask=torch.ones_like(row), use_cache=False)
+    except _InStepsError:
+        if _TRIAL.fault:
+            return _TRIAL.fault, 0
+        raise
+    except Exception as error:  # a class may read values, and raise errors of any type
+        LOGGER.debug("on shapes alone, the pass ends with %s", error)
+        return _TRIAL.fault or UNDECIDED, 0
+    return _TRIAL.fault or (None if _TRIAL.calls else BUILT_IN), watch.operations
 
 
 def beyond(config: Any) -> int:
@@ -91,17 +106,6 @@ def _integers(value: Any) -> Iterator[int]:
             yield from _integers(each)
     elif isinstance(value, int) and not isinstance(value, bool):
         yield value
-
-
-def _pass(model: Any, count: int, most: int | None) -> int:
-    """Compute a row of `count` tokens; return the number of operations. Raises _InStepsError if they are more than
-    `most`."""
-    watch = _Watch(most)
-    with silent(), FakeTensorMode(), torch.no_grad(), faked(model), watch:  # type: ignore[no-untyped-call]
-        tokens = torch.zeros((1, count), dtype=torch.int64)
-        # Without a mask of padding transformers would look for packed rows, whose mask depends on values.
-        model(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)
-    return watch.operations
 
 
 class _InStepsError(Exception):
@@ -213,7 +217,7 @@ class _Every(dict[str, Any]):
 class _Watch(TorchDispatchMode):
     """Notes operations on masks, and counts all."""
 
-    def __init__(self, most: int | None) -> None:
+    def __init__(self, most: int) -> None:
         super().__init__()
         self.most, self.operations = most, 0
 
@@ -221,7 +225,7 @@ class _Watch(TorchDispatchMode):
         if any(id(each) in _TRIAL.windows for each in tree_leaves((arguments, named or {}))):
             _TRIAL.used()
         self.operations += 1
-        if self.most is not None and self.operations > self.most:
+        if self.most and self.operations > self.most:
             raise _InStepsError
         return function(*arguments, **(named or {}))
 
