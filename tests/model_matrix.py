@@ -44,7 +44,8 @@ LAYERS = {"num_hidden_layers": 2, "n_layer": 2, "n_layers": 2, "num_layers": 2}
 DECODER = {"decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48, "is_decoder": True, "d_ff": 48}
 ENCODER = {"encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 48, "word_embed_proj_dim": 32}
 EXPERTS = {
-    **{"num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_topk": 2},
+    # Names of more than ten experts are in another order than their numbers.
+    **{"num_experts": 12, "num_local_experts": 12, "n_routed_experts": 12, "num_experts_per_tok": 2, "moe_topk": 2},
     **{"moe_intermediate_size": 16, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "expert_dim": 16},
     **{"num_experts_per_token": 2, "shared_expert_intermediate_size": 16, "expert_ffn_hidden_size": 16},
 }
@@ -59,7 +60,7 @@ TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "max_position
 OTHERS = {"rotary_dim": 4, "vocab_size_per_layer_input": 259, "hidden_size_per_layer_input": 8}
 OTHERS |= {"num_kv_shared_layers": 0, "image_size": 28, "patch_size": 14, "num_kv_heads": 2}
 OTHERS |= {"sliding_window": 16, "attention_chunk_size": 16, "index_topk": 8, "index_n_heads": 16, "index_head_dim": 16}
-OTHERS |= {"shared_experts_intermediate_size": 16}
+OTHERS |= {"shared_experts_intermediate_size": 16, "zero_expert_num": 2, "use_clipped_linears": False}
 OTHERS |= {"mm_tokens_per_image": 4, "encoder_hash_byte_group_vocab": 64, "axial_pos_embds": False}
 COMMON: dict[str, Any] = SIZES | HEADS | LAYERS | DECODER | ENCODER | EXPERTS | LATENT | STATES | TOKENS | OTHERS
 COMMON |= {"vocab_size": VOCABULARY}

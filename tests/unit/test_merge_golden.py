@@ -20,7 +20,8 @@ from zerolora.tensor_file import read_header
 
 TEXT = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}
 TEXT |= {"num_key_value_heads": 2, "vocab_size": 70, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+# Names of more than ten experts are in another order than their numbers.
+EXPERTS = {"num_experts": 12, "num_local_experts": 12, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 TOWER = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "image_size": 28, "patch_size": 14}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": TEXT | {"tie_word_embeddings": True},

@@ -476,9 +476,14 @@ class StoredNames:
         return name, pattern is not None
 
     def converted(self, stored: dict[str, Any]) -> dict[str, Any]:
-        """Convert the stored tensors of one weight, which may be converted to several."""
+        """Convert the stored tensors of one weight, which may be converted to several.
+
+        They are stacked in the order in which they are added, so that expert 10 must not come before expert 2, as it
+        does in a file's header.
+        """
         from copy import deepcopy
 
+        stored = {name: stored[name] for name in sorted(stored, key=_dotted)}
         renamed = {name: self._renamed(name) for name in stored}
         target, first = next(iter(renamed.values()))
         converter = deepcopy(next(each for each in self._converters if first in each.source_patterns))
