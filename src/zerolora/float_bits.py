@@ -25,3 +25,10 @@ def is_finite(data: Any, kind: str) -> bool:
     exponent, step = numbers.dtype.type(EXPONENTS[kind]), READ // TYPES[kind][1]
     parts = (numbers[first : first + step] for first in range(0, len(numbers), step))
     return not any(bool(((part & exponent) == exponent).any()) for part in parts)
+
+
+def is_infinite(data: Any, kind: str) -> bool:
+    """Return whether all floats of a buffer are infinity, of either sign."""
+    numbers = integers(data, kind)
+    sign = numbers.dtype.type(1 << (8 * TYPES[kind][1] - 1))
+    return bool(((numbers | sign) == (numbers.dtype.type(EXPONENTS[kind]) | sign)).all())

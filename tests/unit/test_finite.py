@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from zerolora.float_bits import is_finite
+from zerolora.float_bits import is_finite, is_infinite
 from zerolora.merge import finite
 from zerolora.merge.merge import merge
+from zerolora.tensor_file import read_header
 
 KINDS = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
 UNTOUCHED = "model.layers.1.mlp.up_proj.weight"
@@ -24,6 +25,7 @@ def test_any_bits_are_judged_as_by_torch(kind: str, bits: bytes) -> None:
     whole = bits[: len(bits) // 8 * 8]
     tensor = torch.frombuffer(bytearray(whole), dtype=KINDS[kind])
     assert is_finite(memoryview(whole), kind) == bool(torch.isfinite(tensor).all())
+    assert is_infinite(memoryview(whole), kind) == bool(torch.isinf(tensor).all())
 
 
 def adapter_of_q_proj(model: Path, folder: Path, size: float) -> Path:
@@ -61,6 +63,17 @@ def test_a_weight_of_the_base_that_is_not_finite_is_named(
     line = refusal(merge, base, adapter, tmp_path / "merged", tmp_path / "merged")
     assert f"model.safetensors: {UNTOUCHED} has NaN or infinity" in line
     assert not (tmp_path / "merged").exists()
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "F32"])
+@pytest.mark.parametrize("value", ["inf", "-inf", "nan"])
+def test_a_limit_may_be_infinite(kind: str, value: str, tmp_path: Path) -> None:
+    save_file({"input_max": torch.tensor(float(value), dtype=KINDS[kind])}, tmp_path / "model.safetensors")
+    (limit,) = read_header(tmp_path / "model.safetensors").tensors.values()
+    if value == "nan":
+        assert "input_max has NaN" in refusal(finite.check_stored, [limit], limit.start, limit.stop)
+    else:
+        finite.check_stored([limit], limit.start, limit.stop)
 
 
 def test_a_sum_that_overflows_is_named(tiny_model: Path, tmp_path: Path) -> None:

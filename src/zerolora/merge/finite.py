@@ -3,13 +3,13 @@
 from collections.abc import Iterable
 
 from zerolora.errors import UserError
-from zerolora.float_bits import EXPONENTS, READ, is_finite
+from zerolora.float_bits import EXPONENTS, READ, is_finite, is_infinite
 from zerolora.tensor_file import TYPES, StoredTensor, read_into
 
 
 def check_stored(tensors: Iterable[StoredTensor], start: int, stop: int) -> None:
     """Raise UserError, naming the tensor, unless the numbers are finite that begin at bytes `start` to `stop` of the
-    tensors' file."""
+    tensors' file. A single number may be infinity: it is a limit that limits nothing, as in Gemma 4's audio tower."""
     for stored in tensors:
         if stored.kind not in EXPONENTS or stored.stop <= start or stored.start >= stop:
             continue
@@ -19,7 +19,7 @@ def check_stored(tensors: Iterable[StoredTensor], start: int, stop: int) -> None
             for begin in range(first, min(last, stored.stop), READ):
                 block = memoryview(bytearray(min(READ, last - begin, stored.stop - begin)))
                 read_into(file.fileno(), block, begin, stored.path)
-                if not is_finite(block, stored.kind):
+                if not is_finite(block, stored.kind) and (stored.shape or not is_infinite(block, stored.kind)):
                     raise UserError(
                         f"{stored.path}: {stored.name} has NaN or infinity, so no model with it computes; fetch the "
                         "weights again, or use another base model"
