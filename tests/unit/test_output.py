@@ -1,6 +1,8 @@
 """Snakemake's output through the logger plugin, to a file and to a terminal, of a few small rules."""
 
+import importlib.util
 import json
+import logging
 import os
 import pty
 import re
@@ -15,7 +17,7 @@ from conftest import BIN, ROOT, served
 
 from snakemake_logger_plugin_zerolora import Job
 from zerolora.files import write_json
-from zerolora.log import attempts, read_status, status_file
+from zerolora.log import LOGGER, attempts, read_status, set_up, status_file
 from zerolora.report.show import summary
 
 SNAKEFILE = """
@@ -229,6 +231,22 @@ def test_early_status_belongs_to_this_run(tmp_path: Path) -> None:
     job.poll()
     later.poll()
     assert (job.status.get("result"), later.status.get("result")) == ("4 steps", None)
+
+
+def test_deepspeeds_warning_of_no_gpu_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Any command may import it, as `zerolora init` does with some models."""
+    theirs = logging.getLogger("DeepSpeed")
+    for name, value in {"handlers": [], "propagate": True, "level": logging.NOTSET}.items():
+        monkeypatch.setattr(LOGGER, name, value)
+    monkeypatch.setattr(theirs, "filters", [])
+    set_up()
+    package = Path(importlib.util.find_spec("deepspeed").origin).parent  # type: ignore[union-attr, arg-type]
+    for path in (package / "accelerator/real_accelerator.py", package / "runtime/engine.py"):
+        assert path.is_file()
+        theirs.handle(theirs.makeRecord("DeepSpeed", logging.WARNING, str(path), 1, path.name, (), None))
+    assert caplog.messages == ["engine.py"]
 
 
 def test_only_the_tutorials_run_is_followed_by_advice_on_own_rows(tmp_path: Path) -> None:
