@@ -16,12 +16,16 @@ SIZES |= {"topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 8, "kv_lor
 LENGTHS = (7, 12, 3, 9)
 LONGEST = max(LENGTHS)
 
+DBRX: dict[str, Any] = {"d_model": 32, "n_heads": 4, "n_layers": 2, "vocab_size": 64, "pad_token_id": 0}
+DBRX |= {"attn_config": {"clip_qkv": 8, "kv_n_heads": 2, "rope_theta": 1e4}}
+DBRX |= {"ffn_config": {"hidden_size": 32, "ffn_hidden_size": 16, "moe_num_experts": 4, "moe_top_k": 2}}
 LATENT = {"qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8, "head_dim": 4}
 
 
 def model_of(family: str) -> Any:
     torch.manual_seed(0)
-    sizes = SIZES | {"attn_implementation": "eager"} | (LATENT if family == "deepseek_v3" else {})
+    sizes = SIZES | (LATENT if family == "deepseek_v3" else {})
+    sizes = (DBRX if family == "dbrx" else sizes) | {"attn_implementation": "eager"}
     config = CONFIG_MAPPING[family](**sizes)
     return auto_class(config).from_config(config)
 
@@ -42,7 +46,7 @@ def watch(routers: Routers, model: Any, lengths: tuple[int, ...]) -> torch.Tenso
     return logits
 
 
-@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "gpt_oss", "dbrx"])
 def test_auxiliary_loss_matches_transformers(family: str) -> None:
     """Over all tokens, however divided among ranks, without padding."""
     model = model_of(family)

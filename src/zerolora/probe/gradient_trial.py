@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from zerolora.compat import bitsandbytes_patches
 from zerolora.compat.peft_patches import not_read_back
@@ -108,7 +109,7 @@ def without_gradient(model: Any) -> list[str]:
     model.train()
     try:
         # transformers does not read the values of fake tensors to detect packed rows.
-        with silent(), FakeTensorMode(), faked(model):
+        with silent(), FakeTensorMode(), faked(model), _EveryTrue():  # type: ignore[no-untyped-call]
             tokens = torch.zeros((1, TOKENS), dtype=torch.int64)
             model(input_ids=tokens, use_cache=False).logits.float().sum().backward()
             return [name for name, each in model.named_parameters() if each.requires_grad and each.grad is None]
@@ -117,3 +118,14 @@ def without_gradient(model: Any) -> list[str]:
     except Exception as error:  # a class may read values, as of its experts' tokens, and raise errors of any type
         LOGGER.debug("on shapes alone, the passes end with %s", error)
         return []
+
+
+class _EveryTrue(TorchDispatchMode):
+    """Lets the number of elements that are not zero, which depends on values, be that of all: which parameters a
+    gradient reaches does not depend on it."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
+        if function is torch.ops.aten.nonzero.default:
+            (tensor,) = arguments
+            return tensor.new_empty((tensor.numel(), tensor.dim()), dtype=torch.int64)
+        return function(*arguments, **(named or {}))

@@ -39,8 +39,8 @@ class Routers:
         self._tokens = 0
         self._experts = 0
         self._figures: dict[str, float] = {}
-        for number, (module, index) in enumerate(routers):
-            module.register_forward_hook(functools.partial(self._record, number, index))
+        for number, (module, index, chosen) in enumerate(routers):
+            module.register_forward_hook(functools.partial(self._record, number, index, chosen))
 
     @contextlib.contextmanager
     def watched(self, packed_rows: list[PackedRow], batch: dict[str, Any], counts: bool) -> Iterator[None]:
@@ -91,19 +91,23 @@ class Routers:
         figures = (imbalance.item(), (counts == 0).double().mean().item(), loss.item())
         self._figures = dict(zip(self.columns, figures, strict=False))
 
-    def figures(self) -> dict[str, float]:
-        """Return the step's figures by column of telemetry.csv; empty without routers."""
-        return dict(self._figures)
+    def figures(self) -> dict[str, float | None]:
+        """Return the step's figures by column of telemetry.csv, None where routers do not show whom they chose; empty
+        without routers."""
+        return {name: self._figures.get(name) for name in self.columns}
 
     @torch.no_grad()
-    def _record(self, number: int, index: int, module: Any, _: Any, output: Any) -> None:
+    def _record(self, number: int, index: int, top: int | None, module: Any, _: Any, output: Any) -> None:
         if self._weights is None:
             return
-        logits = output[index].detach().flatten(0, -2)
-        whole = (each for each in output if isinstance(each, torch.Tensor) and not each.is_floating_point())
+        outputs = (output,) if isinstance(output, torch.Tensor) else output
+        logits = outputs[index].detach().flatten(0, -2)
+        whole = (each for each in outputs if isinstance(each, torch.Tensor) and not each.is_floating_point())
         chosen = next(whole, None)
         if chosen is None:
-            chosen = logits.topk(module.top_k, -1).indices
+            if top is None:
+                return
+            chosen = logits.topk(top, -1).indices
         chosen = chosen.flatten(0, -2)
         start = self._seen[number]
         self._seen[number] += len(chosen)
@@ -118,20 +122,21 @@ class Routers:
             self._shares += (logits.float().softmax(-1) * weights).sum(0, dtype=torch.float64)
 
 
-def _routers(model: Any) -> Iterator[tuple[Any, int]]:
+def _routers(model: Any) -> Iterator[tuple[Any, int, int | None]]:
     """Yield each router of a model with the index of the logits in its output, as transformers records them
-    (utils/output_capturing.py, OutputRecorder)."""
+    (utils/output_capturing.py, OutputRecorder), and the number of experts of a token, which DBRX's block chooses."""
     recorders = {}
     for module in model.modules():
         outputs = getattr(type(module), "_can_record_outputs", None)
         recorder = outputs.get("router_logits") if isinstance(outputs, dict) else None
         if recorder is not None and getattr(recorder, "target_class", None):
             recorders[recorder.target_class] = recorder.index
-    for module in model.modules():
+    for path, module in model.named_modules():
         # FSDP subclasses the classes of modules that it shards.
         index = next((index for kind, index in recorders.items() if isinstance(module, kind)), None)
         if index is not None:
-            yield module, index
+            block = model.get_submodule(path.rpartition(".")[0])
+            yield module, index, getattr(module, "top_k", getattr(block, "top_k", None))
 
 
 def _has_loss(module: Any) -> bool:

@@ -153,11 +153,12 @@ class TelemetryWriter:
         write_text(path, text(self.rows, self.columns))
 
     def routed(self) -> dict[str, float]:
-        """Return the mean over all steps of each router figure, from the digits on disk, as a resumed run has them."""
+        """Return the mean over all steps of each router figure that any has, from the digits on disk, as a resumed run
+        has them."""
         means = {}
         for name in self.routers.columns:
-            known = [float(_cell(name, row[name])) for row in self.rows if row[name] is not None]
-            means[name] = sum(known) / max(1, len(known))
+            if known := [float(_cell(name, row[name])) for row in self.rows if row[name] is not None]:
+                means[name] = sum(known) / len(known)
         return means
 
     def summary(self) -> dict[str, float]:
