@@ -93,7 +93,10 @@ OWN: dict[str, dict[str, Any]] = {
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "dots1": {"n_shared_experts": 1, "num_key_value_heads": 4},
     "zamba2": {KINDS: ["mamba", "hybrid"], "num_mem_blocks": 1, "hybrid_layer_ids": [1]},
-    "zamba": {KINDS: ["mamba", "hybrid", "hybrid"], "num_hidden_layers": 3},
+    "zamba": {
+        KINDS: ["mamba", "hybrid", "hybrid"],
+        **{"num_hidden_layers": 3, "attention_hidden_size": 64, "attention_head_dim": 16},
+    },
     "cohere_compass_text": {
         KINDS: ["sliding_attention", "full_attention"],
         "rope_parameters": {

@@ -26,6 +26,7 @@ from transformers import (
     MistralConfig,
     MistralForCausalLM,
     OpenAIGPTConfig,
+    ProphetNetConfig,
     xLSTMConfig,
 )
 
@@ -250,6 +251,24 @@ def test_a_class_that_computes_with_no_cache_answers_without(case: Any, config: 
         with torch.no_grad():
             tokens = torch.cat([tokens, model(input_ids=tokens, use_cache=False).logits[:, -1:].argmax(-1)], 1)
     assert answer == tokens[0, 5:].tolist()
+
+
+def test_a_class_that_makes_all_logits_has_the_loss_of_its_last(case: Any) -> None:
+    """ProphetNet's ignores `logits_to_keep`."""
+    torch.manual_seed(5)
+    sizes = {"num_decoder_layers": 1, "decoder_ffn_dim": 16, "num_decoder_attention_heads": 2}
+    config = ProphetNetConfig(vocab_size=60, hidden_size=16, is_decoder=True, add_cross_attention=False, **sizes)
+    model, rows = AutoModelForCausalLM.from_config(config).eval(), held_out_rows(case[1][:4])
+    whole, chances = [], []
+    for row in rows:
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([row["input_ids"]]), use_cache=False).logits[0, :-1].log_softmax(-1)
+        labels = torch.tensor(row["labels"][1:])
+        whole.append(torch.nn.functional.nll_loss(logits, labels, ignore_index=IGNORED, reduction="sum").item())
+        chances.append(logits[labels != IGNORED][: merged_logits.TOKENS])
+    count = sum(label != IGNORED for labels in rows["labels"] for label in labels[1:])
+    assert loss(model, rows) == pytest.approx(sum(whole) / count, rel=1e-5)
+    torch.testing.assert_close(merged_logits.next_tokens(model, rows), torch.cat(chances), rtol=1e-5, atol=1e-5)
 
 
 def test_automatic_batches_have_about_equal_sizes(case: Any) -> None:

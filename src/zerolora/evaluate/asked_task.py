@@ -252,7 +252,7 @@ def _sums(model: Any, pairs: Sequence[tuple[list[int], list[int]]], batch: int) 
                     input_ids=ids[:, prefix.length :].to(model.device),
                     logits_to_keep=kept,
                     **prefix.inputs(model, len(members), width),
-                ).logits
+                ).logits[:, -kept:]  # some classes make all
             for row, key in enumerate(members):
                 taken, count = key
                 end = len(taken) - (width - kept)

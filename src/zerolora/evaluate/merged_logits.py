@@ -39,7 +39,8 @@ def next_tokens(model: Any, rows: Any) -> torch.Tensor:
         first, last = supervised[0], supervised[-1]
         ids = torch.tensor([row["input_ids"][:last]]).to(model.device)
         with torch.no_grad():
-            logits = model(input_ids=ids, use_cache=False, logits_to_keep=last - first + 1).logits
+            kept = last - first + 1
+            logits = model(input_ids=ids, use_cache=False, logits_to_keep=kept).logits[:, -kept:]  # some make all
         result.append(logits[0, [at - first for at in supervised]].float().log_softmax(-1).cpu())
     return torch.cat(result)
 

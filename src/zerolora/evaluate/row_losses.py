@@ -49,8 +49,9 @@ def summed_losses(
                 **before.inputs(model, len(members), longest),
             )
         targets = labels[:, -kept:].to(output.logits.device)
+        logits = output.logits[:, -kept - 1 : -1]  # some classes make all
         losses = torch.nn.functional.cross_entropy(
-            output.logits[:, :-1].float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none"
+            logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none"
         )
         sums[members] = losses.view_as(targets).double().sum(1).tolist()
     return sums
