@@ -313,8 +313,8 @@ def _check_results(bench: Any, run: Path, train: Any) -> None:
     )
     tokens = torch.tensor([train[0]["input_ids"]])
     with torch.no_grad():
-        ours = tuned.eval()(input_ids=tokens).logits
-        theirs = PeftModel.from_pretrained(plain, run / "adapter").eval()(input_ids=tokens).logits
+        ours = tuned.eval()(input_ids=tokens, use_cache=False).logits
+        theirs = PeftModel.from_pretrained(plain, run / "adapter").eval()(input_ids=tokens, use_cache=False).logits
     difference = float((ours - theirs).abs().max() / theirs.std())
     if not difference <= 0.01:
         raise AssertionError(f"merged logits differ from peft's by {difference:.2g} of their standard deviation")
@@ -330,7 +330,8 @@ def _loss(model: Any, rows: Any) -> float:
     with torch.no_grad():
         for row in rows:
             labels = torch.tensor(row["labels"][1:])
-            logits = model.eval()(input_ids=torch.tensor([row["input_ids"]])).logits[0, :-1].float()
+            ids = torch.tensor([row["input_ids"]])
+            logits = model.eval()(input_ids=ids, use_cache=False).logits[0, :-1].float()
             total += torch.nn.functional.cross_entropy(logits, labels, reduction="sum").item()
             tokens += int((labels != -100).sum())
     return total / tokens

@@ -286,6 +286,8 @@ def _caches(model: Any) -> bool:
     """Return whether a model computes with a cache of its own making: some classes fail for some of their configs."""
     if model not in _CACHING:
         _CACHING[model] = _tried(model, lambda: model(input_ids=_three_tokens(model), use_cache=True) is not None)
+        if not _CACHING[model]:
+            LOGGER.info("%s cannot compute with a cache; answers take longer without", type(model).__name__)
     return _CACHING[model]
 
 
