@@ -175,7 +175,7 @@ def _config(known: Any, own: dict[str, Any]) -> Any:
         if "drop" in name and type(value) in (int, float) and name not in keys
     }
     for name, part in known.sub_configs.items():
-        kind = part if hasattr(part, "sub_configs") else type(getattr(usual, name, None))
+        kind: Any = part if hasattr(part, "sub_configs") else type(getattr(usual, name, None))
         if hasattr(kind, "sub_configs"):
             keys[name] = _config(kind, OWN.get(kind.model_type, {}))
     config = known(**keys | own)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, LlamaConfig
+from transformers import Gemma2Config, Gemma4Config, LlamaConfig
 from transformers.models.gemma2.modeling_gemma2 import Gemma2Attention
 from transformers.models.llama.modeling_llama import LlamaAttention
 
@@ -32,13 +32,13 @@ def test_a_mask_that_is_used_beyond_a_number_of_the_config_shows(monkeypatch: py
 
 
 def test_numbers_that_the_own_attention_of_a_class_takes_change_scores() -> None:
-    module = Gemma2Attention(CONFIG_MAPPING["gemma2"](**SMALL), 0)
+    module = Gemma2Attention(Gemma2Config(**SMALL), 0)
     assert unknown(module, {"max_length_q": 7, "softcap": None, "use_cache": False, "position_ids": 0}) is None
     assert unknown(module, {"max_length_q": 7, "softcap": 50.0}) == "softcap"
     assert unknown(torch.nn.Linear(1, 1), {"use_cache": False, "power": 2}) == "power"  # a class without one
 
 
 def test_a_tower_without_the_named_attention_keeps_its_own() -> None:
-    built = built_on_meta(CONFIG_MAPPING["gemma4"](audio_config={"model_type": "gemma4_audio"}), "sdpa")
+    built = built_on_meta(Gemma4Config(audio_config={"model_type": "gemma4_audio"}), "sdpa")
     assert built.config.get_text_config()._attn_implementation == "sdpa"
     assert built.config.audio_config._attn_implementation == "eager"

@@ -284,15 +284,15 @@ def test_needed_not_read_back(mixture: Any) -> None:
     from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
     from transformers import AutoModelForCausalLM, LagunaConfig
 
-    sizes = {"hidden_size": 32, "moe_intermediate_size": 16, "intermediate_size": 48, "num_experts": 4}
+    sizes: dict[str, Any] = {"hidden_size": 32, "moe_intermediate_size": 16, "intermediate_size": 48, "num_experts": 4}
     config = LagunaConfig(num_hidden_layers=2, vocab_size=64, head_dim=8, pad_token_id=0, **sizes)
-    read = {"laguna": lambda: AutoModelForCausalLM.from_config(config), "deepseek": lambda: copy.deepcopy(mixture)}
     lost = {}
-    for family, build in read.items():
-        with torch.device("meta"):
-            adapted = get_peft_model(build(), LoraConfig(target_parameters=["shared_experts.up_proj.weight"]))
+    with torch.device("meta"):
+        for family, model in {"laguna": AutoModelForCausalLM.from_config(config), "deepseek": mixture}.items():
+            one: Any = copy.deepcopy(model)
+            adapted = get_peft_model(one, LoraConfig(target_parameters=["shared_experts.up_proj.weight"]))
             state = get_peft_model_state_dict(adapted)
-            lost[family] = not_read_back(build(), adapted.peft_config["default"], state)
+            lost[family] = not_read_back(copy.deepcopy(model), adapted.peft_config["default"], state)
     names = [f"base_model.model.model.layers.1.mlp.shared_experts.up_proj.lora_{part}.weight" for part in "AB"]
     assert lost == {"laguna": names, "deepseek": []}
 

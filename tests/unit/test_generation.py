@@ -256,7 +256,7 @@ def test_a_class_that_computes_with_no_cache_answers_without(case: Any, config: 
 def test_a_class_that_makes_all_logits_has_the_loss_of_its_last(case: Any) -> None:
     """ProphetNet's ignores `logits_to_keep`."""
     torch.manual_seed(5)
-    sizes = {"num_decoder_layers": 1, "decoder_ffn_dim": 16, "num_decoder_attention_heads": 2}
+    sizes: dict[str, Any] = {"num_decoder_layers": 1, "decoder_ffn_dim": 16, "num_decoder_attention_heads": 2}
     config = ProphetNetConfig(vocab_size=60, hidden_size=16, is_decoder=True, add_cross_attention=False, **sizes)
     model, rows = AutoModelForCausalLM.from_config(config).eval(), held_out_rows(case[1][:4])
     whole, chances = [], []

@@ -76,7 +76,7 @@ def _fault(model: Any, masked: bool, tokens: int, most: int = 0) -> tuple[str | 
     _TRIAL.begin(masked)
     watch = _Watch(most)
     try:
-        with silent(), FakeTensorMode(), torch.no_grad(), faked(model), watch:  # type: ignore[no-untyped-call]
+        with silent(), FakeTensorMode(), torch.no_grad(), faked(model), watch:
             row = torch.zeros((1, tokens), dtype=torch.int64)
             # Without a mask of padding transformers would look for packed rows, whose mask depends on values.
             model(input_ids=row, attention_mask=torch.ones_like(row), use_cache=False)
@@ -188,7 +188,7 @@ def unknown(module: Any, named: Mapping[str, Any]) -> str | None:
             if name not in KNOWN
             and (
                 isinstance(value, torch.Tensor)
-                or (type(value) in (int, float) and _own(type(module)).get(name, value) != value)
+                or (type(value) in (int, float) and _own(module.__class__).get(name, value) != value)
             )
         ),
         None,
@@ -218,7 +218,7 @@ class _Watch(TorchDispatchMode):
     """Notes operations on masks, and counts all."""
 
     def __init__(self, most: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's
         self.most, self.operations = most, 0
 
     def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
