@@ -91,10 +91,10 @@ def read(
     """
     whole = device is not None and (on_gpu(device) or quantization is not None)
     options: dict[str, Any] = dict(placed or ({"device_map": {"": device}} if whole else {}))
+    config = config_of(weights)
     if quantization is not None:
         if stored_quantization(weights):
             # Its own config says how the run that made it computed.
-            config = config_of(weights)
             config.quantization_config = quantization.to_dict()
             options["config"] = config
         else:
