@@ -205,10 +205,13 @@ class Layer(Projections):
         """Scores, softmax in fp32, weighted sum."""
         count = self.step.rows * self.model.heads * self.step.length**2
         weights = self.unary(self.matmul(query, key, count))
+        kept = [weights] if self.model.keeps_scores else []
         if self.model.softcap_attention:
             weights = self.unary(self.unary(self.unary(weights), "output"))
         if mask:
             weights = self.unary(weights)
+        if self.model.keeps_scores:
+            kept.append(weights)
         if self.model.sinks:
             # Concatenated with the sinks; then the maximum is subtracted.
             weights = self.unary(self.unary(weights))

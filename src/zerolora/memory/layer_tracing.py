@@ -43,7 +43,7 @@ from zerolora.memory.traced_parts import (
 )
 from zerolora.methods.registry import TRAINABLE
 from zerolora.model.architecture import auto_class
-from zerolora.model.fake_pass import faked, silent
+from zerolora.model.fake_pass import EvenSplits, faked, silent
 from zerolora.model.families.keys import LAYERS
 from zerolora.model.meta_device import settings_of
 from zerolora.model.spec import ModelSpec
@@ -96,7 +96,7 @@ def _traced(model: ModelSpec, traced: TracedPass, whole: bool) -> LayerTrace:
     built.train()
     parts: list[dict[str, list[int]]] = []
     hidden = 0
-    with FakeTensorMode(allow_non_fake_inputs=True), faked(built) as known, as_on_cuda():
+    with FakeTensorMode(allow_non_fake_inputs=True), faked(built) as known, as_on_cuda(), EvenSplits():
         passes = _Passes(decoder, list(stack), traced, known)
         lengths = SHORT_LENGTHS if passes.by_token() else LENGTHS
         for rows, length in (*((1, each) for each in lengths), (2, lengths[0])):
@@ -502,7 +502,7 @@ class _Passes:
             self.tables = [(each, size) for key, (each, size) in self.live.storages.items() if key != storage._cdata]
 
     def _leave(self, part: int, _module: Any, _inputs: Any, output: Any) -> None:
-        output = output[0] if isinstance(output, tuple) else output
+        output = output[0] if isinstance(output, tuple | list) else output
         if output.requires_grad:
             output.register_hook(self._hold)
         self.hidden = output.numel() * output.element_size()

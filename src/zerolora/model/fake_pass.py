@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 BY_SHAPES = "batched_mm"
 """transformers' implementation of experts whose shapes do not depend on the tokens' experts."""
@@ -20,6 +21,24 @@ def silent() -> Iterator[None]:
         yield
     finally:
         log.disabled = before
+
+
+class EvenSplits(TorchFunctionMode):
+    """Lets a class divide a tensor into parts of sizes that are read from another, as some do with the tokens of each
+    expert: into equal parts. With anything else that is computed from such a size, the pass ends with an error."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function of torch."""
+        if function is torch.Tensor.tolist and args[0].dim() == 1 and not args[0].is_floating_point():
+            return [_Unknown()] * len(args[0])
+        if function is torch.Tensor.split and isinstance(args[1], list) and isinstance(args[1][0], _Unknown):
+            dimension = args[2] if len(args) > 2 else (kwargs or {}).get("dim", 0)
+            return args[0].tensor_split(len(args[1]), dimension)
+        return function(*args, **(kwargs or {}))
+
+
+class _Unknown:
+    """A number that a pass on shapes does not know."""
 
 
 @contextlib.contextmanager

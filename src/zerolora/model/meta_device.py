@@ -78,6 +78,7 @@ def count_on_meta_device(config: dict[str, Any], where: Path) -> ModelSpec:
         latent=_latent(text) if config["model_type"] in DESCRIBED else None,
         sinks="sinks" in names,
         attentions=_attentions(model, capped),
+        buffers=sum(each.numel() * each.element_size() for each in model.buffers()),
         counted="meta device",
         config="" if config["model_type"] in DESCRIBED else _text_of(config),
     )

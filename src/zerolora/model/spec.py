@@ -107,6 +107,8 @@ class ModelSpec:
     fused_attention: bool = True
     """torch's fused kernels can compute it: they need as many heads of keys as of queries, or enable_gqa
     (aten/src/ATen/native/transformers/sdp_utils_cpp.h)."""
+    keeps_scores: bool = False
+    """Eager attention holds its scores, also before the mask is added, until its result is there."""
     sinks: bool = False
     """Attention has a trained logit for each head beside those of the keys."""
     attentions: tuple[Attention, ...] = ("flash", "sdpa", "eager")
@@ -115,6 +117,8 @@ class ModelSpec:
     """quant_method of the published weights' quantization_config; empty if they are not quantized."""
     stored_bytes: int = 0
     """Bytes of its files of weights, if these are dequantized whenever they are loaded, else 0."""
+    buffers: int = 0
+    """Bytes of tensors that are no parameters, such as a class's mask of all positions."""
     counted: str = "config.json"
     """Source of the numbers: "config.json" or "meta device"."""
     config: str = ""

@@ -45,6 +45,7 @@ def _bloom(keys: Keys) -> ModelSpec:
         vocabulary=vocabulary,
         tied=tied,
         attentions=("eager",),
+        keeps_scores=True,
         # BloomGelu is the tanh approximation in an autograd function of its own: it saves its input only.
         activation="gelu_tanh",
         attention_dropout=keys.rate("attention_dropout", 0.0),
