@@ -60,11 +60,16 @@ ATTEMPTS: tuple[dict[str, Any], ...] = (
     SIZES,
 )
 """Sizes, of which the first is taken that a type's class accepts."""
+ROTARY = {"rope_type": "default", "rope_theta": 1e4}
 KINDS = {"layer_types": ["conv", "full_attention"] * 4, "num_dense_layers": 1}
 OWN: dict[str, dict[str, Any]] = {
     "codegen": {"rotary_dim": 16},
-    "cohere_compass_text": {"layer_types": ["sliding_attention", "full_attention"] * 4},
+    "cohere_compass_text": {
+        "layer_types": ["sliding_attention", "full_attention"] * 4,
+        "rope_parameters": dict.fromkeys(("sliding_attention", "full_attention"), ROTARY),
+    },
     "dots1": {"n_shared_experts": 1},
+    "gpt_neo": {"attention_types": [[["global", "local"], 4]]},
     "gptj": {"rotary_dim": 16},
     "jetmoe": {"num_key_value_heads": 4, "kv_channels": 32},
     "lfm2_moe": KINDS,

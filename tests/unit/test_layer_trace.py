@@ -19,7 +19,7 @@ from zerolora.memory import layer_trace, layer_tracing
 from zerolora.memory.estimate import Capacity, estimated
 from zerolora.memory.layer_tracing import keep_one_of_each_kind
 from zerolora.memory.predict import layer_work, predict
-from zerolora.memory.traced_parts import LENGTHS, MEASURES, TracedPart
+from zerolora.memory.traced_parts import LENGTHS, MEASURES, TracedPart, sizes
 from zerolora.memory.training_spec import RowStatistics, TrainingSpec
 from zerolora.methods.lora import LoraMethod
 from zerolora.methods.registry import create
@@ -199,8 +199,8 @@ def test_bytes_are_extrapolated_exactly(a: int, b: int, c: int, d: int, rows: in
     def size(rows: int, length: int) -> int:
         return a + rows * (b + c * length + d * length**2)
 
-    values = (*(size(1, each) for each in LENGTHS), size(2, LENGTHS[0]))
-    part = TracedPart(LENGTHS, **dict.fromkeys(MEASURES, values))
+    values = tuple(size(*each) for each in sizes(LENGTHS, 1))
+    part = TracedPart(LENGTHS, 1, **dict.fromkeys(MEASURES, values))
     assert part.at("kept", rows, length) == pytest.approx(size(rows, length), rel=1e-9)
 
 

@@ -28,6 +28,8 @@ class Layer(Projections):
         super().__init__(model, step, trained)
         # phi3 and gpt_neox concatenate the rotated part of each head with the rest, even if that is empty.
         self.joined = model.family == "phi3" or 0 < model.rotary < 1
+        self.returned: Value | None = None
+        """What the last layer returned beside its result."""
 
     def layer(self, hidden: Value, mask: Value | None, kind: int = 0) -> Value:
         """Attention and MLP with norms and residuals, in a layer of one kind."""
@@ -205,13 +207,11 @@ class Layer(Projections):
         """Scores, softmax in fp32, weighted sum."""
         count = self.step.rows * self.model.heads * self.step.length**2
         weights = self.unary(self.matmul(query, key, count))
-        kept = [weights] if self.model.keeps_scores else []
+        scores = weights if self.model.returns_weights else None
         if self.model.softcap_attention:
             weights = self.unary(self.unary(self.unary(weights), "output"))
         if mask:
             weights = self.unary(weights)
-        if self.model.keeps_scores:
-            kept.append(weights)
         if self.model.sinks:
             # Concatenated with the sinks; then the maximum is subtracted.
             weights = self.unary(self.unary(weights))
@@ -220,7 +220,10 @@ class Layer(Projections):
             weights = self.slice(weights, 1)
         if self.model.attention_dropout:
             weights = self.dropped(weights)
+        if self.model.returns_weights:
+            self.returned = weights
         output = self.matmul(weights, value, self.attended(query))
+        del scores
         return self.unary(output)  # transposed into one piece
 
     def softmax(self, value: Value) -> Value:

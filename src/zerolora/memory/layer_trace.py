@@ -97,7 +97,8 @@ def _read(key: str) -> LayerTrace | str | None:
 
 
 def _part(content: dict[str, Any]) -> TracedPart:
-    return TracedPart(**{field.name: tuple(content[field.name]) for field in fields(TracedPart)})
+    values = {field.name: content[field.name] for field in fields(TracedPart)}
+    return TracedPart(**{name: tuple(each) if isinstance(each, list) else each for name, each in values.items()})
 
 
 def _key(model: ModelSpec, traced: TracedPass) -> str:

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
@@ -40,6 +41,7 @@ from zerolora.memory.traced_parts import (
     LayerTrace,
     TracedPart,
     TracedPass,
+    sizes,
 )
 from zerolora.methods.registry import TRAINABLE
 from zerolora.model.architecture import auto_class
@@ -98,8 +100,8 @@ def _traced(model: ModelSpec, traced: TracedPass, whole: bool) -> LayerTrace:
     hidden = 0
     with FakeTensorMode(allow_non_fake_inputs=True), faked(built) as known, as_on_cuda(), EvenSplits():
         passes = _Passes(decoder, list(stack), traced, known)
-        lengths = SHORT_LENGTHS if passes.by_token() else LENGTHS
-        for rows, length in (*((1, each) for each in lengths), (2, lengths[0])):
+        lengths, step = passes.lengths()
+        for rows, length in sizes(lengths, step):
             measured = passes.measure(rows, length)
             hidden = passes.hidden // (rows * length)
             for number, values in enumerate(measured):
@@ -107,7 +109,7 @@ def _traced(model: ModelSpec, traced: TracedPass, whole: bool) -> LayerTrace:
                     parts.append({name: [] for name in values})
                 for name, value in values.items():
                     parts[number][name].append(value)
-    made = [TracedPart(lengths, **{name: tuple(values) for name, values in part.items()}) for part in parts]
+    made = [TracedPart(lengths, step, **{name: tuple(values) for name, values in part.items()}) for part in parts]
     layers = made[1:-1]
     # The first layer, whose input needs no gradient, is another one, or stands for its kind if it is the only one.
     at = {kind: number for number, kind in reversed([*enumerate(order)][1:])} if whole else {}
@@ -343,6 +345,20 @@ class _Live(TorchDispatchMode):
         return [self.now, self.now - self.gradients]
 
 
+class _Paddings(TorchFunctionMode):
+    """Notes by how many elements tensors are padded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[int] = set()
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function of torch."""
+        if function is torch.nn.functional.pad:
+            self.seen.update(args[1] if len(args) > 1 else (kwargs or {})["pad"])
+        return function(*args, **(kwargs or {}))
+
+
 class _Passes:
     """A forward pass without gradients, and a forward and a backward pass, of a decoder, by its parts: what comes
     before the layers, each layer, and what comes after them."""
@@ -352,16 +368,24 @@ class _Passes:
         self.hidden = 0
         """Bytes of the hidden states that a layer passes on."""
 
-    def by_token(self) -> bool:
-        """Return whether a row of twice the tokens takes many more operations, both within the chunks in which classes
-        divide rows."""
-        counts = []
+    def lengths(self) -> tuple[tuple[int, ...], int]:
+        """Return the tokens of rows to measure, and what the class pads them to a multiple of.
+
+        A class computes by tokens if a row of twice as many takes many more operations, both within the chunks in which
+        classes divide rows.
+        """
+        counts, paddings = [], []
         for length in SHORT_LENGTHS[:2]:
             ids = self._start(1, length)
-            with self.live, self._marked(), torch.no_grad():
+            with self.live, self._marked(), torch.no_grad(), _Paddings() as noted:
                 self._forward(ids)
             counts.append(sum(work.get("operations", 0) for work in self.works))
-        return counts[1] > 1.25 * counts[0]
+            paddings.append(noted.seen)
+        if counts[1] > 1.25 * counts[0]:
+            return SHORT_LENGTHS, 1
+        more = SHORT_LENGTHS[1] - SHORT_LENGTHS[0]
+        step = max((SHORT_LENGTHS[0] + each for each in paddings[0] if each - more in paddings[1]), default=1)
+        return tuple(each * -(-step // LENGTHS[0]) for each in LENGTHS), step
 
     def _start(self, rows: int, length: int) -> torch.Tensor:
         """Start to count; return the tokens of the rows."""
@@ -370,6 +394,7 @@ class _Passes:
         self.live, self.part, self.next = _Live([*self.known, ids], not self.traced.on_cpu, self._begin), 0, 0
         self.entered, self.most = [0] * count, [0] * count
         self.works: list[dict[str, int]] = [{} for _ in range(count)]
+        self.returned = [0] * count
         return ids
 
     def measure(self, rows: int, length: int) -> list[dict[str, int]]:
@@ -402,6 +427,7 @@ class _Passes:
             result[part]["forward"] = self.most[part] - self.entered[part]
             result[part]["kept"] = ends[part] - self.entered[part]
             result[part] |= self.works[part] | {"inputs": self.unsaved[part], "input": self.freed[part]}
+            result[part]["returned"] = self.returned[part]
         result[0]["loose"] = self.loose
         self.back = count - 1
         self.started, self.peaked = [[0, 0]] * count, [[0, 0]] * count
@@ -502,7 +528,9 @@ class _Passes:
             self.tables = [(each, size) for key, (each, size) in self.live.storages.items() if key != storage._cdata]
 
     def _leave(self, part: int, _module: Any, _inputs: Any, output: Any) -> None:
-        output = output[0] if isinstance(output, tuple | list) else output
+        output, *others = output if isinstance(output, tuple | list) else (output,)
+        found = [each for each in tree_leaves(others) if isinstance(each, torch.Tensor) and each.requires_grad]
+        self.returned[part] = sum(each.numel() * each.element_size() for each in found)
         if output.requires_grad:
             output.register_hook(self._hold)
         self.hidden = output.numel() * output.element_size()

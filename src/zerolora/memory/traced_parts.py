@@ -1,12 +1,13 @@
 """What the parts of a model allocate in a pass, such as a layer of each kind, for rows of any size."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from zerolora.methods.method import Method
 from zerolora.types import Attention
 
 LENGTHS = (256, 512, 1024)
-"""Tokens of a row in the passes that are traced; of two rows the first."""
+"""Tokens of a row in the passes that are traced (`sizes`)."""
 WORK = ("flops", "scores", "moved", "operations")
 """Measures of a forward pass, each also of the backward pass."""
 BACKWARD = "_backward"
@@ -31,12 +32,20 @@ class TracedPass:
     on_cpu: bool
 
 
+def sizes(lengths: tuple[int, ...], step: int) -> list[tuple[int, int]]:
+    """Return the rows and their tokens in the passes that are traced; `step` as in TracedPart."""
+    rows = [(count, length) for count in (1, 2) for length in lengths]
+    return [*rows, (3, lengths[0]), *([(1, lengths[0] + 1)] if step > 1 else [])]
+
+
 @dataclass(frozen=True)
 class TracedPart:
-    """Bytes of a part of a model, such as a layer of a kind, in one row of each length, and in two of the first."""
+    """Bytes of a part of a model, such as a layer of a kind, in rows of each of `sizes`."""
 
     lengths: tuple[int, ...]
-    """LENGTHS or SHORT_LENGTHS."""
+    """LENGTHS or SHORT_LENGTHS, or multiples."""
+    step: int
+    """What the class pads the tokens of a row to a multiple of, as those do that divide rows into chunks; else 1."""
     alone: tuple[int, ...]
     """The most that a forward pass without gradients allocates."""
     forward: tuple[int, ...]
@@ -53,6 +62,8 @@ class TracedPart:
     """Of its input, where nothing saves it: a recomputation holds it. Before the layers: of its result."""
     loose: tuple[int, ...]
     """Before the layers: of the rest, such as masks, where nothing saves it; checkpoints hold it."""
+    returned: tuple[int, ...]
+    """Of what a layer returns beside its result, such as the weights of attention, that has a gradient."""
     inputs: tuple[int, ...]
     """Of linear modules, where nothing saves them."""
     flops: tuple[int, ...]
@@ -70,23 +81,37 @@ class TracedPart:
     def at(self, name: str, rows: int, length: int) -> float:
         """Return one of the measures for `rows` rows of `length` tokens.
 
-        A storage has a constant size, or grows with the rows, and in a row not at all, with its tokens or with their
-        square: a + rows (b + c length + d length²).
+        In a row, a storage has a constant size, or grows with its tokens or with their square. A single row may be
+        computed otherwise than several, of which torch copies what it reads of one as it is; the bytes of several are
+        a + rows (b + c length + d length²). What padding adds grows with the tokens that are added.
         """
-        first, second, third, doubled = getattr(self, name)
-        constant = 2 * first - doubled
-        points = [(at, value - constant) for at, value in zip(self.lengths, (first, second, third), strict=True)]
-        of_a_row = 0.0
-        for here, value in points:
+        values = getattr(self, name)
+        count = len(self.lengths)
+        one, two = values[:count], values[count : 2 * count]
+        if rows == 1:
+            result = self._between(one, length)
+        else:
+            constant = 3 * two[0] - 2 * values[2 * count]
+            result = constant + rows * self._between([(each - constant) / 2 for each in two], length)
+        if self.step > 1:
+            next_ = self.lengths[0] + 1
+            added = max(0.0, values[-1] - self._between(one, next_))
+            result += rows * added * (-length % self.step) / (-next_ % self.step)
+        return result
+
+    def _between(self, values: Sequence[float], length: int) -> float:
+        """Return the value at `length` of the parabola through those of `lengths`."""
+        result = 0.0
+        for here, value in zip(self.lengths, values, strict=True):
             factor = 1.0
-            for other, _ in points:
+            for other in self.lengths:
                 if other != here:
                     factor *= (length - other) / (here - other)
-            of_a_row += factor * value
-        return float(constant + rows * of_a_row)
+            result += factor * value
+        return result
 
 
-MEASURES = tuple(field.name for field in fields(TracedPart) if field.name != "lengths")
+MEASURES = tuple(field.name for field in fields(TracedPart) if field.name not in ("lengths", "step"))
 
 
 @dataclass(frozen=True)
