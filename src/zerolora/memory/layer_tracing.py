@@ -516,6 +516,8 @@ class _Passes:
                 handle.remove()
 
     def _enter(self, part: int, _module: Any, args: Any, kwargs: Any) -> None:
+        if part != self.next + 1:
+            raise RuntimeError("its layers are not computed once each and in their order")
         hidden = args[0] if args else kwargs["hidden_states"]
         if part > 1 and torch.is_grad_enabled() and not hidden.requires_grad:
             hidden.requires_grad_(True)
