@@ -175,9 +175,9 @@ def compared(name: str) -> list[dict[str, Any]]:
     computes. Raises the last error if there are none."""
     factory = CONFIG_MAPPING[name]
     failed: Exception | None = None
-    for sizes in ATTEMPTS:
+    for attempt in ATTEMPTS:
+        sizes = attempt | OWN.get(name, {})
         try:
-            sizes = sizes | OWN.get(name, {})
             parts = {part: sizes for part in factory.sub_configs if part in ("text_config", "llm_config")}
             config: dict[str, Any] = json.loads(factory(**(parts or sizes)).to_json_string(use_diff=False))
             model = from_config(config, Path(name))

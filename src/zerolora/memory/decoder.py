@@ -311,14 +311,17 @@ class TracedDecoder(Decoder):
 
     def size(self, part: TracedPart, name: str) -> float:
         """Return bytes of a part at the size of the rows."""
-        return part.at(name, self.step.rows, self.step.length)
+        return part.at(name, self.step.rows, self.step.length, self.step.packed)
 
     def work(self) -> LayerWork:
         """Return the work of all layers in a micro-step."""
         layers = [self.trace.layers[kind] for kind in self.order]
 
         def of_pass(end: str) -> PassWork:
-            return PassWork(**{name: sum(self.size(part, f"{name}{end}") for part in layers) for name in WORK})
+            counted = {name: sum(self.size(part, f"{name}{end}") for part in layers) for name in WORK}
+            rows = self.step.rows, self.step.length, self.step.packed
+            counted["operations"] = sum(self.size(part, f"operations{end}") * part.calls(*rows) for part in layers)
+            return PassWork(**counted)
 
         return LayerWork(of_pass(""), of_pass(BACKWARD))
 

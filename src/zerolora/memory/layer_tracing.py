@@ -53,6 +53,8 @@ from zerolora.model.spec import ModelSpec
 DTYPES = {2: torch.bfloat16, 4: torch.float32}
 FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 ATTENTION = (FORWARD, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward)
+MIXING = (torch.ops.aten.convolution, torch.ops.aten.constant_pad_nd, torch.ops.aten.cumsum)
+"""Operations in which a module mixes tokens otherwise than by attention."""
 ALONE = "traced_alone"
 """Name of attention without a mask, as train/attention.py computes rows."""
 
@@ -259,6 +261,8 @@ class _Live(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]  # torch's
         self.now = self.gradients = 0
         self.work = dict.fromkeys(WORK, 0)
+        self.mixes = False
+        """Whether one of MIXING was computed, since this was last set."""
         self.peaks: list[int] = [0, 0]
         self.cuda, self.begins = cuda, begins
         self.storages: dict[int, Any] = {}
@@ -293,6 +297,7 @@ class _Live(TorchDispatchMode):
         """Count an operation's work: floating-point operations of a product, or the bytes of `tensors`, which it reads
         and writes."""
         self.work["operations"] += 1
+        self.mixes |= function in MIXING
         aten = torch.ops.aten
         if function in ATTENTION:
             query, key = args[0 if function is FORWARD else 1], args[1 if function is FORWARD else 2]
@@ -394,7 +399,7 @@ class _Passes:
         self.live, self.part, self.next = _Live([*self.known, ids], not self.traced.on_cpu, self._begin), 0, 0
         self.entered, self.most = [0] * count, [0] * count
         self.works: list[dict[str, int]] = [{} for _ in range(count)]
-        self.returned = [0] * count
+        self.returned, self.mixing = [0] * count, [0] * count
         return ids
 
     def measure(self, rows: int, length: int) -> list[dict[str, int]]:
@@ -427,7 +432,7 @@ class _Passes:
             result[part]["forward"] = self.most[part] - self.entered[part]
             result[part]["kept"] = ends[part] - self.entered[part]
             result[part] |= self.works[part] | {"inputs": self.unsaved[part], "input": self.freed[part]}
-            result[part]["returned"] = self.returned[part]
+            result[part] |= {"returned": self.returned[part], "mixing": self.mixing[part]}
         result[0]["loose"] = self.loose
         self.back = count - 1
         self.started, self.peaked = [[0, 0]] * count, [[0, 0]] * count
@@ -509,6 +514,9 @@ class _Passes:
             enter = functools.partial(self._enter, number + 1)
             handles.append(layer.register_forward_pre_hook(enter, with_kwargs=True))
             handles.append(layer.register_forward_hook(functools.partial(self._leave, number + 1)))
+            for child in layer.children():
+                handles.append(child.register_forward_pre_hook(self._enter_module))
+                handles.append(child.register_forward_hook(self._leave_module))
         try:
             yield
         finally:
@@ -528,6 +536,13 @@ class _Passes:
         if part == 1:
             self.embedded = self.passed
             self.tables = [(each, size) for key, (each, size) in self.live.storages.items() if key != storage._cdata]
+
+    def _enter_module(self, _module: Any, _inputs: Any) -> None:
+        self.before, self.live.mixes = self.live.work["operations"], False
+
+    def _leave_module(self, _module: Any, _inputs: Any, _output: Any) -> None:
+        if self.live.mixes:
+            self.mixing[self.part] += self.live.work["operations"] - self.before
 
     def _leave(self, part: int, _module: Any, _inputs: Any, output: Any) -> None:
         output, *others = output if isinstance(output, tuple | list) else (output,)

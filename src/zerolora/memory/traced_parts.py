@@ -73,17 +73,21 @@ class TracedPart:
     moved: tuple[int, ...]
     """Bytes that all other operations read and write."""
     operations: tuple[int, ...]
+    mixing: tuple[int, ...]
+    """Of the operations, those of the layer's modules that mix tokens by convolutions, sums over tokens or chunks."""
     flops_backward: tuple[int, ...]
     scores_backward: tuple[int, ...]
     moved_backward: tuple[int, ...]
     operations_backward: tuple[int, ...]
 
-    def at(self, name: str, rows: int, length: int) -> float:
-        """Return one of the measures for `rows` rows of `length` tokens.
+    def at(self, name: str, rows: int, length: int, packed: float = 1.0) -> float:
+        """Return one of the measures for `rows` packed rows of `length` tokens, each of `packed` rows.
 
         In a row, a storage has a constant size, or grows with its tokens or with their square. A single row may be
         computed otherwise than several, of which torch copies what it reads of one as it is; the bytes of several are
-        a + rows (b + c length + d length²). What padding adds grows with the tokens that are added.
+        a + rows (b + c length + d length²). What padding adds grows with the tokens that are added: to each row of a
+        packed row, since training computes modules that mix tokens row by row (train/mixing_modules.py). The mean of
+        rows of many lengths is half a step, of rows shorter than that what they lack.
         """
         values = getattr(self, name)
         count = len(self.lengths)
@@ -96,8 +100,20 @@ class TracedPart:
         if self.step > 1:
             next_ = self.lengths[0] + 1
             added = max(0.0, values[-1] - self._between(one, next_))
-            result += rows * added * (-length % self.step) / (-next_ % self.step)
+            padding = float(-length % self.step)
+            if packed > 1:
+                padding = packed * max((self.step - 1) / 2, self.step - length / packed)
+            result += rows * added * padding / (-next_ % self.step)
         return result
+
+    def calls(self, rows: int, length: int, packed: float) -> float:
+        """Return how many times the operations of one pass over all rows are issued, where modules that mix tokens are
+        called once for each row of a packed row."""
+        usual = self.at("operations", rows, length)
+        if packed <= 1 or not usual:
+            return 1.0
+        each = self.at("mixing", 1, max(1, round(length / packed)))
+        return 1 + max(0.0, rows * packed * each - self.at("mixing", rows, length)) / usual
 
     def _between(self, values: Sequence[float], length: int) -> float:
         """Return the value at `length` of the parabola through those of `lengths`."""
