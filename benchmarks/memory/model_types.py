@@ -128,7 +128,7 @@ def recorded() -> set[str]:
 
 def record(name: str, result: list[dict[str, Any]] | str) -> None:
     """Write a type's rows, or why it has none, beside those of others, which other processes may write."""
-    with PATH.with_suffix(".lock").open("w") as lock:
+    with (Path(tempfile.gettempdir()) / "zerolora-memory-types.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         content = json.loads(PATH.read_text(encoding="utf-8")) if PATH.exists() else {"rows": [], "refused": {}}
         rows = [row for row in content["rows"] if row["type"] != name]
