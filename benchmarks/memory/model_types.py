@@ -106,7 +106,6 @@ def main() -> None:
     whole.compute_as_cuda_does()
     names = options.types or [name for name in decoders() if name not in recorded()]
     for name in names:
-        print(f"{name}:", flush=True)
         try:
             with limited(SECONDS):
                 result: list[dict[str, Any]] | str = compared(name)
