@@ -21,7 +21,7 @@ from zerolora.memory.estimate import Capacity, estimated
 from zerolora.memory.layer_tracing import keep_one_of_each_kind
 from zerolora.memory.predict import _planned as planned
 from zerolora.memory.predict import layer_work, predict
-from zerolora.memory.traced_parts import LENGTHS, MEASURES, TracedPart, sizes
+from zerolora.memory.traced_parts import LENGTHS, MEASURES, TracedPart, least
 from zerolora.memory.training_spec import RowStatistics, TrainingSpec
 from zerolora.methods.lora import LoraMethod
 from zerolora.methods.registry import create
@@ -260,8 +260,8 @@ def test_bytes_are_extrapolated_exactly(a: int, b: int, c: int, d: int, rows: in
     def size(rows: int, length: int) -> int:
         return a + rows * (b + c * length + d * length**2)
 
-    values = tuple(size(*each) for each in sizes(LENGTHS, 1))
-    part = TracedPart(LENGTHS, 1, **dict.fromkeys(MEASURES, values))
+    measured = {each: dict.fromkeys(MEASURES, size(*each)) for each in least(LENGTHS)}
+    part = TracedPart.of(LENGTHS, 1, measured)
     assert part.at("kept", rows, length) == pytest.approx(size(rows, length), rel=1e-9)
 
 

@@ -41,7 +41,7 @@ from zerolora.memory.traced_parts import (
     LayerTrace,
     TracedPart,
     TracedPass,
-    sizes,
+    least,
 )
 from zerolora.methods.registry import TRAINABLE
 from zerolora.model.architecture import auto_class
@@ -53,6 +53,8 @@ from zerolora.model.spec import ModelSpec
 DTYPES = {2: torch.bfloat16, 4: torch.float32}
 FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 ATTENTION = (FORWARD, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward)
+NOISE = 0.01
+"""Of a measure: less does not tell whether several rows are computed otherwise than one."""
 MIXING = (torch.ops.aten.convolution, torch.ops.aten.constant_pad_nd, torch.ops.aten.cumsum)
 """Operations in which a module mixes tokens otherwise than by attention."""
 ALONE = "traced_alone"
@@ -98,25 +100,33 @@ def _traced(model: ModelSpec, traced: TracedPass, whole: bool) -> LayerTrace:
             width = traced.trained_width if parameter.requires_grad else traced.width
             parameter.data = parameter.data.to(DTYPES[width])
     built.train()
-    parts: list[dict[str, list[int]]] = []
-    hidden = 0
     with FakeTensorMode(allow_non_fake_inputs=True), faked(built) as known, as_on_cuda(), EvenSplits():
         passes = _Passes(decoder, list(stack), traced, known)
         lengths, step = passes.lengths()
-        for rows, length in sizes(lengths, step):
-            measured = passes.measure(rows, length)
-            hidden = passes.hidden // (rows * length)
-            for number, values in enumerate(measured):
-                if number == len(parts):
-                    parts.append({name: [] for name in values})
-                for name, value in values.items():
-                    parts[number][name].append(value)
-    made = [TracedPart(lengths, step, **{name: tuple(values) for name, values in part.items()}) for part in parts]
+        measured = {size: passes.measure(*size) for size in least(lengths)}
+        if not _additive(*(measured[rows, lengths[0]] for rows in (1, 2, 3))):
+            measured |= {(2, each): passes.measure(2, each) for each in lengths[1:]}
+        if step > 1:
+            measured[1, lengths[0] + 1] = passes.measure(1, lengths[0] + 1)
+        hidden = passes.hidden // passes.tokens
+    made = [
+        TracedPart.of(lengths, step, {size: values[number] for size, values in measured.items()})
+        for number in range(len(passes.layers) + 2)
+    ]
     layers = made[1:-1]
     # The first layer, whose input needs no gradient, is another one, or stands for its kind if it is the only one.
     at = {kind: number for number, kind in reversed([*enumerate(order)][1:])} if whole else {}
     own = [layers[at.get(kind, 0) if whole else kind + 1] for kind in range(max(order) + 1)]
     return LayerTrace(tuple(order), hidden, made[0], layers[0], tuple(own), made[-1])
+
+
+def _additive(*measured: list[dict[str, int]]) -> bool:
+    """Return whether one, two and three rows take bytes that grow by as much with each row."""
+    return all(
+        abs(three[name] - 2 * two[name] + one[name]) <= NOISE * one[name]
+        for one, two, three in zip(*measured, strict=True)
+        for name in one
+    )
 
 
 def keep_one_of_each_kind(model: Any, path: str, whole: bool = False) -> list[int]:
@@ -395,6 +405,7 @@ class _Passes:
     def _start(self, rows: int, length: int) -> torch.Tensor:
         """Start to count; return the tokens of the rows."""
         ids = torch.zeros((rows, length), dtype=torch.int64)
+        self.tokens = rows * length
         count = len(self.layers) + 2
         self.live, self.part, self.next = _Live([*self.known, ids], not self.traced.on_cpu, self._begin), 0, 0
         self.entered, self.most = [0] * count, [0] * count

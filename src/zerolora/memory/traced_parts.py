@@ -7,7 +7,7 @@ from zerolora.methods.method import Method
 from zerolora.types import Attention
 
 LENGTHS = (256, 512, 1024)
-"""Tokens of a row in the passes that are traced (`sizes`)."""
+"""Tokens of a row in the passes that are traced (`least`, TracedPart)."""
 WORK = ("flops", "scores", "moved", "operations")
 """Measures of a forward pass, each also of the backward pass."""
 BACKWARD = "_backward"
@@ -32,15 +32,15 @@ class TracedPass:
     on_cpu: bool
 
 
-def sizes(lengths: tuple[int, ...], step: int) -> list[tuple[int, int]]:
-    """Return the rows and their tokens in the passes that are traced; `step` as in TracedPart."""
-    rows = [(count, length) for count in (1, 2) for length in lengths]
-    return [*rows, (3, lengths[0]), *([(1, lengths[0] + 1)] if step > 1 else [])]
+def least(lengths: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Return the rows and their tokens in the passes that are always traced."""
+    return [*((1, each) for each in lengths), (2, lengths[0]), (3, lengths[0])]
 
 
 @dataclass(frozen=True)
 class TracedPart:
-    """Bytes of a part of a model, such as a layer of a kind, in rows of each of `sizes`."""
+    """Bytes of a part of a model, such as a layer of a kind: in one and in two rows of each length, in three of the
+    first, and with a `step` in one of a token more."""
 
     lengths: tuple[int, ...]
     """LENGTHS or SHORT_LENGTHS, or multiples."""
@@ -79,6 +79,19 @@ class TracedPart:
     scores_backward: tuple[int, ...]
     moved_backward: tuple[int, ...]
     operations_backward: tuple[int, ...]
+
+    @classmethod
+    def of(cls, lengths: tuple[int, ...], step: int, measured: dict[tuple[int, int], dict[str, int]]) -> "TracedPart":
+        """Return a part from its measures in passes of rows and their tokens. Without those of two longer rows, these
+        take what one does and what another adds to the first length."""
+        values: dict[str, tuple[int, ...]] = {}
+        for name in MEASURES:
+            here = {size: each[name] for size, each in measured.items()}
+            constant = 2 * here[1, lengths[0]] - here[2, lengths[0]]
+            two = [here.get((2, each), 2 * here[1, each] - constant) for each in lengths]
+            more = [here[1, lengths[0] + 1]] if step > 1 else []
+            values[name] = (*(here[1, each] for each in lengths), *two, here[3, lengths[0]], *more)
+        return cls(lengths, step, **values)
 
     def at(self, name: str, rows: int, length: int, packed: float = 1.0) -> float:
         """Return one of the measures for `rows` packed rows of `length` tokens, each of `packed` rows.
