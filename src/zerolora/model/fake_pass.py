@@ -30,15 +30,16 @@ class EvenSplits(TorchFunctionMode):
 
     def __enter__(self) -> "EvenSplits":
         """Replace how fake tensors become lists, which no mode sees."""
-        self.usual = FakeTensor.tolist
-        FakeTensor.tolist = _numbers
-        super().__enter__()
+        fake: Any = FakeTensor
+        self.usual, fake.tolist = fake.tolist, _numbers
+        super().__enter__()  # type: ignore[no-untyped-call]  # torch's
         return self
 
     def __exit__(self, *error: Any) -> None:
         """Leave it as it was."""
-        FakeTensor.tolist = self.usual
-        super().__exit__(*error)
+        fake: Any = FakeTensor
+        fake.tolist = self.usual
+        super().__exit__(*error)  # type: ignore[no-untyped-call]  # torch's
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function of torch."""
