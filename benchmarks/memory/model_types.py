@@ -1,18 +1,22 @@
 """Hold the estimate of every model type against a trace of its whole class, forward, backward and optimizer step.
 
-    .venv/bin/python benchmarks/memory/model_types.py              # all types of language models
+    .venv/bin/python benchmarks/memory/model_types.py                      # all types without a result
     .venv/bin/python benchmarks/memory/model_types.py qwen3_5_text mamba   # these again
 
 A small random config of each type is estimated and traced (trace.py) with LoRA, in rows of other sizes than those from
 which memory/traced_parts.py extrapolates, with and without activation checkpointing. Writes
-benchmarks/results/memory_types.json, and the table of docs/memory.md. Takes about ten minutes of a core.
+benchmarks/results/memory_types.json after each type, and the table of docs/memory.md at the end.
 """
 
+import fcntl
 import json
 import logging
+import signal
 import sys
 import tempfile
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +60,23 @@ ATTEMPTS: tuple[dict[str, Any], ...] = (
     SIZES,
 )
 """Sizes, of which the first is taken that a type's class accepts."""
+ROTARY = {"rope_type": "default", "rope_theta": 1e4}
+KINDS = {"layer_types": ["conv", "full_attention"] * 4, "num_dense_layers": 1}
+OWN: dict[str, dict[str, Any]] = {
+    "codegen": {"rotary_dim": 16},
+    "cohere_compass_text": {
+        "layer_types": ["sliding_attention", "full_attention"] * 4,
+        "rope_parameters": dict.fromkeys(("sliding_attention", "full_attention"), ROTARY),
+    },
+    "dots1": {"n_shared_experts": 1},
+    "gpt_neo": {"attention_types": [[["global", "local"], 4]]},
+    "gptj": {"rotary_dim": 16},
+    "jetmoe": {"num_key_value_heads": 4, "kv_channels": 32},
+    "lfm2_moe": KINDS,
+    "longcat_flash": {"head_dim": 16, "qk_rope_head_dim": 16},
+    "mamba2": {"num_heads": 16, "head_dim": 32},
+}
+"""Sizes that a type needs beside these."""
 BATCHES = (
     {"micro_batch": 2, "length": 640, "checkpointing": False, "loss": "fused"},
     {"micro_batch": 1, "length": 1536, "checkpointing": True, "loss": "plain"},
@@ -64,6 +85,11 @@ BY_TOKEN = ("falcon_mamba", "jamba", "mamba", "recurrent_gemma", "rwkv", "xlstm"
 """Types that compute token by token, whose traces of long rows take minutes."""
 SHORT = ({"length": 160}, {"length": 200})
 """Their rows."""
+IN_FP32 = ("xlstm",)
+"""Types whose class computes long rows in fp32 alone."""
+SECONDS = 240
+"""The most that a type may take."""
+PATH = RESULTS / "memory_types.json"
 CASE = {"model": "", "method": "lora", "strategy": "ddp", "ranks": 1, "logits": 0, "r": 8, "precision": "bf16"}
 CASE |= {"dropout": 0.0}
 
@@ -71,30 +97,67 @@ CASE |= {"dropout": 0.0}
 def main() -> None:
     """Estimate, trace, compare and write."""
     parser = parser_of(__doc__)
-    parser.add_argument("types", nargs="*", help="model types, traced again; by default all")
+    parser.add_argument("types", nargs="*", help="model types, traced again; by default those without a result")
     parser.add_argument("--print", action="store_true", help="print only")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     whole.join_fake_ranks(1)
     whole.compute_as_cuda_does()
-    names = options.types or decoders()
-    path = RESULTS / "memory_types.json"
-    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"rows": [], "refused": {}}
-    rows = [row for row in known["rows"] if row["type"] not in names]
-    refused = {name: why for name, why in known["refused"].items() if name not in names}
+    names = options.types or [name for name in decoders() if name not in recorded()]
     for name in names:
         try:
-            rows += compared(name)
-        except Exception as error:  # configs and classes raise errors of any type
-            refused[name] = reason(error)
-            print(f"{name}: {refused[name]}", flush=True)
-    if options.print:
-        return
-    rows.sort(key=lambda row: row["type"])
-    summary = {kind: errors([row for row in rows if row["by"] == kind]) for kind in sorted({row["by"] for row in rows})}
-    write_json(path, {"machine": machine(), **summary, "rows": rows, "refused": refused})
-    put("memory.md", "errors of the estimate by type", markdown(summary, rows))
+            with limited(SECONDS):
+                result: list[dict[str, Any]] | str = compared(name)
+        except (Exception, TooLong) as error:  # configs and classes raise errors of any type
+            result = reason(error)
+            print(f"{name}: {result}", flush=True)
+        if not options.print:
+            record(name, result)
+    if not options.print:
+        content = json.loads(PATH.read_text(encoding="utf-8"))
+        put("memory.md", "errors of the estimate by type", markdown(content))
+
+
+def recorded() -> set[str]:
+    """Return the types with a result."""
+    content = json.loads(PATH.read_text(encoding="utf-8")) if PATH.exists() else {"rows": [], "refused": {}}
+    return {row["type"] for row in content["rows"]} | set(content["refused"])
+
+
+def record(name: str, result: list[dict[str, Any]] | str) -> None:
+    """Write a type's rows, or why it has none, beside those of others, which other processes may write."""
+    with (Path(tempfile.gettempdir()) / "zerolora-memory-types.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        content = json.loads(PATH.read_text(encoding="utf-8")) if PATH.exists() else {"rows": [], "refused": {}}
+        rows = [row for row in content["rows"] if row["type"] != name]
+        refused = {type_: why for type_, why in content["refused"].items() if type_ != name}
+        if isinstance(result, str):
+            refused[name] = result
+        else:
+            rows = sorted([*rows, *result], key=lambda row: str(row["type"]))
+        kinds = sorted({row["by"] for row in rows})
+        summary = {kind: errors([row for row in rows if row["by"] == kind]) for kind in kinds}
+        write_json(PATH, {"machine": machine(), **summary, "rows": rows, "refused": refused})
+
+
+class TooLong(BaseException):
+    """A type takes too long; no error that tracing takes for one of the model's class."""
+
+
+@contextmanager
+def limited(seconds: int) -> Iterator[None]:
+    """Raise TooLong after some seconds."""
+
+    def stop(*_: object) -> None:
+        raise TooLong(f"takes more than {seconds} s")
+
+    signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
 
 
 def decoders() -> list[str]:
@@ -113,7 +176,8 @@ def compared(name: str) -> list[dict[str, Any]]:
     computes. Raises the last error if there are none."""
     factory = CONFIG_MAPPING[name]
     failed: Exception | None = None
-    for sizes in ATTEMPTS:
+    for attempt in ATTEMPTS:
+        sizes = attempt | OWN.get(name, {})
         try:
             parts = {part: sizes for part in factory.sub_configs if part in ("text_config", "llm_config")}
             config: dict[str, Any] = json.loads(factory(**(parts or sizes)).to_json_string(use_diff=False))
@@ -136,14 +200,21 @@ def rows_of(name: str, model: ModelSpec, config: str) -> list[dict[str, Any]]:
     for batch, short in zip(BATCHES, SHORT, strict=True):
         case = CASE | batch | {"attention": attention, "config": config}
         case |= short if name in BY_TOKEN else {}
-        traced = traced_step(whole.Case(**whole.DEFAULTS | case))
+        case |= {"precision": "fp32"} if name in IN_FP32 else {}
+        try:
+            traced = traced_step(whole.Case(**whole.DEFAULTS | case))
+        except ValueError as error:
+            if case["checkpointing"] and "does not support activation checkpointing" in str(error):
+                continue
+            raise
         phases = predict(model, spec_of({**case, "loss": "fused" if case["loss"] == "fused" else "full"})).phases
         predicted = max(phases[phase] for phase in ("forward", "loss", "backward", "backward_end", "optimizer"))
-        why = fault_of_tracing(model) or ""
-        by = "table" if not model.config else "sizes" if why else "trace"
+        if why := fault_of_tracing(model):
+            raise ValueError(f"counted as a decoder of its sizes, {predicted / traced - 1:+.0%}: {why}")
+        by = "trace" if model.config else "table"
         row = {"type": name, "by": by, **{key: case[key] for key in ("micro_batch", "length", "checkpointing", "loss")}}
         rows.append(row | {"predicted": predicted, "traced": traced, "error": predicted / traced - 1})
-        print(f"{name:24} {by:6} {predicted / traced - 1:+7.2%} {traced / 2**20:8.1f} MiB {why}", flush=True)
+        print(f"{name:24} {by:6} {predicted / traced - 1:+7.2%} {traced / 2**20:8.1f} MiB", flush=True)
     return rows
 
 
@@ -163,18 +234,19 @@ def traced_step(case: whole.Case) -> int:
     return peaks[-1]
 
 
-def markdown(summary: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+def markdown(content: dict[str, Any]) -> str:
     """Return the table of docs/memory.md."""
-    by = {"table": "tables", "trace": "traced layers", "sizes": "a decoder of their sizes"}
+    by = {"table": "tables", "trace": "traced layers"}
     lines = [
         (
             by[kind],
-            len({row["type"] for row in rows if row["by"] == kind}),
-            f"{each['mean_absolute_error']:.2%}",
-            f"{each['worst_error']:+.1%}",
-            f"{each['lowest_error']:+.1%}",
+            len({row["type"] for row in content["rows"] if row["by"] == kind}),
+            f"{content[kind]['mean_absolute_error']:.2%}",
+            f"{content[kind]['worst_error']:+.1%}",
+            f"{content[kind]['lowest_error']:+.1%}",
         )
-        for kind, each in summary.items()
+        for kind in by
+        if kind in content
     ]
     return table(["estimated by", "types", "mean error", "worst", "lowest"], lines)
 

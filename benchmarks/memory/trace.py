@@ -36,6 +36,8 @@ from zerolora.compat.transformers_patches import computes_linearly
 from zerolora.data.prepared_rows import IGNORED
 from zerolora.memory.as_on_cuda import as_on_cuda
 from zerolora.model.architecture import stacked_experts
+from zerolora.model.fake_pass import EvenSplits
+from zerolora.model.meta_device import settings_of
 from zerolora.optimizers import OPTIMIZERS
 from zerolora.train.engines.ddp import _compute_in
 from zerolora.train.feed import collate
@@ -71,7 +73,7 @@ class Live(TorchDispatchMode):
         if function is torch.ops.aten._local_scalar_dense.default:
             # Values are unknown. A norm and Adam's step of 1, and no overflow, allow the step.
             return 1.0 if args[0].dtype.is_floating_point else 0
-        if function is torch.ops.aten.index.Tensor and args[1][0].dtype is torch.bool:
+        if function is torch.ops.aten.index.Tensor and args[1][0] is not None and args[1][0].dtype is torch.bool:
             # Values are unknown: half of them are true, as of the tokens and the answers of `collated`.
             args = (args[0], [torch.empty(len(args[1][0]) // 2, dtype=torch.long, device=args[0].device)])
         if function is torch.ops.aten._softmax_backward_data.default:
@@ -250,7 +252,7 @@ def join_fake_ranks(ranks: int) -> None:
 def on_meta(case: Case) -> Any:
     """Return the model with its adapter on the meta device, as training builds it."""
     import peft
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     from zerolora.config.method_sections import Lora, MethodSections
     from zerolora.methods.registry import TRAINABLE
@@ -260,8 +262,7 @@ def on_meta(case: Case) -> Any:
     from zerolora.train.loss import make_chunked
     from zerolora.train.module_forwards import train_rows
 
-    values = json.loads(Path(case.config).read_text(encoding="utf-8"))
-    config = AutoConfig.for_model(**values)
+    config = settings_of(Path(case.config).read_text(encoding="utf-8"), Path(case.config))
     if case.layers:
         config.num_hidden_layers = case.layers
     with torch.device("meta"):
@@ -407,6 +408,7 @@ def four_bits(shape: tuple[int, ...], dtype: torch.dtype) -> Any:
 def compute_as_cuda_does() -> None:
     """Allocate as CUDA where the CPU differs, also in products of int8, for which the CPU has no kernels."""
     UNTIL_EXIT.enter_context(as_on_cuda())
+    UNTIL_EXIT.enter_context(EvenSplits())
 
     def quantized(value: torch.Tensor, threshold: float = 0.0) -> Any:
         return torch.empty_like(value, dtype=torch.int8), torch.empty(len(value)), None

@@ -60,6 +60,18 @@ EAGER_ONLY = {"gemma2", "bloom", "mpt", "gpt_oss", "mamba", "rwkv"}
 EACH_ROW = {*SOUND, "lfm2"} - EAGER_ONLY
 
 
+def test_states_in_fp32_have_losses_of_a_head_in_bf16() -> None:
+    """As those of Mamba, which adds up its layers in fp32."""
+    config = AutoConfig.for_model("mamba", hidden_size=16, num_hidden_layers=2, vocab_size=32, state_size=4)
+    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    make_chunked(model.requires_grad_(False))
+    weight = model.get_submodule("backbone.layers.0.mixer.in_proj").weight.requires_grad_(True)
+    assert check_loss(model, model, CPU, "bf16")
+    ids = torch.arange(12).view(1, -1)
+    model(input_ids=ids, supervised=torch.arange(11), targets=ids[0, 1:]).sum().backward()
+    assert weight.grad.any()
+
+
 def both(kinds: Iterable[str]) -> list[tuple[str, str]]:
     """Return each architecture with each attention implementation that it supports."""
     return [(kind, attention) for kind in kinds for attention in ("flash", "sdpa", "eager") if _has(kind, attention)]

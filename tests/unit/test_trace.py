@@ -60,9 +60,11 @@ def test_trace_is_reproducible() -> None:
 
 
 def test_estimate_of_a_type_without_a_table_matches_a_trace() -> None:
-    """Its linear attention takes several times as much as attention of its sizes."""
-    result = served(sys.executable, str(Path(compare.__file__).with_name("model_types.py")), "--print", "qwen3_5_text")
+    """Linear attention takes several times as much as attention of its sizes, and JetMoe reads its experts' tokens."""
+    script = Path(compare.__file__).with_name("model_types.py")
+    result = served(sys.executable, str(script), "--print", "qwen3_5_text", "jetmoe")
     assert result.returncode == 0, result.stderr[-2000:]
-    rows = [line.split() for line in result.stdout.splitlines() if line.startswith("qwen3_5_text")]
-    assert [row[1] for row in rows] == ["trace", "trace"]
+    rows = [line.split() for line in result.stdout.splitlines() if line.startswith(("qwen3_5_text", "jetmoe"))]
+    # JetMoe's class cannot recompute its layers.
+    assert [row[:2] for row in rows] == [["qwen3_5_text", "trace"], ["qwen3_5_text", "trace"], ["jetmoe", "trace"]]
     assert all(abs(float(row[2].rstrip("%"))) < 3 for row in rows)

@@ -142,6 +142,7 @@ class Decoder(Layer):
                 hidden = self.checkpointed(hidden, mask, kind)
             else:
                 hidden = self.layer(hidden, mask, kind)
+        self.returned = None
         return self.last_norm(hidden)
 
     def last_norm(self, hidden: Value) -> Value:
@@ -223,7 +224,11 @@ class Decoder(Layer):
             # Freed when this function returns.
             storage = saved.pop() if saved else tracer.new(count, width).storage
             again = self.layer(Value(storage, count, width, leaf), mask, kind)
+            # torch gives what else the layer returns a gradient of zeros.
+            returned, self.returned = self.returned, None
+            zeros = returned and tracer.new(returned.count, returned.width)
             tracer.backward(again, gradient)
+            del returned, zeros
             tracer.kind = counted
             assert leaf.gradient
             return [leaf.gradient]
@@ -306,14 +311,17 @@ class TracedDecoder(Decoder):
 
     def size(self, part: TracedPart, name: str) -> float:
         """Return bytes of a part at the size of the rows."""
-        return part.at(name, self.step.rows, self.step.length)
+        return part.at(name, self.step.rows, self.step.length, self.step.packed)
 
     def work(self) -> LayerWork:
         """Return the work of all layers in a micro-step."""
         layers = [self.trace.layers[kind] for kind in self.order]
 
         def of_pass(end: str) -> PassWork:
-            return PassWork(**{name: sum(self.size(part, f"{name}{end}") for part in layers) for name in WORK})
+            counted = {name: sum(self.size(part, f"{name}{end}") for part in layers) for name in WORK}
+            rows = self.step.rows, self.step.length, self.step.packed
+            counted["operations"] = sum(self.size(part, f"operations{end}") * part.calls(*rows) for part in layers)
+            return PassWork(**counted)
 
         return LayerWork(of_pass(""), of_pass(BACKWARD))
 
@@ -370,7 +378,8 @@ class TracedDecoder(Decoder):
         new, width, before = self.tracer.new, hidden.width, hidden.count
         gradients = self.size(part, "gradients") / self.trained.width if self.tracer.recording else 0
         if not (self.tracer.recording and (hidden.needs_gradient or gradients)):
-            temporary = new(self.size(part, "alone"), 1)
+            # The layer before still has what it returned.
+            temporary = new(self.size(part, "alone") + self.size(part, "returned"), 1)
             del temporary
             return new(size, 1)
         of_gradients = self.size(part, "with_gradients") - self.size(part, "backward")
@@ -378,6 +387,9 @@ class TracedDecoder(Decoder):
         if part is not self.trace.after and not isinstance(hidden.source, Input):
             # What follows has freed its result, if nothing saves that, but the trace counts it as kept here.
             backward_peak = max(0.0, backward_peak - self.size(self.trace.after, "input"))
+        if isinstance(hidden.source, Input):
+            # It is held as the layer's result, and torch gives it a gradient of zeros.
+            backward_peak += 2 * self.size(part, "returned")
         inputs = self.size(part, "inputs") if self.step.saves_inputs else 0.0
         temporary = new(self.size(part, "forward") + inputs, 1)
         del temporary

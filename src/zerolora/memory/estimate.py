@@ -106,6 +106,7 @@ def training_spec(model: ModelSpec, settings: EstimateSettings, rows: RowStatist
         capability=settings.compute_capability,
         objective=objective,
         optimizer=OPTIMIZERS[settings.optimizer],
+        packed=rows.packed(len(objective.texts)),
     )
 
 

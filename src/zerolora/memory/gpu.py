@@ -115,6 +115,7 @@ def pass_of(run: PlannedRun) -> tuple[ForwardSpec, Trained]:
         spec.sequence_parallel,
         spec.offloads_inputs,
         spec.kernels,
+        spec.packed,
     )
     # DDP keeps trained weights in fp32 and computes with copies (train/engines/ddp.py, _compute_in), unless peft has
     # lifted activations to fp32.

@@ -28,6 +28,8 @@ class Layer(Projections):
         super().__init__(model, step, trained)
         # phi3 and gpt_neox concatenate the rotated part of each head with the rest, even if that is empty.
         self.joined = model.family == "phi3" or 0 < model.rotary < 1
+        self.returned: Value | None = None
+        """What the last layer returned beside its result."""
 
     def layer(self, hidden: Value, mask: Value | None, kind: int = 0) -> Value:
         """Attention and MLP with norms and residuals, in a layer of one kind."""
@@ -205,6 +207,7 @@ class Layer(Projections):
         """Scores, softmax in fp32, weighted sum."""
         count = self.step.rows * self.model.heads * self.step.length**2
         weights = self.unary(self.matmul(query, key, count))
+        scores = weights if self.model.returns_weights else None
         if self.model.softcap_attention:
             weights = self.unary(self.unary(self.unary(weights), "output"))
         if mask:
@@ -217,7 +220,10 @@ class Layer(Projections):
             weights = self.slice(weights, 1)
         if self.model.attention_dropout:
             weights = self.dropped(weights)
+        if self.model.returns_weights:
+            self.returned = weights
         output = self.matmul(weights, value, self.attended(query))
+        del scores
         return self.unary(output)  # transposed into one piece
 
     def softmax(self, value: Value) -> Value:

@@ -9,14 +9,14 @@ import hashlib
 import json
 import os
 from contextlib import suppress
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from zerolora.files import write_json
 from zerolora.log import LOGGER
-from zerolora.memory.traced_parts import LayerTrace, TracedPart, TracedPass
+from zerolora.memory.traced_parts import MEASURES, LayerTrace, TracedPart, TracedPass
 from zerolora.model.foreign import reason
 from zerolora.model.spec import ModelSpec
 
@@ -97,7 +97,8 @@ def _read(key: str) -> LayerTrace | str | None:
 
 
 def _part(content: dict[str, Any]) -> TracedPart:
-    return TracedPart(**{field.name: tuple(content[field.name]) for field in fields(TracedPart)})
+    measures = {name: tuple(content[name]) for name in MEASURES}
+    return TracedPart(tuple(content["lengths"]), content["step"], **measures)
 
 
 def _key(model: ModelSpec, traced: TracedPass) -> str:

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
@@ -40,10 +41,11 @@ from zerolora.memory.traced_parts import (
     LayerTrace,
     TracedPart,
     TracedPass,
+    least,
 )
 from zerolora.methods.registry import TRAINABLE
 from zerolora.model.architecture import auto_class, of_language_model
-from zerolora.model.fake_pass import faked, silent
+from zerolora.model.fake_pass import EvenSplits, faked, silent
 from zerolora.model.families.keys import LAYERS
 from zerolora.model.meta_device import settings_of
 from zerolora.model.spec import ModelSpec
@@ -51,6 +53,10 @@ from zerolora.model.spec import ModelSpec
 DTYPES = {2: torch.bfloat16, 4: torch.float32}
 FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 ATTENTION = (FORWARD, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward)
+NOISE = 0.01
+"""Of a measure: less does not tell whether several rows are computed otherwise than one."""
+MIXING = (torch.ops.aten.convolution, torch.ops.aten.constant_pad_nd, torch.ops.aten.cumsum)
+"""Operations in which a module mixes tokens otherwise than by attention."""
 ALONE = "traced_alone"
 """Name of attention without a mask, as train/attention.py computes rows."""
 
@@ -94,25 +100,33 @@ def _traced(model: ModelSpec, traced: TracedPass, whole: bool) -> LayerTrace:
             width = traced.trained_width if parameter.requires_grad else traced.width
             parameter.data = parameter.data.to(DTYPES[width])
     built.train()
-    parts: list[dict[str, list[int]]] = []
-    hidden = 0
-    with FakeTensorMode(allow_non_fake_inputs=True), faked(built) as known, as_on_cuda():
+    with FakeTensorMode(allow_non_fake_inputs=True), faked(built) as known, as_on_cuda(), EvenSplits():
         passes = _Passes(decoder, list(stack), traced, known)
-        lengths = SHORT_LENGTHS if passes.by_token() else LENGTHS
-        for rows, length in (*((1, each) for each in lengths), (2, lengths[0])):
-            measured = passes.measure(rows, length)
-            hidden = passes.hidden // (rows * length)
-            for number, values in enumerate(measured):
-                if number == len(parts):
-                    parts.append({name: [] for name in values})
-                for name, value in values.items():
-                    parts[number][name].append(value)
-    made = [TracedPart(lengths, **{name: tuple(values) for name, values in part.items()}) for part in parts]
+        lengths, step = passes.lengths()
+        measured = {size: passes.measure(*size) for size in least(lengths)}
+        if not _additive(*(measured[rows, lengths[0]] for rows in (1, 2, 3))):
+            measured |= {(2, each): passes.measure(2, each) for each in lengths[1:]}
+        if step > 1:
+            measured[1, lengths[0] + 1] = passes.measure(1, lengths[0] + 1)
+        hidden = passes.hidden // passes.tokens
+    made = [
+        TracedPart.of(lengths, step, {size: values[number] for size, values in measured.items()})
+        for number in range(len(passes.layers) + 2)
+    ]
     layers = made[1:-1]
     # The first layer, whose input needs no gradient, is another one, or stands for its kind if it is the only one.
     at = {kind: number for number, kind in reversed([*enumerate(order)][1:])} if whole else {}
     own = [layers[at.get(kind, 0) if whole else kind + 1] for kind in range(max(order) + 1)]
     return LayerTrace(tuple(order), hidden, made[0], layers[0], tuple(own), made[-1])
+
+
+def _additive(*measured: list[dict[str, int]]) -> bool:
+    """Return whether one, two and three rows take bytes that grow by as much with each row."""
+    return all(
+        abs(three[name] - 2 * two[name] + one[name]) <= NOISE * one[name]
+        for one, two, three in zip(*measured, strict=True)
+        for name in one
+    )
 
 
 def keep_one_of_each_kind(model: Any, path: str, whole: bool = False) -> list[int]:
@@ -257,6 +271,8 @@ class _Live(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]  # torch's
         self.now = self.gradients = 0
         self.work = dict.fromkeys(WORK, 0)
+        self.mixes = False
+        """Whether one of MIXING was computed, since this was last set."""
         self.peaks: list[int] = [0, 0]
         self.cuda, self.begins = cuda, begins
         self.storages: dict[int, Any] = {}
@@ -291,6 +307,7 @@ class _Live(TorchDispatchMode):
         """Count an operation's work: floating-point operations of a product, or the bytes of `tensors`, which it reads
         and writes."""
         self.work["operations"] += 1
+        self.mixes |= function in MIXING
         aten = torch.ops.aten
         if function in ATTENTION:
             query, key = args[0 if function is FORWARD else 1], args[1 if function is FORWARD else 2]
@@ -343,6 +360,20 @@ class _Live(TorchDispatchMode):
         return [self.now, self.now - self.gradients]
 
 
+class _Paddings(TorchFunctionMode):
+    """Notes by how many elements tensors are padded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[int] = set()
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function of torch."""
+        if function is torch.nn.functional.pad:
+            self.seen.update(args[1] if len(args) > 1 else (kwargs or {})["pad"])
+        return function(*args, **(kwargs or {}))
+
+
 class _Passes:
     """A forward pass without gradients, and a forward and a backward pass, of a decoder, by its parts: what comes
     before the layers, each layer, and what comes after them."""
@@ -352,24 +383,34 @@ class _Passes:
         self.hidden = 0
         """Bytes of the hidden states that a layer passes on."""
 
-    def by_token(self) -> bool:
-        """Return whether a row of twice the tokens takes many more operations, both within the chunks in which classes
-        divide rows."""
-        counts = []
+    def lengths(self) -> tuple[tuple[int, ...], int]:
+        """Return the tokens of rows to measure, and what the class pads them to a multiple of.
+
+        A class computes by tokens if a row of twice as many takes many more operations, both within the chunks in which
+        classes divide rows.
+        """
+        counts, paddings = [], []
         for length in SHORT_LENGTHS[:2]:
             ids = self._start(1, length)
-            with self.live, self._marked(), torch.no_grad():
+            with self.live, self._marked(), torch.no_grad(), _Paddings() as noted:
                 self._forward(ids)
             counts.append(sum(work.get("operations", 0) for work in self.works))
-        return counts[1] > 1.25 * counts[0]
+            paddings.append(noted.seen)
+        if counts[1] > 1.25 * counts[0]:
+            return SHORT_LENGTHS, 1
+        more = SHORT_LENGTHS[1] - SHORT_LENGTHS[0]
+        step = max((SHORT_LENGTHS[0] + each for each in paddings[0] if each - more in paddings[1]), default=1)
+        return tuple(each * -(-step // LENGTHS[0]) for each in LENGTHS), step
 
     def _start(self, rows: int, length: int) -> torch.Tensor:
         """Start to count; return the tokens of the rows."""
         ids = torch.zeros((rows, length), dtype=torch.int64)
+        self.tokens = rows * length
         count = len(self.layers) + 2
         self.live, self.part, self.next = _Live([*self.known, ids], not self.traced.on_cpu, self._begin), 0, 0
         self.entered, self.most = [0] * count, [0] * count
         self.works: list[dict[str, int]] = [{} for _ in range(count)]
+        self.returned, self.mixing = [0] * count, [0] * count
         return ids
 
     def measure(self, rows: int, length: int) -> list[dict[str, int]]:
@@ -402,6 +443,7 @@ class _Passes:
             result[part]["forward"] = self.most[part] - self.entered[part]
             result[part]["kept"] = ends[part] - self.entered[part]
             result[part] |= self.works[part] | {"inputs": self.unsaved[part], "input": self.freed[part]}
+            result[part] |= {"returned": self.returned[part], "mixing": self.mixing[part]}
         result[0]["loose"] = self.loose
         self.back = count - 1
         self.started, self.peaked = [[0, 0]] * count, [[0, 0]] * count
@@ -483,6 +525,9 @@ class _Passes:
             enter = functools.partial(self._enter, number + 1)
             handles.append(layer.register_forward_pre_hook(enter, with_kwargs=True))
             handles.append(layer.register_forward_hook(functools.partial(self._leave, number + 1)))
+            for child in layer.children():
+                handles.append(child.register_forward_pre_hook(self._enter_module))
+                handles.append(child.register_forward_hook(self._leave_module))
         try:
             yield
         finally:
@@ -490,6 +535,8 @@ class _Passes:
                 handle.remove()
 
     def _enter(self, part: int, _module: Any, args: Any, kwargs: Any) -> None:
+        if part != self.next + 1:
+            raise RuntimeError("its layers are not computed once each and in their order")
         hidden = args[0] if args else kwargs["hidden_states"]
         if part > 1 and torch.is_grad_enabled() and not hidden.requires_grad:
             hidden.requires_grad_(True)
@@ -501,8 +548,17 @@ class _Passes:
             self.embedded = self.passed
             self.tables = [(each, size) for key, (each, size) in self.live.storages.items() if key != storage._cdata]
 
+    def _enter_module(self, _module: Any, _inputs: Any) -> None:
+        self.before, self.live.mixes = self.live.work["operations"], False
+
+    def _leave_module(self, _module: Any, _inputs: Any, _output: Any) -> None:
+        if self.live.mixes:
+            self.mixing[self.part] += self.live.work["operations"] - self.before
+
     def _leave(self, part: int, _module: Any, _inputs: Any, output: Any) -> None:
-        output = output[0] if isinstance(output, tuple) else output
+        output, *others = output if isinstance(output, tuple | list) else (output,)
+        found = [each for each in tree_leaves(others) if isinstance(each, torch.Tensor) and each.requires_grad]
+        self.returned[part] = sum(each.numel() * each.element_size() for each in found)
         if output.requires_grad:
             output.register_hook(self._hold)
         self.hidden = output.numel() * output.element_size()

@@ -105,15 +105,17 @@ def disk(model: ModelSpec, spec: TrainingSpec) -> dict[str, int]:
 
 def _planned(model: ModelSpec, spec: TrainingSpec) -> gpu.PlannedRun:
     parameters = spec.parameters(model)
+    elements, others = model.buffers
+    buffers = elements * spec.width + others
     states = model_states(
-        parameters.frozen_bytes,
+        parameters.frozen_bytes + buffers,
         parameters.trained,
         spec.layout,
         spec.ranks,
         spec.ranks_per_node,
         spec.precision,
         spec.optimizer.state_bytes(parameters) / parameters.trained,
-        parameters.constants,
+        parameters.constants + buffers,
         spec.accumulation > 1,
     )
     return gpu.PlannedRun(model, spec, parameters, states, spec.buckets or sized(model, spec))

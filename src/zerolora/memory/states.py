@@ -24,7 +24,7 @@ class States:
     master: float
     moments: float
     constants: float = 0.0
-    """Of quantized weights."""
+    """Of quantized weights, and buffers."""
     host: float = 0.0
     disk: float = 0.0
 
@@ -48,11 +48,11 @@ def model_states(
 ) -> States:
     """Return the bytes per rank of frozen weights and `trained` parameters under a strategy.
 
-    `moments`: bytes of the optimizer's states for each trained parameter. `constants`: of `frozen_bytes`, those of the
-    constants of quantized weights, which are no parameters: engines neither shard nor offload them (bitsandbytes/nn/
-    modules.py, Linear4bit.quant_state). `accumulates`: gradients of several micro-batches are added, in fp32
-    (train/gradient_sums.py). Full fine-tuning, without frozen bytes, in 16 bits and without accumulation has
-    ZeRO's 16x, 4x + 12x/N, 2x + 14x/N and 16x/N.
+    `moments`: bytes of the optimizer's states for each trained parameter. `constants`: of `frozen_bytes`, those of
+    buffers and of the constants of quantized weights (bitsandbytes/nn/modules.py, Linear4bit.quant_state), which
+    are no parameters: engines neither shard nor offload them. `accumulates`: gradients of several micro-batches are
+    added, in fp32 (train/gradient_sums.py). Full fine-tuning, without frozen bytes, in 16 bits and without
+    accumulation has ZeRO's 16x, 4x + 12x/N, 2x + 14x/N and 16x/N.
     """
     size = BYTES[precision]
     stage = strategy.stage

@@ -1,12 +1,13 @@
 """What the parts of a model allocate in a pass, such as a layer of each kind, for rows of any size."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from zerolora.methods.method import Method
 from zerolora.types import Attention
 
 LENGTHS = (256, 512, 1024)
-"""Tokens of a row in the passes that are traced; of two rows the first."""
+"""Tokens of a row in the passes that are traced (`least`, TracedPart)."""
 WORK = ("flops", "scores", "moved", "operations")
 """Measures of a forward pass, each also of the backward pass."""
 BACKWARD = "_backward"
@@ -31,12 +32,20 @@ class TracedPass:
     on_cpu: bool
 
 
+def least(lengths: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Return the rows and their tokens in the passes that are always traced."""
+    return [*((1, each) for each in lengths), (2, lengths[0]), (3, lengths[0])]
+
+
 @dataclass(frozen=True)
 class TracedPart:
-    """Bytes of a part of a model, such as a layer of a kind, in one row of each length, and in two of the first."""
+    """Bytes of a part of a model, such as a layer of a kind: in one and in two rows of each length, in three of the
+    first, and with a `step` in one of a token more."""
 
     lengths: tuple[int, ...]
-    """LENGTHS or SHORT_LENGTHS."""
+    """LENGTHS or SHORT_LENGTHS, or multiples."""
+    step: int
+    """What the class pads the tokens of a row to a multiple of, as those do that divide rows into chunks; else 1."""
     alone: tuple[int, ...]
     """The most that a forward pass without gradients allocates."""
     forward: tuple[int, ...]
@@ -53,6 +62,8 @@ class TracedPart:
     """Of its input, where nothing saves it: a recomputation holds it. Before the layers: of its result."""
     loose: tuple[int, ...]
     """Before the layers: of the rest, such as masks, where nothing saves it; checkpoints hold it."""
+    returned: tuple[int, ...]
+    """Of what a layer returns beside its result, such as the weights of attention, that has a gradient."""
     inputs: tuple[int, ...]
     """Of linear modules, where nothing saves them."""
     flops: tuple[int, ...]
@@ -62,31 +73,74 @@ class TracedPart:
     moved: tuple[int, ...]
     """Bytes that all other operations read and write."""
     operations: tuple[int, ...]
+    mixing: tuple[int, ...]
+    """Of the operations, those of the layer's modules that mix tokens by convolutions, sums over tokens or chunks."""
     flops_backward: tuple[int, ...]
     scores_backward: tuple[int, ...]
     moved_backward: tuple[int, ...]
     operations_backward: tuple[int, ...]
 
-    def at(self, name: str, rows: int, length: int) -> float:
-        """Return one of the measures for `rows` rows of `length` tokens.
+    @classmethod
+    def of(cls, lengths: tuple[int, ...], step: int, measured: dict[tuple[int, int], dict[str, int]]) -> "TracedPart":
+        """Return a part from its measures in passes of rows and their tokens. Without those of two longer rows, these
+        take what one does and what another adds to the first length."""
+        values: dict[str, tuple[int, ...]] = {}
+        for name in MEASURES:
+            here = {size: each[name] for size, each in measured.items()}
+            constant = 2 * here[1, lengths[0]] - here[2, lengths[0]]
+            two = [here.get((2, each), 2 * here[1, each] - constant) for each in lengths]
+            more = [here[1, lengths[0] + 1]] if step > 1 else []
+            values[name] = (*(here[1, each] for each in lengths), *two, here[3, lengths[0]], *more)
+        return cls(lengths, step, **values)
 
-        A storage has a constant size, or grows with the rows, and in a row not at all, with its tokens or with their
-        square: a + rows (b + c length + d length²).
+    def at(self, name: str, rows: int, length: int, packed: float = 1.0) -> float:
+        """Return one of the measures for `rows` packed rows of `length` tokens, each of `packed` rows.
+
+        In a row, a storage has a constant size, or grows with its tokens or with their square. A single row may be
+        computed otherwise than several, of which torch copies what it reads of one as it is; the bytes of several are
+        a + rows (b + c length + d length²). What padding adds grows with the tokens that are added: to each row of a
+        packed row, since training computes modules that mix tokens row by row (train/mixing_modules.py). The mean of
+        rows of many lengths is half a step, of rows shorter than that what they lack.
         """
-        first, second, third, doubled = getattr(self, name)
-        constant = 2 * first - doubled
-        points = [(at, value - constant) for at, value in zip(self.lengths, (first, second, third), strict=True)]
-        of_a_row = 0.0
-        for here, value in points:
+        values = getattr(self, name)
+        count = len(self.lengths)
+        one, two = values[:count], values[count : 2 * count]
+        if rows == 1:
+            result = self._between(one, length)
+        else:
+            constant = 3 * two[0] - 2 * values[2 * count]
+            result = constant + rows * self._between([(each - constant) / 2 for each in two], length)
+        if self.step > 1:
+            next_ = self.lengths[0] + 1
+            added = max(0.0, values[-1] - self._between(one, next_))
+            padding = float(-length % self.step)
+            if packed > 1:
+                padding = packed * max((self.step - 1) / 2, self.step - length / packed)
+            result += rows * added * padding / (-next_ % self.step)
+        return result
+
+    def calls(self, rows: int, length: int, packed: float) -> float:
+        """Return how many times the operations of one pass over all rows are issued, where modules that mix tokens are
+        called once for each row of a packed row."""
+        usual = self.at("operations", rows, length)
+        if packed <= 1 or not usual:
+            return 1.0
+        each = self.at("mixing", 1, max(1, round(length / packed)))
+        return 1 + max(0.0, rows * packed * each - self.at("mixing", rows, length)) / usual
+
+    def _between(self, values: Sequence[float], length: int) -> float:
+        """Return the value at `length` of the parabola through those of `lengths`."""
+        result = 0.0
+        for here, value in zip(self.lengths, values, strict=True):
             factor = 1.0
-            for other, _ in points:
+            for other in self.lengths:
                 if other != here:
                     factor *= (length - other) / (here - other)
-            of_a_row += factor * value
-        return float(constant + rows * of_a_row)
+            result += factor * value
+        return result
 
 
-MEASURES = tuple(field.name for field in fields(TracedPart) if field.name != "lengths")
+MEASURES = tuple(field.name for field in fields(TracedPart) if field.name not in ("lengths", "step"))
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,8 @@ class TrainingSpec:
     """Compute capability of the GPUs; None for those that have flash attention."""
     objective: Objective = OBJECTIVES["sft"]
     optimizer: Optimizer = OPTIMIZERS["adamw"]
+    packed: float = 1.0
+    """Rows of the longest packed row, by their mean length."""
 
     @property
     def ranks(self) -> int:
@@ -141,6 +143,11 @@ class RowStatistics:
     """Tokens of pairs for training that both sequences of one begin with, counted once."""
     shared_prompt_of_a_token: float = 0.0
     """Mean over these tokens of the length of a token's shared prompt."""
+
+    def packed(self, texts: int) -> float:
+        """Return how many rows the longest packed row has, by their mean length; 1 without packing. `texts`: sequences
+        of a row."""
+        return max(1.0, texts * self.rows * self.longest_packed_row / self.tokens) if self.packing else 1.0
 
     def padded(self, together: int, parts: int) -> float:
         """Return how many times as long rows are, on average, with the padding of `together` of them in a micro-batch.

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
 
 BY_SHAPES = "batched_mm"
 """transformers' implementation of experts whose shapes do not depend on the tokens' experts."""
@@ -20,6 +22,41 @@ def silent() -> Iterator[None]:
         yield
     finally:
         log.disabled = before
+
+
+class EvenSplits(TorchFunctionMode):
+    """Lets a class divide a tensor into parts of sizes that are read from another, as some do with the tokens of each
+    expert: into equal parts. With anything else that is computed from such a size, the pass ends with an error."""
+
+    def __enter__(self) -> "EvenSplits":
+        """Replace how fake tensors become lists, which no mode sees."""
+        fake: Any = FakeTensor
+        self.usual, fake.tolist = fake.tolist, _numbers
+        super().__enter__()  # type: ignore[no-untyped-call]  # torch's
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Leave it as it was."""
+        fake: Any = FakeTensor
+        fake.tolist = self.usual
+        super().__exit__(*error)  # type: ignore[no-untyped-call]  # torch's
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function of torch."""
+        if function is torch.Tensor.split and isinstance(args[1], list) and isinstance(args[1][0], _Unknown):
+            dimension = args[2] if len(args) > 2 else (kwargs or {}).get("dim", 0)
+            return args[0].tensor_split(len(args[1]), dimension)
+        return function(*args, **(kwargs or {}))
+
+
+class _Unknown:
+    """A number that a pass on shapes does not know."""
+
+
+def _numbers(tensor: Any) -> list[_Unknown]:
+    if tensor.dim() != 1 or tensor.is_floating_point():
+        raise TypeError(f"values of {list(tensor.shape)} are read")
+    return [_Unknown()] * len(tensor)
 
 
 @contextlib.contextmanager

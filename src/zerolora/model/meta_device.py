@@ -30,7 +30,9 @@ def count_on_meta_device(config: dict[str, Any], where: Path) -> ModelSpec:
     Raises UserError if transformers cannot build it.
     """
     check_sizes(config, where)
-    model = build_on_meta(config, where)
+    import torch
+
+    model = build_on_meta(config, where, torch.bfloat16)
     modules = _merge_layers(list(_owners(model)))
     text = model.config.get_text_config(decoder=True)
     check_countable(text, where)
@@ -78,9 +80,21 @@ def count_on_meta_device(config: dict[str, Any], where: Path) -> ModelSpec:
         latent=_latent(text) if config["model_type"] in DESCRIBED else None,
         sinks="sinks" in names,
         attentions=_attentions(model, capped),
+        buffers=_buffers(model),
         counted="meta device",
         config="" if config["model_type"] in DESCRIBED else _text_of(config),
     )
+
+
+def _buffers(model: Any) -> tuple[int, int]:
+    """Return the elements of buffers in the precision in which the model is built, and the bytes of others."""
+    own, others = 0, 0
+    for each in model.buffers():
+        if each.dtype == model.dtype:
+            own += each.numel()
+        else:
+            others += each.numel() * each.element_size()
+    return own, others
 
 
 def _attentions(model: Any, softcap: bool) -> tuple[Attention, ...]:
@@ -97,8 +111,8 @@ def _text_of(config: dict[str, Any]) -> str:
     return json.dumps({key: value for key, value in config.items() if key not in IGNORED}, sort_keys=True)
 
 
-def build_on_meta(config: dict[str, Any], where: Path) -> Any:
-    """Return the model of a config.json on the meta device, without a classifier's keys.
+def build_on_meta(config: dict[str, Any], where: Path, dtype: Any = None) -> Any:
+    """Return the model of a config.json on the meta device, without a classifier's keys, in `dtype` or torch's default.
 
     Raises UserError, naming the file `where`, if transformers cannot build it.
     """
@@ -108,7 +122,7 @@ def build_on_meta(config: dict[str, Any], where: Path) -> Any:
         settings = _settings_of(config, where)
         auto = auto_class(settings, where)
         with torch.device("meta"), limited_modules(where):
-            return auto.from_config(settings, trust_remote_code=False)
+            return auto.from_config(settings, trust_remote_code=False, **({"dtype": dtype} if dtype else {}))
 
 
 def settings_of(text: str, where: Path) -> Any:

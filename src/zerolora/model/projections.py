@@ -66,6 +66,8 @@ class ForwardSpec:
     """Whether the inputs of checkpointed layers move to the host (train/activation_offload.py)."""
     kernels: tuple[Part, ...] = ()
     """What liger-kernel computes (fused_kernels.py)."""
+    packed: float = 1.0
+    """Rows of a packed row."""
 
 
 class TracedMethod(Protocol):

@@ -107,6 +107,8 @@ class ModelSpec:
     fused_attention: bool = True
     """torch's fused kernels can compute it: they need as many heads of keys as of queries, or enable_gqa
     (aten/src/ATen/native/transformers/sdp_utils_cpp.h)."""
+    returns_weights: bool = False
+    """A layer returns the weights of its eager attention, which also holds their scores before the mask is added."""
     sinks: bool = False
     """Attention has a trained logit for each head beside those of the keys."""
     attentions: tuple[Attention, ...] = ("flash", "sdpa", "eager")
@@ -115,6 +117,9 @@ class ModelSpec:
     """quant_method of the published weights' quantization_config; empty if they are not quantized."""
     stored_bytes: int = 0
     """Bytes of its files of weights, if these are dequantized whenever they are loaded, else 0."""
+    buffers: tuple[int, int] = (0, 0)
+    """Of tensors that are no parameters, such as a class's mask of all positions: elements in the run's precision, and
+    bytes of the others."""
     counted: str = "config.json"
     """Source of the numbers: "config.json" or "meta device"."""
     config: str = ""
@@ -255,8 +260,8 @@ def from_json(value: dict[str, Any]) -> ModelSpec:
     )
     latent = tuple(value["latent"]) if value["latent"] else None
     former = tuple((old, new) for old, new in value["former"])
-    attentions = tuple(value["attentions"])
-    return ModelSpec(**{**value, "modules": modules, "latent": latent, "former": former, "attentions": attentions})
+    tuples = {name: tuple(value[name]) for name in ("attentions", "buffers")}
+    return ModelSpec(**{**value, **tuples, "modules": modules, "latent": latent, "former": former})
 
 
 LEAST_CHUNK = 256

@@ -98,13 +98,16 @@ def _model_forward(model: Any, *arguments: Any, supervised: Any = None, targets:
         return torch.nn.functional.cross_entropy(chosen, targets, reduction="none")
     inputs = {name: value for name, value in inputs.items() if value is not None and name != "return_dict"}
     hidden = _decoder(model)(*arguments, **inputs).last_hidden_state
-    chosen = hidden.flatten(0, 1).index_select(0, supervised)
+    # Read before the head is called: stage 3 then counts its weight as used by the model as well, and fetches fewer
+    # layers ahead while it is gathered (deepspeed/runtime/zero/parameter_offload.py, ZeROOrderedDict).
+    weight = linear.weight
+    dtype, trained = weight.dtype, weight.requires_grad
+    del weight
+    # Some classes, as Mamba's, add up their layers in fp32 and cast before the head.
+    chosen = hidden.flatten(0, 1).index_select(0, supervised).to(dtype)
     del hidden
     if targets is None:
         return head(chosen)
-    # Read before the head is called: stage 3 then counts its weight as used by the model as well, and fetches fewer
-    # layers ahead while it is gathered (deepspeed/runtime/zero/parameter_offload.py, ZeROOrderedDict).
-    trained = linear.weight.requires_grad
     softcap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)  # as Gemma's
     return head(chosen, targets, softcap, trained)
 

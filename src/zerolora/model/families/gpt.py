@@ -45,6 +45,7 @@ def _bloom(keys: Keys) -> ModelSpec:
         vocabulary=vocabulary,
         tied=tied,
         attentions=("eager",),
+        returns_weights=True,
         # BloomGelu is the tanh approximation in an autograd function of its own: it saves its input only.
         activation="gelu_tanh",
         attention_dropout=keys.rate("attention_dropout", 0.0),
@@ -87,6 +88,7 @@ def _falcon(keys: Keys) -> ModelSpec:
         tied=tied,
         norms_per_layer=len(norms),
         softmax_in_fp32=False,
+        returns_weights=True,
         attentions=("sdpa", "eager"),
         # The new architecture repeats the keys of a group itself.
         fused_attention=new or key_heads == heads,
