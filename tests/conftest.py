@@ -69,7 +69,7 @@ TINY_CONFIG: dict[str, Any] = {
 
 
 # Files whose tests mostly wait for Slurm: they begin beside the fast files.
-WAITING = ("test_events", "test_pipeline")
+WAITING = ("test_events", "test_pipeline", "test_screen")
 # Files that take minutes, the longest first, so that none is begun when all others are done.
 LONG_FILES = (
     "test_methods_train",

@@ -226,6 +226,7 @@ class Terminal:
         for job in self.jobs:
             name = Text(f"  {job.name:<{NAME_WIDTH}}", style="bold")
             total, done = job.status.get("total"), job.status.get("done", 0)
+            bar: RenderableType
             if total:
                 bar = ProgressBar(total, done, width=20)
                 text = f"{100 * done // total:>3}%  {printable(job.status.get('text', ''))}"
@@ -387,7 +388,8 @@ class LogHandler(LogHandlerBase):
                 for line in tail(Path(began)):
                     self.screen.print(f"  {line}")
             there = [path for path in logs if Path(path).exists()]
-            self.screen.failed(job, "; ".join(["", *filter(None, [job.state, there and f"log: {', '.join(there)}"])]))
+            parts = (job.state, f"log: {', '.join(there)}" if there else "")
+            self.screen.failed(job, "".join(f"; {part}" for part in parts if part))
 
     def _queued(self, about: dict[str, Any], level: int) -> None:
         """Show what SlurmQueue (zerolora.compat.slurm_queue) says of jobs."""
