@@ -1,6 +1,8 @@
 """Record a terminal: a first submission to Slurm that is refused, corrected, queued and run, as docs/figures/queue.svg.
 
-PYTHONPATH=src:tests:tests/slurm:tests/launchers:tests/browser .venv/bin/python docs/queue_picture.py     # as root, on the tests' Slurm; two minutes
+    PYTHONPATH=src:tests:tests/slurm:tests/launchers:tests/browser .venv/bin/python docs/queue_picture.py
+
+It needs root and the packages of the tests' Slurm, and takes two minutes.
 
 The nodes are busy as the corrected run begins. Snakemake looks at the queue every two seconds, and says after two what
 a job waits for (tests/slurm/quick_snakemake.py).
