@@ -25,8 +25,11 @@ ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 120
 PROMPT = "$ "
 TEXT = re.compile(r'textLength="([\d.]+)"([^>]*)>([^<]+)')
-Enter = Callable[[list[str], Path], list[str]]
-"""Returns the command that runs a command in a folder of another machine."""
+
+
+def here(*command: str, directory: Path) -> list[str]:
+    """Return a command that runs on this machine."""
+    return [*command]
 
 
 def recorded(
@@ -34,17 +37,18 @@ def recorded(
     folder: Path,
     environment: Mapping[str, str] | None = None,
     refused: Iterable[str] = (),
-    enter: Enter = lambda command, folder: command,
+    enter: Callable[..., list[str]] = here,
 ) -> str:
     """Return what the terminal shows of the commands, run in `folder` one after another, without the paths of this
-    machine. Those of `refused` must fail. Raises CalledProcessError if another one fails, or one of these succeeds.
+    machine. Those of `refused` must fail. `enter` returns the command that runs another one in a `directory`, as on
+    another machine. Raises CalledProcessError if another one fails, or one of these succeeds.
     """
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     variables = {**os.environ, "PATH": path, **(environment or {}), "COLUMNS": str(WIDTH)}
     lines = []
     for command in commands:
         done = subprocess.run(
-            enter(shlex.split(command), folder),
+            enter(*shlex.split(command), directory=folder),
             cwd=folder,
             env=variables,
             stdin=subprocess.DEVNULL,

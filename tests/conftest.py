@@ -69,7 +69,7 @@ TINY_CONFIG: dict[str, Any] = {
 
 
 # Files whose tests mostly wait for Slurm: they begin beside the fast files.
-WAITING = ("test_events", "test_pipeline")
+WAITING = ("test_events", "test_pipeline", "test_screen")
 # Files that take minutes, the longest first, so that none is begun when all others are done.
 LONG_FILES = (
     "test_methods_train",
@@ -351,18 +351,22 @@ def make_project(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> 
     """Return a function that makes a fresh copy of the project, with the tiny model and 20 rows, committed."""
 
     def make(name: str) -> Project:
-        directory = tmp_path_factory.mktemp(name) / "project"
-        copy_tracked(directory, without=NO_WORKFLOW)
-        copy_kept(directory)
-        shutil.copytree(tiny_model, directory / "model")
-        write_rows(directory / "rows.json", 20)
-        project = Project(directory)
-        project.write_config()
-        project.run("git", "init", "--quiet", "--initial-branch", "main")
-        project.commit("start")
-        return project
+        return new_project(tmp_path_factory.mktemp(name) / "project", tiny_model)
 
     return make
+
+
+def new_project(directory: Path, model: Path) -> Project:
+    """Return a fresh copy of the project in `directory`, with a model and 20 rows, committed."""
+    copy_tracked(directory, without=NO_WORKFLOW)
+    copy_kept(directory)
+    shutil.copytree(model, directory / "model")
+    write_rows(directory / "rows.json", 20)
+    project = Project(directory)
+    project.write_config()
+    project.run("git", "init", "--quiet", "--initial-branch", "main")
+    project.commit("start")
+    return project
 
 
 def made_once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Path], Any]) -> Path:

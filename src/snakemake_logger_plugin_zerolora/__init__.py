@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, field
-from logging import WARNING, LogRecord
+from logging import INFO, WARNING, LogRecord
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,16 +29,19 @@ TARGETS = ("all", "default", "judge_all")
 HIDDEN = (
     *("Assuming unrestricted shared filesystem usage", "Building DAG of jobs", "SNAKEMAKE\n"),  # before the first event
     *("Exiting because a job execution failed", "WorkflowError:\nAt least one job did not complete successfully"),
+    *("No SLURM account given", "Unable to guess SLURM account"),  # sbatch says whether it needs one
 )
 """Prefixes of messages that say nothing to a user, or repeat that a stage failed."""
 SHOWN = (
     *("Nothing to be done", "Creating conda environment", "Pulling singularity image"),
-    *("Waiting at most", "Job rate limit reached", "submitted a job array of"),
+    *("Waiting at most", "Job rate limit reached"),
     *("Will exit after", "Terminating processes"),  # when it is interrupted
 )
 """Prefixes of messages for the user among those of level INFO that Snakemake logs during a run without an event."""
 FAILED = "WorkflowError:"
 """Prefix of an error for the user, which Snakemake shows with the lines of code that raised it."""
+REPORTS = "RuleException:"
+"""First line of Snakemake's report of a stage that failed."""
 FRAMES = re.compile(r'\n  File ".*", line \d+, in \w+$', re.MULTILINE)
 MESSAGE = re.compile(r"(\d+: )?zerolora: ")
 """Prefix of log lines for the user; `srun --label` puts the task's number before it."""
@@ -60,31 +63,31 @@ class Job:
     log: Path | None
     output: str
     """Its first output file."""
-    logged: float
-    """When Snakemake logged its start, in seconds since the epoch. The stage may have begun before it is read here."""
     started: float = field(default_factory=time.monotonic)
     status: dict[str, Any] = field(default_factory=dict)
-    _before: int = 0
-    """`started` in the status file of an earlier run."""
+    """Status of this attempt; engine_sync.py removes that of an earlier one before the stage can begin."""
+    queued: str | None = None
+    """Its place in Slurm's queue, as in job 12 waits: Priority; None for a job of this machine."""
+    times: tuple[int, int] | None = None
+    """Seconds that it ran and waited, as Slurm has them."""
+    state: str = ""
+    """How Slurm says that it ended, as in job 12: TIMEOUT (TimeLimit)."""
+    refused: bool = False
+    """Whether it was shown that it was not submitted."""
+    explained: bool = False
+    """Whether it was shown what ended it."""
     _read: int = 0
     """Bytes of the log read so far."""
     _rest: bytes = b""
     last: str = ""
     """Last line of the log."""
 
-    def __post_init__(self) -> None:
-        before = self._status().get("started", 0)
-        self._before = before if before < self.logged * 1e9 else 0
-
-    def _status(self) -> dict[str, Any]:
-        from zerolora.log import read_status
-
-        return read_status(self.log) if self.log else {}
-
     def poll(self) -> list[str]:
         """Read the stage's status, and return the new messages for the user in its log."""
-        status = self._status()
-        if not self.log or status.get("started", 0) == self._before:
+        from zerolora.log import read_status
+
+        status = read_status(self.log) if self.log else {}
+        if not self.log or "started" not in status:
             return []
         if status["started"] != self.status.get("started"):
             self._read, self._rest = 0, b""
@@ -103,8 +106,13 @@ class Job:
 
     @property
     def seconds(self) -> str:
-        """Return the time since the stage started, as in 9.5 s or 3:07."""
-        return duration(time.monotonic() - self.started)
+        """Return the time since the stage started, or that it ran in a job, as in 9.5 s or 3:07."""
+        return duration(self.times[0] if self.times else time.monotonic() - self.started)
+
+    @property
+    def in_queue(self) -> str:
+        """Return how long it waited in the queue, as in ", 3:07 in the queue"; empty if that is not known."""
+        return f", {duration(self.times[1])} in the queue" if self.times else ""
 
 
 def is_message(line: str) -> bool:
@@ -123,9 +131,9 @@ def printable_lines(text: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds as in 9.5 s, 3:07 or 1:03:07."""
+    """Return seconds as in 9.5 s, 3:07 or 1:03:07; whole ones, as Slurm has them, as in 9 s."""
     if seconds < 60:
-        return f"{seconds:.1f} s"
+        return f"{seconds} s" if isinstance(seconds, int) else f"{seconds:.1f} s"
     minutes, whole = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{whole:02}" if hours else f"{minutes}:{whole:02}"
@@ -188,6 +196,9 @@ class Terminal:
     def started(self, job: Job) -> None:
         """Print nothing: the bar shows it."""
 
+    def queued(self, name: str, text: str) -> None:
+        """Print nothing: the bar shows it."""
+
     def ended(self, job: Job, text: str) -> None:
         """Print how a stage ended."""
         self._print("✓", "green", job, text)
@@ -201,7 +212,7 @@ class Terminal:
 
         # Cut to the terminal's width; the log has the whole line.
         line = Text(no_wrap=True, overflow="ellipsis").append(mark, style)
-        line.append(f" {job.name:<{NAME_WIDTH}} {job.seconds:>8}  {printable(text)}")
+        line.append(f" {job.name:<{NAME_WIDTH}} {job.seconds:>8}{job.in_queue}  {printable(text)}")
         self.console.print(line, soft_wrap=False)
 
     def _running(self) -> "RenderableType":
@@ -215,13 +226,16 @@ class Terminal:
         for job in self.jobs:
             name = Text(f"  {job.name:<{NAME_WIDTH}}", style="bold")
             total, done = job.status.get("total"), job.status.get("done", 0)
+            bar: RenderableType
             if total:
                 bar = ProgressBar(total, done, width=20)
                 text = f"{100 * done // total:>3}%  {printable(job.status.get('text', ''))}"
+            elif job.queued is not None:
+                bar, text = Text(""), job.queued
             else:
                 bar = ProgressBar(None, 0, width=20, pulse=True, animation_time=time.monotonic())
                 text = ""
-            table.add_row(name, f"{job.seconds:>8} ", bar, text)
+            table.add_row(name, f"{job.seconds:>8} ", bar, printable(text))
         return table
 
 
@@ -241,27 +255,32 @@ class Lines:
             if total and now - since >= LINE_SECONDS * len(jobs):
                 self._shown[job.name] = now
                 done = job.status.get("done", 0)
-                self._print(job, f"{100 * done // total:>3}% after {job.seconds}  {job.status.get('text', '')}")
+                self._print(job.name, f"{100 * done // total:>3}% after {job.seconds}  {job.status.get('text', '')}")
 
     def print(self, text: str, style: str = "") -> None:
         """Print lines."""
         print(printable_lines(text), file=self.stream, flush=True)
 
     def started(self, job: Job) -> None:
-        """Print that a stage starts."""
+        """Print that a stage starts, unless it waits in a queue."""
         self._shown.pop(job.name, None)
-        self._print(job, "started")
+        if job.queued is None:
+            self._print(job.name, "started")
+
+    def queued(self, name: str, text: str) -> None:
+        """Print what becomes of a job in the queue."""
+        self._print(name, text)
 
     def ended(self, job: Job, text: str) -> None:
         """Print how a stage ended."""
-        self._print(job, f"done in {job.seconds}  {text}")
+        self._print(job.name, f"done in {job.seconds}{job.in_queue}  {text}")
 
     def failed(self, job: Job, text: str) -> None:
         """Print that a stage failed."""
-        self._print(job, f"failed after {job.seconds}{text}")
+        self._print(job.name, f"failed after {job.seconds}{job.in_queue}{text}")
 
-    def _print(self, job: Job, text: str) -> None:
-        self.print(f"{time.strftime('%H:%M:%S')}  {job.name:<{NAME_WIDTH}}  {text}")
+    def _print(self, name: str, text: str) -> None:
+        self.print(f"{time.strftime('%H:%M:%S')}  {name:<{NAME_WIDTH}}  {text}")
 
 
 class LogHandler(LogHandlerBase):
@@ -280,6 +299,8 @@ class LogHandler(LogHandlerBase):
         self.plan = Plan() if self.common_settings.dryrun else None
         self.screen: Terminal | Lines = Lines(self.stream)
         self.jobs: dict[int, Job] = {}
+        self.of_slurm: set[int] = set()
+        """Jobs that go to Slurm."""
         self.failed = self.summary = self.running = False
         self._lock = threading.RLock()
         self._ended = threading.Event()
@@ -322,6 +343,8 @@ class LogHandler(LogHandlerBase):
             self._finish(values["job_id"])
         elif event == LogEvent.JOB_ERROR:
             self._fail(values)
+        elif about := values.get("slurm"):
+            self._queued(about, record.levelno)
         elif event in (None, LogEvent.ERROR, LogEvent.GROUP_ERROR):
             self._message(record)
         self.running |= event not in (None, LogEvent.ERROR)
@@ -332,7 +355,9 @@ class LogHandler(LogHandlerBase):
             return
         name = " ".join([values["rule_name"], *map(str, values["wildcards"].values())])
         log = Path(values["log"][0]) if values["log"] else None
-        job = Job(name, log, next(iter(values["output"]), ""), values["created"])
+        job = Job(name, log, next(iter(values["output"]), ""))
+        if values["jobid"] in self.of_slurm:
+            job.queued = "not yet submitted"
         if not self.jobs and self.stream.isatty() and isinstance(self.screen, Lines):
             self.screen = Terminal(self.stream, not self.common_settings.nocolor)
         self.jobs[values["jobid"]] = job
@@ -354,11 +379,36 @@ class LogHandler(LogHandlerBase):
         if job := self.jobs.pop(values["jobid"], None):
             self._poll(job)
             self.screen.show(list(self.jobs.values()))
+            if job.refused:
+                return
             logs = [path.partition(" ")[0] for path in values["log"]]
-            if job.log and not is_message(job.last):
-                for line in tail(job.log):
+            # Without a status, the stage has not begun: only its job's log is of this attempt.
+            began = job.log if job.status else next(iter(logs[1:]), None)
+            if began and not job.explained and not is_message(job.last):
+                for line in tail(Path(began)):
                     self.screen.print(f"  {line}")
-            self.screen.failed(job, f"; log: {', '.join(logs)}" if logs else "")
+            there = [path for path in logs if Path(path).exists()]
+            parts = (job.state, f"log: {', '.join(there)}" if there else "")
+            self.screen.failed(job, "".join(f"; {part}" for part in parts if part))
+
+    def _queued(self, about: dict[str, Any], level: int) -> None:
+        """Show what SlurmQueue (zerolora.compat.slurm_queue) says of jobs."""
+        state, text = about.get("state", ""), about["text"]
+        if state == "announced":
+            self.of_slurm.update(about["jobs"])
+        for job in filter(None, map(self.jobs.get, about["jobs"])):
+            job.refused |= state == "refused"
+            if state in ("submitted", "waiting", "running"):
+                job.queued = text
+            elif row := about.get("row"):
+                job.times = (row.ran, row.waited or 0) if row.ran is not None else None
+                job.explained = level > INFO
+                job.state = f"job {about['number']}: {state}{f' ({row.reason})' if row.reason else ''}"
+        name = about["name"].replace("-", " ", 1)
+        if level > INFO:
+            self.screen.print(f"{about['name']}: {text}", "red" if level > WARNING else "")
+        elif state in ("submitted", "waiting", "running"):
+            self.screen.queued(name, text)
 
     def _message(self, record: LogRecord) -> None:
         text = self.format(record).strip()
@@ -400,4 +450,6 @@ def tail(log: Path) -> list[str]:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
-    return [printable(line) for line in lines[-TAIL:]]
+    # In the log of a Slurm job, Snakemake's report follows what the stage printed.
+    end = next((number for number, line in enumerate(lines) if number and line.startswith(REPORTS)), len(lines))
+    return [printable(line) for line in lines[:end][-TAIL:]]

@@ -143,6 +143,21 @@ def read_status(log: Path) -> dict[str, Any]:
         return {}
 
 
+def forget(log: Path) -> None:
+    """Remove a log and its status file before a stage runs again, so that what is there is of the present attempt. The
+    log of a failed attempt keeps its second name."""
+    for path in (log, status_file(log)):
+        path.unlink(missing_ok=True)
+
+
+def note_end(log: Path, how: str) -> None:
+    """Note in the status file of a stage how its job ended, for a stage that could not say so itself."""
+    path = status_file(log)
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(read_status(log) | {"ended": how}), encoding="utf-8")
+
+
 def update_status(**values: Any) -> None:
     """Set values in the status file, if this process has one."""
     if VARIABLE in os.environ:

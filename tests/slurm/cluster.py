@@ -62,6 +62,8 @@ AccountingStorageHost={network}.1
 AccountingStoragePass={folder}/munge/socket
 AccountingStorageTRES=gres/gpu
 AccountingStoreFlags=job_comment
+# Unknown accounts and qualities of service are refused.
+AccountingStorageEnforce=associations,qos
 # Jobs that ended can still be queried.
 MinJobAge=86400
 # A lost node, a killed job and a free node are noticed within seconds.

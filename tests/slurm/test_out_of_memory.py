@@ -1,5 +1,6 @@
 """Jobs that use more memory than they requested, on a Slurm whose nodes limit it by control groups."""
 
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -32,6 +33,7 @@ def test_a_stage_that_uses_too_much_memory_is_named(project: ClusterProject) -> 
     (job,) = project.jobs("rule_prepare_wildcards_rows")
     assert result.returncode and project.cluster.job_state(job) == "OUT_OF_MEMORY"
     assert f"prepare-rows: job {job} used more memory than it requested" in result.stderr
+    assert re.search(rf"failed after .*; job {job}: OUT_OF_MEMORY \(OutOfMemory\); log: ", result.stderr)
 
 
 def test_a_training_that_uses_too_much_memory_is_named(project: ClusterProject) -> None:

@@ -24,7 +24,7 @@ from zerolora.units import gib
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(600)]
 
-TRAIN = "rule_train_wildcards_default"
+TRAIN, REPORT = "rule_train_wildcards_default", "rule_report_wildcards_default"
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
 
 
@@ -70,7 +70,8 @@ def usage(project: ClusterProject) -> dict[str, Any]:
 
 
 def test_every_stage_that_computes_was_a_job_and_training_had_two_nodes(project: ClusterProject) -> None:
-    stages = ("prepare", "evaluate_base"), ("train", "merge", "evaluate", "report")
+    """So were those that plan it: of a model that is not fetched yet, nobody knows whether they take torch."""
+    stages = ("prepare", "evaluate_base"), ("estimate", "render", "train", "merge", "evaluate", "report")
     comments = [f"rule_{stage}_wildcards_rows" for stage in stages[0]]
     comments += [f"rule_{stage}_wildcards_default" for stage in stages[1]]
     assert {comment: len(project.jobs(comment)) for comment in comments} == dict.fromkeys(comments, 1)
@@ -95,6 +96,7 @@ def test_every_job_asks_for_the_time_and_memory_that_were_computed_for_it(projec
         "merge_wildcards_default": slurm_resources.merging(model, results / "default/adapter"),
         "evaluate_wildcards_default": evaluating,
         "report_wildcards_default": slurm_resources.reporting(),
+        **dict.fromkeys(("estimate_wildcards_default", "render_wildcards_default"), slurm_resources.planning()),
     }
     for name, expected in wanted.items():
         (job,) = project.jobs(f"rule_{name}")
@@ -131,6 +133,26 @@ def test_two_nodes_reach_the_losses_of_two_ranks_on_one_machine(project: Cluster
 def test_both_engines_have_nothing_to_do_afterwards(project: ClusterProject) -> None:
     assert snakemake_would_run(project) == set()
     assert dvc_changed(project) == set()
+
+
+def test_a_cancelled_stage_leaves_the_others_of_its_run_in_the_table(project: ClusterProject) -> None:
+    """And a refused one is the first line; neither shows the log of the run before."""
+    snakemake = ("snakemake", "--profile", "profiles/slurm", "-R", "report", "--set-resources")
+    waiting = project.start(*snakemake, "report:slurm_extra=--begin=now+1hour", "--", "all")
+    project.cluster.wait(lambda: len(project.jobs(REPORT)) == 2, "the report is submitted", 60)
+    job = project.jobs(REPORT)[-1]
+    project.run("scancel", job)
+    said, _ = waiting.communicate(timeout=120)
+    assert f"report-default: job {job} was cancelled" in said and "Traceback" not in said
+    table = project.run("zerolora", "show").stdout
+    assert re.search(r"^default +failed +zero2 +0\.\d{3} +\d\.\d{3} ", table, re.MULTILINE), table
+    assert f"default: failed: report: job {job}: CANCELLED" in table
+    refused = project.run(*snakemake, "report:slurm_partition=nowhere", "--", "all", check=False).stderr
+    lines = [line for line in refused.splitlines() if not re.search("^Using profile|resolve", line)]
+    assert lines[0].startswith("report-default: not submitted: sbatch: invalid partition specified: nowhere; ")
+    assert refused.count("not submitted") == 1 and len(project.jobs(REPORT)) == 2
+    assert "(+0" not in said + refused  # in the result of the report before
+    project.snakemake("all")
 
 
 def test_the_probe_measures_the_network_between_the_nodes_of_a_job(project: ClusterProject, tmp_path: Path) -> None:
@@ -202,6 +224,7 @@ def test_what_does_not_fit_is_refused_before_it_is_submitted(project: ClusterPro
     assert "render.strategy is zero2 and nothing fits" in text
     assert re.search(r"needs \S+ GiB of a host's 0.50 GiB, headroom included", text)
     assert "Trying to restart" not in text
+    assert re.search(r"render default +started", text)  # on the login node: its model has a table, which takes no torch
     assert project.jobs(TRAIN) == before
     edit_config(project, **{"hardware.host_memory": "24GiB"})
 
@@ -225,7 +248,8 @@ def test_runs_with_equal_requests_are_one_job_array(project: ClusterProject) -> 
     assert requests == {"first": ["COMPLETED", "2"], "second": ["COMPLETED", "2"], "alone": ["COMPLETED", "1"]}
     array = ids["first"].partition("_")[0]
     assert {ids["first"], ids["second"]} == {f"{array}_1", f"{array}_2"} and "_" not in ids["alone"]
-    said = re.search(r"submitted a job array of train: (\S+) (\S+), (\S+) (\S+)\n", result.stdout + result.stderr)
+    words = r"train \S+ +submitted as job array \d+: (\S+) (\S+), (\S+) (\S+)\n"
+    said = re.search(words, result.stdout + result.stderr)
     assert said and {said[2]: said[1], said[4]: said[3]} == {run: ids[run] for run in ("first", "second")}
     assert project.cluster.sacct(array, "JobName") == [f"train-{said[2]}+{said[4]}"]
     logs = project.directory / ".snakemake/slurm_logs/rule_train"

@@ -225,6 +225,7 @@ def test_reason_is_the_last_message_of_a_log(tmp_path: Path, text: str, reason: 
             "failed",
             "train: runs, or ended without a message at 60 of 100; see LOG",
         ),
+        ("train/one", "", {"ended": "job 12: CANCELLED"}, "failed", "train: job 12: CANCELLED; see LOG"),
         *(
             (
                 name,

@@ -127,7 +127,11 @@ def test_another_series_is_allowed_if_its_features_exist(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    "name", ["snakemake_patches", "slurm_executor_patches", "transformers_patches", "transformers_import", "versions"]
+    "name",
+    [
+        *("snakemake_patches", "slurm_executor_patches", "slurm_queue", "transformers_patches", "transformers_import"),
+        "versions",
+    ],
 )
 def test_light_modules_import_no_torch(name: str) -> None:
     loaded = "{'torch', 'transformers', 'snakemake'} & set(sys.modules)"
@@ -787,9 +791,9 @@ def test_needed_undetermined() -> None:
     assert not [name for name in dir(snakemake.api) if "TBD" in name]
 
 
-def test_needed_ends_in_its_own_words() -> None:
-    """The executor never reports the end of a preempted job, and Snakemake retries a cancelled one. On a real Slurm:
-    tests/slurm/test_events.py."""
+def test_needed_followed_by_slurms_fields() -> None:
+    """The executor never reports the end of a preempted job, Snakemake retries a cancelled one, and squeue is asked for
+    states alone. On a real Slurm: tests/slurm/test_events.py, test_screen.py."""
     import snakemake_executor_plugin_slurm as executor
 
     source = inspect.getsource(executor.Executor.check_active_jobs)
@@ -797,14 +801,18 @@ def test_needed_ends_in_its_own_words() -> None:
     assert "CANCELLED" in failed and "PREEMPTED" not in failed
     branch = source.partition('elif status == "PREEMPTED"')[2].partition("elif status")[0]
     assert "yield j" in branch and "report_job" not in branch
+    assert "%i|%T" in executor.query_job_status_squeue("run") and "--array" not in source
 
 
-def test_needed_arrays_of_equal_jobs() -> None:
-    """The executor takes an array's resources from its first job, drops jobs that arrive before the others, and runs
-    the first job in every task of training. On a real Slurm: tests/slurm/test_pipeline.py."""
+def test_needed_submitted_once() -> None:
+    """The executor reports a refusal as a failure, which Snakemake repeats. It takes an array's resources from its
+    first job, drops jobs that arrive before the others, and runs the first job in every task of training. On a real
+    Slurm: tests/slurm/test_pipeline.py, test_screen.py."""
     import snakemake_executor_plugin_slurm as executor
     import snakemake_executor_plugin_slurm_jobstep as jobstep
 
+    refused = inspect.getsource(executor.Executor.run_job)
+    assert "SLURM sbatch failed." in refused and "exc_info=True" in refused and "restart_times" not in refused
     arrays = inspect.getsource(executor.Executor.run_array_jobs)
     assert "get_submit_command(\n                jobs[0]," in arrays
     run_jobs = inspect.getsource(executor.Executor.run_jobs)
@@ -812,6 +820,18 @@ def test_needed_arrays_of_equal_jobs() -> None:
     assert dropped.split()[:3] == ['"', ")", "continue"]
     step = inspect.getsource(jobstep.Executor.run_job)
     assert step.index('if "mpi" in job.resources.keys():') < step.index("elif self.job_array_task and")
+
+
+def test_needed_ends_with_its_jobs() -> None:
+    """SIGTERM waits for all jobs, the end for the pause between two checks, and a query hides the jobs from Ctrl-C. On
+    a real Slurm: tests/slurm/test_screen.py."""
+    from snakemake.scheduling.job_scheduler import JobScheduler
+    from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
+
+    assert 'self._user_kill = "graceful"' in inspect.getsource(JobScheduler.exit_gracefully)
+    assert "self.wait_thread.join()" in inspect.getsource(RemoteExecutor.shutdown)
+    assert "self.active_jobs.clear()" in inspect.getsource(RemoteExecutor._wait_for_jobs)
+    assert "active_jobs = list(self.active_jobs)" in inspect.getsource(RemoteExecutor.cancel)
 
 
 def test_needed_gpus_of_each_node() -> None:

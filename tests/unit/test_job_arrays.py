@@ -1,5 +1,7 @@
 """Job arrays: jobs with equal requests, submitted when no other job of their rule is expected."""
 
+import os
+import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from zerolora.compat import slurm_executor_patches
+from zerolora.compat import slurm_executor_patches, slurm_queue
 from zerolora.compat.slurm_executor_patches import Gathering
+from zerolora.compat.slurm_queue import SlurmQueue, job_name
 
 
 class Job:
@@ -23,10 +26,7 @@ class Executor:
         self.submitted: list[list[Job]] = []
         self.workflow = SimpleNamespace(dag=SimpleNamespace(needrun_jobs=lambda: jobs))
 
-    def _submit_job(self, job: Job) -> None:
-        self.submitted.append([job])
-
-    def _submit_array_jobs(self, jobs: list[Job]) -> None:
+    def submit_together(self, jobs: list[Job]) -> None:
         self.submitted.append(jobs)
 
 
@@ -81,46 +81,92 @@ def test_waiting_jobs_are_not_submitted_after_cancellation(monkeypatch: pytest.M
     assert executor.submitted == []
 
 
-def test_every_job_of_a_refused_array_is_reported(tmp_path: Path) -> None:
-    class Refused:
-        max_array_size, slurm_logdir, run_uuid, _failed_nodes = 2, tmp_path, "run", ()
-        workflow = SimpleNamespace(workdir_init=tmp_path, executor_settings=None)
-        run_jobs = cancel = get_partition_arg = lambda *_: None
+class Submitting:
+    """An executor of which sbatch is another command."""
 
-        def __init__(self) -> None:
-            self.errors: list[tuple[Any, str]] = []
+    slurm_logdir, run_uuid, _failed_nodes = Path(), "run", ()
+    workflow = SimpleNamespace(workdir_init=Path(), executor_settings=None)
 
-        def get_account_arg(self, job: Any) -> Iterator[str]:
-            yield ""
+    def __init__(self) -> None:
+        self.errors: list[tuple[Any, str]] = []
+        self.said: list[str] = []
+        self.logger = SimpleNamespace(log=lambda level, text, extra: self.said.append(text))
 
-        def format_job_exec(self, job: Any) -> str:
-            return "true"
+    def get_account_arg(self, job: Any) -> Iterator[str]:
+        yield ""
 
-        def _report_job_error_threadsafe(self, job: Any, message: str) -> None:
-            self.errors.append((job, message))
+    def get_partition_arg(self, job: Any) -> str:
+        return ""
 
+    def format_job_exec(self, job: Any) -> str:
+        return "true"
+
+    def _report_job_error_threadsafe(self, job: Any, message: str) -> None:
+        self.errors.append((job, message))
+
+
+def queue_with(sbatch: str) -> tuple[Submitting, SlurmQueue, list[Any]]:
     plugin = SimpleNamespace(
-        Executor=Refused,
         SubmittedJobInfo=lambda job: job,
         validate_slurm_extra=lambda job: None,
-        get_submit_command=lambda *_, **__: "sh -c 'echo no such partition >&2; exit 1'",
+        get_job_wildcards=lambda job: "",
+        get_submit_command=lambda *_, **__: f"sh -c {shlex.quote(sbatch)}",
         set_gres_string=lambda job: "",
     )
-    slurm_executor_patches.arrays_of_equal_jobs(plugin)
     jobs = [
-        SimpleNamespace(name="train", resources={}, wildcards=[f"run{number}"], is_group=lambda: False)
+        SimpleNamespace(
+            name="train",
+            resources={},
+            wildcards=[f"run{number}"],
+            jobid=number,
+            is_group=lambda: False,
+            restart_times=3,
+        )
         for number in range(3)
     ]
-    executor: Any = Refused()
-    executor.run_array_jobs(jobs)
-    assert [job for job, _ in executor.errors] == jobs
-    assert all("was not submitted: no such partition" in message for _, message in executor.errors)
+    executor = Submitting()
+    return executor, SlurmQueue(plugin, executor), jobs
+
+
+def commands(folder: Path, monkeypatch: pytest.MonkeyPatch, **scripts: str) -> None:
+    """Put commands of Slurm on the path."""
+    for name, script in scripts.items():
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.chdir(folder)
+
+
+def test_a_refused_array_is_one_line_and_each_of_its_jobs_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands(tmp_path, monkeypatch, scontrol="exit 0")
+    executor, queue, jobs = queue_with("echo 'sbatch: error: no such partition' >&2; exit 1")
+    queue.submit(jobs)
+    assert executor.said == ["train-run0+run1+run2: not submitted: sbatch: no such partition"]
+    assert executor.errors == [(job, "sbatch: no such partition") for job in jobs]
+    assert all(job._attempt > job.restart_times for job in jobs)  # so that Snakemake does not try again
+
+
+def test_a_request_is_repeated_while_no_controller_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What sbatch says meanwhile is not about the request."""
+    commands(tmp_path, monkeypatch, scontrol="[ -e up ]")
+    monkeypatch.setattr(slurm_queue, "AGAIN_SECONDS", 0.01)
+    executor, queue, jobs = queue_with(
+        "echo >> tries; [ $(wc -l < tries) -gt 2 ] && touch up; echo no answer >&2; exit 1"
+    )
+    queue.submit(jobs[:1])
+    assert executor.said == [
+        "train-run0: waits for Slurm's controller, which does not answer: no answer",
+        "train-run0: not submitted: sbatch: no answer",
+    ]
+    assert (tmp_path / "tries").read_text().count("\n") == 3
 
 
 def test_an_array_is_named_after_its_runs() -> None:
     def named(*runs: str) -> str:
         jobs = [SimpleNamespace(name="train", wildcards=[run] if run else [], is_group=lambda: False) for run in runs]
-        return slurm_executor_patches.job_name(jobs)
+        return job_name(jobs)
 
     assert named("default") == "train-default" and named("") == "train"
     assert named("first", "second") == "train-first+second"

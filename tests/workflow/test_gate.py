@@ -114,7 +114,7 @@ def test_job_requests_the_computed_resources_unless_the_site_overrides(project: 
     actual, wanted = resources(project), read(project, "render.json")["slurm_resources"]
     assert f"mem_mb={wanted['mem_mib']}," in actual["train"]
     assert f"runtime={wanted['minutes']}," in actual["train"]
-    assert "runtime=15" in actual["evaluate"] and "gres=," in f"{actual['evaluate']},"
+    assert "runtime=2" in actual["evaluate"] and "gres=," in f"{actual['evaluate']},"
     assert "mem_mb=<TBD>" in actual["merge"]  # there is no adapter yet
     profile = project.directory / "profiles/slurm/config.yaml"
     shipped = profile.read_text()
@@ -125,7 +125,7 @@ def test_job_requests_the_computed_resources_unless_the_site_overrides(project: 
     actual = resources(project)
     profile.write_text(shipped)
     assert "runtime=33" in actual["train"] and "mem_mb=5000" in actual["train"]
-    assert "runtime=15" in actual["evaluate"] and "mem_mb=6000" in actual["evaluate"]
+    assert "runtime=2" in actual["evaluate"] and "mem_mb=6000" in actual["evaluate"]
 
 
 def test_requested_resources_are_read_again_and_rerun_nothing(project: Project) -> None:

@@ -6,7 +6,10 @@ rule estimate:
         estimate="results/{estimated}/estimate.json",
     log:
         "results/logs/estimate/{estimated}.log",
+    # With torch they are jobs of their own (startup.py, spare_login_node).
     localrule: True
+    resources:
+        **resources_of("estimate"),
     params:
         code=code("estimate"),
         settings=settings("estimate"),

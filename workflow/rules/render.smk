@@ -9,7 +9,10 @@ rule render:
         "results/logs/render/{rendered}.log",
     # A retry would fail again, whatever the profile's number of retries.
     retries: 0
+    # With torch they are jobs of their own (startup.py, spare_login_node).
     localrule: True
+    resources:
+        **resources_of("render"),
     params:
         code=code("render"),
         settings=settings("render"),

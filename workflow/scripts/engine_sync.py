@@ -42,6 +42,7 @@ from zerolora.config.runs_file import is_current, write_runs
 from zerolora.config.schema import Config
 from zerolora.errors import UserError
 from zerolora.files import cache_folder
+from zerolora.log import forget
 from zerolora.units import counted
 
 if TYPE_CHECKING:
@@ -290,6 +291,8 @@ class EngineSync:
             with repository() as repo:
                 CachedStages(repo).drop_damaged(stage)
         self._receipts.begin(stage)
+        for log in job.log:
+            forget(Path(log))
         self._inputs_at_start[stage] = {path: stamp(path) for path in inputs_of(job)}
 
     def _end_job(self, job: Any) -> None:

@@ -44,6 +44,8 @@ GPU_RANK_CORES = 4
 """Cores for each rank on a GPU: one issues kernels, others run the backward pass, read rows, serve NCCL, and write
 checkpoints."""
 CPU_EVALUATION_CORES = 2
+PLANNING = ("estimate", "render")
+"""Stages that plan a run, by tables or with torch."""
 # Files that a config can name: USER_CONFIG, PROBE, USER_TEMPLATE, USER_TASK, USER_TASK_JSON and HARNESS_FILES in
 # config/values.py.
 USER_FILES = (
@@ -605,4 +607,4 @@ class Job:
                 return slurm_resources.evaluating(self._evaluate, model, data, self._run.render, gpus, models)
             case "merge":
                 return slurm_resources.merging(model, below / f"results/{self.run}/adapter")
-        return slurm_resources.reporting()
+        return slurm_resources.planning() if stage in PLANNING else slurm_resources.reporting()

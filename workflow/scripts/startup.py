@@ -32,6 +32,7 @@ def start(workflow: Any) -> "Jobs":
     from zerolora.compat import slurm_executor_patches, snakemake_patches
     from zerolora.errors import EXPECTED, message_of
     from zerolora.machine import parents
+    from zerolora.machine.submit_host import STAGE_JOB
 
     # The commands are in the directory of Snakemake's Python.
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
@@ -42,6 +43,7 @@ def start(workflow: Any) -> "Jobs":
     if workflow.remote_exec:
         # The scheduler has assigned this job's GPUs (workflow/scripts/on_gpus).
         os.environ["ZEROLORA_GPUS_DIVIDED"] = "1"
+        os.environ[STAGE_JOB] = "1"
     try:
         snakemake_patches.explain_system_errors()
         snakemake_patches.replan_after_same_outputs()
@@ -73,6 +75,7 @@ def around_planning(workflow: Any, jobs: "Jobs", planned: "Mapping[str, PlannedJ
     def before() -> None:
         check_hardware(workflow, jobs)
         limit_jobs(workflow, jobs)
+        spare_login_node(workflow, jobs)
         report_overrides(workflow, jobs, module)
         if not module:  # DVC does not know the user's workflow
             sync.before_planning()
@@ -117,6 +120,23 @@ def check_hardware(workflow: Any, jobs: "Jobs") -> None:
             "config/config.yaml: hardware: is missing, which stands for this machine, but the jobs run on others; "
             "set theirs (config/README.md)"
         )
+
+
+def spare_login_node(workflow: Any, jobs: "Jobs") -> None:
+    """Make estimate and render jobs if they take torch, for any run, and jobs run on other machines."""
+    from jobs import PLANNING
+
+    from zerolora.compat.snakemake_patches import submit_local_rules
+    from zerolora.probe.listed_trial import takes_shapes
+
+    if workflow.local_exec:
+        return
+    below = Path(jobs.prefix)
+    for name, run in jobs.resolved.runs.items():
+        model = jobs.config.prepare[jobs.config.all_runs[name].dataset].model
+        if takes_shapes(run.render, below / f"resources/models/{model}", below / f"resources/weights/{model}"):
+            submit_local_rules(workflow, PLANNING)
+            return
 
 
 def limit_jobs(workflow: Any, jobs: "Jobs") -> None:

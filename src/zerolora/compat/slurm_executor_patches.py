@@ -1,145 +1,163 @@
-"""Snakemake's Slurm executor: jobs are named after stage and run, preempted jobs end, job arrays have equal jobs, GPUs
-are requested by node, and a job starts Snakemake once.
+"""Snakemake's Slurm executor: each job is submitted once and followed by Slurm's own fields, arrays have equal jobs,
+GPUs are requested by node, a job starts Snakemake once, and a Snakemake that ends cancels its jobs.
 
 Imported by workflow/, so nothing here imports torch.
 """
 
+import asyncio
 import functools
 import getpass
 import importlib
 import re
 import shlex
-import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from zerolora.compat.slurm_queue import SACCT_FIELDS, SQUEUE_FIELDS, SlurmQueue, job_name
 from zerolora.compat.versions import is_replaced, patch, replaced
 
 LIBRARY = "snakemake-executor-plugin-slurm"
 GATHERING_SECONDS = 30
 """Seconds that the first job of an array waits for others: longer than estimate and render take between two runs, but
 short compared with the queue's wait."""
-EVENTS = {
-    "CANCELLED": "was cancelled, so it is not submitted again; start Snakemake again to continue",
-    "DEADLINE": "missed its deadline",
-    "NODE_FAIL": "lost a node",
-    "OUT_OF_MEMORY": "used more memory than it requested",
-    "PREEMPTED": "was preempted",
-    "TIMEOUT": "reached its time limit",
-}
-"""What ended a job, by its state in Slurm."""
-STARTED = ("RUNNING", "COMPLETING", "CONFIGURING", "STOPPED", "SUSPENDED")
-REQUEUED = "is in the queue again: it lost a node, was preempted or requeued"
-LONGEST_NAME = 60
-"""Characters of the runs in an array's name."""
 
 
 def patch_slurm_executor() -> None:
     """Apply this module's patches if this process submits jobs to Slurm."""
     executor: Any = sys.modules.get("snakemake_executor_plugin_slurm")
     if executor is not None:
-        ends_in_its_own_words(executor)
-        arrays_of_equal_jobs(executor)
+        submitted_once(executor)
+        followed_by_slurms_fields(executor)
+        ends_with_its_jobs(executor)
         gpus_of_each_node(executor)
         one_snakemake_a_job(executor)
         jobs_named_by_stage_and_run(executor)
 
 
-@patch(LIBRARY)
-def ends_in_its_own_words(executor: Any) -> None:
-    """Make the executor treat a preempted job like a failed one, print what Slurm did to a job, and never submit a
-    cancelled one again.
+@patch(LIBRARY, upstream="snakemake-executor-plugin-slurm#320")
+def submitted_once(executor: Any) -> None:
+    """Submit jobs of equal resources as one array, each refused request once, and each task's own job.
 
-    Slurm preempts by REQUEUE, after which the job is pending, or by CANCEL, after which it ends as PREEMPTED. The
-    executor assumes the first and waits forever (check_active_jobs, `status == "PREEMPTED"`). Only states from the
-    controller (squeue) are changed: there a requeued job is PENDING at once, while accounting (sacct) reports it as
-    PREEMPTED until it runs again. The executor's messages name no cause, and Snakemake retries a job that its user has
-    cancelled.
-    """
-    if is_replaced(executor.query_job_status):
-        return
-    query, report = executor.query_job_status, executor.Executor._report_job_submission_threadsafe
-    submitted: dict[str, Any] = {}
-    before: dict[str, str] = {}
-
-    def report_job_submission(self: Any, job_info: Any) -> None:
-        submitted[job_info.external_jobid] = job_info.job
-        report(self, job_info)
-
-    async def query_job_status(command: str, logger: Any) -> tuple[Mapping[str, str] | None, float | None]:
-        states, seconds = await query(command, logger)
-        for number, job in submitted.items():
-            state = (states or {}).get(number, "").partition(" ")[0]  # as in CANCELLED by 1000
-            last = before.get(number, "")
-            if not state or state == last:
-                continue
-            before[number] = state
-            event = REQUEUED if state == "PENDING" and last in STARTED else EVENTS.get(state)
-            if event:
-                logger.warning(f"{job_name([job])}: job {number} {event}")
-            if state == "CANCELLED":
-                job._attempt = job.restart_times + 1  # its property would compute the resources again
-        if states and command.startswith("squeue"):
-            states = {number: "FAILED" if state == "PREEMPTED" else state for number, state in states.items()}
-        return states, seconds
-
-    executor.query_job_status = replaced(query_job_status)
-    executor.Executor._report_job_submission_threadsafe = replaced(report_job_submission)
-
-
-@patch(LIBRARY)
-def arrays_of_equal_jobs(executor: Any) -> None:
-    """Restrict the executor's job arrays (`slurm-array-jobs`) to jobs with equal resources, and run each task's own
-    job.
-
-    The executor gives all tasks of an array the resources of its first job. It submits an array only if Snakemake
-    passes all ready jobs of the rule at once; others count as running but are not submitted (`run_jobs`, "Array job
-    collection incomplete"). And each task starts the first job, which is to start the task's own
-    (snakemake-executor-plugin-slurm-jobstep, `run_job`): with the resource `mpi`, which training has, it never does,
-    and the others run inside a job whose outputs Snakemake has just removed. Here jobs of a rule are collected until no
-    other is expected, at most GATHERING_SECONDS. Those with equal resources become an array, whose script starts one
-    job for each task; the others are submitted individually.
+    The executor reports a refusal as a failure, which Snakemake repeats (`retries`), and its own errors with a
+    traceback. Of job arrays (`slurm-array-jobs`), it gives all tasks the resources of the first job. It submits an
+    array only if Snakemake passes all ready jobs of the rule at once; others count as running but are not submitted
+    (`run_jobs`, "Array job collection incomplete"). And each task starts the first job, which is to start the task's
+    own (snakemake-executor-plugin-slurm-jobstep, `run_job`): with the resource `mpi`, which training has, it never
+    does, and the others run inside a job whose outputs Snakemake has just removed. Here jobs of a rule are collected
+    until no other is expected, at most GATHERING_SECONDS; those with equal resources become an array.
     """
     kind = executor.Executor
     if is_replaced(kind.run_jobs):
         return
-    run_jobs, cancel = kind.run_jobs, kind.cancel
-    announces = hasattr(kind, "_submit_job")  # from 2.8.0 on; before, no job was printed
-    if not announces:
-        kind._submit_job, kind._submit_array_jobs = _submit_job, _submit_array_jobs
 
-    def run_jobs_in_arrays(self: Any, jobs: Iterable[Any]) -> None:
+    def run_jobs(self: Any, jobs: Iterable[Any]) -> None:
         arrays: list[Any] = []
-        others: list[Any] = []
         for job in jobs:
-            of_array = not job.is_group() and {"all", job.rule.name} & self.array_jobs
-            (arrays if of_array else others).append(job)
-        for job in others if not announces else ():
-            self.run_job_pre(job)
-        run_jobs(self, others)
+            if not job.is_group() and {"all", job.rule.name} & self.array_jobs:
+                arrays.append(job)
+            else:
+                submit(self, [job])
         if arrays:
             _gathering(self).add(arrays)
 
-    def run_array_jobs(self: Any, jobs: list[Any]) -> None:
-        for first in range(0, len(jobs), self.max_array_size):
-            tasks = jobs[first : first + self.max_array_size]
-            try:
-                _submit_array(executor, self, tasks)
-            except Exception as error:  # without a report, Snakemake would wait for these jobs forever
-                for job in tasks:
-                    self._report_job_error_threadsafe(
-                        executor.SubmittedJobInfo(job), f"the job array was not submitted: {error}"
-                    )
+    def submit(self: Any, jobs: list[Any]) -> None:
+        queue, most = queue_of(executor, self), self.max_array_size
+        for tasks in (jobs[first : first + most] for first in range(0, len(jobs), most)):
+            queue.announce(tasks)
+            for job in tasks:
+                self.run_job_pre(job)
+            self._job_submission_executor.submit(queue.submit, tasks)
 
-    def cancel_gathered_too(self: Any) -> None:
+    kind.run_jobs = replaced(run_jobs)
+    kind.submit_together = submit
+
+
+@patch(LIBRARY)
+def followed_by_slurms_fields(executor: Any) -> None:
+    """Follow each job's state, reason, nodes and times as Slurm has them, and treat a preempted job like a failed one.
+
+    The executor reads the states alone, and of an array that waits none. Slurm preempts by REQUEUE, after which the job
+    is pending, or by CANCEL, after which it ends as PREEMPTED. The executor assumes the first and waits forever
+    (check_active_jobs, `status == "PREEMPTED"`). Only states from the controller (squeue) are changed: there a requeued
+    job is PENDING at once, while accounting (sacct) reports it as PREEMPTED until it runs again. And Snakemake retries
+    a job that its user has cancelled.
+    """
+    kind = executor.Executor
+    if is_replaced(kind.check_active_jobs):
+        return
+    check, success, error = kind.check_active_jobs, kind.report_job_success, kind.report_job_error
+
+    async def check_active_jobs(self: Any, active_jobs: list[Any]) -> Any:
+        queue = queue_of(executor, self)
+
+        async def query_job_status(command: str, logger: Any) -> tuple[dict[str, str] | None, float | None]:
+            began = time.monotonic()
+            rows = await queue.query(_with_fields(command))
+            if rows is None:
+                return None, None
+            queue.follow({row.number: row for row in rows})
+            from_controller = command.startswith("squeue")
+            states = {
+                row.number: "FAILED" if from_controller and row.state == "PREEMPTED" else row.state for row in rows
+            }
+            return states, time.monotonic() - began
+
+        executor.query_job_status = query_job_status
+        async for job in check(self, active_jobs):
+            yield job
+
+    def report_job_success(self: Any, job_info: Any) -> None:
+        queue_of(executor, self).forget(job_info.external_jobid)
+        success(self, job_info)
+
+    def report_job_error(self: Any, job_info: Any, msg: str | None = None, **options: Any) -> None:
+        queue_of(executor, self).forget(job_info.external_jobid)
+        error(self, job_info, msg, **options)
+
+    kind.check_active_jobs = replaced(check_active_jobs)
+    kind.report_job_success, kind.report_job_error = report_job_success, report_job_error
+
+
+@patch(LIBRARY)
+def ends_with_its_jobs(executor: Any) -> None:
+    """Make a Snakemake that is interrupted, or gets SIGTERM, cancel its jobs and end within seconds.
+
+    After SIGTERM Snakemake waits for its jobs, days if need be, while sites let SIGKILL follow. After Ctrl-C it cancels
+    the jobs that it knows, which are none while it asks for their states (RemoteExecutor, `_wait_for_jobs`). In both
+    cases, and at the end of each run, it waits until the pause between two checks has passed, up to three minutes.
+    """
+    from snakemake.scheduling.job_scheduler import JobScheduler
+
+    kind = executor.Executor
+    if is_replaced(kind.cancel):
+        return
+    shutdown, exit_gracefully = kind.shutdown, JobScheduler.exit_gracefully
+
+    def cancel(self: Any) -> None:
         _gathering(self).drop()
-        cancel(self)
+        queue_of(executor, self).cancel()
+        self.shutdown()
 
-    kind.run_jobs = replaced(run_jobs_in_arrays)
-    kind.run_array_jobs = run_array_jobs
-    kind.cancel = cancel_gathered_too
+    def shut_down(self: Any) -> None:
+        queue_of(executor, self).ending.set()
+        shutdown(self)
+
+    async def sleep(self: Any) -> None:
+        ending, end = queue_of(executor, self).ending, time.monotonic() + self.next_seconds_between_status_checks
+        while not ending.is_set() and time.monotonic() < end:
+            await asyncio.sleep(0.2)
+
+    def on_sigterm(self: Any, *arguments: Any) -> None:
+        if not isinstance(self._executor, kind):
+            exit_gracefully(self, *arguments)
+        elif not queue_of(executor, self._executor).ending.is_set():
+            raise KeyboardInterrupt
+
+    kind.cancel, kind.shutdown, kind.sleep = replaced(cancel), shut_down, sleep
+    JobScheduler.exit_gracefully = on_sigterm
 
 
 @patch(LIBRARY)
@@ -209,16 +227,12 @@ def jobs_named_by_stage_and_run(executor: Any) -> None:
         setattr(executor, name, replaced(functools.partial(_of_user, getattr(executor, name))))
 
 
-def job_name(jobs: list[Any]) -> str:
-    """Return the name for a job, or for an array of one stage's jobs."""
-    runs = "+".join(wildcards for job in jobs if (wildcards := _run_of(job)))
-    if len(runs) > LONGEST_NAME:
-        runs = f"{runs[:LONGEST_NAME].rpartition('+')[0] or runs[:LONGEST_NAME]}+"
-    return "-".join(filter(None, (jobs[0].name, runs)))
-
-
-def _run_of(job: Any) -> str:
-    return "" if job.is_group() else "-".join(job.wildcards).replace("/", "-")
+def _with_fields(command: str) -> str:
+    """Return the call of squeue or sacct with all that is followed, and a line for each task of an array."""
+    words = shlex.split(command)
+    fields = SQUEUE_FIELDS if words[0] == "squeue" else SACCT_FIELDS
+    words = [f"--format={fields}" if word.startswith("--format=") else word for word in words]
+    return shlex.join([*words, "--array"] if words[0] == "squeue" else words)
 
 
 def _of_user(original: Callable[[str], str], run: str) -> str:
@@ -247,74 +261,6 @@ class _Resources(dict[str, Any]):
     """Resources by name, also as attributes."""
 
     __getattr__ = dict.__getitem__
-
-
-def _submit_array(executor: Any, self: Any, jobs: list[Any]) -> None:
-    """Submit jobs as tasks 1, 2, … of one array, as the executor's `run_job` submits a single job."""
-    for job in jobs:
-        executor.validate_slurm_extra(job)
-    log = self.slurm_logdir / f"rule_{jobs[0].name}" / "%A_%a.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-
-    command = _array_command(executor, self, jobs, log)
-    result = subprocess.run(
-        shlex.split(command), input=_array_script(self, jobs), capture_output=True, text=True, check=False
-    )
-    if result.returncode:
-        raise RuntimeError(f"{result.stderr.strip()}\n{command}")
-    array = executor.validate_or_get_slurm_job_id(result.stdout.strip().split(";")[0], result.stdout)
-
-    # Snakemake waits for each task as for a job of its own.
-    tasks = {f"{array}_{number}": job for number, job in enumerate(jobs, start=1)}
-    listed = ", ".join(f"{task} {_run_of(job)}" for task, job in tasks.items())
-    self.logger.info(f"submitted a job array of {jobs[0].name}: {listed}")
-    if cluster := _cluster_of(jobs[0]):
-        self._submitted_job_clusters.add(cluster)  # those whose queues the executor asks for states
-    for task, job in tasks.items():
-        aux = {"slurm_logfile": log.with_name(f"{task}.log")}
-        self._report_job_submission_threadsafe(executor.SubmittedJobInfo(job, external_jobid=task, aux=aux))
-
-
-def _array_command(executor: Any, self: Any, jobs: list[Any], log: Any) -> str:
-    """Return the call of sbatch, which reads the array's script from standard input."""
-    job = jobs[0]  # all have its resources
-    parameters = {
-        "run_uuid": self.run_uuid,
-        "name": job_name(jobs),
-        "slurm_logfile": log,
-        "comment_str": f"rule_{job.name}_array",
-        "account": next(self.get_account_arg(job)),
-        "partition": self.get_partition_arg(job),
-        "workdir": self.workflow.workdir_init,
-    }
-    settings = self.workflow.executor_settings
-    call = executor.get_submit_command(job, parameters, settings=settings, failed_nodes=self._failed_nodes)
-    return f"{call}{executor.set_gres_string(job)} --array=1-{len(jobs)} /dev/stdin"
-
-
-def _submit_job(self: Any, job: Any) -> None:
-    """Do as the executor 2.8.0 does."""
-    self.run_job_pre(job)
-    self._job_submission_executor.submit(self.run_job, job)
-
-
-def _submit_array_jobs(self: Any, jobs: list[Any]) -> None:
-    """Do as the executor 2.8.0 does."""
-    for job in jobs:
-        self.run_job_pre(job)
-    self._job_submission_executor.submit(self.run_array_jobs, jobs)
-
-
-def _array_script(self: Any, jobs: list[Any]) -> str:
-    """Return the script that each task runs, in which it finds its own job."""
-    branches = [f"{task}) {self.format_job_exec(job)} ;;" for task, job in enumerate(jobs, start=1)]
-    return "\n".join(["#!/bin/sh", 'case "$SLURM_ARRAY_TASK_ID" in', *branches, "esac", ""])
-
-
-def _cluster_of(job: Any) -> str | None:
-    """Return the cluster that a job asks for, by any of the executor's names for it."""
-    names = ("cluster", "clusters", "slurm_cluster")
-    return next((job.resources.get(name) for name in names if job.resources.get(name)), None)
 
 
 class Gathering:
@@ -357,10 +303,7 @@ class Gathering:
         for job in self._pop(rule):
             alike.setdefault(_request(job), []).append(job)
         for jobs in alike.values():
-            if len(jobs) == 1:
-                self._executor._submit_job(jobs[0])
-            else:
-                self._executor._submit_array_jobs(jobs)
+            self._executor.submit_together(jobs)
 
     def _pop(self, rule: str) -> list[Any]:
         timer = self._timers.pop(rule, None)
@@ -373,6 +316,13 @@ def _gathering(executor: Any) -> Gathering:
     if not hasattr(executor, "zerolora_gathering"):
         executor.zerolora_gathering = Gathering(executor)
     result: Gathering = executor.zerolora_gathering
+    return result
+
+
+def queue_of(plugin: Any, executor: Any) -> SlurmQueue:
+    """Return the queue of an executor."""
+    # Two threads may be the first: the executor starts one in its constructor.
+    result: SlurmQueue = vars(executor).setdefault("zerolora_queue", SlurmQueue(plugin, executor))
     return result
 
 

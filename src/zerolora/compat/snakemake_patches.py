@@ -187,6 +187,13 @@ def before_each_job(workflow: Any, action: Callable[[Any], None]) -> None:
     dag.register_running = register_running
 
 
+@patch("snakemake")
+def submit_local_rules(workflow: Any, names: Iterable[str]) -> None:
+    """Submit the jobs of rules with `localrule: True` to the cluster, before planning, when it is known whether they
+    are for the login node. Snakemake asks for that when it reads the rules."""
+    workflow._localrules.difference_update(names)
+
+
 class UsedModule(NamedTuple):
     """The `module` statement through which a Snakefile is read."""
 

@@ -40,8 +40,13 @@ from zerolora.train.objectives import OBJECTIVES
 EMBEDDED = "lora_embedding_A"
 SLACK = 4
 """Requested over predicted seconds. The worst configuration of benchmarks/choice.py took 3.3 times its prediction."""
-MINIMUM_MINUTES = 15
-"""Minutes for loading Python and its libraries from a cold shared disk, and for the warning before the limit."""
+START_SECONDS = 16.1
+"""Seconds until a stage computes: Python and its libraries, from a disk that has not read them since the machine
+started (benchmarks/results/train_start_up.json, first_seconds)."""
+WARNING_MINUTES = 3
+"""Of training: profiles/slurm asks for a warning 120 seconds before the limit, and Slurm may be a minute early."""
+TRIAL_SECONDS = 47
+"""Seconds of a trial on shapes with an export, on the tests' Slurm of two busy cores (2026-11-30)."""
 SHARED_DISK = 2e8
 """Bytes/s of a file system that many nodes share: an assumption."""
 # Measured by benchmarks/prepare_memory.py: bytes of a process, bytes per byte of input, bytes/s of a process.
@@ -97,6 +102,7 @@ def training(candidate: Candidate, planning: Planning, canary: int = 0) -> Train
     resources = _resources(stepping + moved / SHARED_DISK, candidate.host, gpus)
     # Pages of the weights' files may make it more than a node has; the system drops them.
     resources["mem_mib"] = min(resources["mem_mib"], settings.host_memory // 1024**2)
+    resources["minutes"] += WARNING_MINUTES
     return {
         **resources,
         "nodes": settings.nodes,
@@ -231,6 +237,11 @@ def preparing(rows: Path, processes: int) -> Resources:
     return _resources(size / (PREPARE_RATE * processes), held)
 
 
+def planning() -> Resources:
+    """Return the resources of planning a run with torch, on shapes without bytes."""
+    return _resources(TRIAL_SECONDS, PROCESS_BYTES)
+
+
 def reporting() -> Resources:
     """Return the resources of writing the report."""
     return _resources(0, LIBRARIES)
@@ -240,7 +251,7 @@ def _resources(seconds: float, host: float, gpus: int = 0) -> Resources:
     return {
         "seconds": seconds,
         "host_bytes": int(host),
-        "minutes": max(MINIMUM_MINUTES, math.ceil(SLACK * seconds / 60)),
+        "minutes": math.ceil(SLACK * (START_SECONDS + seconds) / 60),
         "mem_mib": math.ceil(with_headroom(host) / 1024**2),
         "gpus": gpus,
     }

@@ -33,6 +33,15 @@ def check(settings: RenderSettings, attention: Attention, model: Path, weights: 
         try_on_shapes(settings, attention, model, weights, data)
 
 
+def takes_shapes(settings: RenderSettings, model: Path, weights: Path) -> bool:
+    """Return whether planning a run imports torch: its model has no table, is not fetched, or is tried on shapes."""
+    try:
+        spec = family_spec(model) if (model / "config.json").is_file() else None
+    except UserError:
+        return True
+    return spec is None or not _is_listed(settings, spec.attentions[0], model, weights)
+
+
 def check_stored(settings: RenderSettings, model: Path) -> None:
     """Raise UserError if a base model that is stored quantized does not allow a run's method, merge or exports."""
     stored, method = stored_quantization(model), TRAINABLE[settings.method.name]

@@ -6,7 +6,7 @@ the user (log.py).
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -91,21 +91,42 @@ def _row(names: Mapping[str, Any], outdated: Mapping[str, str]) -> Row:
 
 
 def _ended(results: Path, names: Mapping[str, Any]) -> Row | None:
-    """Return status and reason of a run that a stage ended, None if none did.
+    """Return status and reason of a run that a stage ended, and figures of the stages before; None if none did.
 
     A stage ended a run if its output is missing and its status file has no result.
     """
+    before: set[str] = set()
     for stage, named in _stages_of(names):
         path = results / "logs" / stage.log.format(**named)
         target = stage.target.format(**named)
         output = results / target.removeprefix("results/") if target.startswith("results/") else Path(target)
         if output.exists() or not (status := read_status(path)) or "result" in status:
+            before |= {stage.name} if output.exists() else set()
             continue
+        figures = _figures(results / names["run"] / "metrics", before)
         if reason := reason_in(path, names["strategy"]):
-            return {"status": "refused" if stage.name in PLANNING else "failed", "reason": f"{stage.name}: {reason}"}
+            ended = "refused" if stage.name in PLANNING else "failed"
+            return {"status": ended, "reason": f"{stage.name}: {reason}", **figures}
         far = f" at {status['done']} of {status['total']}" if status.get("total") else ""
-        return {"status": "failed", "reason": f"{stage.name}: {NO_MESSAGE}{far}; see {path}"}
+        where = f"; see {path}" if path.exists() else ""
+        return {"status": "failed", "reason": f"{stage.name}: {status.get('ended', NO_MESSAGE)}{far}{where}", **figures}
     return None
+
+
+def _figures(metrics: Path, stages: Container[str]) -> Row:
+    """Return figures of the stages of a run that ended well, under the keys of report/row.py."""
+    figures: Row = {}
+    if "train" in stages:
+        trained = read_object(metrics / "train.json", "zerolora stage train")
+        resources = read_object(metrics / "train_resources.json", "zerolora stage train")
+        figures |= {
+            name: trained[name] for name in ("steps", "trainable_parameters", "loss_validation") if name in trained
+        }
+        figures |= {"wall_seconds": resources["total_seconds"], "tokens_per_second": resources["tokens_per_second"]}
+    if "evaluate" in stages:
+        evaluated = read_object(metrics / "evaluate.json", "zerolora stage evaluate")
+        figures |= {name: evaluated[name] for name in ("accuracy", "loss") if name in evaluated}
+    return figures
 
 
 def _stages_of(names: Mapping[str, Any]) -> Iterator[tuple[Stage, Mapping[str, Any]]]:
