@@ -29,6 +29,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt2": {"vocab_size": 70, "n_embd": 32, "n_layer": 2, "n_head": 2, "tie_word_embeddings": False},
     "qwen3_moe": TEXT | EXPERTS,
     "mixtral": TEXT | EXPERTS,
+    "zamba": TEXT | {"num_hidden_layers": 8, "attn_layer_offset": 1, "attn_layer_period": 2, "n_mamba_heads": 2},
     "gemma3": {"text_config": TEXT, "vision_config": TOWER | {"num_hidden_layers": 2}},
 }
 ALL = {"target_modules": "all-linear"}
@@ -151,6 +152,24 @@ def test_merge_matches_peft_bit_for_bit(
             assert read_header(path).header == read_header(tmp_path / "merged" / path.name).header
         else:
             assert path.read_bytes() == (tmp_path / "merged" / path.name).read_bytes()
+
+
+def test_layers_that_share_weights_have_their_own_after_a_merge(
+    base_of: Callable[[str, torch.dtype], Path], tmp_path: Path
+) -> None:
+    """Zamba's layers share a transformer, to which each has an adapter of its own; its norms and the head, which no
+    adapter changes, are there for each, too."""
+    from peft import PeftModel
+
+    base = base_of("zamba", torch.float32)
+    targets = {"target_modules": r".*shared_transf.*(q_proj|down_proj)"}
+    adapter = adapter_of(base, "LORA", targets, tmp_path / "adapter")
+    assert sum(name.endswith("q_proj.lora_A.weight") for name in weights(adapter)) == 3
+    merge_by_hand(base, [adapter], [], tmp_path / "merged")
+    theirs = PeftModel.from_pretrained(loaded(base, torch.float32), str(adapter))
+    merged = loaded(tmp_path / "merged", torch.float32)
+    tokens = torch.arange(1, 30)[None]
+    torch.testing.assert_close(merged(tokens).logits, theirs(tokens).logits, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("case", ["lora", "dora", "saved", "ia3", "experts"])

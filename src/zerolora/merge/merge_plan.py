@@ -55,7 +55,7 @@ class MergePlan:
     """Header of each of the base's files, and of its output file."""
     names: BaseNames
     copies: Mapping[Path, tuple[MergeUnit, ...]] = field(default_factory=dict)
-    """Additional tensors of an output file, by the path of the base's file: the head of a base with a shared weight."""
+    """Additional tensors of an output file, by the path of the base's file: copies of weights that the base shares."""
     more_parameters: int = 0
     more_bytes: int = 0
     """Bytes of the rows and tensors that the base lacks."""
@@ -91,8 +91,7 @@ def plan_merge(
     parts: dict[str, list[StoredTensor]] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     copies: dict[Path, list[MergeUnit]] = {}
-    written = {names.of_model(name)[0] for file in files for name in file.tensors} if untied else set()
-    lacking = {name: copy for copy, name in (untied or {}).items() if copy not in written}
+    lacking = _lacking(files, names, untied or {})
     more_parameters = more_bytes = 0
     for file in files:
         for name, stored in file.tensors.items():
@@ -108,7 +107,7 @@ def plan_merge(
                     f"{rows_before or rows} (vocab_size); bring the config.json that belongs to these weights"
                 )
             shape = (rows, *stored.shape[1:]) if rows else stored.shape
-            if copy := lacking.get(weight):
+            for copy in lacking.pop(weight, ()):
                 changed = {copy: updates[copy]} if copy in updates else {}
                 for update in changed.values():
                     _check_type(stored)
@@ -130,6 +129,11 @@ def plan_merge(
                 added = (rows - stored.shape[0]) * (stored.nbytes // stored.shape[0])
                 more_bytes += added
                 more_parameters += added // TYPES[stored.kind][1]
+    for name, (copy, *_) in lacking.items():
+        raise UserError(
+            f"{files[0].path.parent}: no file has {name} by itself, and the adapter makes {copy} another weight; use "
+            "the adapter with its base unmerged"
+        )
     for group in parts.values():
         unit = _converted(tuple(group), names, updates)
         units |= {stored.name: unit for stored in group} if unit.updates else {}
@@ -146,6 +150,16 @@ def plan_merge(
             for weight in unit.updates
         ),
     )
+
+
+def _lacking(files: list[TensorFile], names: BaseNames, untied: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the copies of weights that the files lack, by weight."""
+    written = {names.of_model(name)[0] for file in files for name in file.tensors} if untied else set()
+    result: dict[str, list[str]] = {}
+    for copy, name in untied.items():
+        if copy not in written:
+            result.setdefault(name, []).append(copy)
+    return result
 
 
 def _target(

@@ -146,19 +146,21 @@ def untied_copies(
     """Return the updates to apply, and the entries of `tied`, weight by copy, that are two weights after the merge.
 
     peft adapts or saves either the embedding or the head and keeps the base's weight for the other (peft#2777), so a
-    merge into the shared weight would change both. The weight stays shared if both updates are equal
-    (ensure_weight_tying). `stored` has the weights in the base's files.
+    merge into the shared weight would change both; Zamba's layers share a transformer, of which each has an adapter of
+    its own. Weights stay shared if all updates are equal (ensure_weight_tying). Otherwise none is, since a class unties
+    all or none. `stored` has the weights in the base's files.
     """
-    result, untied = dict(updates), {}
-    for copy, name in tied.items():
-        one, other = updates.get(name), updates.get(copy)
-        if (one is None and other is None) or (other is not None and other.optional):
-            continue
-        if one is None or other is None or not _alike(one, other):
-            untied[copy] = name
-        elif copy not in stored:
-            del result[copy]
-    return result, untied
+    if any(_differ(updates.get(name), updates.get(copy)) for copy, name in tied.items()):
+        return dict(updates), dict(tied)
+    equal = {copy for copy in tied if copy in updates and not updates[copy].optional and copy not in stored}
+    return {name: update for name, update in updates.items() if name not in equal}, {}
+
+
+def _differ(one: Update | None, other: Update | None) -> bool:
+    """Return whether the updates of a weight and of its copy need two weights."""
+    if (one is None and other is None) or (other is not None and other.optional):
+        return False
+    return one is None or other is None or not _alike(one, other)
 
 
 def write_untied(model: Path) -> None:
