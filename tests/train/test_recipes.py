@@ -58,10 +58,10 @@ PLANNED: dict[str, dict[str, tuple[str, int, bool]]] = {
     "seed-oss-36b-qlora-1x48gb": {"qlora": ("ddp", 2, True)},
     "zephyr-7b-dpo-qlora-8x80gb": {"dpo": ("zero2", 4, False)},
 }
-TRACED = {
+TRACED = (
     *("gemma-4-31b-qlora-1x48gb", "lfm2-8b-a1b-qlora-1x24gb", "olmo-3-7b-qlora-1x24gb", "qwen3.5-27b-qlora-1x48gb"),
     "seed-oss-36b-qlora-1x48gb",
-}
+)
 """Recipes that `make plans` alone plans: tracing their layers takes ten CPU-seconds each."""
 RUN_HERE = {
     *("gemma-3-270m-boolq", "smollm2-135m-benchmarks", "smollm2-135m-preferences", "smollm2-135m-strategies"),
