@@ -400,7 +400,8 @@ class _Passes:
             return SHORT_LENGTHS, 1
         more = SHORT_LENGTHS[1] - SHORT_LENGTHS[0]
         step = max((SHORT_LENGTHS[0] + each for each in paddings[0] if each - more in paddings[1]), default=1)
-        return tuple(each * -(-step // LENGTHS[0]) for each in LENGTHS), step
+        # Of two chunks at least: another operation may have the highest peak in one.
+        return tuple(each * (-(-2 * step // LENGTHS[0]) if step > 1 else 1) for each in LENGTHS), step
 
     def _start(self, rows: int, length: int) -> torch.Tensor:
         """Start to count; return the tokens of the rows."""
