@@ -10,6 +10,8 @@ LENGTHS = (256, 512, 1024)
 """Tokens of a row in the passes that are traced (`least`, TracedPart)."""
 WORK = ("flops", "scores", "moved", "operations")
 """Measures of a forward pass, each also of the backward pass."""
+COUNTS = ("operations", "operations_backward", "mixing")
+"""Measures that are numbers of operations: some more for long rows, none for the square of tokens."""
 BACKWARD = "_backward"
 SHORT_LENGTHS = (16, 32, 64)
 """The same for a class that computes token by token, for which long rows would take minutes."""
@@ -103,16 +105,17 @@ class TracedPart:
         rows of many lengths is half a step, of rows shorter than that what they lack.
         """
         values = getattr(self, name)
+        between = self._along if name in COUNTS else self._between
         count = len(self.lengths)
         one, two = values[:count], values[count : 2 * count]
         if rows == 1:
-            result = self._between(one, length)
+            result = between(one, length)
         else:
             constant = 3 * two[0] - 2 * values[2 * count]
-            result = constant + rows * self._between([(each - constant) / 2 for each in two], length)
+            result = constant + rows * between([(each - constant) / 2 for each in two], length)
         if self.step > 1:
             next_ = self.lengths[0] + 1
-            added = max(0.0, values[-1] - self._between(one, next_))
+            added = max(0.0, values[-1] - between(one, next_))
             padding = float(-length % self.step)
             if packed > 1:
                 padding = packed * max((self.step - 1) / 2, self.step - length / packed)
@@ -127,6 +130,12 @@ class TracedPart:
             return 1.0
         each = self.at("mixing", 1, max(1, round(length / packed)))
         return 1 + max(0.0, rows * packed * each - self.at("mixing", rows, length)) / usual
+
+    def _along(self, values: Sequence[float], length: int) -> float:
+        """Return the value at `length` of the lines through those of neighbouring `lengths`."""
+        after = next((place for place, each in enumerate(self.lengths) if each >= length), len(self.lengths) - 1) or 1
+        (low, high), (first, second) = self.lengths[after - 1 : after + 1], values[after - 1 : after + 1]
+        return first + (second - first) * (length - low) / (high - low)
 
     def _between(self, values: Sequence[float], length: int) -> float:
         """Return the value at `length` of the parabola through those of `lengths`."""
