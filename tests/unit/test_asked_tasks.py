@@ -138,7 +138,7 @@ def test_what_all_prompts_begin_with_is_computed_once(model: Path, monkeypatch: 
         lambda _, arguments, keywords: computed.append(keywords["input_ids"].shape[1]), with_kwargs=True
     )
     once = asked_task.of_continuations(loaded, tokenizer, asked, 4)
-    shared, *parts = computed
+    _, _, shared, *parts = computed  # after the trial of the model's cache
     assert shared > 8 and max(parts) < shared
     computed.clear()
     monkeypatch.setattr(asked_task, "shared_prefix", lambda *_: SharedPrefix())

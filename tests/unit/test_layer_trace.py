@@ -253,6 +253,17 @@ def test_rows_of_a_packed_row_are_padded_and_computed_one_by_one() -> None:
     assert operations[0] < operations[1] / 2 < operations[2] / 4
 
 
+def test_experts_are_computed_for_all_rows_of_a_packed_row() -> None:
+    """Their sums over tokens are counts, of the tokens of each expert."""
+    sizes = {"model_type": "mixtral", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 96}
+    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4}
+    sizes |= {"num_local_experts": 4}
+    stranger = replace(from_config(sizes, WHERE), config=json.dumps(sizes))
+    spec = replace(SPEC, length=640, micro_batch=1)
+    works = [layer_work(stranger, replace(spec, packed=packed)) for packed in (1.0, 64.0)]
+    assert works[0] and works[0] == works[1]
+
+
 @given(*(st.integers(0, 10**6) for _ in range(4)), st.integers(1, 64), st.integers(1, 65536))
 def test_bytes_are_extrapolated_exactly(a: int, b: int, c: int, d: int, rows: int, length: int) -> None:
     """A storage is constant, or grows with rows, tokens, or pairs of tokens of a row."""

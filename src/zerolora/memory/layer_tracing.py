@@ -56,7 +56,7 @@ ATTENTION = (FORWARD, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 NOISE = 0.01
 """Of a measure: less does not tell whether several rows are computed otherwise than one."""
 MIXING = (torch.ops.aten.convolution, torch.ops.aten.constant_pad_nd, torch.ops.aten.cumsum)
-"""Operations in which a module mixes tokens otherwise than by attention."""
+"""Operations in which a module mixes tokens otherwise than by attention; of integers they count, as experts' tokens."""
 ALONE = "traced_alone"
 """Name of attention without a mask, as train/attention.py computes rows."""
 
@@ -307,7 +307,7 @@ class _Live(TorchDispatchMode):
         """Count an operation's work: floating-point operations of a product, or the bytes of `tensors`, which it reads
         and writes."""
         self.work["operations"] += 1
-        self.mixes |= function in MIXING
+        self.mixes |= function in MIXING and result.is_floating_point()
         aten = torch.ops.aten
         if function in ATTENTION:
             query, key = args[0 if function is FORWARD else 1], args[1 if function is FORWARD else 2]
