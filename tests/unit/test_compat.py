@@ -774,6 +774,20 @@ def test_needed_module_of(tmp_path: Path) -> None:
     assert result.returncode == 0 and read in result.stdout
 
 
+def test_needed_submit_local_rules(tmp_path: Path) -> None:
+    """Snakemake takes no function for `localrule`, and keeps what it read."""
+    (tmp_path / "Snakefile").write_text(
+        "from zerolora.compat.snakemake_patches import submit_local_rules\n"
+        "rule one:\n    output: 'one'\n    localrule: True\n    shell: 'touch {output}'\n"
+        "rule two:\n    output: 'two'\n    localrule: lambda wildcards: True\n    shell: 'touch {output}'\n"
+        "print('local', *workflow._localrules)\n"
+        "submit_local_rules(workflow, ['one'])\n"
+        "print('then', *workflow._localrules)\n"
+    )
+    result = served("snakemake", "--cores", "1", "--dry-run", "--quiet", "all", directory=tmp_path)
+    assert result.stdout.splitlines()[:2] == ["local one", "then"]
+
+
 def _snakemake_says(directory: Path, *options: str) -> list[str]:
     (directory / "Snakefile").write_text(HOOKS)
     command = ["snakemake", "--cores", "1", "--quiet", "all", *options, "--", "two"]
