@@ -54,7 +54,10 @@ def test_config_is_short_and_its_plan_is_printed(folder: Path) -> None:
     assert file.is_absolute() and file.read_bytes() == (ROOT / SCHEMA_FILE).read_bytes()
     assert command == "# zerolora init --model 'My Model' --data rows.json"
     config = load(folder / "config.yaml")
-    assert config.fetch.directory["my-model"].model_dump() == {"path": "My Model", "license": "apache-2.0"}
+    assert config.fetch.directory["my-model"].model_dump(exclude_defaults=True) == {
+        "path": "My Model",
+        "license": "apache-2.0",
+    }
     assert config.prepare["rows"].split.model_dump() == {"validation": 2, "test": 2}
     run = resolve(config).runs["rows"]
     assert (run.dataset, run.render.strategy, config.hardware.device) == ("rows", "auto", "cpu")
@@ -83,7 +86,8 @@ def test_a_model_that_fetch_wrote_is_fetched_by_the_same_pin(folder: Path, kind:
     result = init(folder, model=f"resources/{kind}/mine")
     assert result.returncode == 0, result.stderr
     config = load(folder / "config.yaml")
-    assert {name: model.model_dump() for name, model in config.fetch.hub.items()} == {"mine": {**pin, "license": "MIT"}}
+    written = {name: model.model_dump(exclude_defaults=True) for name, model in config.fetch.hub.items()}
+    assert written == {"mine": {**pin, "license": "MIT"}}
     assert "column  instruction" in result.stdout and "trains  lora" in result.stdout
 
 
