@@ -225,8 +225,10 @@ def test_stage_that_reads_a_value_is_not_shared(tmp_path: Path, key: str) -> Non
     if key == "pack.capacity":
         fixed = {"pack": {"packing": True}}
     one, other = shared_in(tmp_path, over, **fixed)
+    # Of keys that are set together, one may be what a stage reads.
+    others = {stage for each in TOGETHER.get(key, {}) if key not in BEFORE for stage in RERUN_KEYS[each][1]}
     for stage, mine, theirs in zip(SHARED_STAGES[:-1], one, other, strict=True):
-        assert mine != theirs or f"{stage}@default" not in stages
+        assert mine != theirs or f"{stage}@default" not in {*stages} - others
 
 
 @pytest.mark.parametrize(
