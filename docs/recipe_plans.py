@@ -95,6 +95,7 @@ def rows(assumed: Assumed, settings: RunSettings, longest: int) -> RowStatistics
         supervised_tokens=PACKED_ROWS * length // 2,
         mean_row_of_a_token=assumed.row,
         validation_rows=10,
+        rows=PACKED_ROWS * length // assumed.row,
     )
 
 

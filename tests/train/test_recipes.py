@@ -48,7 +48,7 @@ PLANNED: dict[str, dict[str, tuple[str, int, bool]]] = {
     "llama-3.1-8b-128k-8x80gb": {"long": ("ddp", 1, True)},
     "lfm2-8b-a1b-qlora-1x24gb": {"qlora": ("ddp", 8, True)},
     "llama-3.2-1b-full-2x24gb": {"full": ("zero1", 1, False)},
-    "nemotron-3-nano-30b-lora-1x80gb": {"lora": ("ddp", 2, True)},
+    "nemotron-3-nano-30b-lora-1x80gb": {"lora": ("ddp", 1, True)},
     "olmo-3-7b-qlora-1x24gb": {"qlora": ("ddp", 1, False)},
     "qwen2.5-14b-2x32gb": {
         "stage0": ("zero0", 16, True),
@@ -60,8 +60,8 @@ PLANNED: dict[str, dict[str, tuple[str, int, bool]]] = {
     "qwen2.5-7b-mixture-8x80gb": {"mixture": ("ddp", 1, False)},
     "qwen2.5-7b-qlora-1x24gb": {"qlora": ("ddp", 1, False)},
     "qwen3-30b-a3b-lora-4x80gb": {"experts": ("zero1", 2, True)},
-    "qwen3-next-80b-qlora-1x80gb": {"qlora": ("zero1_offload", 4, True)},
-    "qwen3.5-27b-qlora-1x48gb": {"qlora": ("ddp", 2, True)},
+    "qwen3-next-80b-qlora-1x80gb": {"qlora": ("ddp", 1, True)},
+    "qwen3.5-27b-qlora-1x48gb": {"qlora": ("ddp", 1, True)},
     "seed-oss-36b-qlora-1x48gb": {"qlora": ("ddp", 2, True)},
     "zephyr-7b-dpo-qlora-8x80gb": {"dpo": ("zero2", 4, False)},
 }
