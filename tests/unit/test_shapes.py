@@ -15,7 +15,11 @@ from zerolora.model.llama_layouts import has_layout, layout_of
 from zerolora.model.read_spec import from_config, read_model_spec
 from zerolora.model.spec import ModelSpec, Module
 
-MODELS = sorted((Path(__file__).parents[2] / "config/recipes/models").glob("*.json"))
+MODELS = sorted(
+    path
+    for path in (Path(__file__).parents[2] / "config/recipes/models").glob("*.json")
+    if (config := json.loads(path.read_text()))["model_type"] in FAMILIES or has_layout(config)
+)
 
 SMALL: dict[str, Any] = {
     "hidden_size": 48,
