@@ -157,7 +157,7 @@ def test_the_slurm_profile_plans_the_nodes_that_the_config_asks_for(project: Pro
     )
     result = project.run("snakemake", "--profile", "profiles/slurm", "--dry-run", "--verbose", "all")
     block = result.stdout.partition("rule train:")[2].partition("\n\n")[0]
-    for text in ("nodes=2", "tasks=2", "gres=gpu:4", "runtime=15", "launcher=srun"):
+    for text in ("nodes=2", "tasks=2", "gres=gpu:4", "runtime=5", "launcher=srun"):
         assert text in block, block
     project.config = config
     project.write_config()
