@@ -120,7 +120,7 @@ def test_answers_are_written_while_they_are_generated(project: Project) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(project.directory)
         model = ChatModel("default/base", resolve(load(Path("config/config.yaml"))), 4)
-        chat([model], [row["question"]], lambda _: None)  # the first answer also tries the model's cache
+        chat([model], [row["question"], "/new"], lambda _: None, live=False)  # the first answer also tries the cache
         forward = model.model.forward
 
         def counted(*arguments: Any, **named: Any) -> Any:
