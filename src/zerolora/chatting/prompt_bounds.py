@@ -22,6 +22,8 @@ UNLIMITED = 1 << 15
 """Tokens of context of a model whose positions have no end, as in Mamba and ALiBi."""
 ESCAPED = 6
 """The most bytes of JSON for a byte of text, as in \\u0041."""
+ADDRESS = "url"
+"""Key of an image in a message's content, whose value may be the image itself."""
 STRUCTURE = 1 << 20
 """Bytes of JSON beside the texts."""
 
@@ -87,13 +89,16 @@ class BoundedRequests:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield the texts in a JSON value, without those that hold an image."""
+    """Yield the texts in a JSON value but for addresses, which may hold an image and are no part of a prompt."""
     if isinstance(value, str):
-        if not value.startswith("data:"):
-            yield value
-    elif isinstance(value, list | dict):
-        for part in value if isinstance(value, list) else value.values():
+        yield value
+    elif isinstance(value, list):
+        for part in value:
             yield from _texts(part)
+    elif isinstance(value, dict):
+        for name, part in value.items():
+            if name != ADDRESS:
+                yield from _texts(part)
 
 
 async def _refuse(send: Send, reason: str) -> None:
