@@ -1,6 +1,8 @@
 """A prepared data set, and real training on it: by the command, or by a fork of it (fork_server.py)."""
 
+import copy
 import json
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -51,7 +53,7 @@ class Bench:
     """A prepared data set, and training runs on it."""
 
     def __init__(self, folder: Path, model: Path, dequantize: Dequantize = "on_fetch") -> None:
-        self.folder = folder
+        self.folder = self.home = folder
         self.tasks: dict[str, Any] = {}
         """`tasks.rows` of the config; their rows are in the folder tasks."""
         self.settings = self.resolved()
@@ -63,6 +65,13 @@ class Bench:
         prepare(PrepareSettings.model_validate(rows), folder / "m/tiny/manifest.json", folder / "data")
         for packing, capacity in PLANS.items():
             pack_rows(PackSettings(packing=bool(capacity), capacity=capacity), folder / "data", folder / packing)
+
+    def copied(self, folder: Path) -> "Bench":
+        """Return a bench with the same data and model in a folder of its own. Runs of both are forks of one server."""
+        shutil.copytree(self.folder, folder, symlinks=True, dirs_exist_ok=True)
+        own = copy.copy(self)
+        own.folder, own.tasks = folder, {}
+        return own
 
     def mix(self) -> None:
         """Add a data set of two sources, one with longer answers than the other, and its packing."""
@@ -207,7 +216,7 @@ class Bench:
     def environment(self) -> dict[str, str]:
         """A user's variables."""
         own = {"TORCH_EXTENSIONS_DIR": "extensions", "XDG_CACHE_HOME": "cache"}
-        return project_environment(ROOT) | {name: str(self.folder / path) for name, path in own.items()}
+        return project_environment(ROOT) | {name: str(self.home / path) for name, path in own.items()}
 
     def run(self, name: str, strategy: str = "zero2", **train: Any) -> Path:
         """Train and return the run's directory."""

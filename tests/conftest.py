@@ -425,16 +425,23 @@ def write_rows(path: Path, count: int) -> None:
 
 
 @pytest.fixture(scope="session")
-def bench(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Any:
-    """Return a bench for training runs: a prepared data set of the tiny model."""
+def prepared_bench(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Any:
+    """Return the bench that those of the modules are copies of."""
     from bench import Bench
 
-    return Bench(tmp_path_factory.mktemp("training"), tiny_model)
+    return Bench(tmp_path_factory.mktemp("prepared"), tiny_model)
+
+
+@pytest.fixture(scope="module")
+def bench(prepared_bench: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return a bench for training runs: a prepared data set of the tiny model. Each module of tests has its own, since
+    which modules share a process differs from one test run to the next, and runs of one name would meet."""
+    return prepared_bench.copied(tmp_path_factory.mktemp("training"))
 
 
 @pytest.fixture(scope="session")
-def reference(bench: Any) -> dict[str, Any]:
+def reference(prepared_bench: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Return the metrics of three undisturbed steps at stage 0, two ranks."""
     from bench import metrics
 
-    return metrics(bench.run("reference", "zero0"))
+    return metrics(prepared_bench.copied(tmp_path_factory.mktemp("reference")).run("reference", "zero0"))
