@@ -441,7 +441,8 @@ def bench(prepared_bench: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="session")
 def reference(prepared_bench: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return the metrics of three undisturbed steps at stage 0, two ranks."""
+    """Return the metrics of three undisturbed steps at stage 0, two ranks, and the directory `run`."""
     from bench import metrics
 
-    return metrics(prepared_bench.copied(tmp_path_factory.mktemp("reference")).run("reference", "zero0"))
+    run = prepared_bench.copied(tmp_path_factory.mktemp("reference")).run("reference", "zero0")
+    return metrics(run) | {"run": run}
