@@ -14,7 +14,7 @@ import typer
 
 from zerolora.commands import standard_input
 from zerolora.commands.long_argument import settings_of
-from zerolora.commands.options import Adapter, Config, Data, ModelDirectory, Output, Stamp, stoppable
+from zerolora.commands.options import Adapter, Config, Data, ModelDirectory, Output, Sign, Stamp, stoppable
 from zerolora.errors import UserError, shown
 from zerolora.log import result, say
 from zerolora.machine.devices import obey
@@ -369,9 +369,45 @@ def push(
     revision: Annotated[str | None, typer.Option(help="Branch of the repository. Default: main.")] = None,
     private: Annotated[bool, typer.Option("--private", help="Create a new repository as private.")] = False,
     message: Annotated[str | None, typer.Option(help="Commit message.")] = None,
+    sign: Sign = None,
 ) -> None:
-    """Publish a run's adapter or merged model, with a model card, to a Hub repository or a directory."""
+    """Publish a run's adapter or merged model, with card and statements, to a Hub repository or a directory."""
     from zerolora.publish.push import push as publish
 
     with stoppable(f"{to} has either all of the push or none of it"):
-        say(publish(run, what, to, revision, private, message))
+        say(publish(run, what, to, revision, private, message, sign))
+
+
+@app.command()
+def attest(
+    rebuild: Annotated[Path, typer.Argument(metavar="REBUILD.JSON", help="What `zerolora rebuild` wrote.")],
+    output: Annotated[Path, typer.Option(help="The statement to write, NAME.json.")],
+    sign: Sign = None,
+) -> None:
+    """Write the in-toto statement of a rebuild, for whoever published the model."""
+    from zerolora.evidence.signing import attest as implementation
+
+    result(f"{output} is written, {implementation(rebuild, output, sign).about}")
+
+
+@app.command()
+def verify(
+    directory: Annotated[Path, typer.Argument(metavar="PATH", help="A directory that `push` wrote, or its download.")],
+    allowed_signers: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The SSH keys that you trust, as in ssh-keygen(1).")
+    ] = None,
+    identity: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=ISSUER", help="An identity of sigstore that you trust, and its OpenID provider."),
+    ] = None,
+) -> None:
+    """Compare a published model with its statements and their signatures, offline; exit with 1 if anything is wrong."""
+    from zerolora.evidence.verify import Trust
+    from zerolora.evidence.verify import verify as implementation
+
+    outcomes, rebuilt = implementation(directory, Trust.of(allowed_signers, identity or []))
+    for outcome in outcomes:
+        say(str(outcome))
+    if rebuilt:
+        result(rebuilt)
+    raise typer.Exit(any(outcome.word == "wrong" for outcome in outcomes))

@@ -1,5 +1,6 @@
 """Finished runs and their files to push, checked against the current config, the code, dvc.lock and the manifests."""
 
+import functools
 import hashlib
 import json
 from collections.abc import Callable
@@ -47,6 +48,8 @@ class FinishedRun:
     resolved: Resolved
     hashes: dict[str, str]
     """md5 of each output file in dvc.lock, by path."""
+    stages: tuple[str, ...] = ()
+    """Names of its stages in dvc.lock, and so of their receipts."""
 
     @property
     def settings(self) -> RunSettings:
@@ -78,6 +81,12 @@ class FinishedRun:
         """Directory of its base model's config and tokenizer."""
         return MODELS / self.prepared.model
 
+    @functools.cached_property
+    def receipts(self) -> dict[str, dict[str, Any]]:
+        """The receipts of its stages, by name: params, and the sha256 of inputs and outputs by path."""
+        read = {stage: self.read(RESULTS / "receipts" / f"{stage}.json") for stage in self.stages}
+        return {stage: receipt for stage, receipt in read.items() if receipt}
+
     def read(self, path: Path, reader: Callable[[Path, str], Any] = read_object) -> Any:
         """Return the JSON in an output. Raises UserError if it is missing, or differs from dvc.lock."""
         value = reader(path, command(self.name))
@@ -108,7 +117,7 @@ def finished_run(name: str) -> FinishedRun:
             for key, value in values.items():
                 _check_same(name, stage, key, value, _value(now, key))
     hashes = {path: md5 for entry in stages.values() for path, md5 in _outputs(entry)}
-    return FinishedRun(name, config, run.resolved, hashes)
+    return FinishedRun(name, config, run.resolved, hashes, tuple(sorted(stages)))
 
 
 def _code(run: FinishedRun) -> dict[str, Any]:
@@ -194,6 +203,12 @@ class PushedModel:
     """Name, revision and weights of the base model (model/manifest.py)."""
     rewritten: dict[str, str]
     """Changed texts of files, by name."""
+
+    @property
+    def hashes(self) -> dict[str, str]:
+        """sha256 of each file as it is pushed, by name."""
+        own = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in self.rewritten.items()}
+        return {name: entry["sha256"] for name, entry in self.files.items()} | own
 
     @property
     def bytes(self) -> int:
