@@ -76,12 +76,20 @@ class Rebuild:
     equal: frozenset[str]
     """sha256 of those that came out the same."""
 
+    def has_weights_of(self, files: Digests) -> bool:
+        """Return whether the rebuild compared all weights among these files."""
+        return not self._missing(files)
+
     def check_about(self, files: Digests, path: Path) -> None:
-        """Raise UserError unless the rebuild compared the weights among these files."""
-        weights = {name: digest for name, digest in files.items() if is_weight(name)}
-        if missing := sorted(name for name, digest in weights.items() if digest not in self.files.values()):
-            what = "another model" if len(missing) == len(weights) else f"a model with another {missing[0]}"
-            raise UserError(f"{path}: is a statement of {what}: it names none of the sha256 of {missing[0]}; {REMEDY}")
+        """Raise UserError unless the rebuild compared all weights among these files."""
+        if missing := self._missing(files):
+            raise UserError(f"{path}: is a statement of another model: it does not name this {missing}; {REMEDY}")
+
+    def _missing(self, files: Digests) -> str | None:
+        """Return a file of weights that was not compared; without files of weights, any file."""
+        known = set(self.files.values())
+        weights = {name: digest for name, digest in files.items() if is_weight(name)} or files
+        return next((name for name, digest in sorted(weights.items()) if digest not in known), None)
 
     def equal_among(self, files: Digests) -> str:
         """Return in words how many of these files came out the same."""

@@ -120,40 +120,49 @@ def verify(directory: Path, trust: Trust) -> tuple[list[Outcome], str | None]:
 
     Raises UserError if there is no such directory, or it has no statements.
     """
-    outcomes: list[Outcome] = []
     paths, hashes = statement_paths(directory), _hashes(directory)
-    builders, named, rebuilds = [], set(), []
+    outcomes: list[Outcome] = []
+    signed: list[tuple[Path, StatementFile, Signer]] = []
+    stated: dict[str, str] = {}
+    builders, rebuilds = [], []
+
+    def wrong(error: UserError) -> Outcome:
+        return Outcome("wrong", str(error).removeprefix(f"{directory}/"))
+
     for path in paths:
-        name = path.relative_to(directory)
         try:
             file = envelope.read(path)
-            signer = signer_of(file, trust)
-            if signer.word == "wrong":
+            if (signer := signer_of(file, trust)).word == "wrong":
                 raise UserError(f"{path}: {signer.about}; {REMEDY}")
+            signed.append((path, file, signer))
+        except UserError as error:
+            outcomes.append(wrong(error))
+    # The builder's first: they say which files rebuilds are to be about.
+    for path, file, signer in sorted(signed, key=lambda each: each[1].statement.kind != PROVENANCE):
+        name = path.relative_to(directory)
+        try:
             if file.statement.kind == PROVENANCE:
-                files = _files_of_builder(file, path)
-                if hashes.keys() & files.keys() and not set(hashes.values()) & set(files.values()):
-                    raise UserError(f"{path}: is a statement of another model: no file here is one of its; {REMEDY}")
+                files = _files_of_builder(file, path, hashes)
                 different = _different(files, hashes, name)
                 outcomes += different
-                named |= files.keys()
+                stated |= files
                 builders.append(signer.word)
                 about = f"{len(files) - len(different)} of {counted(len(files), 'file')} as built"
             else:
                 rebuild = rebuilt.read(file.statement, path)
-                rebuild.check_about(hashes, path)
-                if signer.word == "verified" or not trust.is_given:
+                rebuild.check_about(stated or hashes, path)
+                if rebuild.has_weights_of(hashes) and (signer.word == "verified" or not trust.is_given):
                     rebuilds.append(rebuild)
                 about = f"rebuilt on {rebuild.machine}: {rebuild.verdict} ({rebuild.equal_among(hashes)})"
             outcomes.append(Outcome(signer.word, f"{name}: {about}; {signer.about}"))
         except UserError as error:
-            outcomes.append(Outcome("wrong", str(error).removeprefix(f"{directory}/")))
+            outcomes.append(wrong(error))
     if not builders:
         outcomes.append(Outcome("wrong", f"{FOLDER}: has no statement of the builder; get the directory again"))
     elif trust.is_given and "verified" not in builders:
         outcomes.append(Outcome("wrong", f"{FOLDER}: nobody whom you named signed the builder's statement"))
     else:
-        outcomes += [Outcome("wrong", f"{name}: no statement names it") for name in sorted(hashes.keys() - named)]
+        outcomes += [Outcome("wrong", f"{name}: no statement names it") for name in sorted(hashes.keys() - stated)]
     return outcomes, headline(rebuilds)
 
 
@@ -181,13 +190,16 @@ def _hashes(directory: Path) -> dict[str, str]:
     return result
 
 
-def _files_of_builder(file: StatementFile, path: Path) -> Digests:
-    """Return the sha256 of the files that a builder's statement names, its by-products too."""
+def _files_of_builder(file: StatementFile, path: Path, hashes: Digests) -> Digests:
+    """Return the sha256 of the files that a builder's statement names, its by-products too. Raises UserError if none of
+    them is here."""
     found = file.statement
     check(found.predicate, ProvenanceKeys, path, REMEDY)
     byproducts = found.predicate["runDetails"].get("byproducts", [])
     files = found.subjects | {each["name"]: each["digest"]["sha256"] for each in byproducts}
-    check(files, dict[PathBelow, str], path, REMEDY)
+    check({"subject": files}, dict[str, dict[PathBelow, str]], path, REMEDY)
+    if not set(hashes.values()) & set(files.values()):
+        raise UserError(f"{path}: is a statement of another model: none of its files is here; {REMEDY}")
     return files
 
 

@@ -10,7 +10,6 @@ from zerolora.evidence.rebuilt import Rebuild
 from zerolora.evidence.statement import Digests
 from zerolora.evidence.verify import Signer, Trust, signer_of
 from zerolora.log import LOGGER
-from zerolora.model.manifest import is_weight
 
 STATEMENTS = Path("config/statements")
 BUILDERS = "provenance.json"
@@ -33,7 +32,6 @@ def rebuild_statements(files: Digests) -> list[RebuildStatement]:
     Raises UserError for a file that is no statement of a rebuild, or whose signature is not valid.
     """
     result = []
-    weights = {digest for name, digest in files.items() if is_weight(name)}
     for path in sorted(STATEMENTS.iterdir()) if STATEMENTS.is_dir() else ():
         if not NAMES.fullmatch(path.name) or path.name == BUILDERS:
             raise UserError(f"{path}: is not a name of a rebuild's statement; call it NAME.json, not {BUILDERS}")
@@ -41,7 +39,7 @@ def rebuild_statements(files: Digests) -> list[RebuildStatement]:
         signer, rebuild = signer_of(file, Trust()), rebuilt.read(file.statement, path)
         if signer.word == "wrong":
             raise UserError(f"{path}: {signer.about}; remove it, or get it again from whoever wrote it")
-        if weights <= set(rebuild.files.values()):
+        if rebuild.has_weights_of(files):
             result.append(RebuildStatement(path.name, file.text, rebuild, signer))
         else:
             LOGGER.info("%s: is about other weights; not pushed", path)

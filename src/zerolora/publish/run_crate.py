@@ -18,7 +18,7 @@ NAME = "ro-crate-metadata.json"
 PROFILE = "https://w3id.org/ro/wfrun/process/0.5"
 CONTEXT = "https://w3id.org/ro/terms/workflow-run/context"
 """Defines sha256."""
-SOFTWARE = "#zerolora"
+SOFTWARE = f"pkg:generic/zerolora@{__version__}"
 
 
 def run_crate(run: FinishedRun, product: PushedModel, title: str) -> str | None:
@@ -39,7 +39,6 @@ def run_crate(run: FinishedRun, product: PushedModel, title: str) -> str | None:
     software = {
         "@type": "SoftwareApplication",
         "name": "zerolora",
-        "version": __version__,
         "softwareVersion": __version__,
     }
     tool = crate.add(ContextEntity(crate, SOFTWARE, properties=software))
@@ -60,7 +59,7 @@ def run_crate(run: FinishedRun, product: PushedModel, title: str) -> str | None:
             identifier=f"#{stage}",
             object=named(receipt["inputs"]),
             result=named(receipt["outputs"]),
-            properties={"name": f"zerolora stage {stage}"},
+            properties={"name": f"zerolora stage {stage}", "description": f"The receipt's sha256: {receipt['sha256']}"},
         )
         crate.root_dataset.append_to("mentions", action)
     for name, digest in sorted(product.hashes.items()):

@@ -53,7 +53,8 @@ def builder_statement(run: FinishedRun, product: PushedModel, byproducts: Mappin
 def _model(run: FinishedRun) -> list[dict[str, Any]]:
     """Return the weights of the base model, and the package's file that they were converted from."""
     manifest = run.read(run.model / MANIFEST)
-    source, result = manifest["source"], []
+    source = manifest["source"]
+    result: list[dict[str, Any]] = []
     if source["source"] == "package":
         result.append(described(source["file"], source["sha256"], uri=package_address(source, source["file"])))
     for name, digest in weights_of(manifest["files"]).items():
