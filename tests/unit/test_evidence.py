@@ -7,6 +7,7 @@ import random
 import shutil
 import subprocess
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from zerolora.errors import UserError
 from zerolora.evidence import envelope, rebuilt, statement
 from zerolora.evidence.signing import attest, signed
 from zerolora.evidence.statement import PROVENANCE, Digests
-from zerolora.evidence.verify import Outcome, Trust, verify
+from zerolora.evidence.verify import Finding, Trust, verify
 from zerolora.files import sha256
 
 pytestmark = pytest.mark.skipif(
@@ -46,12 +47,17 @@ def trust(keys: dict[str, Path]) -> Trust:
     return Trust(path)
 
 
+def product(path: str, original: str | None, rebuilt: str | None, note: str = "") -> dict[str, Any]:
+    equal = original is not None and original == rebuilt
+    return {"path": path, "original": original, "rebuilt": rebuilt, "note": note, "equal": equal}
+
+
 def rebuild_json(path: Path, files: Digests, verdict: str = "equal to the byte", **changes: Any) -> Path:
     """Write what `zerolora rebuild` writes, with these products equal."""
-    equal = [{"path": name, "sha256": each, "rebuilt_sha256": each, "equal": True} for name, each in files.items()]
+    equal = [product(f"results/default/adapter/{name}", each, each) for name, each in files.items()]
     value = {
-        "source": "/home/alice/sums",
-        "revision": "0" * 40,
+        "source": "./sums",
+        "repository": "/home/alice/sums",
         "version": "0.2.0",
         "machine": "EPYC 9654",
         "verdict": verdict,
@@ -85,8 +91,8 @@ def published(tmp_path: Path, keys: dict[str, Path]) -> Path:
     return directory
 
 
-def wrong(outcomes: list[Outcome]) -> list[str]:
-    return [each.what for each in outcomes if each.word == "wrong"]
+def wrong(findings: list[Finding]) -> list[str]:
+    return [each.what for each in findings if each.word == "wrong"]
 
 
 def test_verify_prints_a_line_for_each_statement(published: Path, trust: Trust) -> None:
@@ -116,18 +122,18 @@ def statement_of(path: Path) -> dict[str, Any]:
 
 
 def test_a_signature_counts_for_whom_the_user_names(published: Path, trust: Trust, keys: dict[str, Path]) -> None:
-    outcomes, found = verify(published, Trust())
-    assert [each.word for each in outcomes] == ["untrusted", "untrusted"]
+    findings, found = verify(published, Trust())
+    assert [each.word for each in findings] == ["untrusted", "untrusted"]
     assert found == "rebuilt on 1 machine: equal to the byte"
     text, _ = signed(envelope.read(published / REBUILDERS).payload, str(keys["mallory"]))
     (published / REBUILDERS).write_text(text)
-    outcomes, found = verify(published, trust)
-    assert [each.word for each in outcomes] == ["verified", "untrusted"]
+    findings, found = verify(published, trust)
+    assert [each.word for each in findings] == ["verified", "untrusted"]
     assert found is None
     text, _ = signed(envelope.read(published / BUILDERS).payload, None)
     (published / BUILDERS).write_text(text)
-    outcomes, _ = verify(published, Trust())
-    assert (outcomes[0].word, outcomes[0].what.endswith("by nobody: it has no signature")) == ("unsigned", True)
+    findings, _ = verify(published, Trust())
+    assert (findings[0].word, findings[0].what.endswith("by nobody: it has no signature")) == ("unsigned", True)
     assert wrong(verify(published, trust)[0]) == ["statements: nobody whom you named signed the builder's statement"]
 
 
@@ -142,8 +148,8 @@ def test_an_allowed_signers_file_is_read_as_ssh_reads_it(
         ('namespaces="zerolora"', True),
     ):
         (tmp_path / "allowed").write_text(f"*@example.org {options} {public}")
-        outcomes, _ = verify(published, Trust(tmp_path / "allowed"))
-        assert (not wrong(outcomes)) == counts, options
+        findings, _ = verify(published, Trust(tmp_path / "allowed"))
+        assert (not wrong(findings)) == counts, options
 
 
 def change_file(directory: Path) -> None:
@@ -213,9 +219,9 @@ AGAIN = "get this statement again from whoever wrote it"
 def test_what_was_tampered_with_is_named(tamper: Callable[[Path], None], said: str, published: Path) -> None:
     assert wrong(verify(published, Trust())[0]) == []
     tamper(published)
-    outcomes, found = verify(published, Trust())
-    assert [line for line in wrong(outcomes) if line.startswith(said)], outcomes
-    assert all("\n" not in line for line in wrong(outcomes))
+    findings, found = verify(published, Trust())
+    assert [line for line in wrong(findings) if line.startswith(said)], findings
+    assert all("\n" not in line for line in wrong(findings))
     assert found is None or tamper is not of_another_model
 
 
@@ -258,8 +264,8 @@ def test_no_changed_byte_of_a_statement_is_verified(published: Path, trust: Trus
     refused = 0
     for place in generator.sample(range(len(content)), 24):
         path.write_bytes(content[:place] + bytes([content[place] ^ 1 << generator.randrange(7)]) + content[place + 1 :])
-        outcomes, _ = verify(published, trust)
-        if wrong(outcomes):
+        findings, _ = verify(published, trust)
+        if wrong(findings):
             refused += 1
         else:
             assert envelope.read(path).payload == payload
@@ -276,32 +282,37 @@ def test_what_is_signed_is_what_dsse_says() -> None:
     [("equal within bounds", "WARNED", "warnedTests"), ("different", "FAILED", "failedTests")],
 )
 def test_a_verdict_becomes_a_test_result(verdict: str, result: str, list_of: str, tmp_path: Path) -> None:
+    weights, config = f"results/default/adapter/{WEIGHTS}", f"results/default/adapter/{CONFIG}"
     products = [
-        {"path": WEIGHTS, "sha256": "1" * 64, "rebuilt_sha256": "2" * 64, "equal": False},
-        {"path": CONFIG, "sha256": "3" * 64, "rebuilt_sha256": "3" * 64, "equal": True},
+        product(weights, "1" * 64, "2" * 64),
+        product(config, "3" * 64, "3" * 64, "apart from paths of the machine"),
+        product("results/default/zero.json", "4" * 64, "4" * 64),
+        product("order of the rows", "5" * 64, "5" * 64),
     ]
-    machine = {"processor": "EPYC 9654", "gpus": [], "system": "Linux"}
-    explained = {"explanation": "row 7: a secret", "first_difference": "/home/alice/x"}
-    path = rebuild_json(tmp_path / "r.json", {}, verdict, products=products, machine=machine, **explained)
+    machine = {"processor": "EPYC 9654", "gpus": [], "torch": "2.13.0"}
+    more = {"explanation": "row 7: a secret", "first_difference": {"path": "/home/alice/x"}, "revision": "0" * 40}
+    path = rebuild_json(tmp_path / "r.json", {}, verdict, products=products, machine=machine, **more)
     assert attest(path, tmp_path / "alice.json", None).word == "unsigned"
     text = (tmp_path / "alice.json").read_text()
-    predicate = json.loads(text)["predicate"]
-    assert (predicate["result"], predicate[list_of], predicate["passedTests"]) == (result, [WEIGHTS], [CONFIG])
-    assert predicate["configuration"] == [{"name": "sums", "digest": {"gitCommit": "0" * 40}}]
-    assert predicate["zerolora_rebuild"]["rebuilt"] == {WEIGHTS: "2" * 64}
+    value = json.loads(text)
+    assert [each["name"] for each in value["subject"]] == [weights, "results/default/zero.json"]
+    predicate = value["predicate"]
+    assert (predicate["result"], predicate[list_of]) == (result, [weights])
+    assert predicate["passedTests"] == ["order of the rows", config, "results/default/zero.json"]
+    project = {"name": "project", "digest": {"gitCommit": "0" * 40}}
+    assert predicate["configuration"] == [{"uri": "pkg:generic/zerolora@0.2.0"}, project]
+    assert predicate["zerolora_rebuild"]["rebuilt"] == {weights: "2" * 64}
     assert "secret" not in text and "/home" not in text
     found = rebuilt.read(envelope.read(tmp_path / "alice.json").statement, path)
-    assert (found.verdict, found.machine) == (verdict, "EPYC 9654, Linux")
+    assert (found.verdict, found.machine, found.equal) == (verdict, "EPYC 9654, 2.13.0", {"4" * 64})
     assert rebuilt.headline([found]) is None
 
 
-def test_a_machine_counts_once(tmp_path: Path) -> None:
-    machines = ["one", "two", "one"]
-    paths = [rebuild_json(tmp_path / "r.json", {WEIGHTS: "1" * 64}, machine=each) for each in machines]
-    found = []
-    for machine in machines:
-        rebuild_json(paths[0], {WEIGHTS: "1" * 64}, machine=machine)
-        found.append(rebuilt.read(statement.parsed(paths[0], rebuilt.statement_of(paths[0])), paths[0]))
+def test_machines_of_one_kind_count_once(tmp_path: Path) -> None:
+    path, found = tmp_path / "r.json", []
+    for machine in ("one", "two", "one"):
+        rebuild_json(path, {WEIGHTS: "1" * 64}, machine=machine)
+        found.append(rebuilt.read(statement.parsed(path, rebuilt.statement_of(path)), path))
     assert rebuilt.headline(found) == "rebuilt on 2 machines: equal to the byte"
 
 
@@ -311,14 +322,16 @@ def test_a_machine_counts_once(tmp_path: Path) -> None:
         ({"verdict": "the same"}, "verdict is 'the same'; expected"),
         ({"products": []}, "products is []; expected 1 or more entries"),
         (
-            {"products": [{"path": "a", "sha256": "1" * 64, "rebuilt_sha256": "2" * 64, "equal": True}]},
-            "equal of a contradicts its two sha256",
+            {"products": [product("results/a", "1" * 64, "2" * 64) | {"equal": True}]},
+            "equal of results/a contradicts its two digests",
         ),
+        ({"products": [product("results/a", "1" * 64, None)]}, "says equal to the byte, but not of results/a"),
         (
-            {"products": [{"path": "a", "sha256": "1" * 64, "rebuilt_sha256": None, "equal": False}]},
-            "says equal to the byte, but not of a",
+            {"products": [product("results/a", "1" * 64, "1" * 64), product("work/checkpoints/b", "1" * 64, None)]},
+            "says equal to the byte, but not of work/checkpoints/b",
         ),
-        ({"products": [{"path": "a", "sha256": "1", "equal": False}]}, "sha256 is '1'; expected a sha256 of 64"),
+        ({"products": [product("results/a", "1", None)]}, "original is '1'; expected a sha256 of 64"),
+        ({"products": [product("order of the rows", "1" * 64, "1" * 64)]}, "compared no file of the results, so it"),
     ],
 )
 def test_a_rebuild_that_contradicts_itself_is_not_attested(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
@@ -349,6 +362,22 @@ def test_attest_writes_a_statement_once(published: Path, keys: dict[str, Path]) 
         done.stderr.startswith(f"zerolora: --sign {folder}/no_key: ssh-keygen signed nothing (")
         and done.stderr.count("\n") == 1
     )
+
+
+@pytest.mark.skipif(find_spec("sigstore") is not None, reason="sigstore is installed")
+def test_without_the_library_of_sigstore_a_bundle_is_not_checked(published: Path, keys: dict[str, Path]) -> None:
+    bundle = {
+        "mediaType": "",
+        "verificationMaterial": {},
+        "dsseEnvelope": json.loads((published / BUILDERS).read_text()),
+    }
+    (published / BUILDERS).write_text(json.dumps(bundle))
+    findings, _ = verify(published, Trust())
+    assert findings[0].word == "untrusted"
+    said = "signed by sigstore, which is not checked: its library is not installed: `pip install 'zerolora[sigstore]'`"
+    assert findings[0].what.endswith(said)
+    with pytest.raises(UserError, match="^--sign sigstore: its library is not installed: `pip"):
+        signed(b"", "sigstore")
 
 
 def test_an_identity_has_an_issuer(published: Path) -> None:

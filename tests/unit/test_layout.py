@@ -33,7 +33,7 @@ LAYERS: list[set[str]] = [
         "config.resolve",
         "config.runs_file",
     },
-    {"probe", "judge"},
+    {"probe", "judge", "evidence"},
     {"report"},
     {"export"},
     {"evaluate"},

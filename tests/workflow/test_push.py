@@ -667,8 +667,11 @@ def test_the_card_shows_the_rebuilds_that_are_stated(copy: Path, tmp_path: Path,
     folder.mkdir()
 
     def stated(name: str, machine: str, files: dict[str, str], sign: Path | None) -> None:
-        products = [{"path": each, "sha256": sha, "rebuilt_sha256": sha, "equal": True} for each, sha in files.items()]
-        value = {"source": TO, "version": "0.2.0", "machine": machine, "seconds": 1.0, "products": products}
+        place = "results/default/adapter"
+        equal = [
+            {"path": f"{place}/{each}", "original": sha, "rebuilt": sha, "equal": True} for each, sha in files.items()
+        ]
+        value = {"source": TO, "version": "0.2.0", "machine": machine, "seconds": 1.0, "products": equal}
         (tmp_path / "rebuild.json").write_text(json.dumps(value | {"verdict": "equal to the byte"}))
         attest(tmp_path / "rebuild.json", folder / name, str(sign) if sign else None)
 

@@ -405,9 +405,9 @@ def verify(
     from zerolora.evidence.verify import Trust
     from zerolora.evidence.verify import verify as implementation
 
-    outcomes, rebuilt = implementation(directory, Trust.of(allowed_signers, identity or []))
-    for outcome in outcomes:
-        say(str(outcome))
+    findings, rebuilt = implementation(directory, Trust.of(allowed_signers, identity or []))
+    for finding in findings:
+        say(str(finding))
     if rebuilt:
         result(rebuilt)
-    raise typer.Exit(any(outcome.word == "wrong" for outcome in outcomes))
+    raise typer.Exit(any(finding.word == "wrong" for finding in findings))

@@ -4,6 +4,7 @@ PASSED is equal to the byte, WARNED within bounds, FAILED different. What in-tot
 key `zerolora_rebuild`. The reasons that `zerolora rebuild` found stay in its rebuild.json: they may quote rows.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -24,22 +25,26 @@ DETAILS = "zerolora_rebuild"
 RESULTS = {"equal to the byte": "PASSED", "equal within bounds": "WARNED", "different": "FAILED"}
 """in-toto's word for each verdict of `zerolora rebuild`."""
 VERDICTS = {result: verdict for verdict, result in RESULTS.items()}
+FILES = ("results/", "work/merged/")
+"""Folders of products that are files; checkpoints and orders of rows have digests of their own kind."""
+COMMIT = re.compile("[0-9a-f]{40,64}")
 AGAIN = "write it again with `zerolora rebuild`"
 
 
 class ComparedProduct(JsonObject):
-    """A file of the source and of the rebuild; no sha256 where one of them lacks it."""
+    """A product of the source and of the rebuild; no digest where one of them lacks it."""
 
     path: Text
-    sha256: Sha256 | Null = None
-    rebuilt_sha256: Sha256 | Null = None
+    original: Sha256 | Null = None
+    rebuilt: Sha256 | Null = None
     equal: Flag
+    note: Text = ""
+    """How it was compared, if not byte by byte."""
 
 
 class RebuildKeys(JsonObject):
     """A rebuild.json."""
 
-    source: Text
     repository: Text | Null = None
     revision: Text | Null = None
     version: Text
@@ -97,45 +102,46 @@ class Rebuild:
 
 
 def statement_of(path: Path) -> bytes:
-    """Return the statement of a rebuild.json. Raises UserError if it is none, or its verdict contradicts its hashes."""
+    """Return the statement of a rebuild.json.
+
+    Raises UserError if it is none, its verdict contradicts its digests, or it compared no file.
+    """
     value = json_file.read_foreign(path, AGAIN, LARGEST)
     check(value, RebuildKeys, path, AGAIN)
-    passed, others, different = [], [], {}
+    subjects, passed, others = {}, [], {}
     for product in value["products"]:
-        name, digest, rebuilt = product["path"], product.get("sha256"), product.get("rebuilt_sha256")
-        if product["equal"] != (digest is not None and digest == rebuilt):
-            raise UserError(f"{path}: equal of {name} contradicts its two sha256; {AGAIN}")
+        name, original, rebuilt = product["path"], product.get("original"), product.get("rebuilt")
+        if product["equal"] != (original is not None and original == rebuilt):
+            raise UserError(f"{path}: equal of {name} contradicts its two digests; {AGAIN}")
         if product["equal"]:
             passed.append(name)
         else:
-            others.append(name)
-            different[name] = rebuilt
-    subjects = {each["path"]: each["sha256"] for each in value["products"] if each.get("sha256")}
-    if PurePath(source := value["source"]).is_absolute() or source.startswith("~"):
-        source = PurePath(source).name
-    configuration: dict[str, Any] = {"name": value.get("repository") or source}
-    if revision := value.get("revision"):
-        configuration["digest"] = {"gitCommit": revision}
+            others[name] = rebuilt
+        # The digest of another product is not the sha256 of a file, nor that of one that was compared in part.
+        if original is not None and name.startswith(FILES) and not (product["equal"] and product.get("note")):
+            subjects[name] = original
+    if not subjects:
+        raise UserError(f"{path}: compared no file of the results, so it states nothing of them; rebuild the whole run")
     result = RESULTS[value["verdict"]]
-    content = statement.written(
-        subjects,
-        TEST_RESULT,
-        {
-            "result": result,
-            "configuration": [configuration],
-            "passedTests": sorted(passed),
-            "warnedTests": sorted(others) if result == "WARNED" else [],
-            "failedTests": sorted(others) if result != "WARNED" else [],
-            DETAILS: {
-                "machine": value["machine"],
-                "version": value["version"],
-                "seconds": value["seconds"],
-                "rebuilt": different,
-            },
-        },
-    )
+    predicate = {
+        "result": result,
+        "configuration": [{"uri": f"pkg:generic/zerolora@{value['version']}"}, *_source(value)],
+        "passedTests": sorted(passed),
+        "warnedTests": sorted(others) if result == "WARNED" else [],
+        "failedTests": sorted(others) if result != "WARNED" else [],
+        DETAILS: {"machine": value["machine"], "seconds": value["seconds"], "rebuilt": others},
+    }
+    content = statement.written(subjects, TEST_RESULT, predicate)
     read(statement.parsed(path, content), path)
     return content
+
+
+def _source(value: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return what was rebuilt: a repository of the hub, or a commit of the project; nothing for a directory."""
+    repository, revision = value.get("repository") or "", value.get("revision") or ""
+    if repository and not PurePath(repository).is_absolute():
+        return [{"uri": f"hf://{repository}"}]
+    return [{"name": "project", "digest": {"gitCommit": revision}}] if COMMIT.fullmatch(revision) else []
 
 
 def read(found: Statement, path: Path) -> Rebuild:
@@ -143,18 +149,17 @@ def read(found: Statement, path: Path) -> Rebuild:
     if found.kind != TEST_RESULT or DETAILS not in found.predicate:
         raise UserError(f"{path}: is no statement of a rebuild; `zerolora attest` writes one")
     check(found.predicate, ResultKeys, path, REMEDY)
-    result, passed = found.predicate["result"], found.predicate.get("passedTests", [])
-    for name in passed:
-        if name not in found.subjects:
-            raise UserError(f"{path}: passedTests has {name}, which is none of its files; {REMEDY}")
-    if result == "PASSED" and (others := found.subjects.keys() - set(passed)):
+    result, passed = found.predicate["result"], set(found.predicate.get("passedTests", []))
+    others = found.subjects.keys() - passed
+    others |= {name for key in ("warnedTests", "failedTests") for name in found.predicate.get(key, [])}
+    if result == "PASSED" and others:
         raise UserError(f"{path}: says {VERDICTS[result]}, but not of {min(others)}; {REMEDY}")
     machine = found.predicate[DETAILS]["machine"]
     return Rebuild(
         VERDICTS[result],
-        machine if isinstance(machine, str) else _in_words(machine),
+        (machine if isinstance(machine, str) else _in_words(machine)) or "a machine of unknown kind",
         found.subjects,
-        frozenset(found.subjects[name] for name in passed),
+        frozenset(digest for name, digest in found.subjects.items() if name in passed - others),
     )
 
 

@@ -5,10 +5,8 @@ import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from zerolora.errors import UserError, install_command
+from zerolora.errors import UserError
 from zerolora.model.foreign import reason
-
-REQUIREMENT = "sigstore"
 
 
 class Identity(NamedTuple):
@@ -28,7 +26,7 @@ def missing() -> str | None:
     """Return, in words, how to install the library; None if it is there."""
     if importlib.util.find_spec("sigstore") is not None:
         return None
-    return f"the library of sigstore is not installed: {install_command(REQUIREMENT)}"
+    return "its library is not installed: `pip install 'zerolora[sigstore]'`"
 
 
 def sign(payload: bytes) -> str:

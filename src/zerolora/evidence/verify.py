@@ -59,7 +59,7 @@ class Signer(NamedTuple):
     about: str
 
 
-class Outcome(NamedTuple):
+class Finding(NamedTuple):
     """A line of the result. `untrusted`: a valid signature by a key that the user did not name."""
 
     word: Word
@@ -112,7 +112,7 @@ def _sigstore_signer(file: StatementFile, trust: Trust) -> Signer:
     return Signer("verified" if trusted else "untrusted", f"signed by {name} through sigstore")
 
 
-def verify(directory: Path, trust: Trust) -> tuple[list[Outcome], str | None]:
+def verify(directory: Path, trust: Trust) -> tuple[list[Finding], str | None]:
     """Compare a directory with its statements and check their signatures; nothing is asked of a network.
 
     Return what was found, and what the rebuilds say together that are signed by whom the user trusts, or by anybody if
@@ -121,13 +121,13 @@ def verify(directory: Path, trust: Trust) -> tuple[list[Outcome], str | None]:
     Raises UserError if there is no such directory, or it has no statements.
     """
     paths, hashes = statement_paths(directory), _hashes(directory)
-    outcomes: list[Outcome] = []
+    findings: list[Finding] = []
     signed: list[tuple[Path, StatementFile, Signer]] = []
     stated: dict[str, str] = {}
     builders, rebuilds = [], []
 
-    def wrong(error: UserError) -> Outcome:
-        return Outcome("wrong", str(error).removeprefix(f"{directory}/"))
+    def wrong(error: UserError) -> Finding:
+        return Finding("wrong", str(error).removeprefix(f"{directory}/"))
 
     for path in paths:
         try:
@@ -136,7 +136,7 @@ def verify(directory: Path, trust: Trust) -> tuple[list[Outcome], str | None]:
                 raise UserError(f"{path}: {signer.about}; {REMEDY}")
             signed.append((path, file, signer))
         except UserError as error:
-            outcomes.append(wrong(error))
+            findings.append(wrong(error))
     # The builder's first: they say which files rebuilds are to be about.
     for path, file, signer in sorted(signed, key=lambda each: each[1].statement.kind != PROVENANCE):
         name = path.relative_to(directory)
@@ -144,7 +144,7 @@ def verify(directory: Path, trust: Trust) -> tuple[list[Outcome], str | None]:
             if file.statement.kind == PROVENANCE:
                 files = _files_of_builder(file, path, hashes)
                 different = _different(files, hashes, name)
-                outcomes += different
+                findings += different
                 stated |= files
                 builders.append(signer.word)
                 about = f"{len(files) - len(different)} of {counted(len(files), 'file')} as built"
@@ -154,16 +154,16 @@ def verify(directory: Path, trust: Trust) -> tuple[list[Outcome], str | None]:
                 if rebuild.has_weights_of(hashes) and (signer.word == "verified" or not trust.is_given):
                     rebuilds.append(rebuild)
                 about = f"rebuilt on {rebuild.machine}: {rebuild.verdict} ({rebuild.equal_among(hashes)})"
-            outcomes.append(Outcome(signer.word, f"{name}: {about}; {signer.about}"))
+            findings.append(Finding(signer.word, f"{name}: {about}; {signer.about}"))
         except UserError as error:
-            outcomes.append(wrong(error))
+            findings.append(wrong(error))
     if not builders:
-        outcomes.append(Outcome("wrong", f"{FOLDER}: has no statement of the builder; get the directory again"))
+        findings.append(Finding("wrong", f"{FOLDER}: has no statement of the builder; get the directory again"))
     elif trust.is_given and "verified" not in builders:
-        outcomes.append(Outcome("wrong", f"{FOLDER}: nobody whom you named signed the builder's statement"))
+        findings.append(Finding("wrong", f"{FOLDER}: nobody whom you named signed the builder's statement"))
     else:
-        outcomes += [Outcome("wrong", f"{name}: no statement names it") for name in sorted(hashes.keys() - stated)]
-    return outcomes, headline(rebuilds)
+        findings += [Finding("wrong", f"{name}: no statement names it") for name in sorted(hashes.keys() - stated)]
+    return findings, headline(rebuilds)
 
 
 def statement_paths(directory: Path) -> list[Path]:
@@ -203,12 +203,12 @@ def _files_of_builder(file: StatementFile, path: Path, hashes: Digests) -> Diges
     return files
 
 
-def _different(files: Digests, hashes: Digests, by: Path) -> list[Outcome]:
+def _different(files: Digests, hashes: Digests, by: Path) -> list[Finding]:
     """Return a line for each file that is missing or has other bytes."""
     result = []
     for name, digest in sorted(files.items()):
         if name not in hashes:
-            result.append(Outcome("wrong", f"{name}: is missing; {by} names it"))
+            result.append(Finding("wrong", f"{name}: is missing; {by} names it"))
         elif hashes[name] != digest:
-            result.append(Outcome("wrong", f"{name}: has sha256 {hashes[name][:12]}; {by} says {digest[:12]}"))
+            result.append(Finding("wrong", f"{name}: has sha256 {hashes[name][:12]}; {by} says {digest[:12]}"))
     return result

@@ -73,7 +73,8 @@ def _data(run: FinishedRun) -> list[dict[str, Any]]:
 
 def _adapter(run: FinishedRun) -> list[dict[str, Any]]:
     """Return the adapter that training started from, and that one's, and so on."""
-    origin, result = run.read(run.directory / "adapter" / MANIFEST).get("from_adapter"), []
+    origin = run.read(run.directory / "adapter" / MANIFEST).get("from_adapter")
+    result: list[dict[str, Any]] = []
     while origin:
         source = origin.get("source", {})
         address = f"hf://{source['repository']}@{source['revision']}" if {"repository", "revision"} <= {*source} else ""
