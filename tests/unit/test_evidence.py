@@ -133,7 +133,7 @@ def test_a_signature_counts_for_whom_the_user_names(published: Path, trust: Trus
     text, _ = signed(envelope.read(published / BUILDERS).payload, None)
     (published / BUILDERS).write_text(text)
     findings, _ = verify(published, Trust())
-    assert (findings[0].word, findings[0].what.endswith("by nobody: it has no signature")) == ("unsigned", True)
+    assert (findings[0].word, findings[0].what.endswith("; not signed")) == ("unsigned", True)
     assert wrong(verify(published, trust)[0]) == ["statements: nobody whom you named signed the builder's statement"]
 
 

@@ -84,7 +84,7 @@ class ProvenanceKeys(JsonObject):
 def signer_of(file: StatementFile, trust: Trust) -> Signer:
     """Check the signatures of a statement and return who signed it."""
     if file.form == "plain":
-        return Signer("unsigned", "by nobody: it has no signature")
+        return Signer("unsigned", "not signed")
     if file.form == "sigstore":
         return _sigstore_signer(file, trust)
     content, keys = envelope.encoded(file.payload), []

@@ -30,7 +30,6 @@ RECORD = Path("dvc.lock")
 KINDS = ("adapter", "merged")
 PUSH = "pushed"
 """Key of the pushed manifest, which marks its files as those of a push."""
-CARD = "README.md"
 NAMING = {
     ADAPTER_CONFIG: "base_model_name_or_path",
     "config.json": "_name_or_path",
@@ -48,8 +47,6 @@ class FinishedRun:
     resolved: Resolved
     hashes: dict[str, str]
     """md5 of each output file in dvc.lock, by path."""
-    stages: tuple[str, ...] = ()
-    """Names of its stages in dvc.lock, and so of their receipts."""
 
     @property
     def settings(self) -> RunSettings:
@@ -84,8 +81,8 @@ class FinishedRun:
     @functools.cached_property
     def receipts(self) -> dict[str, dict[str, Any]]:
         """The receipts of its stages, by name: params, and the sha256 of inputs and outputs by path."""
-        read = {stage: self.read(RESULTS / "receipts" / f"{stage}.json") for stage in self.stages}
-        return {stage: receipt for stage, receipt in read.items() if receipt}
+        paths = [path for path in map(Path, sorted(self.hashes)) if path.parent == RESULTS / "receipts"]
+        return {path.stem: receipt for path in paths if (receipt := self.read(path))}
 
     def read(self, path: Path, reader: Callable[[Path, str], Any] = read_object) -> Any:
         """Return the JSON in an output. Raises UserError if it is missing, or differs from dvc.lock."""
@@ -117,7 +114,7 @@ def finished_run(name: str) -> FinishedRun:
             for key, value in values.items():
                 _check_same(name, stage, key, value, _value(now, key))
     hashes = {path: md5 for entry in stages.values() for path, md5 in _outputs(entry)}
-    return FinishedRun(name, config, run.resolved, hashes, tuple(sorted(stages)))
+    return FinishedRun(name, config, run.resolved, hashes)
 
 
 def _code(run: FinishedRun) -> dict[str, Any]:

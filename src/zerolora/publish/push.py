@@ -11,13 +11,13 @@ from typing import Any
 
 from zerolora.errors import UserError
 from zerolora.evidence import signing
-from zerolora.evidence.verify import FOLDER
+from zerolora.evidence.verify import CARD, FOLDER
 from zerolora.files import MANIFEST, read_object, sha256, staged_directory, write_text
 from zerolora.log import result
 from zerolora.model.manifest import BASE
 from zerolora.publish import croissant, run_crate
 from zerolora.publish.card import model_card
-from zerolora.publish.finished import CARD, PUSH, RESULTS, FinishedRun, PushedModel, finished_run, product_of
+from zerolora.publish.finished import PUSH, RESULTS, FinishedRun, PushedModel, finished_run, product_of
 from zerolora.publish.hub import HubTarget, check_repository, push_to_hub
 from zerolora.publish.rebuild_statements import BUILDERS, rebuild_statements
 from zerolora.publish.slsa_provenance import builder_statement
