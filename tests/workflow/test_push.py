@@ -693,6 +693,8 @@ def test_the_card_shows_the_rebuilds_that_are_stated(copy: Path, tmp_path: Path,
     assert {path.name for path in (to / "statements").iterdir()} == {"alice.json", "bob.json", "provenance.json"}
     outcomes, found = verify(to, Trust())
     assert [each.word for each in outcomes] == ["unsigned", "untrusted", "unsigned"]
+    said = "statements/alice.json: rebuilt on EPYC 9654: equal to the byte (2 of 3 files); signed by SHA256:"
+    assert [each.what.startswith(said) for each in outcomes] == [False, True, False]
     assert found == "rebuilt on 2 machines: equal to the byte"
     text = (folder / "alice.json").read_text()
     signatures = json.loads(text)["signatures"]

@@ -93,7 +93,8 @@ class Rebuild:
     def _missing(self, files: Digests) -> str | None:
         """Return a file of weights that was not compared; without files of weights, any file."""
         known = set(self.files.values())
-        weights = {name: digest for name, digest in files.items() if is_weight(name)} or files
+        # Of the model itself: a folder may hold checkpoints.
+        weights = {name: digest for name, digest in files.items() if is_weight(name) and "/" not in name} or files
         return next((name for name, digest in sorted(weights.items()) if digest not in known), None)
 
     def equal_among(self, files: Digests) -> str:

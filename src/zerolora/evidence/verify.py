@@ -124,6 +124,7 @@ def verify(directory: Path, trust: Trust) -> tuple[list[Finding], str | None]:
     findings: list[Finding] = []
     signed: list[tuple[Path, StatementFile, Signer]] = []
     stated: dict[str, str] = {}
+    model: dict[str, str] = {}
     builders, rebuilds = [], []
 
     def wrong(error: UserError) -> Finding:
@@ -146,6 +147,7 @@ def verify(directory: Path, trust: Trust) -> tuple[list[Finding], str | None]:
                 different = _different(files, hashes, name)
                 findings += different
                 stated |= files
+                model |= {name: hashes.get(name, "") for name in file.statement.subjects}
                 builders.append(signer.word)
                 about = f"{len(files) - len(different)} of {counted(len(files), 'file')} as built"
             else:
@@ -153,7 +155,7 @@ def verify(directory: Path, trust: Trust) -> tuple[list[Finding], str | None]:
                 rebuild.check_about(stated or hashes, path)
                 if rebuild.has_weights_of(hashes) and (signer.word == "verified" or not trust.is_given):
                     rebuilds.append(rebuild)
-                about = f"rebuilt on {rebuild.machine}: {rebuild.verdict} ({rebuild.equal_among(hashes)})"
+                about = f"rebuilt on {rebuild.machine}: {rebuild.verdict} ({rebuild.equal_among(model or hashes)})"
             findings.append(Finding(signer.word, f"{name}: {about}; {signer.about}"))
         except UserError as error:
             findings.append(wrong(error))
