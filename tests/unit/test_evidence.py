@@ -304,7 +304,7 @@ def test_a_verdict_becomes_a_test_result(verdict: str, result: str, list_of: str
     assert predicate["zerolora_rebuild"]["rebuilt"] == {weights: "2" * 64}
     assert "secret" not in text and "/home" not in text
     found = rebuilt.read(envelope.read(tmp_path / "alice.json").statement, path)
-    assert (found.verdict, found.machine, found.equal) == (verdict, "EPYC 9654, 2.13.0", {"4" * 64})
+    assert (found.verdict, found.machine, found.equal) == (verdict, "EPYC 9654, 2.13.0", frozenset({"4" * 64}))
     assert rebuilt.headline([found]) is None
 
 
