@@ -37,6 +37,7 @@ ELSEWHERE = {
     r"zerolora init --recipe": "replaces the config; tests/unit/test_init.py runs it",
     r"zerolora init --model": "replaces the config; tests/unit/test_first_config.py runs it",
     r"zerolora search": "needs a search in the config; tests/workflow/test_searches.py runs it",
+    r"zerolora bisect": "needs two commits that differ; tests/workflow/test_bisect.py runs it",
     r"results/data/mine/": "needs a data set of that name; tests/workflow/test_config_texts.py prepares one alone",
     r"zerolora check --config": "needs another config; tests/unit/test_check.py runs it",
     r"snakemake --profile profiles/(pbs|lsf|htcondor)": "needs an executor: tests/schedulers runs it",
