@@ -35,6 +35,7 @@ from zerolora.config.schema import data_folders
 from zerolora.config.settings import RunSettings
 from zerolora.config.stages import ALL_STAGES, ON_REQUEST, STAGES
 from zerolora.config.values import HUB_ADAPTERS, HUB_DATA
+from zerolora.data.prepared_rows import PROMPTS
 from zerolora.errors import UserError
 from zerolora.export.targets import TARGETS
 from zerolora.files import MANIFEST, canonical, stamp
@@ -576,7 +577,8 @@ class Job:
     @property
     def evaluation_cores(self) -> int:
         """Cores for a stage in which a model answers."""
-        return self._gpu_cores(self._evaluate.ranks) if self.device == "cuda" else CPU_EVALUATION_CORES
+        ranks = self._jobs.resolved.samples[self._sample_name].ranks if self._sample else self._evaluate.ranks
+        return self._gpu_cores(ranks) if self.device == "cuda" else CPU_EVALUATION_CORES
 
     def _gpu_cores(self, ranks: int) -> int:
         """Return the cores for ranks on GPUs: GPU_RANK_CORES each, but not more than a machine has, as far as known."""
@@ -640,10 +642,12 @@ class Job:
         below, run = Path(self._jobs.prefix), self._run
         model, data = below / f"resources/models/{self._model_name}", below / f"results/data/{self.dataset}"
         of_run = below / f"results/{run.rendered}/render.json", below / f"results/{self.run}/adapter" / MANIFEST
-        return [model / MANIFEST, model / "config.json", data / MANIFEST, data / "stats.json", *of_run]
+        of_data = [data / MANIFEST, data / "stats.json", data / f"{PROMPTS}.arrow"]
+        return [model / MANIFEST, model / "config.json", *of_data, *of_run]
 
     def _computed_resources(self, stage: str, threads: int) -> Any:
         # Importing the memory model takes longer than reading the config, so only jobs that request memory do it.
+        from zerolora.data.sampled_prompts import size_of
         from zerolora.planner import slurm_resources
 
         below = Path(self._jobs.prefix)
@@ -662,6 +666,9 @@ class Job:
             case "evaluate":
                 models = 2 if "run" in self._wildcards and self._run.evaluate.unmerged else 1
                 return slurm_resources.evaluating(self._evaluate, model, data, self._run.render, gpus, models)
+            case "sample":
+                settings = self._jobs.resolved.samples[self._wildcards["sample"]]
+                return slurm_resources.sampling(settings, model, *size_of(data), self._run.render, gpus)
             case "merge":
                 return slurm_resources.merging(model, below / f"results/{self.run}/adapter")
         return slurm_resources.planning() if stage in PLANNING else slurm_resources.reporting()

@@ -240,12 +240,12 @@ def _base_device(config: Config, dataset: str) -> Device:
 
 def _sample(config: Config, name: str) -> stages.SampleSettings:
     """Return the settings of a sample, on the device of its run, or of the first run of its data set."""
-    section = config.samples[name]
+    section, dataset = config.samples[name], config.prompts_of(name)
     if section.of.run:
         device = run_sections(config, section.of.run).hardware.device
     else:
-        device = "cpu" if section.of.served else _base_device(config, config.prompts_of(name))
-    return stages.SampleSettings(**section.model_dump(exclude={"dataset"}), device=device)
+        device = "cpu" if section.of.served else _base_device(config, dataset)
+    return stages.SampleSettings(**section.model_dump(exclude={"dataset"}), dataset=dataset, device=device)
 
 
 def _check(section: schema.Prepare | schema.AskedTask) -> dict[str, Any]:

@@ -296,6 +296,8 @@ TaskSettings = Annotated[AskedTaskSettings | HarnessTaskSettings, Field(discrimi
 class SampleSettings(SampleSection):
     """Settings of `sample`."""
 
+    dataset: str
+    """Data set whose prompts are asked."""
     device: Device = "cpu"
 
 
