@@ -657,18 +657,20 @@ class Job:
             stage = "evaluate" if self._is_opened_by_vllm else "merge"
         match ALL_STAGES[stage].requests or stage:
             case "prepare":
-                return slurm_resources.preparing(Path(self._jobs.config.prepare[self.dataset].path), threads)
+                result: Any = slurm_resources.preparing(Path(self._jobs.config.prepare[self.dataset].path), threads)
             case "reference":
                 assert self._run.reference, "no run on these rows has a reference"
-                return slurm_resources.referring(self._run.reference, model, data, self._run.render, gpus)
+                result = slurm_resources.referring(self._run.reference, model, data, self._run.render, gpus)
             case "train":
-                return slurm_resources.rendered(below / f"results/{self._run.rendered}/render.json")
+                result = slurm_resources.rendered(below / f"results/{self._run.rendered}/render.json")
             case "evaluate":
                 models = 2 if "run" in self._wildcards and self._run.evaluate.unmerged else 1
-                return slurm_resources.evaluating(self._evaluate, model, data, self._run.render, gpus, models)
+                result = slurm_resources.evaluating(self._evaluate, model, data, self._run.render, gpus, models)
             case "sample":
                 settings = self._jobs.resolved.samples[self._wildcards["sample"]]
-                return slurm_resources.sampling(settings, model, *size_of(data), self._run.render, gpus)
+                result = slurm_resources.sampling(settings, model, *size_of(data), self._run.render, gpus)
             case "merge":
-                return slurm_resources.merging(model, below / f"results/{self.run}/adapter")
-        return slurm_resources.planning() if stage in PLANNING else slurm_resources.reporting()
+                result = slurm_resources.merging(model, below / f"results/{self.run}/adapter")
+            case _:
+                result = slurm_resources.planning() if stage in PLANNING else slurm_resources.reporting()
+        return result

@@ -164,7 +164,8 @@ class Endpoint:
         said = error.get("message") if isinstance(error, dict) else error
         reason = f"status {status}" + (f", {shown(self._clear(said))}" if isinstance(said, str) else "")
         if status == 404:
-            return f"has no model {shown(self.model)} or no /chat/completions ({reason}); correct {self._service.section}.model"
+            remedy = f"correct {self._service.section}.model"
+            return f"has no model {shown(self.model)} or no /chat/completions ({reason}); {remedy}"
         return f"refuses the request ({reason}); correct the section {self._name} of config/config.yaml"
 
     def _clear(self, text: str) -> str:
