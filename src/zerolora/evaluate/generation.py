@@ -31,6 +31,8 @@ SMALLEST = 4
 """A batch of at most this many rows is not reduced."""
 FEWEST = 8
 """Minimum number of shared tokens."""
+TOGETHER = 8
+"""Prompts, of similar length where they are sorted, that are computed together before their answers."""
 TRIED = 3
 """Tokens of the row on which a model's cache is tried."""
 
@@ -203,17 +205,15 @@ def cache_of_prompts(
     `limit` tokens. Return a function that returns the cache of each call in turn, in the same buffers; or None, if the
     model's cache does not keep keys and values of every token.
     """
-    tokens, mask = _padded(prompts, prefix.length, padding, model.device)
-    computed = tokens.shape[1] - 1
+    computed = max(map(len, prompts)) - 1
     if computed <= prefix.length or not _keeps_all_tokens(model):
         return lambda: None
-    cache = cache_of(model, prefix, len(prompts), computed + limit)
-    settings = greedy(1, (), padding)
-    with torch.no_grad(), own_settings(model, settings):
-        # Its token is not used: `generate` computes the positions of padded rows.
-        model.generate(
-            input_ids=tokens[:, :-1], attention_mask=mask[:, :-1], past_key_values=cache, generation_config=settings
-        )
+    cache = cache_of(model, SharedPrefix(), len(prompts), computed + limit)
+    for start in range(0, len(prompts), TOGETHER):
+        rows = slice(start, start + TOGETHER)
+        part = _computed(model, padding, prompts[rows], prefix)
+        for layer, own in zip(cache.layers, part.layers, strict=True):
+            layer.place(rows, len(prompts), own, prefix.length, computed)
 
     def again() -> Any:
         result: Any = DynamicCache(config=model.config)
@@ -221,6 +221,21 @@ def cache_of_prompts(
         return result
 
     return again
+
+
+def _computed(model: Any, padding: int, prompts: Sequence[list[int]], prefix: SharedPrefix) -> Any:
+    """Return the cache of prompts but for their last token."""
+    tokens, mask = _padded(prompts, prefix.length, padding, model.device)
+    length = tokens.shape[1] - 1
+    cache = cache_of(model, prefix, len(prompts), max(length, 1))
+    settings = greedy(1, (), padding)
+    if length > prefix.length:
+        with torch.no_grad(), own_settings(model, settings):
+            # Its token is not used: `generate` computes the positions of padded rows.
+            model.generate(
+                input_ids=tokens[:, :-1], attention_mask=mask[:, :-1], past_key_values=cache, generation_config=settings
+            )
+    return cache
 
 
 class _Ended:
@@ -299,6 +314,20 @@ class PreallocatedLayer(DynamicLayer):
         for buffer, new in zip(self.buffers, (key_states, value_states), strict=True):
             buffer[:, :, start:end] = new
         return self._show(end)
+
+    def place(self, rows: slice, count: int, part: "PreallocatedLayer", shared: int, filled: int) -> None:
+        """Copy the states of some of `count` rows into the buffers: the `shared` first ones, and the others so that the
+        last one is at position `filled` - 1. Positions between them are padding, and 0."""
+        if not part.get_seq_length():  # of prompts of one token
+            return
+        if not self.buffers:
+            self.lazy_initialization(*part.buffers)
+            shapes = [(count, each.shape[1], self.positions, each.shape[3]) for each in part.buffers]
+            self.buffers = [each.new_zeros(shape) for each, shape in zip(part.buffers, shapes, strict=True)]
+        length = part.get_seq_length()
+        for buffer, own in zip(self.buffers, part.buffers, strict=True):
+            buffer[rows, :, :shared] = own[:, :, :shared]
+            buffer[rows, :, filled - (length - shared) : filled] = own[:, :, shared:length]
 
     def cut_to(self, filled: int) -> "PreallocatedLayer":
         """Return a layer in the same buffers, with their first `filled` tokens."""
