@@ -6,7 +6,7 @@ Needs the base model: run `make run` first. Each contestant draws --n answers to
 temperature 1, in fp32, in its own process, which loads, samples two prompts, and is timed from there:
 
 - TRL: GRPOTrainer's own generation (`_generate_single_turn`), by transformers' generate and by continuous batching, on
-  prompts sorted by length, which its trainer does not do, with each of --batches answers at a time, and with the fp32
+  prompts sorted by length, which its trainer leaves out, with each of --batches answers at a time, and with the fp32
   kernels that zerolora chooses on a CPU (machine/cpu_matmul.py). The best batch by generate counts;
 - zerolora: as `zerolora stage sample` does, with batch auto.
 
@@ -35,7 +35,7 @@ from zerolora.evaluate.evaluated_models import EvaluatedModel, load, stops_of
 from zerolora.files import read_json, write_json
 from zerolora.machine import cpu_matmul
 from zerolora.sample.answering import draw_answers
-from zerolora.sample.prompts import Prompt, batches_of, read_prompts
+from zerolora.sample.prompt_batches import AskedPrompt, batches_of, read_prompts
 
 RESULT = RESULTS / "sampling.json"
 OURS, TRL, CONTINUOUS = "zerolora", "TRL, generate", "TRL, continuous batching"
@@ -112,7 +112,7 @@ def sample(path: Path) -> None:
     write_json(Path(request["output"]), dict(zip(FIGURES, figures, strict=True)))
 
 
-def ours(request: Result, data: Path, model: EvaluatedModel, _: Any) -> Callable[[list[Prompt]], int]:
+def ours(request: Result, data: Path, model: EvaluatedModel, _: Any) -> Callable[[list[AskedPrompt]], int]:
     """Sample as `zerolora stage sample` does."""
     loaded, tokenizer = load(model.base, model.torch_device, [])
     stops = stops_of(model, loaded, tokenizer, data)
@@ -120,16 +120,21 @@ def ours(request: Result, data: Path, model: EvaluatedModel, _: Any) -> Callable
         {"of": {"base": True}, "dataset": "rows", "n": request["n"], "max_new_tokens": request["limit"]}
     )
 
-    def draw(prompts: list[Prompt]) -> int:
+    def draw(prompts: list[AskedPrompt]) -> int:
         room, batches = PromptBatches(loaded, settings), batches_of(prompts, settings.n, settings.batch)
         return draw_answers((loaded, tokenizer, stops), settings, prompts, batches, room, lambda lines: None)
 
     return draw
 
 
+def no_reward(**given: Any) -> list[float | None]:
+    """Return a reward for each answer, which nothing reads."""
+    return [0.0] * len(given["prompts"])
+
+
 def of_trl(
     request: Result, data: Path, model: EvaluatedModel, stack: contextlib.ExitStack
-) -> Callable[[list[Prompt]], int]:
+) -> Callable[[list[AskedPrompt]], int]:
     """Sample as TRL's GRPOTrainer does before each of its steps."""
     from datasets import Dataset
     from transformers import ContinuousBatchingConfig
@@ -145,12 +150,13 @@ def of_trl(
         generation_kwargs={"eos_token_id": sorted(stops)},
     )  # fmt: skip
     trainer = GRPOTrainer(
-        loaded, reward_funcs=lambda **given: [0.0] * len(given["prompts"]), args=config, processing_class=tokenizer,
+        loaded, reward_funcs=no_reward, args=config, processing_class=tokenizer,
         train_dataset=Dataset.from_list([{"prompt": "0"}] * n),
     )  # fmt: skip
     loaded.eval()
+    generated: Callable[..., Any] = trainer._generate_single_turn
 
-    def draw(prompts: list[Prompt]) -> int:
+    def draw(prompts: list[AskedPrompt]) -> int:
         asked = [prompt.tokens for prompt in prompts for _ in range(n)]
         size = len(asked)
         if continuous:
@@ -164,7 +170,7 @@ def of_trl(
             size = int(request["name"].rpartition(" ")[2])
         tokens = 0
         for start in range(0, len(asked), size):
-            answers, _ = trainer._generate_single_turn(asked[start : start + size], None, {}, n)
+            answers, _ = generated(asked[start : start + size], None, {}, n)
             tokens += sum(map(len, answers))
         return tokens
 

@@ -29,8 +29,8 @@ from zerolora.evaluate.evaluated_models import EvaluatedModel
 from zerolora.evaluate.generation import answer_batch
 from zerolora.files import canonical, read_json, write_json
 from zerolora.sample.draws import Drawn
-from zerolora.sample.kept import answers_in
-from zerolora.sample.prompts import read_prompts
+from zerolora.sample.kept_samples import answers_in
+from zerolora.sample.prompt_batches import read_prompts
 from zerolora.sample.sample import sample
 
 KEY = "sk-a-secret-of-mine"
@@ -165,13 +165,13 @@ def test_draws_have_the_models_distribution(case: SimpleNamespace) -> None:
         count = int((expected[order].cumsum(0) < top_p).sum()) + 1
         inside = torch.zeros_like(expected, dtype=torch.bool)
         inside[order[:count]] = True
-        expected = torch.where(inside, expected, 0.0)
-        expected = (expected / expected.sum()).numpy()
+        inner = torch.where(inside, expected, 0.0)
+        wanted = (inner / inner.sum()).numpy()
         drawn = Drawn(0, temperature, top_p).raced(logits.expand(len(keys), -1), keys).argmax(-1).numpy()
         actual = np.bincount(drawn, minlength=300)
         assert actual[~inside.numpy()].sum() == 0
-        often = expected * len(keys) >= 5
-        gaps = (actual[often] - expected[often] * len(keys)) ** 2 / (expected[often] * len(keys))
+        often = wanted * len(keys) >= 5
+        gaps = (actual[often] - wanted[often] * len(keys)) ** 2 / (wanted[often] * len(keys))
         assert gaps.sum() < often.sum() + 5 * np.sqrt(2 * often.sum()) + 1
 
 

@@ -25,7 +25,7 @@ from zerolora.memory.estimate import estimate
 from zerolora.planner.render import render
 from zerolora.probe.listed_trial import check as try_model
 from zerolora.probe.untrained import untrained
-from zerolora.sample.prompts import check_room
+from zerolora.sample.prompt_batches import check_room
 
 LARGEST = 20_000_000
 """Bytes of rows, or of prepared rows, that take seconds."""

@@ -427,7 +427,7 @@ STAGES = {
             "sample",
             "Sample answers of a model to the prompts of a data set's training rows.",
             "results/samples/{sample}/manifest.json",
-            modules=("sample.sample", "sample.ranks"),
+            modules=("sample.sample", "sample.draw_ranks"),
             settings="samples.{sample}",
             files={
                 "data": "results/data/{dataset}",

@@ -27,7 +27,11 @@ BUSY = 429
 
 
 class RefusedError(UserError):
-    """The endpoint does not accept a request."""
+    """The endpoint does not accept a request. reason: what it says, "" if nothing."""
+
+    def __init__(self, text: str, reason: str) -> None:
+        super().__init__(text)
+        self.reason = reason
 
 
 class Service(NamedTuple):
@@ -135,7 +139,7 @@ class Endpoint:
         except ValueError:
             value = None
         if status != 200:
-            raise RefusedError(f"{self._here}: {self._refusal(status, value)}")
+            raise RefusedError(f"{self._here}: {self._refusal(status, value)}", self._clear(_said(value)))
         try:
             choice = value["choices"][0]
             text = choice["message"]["content"] or ""
@@ -160,9 +164,8 @@ class Endpoint:
         """Return the error of an answer with a status other than 200, and the remedy."""
         if 300 <= status < 400:
             return "redirects to another address, which the key is not sent to; use that address"
-        error = value.get("error", value) if isinstance(value, dict) else None
-        said = error.get("message") if isinstance(error, dict) else error
-        reason = f"status {status}" + (f", {shown(self._clear(said))}" if isinstance(said, str) else "")
+        said = self._clear(_said(value))
+        reason = f"status {status}" + (f", {shown(said)}" if said else "")
         if status == 404:
             remedy = f"correct {self._service.section}.model"
             return f"has no model {shown(self.model)} or no /chat/completions ({reason}); {remedy}"
@@ -172,6 +175,13 @@ class Endpoint:
         """Return a text without the key and without lone surrogates, which cannot be written to a file."""
         text = text.encode("utf-8", "replace").decode()
         return text.replace(self._key, "[key]") if self._key else text
+
+
+def _said(value: Any) -> str:
+    """Return the message of an error's body; "" without one."""
+    error = value.get("error", value) if isinstance(value, dict) else None
+    said = error.get("message") if isinstance(error, dict) else error
+    return said if isinstance(said, str) else ""
 
 
 def _key(service: Service, environment: Mapping[str, str]) -> str | None:

@@ -9,8 +9,8 @@ from zerolora.evaluate.generation import SharedPrefix, answer_batch, cache_of_pr
 from zerolora.model.rope import first_grown
 from zerolora.progress import Progress
 from zerolora.sample.draws import Drawn
-from zerolora.sample.kept import Sampled, line_of
-from zerolora.sample.prompts import Batch, Prompt
+from zerolora.sample.kept_samples import Sampled, line_of
+from zerolora.sample.prompt_batches import AskedPrompt, Batch
 
 Keep = Callable[[list[list[Any]]], None]
 
@@ -18,7 +18,7 @@ Keep = Callable[[list[list[Any]]], None]
 def draw_answers(
     model: tuple[Any, Any, set[int]],
     settings: SampleSettings,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[AskedPrompt],
     batches: Sequence[Batch],
     room: PromptBatches,
     keep: Keep,
@@ -78,7 +78,7 @@ def draw_answers(
     return generated
 
 
-def _parts(members: list[int], prompts: Sequence[Prompt], short: int, room: PromptBatches) -> list[list[int]]:
+def _parts(members: list[int], prompts: Sequence[AskedPrompt], short: int, room: PromptBatches) -> list[list[int]]:
     """Return the parts of a batch that are computed one after the other: prompts with rotary factors of their own by
     themselves, others as far as memory has room."""
     long = [[number] for number in members if len(prompts[number].tokens) > short]

@@ -24,10 +24,10 @@ from zerolora.log import LOGGER, result
 from zerolora.machine import cpu_matmul
 from zerolora.methods.peft_format import ADAPTER
 from zerolora.model import added_tokens, foreign
+from zerolora.sample.draw_ranks import draw_here, draw_on_ranks
 from zerolora.sample.draws import seed_of
-from zerolora.sample.kept import Answers, Sampled, answers_in, key_of, open_folder
-from zerolora.sample.prompts import Prompt, batches_of, check_room, missing, read_prompts
-from zerolora.sample.ranks import draw_here, draw_on_ranks
+from zerolora.sample.kept_samples import Answers, Sampled, answers_in, key_of, open_folder
+from zerolora.sample.prompt_batches import AskedPrompt, batches_of, check_room, missing, read_prompts
 from zerolora.sample.served import ask_served
 from zerolora.units import counted
 
@@ -80,7 +80,7 @@ def sample(
     result(f"{counted(len(lines), 'answer')} to {counted(len(prompts), 'prompt')}, {counts['ended_rate']:.0%} ended")
 
 
-def _counts(lines: list[dict[str, Any]], prompts: list[Prompt]) -> dict[str, float]:
+def _counts(lines: list[dict[str, Any]], prompts: list[AskedPrompt]) -> dict[str, float]:
     tokens = [line["tokens"] for line in lines if line["tokens"] is not None]
     return {
         "prompts": len(prompts),
@@ -102,7 +102,7 @@ def _identity(data: Path, model: EvaluatedModel) -> dict[str, Any]:
 
 
 def _draw(
-    settings: SampleSettings, name: str, data: Path, model: EvaluatedModel, prompts: list[Prompt], work: Path
+    settings: SampleSettings, name: str, data: Path, model: EvaluatedModel, prompts: list[AskedPrompt], work: Path
 ) -> tuple[str, Answers, dict[str, Any]]:
     """Return the engine, the answers of a local model, and what they took."""
     if settings.temperature == 0 and settings.n > 1:

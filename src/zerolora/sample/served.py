@@ -24,8 +24,8 @@ from zerolora.judge.work_file import WorkFile
 from zerolora.log import LOGGER
 from zerolora.progress import Progress
 from zerolora.sample.draws import seed_of
-from zerolora.sample.kept import Answers, Sampled
-from zerolora.sample.prompts import Prompt
+from zerolora.sample.kept_samples import Answers, Sampled
+from zerolora.sample.prompt_batches import AskedPrompt
 
 AT_ONCE = 8
 """Requests at a time, with batch: auto."""
@@ -37,7 +37,7 @@ def ask_served(
     settings: SampleSettings,
     name: str,
     data: Path,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[AskedPrompt],
     work: Path,
     environment: Mapping[str, str],
 ) -> tuple[Answers, dict[str, Any]]:
@@ -77,7 +77,9 @@ Requests = dict[str, tuple[str, int, dict[str, Any]]]
 """By the key of a request: the prompt's key, the answer's number, and the body."""
 
 
-def _requests(settings: SampleSettings, served: Served, data: Path, prompts: Sequence[Prompt], name: str) -> Requests:
+def _requests(
+    settings: SampleSettings, served: Served, data: Path, prompts: Sequence[AskedPrompt], name: str
+) -> Requests:
     common = {
         "temperature": settings.temperature,
         "top_p": settings.top_p,
@@ -128,7 +130,7 @@ def _ask(endpoint: Endpoint, requests: Requests, left: list[str], kept: WorkFile
         try:
             first = ask(left[0])
         except RefusedError as error:
-            if not OF_SEED.search(str(error)):
+            if not OF_SEED.search(error.reason):
                 raise
             LOGGER.warning("sample: %s takes no seed; it draws its answers without one", endpoint.model)
             seeded = False

@@ -1,6 +1,6 @@
 """Draws the answers of a sample with transformers, in this process or by several ranks.
 
-Each rank is a process, python -m zerolora.sample.ranks FILE, that loads the model and draws the answers of its batches,
+Each rank is a process, python -m zerolora.sample.draw_ranks FILE, that loads the model and draws the answers of its batches,
 as in evaluate/ranks.py.
 """
 
@@ -14,8 +14,8 @@ from zerolora.evaluate.kept import wait_for
 from zerolora.evaluate.ranks import begin_rank, load_for, main, start_ranks, write_answers
 from zerolora.machine.peak_memory import PeakMemory
 from zerolora.sample.answering import Keep, draw_answers
-from zerolora.sample.kept import answers_in
-from zerolora.sample.prompts import Batch, Prompt, read_prompts
+from zerolora.sample.kept_samples import answers_in
+from zerolora.sample.prompt_batches import AskedPrompt, Batch, read_prompts
 
 
 def draw_on_ranks(
@@ -25,7 +25,7 @@ def draw_on_ranks(
     as a rank fails."""
     # In turn, so that each rank has prompts of all lengths.
     shares = [share for number in range(settings.ranks) if (share := batches[number :: settings.ranks])]
-    ranks = start_ranks("zerolora.sample.ranks", settings.model_dump(mode="json"), data, model, folder, shares)
+    ranks = start_ranks("zerolora.sample.draw_ranks", settings.model_dump(mode="json"), data, model, folder, shares)
     wait_for(ranks, folder, answers, "sample")
 
 
@@ -33,7 +33,7 @@ def draw_here(
     settings: SampleSettings,
     data: Path,
     model: EvaluatedModel,
-    prompts: list[Prompt],
+    prompts: list[AskedPrompt],
     batches: list[Batch],
     folder: Path,
     done: int,
@@ -47,7 +47,7 @@ def _draw(
     settings: SampleSettings,
     data: Path,
     model: EvaluatedModel,
-    prompts: list[Prompt],
+    prompts: list[AskedPrompt],
     batches: list[Batch],
     folder: Path,
     memory: PeakMemory,

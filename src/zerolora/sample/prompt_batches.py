@@ -20,7 +20,7 @@ from zerolora.model import foreign
 from zerolora.model.architecture import config_of
 
 
-class Prompt(NamedTuple):
+class AskedPrompt(NamedTuple):
     """A prompt to sample from."""
 
     key: bytes
@@ -39,7 +39,7 @@ Done = Collection[tuple[str, int]]
 """The key of a prompt in hexadecimal, and the number of an answer, of each that is there."""
 
 
-def read_prompts(data: Path) -> list[Prompt]:
+def read_prompts(data: Path) -> list[AskedPrompt]:
     """Return the prompts of the prepared rows in `data`. Raises UserError if there are none."""
     table = open_table(data, PROMPTS)
     if not table.num_rows:
@@ -49,7 +49,7 @@ def read_prompts(data: Path) -> list[Prompt]:
         )
     rows = zip(table["input_ids"], table["prompt"].to_pylist(), strict=True)
     tokens = [row.values.to_numpy()[:length] for row, length in rows]
-    return [Prompt(prompt_key(each), np.asarray(each).tolist()) for each in tokens]
+    return [AskedPrompt(prompt_key(each), np.asarray(each).tolist()) for each in tokens]
 
 
 def check_room(prompt: int, answer: int, weights: Path, what: str) -> None:
@@ -63,7 +63,7 @@ def check_room(prompt: int, answer: int, weights: Path, what: str) -> None:
         )
 
 
-def batches_of(prompts: Sequence[Prompt], n: int, batch: int | str) -> list[Batch]:
+def batches_of(prompts: Sequence[AskedPrompt], n: int, batch: int | str) -> list[Batch]:
     """Return the batches of all answers: the longest prompts first, which take the most memory, and the batches of
     some prompts one after the other."""
     order = sorted(range(len(prompts)), key=lambda number: (-len(prompts[number].tokens), prompts[number].key))
@@ -72,7 +72,7 @@ def batches_of(prompts: Sequence[Prompt], n: int, batch: int | str) -> list[Batc
     return [Batch(chunk, sample) for chunk in chunks for sample in range(n)]
 
 
-def missing(batches: Sequence[Batch], prompts: Sequence[Prompt], done: Done) -> Iterator[Batch]:
+def missing(batches: Sequence[Batch], prompts: Sequence[AskedPrompt], done: Done) -> Iterator[Batch]:
     """Yield the batches of which an answer is missing."""
     for batch in batches:
         if any((prompts[number].key.hex(), batch.sample) not in done for number in batch.prompts):

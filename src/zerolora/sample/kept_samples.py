@@ -16,7 +16,7 @@ from zerolora.config.settings import SampleSettings
 from zerolora.evaluate.evaluated_models import EvaluatedModel
 from zerolora.evaluate.kept import files_of, lines_in
 from zerolora.files import canonical
-from zerolora.sample.prompts import format_of
+from zerolora.sample.prompt_batches import format_of
 
 NO_ANSWER = ("n", "batch", "ranks", "vllm_python", "of", "dataset")
 """Settings that change no answer that there is; the model and the prompts are compared by their files."""
